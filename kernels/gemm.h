@@ -1,0 +1,32 @@
+#pragma once
+// Row-major matrix product: C = alpha * op(A) op(B) + beta * C, op(X) = X or X^T; fp32 accumulation, one rounding to C.
+//
+// CPU: oneDNN (fp32, bf16), or our own blocked loops where it is absent. CUDA: cuBLASLt, algorithm chosen once per shape.
+// The same call on the same machine gives the same bits; different M splits of one product may differ in the last bit.
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+struct Gemm {
+    void* c;        // (M, N) c_dtype, row stride ldc     =, or += with beta 1
+    const void* a;  // (M, K), or (K, M) if trans_a; dtype, row stride lda
+    const void* b;  // (K, N), or (N, K) if trans_b; dtype, row stride ldb
+    int64_t M, N, K;
+    bool trans_a = false, trans_b = false;
+    float alpha = 1, beta = 0;
+    DType dtype;    // of A and B
+    DType c_dtype;  // dtype, or fp32
+    int64_t lda = 0, ldb = 0, ldc = 0;  // 0: dense
+};
+
+void gemm(Stream&, const Gemm&);
+void gemm_cpu(const Gemm&);
+void gemm_cuda(const Gemm&, CudaStream);
+
+// Our own loops with a fixed order of summation over K; the reference for the libraries.
+void gemm_reference(const Gemm&);
+// "oneDNN 2.6.3" or "own loops"; "cuBLASLt 13.1.0"
+const char* gemm_library(DeviceKind);
+
+}  // namespace rz

@@ -1,0 +1,36 @@
+#pragma once
+// The global gradient norm, independent of how the buffer is cut among ranks: squares are summed over fixed blocks of the
+// logical buffer, and the block sums are added in block order in double.
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+struct SumSquares {
+    double* partial;  // (ceil(n / block))   =   sum of squares of each block; same bits on every run
+    const void* x;    // (n) dtype, 16-byte aligned
+    int64_t n;
+    int64_t block;    // elements, a multiple of 256
+    DType dtype;
+};
+
+// norm  = sqrt(sum of partial[0..count) in order) * average
+// scale = average * min(1, max_norm / (norm + 1e-6)), or NaN if the norm is not finite; max_norm <= 0 clips nothing
+struct ClipScale {
+    float* norm;            // (1) f32   =
+    float* scale;           // (1) f32   =
+    const double* partial;  // (count)
+    int64_t count;
+    float average;          // what gradients are multiplied by before anything else (1 / ranks if they hold a sum)
+    float max_norm;
+};
+
+void sum_squares(Stream&, const SumSquares&);
+void clip_scale(Stream&, const ClipScale&);
+
+void sum_squares_cpu(const SumSquares&);
+void clip_scale_cpu(const ClipScale&);
+void sum_squares_cuda(const SumSquares&, CudaStream);
+void clip_scale_cuda(const ClipScale&, CudaStream);
+
+}  // namespace rz

@@ -1,0 +1,52 @@
+#pragma once
+// RMSNorm (Zhang & Sennrich 2019), optionally fused with the residual add that precedes it.
+//
+//   sum = x + residual                (rounded to dtype, as the stored residual stream is; without residual, sum is x)
+//   y   = sum * rstd * w              rstd = 1 / sqrt(mean(sum^2) + eps), one per row
+//
+// All sums are fp32; y is rounded to dtype once. Pointers are aligned to 16 bytes; any C works, C % 8 == 0 is fast.
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+struct RmsnormForward {
+    void* y;                         // (N, C) dtype     =
+    float* rstd;                     // (N) f32          =   kept for the backward pass
+    void* sum = nullptr;             // (N, C) dtype     =   with residual only; may alias x or residual
+    const void* x;                   // (N, C) dtype
+    const void* residual = nullptr;  // (N, C) dtype     optional
+    const void* w;                   // (C) dtype
+    int64_t N, C;
+    float eps;
+    DType dtype;
+};
+
+// dx = dresidual + rstd * (dy*w - xhat * mean(dy*w*xhat)),   xhat = x * rstd
+// dw += sum over rows of dy * xhat
+//
+// Two runs give the same bits: dw is summed over a fixed partition of the rows, in order.
+struct RmsnormBackward {
+    void* dx;                         // (N, C) dtype        =   may alias dresidual or dy
+    void* dw;                         // (C) grad_dtype      +=
+    const void* dy;                   // (N, C) dtype
+    const void* x;                    // (N, C) dtype        what was normalised (the forward pass's sum)
+    const void* w;                    // (C) dtype
+    const float* rstd;                // (N) f32
+    const void* dresidual = nullptr;  // (N, C) dtype        gradient that reaches x past the norm; optional
+    float* scratch;                   // rmsnorm_backward_scratch(C) floats
+    int64_t N, C;
+    DType dtype, grad_dtype;
+};
+
+int64_t rmsnorm_backward_scratch(int64_t C);  // in floats
+
+void rmsnorm_forward(Stream&, const RmsnormForward&);
+void rmsnorm_backward(Stream&, const RmsnormBackward&);
+
+void rmsnorm_forward_cpu(const RmsnormForward&);
+void rmsnorm_backward_cpu(const RmsnormBackward&);
+void rmsnorm_forward_cuda(const RmsnormForward&, CudaStream);
+void rmsnorm_backward_cuda(const RmsnormBackward&, CudaStream);
+
+}  // namespace rz

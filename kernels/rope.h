@@ -1,0 +1,42 @@
+#pragma once
+// Rotary position embedding (Su et al. 2021) in Hugging Face's half-rotated layout: element j of a head is paired with
+// element j + D/2, and (a, b) becomes (a cos - b sin, b cos + a sin) with the angle position * inverse_frequency[j].
+//
+// In place, on the first `heads` heads of each row: q and k heads lie side by side in a packed qkv row, so one call
+// rotates both. fp32 arithmetic, one rounding. `inverse` rotates by the negative angle, which is the backward pass.
+
+#include <vector>
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+struct Rope {
+    void* x;                // (N, row_stride) dtype, in place; row n holds `heads` heads of D elements first
+    const float* cos_table;  // (positions, D/2) f32
+    const float* sin_table;  // (positions, D/2) f32
+    int64_t N;              // rows; row n is at position first_position + n % T
+    int64_t T;
+    int64_t first_position = 0;
+    int64_t heads, D;
+    int64_t row_stride;     // in elements, >= heads * D
+    bool inverse = false;
+    DType dtype;
+};
+
+void rope(Stream&, const Rope&);
+void rope_cpu(const Rope&);
+void rope_cuda(const Rope&, CudaStream);
+
+// Frequency scaling of Llama 3.1 and later ("rope_type": "llama3"); factor 1 means none.
+struct RopeScaling {
+    double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+    int64_t original_max_position = 8192;
+};
+
+// The D/2 inverse frequencies theta^(-2i/D), scaled. In double.
+std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling&);
+// Fills cos_table and sin_table, (positions, D/2) each, on the host.
+void rope_tables(float* cos_table, float* sin_table, int64_t positions, int64_t D, double theta, const RopeScaling&);
+
+}  // namespace rz

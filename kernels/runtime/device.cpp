@@ -1,0 +1,374 @@
+#include "kernels/runtime/device.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <fstream>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#ifdef RZ_CUDA
+#include "kernels/runtime/cuda_check.h"
+#endif
+
+namespace rz {
+
+using Clock = std::chrono::steady_clock;
+
+// ---- events -----------------------------------------------------------------------------------------------------------
+
+struct Event::Impl {
+    // CPU
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool signalled = false;
+    Clock::time_point when;
+    // CUDA
+    bool is_cuda = false;
+#ifdef RZ_CUDA
+    cudaEvent_t cuda = nullptr;
+    ~Impl() {
+        if (cuda) cudaEventDestroy(cuda);
+    }
+#endif
+
+    void signal() {
+        // Notify under the lock: the waiter may drop the last reference as soon as it can see the flag.
+        std::lock_guard lock(mutex);
+        when = Clock::now();
+        signalled = true;
+        changed.notify_all();
+    }
+    void wait() {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return signalled; });
+    }
+};
+
+bool Event::done() const {
+    if (!impl_) return true;
+#ifdef RZ_CUDA
+    if (impl_->is_cuda) {
+        const cudaError_t status = cudaEventQuery(impl_->cuda);
+        if (status == cudaErrorNotReady) return false;
+        CUDA_CHECK(status);
+        return true;
+    }
+#endif
+    std::lock_guard lock(impl_->mutex);
+    return impl_->signalled;
+}
+
+void Event::synchronize() const {
+    if (!impl_) return;
+#ifdef RZ_CUDA
+    if (impl_->is_cuda) {
+        CUDA_CHECK(cudaEventSynchronize(impl_->cuda));
+        return;
+    }
+#endif
+    impl_->wait();
+}
+
+double Event::seconds_since(const Event& start) const {
+    require(impl_ && start.impl_ && impl_->is_cuda == start.impl_->is_cuda,
+            "Event::seconds_since: both events must have been recorded, on devices of one kind");
+#ifdef RZ_CUDA
+    if (impl_->is_cuda) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, start.impl_->cuda, impl_->cuda));
+        return 1e-3 * ms;
+    }
+#endif
+    std::scoped_lock lock(impl_->mutex, start.impl_->mutex);
+    return std::chrono::duration<double>(impl_->when - start.impl_->when).count();
+}
+
+// ---- CPU streams --------------------------------------------------------------------------------------------------------
+
+// Runs work in order on one thread. After work has thrown, later work is skipped (events are still signalled, or waiters
+// would hang) until synchronize() has reported the error.
+struct Stream::Worker {
+    struct Item {
+        std::function<void()> work;
+        bool always = false;  // event signals and waits run after a failure too
+    };
+
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Item> queue;
+    bool busy = false, stop = false;
+    std::exception_ptr error;
+    std::thread thread;
+
+    Worker() : thread([this] { loop(); }) {}
+    ~Worker() {
+        {
+            std::lock_guard lock(mutex);
+            stop = true;
+        }
+        changed.notify_all();
+        thread.join();
+    }
+
+    void push(std::function<void()> work, bool always = false) {
+        {
+            std::lock_guard lock(mutex);
+            queue.push_back({std::move(work), always});
+        }
+        changed.notify_all();
+    }
+
+    void loop() {
+        std::unique_lock lock(mutex);
+        for (;;) {
+            changed.wait(lock, [&] { return stop || !queue.empty(); });
+            if (queue.empty()) return;
+            Item item = std::move(queue.front());
+            queue.pop_front();
+            busy = true;
+            const bool skip = error && !item.always;
+            lock.unlock();
+            std::exception_ptr thrown;
+            if (!skip) {
+                try {
+                    item.work();
+                } catch (...) {
+                    thrown = std::current_exception();
+                }
+            }
+            item.work = nullptr;  // captured state goes before anyone is told that the work is done
+            lock.lock();
+            if (thrown && !error) error = thrown;
+            busy = false;
+            if (queue.empty()) changed.notify_all();
+        }
+    }
+
+    void drain() {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return queue.empty() && !busy; });
+        if (error) std::rethrow_exception(std::exchange(error, nullptr));
+    }
+};
+
+Stream::Stream(Device device, std::string name, bool high_priority) : device_(device), name_(std::move(name)) {
+    if (!device.is_cuda()) {
+        worker_ = std::make_shared<Worker>();
+        return;
+    }
+#ifdef RZ_CUDA
+    device_.make_current();
+    int least = 0, greatest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&cuda_, cudaStreamNonBlocking, high_priority ? greatest : least));
+#else
+    (void)high_priority;
+    fail("stream '%s' on a CUDA device: this program was built without CUDA", name_.c_str());
+#endif
+}
+
+Stream::~Stream() {
+#ifdef RZ_CUDA
+    if (cuda_) {
+        cudaStreamSynchronize(cuda_);
+        cudaStreamDestroy(cuda_);
+    }
+#endif
+}
+
+void Stream::enqueue_cpu(std::function<void()> work) { worker_->push(std::move(work)); }
+
+Event Stream::record(bool timing) {
+    Event event;
+    event.impl_ = std::make_shared<Event::Impl>();
+#ifdef RZ_CUDA
+    if (cuda_) {
+        event.impl_->is_cuda = true;
+        CUDA_CHECK(cudaEventCreateWithFlags(&event.impl_->cuda, timing ? cudaEventDefault : cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventRecord(event.impl_->cuda, cuda_));
+        return event;
+    }
+#endif
+    (void)timing;
+    worker_->push([impl = event.impl_] { impl->signal(); }, /*always=*/true);
+    return event;
+}
+
+#ifdef RZ_CUDA
+static void CUDART_CB run_host_function(void* data) {
+    std::unique_ptr<std::function<void()>> work(static_cast<std::function<void()>*>(data));
+    try {
+        (*work)();
+    } catch (const std::exception& error) {  // nothing may leave a CUDA callback
+        std::fprintf(stderr, "fatal, in a CUDA host function: %s\n", error.what());
+        std::abort();
+    }
+}
+#endif
+
+void Stream::wait(const Event& event) {
+    if (!event.impl_) return;
+#ifdef RZ_CUDA
+    if (cuda_ && event.impl_->is_cuda) {
+        CUDA_CHECK(cudaStreamWaitEvent(cuda_, event.impl_->cuda, 0));
+        return;
+    }
+    if (cuda_) {
+        enqueue_host([impl = event.impl_] { impl->wait(); });
+        return;
+    }
+    if (event.impl_->is_cuda) {
+        worker_->push([event, device = device_] { event.synchronize(); }, true);
+        return;
+    }
+#endif
+    worker_->push([impl = event.impl_] { impl->wait(); }, /*always=*/true);
+}
+
+void Stream::synchronize() {
+#ifdef RZ_CUDA
+    if (cuda_) {
+        CUDA_CHECK(cudaStreamSynchronize(cuda_));
+        return;
+    }
+#endif
+    worker_->drain();
+}
+
+void Stream::enqueue_host(std::function<void()> work) {
+#ifdef RZ_CUDA
+    if (cuda_) {
+        auto held = std::make_unique<std::function<void()>>(std::move(work));
+        CUDA_CHECK(cudaLaunchHostFunc(cuda_, run_host_function, held.get()));
+        held.release();  // now the callback's
+        return;
+    }
+#endif
+    enqueue_cpu(std::move(work));
+}
+
+void Stream::copy(void* dst, const void* src, int64_t bytes) {
+    if (bytes == 0) return;
+#ifdef RZ_CUDA
+    if (cuda_) {
+        CUDA_CHECK(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDefault, cuda_));
+        return;
+    }
+#endif
+    enqueue_cpu([=] { std::memcpy(dst, src, size_t(bytes)); });
+}
+
+void Stream::zero(void* dst, int64_t bytes) {
+    if (bytes == 0) return;
+#ifdef RZ_CUDA
+    if (cuda_) {
+        CUDA_CHECK(cudaMemsetAsync(dst, 0, size_t(bytes), cuda_));
+        return;
+    }
+#endif
+    enqueue_cpu([=] { std::memset(dst, 0, size_t(bytes)); });
+}
+
+// ---- devices ------------------------------------------------------------------------------------------------------------
+
+bool built_with_cuda() {
+#ifdef RZ_CUDA
+    return true;
+#else
+    return false;
+#endif
+}
+
+int cuda_device_count(std::string* why) {
+    std::string reason;
+    int count = 0;
+#ifdef RZ_CUDA
+    const cudaError_t status = cudaGetDeviceCount(&count);  // leaves count as it is on failure
+    if (status == cudaErrorInsufficientDriver)
+        reason = "no NVIDIA driver, or one older than this program's CUDA";
+    else if (status != cudaSuccess)
+        reason = cudaGetErrorString(status);
+    else if (count == 0)
+        reason = "the driver sees no GPU";
+    if (status != cudaSuccess) {
+        cudaGetLastError();
+        count = 0;
+    }
+#else
+    reason = "built without CUDA";
+#endif
+    if (why) *why = reason;
+    return count;
+}
+
+Device pick_device(const std::string& what, int local_rank, std::string* note) {
+    require(what == "auto" || what == "cuda" || what == "cpu", "--device %s: it must be auto, cuda or cpu", what.c_str());
+    const Device cpu{DeviceKind::cpu, 0};
+    if (what == "cpu") return cpu;
+    std::string why;
+    const int count = cuda_device_count(&why);
+    if (count > 0) return {DeviceKind::cuda, local_rank % count};
+    require(what == "auto",
+            "--device cuda: no usable CUDA device (%s)\n  use --device cpu or auto, or %s", why.c_str(),
+            built_with_cuda() ? "install a driver for the GPU (nvidia-smi shows whether it works)"
+                              : "run make where nvcc is installed");
+    if (note) *note = "no GPU is used: " + why;
+    return cpu;
+}
+
+static std::string cpu_name() {
+    std::ifstream info("/proc/cpuinfo");
+    std::string line;
+    while (std::getline(info, line))
+        if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+    return "CPU";
+}
+
+std::string Device::name() const {
+#ifdef RZ_CUDA
+    if (is_cuda()) {
+        cudaDeviceProp prop;
+        CUDA_CHECK(cudaGetDeviceProperties(&prop, index));
+        return prop.name;
+    }
+#endif
+    return cpu_name() + format(" (%ld cores)", sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+void Device::make_current() const {
+#ifdef RZ_CUDA
+    if (is_cuda()) CUDA_CHECK(cudaSetDevice(index));
+#endif
+}
+
+int64_t Device::free_bytes() const {
+#ifdef RZ_CUDA
+    if (is_cuda()) {
+        size_t free = 0, total = 0;
+        make_current();
+        CUDA_CHECK(cudaMemGetInfo(&free, &total));
+        return int64_t(free);
+    }
+#endif
+    return int64_t(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
+int64_t Device::total_bytes() const {
+#ifdef RZ_CUDA
+    if (is_cuda()) {
+        size_t free = 0, total = 0;
+        make_current();
+        CUDA_CHECK(cudaMemGetInfo(&free, &total));
+        return int64_t(total);
+    }
+#endif
+    return int64_t(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace rz

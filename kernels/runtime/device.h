@@ -1,0 +1,111 @@
+#pragma once
+// Devices, streams, events and memory, with the same meaning on both backends.
+//
+// A stream is an in-order queue. On CUDA it is a cudaStream_t; on the CPU it is a worker thread that runs one piece of
+// work after the other (the work itself may use OpenMP). An event marks a point in one stream and another stream may wait
+// for it. So the overlap of communication with compute is one code, and a missing wait is a data race on both.
+//
+// Nothing here synchronises unless its name says so.
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kernels/runtime/check.h"
+#include "kernels/runtime/dtype.h"
+
+struct CUstream_st;
+
+namespace rz {
+
+using CudaStream = CUstream_st*;  // cudaStream_t, named without CUDA's headers
+
+enum class DeviceKind { cpu, cuda };
+
+struct Device {
+    DeviceKind kind = DeviceKind::cpu;
+    int index = 0;
+
+    bool is_cuda() const { return kind == DeviceKind::cuda; }
+    bool operator==(const Device&) const = default;
+    std::string name() const;      // "NVIDIA H200", "AMD EPYC 9654 (2 threads)"
+    void make_current() const;     // cudaSetDevice for the calling thread; nothing on the CPU
+    int64_t free_bytes() const;
+    int64_t total_bytes() const;
+};
+
+bool built_with_cuda();
+// Number of usable CUDA devices; 0 without a GPU, driver or CUDA build. `why` says which, if given.
+int cuda_device_count(std::string* why = nullptr);
+// what: "auto" (CUDA if usable, else CPU), "cuda" or "cpu". Throws if "cuda" can't be had. `note` receives one line for the
+// user when auto falls back.
+Device pick_device(const std::string& what, int local_rank, std::string* note);
+
+class Stream;
+
+// A point in a stream. Copies share the same point. A default-made event is already complete.
+class Event {
+   public:
+    bool done() const;         // polls
+    void synchronize() const;  // blocks the calling thread
+    bool valid() const { return impl_ != nullptr; }
+    // Seconds from `start` to this event; both must be complete and made with timing.
+    double seconds_since(const Event& start) const;
+
+   private:
+    friend class Stream;
+    struct Impl;
+    std::shared_ptr<Impl> impl_;
+};
+
+class Stream {
+   public:
+    // `high_priority` matters on CUDA only: communication is not to queue behind compute.
+    Stream(Device device, std::string name, bool high_priority = false);
+    ~Stream();  // drains
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+
+    Device device() const { return device_; }
+    const std::string& name() const { return name_; }
+
+    Event record(bool timing = false);
+    void wait(const Event& event);  // work enqueued from now on starts after `event`
+    void synchronize();             // blocks until everything enqueued is done; rethrows a worker's error
+
+    // Runs `work` on the host, in stream order: on the CPU stream's worker, or as a CUDA host function (which must not call CUDA).
+    void enqueue_host(std::function<void()> work);
+
+    void copy(void* dst, const void* src, int64_t bytes);  // any direction; must not overlap
+    void zero(void* dst, int64_t bytes);
+
+    CudaStream cuda() const { return cuda_; }
+
+    // Ops call this: enqueues cpu(args) on the worker, or calls cuda(args, stream) at once. Args are copied.
+    template <class Args>
+    void run(const Args& args, void (*cpu)(const Args&), void (*cuda)(const Args&, CudaStream)) {
+        if (device_.is_cuda())
+            cuda(args, cuda_);
+        else
+            enqueue_cpu([args, cpu] { cpu(args); });
+    }
+
+   private:
+    void enqueue_cpu(std::function<void()> work);
+
+    Device device_;
+    std::string name_;
+    CudaStream cuda_ = nullptr;
+    struct Worker;
+    std::shared_ptr<Worker> worker_;
+};
+
+// Names a CUDA launcher where it exists; nullptr in a build without CUDA (where no stream is a CUDA stream).
+#ifdef RZ_CUDA
+#define RZ_CUDA_OP(fn) fn
+#else
+#define RZ_CUDA_OP(fn) nullptr
+#endif
+
+}  // namespace rz

@@ -1,0 +1,176 @@
+#include "kernels/runtime/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#ifdef RZ_CUDA
+#include "kernels/runtime/cuda_check.h"
+#endif
+
+namespace rz {
+
+constexpr int kKinds = int(MemKind::count_);
+
+const char* name_of(MemKind kind) {
+    static const char* const kNames[kKinds] = {"parameters", "gradients", "optimizer", "gathered",
+                                               "activations", "comm",     "workspace", "data"};
+    return kNames[int(kind)];
+}
+
+// ---- ledger ---------------------------------------------------------------------------------------------------------
+
+struct MemoryLedger::Row {
+    std::mutex mutex;
+    std::array<int64_t, kKinds> now{}, peak{};
+    int64_t total = 0, total_peak = 0;
+};
+
+MemoryLedger::MemoryLedger() : rows_(new Row[2]) {}
+
+MemoryLedger& MemoryLedger::get() {
+    static MemoryLedger& ledger = *new MemoryLedger;  // buffers may outlive any static
+    return ledger;
+}
+
+void MemoryLedger::add(DeviceKind where, MemKind kind, int64_t bytes) {
+    Row& row = rows_[int(where)];
+    std::lock_guard lock(row.mutex);
+    int64_t& now = row.now[int(kind)];
+    now += bytes;
+    row.total += bytes;
+    row.peak[int(kind)] = std::max(row.peak[int(kind)], now);
+    row.total_peak = std::max(row.total_peak, row.total);
+}
+
+void MemoryLedger::remove(DeviceKind where, MemKind kind, int64_t bytes) {
+    Row& row = rows_[int(where)];
+    std::lock_guard lock(row.mutex);
+    row.now[int(kind)] -= bytes;
+    row.total -= bytes;
+}
+
+int64_t MemoryLedger::now(DeviceKind where, MemKind kind) const {
+    Row& row = rows_[int(where)];
+    std::lock_guard lock(row.mutex);
+    return row.now[int(kind)];
+}
+
+int64_t MemoryLedger::peak(DeviceKind where, MemKind kind) const {
+    Row& row = rows_[int(where)];
+    std::lock_guard lock(row.mutex);
+    return row.peak[int(kind)];
+}
+
+int64_t MemoryLedger::now(DeviceKind where) const {
+    Row& row = rows_[int(where)];
+    std::lock_guard lock(row.mutex);
+    return row.total;
+}
+
+int64_t MemoryLedger::peak(DeviceKind where) const {
+    Row& row = rows_[int(where)];
+    std::lock_guard lock(row.mutex);
+    return row.total_peak;
+}
+
+void MemoryLedger::reset_peaks() {
+    for (int i = 0; i < 2; ++i) {
+        std::lock_guard lock(rows_[i].mutex);
+        rows_[i].peak = rows_[i].now;
+        rows_[i].total_peak = rows_[i].total;
+    }
+}
+
+std::string MemoryLedger::table(DeviceKind where) const {
+    std::string text = format("  %-12s %12s %12s\n", "memory", "now", "peak");
+    for (int k = 0; k < kKinds; ++k)
+        if (peak(where, MemKind(k)) > 0)
+            text += format("  %-12s %12s %12s\n", name_of(MemKind(k)), human_bytes(now(where, MemKind(k))).c_str(),
+                           human_bytes(peak(where, MemKind(k))).c_str());
+    text += format("  %-12s %12s %12s\n", "total", human_bytes(now(where)).c_str(), human_bytes(peak(where)).c_str());
+    return text;
+}
+
+// ---- buffers --------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kHugePage = int64_t(2) << 20;
+
+static void* allocate_host(int64_t bytes) {
+    // Huge pages: a step walks through hundreds of MiB several times.
+    const bool huge = bytes >= 2 * kHugePage;
+    void* data = nullptr;
+    if (posix_memalign(&data, size_t(huge ? kHugePage : 256), size_t(bytes)) != 0) return nullptr;
+    if (huge) madvise(data, size_t(bytes), MADV_HUGEPAGE);
+#ifdef RZ_POISON
+    std::memset(data, 0xff, size_t(bytes));
+#endif
+    return data;
+}
+
+Buffer::Buffer(Device device, int64_t bytes, MemKind kind, std::string name)
+    : Buffer(device, /*pinned=*/false, bytes, kind, std::move(name)) {}
+
+Buffer Buffer::host_for(Device device, int64_t bytes, MemKind kind, std::string name) {
+    return Buffer(device, /*pinned=*/true, bytes, kind, std::move(name));
+}
+
+Buffer::Buffer(Device device, bool pinned, int64_t bytes, MemKind kind, std::string name)
+    : bytes_(bytes), device_(device), pinned_(pinned), kind_(kind), name_(std::move(name)) {
+    require(bytes >= 0, "buffer '%s': negative size %lld", name_.c_str(), (long long)bytes);
+    if (bytes == 0) return;
+#ifdef RZ_CUDA
+    if (device.is_cuda()) {
+        device.make_current();
+        const cudaError_t status = pinned ? cudaMallocHost(&data_, size_t(bytes)) : cudaMalloc(&data_, size_t(bytes));
+        if (status != cudaSuccess) {
+            cudaGetLastError();
+            data_ = nullptr;
+        }
+    } else
+#endif
+        data_ = allocate_host(bytes);
+    const DeviceKind where = pinned ? DeviceKind::cpu : device.kind;
+    require(data_ != nullptr,
+            "out of memory: %s for '%s' (%s), %s free on %s\n%s  try a smaller --batch or --seq-len, --recompute, or a "
+            "higher --zero stage on more ranks",
+            human_bytes(bytes).c_str(), name_.c_str(), name_of(kind), human_bytes(device.free_bytes()).c_str(),
+            device.name().c_str(), MemoryLedger::get().table(where).c_str());
+    MemoryLedger::get().add(where, kind, bytes);
+}
+
+Buffer::~Buffer() { release(); }
+
+void Buffer::release() {
+    if (!data_) return;
+    MemoryLedger::get().remove(pinned_ ? DeviceKind::cpu : device_.kind, kind_, bytes_);
+#ifdef RZ_CUDA
+    if (device_.is_cuda()) {
+        pinned_ ? cudaFreeHost(data_) : cudaFree(data_);
+        data_ = nullptr;
+        return;
+    }
+#endif
+    std::free(data_);
+    data_ = nullptr;
+}
+
+Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    device_ = other.device_;
+    pinned_ = other.pinned_;
+    kind_ = other.kind_;
+    name_ = std::move(other.name_);
+    return *this;
+}
+
+}  // namespace rz
