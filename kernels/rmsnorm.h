@@ -39,7 +39,9 @@ struct RmsnormBackward {
     DType dtype, grad_dtype;
 };
 
-int64_t rmsnorm_backward_scratch(int64_t C);  // in floats
+// dw is first summed over this many runs of consecutive rows, one row of scratch each (fewer if N is smaller).
+constexpr int64_t kRmsnormBackwardParts = 256;
+int64_t rmsnorm_backward_scratch(int64_t C);  // in floats: kRmsnormBackwardParts * C
 
 void rmsnorm_forward(Stream&, const RmsnormForward&);
 void rmsnorm_backward(Stream&, const RmsnormBackward&);

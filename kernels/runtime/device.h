@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/dtype.h"
@@ -84,7 +85,7 @@ class Stream {
 
     // Ops call this: enqueues cpu(args) on the worker, or calls cuda(args, stream) at once. Args are copied.
     template <class Args>
-    void run(const Args& args, void (*cpu)(const Args&), void (*cuda)(const Args&, CudaStream)) {
+    void run(const Args& args, void (*cpu)(const Args&), std::type_identity_t<void (*)(const Args&, CudaStream)> cuda) {
         if (device_.is_cuda())
             cuda(args, cuda_);
         else

@@ -1,0 +1,150 @@
+#include "kernels/rmsnorm.h"
+
+#include "kernels/checks.h"
+
+#define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
+#include "kernels/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+template <class T>
+void rmsnorm_forward_t(const RmsnormForward& a) {
+    const T* w = static_cast<const T*>(a.w);
+#pragma omp parallel for schedule(static) if (a.N * a.C >= kSerialBelow)
+    for (int64_t n = 0; n < a.N; ++n) {
+        const T* x = static_cast<const T*>(a.x) + n * a.C;
+        T* y = static_cast<T*>(a.y) + n * a.C;
+        float squares = 0;
+        if (a.residual) {
+            const T* residual = static_cast<const T*>(a.residual) + n * a.C;
+            T* sum = static_cast<T*>(a.sum) + n * a.C;
+#pragma omp simd reduction(+ : squares)
+            for (int64_t c = 0; c < a.C; ++c) {
+                const T s(float(x[c]) + float(residual[c]));
+                sum[c] = s;
+                squares += float(s) * float(s);
+            }
+            x = sum;
+        } else {
+#pragma omp simd reduction(+ : squares)
+            for (int64_t c = 0; c < a.C; ++c) squares += float(x[c]) * float(x[c]);
+        }
+        const float rstd = 1.0f / __builtin_sqrtf(squares / float(a.C) + a.eps);
+        a.rstd[n] = rstd;
+#pragma omp simd
+        for (int64_t c = 0; c < a.C; ++c) y[c] = T(float(x[c]) * rstd * float(w[c]));
+    }
+}
+
+// One row: dx, and this row's share of dw added to dw_part.
+template <class T>
+inline void backward_row(const RmsnormBackward& a, int64_t n, float* dw_part) {
+    const T* dy = static_cast<const T*>(a.dy) + n * a.C;
+    const T* x = static_cast<const T*>(a.x) + n * a.C;
+    const T* w = static_cast<const T*>(a.w);
+    T* dx = static_cast<T*>(a.dx) + n * a.C;
+    const float rstd = a.rstd[n];
+    float dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t c = 0; c < a.C; ++c) {
+        const float g = float(dy[c]) * float(x[c]);
+        dot += g * float(w[c]);
+        dw_part[c] += g * rstd;
+    }
+    const float mean = dot / float(a.C) * rstd * rstd;  // of dy*w*xhat, times rstd: dx uses x, not xhat
+    if (a.dresidual) {
+        const T* dresidual = static_cast<const T*>(a.dresidual) + n * a.C;
+#pragma omp simd
+        for (int64_t c = 0; c < a.C; ++c)
+            dx[c] = T(float(dresidual[c]) + rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
+    } else {
+#pragma omp simd
+        for (int64_t c = 0; c < a.C; ++c) dx[c] = T(rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
+    }
+}
+
+template <class T, class G>
+void rmsnorm_backward_t(const RmsnormBackward& a) {
+    const int64_t parts = a.N < kRmsnormBackwardParts ? a.N : kRmsnormBackwardParts;
+#pragma omp parallel for schedule(static) if (a.N * a.C >= kSerialBelow)
+    for (int64_t p = 0; p < parts; ++p) {
+        float* dw_part = a.scratch + p * a.C;
+        for (int64_t c = 0; c < a.C; ++c) dw_part[c] = 0;
+        for (int64_t n = p * a.N / parts; n < (p + 1) * a.N / parts; ++n) backward_row<T>(a, n, dw_part);
+    }
+    G* dw = static_cast<G*>(a.dw);
+    constexpr int64_t kColumns = 256;
+#pragma omp parallel for schedule(static) if (parts * a.C >= kSerialBelow)
+    for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
+        float sum[kColumns];
+        const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;
+        for (int64_t c = 0; c < columns; ++c) sum[c] = float(dw[c0 + c]);
+        for (int64_t p = 0; p < parts; ++p)
+#pragma omp simd
+            for (int64_t c = 0; c < columns; ++c) sum[c] += a.scratch[p * a.C + c0 + c];
+        for (int64_t c = 0; c < columns; ++c) dw[c0 + c] = G(sum[c]);
+    }
+}
+
+void rmsnorm_forward(const RmsnormForward& a) {
+    with_dtype(a.dtype, [&]<class T>() { rmsnorm_forward_t<T>(a); });
+}
+
+void rmsnorm_backward(const RmsnormBackward& a) {
+    with_dtype(a.dtype, [&]<class T>() {
+        if (a.grad_dtype == DType::f32)
+            rmsnorm_backward_t<T, float>(a);
+        else
+            rmsnorm_backward_t<T, T>(a);
+    });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+int64_t rmsnorm_backward_scratch(int64_t C) {
+    return checked_mul(kRmsnormBackwardParts, C, "rmsnorm_backward: rows of scratch x C");
+}
+
+void rmsnorm_forward_cpu(const RmsnormForward& a) { RZ_SIMD_CALL(rmsnorm_forward, a); }
+void rmsnorm_backward_cpu(const RmsnormBackward& a) { RZ_SIMD_CALL(rmsnorm_backward, a); }
+
+void rmsnorm_forward(Stream& stream, const RmsnormForward& a) {
+    const char* op = "rmsnorm_forward";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "C", a.C, 1);
+    if (a.N == 0) return;
+    check_pointer(op, "y", a.y, 16);
+    check_pointer(op, "rstd", a.rstd, 4);
+    check_pointer(op, "x", a.x, 16);
+    check_pointer(op, "w", a.w, 16);
+    require(a.eps > 0, "%s: eps is %g; it must be positive, or a row of zeros divides by zero", op, double(a.eps));
+    if (a.residual) {
+        check_pointer(op, "residual", a.residual, 16);
+        check_pointer(op, "sum (needed with residual)", a.sum, 16);
+    }
+    stream.run(a, rmsnorm_forward_cpu, RZ_CUDA_OP(rmsnorm_forward_cuda));
+}
+
+void rmsnorm_backward(Stream& stream, const RmsnormBackward& a) {
+    const char* op = "rmsnorm_backward";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "C", a.C, 1);
+    check_grad_dtype(op, a.grad_dtype, a.dtype);
+    if (a.N == 0) return;
+    check_pointer(op, "dx", a.dx, 16);
+    check_pointer(op, "dw", a.dw, 16);
+    check_pointer(op, "dy", a.dy, 16);
+    check_pointer(op, "x", a.x, 16);
+    check_pointer(op, "w", a.w, 16);
+    check_pointer(op, "rstd", a.rstd, 4);
+    check_pointer(op, "scratch", a.scratch, 16);
+    if (a.dresidual) check_pointer(op, "dresidual", a.dresidual, 16);
+    stream.run(a, rmsnorm_backward_cpu, RZ_CUDA_OP(rmsnorm_backward_cuda));
+}
+
+}  // namespace rz
+#endif

@@ -1,0 +1,60 @@
+// Loops compiled once per instruction set, chosen when the program runs: a binary travels and is still fast. A source that
+// wants this includes itself through this header:
+//
+//   #include "kernels/rmsnorm.h"                  // everything it needs comes first
+//   #define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
+//   #include "kernels/simd.h"
+//   #ifdef RZ_SIMD_PASS
+//   namespace rz::RZ_SIMD_PASS { void rmsnorm_forward(const RmsnormForward&) { ...plain loops... } }
+//   #else
+//   void rz::rmsnorm_forward_cpu(const RmsnormForward& a) { RZ_SIMD_CALL(rmsnorm_forward, a); }
+//   #endif
+//
+// Each pass is a namespace of its own, compiled under `#pragma GCC target`, which templates, lambdas and OpenMP regions
+// inherit (target_clones reaches none of them, and its ifunc resolvers crash under ThreadSanitizer). A pass defines
+// RZ_SIMD_WIDTH, the bytes of a vector register. Results may differ between instruction sets in the last bits (order of
+// reductions, fused multiply-add), never between runs or numbers of threads.
+//
+// No #pragma once: included once per pass.
+
+#ifndef RZ_SIMD_PASS
+
+#if defined(__x86_64__)
+#define RZ_SIMD_PASS avx512
+#define RZ_SIMD_WIDTH 64
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v4")
+#include RZ_SIMD_FILE
+#pragma GCC pop_options
+#undef RZ_SIMD_PASS
+#undef RZ_SIMD_WIDTH
+
+#define RZ_SIMD_PASS avx2
+#define RZ_SIMD_WIDTH 32
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v3")
+#include RZ_SIMD_FILE
+#pragma GCC pop_options
+#undef RZ_SIMD_PASS
+#undef RZ_SIMD_WIDTH
+#endif
+
+#define RZ_SIMD_PASS baseline
+#define RZ_SIMD_WIDTH 16
+#include RZ_SIMD_FILE
+#undef RZ_SIMD_PASS
+#undef RZ_SIMD_WIDTH
+
+#ifndef RZ_SIMD_CALL
+#include "kernels/simd_level.h"
+#if defined(__x86_64__)
+#define RZ_SIMD_CALL(fn, ...)                                                       \
+    (::rz::simd_level() == ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__)  \
+     : ::rz::simd_level() == ::rz::SimdLevel::avx2 ? ::rz::avx2::fn(__VA_ARGS__)    \
+                                                   : ::rz::baseline::fn(__VA_ARGS__))
+#else
+#define RZ_SIMD_CALL(fn, ...) ::rz::baseline::fn(__VA_ARGS__)
+#endif
+#endif
+
+#endif  // RZ_SIMD_PASS

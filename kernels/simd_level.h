@@ -1,0 +1,14 @@
+#pragma once
+// Which instruction set the CPU ops use: the best that this CPU has, or less if RZ_SIMD=baseline|avx2|avx512 asks for less
+// (for tests and comparisons).
+
+namespace rz {
+
+enum class SimdLevel : int { baseline, avx2, avx512 };
+
+SimdLevel simd_level();
+const char* name_of(SimdLevel level);
+// For tests: false, and no change, if this CPU lacks it. Not while ops run.
+bool set_simd_level(SimdLevel level);
+
+}  // namespace rz
