@@ -1,0 +1,68 @@
+#include "kernels/global_norm.h"
+
+#include "kernels/device_math.cuh"
+
+namespace rz {
+namespace {
+
+constexpr int kThreads = 256;
+
+// One thread block per block of the logical buffer. fp32 within a vector, double across.
+template <class T>
+__global__ void __launch_bounds__(kThreads) sum_squares_kernel(double* partial, const T* x, int64_t n, int64_t block) {
+    __shared__ double slots[32];
+    constexpr int kVec = kVecOf<T>;
+    const int64_t begin = int64_t(blockIdx.x) * block, end = min(n, begin + block);
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = begin + int64_t(threadIdx.x) * kVec; i + kVec <= end; i += kThreads * kVec) {
+        float v[kVec], square = 0;
+        load(v, x + i);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) square += v[k] * v[k];
+        sum += double(square);
+    }
+    const int64_t tail = begin + (end - begin) / kVec * kVec + threadIdx.x;
+    if (tail < end) sum += double(to_float(x[tail])) * double(to_float(x[tail]));
+    sum = block_sum(sum, slots, kThreads);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+// One block: all threads fetch, thread 0 adds in order.
+__global__ void __launch_bounds__(kThreads)
+    clip_scale_kernel(float* norm, float* scale, const double* partial, int64_t count, float average, float max_norm) {
+    __shared__ double fetched[kThreads];
+    double sum = 0;
+    for (int64_t begin = 0; begin < count; begin += kThreads) {
+        const int here = int(min(count - begin, int64_t(kThreads)));
+        if (int(threadIdx.x) < here) fetched[threadIdx.x] = partial[begin + threadIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 0) {
+#pragma unroll 8
+            for (int i = 0; i < here; ++i) sum += fetched[i];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x != 0) return;
+    const float total = float(sqrt(sum) * double(average));
+    *norm = total;
+    const float clip = max_norm > 0 ? fminf(1.0f, max_norm / (total + 1e-6f)) : 1.0f;
+    *scale = isfinite(total) ? average * clip : NAN;
+}
+
+}  // namespace
+
+void sum_squares_cuda(const SumSquares& a, CudaStream stream) {
+    if (a.n == 0) return;
+    with_device_type(a.dtype, [&]<class T>() {
+        launch(sum_squares_kernel<T>, LaunchConfig(dim3(blocks_for(a.n, a.block)), dim3(kThreads), 0, stream),
+               a.partial, static_cast<const T*>(a.x), a.n, a.block);
+    });
+}
+
+void clip_scale_cuda(const ClipScale& a, CudaStream stream) {
+    launch(clip_scale_kernel, LaunchConfig(dim3(1), dim3(kThreads), 0, stream), a.norm, a.scale, a.partial, a.count,
+           a.average, a.max_norm);
+}
+
+}  // namespace rz

@@ -1,0 +1,236 @@
+#include "kernels/rmsnorm.h"
+
+#include "kernels/device_math.cuh"
+
+namespace rz {
+namespace {
+
+constexpr int kKeep = 4;         // vectors of a row that a thread keeps in registers; the rest is read twice
+constexpr int kKeepBackward = 2;  // here each also has an accumulator of dw
+constexpr int kReduceColumns = 32, kReduceRows = 16;
+
+// Block (lanes, rows). With 32 lanes a warp owns a row and several rows share a block; with more, a block is one row.
+__device__ __forceinline__ float row_sum(float v, float* slots) {
+    return blockDim.x == 32 ? warp_sum(v) : block_sum(v, slots, int(blockDim.x));
+}
+
+template <class T, int kVec>
+__device__ __forceinline__ void load_sum(float (&v)[kVec], T* sum, const T* x, const T* residual, int64_t i) {
+    load(v, x + i);
+    if (residual == nullptr) return;
+    float r[kVec];
+    load(r, residual + i);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) v[k] = rounded<T>(v[k] + r[k]);
+    store(sum + i, v);
+}
+
+template <class T, int kVec>
+__device__ __forceinline__ void store_normalised(T* y, const float (&v)[kVec], const T* w, float rstd) {
+    float weight[kVec], out[kVec];
+    load(weight, w);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) out[k] = v[k] * rstd * weight[k];
+    store(y, out);
+}
+
+template <class T, int kVec>
+__global__ void __launch_bounds__(1024)
+    rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* residual, const T* w, int64_t N, int C,
+                           float eps) {
+    __shared__ float slots[32];
+    const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= N) return;  // a whole warp, and only where no barrier follows
+    const int64_t base = row * C;
+    const int step = int(blockDim.x) * kVec, first = int(threadIdx.x) * kVec;
+
+    float kept[kKeep][kVec];
+    float square = 0;
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+        if (first + i * step >= C) continue;
+        load_sum(kept[i], sum, x, residual, base + first + i * step);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) square += kept[i][k] * kept[i][k];
+    }
+    for (int c = first + kKeep * step; c < C; c += step) {
+        float v[kVec];
+        load_sum(v, sum, x, residual, base + c);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) square += v[k] * v[k];
+    }
+    const float inverse = 1.0f / sqrtf(row_sum(square, slots) / float(C) + eps);
+    if (threadIdx.x == 0) rstd[row] = inverse;
+
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+        const int c = first + i * step;
+        if (c < C) store_normalised(y + base + c, kept[i], w + c, inverse);
+    }
+    for (int c = first + kKeep * step; c < C; c += step) {
+        float v[kVec];
+        load(v, (residual != nullptr ? sum : x) + base + c);  // what this thread itself wrote
+        store_normalised(y + base + c, v, w + c, inverse);
+    }
+}
+
+template <class T>
+struct BackwardArgs {
+    T* dx;
+    float* partial;  // (parts, C)
+    const T* dy;
+    const T* x;
+    const T* w;
+    const float* rstd;
+    const T* dresidual;
+    int64_t N;
+    int C, parts;
+};
+
+// dx of kVec elements at column c, given mean(dy*w*xhat) of their row
+template <class T, int kVec>
+__device__ __forceinline__ void store_dx(const BackwardArgs<T>& a, int64_t base, int c, const float (&dy)[kVec],
+                                         const float (&xhat)[kVec], float rstd, float mean) {
+    float w[kVec], out[kVec];
+    load(w, a.w + c);
+    if (a.dresidual != nullptr) {
+        load(out, a.dresidual + base + c);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) out[k] = 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) out[k] += rstd * (dy[k] * w[k] - xhat[k] * mean);
+    store(a.dx + base + c, out);
+}
+
+// Loads dy and xhat = x * rstd at column c and returns their share of sum(dy*w*xhat).
+template <class T, int kVec>
+__device__ __forceinline__ float load_terms(const BackwardArgs<T>& a, int64_t base, int c, float rstd, float (&dy)[kVec],
+                                            float (&xhat)[kVec]) {
+    float w[kVec];
+    load(dy, a.dy + base + c);
+    load(xhat, a.x + base + c);
+    load(w, a.w + c);
+    float dot = 0;
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) {
+        xhat[k] *= rstd;
+        dot += dy[k] * w[k] * xhat[k];
+    }
+    return dot;
+}
+
+// Part p takes rows p, p + parts, ... and sums its share of dw over them: in registers for the first columns, in its own
+// row of `partial` for columns beyond them.
+template <class T, int kVec>
+__global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a) {
+    __shared__ float slots[2][32];
+    const int part = int(blockIdx.x) * int(blockDim.y) + int(threadIdx.y);
+    if (part >= a.parts) return;  // a whole warp, and only where no barrier follows
+    const int step = int(blockDim.x) * kVec, first = int(threadIdx.x) * kVec;
+    float* partial = a.partial + int64_t(part) * a.C;
+
+    float dw[kKeepBackward][kVec] = {};
+    for (int c = first + kKeepBackward * step; c < a.C; c += step)
+        for (int k = 0; k < kVec; ++k) partial[c + k] = 0;
+
+    int turn = 0;
+    for (int64_t row = part; row < a.N; row += a.parts, turn ^= 1) {
+        const int64_t base = row * a.C;
+        const float rstd = a.rstd[row];
+        float dy[kKeepBackward][kVec], xhat[kKeepBackward][kVec], dot = 0;
+#pragma unroll
+        for (int i = 0; i < kKeepBackward; ++i)
+            if (first + i * step < a.C) dot += load_terms(a, base, first + i * step, rstd, dy[i], xhat[i]);
+        for (int c = first + kKeepBackward * step; c < a.C; c += step) {
+            float dy_rest[kVec], xhat_rest[kVec];
+            dot += load_terms(a, base, c, rstd, dy_rest, xhat_rest);
+        }
+        const float mean = row_sum(dot, slots[turn]) / float(a.C);
+#pragma unroll
+        for (int i = 0; i < kKeepBackward; ++i) {
+            if (first + i * step >= a.C) continue;
+            store_dx(a, base, first + i * step, dy[i], xhat[i], rstd, mean);
+#pragma unroll
+            for (int k = 0; k < kVec; ++k) dw[i][k] += dy[i][k] * xhat[i][k];
+        }
+        for (int c = first + kKeepBackward * step; c < a.C; c += step) {
+            float dy_rest[kVec], xhat_rest[kVec];
+            load_terms(a, base, c, rstd, dy_rest, xhat_rest);
+            store_dx(a, base, c, dy_rest, xhat_rest, rstd, mean);
+            for (int k = 0; k < kVec; ++k) partial[c + k] += dy_rest[k] * xhat_rest[k];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kKeepBackward; ++i)
+        if (first + i * step < a.C) store(partial + first + i * step, dw[i]);
+}
+
+// dw += column sums of partial: thread row j adds parts j, j + 16, ... in order, then the 16 sums are added in order.
+template <class G>
+__global__ void rmsnorm_dw_kernel(G* dw, const float* partial, int parts, int C) {
+    __shared__ float sums[kReduceRows][kReduceColumns];
+    const int c = int(blockIdx.x) * kReduceColumns + int(threadIdx.x);
+    float sum = 0;
+    if (c < C) {
+#pragma unroll 8
+        for (int p = int(threadIdx.y); p < parts; p += kReduceRows) sum += partial[int64_t(p) * C + c];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || c >= C) return;
+    for (int j = 1; j < kReduceRows; ++j) sum += sums[j][threadIdx.x];
+    dw[c] = from_float<G>(to_float(dw[c]) + sum);
+}
+
+template <class T, int kVec>
+void launch_forward(const RmsnormForward& a, CudaStream stream) {
+    const int lanes = row_threads(ceil_div(a.C, kVec), kKeep, 1024);
+    const int rows = lanes == 32 ? 4 : 1;
+    launch(rmsnorm_forward_kernel<T, kVec>,
+           LaunchConfig(dim3(blocks_for(a.N, rows)), dim3(lanes, rows), 0, stream), static_cast<T*>(a.y), a.rstd,
+           static_cast<T*>(a.sum), static_cast<const T*>(a.x), static_cast<const T*>(a.residual),
+           static_cast<const T*>(a.w), a.N, int(a.C), a.eps);
+}
+
+template <class T, int kVec>
+void launch_backward(const RmsnormBackward& a, int parts, CudaStream stream) {
+    const BackwardArgs<T> args{static_cast<T*>(a.dx),       a.scratch, static_cast<const T*>(a.dy),
+                               static_cast<const T*>(a.x),  static_cast<const T*>(a.w), a.rstd,
+                               static_cast<const T*>(a.dresidual), a.N, int(a.C), parts};
+    const int lanes = row_threads(ceil_div(a.C, kVec), kKeepBackward, 512);
+    const int rows = lanes == 32 ? 4 : 1;
+    launch(rmsnorm_backward_kernel<T, kVec>,
+           LaunchConfig(dim3(blocks_for(parts, rows)), dim3(lanes, rows), 0, stream), args);
+}
+
+}  // namespace
+
+void rmsnorm_forward_cuda(const RmsnormForward& a, CudaStream stream) {
+    if (a.N == 0 || a.C == 0) return;
+    require(a.C <= 0x7fffffff, "rmsnorm: C=%lld is beyond 2^31", static_cast<long long>(a.C));
+    with_device_type(a.dtype, [&]<class T>() {
+        const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.y, a.sum, a.x, a.residual, a.w);
+        wide ? launch_forward<T, kVecOf<T>>(a, stream) : launch_forward<T, 1>(a, stream);
+    });
+}
+
+void rmsnorm_backward_cuda(const RmsnormBackward& a, CudaStream stream) {
+    if (a.N == 0 || a.C == 0) return;
+    require(a.C <= 0x7fffffff, "rmsnorm: C=%lld is beyond 2^31", static_cast<long long>(a.C));
+    // Whatever the scratch holds decides the partition, so the bits depend on neither the GPU nor its load.
+    const int64_t capacity = rmsnorm_backward_scratch(a.C) / a.C;
+    const int parts = int(a.N < capacity ? a.N : capacity);
+    with_device_type(a.dtype, [&]<class T>() {
+        const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.dx, a.dy, a.x, a.w, a.dresidual, a.scratch);
+        wide ? launch_backward<T, kVecOf<T>>(a, parts, stream) : launch_backward<T, 1>(a, parts, stream);
+    });
+    with_device_type(a.grad_dtype, [&]<class G>() {
+        launch(rmsnorm_dw_kernel<G>,
+               LaunchConfig(dim3(blocks_for(a.C, kReduceColumns)), dim3(kReduceColumns, kReduceRows), 0, stream),
+               static_cast<G*>(a.dw), static_cast<const float*>(a.scratch), parts, int(a.C));
+    });
+}
+
+}  // namespace rz
