@@ -1,0 +1,73 @@
+#pragma once
+// The architecture of a LLaMA: what Hugging Face's config.json says, under shorter names.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/rope.h"
+#include "kernels/runtime/dtype.h"
+
+namespace rz {
+
+struct ModelConfig {
+    int64_t dim = 0;             // C, hidden_size; a multiple of 8, so that every tensor starts on a 16-byte boundary
+    int64_t layers = 0;          // L
+    int64_t heads = 0;           // H, query heads; divides dim
+    int64_t kv_heads = 0;        // divides heads; 0: as many as heads (until resolve())
+    int64_t head_dim = 0;        // D, even; 0: dim / heads (until resolve())
+    int64_t ffn = 0;             // F, intermediate_size
+    int64_t vocab = 0;           // V
+    int64_t max_seq_len = 2048;  // max_position_embeddings
+
+    double rope_theta = 10000;
+    RopeScaling rope_scaling;  // factor 1: none
+    double norm_eps = 1e-5;
+    bool tied = false;  // the head is the embedding
+    double init_std = 0.02;
+    bool depth_scaled_init = true;  // o_proj and down_proj start at init_std / sqrt(2 L), as in GPT-2; not in config.json
+
+    int64_t bos = -1;          // -1: none
+    std::vector<int64_t> eos;  // any of them ends a text
+    int64_t pad = -1;
+
+    // Derives what is 0, then checks every field and every product of fields; throws naming the field, the value found and
+    // the nearest valid one. Call it once after the last override; everything else expects a resolved config.
+    void resolve();
+
+    int64_t q_rows() const { return heads * head_dim; }
+    int64_t kv_rows() const { return kv_heads * head_dim; }
+    int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+    // Distinct parameters; a tied head counts once.
+    int64_t parameter_count() const;
+    // 2 x this is the matmul FLOPs of a token's forward pass without attention scores: all but the norms and the lookup.
+    int64_t matmul_parameters() const;
+};
+
+// The integer fields, for flags, for config.json and for comparisons: each name is written once, here.
+struct ConfigField {
+    const char* name;  // of the flag
+    const char* key;   // in config.json
+    int64_t ModelConfig::*member;
+    int64_t min, max;
+    const char* help;
+};
+std::span<const ConfigField> config_fields();
+
+// "46.5M parameters: dim 512, 5 layers, 8 heads (4 kv) of 64, ffn 1280, vocab 32000, untied"
+std::string summary(const ModelConfig&);
+
+// One line per field of the model's shape or arithmetic that differs ("layers: 5 in a, 6 in b"); empty if the same weights
+// compute the same function under both. Token ids and initialisation are not compared.
+std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b);
+
+// config.json of a LlamaForCausalLM. Reads the forms of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters),
+// ignores unknown keys, and refuses by key name whatever it can't honour. `where` is named in errors. The result is
+// resolved.
+ModelConfig config_from_json(std::string_view text, const std::string& where);
+// The form that both transformers 4 and 5 read: the older pair of rope keys, both dtype keys.
+std::string config_to_json(const ModelConfig&, DType weights);
+
+}  // namespace rz
