@@ -1,6 +1,7 @@
 #include "kernels/rmsnorm.h"
 
 #include "kernels/checks.h"
+#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
 #include "kernels/simd.h"
@@ -21,9 +22,9 @@ void rmsnorm_forward_t(const RmsnormForward& a) {
             T* sum = static_cast<T*>(a.sum) + n * a.C;
 #pragma omp simd reduction(+ : squares)
             for (int64_t c = 0; c < a.C; ++c) {
-                const T s(float(x[c]) + float(residual[c]));
-                sum[c] = s;
-                squares += float(s) * float(s);
+                const float s = rounded<T>(float(x[c]) + float(residual[c]));
+                store(sum + c, s);
+                squares += s * s;
             }
             x = sum;
         } else {
@@ -33,7 +34,7 @@ void rmsnorm_forward_t(const RmsnormForward& a) {
         const float rstd = 1.0f / __builtin_sqrtf(squares / float(a.C) + a.eps);
         a.rstd[n] = rstd;
 #pragma omp simd
-        for (int64_t c = 0; c < a.C; ++c) y[c] = T(float(x[c]) * rstd * float(w[c]));
+        for (int64_t c = 0; c < a.C; ++c) store(y + c, float(x[c]) * rstd * float(w[c]));
     }
 }
 
@@ -57,10 +58,10 @@ inline void backward_row(const RmsnormBackward& a, int64_t n, float* dw_part) {
         const T* dresidual = static_cast<const T*>(a.dresidual) + n * a.C;
 #pragma omp simd
         for (int64_t c = 0; c < a.C; ++c)
-            dx[c] = T(float(dresidual[c]) + rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
+            store(dx + c, float(dresidual[c]) + rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
     } else {
 #pragma omp simd
-        for (int64_t c = 0; c < a.C; ++c) dx[c] = T(rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
+        for (int64_t c = 0; c < a.C; ++c) store(dx + c, rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
     }
 }
 

@@ -8,6 +8,18 @@
 
 namespace rz {
 
+// Stores x, rounded to T. In a loop under `#pragma omp simd` a temporary T would become an array and stop the vectoriser;
+// inside a function it doesn't.
+template <class T>
+RZ_INLINE void store(T* p, float x) {
+    *p = T(x);
+}
+// x rounded to T
+template <class T>
+RZ_INLINE float rounded(float x) {
+    return float(T(x));
+}
+
 // e^x with a relative error below 2e-7 (three units in the last place). Results under the smallest normal number are 0,
 // x above 88.37 gives infinity, NaN stays NaN.
 //

@@ -15,12 +15,10 @@ constexpr const char* name_of(DType t) { return t == DType::f32 ? "fp32" : t == 
 struct bf16 {
     uint16_t bits;
     bf16() = default;
-    explicit bf16(float x) {
-        uint32_t u = std::bit_cast<uint32_t>(x);
-        if ((u & 0x7fffffffu) > 0x7f800000u)
-            bits = uint16_t((u >> 16) | 0x40);
-        else
-            bits = uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+    explicit bf16(float x) {  // one expression: loops over this become vector code
+        const uint32_t u = std::bit_cast<uint32_t>(x);
+        const uint32_t rounded = u + 0x7fffu + ((u >> 16) & 1);
+        bits = uint16_t(((u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded) >> 16);
     }
     explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 };

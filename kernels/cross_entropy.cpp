@@ -1,0 +1,107 @@
+#include "kernels/cross_entropy.h"
+
+#include "kernels/checks.h"
+#include "kernels/simd_math.h"
+
+#define RZ_SIMD_FILE "kernels/cross_entropy.cpp"
+#include "kernels/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+constexpr int64_t kColumns = 1024;  // of a row at a time: maximum, then exponentials, while they are in the cache
+
+struct RowSum {
+    float max, sum;  // sum of exp(x - max)
+};
+
+template <class T>
+RowSum softmax_sum(const T* x, int64_t V) {
+    float max = -__builtin_inff(), sum = 0;
+    for (int64_t v0 = 0; v0 < V; v0 += kColumns) {
+        const int64_t v1 = V - v0 < kColumns ? V : v0 + kColumns;
+        float chunk_max = max;
+#pragma omp simd reduction(max : chunk_max)
+        for (int64_t v = v0; v < v1; ++v) chunk_max = float(x[v]) > chunk_max ? float(x[v]) : chunk_max;
+        if (chunk_max > max) {
+            sum *= fast_exp(max - chunk_max);
+            max = chunk_max;
+        }
+        float chunk_sum = 0;
+#pragma omp simd reduction(+ : chunk_sum)
+        for (int64_t v = v0; v < v1; ++v) chunk_sum += fast_exp(float(x[v]) - max);
+        sum += chunk_sum;
+    }
+    return {max, sum};
+}
+
+template <class T>
+void cross_entropy_t(const CrossEntropy& a) {
+#pragma omp parallel for schedule(static) if (a.N * a.V >= kSerialBelow)
+    for (int64_t n = 0; n < a.N; ++n) {
+        T* x = static_cast<T*>(a.logits) + n * a.V;
+        const int32_t target = a.targets[n];
+        if (target == kIgnoreTarget) {
+            a.loss[n] = 0;
+            if (a.write_gradient)
+                for (int64_t v = 0; v < a.V; ++v) x[v] = T(0.0f);
+            continue;
+        }
+        const RowSum row = softmax_sum(x, a.V);
+        const float target_shifted = float(x[target]) - row.max;
+        a.loss[n] = __builtin_logf(row.sum) - target_shifted;
+        if (!a.write_gradient) continue;
+        const float factor = a.grad_scale / row.sum;
+        const float max = row.max;
+#pragma omp simd
+        for (int64_t v = 0; v < a.V; ++v) store(x + v, fast_exp(float(x[v]) - max) * factor);
+        // p - 1 without cancellation only matters where p is near 1, and there fp32's 2^-24 is below the rounding.
+        x[target] = T((fast_exp(target_shifted) / row.sum - 1.0f) * a.grad_scale);
+    }
+}
+
+void cross_entropy(const CrossEntropy& a) {
+    with_dtype(a.dtype, [&]<class T>() { cross_entropy_t<T>(a); });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+void cross_entropy_cpu(const CrossEntropy& a) {
+    for (int64_t n = 0; n < a.N; ++n)
+        require((a.targets[n] >= 0 && a.targets[n] < a.V) || a.targets[n] == kIgnoreTarget,
+                "cross_entropy: target %d of row %lld is outside the vocabulary of %lld (%d is ignored)", a.targets[n],
+                (long long)n, (long long)a.V, kIgnoreTarget);
+    RZ_SIMD_CALL(cross_entropy, a);
+}
+
+void sum_f32_cpu(const SumF32& a) {
+    double sum = 0;
+    for (int64_t i = 0; i < a.n; ++i) sum += double(a.x[i]);
+    *a.out += sum;
+}
+
+void cross_entropy(Stream& stream, const CrossEntropy& a) {
+    const char* op = "cross_entropy";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "V", a.V, 1);
+    require(a.V <= INT32_MAX, "%s: V is %lld; targets are 32-bit", op, (long long)a.V);
+    if (a.N == 0) return;
+    check_pointer(op, "loss", a.loss, 4);
+    check_pointer(op, "logits", a.logits, 16);
+    check_pointer(op, "targets", a.targets, 4);
+    stream.run(a, cross_entropy_cpu, RZ_CUDA_OP(cross_entropy_cuda));
+}
+
+void sum_f32(Stream& stream, const SumF32& a) {
+    check_size("sum_f32", "n", a.n, 0);
+    if (a.n == 0) return;
+    check_pointer("sum_f32", "out", a.out, 8);
+    check_pointer("sum_f32", "x", a.x, 4);
+    stream.run(a, sum_f32_cpu, RZ_CUDA_OP(sum_f32_cuda));
+}
+
+}  // namespace rz
+#endif

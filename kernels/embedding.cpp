@@ -1,0 +1,116 @@
+#include "kernels/embedding.h"
+
+#include <cstring>
+
+#include "kernels/checks.h"
+#include "kernels/simd_math.h"
+
+#define RZ_SIMD_FILE "kernels/embedding.cpp"
+#include "kernels/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+template <class T, class G>
+void embedding_backward_t(const EmbeddingBackward& a) {
+    constexpr int64_t kColumns = 256;  // of a row at a time: the sum stays in the first-level cache
+    // Any thread may take any token: each is summed by one owner in ascending position.
+#pragma omp parallel for schedule(dynamic, 8) if (a.N * a.C >= kSerialBelow)
+    for (int64_t i = 0; i < a.distinct; ++i) {
+        G* drow = static_cast<G*>(a.dtable) + int64_t(a.ids[i]) * a.C;
+        for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
+            const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;
+            float sum[kColumns];
+            for (int64_t c = 0; c < columns; ++c) sum[c] = float(drow[c0 + c]);
+            for (int32_t r = a.starts[i]; r < a.starts[i + 1]; ++r) {
+                const T* dx = static_cast<const T*>(a.dx) + int64_t(a.rows[r]) * a.C + c0;
+#pragma omp simd
+                for (int64_t c = 0; c < columns; ++c) sum[c] += float(dx[c]);
+            }
+#pragma omp simd
+            for (int64_t c = 0; c < columns; ++c) store(drow + c0 + c, sum[c]);
+        }
+    }
+}
+
+void embedding_backward(const EmbeddingBackward& a) {
+    with_dtype(a.dtype, [&]<class T>() {
+        if (a.grad_dtype == DType::f32)
+            embedding_backward_t<T, float>(a);
+        else
+            embedding_backward_t<T, T>(a);
+    });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+int64_t embedding_plan(const int32_t* tokens, int64_t N, int64_t V, int32_t* rows, int32_t* starts, int32_t* ids) {
+    check_size("embedding_plan", "N", N, 0);
+    check_size("embedding_plan", "V", V, 1);
+    require(N <= INT32_MAX && V <= INT32_MAX, "embedding_plan: N %lld and V %lld must fit 32 bits", (long long)N,
+            (long long)V);
+    // Counting sort: stable, so a token's rows stay in ascending order.
+    std::vector<int32_t> next(size_t(V) + 1, 0);
+    for (int64_t n = 0; n < N; ++n) {
+        require(tokens[n] >= 0 && tokens[n] < V, "embedding: token %d at position %lld is outside the vocabulary of %lld",
+                tokens[n], (long long)n, (long long)V);
+        ++next[size_t(tokens[n]) + 1];
+    }
+    int64_t distinct = 0;
+    for (int64_t v = 0; v < V; ++v) {
+        const int32_t count = next[size_t(v) + 1];
+        next[size_t(v) + 1] = next[size_t(v)] + count;
+        if (count == 0) continue;
+        ids[distinct] = int32_t(v);
+        starts[distinct++] = next[size_t(v)];
+    }
+    starts[distinct] = int32_t(N);
+    for (int64_t n = 0; n < N; ++n) rows[next[size_t(tokens[n])]++] = int32_t(n);
+    return distinct;
+}
+
+void embedding_forward_cpu(const EmbeddingForward& a) {
+    const size_t bytes = size_t(a.C * size_of(a.dtype));
+#pragma omp parallel for schedule(static) if (a.N * a.C >= kSerialBelow)
+    for (int64_t n = 0; n < a.N; ++n)
+        std::memcpy(static_cast<char*>(a.x) + size_t(n) * bytes,
+                    static_cast<const char*>(a.table) + size_t(a.tokens[n]) * bytes, bytes);
+}
+
+void embedding_backward_cpu(const EmbeddingBackward& a) { RZ_SIMD_CALL(embedding_backward, a); }
+
+void embedding_forward(Stream& stream, const EmbeddingForward& a) {
+    const char* op = "embedding_forward";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "C", a.C, 1);
+    check_size(op, "V", a.V, 1);
+    if (a.N == 0) return;
+    check_pointer(op, "x", a.x, 16);
+    check_pointer(op, "table", a.table, 16);
+    check_pointer(op, "tokens", a.tokens, 4);
+    stream.run(a, embedding_forward_cpu, RZ_CUDA_OP(embedding_forward_cuda));
+}
+
+void embedding_backward(Stream& stream, const EmbeddingBackward& a) {
+    const char* op = "embedding_backward";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "C", a.C, 1);
+    check_size(op, "V", a.V, 1);
+    require(a.distinct >= 0 && a.distinct <= a.N && a.distinct <= a.V,
+            "%s: %lld distinct tokens among %lld rows and a vocabulary of %lld; use what embedding_plan returned", op,
+            (long long)a.distinct, (long long)a.N, (long long)a.V);
+    check_grad_dtype(op, a.grad_dtype, a.dtype);
+    if (a.N == 0 || a.distinct == 0) return;
+    check_pointer(op, "dtable", a.dtable, 16);
+    check_pointer(op, "dx", a.dx, 16);
+    check_pointer(op, "rows", a.rows, 4);
+    check_pointer(op, "starts", a.starts, 4);
+    check_pointer(op, "ids", a.ids, 4);
+    stream.run(a, embedding_backward_cpu, RZ_CUDA_OP(embedding_backward_cuda));
+}
+
+}  // namespace rz
+#endif

@@ -1,0 +1,112 @@
+#include "kernels/rope.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "kernels/checks.h"
+#include "kernels/simd_math.h"
+
+#define RZ_SIMD_FILE "kernels/rope.cpp"
+#include "kernels/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+template <class T>
+void rope_t(const Rope& a) {
+    const int64_t half = a.D / 2;
+    const float direction = a.inverse ? -1.0f : 1.0f;
+#pragma omp parallel for schedule(static) if (a.N * a.heads * a.D >= kSerialBelow)
+    for (int64_t n = 0; n < a.N; ++n) {
+        const int64_t position = a.first_position + n % a.T;
+        const float* cosine = a.cos_table + position * half;
+        const float* sine = a.sin_table + position * half;
+        for (int64_t h = 0; h < a.heads; ++h) {
+            T* lower = static_cast<T*>(a.x) + n * a.row_stride + h * a.D;
+            T* upper = lower + half;
+#pragma omp simd
+            for (int64_t j = 0; j < half; ++j) {
+                const float x = float(lower[j]), y = float(upper[j]);
+                const float c = cosine[j], s = sine[j] * direction;
+                store(lower + j, x * c - y * s);
+                store(upper + j, y * c + x * s);
+            }
+        }
+    }
+}
+
+void rope(const Rope& a) {
+    with_dtype(a.dtype, [&]<class T>() { rope_t<T>(a); });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+void rope_cpu(const Rope& a) { RZ_SIMD_CALL(rope, a); }
+
+void rope(Stream& stream, const Rope& a) {
+    const char* op = "rope";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "T", a.T, 1);
+    check_size(op, "heads", a.heads, 0);
+    check_size(op, "first_position", a.first_position, 0);
+    require(a.D > 0 && a.D % 2 == 0, "%s: D is %lld; elements are rotated in pairs, so it must be even and positive", op,
+            (long long)a.D);
+    require(a.row_stride >= checked_mul(a.heads, a.D, "rope: heads x D"),
+            "%s: row_stride %lld is less than heads x D = %lld x %lld", op, (long long)a.row_stride, (long long)a.heads,
+            (long long)a.D);
+    if (a.N == 0 || a.heads == 0) return;
+    check_pointer(op, "x", a.x, 16);
+    check_pointer(op, "cos_table", a.cos_table, 4);
+    check_pointer(op, "sin_table", a.sin_table, 4);
+    stream.run(a, rope_cpu, RZ_CUDA_OP(rope_cuda));
+}
+
+// Llama 3.1: wavelengths shorter than original / high_freq_factor stay, those longer than original / low_freq_factor are
+// stretched by `factor`, those between are blended.
+static double scaled_frequency(double f, const RopeScaling& s) {
+    const double original = double(s.original_max_position);
+    const double wavelength = 2 * std::numbers::pi / f;
+    if (wavelength < original / s.high_freq_factor) return f;
+    if (wavelength > original / s.low_freq_factor) return f / s.factor;
+    const double share = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+    return (1 - share) * f / s.factor + share * f;
+}
+
+std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling& scaling) {
+    require(D > 0 && D % 2 == 0, "rope: head dimension %lld; it must be even and positive", (long long)D);
+    require(std::isfinite(theta) && theta > 0, "rope: theta is %g; it must be positive (LLaMA uses 10000 or 500000)", theta);
+    require(scaling.factor > 0, "rope scaling: factor is %g; it must be positive (1 means none)", scaling.factor);
+    if (scaling.factor != 1) {
+        require(scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor,
+                "rope scaling: low_freq_factor %g and high_freq_factor %g; it must be 0 < low < high (Llama 3.1: 1 and 4)",
+                scaling.low_freq_factor, scaling.high_freq_factor);
+        require(scaling.original_max_position > 0, "rope scaling: original_max_position is %lld; it must be positive",
+                (long long)scaling.original_max_position);
+    }
+    std::vector<double> frequencies(size_t(D / 2));
+    for (int64_t i = 0; i < D / 2; ++i) {
+        const double f = std::pow(theta, -2.0 * double(i) / double(D));
+        frequencies[size_t(i)] = scaling.factor == 1 ? f : scaled_frequency(f, scaling);
+    }
+    return frequencies;
+}
+
+void rope_tables(float* cos_table, float* sin_table, int64_t positions, int64_t D, double theta,
+                 const RopeScaling& scaling) {
+    check_size("rope_tables", "positions", positions, 0);
+    const std::vector<double> frequencies = rope_inverse_frequencies(D, theta, scaling);
+    const int64_t half = D / 2;
+#pragma omp parallel for schedule(static) if (positions * half >= kSerialBelow)
+    for (int64_t p = 0; p < positions; ++p)
+        for (int64_t j = 0; j < half; ++j) {
+            const double angle = double(p) * frequencies[size_t(j)];
+            cos_table[p * half + j] = float(std::cos(angle));
+            sin_table[p * half + j] = float(std::sin(angle));
+        }
+}
+
+}  // namespace rz
+#endif

@@ -1,0 +1,90 @@
+#include "kernels/swiglu.h"
+
+#include "kernels/checks.h"
+#include "kernels/simd_math.h"
+
+#define RZ_SIMD_FILE "kernels/swiglu.cpp"
+#include "kernels/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+void swiglu_forward(const SwigluForward& a) {
+    with_dtype(a.dtype, [&]<class T>() {
+#pragma omp parallel for schedule(static) if (a.N * a.F >= kSerialBelow)
+        for (int64_t n = 0; n < a.N; ++n) {
+            const T* gate = static_cast<const T*>(a.gate_up) + n * 2 * a.F;
+            const T* up = gate + a.F;
+            T* h = static_cast<T*>(a.h) + n * a.F;
+#pragma omp simd
+            for (int64_t f = 0; f < a.F; ++f) {
+                const float g = float(gate[f]);
+                store(h + f, g * fast_sigmoid(g) * float(up[f]));
+            }
+        }
+    });
+}
+
+template <class T, bool kWriteH>
+void swiglu_backward_t(const SwigluBackward& a) {
+#pragma omp parallel for schedule(static) if (a.N * a.F >= kSerialBelow)
+    for (int64_t n = 0; n < a.N; ++n) {
+        const T* gate = static_cast<const T*>(a.gate_up) + n * 2 * a.F;
+        const T* up = gate + a.F;
+        const T* dh = static_cast<const T*>(a.dh) + n * a.F;
+        T* dgate = static_cast<T*>(a.dgate_up) + n * 2 * a.F;
+        T* dup = dgate + a.F;
+        T* h = kWriteH ? static_cast<T*>(a.h) + n * a.F : nullptr;
+#pragma omp simd
+        for (int64_t f = 0; f < a.F; ++f) {
+            const float g = float(gate[f]), u = float(up[f]), d = float(dh[f]);
+            const float sigmoid = fast_sigmoid(g);
+            const float silu = g * sigmoid;
+            store(dgate + f, d * u * sigmoid * (1.0f + g - silu));  // silu' = s (1 + g (1 - s))
+            store(dup + f, d * silu);
+            if (kWriteH) store(h + f, silu * u);
+        }
+    }
+}
+
+void swiglu_backward(const SwigluBackward& a) {
+    with_dtype(a.dtype, [&]<class T>() {
+        if (a.h)
+            swiglu_backward_t<T, true>(a);
+        else
+            swiglu_backward_t<T, false>(a);
+    });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+void swiglu_forward_cpu(const SwigluForward& a) { RZ_SIMD_CALL(swiglu_forward, a); }
+void swiglu_backward_cpu(const SwigluBackward& a) { RZ_SIMD_CALL(swiglu_backward, a); }
+
+void swiglu_forward(Stream& stream, const SwigluForward& a) {
+    const char* op = "swiglu_forward";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "F", a.F, 1);
+    if (a.N == 0) return;
+    check_pointer(op, "h", a.h, 16);
+    check_pointer(op, "gate_up", a.gate_up, 16);
+    stream.run(a, swiglu_forward_cpu, RZ_CUDA_OP(swiglu_forward_cuda));
+}
+
+void swiglu_backward(Stream& stream, const SwigluBackward& a) {
+    const char* op = "swiglu_backward";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "F", a.F, 1);
+    if (a.N == 0) return;
+    check_pointer(op, "dgate_up", a.dgate_up, 16);
+    check_pointer(op, "dh", a.dh, 16);
+    check_pointer(op, "gate_up", a.gate_up, 16);
+    if (a.h) check_pointer(op, "h", a.h, 16);
+    stream.run(a, swiglu_backward_cpu, RZ_CUDA_OP(swiglu_backward_cuda));
+}
+
+}  // namespace rz
+#endif
