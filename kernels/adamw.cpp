@@ -1,0 +1,140 @@
+#include "kernels/adamw.h"
+
+#include <cmath>
+
+#include "kernels/checks.h"
+#include "kernels/simd_math.h"
+
+#define RZ_SIMD_FILE "kernels/adamw.cpp"
+#include "kernels/simd.h"
+
+#ifndef RZ_ADAMW_STEP
+#define RZ_ADAMW_STEP
+namespace rz {
+// What a step multiplies by, worked out once in double.
+struct AdamWFactors {
+    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2;
+    float lr_m;         // lr / (1 - beta1^step)
+    float sqrt_v_scale;  // 1 / sqrt(1 - beta2^step)
+    float eps, lr_decay;
+};
+}  // namespace rz
+#endif
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+// Elements [begin, end), which all decay or all don't.
+template <class T, class G>
+void update_run(const AdamW& a, const AdamWFactors& f, bool decays, int64_t begin, int64_t end) {
+    float* w = a.master;
+    float* m = a.m;
+    float* v = a.v;
+    const G* grad = static_cast<const G*>(a.grad);
+    T* param = static_cast<T*>(a.param);
+    const bool write_param = static_cast<void*>(a.param) != static_cast<void*>(a.master);
+    const float keep = decays ? 1.0f - f.lr_decay : 1.0f;
+    const auto update = [&](int64_t i) __attribute__((always_inline)) {
+        const float g = float(grad[i]) * f.grad_scale;
+        const float m_new = f.beta1 * m[i] + f.one_minus_beta1 * g;
+        const float v_new = f.beta2 * v[i] + f.one_minus_beta2 * g * g;
+        m[i] = m_new;
+        v[i] = v_new;
+        const float denominator = __builtin_sqrtf(v_new) * f.sqrt_v_scale + f.eps;
+        const float w_new = keep * w[i] - f.lr_m * m_new / denominator;
+        w[i] = w_new;
+        return w_new;
+    };
+    if (write_param) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) store(param + i, update(i));
+    } else {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) update(i);
+    }
+}
+
+template <class T, class G>
+void adamw_t(const AdamW& a, const AdamWFactors& f) {
+    constexpr int64_t kChunk = 32768;
+    const int64_t chunks = ceil_div(a.n, kChunk);
+#pragma omp parallel for schedule(static) if (a.n >= kSerialBelow)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        int64_t i = chunk * kChunk;
+        const int64_t end = a.n - i < kChunk ? a.n : i + kChunk;
+        int64_t low = 0, high = a.segments - 1;  // the segment of element i: the first that ends behind it
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (a.segment_end[middle] > a.first + i)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        for (int64_t s = low; i < end; ++s) {
+            const int64_t segment_end = s < a.segments ? a.segment_end[s] - a.first : end;
+            const int64_t stop = segment_end < end ? segment_end : end;
+            update_run<T, G>(a, f, s < a.segments && a.decays[s], i, stop);
+            i = stop;
+        }
+    }
+}
+
+void adamw(const AdamW& a, const AdamWFactors& f) {
+    with_dtype(a.param_dtype, [&]<class T>() {
+        if (a.grad_dtype == DType::f32)
+            adamw_t<T, float>(a, f);
+        else if (a.grad_dtype == DType::bf16)
+            adamw_t<T, bf16>(a, f);
+        else
+            adamw_t<T, f16>(a, f);
+    });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+void adamw_cpu(const AdamW& a) {
+    if (!std::isfinite(*a.grad_scale)) return;
+    AdamWFactors f;
+    f.grad_scale = *a.grad_scale;
+    f.beta1 = a.beta1;
+    f.one_minus_beta1 = float(1.0 - double(a.beta1));
+    f.beta2 = a.beta2;
+    f.one_minus_beta2 = float(1.0 - double(a.beta2));
+    f.lr_m = float(double(a.lr) / (1.0 - std::pow(double(a.beta1), double(a.step))));
+    f.sqrt_v_scale = float(1.0 / std::sqrt(1.0 - std::pow(double(a.beta2), double(a.step))));
+    f.eps = a.eps;
+    f.lr_decay = float(double(a.lr) * double(a.weight_decay));
+    RZ_SIMD_CALL(adamw, a, f);
+}
+
+void adamw(Stream& stream, const AdamW& a) {
+    const char* op = "adamw";
+    check_size(op, "n", a.n, 0);
+    check_size(op, "step (1 is the first)", a.step, 1);
+    check_size(op, "segments", a.segments, 1);
+    check_size(op, "first", a.first, 0);
+    require(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1,
+            "%s: beta1 %g and beta2 %g; both must be in [0, 1) (0.9 and 0.95 are usual)", op, double(a.beta1),
+            double(a.beta2));
+    require(a.eps > 0, "%s: eps is %g; it must be positive, or an element that never had a gradient divides by zero", op,
+            double(a.eps));
+    if (a.n == 0) return;
+    check_pointer(op, "param", a.param, size_of(a.param_dtype));
+    check_pointer(op, "master", a.master, 4);
+    check_pointer(op, "m", a.m, 4);
+    check_pointer(op, "v", a.v, 4);
+    check_pointer(op, "grad", a.grad, size_of(a.grad_dtype));
+    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    check_pointer(op, "segment_end", a.segment_end, 8);
+    check_pointer(op, "decays", a.decays);
+    require(a.param != static_cast<void*>(a.master) || a.param_dtype == DType::f32,
+            "%s: param is the master itself but its dtype is %s; only fp32 parameters are their own master", op,
+            name_of(a.param_dtype));
+    stream.run(a, adamw_cpu, RZ_CUDA_OP(adamw_cuda));
+}
+
+}  // namespace rz
+#endif

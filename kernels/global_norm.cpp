@@ -1,0 +1,73 @@
+#include "kernels/global_norm.h"
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/checks.h"
+
+#define RZ_SIMD_FILE "kernels/global_norm.cpp"
+#include "kernels/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+template <class T>
+void sum_squares_t(const SumSquares& a) {
+    const int64_t blocks = ceil_div(a.n, a.block);
+    const T* x = static_cast<const T*>(a.x);
+#pragma omp parallel for schedule(static) if (a.n >= kSerialBelow)
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t begin = b * a.block, end = a.n - begin < a.block ? a.n : begin + a.block;
+        double sum = 0;  // a square of two fp32 values is exact in double, and can't overflow
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = begin; i < end; ++i) sum += double(float(x[i])) * double(float(x[i]));
+        a.partial[b] = sum;
+    }
+}
+
+void sum_squares(const SumSquares& a) {
+    with_dtype(a.dtype, [&]<class T>() { sum_squares_t<T>(a); });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+void sum_squares_cpu(const SumSquares& a) { RZ_SIMD_CALL(sum_squares, a); }
+
+void clip_scale_cpu(const ClipScale& a) {
+    double sum = 0;
+    for (int64_t i = 0; i < a.count; ++i) sum += a.partial[i];
+    const double norm = std::sqrt(sum) * double(a.average);
+    *a.norm = float(norm);
+    if (!std::isfinite(*a.norm))
+        *a.scale = std::numeric_limits<float>::quiet_NaN();
+    else if (a.max_norm > 0)
+        *a.scale = float(double(a.average) * std::fmin(1.0, double(a.max_norm) / (norm + 1e-6)));
+    else
+        *a.scale = a.average;
+}
+
+void sum_squares(Stream& stream, const SumSquares& a) {
+    const char* op = "sum_squares";
+    check_size(op, "n", a.n, 0);
+    require(a.block > 0 && a.block % 256 == 0, "%s: block is %lld; it must be a positive multiple of 256", op,
+            (long long)a.block);
+    if (a.n == 0) return;
+    check_pointer(op, "partial", a.partial, 8);
+    check_pointer(op, "x", a.x, 16);
+    stream.run(a, sum_squares_cpu, RZ_CUDA_OP(sum_squares_cuda));
+}
+
+void clip_scale(Stream& stream, const ClipScale& a) {
+    const char* op = "clip_scale";
+    check_size(op, "count", a.count, 0);
+    check_pointer(op, "norm", a.norm, 4);
+    check_pointer(op, "scale", a.scale, 4);
+    if (a.count > 0) check_pointer(op, "partial", a.partial, 8);
+    stream.run(a, clip_scale_cpu, RZ_CUDA_OP(clip_scale_cuda));
+}
+
+}  // namespace rz
+#endif
