@@ -35,7 +35,8 @@ static std::string nearest_divisors(int64_t n, int64_t x) {
         if (n % d == 0) below = d;
     for (int64_t d = x; d <= n && above == 0; ++d)
         if (n % d == 0) above = d;
-    return above == 0 || above == below ? std::to_string(below) : format("%lld or %lld", (long long)below, (long long)above);
+    return above == 0 || above == below ? std::to_string(below)
+                                        : format("%lld or %lld", (long long)below, (long long)above);
 }
 
 static void require_finite(double x, double min, double max, const char* name) {
@@ -48,7 +49,8 @@ void ModelConfig::resolve() {
                 named(*this, f.member).c_str(), (long long)f.min, (long long)f.max);
     };
     for (const ConfigField& f : kFields)
-        if (this->*f.member != 0 || (f.member != &ModelConfig::kv_heads && f.member != &ModelConfig::head_dim)) in_range(f);
+        if (this->*f.member != 0 || (f.member != &ModelConfig::kv_heads && f.member != &ModelConfig::head_dim))
+            in_range(f);
     if (kv_heads == 0) kv_heads = heads;
     require(dim % 8 == 0, "%s must be a multiple of 8: nearest %lld or %lld", named(*this, &ModelConfig::dim).c_str(),
             (long long)std::max<int64_t>(8, dim / 8 * 8), (long long)round_up(dim, 8));
@@ -68,25 +70,29 @@ void ModelConfig::resolve() {
     require_finite(s.factor, 1, 1e6, "rope_scaling factor");
     require_finite(s.low_freq_factor, 1e-6, 1e6, "rope_scaling low_freq_factor");
     require_finite(s.high_freq_factor, 1e-6, 1e6, "rope_scaling high_freq_factor");
-    require(s.high_freq_factor > s.low_freq_factor, "rope_scaling high_freq_factor = %g must exceed low_freq_factor = %g",
-            s.high_freq_factor, s.low_freq_factor);
+    require(s.high_freq_factor > s.low_freq_factor,
+            "rope_scaling high_freq_factor = %g must exceed low_freq_factor = %g", s.high_freq_factor,
+            s.low_freq_factor);
     require(s.original_max_position >= 1 && s.original_max_position <= INT32_MAX,
-            "rope_scaling original_max_position_embeddings = %lld must be from 1 to %d", (long long)s.original_max_position,
-            INT32_MAX);
+            "rope_scaling original_max_position_embeddings = %lld must be from 1 to %d",
+            (long long)s.original_max_position, INT32_MAX);
     // The largest buffer holds 8 bytes per parameter at most.
-    checked_mul(parameter_count(), 8, "the model's size (hidden_size, intermediate_size, num_hidden_layers, vocab_size)");
+    checked_mul(parameter_count(), 8,
+                "the model's size (hidden_size, intermediate_size, num_hidden_layers, vocab_size)");
 }
 
 int64_t ModelConfig::matmul_parameters() const {
     constexpr const char* kWhat = "parameter count (hidden_size, intermediate_size, num_hidden_layers, vocab_size)";
     const int64_t attention = checked_mul(dim, checked_add(qkv_rows(), q_rows(), kWhat), kWhat);
     const int64_t mlp = checked_mul(3 * dim, ffn, kWhat);
-    return checked_add(checked_mul(layers, checked_add(attention, mlp, kWhat), kWhat), checked_mul(vocab, dim, kWhat), kWhat);
+    return checked_add(checked_mul(layers, checked_add(attention, mlp, kWhat), kWhat), checked_mul(vocab, dim, kWhat),
+                       kWhat);
 }
 
 int64_t ModelConfig::parameter_count() const {
     const int64_t norms = (2 * layers + 1) * dim;
-    return checked_add(checked_add(matmul_parameters(), norms, "parameter count"), tied ? 0 : vocab * dim, "parameter count");
+    return checked_add(checked_add(matmul_parameters(), norms, "parameter count"), tied ? 0 : vocab * dim,
+                       "parameter count");
 }
 
 static std::string human_count(int64_t n) {
@@ -136,20 +142,23 @@ struct RopeSettings {
 
 // `object` is rope_scaling (transformers 4) or rope_parameters (5); `name` says which.
 static RopeSettings read_rope(const Json& object, const char* name, double theta, const std::string& where) {
-    require(object.is_object(), "%s: %s = %s must be an object or null", where.c_str(), name, json_excerpt(object).c_str());
+    require(object.is_object(), "%s: %s = %s must be an object or null", where.c_str(), name,
+            json_excerpt(object).c_str());
     const std::string inside = where + ": " + name;
     RopeSettings rope{theta, {}};
     if (const Json* x = json_find(object, "rope_theta")) rope.theta = json_number(*x, "rope_theta", 1, 1e15, inside);
     if (const Json* x = json_find(object, "partial_rotary_factor"))
-        require(json_number(*x, "partial_rotary_factor", 0, 1, inside) == 1, "%s: partial_rotary_factor = %s: only 1 is supported",
-                inside.c_str(), json_excerpt(*x).c_str());
+        require(json_number(*x, "partial_rotary_factor", 0, 1, inside) == 1,
+                "%s: partial_rotary_factor = %s: only 1 is supported", inside.c_str(), json_excerpt(*x).c_str());
     const Json* type = json_find(object, "rope_type");
     if (type == nullptr) type = json_find(object, "type");
     const std::string kind = type == nullptr ? "default" : json_string(*type, "rope_type", inside);
     if (kind == "default") return rope;
-    require(kind == "llama3", "%s: rope_type \"%s\" is not supported: only \"default\" and \"llama3\" are", inside.c_str(),
-            kind.c_str());
-    const auto number = [&](const char* key, double min) { return json_number(json_at(object, key, inside), key, min, 1e6, inside); };
+    require(kind == "llama3", "%s: rope_type \"%s\" is not supported: only \"default\" and \"llama3\" are",
+            inside.c_str(), kind.c_str());
+    const auto number = [&](const char* key, double min) {
+        return json_number(json_at(object, key, inside), key, min, 1e6, inside);
+    };
     rope.scaling.factor = number("factor", 1);
     rope.scaling.low_freq_factor = number("low_freq_factor", 1e-6);
     rope.scaling.high_freq_factor = number("high_freq_factor", 1e-6);
@@ -186,8 +195,8 @@ static void read_rope(const Json& json, ModelConfig& config, const std::string& 
 static void refuse_unsupported(const Json& json, const std::string& where) {
     const Json* architectures = json_find(json, "architectures");
     const Json* type = json_find(json, "model_type");
-    require(architectures != nullptr || type != nullptr, "%s: neither architectures nor model_type says what model this is",
-            where.c_str());
+    require(architectures != nullptr || type != nullptr,
+            "%s: neither architectures nor model_type says what model this is", where.c_str());
     if (architectures != nullptr) {
         bool found = false;
         if (architectures->is_array())
@@ -202,15 +211,17 @@ static void refuse_unsupported(const Json& json, const std::string& where) {
         if (const Json* x = json_find(json, key))
             require(!json_bool(*x, key, where), "%s: %s = true is not supported", where.c_str(), key);
     if (const Json* x = json_find(json, "hidden_act"))
-        require(*x == "silu", "%s: hidden_act = %s is not supported: only \"silu\" is", where.c_str(), json_excerpt(*x).c_str());
+        require(*x == "silu", "%s: hidden_act = %s is not supported: only \"silu\" is", where.c_str(),
+                json_excerpt(*x).c_str());
     if (const Json* x = json_find(json, "attention_dropout"))
-        require(json_number(*x, "attention_dropout", 0, 1, where) == 0, "%s: attention_dropout = %s is not supported: set it to 0",
-                where.c_str(), json_excerpt(*x).c_str());
+        require(json_number(*x, "attention_dropout", 0, 1, where) == 0,
+                "%s: attention_dropout = %s is not supported: set it to 0", where.c_str(), json_excerpt(*x).c_str());
     if (const Json* x = json_find(json, "partial_rotary_factor"))
-        require(json_number(*x, "partial_rotary_factor", 0, 1, where) == 1, "%s: partial_rotary_factor = %s: only 1 is supported",
-                where.c_str(), json_excerpt(*x).c_str());
+        require(json_number(*x, "partial_rotary_factor", 0, 1, where) == 1,
+                "%s: partial_rotary_factor = %s: only 1 is supported", where.c_str(), json_excerpt(*x).c_str());
     require(json_find(json, "quantization_config") == nullptr,
-            "%s: quantization_config is present: quantised weights are not supported, use the unquantised model", where.c_str());
+            "%s: quantization_config is present: quantised weights are not supported, use the unquantised model",
+            where.c_str());
 }
 
 static int64_t read_token_id(const Json& value, const char* key, const std::string& where) {
@@ -250,7 +261,8 @@ ModelConfig config_from_json(std::string_view text, const std::string& where) {
     if (const Json* x = json_find(json, "rms_norm_eps")) config.norm_eps = json_number(*x, "rms_norm_eps", 0, 1, where);
     if (const Json* x = json_find(json, "initializer_range"))
         config.init_std = json_number(*x, "initializer_range", 0, 100, where);
-    if (const Json* x = json_find(json, "tie_word_embeddings")) config.tied = json_bool(*x, "tie_word_embeddings", where);
+    if (const Json* x = json_find(json, "tie_word_embeddings"))
+        config.tied = json_bool(*x, "tie_word_embeddings", where);
     read_rope(json, config, where);
     read_token_ids(json, config, where);
     try {
@@ -285,7 +297,9 @@ std::string config_to_json(const ModelConfig& c, DType weights) {
                                 {"high_freq_factor", c.rope_scaling.high_freq_factor},
                                 {"original_max_position_embeddings", c.rope_scaling.original_max_position}};
     json["bos_token_id"] = id(c.bos);
-    json["eos_token_id"] = c.eos.empty() ? OrderedJson(nullptr) : c.eos.size() == 1 ? OrderedJson(c.eos[0]) : OrderedJson(c.eos);
+    json["eos_token_id"] = c.eos.empty()       ? OrderedJson(nullptr)
+                           : c.eos.size() == 1 ? OrderedJson(c.eos[0])
+                                               : OrderedJson(c.eos);
     json["pad_token_id"] = id(c.pad);
     json["use_cache"] = true;
     json["torch_dtype"] = dtype;

@@ -27,14 +27,15 @@ struct ModelConfig {
     double norm_eps = 1e-5;
     bool tied = false;  // the head is the embedding
     double init_std = 0.02;
-    bool depth_scaled_init = true;  // o_proj and down_proj start at init_std / sqrt(2 L), as in GPT-2; not in config.json
+    // o_proj and down_proj start at init_std / sqrt(2 L), as in GPT-2; not in config.json
+    bool depth_scaled_init = true;
 
     int64_t bos = -1;          // -1: none
     std::vector<int64_t> eos;  // any of them ends a text
     int64_t pad = -1;
 
-    // Derives what is 0, then checks every field and every product of fields; throws naming the field, the value found and
-    // the nearest valid one. Call it once after the last override; everything else expects a resolved config.
+    // Derives what is 0, then checks every field and every product of fields; throws naming the field, the value found
+    // and the nearest valid one. Call it once after the last override; everything else expects a resolved config.
     void resolve();
 
     int64_t q_rows() const { return heads * head_dim; }
@@ -42,7 +43,8 @@ struct ModelConfig {
     int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
     // Distinct parameters; a tied head counts once.
     int64_t parameter_count() const;
-    // 2 x this is the matmul FLOPs of a token's forward pass without attention scores: all but the norms and the lookup.
+    // 2 x this is the matmul FLOPs of a token's forward pass without attention scores: all but the norms and the
+    // lookup.
     int64_t matmul_parameters() const;
 };
 
@@ -59,13 +61,13 @@ std::span<const ConfigField> config_fields();
 // "46.5M parameters: dim 512, 5 layers, 8 heads (4 kv) of 64, ffn 1280, vocab 32000, untied"
 std::string summary(const ModelConfig&);
 
-// One line per field of the model's shape or arithmetic that differs ("layers: 5 in a, 6 in b"); empty if the same weights
-// compute the same function under both. Token ids and initialisation are not compared.
+// One line per field of the model's shape or arithmetic that differs ("layers: 5 in a, 6 in b"); empty if the same
+// weights compute the same function under both. Token ids and initialisation are not compared.
 std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b);
 
-// config.json of a LlamaForCausalLM. Reads the forms of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters),
-// ignores unknown keys, and refuses by key name whatever it can't honour. `where` is named in errors. The result is
-// resolved.
+// config.json of a LlamaForCausalLM. Reads the forms of transformers 4 (rope_theta, rope_scaling) and 5
+// (rope_parameters), ignores unknown keys, and refuses by key name whatever it can't honour. `where` is named in
+// errors. The result is resolved.
 ModelConfig config_from_json(std::string_view text, const std::string& where);
 // The form that both transformers 4 and 5 read: the older pair of rope keys, both dtype keys.
 std::string config_to_json(const ModelConfig&, DType weights);

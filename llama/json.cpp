@@ -33,12 +33,13 @@ Json read_json(const std::string& path, int64_t max_bytes) {
     std::ifstream file(path, std::ios::binary | std::ios::ate);
     require(file.good(), "%s: cannot be opened", path.c_str());
     const int64_t bytes = int64_t(file.tellg());
-    require(bytes >= 0 && bytes <= max_bytes, "%s: %lld bytes are too many for this JSON file (at most %lld)", path.c_str(),
-            (long long)bytes, (long long)max_bytes);
+    require(bytes >= 0 && bytes <= max_bytes, "%s: %lld bytes are too many for this JSON file (at most %lld)",
+            path.c_str(), (long long)bytes, (long long)max_bytes);
     std::string text(size_t(bytes), '\0');
     file.seekg(0);
     file.read(text.data(), bytes);
-    require(file.gcount() == bytes, "%s: read %lld of %lld bytes", path.c_str(), (long long)file.gcount(), (long long)bytes);
+    require(file.gcount() == bytes, "%s: read %lld of %lld bytes", path.c_str(), (long long)file.gcount(),
+            (long long)bytes);
     return parse_json(text, path);
 }
 
@@ -63,7 +64,8 @@ const Json& json_at(const Json& object, const char* key, const std::string& wher
 }
 
 int64_t json_int(const Json& value, const char* key, int64_t min, int64_t max, const std::string& where) {
-    const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= uint64_t(INT64_MAX) : value.is_number_integer();
+    const bool fits =
+        value.is_number_unsigned() ? value.get<uint64_t>() <= uint64_t(INT64_MAX) : value.is_number_integer();
     const int64_t x = fits ? value.get<int64_t>() : 0;
     require(fits && x >= min && x <= max, "%s: %s = %s must be a whole number from %lld to %lld", where.c_str(), key,
             json_excerpt(value).c_str(), (long long)min, (long long)max);

@@ -1,7 +1,7 @@
 #pragma once
-// Strict JSON on top of nlohmann-json: a duplicate key, a number out of range, text after the value or nesting deeper than
-// 100 is an error. Every error is an rz::Error that starts with `where` (a file's name). Include it from .cpp files only: it
-// is slow to compile.
+// Strict JSON on top of nlohmann-json: a duplicate key, a number out of range, text after the value or nesting deeper
+// than 100 is an error. Every error is an rz::Error that starts with `where` (a file's name). Include it from .cpp
+// files only: it is slow to compile.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>

@@ -20,8 +20,8 @@ void ParamTable::add(std::string name, std::vector<int64_t> shape, Init init, do
     for (const int64_t extent : shape) size = checked_mul(size, extent, name.c_str());
     const bool decay = shape.size() > 1;
     by_name_.emplace(name, int(tensors_.size()));
-    tensors_.push_back({std::move(name), std::move(shape), int(units_.size()) - 1, checked_add(size_, unit.size, "offset"),
-                        size, decay, init, init_std});
+    tensors_.push_back({std::move(name), std::move(shape), int(units_.size()) - 1,
+                        checked_add(size_, unit.size, "offset"), size, decay, init, init_std});
     unit.size = checked_add(unit.size, size, unit.name.c_str());
     ++unit.tensors;
     parameters_ = checked_add(parameters_, size, "parameter count");

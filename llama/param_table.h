@@ -1,13 +1,14 @@
 #pragma once
 // One row per tensor: the only place where a size, an offset or a name of a parameter is written.
 //
-// All parameters lie in one flat buffer, in the order in which the forward pass uses them. A unit is a contiguous run that is
-// needed together: unit 0 the embedding, units 1..L the blocks, unit L+1 the final norm and the head (only the norm if the
-// head is tied: the embedding then has two uses). Gradients, master weights and Adam's moments use the same offsets.
+// All parameters lie in one flat buffer, in the order in which the forward pass uses them. A unit is a contiguous run
+// that is needed together: unit 0 the embedding, units 1..L the blocks, unit L+1 the final norm and the head (only the
+// norm if the head is tied: the embedding then has two uses). Gradients, master weights and Adam's moments use the same
+// offsets.
 //
-// A unit is a whole number of equal blocks, at most 1024 of them, a multiple of 256 elements each; padding stands only at
-// its end. Slices for ZeRO are whole blocks, and the gradient norm is summed block by block, so nothing in the layout depends
-// on the number of ranks. Padding is initialised to zero and stays zero.
+// A unit is a whole number of equal blocks, at most 1024 of them, a multiple of 256 elements each; padding stands only
+// at its end. Slices for ZeRO are whole blocks, and the gradient norm is summed block by block, so nothing in the
+// layout depends on the number of ranks. Padding is initialised to zero and stays zero.
 
 #include <cstdint>
 #include <string>
@@ -42,7 +43,8 @@ struct Unit {
     int64_t blocks() const { return padded / block; }
 };
 
-// The tensors of a block, in buffer order: q, k, v are adjacent (one GEMM of (H + 2K) D rows), so are gate and up (2F rows).
+// The tensors of a block, in buffer order: q, k, v are adjacent (one GEMM of (H + 2K) D rows), so are gate and up (2F
+// rows).
 enum BlockTensor { kInputNorm, kQ, kK, kV, kO, kPostNorm, kGate, kUp, kDown, kBlockTensors };
 
 // Elements [begin, end).
@@ -68,12 +70,12 @@ class ParamTable {
     const Tensor& final_norm() const;
     const Tensor& head() const;  // the embedding if tied
 
-    // The part of a unit that `rank` of `ranks` owns, relative to the unit's beginning: whole blocks, in rank order, the first
-    // (blocks % ranks) ranks with one more. Empty if there are fewer blocks than ranks.
+    // The part of a unit that `rank` of `ranks` owns, relative to the unit's beginning: whole blocks, in rank order,
+    // the first (blocks % ranks) ranks with one more. Empty if there are fewer blocks than ranks.
     Range slice(int unit, int rank, int ranks) const;
 
-    // Maximal runs of the flat buffer with the same weight decay (padding joins the run before it): `end` is exclusive, the
-    // last one is size(). What AdamW's segments are made of.
+    // Maximal runs of the flat buffer with the same weight decay (padding joins the run before it): `end` is exclusive,
+    // the last one is size(). What AdamW's segments are made of.
     struct DecaySegment {
         int64_t end;
         bool decay;

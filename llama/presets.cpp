@@ -35,6 +35,7 @@ static ModelConfig llama3(const Shape& s, bool tied, double factor) {
 }
 
 std::span<const Preset> presets() {
+    // clang-format off
     //                                dim   ffn  layers heads kv  vocab
     static const std::vector<Preset> all = {
         {"bytes", make({256, 688, 4, 8, 4, 512}, false, 2048, 1e4, -1, -1), "quickstart: bytes of text, minutes on two cores"},
@@ -53,6 +54,7 @@ std::span<const Preset> presets() {
         {"llama3.1-70b", llama3({8192, 28672, 80, 64, 8, 128256}, false, 8), "meta-llama/Llama-3.1-70B"},
         {"llama3.1-405b", llama3({16384, 53248, 126, 128, 8, 128256}, false, 8), "meta-llama/Llama-3.1-405B"},
     };
+    // clang-format on
     return all;
 }
 
@@ -73,9 +75,8 @@ static size_t edits(std::string_view a, std::string_view b) {
 }
 
 std::string nearest_name(std::string_view text, std::span<const std::string> candidates) {
-    const auto best = std::min_element(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) {
-        return edits(text, a) < edits(text, b);
-    });
+    const auto best = std::min_element(candidates.begin(), candidates.end(),
+                                       [&](const auto& a, const auto& b) { return edits(text, a) < edits(text, b); });
     return best == candidates.end() ? "" : *best;
 }
 

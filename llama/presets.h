@@ -1,5 +1,6 @@
 #pragma once
-// Architectures by name, for training from scratch. Loading never uses them: a model's own config.json is the only truth.
+// Architectures by name, for training from scratch. Loading never uses them: a model's own config.json is the only
+// truth.
 
 #include <span>
 #include <string>

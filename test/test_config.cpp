@@ -40,9 +40,9 @@ std::string refusal(const std::string& more) {
 
 TEST(Presets, HaveThePublishedCounts) {
     const std::pair<const char*, int64_t> exact[] = {
-        {"smollm2-135m", 134'515'008},     {"smollm2-360m", 361'821'120},      {"smollm2-1.7b", 1'711'376'384},
-        {"tinyllama-1.1b", 1'100'048'384}, {"llama3.2-1b", 1'235'814'400},     {"llama3.2-3b", 3'212'749'824},
-        {"llama3.1-8b", 8'030'261'248},    {"llama3.1-70b", 70'553'706'496},   {"llama3.1-405b", 405'853'388'800},
+        {"smollm2-135m", 134'515'008},     {"smollm2-360m", 361'821'120},    {"smollm2-1.7b", 1'711'376'384},
+        {"tinyllama-1.1b", 1'100'048'384}, {"llama3.2-1b", 1'235'814'400},   {"llama3.2-3b", 3'212'749'824},
+        {"llama3.1-8b", 8'030'261'248},    {"llama3.1-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
     };
     for (const auto& [name, count] : exact) {
         ModelConfig c = find_preset(name).config;
@@ -103,11 +103,14 @@ TEST(Config, RefusalsNameTheFieldAndTheNearestValue) {
         const std::string e = error_of([&] { c.resolve(); });
         EXPECT_TRUE(contains(e, part)) << "got: " << e;
     };
-    refused([](auto& c) { c.heads = 7; }, "heads (num_attention_heads) = 7 does not divide dim (hidden_size) = 64: nearest heads 4 or 8");
-    refused([](auto& c) { c.kv_heads = 3; }, "kv-heads (num_key_value_heads) = 3 does not divide heads (num_attention_heads) = 4");
+    refused([](auto& c) { c.heads = 7; },
+            "heads (num_attention_heads) = 7 does not divide dim (hidden_size) = 64: nearest heads 4 or 8");
+    refused([](auto& c) { c.kv_heads = 3; },
+            "kv-heads (num_key_value_heads) = 3 does not divide heads (num_attention_heads) = 4");
     refused([](auto& c) { c.dim = 60; }, "nearest 56 or 64");
     refused([](auto& c) { c.head_dim = 15; }, "nearest 14 or 16");
-    refused([](auto& c) { c.vocab = int64_t(1e18); }, "vocab (vocab_size) = 1000000000000000000 must be from 1 to 2147483647");
+    refused([](auto& c) { c.vocab = int64_t(1e18); },
+            "vocab (vocab_size) = 1000000000000000000 must be from 1 to 2147483647");
     refused([](auto& c) { c.layers = -1; }, "layers (num_hidden_layers) = -1");
     refused([](auto& c) { c.norm_eps = NAN; }, "norm-eps");
     refused([](auto& c) { c.rope_theta = INFINITY; }, "rope-theta");
@@ -143,9 +146,11 @@ TEST(ConfigJson, AcceptsWhatRealFilesContain) {
 TEST(ConfigJson, ReadsRopeInBothForms) {
     const char* const factors =
         R"("factor":32.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
-    const std::string v4 = R"("rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3",)" + std::string(factors) + "}";
+    const std::string v4 =
+        R"("rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3",)" + std::string(factors) + "}";
     const std::string older = R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + std::string(factors) + "}";
-    const std::string v5 = R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + std::string(factors) + "}";
+    const std::string v5 =
+        R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + std::string(factors) + "}";
     for (const std::string& text : {v4, older, v5, v4 + "," + v5}) {
         const ModelConfig c = read(text);
         EXPECT_EQ(c.rope_theta, 500000) << text;
@@ -214,8 +219,9 @@ TEST(ConfigJson, WritesTheFormBothMajorVersionsRead) {
     c.eos = {3, 4};
     c.resolve();
     const std::string text = config_to_json(c, DType::bf16);
-    for (const char* part : {"\"rope_theta\": 10000.0", "\"rope_type\": \"llama3\"", "\"torch_dtype\": \"bfloat16\"",
-                             "\"dtype\": \"bfloat16\"", "\"LlamaForCausalLM\"", "\"pad_token_id\": null", "\"rms_norm_eps\": 1e-05"})
+    for (const char* part :
+         {"\"rope_theta\": 10000.0", "\"rope_type\": \"llama3\"", "\"torch_dtype\": \"bfloat16\"",
+          "\"dtype\": \"bfloat16\"", "\"LlamaForCausalLM\"", "\"pad_token_id\": null", "\"rms_norm_eps\": 1e-05"})
         EXPECT_TRUE(contains(text, part)) << part << " is not in\n" << text;
     EXPECT_FALSE(contains(text, "rope_parameters"));
 }

@@ -76,8 +76,8 @@ TEST_P(EveryPreset, SlicesAreWholeBlocksAndCoverEachUnitOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Presets, EveryPreset,
-                         testing::Values("bytes", "tiny", "small", "medium", "gpt2-124m", "smollm2-135m", "smollm2-360m",
-                                         "llama3.2-1b", "llama3.1-405b"));
+                         testing::Values("bytes", "tiny", "small", "medium", "gpt2-124m", "smollm2-135m",
+                                         "smollm2-360m", "llama3.2-1b", "llama3.1-405b"));
 
 TEST(ParamTable, OrderIsThatOfTheForwardPass) {
     ModelConfig c;
