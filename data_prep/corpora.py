@@ -1,0 +1,280 @@
+"""Where text comes from. Each corpus yields documents in an order that depends on nothing but its settings.
+
+A corpus has
+    name          of the dataset and its files
+    settings()    everything that determines its documents, for dataset.json and for resuming
+    open()        find the data; raises Unavailable if it is not to be had
+    total_bytes   roughly, for the ETA; None if unknown
+    documents(skip)   yields Document from number `skip` on
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import sysconfig
+import zlib
+from dataclasses import dataclass
+
+from common import PrepareError
+
+PIECE_BYTES = 1 << 20  # longer documents are passed on in pieces, cut after a newline
+
+
+class Unavailable(PrepareError):
+    """The corpus cannot be had here: a package or the network is missing."""
+
+
+@dataclass
+class Document:
+    split: str        # "train" or "val"
+    data: bytes       # UTF-8 as a rule; tokenizers other than bytes see invalid sequences as U+FFFD
+    first: bool = True  # False: continues the document before
+
+
+def pieces(data):
+    """Cuts long text after newlines (else at PIECE_BYTES), never inside a UTF-8 sequence."""
+    begin = 0
+    while len(data) - begin > PIECE_BYTES:
+        end = data.rfind(b"\n", begin, begin + PIECE_BYTES) + 1
+        if end <= begin:
+            end = begin + PIECE_BYTES
+            for back in range(1, 4):
+                if data[end] & 0xC0 != 0x80:
+                    break
+                end -= 1
+        yield data[begin:end]
+        begin = end
+    if begin < len(data):
+        yield data[begin:]
+
+
+def split_of(key, seed, val_fraction):
+    """Every document falls to one side by a hash of its key: no counts, so any prefix of a corpus is split alike."""
+    return "val" if zlib.crc32(f"{seed}:{key}".encode()) < val_fraction * 2**32 else "train"
+
+
+class Corpus:
+    total_bytes = None
+
+    def __init__(self, name, seed, val_fraction):
+        self.name, self.seed, self.val_fraction = name, seed, val_fraction
+
+    def settings(self):
+        return {"kind": type(self).__name__, "seed": self.seed, "val_fraction": self.val_fraction}
+
+    def open(self):
+        pass
+
+    def documents(self, skip=0):
+        return itertools.islice(self._documents(), skip, None)
+
+    def _in_pieces(self, split, data):
+        for i, piece in enumerate(pieces(data)):
+            yield Document(split, piece, first=i == 0)
+
+
+class StdlibCorpus(Corpus):
+    """The source of Python's standard library, which every machine with Python already has.
+
+    Without tests, installed packages and files that differ between machines. One document per file, in the order of a
+    hash of the path, so that a prefix of any size is a fair sample.
+    """
+
+    EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+
+    def __init__(self, seed, val_fraction, root=None):
+        super().__init__("stdlib", seed, val_fraction)
+        self.root = root or sysconfig.get_paths()["stdlib"]
+
+    def settings(self):
+        return {**super().settings(), "python": sysconfig.get_python_version(), "files": len(self._files)}
+
+    def open(self):
+        found = []
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = [f for f in folders if f not in self.EXCLUDED_FOLDERS and not f.startswith("config-")]
+            for file in files:
+                path = os.path.join(folder, file)
+                if file.endswith(".py") and not file.startswith("_sysconfigdata") and not os.path.islink(path):
+                    found.append((os.path.relpath(path, self.root), os.path.getsize(path)))
+        if not found:
+            raise Unavailable(f"no Python source under {self.root}; install the package libpython3-stdlib, or use: "
+                              "prepare.py text FILE")
+        found.sort(key=lambda f: hashlib.sha256(f[0].encode()).digest())
+        self._files = [f[0] for f in found]
+        self.total_bytes = sum(f[1] for f in found)
+
+    def _documents(self):
+        for path in self._files:
+            with open(os.path.join(self.root, path), "rb") as f:
+                data = f.read()
+            if data:
+                yield from self._in_pieces(split_of(path, self.seed, self.val_fraction), data)
+
+
+class TextCorpus(Corpus):
+    """Files and folders of text. A .jsonl file holds one document per line, in `field`; any other file is one
+    document, or several between lines equal to `separator`. If there are few files (and no separator), the end of each goes to
+    validation; otherwise whole documents do."""
+
+    FEW_FILES = 20
+
+    def __init__(self, paths, name, seed, val_fraction, field="text", separator=None):
+        super().__init__(name, seed, val_fraction)
+        self.paths, self.field, self.separator = paths, field, separator
+
+    def settings(self):
+        return {**super().settings(), "field": self.field, "separator": self.separator,
+                "files": [[os.path.basename(p), os.path.getsize(p)] for p in self._files]}
+
+    def open(self):
+        self._files, self.skipped = [], []
+        for path in self.paths:
+            if not os.path.exists(path):
+                raise PrepareError(f"{path}: no such file or folder")
+            found = [path] if os.path.isfile(path) else self._walk(path)
+            for file in found:
+                if os.path.getsize(file) and self._is_text(file):
+                    self._files.append(file)
+                elif os.path.isfile(path):
+                    raise PrepareError(f"{file}: " + ("is empty" if not os.path.getsize(file) else
+                                       "holds NUL bytes in its first 8 KiB, so it is not text; unpack or convert it first"))
+                else:
+                    self.skipped.append(file)
+        if not self._files:
+            raise PrepareError(f"no text files in {', '.join(self.paths)}")
+        self.total_bytes = sum(os.path.getsize(f) for f in self._files)
+
+    @staticmethod
+    def _walk(root):
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(f for f in folders if not f.startswith("."))
+            for file in sorted(files):
+                path = os.path.join(folder, file)
+                if not file.startswith(".") and os.path.isfile(path):
+                    yield path
+
+    @staticmethod
+    def _is_text(path):
+        with open(path, "rb") as f:
+            return b"\0" not in f.read(8192)
+
+    def _documents(self):
+        for number, path in enumerate(self._files):
+            if path.endswith(".jsonl"):
+                yield from self._json_lines(number, path)
+            elif self.separator is not None:
+                yield from self._separated(number, path)
+            elif len(self._files) < self.FEW_FILES:
+                yield from self._head_and_tail(path)
+            else:
+                yield from self._read(path, 0, os.path.getsize(path), split_of(number, self.seed, self.val_fraction))
+
+    def _json_lines(self, number, path):
+        with open(path, "rb") as f:
+            for line_number, line in enumerate(f, 1):
+                if not line.strip():
+                    continue
+                try:
+                    text = json.loads(line)[self.field]
+                    data = text.encode("utf-8", "replace")
+                except (ValueError, KeyError, TypeError, AttributeError) as e:
+                    raise PrepareError(f"{path}, line {line_number}: no JSON object with a string '{self.field}' "
+                                       f"({type(e).__name__}: {e}); name the field with --field") from e
+                if data:
+                    yield from self._in_pieces(split_of(f"{number}:{line_number}", self.seed, self.val_fraction), data)
+
+    def _separated(self, number, path):
+        mark, lines, count = self.separator.encode(), [], 0
+        with open(path, "rb") as f:
+            for line in itertools.chain(f, [mark]):
+                if line.strip() != mark:
+                    lines.append(line)
+                    continue
+                data, lines = b"".join(lines).strip(b"\r\n"), []
+                if data:
+                    yield from self._in_pieces(split_of(f"{number}:{count}", self.seed, self.val_fraction), data)
+                count += 1
+
+    def _head_and_tail(self, path):
+        size = os.path.getsize(path)
+        cut = size - int(size * self.val_fraction)
+        with open(path, "rb") as f:  # move the cut behind the end of its line
+            f.seek(cut)
+            cut = min(cut + len(f.readline(PIECE_BYTES)), size) if cut < size else size
+        if cut == size and self.val_fraction > 0:  # one line
+            cut = size - int(size * self.val_fraction)
+        yield from self._read(path, 0, cut, "train")
+        yield from self._read(path, cut, size, "val")
+
+    def _read(self, path, begin, end, split):
+        first, rest = True, b""
+        with open(path, "rb") as f:
+            f.seek(begin)
+            while begin < end:
+                block = f.read(min(16 * PIECE_BYTES, end - begin))
+                if not block:
+                    raise PrepareError(f"{path}: became shorter while it was read")
+                begin += len(block)
+                parts = list(pieces(rest + block))
+                rest = parts.pop() if begin < end else b""  # may go on in the next block
+                for part in parts:
+                    yield Document(split, part, first)
+                    first = False
+
+
+class HubCorpus(Corpus):
+    """A dataset of the Hugging Face hub, streamed through `datasets`."""
+
+    def __init__(self, name, repo, seed, val_fraction, subset=None, revision=None, val_split=None, field="text"):
+        super().__init__(name, seed, val_fraction)
+        self.repo, self.subset, self.revision = repo, subset, revision
+        self.val_split, self.field = val_split, field
+
+    def settings(self):
+        return {**super().settings(), "repo": self.repo, "subset": self.subset, "revision": self.revision,
+                "field": self.field}
+
+    def _load(self, split):
+        try:
+            import datasets
+        except ImportError as e:
+            raise Unavailable(f"{self.name} is streamed through the Python package `datasets`, which is missing; run: "
+                              "python3 -m pip install datasets") from e
+        try:
+            return datasets.load_dataset(self.repo, self.subset, split=split, revision=self.revision, streaming=True)
+        except Exception as e:  # the package raises many types for a missing network or repository
+            reason = str(e).strip().splitlines()
+            raise Unavailable(f"cannot open {self.repo} on the Hugging Face hub ({type(e).__name__}: "
+                              f"{reason[0] if reason else ''}); check the network and the name, or download it and "
+                              "use: prepare.py text FILES") from e
+
+    def open(self):
+        self._train = self._load("train")
+        self._val = self._load(self.val_split) if self.val_split else None
+        splits = getattr(getattr(self._train, "info", None), "splits", None) or {}
+        self.total_bytes = sum(getattr(s, "num_bytes", 0) or 0 for s in splits.values()) or None
+
+    def _rows(self, rows, split):
+        for number, row in enumerate(self._unbroken(rows)):
+            text = row.get(self.field)
+            if not isinstance(text, str):
+                raise PrepareError(f"{self.repo}, row {number}: no text in '{self.field}'; its fields are "
+                                   f"{', '.join(row)}; name one with --field")
+            if text:
+                yield from self._in_pieces(split or split_of(number, self.seed, self.val_fraction), text.encode("utf-8", "replace"))
+
+    def _unbroken(self, rows):
+        try:
+            yield from rows
+        except Exception as e:  # of many types: the network
+            raise PrepareError(f"the stream of {self.repo} broke ({type(e).__name__}: {e}); give the same command again "
+                               "to go on") from e
+
+    def _documents(self):
+        if self._val is None:
+            yield from self._rows(self._train, None)
+        else:  # validation first: a limit on the size cuts training text
+            yield from self._rows(self._val, "val")
+            yield from self._rows(self._train, "train")
