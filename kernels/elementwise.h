@@ -33,7 +33,8 @@ struct SumRows {
 };
 
 // x[i] = mean + std * z(first + i), z standard normal: Philox4x32-10 (Salmon et al. 2011) counted by logical index and keyed by
-// (seed, stream), Box-Muller. Any cut of a tensor gives the same numbers. f32 and rounded copies are filled together.
+// (seed, stream), Box-Muller; kernels/philox.h has the exact recipe, and both backends give the same bits. x = fmaf(std, z,
+// mean). Any cut of a tensor gives the same numbers. f32 and rounded copies are filled together.
 struct RandomNormal {
     void* x;                  // (n) dtype   =
     float* x32 = nullptr;     // (n) f32     =   the value before rounding; optional
