@@ -121,8 +121,8 @@ __device__ __forceinline__ float load_terms(const BackwardArgs<T>& a, int64_t ba
     return dot;
 }
 
-// Part p takes rows p, p + parts, ... and sums its share of dw over them: in registers for the first columns, in its own
-// row of `partial` for columns beyond them.
+// Part p takes a run of consecutive rows and sums its share of dw over them: in registers for the first columns, in its
+// own row of `partial` for columns beyond them.
 template <class T, int kVec>
 __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a) {
     __shared__ float slots[2][32];
@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
         for (int k = 0; k < kVec; ++k) partial[c + k] = 0;
 
     int turn = 0;
-    for (int64_t row = part; row < a.N; row += a.parts, turn ^= 1) {
+    const int64_t end = (part + 1) * a.N / a.parts;
+    for (int64_t row = part * a.N / a.parts; row < end; ++row, turn ^= 1) {
         const int64_t base = row * a.C;
         const float rstd = a.rstd[row];
         float dy[kKeepBackward][kVec], xhat[kKeepBackward][kVec], dot = 0;
@@ -219,9 +220,7 @@ void rmsnorm_forward_cuda(const RmsnormForward& a, CudaStream stream) {
 void rmsnorm_backward_cuda(const RmsnormBackward& a, CudaStream stream) {
     if (a.N == 0 || a.C == 0) return;
     require(a.C <= 0x7fffffff, "rmsnorm: C=%lld is beyond 2^31", static_cast<long long>(a.C));
-    // Whatever the scratch holds decides the partition, so the bits depend on neither the GPU nor its load.
-    const int64_t capacity = rmsnorm_backward_scratch(a.C) / a.C;
-    const int parts = int(a.N < capacity ? a.N : capacity);
+    const int parts = int(a.N < kRmsnormBackwardParts ? a.N : kRmsnormBackwardParts);
     with_device_type(a.dtype, [&]<class T>() {
         const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.dx, a.dy, a.x, a.w, a.dresidual, a.scratch);
         wide ? launch_backward<T, kVecOf<T>>(a, parts, stream) : launch_backward<T, 1>(a, parts, stream);

@@ -1,0 +1,128 @@
+#include "kernels/elementwise.h"
+
+#include "kernels/device_math.cuh"
+
+namespace rz {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVec = 8;  // elements per thread: one 16-byte access of a 16-bit type, two of fp32
+
+// The type is a run-time argument, the same for the whole grid: 27 combinations in one kernel, at a branch per access.
+__device__ __forceinline__ void load_any(float (&v)[kVec], const void* p, DType t, int64_t i) {
+    if (t == DType::f32)
+        load(v, static_cast<const float*>(p) + i);
+    else if (t == DType::bf16)
+        load(v, static_cast<const __nv_bfloat16*>(p) + i);
+    else
+        load(v, static_cast<const __half*>(p) + i);
+}
+__device__ __forceinline__ void store_any(void* p, DType t, int64_t i, const float (&v)[kVec]) {
+    if (t == DType::f32)
+        store(static_cast<float*>(p) + i, v);
+    else if (t == DType::bf16)
+        store(static_cast<__nv_bfloat16*>(p) + i, v);
+    else
+        store(static_cast<__half*>(p) + i, v);
+}
+__device__ __forceinline__ float load_one(const void* p, DType t, int64_t i) {
+    if (t == DType::f32) return static_cast<const float*>(p)[i];
+    if (t == DType::bf16) return to_float(static_cast<const __nv_bfloat16*>(p)[i]);
+    return to_float(static_cast<const __half*>(p)[i]);
+}
+__device__ __forceinline__ void store_one(void* p, DType t, int64_t i, float v) {
+    if (t == DType::f32)
+        static_cast<float*>(p)[i] = v;
+    else if (t == DType::bf16)
+        static_cast<__nv_bfloat16*>(p)[i] = from_float<__nv_bfloat16>(v);
+    else
+        static_cast<__half*>(p)[i] = from_float<__half>(v);
+}
+
+// Elements [i, i + count), count <= kVec, as one access where `wide` allows.
+__device__ __forceinline__ void load_some(float (&v)[kVec], const void* p, DType t, int64_t i, int count, bool wide) {
+    if (wide && count == kVec) {
+        load_any(v, p, t, i);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) v[k] = k < count ? load_one(p, t, i + k) : 0.0f;
+}
+__device__ __forceinline__ void store_some(void* p, DType t, int64_t i, int count, bool wide, const float (&v)[kVec]) {
+    if (wide && count == kVec) {
+        store_any(p, t, i, v);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kVec; ++k)
+        if (k < count) store_one(p, t, i + k, v[k]);
+}
+
+__device__ __forceinline__ int64_t first_element() {
+    return (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kVec;
+}
+__device__ __forceinline__ int elements_left(int64_t i, int64_t n) { return n - i < kVec ? int(n - i) : kVec; }
+
+__global__ void __launch_bounds__(kThreads) cast_kernel(Cast a, bool wide) {
+    const int64_t i = first_element();
+    if (i >= a.n) return;
+    const int count = elements_left(i, a.n);
+    float v[kVec];
+    load_some(v, a.x, a.dtype, i, count, wide);
+    store_some(a.out, a.out_dtype, i, count, wide, v);
+}
+
+__global__ void __launch_bounds__(kThreads) reduce_add_kernel(ReduceAdd r, bool wide) {
+    const int64_t i = first_element();
+    if (i >= r.n) return;
+    const int count = elements_left(i, r.n);
+    float a[kVec], b[kVec];
+    load_some(a, r.a, r.a_dtype, i, count, wide);
+    load_some(b, r.b, r.b_dtype, i, count, wide);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) a[k] = (a[k] + b[k]) * r.scale;
+    store_some(r.out, r.out_dtype, i, count, wide, a);
+}
+
+// out may be one of the rows: a thread has read its elements of every row before it writes.
+__global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide) {
+    const int64_t i = first_element();
+    if (i >= a.n) return;
+    const int count = elements_left(i, a.n);
+    float sum[kVec];
+    load_some(sum, a.x, a.dtype, i, count, wide);
+#pragma unroll 4
+    for (int64_t row = 1; row < a.rows; ++row) {
+        float v[kVec];
+        load_some(v, a.x, a.dtype, row * a.stride + i, count, wide);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) sum[k] += v[k];
+    }
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) sum[k] *= a.scale;
+    store_some(a.out, a.out_dtype, i, count, wide, sum);
+}
+
+LaunchConfig flat(int64_t n, CudaStream stream) {
+    return LaunchConfig(dim3(blocks_for(n, int64_t(kThreads) * kVec)), dim3(kThreads), 0, stream);
+}
+
+}  // namespace
+
+void cast_cuda(const Cast& a, CudaStream stream) {
+    if (a.n == 0) return;
+    launch(cast_kernel, flat(a.n, stream), a, aligned_to(16, a.out, a.x));
+}
+
+void reduce_add_cuda(const ReduceAdd& a, CudaStream stream) {
+    if (a.n == 0) return;
+    launch(reduce_add_kernel, flat(a.n, stream), a, aligned_to(16, a.out, a.a, a.b));
+}
+
+void sum_rows_cuda(const SumRows& a, CudaStream stream) {
+    if (a.n == 0) return;
+    const bool wide = aligned_to(16, a.out, a.x) && a.stride % kVecOf<__half> == 0;
+    launch(sum_rows_kernel, flat(a.n, stream), a, wide);
+}
+
+}  // namespace rz
