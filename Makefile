@@ -1,0 +1,168 @@
+# ringzero: LLaMA training in raw CUDA C++.
+#
+#   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
+#   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
+#   make test         every test that needs no GPU
+#   make test-gpu     the kernel tests on the GPU
+#   make bench        the microbenchmarks in dev/
+#
+# Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      SM="80 90a"  GPU architectures (PTX of the first is added)
+#           BUILD=dir  CXX=g++  OPT=-O3  J=jobs
+
+CXX   ?= g++
+BUILD ?= build
+OPT   ?= -O3
+SM    ?= 80 90a
+CUDA  ?= auto
+MPI   ?= auto
+
+# ---- what is here ------------------------------------------------------------------------------------------------------
+
+CONFIG := $(BUILD)/config.mk
+NOBUILD := clean help deps
+ifeq ($(filter $(NOBUILD),$(or $(MAKECMDGOALS),all)),)
+$(CONFIG): dev/configure.sh
+	@mkdir -p $(BUILD)
+	@CXX=$(CXX) dev/configure.sh > $@.tmp && mv $@.tmp $@
+-include $(CONFIG)
+endif
+
+ifeq ($(CUDA),0)
+HAVE_CUDA :=
+endif
+ifeq ($(MPI),0)
+HAVE_MPI :=
+endif
+ifneq ($(filter 1,$(CUDA)),)
+ifeq ($(HAVE_CUDA)$(wildcard $(CONFIG)),$(CONFIG))
+$(error CUDA=1, but no usable nvcc with cuBLASLt was found; install the CUDA Toolkit or set NVCC=/path/to/nvcc and run: make reconfigure)
+endif
+endif
+
+# ---- flags -------------------------------------------------------------------------------------------------------------
+
+# -fno-math-errno and -fno-trapping-math let loops with sqrt and comparisons vectorise; neither changes a value.
+BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Wno-psabi -fno-math-errno -fno-trapping-math -I. -MMD -MP
+COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS))
+LIBS := $(if $(HAVE_DNNL),-ldnnl) $(if $(HAVE_MPI),$(MPI_LIBS)) -pthread
+CUDA_DEFS := -DRZ_CUDA $(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS)) -I$(CUDA_HOME)/include
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart $(if $(HAVE_NCCL),$(NCCL_LIBS))
+OPENMP := -fopenmp
+
+GENCODE := $(foreach s,$(SM),-gencode arch=compute_$(s),code=sm_$(s)) \
+           -gencode arch=compute_$(firstword $(SM)),code=compute_$(firstword $(SM))
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Wno-psabi \
+             --Werror all-warnings -DRZ_CUDA
+
+# ---- the library and the program ---------------------------------------------------------------------------------------
+
+CPP_SOURCES := $(sort $(wildcard kernels/runtime/*.cpp kernels/*.cpp comm/*.cpp zero/*.cpp llama/*.cpp))
+CU_SOURCES  := $(sort $(wildcard kernels/*.cu))
+
+FLAVOUR := $(if $(HAVE_CUDA),cuda,cpu)$(if $(HAVE_MPI),,-nompi)
+OBJ := $(BUILD)/$(FLAVOUR)
+OBJECTS := $(CPP_SOURCES:%.cpp=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SOURCES:%.cu=$(OBJ)/%.cu.o))
+FLAVOUR_DEFS := $(DEFS) $(if $(HAVE_CUDA),$(CUDA_DEFS))
+FLAVOUR_LIBS := $(LIBS) $(if $(HAVE_CUDA),$(CUDA_LIBS))
+LIB := $(OBJ)/libringzero.a
+
+.PHONY: all
+all: train_llama
+
+# ./train_llama is the program of the flavour built last.
+.PHONY: train_llama
+train_llama: $(OBJ)/train_llama
+	@cmp -s $< $@ || (cp $< $@.tmp && mv $@.tmp $@ && echo "built ./train_llama ($(FLAVOUR))")
+
+$(OBJ)/train_llama: $(OBJ)/train_llama.o $(LIB)
+	$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
+
+$(OBJ)/train_llama.o: train_llama.cu Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -x c++ -c -o $@ $<
+
+$(LIB): $(OBJECTS)
+	@rm -f $@
+	@ar rcs $@ $^
+
+$(OBJ)/%.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
+
+$(OBJ)/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# The commit is known at run time from this one file, rebuilt when it changes.
+$(BUILD)/commit.txt: FORCE
+	@mkdir -p $(@D)
+	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
+$(OBJ)/llama/version.o: $(BUILD)/commit.txt
+$(OBJ)/llama/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"'
+FORCE:
+
+# ---- tests -------------------------------------------------------------------------------------------------------------
+
+GTEST := -lgtest_main -lgtest
+UNIT_SOURCES   := $(sort $(wildcard test/test_*.cpp))
+MPI_TESTS      := $(sort $(wildcard test/mpi_*.cpp))
+KERNEL_TESTS   := $(sort $(wildcard test/kernel_*.cpp))
+UNIT_OBJECTS   := $(UNIT_SOURCES:%.cpp=$(OBJ)/%.o)
+MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
+KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
+
+$(OBJ)/unit_tests: $(UNIT_OBJECTS) $(LIB)
+	$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
+$(OBJ)/mpi_tests: $(MPI_OBJECTS) $(LIB)
+	$(CXX) $(OPENMP) -o $@ $^ -lgtest $(FLAVOUR_LIBS)
+$(OBJ)/kernel_tests: $(KERNEL_OBJECTS) $(LIB)
+	$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
+
+-include $(wildcard test/simt/simt.mk)
+
+.PHONY: test test-unit test-gpu
+test: deps-test
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) test-build
+	@dev/run_tests.sh $(BUILD) $(OBJ)
+
+.PHONY: test-build deps-test
+test-build: train_llama $(OBJ)/unit_tests $(if $(and $(HAVE_MPI),$(MPI_TESTS)),$(OBJ)/mpi_tests) $(if $(HAVE_CUDA),$(SIMT_TARGETS))
+deps-test:
+	@dev/install_deps.sh --check || dev/install_deps.sh
+
+test-unit: $(OBJ)/unit_tests
+	$(OBJ)/unit_tests --gtest_brief=1
+
+test-gpu: $(OBJ)/kernel_tests
+	$(OBJ)/kernel_tests
+
+# ---- benchmarks and tools ----------------------------------------------------------------------------------------------
+
+DEV_SOURCES := $(sort $(wildcard dev/*.cpp))
+DEV_TOOLS := $(DEV_SOURCES:dev/%.cpp=$(OBJ)/dev/%)
+$(OBJ)/dev/%: $(OBJ)/dev/%.o $(LIB)
+	$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
+.PHONY: bench tools
+tools bench: $(DEV_TOOLS)
+	@ln -sfn $(FLAVOUR)/dev $(BUILD)/dev
+	@echo "built: $(DEV_SOURCES:dev/%.cpp=$(BUILD)/dev/%)"
+
+# ---- first steps -------------------------------------------------------------------------------------------------------
+
+.PHONY: deps quickstart reconfigure clean help
+deps:
+	dev/install_deps.sh
+quickstart:
+	@dev/quickstart.sh
+reconfigure:
+	@rm -f $(CONFIG)
+	@$(MAKE) --no-print-directory $(CONFIG)
+clean:
+	rm -rf $(BUILD) train_llama train_llama_simt
+help:
+	@sed -n '2,12s/^# \{0,1\}//p' Makefile
+
+.DELETE_ON_ERROR:
+.SECONDARY:
+-include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_TOOLS:=.d) $(OBJ)/train_llama.d

@@ -1,0 +1,39 @@
+#include "llama/batch_feeder.h"
+
+#include "kernels/embedding.h"
+
+namespace rz {
+
+// tokens N, targets N, rows N, starts N + 1, ids N
+static int64_t ints(int64_t N) { return 5 * N + 1; }
+
+BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab)
+    : stream_(stream), B_(B), T_(T), vocab_(vocab) {
+    const int64_t bytes = checked_mul(ints(checked_mul(B, T, "micro-batch")), 4, "micro-batch");
+    for (Staging& s : staging_) s.host = Buffer::host_for(device, bytes, MemKind::data, "token staging");
+    device_ = Buffer(device, bytes, MemKind::data, "tokens");
+}
+
+DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position) {
+    Staging& staging = staging_[size_t(turn_)];
+    turn_ ^= 1;
+    staging.copied.synchronize();
+    const int64_t N = B_ * T_;
+    int32_t* host = staging.host.as<int32_t>();
+    data.batch(position, B_, host, host + N);
+    const int64_t distinct = embedding_plan(host, N, vocab_, host + 2 * N, host + 3 * N, host + 4 * N + 1);
+    stream_.copy(device_.data(), host, staging.host.bytes());
+    staging.copied = stream_.record();
+
+    const int32_t* p = device_.as<int32_t>();
+    return {.B = B_,
+            .T = T_,
+            .tokens = p,
+            .targets = p + N,
+            .rows = p + 2 * N,
+            .starts = p + 3 * N,
+            .ids = p + 4 * N + 1,
+            .distinct = distinct};
+}
+
+}  // namespace rz

@@ -1,0 +1,33 @@
+#pragma once
+// Brings micro-batches to the device. The host prepares one while the device works on the one before: two pinned staging
+// buffers in turn, each reused only after the event that says its copy is done.
+
+#include <array>
+
+#include "kernels/runtime/memory.h"
+#include "llama/data_loader.h"
+#include "llama/model.h"
+
+namespace rz {
+
+class BatchFeeder {
+   public:
+    BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab);
+
+    // Samples [position, position + B) of the loader, with their embedding plan. Valid for work enqueued on the stream until the
+    // next call.
+    DeviceBatch next(const DataLoader& data, int64_t position);
+
+   private:
+    Stream& stream_;
+    int64_t B_, T_, vocab_;
+    struct Staging {
+        Buffer host;
+        Event copied;
+    };
+    std::array<Staging, 2> staging_;
+    Buffer device_;
+    int turn_ = 0;
+};
+
+}  // namespace rz

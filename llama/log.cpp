@@ -1,0 +1,105 @@
+#include "llama/log.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "kernels/runtime/check.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+
+std::string duration(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0) return "?";
+    const long long s = std::llround(seconds);
+    if (s < 60) return format("%llds", s);
+    if (s < 3600) return format("%lldm%02llds", s / 60, s % 60);
+    if (s < 86400) return format("%lldh%02lldm", s / 3600, s / 60 % 60);
+    return format("%lldd%02lldh", s / 86400, s / 3600 % 24);
+}
+
+static std::string short_number(double x) {
+    if (x >= 1e6) return format("%.2fM", x / 1e6);
+    if (x >= 1e4) return format("%.1fk", x / 1e3);
+    return format("%.0f", x);
+}
+
+static std::string rate(double flops) {
+    return flops >= 1e12 ? format("%.1f TFLOP/s", flops / 1e12) : format("%.1f GFLOP/s", flops / 1e9);
+}
+
+// JSON has no NaN or infinity.
+static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x) : "null"; }
+
+Log::Log(const RunFacts& facts, const std::string& folder, bool resumed)
+    : facts_(facts), folder_(folder), start_(std::chrono::steady_clock::now()) {
+    colour_ = isatty(1) && !std::getenv("NO_COLOR");
+    if (facts_.quiet || folder_.empty()) return;
+    const std::string path = folder_ + "/metrics.jsonl";
+    metrics_ = std::fopen(path.c_str(), resumed ? "a" : "w");
+    require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
+}
+
+Log::~Log() {
+    if (metrics_) std::fclose(metrics_);
+}
+
+void Log::line(const std::string& text) {
+    if (facts_.quiet) return;
+    std::fputs((text + "\n").c_str(), stdout);
+    std::fflush(stdout);
+}
+
+std::string Log::eta(int64_t step) const {
+    if (recent_seconds_ <= 0) return "?";
+    return duration(double(facts_.steps - step) * recent_seconds_);
+}
+
+void Log::step(const StepReport& r, bool print) {
+    if (first_step_ < 0) first_step_ = r.step;
+    // The first step pays for first touches and plans; it says nothing about the others.
+    if (r.step > first_step_) recent_seconds_ = recent_seconds_ <= 0 ? r.seconds : 0.9 * recent_seconds_ + 0.1 * r.seconds;
+    if (facts_.quiet) return;
+    const double tokens_per_second = double(r.tokens) / r.seconds, flops = tokens_per_second * facts_.flops_per_token;
+    const DeviceKind where = MemoryLedger::get().peak(DeviceKind::cuda) > 0 ? DeviceKind::cuda : DeviceKind::cpu;
+    const int64_t memory = MemoryLedger::get().peak(where);
+    if (print) {
+        const int width = int(std::to_string(facts_.steps).size());
+        const std::string speed =
+            facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);
+        const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
+        line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s", width,
+                    (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm, r.learning_rate,
+                    1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(), human_bytes(memory).c_str(),
+                    eta(r.step).c_str()));
+    }
+    write_json(format("{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
+                      "\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld}",
+                      (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(),
+                      number(r.learning_rate).c_str(), number(r.seconds).c_str(), (long long)r.tokens_so_far,
+                      number(tokens_per_second).c_str(), number(flops).c_str(), (long long)memory));
+}
+
+void Log::validation(const ValidationReport& r) {
+    if (facts_.quiet) return;
+    const char *green = colour_ ? "\033[1;32m" : "", *plain = colour_ ? "\033[0m" : "";
+    const std::string bits = r.bits_per_byte >= 0 ? format(" (%.4f bits per byte)", r.bits_per_byte) : "";
+    line(format("step %lld | %svalidation loss %.4f nats%s%s | %s", (long long)r.step, green, r.loss, bits.c_str(), plain,
+                duration(r.seconds).c_str()));
+    std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
+    if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
+    write_json(json + "}");
+}
+
+// A full disk must not end a run: one warning, then silence.
+void Log::write_json(const std::string& object) {
+    if (!metrics_) return;
+    const bool ok = std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0;
+    if (ok || warned_) return;
+    warned_ = true;
+    std::fprintf(stderr, "train_llama: can't write %s/metrics.jsonl: %m; training goes on\n", folder_.c_str());
+    std::clearerr(metrics_);
+}
+
+}  // namespace rz

@@ -1,0 +1,60 @@
+#pragma once
+// What a run tells: one line per step for people, one JSON object per step for programs.
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace rz {
+
+struct StepReport {
+    int64_t step;
+    double loss, grad_norm, learning_rate;
+    double seconds;  // of this step
+    int64_t tokens;  // in this step, over all ranks
+    int64_t tokens_so_far;
+};
+
+struct ValidationReport {
+    int64_t step;
+    double loss;            // nats per token
+    double bits_per_byte;   // < 0 if the data's bytes are unknown
+    double seconds;
+};
+
+struct RunFacts {
+    int64_t steps;           // of the whole run
+    double flops_per_token;  // forward and backward
+    double peak_flops;       // of all devices together; 0: unknown, then FLOP/s are shown instead of MFU
+    bool quiet = false;      // not the rank that talks
+};
+
+// Writes to stdout, and with a folder to metrics.jsonl.
+class Log {
+   public:
+    Log(const RunFacts& facts, const std::string& folder, bool resumed);
+    ~Log();
+    Log(const Log&) = delete;
+
+    void line(const std::string& text);  // plain text, from the rank that talks
+    void step(const StepReport&, bool print);
+    void validation(const ValidationReport&);
+
+   private:
+    void write_json(const std::string& object);
+    std::string eta(int64_t step) const;
+
+    RunFacts facts_;
+    std::string folder_;
+    bool colour_;
+    std::FILE* metrics_ = nullptr;
+    std::chrono::steady_clock::time_point start_;
+    int64_t first_step_ = -1;
+    double recent_seconds_ = 0;  // exponential mean
+    bool warned_ = false;
+};
+
+std::string duration(double seconds);  // "1h02m", "3m05s", "12s"
+
+}  // namespace rz
