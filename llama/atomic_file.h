@@ -1,0 +1,53 @@
+#pragma once
+// Files that exist whole or not at all: written under a temporary name beside the target, fsynced, renamed over it, and
+// the folder fsynced, so that neither a killed process nor a power cut leaves half a file under the real name. Every
+// system call is checked; errors name the file, the call and the reason (disk full, quota, no permission).
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace rz {
+
+class AtomicFile {
+   public:
+    // Creates the temporary file. `bytes`, if known, is reserved at once, so that a full disk shows now and not later.
+    explicit AtomicFile(std::string path, int64_t bytes = 0);
+    // Removes the temporary file unless commit() succeeded.
+    ~AtomicFile();
+    AtomicFile(const AtomicFile&) = delete;
+    AtomicFile& operator=(const AtomicFile&) = delete;
+
+    const std::string& path() const { return path_; }
+    void append(const void* data, int64_t bytes);
+    // At any offset, from any thread.
+    void write_at(int64_t offset, const void* data, int64_t bytes);
+    // fsync, close, rename, fsync of the folder. Nothing can be written after it.
+    void commit();
+
+   private:
+    std::string path_, temporary_;
+    int fd_ = -1;
+    int64_t end_ = 0;  // of what append() wrote
+};
+
+void write_file_atomically(const std::string& path, std::string_view content);
+
+// The whole file as bytes; throws naming it.
+std::string read_file(const std::string& path);
+
+// Does nothing if both are the same file.
+void copy_file_atomically(const std::string& from, const std::string& to);
+
+void fsync_folder(const std::string& folder);
+
+// mkdir -p; fsyncs the parent of whatever it made.
+void make_folder(const std::string& folder);
+
+// The part before the last slash; "." if there is none.
+std::string parent_folder(const std::string& path);
+
+// Writes all of it or throws; retries interrupted and short writes.
+void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path);
+
+}  // namespace rz
