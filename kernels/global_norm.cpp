@@ -38,7 +38,7 @@ void sum_squares_cpu(const SumSquares& a) { RZ_SIMD_CALL(sum_squares, a); }
 
 void clip_scale_cpu(const ClipScale& a) {
     double sum = 0;
-    for (int64_t i = 0; i < a.count; ++i) sum += a.partial[i];
+    for (int64_t i = 0; i < a.count; ++i) sum += a.partial[a.order ? a.order[i] : i];
     const double norm = std::sqrt(sum) * double(a.average);
     *a.norm = float(norm);
     if (!std::isfinite(*a.norm))

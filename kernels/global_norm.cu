@@ -30,12 +30,16 @@ __global__ void __launch_bounds__(kThreads) sum_squares_kernel(double* partial, 
 
 // One block: all threads fetch, thread 0 adds in order.
 __global__ void __launch_bounds__(kThreads)
-    clip_scale_kernel(float* norm, float* scale, const double* partial, int64_t count, float average, float max_norm) {
+    clip_scale_kernel(float* norm, float* scale, const double* partial, const int32_t* order, int64_t count, float average,
+                      float max_norm) {
     __shared__ double fetched[kThreads];
     double sum = 0;
     for (int64_t begin = 0; begin < count; begin += kThreads) {
         const int here = int(min(count - begin, int64_t(kThreads)));
-        if (int(threadIdx.x) < here) fetched[threadIdx.x] = partial[begin + threadIdx.x];
+        if (int(threadIdx.x) < here) {
+            const int64_t i = begin + threadIdx.x;
+            fetched[threadIdx.x] = partial[order ? order[i] : i];
+        }
         __syncthreads();
         if (threadIdx.x == 0) {
 #pragma unroll 8
@@ -47,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
     const float total = float(sqrt(sum) * double(average));
     *norm = total;
     const float clip = max_norm > 0 ? fminf(1.0f, max_norm / (total + 1e-6f)) : 1.0f;
-    *scale = isfinite(total) ? average * clip : NAN;
+    *scale = is_finite(total) ? average * clip : NAN;
 }
 
 }  // namespace
@@ -61,8 +65,8 @@ void sum_squares_cuda(const SumSquares& a, CudaStream stream) {
 }
 
 void clip_scale_cuda(const ClipScale& a, CudaStream stream) {
-    launch(clip_scale_kernel, LaunchConfig(dim3(1), dim3(kThreads), 0, stream), a.norm, a.scale, a.partial, a.count,
-           a.average, a.max_norm);
+    launch(clip_scale_kernel, LaunchConfig(dim3(1), dim3(kThreads), 0, stream), a.norm, a.scale, a.partial, a.order,
+           a.count, a.average, a.max_norm);
 }
 
 }  // namespace rz

@@ -20,6 +20,7 @@ struct ClipScale {
     float* norm;            // (1) f32   =
     float* scale;           // (1) f32   =
     const double* partial;  // (count)
+    const int32_t* order = nullptr;  // (count) optional: the i-th term of the sum is partial[order[i]]
     int64_t count;
     float average;          // what gradients are multiplied by before anything else (1 / ranks if they hold a sum)
     float max_norm;
