@@ -28,5 +28,6 @@ void gemm_cuda(const Gemm&, CudaStream);
 void gemm_reference(const Gemm&);
 // "oneDNN 2.6.3" or "own loops"; "cuBLASLt 13.1.0"
 const char* gemm_library(DeviceKind);
+const char* gemm_library_cuda();
 
 }  // namespace rz

@@ -12,7 +12,8 @@
 //
 // Each pass is a namespace of its own, compiled under `#pragma GCC target`, which templates, lambdas and OpenMP regions
 // inherit (target_clones reaches none of them, and its ifunc resolvers crash under ThreadSanitizer). A pass defines
-// RZ_SIMD_WIDTH, the bytes of a vector register. Results may differ between instruction sets in the last bits (order of
+// RZ_SIMD_WIDTH, the bytes of a vector register. A source that defines RZ_SIMD_WANT_BF16_DOT is compiled once more, with
+// RZ_SIMD_BF16_DOT, as namespace avx512_bf16, which RZ_SIMD_CALL never picks by itself. Results may differ between instruction sets in the last bits (order of
 // reductions, fused multiply-add), never between runs or numbers of threads.
 //
 // No #pragma once: included once per pass.
@@ -20,6 +21,19 @@
 #ifndef RZ_SIMD_PASS
 
 #if defined(__x86_64__)
+#ifdef RZ_SIMD_WANT_BF16_DOT
+#define RZ_SIMD_PASS avx512_bf16
+#define RZ_SIMD_WIDTH 64
+#define RZ_SIMD_BF16_DOT
+#pragma GCC push_options
+#pragma GCC target("arch=x86-64-v4,avx512bf16")
+#include RZ_SIMD_FILE
+#pragma GCC pop_options
+#undef RZ_SIMD_PASS
+#undef RZ_SIMD_WIDTH
+#undef RZ_SIMD_BF16_DOT
+#endif
+
 #define RZ_SIMD_PASS avx512
 #define RZ_SIMD_WIDTH 64
 #pragma GCC push_options
@@ -49,7 +63,7 @@
 #include "kernels/simd_level.h"
 #if defined(__x86_64__)
 #define RZ_SIMD_CALL(fn, ...)                                                       \
-    (::rz::simd_level() == ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__)  \
+    (::rz::simd_level() >= ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__)  \
      : ::rz::simd_level() == ::rz::SimdLevel::avx2 ? ::rz::avx2::fn(__VA_ARGS__)    \
                                                    : ::rz::baseline::fn(__VA_ARGS__))
 #else

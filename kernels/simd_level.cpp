@@ -17,6 +17,7 @@ static SimdLevel best_level() {
     const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
+    if (v4 && __builtin_cpu_supports("avx512bf16")) return SimdLevel::avx512_bf16;
     return v4 ? SimdLevel::avx512 : v3 ? SimdLevel::avx2 : SimdLevel::baseline;
 #else
     return SimdLevel::baseline;
@@ -24,6 +25,7 @@ static SimdLevel best_level() {
 }
 
 const char* name_of(SimdLevel level) {
+    if (level == SimdLevel::avx512_bf16) return "avx512_bf16";
     return level == SimdLevel::avx512 ? "avx512" : level == SimdLevel::avx2 ? "avx2" : "baseline";
 }
 
@@ -31,12 +33,12 @@ static SimdLevel chosen_level() {
     const SimdLevel best = best_level();
     const char* asked = std::getenv("RZ_SIMD");
     if (!asked || !*asked) return best;
-    for (SimdLevel level : {SimdLevel::baseline, SimdLevel::avx2, SimdLevel::avx512})
+    for (SimdLevel level : {SimdLevel::baseline, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512_bf16})
         if (std::string(asked) == name_of(level)) {
             require(level <= best, "RZ_SIMD=%s: this CPU has %s; ask for that or less, or unset it", asked, name_of(best));
             return level;
         }
-    fail("RZ_SIMD=%s: it must be baseline, avx2 or avx512 (this CPU: %s)", asked, name_of(best));
+    fail("RZ_SIMD=%s: it must be baseline, avx2, avx512 or avx512_bf16 (this CPU: %s)", asked, name_of(best));
 }
 
 static std::atomic<SimdLevel>& current() {

@@ -1,10 +1,10 @@
 #pragma once
-// Which instruction set the CPU ops use: the best that this CPU has, or less if RZ_SIMD=baseline|avx2|avx512 asks for less
+// Which instruction set the CPU ops use: the best that this CPU has, or less if RZ_SIMD=baseline|avx2|avx512|avx512_bf16 asks for less
 // (for tests and comparisons).
 
 namespace rz {
 
-enum class SimdLevel : int { baseline, avx2, avx512 };
+enum class SimdLevel : int { baseline, avx2, avx512, avx512_bf16 };
 
 SimdLevel simd_level();
 const char* name_of(SimdLevel level);
