@@ -1,37 +1,27 @@
 #include "llama/param_table.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/runtime/check.h"
 
 namespace rz {
 
-constexpr int64_t kMaxBlocks = 1024;  // per unit
-constexpr int64_t kAlignment = 256;   // elements
-
-void ParamTable::begin_unit(std::string name) {
-    units_.push_back({std::move(name), size_, 0, 0, kAlignment, int(tensors_.size()), 0});
-}
-
 void ParamTable::add(std::string name, std::vector<int64_t> shape, Init init, double init_std) {
-    Unit& unit = units_.back();
     int64_t size = 1;
     for (const int64_t extent : shape) size = checked_mul(size, extent, name.c_str());
     const bool decay = shape.size() > 1;
     by_name_.emplace(name, int(tensors_.size()));
-    tensors_.push_back({std::move(name), std::move(shape), int(units_.size()) - 1,
-                        checked_add(size_, unit.size, "offset"), size, decay, init, init_std});
-    unit.size = checked_add(unit.size, size, unit.name.c_str());
-    ++unit.tensors;
+    tensors_.push_back(
+        {std::move(name), std::move(shape), int(units_.size()), size_ + unit_size_, size, decay, init, init_std});
+    unit_size_ = checked_add(unit_size_, size, "size of a unit");
     parameters_ = checked_add(parameters_, size, "parameter count");
 }
 
-void ParamTable::end_unit() {
-    Unit& unit = units_.back();
-    unit.block = round_up(ceil_div(unit.size, kMaxBlocks), kAlignment);
-    unit.padded = round_up(unit.size, unit.block);
-    size_ = checked_add(size_, unit.padded, "size of the flat buffer");
+void ParamTable::end_unit(std::string name) {
+    const int first = units_.empty() ? 0 : units_.back().first_tensor + units_.back().tensors;
+    units_.push_back({make_unit(std::move(name), size_, unit_size_), first, int(tensors_.size()) - first});
+    size_ = checked_add(size_, units_.back().padded, "size of the flat buffer");
+    unit_size_ = 0;
 }
 
 ParamTable::ParamTable(const ModelConfig& c) : tied_(c.tied) {
@@ -40,12 +30,10 @@ ParamTable::ParamTable(const ModelConfig& c) : tied_(c.tied) {
     const auto matrix = [&](std::string name, int64_t rows, int64_t cols, double init_std) {
         add(std::move(name), {rows, cols}, Init::kNormal, init_std);
     };
-    begin_unit("embedding");
     matrix("model.embed_tokens.weight", c.vocab, c.dim, std);
-    end_unit();
+    end_unit("embedding");
     for (int64_t l = 0; l < c.layers; ++l) {
         const std::string prefix = "model.layers." + std::to_string(l) + ".";
-        begin_unit("block " + std::to_string(l));
         add(prefix + "input_layernorm.weight", {c.dim}, Init::kOnes);
         matrix(prefix + "self_attn.q_proj.weight", c.q_rows(), c.dim, std);
         matrix(prefix + "self_attn.k_proj.weight", c.kv_rows(), c.dim, std);
@@ -55,12 +43,11 @@ ParamTable::ParamTable(const ModelConfig& c) : tied_(c.tied) {
         matrix(prefix + "mlp.gate_proj.weight", c.ffn, c.dim, std);
         matrix(prefix + "mlp.up_proj.weight", c.ffn, c.dim, std);
         matrix(prefix + "mlp.down_proj.weight", c.dim, c.ffn, last_std);
-        end_unit();
+        end_unit("block " + std::to_string(l));
     }
-    begin_unit("head");
     add("model.norm.weight", {c.dim}, Init::kOnes);
     if (!c.tied) matrix("lm_head.weight", c.vocab, c.dim, std);
-    end_unit();
+    end_unit("head");
 }
 
 const Tensor* ParamTable::find(std::string_view name) const {
@@ -75,14 +62,6 @@ const Tensor& ParamTable::block(int64_t layer, BlockTensor which) const {
 const Tensor& ParamTable::final_norm() const { return tensors_[size_t(units_.back().first_tensor)]; }
 
 const Tensor& ParamTable::head() const { return tied_ ? embedding() : tensors_.back(); }
-
-Range ParamTable::slice(int unit, int rank, int ranks) const {
-    require(ranks > 0 && rank >= 0 && rank < ranks, "slice: rank %d of %d", rank, ranks);
-    const Unit& u = units_.at(size_t(unit));
-    const int64_t each = u.blocks() / ranks, more = u.blocks() % ranks;
-    const auto first = [&](int64_t r) { return (r * each + std::min(r, more)) * u.block; };
-    return {first(rank), first(rank + 1)};
-}
 
 std::vector<ParamTable::DecaySegment> ParamTable::decay_segments() const {
     std::vector<DecaySegment> segments;

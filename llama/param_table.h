@@ -6,9 +6,8 @@
 // norm if the head is tied: the embedding then has two uses). Gradients, master weights and Adam's moments use the same
 // offsets.
 //
-// A unit is a whole number of equal blocks, at most 1024 of them, a multiple of 256 elements each; padding stands only
-// at its end. Slices for ZeRO are whole blocks, and the gradient norm is summed block by block, so nothing in the
-// layout depends on the number of ranks. Padding is initialised to zero and stays zero.
+// There is no padding between the tensors of a unit; how it ends and is cut is zero/unit_layout.h's. Padding is
+// initialised to zero and stays zero.
 
 #include <cstdint>
 #include <string>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "llama/config.h"
+#include "zero/unit_layout.h"
 
 namespace rz {
 
@@ -33,25 +33,14 @@ struct Tensor {
     double init_std;  // of kNormal
 };
 
-struct Unit {
-    std::string name;  // "embedding", "block 3", "head"
-    int64_t offset;    // elements, in the flat buffer; a multiple of 256
-    int64_t size;      // elements, without padding
-    int64_t padded;    // elements, with padding: blocks() * block
-    int64_t block;     // elements
+// "embedding", "block 3", "head"; where it lies, its blocks and its slices.
+struct Unit : UnitLayout {
     int first_tensor, tensors;
-    int64_t blocks() const { return padded / block; }
 };
 
 // The tensors of a block, in buffer order: q, k, v are adjacent (one GEMM of (H + 2K) D rows), so are gate and up (2F
 // rows).
 enum BlockTensor { kInputNorm, kQ, kK, kV, kO, kPostNorm, kGate, kUp, kDown, kBlockTensors };
-
-// Elements [begin, end).
-struct Range {
-    int64_t begin, end;
-    int64_t size() const { return end - begin; }
-};
 
 class ParamTable {
    public:
@@ -70,10 +59,6 @@ class ParamTable {
     const Tensor& final_norm() const;
     const Tensor& head() const;  // the embedding if tied
 
-    // The part of a unit that `rank` of `ranks` owns, relative to the unit's beginning: whole blocks, in rank order,
-    // the first (blocks % ranks) ranks with one more. Empty if there are fewer blocks than ranks.
-    Range slice(int unit, int rank, int ranks) const;
-
     // Maximal runs of the flat buffer with the same weight decay (padding joins the run before it): `end` is exclusive,
     // the last one is size(). What AdamW's segments are made of.
     struct DecaySegment {
@@ -83,14 +68,14 @@ class ParamTable {
     std::vector<DecaySegment> decay_segments() const;
 
    private:
-    void begin_unit(std::string name);
     void add(std::string name, std::vector<int64_t> shape, Init init, double init_std = 0);
-    void end_unit();
+    void end_unit(std::string name);
 
     std::vector<Tensor> tensors_;
     std::vector<Unit> units_;
     std::unordered_map<std::string, int> by_name_;
     int64_t size_ = 0, parameters_ = 0;
+    int64_t unit_size_ = 0;  // of the unit that is being filled
     bool tied_;
 };
 
