@@ -1,0 +1,160 @@
+#include "comm/collectives.h"
+
+#include <algorithm>
+
+#include "comm/meter.h"
+#include "comm/watch.h"
+#include "kernels/elementwise.h"
+
+namespace rz {
+
+std::vector<int64_t> even_offsets(int64_t n, int ranks, int64_t align) {
+    require(n >= 0 && ranks > 0 && align > 0, "slices of %lld elements over %d ranks in multiples of %lld", (long long)n,
+            ranks, (long long)align);
+    const int64_t blocks = ceil_div(n, align), each = blocks / ranks, longer = blocks % ranks;
+    std::vector<int64_t> offsets;
+    for (int64_t r = 0; r <= ranks; ++r) offsets.push_back(std::min(n, (r * each + std::min(r, longer)) * align));
+    return offsets;
+}
+
+void scale_into(Stream& stream, void* out, DType out_dtype, const void* x, DType dtype, int64_t n, float scale) {
+    if (n == 0) return;
+    if (out_dtype == dtype && scale == 1) {
+        if (out != x) stream.copy(out, x, n * size_of(dtype));
+        return;
+    }
+    sum_rows(stream, {.out = out, .x = x, .rows = 1, .n = n, .stride = n, .scale = scale, .out_dtype = out_dtype,
+                      .dtype = dtype});
+}
+
+static void check_offsets(const char* op, Offsets offsets, int size) {
+    require(int64_t(offsets.size()) == size + 1, "%s: %zu offsets for %d ranks; one more than ranks is needed", op,
+            offsets.size(), size);
+    for (int r = 0; r < size; ++r)
+        require(offsets[size_t(r)] >= 0 && offsets[size_t(r)] <= offsets[size_t(r) + 1],
+                "%s: offsets must ascend from 0 or more; slice %d is [%lld, %lld)", op, r, (long long)offsets[size_t(r)],
+                (long long)offsets[size_t(r) + 1]);
+}
+
+template <class Body>
+void Collectives::measured(Stream& stream, const char* op, int64_t bytes, Body&& body) {
+    Watch* watch = size() > 1 ? transport_.watch() : nullptr;
+    seq_ = watch ? watch->queue(op, transport_.group().c_str(), bytes) : 0;
+    if (!options_.meter) {
+        body();
+        return;
+    }
+    const int64_t sent = transport_.bytes_sent();
+    Event began = stream.record(/*timing=*/true);
+    body();
+    options_.meter->add(op, transport_.bytes_sent() - sent, std::move(began), stream.record(/*timing=*/true));
+}
+
+void Collectives::all_reduce(Stream& stream, const AllReduce& a) {
+    check_offsets("all_reduce", a.offsets, size());
+    measured(stream, "all_reduce", a.offsets.back() * size_of(a.wire), [&] {
+        if (size() == 1) {
+            scale_into(stream, a.out, a.dtype, a.in, a.dtype, a.offsets.back(), a.scale);
+            return;
+        }
+        do_all_reduce(stream, a);
+    });
+}
+
+void Collectives::reduce_scatter(Stream& stream, const ReduceScatter& a) {
+    check_offsets("reduce_scatter", a.offsets, size());
+    measured(stream, "reduce_scatter", a.offsets.back() * size_of(a.wire), [&] {
+        if (size() == 1) {
+            const char* own = static_cast<const char*>(a.in) + a.offsets[0] * size_of(a.dtype);
+            scale_into(stream, a.out, a.out_dtype, own, a.dtype, count(a.offsets, 0), a.scale);
+            return;
+        }
+        do_reduce_scatter(stream, a);
+    });
+}
+
+void Collectives::all_gather(Stream& stream, const AllGather& a) {
+    check_offsets("all_gather", a.offsets, size());
+    measured(stream, "all_gather", a.offsets.back() * size_of(a.dtype), [&] {
+        char* own = static_cast<char*>(a.out) + a.offsets[size_t(rank())] * size_of(a.dtype);
+        if (own != a.in && count(a.offsets, rank()) > 0)
+            stream.copy(own, a.in, count(a.offsets, rank()) * size_of(a.dtype));
+        if (size() > 1) do_all_gather(stream, a);
+    });
+}
+
+void Collectives::broadcast(Stream& stream, void* data, int64_t bytes, int root) {
+    require(bytes >= 0 && root >= 0 && root < size(), "broadcast of %lld bytes from rank %d of %d", (long long)bytes, root,
+            size());
+    measured(stream, "broadcast", bytes, [&] {
+        if (size() > 1) do_broadcast(stream, data, bytes, root);
+    });
+}
+
+// Rank root + d receives each chunk from root + d - 1 and passes it on while the next one arrives.
+void Collectives::do_broadcast(Stream& stream, void* data, int64_t bytes, int root) {
+    const int distance = wrap(rank() - root);
+    const int64_t chunk = std::max<int64_t>(1, options_.chunk_bytes), chunks = ceil_div(bytes, chunk);
+    auto at = [&](int64_t c) { return static_cast<char*>(data) + c * chunk; };
+    auto length = [&](int64_t c) { return std::min(chunk, bytes - c * chunk); };
+    for (int64_t c = 0; c <= chunks; ++c) {
+        MessageGroup group = hop();
+        if (distance > 0 && c < chunks) group.recv(at(c), length(c), wrap(rank() - 1));
+        const int64_t out = distance > 0 ? c - 1 : c;
+        if (distance < size() - 1 && out >= 0 && out < chunks) group.send(at(out), length(out), wrap(rank() + 1));
+        transport_.exchange(stream, group);
+    }
+    mark_done(stream);
+}
+
+void Collectives::barrier(Stream& stream) {
+    measured(stream, "barrier", 0, [&] {
+        if (size() == 1) return;
+        if (!barrier_bytes_) {
+            barrier_bytes_ = Buffer(transport_.device(), 2, MemKind::comm, "barrier");
+            stream.zero(barrier_bytes_.data(), 2);
+        }
+        for (int distance = 1; distance < size(); distance *= 2) {
+            MessageGroup group = hop();
+            group.send(barrier_bytes_.bytes_at(0), 1, wrap(rank() + distance));
+            group.recv(barrier_bytes_.bytes_at(1), 1, wrap(rank() - distance));
+            transport_.exchange(stream, group);
+        }
+        mark_done(stream);
+    });
+}
+
+void* Collectives::scratch(Stream& stream, int64_t bytes) {
+    if (bytes > scratch_.bytes()) {
+        stream.synchronize();
+        scratch_ = Buffer();
+        scratch_ = Buffer(transport_.device(), bytes, MemKind::comm, std::string(name()) + " scratch");
+    }
+    return scratch_.data();
+}
+
+MessageGroup Collectives::hop() const {
+    MessageGroup group;
+    group.seq = seq_;
+    return group;
+}
+
+void Collectives::mark_done(Stream& stream) {
+    if (seq_ == 0) return;
+    MessageGroup group = hop();
+    group.is_last = true;
+    transport_.exchange(stream, group);
+}
+
+std::unique_ptr<Collectives> make_collectives(const std::string& algorithm, Transport& transport,
+                                              const CollectiveOptions& options) {
+    require(options.chunk_bytes >= 256 && options.lanes >= 1, "chunks of %lld bytes in %d lanes: at least 256 and 1",
+            (long long)options.chunk_bytes, options.lanes);
+    if (algorithm == "ring") return make_ring(transport, options);
+    if (algorithm == "direct") return make_direct(transport, options);
+    require(algorithm == "library", "--collectives %s: it must be ring, direct or library", algorithm.c_str());
+    if (transport.size() == 1) return make_ring(transport, options);
+    return transport.library_collectives(options);
+}
+
+}  // namespace rz

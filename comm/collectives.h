@@ -1,0 +1,128 @@
+#pragma once
+// Collectives over slices of a flat range, enqueued on a stream. Nothing blocks the calling thread.
+//
+// Slices. `offsets` has size()+1 ascending element indices; slice r is [offsets[r], offsets[r+1]) and belongs to rank r. Slices
+// may differ in length and may be empty; every rank passes the same offsets. Pointers to whole ranges address element 0.
+//
+// Order of summation, and which calls give equal bits:
+//   ring     slice c is summed as (((g[c+1] + g[c+2]) + ...) + g[c]), ranks modulo size(): the order is chosen by the owner c. Every
+//            partial sum is made in fp32 and rounded to `wire`, the last one is multiplied by `scale` in fp32 and rounded once to
+//            the output's type. So an element's bits depend on its owner, but on no chunk size, lane count or transport.
+//   direct   every element is (((g[0] + g[1]) + g[2]) + ...) * scale in fp32 over the values rounded to `wire`, rounded once to
+//            the output's type: its bits depend neither on the slices, nor on chunk size, order of ranks in the network or
+//            transport; only on the number of ranks and what each contributed.
+//   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
+// In ring and direct, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same slices, to
+// the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there proves nothing).
+//
+// One rank: the values converted and scaled, or nothing at all if they are already in place.
+//
+// A Collectives object is used from one stream at a time; it must outlive the work enqueued through it.
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/transport.h"
+#include "kernels/runtime/dtype.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+
+class CommMeter;
+
+using Offsets = std::span<const int64_t>;
+
+// `ranks` slices of n elements, cut at multiples of `align` (except at n); the first ones are the longer.
+std::vector<int64_t> even_offsets(int64_t n, int ranks, int64_t align = 1);
+
+struct AllReduce {
+    void* out;       // (offsets.back()) dtype   =   may be `in`; must not overlap it otherwise
+    const void* in;  // (offsets.back()) dtype
+    Offsets offsets;
+    DType dtype;
+    DType wire;  // what partial sums travel as
+    float scale = 1;  // 1.0f / size() averages
+};
+
+struct ReduceScatter {
+    void* out;       // own slice (offsets[rank+1] - offsets[rank]) out_dtype   =   may be the own slice in `in`, if out_dtype == dtype
+    const void* in;  // (offsets.back()) dtype, unchanged but for the own slice if out is there
+    Offsets offsets;
+    DType dtype, wire, out_dtype;
+    float scale = 1;
+};
+
+struct AllGather {
+    void* out;       // (offsets.back()) dtype   =
+    const void* in;  // own slice; may be the own slice in `out`
+    Offsets offsets;
+    DType dtype;
+};
+
+struct CollectiveOptions {
+    int64_t chunk_bytes = int64_t(1) << 20;  // of one hop, in bytes on the wire
+    int lanes = 2;                           // chunks under way at once: one is reduced while the other moves
+    CommMeter* meter = nullptr;              // optional; must outlive the object
+};
+
+class Collectives {
+   public:
+    Collectives(Transport& transport, const CollectiveOptions& options) : transport_(transport), options_(options) {}
+    virtual ~Collectives() = default;
+
+    virtual const char* name() const = 0;
+    int rank() const { return transport_.rank(); }
+    int size() const { return transport_.size(); }
+    Transport& transport() { return transport_; }
+
+    void all_reduce(Stream& stream, const AllReduce& args);
+    void reduce_scatter(Stream& stream, const ReduceScatter& args);
+    void all_gather(Stream& stream, const AllGather& args);
+    // data[0..bytes) of `root` to all, in a pipelined chain.
+    void broadcast(Stream& stream, void* data, int64_t bytes, int root);
+    // Work enqueued after it on any rank's stream starts after the work enqueued before it on every rank's. Dissemination
+    // (Hensgen, Finkel and Manber 1988): ceil(log2 N) rounds.
+    void barrier(Stream& stream);
+
+   protected:
+    virtual void do_all_reduce(Stream& stream, const AllReduce& args) = 0;
+    virtual void do_reduce_scatter(Stream& stream, const ReduceScatter& args) = 0;
+    virtual void do_all_gather(Stream& stream, const AllGather& args) = 0;
+    virtual void do_broadcast(Stream& stream, void* data, int64_t bytes, int root);
+
+    int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }
+    int64_t count(Offsets offsets, int r) const { return offsets[size_t(r) + 1] - offsets[size_t(r)]; }
+    int wrap(int r) const { return ((r % size()) + size()) % size(); }
+    // Scratch of at least `bytes`; grows after draining `stream`.
+    void* scratch(Stream& stream, int64_t bytes);
+    // A group that the flight recorder knows as the next hop of the running operation.
+    MessageGroup hop() const;
+    // Marks the running operation complete, in stream order; the algorithms end with it.
+    void mark_done(Stream& stream);
+
+    Transport& transport_;
+    CollectiveOptions options_;
+
+   private:
+    template <class Body>
+    void measured(Stream& stream, const char* op, int64_t bytes, Body&& body);
+
+    Buffer scratch_;
+    Buffer barrier_bytes_;
+    uint64_t seq_ = 0;
+};
+
+// algorithm: "ring", "direct" or "library". The transport must outlive the result.
+std::unique_ptr<Collectives> make_collectives(const std::string& algorithm, Transport& transport,
+                                              const CollectiveOptions& options = {});
+
+// The own algorithms (make_collectives picks).
+std::unique_ptr<Collectives> make_ring(Transport& transport, const CollectiveOptions& options);
+std::unique_ptr<Collectives> make_direct(Transport& transport, const CollectiveOptions& options);
+
+// out = x * scale, converted; nothing if that changes nothing.
+void scale_into(Stream& stream, void* out, DType out_dtype, const void* x, DType dtype, int64_t n, float scale);
+
+}  // namespace rz

@@ -1,0 +1,117 @@
+#include "comm/host_transport.h"
+
+#include <sched.h>
+
+#include <chrono>
+
+#include "comm/watch.h"
+
+namespace rz {
+
+struct HostTransport::State {
+    std::vector<Message> messages;
+    uint64_t seq = 0;
+    bool is_last = false;
+    std::unique_ptr<Wire::Batch> batch;
+    Event staged;  // CUDA: everything arrived in device memory
+};
+
+HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::string group, int rank,
+                             std::vector<int> world_ranks, Device device, std::shared_ptr<Watch> watch)
+    : Transport(std::move(group), rank, std::move(world_ranks), device, std::move(watch)), name_(name),
+      wire_(std::move(wire)) {
+    if (device.is_cuda()) staging_stream_ = std::make_unique<Stream>(device, "staging", /*high_priority=*/true);
+}
+
+HostTransport::~HostTransport() { staging_stream_.reset(); }
+
+void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq) {
+    using Clock = std::chrono::steady_clock;
+    if (batch.test()) return;
+    const double timeout = watch() ? watch()->timeout_s() : 600;
+    const auto began = Clock::now();
+    for (int polls = 1;; ++polls) {
+        sched_yield();
+        if (batch.test()) return;
+        if (polls % 64 != 0) continue;
+        const double waited = std::chrono::duration<double>(Clock::now() - began).count();
+        if (waited < timeout) continue;
+        std::string what = format("waited %.1f s (the deadline) in operation #%llu of group %s for", waited,
+                                  (unsigned long long)seq, group().c_str());
+        for (int i : batch.pending()) {
+            const Message& m = messages[size_t(i)];
+            what += format(" [%s of %lld bytes %s rank %d]", m.is_send ? "send" : "recv", (long long)m.bytes,
+                           m.is_send ? "to" : "from", world_rank(m.peer));
+        }
+        if (!watch()) throw Error(what);
+        watch()->expired(what);
+    }
+}
+
+void HostTransport::post(State& state) {
+    if (watch() && state.seq) {
+        int to = -1, from = -1;
+        for (const Message& m : state.messages) (m.is_send ? to : from) = world_rank(m.peer);
+        watch()->running(state.seq, to, from);
+    }
+    if (!state.messages.empty()) state.batch = wire_->post(state.messages);
+}
+
+void HostTransport::complete(State& state) {
+    if (state.batch) wait(*state.batch, state.messages, state.seq);
+    state.batch.reset();
+    if (watch() && state.seq && state.is_last) watch()->done(state.seq);
+}
+
+Transfer HostTransport::do_start(Stream& stream, const MessageGroup& group) {
+    if (device().is_cuda()) return start_staged(stream, group);
+    auto state = std::make_shared<State>();
+    state->messages = group.messages;
+    state->seq = group.seq;
+    state->is_last = group.is_last;
+    stream.enqueue_host([this, state] { post(*state); });
+    return {state};
+}
+
+void HostTransport::do_finish(Stream& stream, const Transfer& transfer) {
+    auto state = std::static_pointer_cast<State>(transfer.state);
+    if (device().is_cuda())
+        stream.wait(state->staged);
+    else
+        stream.enqueue_host([this, state] { complete(*state); });
+}
+
+// The staging stream runs in order, so one pinned buffer serves all groups: a group's copies in begin after the copies out
+// of the one before.
+Transfer HostTransport::start_staged(Stream& stream, const MessageGroup& group) {
+    auto state = std::make_shared<State>();
+    state->messages = group.messages;
+    state->seq = group.seq;
+    state->is_last = group.is_last;
+    int64_t need = 0;
+    for (const Message& m : group.messages) need += round_up(m.bytes, 256);
+    if (need > staging_.bytes()) {
+        staging_stream_->synchronize();
+        staging_ = Buffer();
+        staging_ = Buffer::host_for(device(), need, MemKind::comm, "message staging");
+    }
+    staging_stream_->wait(stream.record());
+    int64_t offset = 0;
+    for (Message& m : state->messages) {
+        void* host = staging_.bytes_at(offset);
+        offset += round_up(m.bytes, 256);
+        if (m.is_send) staging_stream_->copy(host, m.data, m.bytes);
+        m.data = host;
+    }
+    staging_stream_->enqueue_host([this, state] {
+        post(*state);
+        complete(*state);
+    });
+    for (size_t i = 0; i < group.messages.size(); ++i)
+        if (!group.messages[i].is_send)
+            staging_stream_->copy(group.messages[i].data, state->messages[i].data, group.messages[i].bytes);
+    state->staged = staging_stream_->record();
+    return {state};
+}
+
+}  // namespace rz

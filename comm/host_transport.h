@@ -1,0 +1,61 @@
+#pragma once
+// The transport over anything that can move messages between host memories without blocking (a Wire): MPI, or the queues
+// between the threads of one process. On a CPU stream start() posts the messages from the stream's worker and finish()
+// polls them there, so that compute enqueued between the two overlaps the transfer. For memory of a CUDA device the
+// messages are staged through pinned buffers on a stream of the transport's own: several ranks can then share one GPU,
+// for no kernel ever spins on the device waiting for a peer.
+//
+// The one wait in here polls, yields the core and looks at the deadline. Ranks may outnumber cores.
+
+#include <memory>
+
+#include "comm/transport.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+
+class Wire {
+   public:
+    // Posted messages. Their memory is in use until test() has returned true.
+    class Batch {
+       public:
+        virtual ~Batch() = default;
+        virtual bool test() = 0;  // makes progress; true once all messages are complete. Throws on a transport error.
+        // The messages that are not complete, by index into the posted vector.
+        virtual std::vector<int> pending() = 0;
+    };
+
+    virtual ~Wire() = default;
+    // Called by one thread at a time per wire. Peers are ranks of the wire's group.
+    virtual std::unique_ptr<Batch> post(const std::vector<Message>& messages) = 0;
+};
+
+class HostTransport : public Transport {
+   public:
+    HostTransport(const char* name, std::unique_ptr<Wire> wire, std::string group, int rank,
+                  std::vector<int> world_ranks, Device device, std::shared_ptr<Watch> watch);
+    ~HostTransport() override;
+    const char* name() const override { return name_; }
+    Wire& wire() { return *wire_; }
+
+    // Blocks the calling thread until `batch` is complete; at the deadline the Watch ends the job.
+    void wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq);
+
+   protected:
+    Transfer do_start(Stream& stream, const MessageGroup& group) override;
+    void do_finish(Stream& stream, const Transfer& transfer) override;
+
+   private:
+    struct State;
+    Transfer start_staged(Stream& stream, const MessageGroup& group);
+    void post(State& state);
+    void complete(State& state);
+
+    const char* name_;
+    std::unique_ptr<Wire> wire_;
+    // CUDA only
+    std::unique_ptr<Stream> staging_stream_;
+    Buffer staging_;
+};
+
+}  // namespace rz

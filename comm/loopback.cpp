@@ -1,0 +1,166 @@
+#include "comm/loopback.h"
+
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "comm/host_transport.h"
+#include "comm/watch.h"
+
+namespace rz {
+
+namespace {
+
+// A sender's memory, offered to the receiver.
+struct Offer {
+    const void* data;
+    int64_t bytes;
+    bool taken = false;
+};
+
+}  // namespace
+
+struct LoopbackHub::Group {
+    explicit Group(int size) : size(size), queues(size_t(size) * size_t(size)) {}
+    int size;
+    std::mutex mutex;
+    std::vector<std::deque<std::shared_ptr<Offer>>> queues;  // [from * size + to]
+    std::deque<std::shared_ptr<Offer>>& queue(int from, int to) { return queues[size_t(from) * size_t(size) + size_t(to)]; }
+};
+
+struct LoopbackHub::Shared {
+    std::mutex mutex;
+    std::map<std::string, std::shared_ptr<Group>> groups;
+    std::vector<std::shared_ptr<Watch>> watches;
+};
+
+namespace {
+
+template <class Group>
+class LoopbackWire : public Wire {
+   public:
+    LoopbackWire(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
+
+    class LoopbackBatch : public Batch {
+       public:
+        LoopbackBatch(std::shared_ptr<Group> group, int rank, std::vector<Message> messages)
+            : group_(std::move(group)), rank_(rank), messages_(std::move(messages)), offers_(messages_.size()),
+              done_(messages_.size()) {
+            std::lock_guard lock(group_->mutex);
+            for (size_t i = 0; i < messages_.size(); ++i) {
+                if (!messages_[i].is_send) continue;
+                offers_[i] = std::make_shared<Offer>(Offer{messages_[i].data, messages_[i].bytes});
+                group_->queue(rank_, messages_[i].peer).push_back(offers_[i]);
+            }
+        }
+
+        bool test() override {
+            std::lock_guard lock(group_->mutex);  // copies under the lock: simple, and an ordering both sides see
+            bool all = true;
+            std::vector<bool> blocked(size_t(group_->size));  // a peer's later receive must not overtake an earlier one
+            for (size_t i = 0; i < messages_.size(); ++i) {
+                if (done_[i]) continue;
+                const Message& m = messages_[i];
+                if (m.is_send) {
+                    done_[i] = offers_[i]->taken;
+                } else if (auto& queue = group_->queue(m.peer, rank_); !queue.empty() && !blocked[size_t(m.peer)]) {
+                    Offer& offer = *queue.front();
+                    require(offer.bytes == m.bytes, "rank %d receives %lld bytes from rank %d, which sends %lld", rank_,
+                            (long long)m.bytes, m.peer, (long long)offer.bytes);
+                    std::memcpy(m.data, offer.data, size_t(m.bytes));
+                    offer.taken = true;
+                    queue.pop_front();
+                    done_[i] = true;
+                } else {
+                    blocked[size_t(m.peer)] = true;
+                }
+                all = all && done_[i];
+            }
+            return all;
+        }
+
+        std::vector<int> pending() override {
+            std::vector<int> list;
+            for (size_t i = 0; i < done_.size(); ++i)
+                if (!done_[i]) list.push_back(int(i));
+            return list;
+        }
+
+       private:
+        std::shared_ptr<Group> group_;
+        int rank_;
+        std::vector<Message> messages_;
+        std::vector<std::shared_ptr<Offer>> offers_;
+        std::vector<bool> done_;
+    };
+
+    std::unique_ptr<Batch> post(const std::vector<Message>& messages) override {
+        return std::make_unique<LoopbackBatch>(group_, rank_, messages);
+    }
+
+   private:
+    std::shared_ptr<Group> group_;
+    int rank_;
+};
+
+}  // namespace
+
+LoopbackHub::LoopbackHub(int ranks, double timeout_s) : ranks_(ranks), shared_(new Shared) {
+    require(ranks > 0, "a loopback of %d ranks", ranks);
+    for (int r = 0; r < ranks; ++r) {
+        Watch::Options options;
+        options.rank = r;
+        options.size = ranks;
+        options.timeout_s = timeout_s;
+        shared_->watches.push_back(std::make_shared<Watch>(options));
+    }
+}
+
+LoopbackHub::~LoopbackHub() = default;
+
+std::shared_ptr<Watch> LoopbackHub::watch(int rank) { return shared_->watches[size_t(rank)]; }
+
+std::shared_ptr<LoopbackHub::Group> LoopbackHub::group(const std::string& name, int size) {
+    std::lock_guard lock(shared_->mutex);
+    std::shared_ptr<Group>& group = shared_->groups[name];
+    if (!group) group = std::make_shared<Group>(size);
+    require(group->size == size, "loopback group '%s' has %d members, not %d", name.c_str(), group->size, size);
+    return group;
+}
+
+std::unique_ptr<Transport> LoopbackHub::transport(int rank, const std::string& name) {
+    std::vector<int> all;
+    for (int r = 0; r < ranks_; ++r) all.push_back(r);
+    return subgroup(rank, all, name);
+}
+
+std::unique_ptr<Transport> LoopbackHub::subgroup(int rank, const std::vector<int>& members, const std::string& name) {
+    int place = -1;
+    for (size_t i = 0; i < members.size(); ++i)
+        if (members[i] == rank) place = int(i);
+    require(place >= 0, "loopback group '%s' does not contain rank %d", name.c_str(), rank);
+    auto wire = std::make_unique<LoopbackWire<Group>>(group(name, int(members.size())), place);
+    return std::make_unique<HostTransport>("loopback", std::move(wire), name, place, members,
+                                           Device{DeviceKind::cpu, 0}, watch(rank));
+}
+
+void LoopbackHub::run(const std::function<void(int)>& body) {
+    std::vector<std::thread> threads;
+    std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks_));
+    for (int r = 0; r < ranks_; ++r)
+        threads.emplace_back([&, r] {
+            try {
+                body(r);
+            } catch (...) {
+                errors[size_t(r)] = std::current_exception();
+            }
+        });
+    for (auto& thread : threads) thread.join();
+    for (auto& error : errors)
+        if (error) std::rethrow_exception(error);
+}
+
+}  // namespace rz

@@ -1,0 +1,41 @@
+#pragma once
+// N ranks as threads of one process, with shared-memory queues as the wire: the ring, the streams and ZeRO run under
+// ThreadSanitizer without MPI. A send is met in place (the receiver copies straight from the sender's memory), so memory
+// that is reused too early is a data race here.
+//
+//   LoopbackHub hub(4);
+//   hub.run([&](int rank) { auto transport = hub.transport(rank); ... });   // one thread per rank; rethrows the first error
+
+#include <functional>
+#include <memory>
+
+#include "comm/transport.h"
+
+namespace rz {
+
+class LoopbackHub {
+   public:
+    explicit LoopbackHub(int ranks, double timeout_s = 60);
+    ~LoopbackHub();
+    int size() const { return ranks_; }
+
+    // The group of all ranks, as seen by `rank`. Each call with a new `name` makes another group (its own queues); all members
+    // must use the same name.
+    std::unique_ptr<Transport> transport(int rank, const std::string& name = "world");
+    // A group of the given world ranks, which contain `rank`.
+    std::unique_ptr<Transport> subgroup(int rank, const std::vector<int>& members, const std::string& name);
+
+    std::shared_ptr<Watch> watch(int rank);
+
+    void run(const std::function<void(int rank)>& body);
+
+   private:
+    struct Group;
+    std::shared_ptr<Group> group(const std::string& name, int size);
+
+    int ranks_;
+    struct Shared;
+    std::unique_ptr<Shared> shared_;
+};
+
+}  // namespace rz

@@ -1,0 +1,65 @@
+#pragma once
+// Ranks as a grid of `replicate` rows of `shard` columns: rank = row * shard + column. The members of a row shard the state between
+// them; the members of a column hold the same slice. Each row, each column and the whole job is a group with a transport
+// of its own, so their collectives may run on different streams.
+//
+//   shard = size()   plain ZeRO: one row
+//   shard = S < N    hybrid sharding: rows should lie inside a host, which they do if S divides the ranks per host
+//   shard = 1        plain data parallelism: one column
+
+#include <memory>
+#include <string>
+
+#include "comm/collectives.h"
+
+namespace rz {
+
+class LoopbackHub;
+class Process;
+
+struct MeshOptions {
+    int shard_size = 0;  // 0: all ranks
+    std::string transport = "auto";
+    std::string algorithm = "ring";
+    CollectiveOptions collectives;
+};
+
+class Mesh {
+   public:
+    // Collective over all ranks.
+    Mesh(Process& process, Device device, const MeshOptions& options = {});
+    // One process, no launcher.
+    explicit Mesh(Device device, const MeshOptions& options = {});
+    // A rank of an in-process loopback.
+    Mesh(LoopbackHub& hub, int rank, const MeshOptions& options = {});
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    int shard_rank() const { return rank_ % shard_size_; }
+    int shard_size() const { return shard_size_; }
+    int replica() const { return rank_ / shard_size_; }
+    int replicas() const { return size_ / shard_size_; }
+
+    Collectives& world() { return *world_.collectives; }
+    Collectives& shard() { return *shard_.collectives; }          // this rank's row
+    Collectives& replicate() { return *replicate_.collectives; }  // this rank's column
+
+    int64_t bytes_sent() const;  // from this rank, all groups
+
+   private:
+    struct Group {
+        std::unique_ptr<Transport> transport;
+        std::unique_ptr<Collectives> collectives;
+    };
+    void check_shape(int rank, int size, const MeshOptions& options);
+    void fill(const MeshOptions& options);
+
+    int rank_ = 0, size_ = 1, shard_size_ = 1;
+    Group world_, shard_, replicate_;
+};
+
+// The stream for collectives: high priority on CUDA; on the CPU its additions use one thread, since they share the cores
+// with compute.
+std::unique_ptr<Stream> make_comm_stream(Device device);
+
+}  // namespace rz

@@ -1,0 +1,57 @@
+#include "comm/meter.h"
+
+#include <algorithm>
+
+namespace rz {
+
+void CommMeter::wait(Stream& compute, const Event& event) {
+    if (!event.valid()) return;
+    const Event before = compute.record(/*timing=*/true);
+    compute.wait(event);
+    const Event after = compute.record(/*timing=*/true);
+    std::lock_guard lock(mutex_);
+    waits_.emplace_back(before, after);
+}
+
+void CommMeter::add(const char* op, int64_t bytes_sent, Event began, Event ended) {
+    std::lock_guard lock(mutex_);
+    spans_.push_back({op, bytes_sent, std::move(began), std::move(ended)});
+}
+
+CommTotals CommMeter::take() {
+    std::vector<Span> spans;
+    std::vector<std::pair<Event, Event>> waits;
+    {
+        std::lock_guard lock(mutex_);
+        spans.swap(spans_);
+        waits.swap(waits_);
+    }
+    CommTotals totals;
+    for (const Span& span : spans) {
+        OpTotals& op = totals.ops[span.op];
+        span.ended.synchronize();
+        const double seconds = span.ended.seconds_since(span.began);
+        op.calls += 1;
+        op.bytes_sent += span.bytes_sent;
+        op.seconds += seconds;
+        totals.bytes_sent += span.bytes_sent;
+        totals.total_s += seconds;
+    }
+    for (const auto& [before, after] : waits) {
+        after.synchronize();
+        totals.exposed_s += after.seconds_since(before);
+    }
+    return totals;
+}
+
+std::string CommTotals::table() const {
+    std::string text = format("  %-16s %8s %12s %12s\n", "communication", "calls", "sent", "time");
+    for (const auto& [name, op] : ops)
+        text += format("  %-16s %8lld %12s %9.2f ms\n", name.c_str(), (long long)op.calls,
+                       human_bytes(op.bytes_sent).c_str(), 1e3 * op.seconds);
+    text += format("  exposed %.2f ms of %.2f ms: overlap efficiency %.1f %%\n", 1e3 * exposed_s, 1e3 * total_s,
+                   100 * overlap_efficiency());
+    return text;
+}
+
+}  // namespace rz

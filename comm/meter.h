@@ -1,0 +1,72 @@
+#pragma once
+// What communication costs: a timer, bytes and seconds per operation, and how much of that time compute had to wait.
+//
+//   overlap efficiency = 1 - exposed / total
+//   total    time that collectives took on their stream, between the events around each
+//   exposed  time that the compute stream stood still in OverlapMeter::wait
+//
+// Times come from events, so on CUDA nothing is synchronised until take() (whose events are then long complete).
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+// Wall clock of the calling thread.
+class Timer {
+   public:
+    double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
+    // Seconds since construction or the last lap.
+    double lap() {
+        const double s = seconds();
+        began_ = Clock::now();
+        return s;
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point began_ = Clock::now();
+};
+
+struct OpTotals {
+    int64_t calls = 0, bytes_sent = 0;
+    double seconds = 0;
+};
+
+struct CommTotals {
+    std::map<std::string, OpTotals> ops;  // by name: "all_reduce", "all_gather", ...
+    int64_t bytes_sent = 0;
+    double total_s = 0, exposed_s = 0;
+    double overlap_efficiency() const { return total_s > 0 ? 1 - exposed_s / total_s : 1; }
+    std::string table() const;
+};
+
+// Collectives report to it (CollectiveOptions::meter); the trainer waits through it and takes the totals once a step.
+class CommMeter {
+   public:
+    // compute.wait(event), counting how long the stream stands still for it.
+    void wait(Stream& compute, const Event& event);
+
+    // Totals since the last take(). Blocks until what was measured is complete.
+    CommTotals take();
+
+    void add(const char* op, int64_t bytes_sent, Event began, Event ended);
+
+   private:
+    struct Span {
+        std::string op;
+        int64_t bytes_sent;
+        Event began, ended;
+    };
+    std::mutex mutex_;
+    std::vector<Span> spans_;
+    std::vector<std::pair<Event, Event>> waits_;
+};
+
+}  // namespace rz

@@ -1,0 +1,345 @@
+#include "comm/mpi_transport.h"
+
+#include <unistd.h>
+
+#include "comm/collectives.h"
+
+#ifdef RZ_HAVE_MPI
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+
+#include "kernels/elementwise.h"
+
+namespace rz {
+
+namespace {
+
+std::mutex mpi_mutex;
+
+// Call with mpi_mutex held.
+void check(int status, const char* what) {
+    if (status == MPI_SUCCESS) [[likely]]
+        return;
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    MPI_Error_string(status, text, &length);
+    fail("%s: %.*s", what, length, text);
+}
+
+// One communicator; freed with its last user.
+struct Comm {
+    MPI_Comm comm = MPI_COMM_NULL;
+    ~Comm() {
+        int finalized = 0;
+        MPI_Finalized(&finalized);
+        std::lock_guard lock(mpi_mutex);
+        if (!finalized && comm != MPI_COMM_NULL) MPI_Comm_free(&comm);
+    }
+};
+
+class MpiBatch : public Wire::Batch {
+   public:
+    std::vector<MPI_Request> requests;
+    std::vector<int> message;  // of each request
+
+    bool test() override {
+        std::lock_guard lock(mpi_mutex);
+        int done = 0;
+        check(MPI_Testall(int(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+        return done != 0;
+    }
+
+    std::vector<int> pending() override {
+        std::lock_guard lock(mpi_mutex);
+        std::vector<int> list;
+        for (size_t i = 0; i < requests.size(); ++i) {
+            int done = 1;
+            MPI_Request_get_status(requests[i], &done, MPI_STATUS_IGNORE);
+            if (!done && (list.empty() || list.back() != message[i])) list.push_back(message[i]);
+        }
+        return list;
+    }
+};
+
+class MpiWire : public Wire {
+   public:
+    explicit MpiWire(std::shared_ptr<Comm> comm) : comm_(std::move(comm)) {}
+
+    std::unique_ptr<Batch> post(const std::vector<Message>& messages) override {
+        auto batch = std::make_unique<MpiBatch>();
+        std::lock_guard lock(mpi_mutex);
+        for (bool sends : {false, true})  // receives first, so that no message arrives unexpected
+            for (size_t i = 0; i < messages.size(); ++i)
+                if (messages[i].is_send == sends) post_one(*batch, messages[i], int(i));
+        return batch;
+    }
+
+    const std::shared_ptr<Comm>& comm() const { return comm_; }
+
+   private:
+    // MPI counts are 32-bit: longer messages go in parts, in order.
+    void post_one(MpiBatch& batch, const Message& m, int index) {
+        constexpr int64_t kPart = int64_t(1) << 30;
+        for (int64_t at = 0; at < m.bytes; at += kPart) {
+            void* data = static_cast<char*>(m.data) + at;
+            const int n = int(std::min(kPart, m.bytes - at));
+            MPI_Request request;
+            if (m.is_send)
+                check(MPI_Isend(data, n, MPI_BYTE, m.peer, 0, comm_->comm, &request), "MPI_Isend");
+            else
+                check(MPI_Irecv(data, n, MPI_BYTE, m.peer, 0, comm_->comm, &request), "MPI_Irecv");
+            batch.requests.push_back(request);
+            batch.message.push_back(index);
+        }
+    }
+
+    std::shared_ptr<Comm> comm_;
+};
+
+// ---- MPI's own collectives ----------------------------------------------------------------------------------------------
+
+template <class T>
+void add_16bit(void* in, void* inout, int* n, MPI_Datatype*) {
+    const T* x = static_cast<const T*>(in);
+    T* y = static_cast<T*>(inout);
+    for (int i = 0; i < *n; ++i) y[i] = T(float(x[i]) + float(y[i]));
+}
+
+struct ElementType {
+    MPI_Datatype type;
+    MPI_Op add;
+};
+
+// bf16 and fp16 are unknown to MPI: they travel as 16-bit words with a sum of ours.
+ElementType element_type(DType t) {
+    static const MPI_Op add_bf16 = [] {
+        std::lock_guard lock(mpi_mutex);
+        MPI_Op op;
+        MPI_Op_create(add_16bit<bf16>, /*commute=*/1, &op);
+        return op;
+    }();
+    static const MPI_Op add_f16 = [] {
+        std::lock_guard lock(mpi_mutex);
+        MPI_Op op;
+        MPI_Op_create(add_16bit<f16>, 1, &op);
+        return op;
+    }();
+    if (t == DType::f32) return {MPI_FLOAT, MPI_SUM};
+    return {MPI_UINT16_T, t == DType::bf16 ? add_bf16 : add_f16};
+}
+
+class MpiCollectives : public Collectives {
+   public:
+    MpiCollectives(HostTransport& transport, const CollectiveOptions& options, std::shared_ptr<Comm> comm)
+        : Collectives(transport, options), host_(transport), comm_(std::move(comm)) {}
+    const char* name() const override { return "library"; }
+
+   protected:
+    void do_all_reduce(Stream& stream, const AllReduce& a) override {
+        const int64_t first = a.offsets.front(), n = a.offsets.back() - first;
+        char* values = wire_values(stream, static_cast<const char*>(a.in) + first * size_of(a.dtype), a.dtype, a.wire, n);
+        const auto [type, add] = element_type(a.wire);
+        const int elements = int_count(n);
+        enqueue(stream, [=, type = type, add = add, comm = comm_->comm](MPI_Request* request) {
+            return MPI_Iallreduce(MPI_IN_PLACE, values, elements, type, add, comm, request);
+        });
+        scale_into(stream, static_cast<char*>(a.out) + first * size_of(a.dtype), a.dtype, values, a.wire, n, a.scale);
+        mark_done(stream);
+    }
+
+    void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {
+        const int64_t n = a.offsets.back(), first = a.offsets.front();
+        char* values = wire_values(stream, a.in, a.dtype, a.wire, n);
+        const auto [type, add] = element_type(a.wire);
+        char* from = values + first * size_of(a.wire);
+        enqueue(stream, [=, type = type, add = add, counts = counts(a.offsets), comm = comm_->comm](MPI_Request* request) {
+            return MPI_Ireduce_scatter(MPI_IN_PLACE, from, counts.data(), type, add, comm, request);
+        });
+        scale_into(stream, a.out, a.out_dtype, from, a.wire, count(a.offsets, rank()), a.scale);  // it lands at the front
+        mark_done(stream);
+    }
+
+    void do_all_gather(Stream& stream, const AllGather& a) override {
+        const int64_t n = a.offsets.back();
+        char* values = static_cast<char*>(a.out);
+        if (staged()) values = wire_values(stream, a.out, a.dtype, a.dtype, n);
+        enqueue(stream, [=, this, type = element_type(a.dtype).type, counts = counts(a.offsets),
+                         starts = starts(a.offsets)](MPI_Request* request) {
+            return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, values, counts.data(), starts.data(), type, comm_->comm, request);
+        });
+        if (staged()) stream.copy(a.out, values, n * size_of(a.dtype));
+        mark_done(stream);
+    }
+
+    void do_broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
+        void* values = data;
+        if (staged()) {
+            values = host_scratch(stream, bytes);
+            stream.copy(values, data, bytes);
+        }
+        const int n = int_count(bytes);
+        enqueue(stream, [=, comm = comm_->comm](MPI_Request* request) {
+            return MPI_Ibcast(values, n, MPI_BYTE, root, comm, request);
+        });
+        if (staged()) stream.copy(data, values, bytes);
+        mark_done(stream);
+    }
+
+   private:
+    bool staged() const { return host_.device().is_cuda(); }
+
+    static int int_count(int64_t n) {
+        require(n <= INT32_MAX, "--collectives library over MPI: %lld elements exceed its 32-bit counts\n  use "
+                "--collectives ring or direct", (long long)n);
+        return int(n);
+    }
+    std::vector<int> counts(Offsets offsets) const {
+        int_count(offsets.back());
+        std::vector<int> list;
+        for (int r = 0; r < size(); ++r) list.push_back(int(count(offsets, r)));
+        return list;
+    }
+    std::vector<int> starts(Offsets offsets) const { return {offsets.begin(), offsets.end() - 1}; }
+
+    void* host_scratch(Stream& stream, int64_t bytes) {
+        if (bytes > staging_.bytes()) {
+            stream.synchronize();
+            staging_ = Buffer();
+            staging_ = Buffer::host_for(host_.device(), bytes, MemKind::comm, "library staging");
+        }
+        return staging_.data();
+    }
+
+    // A copy of the values in the wire's type, in host memory, for MPI to work in.
+    char* wire_values(Stream& stream, const void* in, DType dtype, DType wire, int64_t n) {
+        char* values = static_cast<char*>(host_scratch(stream, n * size_of(wire)));
+        if (staged() && wire != dtype) {
+            void* converted = scratch(stream, n * size_of(wire));
+            scale_into(stream, converted, wire, in, dtype, n, 1);
+            in = converted;
+            dtype = wire;
+        }
+        scale_into(stream, values, wire, in, dtype, n, 1);
+        return values;
+    }
+
+    // Starts a nonblocking collective and waits for it, in stream order.
+    template <class Start>
+    void enqueue(Stream& stream, Start start) {
+        stream.enqueue_host([this, start] {
+            MpiBatch batch;
+            batch.requests.resize(1);
+            batch.message = {0};
+            {
+                std::lock_guard lock(mpi_mutex);
+                check(start(batch.requests.data()), "MPI collective");
+            }
+            host_.wait(batch, {{nullptr, 0, rank(), true}}, 0);
+        });
+    }
+
+    HostTransport& host_;
+    std::shared_ptr<Comm> comm_;
+    Buffer staging_;
+};
+
+class MpiTransport : public HostTransport {
+   public:
+    MpiTransport(std::shared_ptr<Comm> comm, const std::string& group, int rank, std::vector<int> world_ranks,
+                 Device device, std::shared_ptr<Watch> watch)
+        : HostTransport("mpi", std::make_unique<MpiWire>(comm), group, rank, std::move(world_ranks), device,
+                        std::move(watch)),
+          comm_(std::move(comm)) {}
+
+    std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options) override {
+        return std::make_unique<MpiCollectives>(*this, options, comm_);
+    }
+
+   private:
+    std::shared_ptr<Comm> comm_;
+};
+
+}  // namespace
+
+bool built_with_mpi() { return true; }
+
+MpiWorld mpi_init() {
+    std::lock_guard lock(mpi_mutex);
+    MpiWorld world;
+    int provided = 0;
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+    require(provided >= MPI_THREAD_SERIALIZED, "this MPI library was built without thread support; MPICH and Open MPI as "
+            "packaged by Debian have it");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world.size);
+    MPI_Comm local;
+    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank, MPI_INFO_NULL, &local),
+          "MPI_Comm_split_type");
+    MPI_Comm_rank(local, &world.local_rank);
+    MPI_Comm_size(local, &world.local_size);
+    MPI_Comm_free(&local);
+    return world;
+}
+
+void mpi_finalize() {
+    std::lock_guard lock(mpi_mutex);
+    MPI_Finalize();
+}
+
+void mpi_abort(int code) {
+    // Other threads hold the lock for single calls only; should one be stuck in MPI, go on without it.
+    for (int i = 0; i < 100 && !mpi_mutex.try_lock(); ++i) usleep(10000);
+    MPI_Abort(MPI_COMM_WORLD, code);
+    _exit(code);
+}
+
+std::unique_ptr<HostTransport> make_mpi_transport(int color, int key, const std::string& group, Device device,
+                                                  std::shared_ptr<Watch> watch) {
+    auto comm = std::make_shared<Comm>();
+    int rank = 0, size = 0;
+    std::vector<int> world_ranks;
+    {
+        std::lock_guard lock(mpi_mutex);
+        check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &comm->comm), "MPI_Comm_split");
+        MPI_Comm_set_errhandler(comm->comm, MPI_ERRORS_RETURN);
+        MPI_Comm_rank(comm->comm, &rank);
+        MPI_Comm_size(comm->comm, &size);
+        MPI_Group members, world;
+        MPI_Comm_group(comm->comm, &members);
+        MPI_Comm_group(MPI_COMM_WORLD, &world);
+        std::vector<int> places(static_cast<size_t>(size));
+        std::iota(places.begin(), places.end(), 0);
+        world_ranks.resize(places.size());
+        MPI_Group_translate_ranks(members, size, places.data(), world, world_ranks.data());
+        MPI_Group_free(&members);
+        MPI_Group_free(&world);
+    }
+    return std::make_unique<MpiTransport>(std::move(comm), group, rank, std::move(world_ranks), device, std::move(watch));
+}
+
+}  // namespace rz
+
+#else  // no MPI
+
+namespace rz {
+
+static constexpr char kNoMpi[] =
+    "more than one process needs MPI, and this program was built without it\n"
+    "  install it (apt-get install mpich libmpich-dev) and run make again";
+
+bool built_with_mpi() { return false; }
+MpiWorld mpi_init() { fail("%s", kNoMpi); }
+void mpi_finalize() {}
+void mpi_abort(int code) { _exit(code); }
+std::unique_ptr<HostTransport> make_mpi_transport(int, int, const std::string&, Device, std::shared_ptr<Watch>) {
+    fail("%s", kNoMpi);
+}
+
+}  // namespace rz
+
+#endif

@@ -1,0 +1,30 @@
+#pragma once
+// MPI as a wire, and the few calls by which a job starts and ends. Compiled with and without MPI: without it (no RZ_HAVE_MPI) every
+// function but built_with_mpi() fails, naming the fix.
+//
+// Threads. Streams run their work on threads of their own, so MPI is called from several. It is initialised with
+// MPI_THREAD_SERIALIZED and every call is made under one lock of this file: portable, cheaper than MPI's own locking, and
+// an order that ThreadSanitizer can see. No call blocks while holding it: messages and collectives are the nonblocking
+// ones, polled by MPI_Testall. The exceptions are the calls at bring-up (MPI_Init, the communicator splits) and MPI_Finalize.
+
+#include <memory>
+
+#include "comm/host_transport.h"
+
+namespace rz {
+
+struct MpiWorld {
+    int rank = 0, size = 1;
+    int local_rank = 0, local_size = 1;  // among the ranks that share this host's memory
+};
+
+bool built_with_mpi();
+MpiWorld mpi_init();  // once per process
+void mpi_finalize();
+[[noreturn]] void mpi_abort(int code);
+
+// Members: the ranks that pass the same color, ordered by key, then rank. Collective over all ranks of the job.
+std::unique_ptr<HostTransport> make_mpi_transport(int color, int key, const std::string& group, Device device,
+                                                  std::shared_ptr<Watch> watch);
+
+}  // namespace rz

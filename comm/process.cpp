@@ -1,0 +1,329 @@
+#include "comm/process.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "comm/mpi_transport.h"
+#include "comm/nccl_transport.h"
+#include "comm/watch.h"
+
+namespace rz {
+
+namespace {
+
+Process* active = nullptr;
+
+// exit() in the middle of a job would be taken for success by some launchers and hang others.
+void leaving_early() {
+    if (active && active->size() > 1) active->abort(kExitError, "the process called exit() before the job had finished");
+}
+
+// The number of ranks that a launcher started, or 0 if none did.
+int launched_ranks() {
+    for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"})
+        if (const char* value = std::getenv(name)) return std::atoi(value);
+    if (std::getenv("PMIX_RANK")) {
+        const char* tasks = std::getenv("SLURM_NTASKS");
+        return tasks ? std::atoi(tasks) : 1;
+    }
+    // srun without an MPI plugin would start N jobs of one process each.
+    const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+    if (tasks && std::getenv("SLURM_PROCID") && std::atoi(tasks) > 1)
+        fail("Slurm started %s tasks without an MPI plugin, so they cannot find each other\n"
+             "  use srun --mpi=pmi2 (srun --mpi=list shows what there is), or mpirun inside the allocation", tasks);
+    return 0;
+}
+
+// Bring-up calls of MPI block; this ends the process if they take too long.
+class Alarm {
+   public:
+    Alarm(double seconds, const char* what) : thread_([=, this] {
+        std::unique_lock lock(mutex_);
+        if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) {
+            std::fprintf(stderr, "%s did not end within %.0f s: not all ranks came up, or they cannot reach each other\n",
+                         what, seconds);
+            _exit(kExitDeadline);
+        }
+    }) {}
+    ~Alarm() {
+        {
+            std::lock_guard lock(mutex_);
+            done_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool done_ = false;
+    std::thread thread_;
+};
+
+void write_file(const std::string& path, const std::string& text, int flags) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0644);
+    if (fd < 0) return;
+    if (write(fd, text.data(), text.size()) < 0) std::perror(path.c_str());
+    close(fd);
+}
+
+}  // namespace
+
+Process::Process(const ProcessOptions& options) : run_directory_(options.run_directory) {
+    require(active == nullptr, "a second Process in one program");
+    require(options.timeout_s > 0, "a deadline of %g s", options.timeout_s);
+    bring_up(options);
+    static const bool registered = std::atexit(leaving_early) == 0;
+    (void)registered;
+    active = this;
+}
+
+void Process::bring_up(const ProcessOptions& options) {
+    const int launched = launched_ranks();
+    if (launched == 0 || (launched == 1 && !built_with_mpi())) return;
+    MpiWorld world;
+    {
+        Alarm alarm(options.timeout_s, "MPI's start-up");
+        world = mpi_init();
+        uses_mpi_ = true;
+        rank_ = world.rank;
+        size_ = world.size;
+        local_rank_ = world.local_rank;
+        local_size_ = world.local_size;
+        control_ = make_mpi_transport(0, rank_, "control", Device{}, nullptr);
+    }
+    // The run directory: rank 0's choice.
+    char name[1024] = {};
+    if (is_root()) {
+        if (run_directory_.empty()) {
+            const char* tmp = std::getenv("TMPDIR");
+            std::snprintf(name, sizeof name, "%s/ringzero-XXXXXX", tmp ? tmp : "/tmp");
+            if (!mkdtemp(name)) abort(kExitError, format("cannot create the run directory %s: %s", name, std::strerror(errno)));
+        } else {
+            std::snprintf(name, sizeof name, "%s", run_directory_.c_str());
+        }
+    }
+    broadcast(name, sizeof name, 0);
+    own_directory_ = run_directory_.empty();
+    run_directory_ = name;
+    std::error_code error;
+    std::filesystem::create_directories(run_directory_, error);
+    if (is_root()) {
+        unlink((run_directory_ + "/failure.txt").c_str());
+        unlink((run_directory_ + "/success").c_str());
+    }
+    barrier();
+
+    Watch::Options watch;
+    watch.rank = rank_;
+    watch.size = size_;
+    watch.timeout_s = options.timeout_s;
+    watch.directory = run_directory_;
+    watch.on_failure = [](const std::string&) { mpi_abort(kExitDeadline); };
+    try {
+        watch_ = std::make_shared<Watch>(watch);
+    } catch (const Error& e) {
+        abort(kExitError, e.what());
+    }
+    {
+        Alarm alarm(options.timeout_s, "MPI's start-up");
+        control_ = make_mpi_transport(0, rank_, "control", Device{}, watch_);
+    }
+}
+
+Process::~Process() {
+    if (!finished_ && size_ > 1) abort(kExitError, "left without finishing");
+    if (!finished_) finish(kExitSuccess);
+}
+
+int Process::run(const std::function<int()>& body) {
+    int code = kExitError;
+    try {
+        code = body();
+    } catch (const std::exception& error) {
+        if (size_ > 1) abort(kExitError, error.what());
+        std::fprintf(stderr, "%s\n", error.what());
+        finish(kExitError);
+        return kExitError;
+    }
+    finish(code);
+    return code;
+}
+
+void Process::finish(int code) {
+    if (uses_mpi_) barrier();
+    if (is_root() && code == 0 && !run_directory_.empty()) write_file(run_directory_ + "/success", "finished\n", O_TRUNC);
+    control_.reset();
+    watch_.reset();
+    if (uses_mpi_) {
+        Alarm alarm(30, "MPI_Finalize");
+        mpi_finalize();
+    }
+    finished_ = true;
+    active = nullptr;
+    if (is_root() && own_directory_ && code == 0) {
+        std::error_code error;
+        std::filesystem::remove_all(run_directory_, error);
+    }
+}
+
+void Process::abort(int code, const std::string& reason) {
+    active = nullptr;
+    const std::string text = size_ > 1 ? format("rank %d of %d: %s\n", rank_, size_, reason.c_str()) : reason + "\n";
+    std::fprintf(stderr, "%s", text.c_str());
+    if (!run_directory_.empty())
+        write_file(run_directory_ + "/failure.txt", format("exit code %d\n", code) + text, O_APPEND);
+    std::fflush(nullptr);
+    if (uses_mpi_) mpi_abort(code);
+    _exit(code);
+}
+
+void Process::set_step(int64_t step) {
+    if (watch_) watch_->set_step(step);
+}
+
+// ---- devices and groups -------------------------------------------------------------------------------------------------
+
+Device Process::choose_device(const std::string& what, const std::string& transport, std::string* note) {
+    const Device device = pick_device(what, local_rank_, note);
+    const std::vector<std::string> kinds = all_gather_text(device.is_cuda() ? "cuda" : "cpu");
+    for (int r = 0; r < size_; ++r)
+        require(kinds[size_t(r)] == kinds[0], "rank 0 runs on %s and rank %d on %s: choose one with --device cpu or cuda",
+                kinds[0].c_str(), r, kinds[size_t(r)].c_str());
+    if (!device.is_cuda() || size_ == 1) return device;
+
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    const std::vector<std::string> places = all_gather_text(std::string(host) + " " + gpu_bus_id(device));
+    int sharing = 0, first = -1;
+    bool anyone_shares = false;
+    for (int r = 0; r < size_; ++r) {
+        const auto same = std::count(places.begin(), places.end(), places[size_t(r)]);
+        anyone_shares = anyone_shares || same > 1;
+        if (places[size_t(r)] != places[size_t(rank_)]) continue;
+        if (first < 0) first = r;
+        ++sharing;
+    }
+    shares_gpu_ = anyone_shares;
+    if (sharing > 1)
+        require(transport == "mpi" || transport == "nccl-shared",
+                "%d ranks on host %s, but %d GPUs are visible: ranks %d and others share one\n"
+                "  start %d ranks per host, or share the GPU on purpose (slow) with --transport mpi", local_size_, host,
+                cuda_device_count(), first, cuda_device_count());
+    if (transport == "nccl-shared" && shares_gpu_) nccl_allow_shared_gpu(rank_);
+    if (note && sharing > 1) *note = format("%d ranks share this GPU: bandwidth figures mean nothing", sharing);
+    return device;
+}
+
+std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Device device, int color, int key,
+                                                   const std::string& group) {
+    require(kind == "auto" || kind == "mpi" || kind == "nccl" || kind == "nccl-shared",
+            "--transport %s: it must be auto, mpi, nccl or nccl-shared", kind.c_str());
+    struct Place {
+        int32_t color, key, rank;
+    };
+    std::vector<Place> all(static_cast<size_t>(size_));
+    const Place own{color, key, rank_};
+    all_gather(&own, sizeof own, all.data());
+    std::erase_if(all, [&](const Place& p) { return p.color != color; });
+    std::stable_sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.key < b.key; });
+    std::vector<int> members;
+    int place = 0;
+    for (const Place& p : all) {
+        if (p.rank == rank_) place = int(members.size());
+        members.push_back(p.rank);
+    }
+
+    bool nccl = kind == "nccl" || kind == "nccl-shared";
+    require(!nccl || device.is_cuda(), "--transport nccl moves memory of CUDA devices; use --device cuda or --transport mpi");
+    if (kind == "auto") nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;
+    const bool alone = max(int64_t(members.size())) == 1;  // every group has one member, so nobody needs a library
+    if (alone && !(nccl && kind != "auto")) return std::make_unique<SelfTransport>(device, group, watch_, rank_);
+    if (nccl) {
+        const std::vector<std::string> ids = all_gather_text(place == 0 ? nccl_unique_id() : "");
+        return make_nccl_transport(ids[size_t(members[0])], place, members, group, device, watch_);
+    }
+    Alarm alarm(watch_ ? watch_->timeout_s() : 600, "MPI_Comm_split");
+    return make_mpi_transport(color, key, group, device, watch_);
+}
+
+// ---- control plane ------------------------------------------------------------------------------------------------------
+
+void Process::send_recv(std::vector<Message> messages) {
+    std::erase_if(messages, [](const Message& m) { return m.bytes == 0; });
+    if (messages.empty()) return;
+    const uint64_t seq = watch_ ? watch_->queue("control", "control", messages[0].bytes) : 0;
+    if (watch_) watch_->running(seq, -1, -1);
+    auto batch = control_->wire().post(messages);
+    control_->wait(*batch, messages, seq);
+    if (watch_) watch_->done(seq);
+}
+
+void Process::barrier() {
+    char out = 0, in = 0;
+    for (int distance = 1; distance < size_; distance *= 2)
+        send_recv({{&out, 1, (rank_ + distance) % size_, true}, {&in, 1, (rank_ - distance + size_) % size_, false}});
+}
+
+void Process::broadcast(void* data, int64_t bytes, int root) {
+    std::vector<Message> messages;
+    if (rank_ != root)
+        messages.push_back({data, bytes, root, false});
+    else
+        for (int r = 0; r < size_; ++r)
+            if (r != root) messages.push_back({data, bytes, r, true});
+    send_recv(std::move(messages));
+}
+
+void Process::all_gather(const void* own, int64_t bytes, void* all) {
+    std::vector<Message> messages;
+    for (int d = 1; d < size_; ++d) {
+        const int to = (rank_ + d) % size_, from = (rank_ - d + size_) % size_;
+        messages.push_back({const_cast<void*>(own), bytes, to, true});
+        messages.push_back({static_cast<char*>(all) + from * bytes, bytes, from, false});
+    }
+    if (bytes) std::memcpy(static_cast<char*>(all) + rank_ * bytes, own, size_t(bytes));
+    send_recv(std::move(messages));
+}
+
+double Process::sum(double x) {
+    std::vector<double> all(static_cast<size_t>(size_));
+    all_gather(&x, sizeof x, all.data());
+    double total = 0;
+    for (double v : all) total += v;
+    return total;
+}
+
+int64_t Process::max(int64_t x) {
+    std::vector<int64_t> all(static_cast<size_t>(size_));
+    all_gather(&x, sizeof x, all.data());
+    return *std::max_element(all.begin(), all.end());
+}
+
+std::vector<std::string> Process::all_gather_text(const std::string& own) {
+    const int64_t width = max(int64_t(own.size()));
+    std::string padded = own, all(size_t(width * size_), '\0');
+    padded.resize(size_t(width));
+    std::vector<int64_t> lengths(static_cast<size_t>(size_));
+    const int64_t length = int64_t(own.size());
+    all_gather(&length, sizeof length, lengths.data());
+    all_gather(padded.data(), width, all.data());
+    std::vector<std::string> texts;
+    for (int64_t r = 0; r < size_; ++r) texts.push_back(all.substr(size_t(r * width), size_t(lengths[size_t(r)])));
+    return texts;
+}
+
+}  // namespace rz

@@ -1,0 +1,95 @@
+#pragma once
+// One rank of a job: bring-up, the control plane, and the one way out.
+//
+//   int main(...) {
+//       Process process({.timeout_s = 600});
+//       return process.run([&] { ...train...; return 0; });
+//   }
+//
+// Under an MPI launcher (mpirun, srun --mpi=pmi2 or pmix) rank and size come from MPI; started plainly, it is a job of one
+// process and neither MPI nor NCCL is initialised.
+//
+// Exit codes. mpirun's own code for a rank that was killed varies (9, 11, 255, even 0), so a supervisor trusts these, the
+// reason in <run directory>/failure.txt, and above all the marker <run directory>/success:
+//
+//   0    finished; `success` exists. 0 without it is a failure
+//   70   a rank failed with an error; failure.txt has its message
+//   71   a deadline passed: a rank hangs, was stopped or cannot be reached; failure.txt has every rank's report
+//   75   stopped on request (a signal, a time limit): start again to go on
+//   else what body() returned, or the launcher's code for a rank that was killed
+//
+// The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for small
+// things (agreeing on a decision, gathering a few numbers), not for training data.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/transport.h"
+
+namespace rz {
+
+class HostTransport;
+
+enum ExitCode : int { kExitSuccess = 0, kExitError = 70, kExitDeadline = 71, kExitRequeue = 75 };
+
+struct ProcessOptions {
+    double timeout_s = 600;     // of every wait
+    std::string run_directory = {};  // for status pages, failure.txt and success; "": a temporary one, removed after success.
+                                     // Ranks of other hosts are seen in reports only if it is on a shared file system
+};
+
+class Process {
+   public:
+    explicit Process(const ProcessOptions& options = {});
+    ~Process();
+    Process(const Process&) = delete;
+    Process& operator=(const Process&) = delete;
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    int local_rank() const { return local_rank_; }
+    int local_size() const { return local_size_; }
+    bool is_root() const { return rank_ == 0; }
+    bool uses_mpi() const { return uses_mpi_; }
+    const std::string& run_directory() const { return run_directory_; }
+    const std::shared_ptr<Watch>& watch() const { return watch_; }
+    void set_step(int64_t step);  // named in every report
+
+    // Runs body, then ends the job together with all other ranks. An error on one rank ends all (exit code 70).
+    int run(const std::function<int()>& body);
+
+    // Ends the whole job at once; the reason goes to stderr and failure.txt.
+    [[noreturn]] void abort(int code, const std::string& reason);
+
+    // The device for --device and --transport. Refuses more ranks on a host than GPUs are visible (or two ranks on one GPU),
+    // unless the MPI transport was asked for, which can share one. `note` may receive a line for the user. Collective.
+    Device choose_device(const std::string& what, const std::string& transport, std::string* note);
+
+    // A group of the ranks that pass the same color, ordered by key, then rank. kind: "auto" (NCCL for CUDA devices that are not
+    // shared, else MPI; nothing for a group of one), "mpi", "nccl". Collective over all ranks.
+    std::unique_ptr<Transport> make_transport(const std::string& kind, Device device, int color, int key,
+                                              const std::string& group);
+
+    // Control plane.
+    void barrier();
+    void broadcast(void* data, int64_t bytes, int root);
+    void all_gather(const void* own, int64_t bytes, void* all);  // `bytes` from each, in rank order
+    double sum(double x);                                        // in rank order: the same bits everywhere
+    int64_t max(int64_t x);
+    std::vector<std::string> all_gather_text(const std::string& own);
+
+   private:
+    void bring_up(const ProcessOptions& options);
+    void finish(int code);
+    void send_recv(std::vector<Message> messages);
+
+    int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+    bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
+    std::string run_directory_;
+    std::shared_ptr<Watch> watch_;
+    std::unique_ptr<HostTransport> control_;
+};
+
+}  // namespace rz

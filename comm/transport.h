@@ -1,0 +1,118 @@
+#pragma once
+// Two verbs on byte ranges, enqueued on a stream: send and recv. A MessageGroup joins several of them so that they progress
+// together; everything else in comm/ is built on that.
+//
+//   MessageGroup g;
+//   g.send(a, bytes, right);                            // any number of sends and receives
+//   g.recv(b, bytes, left);
+//   Transfer t = transport.start(stream, g);            // in stream order: the messages begin to move
+//   ...                                                 // work enqueued here overlaps them; it must not touch a or b
+//   transport.finish(stream, t);                        // in stream order: a may be reused, b is there
+//
+// Messages between two ranks are matched in the order of their groups, and inside a group in order; there are no tags. A
+// group's messages to oneself must come in pairs of equal size. A message of zero bytes is nothing: neither side may
+// expect it. Sizes must agree on both sides; any size may be sent. Every wait ends at the deadline of the job's Watch.
+//
+// Transfers are finished in the order in which they were started.
+//
+// Nothing here blocks the calling thread. `data` must be memory of the transport's device. A transport must outlive the
+// work enqueued through it, and one rank uses a transport from one stream at a time (different transports are independent).
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+class Collectives;
+struct CollectiveOptions;
+class Watch;
+
+struct Message {
+    void* data;
+    int64_t bytes;
+    int peer;  // rank in the transport's group
+    bool is_send;
+};
+
+class MessageGroup {
+   public:
+    void send(const void* data, int64_t bytes, int to) { add({const_cast<void*>(data), bytes, to, true}); }
+    void recv(void* data, int64_t bytes, int from) { add({data, bytes, from, false}); }
+    bool empty() const { return messages.empty(); }
+
+    std::vector<Message> messages;
+    uint64_t seq = 0;      // operation in the flight recorder that this group belongs to; 0: none
+    bool is_last = false;  // it completes that operation
+
+   private:
+    void add(const Message& m) {
+        if (m.bytes != 0) messages.push_back(m);
+    }
+};
+
+// A started group. Copies share it.
+struct Transfer {
+    std::shared_ptr<void> state;
+};
+
+class Transport {
+   public:
+    // `world_ranks[i]` is the rank in the job of member i; `rank` is this process's place among them.
+    Transport(std::string group, int rank, std::vector<int> world_ranks, Device device, std::shared_ptr<Watch> watch);
+    virtual ~Transport();
+    Transport(const Transport&) = delete;
+    Transport& operator=(const Transport&) = delete;
+
+    virtual const char* name() const = 0;  // "self", "mpi", "nccl", "loopback"
+    int rank() const { return rank_; }
+    int size() const { return int(world_ranks_.size()); }
+    Device device() const { return device_; }
+    const std::string& group() const { return group_; }
+    int world_rank(int member) const { return world_ranks_[size_t(member)]; }
+    Watch* watch() const { return watch_.get(); }  // may be nullptr
+
+    Transfer start(Stream& stream, const MessageGroup& group);
+    void finish(Stream& stream, const Transfer& transfer);
+
+    void exchange(Stream& stream, const MessageGroup& group) { finish(stream, start(stream, group)); }
+    void send(Stream& stream, const void* data, int64_t bytes, int to);
+    void recv(Stream& stream, void* data, int64_t bytes, int from);
+
+    // Bytes enqueued so far from this rank to others.
+    int64_t bytes_sent() const { return bytes_sent_; }
+
+    // The library's own collectives over the same group (MPI's, NCCL's). Throws where there is none.
+    virtual std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options);
+
+   protected:
+    virtual Transfer do_start(Stream& stream, const MessageGroup& group) = 0;
+    virtual void do_finish(Stream& stream, const Transfer& transfer) = 0;
+
+    void count_sent(int64_t bytes) { bytes_sent_ += bytes; }  // library collectives: what an ideal algorithm sends
+
+   private:
+    std::string group_;
+    int rank_;
+    std::vector<int> world_ranks_;
+    Device device_;
+    std::shared_ptr<Watch> watch_;
+    int64_t bytes_sent_ = 0;
+};
+
+// One process, no library: messages to oneself are copies.
+class SelfTransport : public Transport {
+   public:
+    explicit SelfTransport(Device device, std::string group = "world", std::shared_ptr<Watch> watch = nullptr,
+                           int world_rank = 0);
+    const char* name() const override { return "self"; }
+
+   protected:
+    Transfer do_start(Stream& stream, const MessageGroup& group) override;
+    void do_finish(Stream&, const Transfer&) override {}
+};
+
+}  // namespace rz

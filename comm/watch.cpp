@@ -1,0 +1,269 @@
+#include "comm/watch.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+static constexpr uint64_t kMagic = 0x72696e677a65726full;  // "ringzero"
+
+static double now_s() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+static void set_name(char* to, size_t size, const char* from) {
+    std::strncpy(to, from, size - 1);
+    to[size - 1] = '\0';
+}
+
+std::string describe(const OpRecord& r) {
+    static const char* const kStates[] = {"unused", "queued", "running", "done"};
+    std::string text = format("%s #%llu (step %lld, %s, group %s): %s", r.op, (unsigned long long)r.seq, (long long)r.step,
+                              human_bytes(r.bytes).c_str(), r.group, kStates[int(r.state)]);
+    if (r.state == OpState::running) {
+        text += format(", hop %d", r.hop);
+        if (r.to >= 0) text += format(", to rank %d", r.to);
+        if (r.from >= 0) text += format(", from rank %d", r.from);
+    }
+    return text;
+}
+
+Watch::Watch(Options options) : options_(std::move(options)) {
+    if (!options_.directory.empty()) {
+        const std::string path = page_path(options_.rank);
+        const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        require(fd >= 0 && ftruncate(fd, sizeof(StatusPage)) == 0,
+                "cannot write the status page %s: %s\n  give a writable run directory with free space", path.c_str(),
+                std::strerror(errno));
+        void* memory = mmap(nullptr, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        close(fd);
+        require(memory != MAP_FAILED, "cannot map the status page %s: %s", path.c_str(), std::strerror(errno));
+        page_ = new (memory) StatusPage;
+        mapped_ = true;
+    } else {
+        page_ = new StatusPage;
+    }
+    page_->rank = options_.rank;
+    page_->size = options_.size;
+    page_->pid = int(getpid());
+    gethostname(page_->host, sizeof(page_->host) - 1);
+    page_->heartbeat = now_s();
+    page_->magic = kMagic;
+    if (mapped_) thread_ = std::thread([this] { loop(); });
+}
+
+Watch::~Watch() {
+    {
+        std::lock_guard lock(mutex_);
+        stop_ = true;
+    }
+    if (thread_.joinable()) thread_.join();
+    if (mapped_)
+        munmap(page_, sizeof(StatusPage));
+    else
+        delete page_;
+}
+
+std::string Watch::page_path(int rank) const { return options_.directory + "/rank" + std::to_string(rank) + ".status"; }
+
+void Watch::set_step(int64_t step) {
+    std::lock_guard lock(mutex_);
+    page_->step = step;
+}
+
+uint64_t Watch::queue(const char* op, const char* group, int64_t bytes) {
+    std::lock_guard lock(mutex_);
+    const uint64_t seq = ++page_->last_seq;
+    OpRecord& r = page_->ops[seq % kKeptOps];
+    r = OpRecord{};
+    r.step = page_->step;
+    r.bytes = bytes;
+    r.when = now_s();
+    r.state = OpState::queued;
+    set_name(r.op, sizeof r.op, op);
+    set_name(r.group, sizeof r.group, group);
+    r.seq = seq;
+    return seq;
+}
+
+void Watch::running(uint64_t seq, int to, int from) {
+    std::lock_guard lock(mutex_);
+    OpRecord& r = page_->ops[seq % kKeptOps];
+    if (r.seq != seq) return;  // many later ones are queued already
+    r.state = OpState::running;
+    r.hop += 1;
+    r.to = to;
+    r.from = from;
+    r.when = now_s();
+}
+
+void Watch::done(uint64_t seq) {
+    std::lock_guard lock(mutex_);
+    page_->last_done = std::max(page_->last_done, seq);
+    OpRecord& r = page_->ops[seq % kKeptOps];
+    if (r.seq != seq) return;
+    r.state = OpState::done;
+    r.when = now_s();
+}
+
+bool Watch::read_page(int rank, StatusPage* page) const {
+    if (rank == options_.rank) {
+        std::lock_guard lock(mutex_);
+        *page = *page_;
+        return true;
+    }
+    if (!mapped_) return false;
+    const int fd = open(page_path(rank).c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const bool whole = read(fd, page, sizeof *page) == ssize_t(sizeof *page);
+    close(fd);
+    return whole && page->magic == kMagic;
+}
+
+std::string Watch::own_report(const std::string& waiting_for) const {
+    StatusPage page;
+    read_page(options_.rank, &page);
+    std::string text = format("rank %d of %d (%s, pid %d), step %lld", page.rank, page.size, page.host, page.pid,
+                              (long long)page.step);
+    text += waiting_for.empty() ? ": ends because another rank gave up" : ": " + waiting_for;
+    text += "\n  last operations:\n";
+    const uint64_t last = page.last_seq, first = last > kKeptOps ? last - kKeptOps + 1 : 1;
+    // Long queues are common: show those from the last finished one, at most five.
+    uint64_t from = std::max(first, page.last_done > 2 ? page.last_done - 2 : 1);
+    for (uint64_t s = from; s <= last && s < from + 5; ++s)
+        text += "    " + describe(page.ops[s % kKeptOps]) +
+                format(", %.1f s ago\n", now_s() - page.ops[s % kKeptOps].when);
+    if (last == 0) text += "    none yet\n";
+    return text;
+}
+
+std::string Watch::job_report() const {
+    std::vector<StatusPage> pages;
+    std::vector<bool> seen;
+    uint64_t least = UINT64_MAX, issued_least = UINT64_MAX, issued_most = 0;
+    for (int r = 0; r < options_.size; ++r) {
+        pages.emplace_back();
+        seen.push_back(read_page(r, &pages.back()));
+        if (!seen.back()) continue;
+        least = std::min(least, pages.back().last_done);
+        issued_least = std::min(issued_least, pages.back().last_seq);
+        issued_most = std::max(issued_most, pages.back().last_seq);
+    }
+    std::string text = "all ranks, by their last sequence numbers:\n";
+    for (int r = 0; r < options_.size; ++r) {
+        if (!seen[size_t(r)]) {
+            text += format("  rank %d: cannot be seen from here (another host, or it never started)\n", r);
+            continue;
+        }
+        const StatusPage& p = pages[size_t(r)];
+        const double silent = now_s() - p.heartbeat;
+        text += format("  rank %d (%s, pid %d): step %lld, finished #%llu, issued #%llu", r, p.host, p.pid,
+                       (long long)p.step, (unsigned long long)p.last_done, (unsigned long long)p.last_seq);
+        if (silent > 2) text += format(", silent for %.1f s: the process is stopped or dead", silent);
+        if (p.last_seq == issued_least && issued_least < issued_most) text += "  <- BEHIND: the others wait for it";
+        text += "\n";
+    }
+    // The same number must be the same operation everywhere.
+    for (uint64_t s = least + 1; s <= least + 2; ++s) {
+        const OpRecord* reference = nullptr;
+        int reference_rank = 0;
+        for (int r = 0; r < options_.size; ++r) {
+            const OpRecord& op = pages[size_t(r)].ops[s % kKeptOps];
+            if (!seen[size_t(r)] || op.seq != s) continue;
+            if (!reference) {
+                reference = &op;
+                reference_rank = r;
+            } else if (std::strcmp(op.op, reference->op) != 0 || op.bytes != reference->bytes) {
+                text += format("  MISMATCH at #%llu: rank %d issued %s of %lld B, rank %d %s of %lld B\n",
+                               (unsigned long long)s, reference_rank, reference->op, (long long)reference->bytes, r, op.op,
+                               (long long)op.bytes);
+                return text;
+            }
+        }
+    }
+    return text;
+}
+
+void Watch::append_report(const std::string& text) const {
+    const int fd = open(failure_path().c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd >= 0) {
+        if (write(fd, text.data(), text.size()) < 0) std::perror("failure.txt");
+        close(fd);
+    }
+    std::fputs(text.c_str(), stderr);
+    std::fflush(stderr);
+}
+
+void Watch::expired(const std::string& waiting_for) {
+    const std::string mine = own_report(waiting_for);
+    if (options_.directory.empty()) {
+        if (options_.on_failure) options_.on_failure(mine);
+        throw Error(mine);
+    }
+    const int fd = open(failure_path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd >= 0) close(fd);
+    const bool first = fd >= 0;
+    bool report = false;
+    {
+        std::lock_guard lock(mutex_);
+        report = !reported_;
+        reported_ = true;
+    }
+    if (report) append_report(mine);
+    // The others notice the file within 0.1 s and report too. If the first one can't end the job, the rest do.
+    std::this_thread::sleep_for(std::chrono::duration<double>(first ? options_.grace_s : 2 * options_.grace_s + 1));
+    if (first) append_report(job_report());
+    if (options_.on_failure) options_.on_failure(mine);
+    throw Error(mine);
+}
+
+int Watch::add_poll(std::function<void()> poll) {
+    std::lock_guard lock(polls_mutex_);
+    polls_.emplace_back(next_poll_, std::move(poll));
+    return next_poll_++;
+}
+
+void Watch::remove_poll(int id) {
+    std::lock_guard lock(polls_mutex_);
+    std::erase_if(polls_, [id](const auto& entry) { return entry.first == id; });
+}
+
+void Watch::loop() {
+    for (;;) {
+        {
+            std::lock_guard lock(mutex_);
+            if (stop_) return;
+            page_->heartbeat = now_s();
+        }
+        try {
+            std::lock_guard lock(polls_mutex_);
+            for (auto& [id, poll] : polls_) poll();
+        } catch (const std::exception& error) {
+            try {
+                expired(error.what());
+            } catch (const std::exception&) {  // reported; the waits of the other threads end the process
+            }
+        }
+        if (access(failure_path().c_str(), F_OK) == 0) {
+            bool report = false;
+            {
+                std::lock_guard lock(mutex_);
+                report = !reported_;
+                reported_ = true;
+            }
+            if (report) append_report(own_report(""));
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+}
+
+}  // namespace rz

@@ -1,0 +1,109 @@
+#pragma once
+// Nothing waits for ever, and whoever gives up says why.
+//
+// Every rank keeps a status page: who it is, the training step, and its last operations with sequence numbers (a flight
+// recorder). All ranks issue the same sequence of collectives, so equal numbers mean the same operation and the rank with
+// the smallest number is the one that the others wait for. The pages are small files in a run directory, mapped into
+// memory: writing one costs a store, and it can be read by the other ranks of the host (of all hosts, if they share the
+// directory) and after the process was killed or stopped.
+//
+// When a wait passes its deadline the rank writes `failure.txt` in the run directory and lets the others see it; each adds
+// its own report, then the first one adds a table of all ranks and ends the job through `on_failure` (MPI_Abort).
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace rz {
+
+constexpr int kKeptOps = 16;
+
+enum class OpState : int32_t { none = 0, queued = 1, running = 2, done = 3 };
+
+struct OpRecord {
+    uint64_t seq = 0;  // from 1; 0: unused
+    int64_t step = 0, bytes = 0;
+    double when = 0;  // seconds since the epoch, of the last change
+    OpState state = OpState::none;
+    int32_t hop = 0;             // messages groups started so far
+    int32_t to = -1, from = -1;  // world ranks of the latest hop
+    char op[20] = {}, group[12] = {};
+};
+
+struct StatusPage {
+    uint64_t magic = 0;
+    int32_t rank = 0, size = 0, pid = 0, unused = 0;
+    char host[64] = {};
+    double heartbeat = 0;  // seconds since the epoch; a stopped or dead process leaves it behind
+    int64_t step = -1;
+    uint64_t last_seq = 0, last_done = 0;
+    OpRecord ops[kKeptOps];  // record of seq s at [s % kKeptOps]
+};
+
+class Watch {
+   public:
+    struct Options {
+        int rank = 0, size = 1;
+        double timeout_s = 600;
+        double grace_s = 1.0;   // how long the first rank that gives up waits for the reports of the others
+        std::string directory;  // "": pages are private, and expired() only throws
+        // Ends the job; called once the reports are written. If it is empty or returns, rz::Error is thrown.
+        std::function<void(const std::string& reason)> on_failure;
+    };
+
+    explicit Watch(Options options);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+    double timeout_s() const { return options_.timeout_s; }
+    int rank() const { return options_.rank; }
+
+    // Shown in every report and in the records made from now on.
+    void set_step(int64_t step);
+
+    // The flight recorder. `queue` is called where an operation is enqueued, the others where it runs.
+    uint64_t queue(const char* op, const char* group, int64_t bytes);
+    void running(uint64_t seq, int to, int from);
+    void done(uint64_t seq);
+
+    // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws rz::Error.
+    [[noreturn]] void expired(const std::string& waiting_for);
+
+    // What this rank knows of itself, a few lines; and one line per rank with a verdict on who is behind.
+    std::string own_report(const std::string& waiting_for) const;
+    std::string job_report() const;
+
+    // `poll` is called every 0.1 s from the watchdog thread (NCCL's asynchronous errors). It may throw: the job then ends.
+    int add_poll(std::function<void()> poll);
+    void remove_poll(int id);
+
+    // A page as another rank left it; false if it can't be seen from here.
+    bool read_page(int rank, StatusPage* page) const;
+
+   private:
+    void loop();
+    void append_report(const std::string& text) const;
+    std::string failure_path() const { return options_.directory + "/failure.txt"; }
+    std::string page_path(int rank) const;
+
+    Options options_;
+    mutable std::mutex mutex_;
+    StatusPage* page_ = nullptr;
+    bool mapped_ = false;
+    bool reported_ = false;  // this rank's report stands in failure.txt
+    bool stop_ = false;
+    std::mutex polls_mutex_;
+    std::vector<std::pair<int, std::function<void()>>> polls_;
+    int next_poll_ = 1;
+    std::thread thread_;  // only with a directory
+};
+
+// "all_reduce #57 (step 12, 4.00 MiB, group world): running, hop 3, to rank 2, from rank 0"
+std::string describe(const OpRecord& record);
+
+}  // namespace rz
