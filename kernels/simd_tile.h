@@ -35,7 +35,7 @@ struct Bf16Word {
 #endif
 
 template <class W, int kVectors>
-inline void tile_block(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
+__attribute__((noinline)) void tile_block(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
                        const typename W::Word* b, int64_t ldb, int64_t K, bool accumulate) {
     Vec sum[kTileRows][kVectors];
     for (int r = 0; r < kTileRows; ++r)
