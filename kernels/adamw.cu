@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
     adamw_kernel(P* param, float* master, float* m, float* v, const G* grad, const float* grad_scale, int64_t n,
                  const int64_t* segment_end, const uint8_t* decays, int64_t segments, int64_t first, Coefficients k) {
     const float scale = *grad_scale;
-    if (!isfinite(scale)) return;
+    if (!is_finite(scale)) return;
     const int64_t begin = int64_t(blockIdx.x) * (kThreads * kVec * kRounds);
     int64_t segment = find_segment(segment_end, segments, first + begin);  // the same for the whole block
     int64_t end = segment_end[segment];

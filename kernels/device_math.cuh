@@ -33,6 +33,8 @@ __device__ __forceinline__ float rounded(float x) {
     return to_float(from_float<T>(x));
 }
 
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < INFINITY; }
+
 // Elements of T in the widest load
 template <class T>
 constexpr int kVecOf = 16 / int(sizeof(T));

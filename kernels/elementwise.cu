@@ -1,6 +1,7 @@
 #include "kernels/elementwise.h"
 
 #include "kernels/device_math.cuh"
+#include "kernels/philox.h"
 
 namespace rz {
 namespace {
@@ -103,6 +104,30 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide
     store_some(a.out, a.out_dtype, i, count, wide, sum);
 }
 
+// A thread makes the kVec normals from element first_element() of the tensor (not of this range), so that every cut of it
+// shares the work of Philox's groups of four.
+__global__ void __launch_bounds__(kThreads) random_normal_kernel(RandomNormal a, int64_t group, bool wide) {
+    group += (int64_t(blockIdx.x) * kThreads + threadIdx.x) * (kVec / 4);
+    const int64_t i = 4 * group - a.first;  // below 0 where the range begins inside a group
+    if (i >= a.n) return;
+    float z[kVec];
+#pragma unroll
+    for (int k = 0; k < kVec; k += 4) philox_normal4(a.seed, uint64_t(group + k / 4), a.stream, z + k);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) z[k] = fmaf(a.std, z[k], a.mean);
+    if (wide && i >= 0 && i + kVec <= a.n) {
+        store_any(a.x, a.dtype, i, z);
+        if (a.x32 != nullptr) store_any(a.x32, DType::f32, i, z);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) {
+        if (i + k < 0 || i + k >= a.n) continue;
+        store_one(a.x, a.dtype, i + k, z[k]);
+        if (a.x32 != nullptr) a.x32[i + k] = z[k];
+    }
+}
+
 LaunchConfig flat(int64_t n, CudaStream stream) {
     return LaunchConfig(dim3(blocks_for(n, int64_t(kThreads) * kVec)), dim3(kThreads), 0, stream);
 }
@@ -123,6 +148,13 @@ void sum_rows_cuda(const SumRows& a, CudaStream stream) {
     if (a.n == 0) return;
     const bool wide = aligned_to(16, a.out, a.x) && a.stride % kVecOf<__half> == 0;
     launch(sum_rows_kernel, flat(a.n, stream), a, wide);
+}
+
+void random_normal_cuda(const RandomNormal& a, CudaStream stream) {
+    if (a.n == 0) return;
+    const int64_t first_group = a.first / 4, skipped = a.first % 4;
+    const bool wide = skipped == 0 && aligned_to(16, a.x, a.x32);
+    launch(random_normal_kernel, flat(a.n + skipped, stream), a, first_group, wide);
 }
 
 }  // namespace rz
