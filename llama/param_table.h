@@ -58,6 +58,7 @@ class ParamTable {
     const Tensor& block(int64_t layer, BlockTensor which) const;
     const Tensor& final_norm() const;
     const Tensor& head() const;  // the embedding if tied
+    bool tied() const { return tied_; }
 
     // Maximal runs of the flat buffer with the same weight decay (padding joins the run before it): `end` is exclusive,
     // the last one is size(). What AdamW's segments are made of.
