@@ -1,0 +1,113 @@
+// Block, named, cluster and warp barriers, and what is wrong with how a thread meets or misses them.
+#include <cstring>
+
+#include "test/simt/runtime.h"
+
+namespace simt {
+namespace {
+
+bool same_place(Site a, Site b) { return a.line() == b.line() && !strcmp(a.file_name(), b.file_name()); }
+
+void release(Barrier& z) {
+    stats().barriers++;
+    progress();
+    int votes = 0;
+    for (const Fiber* f : z.waiters) votes += f->vote;
+    if (race) race->barrier(&z, z.waiters.data(), z.waiters.size());
+    for (Fiber* f : z.waiters) f->vote = votes, make_ready(f);
+    z.waiters.clear();
+    z.arrived = z.expected = 0;
+}
+
+// Strict where CUDA promises nothing, even where hardware would go on: a barrier that some threads have left for good,
+// or that they meet in two places.
+void wait_for_block(const char* op, Site at) {
+    Fiber* f = current;
+    Block* b = f->block;
+    Barrier& z = b->barriers[0];
+    f->op = op, f->at = at;
+    if (b->live < b->threads)
+        fail("%s at %s, but %u threads of the block have already returned", op, where(at).c_str(), b->threads - b->live);
+    if (!z.waiters.empty() && !same_place(z.waiters[0]->at, at))
+        fail("divergent barrier: %s at %s, while thread %u waits in %s at %s", op, where(at).c_str(),
+             z.waiters[0]->linear, z.waiters[0]->op, where(z.waiters[0]->at).c_str());
+    z.waiters.push_back(f);
+    f->state = State::barrier;
+    if (++z.arrived == b->threads) release(z);
+    reschedule();
+}
+
+}  // namespace
+
+void block_barrier(const char* op, Site at) {
+    current->vote = 0;
+    wait_for_block(op, at);
+}
+
+int block_vote(bool predicate, const char* op, Site at) {
+    current->vote = predicate;
+    wait_for_block(op, at);
+    return current->vote;
+}
+
+void named_barrier(int id, int threads, bool wait, Site at) {
+    Fiber* f = current;
+    f->op = wait ? "bar.sync" : "bar.arrive", f->at = at;
+    const std::string place = where(at);
+    if (id < 1 || id > 15) fail("%s at %s: barrier %d, not 1 to 15", f->op, place.c_str(), id);
+    if (threads % 32 || threads < 32 || uint32_t(threads) > f->block->threads)
+        fail("%s at %s: %d threads, not a multiple of 32 within the block", f->op, place.c_str(), threads);
+    Barrier& z = f->block->barriers[id];
+    if (z.expected && z.expected != uint32_t(threads))
+        fail("%s at %s: barrier %d with %d threads, earlier arrivals said %u", f->op, place.c_str(), id, threads,
+             z.expected);
+    z.expected = uint32_t(threads);
+    if (race && !wait) race->release(&z);
+    if (wait) {
+        f->vote = 0;
+        f->state = State::barrier;
+        z.waiters.push_back(f);
+    }
+    if (++z.arrived == z.expected) release(z);
+    if (wait) reschedule();
+}
+
+void cluster_barrier(Site at) {
+    Fiber* f = current;
+    f->op = "cluster barrier", f->at = at, f->state = State::barrier;
+    const uint32_t cluster = current_launch.cluster;
+    auto& waiters = resident_blocks()[f->block->slot - f->block->rank].cluster_waiters;
+    waiters.push_back(f);
+    if (waiters.size() == size_t(cluster) * f->block->threads) {
+        if (race) race->barrier(&waiters, waiters.data(), waiters.size());
+        for (Fiber* w : waiters) make_ready(w);
+        waiters.clear();
+        stats().barriers++;
+        progress();
+    }
+    reschedule();
+}
+
+void check_exit(Fiber* f) {
+    Block* b = f->block;
+    Warp* w = f->warp;
+    w->live &= ~(1u << f->lane);
+    b->live--;
+    const std::string me = "block (" + std::to_string(b->index.x) + "," + std::to_string(b->index.y) + "," +
+                           std::to_string(b->index.z) + ") thread " + std::to_string(f->linear) + " returned ";
+    if (const char* what = copies_in_flight(f)) return note_failure(me + "with " + what + " in flight");
+    if (!w->live && b->wgmma.size() > w->id && !b->wgmma[w->id].ops.empty())
+        return note_failure(me + "with wgmma operations in flight");
+    for (uint32_t m = w->waiting; m; m &= m - 1) {
+        const Fiber* o = w->lane[__builtin_ctz(m)];
+        if (o->mask >> f->lane & 1)
+            return note_failure(me + "while lane " + std::to_string(o->lane) + " waits for it in " + o->op + " at " +
+                                where(o->at));
+    }
+    const Barrier& z = b->barriers[0];
+    if (!z.waiters.empty())
+        note_failure(me + "while " + std::to_string(z.waiters.size()) + " threads of the block wait in " +
+                     z.waiters[0]->op + " at " + where(z.waiters[0]->at));
+}
+
+}  // namespace simt

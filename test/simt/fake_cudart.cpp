@@ -1,0 +1,604 @@
+// The CUDA runtime that the project calls, on host memory; linked in place of libcudart.
+//
+// Device memory is allocated at its exact size and filled with 0xff (NaN). Streams are lazy: work is queued, and done
+// only when something synchronises or polls, streams interleaved at random within the order that events give. So a
+// missing cudaStreamWaitEvent, or a host buffer reused before its copy is done, gives a wrong result for some seeds.
+// Environment: SIMT_STREAMS=now (no queueing), SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80 or
+// 90).
+#include <chrono>
+#include <condition_variable>
+#include <cstdarg>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <sched.h>
+
+#include "test/simt/runtime.h"
+#include "test/simt/streams.h"
+
+using namespace simt;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Graph;
+struct Event {
+    uint64_t recorded = 0, done = 0;
+    Clock::time_point when;
+    Graph* graph = nullptr;  // recorded while capturing: the nodes that it stands for
+    std::vector<int> nodes;
+};
+struct Node {
+    std::function<cudaError_t()> work;
+    std::vector<int> after;
+};
+struct Graph {
+    std::vector<Node> nodes;
+};
+struct Operation {
+    std::function<cudaError_t()> work;
+    std::function<bool()> poll;     // or this
+    Event* wait = nullptr;          // or this, for its n-th recording
+    uint64_t n = 0;
+    bool host = false;              // may block and is run without the lock
+};
+struct Stream {
+    std::deque<Operation> queue;
+    bool busy = false;  // its first operation is being run
+    unsigned flags = 0;
+    int priority = 0;
+    Graph* capture = nullptr;
+    std::vector<int> tail;  // while capturing: what the next node comes after
+    bool capture_origin = false;
+};
+struct Allocation {
+    size_t bytes;
+    int device;
+};
+
+// Never destroyed: static destructors elsewhere may still free memory.
+auto& mutex = *new std::recursive_mutex;
+auto& changed = *new std::condition_variable_any;
+auto& streams = *new std::vector<Stream*>;
+auto& allocations = *new std::map<const char*, Allocation>;
+auto& pinned = *new std::map<const char*, size_t>;
+auto& device_used = *new std::vector<size_t>(16);
+cudaError_t pending_error = cudaSuccess;
+uint64_t stream_rng = 0;
+thread_local int device = 0;
+
+#define LOCKED std::unique_lock<std::recursive_mutex> lock(mutex)
+
+size_t number_from(const char* variable, size_t otherwise) {
+    const char* s = getenv(variable);
+    return s ? strtoull(s, nullptr, 0) : otherwise;
+}
+int device_count() { return int(number_from("SIMT_DEVICES", 1)); }
+size_t device_memory() { return number_from("SIMT_MEMORY", size_t(16) << 30); }
+bool lazy() {
+    static const bool now = getenv("SIMT_STREAMS") && !strcmp(getenv("SIMT_STREAMS"), "now");
+    return !now;
+}
+
+uint32_t draw(uint32_t n) {
+    if (!stream_rng) seed_streams(options().seed);
+    stream_rng ^= stream_rng << 13, stream_rng ^= stream_rng >> 7, stream_rng ^= stream_rng << 17;
+    return uint32_t(stream_rng >> 33) % n;
+}
+
+cudaError_t report(cudaError_t e) {
+    if (e != cudaSuccess) pending_error = e;
+    return e;
+}
+// What a synchronising call returns: the error of the work it waited for, once.
+cudaError_t take_error() {
+    const cudaError_t e = pending_error;
+    pending_error = cudaSuccess;
+    return e;
+}
+
+bool runnable(const Stream& s) {
+    if (s.queue.empty() || s.busy) return false;
+    const Operation& op = s.queue.front();
+    return !op.wait || op.wait->done >= op.n;
+}
+
+// Does one operation of some stream; false if none can make progress.
+bool step(std::unique_lock<std::recursive_mutex>& lock) {
+    std::vector<Stream*> candidates;
+    for (Stream* s : streams)
+        if (runnable(*s)) candidates.push_back(s);
+    while (!candidates.empty()) {
+        const uint32_t i = draw(uint32_t(candidates.size()));
+        Stream* s = candidates[i];
+        candidates.erase(candidates.begin() + i);
+        Operation& op = s->queue.front();
+        s->busy = true;
+        bool done = true;
+        if (op.poll)
+            done = op.poll();
+        else if (op.host) {
+            lock.unlock();
+            report(op.work());
+            lock.lock();
+        } else if (op.work)
+            report(op.work());
+        s->busy = false;
+        if (!done) continue;
+        s->queue.pop_front();
+        changed.notify_all();
+        return true;
+    }
+    return false;
+}
+
+template <class Done>
+void run_until(std::unique_lock<std::recursive_mutex>& lock, Done done) {
+    while (!done()) {
+        if (step(lock)) continue;
+        bool waiting = false;  // for another process, or for another thread that runs a host function
+        for (const Stream* s : streams) waiting |= !s->queue.empty() && (s->busy || (runnable(*s) && s->queue.front().poll));
+        if (!waiting) fprintf(stderr, "fake CUDA runtime: the streams wait for each other's events for ever\n"), abort();
+        lock.unlock();
+        sched_yield();
+        lock.lock();
+    }
+}
+void drain(std::unique_lock<std::recursive_mutex>& lock) {
+    run_until(lock, [] {
+        for (const Stream* s : streams)
+            if (!s->queue.empty()) return false;
+        return true;
+    });
+}
+
+Stream* as_stream(cudaStream_t s) {
+    return s == cudaStreamLegacy || s == cudaStreamPerThread ? nullptr : reinterpret_cast<Stream*>(s);
+}
+Event* as_event(cudaEvent_t e) { return reinterpret_cast<Event*>(e); }
+
+cudaError_t push(cudaStream_t stream, Operation op) {
+    LOCKED;
+    Stream* s = as_stream(stream);
+    if (s && s->capture) {
+        if (op.poll) return report(cudaErrorStreamCaptureUnsupported);
+        s->capture->nodes.push_back({std::move(op.work), s->tail});
+        s->tail = {int(s->capture->nodes.size()) - 1};
+        return cudaSuccess;
+    }
+    if (s && lazy()) {
+        s->queue.push_back(std::move(op));
+        return cudaSuccess;
+    }
+    drain(lock);  // the legacy default stream: in order with everything
+    if (op.poll)
+        while (!op.poll()) sched_yield();
+    return op.work ? report(op.work()) : cudaSuccess;
+}
+
+// Of the device allocation that holds p, how many bytes follow p; SIZE_MAX for host memory.
+size_t room_at(const void* p) {
+    const char* c = static_cast<const char*>(p);
+    auto it = allocations.upper_bound(c);
+    if (it == allocations.begin()) return SIZE_MAX;
+    --it;
+    const size_t offset = size_t(c - it->first);
+    return offset > it->second.bytes || (offset == it->second.bytes && offset) ? SIZE_MAX : it->second.bytes - offset;
+}
+bool in_bounds(const char* what, const void* p, size_t bytes) {
+    const size_t room = room_at(p);
+    if (room == SIZE_MAX || bytes <= room) return true;
+    fprintf(stderr, "fake CUDA runtime: %s of %zu bytes at %p, where the allocation has %zu left\n", what, bytes, p, room);
+    return false;
+}
+
+}  // namespace
+
+namespace simt {
+cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work) {
+    Operation op;
+    op.work = std::move(work);
+    return push(stream, std::move(op));
+}
+cudaError_t enqueue_polled(cudaStream_t stream, std::function<bool()> poll) {
+    Operation op;
+    op.poll = std::move(poll);
+    return push(stream, std::move(op));
+}
+void seed_streams(uint64_t seed) { stream_rng = seed * 2654435761u + 88172645463325252ull; }
+void mark_written(const void* p, size_t bytes) {
+    if (race) race->written(p, bytes);
+}
+}  // namespace simt
+
+extern "C" {
+
+// ---- memory
+
+cudaError_t CUDARTAPI cudaMalloc(void** p, size_t bytes) {
+    LOCKED;
+    if (device_used[size_t(device)] + bytes > device_memory()) return *p = nullptr, report(cudaErrorMemoryAllocation);
+    if (posix_memalign(p, 256, bytes ? bytes : 1)) return *p = nullptr, report(cudaErrorMemoryAllocation);
+    memset(*p, 0xff, bytes);
+    device_used[size_t(device)] += bytes;
+    allocations[static_cast<char*>(*p)] = {bytes, device};
+    if (race) race->allocated(*p, bytes);
+    return cudaSuccess;
+}
+static cudaError_t free_now(void* p) {
+    const auto it = allocations.find(static_cast<char*>(p));
+    if (it == allocations.end()) return report(cudaErrorInvalidValue);
+    device_used[size_t(it->second.device)] -= it->second.bytes;
+    allocations.erase(it);
+    if (race) race->freed(p);
+    free(p);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaFree(void* p) {
+    LOCKED;
+    if (!p) return cudaSuccess;
+    drain(lock);
+    return free_now(p);
+}
+cudaError_t CUDARTAPI cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
+cudaError_t CUDARTAPI cudaFreeAsync(void* p, cudaStream_t s) {
+    return p ? enqueue(s, [p] { return free_now(p); }) : cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaHostAlloc(void** p, size_t bytes, unsigned) {
+    LOCKED;
+    if (posix_memalign(p, 4096, bytes ? bytes : 1)) return report(cudaErrorMemoryAllocation);
+    memset(*p, 0xff, bytes);
+    pinned[static_cast<char*>(*p)] = bytes;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
+cudaError_t CUDARTAPI cudaFreeHost(void* p) {
+    LOCKED;
+    if (!p) return cudaSuccess;
+    drain(lock);
+    if (!pinned.erase(static_cast<char*>(p))) return report(cudaErrorInvalidValue);
+    free(p);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaHostUnregister(void*) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+    LOCKED;
+    *total = device_memory();
+    *free_bytes = *total - device_used[size_t(device)];
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
+    LOCKED;
+    *a = cudaPointerAttributes{};
+    a->type = room_at(p) != SIZE_MAX ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    a->device = device;
+    a->devicePointer = a->hostPointer = const_cast<void*>(p);
+    return cudaSuccess;
+}
+
+cudaError_t CUDARTAPI cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind, cudaStream_t s) {
+    LOCKED;
+    if (!in_bounds("copy to", dst, bytes) || !in_bounds("copy from", src, bytes)) return report(cudaErrorInvalidValue);
+    return enqueue(s, [=] {
+        memmove(dst, src, bytes);
+        mark_written(dst, bytes);
+        return cudaSuccess;
+    });
+}
+cudaError_t CUDARTAPI cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind) {
+    const cudaError_t e = cudaMemcpyAsync(dst, src, bytes, kind, nullptr);
+    return e != cudaSuccess ? e : take_error();
+}
+cudaError_t CUDARTAPI cudaMemsetAsync(void* dst, int value, size_t bytes, cudaStream_t s) {
+    LOCKED;
+    if (!in_bounds("memset", dst, bytes)) return report(cudaErrorInvalidValue);
+    return enqueue(s, [=] {
+        memset(dst, value, bytes);
+        mark_written(dst, bytes);
+        return cudaSuccess;
+    });
+}
+cudaError_t CUDARTAPI cudaMemset(void* dst, int value, size_t bytes) { return cudaMemsetAsync(dst, value, bytes, nullptr); }
+cudaError_t CUDARTAPI cudaMemcpy2DAsync(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width,
+                                        size_t height, cudaMemcpyKind, cudaStream_t s) {
+    return enqueue(s, [=] {
+        for (size_t y = 0; y < height; y++) {
+            char* to = static_cast<char*>(dst) + y * dpitch;
+            memmove(to, static_cast<const char*>(src) + y * spitch, width);
+            mark_written(to, width);
+        }
+        return cudaSuccess;
+    });
+}
+
+// ---- streams and events
+
+cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
+    LOCKED;
+    auto* x = new Stream;
+    x->flags = flags, x->priority = priority;
+    streams.push_back(x);
+    *s = reinterpret_cast<cudaStream_t>(x);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
+cudaError_t CUDARTAPI cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
+cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t s) {
+    LOCKED;
+    Stream* x = as_stream(s);
+    if (!x)
+        drain(lock);
+    else if (x->capture)
+        return report(cudaErrorStreamCaptureUnsupported);
+    else
+        run_until(lock, [x] { return x->queue.empty(); });
+    return take_error();
+}
+cudaError_t CUDARTAPI cudaStreamQuery(cudaStream_t s) {
+    LOCKED;
+    step(lock);  // or a loop around this call would never end
+    Stream* x = as_stream(s);
+    if (x && !x->queue.empty()) return cudaErrorNotReady;
+    return take_error();
+}
+cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t s) {
+    LOCKED;
+    Stream* x = as_stream(s);
+    if (!x) return report(cudaErrorInvalidResourceHandle);
+    run_until(lock, [x] { return x->queue.empty(); });
+    std::erase(streams, x);
+    delete x;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamGetFlags(cudaStream_t s, unsigned* flags) { return *flags = as_stream(s) ? as_stream(s)->flags : 0, cudaSuccess; }
+cudaError_t CUDARTAPI cudaStreamGetPriority(cudaStream_t s, int* priority) { return *priority = as_stream(s) ? as_stream(s)->priority : 0, cudaSuccess; }
+cudaError_t CUDARTAPI cudaDeviceSynchronize() {
+    LOCKED;
+    drain(lock);
+    return take_error();
+}
+cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = reinterpret_cast<cudaEvent_t>(new Event), cudaSuccess; }
+cudaError_t CUDARTAPI cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
+cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    LOCKED;
+    Event* x = as_event(e);
+    Stream* from = as_stream(s);
+    if (from && from->capture) {
+        x->graph = from->capture;
+        x->nodes = from->tail;
+        return cudaSuccess;
+    }
+    x->graph = nullptr;
+    const uint64_t n = ++x->recorded;
+    return enqueue(s, [x, n] {
+        x->done = n;
+        x->when = Clock::now();
+        return cudaSuccess;
+    });
+}
+cudaError_t CUDARTAPI cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) { return cudaEventRecord(e, s); }
+cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+    LOCKED;
+    Stream* to = as_stream(s);
+    Event* x = as_event(e);
+    if (x->graph) {  // joins the capture
+        if (!to) return report(cudaErrorStreamCaptureImplicit);
+        to->capture = x->graph;
+        to->tail.insert(to->tail.end(), x->nodes.begin(), x->nodes.end());
+        return cudaSuccess;
+    }
+    if (to && to->capture) return report(cudaErrorStreamCaptureIsolation);
+    Operation op;
+    op.wait = x, op.n = x->recorded;
+    if (to && lazy())
+        to->queue.push_back(std::move(op));
+    else
+        drain(lock);
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t e) {
+    LOCKED;
+    Event* x = as_event(e);
+    const uint64_t n = x->recorded;
+    run_until(lock, [x, n] { return x->done >= n; });
+    return take_error();
+}
+cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t e) {
+    LOCKED;
+    Event* x = as_event(e);
+    if (x->done < x->recorded) step(lock);
+    if (x->done < x->recorded) return cudaErrorNotReady;
+    return take_error();
+}
+cudaError_t CUDARTAPI cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+    LOCKED;
+    const Event *a = as_event(start), *b = as_event(end);
+    if (!a->recorded || !b->recorded) return report(cudaErrorInvalidResourceHandle);
+    if (a->done < a->recorded || b->done < b->recorded) return cudaErrorNotReady;
+    *ms = std::chrono::duration<float, std::milli>(b->when - a->when).count();
+    return cudaSuccess;
+}
+// CUDA lets an event be destroyed while it is in a queue.
+cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t e) {
+    LOCKED;
+    Event* x = as_event(e);
+    bool used = x->done < x->recorded;
+    for (const Stream* s : streams)
+        for (const Operation& op : s->queue) used |= op.wait == x;
+    if (used) return cudaSuccess;  // forgotten rather than freed
+    delete x;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void* data) {
+    Operation op;
+    op.work = [=] { return fn(data), cudaSuccess; };
+    op.host = true;
+    return push(s, std::move(op));
+}
+
+// ---- graphs: the same closures, recorded; a launch replays them in any order that their dependencies allow
+
+cudaError_t CUDARTAPI cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
+    LOCKED;
+    Stream* x = as_stream(s);
+    if (!x || x->capture) return report(cudaErrorStreamCaptureUnsupported);
+    x->capture = new Graph;
+    x->capture_origin = true;
+    x->tail.clear();
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
+    Stream* x = as_stream(s);
+    return *status = x && x->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
+    LOCKED;
+    Stream* x = as_stream(s);
+    if (!x || !x->capture || !x->capture_origin) return report(cudaErrorStreamCaptureUnmatched);
+    Graph* g = x->capture;
+    // Every other stream's last node must have been joined, or CUDA refuses.
+    std::vector<bool> reached(g->nodes.size());
+    for (int i : x->tail) reached[size_t(i)] = true;
+    for (size_t i = g->nodes.size(); i-- > 0;)
+        if (reached[i])
+            for (int j : g->nodes[i].after) reached[size_t(j)] = true;
+    bool joined = true;
+    for (Stream* o : streams)
+        if (o->capture == g) {
+            for (int i : o->tail) joined = joined && reached[size_t(i)];
+            o->capture = nullptr, o->capture_origin = false, o->tail.clear();
+        }
+    *graph = joined ? reinterpret_cast<cudaGraph_t>(g) : nullptr;
+    return joined ? cudaSuccess : report(cudaErrorStreamCaptureUnjoined);
+}
+cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    return *exec = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph))), cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* n) {
+    return *n = reinterpret_cast<Graph*>(graph)->nodes.size(), cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast<Graph*>(graph), cudaSuccess; }
+cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    LOCKED;
+    drain(lock);
+    return delete reinterpret_cast<Graph*>(exec), cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
+    const Graph* g = reinterpret_cast<Graph*>(exec);
+    return enqueue(s, [g] {
+        std::vector<bool> done(g->nodes.size());
+        for (size_t left = g->nodes.size(); left; left--) {
+            std::vector<size_t> can;
+            for (size_t i = 0; i < g->nodes.size(); i++) {
+                bool free = !done[i];
+                for (int j : g->nodes[i].after) free = free && done[size_t(j)];
+                if (free) can.push_back(i);
+            }
+            const size_t i = can[draw(uint32_t(can.size()))];
+            done[i] = true;
+            if (const cudaError_t e = g->nodes[i].work(); e != cudaSuccess) return e;
+        }
+        return cudaSuccess;
+    });
+}
+
+// ---- device
+
+cudaError_t CUDARTAPI cudaGetDeviceCount(int* n) { return *n = device_count(), *n ? cudaSuccess : cudaErrorNoDevice; }
+cudaError_t CUDARTAPI cudaSetDevice(int d) {
+    if (d < 0 || d >= device_count()) return report(cudaErrorInvalidDevice);
+    return device = d, cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGetDevice(int* d) { return *d = device, cudaSuccess; }
+cudaError_t CUDARTAPI cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaDriverGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
+cudaError_t CUDARTAPI cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
+cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+    memset(p, 0, sizeof *p);
+    const int arch = int(number_from("SIMT_ARCH", 90));
+    snprintf(p->name, sizeof p->name, "SIMT emulator (sm_%d)", arch);
+    p->totalGlobalMem = device_memory();
+    p->major = arch / 10, p->minor = arch % 10;
+    p->warpSize = 32;
+    p->multiProcessorCount = 4;
+    p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = 2048, p->maxBlocksPerMultiProcessor = 32;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = (arch >= 90 ? 227 : 163) << 10;
+    p->sharedMemPerMultiprocessor = (arch >= 90 ? 228 : 164) << 10;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+    p->l2CacheSize = 1 << 20;
+    p->memoryBusWidth = 5120;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int d) {
+    cudaDeviceProp p;
+    cudaGetDeviceProperties(&p, d);
+    switch (a) {
+        case cudaDevAttrMultiProcessorCount: *v = p.multiProcessorCount; break;
+        case cudaDevAttrComputeCapabilityMajor: *v = p.major; break;
+        case cudaDevAttrComputeCapabilityMinor: *v = p.minor; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *v = int(p.sharedMemPerBlockOptin); break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *v = int(p.sharedMemPerBlock); break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *v = int(p.sharedMemPerMultiprocessor); break;
+        case cudaDevAttrL2CacheSize: *v = p.l2CacheSize; break;
+        case cudaDevAttrMaxThreadsPerBlock: *v = p.maxThreadsPerBlock; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *v = p.maxThreadsPerMultiProcessor; break;
+        case cudaDevAttrWarpSize: *v = p.warpSize; break;
+        default: return report(cudaErrorNotSupported);
+    }
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* text, int bytes, int d) { return snprintf(text, size_t(bytes), "0000:%02x:00.0", d), cudaSuccess; }
+cudaError_t CUDARTAPI cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) { return *n = 2, cudaSuccess; }
+cudaError_t CUDARTAPI cudaProfilerStart() { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaProfilerStop() { return cudaSuccess; }
+
+cudaError_t CUDARTAPI cudaGetLastError() {
+    LOCKED;
+    return take_error();
+}
+cudaError_t CUDARTAPI cudaPeekAtLastError() { return pending_error; }
+const char* CUDARTAPI cudaGetErrorName(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
+        case cudaErrorNotReady: return "cudaErrorNotReady";
+        case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorNotSupported: return "cudaErrorNotSupported";
+        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+        case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
+        case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
+        default: return "CUDA error";
+    }
+}
+const char* CUDARTAPI cudaGetErrorString(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess: return "no error";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorLaunchFailure: return last_error().empty() ? "launch failure" : last_error().c_str();
+        default: return cudaGetErrorName(e);
+    }
+}
+
+// ---- the one driver entry point that TMA needs
+
+#include "test/simt/fake_driver.h"
+}

@@ -1,0 +1,395 @@
+// mbarrier, TMA tiles, bulk copies and wgmma (sm_90a).
+#include <algorithm>
+#include <memory>
+
+#include "test/simt/runtime.h"
+#include "test/simt/tensor_map.h"
+
+namespace simt {
+namespace {
+
+// ---- mbarrier: one 64-bit word of shared memory
+
+struct MBarrier {
+    uint32_t phase : 1, valid : 7, expected : 12, pending : 12;
+    int32_t tx;  // bytes still to come; negative while they run ahead of their announcement
+};
+static_assert(sizeof(MBarrier) == sizeof(uint64_t));
+constexpr uint32_t kValid = 0x5a;
+
+MBarrier* checked(uint64_t* bar, const char* op, Site at) {
+    auto* m = reinterpret_cast<MBarrier*>(bar);
+    if (uintptr_t(bar) & 7) fail("%s at %s: mbarrier %p is not 8-byte aligned", op, where(at).c_str(), (void*)bar);
+    if (m->valid != kValid) fail("%s at %s: mbarrier %p is not initialised", op, where(at).c_str(), (void*)bar);
+    return m;
+}
+
+void complete_phase(MBarrier* m) {
+    if (m->pending || m->tx) return;
+    m->phase ^= 1;
+    m->pending = m->expected;
+    progress();
+    if (race) race->phase(m);
+    for (uint32_t i = 0; i < resident_count(); i++) {
+        auto& waiters = resident_blocks()[i].mbar_waiters;
+        const auto released = [m](const Fiber* f) { return f->wait_object == m && f->wait_parity != m->phase; };
+        for (Fiber* f : waiters)
+            if (released(f)) make_ready(f);
+        std::erase_if(waiters, [](const Fiber* f) { return f->state != State::mbarrier; });
+    }
+}
+
+void complete_tx(uint64_t* bar, uint32_t bytes) {
+    auto* m = reinterpret_cast<MBarrier*>(bar);
+    m->tx -= int32_t(bytes);
+    complete_phase(m);
+}
+
+constexpr uint32_t kSmemBase = 1024;  // where dynamic shared memory starts, as a 32-bit shared address
+
+const unsigned char* from_address(uint32_t a, size_t bytes, const char* op) {
+    const Block* b = current->block;
+    if (a < kSmemBase || a - kSmemBase + bytes > b->smem_bytes)
+        fail("%s: shared address %#x is outside the block's %zu bytes of dynamic shared memory", op, a, b->smem_bytes);
+    return b->smem + (a - kSmemBase);
+}
+
+uint32_t swizzled(uint32_t address, uint32_t mode) {
+    constexpr uint32_t mask[4] = {0, 0x10, 0x30, 0x70};  // none, 32, 64, 128 bytes
+    return address ^ ((address >> 3) & mask[mode]);
+}
+
+// Calls f(global pointer, shared offset, bytes, inside) for every run of a tile: f sees at most 16 bytes at a time, in
+// shared memory contiguous and aligned to 16.
+template <class F>
+void for_each_run(const TensorMap& m, uint32_t smem_address, const int* coords, F f) {
+    uint32_t rows = 1;
+    for (uint32_t d = 1; d < m.rank; d++) rows *= m.box[d];
+    const uint32_t per_run = 16 / m.element;
+    for (uint32_t row = 0; row < rows; row++) {
+        bool row_inside = true;
+        int64_t offset = 0;
+        for (uint32_t d = 1, rest = row; d < m.rank; rest /= m.box[d++]) {
+            const int64_t x = int64_t(coords[d]) + rest % m.box[d];
+            row_inside &= x >= 0 && x < int64_t(m.dim[d]);
+            offset += x * int64_t(m.stride[d]);
+        }
+        for (uint32_t i = 0; i < m.box[0]; i += per_run) {
+            const uint32_t linear = smem_address + (row * m.box[0] + i) * m.element;
+            const uint32_t to = swizzled(linear, m.swizzle) - smem_address;
+            for (uint32_t e = 0; e < per_run;) {  // split where the tensor's edge cuts a run
+                const int64_t x = int64_t(coords[0]) + i + e;
+                const bool inside = row_inside && x >= 0 && x < int64_t(m.dim[0]);
+                const int64_t edge = !row_inside ? per_run : x < 0 ? -x : inside ? int64_t(m.dim[0]) - x : per_run;
+                const uint32_t n = uint32_t(std::min<int64_t>(edge, per_run - e));
+                f(m.base + offset + x * m.element, to + e * m.element, n * m.element, inside);
+                e += n;
+            }
+        }
+    }
+}
+
+struct Coords {
+    int x[5];
+};
+
+const TensorMap& checked_map(const void* map, int rank, const char* op, Site at) {
+    const auto& m = *static_cast<const TensorMap*>(map);
+    if (m.magic != TensorMap::kMagic) fail("%s at %s: not a tensor map", op, where(at).c_str());
+    if (int(m.rank) != rank) fail("%s at %s: the tensor map has rank %u, not %d", op, where(at).c_str(), m.rank, rank);
+    return m;
+}
+
+uint32_t tile_bytes(const TensorMap& m) {
+    uint32_t n = m.element;
+    for (uint32_t d = 0; d < m.rank; d++) n *= m.box[d];
+    return n;
+}
+
+void load_tile_into(const TensorMap& m, unsigned char* dst, uint64_t* bar, const Coords& c, Site at) {
+    const uint32_t bytes = tile_bytes(m), address = kSmemBase + uint32_t(dst - owner_of_shared(dst)->smem);
+    if (race) {
+        race->async_write(dst, bytes, bar, at);
+        for_each_run(m, address, c.x, [&](const char* global, uint32_t, uint32_t n, bool inside) {
+            if (inside) race->access(global, n, Access::read, at);
+        });
+    }
+    auto land = [=] {
+        for_each_run(m, address, c.x, [&](const char* global, uint32_t to, uint32_t n, bool inside) {
+            if (inside)
+                memcpy(dst + to, global, n);
+            else
+                memset(dst + to, 0, n);
+        });
+        complete_tx(bar, bytes);
+    };
+    if (land_late())
+        add_async(land);
+    else
+        land();
+}
+
+template <class T>
+T* in_block(T* p, const Block* from, const Block* to) {
+    return reinterpret_cast<T*>(to->smem + (reinterpret_cast<unsigned char*>(p) - from->smem));
+}
+
+}  // namespace
+
+void mbar_init(uint64_t* bar, uint32_t count, Site at) {
+    if (uintptr_t(bar) & 7) fail("mbarrier.init at %s: %p is not 8-byte aligned", where(at).c_str(), (void*)bar);
+    if (count < 1 || count > 4095) fail("mbarrier.init at %s: count %u", where(at).c_str(), count);
+    if (race) race->access(bar, 8, Access::write, at);
+    auto* m = reinterpret_cast<MBarrier*>(bar);
+    m->phase = 0, m->valid = kValid, m->expected = m->pending = count & 0xfff, m->tx = 0;
+}
+
+void mbar_arrive(uint64_t* bar, uint32_t tx_bytes, Site at) {
+    MBarrier* m = checked(bar, "mbarrier.arrive", at);
+    if (race) race->access(bar, 8, Access::atomic, at), race->release(bar);
+    if (!m->pending) fail("mbarrier.arrive at %s: more arrivals than the %u it expects", where(at).c_str(), m->expected);
+    m->tx += int32_t(tx_bytes);
+    m->pending = (m->pending - 1) & 0xfff;
+    complete_phase(m);
+}
+
+void mbar_wait(uint64_t* bar, uint32_t parity, Site at) {
+    MBarrier* m = checked(bar, "mbarrier wait", at);
+    if (race) race->access(bar, 8, Access::atomic, at);
+    if (m->phase == (parity & 1)) {
+        Fiber* f = current;
+        f->op = "mbarrier wait", f->at = at, f->state = State::mbarrier;
+        f->wait_object = m, f->wait_parity = parity & 1;
+        f->block->mbar_waiters.push_back(f);
+        reschedule();
+    }
+    if (race) race->acquire(bar);
+}
+
+void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int rank, uint16_t blocks, Site at) {
+    const TensorMap& m = checked_map(map, rank, "TMA load", at);
+    checked(bar, "TMA load", at);
+    const Block* b = current->block;
+    auto* to = static_cast<unsigned char*>(dst);
+    if (to < b->smem || to + tile_bytes(m) > b->smem + b->smem_bytes)
+        fail("TMA load at %s: the %u bytes at %p are not within the dynamic shared memory", where(at).c_str(),
+             tile_bytes(m), dst);
+    if ((to - b->smem) % 128) fail("TMA load at %s: shared offset %td is not 128-byte aligned", where(at).c_str(), to - b->smem);
+    Coords c{};
+    std::copy_n(coords, rank, c.x);
+    if (!blocks) return load_tile_into(m, to, bar, c, at);
+    if (blocks >> current_launch.cluster) fail("TMA load at %s: multicast mask %#x in a cluster of %u", where(at).c_str(), blocks, current_launch.cluster);
+    for (uint32_t r = 0; r < current_launch.cluster; r++) {
+        const Block* target = &resident_blocks()[b->slot - b->rank + r];
+        if (blocks >> r & 1) load_tile_into(m, in_block(to, b, target), in_block(bar, b, target), c, at);
+    }
+}
+
+void tma_store(const void* map, const void* src, const int* coords, int rank, Site at) {
+    const TensorMap m = checked_map(map, rank, "TMA store", at);
+    const Block* b = current->block;
+    const auto* from = static_cast<const unsigned char*>(src);
+    const uint32_t bytes = tile_bytes(m);
+    if (from < b->smem || from + bytes > b->smem + b->smem_bytes || (from - b->smem) % 128)
+        fail("TMA store at %s: %p is not a 128-byte aligned tile of dynamic shared memory", where(at).c_str(), src);
+    const uint32_t address = kSmemBase + uint32_t(from - b->smem);
+    Coords c{};
+    std::copy_n(coords, rank, c.x);
+    if (race) race->in_flight(src, bytes, Access::read, false, at);
+    auto copy = [=] {
+        for_each_run(m, address, c.x, [&](char* global, uint32_t offset, uint32_t n, bool inside) {
+            if (!inside) return;
+            if (race) race->access(global, n, Access::write, at);
+            memcpy(global, from + offset, n);
+        });
+    };
+    const bool late = land_late();
+    if (!late) copy();
+    queue_bulk_store([=] {
+        if (late) copy();
+        if (race) race->in_flight(src, bytes, Access::read, true, at);
+    });
+}
+
+void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, Site at) {
+    checked(bar, "bulk load", at);
+    if ((uintptr_t(dst) | uintptr_t(src) | bytes) & 15)
+        fail("bulk load at %s: %p <- %p, %u bytes: not 16-byte aligned", where(at).c_str(), dst, src, bytes);
+    if (!owner_of_shared(dst)) fail("bulk load at %s: %p is not in shared memory", where(at).c_str(), dst);
+    if (race) race->access(src, bytes, Access::read, at), race->async_write(dst, bytes, bar, at);
+    auto land = [=] { memcpy(dst, src, bytes), complete_tx(bar, bytes); };
+    if (land_late())
+        add_async(land);
+    else
+        land();
+}
+
+void bulk_store(void* dst, const void* src, uint32_t bytes, Site at) {
+    if ((uintptr_t(dst) | uintptr_t(src) | bytes) & 15)
+        fail("bulk store at %s: %p <- %p, %u bytes: not 16-byte aligned", where(at).c_str(), dst, src, bytes);
+    if (!owner_of_shared(src)) fail("bulk store at %s: %p is not in shared memory", where(at).c_str(), src);
+    if (race) race->in_flight(src, bytes, Access::read, false, at), race->access(dst, bytes, Access::write, at);
+    const bool late = land_late();
+    if (!late) memcpy(dst, src, bytes);
+    queue_bulk_store([=] {
+        if (late) memcpy(dst, src, bytes);
+        if (race) race->in_flight(src, bytes, Access::read, true, at);
+    });
+}
+
+uint32_t shared_address(const void* p) {
+    const Block* b = current->block;
+    const auto* c = static_cast<const unsigned char*>(p);
+    if (c < b->smem || c >= b->smem + b->smem_bytes) fail("%p is not in the block's dynamic shared memory", p);
+    return kSmemBase + uint32_t(c - b->smem);
+}
+
+// ---- wgmma: each warp of the warpgroup computes its own 16 rows; queued per warp until it waits
+
+namespace {
+
+struct WgmmaPart {
+    float* d;
+    const uint32_t* a_regs;
+    uint64_t desc_a, desc_b;
+    int n;
+    bool accumulate, trans_a, trans_b;
+    Half type;
+    Site at;
+};
+
+struct WgmmaOp {
+    WgmmaPart part;
+    float* d[32];
+    uint32_t a[32][4];
+    uint32_t warp;
+};
+
+// Calls f(mn, k, pointer to 8 elements): along k if K-major, along mn if not.
+template <class F>
+void for_each_chunk(uint64_t desc, int mn_begin, int mn_count, bool trans, F f) {
+    const auto field = [desc](int bit) { return uint32_t(desc >> bit & 0x3fff) << 4; };
+    const uint32_t start = field(0), leading = field(16), stride = field(32), layout = uint32_t(desc >> 62);
+    constexpr uint32_t kRow[4] = {16, 128, 64, 32}, kMode[4] = {0, 3, 2, 1};
+    const uint32_t row = kRow[layout], atom = row / 2;  // elements per swizzled row
+    const auto at = [&](uint32_t a) { return from_address(swizzled(a, kMode[layout]), 16, "wgmma"); };
+    if (!trans) {
+        for (uint32_t mn = uint32_t(mn_begin); mn < uint32_t(mn_begin + mn_count); mn++)
+            for (uint32_t k = 0; k < 16; k += 8)
+                f(int(mn) - mn_begin, int(k),
+                  at(start + mn % 8 * row + mn / 8 * stride + (layout ? k * 2 : k / 8 * leading)));
+        return;
+    }
+    for (uint32_t k = 0; k < 16; k++)
+        for (uint32_t mn = uint32_t(mn_begin); mn < uint32_t(mn_begin + mn_count); mn += 8)
+            f(int(mn) - mn_begin, int(k),
+              at(layout ? start + mn % atom * 2 + mn / atom * leading + k % 8 * row + k / 8 * stride
+                        : start + k % 8 * 16 + mn / 8 * stride + k / 8 * leading));
+}
+
+// In flight until the wait: a write to an operand meanwhile is a race.
+void mark_operands(const WgmmaOp& op, bool done) {
+    if (!race) return;
+    const auto mark = [&](int, int, const unsigned char* p) { race->in_flight(p, 16, Access::read, done, op.part.at); };
+    if (!op.part.a_regs) for_each_chunk(op.part.desc_a, int(op.warp % 4 * 16), 16, op.part.trans_a, mark);
+    for_each_chunk(op.part.desc_b, 0, op.part.n, op.part.trans_b, mark);
+}
+
+void compute(const WgmmaOp& op) {
+    static float a[16][16], b[16 * 256], c[16 * 256];
+    const WgmmaPart& p = op.part;
+    const auto value = [&](const unsigned char* q, int i) {
+        uint16_t bits;
+        memcpy(&bits, q + 2 * i, 2);
+        return half_to_float(bits, p.type);
+    };
+    if (p.a_regs) {
+        for (int l = 0; l < 32; l++)
+            for (int r = 0; r < 4; r++)
+                for (int h = 0; h < 2; h++)
+                    a[l / 4 + r % 2 * 8][l % 4 * 2 + r / 2 * 8 + h] = half_to_float(uint16_t(op.a[l][r] >> 16 * h), p.type);
+    } else {
+        for_each_chunk(p.desc_a, int(op.warp % 4 * 16), 16, p.trans_a, [&](int m, int k, const unsigned char* q) {
+            for (int i = 0; i < 8; i++) (p.trans_a ? a[m + i][k] : a[m][k + i]) = value(q, i);
+        });
+    }
+    for_each_chunk(p.desc_b, 0, p.n, p.trans_b, [&](int n, int k, const unsigned char* q) {
+        for (int i = 0; i < 8; i++) (p.trans_b ? b[k * p.n + n + i] : b[(k + i) * p.n + n]) = value(q, i);
+    });
+    // d[4j+q] of lane l: row l/4 + 8(q/2), column 8j + 2(l%4) + q%2
+    const auto place = [&](int l, int i) { return (l / 4 + i % 4 / 2 * 8) * p.n + i / 4 * 8 + l % 4 * 2 + i % 2; };
+    for (int l = 0; l < 32; l++)
+        for (int i = 0; i < p.n / 2; i++) c[place(l, i)] = p.accumulate ? op.d[l][i] : 0.0f;
+    multiply(c, a[0], b, p.n);
+    for (int l = 0; l < 32; l++)
+        for (int i = 0; i < p.n / 2; i++) op.d[l][i] = c[place(l, i)];
+    mark_operands(op, true);
+}
+
+WgmmaQueue& queue_of(const Fiber* f) {
+    auto& queues = f->block->wgmma;
+    if (queues.empty()) queues.resize(f->block->warps.size());
+    return queues[f->warp->id];
+}
+
+void complete_wgmma(Fiber* const* lanes, uint32_t) {
+    auto op = std::make_shared<WgmmaOp>();
+    op->part = *static_cast<WgmmaPart*>(lanes[0]->payload);
+    op->warp = lanes[0]->warp->id;
+    for (int l = 0; l < 32; l++) {
+        const auto& p = *static_cast<WgmmaPart*>(lanes[l]->payload);
+        if (p.desc_a != op->part.desc_a || p.desc_b != op->part.desc_b)
+            fail("wgmma at %s: the lanes disagree on a descriptor", where(p.at).c_str());
+        op->d[l] = p.d;
+        if (p.a_regs) memcpy(op->a[l], p.a_regs, sizeof op->a[l]);
+    }
+    mark_operands(*op, false);
+    queue_of(lanes[0]).ops.push_back([op] { compute(*op); });
+}
+
+void retire(WgmmaQueue& q, size_t groups) {
+    if (!groups) return;
+    const size_t n = q.groups[groups - 1];
+    for (size_t i = 0; i < n; i++) q.ops[i]();
+    q.ops.erase(q.ops.begin(), q.ops.begin() + long(n));
+    q.groups.erase(q.groups.begin(), q.groups.begin() + long(groups));
+    for (size_t& end : q.groups) end -= n;
+}
+
+}  // namespace
+
+void wgmma(float* d, int n, const uint32_t* a_regs, uint64_t desc_a, uint64_t desc_b, bool accumulate, bool trans_a,
+           bool trans_b, Half type, Site at) {
+    if ((current->warp->id / 4 + 1) * 128 > current->block->threads)
+        fail("wgmma at %s: the four warps of this warpgroup do not all exist", where(at).c_str());
+    WgmmaPart p{d, a_regs, desc_a, desc_b, n, accumulate, trans_a, trans_b, type, at};
+    warp_collective(~0u, &p, complete_wgmma, "wgmma", at);
+}
+
+// Landing at once happens here and not in wgmma(): operations without commit are never complete. The race build always
+// lands late, since its marks must last until the wait.
+void wgmma_commit(Site at) {
+    warp_collective(
+        ~0u, nullptr,
+        [](Fiber* const* lanes, uint32_t) {
+            WgmmaQueue& q = queue_of(lanes[0]);
+            q.groups.push_back(q.ops.size());
+            if (!land_late() && !race) {
+                retire(q, q.groups.size());
+            }
+        },
+        "wgmma.commit_group", at);
+}
+
+void wgmma_wait(int groups, Site at) {
+    warp_collective(
+        ~0u, &groups,
+        [](Fiber* const* lanes, uint32_t) {
+            WgmmaQueue& q = queue_of(lanes[0]);
+            const auto keep = size_t(*static_cast<int*>(lanes[0]->payload));
+            if (q.groups.size() > keep) retire(q, q.groups.size() - keep);
+        },
+        "wgmma.wait_group", at);
+}
+
+}  // namespace simt
