@@ -58,6 +58,8 @@ $(SIMT)/$(1)/kernel_tests: $(patsubst %.cpp,$(SIMT)/$(1)/h/%.o,$(sort $(wildcard
 	$$(CXX) $(SIMT_HOPT.$(1)) -o $$@ $$^ -lgtest_main -lgtest $(SIMT_LIBS)
 $(SIMT)/$(1)/self_tests: $(patsubst %,$(SIMT)/$(1)/k/test/simt/%.o,selftest) $(SIMT)/$(1)/h/test/simt/test_selftest.o $(SIMT)/$(1)/h/kernels/runtime/check.o $(SIMT)/$(1)/libsimt.a
 	$$(CXX) $(SIMT_HOPT.$(1)) -o $$@ $$^ -lgtest_main -lgtest -ldl -pthread
+$(SIMT)/$(1)/planted: $(patsubst %,$(SIMT)/$(1)/k/test/simt/%.o,planted selftest) $(SIMT)/$(1)/h/test/simt/planted_main.o $(SIMT)/$(1)/h/kernels/runtime/check.o $(SIMT)/$(1)/libsimt.a
+	$$(CXX) $(SIMT_HOPT.$(1)) -o $$@ $$^ -ldl -pthread
 endef
 $(foreach c,$(SIMT_CONFIGS),$(eval $(call simt_rules,$(c))))
 -include $(shell find $(SIMT) -name '*.d' 2>/dev/null)
