@@ -22,7 +22,11 @@ struct Softmax {
             sum *= ptx::ex2((max - top) * kLog2e);  // 0 the first time
             max = top;
         }
-        if (max == -INFINITY) return;  // masked logits only, so far
+        if (top == -INFINITY) {  // masked logits, which add nothing, unless fmaxf has passed over a NaN
+#pragma unroll
+            for (int k = 0; k < kN; ++k) sum = x[k] == x[k] ? sum : x[k];
+            return;
+        }
 #pragma unroll
         for (int k = 0; k < kN; ++k) sum += ptx::ex2((x[k] - max) * kLog2e);
     }
@@ -98,7 +102,7 @@ __global__ void __launch_bounds__(kMostThreads)
     const float max = block_max(softmax.max, maxima, threads);
     const float share = softmax.sum == 0 ? 0.0f : softmax.sum * ptx::ex2((softmax.max - max) * kLog2e);
     const float sum = block_sum(share, sums, threads);
-    if (thread == 0) loss[blockIdx.x] = logf(sum) + max - target_logit;
+    if (thread == 0) loss[blockIdx.x] = logf(sum) + (max - target_logit);
     if (!write_gradient) return;
 
     const float inverse = 1.0f / sum;

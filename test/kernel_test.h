@@ -1,0 +1,247 @@
+#pragma once
+// The same op on the CPU and on the CUDA device (a real one, or the emulator's), from the same input bits.
+//
+// A test writes its op once, as a function of a KernelRun, which hands out device memory and the stream:
+//
+//   const auto op = [&](KernelRun& run) {
+//       RmsnormForward a;
+//       a.x = run.input(x);
+//       a.y = run.output("y", N * C, dtype);
+//       ...
+//       rmsnorm_forward(run.stream(), a);
+//   };
+//   compare_on_devices(op, {{"y", Tolerance{...}}});
+//
+// Outputs start as NaN and are followed by guard bytes. The CUDA run is done twice, in the emulator under another schedule,
+// and must give the same bits.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <list>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/memory.h"
+#ifdef SIMT_EMU
+#include "test/simt/control.h"
+#endif
+
+namespace rz::test {
+
+// A tensor's bytes on the host
+struct Data {
+    DType dtype = DType::f32;
+    std::vector<unsigned char> bytes;
+
+    int64_t size() const { return int64_t(bytes.size()) / size_of(dtype); }
+    double at(int64_t i) const {
+        return with_dtype(dtype, [&]<class T>() {
+            T v;
+            memcpy(&v, bytes.data() + size_t(i) * sizeof(T), sizeof(T));
+            return double(float(v));
+        });
+    }
+    void set(int64_t i, float value) {
+        with_dtype(dtype, [&]<class T>() {
+            const T v(value);
+            memcpy(bytes.data() + size_t(i) * sizeof(T), &v, sizeof(T));
+        });
+    }
+};
+
+inline Data zeros(int64_t n, DType dtype) { return {dtype, std::vector<unsigned char>(size_t(n * size_of(dtype)), 0)}; }
+
+// Normal, rounded to dtype: both devices start from the same bits
+inline Data normal(int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) {
+    std::mt19937_64 generator(seed * 0x9e3779b97f4a7c15u + 1);
+    std::normal_distribution<float> draw(mean, std);
+    Data d = zeros(n, dtype);
+    for (int64_t i = 0; i < n; ++i) d.set(i, draw(generator));
+    return d;
+}
+
+template <class T>
+Data raw(const std::vector<T>& values) {
+    Data d{DType::f32, std::vector<unsigned char>(values.size() * sizeof(T))};
+    memcpy(d.bytes.data(), values.data(), d.bytes.size());
+    return d;
+}
+
+// A distance of one unit in the last place, relative to the value: what remains when two fp32 results that differ in their
+// last bits fall on two sides of a rounding boundary.
+inline double ulp(DType t) {
+    return t == DType::f32 ? std::ldexp(1.0, -23) : t == DType::bf16 ? std::ldexp(1.0, -7) : std::ldexp(1.0, -10);
+}
+
+// |got - want| <= relative * |want| + absolute
+struct Tolerance {
+    double relative = 0, absolute = 0;
+};
+
+constexpr size_t kGuardBytes = 64;
+constexpr unsigned char kGuard = 0xa5;
+
+class KernelRun {
+   public:
+    explicit KernelRun(Device device) : device_(device), stream_(device, "test") {}
+
+    Stream& stream() { return stream_; }
+
+    template <class T = void>
+    const T* input(const Data& data) {
+        return static_cast<const T*>(place(data.bytes, {}, 0, DType::f32));
+    }
+    template <class T>
+    const T* input(const std::vector<T>& values) {
+        return input<T>(raw(values));
+    }
+    // Written by the op, read back and compared under `name`. NaN at first (and so on every element it leaves out).
+    template <class T = void>
+    T* output(const std::string& name, int64_t n, DType dtype) {
+        return static_cast<T*>(place(std::vector<unsigned char>(size_t(n * size_of(dtype)), 0xff), name, kGuardBytes, dtype));
+    }
+    double* output_f64(const std::string& name, int64_t n) {
+        return static_cast<double*>(
+            place(std::vector<unsigned char>(size_t(n) * sizeof(double), 0xff), name, kGuardBytes, DType::f32, true));
+    }
+    template <class T = void>
+    T* inout(const std::string& name, const Data& data) {
+        return static_cast<T*>(place(data.bytes, name, kGuardBytes, data.dtype));
+    }
+    double* inout_f64(const std::string& name, const std::vector<double>& values) {
+        return static_cast<double*>(place(raw(values).bytes, name, kGuardBytes, DType::f32, true));
+    }
+    void* scratch(int64_t bytes) {
+        return place(std::vector<unsigned char>(size_t(bytes), 0xff), "(scratch)", kGuardBytes, DType::f32);
+    }
+
+    struct Result {
+        std::vector<unsigned char> bytes;
+        std::vector<double> values;
+    };
+    using Results = std::map<std::string, Result>;
+
+    // Waits for the stream and reads the outputs back; a touched guard is a failure.
+    Results finish() {
+        stream_.synchronize();
+        Results results;
+        for (Slot& slot : slots_) {
+            if (slot.name.empty()) continue;
+            std::vector<unsigned char> bytes(slot.size + slot.guard);
+            if (!bytes.empty()) stream_.copy(bytes.data(), slot.buffer.data(), int64_t(bytes.size()));
+            stream_.synchronize();
+            for (size_t i = slot.size; i < bytes.size(); ++i)
+                if (bytes[i] != kGuard) {
+                    ADD_FAILURE() << slot.name << ": byte " << i - slot.size << " after its end was overwritten on "
+                                  << device_.name();
+                    break;
+                }
+            bytes.resize(slot.size);
+            if (slot.name != "(scratch)") results[slot.name] = {bytes, values_of(slot, bytes)};
+        }
+        return results;
+    }
+
+   private:
+    struct Slot {
+        std::string name;
+        Buffer buffer;
+        size_t size, guard;
+        DType dtype;
+        bool f64;
+    };
+
+    void* place(std::vector<unsigned char> bytes, const std::string& name, size_t guard, DType dtype, bool f64 = false) {
+        const size_t size = bytes.size();
+        bytes.resize(size + guard, kGuard);
+        Slot& slot = slots_.emplace_back(
+            Slot{name, Buffer(device_, int64_t(bytes.size()), MemKind::workspace, "test"), size, guard, dtype, f64});
+        if (!bytes.empty()) stream_.copy(slot.buffer.data(), bytes.data(), int64_t(bytes.size()));
+        stream_.synchronize();  // `bytes` dies here
+        return slot.buffer.data();
+    }
+
+    static std::vector<double> values_of(const Slot& slot, const std::vector<unsigned char>& bytes) {
+        std::vector<double> values;
+        if (slot.f64) {
+            values.resize(bytes.size() / sizeof(double));
+            memcpy(values.data(), bytes.data(), bytes.size());
+            return values;
+        }
+        const Data data{slot.dtype, bytes};
+        for (int64_t i = 0; i < data.size(); ++i) values.push_back(data.at(i));
+        return values;
+    }
+
+    Device device_;
+    Stream stream_;
+    std::list<Slot> slots_;
+};
+
+using Op = std::function<void(KernelRun&)>;
+
+inline KernelRun::Results run_on(Device device, const Op& op) {
+    device.make_current();
+    KernelRun run(device);
+    op(run);
+    return run.finish();
+}
+
+// Another thread, block and stream order for the emulator; nothing on a device
+inline void next_schedule() {
+#ifdef SIMT_EMU
+    simt::options().seed += 1000003;
+#endif
+}
+
+inline void expect_close(const std::string& name, const std::vector<double>& got, const std::vector<double>& want,
+                         Tolerance tolerance) {
+    ASSERT_EQ(got.size(), want.size()) << name;
+    for (size_t i = 0; i < got.size(); ++i) {
+        if (std::isnan(want[i]) && std::isnan(got[i])) continue;  // left out by both
+        const double error = std::fabs(got[i] - want[i]);
+        if (got[i] == want[i] || error <= tolerance.relative * std::fabs(want[i]) + tolerance.absolute) continue;
+        ADD_FAILURE() << name << "[" << i << "] is " << got[i] << " on the device, " << want[i]
+                      << " on the CPU: they differ by " << error << ", allowed is "
+                      << tolerance.relative * std::fabs(want[i]) + tolerance.absolute;
+        return;
+    }
+}
+
+// Skips the test where there is neither a device nor the emulator. Compares every output of `op` with its tolerance
+// (exactly, where it has none).
+inline void compare_on_devices(const Op& op, const std::map<std::string, Tolerance>& tolerances) {
+    std::string why;
+    if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
+    const auto want = run_on(Device{DeviceKind::cpu, 0}, op);
+    const auto first = run_on(Device{DeviceKind::cuda, 0}, op);
+    next_schedule();
+    const auto second = run_on(Device{DeviceKind::cuda, 0}, op);
+    ASSERT_EQ(first.size(), want.size());
+    for (const auto& [name, tolerance] : tolerances) ASSERT_TRUE(want.count(name)) << "no output " << name;
+    for (const auto& [name, result] : want) {
+        const auto tolerance = tolerances.find(name);
+        EXPECT_TRUE(first.at(name).bytes == second.at(name).bytes) << name << ": two runs on the device differ";
+        expect_close(name, first.at(name).values, result.values,
+                     tolerance == tolerances.end() ? Tolerance{} : tolerance->second);
+    }
+}
+
+// Cases that take the emulator seconds run on a device, and in the emulator where KERNEL_TESTS_LARGE is set.
+inline bool skip_large() {
+#ifdef SIMT_EMU
+    return std::getenv("KERNEL_TESTS_LARGE") == nullptr;
+#else
+    return false;
+#endif
+}
+
+}  // namespace rz::test
