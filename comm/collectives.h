@@ -62,7 +62,7 @@ struct AllGather {
 };
 
 struct CollectiveOptions {
-    int64_t chunk_bytes = int64_t(1) << 20;  // of one hop, in bytes on the wire
+    int64_t chunk_bytes = int64_t(2) << 20;  // of one hop, in bytes on the wire
     int lanes = 2;                           // chunks under way at once: one is reduced while the other moves
     CommMeter* meter = nullptr;              // optional; must outlive the object
 };

@@ -141,25 +141,38 @@ class MpiCollectives : public Collectives {
    protected:
     void do_all_reduce(Stream& stream, const AllReduce& a) override {
         const int64_t first = a.offsets.front(), n = a.offsets.back() - first;
-        char* values = wire_values(stream, static_cast<const char*>(a.in) + first * size_of(a.dtype), a.dtype, a.wire, n);
+        const char* in = static_cast<const char*>(a.in) + first * size_of(a.dtype);
+        char* out = static_cast<char*>(a.out) + first * size_of(a.dtype);
+        const bool in_wire = !staged() && a.wire == a.dtype;  // MPI works where the values lie
+        char* sums = in_wire ? out : wire_values(stream, in, a.dtype, a.wire, n);
+        const void* from = in_wire && in != out ? in : MPI_IN_PLACE;
         const auto [type, add] = element_type(a.wire);
         const int elements = int_count(n);
         enqueue(stream, [=, type = type, add = add, comm = comm_->comm](MPI_Request* request) {
-            return MPI_Iallreduce(MPI_IN_PLACE, values, elements, type, add, comm, request);
+            return MPI_Iallreduce(from, sums, elements, type, add, comm, request);
         });
-        scale_into(stream, static_cast<char*>(a.out) + first * size_of(a.dtype), a.dtype, values, a.wire, n, a.scale);
+        scale_into(stream, out, a.dtype, sums, a.wire, n, a.scale);
         mark_done(stream);
     }
 
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {
-        const int64_t n = a.offsets.back(), first = a.offsets.front();
-        char* values = wire_values(stream, a.in, a.dtype, a.wire, n);
+        const int64_t first = a.offsets.front(), n = a.offsets.back() - first, own = count(a.offsets, rank());
+        const char* in = static_cast<const char*>(a.in) + first * size_of(a.dtype);
+        const bool in_wire = !staged() && a.wire == a.dtype;
+        const bool apart = static_cast<const char*>(a.out) < in || a.out >= in + n * size_of(a.dtype);
+        const void* from = in_wire ? in : MPI_IN_PLACE;
+        char* sums = nullptr;  // with MPI_IN_PLACE the own slice lands at the front
+        if (!in_wire)
+            sums = wire_values(stream, in, a.dtype, a.wire, n);
+        else if (apart && a.out_dtype == a.wire)
+            sums = static_cast<char*>(a.out);
+        else
+            sums = static_cast<char*>(host_scratch(stream, own * size_of(a.wire)));
         const auto [type, add] = element_type(a.wire);
-        char* from = values + first * size_of(a.wire);
         enqueue(stream, [=, type = type, add = add, counts = counts(a.offsets), comm = comm_->comm](MPI_Request* request) {
-            return MPI_Ireduce_scatter(MPI_IN_PLACE, from, counts.data(), type, add, comm, request);
+            return MPI_Ireduce_scatter(from, sums, counts.data(), type, add, comm, request);
         });
-        scale_into(stream, a.out, a.out_dtype, from, a.wire, count(a.offsets, rank()), a.scale);  // it lands at the front
+        scale_into(stream, a.out, a.out_dtype, sums, a.wire, own, a.scale);
         mark_done(stream);
     }
 
@@ -214,7 +227,7 @@ class MpiCollectives : public Collectives {
         return staging_.data();
     }
 
-    // A copy of the values in the wire's type, in host memory, for MPI to work in.
+    // A copy of the values in the wire's type, in host memory, for MPI to work in place.
     char* wire_values(Stream& stream, const void* in, DType dtype, DType wire, int64_t n) {
         char* values = static_cast<char*>(host_scratch(stream, n * size_of(wire)));
         if (staged() && wire != dtype) {

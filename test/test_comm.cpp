@@ -1,0 +1,302 @@
+// Communication without MPI: ranks are threads over the loopback transport. Built with -fsanitize=thread this is the race test
+// of the ring, the streams and the events.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "comm/loopback.h"
+#include "comm/mesh.h"
+#include "comm/meter.h"
+#include "comm/process.h"
+#include "comm/watch.h"
+#include "kernels/elementwise.h"
+
+namespace rz {
+namespace {
+
+const Device kCpu{DeviceKind::cpu, 0};
+
+// Sums of these are exact in any order.
+float value(int rank, int64_t i) { return float((i * 5 + rank * 11) % 23 - 11); }
+
+std::vector<float> values(int rank, int64_t n) {
+    std::vector<float> v(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) v[size_t(i)] = value(rank, i);
+    return v;
+}
+
+float total(int ranks, int64_t i) {
+    float sum = 0;
+    for (int r = 0; r < ranks; ++r) sum += value(r, i);
+    return sum;
+}
+
+TEST(Offsets, EvenSlicesCoverTheRangeInWholeBlocks) {
+    EXPECT_EQ(even_offsets(10, 3), (std::vector<int64_t>{0, 4, 7, 10}));
+    EXPECT_EQ(even_offsets(10, 3, 4), (std::vector<int64_t>{0, 4, 8, 10}));
+    EXPECT_EQ(even_offsets(1, 3, 4), (std::vector<int64_t>{0, 1, 1, 1}));
+    EXPECT_EQ(even_offsets(0, 2), (std::vector<int64_t>{0, 0, 0}));
+    EXPECT_THROW(even_offsets(-1, 2), Error);
+}
+
+class LoopbackTest : public testing::TestWithParam<int> {};
+
+TEST_P(LoopbackTest, RingAndDirectSumExactly) {
+    const int N = GetParam();
+    LoopbackHub hub(N);
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(kCpu, "comm");
+        for (const char* name : {"ring", "direct"}) {
+            auto how = make_collectives(name, *transport, {.chunk_bytes = 1024, .lanes = 2, .meter = nullptr});
+            std::mt19937 random(7);
+            for (int round = 0; round < 12; ++round) {
+                std::vector<int64_t> offsets{0};
+                for (int r = 0; r < N; ++r) offsets.push_back(offsets.back() + int64_t(random() % 3 ? random() % 900 : 0));
+                const int64_t n = offsets.back();
+                const std::vector<float> in = values(rank, n);
+                std::vector<float> out(size_t(n), NAN);
+                how->all_reduce(stream, {.out = out.data(), .in = in.data(), .offsets = offsets, .dtype = DType::f32,
+                                         .wire = DType::f32});
+                how->barrier(stream);
+                stream.synchronize();
+                for (int64_t i = 0; i < n; ++i) ASSERT_EQ(out[size_t(i)], total(N, i)) << name << " element " << i;
+            }
+        }
+    });
+}
+
+// What ZeRO does: gradients of unit after unit are made on one stream and reduced on another while the next unit is computed;
+// a unit's buffer is used again once its reduction is over.
+TEST_P(LoopbackTest, ReductionsOverlapComputeThroughEvents) {
+    const int N = GetParam();
+    static constexpr int64_t kUnit = 3001;
+    constexpr int kUnits = 6, kBuffers = 2;
+    LoopbackHub hub(N);
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream compute(kCpu, "compute"), comm(kCpu, "comm");
+        CommMeter meter;
+        auto ring = make_collectives("ring", *transport, {.chunk_bytes = 2048, .lanes = 2, .meter = &meter});
+        const auto offsets = even_offsets(kUnit, N, 64);
+        const int64_t first = offsets[size_t(rank)], own = offsets[size_t(rank) + 1] - first;
+        std::vector<std::vector<float>> grads(kBuffers, std::vector<float>(kUnit)), sums(kUnits);
+        std::vector<Event> free(kBuffers);
+        for (int u = 0; u < kUnits; ++u) {
+            float* grad = grads[size_t(u % kBuffers)].data();
+            sums[size_t(u)].assign(size_t(own), NAN);
+            meter.wait(compute, free[size_t(u % kBuffers)]);  // the reduction of unit u - 2 has read this buffer
+            compute.enqueue_host([grad, rank, u] {
+                for (int64_t i = 0; i < kUnit; ++i) grad[i] = value(rank, i + u);
+            });
+            comm.wait(compute.record());  // the gradients are complete
+            ring->reduce_scatter(comm, {.out = sums[size_t(u)].data(), .in = grad, .offsets = offsets, .dtype = DType::f32,
+                                        .wire = DType::f32, .out_dtype = DType::f32});
+            free[size_t(u % kBuffers)] = comm.record();
+        }
+        comm.synchronize();
+        compute.synchronize();
+        for (int u = 0; u < kUnits; ++u)
+            for (int64_t i = 0; i < own; ++i) ASSERT_EQ(sums[size_t(u)][size_t(i)], total(N, first + i + u));
+        if (N > 1) {
+            EXPECT_EQ(meter.take().ops.at("reduce_scatter").calls, kUnits);
+        }
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, LoopbackTest, testing::Values(1, 2, 3, 5));
+
+TEST(Loopback, MeshOfTwoByTwo) {
+    LoopbackHub hub(4);
+    hub.run([&](int rank) {
+        MeshOptions options;
+        options.shard_size = 2;
+        Mesh mesh(hub, rank, options);
+        Stream rows(kCpu, "rows"), columns(kCpu, "columns");
+        const auto offsets = even_offsets(1, 2);
+        float row = float(1 << rank), column = row;
+        mesh.shard().all_reduce(rows, {.out = &row, .in = &row, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+        mesh.replicate().all_reduce(columns, {.out = &column, .in = &column, .offsets = offsets, .dtype = DType::f32,
+                                              .wire = DType::f32});
+        rows.synchronize();
+        columns.synchronize();
+        EXPECT_EQ(row, rank < 2 ? 3 : 12);
+        EXPECT_EQ(column, rank % 2 == 0 ? 5 : 10);
+    });
+    EXPECT_THROW(LoopbackHub(3).run([](int) { Mesh({DeviceKind::cpu, 0}, [] { MeshOptions o; o.shard_size = 2; return o; }()); }), Error);
+}
+
+// A rank that never comes: the others say within the deadline for whom they wait and in what.
+TEST(Loopback, AMissingRankIsNamedAtTheDeadline) {
+    LoopbackHub hub(3, /*timeout_s=*/0.3);
+    std::atomic<int> named{0};
+    hub.run([&](int rank) {
+        if (rank == 1) return;
+        hub.watch(rank)->set_step(12);
+        auto transport = hub.transport(rank);
+        Stream stream(kCpu, "comm");
+        auto ring = make_collectives("ring", *transport);
+        const auto offsets = even_offsets(3000, 3);
+        std::vector<float> x(3000);
+        const auto began = std::chrono::steady_clock::now();
+        ring->all_reduce(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+        try {
+            stream.synchronize();
+        } catch (const Error& error) {
+            const std::string text = error.what();
+            EXPECT_NE(text.find("step 12"), std::string::npos) << text;
+            EXPECT_NE(text.find("all_reduce #1"), std::string::npos) << text;
+            if (text.find("to rank 1") != std::string::npos || text.find("from rank 1") != std::string::npos) ++named;
+        }
+        EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(), 5);
+    });
+    EXPECT_EQ(named, 2);
+}
+
+TEST(Loopback, SizesThatDisagreeAreAnError) {
+    LoopbackHub hub(2, 0.3);
+    EXPECT_THROW(hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(kCpu, "comm");
+        char bytes[8] = {};
+        if (rank == 0)
+            transport->send(stream, bytes, 8, 1);
+        else
+            transport->recv(stream, bytes, 4, 0);
+        stream.synchronize();
+    }), Error);
+}
+
+TEST(SelfTransport, MessagesToOneselfAreCopies) {
+    SelfTransport self(kCpu);
+    Stream stream(kCpu, "test");
+    int from = 42, to = 0;
+    MessageGroup group;
+    group.send(&from, sizeof from, 0);
+    group.recv(&to, sizeof to, 0);
+    self.exchange(stream, group);
+    stream.synchronize();
+    EXPECT_EQ(to, 42);
+    EXPECT_EQ(self.bytes_sent(), 0);
+    EXPECT_THROW(self.send(stream, &from, sizeof from, 0), Error);
+    EXPECT_THROW(self.send(stream, &from, sizeof from, 1), Error);
+}
+
+// One rank: values are scaled and converted, and nothing is sent.
+TEST(SelfTransport, CollectivesOfOneRank) {
+    SelfTransport self(kCpu);
+    Stream stream(kCpu, "test");
+    const std::vector<int64_t> offsets{0, 3};
+    for (const char* name : {"ring", "direct", "library"}) {
+        auto how = make_collectives(name, self);
+        const float x[3] = {1, 2, 4};
+        bf16 y[3];
+        how->reduce_scatter(stream, {.out = y, .in = x, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32,
+                                     .out_dtype = DType::bf16, .scale = 0.5f});
+        float z[3] = {3, 5, 7};
+        how->all_reduce(stream, {.out = z, .in = z, .offsets = offsets, .dtype = DType::f32, .wire = DType::bf16});
+        how->barrier(stream);
+        stream.synchronize();
+        EXPECT_EQ(float(y[2]), 2);
+        EXPECT_EQ(z[1], 5);
+    }
+}
+
+// Started plainly: no launcher, no MPI, one rank.
+TEST(Process, OneProcessNeedsNoLibrary) {
+    for (const char* name : {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID"})
+        if (std::getenv(name)) GTEST_SKIP() << "started by a launcher";
+    Process process;
+    EXPECT_EQ(process.size(), 1);
+    EXPECT_FALSE(process.uses_mpi());
+    EXPECT_EQ(process.sum(2.5), 2.5);
+    EXPECT_EQ(process.max(-3), -3);
+    EXPECT_EQ(process.all_gather_text("a"), std::vector<std::string>{"a"});
+    std::string note;
+    const Device device = process.choose_device("cpu", "auto", &note);
+    EXPECT_STREQ(process.make_transport("auto", device, 0, 0, "world")->name(), "self");
+    EXPECT_THROW(process.make_transport("nccl", device, 0, 0, "world"), Error);
+    EXPECT_EQ(process.run([] { return 5; }), 5);
+}
+
+TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
+    const auto directory = std::filesystem::temp_directory_path() / ("rz-watch-" + std::to_string(getpid()));
+    std::filesystem::create_directories(directory);
+    std::string reason;
+    {
+        Watch::Options options;
+        options.size = 2;
+        options.grace_s = 0.1;
+        options.directory = directory;
+        options.on_failure = [&](const std::string& text) { reason = text; };
+        Watch first(options);
+        options.rank = 1;
+        Watch second(options);
+        second.set_step(3);
+        second.done(second.queue("all_gather", "world", 1 << 20));
+        first.set_step(4);
+        first.done(first.queue("all_gather", "world", 1 << 20));
+        const uint64_t seq = first.queue("reduce_scatter", "world", 4096);
+        first.running(seq, 1, 1);
+        const std::string job = first.job_report();
+        EXPECT_NE(job.find("rank 1"), std::string::npos);
+        const size_t mark = job.find("BEHIND");
+        ASSERT_NE(mark, std::string::npos) << job;
+        EXPECT_EQ(job.rfind("rank", mark), job.find("rank 1")) << job;
+        EXPECT_THROW(first.expired("waited 1 s"), Error);
+        EXPECT_NE(reason.find("reduce_scatter #2 (step 4"), std::string::npos) << reason;
+    }
+    std::ifstream file(directory / "failure.txt");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_NE(text.find("waited 1 s"), std::string::npos);
+    EXPECT_TRUE(std::filesystem::exists(directory / "rank1.status"));
+    std::filesystem::remove_all(directory);
+}
+
+TEST(Watch, OperationsThatDisagreeAreNamed) {
+    const auto directory = std::filesystem::temp_directory_path() / ("rz-mismatch-" + std::to_string(getpid()));
+    std::filesystem::create_directories(directory);
+    {
+        Watch::Options options;
+        options.size = 2;
+        options.directory = directory;
+        Watch first(options);
+        options.rank = 1;
+        Watch second(options);
+        first.queue("all_reduce", "world", 100);
+        second.queue("all_gather", "world", 100);
+        EXPECT_NE(first.job_report().find("MISMATCH at #1"), std::string::npos) << first.job_report();
+    }
+    std::filesystem::remove_all(directory);
+}
+
+// 60 ms of communication of which compute waits for about 20.
+TEST(Meter, ExposedTimeIsWhatComputeStandsStill) {
+    CommMeter meter;
+    Stream compute(kCpu, "compute"), comm(kCpu, "comm");
+    auto pause = [](int ms) { return [ms] { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }; };
+    Event began = comm.record(true);
+    comm.enqueue_host(pause(60));
+    const Event ended = comm.record(true);
+    meter.add("all_gather", 1000, began, ended);
+    compute.enqueue_host(pause(40));
+    meter.wait(compute, ended);
+    const CommTotals totals = meter.take();
+    EXPECT_GE(totals.total_s, 0.06);
+    EXPECT_GT(totals.exposed_s, 0.005);
+    EXPECT_LT(totals.exposed_s, totals.total_s - 0.02);
+    EXPECT_GT(totals.overlap_efficiency(), 0.3);
+    EXPECT_EQ(totals.bytes_sent, 1000);
+    compute.synchronize();
+}
+
+}  // namespace
+}  // namespace rz
