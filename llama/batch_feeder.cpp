@@ -1,5 +1,8 @@
 #include "llama/batch_feeder.h"
 
+#include <algorithm>
+
+#include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 
 namespace rz {
@@ -14,13 +17,15 @@ BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, in
     device_ = Buffer(device, bytes, MemKind::data, "tokens");
 }
 
-DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position) {
+DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t end) {
     Staging& staging = staging_[size_t(turn_)];
     turn_ ^= 1;
     staging.copied.synchronize();
     const int64_t N = B_ * T_;
     int32_t* host = staging.host.as<int32_t>();
     data.batch(position, B_, host, host + N);
+    const int64_t valid = std::clamp<int64_t>(end - position, 0, B_);
+    std::fill(host + N + valid * T_, host + 2 * N, kIgnoreTarget);
     const int64_t distinct = embedding_plan(host, N, vocab_, host + 2 * N, host + 3 * N, host + 4 * N + 1);
     stream_.copy(device_.data(), host, staging.host.bytes());
     staging.copied = stream_.record();

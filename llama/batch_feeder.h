@@ -14,9 +14,9 @@ class BatchFeeder {
    public:
     BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab);
 
-    // Samples [position, position + B) of the loader, with their embedding plan. Valid for work enqueued on the stream until the
-    // next call.
-    DeviceBatch next(const DataLoader& data, int64_t position);
+    // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are ignored.
+    // Valid for work enqueued on the stream until the next call.
+    DeviceBatch next(const DataLoader& data, int64_t position, int64_t end = INT64_MAX);
 
    private:
     Stream& stream_;

@@ -117,9 +117,8 @@ ModelConfig load_config(const std::string& folder) {
 
 // ---- reading ----
 
-// Shard files, from the index; each name is checked before it becomes part of a path.
-static std::map<std::string, std::string> read_index(const std::string& path) {
-    const Json json = read_json(path);
+std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& path) {
+    const Json json = parse_json(text, path);
     const Json& map = json_at(json, "weight_map", path);
     require(map.is_object() && !map.empty(), "%s: weight_map must be an object of tensor and file names", path.c_str());
     std::map<std::string, std::string> files;
@@ -135,7 +134,8 @@ static std::map<std::string, std::string> read_index(const std::string& path) {
 }
 
 void HfWeights::open_shards(const std::string& folder) {
-    const std::map<std::string, std::string> index = read_index(folder + "/" + kIndex);
+    const std::map<std::string, std::string> index =
+        parse_weight_map(read_file(folder + "/" + kIndex), folder + "/" + kIndex);
     std::set<std::string> names;
     for (const auto& [tensor, file] : index) names.insert(file);
     std::map<std::string, const Safetensors*> open;

@@ -3,7 +3,9 @@
 // Import and export copy bytes: RoPE runs in the same half-rotated layout, so no weight is permuted.
 
 #include <functional>
+#include <map>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +23,9 @@ std::string resolve_model(const std::string& spec);
 
 // The folder's config.json, resolved.
 ModelConfig load_config(const std::string& folder);
+
+// The weight_map of a model.safetensors.index.json: tensor -> file. Refuses names that are no plain file names.
+std::map<std::string, std::string> parse_weight_map(std::string_view json, const std::string& where);
 
 // A folder's weights, checked against a table before any is read.
 class HfWeights {

@@ -74,11 +74,16 @@ void Log::step(const StepReport& r, bool print) {
                     1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(), human_bytes(memory).c_str(),
                     eta(r.step).c_str()));
     }
-    write_json(format("{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
-                      "\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld}",
-                      (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(),
-                      number(r.learning_rate).c_str(), number(r.seconds).c_str(), (long long)r.tokens_so_far,
-                      number(tokens_per_second).c_str(), number(flops).c_str(), (long long)memory));
+    std::string json = format("{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
+                              "\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
+                              (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(),
+                              number(r.learning_rate).c_str(), number(r.seconds).c_str(), (long long)r.tokens_so_far,
+                              number(tokens_per_second).c_str(), number(flops).c_str(), (long long)memory);
+    if (r.comm_seconds >= 0)
+        json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
+                       number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
+                       number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(), (long long)r.bytes_sent);
+    write_json(json + "}");
 }
 
 void Log::validation(const ValidationReport& r) {
@@ -90,6 +95,11 @@ void Log::validation(const ValidationReport& r) {
     std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
     if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
     write_json(json + "}");
+}
+
+void Log::finish() {
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    line("done in " + duration(seconds));
 }
 
 // A full disk must not end a run: one warning, then silence.

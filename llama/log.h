@@ -14,6 +14,9 @@ struct StepReport {
     double seconds;  // of this step
     int64_t tokens;  // in this step, over all ranks
     int64_t tokens_so_far;
+    // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
+    double comm_seconds = -1, exposed_seconds = 0;
+    int64_t bytes_sent = 0;
 };
 
 struct ValidationReport {
@@ -40,6 +43,7 @@ class Log {
     void line(const std::string& text);  // plain text, from the rank that talks
     void step(const StepReport&, bool print);
     void validation(const ValidationReport&);
+    void finish();  // the closing lines
 
    private:
     void write_json(const std::string& object);

@@ -111,6 +111,7 @@ void* Model::forward(const DeviceBatch& b) {
     check(b);
     const ModelConfig& c = config_;
     const int64_t N = b.B * b.T;
+    zero_.begin_forward();
     embedding_forward(stream_, {.x = layers_[0].resid,
                                 .table = zero_.gather(0),
                                 .tokens = b.tokens,
@@ -177,6 +178,7 @@ void Model::head(const DeviceBatch& b, bool backward, float grad_scale) {
 
 void Model::train(const DeviceBatch& b, float grad_scale) {
     forward(b);
+    zero_.begin_backward();
     head(b, /*backward=*/true, grad_scale);
     backward(b);
 }
@@ -246,9 +248,7 @@ void Model::backward(const DeviceBatch& b) {
 // ---- the table's views for zero/, and what training needs once ------------------------------------------------------
 
 std::vector<UnitLayout> unit_layouts(const ParamTable& table) {
-    std::vector<UnitLayout> out;
-    for (const auto& u : table.units()) out.push_back({u.name, u.offset, u.size, u.block, u.padded});
-    return out;
+    return {table.units().begin(), table.units().end()};
 }
 
 DecaySegments decay_segments(const ParamTable& table) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "llama/json.h"
 #include "llama/token_shards.h"
@@ -55,10 +56,12 @@ namespace {
 // Throws faults that start with the file's name.
 struct Refuse {
     const std::string& where;
+    [[noreturn]] void operator()(SafetensorsFault fault, const char* what) const {
+        throw SafetensorsError(fault, where + ": not a valid safetensors file: " + name(fault) + ": " + what);
+    }
     template <class... Args>
     [[noreturn]] void operator()(SafetensorsFault fault, const char* fmt, Args... args) const {
-        throw SafetensorsError(fault,
-                               where + ": not a valid safetensors file: " + name(fault) + ": " + format(fmt, args...));
+        (*this)(fault, format(fmt, args...).c_str());
     }
 };
 

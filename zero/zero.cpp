@@ -1,5 +1,8 @@
 #include "zero/zero.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "kernels/adamw.h"
 #include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
@@ -13,87 +16,270 @@ ResidentParameters::ResidentParameters(Device device, Stream& stream, const std:
     stream.zero(params_.data(), params_.bytes());
 }
 
-Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const DecaySegments& decay,
-           ZeroOptions options, AdamWOptions adamw)
-    : device_(device), compute_(compute), units_(std::move(units)), options_(options), adamw_(adamw) {
-    require(options_.stage == 0, "--zero %d: one rank has nothing to share; run under mpirun -n N", options_.stage);
+// ---- construction -----------------------------------------------------------------------------------------------------
+
+Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const DecaySegments& decay, ZeroOptions options,
+           AdamWOptions adamw, Mesh& mesh, CommMeter* meter)
+    : device_(device),
+      compute_(compute),
+      comm_(make_comm_stream(device)),
+      units_(std::move(units)),
+      options_(options),
+      adamw_(adamw),
+      mesh_(mesh),
+      meter_(meter) {
+    require(options_.stage >= 0 && options_.stage <= 3, "--zero %d: the stages are 0, 1, 2 and 3", options_.stage);
+    require(options_.stage > 0 || mesh.shard_size() == mesh.size(), "--shard-size %d needs --zero 1, 2 or 3",
+            mesh.shard_size());
+    require(options_.prefetch >= 0, "--prefetch %d: it can't be negative", options_.prefetch);
+    row_rank_ = slices_state() ? mesh.shard_rank() : mesh.rank();
+    row_size_ = slices_state() ? mesh.shard_size() : mesh.size();
     for (const UnitLayout& u : units_) {
         require(u.offset == total_, "unit %s begins at %lld, expected %lld", u.name.c_str(), (long long)u.offset,
                 (long long)total_);
+        const ElementRange range = own(int(state_.size()));
+        state_.push_back({.slices = u.slice_offsets(row_size_),
+                          .across = even_offsets(range.size(), mesh.replicas()),
+                          .own_at = own_total_});
         total_ = checked_add(total_, u.padded, "parameters");
+        own_total_ += range.size();
     }
-    const int64_t pbytes = checked_mul(total_, size_of(options_.param_dtype), "parameters");
-    const int64_t gbytes = checked_mul(total_, size_of(options_.grad_dtype), "gradients");
-    const int64_t fbytes = checked_mul(total_, 4, "optimizer state");
-    const bool separate_master = options_.param_dtype != DType::f32;
+    allocate(decay);
+    index_owned();
+    index_block_sums();
+    compute_.synchronize();  // host arrays that were copied may go now
+}
 
-    params_ = Buffer(device, pbytes, MemKind::parameters, "parameters");
-    grads_ = Buffer(device, gbytes, MemKind::gradients, "gradients");
-    if (separate_master) master_ = Buffer(device, fbytes, MemKind::optimizer, "master weights");
-    m_ = Buffer(device, fbytes, MemKind::optimizer, "AdamW m");
-    v_ = Buffer(device, fbytes, MemKind::optimizer, "AdamW v");
-    for (Buffer* b : {&params_, &grads_, &master_, &m_, &v_}) compute_.zero(b->data(), b->bytes());
+Zero::~Zero() {
+    try {
+        comm_->synchronize();
+        compute_.synchronize();
+    } catch (...) {  // reported by whoever synchronised first
+    }
+}
+
+ElementRange Zero::own(int unit) const {
+    const UnitLayout& u = units_[size_t(unit)];
+    return slices_state() ? u.slice(row_rank_, row_size_) : ElementRange{0, u.padded};
+}
+
+int64_t Zero::owned_elements() const { return own_total_; }
+
+void Zero::allocate(const DecaySegments& decay) {
+    auto take = [&](int64_t elements, int64_t size, MemKind kind, const char* name) {
+        Buffer b(device_, checked_mul(elements, size, name), kind, name);
+        compute_.zero(b.data(), b.bytes());
+        return b;
+    };
+    const ZeroOptions& o = options_;
+    params_ = take(whole_parameters() ? total_ : own_total_, size_of(o.param_dtype), MemKind::parameters, "parameters");
+    if (whole_gradients())
+        grads_ = take(total_, size_of(o.grad_dtype), MemKind::gradients, "gradients");
+    else
+        own_grads_ = take(own_total_, size_of(o.grad_dtype), MemKind::gradients, "own gradients");
+    if (o.param_dtype != DType::f32) master_ = take(own_total_, 4, MemKind::optimizer, "master weights");
+    m_ = take(own_total_, 4, MemKind::optimizer, "AdamW m");
+    v_ = take(own_total_, 4, MemKind::optimizer, "AdamW v");
+
+    if (!whole_parameters())
+        gathered_ = UnitPool(device_, units_, 1 + (o.overlap ? o.prefetch : 0), o.param_dtype, MemKind::gathered,
+                             "gathered parameters");
+    if (!whole_gradients()) {
+        unreduced_ = UnitPool(device_, units_, o.overlap ? 2 : 1, o.grad_dtype, MemKind::gathered, "unreduced gradients");
+        int64_t largest = 0;
+        for (int u = 0; u < int(units_.size()); ++u) largest = std::max(largest, own(u).size());
+        arrived_ = take(largest, size_of(o.grad_dtype), MemKind::gathered, "reduced slice");
+    }
 
     segments_ = int64_t(decay.end.size());
     require(segments_ > 0 && decay.decays.size() == decay.end.size() && decay.end.back() >= total_,
             "decay segments do not cover the parameters");
-    segment_end_ = Buffer(device, segments_ * 8, MemKind::optimizer, "decay segments");
-    segment_decays_ = Buffer(device, segments_, MemKind::optimizer, "decay flags");
+    segment_end_ = Buffer(device_, segments_ * 8, MemKind::optimizer, "decay segments");
+    segment_decays_ = Buffer(device_, segments_, MemKind::optimizer, "decay flags");
     compute_.copy(segment_end_.data(), decay.end.data(), segments_ * 8);
     compute_.copy(segment_decays_.data(), decay.decays.data(), segments_);
+    scalars_ = take(2, 4, MemKind::workspace, "gradient norm and scale");
+    compute_.synchronize();
+}
 
-    int64_t blocks = 0;
-    for (const UnitLayout& u : units_) blocks += u.blocks();
-    partial_sums_ = Buffer(device, blocks * 8, MemKind::workspace, "block sums of the gradient norm");
-    scalars_ = Buffer(device, 2 * 4, MemKind::workspace, "gradient norm and scale");
-    compute_.synchronize();  // the host arrays copied above may go now
-
-    for (int i = 0; i < int(units_.size()); ++i) {
-        const UnitLayout& u = units_[i];
-        void* param = params_.bytes_at(u.offset * size_of(options_.param_dtype));
-        float* master = separate_master ? master_.as<float>() + u.offset : static_cast<float*>(param);
-        owned_.push_back({i, {0, u.padded}, u.offset, param, master, m_.as<float>() + u.offset, v_.as<float>() + u.offset});
+void Zero::index_owned() {
+    const int64_t pe = size_of(options_.param_dtype), ge = size_of(options_.grad_dtype);
+    for (int u = 0; u < int(units_.size()); ++u) {
+        const ElementRange range = own(u);
+        if (range.size() == 0) continue;
+        const int64_t logical = units_[size_t(u)].offset + range.begin, own_at = state_[size_t(u)].own_at;
+        void* param = params_.bytes_at((whole_parameters() ? logical : own_at) * pe);
+        void* grad = whole_gradients() ? grads_.bytes_at(logical * ge) : own_grads_.bytes_at(own_at * ge);
+        float* master = master_ ? master_.as<float>() + own_at : static_cast<float*>(param);
+        owned_.push_back({u, range, logical, param, master, m_.as<float>() + own_at, v_.as<float>() + own_at, grad});
     }
 }
 
-Zero::~Zero() = default;
+// Each rank sums the blocks that it owns; gathered, they stand rank by rank, and block_order_ finds them in block order.
+void Zero::index_block_sums() {
+    for (const UnitLayout& u : units_) blocks_ += u.blocks();
+    block_sums_ = Buffer(device_, blocks_ * 8, MemKind::workspace, "block sums of the gradient norm");
+    if (!slices_state() || row_size_ == 1) return;
+    block_sum_offsets_ = {0};
+    std::vector<int32_t> order(size_t(blocks_), 0);
+    int64_t position = 0;
+    for (int r = 0; r < row_size_; ++r) {
+        int64_t first_block = 0;
+        for (const UnitLayout& u : units_) {
+            const ElementRange slice = u.slice(r, row_size_);
+            for (int64_t b = slice.begin / u.block; b < slice.end / u.block; ++b)
+                order[size_t(first_block + b)] = int32_t(position++);
+            first_block += u.blocks();
+        }
+        block_sum_offsets_.push_back(2 * position);
+    }
+    block_order_ = Buffer(device_, blocks_ * 4, MemKind::workspace, "order of the block sums");
+    compute_.copy(block_order_.data(), order.data(), blocks_ * 4);
+    compute_.synchronize();
+}
 
-const void* Zero::gather(int unit) { return params_.bytes_at(units_[unit].offset * size_of(options_.param_dtype)); }
-void Zero::release(int) {}
-void* Zero::gradients(int unit) { return grads_.bytes_at(units_[unit].offset * size_of(options_.grad_dtype)); }
-void Zero::reduce(int) {}
+// ---- the three verbs --------------------------------------------------------------------------------------------------
 
-const float* Zero::grad_norm() const { return scalars_.as<float>(); }
+void Zero::compute_waits(const Event& event) {
+    if (!event.valid()) return;
+    if (meter_ && mesh_.size() > 1)
+        meter_->wait(compute_, event);
+    else
+        compute_.wait(event);
+}
 
-void Zero::update(float learning_rate, int64_t step) {
-    int64_t block = 0;
-    for (const UnitLayout& u : units_) {
-        sum_squares(compute_, {.partial = partial_sums_.as<double>() + block,
-                               .x = grads_.bytes_at(u.offset * size_of(options_.grad_dtype)),
-                               .n = u.padded,
+const void* Zero::gather(int unit) {
+    UnitState& s = state_[size_t(unit)];
+    if (!whole_parameters()) {
+        if (!gathered_.holds(unit)) start_gather(unit);
+        if (options_.overlap) prefetch(unit);
+    }
+    compute_waits(std::exchange(s.ready, Event()));
+    if (!whole_parameters()) return gathered_.data(unit);
+    return params_.bytes_at(units_[size_t(unit)].offset * size_of(options_.param_dtype));
+}
+
+void Zero::start_gather(int unit) {
+    UnitState& s = state_[size_t(unit)];
+    void* whole = gathered_.acquire(unit, *comm_);
+    comm_->wait(own_params_ready_);
+    mesh_.shard().all_gather(*comm_, {.out = whole,
+                                      .in = params_.bytes_at(s.own_at * size_of(options_.param_dtype)),
+                                      .offsets = s.slices,
+                                      .dtype = options_.param_dtype});
+    s.ready = comm_->record();
+}
+
+void Zero::prefetch(int unit) {
+    const int first = direction_ > 0 ? 0 : 1;  // the backward pass of the embedding reads no parameters
+    for (int i = 1; i <= options_.prefetch; ++i) {
+        const int next = unit + i * direction_;
+        if (next < first || next >= int(units_.size())) return;
+        if (gathered_.holds(next)) continue;
+        if (!gathered_.has_free_slot(next)) return;
+        start_gather(next);
+    }
+}
+
+void Zero::release(int unit) {
+    if (!whole_parameters()) gathered_.give_back(unit, compute_.record());
+}
+
+void* Zero::gradients(int unit) {
+    const UnitLayout& u = units_[size_t(unit)];
+    const int64_t e = size_of(options_.grad_dtype);
+    if (whole_gradients()) return grads_.bytes_at(u.offset * e);
+    if (unreduced_.holds(unit)) return unreduced_.data(unit);
+    void* whole = unreduced_.acquire(unit, compute_);
+    compute_.zero(whole, u.padded * e);
+    return whole;
+}
+
+void Zero::reduce(int unit) {
+    UnitState& s = state_[size_t(unit)];
+    if (whole_gradients() && (!last_micro_batch_ || mesh_.size() == 1)) return;
+    comm_->wait(compute_.record());
+    void* whole = gradients(unit);
+    if (!slices_state()) {
+        mesh_.world().all_reduce(*comm_, {.out = whole,
+                                          .in = whole,
+                                          .offsets = s.slices,
+                                          .dtype = options_.grad_dtype,
+                                          .wire = options_.wire_dtype});
+    } else {
+        reduce_slices(unit, whole);
+    }
+    s.reduced = comm_->record();
+    if (!whole_gradients()) unreduced_.give_back(unit, s.reduced);
+    if (!options_.overlap) compute_waits(s.reduced);
+}
+
+void Zero::reduce_slices(int unit, void* whole) {
+    UnitState& s = state_[size_t(unit)];
+    const int64_t e = size_of(options_.grad_dtype);
+    const ElementRange range = own(unit);
+    char* slice = whole_gradients() ? static_cast<char*>(whole) + range.begin * e : own_grads_.bytes_at(s.own_at * e);
+    const bool adds = !whole_gradients() && s.slices_begun;
+    mesh_.shard().reduce_scatter(*comm_, {.out = adds ? arrived_.data() : slice,
+                                          .in = whole,
+                                          .offsets = s.slices,
+                                          .dtype = options_.grad_dtype,
+                                          .wire = options_.wire_dtype,
+                                          .out_dtype = options_.grad_dtype});
+    if (adds)
+        reduce_add(*comm_, {.out = slice,
+                            .a = slice,
+                            .b = arrived_.data(),
+                            .n = range.size(),
+                            .out_dtype = options_.grad_dtype,
+                            .a_dtype = options_.grad_dtype,
+                            .b_dtype = options_.grad_dtype});
+    s.slices_begun = true;
+    if (last_micro_batch_ && mesh_.replicas() > 1)
+        mesh_.replicate().all_reduce(*comm_, {.out = slice,
+                                              .in = slice,
+                                              .offsets = s.across,
+                                              .dtype = options_.grad_dtype,
+                                              .wire = options_.wire_dtype});
+}
+
+// ---- the update -------------------------------------------------------------------------------------------------------
+
+void Zero::sum_blocks() {
+    const bool rank_by_rank = !block_sum_offsets_.empty();
+    const int64_t first = rank_by_rank ? block_sum_offsets_[size_t(row_rank_)] / 2 : 0;
+    double* sums = block_sums_.as<double>() + first;
+    for (const OwnedRange& r : owned_) {
+        const UnitLayout& u = units_[size_t(r.unit)];
+        sum_squares(compute_, {.partial = sums,
+                               .x = r.grad,
+                               .n = r.elements.size(),
                                .block = u.block,
                                .dtype = options_.grad_dtype});
-        block += u.blocks();
+        sums += r.elements.size() / u.block;
     }
-    float* norm = scalars_.as<float>();
-    float* scale = norm + 1;
-    clip_scale(compute_, {.norm = norm,
-                          .scale = scale,
-                          .partial = partial_sums_.as<double>(),
-                          .count = block,
-                          .average = 1,
-                          .max_norm = adamw_.max_norm});
-    adamw(compute_, {.param = params_.data(),
-                     .master = master_ ? master_.as<float>() : params_.as<float>(),
-                     .m = m_.as<float>(),
-                     .v = v_.as<float>(),
-                     .grad = grads_.data(),
-                     .grad_scale = scale,
-                     .n = total_,
+    if (!rank_by_rank) return;
+    comm_->wait(compute_.record());
+    // A double travels as two fp32 words: a gather copies bits.
+    mesh_.shard().all_gather(*comm_, {.out = block_sums_.data(),
+                                      .in = block_sums_.as<double>() + first,
+                                      .offsets = block_sum_offsets_,
+                                      .dtype = DType::f32});
+    compute_waits(comm_->record());
+}
+
+void Zero::update_range(const OwnedRange& r, int64_t elements, float learning_rate, int64_t step) {
+    adamw(compute_, {.param = r.param,
+                     .master = r.master,
+                     .m = r.m,
+                     .v = r.v,
+                     .grad = r.grad,
+                     .grad_scale = scalars_.as<float>() + 1,
+                     .n = elements,
                      .segment_end = segment_end_.as<int64_t>(),
                      .decays = segment_decays_.as<uint8_t>(),
                      .segments = segments_,
-                     .first = 0,
+                     .first = r.logical,
                      .lr = learning_rate,
                      .beta1 = adamw_.beta1,
                      .beta2 = adamw_.beta2,
@@ -102,16 +288,55 @@ void Zero::update(float learning_rate, int64_t step) {
                      .step = step,
                      .param_dtype = options_.param_dtype,
                      .grad_dtype = options_.grad_dtype});
-    compute_.zero(grads_.data(), grads_.bytes());
+}
+
+void Zero::update(float learning_rate, int64_t step) {
+    if (mesh_.size() > 1 || !whole_gradients()) compute_waits(comm_->record());
+    sum_blocks();
+    clip_scale(compute_, {.norm = scalars_.as<float>(),
+                          .scale = scalars_.as<float>() + 1,
+                          .partial = block_sums_.as<double>(),
+                          .order = block_order_.as<int32_t>(),
+                          .count = blocks_,
+                          .average = 1,
+                          .max_norm = adamw_.max_norm});
+    if (!slices_state())
+        update_range(owned_.front(), total_, learning_rate, step);  // the units lie side by side: one launch
+    else
+        for (const OwnedRange& r : owned_) update_range(r, r.elements.size(), learning_rate, step);
+    if (whole_gradients()) compute_.zero(grads_.data(), grads_.bytes());
+    for (UnitState& s : state_) s.slices_begun = false;
+    spread_parameters();
+}
+
+// Own slices of the parameters are final on the compute stream: brings them to the other ranks where they are kept whole.
+void Zero::spread_parameters() {
+    if (options_.stage == 0 || (whole_parameters() && row_size_ == 1)) return;
+    own_params_ready_ = compute_.record();
+    if (!whole_parameters()) return;
+    comm_->wait(own_params_ready_);
+    const int64_t e = size_of(options_.param_dtype);
+    for (int u = 0; u < int(units_.size()); ++u) {
+        UnitState& s = state_[size_t(u)];
+        char* whole = params_.bytes_at(units_[size_t(u)].offset * e);
+        mesh_.shard().all_gather(*comm_, {.out = whole,
+                                          .in = whole + own(u).begin * e,
+                                          .offsets = s.slices,
+                                          .dtype = options_.param_dtype});
+        s.ready = comm_->record();
+        if (!options_.overlap) compute_waits(std::exchange(s.ready, Event()));
+    }
 }
 
 void Zero::publish() {
-    if (!master_) return;
-    cast(compute_, {.out = params_.data(),
-                    .x = master_.data(),
-                    .n = total_,
-                    .out_dtype = options_.param_dtype,
-                    .dtype = DType::f32});
+    if (master_)
+        for (const OwnedRange& r : owned_)
+            cast(compute_, {.out = r.param,
+                            .x = r.master,
+                            .n = r.elements.size(),
+                            .out_dtype = options_.param_dtype,
+                            .dtype = DType::f32});
+    spread_parameters();
 }
 
 }  // namespace rz

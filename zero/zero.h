@@ -2,11 +2,11 @@
 // Who owns which bytes of the flat buffers, when they are gathered and released, when gradients are reduced, and the AdamW
 // step on what a rank owns. ZeRO: Rajbhandari et al. 2020.
 //
-//   stage   parameters   gradients   master, m, v      wire volume per step (elements, one micro-batch)
-//     0     whole        whole       whole             all-reduce
-//     1     whole        whole       own slices        reduce-scatter + all-gather
-//     2     whole        own slices  own slices        reduce-scatter + all-gather
-//     3     own slices   own slices  own slices        2 all-gathers + reduce-scatter
+//   stage   parameters   gradients   master, m, v   communication per step, in passes over the parameters (M micro-batches)
+//     0     whole        whole       whole          all-reduce (2)
+//     1     whole        whole       own slices     reduce-scatter + all-gather (2)
+//     2     whole        own slices  own slices     M reduce-scatters + all-gather (M + 1); 2 if accumulated locally
+//     3     own slices   own slices  own slices     2M all-gathers + M reduce-scatters (3M)
 //
 // A rank owns one slice of every unit (unit_layout.h), never one range of the whole: a gather then uses every link.
 // The model announces three things about a unit and never waits by itself:
@@ -16,12 +16,23 @@
 //   reduce(u)     the compute work enqueued so far has completed its gradients
 //
 // Everything here enqueues and returns. Work on the compute stream is ordered with the communication stream by events.
+//
+// Hybrid sharding: slices are among the ranks of a row of the mesh, and rows hold the same. Gradients are reduce-scattered in
+// the row, then the slices all-reduced along the column.
+//
+// Bits. With one micro-batch and no hybrid sharding all stages sum each gradient element in the same order, so they give
+// the same weights to the bit, whatever the prefetch, overlap or chunk size. With M > 1, stages 0 and 1 add micro-batches
+// locally and reduce once; stages 2 and 3 reduce every micro-batch into the own slice, which sums in another order, unless
+// `accumulate_locally` spends the memory of whole gradients to keep the first order.
 
 #include <memory>
 #include <vector>
 
+#include "comm/mesh.h"
+#include "comm/meter.h"
 #include "kernels/runtime/memory.h"
 #include "zero/unit_layout.h"
+#include "zero/unit_pool.h"
 
 namespace rz {
 
@@ -29,6 +40,10 @@ struct ZeroOptions {
     int stage = 0;
     DType param_dtype = DType::f32;
     DType grad_dtype = DType::f32;
+    DType wire_dtype = DType::f32;    // gradients on the wire
+    int prefetch = 1;                 // stage 3: units gathered ahead of use
+    bool overlap = true;              // false: compute waits for each collective
+    bool accumulate_locally = false;  // stages 2, 3: keep whole gradients until the last micro-batch
 };
 
 struct AdamWOptions {
@@ -45,12 +60,13 @@ struct DecaySegments {
 // One run of parameters that this rank keeps the optimizer state of.
 struct OwnedRange {
     int unit;
-    ElementRange elements;   // within the unit
-    int64_t logical;  // offset of the first element in the flat buffer
-    void* param;      // param_dtype
-    float* master;    // == param with fp32 parameters
+    ElementRange elements;  // within the unit; not empty
+    int64_t logical;        // offset of the first element in the flat buffer
+    void* param;            // param_dtype
+    float* master;          // == param with fp32 parameters
     float* m;
     float* v;
+    void* grad;             // grad_dtype: the reduced gradient, once reduce() is done
 };
 
 // Where a forward pass finds parameters.
@@ -78,13 +94,21 @@ class ResidentParameters : public ParameterSource {
 
 class Zero : public ParameterSource {
    public:
+    // `mesh` outlives this. `meter` may be nullptr.
     Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const DecaySegments& decay, ZeroOptions options,
-         AdamWOptions adamw);
+         AdamWOptions adamw, Mesh& mesh, CommMeter* meter = nullptr);
     ~Zero() override;
+
+    // In which order units will be asked for: prefetch follows it.
+    void begin_forward() { direction_ = +1; }
+    void begin_backward() { direction_ = -1; }
+    // Whether the gradients of the pass that follows are the last before update().
+    void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
 
     const void* gather(int unit) override;
     void release(int unit) override;
-    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step.
+    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid until
+    // reduce(u).
     void* gradients(int unit);
     void reduce(int unit);
 
@@ -92,27 +116,67 @@ class Zero : public ParameterSource {
     // `step` counts updates from 1.
     void update(float learning_rate, int64_t step);
     // (1) f32 on the device, valid on the compute stream after update().
-    const float* grad_norm() const;
+    const float* grad_norm() const { return scalars_.as<float>(); }
 
-    // For initialisation, checkpoints and export. Masters may be written through these; publish() then rounds them into the
-    // parameters. Elements beyond the unit's size must stay zero.
+    // For initialisation, checkpoints and export. Masters may be written through these on the compute stream; publish() then
+    // rounds them into the parameters of every rank. Elements beyond the unit's size must stay zero.
     const std::vector<OwnedRange>& owned() const { return owned_; }
     void publish();
 
     const std::vector<UnitLayout>& units() const { return units_; }
     const ZeroOptions& options() const { return options_; }
+    // Elements whose gradients, masters and moments this rank keeps.
+    int64_t owned_elements() const;
 
    private:
+    struct UnitState {
+        std::vector<int64_t> slices;  // offsets within the unit, ranks of the row + 1
+        std::vector<int64_t> across;  // the own slice, cut for the column's all-reduce
+        int64_t own_at = 0;           // elements before the own slice in buffers that hold only own slices
+        Event ready = {};             // parameters are whole
+        Event reduced = {};           // gradients are summed
+        bool slices_begun = false;    // the own slice holds earlier micro-batches of this step
+    };
+
+    bool slices_state() const { return options_.stage >= 1; }
+    bool whole_gradients() const { return options_.stage <= 1 || options_.accumulate_locally; }
+    bool whole_parameters() const { return options_.stage <= 2; }
+    ElementRange own(int unit) const;
+    void allocate(const DecaySegments& decay);
+    void index_owned();
+    void index_block_sums();
+    void start_gather(int unit);
+    void prefetch(int unit);
+    void reduce_slices(int unit, void* whole);
+    void compute_waits(const Event& event);
+    void sum_blocks();
+    void update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
+    void spread_parameters();
+
     Device device_;
     Stream& compute_;
+    std::unique_ptr<Stream> comm_;
     std::vector<UnitLayout> units_;
     ZeroOptions options_;
     AdamWOptions adamw_;
-    int64_t total_ = 0;  // padded elements of all units
-    Buffer params_, grads_, master_, m_, v_;
-    Buffer segment_end_, segment_decays_, partial_sums_, scalars_;
-    int64_t segments_ = 0;
+    Mesh& mesh_;
+    CommMeter* meter_;
+    int row_rank_, row_size_;  // among those that share slices
+    int64_t total_ = 0, own_total_ = 0;  // padded elements: of all units, of own slices
+    int direction_ = +1;
+    bool last_micro_batch_ = true;
+
+    Buffer params_, grads_, own_grads_, master_, m_, v_, arrived_;
+    UnitPool gathered_, unreduced_;
+    std::vector<UnitState> state_;
+    Event own_params_ready_;  // stage 3: own slices are final
     std::vector<OwnedRange> owned_;
+
+    Buffer segment_end_, segment_decays_, scalars_;
+    int64_t segments_ = 0;
+    Buffer block_sums_, block_order_;         // doubles, rank by rank; int32, from block order to that
+    std::vector<int64_t> block_sum_offsets_;  // per rank of the row, in halves of a double
+    int64_t blocks_ = 0;
 };
 
 }  // namespace rz

@@ -1,0 +1,290 @@
+#include "llama/options.h"
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+
+#include "llama/hf.h"
+#include "llama/presets.h"
+
+namespace rz {
+
+// ---- strict values: each error says what was found and the nearest valid value --------------------------------------
+
+static CLI::Validator whole_number(int64_t min, int64_t max) {
+    CLI::Validator v;
+    v.description("");
+    v.operation([min, max](std::string& text) -> std::string {
+        errno = 0;
+        char* end = nullptr;
+        const long double real = std::strtold(text.c_str(), &end);
+        const std::string rest = end;
+        const bool digits = !text.empty() && text.find_first_not_of("0123456789", text[0] == '-') == std::string::npos;
+        if (digits && real >= (long double)min && real <= (long double)max) return "";
+        if (end == text.c_str() || std::isnan(real))
+            return format("'%s' is not a whole number; it must be from %lld to %lld", text.c_str(), (long long)min,
+                          (long long)max);
+        const long double nearest = std::min(std::max(std::floor(real + 0.5L), (long double)min), (long double)max);
+        const char* what = !rest.empty() ? "is not a whole number" : digits ? "is out of range" : "is not a plain whole number";
+        return format("%s %s; nearest valid value: %lld", text.c_str(), what, (long long)nearest);
+    });
+    return v;
+}
+
+static CLI::Validator real_number(double min, double max) {
+    CLI::Validator v;
+    v.description("");
+    v.operation([min, max](std::string& text) -> std::string {
+        char* end = nullptr;
+        const double real = std::strtod(text.c_str(), &end);
+        if (end == text.c_str() || std::isnan(real))
+            return format("'%s' is not a number; it must be from %g to %g", text.c_str(), min, max);
+        if (*end == '\0' && real >= min && real <= max) return "";
+        return format("%s %s; nearest valid value: %g", text.c_str(), *end ? "is not a number" : "is out of range",
+                      std::min(std::max(real, min), max));
+    });
+    return v;
+}
+
+static CLI::Validator one_of(std::vector<std::string> names) {
+    CLI::Validator v;
+    std::string all;
+    for (const auto& n : names) all += (all.empty() ? "" : "|") + n;
+    v.description(all);
+    v.operation([names, all](std::string& text) -> std::string {
+        for (const auto& n : names)
+            if (n == text) return "";
+        return format("'%s' is not one of %s; nearest: %s", text.c_str(), all.c_str(),
+                      nearest_name(text, names).c_str());
+    });
+    return v;
+}
+
+// ---- the table ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int64_t kBig = int64_t(1) << 48;
+
+// Adds options to one group of the help.
+struct Group {
+    CLI::App& app;
+    std::string name;
+
+    CLI::Option* text(const char* flag, std::string& to, const char* help) {
+        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("");
+    }
+    CLI::Option* whole(const char* flag, int64_t& to, int64_t min, int64_t max, const char* help) {
+        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("N")->check(whole_number(min, max));
+    }
+    CLI::Option* real(const char* flag, double& to, double min, double max, const char* help) {
+        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("X")->check(real_number(min, max));
+    }
+    CLI::Option* choice(const char* flag, std::string& to, std::vector<std::string> names, const char* help) {
+        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("")->check(one_of(std::move(names)));
+    }
+    CLI::Option* flag(const char* flag, bool& to, const char* help) { return app.add_flag(flag, to, help)->group(name); }
+};
+
+std::vector<std::string> preset_names() {
+    std::vector<std::string> names;
+    for (const Preset& p : presets()) names.emplace_back(p.name);
+    return names;
+}
+
+void add_model(Group g, Options& o) {
+    g.choice("--preset", o.preset, preset_names(), "Architecture to start from; --presets lists them")->type_name("NAME");
+    g.text("--init-from", o.init_from, "Start from a Hugging Face LLaMA: folder, or repo id in the local cache");
+    for (const ConfigField& f : config_fields()) {
+        const std::string name = f.name;
+        g.app.add_option_function<int64_t>("--" + name, [&o, name](const int64_t& v) { o.fields[name] = v; },
+                                           std::string(f.help) + " [as the preset]")
+            ->group(g.name)->type_name("N")->check(whole_number(f.min == 2 || name == "kv-heads" ? 0 : f.min, f.max));
+    }
+    g.choice("--head", o.head, {"tied", "untied"}, "Share the head's weights with the embedding [as the preset]");
+    g.real("--rope-theta", o.rope_theta, 0, 1e12, "RoPE base; 0: as the preset");
+    g.real("--norm-eps", o.norm_eps, 0, 1, "RMSNorm epsilon; 0: as the preset");
+    g.real("--init-std", o.init_std, 0, 10, "Deviation of initial weights; 0: as the preset");
+}
+
+void add_training(CLI::App& app, Options& o) {
+    add_model({app, "Model"}, o);
+
+    Group data{app, "Data"};
+    data.text("--data", o.data, "Folder made by data_prep/prepare.py (train and val shards, tokenizer)");
+    data.text("--train-data", o.train_data, "Token shards instead: files or globs, comma-separated");
+    data.text("--val-data", o.val_data, "Validation shards");
+    data.text("--tokenizer", o.tokenizer, "tokenizer.json for samples [the data folder's]");
+    data.flag("--raw16", o.raw16, "Shards without a header are uint16 tokens (nanoGPT)");
+
+    Group batch{app, "Batch and length of the run"};
+    batch.whole("--batch", o.batch, 1, 1 << 20, "Sequences per rank and micro-batch");
+    batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Tokens per sequence");
+    batch.whole("--batch-tokens", o.batch_tokens, 0, kBig, "Tokens per update over all ranks, by accumulation; 0: one micro-batch");
+    batch.whole("--steps", o.steps, 0, kBig, "Updates");
+
+    Group adam{app, "Optimizer (AdamW; decay on matrices only)"};
+    adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate");
+    adam.real("--min-lr", o.min_lr, -1, 1e3, "Floor of the cosine, reached by the last step; -1: lr / 10");
+    adam.whole("--warmup", o.warmup, -1, kBig, "Steps of linear warm-up; -1: a tenth of the run, at most 2000");
+    adam.real("--beta1", o.beta1, 0, 0.999999, "First moment's decay");
+    adam.real("--beta2", o.beta2, 0, 0.999999, "Second moment's decay");
+    adam.real("--eps", o.eps, 0, 1, "Added to the root of the second moment");
+    adam.real("--weight-decay", o.weight_decay, 0, 1e3, "Decoupled weight decay");
+    adam.real("--clip", o.clip, 0, 1e9, "Largest global gradient norm; 0: no clipping");
+    app.add_option("--seed", o.seed, "Of weights, data order and samples")->group(adam.name)->capture_default_str()
+        ->type_name("N")->check(whole_number(0, INT64_MAX));
+
+    Group device{app, "Device, precision and memory"};
+    device.choice("--device", o.device, {"auto", "cuda", "cpu"}, "auto: CUDA where it is usable");
+    device.choice("--dtype", o.dtype, {"fp32", "bf16"}, "Of weights and activations; bf16 keeps fp32 masters");
+    device.choice("--grad-dtype", o.grad_dtype, {"fp32", "bf16"}, "Of gradients [--dtype]");
+    device.choice("--recompute", o.recompute, {"none", "mlp", "block"}, "Activations computed again in the backward pass");
+    device.whole("--logits-mib", o.logits_mib, 0, 1 << 20, "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
+    device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+
+    Group ranks{app, "Many ranks (mpirun -n N)"};
+    ranks.whole("--zero", o.zero, 0, 3, "What ranks share: 1 optimizer, 2 and gradients, 3 and parameters");
+    ranks.whole("--shard-size", o.shard_size, 0, 1 << 20, "Ranks that share one copy (hybrid sharding); 0: all");
+    ranks.whole("--prefetch", o.prefetch, 0, 1 << 10, "ZeRO-3: units gathered ahead of use");
+    ranks.flag("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile");
+    ranks.flag("--accumulate-locally", o.accumulate_locally, "ZeRO-2 and 3: reduce after the last micro-batch only; keeps whole gradients");
+    ranks.choice("--collectives", o.collectives, {"ring", "direct", "library"}, "Algorithm; library is NCCL's or MPI's own");
+    ranks.choice("--transport", o.transport, {"auto", "mpi", "nccl"}, "What carries bytes; auto: NCCL between GPUs, else MPI");
+    ranks.choice("--wire-dtype", o.wire_dtype, {"fp32", "bf16"}, "Of gradients between ranks [--grad-dtype]");
+    ranks.whole("--ring-chunk", o.ring_chunk_kib, 1, 1 << 20, "KiB that one hop carries");
+    ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank may wait for another before the job ends");
+
+    Group val{app, "Validation and samples"};
+    val.whole("--val-every", o.val_every, 0, kBig, "Steps between validations; 0: only at the end");
+    val.whole("--val-tokens", o.val_tokens, 1, kBig, "Tokens of each validation");
+    val.whole("--sample-every", o.sample_every, 0, kBig, "Validations between printed samples; 0: none");
+    val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Tokens of a sample");
+    val.text("--prompt", o.prompt, "What samples begin with");
+
+    Group out{app, "Output"};
+    out.text("--out", o.out, "Folder for metrics.jsonl, the loss curve and the final weights; empty: none");
+    out.whole("--log-every", o.log_every, 1, kBig, "Steps between printed lines");
+    out.flag("--print-config", o.print_config, "Show the model, its tensors and memory, and stop");
+    out.flag("--presets", o.presets, "List the presets and stop");
+}
+
+void add_generate(CLI::App& app, Options& o) {
+    Group g{app, "Generation"};
+    g.text("--from", o.from, "Model folder: a run's final/ or any Hugging Face LLaMA")->required();
+    g.text("--prompt", o.prompt, "Text to continue");
+    g.whole("--max-tokens", o.max_tokens, 1, 1 << 24, "Longest continuation");
+    g.real("--temperature", o.temperature, 0, 100, "0: always the likeliest token");
+    g.whole("--top-k", o.top_k, 0, 1 << 30, "Only the k likeliest; 0: all");
+    g.real("--top-p", o.top_p, 0, 1, "Only the likeliest that reach this probability together");
+    app.add_option("--seed", o.seed, "Of the random choices")->group(g.name)->capture_default_str()
+        ->type_name("N")->check(whole_number(0, INT64_MAX));
+    g.text("--tokenizer", o.tokenizer, "tokenizer.json [the model folder's]");
+    g.choice("--device", o.device, {"auto", "cuda", "cpu"}, "auto: CUDA where it is usable");
+    g.choice("--dtype", o.dtype, {"fp32", "bf16"}, "Of weights and activations");
+    g.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+}
+
+// "--stepz": "did you mean --steps?"
+std::string did_you_mean(const CLI::App& app, const std::string& unknown) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options())
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    return nearest_name(unknown.substr(0, unknown.find('=')), names);
+}
+
+}  // namespace
+
+static int report(const CLI::App& app, const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+        app.exit(error);
+        return 0;
+    }
+    std::cerr << "train_llama: " << error.what() << '\n';
+    if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
+        for (const std::string& word : app.remaining())
+            if (word.rfind("-", 0) == 0)
+                std::cerr << "  " << word << " is no flag; did you mean " << did_you_mean(app, word) << "?\n";
+    }
+    if (const auto* config = dynamic_cast<const CLI::ConfigError*>(&error)) {
+        const std::string what = config->what();
+        const std::string key = what.substr(what.rfind(' ') + 1);
+        std::cerr << "  the keys of a --config file are the flags without dashes; did you mean "
+                  << did_you_mean(app, "--" + key).substr(2) << "?\n";
+    }
+    std::cerr << "  --help lists every flag with its default\n";
+    return 2;
+}
+
+bool parse_options(int argc, char** argv, Options& o, int& exit_code) {
+    CLI::App app{"Trains a LLaMA, in raw CUDA C++ or on the CPU. Example:\n"
+                 "  train_llama --preset bytes --data data/stdlib --steps 300 --out runs/first\n"
+                 "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
+                 "train_llama"};
+    auto formatter = std::make_shared<CLI::Formatter>();
+    formatter->column_width(32);
+    app.formatter(formatter);
+    app.set_config("--config", "", "TOML file with any of these flags (without dashes); flags given here win");
+    app.allow_config_extras(false);
+    add_training(app, o);
+    CLI::App* generate = app.add_subcommand("generate", "Continue a prompt with a trained model");
+    add_generate(*generate, o);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        exit_code = report(generate->parsed() ? *generate : app, error);
+        return false;
+    }
+    if (generate->parsed()) o.command = Options::Command::generate;
+    if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
+    if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
+    if (o.presets) {
+        std::cout << preset_table();
+        exit_code = 0;
+        return false;
+    }
+    return true;
+}
+
+// ---- combinations -------------------------------------------------------------------------------------------------------
+
+DType parse_dtype(const std::string& flag, const std::string& value) {
+    if (value == "fp32") return DType::f32;
+    if (value == "bf16") return DType::bf16;
+    fail("%s %s: it must be fp32 or bf16", flag.c_str(), value.c_str());
+}
+
+ModelConfig model_config(const Options& o, int64_t data_vocab) {
+    ModelConfig c = o.init_from.empty() ? find_preset(o.preset).config : load_config(resolve_model(o.init_from));
+    if (o.init_from.empty() && data_vocab > 0) c.vocab = data_vocab;
+    for (const ConfigField& f : config_fields())
+        if (auto it = o.fields.find(f.name); it != o.fields.end()) c.*f.member = it->second;
+    if (!o.head.empty()) c.tied = o.head == "tied";
+    if (o.rope_theta > 0) c.rope_theta = o.rope_theta;
+    if (o.norm_eps > 0) c.norm_eps = o.norm_eps;
+    if (o.init_std > 0) c.init_std = o.init_std;
+    c.resolve();
+    require(o.seq_len <= c.max_seq_len,
+            "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
+            (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
+    require(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: --vocab %lld",
+            (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
+    return c;
+}
+
+int64_t micro_batches(const Options& o, int64_t ranks) {
+    const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
+    if (o.batch_tokens == 0) return 1;
+    if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
+    const int64_t below = o.batch_tokens / micro;
+    std::string nearest;
+    if (below > 0) nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
+    nearest += format("--batch-tokens %lld (%lld)", (long long)((below + 1) * micro), (long long)(below + 1));
+    fail("--batch-tokens %lld does not divide into micro-batches\n"
+         "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
+         (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro, nearest.c_str());
+}
+
+}  // namespace rz

@@ -1,0 +1,242 @@
+#include "llama/run.h"
+
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/gemm.h"
+#include "llama/atomic_file.h"
+#include "llama/generate.h"
+#include "llama/hf.h"
+#include "llama/version.h"
+#include "llama/weights.h"
+
+namespace rz {
+
+// ---- building ---------------------------------------------------------------------------------------------------------
+
+DataPaths find_data(const Options& o) {
+    DataPaths paths;
+    if (!o.data.empty()) {
+        require(o.train_data.empty() && o.val_data.empty(), "--data names a folder with both: leave --train-data and --val-data out");
+        const Dataset d = load_dataset(o.data);
+        paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token};
+    }
+    if (!o.train_data.empty()) paths.train = expand_paths(o.train_data);
+    if (!o.val_data.empty()) paths.val = expand_paths(o.val_data);
+    if (!o.tokenizer.empty()) paths.tokenizer = o.tokenizer;
+    return paths;
+}
+
+// The vendors' dense bf16 peaks. MFU against an unknown peak is not shown.
+static double peak_flops(const Device& device) {
+    if (!device.is_cuda()) return 0;
+    const std::string name = device.name();
+    const std::pair<const char*, double> known[] = {{"H200", 989e12}, {"H100 NVL", 835e12}, {"H100 PCIe", 756e12},
+                                                    {"H100", 989e12}, {"A100", 312e12},     {"B200", 2250e12},
+                                                    {"L40S", 362e12}, {"RTX 4090", 165e12}};
+    for (const auto& [part, flops] : known)
+        if (name.find(part) != std::string::npos) return flops;
+    return 0;
+}
+
+static int64_t logits_bytes(const Options& o, Device device) {
+    return (o.logits_mib > 0 ? o.logits_mib : device.is_cuda() ? 1024 : 32) << 20;
+}
+
+Run::Run(const Options& o, Process& p)
+    : options(o),
+      process(p),
+      schedule{o.lr, o.min_lr, o.warmup, o.steps},
+      paths_(find_data(o)),
+      config_(model_config(o, paths_.vocab)),
+      table_(config_),
+      micro_batches_(rz::micro_batches(o, p.size())) {
+    if (o.threads > 0) omp_set_num_threads(int(o.threads));
+    require(!paths_.train.empty(),
+            "no training data: --data FOLDER or --train-data FILES is needed\n"
+            "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
+    if (process.is_root() && !o.out.empty()) make_folder(o.out);
+    const ShardOptions shards{.vocab = config_.vocab, .raw16 = o.raw16};
+    train_data_ = std::make_unique<DataLoader>(open_shards(paths_.train, shards), o.seq_len, o.seed, config_.vocab);
+    if (!paths_.val.empty())
+        val_data_ = std::make_unique<DataLoader>(open_shards(paths_.val, shards), o.seq_len, o.seed, config_.vocab, DataOrder::kSequential);
+    if (!paths_.tokenizer.empty() && o.sample_every > 0) tokenizer_ = Tokenizer::load(paths_.tokenizer);
+    require(o.sample_every == 0 || tokenizer_, "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
+
+    std::string note;
+    device_ = process.choose_device(o.device, o.transport, &note);
+    device_.make_current();
+    compute_ = std::make_unique<Stream>(device_, "compute");
+    mesh_ = std::make_unique<Mesh>(process, device_,
+                                   MeshOptions{.shard_size = int(o.shard_size),
+                                               .transport = o.transport,
+                                               .algorithm = o.collectives,
+                                               .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter_}});
+    const DType dtype = parse_dtype("--dtype", o.dtype);
+    const DType grad_dtype = o.grad_dtype.empty() ? dtype : parse_dtype("--grad-dtype", o.grad_dtype);
+    const DType wire = o.wire_dtype.empty() ? grad_dtype : parse_dtype("--wire-dtype", o.wire_dtype);
+    zero = std::make_unique<Zero>(device_, *compute_, unit_layouts(table_), decay_segments(table_),
+                                  ZeroOptions{.stage = int(o.zero),
+                                              .param_dtype = dtype,
+                                              .grad_dtype = grad_dtype,
+                                              .wire_dtype = wire,
+                                              .prefetch = int(o.prefetch),
+                                              .overlap = !o.no_overlap,
+                                              .accumulate_locally = o.accumulate_locally && o.zero >= 2},
+                                  AdamWOptions{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)},
+                                  *mesh_, &meter_);
+    const Recompute recompute = o.recompute == "mlp" ? Recompute::mlp : o.recompute == "block" ? Recompute::block : Recompute::none;
+    model = std::make_unique<Model>(config_, table_,
+                                    ModelOptions{.B = o.batch,
+                                                 .T = o.seq_len,
+                                                 .dtype = dtype,
+                                                 .grad_dtype = grad_dtype,
+                                                 .recompute = recompute,
+                                                 .logits_bytes = logits_bytes(o, device_)},
+                                    device_, *compute_, *zero);
+    feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab);
+    for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 16, MemKind::workspace, "step numbers");
+    if (o.init_from.empty())
+        initialise_weights(table_, o.seed, *compute_, *zero);
+    else
+        load_weights(resolve_model(o.init_from), table_, device_, *compute_, *zero);
+    compute_->synchronize();
+
+    const RunFacts facts{.steps = o.steps,
+                         .flops_per_token = training_flops_per_token(config_, o.seq_len),
+                         .peak_flops = peak_flops(device_) * process.size(),
+                         .quiet = !process.is_root()};
+    log_ = std::make_unique<Log>(facts, o.out, /*resumed=*/false);
+    announce(table_, note);
+    last_done_ = compute_->record(/*timing=*/true);
+}
+
+void Run::announce(const ParamTable&, const std::string& note) {
+    const Options& o = options;
+    if (!note.empty()) log_->line(note);
+    log_->line("model    " + summary(config_));
+    log_->line(format("device   %s, %d rank%s, %s GEMM, %s weights", device_.name().c_str(), process.size(),
+                      process.size() == 1 ? "" : "s", gemm_library(device_.kind), o.dtype.c_str()));
+    if (process.size() > 1)
+        log_->line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero, mesh_->shard_size(),
+                          mesh_->replicas(), mesh_->world().name(), mesh_->world().transport().name()));
+    log_->line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens", (long long)train_data_->tokens(),
+                      paths_.train.size(), paths_.train.size() == 1 ? "" : "s",
+                      val_data_ ? (long long)val_data_->tokens() : 0ll));
+    log_->line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
+                      (long long)o.batch, (long long)o.seq_len, process.size(), (long long)micro_batches_, (long long)tokens_per_step()));
+    log_->line(format("run      %lld steps, lr %g to %g, warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
+                      "causal attention per token",
+                      (long long)o.steps, o.lr, o.min_lr, (long long)o.warmup,
+                      peak_flops(device_) > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak_flops(device_) / 1e12).c_str() : ""));
+    log_->line(MemoryLedger::get().table(device_.kind));
+}
+
+// ---- a step -----------------------------------------------------------------------------------------------------------
+
+int64_t Run::tokens_per_step() const { return options.batch * options.seq_len * micro_batches_ * process.size(); }
+
+DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
+    const int64_t per_pass = options.batch * process.size();
+    const int64_t position = ((step - 1) * micro_batches_ + micro_batch) * per_pass + process.rank() * options.batch;
+    return feeder_->next(*train_data_, position);
+}
+
+bool Run::validates(int64_t step) const {
+    return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
+}
+
+void Run::end_step(int64_t step) {
+    Probe& probe = probes_[size_t(step % 2)];
+    probe.step = step;
+    compute_->copy(probe.host.data(), model->loss_sum(), 8);
+    compute_->copy(probe.host.bytes_at(8), zero->grad_norm(), 4);
+    probe.done = compute_->record(/*timing=*/true);
+    model->reset_loss();
+    // One process lets the host run a step ahead of the device; many ranks report at once, so that each step's
+    // communication is counted with it.
+    report(process.size() == 1 ? probes_[size_t((step + 1) % 2)] : probe);
+}
+
+void Run::report(Probe& probe) {
+    if (probe.step < 0) return;
+    probe.done.synchronize();
+    double loss_sum = 0;
+    float norm = 0;
+    std::memcpy(&loss_sum, probe.host.data(), 8);
+    std::memcpy(&norm, probe.host.bytes_at(8), 4);
+    StepReport r{.step = probe.step,
+                 .loss = process.sum(loss_sum) / double(tokens_per_step()),
+                 .grad_norm = norm,
+                 .learning_rate = schedule.at(probe.step),
+                 .seconds = probe.done.seconds_since(last_done_),
+                 .tokens = tokens_per_step(),
+                 .tokens_so_far = tokens_per_step() * probe.step};
+    if (process.size() > 1) {
+        const CommTotals comm = meter_.take();
+        r.comm_seconds = comm.total_s;
+        r.exposed_seconds = comm.exposed_s;
+        r.bytes_sent = comm.bytes_sent;
+    }
+    last_done_ = probe.done;
+    log_->step(r, probe.step % options.log_every == 0 || probe.step == options.steps || probe.step == 1);
+    probe.step = -1;
+}
+
+void Run::validate(int64_t step) {
+    if (!val_data_) return;
+    for (Probe& probe : probes_) report(probe);
+    const auto start = std::chrono::steady_clock::now();
+    const Options& o = options;
+    const int64_t sequences = std::min(std::max<int64_t>(1, o.val_tokens / o.seq_len), val_data_->samples());
+    for (int64_t first = 0; first < sequences; first += o.batch * process.size())
+        model->evaluate(feeder_->next(*val_data_, first + process.rank() * o.batch, sequences));
+    Probe& probe = probes_[0];
+    compute_->copy(probe.host.data(), model->loss_sum(), 8);
+    model->reset_loss();
+    compute_->synchronize();
+    double loss_sum = 0;
+    std::memcpy(&loss_sum, probe.host.data(), 8);
+    const double loss = process.sum(loss_sum) / double(sequences * o.seq_len);
+    const double bytes = paths_.val_bytes_per_token;
+    log_->validation({.step = step,
+                      .loss = loss,
+                      .bits_per_byte = bytes > 0 ? loss / M_LN2 / bytes : -1,
+                      .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
+    if (o.sample_every > 0 && validations_++ % o.sample_every == 0 && step > 0) print_sample(step);
+    if (process.size() > 1) meter_.take();  // not part of a step
+    last_done_ = compute_->record(/*timing=*/true);
+}
+
+// Every rank draws the same tokens: sharded parameters have to be gathered by all.
+void Run::print_sample(int64_t step) {
+    std::vector<int32_t> prompt = tokenizer_->encode(options.prompt);
+    if (tokenizer_->bos_id() >= 0) prompt.insert(prompt.begin(), tokenizer_->bos_id());
+    if (prompt.empty()) prompt = tokenizer_->encode("\n");
+    Decoder decoder(config_, table_, zero->options().param_dtype, device_, *compute_, *zero,
+                    int64_t(prompt.size()) + options.sample_tokens);
+    std::vector<int32_t> tokens = prompt;
+    zero->begin_forward();
+    generate(decoder, config_, prompt, options.sample_tokens, {.seed = options.seed + uint64_t(step)}, [&](int32_t t) {
+        tokens.push_back(t);
+        return true;
+    });
+    log_->line("--- sample\n" + tokenizer_->decode(tokens, /*skip_special=*/true) + "\n---");
+}
+
+void Run::finish() {
+    for (Probe& probe : probes_) report(probe);
+    if (!options.out.empty()) {
+        const std::string folder = options.out + "/final";
+        zero->begin_forward();
+        save_weights(folder, config_, table_, zero->options().param_dtype, device_, *compute_, *zero, process.is_root(),
+                     paths_.tokenizer);
+        log_->line("saved    " + folder);
+    }
+    compute_->synchronize();
+    log_->finish();
+}
+
+}  // namespace rz

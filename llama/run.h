@@ -1,0 +1,84 @@
+#pragma once
+// A training run: everything that train_llama.cu's loop needs, built from the options in one place.
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/process.h"
+#include "llama/batch_feeder.h"
+#include "llama/log.h"
+#include "llama/model.h"
+#include "llama/options.h"
+#include "llama/schedule.h"
+#include "llama/tokenizer.h"
+
+namespace rz {
+
+// Where tokens come from, as asked for by --data or by --train-data and --val-data.
+struct DataPaths {
+    std::vector<std::string> train, val;
+    std::string tokenizer;           // path, or empty
+    int64_t vocab = 0;               // 0: unknown
+    double val_bytes_per_token = 0;  // 0: unknown
+};
+DataPaths find_data(const Options&);
+
+class Run {
+   public:
+    Run(const Options&, Process&);
+
+    // Micro-batches and scales.
+    int64_t micro_batches() const { return micro_batches_; }
+    float grad_scale() const { return 1.0f / float(tokens_per_step()); }  // mean over the targets of the global batch
+    int64_t tokens_per_step() const;
+    DeviceBatch fetch(int64_t step, int64_t micro_batch);
+    bool validates(int64_t step) const;
+
+    // Takes loss and gradient norm of the step just enqueued; reports them once they are there, without stopping the device.
+    void end_step(int64_t step);
+    void validate(int64_t step);
+    void finish();  // reports what is outstanding, saves
+
+    Options options;
+    Process& process;
+    Schedule schedule;
+
+   private:
+    struct Probe {  // numbers of a step on their way to the host
+        int64_t step = -1;
+        Buffer host;  // double loss sum, float norm
+        Event done;
+    };
+    void announce(const ParamTable&, const std::string& device_note);
+    void report(Probe& probe);
+    void print_sample(int64_t step);
+
+    Device device_;
+    DataPaths paths_;
+    ModelConfig config_;
+    ParamTable table_;
+    int64_t micro_batches_;
+    CommMeter meter_;
+    std::unique_ptr<Mesh> mesh_;
+    std::unique_ptr<Stream> compute_;
+
+   public:
+    std::unique_ptr<Zero> zero;
+    std::unique_ptr<Model> model;
+
+   private:
+    std::unique_ptr<DataLoader> train_data_, val_data_;
+    std::unique_ptr<BatchFeeder> feeder_;
+    std::unique_ptr<Log> log_;
+    std::optional<Tokenizer> tokenizer_;
+    std::array<Probe, 2> probes_;
+    Event last_done_;
+    int64_t validations_ = 0;
+};
+
+// Shows the model that the options describe: every tensor, and bytes by kind. Needs no device and allocates nothing.
+std::string describe_model(const ModelConfig&, const ParamTable&);
+
+}  // namespace rz

@@ -1,0 +1,52 @@
+// ringzero trains a LLaMA. This file is the program from top to bottom: parse, build, train, report.
+//
+//   train_llama --help                                      every flag
+//   train_llama --data data/stdlib --out runs/first       one process
+//   mpirun -n 4 train_llama --data ... --zero 3             four
+//   train_llama generate --from runs/first/final --prompt "def "
+
+#include <cstdio>
+
+#include "comm/process.h"
+#include "llama/commands.h"
+#include "llama/run.h"
+
+using namespace rz;
+
+// One line per stage; everything is enqueued, nothing here waits for the device.
+static void train(Run& run) {
+    if (run.options.val_every > 0) run.validate(0);
+    for (int64_t step = 1; step <= run.options.steps; ++step) {
+        run.process.set_step(step);
+        for (int64_t m = 0; m < run.micro_batches(); ++m) {
+            const DeviceBatch batch = run.fetch(step, m);
+            run.zero->set_last_micro_batch(m == run.micro_batches() - 1);
+            run.model->train(batch, run.grad_scale());
+        }
+        run.zero->update(float(run.schedule.at(step)), step);
+        run.end_step(step);
+        if (run.validates(step)) run.validate(step);
+    }
+    run.finish();
+}
+
+static int run_command(const Options& options, Process& process) {
+    if (options.command == Options::Command::generate) return generate_command(options);
+    if (options.print_config) return print_config_command(options);
+    Run run(options, process);
+    train(run);
+    return 0;
+}
+
+int main(int argc, char** argv) {
+    Options options;
+    int exit_code = 0;
+    if (!parse_options(argc, argv, options, exit_code)) return exit_code;
+    try {
+        Process process({.timeout_s = options.timeout});
+        return process.run([&] { return run_command(options, process); });
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "train_llama: %s\n", error.what());
+        return kExitError;
+    }
+}
