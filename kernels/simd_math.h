@@ -20,10 +20,10 @@ RZ_INLINE float rounded(float x) {
     return float(T(x));
 }
 
-// e^x with a relative error below 2e-7 (three units in the last place). Results under the smallest normal number are 0,
+// e^x with a relative error below 2e-7 (three units of 2^-24). Results under the smallest normal number are 0,
 // x above 88.37 gives infinity, NaN stays NaN.
 //
-// x = n ln2 + r with |r| <= ln2/2: e^x = 2^n e^r, e^r by a polynomial of degree 6. Adding 1.5 * 2^23 rounds to an integer
+// x = n ln2 + r with |r| <= ln2/2: e^x = 2^n e^r, e^r by a polynomial of degree 7. Adding 1.5 * 2^23 rounds to an integer
 // and leaves it in the low bits of the sum.
 RZ_INLINE float fast_exp(float x) {
     constexpr float kMagic = 12582912.0f;
@@ -32,11 +32,12 @@ RZ_INLINE float fast_exp(float x) {
     const float n = shifted - kMagic;
     float r = clamped - n * 0.693359375f;  // ln2 in two parts: the first product is exact
     r = r + n * 2.12194440e-4f;
-    float p = 1.3981999e-3f;
-    p = p * r + 8.3334519e-3f;
-    p = p * r + 4.1665795e-2f;
-    p = p * r + 1.6666665e-1f;
-    p = p * r + 5.0000000e-1f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127u) << 23);
