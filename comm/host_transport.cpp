@@ -43,7 +43,7 @@ void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& message
             what += format(" [%s of %lld bytes %s rank %d]", m.is_send ? "send" : "recv", (long long)m.bytes,
                            m.is_send ? "to" : "from", world_rank(m.peer));
         }
-        if (!watch()) throw Error(what);
+        if (!watch()) throw DeadlineError(what);
         watch()->expired(what);
     }
 }
@@ -58,7 +58,15 @@ void HostTransport::post(State& state) {
 }
 
 void HostTransport::complete(State& state) {
-    if (state.batch) wait(*state.batch, state.messages, state.seq);
+    if (state.batch) try {
+            wait(*state.batch, state.messages, state.seq);
+        } catch (const DeadlineError&) {
+            throw;  // has its report
+        } catch (const Error& error) {
+            // Most often ranks that call different things: the table shows it.
+            if (!watch()) throw;
+            fail("%s\n%s%s", error.what(), watch()->own_report("this error").c_str(), watch()->job_report().c_str());
+        }
     state.batch.reset();
     if (watch() && state.seq && state.is_last) watch()->done(state.seq);
 }

@@ -125,7 +125,7 @@ void NcclTransport::settle(const char* call) {
             const std::string what =
                 format("waited %.1f s (the deadline) for %s in group %s", timeout, call, group().c_str());
             if (watch()) watch()->expired(what);
-            throw Error(what);
+            throw DeadlineError(what);
         }
         sched_yield();
     }

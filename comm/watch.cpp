@@ -10,8 +10,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "kernels/runtime/check.h"
-
 namespace rz {
 
 static constexpr uint64_t kMagic = 0x72696e677a65726full;  // "ringzero"
@@ -207,7 +205,7 @@ void Watch::expired(const std::string& waiting_for) {
     const std::string mine = own_report(waiting_for);
     if (options_.directory.empty()) {
         if (options_.on_failure) options_.on_failure(mine);
-        throw Error(mine);
+        throw DeadlineError(mine);
     }
     const int fd = open(failure_path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (fd >= 0) close(fd);
@@ -223,7 +221,7 @@ void Watch::expired(const std::string& waiting_for) {
     std::this_thread::sleep_for(std::chrono::duration<double>(first ? options_.grace_s : 2 * options_.grace_s + 1));
     if (first) append_report(job_report());
     if (options_.on_failure) options_.on_failure(mine);
-    throw Error(mine);
+    throw DeadlineError(mine);
 }
 
 int Watch::add_poll(std::function<void()> poll) {

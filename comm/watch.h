@@ -18,9 +18,15 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/runtime/check.h"
+
 namespace rz {
 
 constexpr int kKeptOps = 16;
+
+struct DeadlineError : Error {
+    using Error::Error;
+};
 
 enum class OpState : int32_t { none = 0, queued = 1, running = 2, done = 3 };
 
@@ -51,7 +57,7 @@ class Watch {
         double timeout_s = 600;
         double grace_s = 1.0;   // how long the first rank that gives up waits for the reports of the others
         std::string directory;  // "": pages are private, and expired() only throws
-        // Ends the job; called once the reports are written. If it is empty or returns, rz::Error is thrown.
+        // Ends the job; called once the reports are written. If it is empty or returns, DeadlineError is thrown.
         std::function<void(const std::string& reason)> on_failure;
     };
 
@@ -71,7 +77,7 @@ class Watch {
     void running(uint64_t seq, int to, int from);
     void done(uint64_t seq);
 
-    // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws rz::Error.
+    // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws DeadlineError.
     [[noreturn]] void expired(const std::string& waiting_for);
 
     // What this rank knows of itself, a few lines; and one line per rank with a verdict on who is behind.

@@ -1,0 +1,246 @@
+// Collectives: op x size x algorithm, checked before it is timed.
+//
+//   mpirun -n 4 build/dev/bench_collectives --op all_reduce --min 1M --max 64M
+//
+// As in nccl-tests (doc/PERFORMANCE.md): algbw = size / time, busbw = algbw x 2(N-1)/N for all_reduce, (N-1)/N for reduce_scatter and
+// all_gather, 1 for broadcast; size is the whole range for all of them. The algorithms are timed in turn, so that a busy
+// machine is unfair to none; time is the median over iterations of the slowest rank.
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "comm/collectives.h"
+#include "comm/mesh.h"
+#include "comm/meter.h"
+#include "comm/process.h"
+
+namespace rz {
+namespace {
+
+struct Options {
+    std::vector<std::string> ops{"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+    std::vector<std::string> algorithms{"ring", "direct", "library"};
+    int64_t min_bytes = 1 << 20, max_bytes = 64 << 20, factor = 4;
+    int iterations = 11, warmup = 2;
+    CollectiveOptions collectives;
+    std::string device = "cpu", transport = "auto", type = "fp32", json, shaped_rate;
+};
+
+struct Result {
+    double seconds = 0;
+    int64_t wrong = 0;
+};
+
+DType parse_type(const std::string& name) {
+    for (DType t : {DType::f32, DType::bf16, DType::f16})
+        if (name == name_of(t)) return t;
+    fail("--type %s: it must be fp32, bf16 or fp16", name.c_str());
+}
+
+double bus_factor(const std::string& op, int N) {
+    if (op == "all_reduce") return 2.0 * (N - 1) / N;
+    return op == "broadcast" ? 1.0 : double(N - 1) / N;
+}
+
+// Exact in every type and order of summation, for up to 32 ranks.
+float value(int rank, int64_t i) { return float((i + rank * 3) % 9 - 4); }
+
+class Bench {
+   public:
+    Bench(Process& process, Device device, const Options& o)
+        : process_(process), o_(o), device_(device), stream_(make_comm_stream(device)), type_(parse_type(o.type)),
+          transport_(process.make_transport(o.transport, device, 0, process.rank(), "world")) {
+        for (const std::string& name : o.algorithms)
+            algorithms_[name] = make_collectives(name, *transport_, o.collectives);
+    }
+
+    Transport& transport() { return *transport_; }
+
+    // Median seconds of each algorithm, after a check of its result.
+    std::map<std::string, Result> measure(const std::string& op, int64_t bytes, bool in_place) {
+        const int64_t n = bytes / size_of(type_), N = process_.size();
+        offsets_ = even_offsets(n, int(N), 64);
+        in_ = Buffer(device_, n * size_of(type_), MemKind::workspace, "input");
+        out_ = in_place ? Buffer() : Buffer(device_, n * size_of(type_), MemKind::workspace, "output");
+        std::map<std::string, Result> results;
+        for (auto& [name, how] : algorithms_) {
+            fill(op);
+            run(*how, op);
+            results[name].wrong = int64_t(process_.sum(double(count_wrong(op))));
+        }
+        std::map<std::string, std::vector<double>> times;
+        for (int i = -o_.warmup; i < o_.iterations; ++i)
+            for (auto& [name, how] : algorithms_) {
+                stream_->synchronize();
+                process_.barrier();
+                Timer timer;
+                run(*how, op);
+                stream_->synchronize();
+                const int64_t slowest = process_.max(int64_t(1e9 * timer.seconds()));
+                if (i >= 0) times[name].push_back(1e-9 * double(slowest));
+            }
+        for (auto& [name, list] : times) {
+            std::sort(list.begin(), list.end());
+            results[name].seconds = list[list.size() / 2];
+        }
+        return results;
+    }
+
+   private:
+    bool in_place() const { return !out_; }
+    char* out() const { return static_cast<char*>(in_place() ? in_.data() : out_.data()); }
+    int64_t first(int r) const { return offsets_[size_t(r)]; }
+    int64_t own_count() const { return first(process_.rank() + 1) - first(process_.rank()); }
+
+    void fill(const std::string& op) {
+        std::vector<char> host(static_cast<size_t>(in_.bytes()));
+        with_dtype(type_, [&]<class T>() {
+            T* p = reinterpret_cast<T*>(host.data());
+            for (int64_t i = 0; i < offsets_.back(); ++i) p[i] = T(value(process_.rank(), i));
+        });
+        stream_->copy(in_.data(), host.data(), in_.bytes());
+        if (op == "broadcast" && !in_place()) stream_->copy(out_.data(), host.data(), in_.bytes());
+        stream_->synchronize();
+    }
+
+    void run(Collectives& how, const std::string& op) {
+        const int64_t at = first(process_.rank()) * size_of(type_);
+        if (op == "all_reduce")
+            how.all_reduce(*stream_, {.out = out(), .in = in_.data(), .offsets = offsets_, .dtype = type_, .wire = type_});
+        else if (op == "reduce_scatter")
+            how.reduce_scatter(*stream_, {.out = out() + (in_place() ? at : 0), .in = in_.data(), .offsets = offsets_,
+                                          .dtype = type_, .wire = type_, .out_dtype = type_});
+        else if (op == "all_gather")
+            how.all_gather(*stream_, {.out = out(), .in = in_.bytes_at(at), .offsets = offsets_, .dtype = type_});
+        else
+            how.broadcast(*stream_, out(), in_.bytes(), 0);
+    }
+
+    int64_t count_wrong(const std::string& op) {
+        const int64_t n = op == "reduce_scatter" ? own_count() : offsets_.back();
+        const int64_t start = op == "reduce_scatter" ? first(process_.rank()) : 0;
+        std::vector<char> host(static_cast<size_t>(n * size_of(type_)));
+        stream_->copy(host.data(), out() + (op == "reduce_scatter" && in_place() ? start * size_of(type_) : 0), n * size_of(type_));
+        stream_->synchronize();
+        int64_t wrong = 0;
+        int owner = 0;
+        with_dtype(type_, [&]<class T>() {
+            const T* p = reinterpret_cast<const T*>(host.data());
+            for (int64_t i = 0; i < n; ++i) {
+                float want = 0;
+                if (op == "all_gather") {
+                    while (i >= first(owner + 1)) ++owner;
+                    want = value(owner, i);
+                } else if (op == "broadcast") {
+                    want = value(0, i);
+                } else {
+                    for (int r = 0; r < process_.size(); ++r) want += value(r, start + i);
+                }
+                wrong += !(float(p[i]) == want);
+            }
+        });
+        return wrong;
+    }
+
+    Process& process_;
+    const Options& o_;
+    Device device_;
+    std::unique_ptr<Stream> stream_;
+    DType type_;
+    std::unique_ptr<Transport> transport_;
+    std::map<std::string, std::unique_ptr<Collectives>> algorithms_;
+    std::vector<int64_t> offsets_;
+    Buffer in_, out_;
+};
+
+nlohmann::json figures(const Result& r, int64_t bytes, double factor) {
+    const double rate = 1e-9 * double(bytes) / r.seconds;
+    return {{"time", 1e6 * r.seconds}, {"alg_bw", rate}, {"bus_bw", rate * factor}, {"nwrong", r.wrong}};
+}
+
+int64_t run_all(Process& process, const Options& o) {
+    std::string note;
+    const Device device = process.choose_device(o.device, o.transport, &note);
+    Bench bench(process, device, o);
+    const int N = process.size();
+    nlohmann::json rows = nlohmann::json::array();
+    if (process.is_root()) {
+        std::printf("# %d ranks on %s, transport %s, chunks of %s in %d lanes\n", N, device.name().c_str(),
+                    bench.transport().name(), human_bytes(o.collectives.chunk_bytes).c_str(), o.collectives.lanes);
+        if (!note.empty()) std::printf("# %s\n", note.c_str());
+        std::printf("# %-14s %-8s %12s %5s  %10s %8s %8s %7s  %10s %8s %8s %7s\n", "op", "algo", "size (B)", "type", "time (us)",
+                    "algbw", "busbw", "#wrong", "in place", "algbw", "busbw", "#wrong");
+    }
+    double total_bus = 0;
+    int64_t wrong = 0;
+    for (const std::string& op : o.ops)
+        for (int64_t bytes = o.min_bytes; bytes <= o.max_bytes; bytes *= o.factor) {
+            auto apart = bench.measure(op, bytes, false), in_place = bench.measure(op, bytes, true);
+            const double factor = bus_factor(op, N);
+            for (const std::string& algo : o.algorithms) {
+                const nlohmann::json a = figures(apart[algo], bytes, factor), b = figures(in_place[algo], bytes, factor);
+                wrong += apart[algo].wrong + in_place[algo].wrong;
+                total_bus += a["bus_bw"].get<double>() + b["bus_bw"].get<double>();
+                rows.push_back({{"op", op}, {"algo", algo}, {"size", bytes}, {"count", bytes / size_of(parse_type(o.type))},
+                                {"type", o.type}, {"redop", op == "all_reduce" || op == "reduce_scatter" ? "sum" : "none"},
+                                {"root", op == "broadcast" ? 0 : -1}, {"out_of_place", a}, {"in_place", b}});
+                if (!process.is_root()) continue;
+                std::printf("  %-14s %-8s %12lld %5s  %10.1f %8.3f %8.3f %7lld  %10.1f %8.3f %8.3f %7lld\n", op.c_str(),
+                            algo.c_str(), (long long)bytes, o.type.c_str(), a["time"].get<double>(), a["alg_bw"].get<double>(),
+                            a["bus_bw"].get<double>(), (long long)apart[algo].wrong, b["time"].get<double>(),
+                            b["alg_bw"].get<double>(), b["bus_bw"].get<double>(), (long long)in_place[algo].wrong);
+                std::fflush(stdout);
+            }
+        }
+    if (process.is_root() && !o.json.empty()) {
+        nlohmann::json report = {
+            {"config", {{"ranks", N}, {"ranks_per_host", process.local_size()}, {"transport", bench.transport().name()},
+                        {"chunk_bytes", o.collectives.chunk_bytes}, {"segments", o.collectives.lanes},
+                        {"iterations", o.iterations}, {"ranks_per_gpu", device.is_cuda() && !note.empty() ? N : 1},
+                        {"shaped_rate", o.shaped_rate}}},
+            {"devices", {device.name()}},
+            {"results", rows},
+            {"average_bus_bandwidth", rows.empty() ? 0 : total_bus / (2 * double(rows.size()))}};
+        std::ofstream(o.json) << report.dump(2) << "\n";
+    }
+    return wrong;
+}
+
+}  // namespace
+}  // namespace rz
+
+int main(int argc, char** argv) {
+    rz::Options o;
+    CLI::App app("times the collectives; start it with mpirun -n N");
+    app.add_option("--op", o.ops, "all_reduce, reduce_scatter, all_gather, broadcast")
+        ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast"}))->delimiter(',');
+    app.add_option("--algo", o.algorithms, "ring, direct, library")->check(CLI::IsMember({"ring", "direct", "library"}))
+        ->delimiter(',');
+    app.add_option("--min", o.min_bytes, "smallest size in bytes (64K, 1M)")->transform(CLI::AsSizeValue(false))
+        ->check(CLI::PositiveNumber);
+    app.add_option("--max", o.max_bytes, "largest size")->transform(CLI::AsSizeValue(false))->check(CLI::PositiveNumber);
+    app.add_option("--factor", o.factor, "between sizes")->check(CLI::Range(2, 1024))->capture_default_str();
+    app.add_option("--iterations", o.iterations, "timed, of each algorithm in turn")->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--warmup", o.warmup, "not timed")->check(CLI::NonNegativeNumber)->capture_default_str();
+    app.add_option("--ring-chunk", o.collectives.chunk_bytes, "bytes of one hop")->transform(CLI::AsSizeValue(false))
+        ->check(CLI::PositiveNumber);
+    app.add_option("--lanes", o.collectives.lanes, "chunks under way at once")->check(CLI::Range(1, 16))->capture_default_str();
+    app.add_option("--type", o.type, "fp32, bf16, fp16")->capture_default_str();
+    app.add_option("--device", o.device, "cpu, cuda, auto")->capture_default_str();
+    app.add_option("--transport", o.transport, "auto, mpi, nccl, nccl-shared")->capture_default_str();
+    app.add_option("--shaped-rate", o.shaped_rate, "noted in the JSON: what the link was throttled to");
+    app.add_option("--json", o.json, "write the figures here, under nccl-tests' key names");
+    CLI11_PARSE(app, argc, argv);
+    rz::Process process;
+    return process.run([&] {
+        const int64_t wrong = rz::run_all(process, o);
+        require(wrong == 0, "%lld wrong elements", (long long)wrong);
+        return 0;
+    });
+}

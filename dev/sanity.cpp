@@ -1,0 +1,99 @@
+// Who is in this job, on which device, and does communication work: ring and direct against the library on small data.
+//
+//   mpirun -n 4 build/dev/sanity [--device auto] [--transport auto]
+//
+// Exit code 0 and "ok" at the end if everything agrees.
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include <CLI/CLI.hpp>
+
+#include "comm/collectives.h"
+#include "comm/mesh.h"
+#include "comm/meter.h"
+#include "comm/mpi_transport.h"
+#include "comm/nccl_transport.h"
+#include "comm/process.h"
+
+namespace rz {
+namespace {
+
+// Sums of these are exact, so every algorithm must give the same bits.
+std::vector<float> values(int rank, int64_t n) {
+    std::vector<float> v(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) v[size_t(i)] = float((i * 7 + rank * 13) % 17 - 8);
+    return v;
+}
+
+std::vector<float> all_reduce(Collectives& how, Stream& stream, Device device, int64_t n) {
+    std::vector<float> host = values(how.rank(), n);
+    const auto offsets = even_offsets(n, how.size());
+    Buffer data(device, n * 4, MemKind::workspace, "sanity");
+    stream.copy(data.data(), host.data(), n * 4);
+    how.all_reduce(stream, {.out = data.data(), .in = data.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+    stream.copy(host.data(), data.data(), n * 4);
+    stream.synchronize();
+    return host;
+}
+
+void check(Process& process, Device device, const std::string& kind) {
+    auto transport = process.make_transport(kind, device, 0, process.rank(), "world");
+    auto stream = make_comm_stream(device);
+    if (process.is_root()) std::printf("transport: %s\n", transport->name());
+    for (const char* name : {"ring", "direct", "library"}) {
+        auto how = make_collectives(name, *transport);
+        int64_t wrong = 0;
+        Timer timer;
+        for (int64_t n : {1, 1000, 100003}) {
+            const auto got = all_reduce(*how, *stream, device, n);
+            for (int64_t i = 0; i < n; ++i) {
+                float want = 0;
+                for (int r = 0; r < process.size(); ++r) want += float((i * 7 + r * 13) % 17 - 8);
+                wrong += got[size_t(i)] != want;
+            }
+        }
+        wrong = int64_t(process.sum(double(wrong)));
+        if (process.is_root())
+            std::printf("  all_reduce by %-8s %s (%.1f ms)\n", name, wrong == 0 ? "agrees" : "WRONG", 1e3 * timer.seconds());
+        require(wrong == 0, "%s: %lld of the sums are wrong", name, (long long)wrong);
+        how->barrier(*stream);
+        stream->synchronize();
+    }
+}
+
+int run(Process& process, const std::string& what, const std::string& transport) {
+    std::string note;
+    const Device device = process.choose_device(what, transport, &note);
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    const auto lines = process.all_gather_text(
+        format("rank %d of %d: host %s, pid %d, local rank %d of %d, %s%s%s", process.rank(), process.size(), host, getpid(),
+               process.local_rank(), process.local_size(), device.name().c_str(), device.is_cuda() ? " at " : "",
+               gpu_bus_id(device).c_str()) + (note.empty() ? "" : "\n  " + note));
+    if (process.is_root()) {
+        std::printf("built with: CUDA %s, NCCL %s, MPI %s; started %s\n", built_with_cuda() ? "yes" : "no",
+                    built_with_nccl() ? "yes" : "no", built_with_mpi() ? "yes" : "no",
+                    process.uses_mpi() ? "under MPI" : "as one process");
+        for (const auto& line : lines) std::printf("%s\n", line.c_str());
+    }
+    check(process, device, transport);
+    if (process.is_root()) std::printf("ok\n");
+    return 0;
+}
+
+}  // namespace
+}  // namespace rz
+
+int main(int argc, char** argv) {
+    std::string device = "auto", transport = "auto";
+    double timeout = 60;
+    CLI::App app("says who is in the job and checks that its collectives work");
+    app.add_option("--device", device, "auto, cuda, cpu")->capture_default_str();
+    app.add_option("--transport", transport, "auto, mpi, nccl, nccl-shared")->capture_default_str();
+    app.add_option("--timeout", timeout, "seconds, of every wait")->check(CLI::PositiveNumber)->capture_default_str();
+    CLI11_PARSE(app, argc, argv);
+    rz::Process process({.timeout_s = timeout});
+    return process.run([&] { return rz::run(process, device, transport); });
+}

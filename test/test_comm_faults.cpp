@@ -1,0 +1,168 @@
+// Jobs that go wrong under mpirun: a rank hangs, is stopped or killed, throws, exits, or calls something else. The job must end by
+// itself, with the documented code, and the reason file must name the rank. This binary starts itself under mpirun: the ranks
+// run the disabled test CommFaultRank.Body.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "comm/collectives.h"
+#include "comm/mpi_transport.h"
+#include "comm/process.h"
+
+namespace rz {
+namespace {
+
+constexpr double kDeadline = 2;  // seconds
+constexpr int kRanks = 3, kBadRank = 1, kBadStep = 4;
+
+void misbehave(const std::string& fault) {
+    if (fault == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+    if (fault == "stop") raise(SIGSTOP);
+    if (fault == "kill") raise(SIGKILL);
+    if (fault == "throw") fail("the disk of this rank is full");
+    if (fault == "exit") std::exit(0);
+}
+
+// A rank of a job of six steps.
+int train(Process& process, const std::string& fault) {
+    const Device cpu{DeviceKind::cpu, 0};
+    auto transport = process.make_transport("mpi", cpu, 0, process.rank(), "world");
+    auto ring = make_collectives("ring", *transport, {.chunk_bytes = 4096, .lanes = 2, .meter = nullptr});
+    Stream stream(cpu, "comm");
+    std::vector<float> x(10000, 1.0f);
+    const auto offsets = even_offsets(int64_t(x.size()), process.size());
+    for (int step = 0; step < 6; ++step) {
+        process.set_step(step);
+        const bool bad = process.rank() == kBadRank && step == kBadStep;
+        if (bad) misbehave(fault);
+        if (bad && fault == "mismatch")
+            ring->all_gather(stream, {.out = x.data(), .in = x.data() + offsets[kBadRank], .offsets = offsets,
+                                      .dtype = DType::f32});
+        ring->all_reduce(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32,
+                                  .wire = DType::f32});
+        stream.synchronize();
+    }
+    return fault == "requeue" ? int(kExitRequeue) : 0;
+}
+
+TEST(CommFaultRank, DISABLED_Body) {
+    const char* fault = std::getenv("RZ_FAULT");
+    if (!fault) GTEST_SKIP() << "run by the tests below";
+    Process process({.timeout_s = kDeadline, .run_directory = std::getenv("RZ_RUN_DIR")});
+    const int code = process.run([&] { return train(process, fault); });
+    std::fflush(nullptr);
+    _exit(code);
+}
+
+struct Outcome {
+    int code = -1;
+    double seconds = 0;
+    std::string reason, output;
+    bool success = false;
+};
+
+std::string text_of(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Outcome run_job(const std::string& fault) {
+    char self[4096] = {};
+    if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) fail("no /proc/self/exe");
+    const auto directory =
+        std::filesystem::temp_directory_path() / ("rz-fault-" + fault + "-" + std::to_string(getpid()));
+    std::filesystem::create_directories(directory);
+    const std::string command =
+        format("OMP_NUM_THREADS=1 RZ_FAULT=%s RZ_RUN_DIR=%s MPIEXEC_TIMEOUT=60 mpirun -n %d %s --gtest_brief=1 "
+               "--gtest_also_run_disabled_tests --gtest_filter=CommFaultRank.DISABLED_Body > %s/output 2>&1",
+               fault.c_str(), directory.c_str(), kRanks, self, directory.c_str());
+    Outcome outcome;
+    const auto began = std::chrono::steady_clock::now();
+    const int status = std::system(command.c_str());
+    outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    outcome.reason = text_of(directory / "failure.txt");
+    outcome.output = text_of(directory / "output");
+    outcome.success = std::filesystem::exists(directory / "success");
+    std::filesystem::remove_all(directory);
+    return outcome;
+}
+
+class CommFaults : public testing::Test {
+   protected:
+    void SetUp() override {
+        if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
+        if (std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun";
+    }
+};
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "no '" << (part) << "' in:\n" << (text)
+
+TEST_F(CommFaults, AGoodJobLeavesItsMarker) {
+    const Outcome good = run_job("none");
+    EXPECT_EQ(good.code, 0) << good.output;
+    EXPECT_TRUE(good.success);
+    EXPECT_EQ(good.reason, "");
+    const Outcome stopped = run_job("requeue");
+    EXPECT_EQ(stopped.code, kExitRequeue) << stopped.output;
+    EXPECT_FALSE(stopped.success);
+}
+
+TEST_F(CommFaults, AHungRankIsNamedAtTheDeadline) {
+    const Outcome job = run_job("hang");
+    EXPECT_EQ(job.code, kExitDeadline) << job.output;
+    EXPECT_FALSE(job.success);
+    EXPECT_HAS(job.reason, "step 4: waited");
+    EXPECT_HAS(job.reason, "all_reduce");
+    // Every rank reports; the table names the culprit.
+    for (int r = 0; r < kRanks; ++r) EXPECT_HAS(job.reason, format("rank %d of 3", r));
+    const size_t mark = job.reason.find("BEHIND");
+    ASSERT_NE(mark, std::string::npos) << job.reason;
+    EXPECT_EQ(job.reason.rfind("  rank ", mark), job.reason.rfind("  rank 1 ", mark)) << job.reason;
+}
+
+TEST_F(CommFaults, AStoppedRankIsNamedAtTheDeadline) {
+    const Outcome job = run_job("stop");
+    EXPECT_EQ(job.code, kExitDeadline) << job.output;
+    EXPECT_HAS(job.reason, "the process is stopped or dead");
+}
+
+TEST_F(CommFaults, OperationsOutOfStepAreNamed) {
+    const Outcome job = run_job("mismatch");
+    // MPI may notice that sizes disagree before the deadline does.
+    EXPECT_TRUE(job.code == kExitDeadline || job.code == kExitError) << job.code << "\n" << job.output;
+    EXPECT_FALSE(job.success);
+    EXPECT_HAS(job.reason, "MISMATCH");
+}
+
+TEST_F(CommFaults, AKilledRankEndsTheJobAtOnce) {
+    const Outcome job = run_job("kill");
+    EXPECT_NE(job.code, 0) << job.output;
+    EXPECT_FALSE(job.success);
+    EXPECT_LT(job.seconds, kDeadline + 1) << "the deadline should not have been needed";
+}
+
+TEST_F(CommFaults, AnErrorOnOneRankEndsTheJobWithItsText) {
+    const Outcome job = run_job("throw");
+    EXPECT_EQ(job.code, kExitError) << job.output;
+    EXPECT_HAS(job.reason, "rank 1 of 3: the disk of this rank is full");
+    EXPECT_LT(job.seconds, kDeadline + 1);
+}
+
+TEST_F(CommFaults, LeavingEarlyIsNotSuccess) {
+    const Outcome job = run_job("exit");
+    EXPECT_EQ(job.code, kExitError) << job.output;
+    EXPECT_HAS(job.reason, "rank 1 of 3: the process called exit()");
+    EXPECT_FALSE(job.success);
+}
+
+}  // namespace
+}  // namespace rz
