@@ -13,9 +13,13 @@
 namespace simt {
 namespace {
 
-// address -> mangled name, of all functions (a kernel in an anonymous namespace is a local symbol: dladdr misses it)
-std::map<uintptr_t, std::string> read_symbols() {
-    std::map<uintptr_t, std::string> names;
+struct Symbol {
+    std::string mangled;
+    bool local;
+};
+// All functions by address (a kernel in an anonymous namespace is a local symbol, which dladdr misses).
+std::map<uintptr_t, Symbol> read_symbols() {
+    std::map<uintptr_t, Symbol> names;
     uintptr_t load = 0;
     dl_iterate_phdr([](dl_phdr_info* i, size_t, void* p) { return *static_cast<uintptr_t*>(p) = i->dlpi_addr, 1; }, &load);
     const int fd = open("/proc/self/exe", O_RDONLY);
@@ -32,7 +36,8 @@ std::map<uintptr_t, std::string> read_symbols() {
         const char* strings = file + sections[sections[i].sh_link].sh_offset;
         const auto* symbol = reinterpret_cast<const Elf64_Sym*>(file + sections[i].sh_offset);
         for (size_t n = sections[i].sh_size / sizeof *symbol; n; n--, symbol++)
-            if (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC) names[load + symbol->st_value] = strings + symbol->st_name;
+            if (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC) 
+                names[load + symbol->st_value] = {strings + symbol->st_name, ELF64_ST_BIND(symbol->st_info) == STB_LOCAL};
     }
     munmap(map, size_t(st.st_size));
     return names;
@@ -54,6 +59,12 @@ std::string short_name(const std::string& mangled) {
     return s;
 }
 
+const Symbol* symbol_of(const void* kernel) {
+    static auto& symbols = *new std::map<uintptr_t, Symbol>(read_symbols());
+    const auto it = symbols.find(reinterpret_cast<uintptr_t>(kernel));
+    return it == symbols.end() ? nullptr : &it->second;
+}
+
 struct Count {
     std::string file;
     uint64_t launches = 0, blocks = 0;
@@ -66,7 +77,7 @@ void write_counts() {
     std::string text;
     for (const auto& [kernel, c] : counts)
         text += "kernel\t" + c.file + "\t" + kernel_name(kernel) + "\t" + std::to_string(c.launches) + "\t" +
-                std::to_string(c.blocks) + "\n";
+                std::to_string(c.blocks) + "\t" + (symbol_of(kernel) && symbol_of(kernel)->local ? "local" : "external") + "\n";
     char line[128];
     snprintf(line, sizeof line, "time\t%s\t%.3f\t%llu\n", build_name(), stats().seconds,
              static_cast<unsigned long long>(stats().threads));
@@ -80,9 +91,8 @@ void write_counts() {
 }  // namespace
 
 std::string kernel_name(const void* kernel) {
-    static auto& names = *new std::map<uintptr_t, std::string>(read_symbols());
-    const auto it = names.find(reinterpret_cast<uintptr_t>(kernel));
-    return it == names.end() ? "a kernel without symbol" : short_name(it->second);
+    const Symbol* s = symbol_of(kernel);
+    return s ? short_name(s->mangled) : "a kernel without symbol";
 }
 
 void count_launch(const Launch& l) {

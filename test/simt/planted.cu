@@ -1,3 +1,4 @@
+#define SIMT_ALLOW_FLOAT_ATOMICS
 #include "test/simt/planted.h"
 
 #include "kernels/ptx.cuh"

@@ -32,7 +32,7 @@ while IFS=$'\t' read -r index must name; do
             cell=stopped
             this=$(grep -a -m1 -E 'ERROR: AddressSanitizer|runtime error' "$tmp" | sed 's/.*AddressSanitizer: //; s/ on address.*//; s/.*runtime error: //')
             [[ -z $this ]] && this="exit status $status"
-            at=$(grep -a -o -m1 'planted\.cu:[0-9]*' "$tmp")
+            at=$(grep -a -E '#[0-9]|runtime error' "$tmp" | grep -o -m1 'planted\.cu:[0-9]*' | head -1)
             this="$this${at:+ at $at}"
         fi
         this=${this#*) thread (*): }

@@ -223,6 +223,13 @@ inline unsigned __reduce_or_sync(unsigned mask, unsigned v, simt::Site at = simt
 // check would see a plain read and a plain write.
 
 namespace simt {
+#if defined(SIMT_ALLOW_FLOAT_ATOMICS)
+template <class T>
+inline constexpr bool atomics_allowed = true;
+#else
+template <class T>
+inline constexpr bool atomics_allowed = std::is_integral_v<T>;
+#endif
 template <class T, class F>
 __attribute__((no_sanitize("thread"), noinline)) T read_modify_write(T* p, F f) {
     atomic_access(p, sizeof(T));
@@ -234,6 +241,7 @@ __attribute__((no_sanitize("thread"), noinline)) T read_modify_write(T* p, F f) 
 #define SIMT_ATOMIC(name, expr)                                                          \
     template <class T>                                                                   \
     T name(T* p, std::type_identity_t<T> v) {                                            \
+        static_assert(simt::atomics_allowed<T>, "atomics on floats: results depend on order"); \
         return simt::read_modify_write(p, [=](T old) { return T(expr); });               \
     }
 SIMT_ATOMIC(atomicAdd, old + v)

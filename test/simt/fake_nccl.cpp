@@ -1,0 +1,320 @@
+// NCCL between processes of one machine, behind the real header; linked in place of libnccl. Operations are queued on the
+// fake device's streams. Bytes travel through a shared-memory file named by the unique id, with one small ring per
+// ordered pair of ranks; a group makes progress whenever its stream is drained, and yields the core when it can't.
+// As in NCCL, operations of one communicator take effect in the order in which they were issued.
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <nccl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "test/simt/runtime.h"
+#include "test/simt/streams.h"
+
+using namespace simt;
+
+namespace {
+
+constexpr size_t kRingBytes = 64 << 10;
+
+struct Ring {  // written by one rank, read by one
+    std::atomic<uint64_t> written, read;
+    char data[kRingBytes];
+};
+struct Shared {
+    std::atomic<int> attached;
+    Ring rings[1];  // [from * ranks + to]
+};
+
+struct Transfer {
+    bool send;
+    char* data;
+    size_t bytes;
+    int peer;
+    size_t moved = 0;
+};
+
+}  // namespace
+
+struct ncclComm {
+    int rank, ranks;
+    Shared* shared;
+    size_t mapped;
+    uint64_t issued = 0, completed = 0;
+    bool aborted = false;
+};
+
+namespace {
+
+// One enqueued operation: messages, then what is computed from them.
+struct Operation {
+    ncclComm* comm;
+    std::vector<Transfer> transfers;
+    std::vector<std::vector<char>> scratch;
+    std::function<void()> finish;
+    uint64_t order = 0;
+};
+
+struct Group {
+    int depth = 0;
+    std::vector<std::pair<std::shared_ptr<Operation>, cudaStream_t>> operations;
+};
+thread_local Group group;  // as in NCCL
+std::string last_problem = "no error";
+
+ncclResult_t problem(ncclResult_t r, const std::string& what) { return last_problem = what, r; }
+
+// Moves what fits; true when all of it has gone.
+bool advance(ncclComm& c, Transfer& t) {
+    Ring& ring = c.shared->rings[t.send ? c.rank * c.ranks + t.peer : t.peer * c.ranks + c.rank];
+    while (t.moved < t.bytes) {
+        const uint64_t w = ring.written.load(std::memory_order_acquire), r = ring.read.load(std::memory_order_acquire);
+        const uint64_t at = (t.send ? w : r) % kRingBytes;
+        const size_t n = std::min({t.send ? kRingBytes - (w - r) : w - r, kRingBytes - at, t.bytes - t.moved});
+        if (!n) return false;
+        if (t.send) {
+            memcpy(ring.data + at, t.data + t.moved, n);
+            ring.written.store(w + n, std::memory_order_release);
+        } else {
+            memcpy(t.data + t.moved, ring.data + at, n);
+            mark_written(t.data + t.moved, n);
+            ring.read.store(r + n, std::memory_order_release);
+        }
+        t.moved += n;
+    }
+    return true;
+}
+
+bool poll(Operation& op) {
+    ncclComm& c = *op.comm;
+    if (c.aborted) return true;
+    if (op.order != c.completed + 1) return false;
+    // Messages to one peer keep their order; those to different peers do not wait for each other.
+    std::vector<bool> send_blocked(size_t(c.ranks)), recv_blocked(size_t(c.ranks));
+    bool all = true;
+    for (Transfer& t : op.transfers) {
+        auto&& blocked = (t.send ? send_blocked : recv_blocked)[size_t(t.peer)];
+        if (blocked || !advance(c, t)) blocked = true, all = false;
+    }
+    if (!all) return false;
+    if (op.finish) op.finish();
+    c.completed++;
+    return true;
+}
+
+// Joins all operations of one communicator and stream in the group, as NCCL does with sends and receives.
+ncclResult_t launch_group() {
+    std::vector<std::pair<std::shared_ptr<Operation>, cudaStream_t>> joined;
+    for (auto& [op, stream] : group.operations) {
+        auto same = std::find_if(joined.begin(), joined.end(), [&](auto& j) { return j.first->comm == op->comm && j.second == stream; });
+        if (same == joined.end()) {
+            joined.emplace_back(op, stream);
+            continue;
+        }
+        Operation& to = *same->first;
+        to.transfers.insert(to.transfers.end(), op->transfers.begin(), op->transfers.end());
+        for (auto& s : op->scratch) to.scratch.push_back(std::move(s));  // moved vectors keep their memory
+        if (op->finish) to.finish = [a = to.finish, b = op->finish] { a ? a() : void(), b(); };
+    }
+    group.operations.clear();
+    for (auto& [op, stream] : joined) {
+        op->order = ++op->comm->issued;
+        if (enqueue_polled(stream, [op] { return poll(*op); }) != cudaSuccess) return ncclUnhandledCudaError;
+    }
+    return ncclSuccess;
+}
+ncclResult_t submit(std::shared_ptr<Operation> op, cudaStream_t stream) {
+    group.operations.emplace_back(std::move(op), stream);
+    return group.depth ? ncclSuccess : launch_group();
+}
+
+size_t size_of(ncclDataType_t t) {
+    switch (t) {
+        case ncclFloat32:
+        case ncclInt32:
+        case ncclUint32: return 4;
+        case ncclFloat64:
+        case ncclInt64:
+        case ncclUint64: return 8;
+        case ncclBfloat16:
+        case ncclFloat16: return 2;
+        default: return 1;
+    }
+}
+bool summable(ncclDataType_t t) { return t == ncclFloat32 || t == ncclBfloat16 || t == ncclFloat16; }
+float load(const char* p, ncclDataType_t t, size_t i) {
+    if (t == ncclFloat32) return reinterpret_cast<const float*>(p)[i];
+    if (t == ncclBfloat16) return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(p)[i]);
+    return float(reinterpret_cast<const _Float16*>(p)[i]);
+}
+void store(char* p, ncclDataType_t t, size_t i, float v) {
+    if (t == ncclFloat32)
+        reinterpret_cast<float*>(p)[i] = v;
+    else if (t == ncclBfloat16)
+        reinterpret_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(v);
+    else
+        reinterpret_cast<_Float16*>(p)[i] = _Float16(v);
+}
+
+// Adds to op: this rank receives `count` values from everyone (its own from `own`) and puts their sum in ascending rank
+// order into `out`.
+void receive_and_sum(Operation& op, const void* own, void* out, size_t count, ncclDataType_t type, bool average) {
+    ncclComm* c = op.comm;
+    std::vector<const char*> parts;
+    for (int r = 0; r < c->ranks; r++) {
+        if (r == c->rank) {
+            parts.push_back(static_cast<const char*>(own));
+            continue;
+        }
+        op.scratch.emplace_back(count * size_of(type));
+        parts.push_back(op.scratch.back().data());
+        op.transfers.push_back({false, op.scratch.back().data(), count * size_of(type), r});
+    }
+    op.finish = [=, before = op.finish] {
+        if (before) before();
+        for (size_t i = 0; i < count; i++) {
+            float sum = 0;
+            for (const char* p : parts) sum += load(p, type, i);
+            store(static_cast<char*>(out), type, i, average ? sum / float(parts.size()) : sum);
+        }
+        mark_written(out, count * size_of(type));
+    };
+}
+void send(Operation& op, const void* data, size_t bytes, int peer) {
+    op.transfers.push_back({true, static_cast<char*>(const_cast<void*>(data)), bytes, peer});
+}
+std::shared_ptr<Operation> operation(ncclComm_t c) {
+    auto op = std::make_shared<Operation>();
+    op->comm = c;
+    return op;
+}
+
+}  // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* v) { return *v = NCCL_VERSION_CODE, ncclSuccess; }
+const char* ncclGetErrorString(ncclResult_t r) {
+    return r == ncclSuccess ? "no error" : r == ncclInvalidArgument ? "invalid argument" : r == ncclSystemError ? "unhandled system error" : "NCCL error";
+}
+const char* ncclGetLastError(ncclComm_t) { return last_problem.c_str(); }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+    memset(id, 0, sizeof *id);
+    std::random_device random;
+    snprintf(id->internal, sizeof id->internal, "/simt-nccl-%d-%08x%08x", int(getpid()), random(), random());
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank, ncclConfig_t*) {
+    if (ranks < 1 || rank < 0 || rank >= ranks) return problem(ncclInvalidArgument, "rank outside the communicator");
+    const std::string name(id.internal, strnlen(id.internal, sizeof id.internal));
+    const size_t bytes = sizeof(Shared) + sizeof(Ring) * size_t(ranks * ranks);
+    const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, off_t(bytes))) return problem(ncclSystemError, "shm_open " + name + ": " + strerror(errno));
+    void* m = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (m == MAP_FAILED) return problem(ncclSystemError, "mmap");
+    auto* c = new ncclComm{rank, ranks, static_cast<Shared*>(m), bytes};
+    // The file has no name left once everyone is in, so nothing stays behind.
+    if (c->shared->attached.fetch_add(1) + 1 == ranks) shm_unlink(name.c_str());
+    *out = c;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) { return ncclCommInitRankConfig(out, ranks, id, rank, nullptr); }
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* r) { return *r = ncclSuccess, ncclSuccess; }
+ncclResult_t ncclCommCount(const ncclComm_t c, int* n) { return *n = c->ranks, ncclSuccess; }
+ncclResult_t ncclCommUserRank(const ncclComm_t c, int* r) { return *r = c->rank, ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t) { return cudaDeviceSynchronize() == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    if (!c->aborted) cudaDeviceSynchronize();
+    munmap(c->shared, c->mapped);
+    delete c;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t c) { return c->aborted = true, ncclSuccess; }  // queued operations still name it
+
+ncclResult_t ncclGroupStart() { return group.depth++, ncclSuccess; }
+ncclResult_t ncclGroupEnd() {
+    if (!group.depth) return problem(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
+    return --group.depth ? ncclSuccess : launch_group();
+}
+
+ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
+    if (peer < 0 || peer >= c->ranks) return problem(ncclInvalidArgument, "ncclSend: no such peer");
+    auto op = operation(c);
+    send(*op, data, count * size_of(type), peer);
+    return submit(op, s);
+}
+ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
+    if (peer < 0 || peer >= c->ranks) return problem(ncclInvalidArgument, "ncclRecv: no such peer");
+    auto op = operation(c);
+    op->transfers.push_back({false, static_cast<char*>(data), count * size_of(type), peer});
+    return submit(op, s);
+}
+
+static bool valid_sum(ncclDataType_t type, ncclRedOp_t red) { return summable(type) && (red == ncclSum || red == ncclAvg); }
+ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, ncclComm_t c, cudaStream_t s) {
+    if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
+    auto op = operation(c);
+    for (int r = 0; r < c->ranks; r++)
+        if (r != c->rank) send(*op, in, count * size_of(type), r);
+    receive_and_sum(*op, in, out, count, type, red == ncclAvg);
+    return submit(op, s);
+}
+ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, int root, ncclComm_t c, cudaStream_t s) {
+    if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
+    auto op = operation(c);
+    if (c->rank == root)
+        receive_and_sum(*op, in, out, count, type, red == ncclAvg);
+    else
+        send(*op, in, count * size_of(type), root);
+    return submit(op, s);
+}
+ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, ncclComm_t c, cudaStream_t s) {
+    if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
+    auto op = operation(c);
+    const auto* p = static_cast<const char*>(in);
+    const size_t bytes = count * size_of(type);
+    for (int r = 0; r < c->ranks; r++)
+        if (r != c->rank) send(*op, p + size_t(r) * bytes, bytes, r);
+    receive_and_sum(*op, p + size_t(c->rank) * bytes, out, count, type, red == ncclAvg);
+    return submit(op, s);
+}
+ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
+    auto op = operation(c);
+    const size_t bytes = count * size_of(type);
+    char* own = static_cast<char*>(out) + size_t(c->rank) * bytes;
+    for (int r = 0; r < c->ranks; r++) {
+        if (r == c->rank) continue;
+        send(*op, in, bytes, r);
+        op->transfers.push_back({false, static_cast<char*>(out) + size_t(r) * bytes, bytes, r});
+    }
+    op->finish = [=] {
+        memmove(own, in, bytes);
+        mark_written(own, bytes);
+    };
+    return submit(op, s);
+}
+ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t s) {
+    auto op = operation(c);
+    const size_t bytes = count * size_of(type);
+    if (c->rank != root) {
+        op->transfers.push_back({false, static_cast<char*>(out), bytes, root});
+        return submit(op, s);
+    }
+    for (int r = 0; r < c->ranks; r++)
+        if (r != root) send(*op, in, bytes, r);
+    op->finish = [=] {
+        memmove(out, in, bytes);
+        mark_written(out, bytes);
+    };
+    return submit(op, s);
+}
+}

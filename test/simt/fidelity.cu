@@ -1,0 +1,394 @@
+// Every PTX wrapper once, on pseudo-random registers, so that the models can be compared with real hardware.
+//
+//   fidelity list            the wrappers, and which architecture each needs
+//   fidelity write DIR       (on a GPU) runs them and writes DIR/<wrapper>.txt: what the hardware gave
+//   fidelity check DIR       (in the emulator, or on a GPU) runs them and compares with DIR; a wrapper without a file is
+//                            listed as unconfirmed. Exit status 1 if one differs.
+//
+// A golden file holds the outputs as 32-bit words in hexadecimal. Float results may differ by a tolerance that each case
+// states: hardware neither orders nor rounds its sums as the model does.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iomanip>
+#include <string>
+#include <vector>
+
+#include "kernels/ptx.cuh"
+#include "test/simt/device_array.h"
+
+namespace rz::fidelity {
+namespace {
+
+constexpr int kWords = 8192;  // of input, and at most of output
+
+// ---- the kernels: 32-bit words in, 32-bit words out
+
+__global__ void cp_async_kernel(uint32_t* out, const uint32_t* in, int bytes) {
+    __shared__ __align__(16) uint32_t s[128];
+    const int t = int(threadIdx.x), words = bytes / 4;
+    for (int i = t; i < 128; i += 32) s[i] = 0xdeadbeef;
+    __syncthreads();
+    const int keep = t % (words + 1) * 4 - (t % 5 == 4 ? 1 : 0);  // partly masked, not only by whole words
+    const int src_bytes = keep < 0 ? 0 : keep;
+    if (bytes == 4) ptx::cp_async4(s + t * words, in + t * words, src_bytes);
+    if (bytes == 8) ptx::cp_async8(s + t * words, in + t * words, src_bytes);
+    if (bytes == 16) ptx::cp_async16(s + t * words, in + t * words, src_bytes);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    for (int i = t; i < 128; i += 32) out[i] = s[i];
+}
+
+template <int N, bool kTrans>
+__global__ void ldmatrix_kernel(uint32_t* out, const uint32_t* in) {
+    __shared__ __align__(16) uint32_t s[128];
+    const int t = int(threadIdx.x);
+    for (int i = t; i < 128; i += 32) s[i] = in[i];
+    __syncwarp();
+    uint32_t r[N];
+    const uint32_t* row = s + t * 7 % 32 * 4;  // rows in a scattered order
+    if constexpr (N == 1) kTrans ? ptx::ldmatrix_x1_trans(r, row) : ptx::ldmatrix_x1(r, row);
+    if constexpr (N == 2) kTrans ? ptx::ldmatrix_x2_trans(r, row) : ptx::ldmatrix_x2(r, row);
+    if constexpr (N == 4) kTrans ? ptx::ldmatrix_x4_trans(r, row) : ptx::ldmatrix_x4(r, row);
+    for (int i = 0; i < N; i++) out[i * 32 + t] = r[i];
+}
+
+template <bool kTrans>
+__global__ void stmatrix_kernel(uint32_t* out, const uint32_t* in) {
+    __shared__ __align__(16) uint32_t s[128];
+    const int t = int(threadIdx.x);
+    const uint32_t r[4] = {in[t], in[32 + t], in[64 + t], in[96 + t]};
+    uint32_t* row = s + t * 7 % 32 * 4;
+    if (kTrans)
+        ptx::stmatrix_x4_trans(row, r);
+    else
+        ptx::stmatrix_x4(row, r);
+    __syncwarp();
+    for (int i = t; i < 128; i += 32) out[i] = s[i];
+}
+
+// Registers of small values: 16-bit floats with random mantissa and an exponent near 1.
+__device__ uint32_t small_halves(uint32_t bits, bool fp16) {
+    return fp16 ? (bits & 0x83ff83ffu) | 0x38003800u : (bits & 0x807f807fu) | 0x3f003f00u;
+}
+
+template <bool kFp16>
+__global__ void mma_kernel(uint32_t* out, const uint32_t* in) {
+    const int t = int(threadIdx.x);
+    uint32_t a[4], b[2];
+    float c[4];
+    for (int i = 0; i < 4; i++) a[i] = small_halves(in[i * 32 + t], kFp16);
+    for (int i = 0; i < 2; i++) b[i] = small_halves(in[128 + i * 32 + t], kFp16);
+    for (int i = 0; i < 4; i++) c[i] = float(int(in[192 + i * 32 + t] % 2001) - 1000) / 256;
+    if (kFp16)
+        ptx::mma_m16n8k16_fp16(c, a, b, c);
+    else
+        ptx::mma_m16n8k16_bf16(c, a, b, c);
+    for (int i = 0; i < 4; i++) out[i * 32 + t] = __float_as_uint(c[i]);
+}
+
+__global__ void approx_kernel(uint32_t* out, const uint32_t* in, int function) {
+    const int t = int(threadIdx.x);
+    constexpr uint32_t special[8] = {0, 0x80000000u, 0x7f800000u, 0xff800000u, 1, 0x00800000u, 0x3f800000u, 0xc3160000u};
+    const float x = t < 8 ? __uint_as_float(special[t]) : float(int(in[t] % 200001) - 100000) / 1000;
+    const float y = function == 0 ? ptx::ex2(x) : function == 1 ? ptx::lg2(t < 8 ? x : fabsf(x)) : ptx::rcp(x);
+    out[t] = __float_as_uint(y);
+}
+
+__global__ void named_barrier_kernel(uint32_t* out, const uint32_t* in) {
+    __shared__ uint32_t s[64];
+    const int t = int(threadIdx.x);
+    if (t < 64) {
+        s[t] = in[t];
+        ptx::bar_arrive(1, 128);
+    } else {
+        ptx::bar_sync(1, 128);
+        out[t - 64] = s[127 - t];
+    }
+}
+
+__global__ void cluster_kernel(uint32_t* out, const uint32_t* in) {
+    GPU_DYN_SMEM(smem);
+    uint32_t* s = reinterpret_cast<uint32_t*>(smem);
+    uint64_t* bar = reinterpret_cast<uint64_t*>(smem + 128);
+    const uint32_t t = threadIdx.x, rank = ptx::cluster_rank();
+    s[t] = in[rank * 32 + t];
+    if (t == 0) {
+        ptx::mbar_init(bar, 2);
+        ptx::fence_mbar_init();
+    }
+    ptx::cluster_sync();
+    const uint32_t other = *ptx::map_rank(s + t, rank ^ 1);
+    __syncwarp();
+    if (t < 2) ptx::mbar_arrive_remote(bar, t);  // each block's barrier gets one arrival from each block
+    ptx::mbar_wait(bar, 0);
+    out[blockIdx.x * 32 + t] = other + rank;
+    ptx::cluster_sync();
+}
+
+__global__ void tma_kernel(uint32_t* out, const __grid_constant__ CUtensorMap map, int rank, int x, int y, int bytes) {
+    GPU_DYN_SMEM(smem);
+    uint64_t* bar = reinterpret_cast<uint64_t*>(smem + bytes);
+    if (threadIdx.x == 0) {
+        ptx::mbar_init(bar, 1);
+        ptx::fence_mbar_init();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        ptx::mbar_arrive_expect_tx(bar, uint32_t(bytes));
+        if (rank == 2) ptx::tma_load_2d(smem, &map, bar, x, y);
+        if (rank == 3) ptx::tma_load_3d(smem, &map, bar, x, y, 1);
+        if (rank == 4) ptx::tma_load_4d(smem, &map, bar, x, y, 1, 0);
+    }
+    ptx::mbar_wait(bar, 0);
+    for (int i = int(threadIdx.x); i < bytes / 4; i += 32) out[i] = reinterpret_cast<uint32_t*>(smem)[i];
+}
+
+__global__ void tma_store_kernel(const uint32_t* in, const __grid_constant__ CUtensorMap map, int rank, int x, int y, int bytes) {
+    GPU_DYN_SMEM(smem);
+    for (int i = int(threadIdx.x); i < bytes / 4; i += 32) reinterpret_cast<uint32_t*>(smem)[i] = in[i];
+    ptx::fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    if (rank == 2) ptx::tma_store_2d(&map, smem, x, y);
+    if (rank == 3) ptx::tma_store_3d(&map, smem, x, y, 1);
+    if (rank == 4) ptx::tma_store_4d(&map, smem, x, y, 1, 0);
+    ptx::bulk_commit();
+    ptx::bulk_wait<0>();
+}
+
+__global__ void multicast_kernel(uint32_t* out, const __grid_constant__ CUtensorMap map) {
+    GPU_DYN_SMEM(smem);
+    uint64_t* bar = reinterpret_cast<uint64_t*>(smem + 2048);
+    const uint32_t rank = ptx::cluster_rank();
+    if (threadIdx.x == 0) {
+        ptx::mbar_init(bar, 1);
+        ptx::fence_mbar_init();
+        ptx::mbar_arrive_expect_tx(bar, 2048);
+    }
+    ptx::cluster_sync();
+    if (threadIdx.x == 0) ptx::tma_load_2d_multicast(smem + rank * 1024, &map, bar, 0, int(rank) * 8, 3);
+    ptx::mbar_wait(bar, 0);
+    for (uint32_t i = threadIdx.x; i < 512; i += 32) out[rank * 512 + i] = reinterpret_cast<uint32_t*>(smem)[i];
+    ptx::cluster_sync();
+}
+
+__global__ void bulk_kernel(uint32_t* out, const uint32_t* in) {
+    GPU_DYN_SMEM(smem);
+    uint32_t* data = reinterpret_cast<uint32_t*>(smem);
+    uint64_t* bar = reinterpret_cast<uint64_t*>(smem + 1024);
+    if (threadIdx.x == 0) {
+        ptx::mbar_init(bar, 1);
+        ptx::fence_mbar_init();
+        ptx::mbar_arrive_expect_tx(bar, 1024);
+        ptx::bulk_load(data, in, 1024, bar);
+    }
+    __syncthreads();
+    ptx::mbar_wait(bar, 0);
+    for (int i = int(threadIdx.x); i < 256; i += 32) data[i] ^= 0x5a5a5a5a;
+    ptx::fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    ptx::bulk_store(out, data, 1024);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::bulk_wait<0>();
+}
+
+// Random shared memory under arbitrary valid descriptors: how it is laid out need not be known here.
+template <int N, bool kTransA, bool kTransB, bool kRegisters, bool kFp16>
+__global__ void wgmma_kernel(uint32_t* out, const uint32_t* in, uint32_t layout) {
+    GPU_DYN_SMEM(smem);
+    const int t = int(threadIdx.x);
+    for (int i = t; i < kWords; i += 128) reinterpret_cast<uint32_t*>(smem)[i] = small_halves(in[i], kFp16);
+    ptx::fence_proxy_async();
+    __syncthreads();
+    const uint32_t row = layout == 1 ? 128 : layout == 2 ? 64 : layout == 3 ? 32 : 16;
+    const auto descriptor = [&](const void* p, bool trans) {
+        if (layout == 0) return ptx::wgmma_descriptor(p, 128, 256, 0);
+        return trans ? ptx::wgmma_descriptor(p, row * 16, row * 8, layout) : ptx::wgmma_descriptor(p, 16, row * 8, layout);
+    };
+    const uint64_t da = descriptor(smem, kTransA), db = descriptor(smem + 8192, kTransB);
+    uint32_t a[4];
+    for (int i = 0; i < 4; i++) a[i] = small_halves(in[i * 128 + t], kFp16);
+    float d[N / 2];
+    for (int i = 0; i < N / 2; i++) d[i] = float(t) - float(i);
+    ptx::wgmma_fence();
+    if constexpr (kRegisters && kFp16) ptx::wgmma_fp16<N, kTransB>(d, a, db, true);
+    if constexpr (kRegisters && !kFp16) ptx::wgmma_bf16<N, kTransB>(d, a, db, true);
+    if constexpr (!kRegisters && kFp16) ptx::wgmma_fp16<N, kTransA, kTransB>(d, da, db, true);
+    if constexpr (!kRegisters && !kFp16) ptx::wgmma_bf16<N, kTransA, kTransB>(d, da, db, true);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    for (int i = 0; i < N / 2; i++)
+        if (i * 128 + t < kWords) out[i * 128 + t] = __float_as_uint(d[i]);
+}
+
+// ---- the table
+
+struct Case {
+    std::string name;
+    int arch;      // 80 or 90
+    double tolerance;  // 0: words must be equal; else relative to 1 + |value|, as floats
+    std::function<void(uint32_t* out, const uint32_t* in, cudaStream_t)> run;
+};
+
+CUtensorMap map_2d(const void* p, int swizzle) { return ptx::tensor_map(p, {64, 24}, {128}, {uint32_t(swizzle ? swizzle / 2 : 16), 8}, swizzle); }
+CUtensorMap map_nd(const void* p, int rank, int swizzle) {
+    if (rank == 3) return ptx::tensor_map(p, {64, 6, 4}, {128, 768}, {uint32_t(swizzle / 2), 2, 4}, swizzle);
+    return ptx::tensor_map(p, {64, 6, 4, 2}, {128, 768, 3072}, {uint32_t(swizzle / 2), 2, 2, 2}, swizzle);
+}
+
+std::vector<Case> cases() {
+    std::vector<Case> all;
+    const auto add = [&](std::string name, int arch, double tolerance, auto run) { all.push_back({std::move(name), arch, tolerance, run}); };
+#define RUN [=](uint32_t* out, const uint32_t* in, cudaStream_t s)
+    for (int bytes : {4, 8, 16}) add("cp_async" + std::to_string(bytes), 80, 0, RUN { launch(cp_async_kernel, LaunchConfig(1, 32, 0, s), out, in, bytes); });
+    add("ldmatrix_x1", 80, 0, RUN { launch(ldmatrix_kernel<1, false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("ldmatrix_x1_trans", 80, 0, RUN { launch(ldmatrix_kernel<1, true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("ldmatrix_x2", 80, 0, RUN { launch(ldmatrix_kernel<2, false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("ldmatrix_x2_trans", 80, 0, RUN { launch(ldmatrix_kernel<2, true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("ldmatrix_x4", 80, 0, RUN { launch(ldmatrix_kernel<4, false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("ldmatrix_x4_trans", 80, 0, RUN { launch(ldmatrix_kernel<4, true>, LaunchConfig(1, 32, 0, s), out, in); });
+    // 16 products of values below 1 and a sum below 20: 17 roundings of 2^-24 relative to it.
+    add("mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(mma_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("mma_m16n8k16_fp16", 80, 1e-5, RUN { launch(mma_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("bar_sync_arrive", 80, 0, RUN { launch(named_barrier_kernel, LaunchConfig(1, 128, 0, s), out, in); });
+    const char* functions[3] = {"ex2", "lg2", "rcp"};
+    for (int f = 0; f < 3; f++) add(functions[f], 80, 1e-6, RUN { launch(approx_kernel, LaunchConfig(1, 256, 0, s), out, in, f); });
+    add("stmatrix_x4", 90, 0, RUN { launch(stmatrix_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("stmatrix_x4_trans", 90, 0, RUN { launch(stmatrix_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("cluster_map_rank_mbar_remote", 90, 0, RUN { launch(cluster_kernel, LaunchConfig(2, 32, 136, s).with_cluster(2), out, in); });
+    add("bulk_load_store", 90, 0, RUN { launch(bulk_kernel, LaunchConfig(1, 32, 1032, s), out, in); });
+    for (int swizzle : {0, 32, 64, 128}) {
+        const int bytes = (swizzle ? swizzle : 32) * 8;
+        add("tma_load_2d_swizzle" + std::to_string(swizzle), 90, 0,
+            RUN { launch(tma_kernel, LaunchConfig(1, 32, size_t(bytes) + 8, s), out, map_2d(in, swizzle), 2, 8, -3, bytes); });
+        add("tma_store_2d_swizzle" + std::to_string(swizzle), 90, 0,
+            RUN { launch(tma_store_kernel, LaunchConfig(1, 32, size_t(bytes), s), in, map_2d(out, swizzle), 2, 40, 20, bytes); });
+    }
+    for (int rank : {3, 4}) {
+        const std::string n = std::to_string(rank);
+        add("tma_load_" + n + "d", 90, 0, RUN { launch(tma_kernel, LaunchConfig(1, 32, 64 * 8 + 8, s), out, map_nd(in, rank, 64), rank, 40, 5, 64 * 8); });
+        add("tma_store_" + n + "d", 90, 0, RUN { launch(tma_store_kernel, LaunchConfig(1, 32, 64 * 8, s), in, map_nd(out, rank, 64), rank, 40, 5, 64 * 8); });
+    }
+    add("tma_load_2d_multicast", 90, 0,
+        RUN { launch(multicast_kernel, LaunchConfig(2, 32, 2056, s).with_cluster(2), out, ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128)); });
+    const auto wgmma = [&](std::string name, uint32_t layout, auto kernel) {
+        add(name + "_layout" + std::to_string(layout), 90, 2e-5, RUN { launch(kernel, LaunchConfig(1, 128, kWords * 4, s), out, in, layout); });
+    };
+    for (uint32_t layout = 0; layout < 4; layout++) {
+        wgmma("wgmma_bf16_n64", layout, wgmma_kernel<64, false, false, false, false>);
+        wgmma("wgmma_bf16_n64_trans_a", layout, wgmma_kernel<64, true, false, false, false>);
+        wgmma("wgmma_bf16_n64_trans_b", layout, wgmma_kernel<64, false, true, false, false>);
+        wgmma("wgmma_bf16_n64_a_in_registers", layout, wgmma_kernel<64, false, false, true, false>);
+    }
+    wgmma("wgmma_fp16_n64", 1, wgmma_kernel<64, false, false, false, true>);
+    wgmma("wgmma_fp16_n64_a_in_registers", 1, wgmma_kernel<64, false, true, true, true>);
+    wgmma("wgmma_bf16_n16", 1, wgmma_kernel<16, false, false, false, false>);
+    wgmma("wgmma_bf16_n32", 1, wgmma_kernel<32, false, false, false, false>);
+    wgmma("wgmma_bf16_n80", 1, wgmma_kernel<80, false, false, false, false>);
+    wgmma("wgmma_bf16_n96", 1, wgmma_kernel<96, false, false, false, false>);
+    wgmma("wgmma_bf16_n128", 1, wgmma_kernel<128, false, false, false, false>);
+    wgmma("wgmma_bf16_n160", 1, wgmma_kernel<160, false, false, false, false>);
+    wgmma("wgmma_bf16_n192", 1, wgmma_kernel<192, false, false, false, false>);
+    return all;
+#undef RUN
+}
+
+// ---- running and comparing
+
+std::vector<uint32_t> run_case(const Case& c) {
+    std::vector<uint32_t> in(kWords), poison(kWords, 0xffffffffu);
+    uint32_t state = 12345;
+    for (char ch : c.name) state = state * 31 + uint32_t(ch);
+    for (uint32_t& x : in) x = state = state * 1664525u + 1013904223u, x ^= x >> 15;
+    selftest::DeviceArray<uint32_t> din(in), dout(poison);
+    c.run(dout.data(), din.data(), nullptr);
+    const cudaError_t e = cudaDeviceSynchronize();
+    if (e != cudaSuccess) fail("%s: %s", c.name.c_str(), cudaGetErrorString(e));
+    std::vector<uint32_t> out = dout.get();
+    while (!out.empty() && out.back() == 0xffffffffu) out.pop_back();
+    return out;
+}
+
+std::string path_of(const std::string& dir, const Case& c) { return dir + "/" + c.name + ".txt"; }
+
+void write(const std::string& dir, const Case& c) {
+    std::ofstream f(path_of(dir, c));
+    const auto words = run_case(c);
+    for (size_t i = 0; i < words.size(); i++) f << std::hex << std::setw(8) << std::setfill('0') << words[i] << (i % 8 == 7 ? '\n' : ' ');
+    f << '\n';
+    if (!f.flush()) fail("can't write %s", path_of(dir, c).c_str());
+}
+
+bool equal(uint32_t got, uint32_t want, double tolerance) {
+    if (got == want) return true;
+    float x, y;
+    memcpy(&x, &got, 4), memcpy(&y, &want, 4);
+    if (std::isnan(x) && std::isnan(y)) return tolerance > 0;
+    return tolerance > 0 && std::fabs(double(x) - y) <= tolerance * (1 + std::fabs(double(y)));
+}
+
+// "confirmed", "unconfirmed", or what differs.
+std::string check(const std::string& dir, const Case& c) {
+    std::ifstream f(path_of(dir, c));
+    const auto got = run_case(c);
+    if (!f) return "unconfirmed";
+    std::vector<uint32_t> want;
+    for (uint32_t w; f >> std::hex >> w;) want.push_back(w);
+    if (want.size() != got.size()) return "DIFFERS: " + std::to_string(got.size()) + " words, golden " + std::to_string(want.size());
+    for (size_t i = 0; i < got.size(); i++)
+        if (!equal(got[i], want[i], c.tolerance)) {
+            char text[100];
+            snprintf(text, sizeof text, "DIFFERS: word %zu is %08x, golden %08x", i, got[i], want[i]);
+            return text;
+        }
+    return "confirmed";
+}
+
+int main_(int argc, char** argv) {
+    const std::string command = argc > 1 ? argv[1] : "";
+    if (command == "list") {
+        for (const Case& c : cases()) printf("%-36s sm_%d\n", c.name.c_str(), c.arch);
+        return 0;
+    }
+    if (argc != 3 || (command != "write" && command != "check")) return fprintf(stderr, "usage: fidelity list | write DIR | check DIR\n"), 2;
+    int major = 0, minor = 0, differ = 0, confirmed = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+    std::string unconfirmed;
+    for (const Case& c : cases()) {
+        if (major * 10 + minor < c.arch) continue;
+        if (command == "write") {
+            write(argv[2], c);
+            continue;
+        }
+        const std::string verdict = check(argv[2], c);
+        if (verdict == "confirmed")
+            confirmed++;
+        else if (verdict == "unconfirmed")
+            unconfirmed += " " + c.name;
+        else
+            differ++, printf("%s %s\n", c.name.c_str(), verdict.c_str());
+    }
+    if (command == "write") return 0;
+    printf("%d wrappers agree with a GPU's results, %d differ\n", confirmed, differ);
+    if (!unconfirmed.empty()) printf("unconfirmed (no golden from a GPU yet):%s\n", unconfirmed.c_str());
+    return differ != 0;
+}
+
+}  // namespace
+}  // namespace rz::fidelity
+
+int main(int argc, char** argv) {
+    try {
+        return rz::fidelity::main_(argc, argv);
+    } catch (const std::exception& e) {
+        fprintf(stderr, "fidelity: %s\n", e.what());
+        return 1;
+    }
+}

@@ -1,0 +1,38 @@
+#!/bin/bash
+# The rules that let a C++ compiler run the kernels (kernels/gpu.cuh says why). Run from the root of the repository.
+set -u
+cd "$(dirname "$0")/../.."
+fail=0
+
+# rule TEXT PATTERN FILES...: no line of the files may match, comments aside
+rule() {
+    local text=$1 pattern=$2 hits
+    shift 2
+    [[ $# -gt 0 ]] || return 0
+    hits=$(awk -v pattern="$pattern" '{ line = $0; sub(/\/\/.*/, "", line) } line ~ pattern { print FILENAME ":" FNR ": " $0 }' "$@")
+    [[ -z $hits ]] && return 0
+    printf 'lint: %s\n%s\n' "$text" "$(sed 's/^/    /' <<< "$hits")"
+    fail=1
+}
+list() { find "$@" -not -path '*/build/*' | sort; }
+
+mapfile -t kernels < <(list kernels -name '*.cu' -o -name '*.cuh' -path 'kernels/*')
+mapfile -t all < <(list kernels comm zero llama dev test train_llama.cu \( -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' \) 2>/dev/null)
+not() { local drop=" $1 " f; shift; for f in "$@"; do [[ $drop == *" $f "* ]] || echo "$f"; done; }
+mapfile -t no_ptx < <(not "kernels/ptx.cuh test/simt/stack.cpp" "${all[@]}")
+mapfile -t no_gpu < <(not "kernels/gpu.cuh" "${all[@]}")
+mapfile -t plain_kernels < <(not "kernels/gpu.cuh kernels/ptx.cuh" "${kernels[@]}")
+
+rule "inline PTX belongs in kernels/ptx.cuh, with a model beside it" '(^|[^A-Za-z0-9_])asm[ \t]*(volatile)?[ \t]*\(' "${no_ptx[@]}"
+rule "launch with launch(kernel, LaunchConfig(...), args...)" '<<<' "${all[@]}"
+rule "declare dynamic shared memory with GPU_DYN_SMEM(name)" 'extern[ \t]+__shared__' "${no_gpu[@]}"
+rule "cooperative groups do not compile on the host" 'cooperative_groups' "${all[@]}"
+rule "kernels include kernels/gpu.cuh (or ptx.cuh) in place of CUDA's headers" \
+     '#[ \t]*include[ \t]*<(cuda|cub/|thrust/|mma\.h|device_|vector_types|sm_)' "${plain_kernels[@]}"
+rule "a __shared__ variable and its name stand on one line (the ASan build looks for them)" \
+     '__shared__[^;]*$' "${plain_kernels[@]}"
+rule "no atomics on floats: results would depend on their order" 'atomic[A-Z][a-zA-Z]*\([^)]*(float|double|half|bf)' "${plain_kernels[@]}"
+rule "no #ifdef on the emulator in kernels" 'SIMT_EMU' "${plain_kernels[@]}"
+
+[[ $fail == 0 ]] && echo "lint: ${#kernels[@]} kernel files keep the rules"
+exit $fail
