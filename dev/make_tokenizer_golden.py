@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """Writes test/golden/tokenizer/: small tokenizers of every supported kind, and what Hugging Face's `tokenizers` makes of
-strings that are easy to get wrong.
+strings that are easy to get wrong; for tokenizer.model, what `sentencepiece` makes of them.
 
-    python3 -m pip install tokenizers==0.23.3 && python3 dev/make_tokenizer_golden.py
+    python3 -m pip install tokenizers==0.23.3 sentencepiece==0.2.3 && python3 dev/make_tokenizer_golden.py
+
+    strings.json    the strings
+    KIND.json       a tokenizer; KIND_ids.json: for each string [ids, ids with special tokens or null if the same,
+                    decoded text or null if the same]
 """
 
+import io
 import json
 import os
 import sys
@@ -98,14 +103,24 @@ def cases(value):
         plain = t.encode(text, add_special_tokens=False).ids
         t.encode_special_tokens = False
         special = t.encode(text, add_special_tokens=False).ids
-        case = {"text": text, "ids": plain}
-        if special != plain:
-            case["special_ids"] = special
         decoded = t.decode(plain, skip_special_tokens=False)
-        if decoded != text:
-            case["decoded"] = decoded
-        result.append(case)
+        result.append([plain, special if special != plain else None, decoded if decoded != text else None])
     return result
+
+
+def sentencepiece_model():
+    import sentencepiece
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(line for text in CORPUS for line in text.splitlines()), model_writer=model, vocab_size=400,
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        character_coverage=0.98, split_digits=True, allow_whitespace_only_pieces=True, minloglevel=2)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    result = []
+    for text in STRINGS:
+        ids, decoded = processor.encode(text), processor.decode(processor.encode(text))
+        result.append([ids, None, decoded if decoded != text else None])
+    return model.getvalue(), result
 
 
 def write(name, value):
@@ -121,10 +136,16 @@ def main():
              "llama2": characters(420), "bytes": encoders.plain_tokenizer_json(bytes(range(256)))}
     kinds["metaspace"] = metaspace(kinds["llama2"])
     kinds["gpt2"]["model"]["merges"] = [" ".join(m) for m in kinds["gpt2"]["model"]["merges"]]  # the older notation
+    write("strings.json", STRINGS)
     for name, value in kinds.items():
         if name != "metaspace":
             write(f"{name}.json", value)
-        write(f"{name}_cases.json", [[c["text"], c["ids"], c.get("special_ids"), c.get("decoded")] for c in cases(value)])
+        if name != "bytes":
+            write(f"{name}_ids.json", cases(value))
+    model, ids = sentencepiece_model()
+    with open(os.path.join(OUT, "sentencepiece.model"), "wb") as f:
+        f.write(model)
+    write("sentencepiece_ids.json", ids)
     byte_tokenizer = Tokenizer.from_str(json.dumps(kinds["bytes"]))
     write("ill_formed.json", [[list(b), byte_tokenizer.decode(list(b))] for b in ILL_FORMED])
 

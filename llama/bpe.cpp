@@ -6,8 +6,8 @@
 
 namespace rz {
 
-void Bpe::add(int32_t left, int32_t right, int32_t merged) {
-    merges_[uint64_t(uint32_t(left)) << 32 | uint32_t(right)] = {next_rank_++, merged};
+void Bpe::add(int32_t left, int32_t right, int32_t merged, int32_t rank) {
+    merges_[uint64_t(uint32_t(left)) << 32 | uint32_t(right)] = {rank, merged};
 }
 
 // The symbols are a linked list in place; candidates wait in a heap and are checked again when their turn comes.

@@ -10,8 +10,8 @@ namespace rz {
 
 class Bpe {
    public:
-    // Merges rank in the order in which they are added. A pair added twice keeps the later rank, as Hugging Face does.
-    void add(int32_t left, int32_t right, int32_t merged);
+    // The lowest rank is merged first; several pairs may share one. A pair added again takes the later rank.
+    void add(int32_t left, int32_t right, int32_t merged, int32_t rank);
     size_t size() const { return merges_.size(); }
 
     // Replaces `symbols` by what merging makes of it. O(n log n) for n symbols, whatever the input.
@@ -32,7 +32,6 @@ class Bpe {
         }
     };
     std::unordered_map<uint64_t, Merge, PairHash> merges_;
-    int32_t next_rank_ = 0;
 };
 
 }  // namespace rz

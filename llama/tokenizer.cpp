@@ -26,6 +26,16 @@ int32_t Tokenizer::match_added(std::string_view text, size_t at, bool allow_spec
     return found;
 }
 
+void Tokenizer::add_to_trie(std::string_view content, int32_t id) {
+    int32_t node = 0;
+    for (const char c : content) {
+        const auto [next, inserted] = added_[size_t(node)].next.emplace(uint8_t(c), int32_t(added_.size()));
+        node = next->second;  // before the vector may move
+        if (inserted) added_.emplace_back();
+    }
+    added_[size_t(node)].id = id;
+}
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool allow_special) const {
     std::vector<int32_t> ids;
     size_t begin = 0;

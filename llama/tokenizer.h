@@ -1,8 +1,9 @@
 #pragma once
-// Text to token ids and back, from Hugging Face's tokenizer.json. Read are
+// Text to token ids and back. Read are
 //
-//   byte-level BPE, split like GPT-2, Llama-3 or SmolLM2, or not at all (plain bytes)
-//   BPE over characters with byte fallback, as Llama-2 and TinyLlama write it (a space is U+2581)
+//   tokenizer.json    byte-level BPE, split like GPT-2, Llama-3 or SmolLM2, or not at all (plain bytes);
+//                     BPE over characters with byte fallback, as Llama-2 and TinyLlama write it (a space is U+2581)
+//   tokenizer.model   SentencePiece BPE with byte fallback, as Llama-2 has it
 //
 // What is none of these (another model, normalizer, pre-tokenizer or decoder, a flag with an effect that is not
 // implemented) is refused, quoting the JSON: a tokenizer that is nearly right is wrong.
@@ -23,11 +24,13 @@ namespace rz {
 
 class Tokenizer {
    public:
-    // `path` is a tokenizer.json or a folder that holds one. A tokenizer_config.json beside it names bos and eos.
+    // `path` is one of these files or a folder that holds one. A tokenizer_config.json beside a tokenizer.json names
+    // bos and eos.
     static Tokenizer load(const std::string& path);
     // The same from memory; `where` stands in front of errors.
     static Tokenizer parse(std::string_view tokenizer_json, const std::string& where,
                            std::string_view tokenizer_config_json = {});
+    static Tokenizer parse_sentencepiece(std::string_view model, const std::string& where);
 
     // No bos is added. Special tokens in the text ("<|endoftext|>") become their ids only with allow_special; else they
     // are text like any other. Invalid UTF-8 is kept byte for byte by byte-level tokenizers. Throws if the text needs a
@@ -64,6 +67,7 @@ class Tokenizer {
 
    private:
     friend class TokenizerReader;
+    friend class SentencePieceReader;
     enum class Space { kBytes, kEverySegment, kFirstSegment };  // how spaces are written; where U+2581 is prepended
 
     struct Token {
@@ -78,6 +82,7 @@ class Tokenizer {
         using is_transparent = void;
     };
 
+    void add_to_trie(std::string_view content, int32_t id);
     int32_t match_added(std::string_view text, size_t at, bool allow_special, size_t& length) const;
     void encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const;
     void encode_bytes(std::string_view piece, std::vector<int32_t>& symbols) const;

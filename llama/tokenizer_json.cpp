@@ -244,18 +244,8 @@ class TokenizerReader {
             }
             set_token(id, content, content);
             t_.tokens_[size_t(id)].special |= special;
-            add_to_trie(content, id);
+            t_.add_to_trie(content, id);
         }
-    }
-
-    void add_to_trie(const std::string& content, int32_t id) {
-        int32_t node = 0;
-        for (const char c : content) {
-            const auto [next, inserted] = t_.added_[size_t(node)].next.emplace(uint8_t(c), int32_t(t_.added_.size()));
-            node = next->second;  // before the vector may move
-            if (inserted) t_.added_.emplace_back();
-        }
-        t_.added_[size_t(node)].id = id;
     }
 
     void read_bytes() {
@@ -278,6 +268,7 @@ class TokenizerReader {
 
     void read_merges(const Json& merges) {
         require(merges.is_array(), "%s: model.merges must be an array", where_.c_str());
+        int32_t rank = 0;
         for (const Json& merge : merges) {
             std::string left, right;
             if (merge.is_string()) {
@@ -293,7 +284,7 @@ class TokenizerReader {
             } else {
                 refuse("merge", merge);
             }
-            t_.bpe_.add(merge_part(left, merge), merge_part(right, merge), merge_part(left + right, merge));
+            t_.bpe_.add(merge_part(left, merge), merge_part(right, merge), merge_part(left + right, merge), rank++);
         }
     }
 
@@ -355,12 +346,12 @@ Tokenizer Tokenizer::parse(std::string_view json, const std::string& where, std:
 Tokenizer Tokenizer::load(const std::string& path) {
     namespace fs = std::filesystem;
     std::error_code ignored;
-    const fs::path file = fs::is_directory(path, ignored) ? fs::path(path) / "tokenizer.json" : fs::path(path);
-    if (!fs::exists(file, ignored) && fs::exists(file.parent_path() / "tokenizer.model", ignored))
-        fail(
-            "%s: not found, but tokenizer.model is; convert it by loading it once with Hugging Face transformers and "
-            "saving it",
-            file.c_str());
+    fs::path file = path;
+    if (fs::is_directory(path, ignored)) {
+        file /= "tokenizer.json";
+        if (!fs::exists(file, ignored) && fs::exists(path + "/tokenizer.model", ignored))
+            file = path + "/tokenizer.model";
+    }
     require(fs::is_regular_file(file, ignored),
             "%s: no such tokenizer; data_prep/prepare.py writes one beside the data, and "
             "every Hugging Face model has one",
@@ -369,7 +360,10 @@ Tokenizer Tokenizer::load(const std::string& path) {
     for (const fs::path& each : {file, config})
         require(!fs::exists(each, ignored) || fs::file_size(each, ignored) <= kMaxFileBytes,
                 "%s: too large for a tokenizer; is it another file?", each.c_str());
-    return parse(read_file(file), file, fs::is_regular_file(config, ignored) ? read_file(config) : std::string());
+    const std::string bytes = read_file(file);
+    if (const size_t first = bytes.find_first_not_of(" \t\r\n"); first == std::string::npos || bytes[first] != '{')
+        return parse_sentencepiece(bytes, file);
+    return parse(bytes, file, fs::is_regular_file(config, ignored) ? read_file(config) : std::string());
 }
 
 }  // namespace rz
