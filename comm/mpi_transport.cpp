@@ -9,6 +9,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <numeric>
 
@@ -280,7 +281,18 @@ class MpiTransport : public HostTransport {
 
 bool built_with_mpi() { return true; }
 
+// UCX sends long messages by rendezvous. Over TCP the receiver's "ready" then waits in the same socket behind the data that
+// it sends itself, so two ranks that exchange chunks take turns: half the rate of the link. Where TCP is all there is, send
+// eagerly: the receives are posted before the data comes.
+static void tune_ucx() {
+    const char* transports = std::getenv("UCX_TLS");
+    if (!transports) return;
+    const std::string tls = transports;
+    if (tls == "tcp" || tls == "tcp,self" || tls == "self,tcp") setenv("UCX_RNDV_THRESH", "inf", /*overwrite=*/0);
+}
+
 MpiWorld mpi_init() {
+    tune_ucx();
     std::lock_guard lock(mpi_mutex);
     MpiWorld world;
     int provided = 0;

@@ -178,10 +178,10 @@ TEST_F(CollectivesTest, AnySize) {
 }
 
 TEST_F(CollectivesTest, SeveralMebibytesInTheDefaultChunks) {
-    const Case c{.offsets = even_offsets((5 << 20) / 4 + 3, world().size(), 64)};
+    const Case c{.offsets = even_offsets((3 << 20) / 4 + 3, world().size(), 64)};
     const auto library = all_reduce(algorithm("library"), stream_, c);
     for (const char* name : {"ring", "direct"})
-        for (int lanes : {1, 2, 3}) {
+        for (int lanes : {1, 2}) {
             auto how = make_collectives(name, world(), {.chunk_bytes = 1 << 20, .lanes = lanes, .meter = nullptr});
             ASSERT_EQ(all_reduce(*how, stream_, c), library) << name << ", " << lanes << " lanes";
         }
@@ -192,7 +192,7 @@ TEST_F(CollectivesTest, RandomSlicesAndTypes) {
     const int N = world().size();
     std::mt19937 random(1234);
     constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-    for (int round = 0; round < 30; ++round) {
+    for (int round = 0; round < 16; ++round) {
         Case c;
         c.offsets = {int64_t(0)};
         for (int r = 0; r < N; ++r)
@@ -213,7 +213,7 @@ TEST_F(CollectivesTest, RandomSlicesAndTypes) {
 // and lanes, on values whose sum depends on the order.
 TEST_F(CollectivesTest, SameBitsForAllStages) {
     const int N = world().size();
-    Case c{.offsets = even_offsets(20011, N, 64)};
+    Case c{.offsets = even_offsets(6007, N, 64)};
     const int64_t first = c.offsets[size_t(world().rank())], own = c.offsets[size_t(world().rank()) + 1] - first;
     for (const char* name : {"ring", "direct"})
         for (DType wire : {DType::f32, DType::bf16}) {
@@ -222,7 +222,7 @@ TEST_F(CollectivesTest, SameBitsForAllStages) {
             const auto reference = all_reduce(algorithm(name), stream_, c, rough_value);
             const std::vector<char> own_reference(reference.begin() + first * 4, reference.begin() + (first + own) * 4);
             for (int64_t chunk : {256, 1024, 100000})
-                for (int lanes : {1, 2, 4}) {
+                for (int lanes : {1, 3}) {
                     auto how = make_collectives(name, world(), {.chunk_bytes = chunk, .lanes = lanes, .meter = nullptr});
                     ASSERT_EQ(all_reduce(*how, stream_, c, rough_value), reference) << name << " " << chunk << " " << lanes;
                     ASSERT_EQ(reduce_scatter(*how, stream_, c, rough_value), own_reference) << name << " " << chunk;
