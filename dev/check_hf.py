@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares this program with transformers, in both directions, through files and command lines only.
 
-    pip install torch transformers && make && make tools
+    pip install torch transformers          # 4 or 5
+    make && make tools
     python3 dev/check_hf.py [--model DIR_OR_REPO_ID]
 
 For each toy LLaMA (grouped queries, tied, llama3 RoPE with an explicit head_dim; single and sharded; fp32, bf16, fp16):
@@ -28,12 +29,16 @@ from safetensors.torch import load_file, save_file
 TOLERANCE = 1e-4
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
-LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
+if int(transformers.__version__.split(".")[0]) >= 5:
+    ROPE = dict(rope_parameters=dict(rope_theta=20000.0, **LLAMA3))
+else:
+    ROPE = dict(rope_theta=20000.0, rope_scaling=LLAMA3)
 CASES = [
     ("grouped queries", "float32", "100MB", dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)),
     ("tied, sharded", "bfloat16", "20KB", dict(tie_word_embeddings=True, rms_norm_eps=1e-5)),
-    ("llama3 rope", "float16", "100MB", dict(head_dim=32, num_key_value_heads=1, rope_parameters=LLAMA3)),
+    ("llama3 rope", "float16", "100MB", dict(head_dim=32, num_key_value_heads=1, **ROPE)),
     ("list of eos, sharded", "float32", "30KB", dict(eos_token_id=[2, 5], num_key_value_heads=4)),
 ]
 
