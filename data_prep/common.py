@@ -11,14 +11,17 @@ class PrepareError(Exception):
     """A problem the user can mend; the message says how. prepare.py prints it and exits with 1."""
 
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS = {
+    unit + end: factor
+    for unit, factor in (("K", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12))
+    for end in ("", "B")
+} | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "B": 1, "": 1}
 
 
 def parse_size(text):
     """'30M', '1e8', '512KiB' -> int. Raises ValueError, which argparse turns into a message."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]{1,2})?)\s*([A-Za-z]*)", text.strip())
-    unit = match and match.group(2).upper().removesuffix("B" if match.group(2).upper() in ("KB", "MB", "GB", "B") else "")
+    unit = match and match.group(2).upper()
     if not match or unit not in _UNITS:
         raise ValueError(f"'{text}' is not a size; write it like 30M, 1e8 or 512KiB")
     number = match.group(1)

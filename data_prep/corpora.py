@@ -27,8 +27,8 @@ class Unavailable(PrepareError):
 
 @dataclass
 class Document:
-    split: str        # "train" or "val"
-    data: bytes       # UTF-8 as a rule; tokenizers other than bytes see invalid sequences as U+FFFD
+    split: str  # "train" or "val"
+    data: bytes  # UTF-8 as a rule; tokenizers other than bytes see invalid sequences as U+FFFD
     first: bool = True  # False: continues the document before
 
 
@@ -39,7 +39,7 @@ def pieces(data):
         end = data.rfind(b"\n", begin, begin + PIECE_BYTES) + 1
         if end <= begin:
             end = begin + PIECE_BYTES
-            for back in range(1, 4):
+            for _ in range(3):
                 if data[end] & 0xC0 != 0x80:
                     break
                 end -= 1
@@ -99,8 +99,10 @@ class StdlibCorpus(Corpus):
                 if file.endswith(".py") and not file.startswith("_sysconfigdata") and not os.path.islink(path):
                     found.append((os.path.relpath(path, self.root), os.path.getsize(path)))
         if not found:
-            raise Unavailable(f"no Python source under {self.root}; install the package libpython3-stdlib, or use: "
-                              "prepare.py text FILE")
+            raise Unavailable(
+                f"no Python source under {self.root}; install the package libpython3-stdlib, or use: "
+                "prepare.py text FILE"
+            )
         found.sort(key=lambda f: hashlib.sha256(f[0].encode()).digest())
         self._files = [f[0] for f in found]
         self.total_bytes = sum(f[1] for f in found)
@@ -115,8 +117,8 @@ class StdlibCorpus(Corpus):
 
 class TextCorpus(Corpus):
     """Files and folders of text. A .jsonl file holds one document per line, in `field`; any other file is one
-    document, or several between lines equal to `separator`. If there are few files (and no separator), the end of each goes to
-    validation; otherwise whole documents do."""
+    document, or several between lines equal to `separator`. If there are few files (and no separator), the end of
+    each goes to validation; otherwise whole documents do."""
 
     FEW_FILES = 20
 
@@ -125,8 +127,12 @@ class TextCorpus(Corpus):
         self.paths, self.field, self.separator = paths, field, separator
 
     def settings(self):
-        return {**super().settings(), "field": self.field, "separator": self.separator,
-                "files": [[os.path.basename(p), os.path.getsize(p)] for p in self._files]}
+        return {
+            **super().settings(),
+            "field": self.field,
+            "separator": self.separator,
+            "files": [[os.path.basename(p), os.path.getsize(p)] for p in self._files],
+        }
 
     def open(self):
         self._files, self.skipped = [], []
@@ -138,8 +144,14 @@ class TextCorpus(Corpus):
                 if os.path.getsize(file) and self._is_text(file):
                     self._files.append(file)
                 elif os.path.isfile(path):
-                    raise PrepareError(f"{file}: " + ("is empty" if not os.path.getsize(file) else
-                                       "holds NUL bytes in its first 8 KiB, so it is not text; unpack or convert it first"))
+                    raise PrepareError(
+                        f"{file}: "
+                        + (
+                            "is empty"
+                            if not os.path.getsize(file)
+                            else "holds NUL bytes in its first 8 KiB, so it is not text; unpack or convert it first"
+                        )
+                    )
                 else:
                     self.skipped.append(file)
         if not self._files:
@@ -180,8 +192,10 @@ class TextCorpus(Corpus):
                     text = json.loads(line)[self.field]
                     data = text.encode("utf-8", "replace")
                 except (ValueError, KeyError, TypeError, AttributeError) as e:
-                    raise PrepareError(f"{path}, line {line_number}: no JSON object with a string '{self.field}' "
-                                       f"({type(e).__name__}: {e}); name the field with --field") from e
+                    raise PrepareError(
+                        f"{path}, line {line_number}: no JSON object with a string '{self.field}' "
+                        f"({type(e).__name__}: {e}); name the field with --field"
+                    ) from e
                 if data:
                     yield from self._in_pieces(split_of(f"{number}:{line_number}", self.seed, self.val_fraction), data)
 
@@ -233,22 +247,31 @@ class HubCorpus(Corpus):
         self.val_split, self.field = val_split, field
 
     def settings(self):
-        return {**super().settings(), "repo": self.repo, "subset": self.subset, "revision": self.revision,
-                "field": self.field}
+        return {
+            **super().settings(),
+            "repo": self.repo,
+            "subset": self.subset,
+            "revision": self.revision,
+            "field": self.field,
+        }
 
     def _load(self, split):
         try:
             import datasets
         except ImportError as e:
-            raise Unavailable(f"{self.name} is streamed through the Python package `datasets`, which is missing; run: "
-                              "python3 -m pip install datasets") from e
+            raise Unavailable(
+                f"{self.name} is streamed through the Python package `datasets`, which is missing; run: "
+                "python3 -m pip install datasets"
+            ) from e
         try:
             return datasets.load_dataset(self.repo, self.subset, split=split, revision=self.revision, streaming=True)
         except Exception as e:  # the package raises many types for a missing network or repository
             reason = str(e).strip().splitlines()
-            raise Unavailable(f"cannot open {self.repo} on the Hugging Face hub ({type(e).__name__}: "
-                              f"{reason[0] if reason else ''}); check the network and the name, or download it and "
-                              "use: prepare.py text FILES") from e
+            raise Unavailable(
+                f"cannot open {self.repo} on the Hugging Face hub ({type(e).__name__}: "
+                f"{reason[0] if reason else ''}); check the network and the name, or download it and "
+                "use: prepare.py text FILES"
+            ) from e
 
     def open(self):
         self._train = self._load("train")
@@ -260,17 +283,22 @@ class HubCorpus(Corpus):
         for number, row in enumerate(self._unbroken(rows)):
             text = row.get(self.field)
             if not isinstance(text, str):
-                raise PrepareError(f"{self.repo}, row {number}: no text in '{self.field}'; its fields are "
-                                   f"{', '.join(row)}; name one with --field")
+                raise PrepareError(
+                    f"{self.repo}, row {number}: no text in '{self.field}'; its fields are "
+                    f"{', '.join(row)}; name one with --field"
+                )
             if text:
-                yield from self._in_pieces(split or split_of(number, self.seed, self.val_fraction), text.encode("utf-8", "replace"))
+                yield from self._in_pieces(
+                    split or split_of(number, self.seed, self.val_fraction), text.encode("utf-8", "replace")
+                )
 
     def _unbroken(self, rows):
         try:
             yield from rows
         except Exception as e:  # of many types: the network
-            raise PrepareError(f"the stream of {self.repo} broke ({type(e).__name__}: {e}); give the same command again "
-                               "to go on") from e
+            raise PrepareError(
+                f"the stream of {self.repo} broke ({type(e).__name__}: {e}); give the same command again to go on"
+            ) from e
 
     def _documents(self):
         if self._val is None:

@@ -14,8 +14,10 @@ EOT = "<|endoftext|>"
 # What different tokenizers call the token that begins or separates documents, in order of preference.
 EOT_NAMES = ("<|begin_of_text|>", EOT, "<s>", "<|im_start|>", "</s>")
 
-LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-                r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def byte_characters():
@@ -30,13 +32,36 @@ def plain_tokenizer_json(symbols):
     characters = byte_characters()
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": len(symbols), "content": EOT, "single_word": False, "lstrip": False, "rstrip": False,
-                          "normalized": False, "special": True}],
-        "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": {characters[b]: i for i, b in enumerate(symbols)}, "merges": []},
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": len(symbols),
+                "content": EOT,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {characters[b]: i for i, b in enumerate(symbols)},
+            "merges": [],
+        },
     }
 
 
@@ -53,7 +78,7 @@ class PlainEncoder:
         ids = []
         for data in texts:
             wide = bytearray(len(data) * array(typecode).itemsize)
-            wide[::array(typecode).itemsize] = data  # little-endian: the low byte of each id
+            wide[:: array(typecode).itemsize] = data  # little-endian: the low byte of each id
             out = array(typecode)
             out.frombytes(wide)
             if sys.byteorder == "big":
@@ -75,16 +100,20 @@ class HuggingFaceEncoder:
         names = [eot_text] if eot_text else EOT_NAMES
         self.eot_text = next((n for n in names if tokenizer.token_to_id(n) is not None), None)
         if self.eot_text is None:
-            raise PrepareError(f"the tokenizer {kind} has no token {' or '.join(names)} to begin documents with; name "
-                               "one of its special tokens with --eot")
+            raise PrepareError(
+                f"the tokenizer {kind} has no token {' or '.join(names)} to begin documents with; name "
+                "one of its special tokens with --eot"
+            )
         self.eot = tokenizer.token_to_id(self.eot_text)
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True  # text cannot produce special tokens
         if not tokenizer.encode_special_tokens:
-            raise PrepareError("this version of `tokenizers` lets text produce special tokens; run: "
-                               "python3 -m pip install -U tokenizers")
+            raise PrepareError(
+                "this version of `tokenizers` lets text produce special tokens; run: "
+                "python3 -m pip install -U tokenizers"
+            )
 
     def encode_batch(self, texts, typecode):
         decoded = [t.decode("utf-8", "replace") for t in texts]
@@ -93,28 +122,41 @@ class HuggingFaceEncoder:
     def save(self, folder):
         write_atomically(os.path.join(folder, "tokenizer.json"), self._tokenizer.to_str(pretty=False).encode())
         ends = ("<|end_of_text|>", "</s>", self.eot_text)
-        write_tokenizer_config(folder, self.eot_text,
-                               next(e for e in ends if self._tokenizer.token_to_id(e) is not None))
+        write_tokenizer_config(
+            folder, self.eot_text, next(e for e in ends if self._tokenizer.token_to_id(e) is not None)
+        )
 
 
 def write_tokenizer_config(folder, bos, eos):
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos,
-              "clean_up_tokenization_spaces": False, "model_max_length": 10**30}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 10**30,
+    }
     write_atomically(os.path.join(folder, "tokenizer_config.json"), (json.dumps(config, indent=1) + "\n").encode())
 
 
 def _import_tokenizers(spec):
     try:
         import tokenizers
+
         return tokenizers
     except ImportError as e:
-        raise PrepareError(f"--tokenizer {spec} needs the Python package `tokenizers`; run: python3 -m pip install "
-                           "tokenizers (or use --tokenizer bytes, which needs nothing)") from e
+        raise PrepareError(
+            f"--tokenizer {spec} needs the Python package `tokenizers`; run: python3 -m pip install "
+            "tokenizers (or use --tokenizer bytes, which needs nothing)"
+        ) from e
 
 
-HUB_NAMES = {"gpt2": "openai-community/gpt2", "llama2": "meta-llama/Llama-2-7b-hf",
-             "llama3": "meta-llama/Meta-Llama-3-8B", "smollm2": "HuggingFaceTB/SmolLM2-135M",
-             "tinyllama": "TinyLlama/TinyLlama_v1.1"}
+HUB_NAMES = {
+    "gpt2": "openai-community/gpt2",
+    "llama2": "meta-llama/Llama-2-7b-hf",
+    "llama3": "meta-llama/Meta-Llama-3-8B",
+    "smollm2": "HuggingFaceTB/SmolLM2-135M",
+    "tinyllama": "TinyLlama/TinyLlama_v1.1",
+}
 
 
 def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
@@ -128,28 +170,36 @@ def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
     path = os.path.join(spec, "tokenizer.json") if os.path.isdir(spec) else spec
     if os.path.exists(path):
         try:
-            return HuggingFaceEncoder(os.path.basename(os.path.abspath(spec)), tokenizers.Tokenizer.from_file(path), eot_text)
+            return HuggingFaceEncoder(
+                os.path.basename(os.path.abspath(spec)), tokenizers.Tokenizer.from_file(path), eot_text
+            )
         except Exception as e:
             if isinstance(e, PrepareError):
                 raise
-            raise PrepareError(f"{path}: not a tokenizer that `tokenizers` {tokenizers.__version__} can read: {e}") from e
+            raise PrepareError(
+                f"{path}: not a tokenizer that `tokenizers` {tokenizers.__version__} can read: {e}"
+            ) from e
     repo = spec[3:] if spec.startswith("hf:") else HUB_NAMES.get(spec)
     if repo is None:
-        raise PrepareError(f"--tokenizer {spec}: no such file, and not one of bytes, bpe:SIZE, "
-                           f"{', '.join(HUB_NAMES)}, hf:REPO")
+        raise PrepareError(
+            f"--tokenizer {spec}: no such file, and not one of bytes, bpe:SIZE, {', '.join(HUB_NAMES)}, hf:REPO"
+        )
     try:
         return HuggingFaceEncoder(spec, tokenizers.Tokenizer.from_pretrained(repo), eot_text)
     except PrepareError:
         raise
     except Exception as e:
-        raise PrepareError(f"cannot get the tokenizer of {repo} from the Hugging Face hub ({str(e).splitlines()[0]}); "
-                           "check the network (and `hf auth login` for gated repositories), or pass the path of its "
-                           "tokenizer.json") from e
+        raise PrepareError(
+            f"cannot get the tokenizer of {repo} from the Hugging Face hub ({str(e).splitlines()[0]}); "
+            "check the network (and `hf auth login` for gated repositories), or pass the path of its "
+            "tokenizer.json"
+        ) from e
 
 
 def train_bpe(tokenizers, spec, texts, split="llama3"):
     """Byte-level BPE with GPT-2's or Llama-3's way of splitting text, deterministic for the same texts."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
     if not spec[4:].isdigit() or not 257 <= int(spec[4:]) <= 1 << 24:
         raise PrepareError(f"--tokenizer {spec}: the size must be a number from 257 (256 bytes and {EOT})")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split != "llama3")
@@ -160,8 +210,12 @@ def train_bpe(tokenizers, spec, texts, split="llama3"):
         "llama3": lambda: pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"), byte_level]),
     }[split]()
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=int(spec[4:]), special_tokens=[EOT], show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=int(spec[4:]),
+        special_tokens=[EOT],
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     tokenizer.train_from_iterator((t.decode("utf-8", "replace") for t in texts), trainer)
     return tokenizer
 

@@ -13,6 +13,7 @@ interrupted run goes on when the same command is given again; the result is the 
 import argparse
 import fcntl
 import glob
+import math
 import os
 import sys
 import time
@@ -39,8 +40,11 @@ def main(argv=None):
     except BrokenPipeError:
         return 1
     except OSError as e:
-        print(f"prepare.py: {e.filename or args.out}: {e.strerror}; free some space or choose another --out, then give "
-              "the same command again to go on", file=sys.stderr)
+        print(
+            f"prepare.py: {e.filename or args.out}: {e.strerror}; free some space or choose another --out, then give "
+            "the same command again to go on",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print("\nprepare.py: interrupted; give the same command again to go on", file=sys.stderr)
@@ -53,28 +57,55 @@ def parse_arguments(argv):
     add("--out", metavar="DIR", help="folder to write (default: data/NAME)")
     add("--seed", type=int, default=1, help="of the validation split and of synthetic text (default: %(default)s)")
     add("--shard-tokens", type=parse_size, default=10**8, metavar="N", help="tokens per shard (default: 1e8)")
-    add("--format", choices=["auto", *FORMATS], default="auto",
-        help="llm.c's gpt-2 (uint16) or llama-3 (uint32); auto: the smallest that fits (default: %(default)s)")
+    add(
+        "--format",
+        choices=["auto", *FORMATS],
+        default="auto",
+        help="llm.c's gpt-2 (uint16) or llama-3 (uint32); auto: the smallest that fits (default: %(default)s)",
+    )
     add("--overwrite", action="store_true", help="replace what --out holds")
     add("--quiet", action="store_true", help="no progress")
 
     text = argparse.ArgumentParser(add_help=False)
     add = text.add_argument
-    add("--tokenizer", default="bytes", metavar="T",
+    add(
+        "--tokenizer",
+        default="bytes",
+        metavar="T",
         help="bytes; bpe:SIZE (trained here); gpt2, llama2, llama3, smollm2, tinyllama or hf:REPO (from the hub); or a "
-             "tokenizer.json (default: %(default)s)")
-    add("--bpe-split", choices=["llama3", "gpt2", "smollm2"], default="llama3",
-        help="how bpe:SIZE splits text into words (default: %(default)s)")
-    add("--bpe-bytes", type=parse_size, default=10**8, metavar="N", help="text that bpe:SIZE is trained on (default: 1e8)")
+        "tokenizer.json (default: %(default)s)",
+    )
+    add(
+        "--bpe-split",
+        choices=["llama3", "gpt2", "smollm2"],
+        default="llama3",
+        help="how bpe:SIZE splits text into words (default: %(default)s)",
+    )
+    add(
+        "--bpe-bytes",
+        type=parse_size,
+        default=10**8,
+        metavar="N",
+        help="text that bpe:SIZE is trained on (default: 1e8)",
+    )
     add("--eot", metavar="TOKEN", help="the token that begins each document (default: the tokenizer's own)")
     add("--max-bytes", type=parse_size, metavar="N", help="stop after so much text, such as 30M")
     add("--max-tokens", type=parse_size, metavar="N", help="stop after so many tokens, such as 1e9")
-    add("--val-fraction", type=fraction, metavar="F", help="share of the text kept for validation (default: "
-        "0.05, from the hub 0.005)")
-    add("--allow-synthetic-fallback", action="store_true",
-        help="if the corpus cannot be had, write the synthetic one instead and say so")
+    add(
+        "--val-fraction",
+        type=fraction,
+        metavar="F",
+        help="share of the text kept for validation (default: 0.05, from the hub 0.005)",
+    )
+    add(
+        "--allow-synthetic-fallback",
+        action="store_true",
+        help="if the corpus cannot be had, write the synthetic one instead and say so",
+    )
 
-    parser = argparse.ArgumentParser(prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     commands.add_parser("stdlib", parents=[common, text], help="Python's standard library, as source")
     p = commands.add_parser("text", parents=[common, text], help="text or JSONL files and folders")
@@ -83,9 +114,10 @@ def parse_arguments(argv):
     p.add_argument("--field", default="text", help="of a JSONL line that holds the text (default: %(default)s)")
     p.add_argument("--separator", help="documents in a file are separated by lines equal to this, e.g. '<|endoftext|>'")
     for name, repo, subset, revision in (
-            ("tinystories", "roneneldan/TinyStories", None, None),
-            ("fineweb-edu", "HuggingFaceFW/fineweb-edu", "sample-10BT", None),
-            ("openwebtext", "Skylion007/openwebtext", None, "refs/convert/parquet")):
+        ("tinystories", "roneneldan/TinyStories", None, None),
+        ("fineweb-edu", "HuggingFaceFW/fineweb-edu", "sample-10BT", None),
+        ("openwebtext", "Skylion007/openwebtext", None, "refs/convert/parquet"),
+    ):
         p = commands.add_parser(name, parents=[common, text], help=f"{repo} from the hub")
         p.add_argument("--subset", default=subset, help="configuration of the dataset (default: %(default)s)")
         p.add_argument("--revision", default=revision, help="branch or commit (default: %(default)s)")
@@ -117,8 +149,10 @@ def run(args):
     except Unavailable as e:
         if not args.allow_synthetic_fallback:
             raise PrepareError(f"{e}; --allow-synthetic-fallback would write a synthetic corpus instead") from e
-        print(f"prepare.py: {e}\nprepare.py: writing the SYNTHETIC corpus instead, as allowed; this is not "
-              f"{corpus.name}", file=sys.stderr)
+        print(
+            f"prepare.py: {e}\nprepare.py: writing the SYNTHETIC corpus instead, as allowed; this is not {corpus.name}",
+            file=sys.stderr,
+        )
         args.order, args.symbols = 1, 32
         args.tokens, args.val_tokens = FALLBACK_TOKENS
         return prepare_synthetic(args, fallback_from=corpus.name)
@@ -132,8 +166,16 @@ def make_corpus(args):
         return StdlibCorpus(args.seed, val_fraction)
     if args.corpus == "text":
         return TextCorpus(args.paths, args.name, args.seed, val_fraction, args.field, args.separator)
-    return HubCorpus(args.corpus, args.repo, args.seed, val_fraction, args.subset, args.revision,
-                     "validation" if args.corpus == "tinystories" else None, args.field)
+    return HubCorpus(
+        args.corpus,
+        args.repo,
+        args.seed,
+        val_fraction,
+        args.subset,
+        args.revision,
+        "validation" if args.corpus == "tinystories" else None,
+        args.field,
+    )
 
 
 class OutputFolder:
@@ -146,8 +188,10 @@ class OutputFolder:
         self._lock = open(os.path.join(self.path, ".lock"), "w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PrepareError(f"{self.path}: another prepare.py is writing here; wait for it or choose another --out")
+        except BlockingIOError as e:
+            raise PrepareError(
+                f"{self.path}: another prepare.py is writing here; wait for it or choose another --out"
+            ) from e
         self._state_path = os.path.join(self.path, "unfinished.json")
         self._dataset_path = os.path.join(self.path, "dataset.json")
         if args.overwrite:
@@ -155,14 +199,33 @@ class OutputFolder:
         self.dataset, self.state = read_json(self._dataset_path), read_json(self._state_path)
         for found, what in ((self.dataset, "a finished dataset"), (self.state, "an unfinished dataset")):
             if found is not None and found.get("settings") != settings:
-                changed = sorted(k for k in {**settings, **found.get("settings", {})}
-                                 if settings.get(k) != found.get("settings", {}).get(k))
-                raise PrepareError(f"{self.path} holds {what} made with other settings ({', '.join(changed)}); pass "
-                                   "--overwrite or another --out")
+                changed = sorted(
+                    k
+                    for k in {**settings, **found.get("settings", {})}
+                    if settings.get(k) != found.get("settings", {}).get(k)
+                )
+                raise PrepareError(
+                    f"{self.path} holds {what} made with other settings ({', '.join(changed)}); pass "
+                    "--overwrite or another --out"
+                )
+
+        shards = glob.glob(os.path.join(glob.escape(self.path), f"{glob.escape(name)}_*_[0-9]*.bin*"))
+        if shards and self.dataset is None and self.state is None:
+            raise PrepareError(
+                f"{self.path} holds {os.path.basename(sorted(shards)[0])}, which no prepare.py left unfinished; choose "
+                "another --out, or pass --overwrite to remove it"
+            )
 
     def _remove_all(self):
-        for pattern in ("dataset.json", "unfinished.json", "tokenizer.json", "tokenizer_config.json", "entropy.json",
-                        "*_train_[0-9]*.bin*", "*_val_[0-9]*.bin*"):
+        for pattern in (
+            "dataset.json",
+            "unfinished.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "entropy.json",
+            "*_train_[0-9]*.bin*",
+            "*_val_[0-9]*.bin*",
+        ):
             for path in glob.glob(os.path.join(glob.escape(self.path), pattern)):
                 os.remove(path)
 
@@ -172,12 +235,25 @@ class OutputFolder:
     def finish(self, encoder, shard_format, writers, **extra):
         for writer in writers.values():
             writer.finish()
-        write_json(self._dataset_path, {
-            "format_version": 1, "name": self.name, "vocab_size": encoder.vocab_size, "shard_format": shard_format,
-            "tokenizer": {"kind": encoder.kind, "file": "tokenizer.json", "eot": encoder.eot_text, "eot_id": encoder.eot},
-            "documents": "each document begins with the eot token",
-            **{split: writer.summary() for split, writer in writers.items()},
-            **extra, "settings": self.settings})
+        write_json(
+            self._dataset_path,
+            {
+                "format_version": 1,
+                "name": self.name,
+                "vocab_size": encoder.vocab_size,
+                "shard_format": shard_format,
+                "tokenizer": {
+                    "kind": encoder.kind,
+                    "file": "tokenizer.json",
+                    "eot": encoder.eot_text,
+                    "eot_id": encoder.eot,
+                },
+                "documents": "each document begins with the eot token",
+                **{split: writer.summary() for split, writer in writers.items()},
+                **extra,
+                "settings": self.settings,
+            },
+        )
         if os.path.exists(self._state_path):
             os.remove(self._state_path)
 
@@ -186,10 +262,15 @@ class OutputFolder:
         for split in ("train", "val"):
             s = d[split]
             ratio = f", {s['bytes_per_token']:.3f} bytes per token" if s["bytes_per_token"] else ""
-            print(f"{split:5}  {human(s['tokens'])} tokens in {len(s['shards'])} "
-                  f"{'shard' if len(s['shards']) == 1 else 'shards'}, {human(s['documents'])} documents{ratio}")
-        print(f"{d['name']} is ready in {self.path} (vocabulary {d['vocab_size']}, tokenizer {d['tokenizer']['kind']}"
-              + (f", entropy {d['entropy_nats_per_token']:.4f} nats per token" if "entropy_nats_per_token" in d else "") + ")")
+            print(
+                f"{split:5}  {human(s['tokens'])} tokens in {len(s['shards'])} "
+                f"{'shard' if len(s['shards']) == 1 else 'shards'}, {human(s['documents'])} documents{ratio}"
+            )
+        print(
+            f"{d['name']} is ready in {self.path} (vocabulary {d['vocab_size']}, tokenizer {d['tokenizer']['kind']}"
+            + (f", entropy {d['entropy_nats_per_token']:.4f} nats per token" if "entropy_nats_per_token" in d else "")
+            + ")"
+        )
 
 
 def check_val(writers, val_fraction):
@@ -200,8 +281,15 @@ def check_val(writers, val_fraction):
 
 
 def prepare_text(args, corpus):
-    settings = {"corpus": corpus.settings(), "tokenizer": args.tokenizer, "eot": args.eot, "format": args.format,
-                "shard_tokens": args.shard_tokens, "max_bytes": args.max_bytes, "max_tokens": args.max_tokens}
+    settings = {
+        "corpus": corpus.settings(),
+        "tokenizer": args.tokenizer,
+        "eot": args.eot,
+        "format": args.format,
+        "shard_tokens": args.shard_tokens,
+        "max_bytes": args.max_bytes,
+        "max_tokens": args.max_tokens,
+    }
     if args.tokenizer.startswith("bpe:"):
         settings.update(bpe_split=args.bpe_split, bpe_bytes=args.bpe_bytes)
     out = OutputFolder(args, corpus.name, settings)
@@ -215,14 +303,22 @@ def prepare_text(args, corpus):
             print(f"going on after {state['documents']} documents", file=sys.stderr)
     else:
         if args.tokenizer.startswith("bpe:") and not args.quiet:
-            print(f"training {args.tokenizer} on up to {human(args.bpe_bytes, 'B')} of {corpus.name} ...", file=sys.stderr)
+            print(
+                f"training {args.tokenizer} on up to {human(args.bpe_bytes, 'B')} of {corpus.name} ...", file=sys.stderr
+            )
         encoder = make_encoder(args.tokenizer, args.eot, training_texts(corpus, args.bpe_bytes), args.bpe_split)
         encoder.save(out.path)
     shard_format = format_for(encoder.vocab_size) if args.format == "auto" else args.format
     if shard_format == "gpt-2" and encoder.vocab_size > 1 << 16:
-        raise PrepareError(f"--format gpt-2 holds ids below 65536, but the vocabulary has {encoder.vocab_size}; use llama-3")
-    writers = {split: SplitWriter(out.path, corpus.name, split, shard_format, args.shard_tokens, state[split])
-               for split in ("train", "val")}
+        raise PrepareError(
+            f"--format gpt-2 holds ids below 65536, but the vocabulary has {encoder.vocab_size}; use llama-3"
+        )
+    writers = {
+        split: SplitWriter(out.path, corpus.name, split, shard_format, args.shard_tokens, state[split])
+        for split in ("train", "val")
+    }
+    if not out.state:
+        out.save_state(documents=0, eot=encoder.eot_text, train=None, val=None)
     encode_corpus(args, corpus, encoder, writers, out, state["documents"])
     check_val(writers, corpus.val_fraction)
     out.finish(encoder, shard_format, writers)
@@ -252,12 +348,15 @@ def batches(documents):
 
 
 def encode_corpus(args, corpus, encoder, writers, out, done_documents):
-    written = lambda what: sum(getattr(w, what) for w in writers.values())
+    """Everything from document number `done_documents` on."""
+
+    def written(what):
+        return sum(getattr(w, what) for w in writers.values())
+
     limit = args.max_bytes or float("inf")
     total = min(corpus.total_bytes or limit, limit)
     progress = Progress(total if total < float("inf") else None, written("bytes"), args.quiet)
-    typecode = FORMATS[args.format if args.format != "auto" else format_for(encoder.vocab_size)][2]
-    eot, saved = array(typecode, [encoder.eot]), time.monotonic()
+    eot, saved = array(writers["train"].typecode, [encoder.eot]), time.monotonic()
 
     def save():
         out.save_state(documents=done_documents, eot=encoder.eot_text, **{s: w.sync() for s, w in writers.items()})
@@ -306,23 +405,29 @@ def cut_text(data, size):
     """At most `size` bytes, without a broken UTF-8 sequence at the end."""
     while 0 < size < len(data) and data[size] & 0xC0 == 0x80:
         size -= 1
-    return data[:max(size, 0)]
+    return data[: max(size, 0)]
 
 
 def prepare_synthetic(args, fallback_from=None):
     if not 2 <= args.symbols <= 64:
         raise PrepareError(f"--symbols {args.symbols}: must be 2 to 64")
     source = MarkovSource(args.symbols, args.order, args.seed)
-    settings = {"corpus": {"kind": "MarkovSource", **source.settings()}, "tokens": args.tokens,
-                "val_tokens": args.val_tokens, "format": args.format, "shard_tokens": args.shard_tokens}
+    settings = {
+        "corpus": {"kind": "MarkovSource", **source.settings()},
+        "tokens": args.tokens,
+        "val_tokens": args.val_tokens,
+        "format": args.format,
+        "shard_tokens": args.shard_tokens,
+    }
     if fallback_from:
         settings["fallback_from"] = fallback_from
     out = OutputFolder(args, "synthetic", settings)
     if out.dataset:
         out.report()
         return 0
-    encoder = PlainEncoder(f"markov order {args.order}", SYMBOLS[:args.symbols].encode())
+    encoder = PlainEncoder(f"markov order {args.order}", SYMBOLS[: args.symbols].encode())
     encoder.save(out.path)
+    out.save_state()  # the folder is ours; an interrupted run starts again
     shard_format = "gpt-2" if args.format == "auto" else args.format
     typecode = FORMATS[shard_format][2]
     nats, done = {}, 0
@@ -338,14 +443,23 @@ def prepare_synthetic(args, fallback_from=None):
             done += len(symbols)
             progress.update(done, done)
     entropy = {
-        "entropy_nats_per_token": source.entropy_nats, "entropy_bits_per_token": source.entropy_nats / 0.6931471805599453,
+        "entropy_nats_per_token": source.entropy_nats,
+        "entropy_bits_per_token": source.entropy_nats / math.log(2),
         "val_source_nats_per_token": nats["val"] / args.val_tokens,
         "train_source_nats_per_token": nats["train"] / args.tokens,
     }
-    write_json(os.path.join(out.path, "entropy.json"), {
-        **entropy, "unigram_nats_per_token": source.unigram_nats, "order": args.order, "symbols": args.symbols, "seed": args.seed,
-        "note": "the entropy rate of the source, and the mean -log P that the source itself gives to the text written; a "
-                "model that sees at least `order` tokens cannot do better on average"})
+    write_json(
+        os.path.join(out.path, "entropy.json"),
+        {
+            **entropy,
+            "unigram_nats_per_token": source.unigram_nats,
+            "order": args.order,
+            "symbols": args.symbols,
+            "seed": args.seed,
+            "note": "the entropy rate of the source, and the mean -log P that the source itself gives to the text written; a "
+            "model that sees at least `order` tokens cannot do better on average",
+        },
+    )
     extra = {"fallback_from": fallback_from} if fallback_from else {}
     out.finish(encoder, shard_format, {"train": writers["train"], "val": writers["val"]}, **entropy, **extra)
     out.report()

@@ -58,7 +58,9 @@ class SplitWriter:
         if self.partial_tokens:
             size = HEADER_BYTES + self.partial_tokens * self.width
             if not os.path.exists(current + ".partial") or os.path.getsize(current + ".partial") < size:
-                raise PrepareError(f"{current}.partial is missing or shorter than recorded; start again with --overwrite")
+                raise PrepareError(
+                    f"{current}.partial is missing or shorter than recorded; start again with --overwrite"
+                )
             self._file = open(current + ".partial", "r+b")
             self._file.truncate(size)
             self._file.seek(size)
@@ -76,7 +78,7 @@ class SplitWriter:
             if self._file is None:
                 self._file = open(self._path(len(self.shards)) + ".partial", "wb")
                 self._file.write(bytes(HEADER_BYTES))
-            part = ids[begin:begin + self.shard_tokens - self.partial_tokens]
+            part = ids[begin : begin + self.shard_tokens - self.partial_tokens]
             if sys.byteorder == "big":
                 part.byteswap()
             self._file.write(part)
@@ -101,17 +103,25 @@ class SplitWriter:
         if self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
-        return {"shards": self.shards, "partial_tokens": self.partial_tokens,
-                "documents": self.documents, "bytes": self.bytes}
+        return {
+            "shards": self.shards,
+            "partial_tokens": self.partial_tokens,
+            "documents": self.documents,
+            "bytes": self.bytes,
+        }
 
     def finish(self):
         if self._file:
             self._finish_shard()
 
     def summary(self):
-        return {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes,
-                "bytes_per_token": self.bytes / self.tokens if self.bytes and self.tokens else None,
-                "shards": self.shards}
+        return {
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "bytes": self.bytes,
+            "bytes_per_token": self.bytes / self.tokens if self.bytes and self.tokens else None,
+            "shards": self.shards,
+        }
 
 
 def read_shard(path):

@@ -37,7 +37,7 @@ class MarkovSource:
     def _row(self, context):
         """At least 1/256 for every symbol (so the chain is irreducible); the rest falls on few, as in text."""
         noise = self._random(f"row {context}", 4 * self.symbols)
-        weights = [(int.from_bytes(noise[4 * s:4 * s + 4], "little") / 2**32) ** 8 for s in range(self.symbols)]
+        weights = [(int.from_bytes(noise[4 * s : 4 * s + 4], "little") / 2**32) ** 8 for s in range(self.symbols)]
         free, total = 256 - self.symbols, math.fsum(weights)
         row = [1 + int(free * w / total) for w in weights]
         row[max(range(self.symbols), key=lambda s: weights[s])] += 256 - sum(row)

@@ -97,7 +97,9 @@ class Corpora(DataPrepTest):
         self.file("in/b/c.txt", b"three\n")
         self.file("in/.hidden", b"no")
         self.file("in/image.png", b"\x89PNG\0\0")
-        code, _ = self.prepare("text", os.path.join(self.dir, "in"), "--separator", "<|endoftext|>", "--val-fraction", "0")
+        code, _ = self.prepare(
+            "text", os.path.join(self.dir, "in"), "--separator", "<|endoftext|>", "--val-fraction", "0"
+        )
         self.assertEqual(code, 0)
         self.assertEqual(self.ids("train"), [256, *b"one", 256, *b"two\nlines", 256, *b"three"])
         code, printed = self.prepare("text", os.path.join(self.dir, "in", "image.png"), "--overwrite")
@@ -105,7 +107,7 @@ class Corpora(DataPrepTest):
         self.assertIn("NUL bytes", printed)
 
     def test_long_document_is_cut_between_lines_and_characters(self):
-        text = ("\u4e16" * 999 + "\n").encode() * 700 + "\U0001F999".encode() * 700000
+        text = ("\u4e16" * 999 + "\n").encode() * 700 + "\U0001f999".encode() * 700000
         parts = list(corpora.pieces(text))
         self.assertEqual(b"".join(parts), text)
         for part in parts:
@@ -125,7 +127,7 @@ class Corpora(DataPrepTest):
         self.assertEqual(self.prepare("stdlib", "--max-bytes", "300k", "--overwrite")[0], 0)
         self.assertEqual(self.contents(), first)
         self.assertEqual(self.prepare("stdlib", "--max-bytes", "600k", "--overwrite")[0], 0)
-        self.assertEqual(self.ids("train")[:len(train)], train)
+        self.assertEqual(self.ids("train")[: len(train)], train)
         root = os.path.dirname(os.__file__)
         corpus = corpora.StdlibCorpus(1, 0.05, root)
         corpus.open()
@@ -152,7 +154,9 @@ class Corpora(DataPrepTest):
             self.assertEqual(self.prepare("tinystories")[0], 0)
             d = self.dataset()
             self.assertEqual((d["train"]["documents"], d["val"]["documents"]), (40, 5))
-            self.assertEqual(self.prepare("fineweb-edu", "--subset", "sample-100BT", "--val-fraction", "0.3", "--overwrite")[0], 0)
+            self.assertEqual(
+                self.prepare("fineweb-edu", "--subset", "sample-100BT", "--val-fraction", "0.3", "--overwrite")[0], 0
+            )
             self.assertIn(("HuggingFaceFW/fineweb-edu", "sample-100BT", "train", None, True), calls)
             self.assertTrue(3 <= self.dataset()["val"]["documents"] <= 25)
             code, printed = self.prepare("openwebtext", "--field", "body", "--overwrite")
@@ -218,6 +222,15 @@ class Resuming(DataPrepTest):
         self.assertEqual(code, 1)
         self.assertIn("(shard_tokens)", printed)
         self.assertEqual(self.prepare("text", path, "--shard-tokens", "50", "--overwrite")[0], 0)
+
+    def test_shards_of_others_are_not_removed(self):
+        path = self.file("a.txt", b"some text\n" * 100)
+        foreign = self.file("out/text_train_000000.bin", b"precious")
+        code, printed = self.prepare("text", path)
+        self.assertEqual(code, 1)
+        self.assertIn("text_train_000000.bin, which no prepare.py left unfinished", printed)
+        with open(foreign, "rb") as f:
+            self.assertEqual(f.read(), b"precious")
 
     def test_two_at_once_are_refused(self):
         path = self.file("a.txt", b"some text\n" * 100)
@@ -291,15 +304,17 @@ class Encoders(DataPrepTest):
         self.assertEqual(value["added_tokens"][0]["id"], 256)
 
     def test_sizes(self):
-        self.assertEqual([parse_size(t) for t in ("30M", "1e8", "512KiB", "1.5k", "2GB", "7")],
-                         [30000000, 10**8, 524288, 1500, 2 * 10**9, 7])
+        self.assertEqual(
+            [parse_size(t) for t in ("30M", "1e8", "512KiB", "1.5k", "2GB", "7")],
+            [30000000, 10**8, 524288, 1500, 2 * 10**9, 7],
+        )
         for bad in ("4x", "-3", "0", "1e99x", "0.5", ""):
             with self.assertRaises(ValueError, msg=bad):
                 parse_size(bad)
 
     @unittest.skipUnless(tokenizers, "needs the package tokenizers")
     def test_byte_tokenizer_agrees_with_tokenizers(self):
-        text = "a\r\n \u00e9\u4e16\U0001F999<|endoftext|>"
+        text = "a\r\n \u00e9\u4e16\U0001f999<|endoftext|>"
         path = self.file("t.json", json.dumps(encoders.plain_tokenizer_json(bytes(range(256)))).encode())
         theirs = tokenizers.Tokenizer.from_file(path)
         self.assertEqual(theirs.encode(text).ids, [*text[:-13].encode(), 256])
@@ -315,8 +330,9 @@ class Encoders(DataPrepTest):
     def test_trained_bpe(self):
         text = b"the cat sat on the mat; the cat ran 12345 times.\n" * 200 + b"<|endoftext|> is text here\n"
         for split in ("llama3", "gpt2", "smollm2"):
-            code, printed = self.prepare("text", self.file("a.txt", text), "--tokenizer", "bpe:270", "--bpe-split", split,
-                                         "--overwrite")
+            code, printed = self.prepare(
+                "text", self.file("a.txt", text), "--tokenizer", "bpe:270", "--bpe-split", split, "--overwrite"
+            )
             self.assertEqual(code, 0, printed)
             train, val, d = self.ids("train"), self.ids("val"), self.dataset()
             self.assertEqual((train[0], val[0], d["tokenizer"]["eot_id"], d["vocab_size"]), (0, 0, 0, 270))
