@@ -24,20 +24,21 @@ struct Backward {
     static constexpr int kStatBytes = 2 * kStream * int(sizeof(float));  // lse, delta of a stage's queries
     static constexpr int kSmemBytes = 2 * Rows::bytes(kRows) + 2 * (kStageBytes + (kForKeys ? kStatBytes : 0));
 
+    // In shared memory: k or q, v or d_o, two stages of the streamed tiles, two of their lse and delta
+    static constexpr int kX1 = 0, kX2 = Rows::bytes(kRows), kStages = 2 * kX2;
+
     // Where this block and warp work
-    unsigned char* x1;  // k or q
-    unsigned char* x2;  // v or d_o
-    unsigned char* stages;
+    unsigned char* smem;
     float* stats;
     int row;            // the warp's first row in the tile
-    int64_t first;      // its position in the sequence
+    int first;          // its position in the sequence
     float scale;        // of scores, for exp2
     float row_lse[2], row_delta[2];  // of rows g and g + 8, for dq
 
     float grad1[D / 8][4], grad2[D / 8][4];  // dk or dq; dv
 
-    __device__ __forceinline__ void score_products(float (&s)[kN][4], float (&dp)[kN][4], const unsigned char* y1,
-                                                   const unsigned char* y2, int chunk) {
+    __device__ __forceinline__ void score_products(float (&s)[kN][4], float (&dp)[kN][4], int y1, int y2,
+                                                   int chunk) {
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -45,14 +46,14 @@ struct Backward {
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
             uint32_t a1[4], a2[4], b0[2], b1[2];
-            load_a<D>(a1, x1, row, step);
-            load_a<D>(a2, x2, row, step);
+            load_a<D>(a1, smem, kX1, row, step);
+            load_a<D>(a2, smem, kX2, row, step);
 #pragma unroll
             for (int n = 0; n < kN; n += 2) {
-                load_b<D>(b0, b1, y1, chunk + 8 * n, step);
+                load_b<D>(b0, b1, smem, y1, chunk + 8 * n, step);
                 mma<T>(s[n], a1, b0);
                 mma<T>(s[n + 1], a1, b1);
-                load_b<D>(b0, b1, y2, chunk + 8 * n, step);
+                load_b<D>(b0, b1, smem, y2, chunk + 8 * n, step);
                 mma<T>(dp[n], a2, b0);
                 mma<T>(dp[n + 1], a2, b1);
             }
@@ -60,10 +61,10 @@ struct Backward {
     }
 
     // s becomes p, dp becomes ds. `position`: of the chunk's first streamed row.
-    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse,
-                                                    int64_t position, bool masked) {
+    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse, int position,
+                                                    bool masked) {
         const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
-        const int ahead = int(position - first);  // streamed row 0 against the warp's row 0
+        const int ahead = position - first;  // streamed row 0 against the warp's row 0
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -78,15 +79,14 @@ struct Backward {
             }
     }
 
-    __device__ __forceinline__ static void add_product(float (&grad)[D / 8][4], const float (&weights)[kN][4],
-                                                       const unsigned char* y, int chunk) {
+    __device__ __forceinline__ void add_product(float (&grad)[D / 8][4], const float (&weights)[kN][4], int y, int chunk) {
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step) {
             uint32_t a[4], b0[2], b1[2];
             to_a<T>(a, weights[2 * step], weights[2 * step + 1]);
 #pragma unroll
             for (int n = 0; n < D / 8; n += 2) {
-                load_b_trans<D>(b0, b1, y, chunk + 16 * step, n / 2);
+                load_b_trans<D>(b0, b1, smem, y, chunk + 16 * step, n / 2);
                 mma<T>(grad[n], a, b0);
                 mma<T>(grad[n + 1], a, b1);
             }
@@ -94,13 +94,12 @@ struct Backward {
     }
 
     // One streamed tile whose first row is at `position`
-    __device__ __forceinline__ void consume(int stage, int64_t position) {
-        const unsigned char* y1 = stages + stage * kStageBytes;
-        const unsigned char* y2 = y1 + kTileBytes;
+    __device__ __forceinline__ void consume(int stage, int position) {
+        const int y1 = kStages + stage * kStageBytes, y2 = y1 + kTileBytes;
         const float* lse = stats + stage * 2 * kStream;
 #pragma unroll 1
         for (int chunk = 0; chunk < kStream; chunk += kChunk) {
-            const int64_t from = position + chunk, to = from + kChunk - 1;
+            const int from = position + chunk, to = from + kChunk - 1;
             if (kForKeys ? to < first : from > first + kWarpRows - 1) continue;  // masked for the whole warp
             const bool masked = kForKeys ? from < first + kWarpRows - 1 : to > first;
             float s[kN][4], dp[kN][4];
@@ -112,7 +111,7 @@ struct Backward {
     }
 
     // Through the warp's own rows of `tile`, which nobody else reads
-    __device__ __forceinline__ void store(T* out, int64_t row_stride, int64_t count, unsigned char* tile,
+    __device__ __forceinline__ void store(T* out, int64_t row_stride, int count, unsigned char* tile,
                                           const float (&grad)[D / 8][4], float factor) {
         __syncwarp();
         accumulators_to_tile<T, D>(tile, row, grad, factor, factor);
@@ -122,13 +121,11 @@ struct Backward {
 };
 
 template <class T, int D, bool kForKeys>
-__device__ __forceinline__ Backward<T, D, kForKeys> begin(unsigned char* smem, int64_t block_first, float scale) {
+__device__ __forceinline__ Backward<T, D, kForKeys> begin(unsigned char* smem, int block_first, float scale) {
     using Work = Backward<T, D, kForKeys>;
     Work w;
-    w.x1 = smem;
-    w.x2 = smem + SmemRows<D>::bytes(kRows);
-    w.stages = smem + SmemRows<D>::bytes(2 * kRows);
-    w.stats = reinterpret_cast<float*>(w.stages + 2 * Work::kStageBytes);
+    w.smem = smem;
+    w.stats = reinterpret_cast<float*>(smem + Work::kStages + 2 * Work::kStageBytes);
     w.row = int(threadIdx.x) / 32 * kWarpRows;
     w.first = block_first + w.row;
     w.scale = scale * kLog2e;
@@ -146,13 +143,15 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
     constexpr int kStream = Work::kStream;
     GPU_DYN_SMEM(smem);
     const AttentionShape& s = a.shape;
-    const int64_t kv_head = blockIdx.x, batch = blockIdx.y, j0 = int64_t(blockIdx.z) * kRows, group = s.H / s.K;
+    const int64_t kv_head = blockIdx.x, batch = blockIdx.y;
+    const int j0 = int(blockIdx.z) * kRows, group = int(s.H / s.K), T_len = int(s.Tq);
     Work w = begin<T, D, true>(smem, j0, s.scale);
-    const int64_t first_tile = j0 / kStream, tiles = (s.Tq + kStream - 1) / kStream - first_tile;
+    const int first_tile = j0 / kStream, tiles = (T_len + kStream - 1) / kStream - first_tile;
 
-    const auto fetch = [&](int64_t i) {
-        const int64_t head = kv_head * group + i / tiles, t0 = (first_tile + i % tiles) * kStream, count = s.Tq - t0;
-        unsigned char* stage = w.stages + i % 2 * Work::kStageBytes;
+    const auto fetch = [&](int i) {
+        const int64_t head = kv_head * group + i / tiles, t0 = (first_tile + i % tiles) * kStream;
+        const int count = T_len - int(t0);
+        unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
         copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.q) + batch * s.q_batch + t0 * s.q_row + head * D, s.q_row,
                                  count, kThreads);
         copy_rows<T, D, kStream>(stage + Work::kTileBytes,
@@ -164,21 +163,22 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
             ptx::cp_async4(w.stats + i % 2 * 2 * kStream + threadIdx.x, source + (r < count ? r : 0), r < count ? 4 : 0);
         }
     };
-    const int64_t at = batch * s.kv_batch + j0 * s.kv_row + kv_head * D;
-    copy_rows<T, D, kRows>(w.x1, static_cast<const T*>(a.k) + at, s.kv_row, s.Tk - j0, kThreads);
-    copy_rows<T, D, kRows>(w.x2, static_cast<const T*>(a.v) + at, s.kv_row, s.Tk - j0, kThreads);
+    const int64_t at = batch * s.kv_batch + int64_t(j0) * s.kv_row + kv_head * D;
+    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.k) + at, s.kv_row, T_len - j0, kThreads);
+    copy_rows<T, D, kRows>(smem + Work::kX2, static_cast<const T*>(a.v) + at, s.kv_row, T_len - j0, kThreads);
     fetch(0);
     ptx::cp_async_commit();
-    for (int64_t i = 0; i < group * tiles; ++i) {
+    for (int i = 0; i < group * tiles; ++i) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
         if (i + 1 < group * tiles) fetch(i + 1);
         ptx::cp_async_commit();
-        w.consume(int(i % 2), (first_tile + i % tiles) * kStream);
+        w.consume(i % 2, (first_tile + i % tiles) * kStream);
     }
-    const int64_t row_at = at + w.row * s.kv_row, count = s.Tk - w.first;
-    w.store(static_cast<T*>(a.dk) + row_at, s.kv_row, count, w.x1, w.grad1, s.scale);
-    w.store(static_cast<T*>(a.dv) + row_at, s.kv_row, count, w.x2, w.grad2, 1.0f);
+    const int64_t row_at = at + w.row * s.kv_row;
+    const int count = T_len - w.first;
+    w.store(static_cast<T*>(a.dk) + row_at, s.kv_row, count, smem + Work::kX1, w.grad1, s.scale);
+    w.store(static_cast<T*>(a.dv) + row_at, s.kv_row, count, smem + Work::kX2, w.grad2, 1.0f);
 }
 
 // Grid (H, B, query tiles), the longest first.
@@ -188,36 +188,39 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
     constexpr int kStream = Work::kStream;
     GPU_DYN_SMEM(smem);
     const AttentionShape& s = a.shape;
-    const int64_t head = blockIdx.x, batch = blockIdx.y, t0 = int64_t(gridDim.z - 1 - blockIdx.z) * kRows;
+    const int64_t head = blockIdx.x, batch = blockIdx.y;
+    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, T_len = int(s.Tq);
     const int64_t kv_at = batch * s.kv_batch + head / (s.H / s.K) * D;
     Work w = begin<T, D, false>(smem, t0, s.scale);
-    const int64_t tiles = (min(t0 + kRows, s.Tk) + kStream - 1) / kStream;
+    const int tiles = (min(t0 + kRows, T_len) + kStream - 1) / kStream;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const int64_t t = w.first + int(threadIdx.x) % 32 / 4 + 8 * h, at = (batch * s.H + head) * s.Tq + t;
-        w.row_lse[h] = t < s.Tq ? a.lse[at] : 0.0f;
-        w.row_delta[h] = t < s.Tq ? static_cast<const float*>(a.workspace)[at] : 0.0f;
+        const int t = w.first + int(threadIdx.x) % 32 / 4 + 8 * h;
+        const int64_t at = (batch * s.H + head) * s.Tq + t;
+        w.row_lse[h] = t < T_len ? a.lse[at] : 0.0f;
+        w.row_delta[h] = t < T_len ? static_cast<const float*>(a.workspace)[at] : 0.0f;
     }
-    const auto fetch = [&](int64_t i) {
-        const int64_t j0 = i * kStream, from = kv_at + j0 * s.kv_row;
-        unsigned char* stage = w.stages + i % 2 * Work::kStageBytes;
-        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.k) + from, s.kv_row, s.Tk - j0, kThreads);
-        copy_rows<T, D, kStream>(stage + Work::kTileBytes, static_cast<const T*>(a.v) + from, s.kv_row, s.Tk - j0, kThreads);
+    const auto fetch = [&](int i) {
+        const int j0 = i * kStream;
+        const int64_t from = kv_at + int64_t(j0) * s.kv_row;
+        unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
+        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.k) + from, s.kv_row, T_len - j0, kThreads);
+        copy_rows<T, D, kStream>(stage + Work::kTileBytes, static_cast<const T*>(a.v) + from, s.kv_row, T_len - j0, kThreads);
     };
-    const int64_t q_at = batch * s.q_batch + t0 * s.q_row + head * D;
-    copy_rows<T, D, kRows>(w.x1, static_cast<const T*>(a.q) + q_at, s.q_row, s.Tq - t0, kThreads);
-    copy_rows<T, D, kRows>(w.x2, static_cast<const T*>(a.d_o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row,
-                           s.Tq - t0, kThreads);
+    const int64_t q_at = batch * s.q_batch + int64_t(t0) * s.q_row + head * D;
+    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.q) + q_at, s.q_row, T_len - t0, kThreads);
+    copy_rows<T, D, kRows>(smem + Work::kX2, static_cast<const T*>(a.d_o) + batch * s.o_batch + int64_t(t0) * s.o_row + head * D,
+                           s.o_row, T_len - t0, kThreads);
     fetch(0);
     ptx::cp_async_commit();
-    for (int64_t i = 0; i < tiles; ++i) {
+    for (int i = 0; i < tiles; ++i) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
         if (i + 1 < tiles) fetch(i + 1);
         ptx::cp_async_commit();
-        w.consume(int(i % 2), i * kStream);
+        w.consume(i % 2, i * kStream);
     }
-    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, s.Tq - w.first, w.x1, w.grad1, s.scale);
+    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, T_len - w.first, smem + Work::kX1, w.grad1, s.scale);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ struct RowState {
 };
 
 template <class T, int D>
-__device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned char* q, const unsigned char* k, int row) {
+__device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned char* smem, int k, int row) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -29,11 +29,11 @@ __device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned cha
     for (int step = 0; step < D / 16; ++step) {
         uint32_t a[kM][4];
 #pragma unroll
-        for (int m = 0; m < kM; ++m) load_a<D>(a[m], q, row + 16 * m, step);
+        for (int m = 0; m < kM; ++m) load_a<D>(a[m], smem, 0, row + 16 * m, step);
 #pragma unroll
         for (int n = 0; n < kN; n += 2) {
             uint32_t b0[2], b1[2];
-            load_b<D>(b0, b1, k, 8 * n, step);
+            load_b<D>(b0, b1, smem, k, 8 * n, step);
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
                 mma<T>(s[m][n], a[m], b0);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned cha
 }
 
 // `first_hidden`: how many keys of the tile the warp's first row sees; each next row sees one more.
-__device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int64_t first_hidden) {
+__device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int first_hidden) {
     const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -86,7 +86,7 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], float (&o)
 
 template <class T, int D>
 __device__ __forceinline__ void add_values(float (&o)[kM][D / 8][4], const float (&p)[kM][kN][4],
-                                           const unsigned char* v) {
+                                           const unsigned char* smem, int v) {
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
         uint32_t a[kM][4];
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_values(float (&o)[kM][D / 8][4], const float
 #pragma unroll
         for (int n = 0; n < D / 8; n += 2) {
             uint32_t b0[2], b1[2];
-            load_b_trans<D>(b0, b1, v, 16 * step, n / 2);
+            load_b_trans<D>(b0, b1, smem, v, 16 * step, n / 2);
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
                 mma<T>(o[m][n], a[m], b0);
@@ -108,9 +108,10 @@ __device__ __forceinline__ void add_values(float (&o)[kM][D / 8][4], const float
 // Normalises, stores the log-sum-exp, and stores o through the warp's own rows of the query tile.
 template <class T, int D>
 __device__ __forceinline__ void finish(const AttentionForward& a, float (&o)[kM][D / 8][4], RowState& state,
-                                       unsigned char* tile, int row, int64_t t0, int64_t head, int64_t batch) {
+                                       unsigned char* tile, int row, int t0) {
     const AttentionShape& s = a.shape;
     const int lane = int(threadIdx.x) % 32, g = lane / 4;
+    const int64_t head = blockIdx.x, batch = blockIdx.y;
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -121,14 +122,15 @@ __device__ __forceinline__ void finish(const AttentionForward& a, float (&o)[kM]
             sum += __shfl_xor_sync(kFullWarp, sum, 1);
             sum += __shfl_xor_sync(kFullWarp, sum, 2);
             inverse[h] = 1.0f / sum;
-            const int64_t t = t0 + row + 16 * m + g + 8 * h;
-            if (lane % 4 == 0 && t < s.Tq) a.lse[(batch * s.H + head) * s.Tq + t] = state.top[m][h] * s.scale + logf(sum);
+            const int t = t0 + row + 16 * m + g + 8 * h;
+            if (lane % 4 == 0 && t < s.Tq)
+                a.lse[(batch * s.H + head) * s.Tq + t] = state.top[m][h] * s.scale + logf(sum);
         }
         accumulators_to_tile<T, D>(tile, row + 16 * m, o[m], inverse[0], inverse[1]);
     }
     __syncwarp();
-    T* out = static_cast<T*>(a.o) + batch * s.o_batch + (t0 + row) * s.o_row + head * D;
-    store_tile_rows<T, D, kWarpRows>(out, s.o_row, s.Tq - t0 - row, tile, row);
+    T* out = static_cast<T*>(a.o) + batch * s.o_batch + int64_t(t0 + row) * s.o_row + head * D;
+    store_tile_rows<T, D, kWarpRows>(out, s.o_row, int(s.Tq) - t0 - row, tile, row);
 }
 
 // Grid (H, B, query tiles), the longest tiles first; the heads of a group are neighbours and share keys in L2.
@@ -136,27 +138,26 @@ template <class T, int D>
 __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(AttentionForward a) {
     using Rows = SmemRows<D>;
     GPU_DYN_SMEM(smem);
-    unsigned char* q = smem;
-    unsigned char* kv = smem + Rows::bytes(kRows);  // stage s: keys, then values
-    constexpr int kStage = Rows::bytes(2 * kKeys);
+    // The queries, then two stages of keys and values
+    constexpr int kStages = Rows::bytes(kRows), kStage = Rows::bytes(2 * kKeys), kValues = Rows::bytes(kKeys);
     const AttentionShape& s = a.shape;
     const int64_t head = blockIdx.x, batch = blockIdx.y, kv_head = head / (s.H / s.K);
-    const int64_t t0 = int64_t(gridDim.z - 1 - blockIdx.z) * kRows, offset = s.Tk - s.Tq;
-    const T* keys = static_cast<const T*>(a.k) + batch * s.kv_batch + kv_head * D;
-    const T* values = static_cast<const T*>(a.v) + batch * s.kv_batch + kv_head * D;
+    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.Tk - s.Tq);
+    const int64_t kv_at = batch * s.kv_batch + kv_head * D;
     const int row = int(threadIdx.x) / 32 * kWarpRows;  // the warp's first
-    const int64_t warp_first = offset + t0 + row;       // its position
-    const int64_t seen = offset + min(t0 + kRows, s.Tq);  // keys that the tile's last query sees
-    const int tiles = int((seen + kKeys - 1) / kKeys);
+    const int warp_first = offset + t0 + row;           // its position
+    const int seen = offset + min(t0 + kRows, int(s.Tq));  // keys that the tile's last query sees
+    const int tiles = (seen + kKeys - 1) / kKeys;
 
     const auto fetch = [&](int tile) {
-        unsigned char* stage = kv + tile % 2 * kStage;
-        const int64_t j0 = int64_t(tile) * kKeys;
-        copy_rows<T, D, kKeys>(stage, keys + j0 * s.kv_row, s.kv_row, s.Tk - j0, kThreads);
-        copy_rows<T, D, kKeys>(stage + Rows::bytes(kKeys), values + j0 * s.kv_row, s.kv_row, s.Tk - j0, kThreads);
+        unsigned char* stage = smem + kStages + tile % 2 * kStage;
+        const int64_t from = kv_at + int64_t(tile) * kKeys * s.kv_row;
+        const int count = int(s.Tk) - tile * kKeys;
+        copy_rows<T, D, kKeys>(stage, static_cast<const T*>(a.k) + from, s.kv_row, count, kThreads);
+        copy_rows<T, D, kKeys>(stage + kValues, static_cast<const T*>(a.v) + from, s.kv_row, count, kThreads);
     };
-    copy_rows<T, D, kRows>(q, static_cast<const T*>(a.q) + batch * s.q_batch + t0 * s.q_row + head * D, s.q_row,
-                           s.Tq - t0, kThreads);
+    copy_rows<T, D, kRows>(smem, static_cast<const T*>(a.q) + batch * s.q_batch + int64_t(t0) * s.q_row + head * D, s.q_row,
+                           int(s.Tq) - t0, kThreads);
     fetch(0);
     ptx::cp_async_commit();
 
@@ -171,16 +172,16 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
         if (tile + 1 < tiles) fetch(tile + 1);
         ptx::cp_async_commit();
-        const int64_t j0 = int64_t(tile) * kKeys;
+        const int j0 = tile * kKeys;
         if (j0 > warp_first + kWarpRows - 1) continue;  // the warp sees none of it
-        const unsigned char* stage = kv + tile % 2 * kStage;
+        const int stage = kStages + tile % 2 * kStage;
         float p[kM][kN][4];
-        scores<T, D>(p, q, stage, row);
+        scores<T, D>(p, smem, stage, row);
         if (j0 + kKeys - 1 > warp_first) apply_mask(p, warp_first + 1 - j0);
         online_softmax<D>(p, o, state, s.scale * kLog2e);
-        add_values<T, D>(o, p, stage + Rows::bytes(kKeys));
+        add_values<T, D>(o, p, smem, stage + kValues);
     }
-    finish<T, D>(a, o, state, q, row, t0, head, batch);
+    finish<T, D>(a, o, state, smem, row, t0);
 }
 
 }  // namespace

@@ -24,42 +24,57 @@ struct SmemRows {
 
 // Starts the copy of kRows rows, of which the first `count` exist; the others become zero.
 template <class T, int D, int kRows>
-__device__ __forceinline__ void copy_rows(unsigned char* tile, const T* source, int64_t row_stride, int64_t count,
+__device__ __forceinline__ void copy_rows(unsigned char* tile, const T* source, int64_t row_stride, int count,
                                           int threads) {
     using Rows = SmemRows<D>;
-#pragma unroll 2
+#pragma unroll 1
     for (int i = int(threadIdx.x); i < kRows * Rows::kChunks; i += threads) {
         const int row = i / Rows::kChunks, chunk = i % Rows::kChunks;
         const bool exists = row < count;
-        ptx::cp_async16(tile + Rows::offset(row, chunk), source + (exists ? row * row_stride : 0) + chunk * 8,
+        ptx::cp_async16(tile + Rows::offset(row, chunk), source + (exists ? row * row_stride : int64_t(0)) + chunk * 8,
                         exists ? 16 : 0);
+    }
+}
+
+// Where a lane finds its 16 bytes for ldmatrix: row `row + lane_row` of the tile at smem + tile, chunk 2 * step + half. `row`
+// is a multiple of 8. The XOR is taken after the tile's offset is added, so that the compiler cannot keep the eight
+// steps' addresses in registers across tiles: the accumulators need them.
+template <int D>
+__device__ __forceinline__ const unsigned char* lane_address(const unsigned char* smem, int tile, int row, int lane_row,
+                                                             int half, int step) {
+    using Rows = SmemRows<D>;
+    if constexpr (Rows::kXor) {
+        const int lane_offset = (lane_row * Rows::kStride + (half ^ (lane_row & 7))) * 16;
+        return smem + ((tile + lane_offset) ^ (32 * step)) + row * Rows::kStride * 16;
+    } else {
+        return smem + tile + ((row + lane_row) * Rows::kStride + 2 * step + half) * 16;
     }
 }
 
 // A: 16 rows from `row`, elements 16 step .. + 15
 template <int D>
-__device__ __forceinline__ void load_a(uint32_t (&a)[4], const unsigned char* tile, int row, int step) {
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], const unsigned char* smem, int tile, int row, int step) {
     const int lane = int(threadIdx.x) % 32;
-    ptx::ldmatrix_x4(a, tile + SmemRows<D>::offset(row + lane % 16, 2 * step + lane / 16));
+    ptx::ldmatrix_x4(a, lane_address<D>(smem, tile, row, lane % 16, lane / 16, step));
 }
 
 // B of two neighbouring n-tiles, where row n of the tile holds column n of B: 16 rows from `row`, elements 16 step .. + 15.
 template <int D>
-__device__ __forceinline__ void load_b(uint32_t (&b0)[2], uint32_t (&b1)[2], const unsigned char* tile, int row,
-                                       int step) {
+__device__ __forceinline__ void load_b(uint32_t (&b0)[2], uint32_t (&b1)[2], const unsigned char* smem, int tile,
+                                       int row, int step) {
     const int lane = int(threadIdx.x) % 32;
     uint32_t r[4];
-    ptx::ldmatrix_x4(r, tile + SmemRows<D>::offset(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
+    ptx::ldmatrix_x4(r, lane_address<D>(smem, tile, row, lane % 8 + lane / 16 * 8, lane / 8 % 2, step));
     b0[0] = r[0], b0[1] = r[1], b1[0] = r[2], b1[1] = r[3];
 }
 
 // B of two neighbouring n-tiles, where row k of the tile is row k of B: 16 rows from `row`, elements 16 pair .. + 15.
 template <int D>
-__device__ __forceinline__ void load_b_trans(uint32_t (&b0)[2], uint32_t (&b1)[2], const unsigned char* tile, int row,
-                                             int pair) {
+__device__ __forceinline__ void load_b_trans(uint32_t (&b0)[2], uint32_t (&b1)[2], const unsigned char* smem, int tile,
+                                             int row, int pair) {
     const int lane = int(threadIdx.x) % 32;
     uint32_t r[4];
-    ptx::ldmatrix_x4_trans(r, tile + SmemRows<D>::offset(row + lane % 16, 2 * pair + lane / 16));
+    ptx::ldmatrix_x4_trans(r, lane_address<D>(smem, tile, row, lane % 16, lane / 16, pair));
     b0[0] = r[0], b0[1] = r[1], b1[0] = r[2], b1[1] = r[3];
 }
 
@@ -109,7 +124,7 @@ __device__ __forceinline__ void accumulators_to_tile(unsigned char* tile, int ro
 
 // A warp stores kRows of its rows of a tile, of which `count` exist.
 template <class T, int D, int kRows>
-__device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int64_t count, const unsigned char* tile,
+__device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int count, const unsigned char* tile,
                                                 int row) {
     using Rows = SmemRows<D>;
     for (int i = int(threadIdx.x) % 32; i < kRows * Rows::kChunks; i += 32) {
@@ -126,7 +141,7 @@ __device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int6
 template <class... P>
 bool mma_covers(const AttentionShape& s, const P*... pointers) {
     if (s.dtype == DType::f32 || (s.D != 64 && s.D != 80 && s.D != 96 && s.D != 128)) return false;
-    if (!aligned_to(16, pointers...)) return false;
+    if (!aligned_to(16, pointers...) || s.Tk > 0x7fffff00) return false;
     return ((s.q_row | s.q_batch | s.kv_row | s.kv_batch | s.o_row | s.o_batch) & 7) == 0;
 }
 
