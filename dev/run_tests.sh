@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
+#
+#   dev/run_tests.sh BUILD OBJ [SECTION...]      sections: unit python mpi zero program simt (default: all)
+set -uo pipefail
+build=$1 obj=$2
+shift 2
+sections=${*:-unit python mpi zero program simt}
+logs=$build/test-logs
+mkdir -p "$logs"
+passed=0 failed=0 skipped=0 table=""
+
+# Ranks often outnumber cores here: one thread each, and nobody spins.
+export OMP_WAIT_POLICY=passive
+
+# run NAME COMMAND...   one log per name; counts come from GoogleTest's and unittest's own closing lines
+run() {
+  local name=$1 start=$SECONDS log="$logs/$1.log" rc=0 p=0 f=0 s=0
+  shift
+  "$@" > "$log" 2>&1 || rc=$?
+  p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p; s/^Ran \([0-9]*\) tests\{0,1\} in.*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$log" | paste -sd+ | bc)
+  f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$log" | paste -sd+ | bc)
+  s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' "$log" | paste -sd+ | bc)
+  p=${p:-0} f=${f:-0} s=${s:-0}
+  if [ $rc != 0 ] && [ "$f" = 0 ]; then f=1; fi
+  if [ $rc = 0 ] && [ "$p" = 0 ]; then p=1; fi
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+  local line
+  line=$(printf '%-34s %4s s  %5s passed %3s failed %3s skipped' "$name" $((SECONDS - start)) "$p" "$f" "$s")
+  echo "$line"
+  table="$table$line"$'\n'
+  if [ $rc != 0 ]; then
+    echo "---- $name failed (exit code $rc); the end of $log:"
+    tail -n 60 "$log"
+    echo "----"
+  fi
+}
+
+mpi() {  # mpi NAME RANKS COMMAND...
+  local name=$1 ranks=$2
+  shift 2
+  run "$name" env OMP_NUM_THREADS=1 timeout 300 mpirun -n "$ranks" "$@"
+}
+
+for section in $sections; do
+  case $section in
+    unit) run unit "$obj/unit_tests" --gtest_brief=1 ;;
+    python) run python python3 -W error::SyntaxWarning -m unittest -q test/test_data_prep.py ;;
+    mpi)
+      [ -x "$obj/mpi_tests" ] || { echo "mpi: not built here (no MPI)"; continue; }
+      for n in 1 2 3 4 5 8; do mpi "mpi-$n" $n "$obj/mpi_tests"; done ;;
+    zero)
+      [ -x "$obj/zero_tests" ] || { echo "zero: not built here (no MPI)"; continue; }
+      for n in 1 3 4; do mpi "zero-$n" $n "$obj/zero_tests"; done ;;
+    program) run program test/test_program.sh ./train_llama ;;
+    simt)
+      for target in $(make -s --no-print-directory BUILD="$build" print-simt-runs 2>/dev/null); do
+        run "$target" make --no-print-directory BUILD="$build" "$target"
+      done ;;
+  esac
+done
+
+echo
+echo "$table"
+echo "total $SECONDS s"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
