@@ -20,7 +20,8 @@ namespace rz {
 enum class ShardFormat { kLlmcGpt2, kLlmcLlama3, kMegatron, kRaw16 };
 const char* format_name(ShardFormat format);  // "llm.c gpt-2 (uint16)" ...
 
-// A read-only mapping of a whole file. The mapping lives as long as the object; moving it keeps addresses.
+// A read-only mapping of a whole file, which must not shrink meanwhile (the kernel would end the program with SIGBUS).
+// The mapping lives as long as the object; moving it keeps addresses.
 class MappedFile {
    public:
     explicit MappedFile(const std::string& path);

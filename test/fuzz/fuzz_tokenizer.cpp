@@ -1,9 +1,10 @@
 // Fuzzes the tokenizer reader and both directions of the tokenizer. Input: a tokenizer.json, a NUL, a text. Without NUL
 // the input is a text for a tokenizer that is known to be good (the file named by RZ_FUZZ_TOKENIZER), if there is one.
+// An input that begins with 0x0a, as SentencePiece models do, is read as one.
 //
-//     clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
-//        test/fuzz/fuzz_tokenizer.cpp llama/{tokenizer,tokenizer_json,bpe,pretokenize,unicode,unicode_tables}.cpp \
-//        llama/{json,atomic_file}.cpp kernels/runtime/check.cpp -o build/fuzz_tokenizer
+//    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
+//        test/fuzz/fuzz_tokenizer.cpp llama/{tokenizer,tokenizer_json,tokenizer_sentencepiece,bpe,pretokenize}.cpp \
+//        llama/{unicode,unicode_tables,json,atomic_file}.cpp kernels/runtime/check.cpp -o build/fuzz_tokenizer
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
@@ -33,7 +34,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string_view input(reinterpret_cast<const char*>(data), size);
     const size_t nul = input.find('\0');
     try {
-        if (nul != std::string_view::npos) {
+        if (input.starts_with('\n')) {
+            both_directions(rz::Tokenizer::parse_sentencepiece(input, "fuzz"), "The cat, 12 \u4e16\xff");
+        } else if (nul != std::string_view::npos) {
             both_directions(rz::Tokenizer::parse(input.substr(0, nul), "fuzz"), input.substr(nul + 1));
         } else if (const char* path = std::getenv("RZ_FUZZ_TOKENIZER")) {
             static const rz::Tokenizer known = rz::Tokenizer::load(path);
