@@ -1,5 +1,5 @@
-// Attention for every dtype and every even D <= 256: fp32 FMA on tiles in shared memory. The tensor-core kernels for 16-bit
-// types are in attention_mma.cu; what they do not cover comes here.
+// Attention for every dtype and every even D <= 256: fp32 FMA on tiles in shared memory. What the tensor-core kernels
+// (attention_*_mma.cu, attention_forward_wgmma.cu) do not cover comes here.
 #include "kernels/attention.h"
 
 #include "kernels/attention_cuda.h"
@@ -196,7 +196,8 @@ __device__ __forceinline__ void score_gradients(float* p, float* ds, const float
     }
 }
 
-// Grid (key tiles, K, B). The group's query heads in order, each from the diagonal to the end: dk and dv stay in registers.
+// Grid (key tiles, K, B). The group's query heads in order, each from the diagonal to the end: dk and dv stay in
+// registers.
 template <class T, int kMaxD>
 __global__ void __launch_bounds__(kThreads) attention_backward_kv_kernel(AttentionBackward a) {
     using Shape = Tile<kMaxD>;
@@ -256,7 +257,8 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(Attentio
     const float* lse = a.lse + (batch * s.H + head) * T_len;
     const float* delta = static_cast<const float*>(a.workspace) + (batch * s.H + head) * T_len;
     load_tile<T, kMaxD>(q, static_cast<const T*>(a.q) + at, s.q_row, rows, D);
-    load_tile<T, kMaxD>(d_o, static_cast<const T*>(a.d_o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row, rows, D);
+    load_tile<T, kMaxD>(d_o, static_cast<const T*>(a.d_o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row, rows,
+                        D);
 
     float dq[Shape::kPerThread][Shape::kColumns] = {};
     for (int64_t j0 = 0; j0 < t0 + rows; j0 += kRows) {
@@ -304,11 +306,16 @@ void check_grid(const AttentionShape& s) {
 
 }  // namespace
 
+AttentionPath& attention_path() {
+    static AttentionPath path = AttentionPath::wgmma;
+    return path;
+}
+
 void attention_forward_cuda(const AttentionForward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
     if (s.B == 0 || s.Tq == 0 || s.H == 0) return;
     check_grid(s);
-    if (attention_forward_mma(a, stream)) return;
+    if (attention_forward_wgmma(a, stream) || attention_forward_mma(a, stream)) return;
     with_device_type(s.dtype, [&]<class T>() {
         with_max_d(s.D, [&]<int kMaxD>() {
             using Shape = Tile<kMaxD>;

@@ -1,6 +1,7 @@
 // Attention: CUDA kernels against the CPU op.
 #include "kernels/attention.h"
 
+#include "kernels/attention_cuda.h"
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -70,19 +71,31 @@ class Attention : public testing::TestWithParam<Case> {
     void SetUp() override {
         if (GetParam().large && skip_large()) GTEST_SKIP() << "set KERNEL_TESTS_LARGE to run this in the emulator";
     }
+    void TearDown() override { attention_path() = AttentionPath::wgmma; }
     // Rounding of one value to dtype, relative to it
     double rounding() const { return ulp(GetParam().dtype) / 2; }
+    void check_forward();
 };
 
 // o is an average of values below 5, weighted by p. Scores (about 1, D roundings) and exponentials are within 2^-18. Where
 // p is rounded to dtype for the tensor cores, each weight moves by at most `rounding` of itself and so the average by at most
 // `rounding` of the average of |v|, about 1; twice that is allowed. Then one rounding of o.
-TEST_P(Attention, Forward) {
+void Attention::check_forward() {
     const Case c = GetParam();
     const double small = std::ldexp(1.0, -18) * 8;
     const double weights = c.dtype == DType::f32 ? 0 : 2 * rounding();
     compare_on_devices([&](KernelRun& run) { forward(run, c); },
                        {{"o", {ulp(c.dtype), small + weights}}, {"lse", {0, small}}});
+}
+
+TEST_P(Attention, Forward) { check_forward(); }
+
+// What older devices run where Forward has used wgmma
+TEST_P(Attention, ForwardWithoutWgmma) {
+    const Case c = GetParam();
+    if (c.dtype == DType::f32 || (c.D != 64 && c.D != 128)) GTEST_SKIP() << "wgmma does not cover this anyway";
+    attention_path() = AttentionPath::mma;
+    check_forward();
 }
 
 // Rounded to dtype on their way into the tensor cores: p, where dv sums p * d_o, and ds = p (dp - delta), where dq and dk sum
