@@ -174,6 +174,26 @@ TEST(SafetensorsReader, ConversionsRoundToNearestEvenOnce) {
     EXPECT_EQ(float(half[0]), 65504);
 }
 
+TEST(SafetensorsReader, EveryHalfWidensToItsValue) {
+    std::vector<uint16_t> bits(1 << 16);
+    for (size_t i = 0; i < bits.size(); ++i) bits[i] = uint16_t(i);
+    std::vector<float> wide(bits.size(), NAN);
+    convert(bits.data(), DType::f16, wide.data(), DType::f32, int64_t(bits.size()), "x");
+    for (size_t i = 0; i < bits.size(); ++i) {
+        const int exponent = int(i >> 10) & 31, fraction = int(i) & 1023;
+        const double sign = i >> 15 ? -1 : 1;
+        if (exponent == 31 && fraction != 0) {
+            EXPECT_TRUE(std::isnan(wide[i])) << i;
+            continue;
+        }
+        const double value = exponent == 31  ? INFINITY
+                             : exponent == 0 ? std::ldexp(fraction, -24)
+                                             : std::ldexp(1024 + fraction, exponent - 25);
+        ASSERT_EQ(wide[i], sign * value) << i;
+        ASSERT_EQ(std::signbit(wide[i]), i >> 15 != 0) << i;
+    }
+}
+
 TEST(SafetensorsReader, NamesTypesThatAreNoWeights) {
     const Folder folder;
     write_file_atomically(folder / "i32.safetensors", file_of(one("[2,2]", "[0,16]"), 16));
