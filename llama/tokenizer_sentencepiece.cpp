@@ -87,7 +87,7 @@ const std::string kSpaceMark = "\xe2\x96\x81";
 
 std::string with_spaces(std::string text) {
     for (size_t at = 0; (at = text.find(kSpaceMark, at)) != std::string::npos;)
-        text.replace(at++, kSpaceMark.size(), " ");
+        text.replace(at++, kSpaceMark.size(), 1, ' ');
     return text;
 }
 
