@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "kernels/checks.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/adamw.cpp"
 #include "kernels/simd.h"
@@ -24,6 +23,8 @@ struct AdamWFactors {
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
+#include "kernels/simd_vec.h"
+
 // Elements [begin, end), which all decay or all don't.
 template <class T, class G>
 void update_run(const AdamW& a, const AdamWFactors& f, bool decays, int64_t begin, int64_t end) {
@@ -34,24 +35,19 @@ void update_run(const AdamW& a, const AdamWFactors& f, bool decays, int64_t begi
     T* param = static_cast<T*>(a.param);
     const bool write_param = static_cast<void*>(a.param) != static_cast<void*>(a.master);
     const float keep = decays ? 1.0f - f.lr_decay : 1.0f;
-    const auto update = [&](int64_t i) __attribute__((always_inline)) {
-        const float g = float(grad[i]) * f.grad_scale;
-        const float m_new = f.beta1 * m[i] + f.one_minus_beta1 * g;
-        const float v_new = f.beta2 * v[i] + f.one_minus_beta2 * g * g;
-        m[i] = m_new;
-        v[i] = v_new;
-        const float denominator = __builtin_sqrtf(v_new) * f.sqrt_v_scale + f.eps;
-        const float w_new = keep * w[i] - f.lr_m * m_new / denominator;
-        w[i] = w_new;
-        return w_new;
+    const auto update = [&](int64_t i, auto lanes) RZ_LAMBDA {
+        const Vec g = load(grad + i, lanes) * f.grad_scale;
+        const Vec m_new = f.beta1 * load(m + i, lanes) + f.one_minus_beta1 * g;
+        const Vec v_new = f.beta2 * load(v + i, lanes) + f.one_minus_beta2 * g * g;
+        store(m + i, m_new, lanes);
+        store(v + i, v_new, lanes);
+        Vec root;
+        for (int64_t j = 0; j < kLanes; ++j) root[j] = __builtin_sqrtf(v_new[j]);
+        const Vec w_new = keep * load(w + i, lanes) - f.lr_m * m_new / (root * f.sqrt_v_scale + f.eps);
+        store(w + i, w_new, lanes);
+        if (write_param) store(param + i, w_new, lanes);
     };
-    if (write_param) {
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) store(param + i, update(i));
-    } else {
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) update(i);
-    }
+    for_vectors(end - begin, [&](int64_t i, auto lanes) RZ_LAMBDA { update(begin + i, lanes); });
 }
 
 template <class T, class G>

@@ -7,7 +7,6 @@
 
 #include "kernels/checks.h"
 #include "kernels/scratch.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_WANT_BF16_DOT
 #define RZ_SIMD_FILE "kernels/attention.cpp"
@@ -16,6 +15,7 @@
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
+#include "kernels/simd_vec.h"
 #include "kernels/simd_tile.h"
 
 // Queries and keys are met in blocks of kBlock, a multiple of both kTileRows and kLanes. Tiles of words (simd_tile.h) come
@@ -49,12 +49,10 @@ void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, in
             continue;
         }
         const T* from = x + r * stride;
-        if constexpr (W::kPer == 1) {
-#pragma omp simd
-            for (int64_t c = 0; c < words; ++c) to[c] = float(from[c]);
-        } else {
+        if constexpr (W::kPer == 1)
+            for_vectors(words, [&](int64_t c, auto lanes) RZ_LAMBDA { store(to + c, load(from + c, lanes), lanes); });
+        else
             __builtin_memcpy(to, from, size_t(D) * sizeof(T));
-        }
     }
 }
 
@@ -65,10 +63,8 @@ void pack_zipped(typename W::Word* out, int64_t ld, const T* x, int64_t stride, 
         typename W::Word* to = out + r / W::kPer * ld;
         const T* from = x + r * stride;
         if constexpr (W::kPer == 1) {
-            if (r < rows) {
-#pragma omp simd
-                for (int64_t c = 0; c < D; ++c) to[c] = float(from[c]);
-            }
+            if (r < rows)
+                for_vectors(D, [&](int64_t c, auto lanes) RZ_LAMBDA { store(to + c, load(from + c, lanes), lanes); });
         }
 #ifdef RZ_SIMD_BF16_DOT
         if constexpr (W::kPer == 2) {
@@ -105,17 +101,31 @@ void pack_transposed(typename W::Word* out, const T* x, int64_t stride, int64_t 
     }
 }
 
-// A row of fp32 probabilities, rounded to the words of the next product.
+// Rounds vector c of a row of fp32 values to the words of the next product.
 template <class W>
-RZ_INLINE void write_row(typename W::Word* to, const float* p) {
-    if constexpr (W::kPer == 1) {
-#pragma omp simd
-        for (int64_t c = 0; c < kBlock; ++c) to[c] = p[c];
-    } else {
-        bf16* halves = reinterpret_cast<bf16*>(to);
-#pragma omp simd
-        for (int64_t c = 0; c < kBlock; ++c) store(halves + c, p[c]);
+RZ_INLINE void write_rows_layout(typename W::Word* row, int64_t c, Vec x) {
+    if constexpr (W::kPer == 1) store(row + c, x);
+#ifdef RZ_SIMD_BF16_DOT
+    if constexpr (W::kPer == 2) {
+        const auto halves = _mm512_cvtneps_pbh((__m512)x);
+        __builtin_memcpy(row + c / 2, &halves, sizeof halves);
     }
+#endif
+}
+#ifdef RZ_SIMD_BF16_DOT
+// Vector c of two neighbouring rows
+RZ_INLINE void write_zipped_layout(uint32_t* row, int64_t c, Vec first, Vec second) {
+    const VecBits low = __builtin_convertvector((VecHalf)_mm512_cvtneps_pbh((__m512)first), VecBits);
+    const VecBits high = __builtin_convertvector((VecHalf)_mm512_cvtneps_pbh((__m512)second), VecBits);
+    store(reinterpret_cast<float*>(row) + c, from_bits(low | high << 16));
+}
+#endif
+
+// Lane numbers, to tell which of a vector's keys are visible
+RZ_INLINE Vec lane_numbers() {
+    Vec x;
+    for (int64_t i = 0; i < kLanes; ++i) x[i] = float(i);
+    return x;
 }
 
 // Where element (b, t, head) of a strided tensor begins.
@@ -169,21 +179,31 @@ struct ForwardTiles {
     }
 };
 
-// Online softmax of one row of scores of which the first `visible` count: p gets the exponentials (zero behind them).
-// Returns what earlier sums are to be multiplied by.
-RZ_INLINE float softmax_row(float* p, int64_t visible, float scale, float& running_max, float& running_sum) {
-    float max = running_max;
-#pragma omp simd reduction(max : max)
-    for (int64_t c = 0; c < visible; ++c) max = p[c] * scale > max ? p[c] * scale : max;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < visible; ++c) {
-        p[c] = fast_exp(p[c] * scale - max);
-        sum += p[c];
+// Online softmax of one row of n scores (whole vectors) of which the first `visible` count: p gets the exponentials, zero
+// behind them. Returns what earlier sums are to be multiplied by.
+template <class W>
+RZ_INLINE float softmax_row(typename W::Word* p, float* s, int64_t n, int64_t visible, float scale, float& running_max,
+                            float& running_sum) {
+    Vec maxima = splat(-__builtin_inff());
+    for (int64_t c = 0; c < n; c += kLanes) {
+        Vec x = load(s + c);
+        if (c + kLanes > visible) {
+            x = lane_numbers() < float(visible - c) ? x : splat(-__builtin_inff());
+            store(s + c, x);
+        }
+        maxima = x > maxima ? x : maxima;
     }
-    for (int64_t c = most(visible, 0); c < kBlock; ++c) p[c] = 0;
-    const float correction = running_max == max ? 1.0f : fast_exp(running_max - max);
-    running_sum = running_sum * correction + sum;
+    const float block_max = max_of(maxima) * scale, max = block_max > running_max ? block_max : running_max;
+    Vec sums{};
+    for (int64_t c = 0; c < n; c += kLanes) {
+        const Vec x = load(s + c);
+        Vec e = exp(x * scale - max);
+        if (c + kLanes > visible) e = x == -__builtin_inff() ? Vec{} : e;
+        sums += e;
+        write_rows_layout<W>(p, c, e);
+    }
+    const float correction = running_max == max ? 1.0f : exp(splat(running_max - max))[0];
+    running_sum = running_sum * correction + sum_of(sums);
     running_max = max;
     return correction;
 }
@@ -194,22 +214,20 @@ void forward_strip(const ForwardTiles<W>& t, int64_t row, int64_t position, int6
                    float scale) {
     const int64_t n = least(keys, position + valid);  // keys that the strip's last query sees
     tile_strip<W>(t.s, kKeyStride, t.q + row * t.ld_words, t.ld_words, 1, t.kt, kKeyStride, n, D / W::kPer, false);
+    const int64_t columns = round_up(n, kLanes), ld_p = kKeyStride / W::kPer;
     float* o = t.o + row * t.ld_d;
     for (int64_t r = 0; r < kTileRows; ++r) {
-        float* p = t.s + r * kKeyStride;
         const int64_t visible = r < valid ? least(keys, position + r + 1) : 0;
         if (visible <= 0) {
-            for (int64_t c = 0; c < kBlock; ++c) p[c] = 0;
-        } else {
-            const float correction = softmax_row(p, visible, scale, t.max[row + r], t.sum[row + r]);
-            if (correction != 1.0f) {
-#pragma omp simd
-                for (int64_t d = 0; d < D; ++d) o[r * t.ld_d + d] *= correction;
-            }
+            for (int64_t c = 0; c < columns; c += kLanes) write_rows_layout<W>(t.p + r * ld_p, c, Vec{});
+            continue;
         }
-        write_row<W>(t.p + r * (kKeyStride / W::kPer), p);
+        const float correction = softmax_row<W>(t.p + r * ld_p, t.s + r * kKeyStride, columns, visible, scale, t.max[row + r],
+                                                t.sum[row + r]);
+        if (correction != 1.0f)
+            for (int64_t d = 0; d < D; d += kLanes) store(o + r * t.ld_d + d, load(o + r * t.ld_d + d) * correction);
     }
-    tile_strip<W>(o, t.ld_d, t.p, kKeyStride / W::kPer, 1, t.v, t.ld_d, D, ceil_div(n, W::kPer), true);
+    tile_strip<W>(o, t.ld_d, t.p, ld_p, 1, t.v, t.ld_d, D, ceil_div(n, W::kPer), true);
 }
 
 template <class T, class W>
@@ -243,8 +261,8 @@ void forward_block(const AttentionForward& a, int64_t b, int64_t kv, int64_t q0)
             const int64_t h = kv * group + g, i = g * kBlock + r;
             T* o = at<T>(a.o, s.o_batch, s.o_row, D, b, q0 + r, h);
             const float inverse = 1.0f / t.sum[i];
-#pragma omp simd
-            for (int64_t d = 0; d < D; ++d) store(o + d, t.o[i * t.ld_d + d] * inverse);
+            const float* sum = t.o + i * t.ld_d;
+            for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(o + d, load(sum + d) * inverse, lanes); });
             a.lse[(b * s.H + h) * s.Tq + q0 + r] = t.max[i] + __builtin_logf(t.sum[i]);
         }
 }
@@ -260,23 +278,27 @@ void forward_row(const AttentionForward& a, int64_t b, int64_t h, int64_t t) {
     float max = -__builtin_inff();
     for (int64_t j = 0; j < keys; ++j) {
         const T* k = at<T>(a.k, s.kv_batch, s.kv_row, D, b, j, kv);
-        float dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int64_t d = 0; d < D; ++d) dot += float(q[d]) * float(k[d]);
-        p[j] = dot * s.scale;
+        Vec dots{};
+        for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { dots += load(q + d, lanes) * load(k + d, lanes); });
+        p[j] = sum_of(dots) * s.scale;
         max = p[j] > max ? p[j] : max;
     }
-    float sum = 0;
+    Vec sums{};
+    for_vectors(keys, [&](int64_t j, auto lanes) RZ_LAMBDA {
+        Vec e = exp(load(p + j, lanes) - max);
+        store(p + j, e, lanes);
+        sums += load(p + j, lanes);  // zeros behind the end
+    });
     for (int64_t d = 0; d < D; ++d) sum_v[d] = 0;
     for (int64_t j = 0; j < keys; ++j) {
         const T* v = at<T>(a.v, s.kv_batch, s.kv_row, D, b, j, kv);
-        const float e = fast_exp(p[j] - max);
-        sum += e;
-#pragma omp simd
-        for (int64_t d = 0; d < D; ++d) sum_v[d] += e * float(v[d]);
+        for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA {
+            store(sum_v + d, load(sum_v + d, lanes) + p[j] * load(v + d, lanes), lanes);
+        });
     }
+    const float sum = sum_of(sums);
     T* o = at<T>(a.o, s.o_batch, s.o_row, D, b, t, h);
-    for (int64_t d = 0; d < D; ++d) o[d] = T(sum_v[d] / sum);
+    for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(o + d, load(sum_v + d, lanes) / sum, lanes); });
     a.lse[(b * s.H + h) * s.Tq + t] = max + __builtin_logf(sum);
 }
 
@@ -346,42 +368,40 @@ struct BackwardTiles {
     }
 };
 
-// P and dS of one strip of queries, from its scores t.s and t.dp; both are zero where the mask hides the key.
+// P and dS of one strip of queries, from its scores t.s and t.dp; both are zero where the mask hides the key, up to the end
+// of the block.
 template <class W>
 void probabilities(const BackwardTiles<W>& t, int64_t row, int64_t position, int64_t valid, int64_t keys, float scale,
                    const float* lse, const float* delta) {
-    for (int64_t r = 0; r < kTileRows; ++r) {
-        float* s = t.s + r * kKeyStride;
-        float* dp = t.dp + r * kKeyStride;
-        const int64_t visible = r < valid ? most(least(keys, position + r + 1), 0) : 0;
-        const float row_lse = r < valid ? lse[r] : 0.0f, row_delta = r < valid ? delta[r] : 0.0f;
-#pragma omp simd
-        for (int64_t c = 0; c < visible; ++c) {
-            const float p = fast_exp(s[c] * scale - row_lse);
-            s[c] = p;
-            dp[c] = p * (dp[c] - row_delta) * scale;
-        }
-        for (int64_t c = visible; c < kBlock; ++c) s[c] = 0, dp[c] = 0;
-        if constexpr (W::kPer == 1) {
-            write_row<W>(t.p_zip + (row + r) * kKeyStride, s);
-            write_row<W>(t.ds_zip + (row + r) * kKeyStride, dp);
-        } else {
-            write_row<W>(t.ds + (row + r) * (kKeyStride / W::kPer), dp);
-        }
-    }
-#ifdef RZ_SIMD_BF16_DOT
-    if constexpr (W::kPer == 2)
-        for (int64_t r = 0; r < kTileRows; r += 2) {
-            const float *s = t.s + r * kKeyStride, *dp = t.dp + r * kKeyStride;
-            uint32_t* p_zip = t.p_zip + (row + r) / 2 * kKeyStride;
-            uint32_t* ds_zip = t.ds_zip + (row + r) / 2 * kKeyStride;
-#pragma omp simd
-            for (int64_t c = 0; c < kBlock; ++c) {
-                p_zip[c] = pair_of(bf16(s[c]), bf16(s[kKeyStride + c]));
-                ds_zip[c] = pair_of(bf16(dp[c]), bf16(dp[kKeyStride + c]));
+    for (int64_t r = 0; r < kTileRows; r += W::kPer)
+        for (int64_t c = 0; c < kBlock; c += kLanes) {
+            Vec p[W::kPer], ds[W::kPer];
+            for (int64_t i = 0; i < W::kPer; ++i) {
+                const int64_t visible = r + i < valid ? least(keys, position + r + i + 1) - c : 0;
+                p[i] = ds[i] = Vec{};
+                if (visible <= 0) continue;
+                const int64_t at = (r + i) * kKeyStride + c;
+                const Vec e = exp(load(t.s + at) * scale - lse[r + i]);
+                const Vec gradient = e * (load(t.dp + at) - delta[r + i]) * scale;
+                if (visible >= kLanes) {
+                    p[i] = e, ds[i] = gradient;
+                } else {
+                    const auto seen = lane_numbers() < float(visible);
+                    p[i] = seen ? e : Vec{}, ds[i] = seen ? gradient : Vec{};
+                }
             }
-        }
+            if constexpr (W::kPer == 1) {
+                store(t.p_zip + (row + r) * kKeyStride + c, p[0]);
+                store(t.ds_zip + (row + r) * kKeyStride + c, ds[0]);
+            }
+#ifdef RZ_SIMD_BF16_DOT
+            if constexpr (W::kPer == 2) {
+                for (int64_t i = 0; i < 2; ++i) write_rows_layout<W>(t.ds + (row + r + i) * (kKeyStride / 2), c, ds[i]);
+                write_zipped_layout(t.p_zip + (row + r) / 2 * kKeyStride, c, p[0], p[1]);
+                write_zipped_layout(t.ds_zip + (row + r) / 2 * kKeyStride, c, ds[0], ds[1]);
+            }
 #endif
+        }
 }
 
 // One block of queries of one head against the block of keys at k0 that is packed in t.
@@ -427,8 +447,7 @@ void backward_pair(const AttentionBackward& a, const BackwardTiles<W>& t, int64_
 template <class T>
 void write_rows(T* to, int64_t stride, const float* from, int64_t ld, int64_t rows, int64_t D) {
     for (int64_t r = 0; r < rows; ++r)
-#pragma omp simd
-        for (int64_t d = 0; d < D; ++d) store(to + r * stride + d, from[r * ld + d]);
+        for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(to + r * stride + d, load(from + r * ld + d), lanes); });
 }
 
 // Queries [q_begin, q_end) against keys [k_begin, k_end) of one key/value head; both begin at block boundaries. dq is
@@ -476,10 +495,9 @@ void row_sums(const AttentionBackward& a) {
             for (int64_t h = 0; h < s.H; ++h) {
                 const T* o = at<T>(a.o, s.o_batch, s.o_row, s.D, b, t, h);
                 const T* d_o = at<T>(a.d_o, s.o_batch, s.o_row, s.D, b, t, h);
-                float sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (int64_t d = 0; d < s.D; ++d) sum += float(o[d]) * float(d_o[d]);
-                delta[(b * s.H + h) * s.Tq + t] = sum;
+                Vec sums{};
+                for_vectors(s.D, [&](int64_t d, auto lanes) RZ_LAMBDA { sums += load(o + d, lanes) * load(d_o + d, lanes); });
+                delta[(b * s.H + h) * s.Tq + t] = sum_of(sums);
             }
 }
 

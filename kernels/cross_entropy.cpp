@@ -1,13 +1,14 @@
 #include "kernels/cross_entropy.h"
 
 #include "kernels/checks.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/cross_entropy.cpp"
 #include "kernels/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/simd_vec.h"
 
 constexpr int64_t kColumns = 1024;  // of a row at a time: maximum, then exponentials, while they are in the cache
 
@@ -19,18 +20,28 @@ template <class T>
 RowSum softmax_sum(const T* x, int64_t V) {
     float max = -__builtin_inff(), sum = 0;
     for (int64_t v0 = 0; v0 < V; v0 += kColumns) {
-        const int64_t v1 = V - v0 < kColumns ? V : v0 + kColumns;
-        float chunk_max = max;
-#pragma omp simd reduction(max : chunk_max)
-        for (int64_t v = v0; v < v1; ++v) chunk_max = float(x[v]) > chunk_max ? float(x[v]) : chunk_max;
+        const int64_t columns = V - v0 < kColumns ? V - v0 : kColumns;
+        const T* chunk = x + v0;
+        Vec maxima = splat(max);
+        for_vectors(columns, [&](int64_t v, auto lanes) RZ_LAMBDA {
+            Vec logits = load(chunk + v, lanes);
+            if constexpr (std::is_same_v<decltype(lanes), SomeLanes>)
+                for (int64_t i = lanes.count; i < kLanes; ++i) logits[i] = max;
+            maxima = logits > maxima ? logits : maxima;
+        });
+        const float chunk_max = max_of(maxima);
         if (chunk_max > max) {
-            sum *= fast_exp(max - chunk_max);
+            sum *= exp(splat(max - chunk_max))[0];
             max = chunk_max;
         }
-        float chunk_sum = 0;
-#pragma omp simd reduction(+ : chunk_sum)
-        for (int64_t v = v0; v < v1; ++v) chunk_sum += fast_exp(float(x[v]) - max);
-        sum += chunk_sum;
+        Vec sums{};
+        for_vectors(columns, [&](int64_t v, auto lanes) RZ_LAMBDA {
+            Vec e = exp(load(chunk + v, lanes) - max);
+            if constexpr (std::is_same_v<decltype(lanes), SomeLanes>)
+                for (int64_t i = lanes.count; i < kLanes; ++i) e[i] = 0;
+            sums += e;
+        });
+        sum += sum_of(sums);
     }
     return {max, sum};
 }
@@ -53,10 +64,9 @@ void cross_entropy_t(const CrossEntropy& a) {
         if (!a.write_gradient) continue;
         const float factor = a.grad_scale / row.sum;
         const float max = row.max;
-#pragma omp simd
-        for (int64_t v = 0; v < a.V; ++v) store(x + v, fast_exp(float(x[v]) - max) * factor);
+        for_vectors(a.V, [&](int64_t v, auto lanes) RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
         // p - 1 without cancellation only matters where p is near 1, and there fp32's 2^-24 is below the rounding.
-        x[target] = T((fast_exp(target_shifted) / row.sum - 1.0f) * a.grad_scale);
+        x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f) * a.grad_scale);
     }
 }
 

@@ -4,13 +4,14 @@
 
 #include "kernels/checks.h"
 #include "kernels/philox.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/elementwise.cpp"
 #include "kernels/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/simd_vec.h"
 
 constexpr int64_t kChunk = 4096;  // elements converted to fp32 at a time: 27 combinations of types from 3 loops
 
@@ -19,16 +20,14 @@ inline int64_t chunk_size(int64_t n, int64_t begin) { return n - begin < kChunk 
 inline void load_chunk(float* out, DType t, const void* x, int64_t begin, int64_t count) {
     with_dtype(t, [&]<class T>() {
         const T* p = static_cast<const T*>(x) + begin;
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) out[i] = float(p[i]);
+        for_vectors(count, [&](int64_t i, auto lanes) RZ_LAMBDA { store(out + i, load(p + i, lanes), lanes); });
     });
 }
 
 inline void store_chunk(void* out, DType t, int64_t begin, int64_t count, const float* x) {
     with_dtype(t, [&]<class T>() {
         T* p = static_cast<T*>(out) + begin;
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) store(p + i, x[i]);
+        for_vectors(count, [&](int64_t i, auto lanes) RZ_LAMBDA { store(p + i, load(x + i, lanes), lanes); });
     });
 }
 

@@ -3,13 +3,14 @@
 #include <cstring>
 
 #include "kernels/checks.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/embedding.cpp"
 #include "kernels/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/simd_vec.h"
 
 template <class T, class G>
 void embedding_backward_t(const EmbeddingBackward& a) {
@@ -20,15 +21,15 @@ void embedding_backward_t(const EmbeddingBackward& a) {
         G* drow = static_cast<G*>(a.dtable) + int64_t(a.ids[i]) * a.C;
         for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
             const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;
-            float sum[kColumns];
-            for (int64_t c = 0; c < columns; ++c) sum[c] = float(drow[c0 + c]);
+            alignas(64) float sum[kColumns];
+            for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(sum + c, load(drow + c0 + c, lanes), lanes); });
             for (int32_t r = a.starts[i]; r < a.starts[i + 1]; ++r) {
                 const T* dx = static_cast<const T*>(a.dx) + int64_t(a.rows[r]) * a.C + c0;
-#pragma omp simd
-                for (int64_t c = 0; c < columns; ++c) sum[c] += float(dx[c]);
+                for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA {
+                    store(sum + c, load(sum + c, lanes) + load(dx + c, lanes), lanes);
+                });
             }
-#pragma omp simd
-            for (int64_t c = 0; c < columns; ++c) store(drow + c0 + c, sum[c]);
+            for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(drow + c0 + c, load(sum + c, lanes), lanes); });
         }
     }
 }

@@ -3,7 +3,6 @@
 #include "kernels/checks.h"
 #include "kernels/gemm_dnnl.h"
 #include "kernels/scratch.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/gemm.cpp"
 #include "kernels/simd.h"
@@ -11,6 +10,7 @@
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
+#include "kernels/simd_vec.h"
 #include "kernels/simd_tile.h"
 
 // Our own product: C is cut into tiles, each computed by one thread; a tile's operands are converted to fp32 and packed
@@ -55,13 +55,12 @@ void write_tile(const Gemm& g, const float* tile, int64_t m0, int64_t rows, int6
     for (int64_t m = 0; m < rows; ++m) {
         C* c = static_cast<C*>(g.c) + (m0 + m) * g.ldc + n0;
         const float* t = tile + m * kTileN;
-        if (g.beta == 0) {  // C may hold anything, NaN included
-#pragma omp simd
-            for (int64_t n = 0; n < columns; ++n) store(c + n, g.alpha * t[n]);
-        } else {
-#pragma omp simd
-            for (int64_t n = 0; n < columns; ++n) store(c + n, g.alpha * t[n] + g.beta * float(c[n]));
-        }
+        if (g.beta == 0)  // C may hold anything, NaN included
+            for_vectors(columns, [&](int64_t n, auto lanes) RZ_LAMBDA { store(c + n, g.alpha * load(t + n), lanes); });
+        else
+            for_vectors(columns, [&](int64_t n, auto lanes) RZ_LAMBDA {
+                store(c + n, g.alpha * load(t + n) + g.beta * load(c + n, lanes), lanes);
+            });
     }
 }
 

@@ -1,13 +1,14 @@
 #include "kernels/rmsnorm.h"
 
 #include "kernels/checks.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
 #include "kernels/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/simd_vec.h"
 
 template <class T>
 void rmsnorm_forward_t(const RmsnormForward& a) {
@@ -16,25 +17,27 @@ void rmsnorm_forward_t(const RmsnormForward& a) {
     for (int64_t n = 0; n < a.N; ++n) {
         const T* x = static_cast<const T*>(a.x) + n * a.C;
         T* y = static_cast<T*>(a.y) + n * a.C;
-        float squares = 0;
+        Vec squares{};
         if (a.residual) {
             const T* residual = static_cast<const T*>(a.residual) + n * a.C;
             T* sum = static_cast<T*>(a.sum) + n * a.C;
-#pragma omp simd reduction(+ : squares)
-            for (int64_t c = 0; c < a.C; ++c) {
-                const float s = rounded<T>(float(x[c]) + float(residual[c]));
-                store(sum + c, s);
+            for_vectors(a.C, [&](int64_t c, auto lanes) RZ_LAMBDA {
+                const Vec s = rounded<T>(load(x + c, lanes) + load(residual + c, lanes));
+                store(sum + c, s, lanes);
                 squares += s * s;
-            }
+            });
             x = sum;
         } else {
-#pragma omp simd reduction(+ : squares)
-            for (int64_t c = 0; c < a.C; ++c) squares += float(x[c]) * float(x[c]);
+            for_vectors(a.C, [&](int64_t c, auto lanes) RZ_LAMBDA {
+                const Vec s = load(x + c, lanes);
+                squares += s * s;
+            });
         }
-        const float rstd = 1.0f / __builtin_sqrtf(squares / float(a.C) + a.eps);
+        const float rstd = 1.0f / __builtin_sqrtf(sum_of(squares) / float(a.C) + a.eps);
         a.rstd[n] = rstd;
-#pragma omp simd
-        for (int64_t c = 0; c < a.C; ++c) store(y + c, float(x[c]) * rstd * float(w[c]));
+        for_vectors(a.C, [&](int64_t c, auto lanes) RZ_LAMBDA {
+            store(y + c, load(x + c, lanes) * rstd * load(w + c, lanes), lanes);
+        });
     }
 }
 
@@ -46,23 +49,25 @@ inline void backward_row(const RmsnormBackward& a, int64_t n, float* dw_part) {
     const T* w = static_cast<const T*>(a.w);
     T* dx = static_cast<T*>(a.dx) + n * a.C;
     const float rstd = a.rstd[n];
-    float dot = 0;
-#pragma omp simd reduction(+ : dot)
-    for (int64_t c = 0; c < a.C; ++c) {
-        const float g = float(dy[c]) * float(x[c]);
-        dot += g * float(w[c]);
-        dw_part[c] += g * rstd;
-    }
-    const float mean = dot / float(a.C) * rstd * rstd;  // of dy*w*xhat, times rstd: dx uses x, not xhat
-    if (a.dresidual) {
-        const T* dresidual = static_cast<const T*>(a.dresidual) + n * a.C;
-#pragma omp simd
-        for (int64_t c = 0; c < a.C; ++c)
-            store(dx + c, float(dresidual[c]) + rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
-    } else {
-#pragma omp simd
-        for (int64_t c = 0; c < a.C; ++c) store(dx + c, rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
-    }
+    Vec dots{};
+    for_vectors(a.C, [&](int64_t c, auto lanes) RZ_LAMBDA {
+        const Vec g = load(dy + c, lanes) * load(x + c, lanes);
+        dots += g * load(w + c, lanes);
+        store(dw_part + c, load(dw_part + c, lanes) + g * rstd, lanes);
+    });
+    const float mean = sum_of(dots) / float(a.C) * rstd * rstd;  // of dy*w*xhat, times rstd: dx uses x, not xhat
+    const T* dresidual = a.dresidual ? static_cast<const T*>(a.dresidual) + n * a.C : nullptr;
+    const auto write_dx = [&](auto with_residual) RZ_LAMBDA {
+        for_vectors(a.C, [&](int64_t c, auto lanes) RZ_LAMBDA {
+            Vec d = rstd * (load(dy + c, lanes) * load(w + c, lanes) - load(x + c, lanes) * mean);
+            if (with_residual) d += load(dresidual + c, lanes);
+            store(dx + c, d, lanes);
+        });
+    };
+    if (dresidual)
+        write_dx(std::true_type{});
+    else
+        write_dx(std::false_type{});
 }
 
 template <class T, class G>
@@ -78,13 +83,14 @@ void rmsnorm_backward_t(const RmsnormBackward& a) {
     constexpr int64_t kColumns = 256;
 #pragma omp parallel for schedule(static) if (parts * a.C >= kSerialBelow)
     for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
-        float sum[kColumns];
+        alignas(64) float sum[kColumns];
         const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;
-        for (int64_t c = 0; c < columns; ++c) sum[c] = float(dw[c0 + c]);
+        for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(sum + c, load(dw + c0 + c, lanes), lanes); });
         for (int64_t p = 0; p < parts; ++p)
-#pragma omp simd
-            for (int64_t c = 0; c < columns; ++c) sum[c] += a.scratch[p * a.C + c0 + c];
-        for (int64_t c = 0; c < columns; ++c) dw[c0 + c] = G(sum[c]);
+            for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA {
+                store(sum + c, load(sum + c, lanes) + load(a.scratch + p * a.C + c0 + c, lanes), lanes);
+            });
+        for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(dw + c0 + c, load(sum + c, lanes), lanes); });
     }
 }
 

@@ -4,13 +4,14 @@
 #include <numbers>
 
 #include "kernels/checks.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/rope.cpp"
 #include "kernels/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/simd_vec.h"
 
 template <class T>
 void rope_t(const Rope& a) {
@@ -24,13 +25,12 @@ void rope_t(const Rope& a) {
         for (int64_t h = 0; h < a.heads; ++h) {
             T* lower = static_cast<T*>(a.x) + n * a.row_stride + h * a.D;
             T* upper = lower + half;
-#pragma omp simd
-            for (int64_t j = 0; j < half; ++j) {
-                const float x = float(lower[j]), y = float(upper[j]);
-                const float c = cosine[j], s = sine[j] * direction;
-                store(lower + j, x * c - y * s);
-                store(upper + j, y * c + x * s);
-            }
+            for_vectors(half, [&](int64_t j, auto lanes) RZ_LAMBDA {
+                const Vec x = load(lower + j, lanes), y = load(upper + j, lanes);
+                const Vec c = load(cosine + j, lanes), s = load(sine + j, lanes) * direction;
+                store(lower + j, x * c - y * s, lanes);
+                store(upper + j, y * c + x * s, lanes);
+            });
         }
     }
 }

@@ -20,6 +20,12 @@
 
 #ifndef RZ_SIMD_PASS
 
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#define RZ_INLINE inline __attribute__((always_inline))
+
 #if defined(__x86_64__)
 #ifdef RZ_SIMD_WANT_BF16_DOT
 #define RZ_SIMD_PASS avx512_bf16

@@ -1,15 +1,11 @@
 // A matrix product on tiles that lie in the cache, for one instruction set. Included inside a pass of kernels/simd.h, in
-// the pass's namespace; no #pragma once.
+// the pass's namespace, after kernels/simd_vec.h; no #pragma once.
 //
 // C (M, N) fp32 = or += A (M, K) B (K, N). B and C are row-major with padded rows: columns up to the next multiple of
 // kLanes exist, and C's are overwritten. A is read one word at a time with any two strides, so that a transposed A costs
 // nothing. M goes in strips of kTileRows; the rows that fill up the last strip exist too. A word is one fp32 value, or
 // two neighbouring values along K in bf16. Each element of C is one chain of multiply-adds in ascending k.
 
-typedef float Vec __attribute__((vector_size(RZ_SIMD_WIDTH)));
-typedef float VecU __attribute__((vector_size(RZ_SIMD_WIDTH), aligned(4), may_alias));
-
-constexpr int64_t kLanes = RZ_SIMD_WIDTH / 4;
 // A strip times two vectors fills the registers with sums: 28 of 32, or 12 of 16.
 #if RZ_SIMD_WIDTH == 64
 constexpr int64_t kTileRows = 14;
@@ -38,18 +34,28 @@ template <class W, int kVectors>
 __attribute__((noinline)) void tile_block(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
                        const typename W::Word* b, int64_t ldb, int64_t K, bool accumulate) {
     Vec sum[kTileRows][kVectors];
+    // Unrolled by pragma: a loop that stays a loop would force the sums into memory.
+#pragma GCC unroll 16
     for (int r = 0; r < kTileRows; ++r)
-        for (int j = 0; j < kVectors; ++j)
-            sum[r][j] = accumulate ? Vec(*reinterpret_cast<const VecU*>(c + r * ldc + j * kLanes)) : Vec{};
+#pragma GCC unroll 2
+        for (int j = 0; j < kVectors; ++j) {
+            sum[r][j] = Vec{};
+            if (accumulate) sum[r][j] = *reinterpret_cast<const VecU*>(c + r * ldc + j * kLanes);
+        }
     for (int64_t k = 0; k < K; ++k) {
         Vec row[kVectors];
+#pragma GCC unroll 2
         for (int j = 0; j < kVectors; ++j) row[j] = *reinterpret_cast<const VecU*>(b + k * ldb + j * kLanes);
+#pragma GCC unroll 16
         for (int r = 0; r < kTileRows; ++r) {
             const typename W::Word x = a[r * a_row + k * a_k];
+#pragma GCC unroll 2
             for (int j = 0; j < kVectors; ++j) sum[r][j] = W::madd(sum[r][j], x, row[j]);
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kTileRows; ++r)
+#pragma GCC unroll 2
         for (int j = 0; j < kVectors; ++j) *reinterpret_cast<VecU*>(c + r * ldc + j * kLanes) = sum[r][j];
 }
 

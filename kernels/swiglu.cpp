@@ -1,13 +1,14 @@
 #include "kernels/swiglu.h"
 
 #include "kernels/checks.h"
-#include "kernels/simd_math.h"
 
 #define RZ_SIMD_FILE "kernels/swiglu.cpp"
 #include "kernels/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/simd_vec.h"
 
 void swiglu_forward(const SwigluForward& a) {
     with_dtype(a.dtype, [&]<class T>() {
@@ -16,11 +17,10 @@ void swiglu_forward(const SwigluForward& a) {
             const T* gate = static_cast<const T*>(a.gate_up) + n * 2 * a.F;
             const T* up = gate + a.F;
             T* h = static_cast<T*>(a.h) + n * a.F;
-#pragma omp simd
-            for (int64_t f = 0; f < a.F; ++f) {
-                const float g = float(gate[f]);
-                store(h + f, g * fast_sigmoid(g) * float(up[f]));
-            }
+            for_vectors(a.F, [&](int64_t f, auto lanes) RZ_LAMBDA {
+                const Vec g = load(gate + f, lanes);
+                store(h + f, g * sigmoid(g) * load(up + f, lanes), lanes);
+            });
         }
     });
 }
@@ -35,15 +35,14 @@ void swiglu_backward_t(const SwigluBackward& a) {
         T* dgate = static_cast<T*>(a.dgate_up) + n * 2 * a.F;
         T* dup = dgate + a.F;
         T* h = kWriteH ? static_cast<T*>(a.h) + n * a.F : nullptr;
-#pragma omp simd
-        for (int64_t f = 0; f < a.F; ++f) {
-            const float g = float(gate[f]), u = float(up[f]), d = float(dh[f]);
-            const float sigmoid = fast_sigmoid(g);
-            const float silu = g * sigmoid;
-            store(dgate + f, d * u * sigmoid * (1.0f + g - silu));  // silu' = s (1 + g (1 - s))
-            store(dup + f, d * silu);
-            if (kWriteH) store(h + f, silu * u);
-        }
+        for_vectors(a.F, [&](int64_t f, auto lanes) RZ_LAMBDA {
+            const Vec g = load(gate + f, lanes), u = load(up + f, lanes), d = load(dh + f, lanes);
+            const Vec s = sigmoid(g);
+            const Vec silu = g * s;
+            store(dgate + f, d * u * s * (1.0f + g - silu), lanes);  // silu' = s (1 + g (1 - s))
+            store(dup + f, d * silu, lanes);
+            if (kWriteH) store(h + f, silu * u, lanes);
+        });
     }
 }
 

@@ -114,7 +114,7 @@ TEST_P(Gradients, SwigluSaturates) {
     const Tensor x(gate_up, DType::f32), h(int64_t(gates.size()), DType::f32);
     swiglu_forward_cpu({.h = h.data(), .gate_up = x.data(), .N = 1, .F = int64_t(gates.size()), .dtype = DType::f32});
     const Doubles want = swiglu(gate_up, int64_t(gates.size()));
-    expect_close("h", h.values(), want, [&](size_t i) { return 1e-6 * std::abs(want[i]) + 1e-36; });
+    expect_close("h", h.values(), want, [&](size_t i) { return 1e-6 * std::abs(want[i]) + 1e-35; });  // exp stops at e^88.3
 }
 
 TEST_P(Gradients, Rope) {

@@ -1,0 +1,133 @@
+// Vectors of fp32 lanes for one instruction set. Included inside a pass of kernels/simd.h, in the pass's namespace; no
+// #pragma once. A loop over a row is
+//
+//   for_vectors(C, [&](int64_t c, auto lanes) RZ_LAMBDA { store(y + c, load(x + c, lanes) * scale, lanes); });
+//
+// where the last call may cover fewer than kLanes elements: those load as zeros behind the end, and are not stored.
+
+typedef float Vec __attribute__((vector_size(RZ_SIMD_WIDTH)));
+typedef float VecU __attribute__((vector_size(RZ_SIMD_WIDTH), aligned(4), may_alias));
+typedef uint32_t VecBits __attribute__((vector_size(RZ_SIMD_WIDTH)));
+typedef uint16_t VecHalf __attribute__((vector_size(RZ_SIMD_WIDTH / 2)));
+typedef uint16_t VecHalfU __attribute__((vector_size(RZ_SIMD_WIDTH / 2), aligned(2), may_alias));
+
+constexpr int64_t kLanes = RZ_SIMD_WIDTH / 4;
+
+struct AllLanes {};
+struct SomeLanes {
+    int64_t count;
+};
+
+RZ_INLINE VecBits bits_of(Vec x) { return std::bit_cast<VecBits>(x); }
+RZ_INLINE Vec from_bits(VecBits x) { return std::bit_cast<Vec>(x); }
+
+template <class T>
+RZ_INLINE Vec load(const T* p, AllLanes = {}) {
+    if constexpr (std::is_same_v<T, float>) {
+        return *reinterpret_cast<const VecU*>(p);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+        return from_bits(__builtin_convertvector(VecHalf(*reinterpret_cast<const VecHalfU*>(p)), VecBits) << 16);
+    } else {
+        Vec x;
+        for (int64_t i = 0; i < kLanes; ++i) x[i] = float(p[i]);
+        return x;
+    }
+}
+
+// x's bits as bf16, rounded to nearest even, in the low halves
+RZ_INLINE VecBits bf16_bits(Vec x) {
+    const VecBits u = bits_of(x);
+    const VecBits rounded = u + 0x7fffu + ((u >> 16) & 1u);
+    return (x != x ? u | 0x400000u : rounded) >> 16;
+}
+
+template <class T>
+RZ_INLINE void store(T* p, Vec x, AllLanes = {}) {
+    if constexpr (std::is_same_v<T, float>) {
+        *reinterpret_cast<VecU*>(p) = x;
+    } else if constexpr (std::is_same_v<T, bf16>) {
+        *reinterpret_cast<VecHalfU*>(p) = __builtin_convertvector(bf16_bits(x), VecHalf);
+    } else {
+        for (int64_t i = 0; i < kLanes; ++i) p[i] = T(x[i]);
+    }
+}
+
+template <class T>
+RZ_INLINE Vec load(const T* p, SomeLanes lanes) {
+    T all[kLanes] = {};
+    __builtin_memcpy(all, p, size_t(lanes.count) * sizeof(T));
+    return load(all);
+}
+
+template <class T>
+RZ_INLINE void store(T* p, Vec x, SomeLanes lanes) {
+    T all[kLanes];
+    store(all, x);
+    __builtin_memcpy(p, all, size_t(lanes.count) * sizeof(T));
+}
+
+// x rounded to T
+template <class T>
+RZ_INLINE Vec rounded(Vec x) {
+    if constexpr (std::is_same_v<T, float>) return x;
+    if constexpr (std::is_same_v<T, bf16>) return from_bits(bf16_bits(x) << 16);
+    T all[kLanes];
+    store(all, x);
+    return load(all);
+}
+
+#define RZ_LAMBDA __attribute__((always_inline))
+
+template <class F>
+RZ_INLINE void for_vectors(int64_t n, F&& body) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) body(i, AllLanes{});
+    if (i < n) body(i, SomeLanes{n - i});
+}
+
+// Lanes in a fixed tree
+RZ_INLINE float sum_of(Vec x) {
+    float t[kLanes];
+    __builtin_memcpy(t, &x, sizeof t);
+    for (int64_t width = kLanes / 2; width > 0; width /= 2)
+        for (int64_t i = 0; i < width; ++i) t[i] += t[i + width];
+    return t[0];
+}
+
+RZ_INLINE float max_of(Vec x) {
+    float t[kLanes];
+    __builtin_memcpy(t, &x, sizeof t);
+    for (int64_t width = kLanes / 2; width > 0; width /= 2)
+        for (int64_t i = 0; i < width; ++i) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+    return t[0];
+}
+
+RZ_INLINE Vec splat(float x) { return x - Vec{}; }
+// The larger and the smaller; a NaN in x stays.
+RZ_INLINE Vec at_least(Vec x, float bound) { return splat(bound) > x ? splat(bound) : x; }
+RZ_INLINE Vec at_most(Vec x, float bound) { return splat(bound) < x ? splat(bound) : x; }
+
+// e^x with a relative error below 2e-7 (three units of 2^-24). x is clamped to [-87.3, 88.3] first: e^-87.3 is 1.2e-38, the
+// smallest normal number. NaN stays NaN.
+//
+// x = n ln2 + r with |r| <= ln2/2: e^x = 2^n e^r, e^r by a polynomial of degree 7. Adding 1.5 * 2^23 + 127 rounds to an
+// integer and leaves it, with the exponent's bias, in the low bits of the sum.
+RZ_INLINE Vec exp(Vec x) {
+    constexpr float kMagic = 12582912.0f + 127.0f;
+    x = at_most(at_least(x, -87.3f), 88.3f);
+    const Vec shifted = x * 1.44269504f + kMagic;
+    const Vec n = shifted - kMagic;
+    Vec r = x - n * 0.693359375f;  // ln2 in two parts: the first product is exact
+    r = r + n * 2.12194440e-4f;
+    Vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * from_bits(bits_of(shifted) << 23);
+}
+
+// 1 / (1 + e^-x)
+RZ_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
