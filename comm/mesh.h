@@ -21,7 +21,7 @@ struct MeshOptions {
     int shard_size = 0;  // 0: all ranks
     std::string transport = "auto";
     std::string algorithm = "ring";
-    CollectiveOptions collectives;
+    CollectiveOptions collectives = {};
 };
 
 class Mesh {
