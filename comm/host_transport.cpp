@@ -29,12 +29,16 @@ void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& message
     using Clock = std::chrono::steady_clock;
     if (batch.test()) return;
     const double timeout = watch() ? watch()->timeout_s() : 600;
-    const auto began = Clock::now();
+    auto began = Clock::now(), last = began;
     for (int polls = 1;; ++polls) {
         sched_yield();
         if (batch.test()) return;
         if (polls % 64 != 0) continue;
-        const double waited = std::chrono::duration<double>(Clock::now() - began).count();
+        const auto now = Clock::now();
+        // A job that was stopped as a whole (SIGSTOP, a suspended machine) goes on: that time does not count.
+        if (now - last > std::chrono::seconds(5)) began += now - last;
+        last = now;
+        const double waited = std::chrono::duration<double>(now - began).count();
         if (waited < timeout) continue;
         std::string what = format("waited %.1f s (the deadline) in operation #%llu of group %s for", waited,
                                   (unsigned long long)seq, group().c_str());

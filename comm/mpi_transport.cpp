@@ -45,12 +45,21 @@ struct Comm {
 class MpiBatch : public Wire::Batch {
    public:
     std::vector<MPI_Request> requests;
-    std::vector<int> message;  // of each request
+    std::vector<int> message;   // of each request
+    std::vector<int> expected;  // bytes of each request, -1 if it is no receive
 
     bool test() override {
         std::lock_guard lock(mpi_mutex);
         int done = 0;
-        check(MPI_Testall(int(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+        statuses_.resize(requests.size());
+        check(MPI_Testall(int(requests.size()), requests.data(), &done, statuses_.data()), "MPI_Testall");
+        for (size_t i = 0; done && i < expected.size(); ++i) {  // a longer message is MPI's error, a shorter one is not
+            int bytes = 0;
+            if (expected[i] < 0) continue;
+            MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
+            require(bytes == expected[i], "a message of %d bytes came where %d were expected: the ranks do not agree on what "
+                    "they are doing", bytes, expected[i]);
+        }
         return done != 0;
     }
 
@@ -64,6 +73,9 @@ class MpiBatch : public Wire::Batch {
         }
         return list;
     }
+
+   private:
+    std::vector<MPI_Status> statuses_;
 };
 
 class MpiWire : public Wire {
@@ -95,6 +107,7 @@ class MpiWire : public Wire {
                 check(MPI_Irecv(data, n, MPI_BYTE, m.peer, 0, comm_->comm, &request), "MPI_Irecv");
             batch.requests.push_back(request);
             batch.message.push_back(index);
+            batch.expected.push_back(m.is_send ? -1 : n);
         }
     }
 

@@ -46,6 +46,9 @@ int launched_ranks() {
     return 0;
 }
 
+// Ranks may start minutes apart on a busy cluster, whatever the deadline in training is.
+double bring_up_s(double timeout_s) { return std::max(timeout_s, 60.0); }
+
 // Bring-up calls of MPI block; this ends the process if they take too long.
 class Alarm {
    public:
@@ -93,10 +96,16 @@ Process::Process(const ProcessOptions& options) : run_directory_(options.run_dir
 
 void Process::bring_up(const ProcessOptions& options) {
     const int launched = launched_ranks();
-    if (launched == 0 || (launched == 1 && !built_with_mpi())) return;
+    if (launched == 0 || (launched == 1 && !built_with_mpi())) {
+        if (run_directory_.empty()) return;
+        std::error_code error;
+        std::filesystem::create_directories(run_directory_, error);
+        clear_run_directory();
+        return;
+    }
     MpiWorld world;
     {
-        Alarm alarm(options.timeout_s, "MPI's start-up");
+        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up");
         world = mpi_init();
         uses_mpi_ = true;
         rank_ = world.rank;
@@ -121,10 +130,7 @@ void Process::bring_up(const ProcessOptions& options) {
     run_directory_ = name;
     std::error_code error;
     std::filesystem::create_directories(run_directory_, error);
-    if (is_root()) {
-        unlink((run_directory_ + "/failure.txt").c_str());
-        unlink((run_directory_ + "/success").c_str());
-    }
+    if (is_root()) clear_run_directory();
     barrier();
 
     Watch::Options watch;
@@ -139,14 +145,19 @@ void Process::bring_up(const ProcessOptions& options) {
         abort(kExitError, e.what());
     }
     {
-        Alarm alarm(options.timeout_s, "MPI's start-up");
+        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up");
         control_ = make_mpi_transport(0, rank_, "control", Device{}, watch_);
     }
 }
 
+void Process::clear_run_directory() {
+    unlink((run_directory_ + "/failure.txt").c_str());
+    unlink((run_directory_ + "/success").c_str());
+}
+
 Process::~Process() {
     if (!finished_ && size_ > 1) abort(kExitError, "left without finishing");
-    if (!finished_) finish(kExitSuccess);
+    if (!finished_) finish(kExitError);
 }
 
 int Process::run(const std::function<int()>& body) {
@@ -155,7 +166,7 @@ int Process::run(const std::function<int()>& body) {
         code = body();
     } catch (const std::exception& error) {
         if (size_ > 1) abort(kExitError, error.what());
-        std::fprintf(stderr, "%s\n", error.what());
+        report(kExitError, error.what());
         finish(kExitError);
         return kExitError;
     }
@@ -174,18 +185,22 @@ void Process::finish(int code) {
     }
     finished_ = true;
     active = nullptr;
-    if (is_root() && own_directory_ && code == 0) {
-        std::error_code error;
+    std::error_code error;
+    if (is_root() && own_directory_ && !std::filesystem::exists(run_directory_ + "/failure.txt", error))
         std::filesystem::remove_all(run_directory_, error);
-    }
+}
+
+void Process::report(int code, const std::string& reason) {
+    const std::string text = size_ > 1 ? format("rank %d of %d: %s\n", rank_, size_, reason.c_str()) : reason + "\n";
+    std::fprintf(stderr, "%s", text.c_str());
+    if (run_directory_.empty()) return;
+    write_file(run_directory_ + "/failure.txt", format("exit code %d\n", code) + text, O_APPEND);
+    if (size_ > 1) std::fprintf(stderr, "(this stands in %s/failure.txt)\n", run_directory_.c_str());
 }
 
 void Process::abort(int code, const std::string& reason) {
     active = nullptr;
-    const std::string text = size_ > 1 ? format("rank %d of %d: %s\n", rank_, size_, reason.c_str()) : reason + "\n";
-    std::fprintf(stderr, "%s", text.c_str());
-    if (!run_directory_.empty())
-        write_file(run_directory_ + "/failure.txt", format("exit code %d\n", code) + text, O_APPEND);
+    report(code, reason);
     std::fflush(nullptr);
     if (uses_mpi_) mpi_abort(code);
     _exit(code);
@@ -256,7 +271,7 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
         const std::vector<std::string> ids = all_gather_text(place == 0 ? nccl_unique_id() : "");
         return make_nccl_transport(ids[size_t(members[0])], place, members, group, device, watch_);
     }
-    Alarm alarm(watch_ ? watch_->timeout_s() : 600, "MPI_Comm_split");
+    Alarm alarm(bring_up_s(watch_->timeout_s()), "MPI_Comm_split");
     return make_mpi_transport(color, key, group, device, watch_);
 }
 

@@ -82,6 +82,8 @@ class Process {
 
    private:
     void bring_up(const ProcessOptions& options);
+    void clear_run_directory();
+    void report(int code, const std::string& reason);
     void finish(int code);
     void send_recv(std::vector<Message> messages);
 

@@ -219,7 +219,10 @@ void Watch::expired(const std::string& waiting_for) {
     if (report) append_report(mine);
     // The others notice the file within 0.1 s and report too. If the first one can't end the job, the rest do.
     std::this_thread::sleep_for(std::chrono::duration<double>(first ? options_.grace_s : 2 * options_.grace_s + 1));
-    if (first) append_report(job_report());
+    if (first) {
+        append_report(job_report());
+        std::fprintf(stderr, "(these reports stand in %s)\n", failure_path().c_str());
+    }
     if (options_.on_failure) options_.on_failure(mine);
     throw DeadlineError(mine);
 }

@@ -227,6 +227,21 @@ TEST(Process, OneProcessNeedsNoLibrary) {
     EXPECT_EQ(process.run([] { return 5; }), 5);
 }
 
+TEST(Process, OneProcessLeavesItsMarkerOrItsReason) {
+    if (std::getenv("PMI_RANK")) GTEST_SKIP() << "started by a launcher";
+    const auto directory = std::filesystem::temp_directory_path() / ("rz-run-" + std::to_string(getpid()));
+    const ProcessOptions options{.timeout_s = 10, .run_directory = directory};
+    EXPECT_EQ(Process(options).run([]() -> int { fail("no such file"); }), kExitError);
+    std::ifstream file(directory / "failure.txt");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_NE(text.find("no such file"), std::string::npos);
+    EXPECT_FALSE(std::filesystem::exists(directory / "success"));
+    EXPECT_EQ(Process(options).run([] { return 0; }), 0);
+    EXPECT_FALSE(std::filesystem::exists(directory / "failure.txt"));
+    EXPECT_TRUE(std::filesystem::exists(directory / "success"));
+    std::filesystem::remove_all(directory);
+}
+
 TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
     const auto directory = std::filesystem::temp_directory_path() / ("rz-watch-" + std::to_string(getpid()));
     std::filesystem::create_directories(directory);
