@@ -1,7 +1,6 @@
-#include "kernels/adamw.h"
-
 #include <cmath>
 
+#include "kernels/adamw.h"
 #include "kernels/device_math.cuh"
 
 namespace rz {

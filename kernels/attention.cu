@@ -1,7 +1,6 @@
 // Attention for every dtype and every even D <= 256: fp32 FMA on tiles in shared memory. What the tensor-core kernels
 // (attention_*_mma.cu, attention_forward_wgmma.cu) do not cover comes here.
 #include "kernels/attention.h"
-
 #include "kernels/attention_cuda.h"
 #include "kernels/device_math.cuh"
 
@@ -161,8 +160,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
 #pragma unroll
     for (int i = 0; i < Shape::kPerThread; ++i) {
         const int r = ty + 16 * i;
-        if (tx == 0 && r < rows)
-            a.lse[(batch * s.H + head) * s.Tq + t0 + r] = top[i] * kLn2 + logf(sum[i]);
+        if (tx == 0 && r < rows) a.lse[(batch * s.H + head) * s.Tq + t0 + r] = top[i] * kLn2 + logf(sum[i]);
         const float inverse = 1.0f / sum[i];
 #pragma unroll
         for (int j = 0; j < Shape::kColumns; ++j) acc[i][j] *= inverse;
@@ -299,7 +297,8 @@ void with_max_d(int64_t D, F&& f) {
 }
 
 void check_grid(const AttentionShape& s) {
-    require(s.D % 2 == 0 && s.D <= 256, "attention: head dimension %lld is not an even number up to 256", (long long)s.D);
+    require(s.D % 2 == 0 && s.D <= 256, "attention: head dimension %lld is not an even number up to 256",
+            (long long)s.D);
     require(s.H <= 65535 && s.B <= 65535, "attention: %lld heads x batch %lld is beyond CUDA's grid (65535 each)",
             (long long)s.H, (long long)s.B);
 }

@@ -1,11 +1,13 @@
-// Attention backward on tensor cores (sm_80 and later), deterministic: one kernel for dk and dv, one for dq, no atomics.
-// Both keep 128 rows of two tensors in shared memory, 16 per warp, and stream tiles of the other two past them:
+// Attention backward on tensor cores (sm_80 and later), deterministic: one kernel for dk and dv, one for dq, no
+// atomics. Both keep 128 rows of two tensors in shared memory, 16 per warp, and stream tiles of the other two past
+// them:
 //
-//   dk, dv:  rows k, v;    stream q, d_o over the group's heads in order.  s^T = k q^T, dp^T = v d_o^T, dv += p^T d_o, dk += ds^T q
-//   dq:      rows q, d_o;  stream k, v.                                     s = q k^T,   dp = d_o v^T,    dq += ds k
+//   dk, dv:  rows k, v;    stream q, d_o over the group's heads in order.  s^T = k q^T, dp^T = v d_o^T, dv += p^T d_o,
+//   dk += ds^T q dq:      rows q, d_o;  stream k, v.                                     s = q k^T,   dp = d_o v^T, dq
+//   += ds k
 //
-// with p = exp(scale s - lse) and ds = p (dp - delta). p and ds never leave the registers: the accumulators of the first
-// two products are the A operands of the others.
+// with p = exp(scale s - lse) and ds = p (dp - delta). p and ds never leave the registers: the accumulators of the
+// first two products are the A operands of the others.
 #include "kernels/attention_mma.cuh"
 
 namespace rz {
@@ -30,15 +32,14 @@ struct Backward {
     // Where this block and warp work
     unsigned char* smem;
     float* stats;
-    int row;            // the warp's first row in the tile
-    int first;          // its position in the sequence
-    float scale;        // of scores, for exp2
+    int row;                         // the warp's first row in the tile
+    int first;                       // its position in the sequence
+    float scale;                     // of scores, for exp2
     float row_lse[2], row_delta[2];  // of rows g and g + 8, for dq
 
     float grad1[D / 8][4], grad2[D / 8][4];  // dk or dq; dv
 
-    __device__ __forceinline__ void score_products(float (&s)[kN][4], float (&dp)[kN][4], int y1, int y2,
-                                                   int chunk) {
+    __device__ __forceinline__ void score_products(float (&s)[kN][4], float (&dp)[kN][4], int y1, int y2, int chunk) {
 #pragma unroll
         for (int n = 0; n < kN; ++n)
 #pragma unroll
@@ -61,8 +62,8 @@ struct Backward {
     }
 
     // s becomes p, dp becomes ds. `position`: of the chunk's first streamed row.
-    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse, int position,
-                                                    bool masked) {
+    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse,
+                                                    int position, bool masked) {
         const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
         const int ahead = position - first;  // streamed row 0 against the warp's row 0
 #pragma unroll
@@ -79,7 +80,8 @@ struct Backward {
             }
     }
 
-    __device__ __forceinline__ void add_product(float (&grad)[D / 8][4], const float (&weights)[kN][4], int y, int chunk) {
+    __device__ __forceinline__ void add_product(float (&grad)[D / 8][4], const float (&weights)[kN][4], int y,
+                                                int chunk) {
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step) {
             uint32_t a[4], b0[2], b1[2];
@@ -152,15 +154,16 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
         const int64_t head = kv_head * group + i / tiles, t0 = (first_tile + i % tiles) * kStream;
         const int count = T_len - int(t0);
         unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
-        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.q) + batch * s.q_batch + t0 * s.q_row + head * D, s.q_row,
-                                 count, kThreads);
+        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.q) + batch * s.q_batch + t0 * s.q_row + head * D,
+                                 s.q_row, count, kThreads);
         copy_rows<T, D, kStream>(stage + Work::kTileBytes,
                                  static_cast<const T*>(a.d_o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row,
                                  count, kThreads);
         const int64_t at = (batch * s.H + head) * s.Tq + t0;
         if (int r = int(threadIdx.x) % kStream; threadIdx.x < 2 * kStream) {
             const float* source = (int(threadIdx.x) < kStream ? a.lse : static_cast<const float*>(a.workspace)) + at;
-            ptx::cp_async4(w.stats + i % 2 * 2 * kStream + threadIdx.x, source + (r < count ? r : 0), r < count ? 4 : 0);
+            ptx::cp_async4(w.stats + i % 2 * 2 * kStream + threadIdx.x, source + (r < count ? r : 0),
+                           r < count ? 4 : 0);
         }
     };
     const int64_t at = batch * s.kv_batch + int64_t(j0) * s.kv_row + kv_head * D;
@@ -205,12 +208,14 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
         const int64_t from = kv_at + int64_t(j0) * s.kv_row;
         unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
         copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.k) + from, s.kv_row, T_len - j0, kThreads);
-        copy_rows<T, D, kStream>(stage + Work::kTileBytes, static_cast<const T*>(a.v) + from, s.kv_row, T_len - j0, kThreads);
+        copy_rows<T, D, kStream>(stage + Work::kTileBytes, static_cast<const T*>(a.v) + from, s.kv_row, T_len - j0,
+                                 kThreads);
     };
     const int64_t q_at = batch * s.q_batch + int64_t(t0) * s.q_row + head * D;
     copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.q) + q_at, s.q_row, T_len - t0, kThreads);
-    copy_rows<T, D, kRows>(smem + Work::kX2, static_cast<const T*>(a.d_o) + batch * s.o_batch + int64_t(t0) * s.o_row + head * D,
-                           s.o_row, T_len - t0, kThreads);
+    copy_rows<T, D, kRows>(smem + Work::kX2,
+                           static_cast<const T*>(a.d_o) + batch * s.o_batch + int64_t(t0) * s.o_row + head * D, s.o_row,
+                           T_len - t0, kThreads);
     fetch(0);
     ptx::cp_async_commit();
     for (int i = 0; i < tiles; ++i) {
@@ -220,7 +225,8 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
         ptx::cp_async_commit();
         w.consume(i % 2, i * kStream);
     }
-    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, T_len - w.first, smem + Work::kX1, w.grad1, s.scale);
+    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, T_len - w.first, smem + Work::kX1, w.grad1,
+            s.scale);
 }
 
 }  // namespace
@@ -236,8 +242,8 @@ bool attention_backward_mma(const AttentionBackward& a, CudaStream stream) {
                             stream),
                a);
         launch(attention_backward_q_mma_kernel<T, D>,
-               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), Backward<T, D, false>::kSmemBytes,
-                            stream),
+               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads),
+                            Backward<T, D, false>::kSmemBytes, stream),
                a);
     });
     return true;

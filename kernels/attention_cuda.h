@@ -1,12 +1,13 @@
 #pragma once
-// Faster CUDA attention for the shapes it covers. Each returns false, having enqueued nothing, where it covers the shape
-// or the device not. The backward pass finds delta (B, H, T) f32, the row sums of d_o * o, in its workspace.
+// Faster CUDA attention for the shapes it covers. Each returns false, having enqueued nothing, where it covers the
+// shape or the device not. The backward pass finds delta (B, H, T) f32, the row sums of d_o * o, in its workspace.
 
 #include "kernels/attention.h"
 
 namespace rz {
 
-// The fastest kernels that may be used: all, for tests and for comparing them. Not to be changed while work is enqueued.
+// The fastest kernels that may be used: all, for tests and for comparing them. Not to be changed while work is
+// enqueued.
 enum class AttentionPath { fma, mma, wgmma };
 AttentionPath& attention_path();
 

@@ -1,6 +1,6 @@
-// Attention forward on tensor cores (sm_80 and later), after FlashAttention-2 (Dao 2023): a block owns 128 queries of one
-// head, a warp 32 of them; keys and values stream through two buffers, one barrier per tile. P stays in registers: the
-// accumulator of q k^T is the A operand of p v.
+// Attention forward on tensor cores (sm_80 and later), after FlashAttention-2 (Dao 2023): a block owns 128 queries of
+// one head, a warp 32 of them; keys and values stream through two buffers, one barrier per tile. P stays in registers:
+// the accumulator of q k^T is the A operand of p v.
 #include "kernels/attention_mma.cuh"
 
 namespace rz {
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     const int64_t head = blockIdx.x, batch = blockIdx.y, kv_head = head / (s.H / s.K);
     const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.Tk - s.Tq);
     const int64_t kv_at = batch * s.kv_batch + kv_head * D;
-    const int row = int(threadIdx.x) / 32 * kWarpRows;  // the warp's first
-    const int warp_first = offset + t0 + row;           // its position
+    const int row = int(threadIdx.x) / 32 * kWarpRows;     // the warp's first
+    const int warp_first = offset + t0 + row;              // its position
     const int seen = offset + min(t0 + kRows, int(s.Tq));  // keys that the tile's last query sees
     const int tiles = (seen + kKeys - 1) / kKeys;
 
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
         copy_rows<T, D, kKeys>(stage, static_cast<const T*>(a.k) + from, s.kv_row, count, kThreads);
         copy_rows<T, D, kKeys>(stage + kValues, static_cast<const T*>(a.v) + from, s.kv_row, count, kThreads);
     };
-    copy_rows<T, D, kRows>(smem, static_cast<const T*>(a.q) + batch * s.q_batch + int64_t(t0) * s.q_row + head * D, s.q_row,
-                           int(s.Tq) - t0, kThreads);
+    copy_rows<T, D, kRows>(smem, static_cast<const T*>(a.q) + batch * s.q_batch + int64_t(t0) * s.q_row + head * D,
+                           s.q_row, int(s.Tq) - t0, kThreads);
     fetch(0);
     ptx::cp_async_commit();
 

@@ -86,8 +86,9 @@ struct Consumer {
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step)
-            wgmma<T, D, true>(o, p[step],
-                              ptx::wgmma_descriptor(smem + M::kV + stage * M::kTile + step * 16 * 128, kPanelBytes, 1024, 1));
+            wgmma<T, D, true>(
+                o, p[step],
+                ptx::wgmma_descriptor(smem + M::kV + stage * M::kTile + step * 16 * 128, kPanelBytes, 1024, 1));
         ptx::wgmma_commit();
     }
 
@@ -186,13 +187,13 @@ struct Consumer {
     }
 };
 
-// Grid (H, B, query tiles), the longest tiles first. The body exists for sm_90a alone, and with it the static shared memory
-// by which the host knows that this build has it.
+// Grid (H, B, query tiles), the longest tiles first. The body exists for sm_90a alone, and with it the static shared
+// memory by which the host knows that this build has it.
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_forward_wgmma_kernel(AttentionForward a, const __grid_constant__ CUtensorMap q,
                                    const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v) {
-#if defined(SIMT_EMU) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     GPU_DYN_SMEM(smem);
     __shared__ Barriers bars;
     const AttentionShape& shape = a.shape;
@@ -212,8 +213,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        if (threadIdx.x == 0)
-            produce<D>(smem, bars, &q, &k, &v, head, head / int(shape.H / shape.K), batch, t0, tiles);
+        if (threadIdx.x == 0) produce<D>(smem, bars, &q, &k, &v, head, head / int(shape.H / shape.K), batch, t0, tiles);
         return;
     }
     ptx::setmaxnreg_inc<kConsumerRegisters>();
@@ -238,21 +238,22 @@ bool compiled_for_device(const void* kernel) {
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9)
         return false;
-#if defined(SIMT_EMU)
-    return kernel != nullptr;
-#else
+#if defined(__CUDACC__)
     cudaFuncAttributes attributes{};
     if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
         cudaGetLastError();
         return false;
     }
     return attributes.sharedSizeBytes > 0;
+#else
+    return kernel != nullptr;
 #endif
 }
 
 CUtensorMap map_of(const void* base, int64_t D, int64_t heads, int64_t T, int64_t B, int64_t row, int64_t batch) {
     const auto u = [](int64_t x) { return uint64_t(x); };
-    return ptx::tensor_map(base, {u(D), u(heads), u(T), u(B)}, {u(2 * D), u(2 * row), u(2 * batch)}, {64, 1, 128, 1}, 128);
+    return ptx::tensor_map(base, {u(D), u(heads), u(T), u(B)}, {u(2 * D), u(2 * row), u(2 * batch)}, {64, 1, 128, 1},
+                           128);
 }
 
 }  // namespace
@@ -266,14 +267,15 @@ bool attention_forward_wgmma(const AttentionForward& a, CudaStream stream) {
     const auto start = [&]<class T, int D>() {
         const auto kernel = attention_forward_wgmma_kernel<T, D>;
         if (!compiled_for_device(reinterpret_cast<const void*>(kernel))) return false;
-        launch(kernel,
-               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), Smem<D>::kBytes, stream), a,
-               map_of(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch), map_of(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch),
+        launch(kernel, LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), Smem<D>::kBytes, stream),
+               a, map_of(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch),
+               map_of(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch),
                map_of(a.v, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch));
         return true;
     };
     if (s.dtype == DType::bf16)
-        return s.D == 64 ? start.template operator()<__nv_bfloat16, 64>() : start.template operator()<__nv_bfloat16, 128>();
+        return s.D == 64 ? start.template operator()<__nv_bfloat16, 64>()
+                         : start.template operator()<__nv_bfloat16, 128>();
     return s.D == 64 ? start.template operator()<__half, 64>() : start.template operator()<__half, 128>();
 }
 

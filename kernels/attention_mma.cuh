@@ -36,9 +36,9 @@ __device__ __forceinline__ void copy_rows(unsigned char* tile, const T* source, 
     }
 }
 
-// Where a lane finds its 16 bytes for ldmatrix: row `row + lane_row` of the tile at smem + tile, chunk 2 * step + half. `row`
-// is a multiple of 8. The XOR is taken after the tile's offset is added, so that the compiler cannot keep the eight
-// steps' addresses in registers across tiles: the accumulators need them.
+// Where a lane finds its 16 bytes for ldmatrix: row `row + lane_row` of the tile at smem + tile, chunk 2 * step + half.
+// `row` is a multiple of 8. The XOR is taken after the tile's offset is added, so that the compiler cannot keep the
+// eight steps' addresses in registers across tiles: the accumulators need them.
 template <int D>
 __device__ __forceinline__ const unsigned char* lane_address(const unsigned char* smem, int tile, int row, int lane_row,
                                                              int half, int step) {
@@ -58,7 +58,8 @@ __device__ __forceinline__ void load_a(uint32_t (&a)[4], const unsigned char* sm
     ptx::ldmatrix_x4(a, lane_address<D>(smem, tile, row, lane % 16, lane / 16, step));
 }
 
-// B of two neighbouring n-tiles, where row n of the tile holds column n of B: 16 rows from `row`, elements 16 step .. + 15.
+// B of two neighbouring n-tiles, where row n of the tile holds column n of B: 16 rows from `row`, elements 16 step ..
+// + 15.
 template <int D>
 __device__ __forceinline__ void load_b(uint32_t (&b0)[2], uint32_t (&b1)[2], const unsigned char* smem, int tile,
                                        int row, int step) {

@@ -1,11 +1,10 @@
 #include "kernels/cross_entropy.h"
-
 #include "kernels/device_math.cuh"
 
 namespace rz {
 namespace {
 
-constexpr int kKeep = 8;         // vectors of a row that a thread keeps in registers: up to 128 KiB of logits per block
+constexpr int kKeep = 8;  // vectors of a row that a thread keeps in registers: up to 128 KiB of logits per block
 constexpr int kMostThreads = 1024;
 constexpr int kSumThreads = 256;
 

@@ -1,6 +1,5 @@
-#include "kernels/elementwise.h"
-
 #include "kernels/device_math.cuh"
+#include "kernels/elementwise.h"
 #include "kernels/philox.h"
 
 namespace rz {
@@ -59,9 +58,7 @@ __device__ __forceinline__ void store_some(void* p, DType t, int64_t i, int coun
         if (k < count) store_one(p, t, i + k, v[k]);
 }
 
-__device__ __forceinline__ int64_t first_element() {
-    return (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kVec;
-}
+__device__ __forceinline__ int64_t first_element() { return (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kVec; }
 __device__ __forceinline__ int elements_left(int64_t i, int64_t n) { return n - i < kVec ? int(n - i) : kVec; }
 
 __global__ void __launch_bounds__(kThreads) cast_kernel(Cast a, bool wide) {
@@ -104,8 +101,8 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide
     store_some(a.out, a.out_dtype, i, count, wide, sum);
 }
 
-// A thread makes the kVec normals from element first_element() of the tensor (not of this range), so that every cut of it
-// shares the work of Philox's groups of four.
+// A thread makes the kVec normals from element first_element() of the tensor (not of this range), so that every cut of
+// it shares the work of Philox's groups of four.
 __global__ void __launch_bounds__(kThreads) random_normal_kernel(RandomNormal a, int64_t group, bool wide) {
     group += (int64_t(blockIdx.x) * kThreads + threadIdx.x) * (kVec / 4);
     const int64_t i = 4 * group - a.first;  // below 0 where the range begins inside a group

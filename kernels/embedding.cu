@@ -1,6 +1,5 @@
-#include "kernels/embedding.h"
-
 #include "kernels/device_math.cuh"
+#include "kernels/embedding.h"
 
 namespace rz {
 namespace {

@@ -1,29 +1,32 @@
-#include "kernels/gemm.h"
-
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
 #include <tuple>
 
+#include "kernels/gemm.h"
+#include "kernels/gemm_tuning.h"
 #include "kernels/gpu.cuh"
+#include "kernels/runtime/cuda_check.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t(32) << 20;  // what the algorithms for Hopper want; split-K needs it
+constexpr int kSuggestions = 24;                      // that are timed, where measuring is asked for
+constexpr int kTimings = 3;                           // of each; the middle one counts
 
 void check_lt(cublasStatus_t status, const char* what) {
     require(status == CUBLAS_STATUS_SUCCESS, "gemm: %s: %s (%s)", what, cublasLtGetStatusName(status),
             cublasLtGetStatusString(status));
 }
 
-cudaDataType_t cuda_type(DType t) {
-    return t == DType::f32 ? CUDA_R_32F : t == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F;
-}
+cudaDataType_t cuda_type(DType t) { return t == DType::f32 ? CUDA_R_32F : t == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F; }
 
 // Everything that may change the choice of an algorithm. beta only as "zero or not"; addresses only by alignment.
 struct Key {
@@ -44,7 +47,8 @@ struct Key {
     }
 };
 
-// cuBLASLt is column-major: it computes C^T (N x M) = op(B)^T op(A)^T, and a row-major matrix is its own transpose there.
+// cuBLASLt is column-major: it computes C^T (N x M) = op(B)^T op(A)^T, and a row-major matrix is its own transpose
+// there.
 struct Plan {
     cublasLtMatmulDesc_t operation = nullptr;
     cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;  // B, A, C
@@ -58,36 +62,41 @@ cublasLtMatrixLayout_t make_layout(DType t, int64_t rows, int64_t columns, int64
     return layout;
 }
 
-void choose_algorithm(cublasLtHandle_t handle, const Key& key, Plan& plan) {
+struct Suggestions {
+    int count = 0;
+    cublasLtMatmulHeuristicResult_t found[kSuggestions];  // (in a std::vector, its unnamed struct crashes nvcc 13.0)
+};
+
+// At most `wanted` of the library's suggestions, the most promising first.
+Suggestions suggestions(cublasLtHandle_t handle, const Key& key, const Plan& plan, int wanted) {
     cublasLtMatmulPreference_t preference = nullptr;
     check_lt(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    const size_t workspace = kWorkspaceBytes;
-    const uint32_t alignment = uint32_t(key.alignment);
-    // Partial sums of split-K stay in fp32.
-    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_INPLACE |
-                                CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
         check_lt(cublasLtMatmulPreferenceSetAttribute(preference, what, &value, sizeof(value)),
                  "cublasLtMatmulPreferenceSetAttribute");
     };
-    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+    const uint32_t alignment = uint32_t(key.alignment);
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+    // Partial sums of split-K stay in fp32.
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_INPLACE |
+                 CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
-    cublasLtMatmulHeuristicResult_t found{};
-    int count = 0;
+    Suggestions result;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.first, plan.second, plan.result, plan.result,
-                                       preference, 1, &found, &count);
+                                       preference, wanted, result.found, &result.count);
     cublasLtMatmulPreferenceDestroy(preference);
-    require(status == CUBLAS_STATUS_SUCCESS && count > 0, "gemm: cuBLASLt has no algorithm for %s: %s; use other strides "
-            "or dtypes", key.text().c_str(), cublasLtGetStatusString(status));
-    plan.algorithm = found.algo;
+    require(status == CUBLAS_STATUS_SUCCESS && result.count > 0 && result.found[0].state == CUBLAS_STATUS_SUCCESS,
+            "gemm: cuBLASLt has no algorithm for %s: %s; use other strides or dtypes", key.text().c_str(),
+            cublasLtGetStatusString(status));
+    return result;
 }
 
-Plan make_plan(cublasLtHandle_t handle, const Key& key) {
+Plan make_plan(const Key& key) {
     Plan plan;
     check_lt(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
     const cublasOperation_t first = key.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -96,11 +105,128 @@ Plan make_plan(cublasLtHandle_t handle, const Key& key) {
              "cublasLtMatmulDescSetAttribute");
     check_lt(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second)),
              "cublasLtMatmulDescSetAttribute");
-    plan.first = key.trans_b ? make_layout(key.dtype, key.N, key.K, key.ldb) : make_layout(key.dtype, key.K, key.N, key.ldb);
-    plan.second = key.trans_a ? make_layout(key.dtype, key.K, key.M, key.lda) : make_layout(key.dtype, key.M, key.K, key.lda);
+    plan.first =
+        key.trans_b ? make_layout(key.dtype, key.N, key.K, key.ldb) : make_layout(key.dtype, key.K, key.N, key.ldb);
+    plan.second =
+        key.trans_a ? make_layout(key.dtype, key.K, key.M, key.lda) : make_layout(key.dtype, key.M, key.K, key.lda);
     plan.result = make_layout(key.c_dtype, key.M, key.N, key.ldc);
-    choose_algorithm(handle, key, plan);
     return plan;
+}
+
+void multiply(cublasLtHandle_t handle, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Gemm& a, void* c,
+              void* workspace, CudaStream stream, const char* what) {
+    check_lt(cublasLtMatmul(handle, plan.operation, &a.alpha, a.b, plan.first, a.a, plan.second, &a.beta, c,
+                            plan.result, c, plan.result, &algorithm, workspace, kWorkspaceBytes, stream),
+             what);
+}
+
+// ---- choosing
+
+// Times every suggestion on the caller's A and B, with another C and with the L2 cache filled anew before each run, as
+// it is in a training step. Returns false where there is no memory for that or the stream is being captured.
+bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, void* workspace,
+                     CudaStream stream, float* microseconds) {
+    cudaStreamCaptureStatus capture;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
+    const Device device{DeviceKind::cuda, key.device};
+    int l2 = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, key.device));
+    const int64_t c_bytes = key.M * key.ldc * size_of(key.c_dtype), flush_bytes = 2 * int64_t(l2) + 256;
+    if (capture != cudaStreamCaptureStatusNone || device.free_bytes() < c_bytes + flush_bytes + (int64_t(256) << 20))
+        return false;
+    const Buffer c(device, c_bytes, MemKind::workspace, "C of a timed product");
+    const Buffer flush(device, flush_bytes, MemKind::workspace, "what fills the L2 cache before a timed product");
+    CUDA_CHECK(cudaMemsetAsync(c.data(), 0, size_t(c_bytes), stream));
+    cudaEvent_t start, stop;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    float best = INFINITY;
+    const Suggestions candidates = suggestions(handle, key, plan, kSuggestions);
+    for (int i = 0; i < candidates.count; ++i) {
+        if (candidates.found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        const cublasLtMatmulAlgo_t& algorithm = candidates.found[i].algo;
+        float times[kTimings];
+        multiply(handle, plan, algorithm, a, c.data(), workspace, stream, "a timed product");
+        for (float& ms : times) {
+            CUDA_CHECK(cudaMemsetAsync(flush.data(), 1, size_t(flush_bytes), stream));
+            CUDA_CHECK(cudaEventRecord(start, stream));
+            multiply(handle, plan, algorithm, a, c.data(), workspace, stream, "a timed product");
+            CUDA_CHECK(cudaEventRecord(stop, stream));
+            CUDA_CHECK(cudaEventSynchronize(stop));
+            CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+        }
+        std::sort(times, times + kTimings);
+        if (times[kTimings / 2] >= best) continue;
+        best = times[kTimings / 2];
+        plan.algorithm = algorithm;
+    }
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    *microseconds = best * 1000;
+    return true;
+}
+
+// A line of the cache file: device and library, shape, algorithm in hex, microseconds (for people), between tabs.
+std::string cache_key(const Key& key) {
+    return Device{DeviceKind::cuda, key.device}.name() + ", " + gemm_library_cuda() + "\t" + key.text() + "\t";
+}
+
+std::string to_hex(const cublasLtMatmulAlgo_t& algorithm) {
+    std::string hex;
+    unsigned char bytes[sizeof algorithm];
+    std::memcpy(bytes, &algorithm, sizeof algorithm);
+    for (const unsigned char b : bytes) hex += format("%02x", b);
+    return hex;
+}
+
+bool from_hex(const std::string& hex, cublasLtMatmulAlgo_t& algorithm) {
+    unsigned char bytes[sizeof algorithm];
+    if (hex.size() < 2 * sizeof bytes || hex.find_first_not_of("0123456789abcdef") < 2 * sizeof bytes) return false;
+    for (size_t i = 0; i < sizeof bytes; ++i)
+        bytes[i] = static_cast<unsigned char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+    std::memcpy(&algorithm, bytes, sizeof bytes);
+    return true;
+}
+
+// The first line for this key whose algorithm the library still accepts. Others, damaged ones among them, are passed
+// over.
+bool read_choice(cublasLtHandle_t handle, const Key& key, Plan& plan) {
+    std::ifstream file(gemm_tuning().cache_file);
+    const std::string wanted = cache_key(key);
+    for (std::string line; std::getline(file, line);) {
+        cublasLtMatmulAlgo_t algorithm;
+        cublasLtMatmulHeuristicResult_t result{};
+        if (line.compare(0, wanted.size(), wanted) != 0 || !from_hex(line.substr(wanted.size()), algorithm)) continue;
+        if (cublasLtMatmulAlgoCheck(handle, plan.operation, plan.first, plan.second, plan.result, plan.result,
+                                    &algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
+            result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes)
+            continue;
+        plan.algorithm = algorithm;
+        return true;
+    }
+    return false;
+}
+
+// One write in append mode, so that the ranks of a machine may share the file.
+void write_choice(const Key& key, const Plan& plan, float microseconds) {
+    std::ofstream file(gemm_tuning().cache_file, std::ios::app);
+    file << cache_key(key) + to_hex(plan.algorithm) + format("\t%.1f\n", double(microseconds)) << std::flush;
+    require(file.good(), "gemm: cannot write the cache of tuned products to %s; choose a file in a writable folder",
+            gemm_tuning().cache_file.c_str());
+}
+
+void choose_algorithm(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, void* workspace,
+                      CudaStream stream) {
+    GemmTuning& tuning = gemm_tuning();
+    float microseconds = 0;
+    if (!tuning.cache_file.empty() && read_choice(handle, key, plan)) {
+        ++tuning.read;
+    } else if (tuning.measure && measure_fastest(handle, plan, key, a, workspace, stream, &microseconds)) {
+        ++tuning.measured;
+        if (!tuning.cache_file.empty()) write_choice(key, plan, microseconds);
+    } else {
+        plan.algorithm = suggestions(handle, key, plan, 1).found[0].algo;
+    }
 }
 
 // Handles, workspaces and plans of all devices. Lives as long as the process: at exit the driver may be gone already.
@@ -111,14 +237,28 @@ class Library {
         return library;
     }
 
-    cublasLtHandle_t handle(int device) {
-        const std::scoped_lock lock(mutex_);
-        return handle_locked(device);
+    void run(const Key& key, const Gemm& a, CudaStream stream) {
+        cublasLtHandle_t handle;
+        void* workspace;
+        const Plan* plan;
+        {
+            const std::scoped_lock lock(mutex_);
+            handle = handle_of(key.device);
+            workspace = workspace_of(key.device, stream);
+            plan = &plan_of(key, a, handle, workspace, stream);
+        }
+        multiply(handle, *plan, plan->algorithm, a, a.c, workspace, stream, "cublasLtMatmul");
+    }
+
+   private:
+    cublasLtHandle_t handle_of(int device) {
+        cublasLtHandle_t& handle = handles_[device];
+        if (handle == nullptr) check_lt(cublasLtCreate(&handle), "cublasLtCreate");
+        return handle;
     }
 
     // One per stream, since products on two streams may run at once.
-    void* workspace(int device, CudaStream stream) {
-        const std::scoped_lock lock(mutex_);
+    void* workspace_of(int device, CudaStream stream) {
         Buffer& buffer = workspaces_[{device, stream}];
         if (!buffer)
             buffer = Buffer(Device{DeviceKind::cuda, device}, int64_t(kWorkspaceBytes), MemKind::workspace,
@@ -126,30 +266,26 @@ class Library {
         return buffer.data();
     }
 
-    const Plan& plan(const Key& key) {
-        const std::scoped_lock lock(mutex_);
-        const auto found = plans_.find(key);
+    const Plan& plan_of(const Key& key, const Gemm& a, cublasLtHandle_t handle, void* workspace, CudaStream stream) {
+        const GemmTuning& tuning = gemm_tuning();
+        const auto index = std::make_tuple(key, tuning.measure, tuning.cache_file);
+        const auto found = plans_.find(index);
         if (found != plans_.end()) return found->second;
-        return plans_.emplace(key, make_plan(handle_locked(key.device), key)).first->second;
-    }
-
-   private:
-    cublasLtHandle_t handle_locked(int device) {
-        cublasLtHandle_t& handle = handles_[device];
-        if (handle == nullptr) check_lt(cublasLtCreate(&handle), "cublasLtCreate");
-        return handle;
+        Plan plan = make_plan(key);
+        choose_algorithm(handle, plan, key, a, workspace, stream);
+        return plans_.emplace(index, plan).first->second;
     }
 
     std::mutex mutex_;
     std::map<int, cublasLtHandle_t> handles_;
     std::map<std::pair<int, CudaStream>, Buffer> workspaces_;
-    std::map<Key, Plan> plans_;
+    std::map<std::tuple<Key, bool, std::string>, Plan> plans_;
 };
 
 // Largest power of two up to 256 that divides every address
 int common_alignment(const Gemm& a) {
-    const uintptr_t bits = reinterpret_cast<uintptr_t>(a.a) | reinterpret_cast<uintptr_t>(a.b) |
-                           reinterpret_cast<uintptr_t>(a.c) | 256;
+    const uintptr_t bits =
+        reinterpret_cast<uintptr_t>(a.a) | reinterpret_cast<uintptr_t>(a.b) | reinterpret_cast<uintptr_t>(a.c) | 256;
     return int(bits & ~(bits - 1));
 }
 
@@ -158,8 +294,7 @@ int common_alignment(const Gemm& a) {
 void gemm_cuda(const Gemm& a, CudaStream stream) {
     if (a.M == 0 || a.N == 0) return;
     int device = 0;
-    const cudaError_t err = cudaGetDevice(&device);
-    require(err == cudaSuccess, "gemm: cudaGetDevice: %s", cudaGetErrorString(err));
+    CUDA_CHECK(cudaGetDevice(&device));
     const Key key{device,
                   a.M,
                   a.N,
@@ -173,12 +308,7 @@ void gemm_cuda(const Gemm& a, CudaStream stream) {
                   a.dtype,
                   a.c_dtype,
                   common_alignment(a)};
-    Library& library = Library::get();
-    const Plan& plan = library.plan(key);
-    check_lt(cublasLtMatmul(library.handle(device), plan.operation, &a.alpha, a.b, plan.first, a.a, plan.second, &a.beta,
-                            a.c, plan.result, a.c, plan.result, &plan.algorithm, library.workspace(device, stream),
-                            kWorkspaceBytes, stream),
-             key.text().c_str());
+    Library::get().run(key, a, stream);
 }
 
 const char* gemm_library_cuda() {

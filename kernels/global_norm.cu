@@ -1,6 +1,5 @@
-#include "kernels/global_norm.h"
-
 #include "kernels/device_math.cuh"
+#include "kernels/global_norm.h"
 
 namespace rz {
 namespace {
@@ -30,8 +29,8 @@ __global__ void __launch_bounds__(kThreads) sum_squares_kernel(double* partial, 
 
 // One block: all threads fetch, thread 0 adds in order.
 __global__ void __launch_bounds__(kThreads)
-    clip_scale_kernel(float* norm, float* scale, const double* partial, const int32_t* order, int64_t count, float average,
-                      float max_norm) {
+    clip_scale_kernel(float* norm, float* scale, const double* partial, const int32_t* order, int64_t count,
+                      float average, float max_norm) {
     __shared__ double fetched[kThreads];
     double sum = 0;
     for (int64_t begin = 0; begin < count; begin += kThreads) {

@@ -1,11 +1,10 @@
-#include "kernels/rmsnorm.h"
-
 #include "kernels/device_math.cuh"
+#include "kernels/rmsnorm.h"
 
 namespace rz {
 namespace {
 
-constexpr int kKeep = 4;         // vectors of a row that a thread keeps in registers; the rest is read twice
+constexpr int kKeep = 4;          // vectors of a row that a thread keeps in registers; the rest is read twice
 constexpr int kKeepBackward = 2;  // here each also has an accumulator of dw
 constexpr int kReduceColumns = 32, kReduceRows = 16;
 
@@ -35,9 +34,8 @@ __device__ __forceinline__ void store_normalised(T* y, const float (&v)[kVec], c
 }
 
 template <class T, int kVec>
-__global__ void __launch_bounds__(1024)
-    rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* residual, const T* w, int64_t N, int C,
-                           float eps) {
+__global__ void __launch_bounds__(1024) rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* residual,
+                                                               const T* w, int64_t N, int C, float eps) {
     __shared__ float slots[32];
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= N) return;  // a whole warp, and only where no barrier follows
@@ -106,8 +104,8 @@ __device__ __forceinline__ void store_dx(const BackwardArgs<T>& a, int64_t base,
 
 // Loads dy and xhat = x * rstd at column c and returns their share of sum(dy*w*xhat).
 template <class T, int kVec>
-__device__ __forceinline__ float load_terms(const BackwardArgs<T>& a, int64_t base, int c, float rstd, float (&dy)[kVec],
-                                            float (&xhat)[kVec]) {
+__device__ __forceinline__ float load_terms(const BackwardArgs<T>& a, int64_t base, int c, float rstd,
+                                            float (&dy)[kVec], float (&xhat)[kVec]) {
     float w[kVec];
     load(dy, a.dy + base + c);
     load(xhat, a.x + base + c);
@@ -189,21 +187,27 @@ template <class T, int kVec>
 void launch_forward(const RmsnormForward& a, CudaStream stream) {
     const int lanes = row_threads(ceil_div(a.C, kVec), kKeep, 1024);
     const int rows = lanes == 32 ? 4 : 1;
-    launch(rmsnorm_forward_kernel<T, kVec>,
-           LaunchConfig(dim3(blocks_for(a.N, rows)), dim3(lanes, rows), 0, stream), static_cast<T*>(a.y), a.rstd,
-           static_cast<T*>(a.sum), static_cast<const T*>(a.x), static_cast<const T*>(a.residual),
-           static_cast<const T*>(a.w), a.N, int(a.C), a.eps);
+    launch(rmsnorm_forward_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(a.N, rows)), dim3(lanes, rows), 0, stream),
+           static_cast<T*>(a.y), a.rstd, static_cast<T*>(a.sum), static_cast<const T*>(a.x),
+           static_cast<const T*>(a.residual), static_cast<const T*>(a.w), a.N, int(a.C), a.eps);
 }
 
 template <class T, int kVec>
 void launch_backward(const RmsnormBackward& a, int parts, CudaStream stream) {
-    const BackwardArgs<T> args{static_cast<T*>(a.dx),       a.scratch, static_cast<const T*>(a.dy),
-                               static_cast<const T*>(a.x),  static_cast<const T*>(a.w), a.rstd,
-                               static_cast<const T*>(a.dresidual), a.N, int(a.C), parts};
+    const BackwardArgs<T> args{static_cast<T*>(a.dx),
+                               a.scratch,
+                               static_cast<const T*>(a.dy),
+                               static_cast<const T*>(a.x),
+                               static_cast<const T*>(a.w),
+                               a.rstd,
+                               static_cast<const T*>(a.dresidual),
+                               a.N,
+                               int(a.C),
+                               parts};
     const int lanes = row_threads(ceil_div(a.C, kVec), kKeepBackward, 512);
     const int rows = lanes == 32 ? 4 : 1;
-    launch(rmsnorm_backward_kernel<T, kVec>,
-           LaunchConfig(dim3(blocks_for(parts, rows)), dim3(lanes, rows), 0, stream), args);
+    launch(rmsnorm_backward_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(parts, rows)), dim3(lanes, rows), 0, stream),
+           args);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-#include "kernels/rope.h"
-
 #include "kernels/device_math.cuh"
+#include "kernels/rope.h"
 
 namespace rz {
 namespace {
@@ -53,7 +52,8 @@ void rope_cuda(const Rope& a, CudaStream stream) {
     if (a.N == 0 || a.heads == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
         constexpr int kVec = kVecOf<T>;
-        const bool wide = a.D / 2 % kVec == 0 && a.row_stride % kVec == 0 && aligned_to(16, a.x, a.cos_table, a.sin_table);
+        const bool wide =
+            a.D / 2 % kVec == 0 && a.row_stride % kVec == 0 && aligned_to(16, a.x, a.cos_table, a.sin_table);
         wide ? launch_rope<T, kVec>(a, stream) : launch_rope<T, 1>(a, stream);
     });
 }

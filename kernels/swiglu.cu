@@ -1,6 +1,5 @@
-#include "kernels/swiglu.h"
-
 #include "kernels/device_math.cuh"
+#include "kernels/swiglu.h"
 
 namespace rz {
 namespace {

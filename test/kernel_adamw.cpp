@@ -1,6 +1,5 @@
 // AdamW: CUDA kernel against the CPU op.
 #include "kernels/adamw.h"
-
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -40,9 +39,9 @@ AdamW make(KernelRun& run, const Case& c, float grad_scale) {
     return a;
 }
 
-// m: two products and a sum of values below 1 and 5. v: the same, positive, so relative. w: m / sqrt(v) has a few relative
-// roundings, and is below 3 / sqrt(1 - beta2) = 14 except where v was tiny, in which case its own relative error counts; lr
-// scales it. param: one rounding more, or one ulp off.
+// m: two products and a sum of values below 1 and 5. v: the same, positive, so relative. w: m / sqrt(v) has a few
+// relative roundings, and is below 3 / sqrt(1 - beta2) = 14 except where v was tiny, in which case its own relative
+// error counts; lr scales it. param: one rounding more, or one ulp off.
 TEST_P(AdamWTest, Update) {
     const Case c = GetParam();
     const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, 0.7f)); };
@@ -62,12 +61,13 @@ TEST_P(AdamWTest, BadStepWritesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AdamWTest,
-                         testing::Values(Case{1, 0, DType::f32, DType::f32, 0},           //
-                                         Case{40, 8, DType::bf16, DType::bf16, 0},        //
-                                         Case{9001, 1 << 20, DType::bf16, DType::f32, 0}, // several blocks, ragged
-                                         Case{4103, 5, DType::f32, DType::f32, 0},        //
-                                         Case{333, 100, DType::bf16, DType::bf16, 3},     // unaligned: scalars
-                                         Case{100, 9, DType::f16, DType::f32, 0}, Case{64, 4, DType::f32, DType::bf16, 0}));
+                         testing::Values(Case{1, 0, DType::f32, DType::f32, 0},            //
+                                         Case{40, 8, DType::bf16, DType::bf16, 0},         //
+                                         Case{9001, 1 << 20, DType::bf16, DType::f32, 0},  // several blocks, ragged
+                                         Case{4103, 5, DType::f32, DType::f32, 0},         //
+                                         Case{333, 100, DType::bf16, DType::bf16, 3},      // unaligned: scalars
+                                         Case{100, 9, DType::f16, DType::f32, 0},
+                                         Case{64, 4, DType::f32, DType::bf16, 0}));
 
 }  // namespace
 }  // namespace rz::test

@@ -1,6 +1,5 @@
 // Attention: CUDA kernels against the CPU op.
 #include "kernels/attention.h"
-
 #include "kernels/attention_cuda.h"
 #include "test/kernel_test.h"
 
@@ -77,9 +76,9 @@ class Attention : public testing::TestWithParam<Case> {
     void check_forward();
 };
 
-// o is an average of values below 5, weighted by p. Scores (about 1, D roundings) and exponentials are within 2^-18. Where
-// p is rounded to dtype for the tensor cores, each weight moves by at most `rounding` of itself and so the average by at most
-// `rounding` of the average of |v|, about 1; twice that is allowed. Then one rounding of o.
+// o is an average of values below 5, weighted by p. Scores (about 1, D roundings) and exponentials are within 2^-18.
+// Where p is rounded to dtype for the tensor cores, each weight moves by at most `rounding` of itself and so the
+// average by at most `rounding` of the average of |v|, about 1; twice that is allowed. Then one rounding of o.
 void Attention::check_forward() {
     const Case c = GetParam();
     const double small = std::ldexp(1.0, -18) * 8;
@@ -98,10 +97,11 @@ TEST_P(Attention, ForwardWithoutWgmma) {
     check_forward();
 }
 
-// Rounded to dtype on their way into the tensor cores: p, where dv sums p * d_o, and ds = p (dp - delta), where dq and dk sum
-// scale * ds * k and q. Over a row p sums to 1; over a column to about 1 + ln(T) at most at random inputs, here below 8, and
-// over a group's heads to as many times that. |dp - delta| is about sqrt(D), which scale undoes. Errors of single terms have
-// random signs, so that their sum stays below `rounding` times that sum of p, times a typical 3 for the largest of many.
+// Rounded to dtype on their way into the tensor cores: p, where dv sums p * d_o, and ds = p (dp - delta), where dq and
+// dk sum scale * ds * k and q. Over a row p sums to 1; over a column to about 1 + ln(T) at most at random inputs, here
+// below 8, and over a group's heads to as many times that. |dp - delta| is about sqrt(D), which scale undoes. Errors of
+// single terms have random signs, so that their sum stays below `rounding` times that sum of p, times a typical 3 for
+// the largest of many.
 TEST_P(Attention, Backward) {
     const Case c = GetParam();
     if (c.Tq != c.Tk) GTEST_SKIP() << "only whole sequences have gradients";
@@ -112,9 +112,8 @@ TEST_P(Attention, Backward) {
         d_o = normal(c.B * s.o_batch, c.dtype, 9);
     const auto op = [&](KernelRun& run) {
         const Qkv in = inputs(run, c, s);
-        const Qkv grad = place(c, s, [&](const char* name, int64_t n) {
-            return run.output<char>(std::string("d") + name, n, c.dtype);
-        });
+        const Qkv grad = place(
+            c, s, [&](const char* name, int64_t n) { return run.output<char>(std::string("d") + name, n, c.dtype); });
         AttentionBackward a;
         a.dq = grad.q, a.dk = grad.k, a.dv = grad.v;
         a.q = in.q, a.k = in.k, a.v = in.v;

@@ -1,6 +1,5 @@
 // Cross-entropy and the loss sum: CUDA kernels against the CPU ops.
 #include "kernels/cross_entropy.h"
-
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -13,8 +12,9 @@ struct Case {
 
 class CrossEntropyTest : public testing::TestWithParam<Case> {};
 
-// Each exponential: argument x - max rounded (|x - max| < 16: 2^-20 of the result) and approximated (2^-22); the sum of V of
-// them in another order: below 2^-17. So the log-sum-exp and each probability are within 2^-16, of 1 and of themselves.
+// Each exponential: argument x - max rounded (|x - max| < 16: 2^-20 of the result) and approximated (2^-22); the sum of
+// V of them in another order: below 2^-17. So the log-sum-exp and each probability are within 2^-16, of 1 and of
+// themselves.
 constexpr double kProbability = 1.0 / (1 << 16);
 
 void check(const Case& c, const Data& logits, const std::vector<int32_t>& targets, bool write_gradient) {
@@ -54,8 +54,8 @@ TEST_P(CrossEntropyTest, LossAlone) {
 TEST(CrossEntropyLimits, HugeAndMaskedLogits) {
     const Case c{2, 40, DType::f32};
     Data logits = normal(c.N * c.V, c.dtype, 4);
-    for (int64_t i = 0; i < c.V; ++i) logits.set(i, 1e4f + float(i));          // exp would overflow
-    for (int64_t i = c.V; i < 2 * c.V - 2; ++i) logits.set(i, -INFINITY);      // all but two masked
+    for (int64_t i = 0; i < c.V; ++i) logits.set(i, 1e4f + float(i));      // exp would overflow
+    for (int64_t i = c.V; i < 2 * c.V - 2; ++i) logits.set(i, -INFINITY);  // all but two masked
     check(c, logits, {39, 79 - 40}, true);
 }
 
@@ -89,8 +89,8 @@ TEST(CrossEntropySum, AddsToWhatIsThere) {
 INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyTest,
                          testing::Values(Case{1, 2, DType::f32}, Case{3, 256, DType::bf16}, Case{5, 259, DType::bf16},
                                          Case{4, 1000, DType::f32}, Case{3, 32000, DType::bf16},
-                                         Case{3, 32003, DType::bf16},   // every row starts at another alignment
-                                         Case{2, 40001, DType::f32},    // beyond the registers: read again
+                                         Case{3, 32003, DType::bf16},  // every row starts at another alignment
+                                         Case{2, 40001, DType::f32},   // beyond the registers: read again
                                          Case{2, 777, DType::f16}));
 
 }  // namespace

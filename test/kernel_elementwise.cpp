@@ -1,7 +1,6 @@
-// Conversions, the ring's additions and random weights: CUDA kernels against the CPU ops. The same operations in the same
-// order with the same roundings on both sides, so nothing here has a tolerance.
+// Conversions, the ring's additions and random weights: CUDA kernels against the CPU ops. The same operations in the
+// same order with the same roundings on both sides, so nothing here has a tolerance.
 #include "kernels/elementwise.h"
-
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -92,7 +91,8 @@ TEST(Elementwise, RandomNormalSameBits) {
                     RandomNormal a;
                     a.x = run.output("x", n, t);
                     a.x32 = first % 2 == 0 ? run.output<float>("x32", n, DType::f32) : nullptr;
-                    a.n = n, a.first = first, a.seed = 0x123456789abcdefull, a.stream = 5, a.mean = 0.25f, a.std = 0.02f;
+                    a.n = n, a.first = first, a.seed = 0x123456789abcdefull, a.stream = 5, a.mean = 0.25f,
+                    a.std = 0.02f;
                     a.dtype = t;
                     random_normal(run.stream(), a);
                 };

@@ -1,6 +1,5 @@
 // Embedding: CUDA kernels against the CPU op.
 #include "kernels/embedding.h"
-
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -58,11 +57,11 @@ TEST_P(Embedding, Backward) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Embedding,
-                         testing::Values(Case{1, 8, 3, 1, DType::bf16, DType::bf16},          // one token
-                                         Case{129, 576, 40, 40, DType::bf16, DType::f32},     //
-                                         Case{200, 33, 300, 2, DType::bf16, DType::f32},      // two hot tokens; scalars
-                                         Case{65, 6, 32003, 32003, DType::f32, DType::f32},   // nearly all distinct
-                                         Case{30, 4100, 9, 9, DType::f32, DType::f32},        // several slices of columns
+                         testing::Values(Case{1, 8, 3, 1, DType::bf16, DType::bf16},         // one token
+                                         Case{129, 576, 40, 40, DType::bf16, DType::f32},    //
+                                         Case{200, 33, 300, 2, DType::bf16, DType::f32},     // two hot tokens; scalars
+                                         Case{65, 6, 32003, 32003, DType::f32, DType::f32},  // nearly all distinct
+                                         Case{30, 4100, 9, 9, DType::f32, DType::f32},  // several slices of columns
                                          Case{50, 64, 11, 11, DType::f16, DType::f16}));
 
 }  // namespace

@@ -1,6 +1,11 @@
 // GEMM: cuBLASLt (its stand-in, in the emulator) behind our row-major interface against the CPU op.
-#include "kernels/gemm.h"
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/gemm.h"
+#include "kernels/gemm_tuning.h"
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -16,8 +21,8 @@ struct Case {
 
 class GemmTest : public testing::TestWithParam<Case> {};
 
-// A sum of K products of about 1 in another order: the rounding errors of partial sums of size sqrt(K) add up like a random
-// walk, to about K * 2^-24; eight times that is allowed. Then one rounding to C.
+// A sum of K products of about 1 in another order: the rounding errors of partial sums of size sqrt(K) add up like a
+// random walk, to about K * 2^-24; eight times that is allowed. Then one rounding to C.
 TEST_P(GemmTest, MatchesCpu) {
     const Case c = GetParam();
     const int64_t a_rows = c.trans_a ? c.K : c.M, a_columns = (c.trans_a ? c.M : c.K) + c.gap;
@@ -51,17 +56,53 @@ TEST(GemmLimits, BetaZeroIgnoresC) {
     compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(8.0, -24)}}});
 }
 
+// A choice is measured once, written, and read afterwards; damaged lines do no harm; the product stays right
+// throughout.
+TEST(GemmTuningTest, MeasuresWritesAndReads) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    const std::string path = testing::TempDir() + "/ringzero_gemm_tuning_" + std::to_string(getpid());
+    std::filesystem::remove(path);
+    const Data a = normal(24 * 16, DType::bf16, 1), b = normal(40 * 16, DType::bf16, 2),
+               c = normal(24 * 40, DType::f32, 3);
+    const auto op = [&](KernelRun& run) {
+        Gemm g;
+        g.c = run.inout("c", c);
+        g.a = run.input(a);
+        g.b = run.input(b);
+        g.M = 24, g.N = 40, g.K = 16, g.trans_b = true, g.beta = 1, g.dtype = DType::bf16, g.c_dtype = DType::f32;
+        gemm(run.stream(), g);
+    };
+    const auto check = [&](GemmTuning tuning, int64_t measured, int64_t read) {
+        gemm_tuning() = tuning;
+        compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(16.0, -24)}}});
+        EXPECT_EQ(gemm_tuning().measured, measured);
+        EXPECT_EQ(gemm_tuning().read, read);
+    };
+    std::ofstream(path) << "damaged\n\t\t\t\n";
+    check({.measure = true, .cache_file = path}, 1, 0);
+    check({.measure = false, .cache_file = path}, 0, 1);
+    std::ifstream file(path);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+    const std::string copy = path + "_cut";
+    std::ofstream(copy) << text.substr(0, text.size() - 40);  // the algorithm is cut off
+    check({.measure = false, .cache_file = copy}, 0, 0);
+    gemm_tuning() = GemmTuning{};
+    std::filesystem::remove(path);
+    std::filesystem::remove(copy);
+}
+
 constexpr auto f32 = DType::f32, b16 = DType::bf16;
 INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
-                         testing::Values(Case{1, 1, 1, false, false, 0, f32, f32, 0},         //
-                                         Case{17, 40, 24, false, true, 0, b16, b16, 0},       // y = x w^T
-                                         Case{17, 24, 40, false, false, 0, b16, b16, 0},      // dx = dy w
-                                         Case{40, 24, 17, true, false, 1, b16, f32, 0},       // dw += dy^T x
-                                         Case{40, 24, 17, true, false, 1, b16, b16, 0},       //
-                                         Case{33, 8, 16, true, true, 0.5f, f32, f32, 0},      //
-                                         Case{12, 16, 8, false, true, 1, f32, f32, 8},        // strided rows
-                                         Case{65, 129, 127, false, true, 0, f32, f32, 0},     //
-                                         Case{8, 32003, 16, false, true, 0, b16, b16, 0}));   // a head
+                         testing::Values(Case{1, 1, 1, false, false, 0, f32, f32, 0},        //
+                                         Case{17, 40, 24, false, true, 0, b16, b16, 0},      // y = x w^T
+                                         Case{17, 24, 40, false, false, 0, b16, b16, 0},     // dx = dy w
+                                         Case{40, 24, 17, true, false, 1, b16, f32, 0},      // dw += dy^T x
+                                         Case{40, 24, 17, true, false, 1, b16, b16, 0},      //
+                                         Case{33, 8, 16, true, true, 0.5f, f32, f32, 0},     //
+                                         Case{12, 16, 8, false, true, 1, f32, f32, 8},       // strided rows
+                                         Case{65, 129, 127, false, true, 0, f32, f32, 0},    //
+                                         Case{8, 32003, 16, false, true, 0, b16, b16, 0}));  // a head
 
 }  // namespace
 }  // namespace rz::test

@@ -1,8 +1,7 @@
 // Sums of squares and the clipping scale: CUDA kernels against the CPU ops.
-#include "kernels/global_norm.h"
-
 #include <numeric>
 
+#include "kernels/global_norm.h"
 #include "test/kernel_test.h"
 
 namespace rz::test {

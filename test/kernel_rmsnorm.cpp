@@ -1,6 +1,5 @@
 // RMSNorm: CUDA kernels against the CPU op.
 #include "kernels/rmsnorm.h"
-
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -19,9 +18,9 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 
 class Rmsnorm : public testing::TestWithParam<Case> {};
 
-// A row sum of C fp32 terms, in another order on each side, is off by at most (log2(C) + C / threads) roundings: for C up
-// to 4096 here by less than 2^-17 of itself. That moves rstd by half as much; then come two products and one rounding to
-// dtype, which may fall on the other side of a boundary (one ulp).
+// A row sum of C fp32 terms, in another order on each side, is off by at most (log2(C) + C / threads) roundings: for C
+// up to 4096 here by less than 2^-17 of itself. That moves rstd by half as much; then come two products and one
+// rounding to dtype, which may fall on the other side of a boundary (one ulp).
 constexpr double kSum = 1.0 / (1 << 17);
 
 TEST_P(Rmsnorm, Forward) {
@@ -98,7 +97,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Rmsnorm,
                                          Case{3, 4096, bf16_, bf16_, true},   // a block per row
                                          Case{2, 4104, f16_, f32, true},      //
                                          Case{1, 5000, f32, f32, true},       // backward: beyond the registers
-                                         Case{2, 4099, bf16_, f32, true}));   // scalars beyond the registers, forward too
+                                         Case{2, 4099, bf16_, f32,
+                                              true}));  // scalars beyond the registers, forward too
 
 }  // namespace
 }  // namespace rz::test

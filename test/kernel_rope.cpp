@@ -1,6 +1,5 @@
 // RoPE: CUDA kernel against the CPU op.
 #include "kernels/rope.h"
-
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -35,14 +34,14 @@ TEST_P(RopeTest, ForwardAndInverse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest,
-                         testing::Values(Case{1, 1, 1, 2, 0, 0, DType::f32},           // one pair
-                                         Case{2, 7, 12, 64, 192, 0, DType::bf16},      // 9 + 3 heads of a packed row
-                                         Case{1, 9, 20, 64, 320, 0, DType::bf16},      // 15 + 5
-                                         Case{1, 5, 6, 80, 0, 0, DType::bf16},         //
-                                         Case{2, 3, 5, 96, 96, 0, DType::f16},         //
-                                         Case{1, 3, 5, 128, 0, 1000, DType::f32},      // a cache's later position
-                                         Case{2, 4, 3, 6, 5, 2, DType::bf16},          // scalars
-                                         Case{1, 4, 3, 8, 1, 0, DType::f32}));         // an odd row stride
+                         testing::Values(Case{1, 1, 1, 2, 0, 0, DType::f32},       // one pair
+                                         Case{2, 7, 12, 64, 192, 0, DType::bf16},  // 9 + 3 heads of a packed row
+                                         Case{1, 9, 20, 64, 320, 0, DType::bf16},  // 15 + 5
+                                         Case{1, 5, 6, 80, 0, 0, DType::bf16},     //
+                                         Case{2, 3, 5, 96, 96, 0, DType::f16},     //
+                                         Case{1, 3, 5, 128, 0, 1000, DType::f32},  // a cache's later position
+                                         Case{2, 4, 3, 6, 5, 2, DType::bf16},      // scalars
+                                         Case{1, 4, 3, 8, 1, 0, DType::f32}));     // an odd row stride
 
 }  // namespace
 }  // namespace rz::test

@@ -1,6 +1,5 @@
 // SwiGLU: CUDA kernels against the CPU op.
 #include "kernels/swiglu.h"
-
 #include "test/kernel_test.h"
 
 namespace rz::test {
@@ -13,8 +12,8 @@ struct Case {
 
 class Swiglu : public testing::TestWithParam<Case> {};
 
-// The exponential's argument is rounded (|g| < 6: at most 6 * 1.44 * 2^-24 of the result), then come two approximations of
-// 2^-22 and a few products, on each side: below 2^-19 of the value.
+// The exponential's argument is rounded (|g| < 6: at most 6 * 1.44 * 2^-24 of the result), then come two approximations
+// of 2^-22 and a few products, on each side: below 2^-19 of the value.
 constexpr double kRelative = 1.0 / (1 << 19);
 
 TEST_P(Swiglu, Forward) {
@@ -77,7 +76,8 @@ TEST(SwigluLimits, LargeGates) {
             swiglu_backward(run.stream(), a);
         };
         // exp(-100) and what is made of it may be flushed to zero: less than 1e-36
-        compare_on_devices(op, {{"dgate_up", {ulp(t) + kRelative * 16, 1e-35}}, {"h", {ulp(t) + kRelative * 16, 1e-35}}});
+        compare_on_devices(op,
+                           {{"dgate_up", {ulp(t) + kRelative * 16, 1e-35}}, {"h", {ulp(t) + kRelative * 16, 1e-35}}});
     }
 }
 

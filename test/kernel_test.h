@@ -12,8 +12,8 @@
 //   };
 //   compare_on_devices(op, {{"y", Tolerance{...}}});
 //
-// Outputs start as NaN and are followed by guard bytes. The CUDA run is done twice, in the emulator under another schedule,
-// and must give the same bits.
+// Outputs start as NaN and are followed by guard bytes. The CUDA run is done twice, in the emulator under another
+// schedule, and must give the same bits.
 
 #include <gtest/gtest.h>
 
@@ -75,8 +75,8 @@ Data raw(const std::vector<T>& values) {
     return d;
 }
 
-// A distance of one unit in the last place, relative to the value: what remains when two fp32 results that differ in their
-// last bits fall on two sides of a rounding boundary.
+// A distance of one unit in the last place, relative to the value: what remains when two fp32 results that differ in
+// their last bits fall on two sides of a rounding boundary.
 inline double ulp(DType t) {
     return t == DType::f32 ? std::ldexp(1.0, -23) : t == DType::bf16 ? std::ldexp(1.0, -7) : std::ldexp(1.0, -10);
 }
@@ -106,7 +106,8 @@ class KernelRun {
     // Written by the op, read back and compared under `name`. NaN at first (and so on every element it leaves out).
     template <class T = void>
     T* output(const std::string& name, int64_t n, DType dtype) {
-        return static_cast<T*>(place(std::vector<unsigned char>(size_t(n * size_of(dtype)), 0xff), name, kGuardBytes, dtype));
+        return static_cast<T*>(
+            place(std::vector<unsigned char>(size_t(n * size_of(dtype)), 0xff), name, kGuardBytes, dtype));
     }
     double* output_f64(const std::string& name, int64_t n) {
         return static_cast<double*>(
@@ -159,7 +160,8 @@ class KernelRun {
         bool f64;
     };
 
-    void* place(std::vector<unsigned char> bytes, const std::string& name, size_t guard, DType dtype, bool f64 = false) {
+    void* place(std::vector<unsigned char> bytes, const std::string& name, size_t guard, DType dtype,
+                bool f64 = false) {
         const size_t size = bytes.size();
         bytes.resize(size + guard, kGuard);
         Slot& slot = slots_.emplace_back(
