@@ -1,5 +1,6 @@
 // Direct reduction: every rank sends slice j of its values straight to rank j, which adds the N contributions in ascending rank
-// order in fp32 and rounds once. The bytes are the ring's; the bits do not depend on the slices. All-gather is the ring's.
+// order in fp32 and rounds once. All-gather: every rank sends its slice to all. The bytes are the ring's, in one step instead of
+// N - 1; the bits do not depend on the slices.
 
 #include <algorithm>
 
@@ -12,15 +13,14 @@ namespace {
 
 class Direct : public Collectives {
    public:
-    Direct(Transport& transport, const CollectiveOptions& options)
-        : Collectives(transport, options), ring_(make_ring(transport, {options.chunk_bytes, options.lanes, nullptr})) {}
+    using Collectives::Collectives;
     const char* name() const override { return "direct"; }
 
    protected:
     void do_all_reduce(Stream& stream, const AllReduce& a) override;
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override;
     void do_all_gather(Stream& stream, const AllGather& a) override {
-        ring_->all_gather(stream, a);
+        gather(stream, a.out, a.offsets, a.dtype);
         mark_done(stream);
     }
 
@@ -31,33 +31,40 @@ class Direct : public Collectives {
         Transfer transfer;
     };
 
-    int64_t chunk_elements(const ReduceScatter& a) const {
-        return std::max<int64_t>(64, options_.chunk_bytes / size_of(a.wire));
+    struct Chunks {
+        int64_t elements;  // of one
+        int64_t count;     // in the longest slice
+    };
+    Chunks chunks_of(Offsets offsets, DType moved) const {
+        int64_t longest = 0;
+        for (int r = 0; r < size(); ++r) longest = std::max(longest, count(offsets, r));
+        const int64_t most = std::max<int64_t>(64, options_.chunk_bytes / size_of(moved));
+        const int64_t elements = std::min(most, round_up(std::max<int64_t>(longest, 1), 64));
+        return {elements, ceil_div(longest, elements)};
     }
-    void start_chunk(Stream& stream, const ReduceScatter& a, int64_t c, Lane& lane);
-    void finish_chunk(Stream& stream, const ReduceScatter& a, int64_t c, Lane& lane);
+    void scatter(Stream& stream, const ReduceScatter& a);
+    void gather(Stream& stream, void* out, Offsets offsets, DType dtype);
+    void start_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane);
+    void finish_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane);
 
     // Chunk c of slice r.
     struct Part {
         int64_t begin, n;
     };
-    Part part(const ReduceScatter& a, int64_t c, int r) const {
-        const int64_t chunk = chunk_elements(a), end = offset(a.offsets, r + 1);
-        const int64_t begin = std::min(offset(a.offsets, r) + c * chunk, end);
+    Part part(Offsets offsets, int64_t chunk, int64_t c, int r) const {
+        const int64_t end = offset(offsets, r + 1), begin = std::min(offset(offsets, r) + c * chunk, end);
         return {begin, std::min(chunk, end - begin)};
     }
-
-    std::unique_ptr<Collectives> ring_;
 };
 
-void Direct::start_chunk(Stream& stream, const ReduceScatter& a, int64_t c, Lane& lane) {
-    const int64_t wire = size_of(a.wire), row = chunk_elements(a) * wire;
-    const Part own = part(a, c, rank());
+void Direct::start_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane) {
+    const int64_t wire = size_of(a.wire), row = chunk * wire;
+    const Part own = part(a.offsets, chunk, c, rank());
     const char* in = static_cast<const char*>(a.in);
     MessageGroup group = hop();
     for (int d = 0; d < size(); ++d) {  // rank + d: no two ranks send to the same one at once
         const int peer = wrap(rank() + d);
-        const Part out = part(a, c, peer);
+        const Part out = part(a.offsets, chunk, c, peer);
         const char* values = in + out.begin * size_of(a.dtype);
         if (peer == rank()) {
             scale_into(stream, lane.rows + row * peer, a.wire, values, a.dtype, own.n, 1);
@@ -74,29 +81,27 @@ void Direct::start_chunk(Stream& stream, const ReduceScatter& a, int64_t c, Lane
     lane.transfer = transport_.start(stream, group);
 }
 
-void Direct::finish_chunk(Stream& stream, const ReduceScatter& a, int64_t c, Lane& lane) {
+void Direct::finish_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane) {
     transport_.finish(stream, lane.transfer);
     lane.transfer = {};
-    const Part own = part(a, c, rank());
+    const Part own = part(a.offsets, chunk, c, rank());
     if (own.n == 0) return;
     const int64_t in_own = own.begin - offset(a.offsets, rank());
     sum_rows(stream, {.out = static_cast<char*>(a.out) + in_own * size_of(a.out_dtype),
                       .x = lane.rows,
                       .rows = size(),
                       .n = own.n,
-                      .stride = chunk_elements(a),
+                      .stride = chunk,
                       .scale = a.scale,
                       .out_dtype = a.out_dtype,
                       .dtype = a.wire});
 }
 
-void Direct::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
-    int64_t longest = 0;
-    for (int r = 0; r < size(); ++r) longest = std::max(longest, count(a.offsets, r));
-    const int64_t chunks = ceil_div(longest, chunk_elements(a));
+void Direct::scatter(Stream& stream, const ReduceScatter& a) {
+    const auto [chunk, chunks] = chunks_of(a.offsets, a.wire);
     const int lane_count = int(std::min<int64_t>(options_.lanes, chunks));
     std::vector<Lane> lanes(static_cast<size_t>(lane_count));
-    const int64_t rows = size() * chunk_elements(a) * size_of(a.wire);
+    const int64_t rows = round_up(size() * chunk * size_of(a.wire), 256);
     const bool convert = a.wire != a.dtype;
     char* memory = lane_count ? static_cast<char*>(scratch(stream, lane_count * rows * (convert ? 2 : 1))) : nullptr;
     for (Lane& lane : lanes) {
@@ -104,20 +109,45 @@ void Direct::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
         lane.sent = memory + rows;
         memory += rows * (convert ? 2 : 1);
     }
-    for (int64_t c = 0; c < lane_count; ++c) start_chunk(stream, a, c, lanes[size_t(c)]);
+    for (int64_t c = 0; c < lane_count; ++c) start_chunk(stream, a, chunk, c, lanes[size_t(c)]);
     for (int64_t c = 0; c < chunks; ++c) {
         Lane& lane = lanes[size_t(c % lane_count)];
-        finish_chunk(stream, a, c, lane);
-        if (c + lane_count < chunks) start_chunk(stream, a, c + lane_count, lane);
+        finish_chunk(stream, a, chunk, c, lane);
+        if (c + lane_count < chunks) start_chunk(stream, a, chunk, c + lane_count, lane);
     }
+}
+
+// The own slice lies in place. Chunk c + lanes is on its way while chunk c is waited for.
+void Direct::gather(Stream& stream, void* out, Offsets offsets, DType dtype) {
+    const auto [chunk, chunks] = chunks_of(offsets, dtype);
+    const int64_t bytes = size_of(dtype);
+    std::vector<Transfer> transfers(static_cast<size_t>(chunks));
+    for (int64_t c = 0; c < chunks + options_.lanes; ++c) {
+        if (c >= options_.lanes && c - options_.lanes < chunks)
+            transport_.finish(stream, transfers[size_t(c - options_.lanes)]);
+        if (c >= chunks) continue;
+        MessageGroup group = hop();
+        for (int d = 1; d < size(); ++d) {
+            const int to = wrap(rank() + d), from = wrap(rank() - d);
+            const Part own = part(offsets, chunk, c, rank()), theirs = part(offsets, chunk, c, from);
+            group.send(static_cast<char*>(out) + own.begin * bytes, own.n * bytes, to);
+            group.recv(static_cast<char*>(out) + theirs.begin * bytes, theirs.n * bytes, from);
+        }
+        transfers[size_t(c)] = transport_.start(stream, group);
+    }
+}
+
+void Direct::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
+    scatter(stream, a);
     mark_done(stream);
 }
 
 void Direct::do_all_reduce(Stream& stream, const AllReduce& a) {
     char* own = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype);
-    do_reduce_scatter(stream, {.out = own, .in = a.in, .offsets = a.offsets, .dtype = a.dtype, .wire = a.wire,
-                               .out_dtype = a.dtype, .scale = a.scale});
-    ring_->all_gather(stream, {.out = a.out, .in = own, .offsets = a.offsets, .dtype = a.dtype});
+    scatter(stream, {.out = own, .in = a.in, .offsets = a.offsets, .dtype = a.dtype, .wire = a.wire, .out_dtype = a.dtype,
+                     .scale = a.scale});
+    gather(stream, a.out, a.offsets, a.dtype);
+    mark_done(stream);
 }
 
 }  // namespace
