@@ -1,14 +1,11 @@
 #include "kernels/attention.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 #include <omp.h>
 
 #include "kernels/checks.h"
 #include "kernels/scratch.h"
 
-#define RZ_SIMD_WANT_BF16_DOT
+#define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/attention.cpp"
 #include "kernels/simd.h"
 
@@ -34,7 +31,7 @@ constexpr int64_t kKeyStride = kBlock + kPad;
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-#ifdef RZ_SIMD_BF16_DOT
+#ifdef RZ_SIMD_BF16
 RZ_INLINE uint32_t pair_of(bf16 first, bf16 second) { return uint32_t(first.bits) | uint32_t(second.bits) << 16; }
 #endif
 
@@ -51,8 +48,10 @@ void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, in
         const T* from = x + r * stride;
         if constexpr (W::kPer == 1)
             for_vectors(words, [&](int64_t c, auto lanes) RZ_LAMBDA { store(to + c, load(from + c, lanes), lanes); });
-        else
-            __builtin_memcpy(to, from, size_t(D) * sizeof(T));
+        else  // two bf16 to a word as they lie
+            for_vectors(words, [&](int64_t c, auto lanes) RZ_LAMBDA {
+                store(reinterpret_cast<float*>(to) + c, load(reinterpret_cast<const float*>(from) + c, lanes), lanes);
+            });
     }
 }
 
@@ -66,7 +65,7 @@ void pack_zipped(typename W::Word* out, int64_t ld, const T* x, int64_t stride, 
             if (r < rows)
                 for_vectors(D, [&](int64_t c, auto lanes) RZ_LAMBDA { store(to + c, load(from + c, lanes), lanes); });
         }
-#ifdef RZ_SIMD_BF16_DOT
+#ifdef RZ_SIMD_BF16
         if constexpr (W::kPer == 2) {
             if (r + 1 < rows) {
 #pragma omp simd
@@ -104,19 +103,16 @@ void pack_transposed(typename W::Word* out, const T* x, int64_t stride, int64_t 
 // Rounds vector c of a row of fp32 values to the words of the next product.
 template <class W>
 RZ_INLINE void write_rows_layout(typename W::Word* row, int64_t c, Vec x) {
-    if constexpr (W::kPer == 1) store(row + c, x);
-#ifdef RZ_SIMD_BF16_DOT
-    if constexpr (W::kPer == 2) {
-        const auto halves = _mm512_cvtneps_pbh((__m512)x);
-        __builtin_memcpy(row + c / 2, &halves, sizeof halves);
-    }
-#endif
+    if constexpr (W::kPer == 1)
+        store(row + c, x);
+    else
+        store(reinterpret_cast<bf16*>(row) + c, x);
 }
-#ifdef RZ_SIMD_BF16_DOT
+#ifdef RZ_SIMD_BF16
 // Vector c of two neighbouring rows
 RZ_INLINE void write_zipped_layout(uint32_t* row, int64_t c, Vec first, Vec second) {
-    const VecBits low = __builtin_convertvector((VecHalf)_mm512_cvtneps_pbh((__m512)first), VecBits);
-    const VecBits high = __builtin_convertvector((VecHalf)_mm512_cvtneps_pbh((__m512)second), VecBits);
+    const VecBits low = __builtin_convertvector(bf16_halves(first), VecBits);
+    const VecBits high = __builtin_convertvector(bf16_halves(second), VecBits);
     store(reinterpret_cast<float*>(row) + c, from_bits(low | high << 16));
 }
 #endif
@@ -191,7 +187,7 @@ RZ_INLINE float softmax_row(typename W::Word* p, float* s, int64_t n, int64_t vi
             x = lane_numbers() < float(visible - c) ? x : splat(-__builtin_inff());
             store(s + c, x);
         }
-        maxima = x > maxima ? x : maxima;
+        maxima = larger(x, maxima);
     }
     const float block_max = max_of(maxima) * scale, max = block_max > running_max ? block_max : running_max;
     Vec sums{};
@@ -242,8 +238,10 @@ void forward_block(const AttentionForward& a, int64_t b, int64_t kv, int64_t q0)
     for (int64_t g = 0; g < group; ++g)
         pack_rows<W>(t.q + g * kBlock * t.ld_words, t.ld_words,
                      at<T>(a.q, s.q_batch, s.q_row, D, b, q0, kv * group + g), s.q_row, rows, round_up(rows, kTileRows), D);
-    for (int64_t i = 0; i < group * kBlock * t.ld_d; ++i) t.o[i] = 0;
-    for (int64_t i = 0; i < group * kBlock; ++i) t.max[i] = -__builtin_inff(), t.sum[i] = 0;
+    for (int64_t g = 0; g < group; ++g) {
+        for (int64_t i = 0; i < round_up(rows, kTileRows) * t.ld_d; i += kLanes) store(t.o + g * kBlock * t.ld_d + i, Vec{});
+        for (int64_t r = 0; r < rows; ++r) t.max[g * kBlock + r] = -__builtin_inff(), t.sum[g * kBlock + r] = 0;
+    }
 
     for (int64_t k0 = 0; k0 < offset + rows; k0 += kBlock) {
         const int64_t keys = least(kBlock, s.Tk - k0);
@@ -256,15 +254,19 @@ void forward_block(const AttentionForward& a, int64_t b, int64_t kv, int64_t q0)
             }
     }
 
-    for (int64_t g = 0; g < group; ++g)
+    for (int64_t g = 0; g < group; ++g) {
+        const int64_t h = kv * group + g;
+        const float *max = t.max + g * kBlock, *sum = t.sum + g * kBlock;
+        for_vectors(rows, [&](int64_t r, auto lanes) RZ_LAMBDA {
+            store(a.lse + (b * s.H + h) * s.Tq + q0 + r, load(max + r, lanes) + log(load(sum + r, lanes)), lanes);
+        });
         for (int64_t r = 0; r < rows; ++r) {
-            const int64_t h = kv * group + g, i = g * kBlock + r;
             T* o = at<T>(a.o, s.o_batch, s.o_row, D, b, q0 + r, h);
-            const float inverse = 1.0f / t.sum[i];
-            const float* sum = t.o + i * t.ld_d;
-            for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(o + d, load(sum + d) * inverse, lanes); });
-            a.lse[(b * s.H + h) * s.Tq + q0 + r] = t.max[i] + __builtin_logf(t.sum[i]);
+            const float* from = t.o + (g * kBlock + r) * t.ld_d;
+            const float inverse = 1.0f / sum[r];
+            for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(o + d, load(from + d) * inverse, lanes); });
         }
+    }
 }
 
 // Few queries, as when text is generated: packing would cost more than the products.
@@ -322,7 +324,7 @@ void forward_t(const AttentionForward& a) {
 
 void attention_forward(const AttentionForward& a) {
     with_dtype(a.shape.dtype, [&]<class T>() {
-#ifdef RZ_SIMD_BF16_DOT
+#ifdef RZ_SIMD_BF16
         if constexpr (dtype_of<T> == DType::bf16) return forward_t<T, Bf16Word>(a);
 #endif
         forward_t<T, Fp32Word>(a);
@@ -394,7 +396,7 @@ void probabilities(const BackwardTiles<W>& t, int64_t row, int64_t position, int
                 store(t.p_zip + (row + r) * kKeyStride + c, p[0]);
                 store(t.ds_zip + (row + r) * kKeyStride + c, ds[0]);
             }
-#ifdef RZ_SIMD_BF16_DOT
+#ifdef RZ_SIMD_BF16
             if constexpr (W::kPer == 2) {
                 for (int64_t i = 0; i < 2; ++i) write_rows_layout<W>(t.ds + (row + r + i) * (kKeyStride / 2), c, ds[i]);
                 write_zipped_layout(t.p_zip + (row + r) / 2 * kKeyStride, c, p[0], p[1]);
@@ -460,7 +462,7 @@ void backward_part(const AttentionBackward& a, int64_t b, int64_t kv, int64_t q_
     BackwardTiles<W> t;
     const int64_t dq_total = want_dq ? group * dq_rows : 0;
     t.carve(static_cast<char*>(thread_scratch<2>(t.carve(nullptr, dq_total, D))), dq_total, D);
-    for (int64_t i = 0; i < dq_total * t.ld_d; ++i) t.dq[i] = 0;
+    for (int64_t i = 0; i < dq_total * t.ld_d; i += kLanes) store(t.dq + i, Vec{});
 
     for (int64_t k0 = k_begin; k0 < k_end; k0 += kBlock) {
         const int64_t keys = least(kBlock, s.Tk - k0);
@@ -470,7 +472,7 @@ void backward_part(const AttentionBackward& a, int64_t b, int64_t kv, int64_t q_
         pack_transposed<W>(t.vt, v, s.kv_row, keys, D);
         if (want_dq) pack_zipped<W>(t.k_zip, t.ld_d, k, s.kv_row, keys, kBlock, D);
         if (want_dkv)
-            for (int64_t i = 0; i < kBlock * t.ld_d; ++i) t.dk[i] = 0, t.dv[i] = 0;
+            for (int64_t i = 0; i < kBlock * t.ld_d; i += kLanes) store(t.dk + i, Vec{}), store(t.dv + i, Vec{});
         for (int64_t g = 0; g < group; ++g)
             for (int64_t q0 = most(q_begin, k0); q0 < q_end; q0 += kBlock)
                 backward_pair<T, W>(a, t, b, kv * group + g, q0, k0, t.dq + (g * dq_rows + q0 - q_begin) * t.ld_d, want_dq,
@@ -528,7 +530,7 @@ void backward_t(const AttentionBackward& a) {
 
 void attention_backward(const AttentionBackward& a) {
     with_dtype(a.shape.dtype, [&]<class T>() {
-#ifdef RZ_SIMD_BF16_DOT
+#ifdef RZ_SIMD_BF16
         if constexpr (dtype_of<T> == DType::bf16) return backward_t<T, Bf16Word>(a);
 #endif
         backward_t<T, Fp32Word>(a);
@@ -540,27 +542,8 @@ void attention_backward(const AttentionBackward& a) {
 
 namespace rz {
 
-static bool has_bf16_dot() {
-#if defined(__x86_64__)
-    return simd_level() == SimdLevel::avx512_bf16;
-#else
-    return false;
-#endif
-}
-
-void attention_forward_cpu(const AttentionForward& a) {
-#if defined(__x86_64__)
-    if (has_bf16_dot()) return avx512_bf16::attention_forward(a);
-#endif
-    RZ_SIMD_CALL(attention_forward, a);
-}
-
-void attention_backward_cpu(const AttentionBackward& a) {
-#if defined(__x86_64__)
-    if (has_bf16_dot()) return avx512_bf16::attention_backward(a);
-#endif
-    RZ_SIMD_CALL(attention_backward, a);
-}
+void attention_forward_cpu(const AttentionForward& a) { RZ_SIMD_CALL(attention_forward, a); }
+void attention_backward_cpu(const AttentionBackward& a) { RZ_SIMD_CALL(attention_backward, a); }
 
 int64_t attention_backward_workspace(const AttentionShape& s) {
     const int64_t rows = checked_mul(checked_mul(s.B, s.H, "attention: B x H"), s.Tq, "attention: B x H x Tq");

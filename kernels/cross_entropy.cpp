@@ -2,6 +2,7 @@
 
 #include "kernels/checks.h"
 
+#define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/cross_entropy.cpp"
 #include "kernels/simd.h"
 
@@ -27,7 +28,7 @@ RowSum softmax_sum(const T* x, int64_t V) {
             Vec logits = load(chunk + v, lanes);
             if constexpr (std::is_same_v<decltype(lanes), SomeLanes>)
                 for (int64_t i = lanes.count; i < kLanes; ++i) logits[i] = max;
-            maxima = logits > maxima ? logits : maxima;
+            maxima = larger(logits, maxima);
         });
         const float chunk_max = max_of(maxima);
         if (chunk_max > max) {

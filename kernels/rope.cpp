@@ -5,6 +5,7 @@
 
 #include "kernels/checks.h"
 
+#define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/rope.cpp"
 #include "kernels/simd.h"
 

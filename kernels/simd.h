@@ -12,8 +12,8 @@
 //
 // Each pass is a namespace of its own, compiled under `#pragma GCC target`, which templates, lambdas and OpenMP regions
 // inherit (target_clones reaches none of them, and its ifunc resolvers crash under ThreadSanitizer). A pass defines
-// RZ_SIMD_WIDTH, the bytes of a vector register. A source that defines RZ_SIMD_WANT_BF16_DOT is compiled once more, with
-// RZ_SIMD_BF16_DOT, as namespace avx512_bf16, which RZ_SIMD_CALL never picks by itself. Results may differ between instruction sets in the last bits (order of
+// RZ_SIMD_WIDTH, the bytes of a vector register. A source that defines RZ_SIMD_WANT_BF16 is compiled once more for CPUs with
+// bf16 instructions, with RZ_SIMD_BF16. Results may differ between instruction sets in the last bits (order of
 // reductions, fused multiply-add), never between runs or numbers of threads.
 //
 // No #pragma once: included once per pass.
@@ -27,17 +27,18 @@
 #define RZ_INLINE inline __attribute__((always_inline))
 
 #if defined(__x86_64__)
-#ifdef RZ_SIMD_WANT_BF16_DOT
+#ifdef RZ_SIMD_WANT_BF16
+#include <immintrin.h>
 #define RZ_SIMD_PASS avx512_bf16
 #define RZ_SIMD_WIDTH 64
-#define RZ_SIMD_BF16_DOT
+#define RZ_SIMD_BF16
 #pragma GCC push_options
 #pragma GCC target("arch=x86-64-v4,avx512bf16")
 #include RZ_SIMD_FILE
 #pragma GCC pop_options
 #undef RZ_SIMD_PASS
 #undef RZ_SIMD_WIDTH
-#undef RZ_SIMD_BF16_DOT
+#undef RZ_SIMD_BF16
 #endif
 
 #define RZ_SIMD_PASS avx512
@@ -68,7 +69,13 @@
 #ifndef RZ_SIMD_CALL
 #include "kernels/simd_level.h"
 #if defined(__x86_64__)
-#define RZ_SIMD_CALL(fn, ...)                                                       \
+#ifdef RZ_SIMD_WANT_BF16
+#define RZ_SIMD_CALL(fn, ...)                                                              \
+    (::rz::simd_level() == ::rz::SimdLevel::avx512_bf16 ? ::rz::avx512_bf16::fn(__VA_ARGS__) : RZ_SIMD_CALL_PLAIN(fn, __VA_ARGS__))
+#else
+#define RZ_SIMD_CALL RZ_SIMD_CALL_PLAIN
+#endif
+#define RZ_SIMD_CALL_PLAIN(fn, ...)                                                       \
     (::rz::simd_level() >= ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__)  \
      : ::rz::simd_level() == ::rz::SimdLevel::avx2 ? ::rz::avx2::fn(__VA_ARGS__)    \
                                                    : ::rz::baseline::fn(__VA_ARGS__))

@@ -19,7 +19,7 @@ struct Fp32Word {
     static RZ_INLINE Vec madd(Vec sum, float a, Vec b) { return sum + a * b; }
 };
 
-#ifdef RZ_SIMD_BF16_DOT
+#ifdef RZ_SIMD_BF16
 // Products of bf16 are exact in fp32; both of a word are added to the sum by one instruction, rounding each time.
 struct Bf16Word {
     using Word = uint32_t;

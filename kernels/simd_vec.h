@@ -41,12 +41,21 @@ RZ_INLINE VecBits bf16_bits(Vec x) {
     return (x != x ? u | 0x400000u : rounded) >> 16;
 }
 
+// x as bf16. Where the CPU has an instruction for it, values below the smallest normal become 0.
+RZ_INLINE VecHalf bf16_halves(Vec x) {
+#ifdef RZ_SIMD_BF16
+    return (VecHalf)_mm512_cvtneps_pbh((__m512)x);
+#else
+    return __builtin_convertvector(bf16_bits(x), VecHalf);
+#endif
+}
+
 template <class T>
 RZ_INLINE void store(T* p, Vec x, AllLanes = {}) {
     if constexpr (std::is_same_v<T, float>) {
         *reinterpret_cast<VecU*>(p) = x;
     } else if constexpr (std::is_same_v<T, bf16>) {
-        *reinterpret_cast<VecHalfU*>(p) = __builtin_convertvector(bf16_bits(x), VecHalf);
+        *reinterpret_cast<VecHalfU*>(p) = bf16_halves(x);
     } else {
         for (int64_t i = 0; i < kLanes; ++i) p[i] = T(x[i]);
     }
@@ -70,7 +79,7 @@ RZ_INLINE void store(T* p, Vec x, SomeLanes lanes) {
 template <class T>
 RZ_INLINE Vec rounded(Vec x) {
     if constexpr (std::is_same_v<T, float>) return x;
-    if constexpr (std::is_same_v<T, bf16>) return from_bits(bf16_bits(x) << 16);
+    if constexpr (std::is_same_v<T, bf16>) return from_bits(__builtin_convertvector(bf16_halves(x), VecBits) << 16);
     T all[kLanes];
     store(all, x);
     return load(all);
@@ -85,21 +94,31 @@ RZ_INLINE void for_vectors(int64_t n, F&& body) {
     if (i < n) body(i, SomeLanes{n - i});
 }
 
-// Lanes in a fixed tree
-RZ_INLINE float sum_of(Vec x) {
-    float t[kLanes];
-    __builtin_memcpy(t, &x, sizeof t);
-    for (int64_t width = kLanes / 2; width > 0; width /= 2)
-        for (int64_t i = 0; i < width; ++i) t[i] += t[i + width];
-    return t[0];
+// x with lanes i and i ^ distance swapped
+template <int distance>
+RZ_INLINE Vec swapped(Vec x) {
+    VecBits order;
+    for (uint32_t i = 0; i < kLanes; ++i) order[i] = i ^ distance;
+    return __builtin_shuffle(x, order);
 }
 
+// The sum, or the maximum, of all lanes, in a fixed tree.
+RZ_INLINE float sum_of(Vec x) {
+    if constexpr (kLanes > 8) x += swapped<8>(x);
+    if constexpr (kLanes > 4) x += swapped<4>(x);
+    x += swapped<2>(x);
+    x += swapped<1>(x);
+    return x[0];
+}
+
+RZ_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
 RZ_INLINE float max_of(Vec x) {
-    float t[kLanes];
-    __builtin_memcpy(t, &x, sizeof t);
-    for (int64_t width = kLanes / 2; width > 0; width /= 2)
-        for (int64_t i = 0; i < width; ++i) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
-    return t[0];
+    if constexpr (kLanes > 8) x = larger(x, swapped<8>(x));
+    if constexpr (kLanes > 4) x = larger(x, swapped<4>(x));
+    x = larger(x, swapped<2>(x));
+    x = larger(x, swapped<1>(x));
+    return x[0];
 }
 
 RZ_INLINE Vec splat(float x) { return x - Vec{}; }
@@ -127,6 +146,25 @@ RZ_INLINE Vec exp(Vec x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     return p * from_bits(bits_of(shifted) << 23);
+}
+
+// ln(x) for normal x > 0, within three units in the last place. x = 2^e m with m in [sqrt(1/2), sqrt(2)); polynomial in m - 1.
+RZ_INLINE Vec log(Vec x) {
+    typedef int32_t VecInt __attribute__((vector_size(RZ_SIMD_WIDTH)));
+    const VecInt e = VecInt(bits_of(x) - 0x3f3504f3u) >> 23;
+    const Vec exponent = __builtin_convertvector(e, Vec);
+    const Vec y = from_bits(bits_of(x) - (VecBits(e) << 23)) - 1.0f;
+    Vec p = 7.0376836292e-2f * y - 1.1514610310e-1f;
+    p = p * y + 1.1676998740e-1f;
+    p = p * y - 1.2420140846e-1f;
+    p = p * y + 1.4249322787e-1f;
+    p = p * y - 1.6668057665e-1f;
+    p = p * y + 2.0000714765e-1f;
+    p = p * y - 2.4999993993e-1f;
+    p = p * y + 3.3333331174e-1f;
+    const Vec z = y * y;
+    const Vec low = p * y * z + exponent * -2.12194440e-4f - 0.5f * z;
+    return exponent * 0.693359375f + (y + low);
 }
 
 // 1 / (1 + e^-x)

@@ -2,6 +2,7 @@
 
 #include "kernels/checks.h"
 
+#define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/swiglu.cpp"
 #include "kernels/simd.h"
 
