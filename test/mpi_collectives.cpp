@@ -317,6 +317,8 @@ TEST_F(CollectivesTest, BytesSent) {
 // Two collectives on two streams and two communicators at once, with compute between start and finish.
 TEST_F(CollectivesTest, TwoGroupsAtOnce) {
     auto& process = test_process();
+    if (test_device().is_cuda() && std::string(world().name()) == "mpi")
+        GTEST_SKIP() << "staged groups belong on one stream (host_transport.h)";
     auto second_transport = process.make_transport(transport_kind(), test_device(), 0, process.rank(), "second");
     auto second = make_collectives("ring", *second_transport, {.chunk_bytes = kChunk, .lanes = 2, .meter = nullptr});
     Stream other(test_device(), "other");
