@@ -338,7 +338,7 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
         launch(attention_delta_kernel<T>,
                LaunchConfig(dim3(blocks_for(s.B * s.Tq * s.H, kThreads / 32)), dim3(kThreads), 0, stream), a);
     });
-    if (attention_backward_mma(a, stream)) return;
+    if (attention_backward_wgmma(a, stream) || attention_backward_mma(a, stream)) return;
     with_device_type(s.dtype, [&]<class T>() {
         with_max_d(s.D, [&]<int kMaxD>() {
             using Shape = Tile<kMaxD>;

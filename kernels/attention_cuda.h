@@ -14,5 +14,6 @@ AttentionPath& attention_path();
 bool attention_forward_mma(const AttentionForward&, CudaStream);
 bool attention_forward_wgmma(const AttentionForward&, CudaStream);
 bool attention_backward_mma(const AttentionBackward&, CudaStream);
+bool attention_backward_wgmma(const AttentionBackward&, CudaStream);
 
 }  // namespace rz

@@ -232,51 +232,22 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// Whether the kernel is compiled for the current device: an sm_90, and a build with code for sm_90a.
-bool compiled_for_device(const void* kernel) {
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9)
-        return false;
-#if defined(__CUDACC__)
-    cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-        cudaGetLastError();
-        return false;
-    }
-    return attributes.sharedSizeBytes > 0;
-#else
-    return kernel != nullptr;
-#endif
-}
-
-CUtensorMap map_of(const void* base, int64_t D, int64_t heads, int64_t T, int64_t B, int64_t row, int64_t batch) {
-    const auto u = [](int64_t x) { return uint64_t(x); };
-    return ptx::tensor_map(base, {u(D), u(heads), u(T), u(B)}, {u(2 * D), u(2 * row), u(2 * batch)}, {64, 1, 128, 1},
-                           128);
-}
-
 }  // namespace
 
 bool attention_forward_wgmma(const AttentionForward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
-    if (attention_path() < AttentionPath::wgmma || (s.D != 64 && s.D != 128) || !mma_covers(s, a.o, a.q, a.k, a.v))
-        return false;
+    if (!wgmma_covers(s, a.o, a.q, a.k, a.v)) return false;
     const unsigned tiles = blocks_for(s.Tq, kRows);
     if (tiles > 65535) return false;
-    const auto start = [&]<class T, int D>() {
+    return with_wgmma_shape(s, [&]<class T, int D>() {
         const auto kernel = attention_forward_wgmma_kernel<T, D>;
-        if (!compiled_for_device(reinterpret_cast<const void*>(kernel))) return false;
+        if (!compiled_for_sm90a(reinterpret_cast<const void*>(kernel))) return false;
         launch(kernel, LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), Smem<D>::kBytes, stream),
-               a, map_of(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch),
-               map_of(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch),
-               map_of(a.v, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch));
+               a, wgmma_map(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch, kRows),
+               wgmma_map(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys),
+               wgmma_map(a.v, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys));
         return true;
-    };
-    if (s.dtype == DType::bf16)
-        return s.D == 64 ? start.template operator()<__nv_bfloat16, 64>()
-                         : start.template operator()<__nv_bfloat16, 128>();
-    return s.D == 64 ? start.template operator()<__half, 64>() : start.template operator()<__half, 128>();
+    });
 }
 
 }  // namespace rz

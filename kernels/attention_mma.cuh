@@ -165,4 +165,44 @@ void with_mma_shape(const AttentionShape& s, F&& f) {
         with_type.template operator()<__half>();
 }
 
+// The same for the kernels that use wgmma.
+template <class... P>
+bool wgmma_covers(const AttentionShape& s, const P*... pointers) {
+    return attention_path() >= AttentionPath::wgmma && (s.D == 64 || s.D == 128) && mma_covers(s, pointers...);
+}
+
+template <class F>
+bool with_wgmma_shape(const AttentionShape& s, F&& f) {
+    if (s.dtype == DType::bf16)
+        return s.D == 64 ? f.template operator()<__nv_bfloat16, 64>() : f.template operator()<__nv_bfloat16, 128>();
+    return s.D == 64 ? f.template operator()<__half, 64>() : f.template operator()<__half, 128>();
+}
+
+// Whether this kernel, which uses static shared memory in code for sm_90a only, can run on the current device: a build
+// for other architectures lacks that code.
+inline bool compiled_for_sm90a(const void* kernel) {
+    int device = 0, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9)
+        return false;
+#if defined(__CUDACC__)
+    cudaFuncAttributes attributes{};
+    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    return attributes.sharedSizeBytes > 0;
+#else
+    return kernel != nullptr;
+#endif
+}
+
+// A tensor (B, T, heads, D) for TMA, in boxes of `rows` rows of 64 elements of one head. Rows beyond T read as zero.
+inline CUtensorMap wgmma_map(const void* base, int64_t D, int64_t heads, int64_t T, int64_t B, int64_t row,
+                             int64_t batch, int rows) {
+    const auto u = [](int64_t x) { return uint64_t(x); };
+    return ptx::tensor_map(base, {u(D), u(heads), u(T), u(B)}, {u(2 * D), u(2 * row), u(2 * batch)},
+                           {64, 1, uint32_t(rows), 1}, 128);
+}
+
 }  // namespace rz

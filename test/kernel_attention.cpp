@@ -74,6 +74,7 @@ class Attention : public testing::TestWithParam<Case> {
     // Rounding of one value to dtype, relative to it
     double rounding() const { return ulp(GetParam().dtype) / 2; }
     void check_forward();
+    void check_backward();
 };
 
 // o is an average of values below 5, weighted by p. Scores (about 1, D roundings) and exponentials are within 2^-18.
@@ -102,7 +103,7 @@ TEST_P(Attention, ForwardWithoutWgmma) {
 // below 8, and over a group's heads to as many times that. |dp - delta| is about sqrt(D), which scale undoes. Errors of
 // single terms have random signs, so that their sum stays below `rounding` times that sum of p, times a typical 3 for
 // the largest of many.
-TEST_P(Attention, Backward) {
+void Attention::check_backward() {
     const Case c = GetParam();
     if (c.Tq != c.Tk) GTEST_SKIP() << "only whole sequences have gradients";
     const AttentionShape s = shape_of(c);
@@ -132,6 +133,15 @@ TEST_P(Attention, Backward) {
                                                    {"dv", {ulp(c.dtype), small + column}}};
     if (c.packed) tolerances = {{"dqkv", {ulp(c.dtype), small + column}}};
     compare_on_devices(op, tolerances);
+}
+
+TEST_P(Attention, Backward) { check_backward(); }
+
+TEST_P(Attention, BackwardWithoutWgmma) {
+    const Case c = GetParam();
+    if (c.dtype == DType::f32 || (c.D != 64 && c.D != 128)) GTEST_SKIP() << "wgmma does not cover this anyway";
+    attention_path() = AttentionPath::mma;
+    check_backward();
 }
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16, h16 = DType::f16;
