@@ -48,11 +48,15 @@ void join(Row& to, const Row& from) {
 }
 
 struct Stamp {  // who accessed, when, from where
-    uint32_t who = 0, clock = 0, pc = 0;
-    bool atomic = false;
+    uint32_t who : 31 = 0, atomic : 1 = 0;  // who: 0 none, else index() + 1
+    uint32_t index() const { return uint32_t(who) - 1; }
+    uint32_t clock = 0, pc = 0;
 };
+// The state of kCellBytes bytes, or of an aligned run of 8, 4 or 2 such pieces that have always been accessed together: the
+// run's first cell then stands for all. `split` says how long the run is: 8 >> split.
 struct Cell {
     uint32_t epoch = 0;  // of the launch (global memory) or the group of blocks (shared memory)
+    uint8_t split = 0;
     bool written = false;
     Stamp write, read, foreign_read;  // the foreign one by a block of an earlier group
     uint32_t readers = 0;             // concurrent readers: reader_sets[readers - 1], else just `read`
@@ -62,7 +66,7 @@ struct Readers {  // lanes of one warp that read at one clock
     uint32_t lanes;
 };
 struct Region {
-    const char* begin;
+    const char* begin;  // aligned to 16
     size_t bytes;
     bool shared;
     Cell* cells;
@@ -92,8 +96,11 @@ auto& block_acquired = forever<std::vector<std::map<uint32_t, Row>>>();         
 uint32_t launch_epoch = 0, group_epoch = 0, first_serial = 0, next_serial = 0;
 uintptr_t load_address = 0;
 
-uint32_t stride() { return warps_per_block() + kAsyncColumns; }
-uint32_t column_of(const Fiber* f) { return f->block->slot * stride() + f->warp->id; }
+// Of the launch that runs.
+uint32_t n_warps = 0, n_resident = 0, stride = 0;
+bool enabled = true;
+
+uint32_t column_of(const Fiber* f) { return f->block->slot * stride + f->warp->id; }
 uint32_t id_of(const Fiber* f) { return (first_serial + f->block->slot) * kIdsPerBlock + f->linear + 1; }
 ThreadState& state_of(const Fiber* f) { return thread_states[f->block->slot * 1024 + f->linear]; }
 
@@ -120,24 +127,38 @@ std::string place(uint32_t pc) {
 
 // ---- ordering
 
-bool before_me(const Stamp& s, const Fiber* f, uint32_t me) {
+struct Me {
+    const Fiber* f;
+    uint32_t who, serial, column, first_column;
+    const Known* row;
+    explicit Me(const Fiber* f)
+        : f(f), who(id_of(f)), serial(first_serial + f->block->slot), column(column_of(f)),
+          first_column(f->block->slot * stride), row(known[column].data()) {}
+    bool ordered_slowly(const Stamp& s) const;
+    bool ordered(const Stamp& s) const {
+        const uint32_t id = s.index() % kIdsPerBlock;
+        if (s.index() / kIdsPerBlock == serial && id < 1024 && s.clock <= row[first_column + id / 32].full) return true;
+        return ordered_slowly(s);
+    }
+};
+bool Me::ordered_slowly(const Stamp& s) const {
     if (s.clock == kInFlight) return false;
-    if (s.who == me) return true;
-    const uint32_t serial = (s.who - 1) / kIdsPerBlock, id = (s.who - 1) % kIdsPerBlock;
-    const uint32_t local = id < 1024 ? id / 32 : warps_per_block() + id - 1024;
-    if (serial < first_serial || serial >= first_serial + resident_count()) {
+    if (s.who == who) return true;
+    const uint32_t from = s.index() / kIdsPerBlock, id = s.index() % kIdsPerBlock;
+    const uint32_t local = id < 1024 ? id / 32 : n_warps + id - 1024;
+    if (from < first_serial || from >= first_serial + n_resident) {
         const auto& blocks = block_acquired[f->block->slot];
-        const auto it = blocks.find(serial);
+        const auto it = blocks.find(from);
         return it != blocks.end() && it->second[local].covers(s.clock, id);
     }
-    const uint32_t column = (serial - first_serial) * stride() + local;
-    if (known[column_of(f)][column].covers(s.clock, id)) return true;
+    const uint32_t c = (from - first_serial) * stride + local;
+    if (row[c].covers(s.clock, id)) return true;
     const Row& mine = state_of(f).acquired;
-    return !mine.empty() && mine[column].covers(s.clock, id);
+    return !mine.empty() && mine[c].covers(s.clock, id);
 }
 
 [[noreturn]] void report(const char* kind, const Region& r, const void* p, const Stamp& other, uint32_t pc) {
-    const uint32_t serial = (other.who - 1) / kIdsPerBlock, id = (other.who - 1) % kIdsPerBlock;
+    const uint32_t serial = other.index() / kIdsPerBlock, id = other.index() % kIdsPerBlock;
     const std::string who = id < 1024 ? "thread " + std::to_string(id) : std::string("an asynchronous copy");
     fail("race (%s) in %s memory, offset %td: this access is at %s, the other at %s by %s of %s block%s", kind,
          r.shared ? "shared" : "global", static_cast<const char*>(p) - r.begin, place(pc).c_str(),
@@ -150,7 +171,7 @@ bool before_me(const Stamp& s, const Fiber* f, uint32_t me) {
 Region* find(const void* q) {
     const char* p = static_cast<const char*>(q);
     const auto inside = [p](const Region& r) { return p >= r.begin && p < r.begin + r.bytes; };
-    for (uint32_t i = 0; i < resident_count() && i < smem_regions.size(); i++)
+    for (uint32_t i = 0; i < n_resident; i++)
         if (inside(smem_regions[i])) return &smem_regions[i];
     if (!static_regions.empty() && inside(static_regions[0])) return &static_regions[current ? current->block->slot : 0];
     for (int i = 0; i < 4; i++)
@@ -167,7 +188,7 @@ Region* find(const void* q) {
 
 // Zero pages until touched, so that a large allocation of which little is used costs little.
 void map_cells(Region& r) {
-    const size_t bytes = (r.bytes + kCellBytes - 1) / kCellBytes * sizeof(Cell);
+    const size_t bytes = (r.bytes + 15) / 16 * (16 / kCellBytes) * sizeof(Cell);
     if (r.cells && r.mapped >= bytes) return;
     if (r.cells) munmap(r.cells, r.mapped);
     void* m = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -176,70 +197,123 @@ void map_cells(Region& r) {
     r.mapped = bytes;
 }
 
-// ---- one access to one cell
+// ---- runs of cells
+
+// The first cell of the run that holds cell i.
+size_t run_of(const Region& r, size_t i) {
+    for (uint32_t split = 0; split < 3; split++) {
+        const size_t first = i & ~size_t((8 >> split) - 1);
+        if (r.cells[first].split == split) return first;
+    }
+    return i;
+}
+void halve(Region& r, size_t first) {
+    Cell& a = r.cells[first];
+    Cell& b = r.cells[first + (8 >> ++a.split)];
+    b = a;
+    if (!a.readers) return;
+    if (reader_sets_used == reader_sets.size()) reader_sets.emplace_back();
+    reader_sets[reader_sets_used] = reader_sets[a.readers - 1];
+    b.readers = ++reader_sets_used;
+}
+// After a write all cells of a range are alike.
+void merge(Region& r, size_t i, size_t end) {
+    while (i < end) {
+        uint8_t split = 0;
+        while (i % size_t(8 >> split) || size_t(8 >> split) > end - i) split++;
+        r.cells[i].split = split;
+        i += 8 >> split;
+    }
+}
+// Calls f(cell, its address) for runs that make up the bytes.
+template <class F>
+void each_run(Region& r, const void* q, size_t bytes, bool write, F f) {
+    const size_t offset = size_t(static_cast<const char*>(q) - r.begin);
+    const size_t begin = offset / kCellBytes, end = (std::min(offset + bytes, r.bytes) + kCellBytes - 1) / kCellBytes;
+    const uint32_t epoch = r.shared ? group_epoch : launch_epoch;
+    for (size_t i = begin; i < end;) {
+        size_t first = run_of(r, i);
+        while (first != i || size_t(8 >> r.cells[first].split) > end - i) {
+            if (r.cells[first].epoch != epoch) r.cells[first].readers = 0;
+            halve(r, first);
+            first = run_of(r, i);
+        }
+        Cell& c = r.cells[i];
+        if (c.epoch != epoch) {
+            const bool keep = !r.shared && c.written;
+            const uint8_t split = c.split;
+            c = Cell{};
+            c.epoch = epoch, c.written = keep, c.split = split;
+        }
+        f(c, r.begin + i * kCellBytes);
+        i += 8 >> c.split;
+    }
+    if (write && end - begin > 1) merge(r, begin, end);
+}
+
+// ---- one access to one run
 
 struct Accessor {
     const Region& region;
-    const void* p;
-    const Fiber* f;
-    Stamp me;
+    const Me& me;
+    Stamp stamp;
 
-    void check_against_write(const Cell& c, const char* kind) const {
-        if (c.write.who && !(me.atomic && c.write.atomic) && !before_me(c.write, f, me.who))
-            report(kind, region, p, c.write, me.pc);
+    void check_against_write(const Cell& c, const char* kind, const char* p) const {
+        if (c.write.who && !me.ordered(c.write) && !(stamp.atomic && c.write.atomic))
+            report(kind, region, p, c.write, stamp.pc);
     }
-    void check_against_read(const Stamp& r) const {
-        if (r.who && !(me.atomic && r.atomic) && !before_me(r, f, me.who))
-            report("write after read", region, p, r, me.pc);
+    void check_against_read(const Stamp& r, const char* p) const {
+        if (r.who && !me.ordered(r) && !(stamp.atomic && r.atomic)) report("write after read", region, p, r, stamp.pc);
     }
-    void write(Cell& c) const {
-        check_against_write(c, "write after write");
-        check_against_read(c.read);
-        check_against_read(c.foreign_read);
+    void write(Cell& c, const char* p) const {
+        check_against_write(c, "write after write", p);
+        check_against_read(c.read, p);
+        check_against_read(c.foreign_read, p);
         if (c.readers && this_group(c.read))
             for (const Readers& r : reader_sets[c.readers - 1]) {
+                if (known_to_all(r)) continue;
                 Stamp s = r.first;
                 for (uint32_t m = r.lanes; m; m &= m - 1) {
-                    s.who = (r.first.who - 1) / 32 * 32 + uint32_t(__builtin_ctz(m)) + 1;
-                    check_against_read(s);
+                    s.who = r.first.index() / 32 * 32 + uint32_t(__builtin_ctz(m)) + 1;
+                    check_against_read(s, p);
                 }
             }
-        c.write = me;
+        c.write = stamp;
         c.written = true;
         c.read = c.foreign_read = Stamp{};
         c.readers = 0;
     }
-    void read(Cell& c) const {
+    void read(Cell& c, const char* p) const {
+        if (c.read.who == stamp.who && c.read.clock == stamp.clock && stamp.clock != kInFlight) return;  // nothing new
         if (!c.written)
             fail("read of %s memory that nobody wrote, offset %td, at %s", region.shared ? "shared" : "global",
-                 static_cast<const char*>(p) - region.begin, place(me.pc).c_str());
-        check_against_write(c, "read after write");
+                 p - region.begin, place(stamp.pc).c_str());
+        check_against_write(c, "read after write", p);
         if (c.read.who && !this_group(c.read)) c.foreign_read = c.read, c.read = Stamp{}, c.readers = 0;
-        if (!c.readers && (!c.read.who || before_me(c.read, f, me.who))) {
-            c.read = me;
+        if (!c.readers && (!c.read.who || me.ordered(c.read))) {
+            c.read = stamp;
             return;
         }
         if (!c.readers) {
             if (reader_sets_used == reader_sets.size()) reader_sets.emplace_back();
-            reader_sets[reader_sets_used].assign(1, {c.read, 1u << ((c.read.who - 1) & 31)});
+            reader_sets[reader_sets_used].assign(1, {c.read, 1u << (c.read.index() & 31)});
             c.readers = ++reader_sets_used;
         }
         auto& set = reader_sets[c.readers - 1];
-        const uint32_t lane = 1u << ((me.who - 1) & 31);
-        c.read = me;
+        const uint32_t lane = 1u << (stamp.index() & 31);
+        c.read = stamp;
         for (Readers& r : set)
-            if ((r.first.who - 1) / 32 == (me.who - 1) / 32 && r.first.clock == me.clock) {
+            if (r.first.index() / 32 == stamp.index() / 32 && r.first.clock == stamp.clock) {
                 r.lanes |= lane;
                 return;
             }
-        std::erase_if(set, [&](const Readers& r) { return r.first.clock != kInFlight && covered(r); });
-        set.push_back({me, lane});
+        std::erase_if(set, [&](const Readers& r) { return known_to_all(r); });
+        set.push_back({stamp, lane});
     }
-    static bool this_group(const Stamp& s) { return (s.who - 1) / kIdsPerBlock >= first_serial; }
-    // Known to me for all lanes: a barrier lies between.
-    bool covered(const Readers& r) const {
-        const uint32_t serial = (r.first.who - 1) / kIdsPerBlock, id = (r.first.who - 1) % kIdsPerBlock;
-        return r.first.clock <= known[column_of(f)][(serial - first_serial) * stride() + id / 32].full;
+    static bool this_group(const Stamp& s) { return s.index() / kIdsPerBlock >= first_serial; }
+    bool known_to_all(const Readers& r) const {  // for all lanes: a barrier lies between
+        const uint32_t serial = r.first.index() / kIdsPerBlock, id = r.first.index() % kIdsPerBlock;
+        return r.first.clock <= me.row[(serial - first_serial) * stride + id / 32].full;
     }
 };
 
@@ -248,38 +322,21 @@ bool on_stack(const void* p) {
     return p >= s->base && p < s->base + s->size;
 }
 
-template <class F>
-void each_cell(Region& r, const void* q, size_t bytes, F f) {
-    const size_t offset = size_t(static_cast<const char*>(q) - r.begin);
-    const size_t end = std::min(offset + bytes, r.bytes);
-    const uint32_t epoch = r.shared ? group_epoch : launch_epoch;
-    for (size_t i = offset / kCellBytes; i * kCellBytes < end; i++) {
-        Cell& c = r.cells[i];
-        if (c.epoch != epoch) {
-            const bool keep = !r.shared && c.written;
-            c = Cell{};
-            c.epoch = epoch, c.written = keep;
-        }
-        f(c, r.begin + i * kCellBytes);
-    }
-}
-
 void check(const void* q, size_t bytes, Access kind, uint32_t pc, bool in_flight = false) {
-    if (!current || !options().race_check || on_stack(q)) return;
+    if (!current || !enabled || on_stack(q)) return;
     Region* r = find(q);
     if (!r) return;
-    stats().accesses++;
-    const Fiber* f = current;
-    const uint32_t column = column_of(f);
-    Stamp me{id_of(f), kind == Access::warp_read ? known[column][column].full : clocks[column], pc, kind == Access::atomic};
-    if (in_flight) me.clock = kInFlight;
-    each_cell(*r, q, bytes, [&](Cell& c, const char* p) {
-        const Accessor a{*r, p, f, me};
-        if (kind == Access::read || kind == Access::warp_read)
-            a.read(c);
-        else
-            a.write(c);
-    });
+    static uint64_t& accesses = stats().accesses;
+    accesses++;
+    const Me me(current);
+    Stamp stamp;
+    stamp.who = me.who, stamp.atomic = kind == Access::atomic, stamp.pc = pc;
+    stamp.clock = in_flight ? kInFlight : kind == Access::warp_read ? me.row[me.column].full : clocks[me.column];
+    const Accessor a{*r, me, stamp};
+    if (kind == Access::read || kind == Access::warp_read)
+        each_run(*r, q, bytes, false, [&](Cell& c, const char* p) { a.read(c, p); });
+    else
+        each_run(*r, q, bytes, true, [&](Cell& c, const char* p) { a.write(c, p); });
 }
 
 // ---- the hooks that the emulator calls
@@ -288,15 +345,15 @@ void access(const void* p, size_t bytes, Access kind, Site at) { check(p, bytes,
 
 void in_flight(const void* p, size_t bytes, Access kind, bool done, Site at) {
     if (!done) return check(p, bytes, kind, site_id(at), true);
-    if (!current || !options().race_check) return;
+    if (!current || !enabled) return;
     Region* r = find(p);
     if (!r) return;
     // Complete: from here on it counts as an access at this point, a read as one of the whole warp.
     const Fiber* f = current;
     const uint32_t column = column_of(f), pc = site_id(at), clock = kind == Access::write ? clocks[column] : known[column][column].full;
-    each_cell(*r, p, bytes, [&](Cell& c, const char*) {
+    each_run(*r, p, bytes, false, [&](Cell& c, const char*) {
         const auto land = [&](Stamp& s) {
-            if (s.clock == kInFlight && s.pc == pc && (s.who - 1) / 32 == (id_of(f) - 1) / 32) s.clock = clock;
+            if (s.clock == kInFlight && s.pc == pc && s.index() / 32 == (id_of(f) - 1) / 32) s.clock = clock;
         };
         if (kind == Access::write) return land(c.write);
         land(c.read);
@@ -306,19 +363,20 @@ void in_flight(const void* p, size_t bytes, Access kind, bool done, Site at) {
 }
 
 void async_write(const void* p, size_t bytes, const void* mbar, Site at) {
-    if (!options().race_check) return;
+    if (!enabled) return;
     Region* r = find(p);
     if (!r) return;
     const Block* owner = owner_of_shared(mbar);
     const uint32_t next = uint32_t(async_columns.size()) % kAsyncColumns;
     const uint32_t slot = async_columns.try_emplace(mbar, next).first->second;
-    const uint32_t column = owner->slot * stride() + warps_per_block() + slot;
+    const uint32_t column = owner->slot * stride + n_warps + slot;
     clocks[column]++;
-    const Stamp copy{(first_serial + owner->slot) * kIdsPerBlock + 1024 + slot + 1, clocks[column], site_id(at), false};
-    each_cell(*r, p, bytes, [&](Cell& c, const char* q) {
-        Accessor{*r, q, current, Stamp{id_of(current), 0, copy.pc, false}}.write(c);  // issued by this thread...
-        c.write = copy;                                                               // ...but not performed by it
-    });
+    const Me me(current);
+    Stamp issued, copy;  // issued by this thread, but not performed by it
+    issued.who = me.who, copy.who = ((first_serial + owner->slot) * kIdsPerBlock + 1024 + slot + 1) & 0x7fffffffu;
+    copy.clock = clocks[column], issued.pc = copy.pc = site_id(at);
+    const Accessor a{*r, me, issued};
+    each_run(*r, p, bytes, true, [&](Cell& c, const char* q) { a.write(c, q), c.write = copy; });
 }
 
 // The warp's accesses so far become known to all its lanes.
@@ -352,7 +410,7 @@ void phase(const void* mbar) {
     v.arrived.clear();
     if (v.complete.empty()) v.complete.resize(known[0].size());
     if (const auto it = async_columns.find(mbar); it != async_columns.end()) {
-        const uint32_t column = owner_of_shared(mbar)->slot * stride() + warps_per_block() + it->second;
+        const uint32_t column = owner_of_shared(mbar)->slot * stride + n_warps + it->second;
         v.complete[column].full = clocks[column];
     }
 }
@@ -384,13 +442,13 @@ void fence() { state_of(current).fenced = true; }
 
 void atomic(const void* p, size_t bytes, void* return_address) {
     check(p, bytes, Access::atomic, uint32_t(uintptr_t(return_address) - load_address));
-    if (!current || !options().race_check) return;
+    if (!current || !enabled) return;
     const Fiber* f = current;
     auto& blocks = published[p];
     for (const auto& [serial, row] : blocks) join(block_acquired[f->block->slot][serial], row);
     if (!state_of(f).fenced) return;
-    const uint32_t column = column_of(f), first = f->block->slot * stride();
-    Row mine(known[column].begin() + first, known[column].begin() + first + stride());
+    const uint32_t column = column_of(f), first = f->block->slot * stride;
+    Row mine(known[column].begin() + first, known[column].begin() + first + stride);
     mine[column - first].join({0, clocks[column]++, 1u << f->lane});
     join(blocks[first_serial + f->block->slot], mine);
     for (const auto& [serial, row] : block_acquired[f->block->slot]) join(blocks[serial], row);
@@ -405,7 +463,9 @@ void begin_launch() {
 void begin_group() {
     group_epoch++;
     reader_sets_used = 0;
-    const uint32_t n = resident_count(), columns = n * stride();
+    n_warps = warps_per_block(), n_resident = resident_count(), stride = n_warps + kAsyncColumns;
+    enabled = options().race_check;
+    const uint32_t n = n_resident, columns = n * stride;
     first_serial = next_serial;
     next_serial += n;
     if (next_serial >= (1u << 20)) fail("the race check counts a million blocks per launch");
@@ -423,7 +483,9 @@ void begin_group() {
     for (uint32_t i = 0; i < n; i++) {
         const Block& b = resident_blocks()[i];
         smem_regions[i].begin = reinterpret_cast<const char*>(b.smem), smem_regions[i].bytes = b.smem_bytes;
-        static_shared_range(&static_regions[i].begin, &static_regions[i].bytes);
+        Region& st = static_regions[i];
+        static_shared_range(&st.begin, &st.bytes);
+        st.bytes += uintptr_t(st.begin) % 16, st.begin -= uintptr_t(st.begin) % 16;
         map_cells(smem_regions[i]);
         map_cells(static_regions[i]);
     }
@@ -444,7 +506,7 @@ void freed(const void* p) {
     global_regions.erase(it);
 }
 void written(const void* p, size_t bytes) {
-    if (Region* r = find(p)) each_cell(*r, p, bytes, [](Cell& c, const char*) { c.written = true; });
+    if (Region* r = find(p)) each_run(*r, p, bytes, false, [](Cell& c, const char*) { c.written = true; });
 }
 
 constexpr RaceHooks hooks{access,  atomic, in_flight, async_write,  warp_sync,   barrier,   release, phase,

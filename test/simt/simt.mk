@@ -1,5 +1,5 @@
 # The emulator: the kernels and the CUDA path of the program, run on a machine with no GPU. Included by the top Makefile,
-# whose CXX, BUILD, DEFS, LIBS, COMMIT, HAVE_MPI it uses.
+# whose rules for $(OBJ)/%.o and variables (CXX, BUILD, OBJ, DEFS, CUDA_DEFS, LIBS, COMMIT) it uses.
 #
 #   make simt              build and run all of the below
 #   make simt-lint         the rules that kernel sources keep
@@ -7,77 +7,83 @@
 #   make simt-kernels      test/kernel_*.cpp: plain with several seeds, ASan+UBSan, race; then the coverage report
 #   make train_llama_simt  the program, its CUDA path on the emulator
 #
-# Three builds from the same sources under $(BUILD)/simt: plain, asan, race. The host half of the race build is the plain one.
+# Three builds under $(BUILD)/simt: plain, asan, race. Host code does not know of the emulator: the plain and the race build link
+# the objects of the CUDA program itself, with the fake CUDA libraries in place of the real ones.
 
 SIMT          := $(BUILD)/simt
 SIMT_CUDA_INC ?= $(or $(CUDA_HOME),/usr/local/cuda)/include
 SIMT_BUILDS   := plain asan race
-SIMT_NCCL     := $(if $(wildcard $(SIMT_CUDA_INC)/nccl.h),-DRZ_HAVE_NCCL,$(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS)))
 
 # -fno-strict-aliasing: kernels read uint4 as bf16 pairs, which nvcc allows. -fno-omit-frame-pointer: reports name frames.
 SIMT_FLAGS := -std=c++20 -g1 -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -I. -isystem $(SIMT_CUDA_INC) -MMD -MP \
-              -fno-strict-aliasing -fno-omit-frame-pointer -DRZ_CUDA $(SIMT_NCCL) -DSIMT_EMU \
-              -DSIMT_SOURCE_ROOT='"$(CURDIR)"' -DRZ_COMMIT='"$(COMMIT)"' $(DEFS)
+              -fno-strict-aliasing -fno-omit-frame-pointer $(DEFS) $(CUDA_DEFS) -DSIMT_EMU -DSIMT_SOURCE_ROOT='"$(CURDIR)"'
 SIMT_SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
-# Kernels by build; host code and the emulator by build of the host half.
 SIMT_KERNEL.plain := -O2
 SIMT_KERNEL.asan  := -O1 $(SIMT_SANITIZE) -ftrivial-auto-var-init=pattern
 SIMT_KERNEL.race  := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0
-SIMT_HOST.plain   := -O2 -fopenmp -fno-math-errno -fno-trapping-math
+# Host code, and the emulator itself: of two halves, plain and asan.
+SIMT_HOST.plain   := -O2 -fopenmp
 SIMT_HOST.asan    := -O1 -fopenmp -fno-math-errno -fno-trapping-math $(SIMT_SANITIZE)
+SIMT_OBJ.plain    := $(OBJ)
+SIMT_OBJ.asan     := $(SIMT)/asan/h
 SIMT_HALF.plain   := plain
 SIMT_HALF.asan    := asan
 SIMT_HALF.race    := plain
 
 SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_cublaslt \
-                $(if $(SIMT_NCCL),fake_nccl)
-SIMT_CPP     := $(sort $(wildcard kernels/runtime/*.cpp kernels/*.cpp comm/*.cpp zero/*.cpp llama/*.cpp))
+                $(if $(HAVE_NCCL),fake_nccl)
+SIMT_OPS     := $(sort $(wildcard kernels/runtime/*.cpp kernels/*.cpp))
+SIMT_REST    := $(sort $(wildcard comm/*.cpp zero/*.cpp llama/*.cpp))
 SIMT_CU      := $(sort $(wildcard kernels/*.cu))
 SIMT_TESTS   := $(sort $(wildcard test/kernel_*.cpp))
 SIMT_GTEST   := -lgtest_main -lgtest
 SIMT_LIBS    := $(LIBS) -ldl -lrt -pthread
 
-# The host half: simt_host(plain or asan)
-define simt_host
-$(SIMT)/$(1)/h/%.o: %.cpp
+# simt_half(plain or asan)
+define simt_half
+$(SIMT)/$(1)/e/%.o: test/simt/%.cpp
 	@mkdir -p $$(@D)
 	$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
-$(SIMT)/$(1)/h/train_llama.o: train_llama.cu
-	@mkdir -p $$(@D)
-	$$(CXX) -x c++ $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
-$(SIMT)/$(1)/libhost.a: $(SIMT_CPP:%.cpp=$(SIMT)/$(1)/h/%.o)
+$(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
-$(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/h/test/simt/%.o)
+$(SIMT)/$(1)/libops.a: $(SIMT_OPS:%.cpp=$(SIMT_OBJ.$(1))/%.o)
+	@rm -f $$@; ar rcs $$@ $$^
+$(SIMT)/$(1)/librest.a: $(SIMT_REST:%.cpp=$(SIMT_OBJ.$(1))/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
 endef
-$(foreach b,plain asan,$(eval $(call simt_host,$(b))))
+$(foreach h,plain asan,$(eval $(call simt_half,$(h))))
+$(SIMT_OBJ.asan)/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) -DRZ_COMMIT='"$(COMMIT)"' $(SIMT_HOST.asan) -c -o $@ $<
+$(SIMT_OBJ.asan)/train_llama.o: train_llama.cu
+	@mkdir -p $(@D)
+	$(CXX) -x c++ $(SIMT_FLAGS) $(SIMT_HOST.asan) -c -o $@ $<
 
-# The kernels and what is linked with them: simt_build(build, its host half). Kernels stand before the host library, which
-# calls them; the archives are in one group because the rest refers back and forth.
+# simt_build(build, its half, the half's objects)
 define simt_build
 $(SIMT)/$(1)/k/%.o: %.cu
 	@mkdir -p $$(@D)
 	$$(CXX) -x c++ $$(SIMT_FLAGS) $$(SIMT_KERNEL.$(1)) -c -o $$@ $$<
 $(SIMT)/$(1)/libkernels.a: $(SIMT_CU:%.cu=$(SIMT)/$(1)/k/%.o)
 	@rm -f $$@; ar rcs $$@ $$^
-SIMT_EMU.$(1) := $(if $(filter race,$(1)),$(SIMT)/plain/h/test/simt/race.o) $(SIMT)/$(2)/libemu.a
-SIMT_ALL.$(1) := $(SIMT)/$(2)/libhost.a $(SIMT)/$(1)/libkernels.a $$(SIMT_EMU.$(1))
+SIMT_EMU.$(1) := $(if $(filter race,$(1)),$(SIMT)/plain/e/race.o) $(SIMT)/$(2)/libemu.a
+SIMT_ALL.$(1) := $(SIMT)/$(2)/libops.a $(SIMT)/$(1)/libkernels.a $$(SIMT_EMU.$(1))
 SIMT_LINK.$(1) = $$(CXX) $$(SIMT_HOST.$(2)) -o $$@ $$(filter %.o,$$^) -Wl,--start-group $$(filter %.a,$$^) -Wl,--end-group
 
-$(SIMT)/$(1)/kernel_tests: $(SIMT_TESTS:%.cpp=$(SIMT)/$(2)/h/%.o) $$(SIMT_ALL.$(1))
+$(SIMT)/$(1)/kernel_tests: $(SIMT_TESTS:%.cpp=$(3)/%.o) $$(SIMT_ALL.$(1))
 	$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) $$(SIMT_LIBS)
-$(SIMT)/$(1)/self_tests: $(SIMT)/$(1)/k/test/simt/selftest.o $(patsubst %,$(SIMT)/$(2)/h/test/simt/%.o,test_selftest test_streams) \
-                         $(SIMT)/$(2)/h/kernels/runtime/check.o $$(SIMT_EMU.$(1))
+$(SIMT)/$(1)/self_tests: $(SIMT)/$(1)/k/test/simt/selftest.o $(patsubst %,$(SIMT)/$(2)/e/%.o,test_selftest test_streams) \
+                         $(3)/kernels/runtime/check.o $$(SIMT_EMU.$(1))
 	$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) -ldl -lrt -pthread
-$(SIMT)/$(1)/planted: $(patsubst %,$(SIMT)/$(1)/k/test/simt/%.o,planted selftest) $(SIMT)/$(2)/h/test/simt/planted_main.o \
-                      $(SIMT)/$(2)/h/kernels/runtime/check.o $$(SIMT_EMU.$(1))
+$(SIMT)/$(1)/planted: $(patsubst %,$(SIMT)/$(1)/k/test/simt/%.o,planted selftest) $(SIMT)/$(2)/e/planted_main.o \
+                      $(3)/kernels/runtime/check.o $$(SIMT_EMU.$(1))
 	$$(SIMT_LINK.$(1)) -ldl -lrt -pthread
-$(SIMT)/$(1)/train_llama_simt: $(SIMT)/$(2)/h/train_llama.o $$(SIMT_ALL.$(1))
+$(SIMT)/$(1)/train_llama_simt: $(3)/train_llama.o $(SIMT)/$(2)/librest.a $$(SIMT_ALL.$(1))
 	$$(SIMT_LINK.$(1)) $$(SIMT_LIBS)
 endef
-$(foreach b,$(SIMT_BUILDS),$(eval $(call simt_build,$(b),$(SIMT_HALF.$(b)))))
+$(foreach b,$(SIMT_BUILDS),$(eval $(call simt_build,$(b),$(SIMT_HALF.$(b)),$(SIMT_OBJ.$(SIMT_HALF.$(b))))))
 
-$(SIMT)/fidelity: $(patsubst %,$(SIMT)/plain/k/test/simt/%.o,fidelity) $(SIMT)/plain/h/kernels/runtime/check.o $(SIMT_EMU.plain)
+$(SIMT)/fidelity: $(SIMT)/plain/k/test/simt/fidelity.o $(OBJ)/kernels/runtime/check.o $(SIMT_EMU.plain)
 	$(SIMT_LINK.plain) -ldl -lrt -pthread
 # On a machine with a GPU: $(SIMT)/fidelity_gpu write test/simt/golden
 $(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/gpu.cuh kernels/ptx.cuh
