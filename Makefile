@@ -2,7 +2,7 @@
 #
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
-#   make test         every test that needs no GPU
+#   make test         every test that needs no GPU   (SECTIONS="unit python mpi tsan program simt" picks some)
 #   make test-gpu     the kernel tests on the GPU
 #   make bench        the microbenchmarks in dev/
 #
@@ -121,15 +121,27 @@ $(OBJ)/mpi_tests: $(MPI_OBJECTS) $(LIB)
 $(OBJ)/kernel_tests: $(KERNEL_OBJECTS) $(LIB)
 	$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
 
--include $(wildcard test/simt/simt.mk)
+ifneq ($(HAVE_CUDA),)
+include test/simt/simt.mk
+endif
+
+# Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are not
+# instrumented; GEMM is then our own loops.
+TSAN := $(BUILD)/tsan
+TSAN_SOURCES := $(CPP_SOURCES) test/test_comm.cpp test/test_zero.cpp
+$(TSAN)/%.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
+$(TSAN)/tests: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o)
+	$(CXX) -fsanitize=thread -o $@ $^ $(GTEST) -pthread
 
 .PHONY: test test-unit test-gpu
 test: deps-test
 	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) test-build
-	@dev/run_tests.sh $(BUILD) $(OBJ)
+	@dev/run_tests.sh $(BUILD) $(OBJ) $(SECTIONS)
 
 .PHONY: test-build deps-test
-test-build: train_llama $(OBJ)/unit_tests $(if $(and $(HAVE_MPI),$(MPI_TESTS)),$(OBJ)/mpi_tests) $(if $(HAVE_CUDA),$(SIMT_TARGETS))
+test-build: train_llama $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS))
 deps-test:
 	@dev/install_deps.sh --check || dev/install_deps.sh
 
@@ -167,4 +179,4 @@ help:
 
 .DELETE_ON_ERROR:
 .SECONDARY:
--include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_TOOLS:=.d) $(OBJ)/train_llama.d
+-include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_TOOLS:=.d) $(OBJ)/train_llama.d $(TSAN_SOURCES:%.cpp=$(TSAN)/%.d)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
 #
-#   dev/run_tests.sh BUILD OBJ [SECTION...]      sections: unit python mpi zero program simt (default: all)
+#   dev/run_tests.sh BUILD OBJ [SECTION...]      sections: unit python mpi tsan program simt (default: all)
 set -uo pipefail
 build=$1 obj=$2
 shift 2
-sections=${*:-unit python mpi zero program simt}
+sections=${*:-unit python mpi tsan program simt}
 logs=$build/test-logs
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0 table=""
@@ -45,18 +45,16 @@ mpi() {  # mpi NAME RANKS COMMAND...
 for section in $sections; do
   case $section in
     unit) run unit "$obj/unit_tests" --gtest_brief=1 ;;
-    python) run python python3 -W error::SyntaxWarning -m unittest -q test/test_data_prep.py ;;
+    python) run python python3 test/test_data_prep.py ;;
     mpi)
       [ -x "$obj/mpi_tests" ] || { echo "mpi: not built here (no MPI)"; continue; }
       for n in 1 2 3 4 5 8; do mpi "mpi-$n" $n "$obj/mpi_tests"; done ;;
-    zero)
-      [ -x "$obj/zero_tests" ] || { echo "zero: not built here (no MPI)"; continue; }
-      for n in 1 3 4; do mpi "zero-$n" $n "$obj/zero_tests"; done ;;
+    tsan) run tsan env TSAN_OPTIONS=halt_on_error=0 "$build/tsan/tests" --gtest_brief=1 ;;
     program) run program test/test_program.sh ./train_llama ;;
     simt)
-      for target in $(make -s --no-print-directory BUILD="$build" print-simt-runs 2>/dev/null); do
-        run "$target" make --no-print-directory BUILD="$build" "$target"
-      done ;;
+      [ -x "$build/simt/plain/kernel_tests" ] || { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
+      for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
+      run simt-program test/test_simt_program.sh ./train_llama_simt ./train_llama ;;
   esac
 done
 

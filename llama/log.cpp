@@ -7,6 +7,7 @@
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/memory.h"
+#include "llama/plot.h"
 
 namespace rz {
 
@@ -32,13 +33,14 @@ static std::string rate(double flops) {
 // JSON has no NaN or infinity.
 static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x) : "null"; }
 
-Log::Log(const RunFacts& facts, const std::string& folder, bool resumed)
+Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step)
     : facts_(facts), folder_(folder), start_(std::chrono::steady_clock::now()) {
     colour_ = isatty(1) && !std::getenv("NO_COLOR");
     if (facts_.quiet || folder_.empty()) return;
     const std::string path = folder_ + "/metrics.jsonl";
-    metrics_ = std::fopen(path.c_str(), resumed ? "a" : "w");
+    metrics_ = std::fopen(path.c_str(), first_step > 1 ? "a" : "w");
     require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
+    events_ = std::make_unique<EventFile>(folder_, first_step);
 }
 
 Log::~Log() {
@@ -84,6 +86,11 @@ void Log::step(const StepReport& r, bool print) {
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
                        number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(), (long long)r.bytes_sent);
     write_json(json + "}");
+    if (events_ && !events_->write(r.step, {{"train/loss", float(r.loss)},
+                                            {"train/grad_norm", float(r.grad_norm)},
+                                            {"train/learning_rate", float(r.learning_rate)},
+                                            {"speed/tokens_per_second", float(tokens_per_second)}}))
+        warn_once("TensorBoard's events");
 }
 
 void Log::validation(const ValidationReport& r) {
@@ -95,9 +102,21 @@ void Log::validation(const ValidationReport& r) {
     std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
     if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
     write_json(json + "}");
+    if (events_ && !events_->write(r.step, {{"val/loss", float(r.loss)}})) warn_once("TensorBoard's events");
+    plot();
+}
+
+void Log::plot() {
+    if (!metrics_) return;
+    try {
+        write_loss_plot(folder_ + "/loss.svg", folder_ + "/metrics.jsonl", facts_.title, "");
+    } catch (const Error&) {
+        warn_once("loss.svg");
+    }
 }
 
 void Log::finish() {
+    plot();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     line("done in " + duration(seconds));
 }
@@ -105,11 +124,15 @@ void Log::finish() {
 // A full disk must not end a run: one warning, then silence.
 void Log::write_json(const std::string& object) {
     if (!metrics_) return;
-    const bool ok = std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0;
-    if (ok || warned_) return;
-    warned_ = true;
-    std::fprintf(stderr, "train_llama: can't write %s/metrics.jsonl: %m; training goes on\n", folder_.c_str());
+    if (std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
+    warn_once("metrics.jsonl");
     std::clearerr(metrics_);
+}
+
+void Log::warn_once(const char* what) {
+    if (!warned_)
+        std::fprintf(stderr, "train_llama: can't write %s in %s: %m; training goes on without it\n", what, folder_.c_str());
+    warned_ = true;
 }
 
 }  // namespace rz

@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <string>
-#include <vector>
+
+#include "llama/event_file.h"
 
 namespace rz {
 
@@ -29,30 +31,35 @@ struct ValidationReport {
 struct RunFacts {
     int64_t steps;           // of the whole run
     double flops_per_token;  // forward and backward
+    std::string title;       // of the loss curve
     double peak_flops;       // of all devices together; 0: unknown, then FLOP/s are shown instead of MFU
     bool quiet = false;      // not the rank that talks
 };
 
-// Writes to stdout, and with a folder to metrics.jsonl.
+// Writes to stdout, and with a folder to metrics.jsonl, TensorBoard's event file and loss.svg.
 class Log {
    public:
-    Log(const RunFacts& facts, const std::string& folder, bool resumed);
+    // `first_step` is the first that this run will log; above 1 the files of an earlier run are continued.
+    Log(const RunFacts& facts, const std::string& folder, int64_t first_step);
     ~Log();
     Log(const Log&) = delete;
 
     void line(const std::string& text);  // plain text, from the rank that talks
     void step(const StepReport&, bool print);
     void validation(const ValidationReport&);
-    void finish();  // the closing lines
+    void plot();    // rewrites loss.svg from metrics.jsonl
+    void finish();  // the last plot and the closing line
 
    private:
     void write_json(const std::string& object);
+    void warn_once(const char* what);
     std::string eta(int64_t step) const;
 
     RunFacts facts_;
     std::string folder_;
     bool colour_;
     std::FILE* metrics_ = nullptr;
+    std::unique_ptr<EventFile> events_;
     std::chrono::steady_clock::time_point start_;
     int64_t first_step_ = -1;
     double recent_seconds_ = 0;  // exponential mean

@@ -106,9 +106,10 @@ Run::Run(const Options& o, Process& p)
 
     const RunFacts facts{.steps = o.steps,
                          .flops_per_token = training_flops_per_token(config_, o.seq_len),
+                         .title = summary(config_),
                          .peak_flops = peak_flops(device_) * process.size(),
                          .quiet = !process.is_root()};
-    log_ = std::make_unique<Log>(facts, o.out, /*resumed=*/false);
+    log_ = std::make_unique<Log>(facts, o.out, /*first_step=*/1);
     announce(table_, note);
     last_done_ = compute_->record(/*timing=*/true);
 }

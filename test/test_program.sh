@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# The program as a user runs it: flags, files, one and several ranks. Ends with "N passed, N failed".
+#
+#   test/test_program.sh ./train_llama
+set -uo pipefail
+program=$(realpath "$1")
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1
+passed=0 failed=0
+
+check() {  # check NAME COMMAND...   passes if the command does
+  local name=$1
+  shift
+  if "$@"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "FAILED: $name"
+    sed 's/^/    /' "$work/log" | tail -n 20
+  fi
+}
+says() { grep -qF -- "$1" "$work/log"; }
+# refused CODE TEXT... -- ARGS...   the program exits with CODE and says each TEXT
+refused() {
+  local code=$1 rc=0
+  shift
+  local texts=()
+  while [ "$1" != -- ]; do texts+=("$1"); shift; done
+  shift
+  "$program" "$@" > "$work/log" 2>&1 || rc=$?
+  [ $rc = "$code" ] || { echo "exit code $rc, expected $code: $*"; return 1; }
+  for t in "${texts[@]}"; do says "$t" || { echo "does not say: $t"; return 1; }; done
+}
+trained() {  # trained ARGS...
+  "$program" --data "$work/data" --device cpu --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 \
+    --batch 2 --seq-len 32 --val-tokens 512 "$@" > "$work/log" 2>&1
+}
+
+python3 data_prep/prepare.py stdlib --max-bytes 400K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+
+# ---- what can't be honoured is refused, with the nearest valid value ----
+check "4x"              refused 2 "nearest valid value: 4" -- --batch 4x
+check "1e99"            refused 2 "nearest valid value" -- --steps 1e99
+check "negative"        refused 2 "nearest valid value: 1" -- --seq-len -3
+check "lr text"         refused 2 "is not a number" -- --lr fast
+check "unknown flag"    refused 2 "did you mean --steps" -- --stepz 3
+check "unknown preset"  refused 2 "nearest: tiny" -- --preset tinny
+check "missing value"   refused 2 "--steps" -- --steps
+check "batch-tokens"    refused 70 "nearest: --batch-tokens 448 (7 micro-batches) or --batch-tokens 512 (8)" -- \
+  --data "$work/data" --batch 2 --seq-len 32 --batch-tokens 500
+check "too long"        refused 70 "nearest: --seq-len 2048" -- --data "$work/data" --seq-len 4096
+check "no data"         refused 70 "data_prep/prepare.py" -- --steps 1
+check "no such data"    refused 70 "data_prep/prepare.py" -- --data "$work/nothing"
+check "cuda asked for"  bash -c "nvidia-smi -L >/dev/null 2>&1 || { '$program' --device cuda --data '$work/data' > '$work/log' 2>&1; [ \$? = 70 ] && grep -q -- '--device cpu or auto' '$work/log'; }"
+printf 'stepz = 3\n' > "$work/bad.toml"
+check "config key"      refused 2 "did you mean steps" -- --config "$work/bad.toml"
+
+# ---- help and descriptions ----
+"$program" --help > "$work/log" 2>&1
+check "help lists groups and defaults" bash -c "grep -q 'Optimizer (AdamW' '$work/log' && grep -q -- '--weight-decay X \[0.1\]' '$work/log'"
+"$program" --presets > "$work/log" 2>&1
+check "presets" says llama3.1-405b
+"$program" --preset llama3.1-405b --print-config > "$work/log" 2>&1
+check "print-config" says "model.layers.0.self_attn.q_proj.weight"
+
+# ---- a run, its files, and generation from them ----
+check "trains" trained --steps 6 --val-every 3 --lr 1e-2 --out "$work/run" --sample-every 1 --sample-tokens 8
+check "says the loss" says "step 6/6 | loss"
+check "validates" says "bits per byte"
+check "samples" says "--- sample"
+check "metrics are JSON, one line per step and validation" python3 -c "
+import json
+rows = [json.loads(line) for line in open('$work/run/metrics.jsonl')]
+assert [r['step'] for r in rows if 'loss' in r] == [1, 2, 3, 4, 5, 6], rows
+assert [r['step'] for r in rows if 'val_loss' in r] == [0, 3, 6], rows
+assert rows[-1]['val_loss'] < rows[0]['val_loss']"
+check "a loss curve" grep -q '<svg' "$work/run/loss.svg"
+check "TensorBoard's events" bash -c "ls '$work'/run/events.out.tfevents.* > /dev/null"
+"$program" generate --from "$work/run/final" --prompt "def " --max-tokens 12 --seed 3 > "$work/text1" 2> "$work/log"
+check "generates" grep -q '^def ' "$work/text1"
+"$program" generate --from "$work/run/final" --prompt "def " --max-tokens 12 --seed 3 > "$work/text2" 2> "$work/log"
+check "the same seed, the same text" cmp -s "$work/text1" "$work/text2"
+check "goes on from saved weights" trained --init-from "$work/run/final" --steps 1 --lr 1e-3
+loss() { sed -n 's/.*step  *1\/[0-9]* | loss \([0-9.]*\).*/\1/p' "$work/log"; }
+check "with a better loss than at first" python3 -c "import sys; sys.exit(not float('$(loss)') < 4.5)"
+printf 'steps = 2\nval-every = 0\n' > "$work/good.toml"
+check "config file" trained --config "$work/good.toml"
+check "honours it" says "step 2/2"
+check "bf16" trained --steps 2 --dtype bf16 --recompute block --batch-tokens 256
+
+# ---- several ranks ----
+if command -v mpirun >/dev/null && "$program" --help | grep -q -- --zero; then
+  weights() {  # weights DIR RANKS ARGS...: trains and prints the hash of the final weights
+    local dir=$1 ranks=$2
+    shift 2
+    timeout 120 mpirun -n "$ranks" "$program" --data "$work/data" --device cpu --preset bytes --dim 32 --layers 2 --heads 4 \
+      --kv-heads 2 --ffn 48 --head-dim 8 --batch 1 --seq-len 32 --val-every 0 --val-tokens 256 --steps 4 --out "$work/$dir" "$@" \
+      > "$work/log" 2>&1 && sha256sum < "$work/$dir/final/model.safetensors"
+  }
+  reference=$(weights z0 3 --zero 0)
+  check "three ranks" test -n "$reference"
+  for stage in 1 2 3; do
+    check "--zero $stage, same weights" test "$(weights z$stage 3 --zero $stage)" = "$reference"
+  done
+  check "--collectives direct" test -n "$(weights direct 3 --zero 2 --collectives direct)"
+  check "--collectives library" test -n "$(weights library 3 --zero 2 --collectives library)"
+  check "overlap in the metrics" grep -q overlap_efficiency "$work/z3/metrics.jsonl"
+  check "hybrid on four ranks" test -n "$(weights hybrid 4 --zero 3 --shard-size 2)"
+fi
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

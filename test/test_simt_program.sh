@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The program's CUDA path on the emulator against its CPU path: the same toy run, the same losses. Ends with counts.
+#
+#   test/test_simt_program.sh ./train_llama_simt ./train_llama
+set -uo pipefail
+simt=$(realpath "$1") cpu=$(realpath "$2")
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1
+passed=0 failed=0
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+
+toy="--data $work/data --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 2 --seq-len 24
+     --val-every 0 --val-tokens 48 --steps 5 --lr 5e-3 --warmup 1 --logits-mib 1"
+
+# compare NAME TOLERANCE RUN...: losses of two runs, relative. fp32: sums in another order move a loss of 5 by less than 1e-5 at
+# first, and five updates multiply that by about ten. bf16: one rounding is 2^-9; a loss averages hundreds of tokens.
+compare() {
+  local name=$1 tolerance=$2 a=$3 b=$4
+  if python3 - "$a" "$b" "$tolerance" <<'PY'; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; tail -n 20 "$work/log"; fi
+import json, sys
+a, b = ([json.loads(l)["loss"] for l in open(p + "/metrics.jsonl") if '"loss"' in l] for p in sys.argv[1:3])
+print([round(x, 6) for x in a], [round(x, 6) for x in b])
+assert len(a) == len(b) == 5
+sys.exit(any(not abs(x - y) <= float(sys.argv[3]) * x for x, y in zip(a, b)))
+PY
+}
+
+# shellcheck disable=SC2086
+{
+  "$cpu" $toy --device cpu --out "$work/cpu" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --out "$work/simt" > "$work/log" 2>&1
+  compare "fp32" 1e-4 "$work/cpu" "$work/simt"
+  "$cpu" $toy --device cpu --dtype bf16 --out "$work/cpu16" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --dtype bf16 --out "$work/simt16" > "$work/log" 2>&1
+  compare "bf16" 4e-3 "$work/cpu16" "$work/simt16"
+  "$simt" $toy --device cuda --recompute block --out "$work/recompute" > "$work/log" 2>&1
+  compare "recompute, to the bit" 0 "$work/simt" "$work/recompute"
+  if command -v mpirun > /dev/null; then
+    many="${toy/--batch 2/--batch 1}"
+    mpirun -n 2 "$cpu" $many --device cpu --out "$work/cpu2" > "$work/log" 2>&1
+    for transport in nccl mpi; do
+      timeout 200 mpirun -n 2 "$simt" $many --device cuda --zero 3 --transport $transport --out "$work/$transport" > "$work/log" 2>&1
+      compare "two ranks over $transport, ZeRO-3" 1e-4 "$work/cpu2" "$work/$transport"
+    done
+  fi
+}
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
