@@ -45,11 +45,11 @@ $(SIMT)/$(1)/e/%.o: test/simt/%.cpp
 	@mkdir -p $$(@D)
 	$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
 $(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o)
-	@rm -f $$@; ar rcs $$@ $$^
+	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 $(SIMT)/$(1)/libops.a: $(SIMT_OPS:%.cpp=$(SIMT_OBJ.$(1))/%.o)
-	@rm -f $$@; ar rcs $$@ $$^
+	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 $(SIMT)/$(1)/librest.a: $(SIMT_REST:%.cpp=$(SIMT_OBJ.$(1))/%.o)
-	@rm -f $$@; ar rcs $$@ $$^
+	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 endef
 $(foreach h,plain asan,$(eval $(call simt_half,$(h))))
 $(SIMT_OBJ.asan)/%.o: %.cpp
@@ -65,7 +65,7 @@ $(SIMT)/$(1)/k/%.o: %.cu
 	@mkdir -p $$(@D)
 	$$(CXX) -x c++ $$(SIMT_FLAGS) $$(SIMT_KERNEL.$(1)) -c -o $$@ $$<
 $(SIMT)/$(1)/libkernels.a: $(SIMT_CU:%.cu=$(SIMT)/$(1)/k/%.o)
-	@rm -f $$@; ar rcs $$@ $$^
+	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 SIMT_EMU.$(1) := $(if $(filter race,$(1)),$(SIMT)/plain/e/race.o) $(SIMT)/$(2)/libemu.a
 SIMT_ALL.$(1) := $(SIMT)/$(2)/libops.a $(SIMT)/$(1)/libkernels.a $$(SIMT_EMU.$(1))
 SIMT_LINK.$(1) = $$(CXX) $$(SIMT_HOST.$(2)) -o $$@ $$(filter %.o,$$^) -Wl,--start-group $$(filter %.a,$$^) -Wl,--end-group
