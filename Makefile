@@ -44,7 +44,7 @@ endif
 # ---- flags -------------------------------------------------------------------------------------------------------------
 
 # -fno-math-errno and -fno-trapping-math let loops with sqrt and comparisons vectorise; neither changes a value.
-BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Wno-psabi -fno-math-errno -fno-trapping-math -I. -MMD -MP
+BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Wno-psabi -Wno-restrict -fno-math-errno -fno-trapping-math -I. -MMD -MP
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS))
 LIBS := $(if $(HAVE_DNNL),-ldnnl) $(if $(HAVE_MPI),$(MPI_LIBS)) -pthread
@@ -133,7 +133,7 @@ $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
 $(TSAN)/tests: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o)
-	$(CXX) -fsanitize=thread -o $@ $^ $(GTEST) -pthread
+	$(CXX) -fsanitize=thread -o $@ $^ $(GTEST) -lgomp -pthread
 
 .PHONY: test test-unit test-gpu
 test: deps-test
