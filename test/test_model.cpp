@@ -131,9 +131,9 @@ double distance(const std::vector<float>& want, const float* got) {
     return worst / scale;
 }
 
-class Golden : public testing::TestWithParam<const char*> {};
+class ModelGolden : public testing::TestWithParam<const char*> {};
 
-TEST_P(Golden, LogitsLossAndGradientsMatchHuggingFace) {
+TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
     const std::string folder = std::string("test/golden/model/") + GetParam();
     const ModelConfig config = load_config(folder);
     const Safetensors expected(folder + "/expected.safetensors");
@@ -164,7 +164,7 @@ TEST_P(Golden, LogitsLossAndGradientsMatchHuggingFace) {
     EXPECT_GE(compared, 9) << "the golden file holds gradients of a block's tensors at least";
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Golden, testing::Values("gqa", "tied", "llama3_rope"));
+INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden, testing::Values("gqa", "tied", "llama3_rope"));
 
 // ---- the model against itself ---------------------------------------------------------------------------------------
 
