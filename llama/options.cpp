@@ -48,11 +48,16 @@ static CLI::Validator real_number(double min, double max) {
     return v;
 }
 
-static CLI::Validator one_of(std::vector<std::string> names) {
-    CLI::Validator v;
+static std::string joined(const std::vector<std::string>& names) {
     std::string all;
     for (const auto& n : names) all += (all.empty() ? "" : "|") + n;
-    v.description(all);
+    return all;
+}
+
+static CLI::Validator one_of(std::vector<std::string> names) {
+    CLI::Validator v;
+    const std::string all = joined(names);
+    v.description("");
     v.operation([names, all](std::string& text) -> std::string {
         for (const auto& n : names)
             if (n == text) return "";
@@ -82,8 +87,8 @@ struct Group {
     CLI::Option* real(const char* flag, double& to, double min, double max, const char* help) {
         return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("X")->check(real_number(min, max));
     }
-    CLI::Option* choice(const char* flag, std::string& to, std::vector<std::string> names, const char* help) {
-        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("")->check(one_of(std::move(names)));
+    CLI::Option* choice(const char* flag, std::string& to, const std::vector<std::string>& names, const char* help) {
+        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name(joined(names))->check(one_of(names));
     }
     CLI::Option* flag(const char* flag, bool& to, const char* help) { return app.add_flag(flag, to, help)->group(name); }
 };
@@ -224,7 +229,7 @@ bool parse_options(int argc, char** argv, Options& o, int& exit_code) {
                  "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
                  "train_llama"};
     auto formatter = std::make_shared<CLI::Formatter>();
-    formatter->column_width(32);
+    formatter->column_width(34);
     app.formatter(formatter);
     app.set_config("--config", "", "TOML file with any of these flags (without dashes); flags given here win");
     app.allow_config_extras(false);

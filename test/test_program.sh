@@ -59,7 +59,7 @@ check "config key"      refused 2 "did you mean steps" -- --config "$work/bad.to
 
 # ---- help and descriptions ----
 "$program" --help > "$work/log" 2>&1
-check "help lists groups and defaults" bash -c "grep -q 'Optimizer (AdamW' '$work/log' && grep -q -- '--weight-decay X \[0.1\]' '$work/log'"
+check "help lists groups and defaults" bash -c "grep -q 'Optimizer (AdamW' '$work/log' && grep -q -- '--weight-decay X=0.1' '$work/log'"
 "$program" --presets > "$work/log" 2>&1
 check "presets" says llama3.1-405b
 "$program" --preset llama3.1-405b --print-config > "$work/log" 2>&1
