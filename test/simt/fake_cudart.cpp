@@ -79,7 +79,8 @@ size_t number_from(const char* variable, size_t otherwise) {
     const char* s = getenv(variable);
     return s ? strtoull(s, nullptr, 0) : otherwise;
 }
-int device_count() { return int(number_from("SIMT_DEVICES", 1)); }
+// One device per rank that mpirun started on this machine (MPICH's launcher says how many), unless SIMT_DEVICES says otherwise.
+int device_count() { return int(number_from("SIMT_DEVICES", number_from("MPI_LOCALNRANKS", 1))); }
 size_t device_memory() { return number_from("SIMT_MEMORY", size_t(16) << 30); }
 bool lazy() {
     static const bool now = getenv("SIMT_STREAMS") && !strcmp(getenv("SIMT_STREAMS"), "now");

@@ -44,6 +44,9 @@ define simt_half
 $(SIMT)/$(1)/e/%.o: test/simt/%.cpp
 	@mkdir -p $$(@D)
 	$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
+$(SIMT)/$(1)/t/%.o: test/%.cpp
+	@mkdir -p $$(@D)
+	$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
 $(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 $(SIMT)/$(1)/libops.a: $(SIMT_OPS:%.cpp=$(SIMT_OBJ.$(1))/%.o)
@@ -70,7 +73,7 @@ SIMT_EMU.$(1) := $(if $(filter race,$(1)),$(SIMT)/plain/e/race.o) $(SIMT)/$(2)/l
 SIMT_ALL.$(1) := $(SIMT)/$(2)/libops.a $(SIMT)/$(1)/libkernels.a $$(SIMT_EMU.$(1))
 SIMT_LINK.$(1) = $$(CXX) $$(SIMT_HOST.$(2)) -o $$@ $$(filter %.o,$$^) -Wl,--start-group $$(filter %.a,$$^) -Wl,--end-group
 
-$(SIMT)/$(1)/kernel_tests: $(SIMT_TESTS:%.cpp=$(3)/%.o) $$(SIMT_ALL.$(1))
+$(SIMT)/$(1)/kernel_tests: $(SIMT_TESTS:test/%.cpp=$(SIMT)/$(2)/t/%.o) $$(SIMT_ALL.$(1))
 	$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) $$(SIMT_LIBS)
 $(SIMT)/$(1)/self_tests: $(SIMT)/$(1)/k/test/simt/selftest.o $(patsubst %,$(SIMT)/$(2)/e/%.o,test_selftest test_streams) \
                          $(3)/kernels/runtime/check.o $$(SIMT_EMU.$(1))
