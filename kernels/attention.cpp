@@ -1,6 +1,8 @@
 #include "kernels/attention.h"
 
+#ifdef _OPENMP
 #include <omp.h>
+#endif
 
 #include "kernels/checks.h"
 #include "kernels/scratch.h"
@@ -28,6 +30,14 @@ constexpr int64_t kBlock = kTileRows == 14 ? 112 : 96;
 constexpr int64_t kPad = 16;
 constexpr int64_t kKeyStride = kBlock + kPad;
 
+inline int64_t max_threads() {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -37,7 +47,7 @@ RZ_INLINE uint32_t pair_of(bf16 first, bf16 second) { return uint32_t(first.bits
 
 // Rows [0, rows) of x, `stride` apart; rows up to `padded` become zero.
 template <class W, class T>
-void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows, int64_t padded, int64_t D) {
+__attribute__((noinline)) void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows, int64_t padded, int64_t D) {
     const int64_t words = D / W::kPer;
     for (int64_t r = 0; r < padded; ++r) {
         typename W::Word* to = out + r * ld;
@@ -57,7 +67,7 @@ void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, in
 
 // As pack_rows, two rows to a word; columns up to the next whole vector become zero.
 template <class W, class T>
-void pack_zipped(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows, int64_t padded, int64_t D) {
+__attribute__((noinline)) void pack_zipped(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows, int64_t padded, int64_t D) {
     for (int64_t r = 0; r < padded; r += W::kPer) {
         typename W::Word* to = out + r / W::kPer * ld;
         const T* from = x + r * stride;
@@ -82,7 +92,7 @@ void pack_zipped(typename W::Word* out, int64_t ld, const T* x, int64_t stride, 
 
 // Rows [0, rows) of x become columns; columns up to kBlock become zero.
 template <class W, class T>
-void pack_transposed(typename W::Word* out, const T* x, int64_t stride, int64_t rows, int64_t D) {
+__attribute__((noinline)) void pack_transposed(typename W::Word* out, const T* x, int64_t stride, int64_t rows, int64_t D) {
     constexpr int64_t kGroup = 16;  // rows at a time: what is written stays in the cache
     const int64_t words = D / W::kPer;
     for (int64_t r0 = 0; r0 < kBlock; r0 += kGroup) {
@@ -322,14 +332,13 @@ void forward_t(const AttentionForward& a) {
     }
 }
 
-void attention_forward(const AttentionForward& a) {
-    with_dtype(a.shape.dtype, [&]<class T>() {
 #ifdef RZ_SIMD_BF16
-        if constexpr (dtype_of<T> == DType::bf16) return forward_t<T, Bf16Word>(a);
-#endif
-        forward_t<T, Fp32Word>(a);
-    });
+void attention_forward(const AttentionForward& a) { forward_t<bf16, Bf16Word>(a); }
+#else
+void attention_forward(const AttentionForward& a) {
+    with_dtype(a.shape.dtype, [&]<class T>() { forward_t<T, Fp32Word>(a); });
 }
+#endif
 
 // ---- backward ---------------------------------------------------------------------------------------------------------
 //
@@ -509,7 +518,7 @@ void backward_t(const AttentionBackward& a) {
     row_sums<T>(a);
     const int64_t heads = s.B * s.K, blocks = ceil_div(s.Tq, kBlock);
     const bool parallel = s.B * s.H * s.Tq * s.Tk * s.D >= 4 * kSerialBelow;
-    if (!parallel || blocks == 1 || heads >= omp_get_max_threads()) {
+    if (!parallel || blocks == 1 || heads >= max_threads()) {
 #pragma omp parallel for schedule(dynamic) if (parallel)
         for (int64_t i = 0; i < heads; ++i)
             backward_part<T, W>(a, i / s.K, i % s.K, 0, s.Tq, 0, s.Tk, true, true);
@@ -528,22 +537,28 @@ void backward_t(const AttentionBackward& a) {
     }
 }
 
-void attention_backward(const AttentionBackward& a) {
-    with_dtype(a.shape.dtype, [&]<class T>() {
 #ifdef RZ_SIMD_BF16
-        if constexpr (dtype_of<T> == DType::bf16) return backward_t<T, Bf16Word>(a);
-#endif
-        backward_t<T, Fp32Word>(a);
-    });
+void attention_backward(const AttentionBackward& a) { backward_t<bf16, Bf16Word>(a); }
+#else
+void attention_backward(const AttentionBackward& a) {
+    with_dtype(a.shape.dtype, [&]<class T>() { backward_t<T, Fp32Word>(a); });
 }
+#endif
 
 }  // namespace rz::RZ_SIMD_PASS
 #else
 
 namespace rz {
 
-void attention_forward_cpu(const AttentionForward& a) { RZ_SIMD_CALL(attention_forward, a); }
-void attention_backward_cpu(const AttentionBackward& a) { RZ_SIMD_CALL(attention_backward, a); }
+// The pass for CPUs with bf16 instructions holds bf16 alone.
+void attention_forward_cpu(const AttentionForward& a) {
+    if (a.shape.dtype == DType::bf16) return RZ_SIMD_CALL(attention_forward, a);
+    RZ_SIMD_CALL_PLAIN(attention_forward, a);
+}
+void attention_backward_cpu(const AttentionBackward& a) {
+    if (a.shape.dtype == DType::bf16) return RZ_SIMD_CALL(attention_backward, a);
+    RZ_SIMD_CALL_PLAIN(attention_backward, a);
+}
 
 int64_t attention_backward_workspace(const AttentionShape& s) {
     const int64_t rows = checked_mul(checked_mul(s.B, s.H, "attention: B x H"), s.Tq, "attention: B x H x Tq");

@@ -69,18 +69,19 @@
 #ifndef RZ_SIMD_CALL
 #include "kernels/simd_level.h"
 #if defined(__x86_64__)
-#ifdef RZ_SIMD_WANT_BF16
-#define RZ_SIMD_CALL(fn, ...)                                                              \
-    (::rz::simd_level() == ::rz::SimdLevel::avx512_bf16 ? ::rz::avx512_bf16::fn(__VA_ARGS__) : RZ_SIMD_CALL_PLAIN(fn, __VA_ARGS__))
-#else
-#define RZ_SIMD_CALL RZ_SIMD_CALL_PLAIN
-#endif
-#define RZ_SIMD_CALL_PLAIN(fn, ...)                                                       \
+#define RZ_SIMD_CALL_PLAIN(fn, ...)                                                 \
     (::rz::simd_level() >= ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__)  \
      : ::rz::simd_level() == ::rz::SimdLevel::avx2 ? ::rz::avx2::fn(__VA_ARGS__)    \
                                                    : ::rz::baseline::fn(__VA_ARGS__))
 #else
-#define RZ_SIMD_CALL(fn, ...) ::rz::baseline::fn(__VA_ARGS__)
+#define RZ_SIMD_CALL_PLAIN(fn, ...) ::rz::baseline::fn(__VA_ARGS__)
+#endif
+#if defined(__x86_64__) && defined(RZ_SIMD_WANT_BF16)
+#define RZ_SIMD_CALL(fn, ...)                                                                \
+    (::rz::simd_level() == ::rz::SimdLevel::avx512_bf16 ? ::rz::avx512_bf16::fn(__VA_ARGS__) \
+                                                        : RZ_SIMD_CALL_PLAIN(fn, __VA_ARGS__))
+#else
+#define RZ_SIMD_CALL RZ_SIMD_CALL_PLAIN
 #endif
 #endif
 
