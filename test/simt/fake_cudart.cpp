@@ -5,15 +5,15 @@
 // missing cudaStreamWaitEvent, or a host buffer reused before its copy is done, gives a wrong result for some seeds.
 // Environment: SIMT_STREAMS=now (no queueing), SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80 or
 // 90).
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <cstdarg>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <sched.h>
@@ -62,9 +62,33 @@ struct Allocation {
     int device;
 };
 
+// Recursive, and can be let go entirely however often it is held.
+class DeviceLock {
+   public:
+    void lock() {
+        if (owner_ != std::this_thread::get_id()) mutex_.lock(), owner_ = std::this_thread::get_id();
+        depth_++;
+    }
+    void unlock() {
+        if (--depth_ == 0) owner_ = std::thread::id(), mutex_.unlock();
+    }
+    template <class F>
+    void without(F f) {
+        const int depth = std::exchange(depth_, 0);
+        owner_ = std::thread::id(), mutex_.unlock();
+        f();
+        mutex_.lock(), owner_ = std::this_thread::get_id();
+        depth_ = depth;
+    }
+
+   private:
+    std::mutex mutex_;
+    std::atomic<std::thread::id> owner_{};
+    int depth_ = 0;
+};
+
 // Never destroyed: static destructors elsewhere may still free memory.
-auto& mutex = *new std::recursive_mutex;
-auto& changed = *new std::condition_variable_any;
+auto& device_lock = *new DeviceLock;
 auto& streams = *new std::vector<Stream*>;
 auto& allocations = *new std::map<const char*, Allocation>;
 auto& pinned = *new std::map<const char*, size_t>;
@@ -73,7 +97,7 @@ cudaError_t pending_error = cudaSuccess;
 uint64_t stream_rng = 0;
 thread_local int device = 0;
 
-#define LOCKED std::unique_lock<std::recursive_mutex> lock(mutex)
+#define LOCKED std::lock_guard<DeviceLock> locked(device_lock)
 
 size_t number_from(const char* variable, size_t otherwise) {
     const char* s = getenv(variable);
@@ -111,7 +135,7 @@ bool runnable(const Stream& s) {
 }
 
 // Does one operation of some stream; false if none can make progress.
-bool step(std::unique_lock<std::recursive_mutex>& lock) {
+bool step() {
     std::vector<Stream*> candidates;
     for (Stream* s : streams)
         if (runnable(*s)) candidates.push_back(s);
@@ -124,35 +148,30 @@ bool step(std::unique_lock<std::recursive_mutex>& lock) {
         bool done = true;
         if (op.poll)
             done = op.poll();
-        else if (op.host) {
-            lock.unlock();
-            report(op.work());
-            lock.lock();
-        } else if (op.work)
+        else if (op.host)
+            device_lock.without([&] { op.work(); });
+        else if (op.work)
             report(op.work());
         s->busy = false;
         if (!done) continue;
         s->queue.pop_front();
-        changed.notify_all();
         return true;
     }
     return false;
 }
 
 template <class Done>
-void run_until(std::unique_lock<std::recursive_mutex>& lock, Done done) {
+void run_until(Done done) {
     while (!done()) {
-        if (step(lock)) continue;
+        if (step()) continue;
         bool waiting = false;  // for another process, or for another thread that runs a host function
         for (const Stream* s : streams) waiting |= !s->queue.empty() && (s->busy || (runnable(*s) && s->queue.front().poll));
         if (!waiting) fprintf(stderr, "fake CUDA runtime: the streams wait for each other's events for ever\n"), abort();
-        lock.unlock();
-        sched_yield();
-        lock.lock();
+        device_lock.without([] { sched_yield(); });
     }
 }
-void drain(std::unique_lock<std::recursive_mutex>& lock) {
-    run_until(lock, [] {
+void drain() {
+    run_until([] {
         for (const Stream* s : streams)
             if (!s->queue.empty()) return false;
         return true;
@@ -177,7 +196,7 @@ cudaError_t push(cudaStream_t stream, Operation op) {
         s->queue.push_back(std::move(op));
         return cudaSuccess;
     }
-    drain(lock);  // the legacy default stream: in order with everything
+    drain();  // the legacy default stream: in order with everything
     if (op.poll)
         while (!op.poll()) sched_yield();
     return op.work ? report(op.work()) : cudaSuccess;
@@ -244,7 +263,7 @@ static cudaError_t free_now(void* p) {
 cudaError_t CUDARTAPI cudaFree(void* p) {
     LOCKED;
     if (!p) return cudaSuccess;
-    drain(lock);
+    drain();
     return free_now(p);
 }
 cudaError_t CUDARTAPI cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
@@ -262,7 +281,7 @@ cudaError_t CUDARTAPI cudaMallocHost(void** p, size_t bytes) { return cudaHostAl
 cudaError_t CUDARTAPI cudaFreeHost(void* p) {
     LOCKED;
     if (!p) return cudaSuccess;
-    drain(lock);
+    drain();
     if (!pinned.erase(static_cast<char*>(p))) return report(cudaErrorInvalidValue);
     free(p);
     return cudaSuccess;
@@ -336,16 +355,16 @@ cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t s) {
     LOCKED;
     Stream* x = as_stream(s);
     if (!x)
-        drain(lock);
+        drain();
     else if (x->capture)
         return report(cudaErrorStreamCaptureUnsupported);
     else
-        run_until(lock, [x] { return x->queue.empty(); });
+        run_until([x] { return x->queue.empty(); });
     return take_error();
 }
 cudaError_t CUDARTAPI cudaStreamQuery(cudaStream_t s) {
     LOCKED;
-    step(lock);  // or a loop around this call would never end
+    step();  // or a loop around this call would never end
     Stream* x = as_stream(s);
     if (x && !x->queue.empty()) return cudaErrorNotReady;
     return take_error();
@@ -354,7 +373,7 @@ cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t s) {
     LOCKED;
     Stream* x = as_stream(s);
     if (!x) return report(cudaErrorInvalidResourceHandle);
-    run_until(lock, [x] { return x->queue.empty(); });
+    run_until([x] { return x->queue.empty(); });
     std::erase(streams, x);
     delete x;
     return cudaSuccess;
@@ -363,7 +382,7 @@ cudaError_t CUDARTAPI cudaStreamGetFlags(cudaStream_t s, unsigned* flags) { retu
 cudaError_t CUDARTAPI cudaStreamGetPriority(cudaStream_t s, int* priority) { return *priority = as_stream(s) ? as_stream(s)->priority : 0, cudaSuccess; }
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
     LOCKED;
-    drain(lock);
+    drain();
     return take_error();
 }
 cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = reinterpret_cast<cudaEvent_t>(new Event), cudaSuccess; }
@@ -402,20 +421,20 @@ cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigne
     if (to && lazy())
         to->queue.push_back(std::move(op));
     else
-        drain(lock);
+        drain();
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t e) {
     LOCKED;
     Event* x = as_event(e);
     const uint64_t n = x->recorded;
-    run_until(lock, [x, n] { return x->done >= n; });
+    run_until([x, n] { return x->done >= n; });
     return take_error();
 }
 cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t e) {
     LOCKED;
     Event* x = as_event(e);
-    if (x->done < x->recorded) step(lock);
+    if (x->done < x->recorded) step();
     if (x->done < x->recorded) return cudaErrorNotReady;
     return take_error();
 }
@@ -489,7 +508,7 @@ cudaError_t CUDARTAPI cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, siz
 cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast<Graph*>(graph), cudaSuccess; }
 cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t exec) {
     LOCKED;
-    drain(lock);
+    drain();
     return delete reinterpret_cast<Graph*>(exec), cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
