@@ -9,8 +9,8 @@
 namespace rz {
 
 std::vector<int64_t> even_offsets(int64_t n, int ranks, int64_t align) {
-    require(n >= 0 && ranks > 0 && align > 0, "slices of %lld elements over %d ranks in multiples of %lld", (long long)n,
-            ranks, (long long)align);
+    require(n >= 0 && ranks > 0 && align > 0, "slices of %lld elements over %d ranks in multiples of %lld",
+            (long long)n, ranks, (long long)align);
     const int64_t blocks = ceil_div(n, align), each = blocks / ranks, longer = blocks % ranks;
     std::vector<int64_t> offsets;
     for (int64_t r = 0; r <= ranks; ++r) offsets.push_back(std::min(n, (r * each + std::min(r, longer)) * align));
@@ -23,8 +23,9 @@ void scale_into(Stream& stream, void* out, DType out_dtype, const void* x, DType
         if (out != x) stream.copy(out, x, n * size_of(dtype));
         return;
     }
-    sum_rows(stream, {.out = out, .x = x, .rows = 1, .n = n, .stride = n, .scale = scale, .out_dtype = out_dtype,
-                      .dtype = dtype});
+    sum_rows(
+        stream,
+        {.out = out, .x = x, .rows = 1, .n = n, .stride = n, .scale = scale, .out_dtype = out_dtype, .dtype = dtype});
 }
 
 static void check_offsets(const char* op, Offsets offsets, int size) {
@@ -32,8 +33,8 @@ static void check_offsets(const char* op, Offsets offsets, int size) {
             offsets.size(), size);
     for (int r = 0; r < size; ++r)
         require(offsets[size_t(r)] >= 0 && offsets[size_t(r)] <= offsets[size_t(r) + 1],
-                "%s: offsets must ascend from 0 or more; slice %d is [%lld, %lld)", op, r, (long long)offsets[size_t(r)],
-                (long long)offsets[size_t(r) + 1]);
+                "%s: offsets must ascend from 0 or more; slice %d is [%lld, %lld)", op, r,
+                (long long)offsets[size_t(r)], (long long)offsets[size_t(r) + 1]);
 }
 
 template <class Body>
@@ -84,8 +85,8 @@ void Collectives::all_gather(Stream& stream, const AllGather& a) {
 }
 
 void Collectives::broadcast(Stream& stream, void* data, int64_t bytes, int root) {
-    require(bytes >= 0 && root >= 0 && root < size(), "broadcast of %lld bytes from rank %d of %d", (long long)bytes, root,
-            size());
+    require(bytes >= 0 && root >= 0 && root < size(), "broadcast of %lld bytes from rank %d of %d", (long long)bytes,
+            root, size());
     measured(stream, "broadcast", bytes, [&] {
         if (size() > 1) do_broadcast(stream, data, bytes, root);
     });

@@ -1,19 +1,22 @@
 #pragma once
 // Collectives over slices of a flat range, enqueued on a stream. Nothing blocks the calling thread.
 //
-// Slices. `offsets` has size()+1 ascending element indices; slice r is [offsets[r], offsets[r+1]) and belongs to rank r. Slices
-// may differ in length and may be empty; every rank passes the same offsets. Pointers to whole ranges address element 0.
+// Slices. `offsets` has size()+1 ascending element indices; slice r is [offsets[r], offsets[r+1]) and belongs to rank
+// r. Slices may differ in length and may be empty; every rank passes the same offsets. Pointers to whole ranges address
+// element 0.
 //
 // Order of summation, and which calls give equal bits:
-//   ring     slice c is summed as (((g[c+1] + g[c+2]) + ...) + g[c]), ranks modulo size(): the order is chosen by the owner c. Every
-//            partial sum is made in fp32 and rounded to `wire`, the last one is multiplied by `scale` in fp32 and rounded once to
-//            the output's type. So an element's bits depend on its owner, but on no chunk size, lane count or transport.
-//   direct   every element is (((g[0] + g[1]) + g[2]) + ...) * scale in fp32 over the values rounded to `wire`, rounded once to
-//            the output's type: its bits depend neither on the slices, nor on chunk size, order of ranks in the network or
-//            transport; only on the number of ranks and what each contributed.
+//   ring     slice c is summed as (((g[c+1] + g[c+2]) + ...) + g[c]), ranks modulo size(): its owner c chooses the
+//            order. Every partial sum is made in fp32 and rounded to `wire`; the last one is multiplied by `scale` in
+//            fp32 and rounded once to the output's type. So an element's bits depend on its owner, but on no chunk
+//            size, lane count or transport.
+//   direct   every element is (((g[0] + g[1]) + g[2]) + ...) * scale in fp32 over the values rounded to `wire`, rounded
+//            once to the output's type: its bits depend neither on the slices, nor on chunk size, order of ranks in
+//            the network or transport; only on the number of ranks and what each contributed.
 //   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
-// In ring and direct, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same slices, to
-// the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there proves nothing).
+// In ring and direct, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
+// slices, to the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there
+// proves nothing).
 //
 // One rank: the values converted and scaled, or nothing at all if they are already in place.
 //
@@ -42,12 +45,12 @@ struct AllReduce {
     const void* in;  // (offsets.back()) dtype
     Offsets offsets;
     DType dtype;
-    DType wire;  // what partial sums travel as
+    DType wire;       // what partial sums travel as
     float scale = 1;  // 1.0f / size() averages
 };
 
 struct ReduceScatter {
-    void* out;       // own slice (offsets[rank+1] - offsets[rank]) out_dtype   =   may be the own slice in `in`, if out_dtype == dtype
+    void* out;       // own slice (offsets[rank+1] - offsets[rank]) out_dtype   =   may be in `in` if out_dtype == dtype
     const void* in;  // (offsets.back()) dtype, unchanged but for the own slice if out is there
     Offsets offsets;
     DType dtype, wire, out_dtype;
@@ -82,8 +85,8 @@ class Collectives {
     void all_gather(Stream& stream, const AllGather& args);
     // data[0..bytes) of `root` to all, in a pipelined chain.
     void broadcast(Stream& stream, void* data, int64_t bytes, int root);
-    // Work enqueued after it on any rank's stream starts after the work enqueued before it on every rank's. Dissemination
-    // (Hensgen, Finkel and Manber 1988): ceil(log2 N) rounds.
+    // Work enqueued after it on any rank's stream starts after the work enqueued before it on every rank's.
+    // Dissemination (Hensgen, Finkel and Manber 1988): ceil(log2 N) rounds.
     void barrier(Stream& stream);
 
    protected:

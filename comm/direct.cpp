@@ -1,6 +1,6 @@
-// Direct reduction: every rank sends slice j of its values straight to rank j, which adds the N contributions in ascending rank
-// order in fp32 and rounds once. All-gather: every rank sends its slice to all. The bytes are the ring's, in one step instead of
-// N - 1; the bits do not depend on the slices.
+// Direct reduction: every rank sends slice j of its values straight to rank j, which adds the N contributions in
+// ascending rank order in fp32 and rounds once. All-gather: every rank sends its slice to all. The bytes are the
+// ring's, in one step instead of N - 1; the bits do not depend on the slices.
 
 #include <algorithm>
 
@@ -144,7 +144,12 @@ void Direct::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
 
 void Direct::do_all_reduce(Stream& stream, const AllReduce& a) {
     char* own = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype);
-    scatter(stream, {.out = own, .in = a.in, .offsets = a.offsets, .dtype = a.dtype, .wire = a.wire, .out_dtype = a.dtype,
+    scatter(stream, {.out = own,
+                     .in = a.in,
+                     .offsets = a.offsets,
+                     .dtype = a.dtype,
+                     .wire = a.wire,
+                     .out_dtype = a.dtype,
                      .scale = a.scale});
     gather(stream, a.out, a.offsets, a.dtype);
     mark_done(stream);

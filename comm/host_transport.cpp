@@ -18,7 +18,8 @@ struct HostTransport::State {
 
 HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::string group, int rank,
                              std::vector<int> world_ranks, Device device, std::shared_ptr<Watch> watch)
-    : Transport(std::move(group), rank, std::move(world_ranks), device, std::move(watch)), name_(name),
+    : Transport(std::move(group), rank, std::move(world_ranks), device, std::move(watch)),
+      name_(name),
       wire_(std::move(wire)) {
     if (device.is_cuda()) staging_stream_ = std::make_unique<Stream>(device, "staging", /*high_priority=*/true);
 }
@@ -93,8 +94,8 @@ void HostTransport::do_finish(Stream& stream, const Transfer& transfer) {
         stream.enqueue_host([this, state] { complete(*state); });
 }
 
-// The staging stream runs in order, so one pinned buffer serves all groups: a group's copies in begin after the copies out
-// of the one before.
+// The staging stream runs in order, so one pinned buffer serves all groups: a group's copies in begin after the copies
+// out of the one before.
 Transfer HostTransport::start_staged(Stream& stream, const MessageGroup& group) {
     auto state = std::make_shared<State>();
     state->messages = group.messages;

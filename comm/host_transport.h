@@ -1,10 +1,11 @@
 #pragma once
-// The transport over anything that can move messages between host memories without blocking (a Wire): MPI, or the queues
-// between the threads of one process. On a CPU stream start() posts the messages from the stream's worker and finish()
-// polls them there, so that compute enqueued between the two overlaps the transfer. For memory of a CUDA device the
-// messages are staged through pinned buffers on a stream of the transport's own: several ranks can then share one GPU,
-// for no kernel ever spins on the device waiting for a peer. (CUDA may run the host functions of all streams on one thread, so
-// there the collectives of different groups belong on one stream: two that wait at once could block each other.)
+// The transport over anything that can move messages between host memories without blocking (a Wire): MPI, or the
+// queues between the threads of one process. On a CPU stream start() posts the messages from the stream's worker and
+// finish() polls them there, so that compute enqueued between the two overlaps the transfer. For memory of a CUDA
+// device the messages are staged through pinned buffers on a stream of the transport's own: several ranks can then
+// share one GPU, for no kernel ever spins on the device waiting for a peer. (CUDA may run the host functions of all
+// streams on one thread, so there the collectives of different groups belong on one stream: two that wait at once could
+// block each other.)
 //
 // The one wait in here polls, yields the core and looks at the deadline. Ranks may outnumber cores.
 

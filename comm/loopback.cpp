@@ -28,7 +28,9 @@ struct LoopbackHub::Group {
     int size;
     std::mutex mutex;
     std::vector<std::deque<std::shared_ptr<Offer>>> queues;  // [from * size + to]
-    std::deque<std::shared_ptr<Offer>>& queue(int from, int to) { return queues[size_t(from) * size_t(size) + size_t(to)]; }
+    std::deque<std::shared_ptr<Offer>>& queue(int from, int to) {
+        return queues[size_t(from) * size_t(size) + size_t(to)];
+    }
 };
 
 struct LoopbackHub::Shared {
@@ -47,7 +49,10 @@ class LoopbackWire : public Wire {
     class LoopbackBatch : public Batch {
        public:
         LoopbackBatch(std::shared_ptr<Group> group, int rank, std::vector<Message> messages)
-            : group_(std::move(group)), rank_(rank), messages_(std::move(messages)), offers_(messages_.size()),
+            : group_(std::move(group)),
+              rank_(rank),
+              messages_(std::move(messages)),
+              offers_(messages_.size()),
               done_(messages_.size()) {
             std::lock_guard lock(group_->mutex);
             for (size_t i = 0; i < messages_.size(); ++i) {

@@ -1,10 +1,11 @@
 #pragma once
 // N ranks as threads of one process, with shared-memory queues as the wire: the ring, the streams and ZeRO run under
-// ThreadSanitizer without MPI. A send is met in place (the receiver copies straight from the sender's memory), so memory
-// that is reused too early is a data race here.
+// ThreadSanitizer without MPI. A send is met in place (the receiver copies straight from the sender's memory), so
+// memory that is reused too early is a data race here.
 //
 //   LoopbackHub hub(4);
-//   hub.run([&](int rank) { auto transport = hub.transport(rank); ... });   // one thread per rank; rethrows the first error
+//   hub.run([&](int rank) { auto transport = hub.transport(rank); ... });   // one thread per rank; rethrows the first
+//   error
 
 #include <functional>
 #include <memory>
@@ -19,8 +20,8 @@ class LoopbackHub {
     ~LoopbackHub();
     int size() const { return ranks_; }
 
-    // The group of all ranks, as seen by `rank`. Each call with a new `name` makes another group (its own queues); all members
-    // must use the same name.
+    // The group of all ranks, as seen by `rank`. Each call with a new `name` makes another group (its own queues); all
+    // members must use the same name.
     std::unique_ptr<Transport> transport(int rank, const std::string& name = "world");
     // A group of the given world ranks, which contain `rank`.
     std::unique_ptr<Transport> subgroup(int rank, const std::vector<int>& members, const std::string& name);

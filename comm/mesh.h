@@ -1,7 +1,7 @@
 #pragma once
-// Ranks as a grid of `replicate` rows of `shard` columns: rank = row * shard + column. The members of a row shard the state between
-// them; the members of a column hold the same slice. Each row, each column and the whole job is a group with a transport
-// of its own, so their collectives may run on different streams.
+// Ranks as a grid of `replicate` rows of `shard` columns: rank = row * shard + column. The members of a row shard the
+// state between them; the members of a column hold the same slice. Each row, each column and the whole job is a group
+// with a transport of its own, so their collectives may run on different streams.
 //
 //   shard = size()   plain ZeRO: one row
 //   shard = S < N    hybrid sharding: rows should lie inside a host, which they do if S divides the ranks per host
@@ -58,8 +58,8 @@ class Mesh {
     Group world_, shard_, replicate_;
 };
 
-// The stream for collectives: high priority on CUDA; on the CPU its additions use one thread, since they share the cores
-// with compute.
+// The stream for collectives: high priority on CUDA; on the CPU its additions use one thread, since they share the
+// cores with compute.
 std::unique_ptr<Stream> make_comm_stream(Device device);
 
 }  // namespace rz

@@ -57,8 +57,10 @@ class MpiBatch : public Wire::Batch {
             int bytes = 0;
             if (expected[i] < 0) continue;
             MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
-            require(bytes == expected[i], "a message of %d bytes came where %d were expected: the ranks do not agree on what "
-                    "they are doing", bytes, expected[i]);
+            require(bytes == expected[i],
+                    "a message of %d bytes came where %d were expected: the ranks do not agree on what "
+                    "they are doing",
+                    bytes, expected[i]);
         }
         return done != 0;
     }
@@ -114,7 +116,8 @@ class MpiWire : public Wire {
     std::shared_ptr<Comm> comm_;
 };
 
-// ---- MPI's own collectives ----------------------------------------------------------------------------------------------
+// ---- MPI's own collectives
+// ----------------------------------------------------------------------------------------------
 
 template <class T>
 void add_16bit(void* in, void* inout, int* n, MPI_Datatype*) {
@@ -183,9 +186,10 @@ class MpiCollectives : public Collectives {
         else
             sums = static_cast<char*>(host_scratch(stream, own * size_of(a.wire)));
         const auto [type, add] = element_type(a.wire);
-        enqueue(stream, [=, type = type, add = add, counts = counts(a.offsets), comm = comm_->comm](MPI_Request* request) {
-            return MPI_Ireduce_scatter(from, sums, counts.data(), type, add, comm, request);
-        });
+        enqueue(stream,
+                [=, type = type, add = add, counts = counts(a.offsets), comm = comm_->comm](MPI_Request* request) {
+                    return MPI_Ireduce_scatter(from, sums, counts.data(), type, add, comm, request);
+                });
         scale_into(stream, a.out, a.out_dtype, sums, a.wire, own, a.scale);
         mark_done(stream);
     }
@@ -196,7 +200,8 @@ class MpiCollectives : public Collectives {
         if (staged()) values = wire_values(stream, a.out, a.dtype, a.dtype, n);
         enqueue(stream, [=, this, type = element_type(a.dtype).type, counts = counts(a.offsets),
                          starts = starts(a.offsets)](MPI_Request* request) {
-            return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, values, counts.data(), starts.data(), type, comm_->comm, request);
+            return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, values, counts.data(), starts.data(), type, comm_->comm,
+                                   request);
         });
         if (staged()) stream.copy(a.out, values, n * size_of(a.dtype));
         mark_done(stream);
@@ -220,8 +225,10 @@ class MpiCollectives : public Collectives {
     bool staged() const { return host_.device().is_cuda(); }
 
     static int int_count(int64_t n) {
-        require(n <= INT32_MAX, "--collectives library over MPI: %lld elements exceed its 32-bit counts\n  use "
-                "--collectives ring or direct", (long long)n);
+        require(n <= INT32_MAX,
+                "--collectives library over MPI: %lld elements exceed its 32-bit counts\n  use "
+                "--collectives ring or direct",
+                (long long)n);
         return int(n);
     }
     std::vector<int> counts(Offsets offsets) const {
@@ -294,9 +301,9 @@ class MpiTransport : public HostTransport {
 
 bool built_with_mpi() { return true; }
 
-// UCX sends long messages by rendezvous. Over TCP the receiver's "ready" then waits in the same socket behind the data that
-// it sends itself, so two ranks that exchange chunks take turns: half the rate of the link. Where TCP is all there is, send
-// eagerly: the receives are posted before the data comes.
+// UCX sends long messages by rendezvous. Over TCP the receiver's "ready" then waits in the same socket behind the data
+// that it sends itself, so two ranks that exchange chunks take turns: half the rate of the link. Where TCP is all there
+// is, send eagerly: the receives are posted before the data comes.
 static void tune_ucx() {
     const char* transports = std::getenv("UCX_TLS");
     if (!transports) return;
@@ -310,7 +317,8 @@ MpiWorld mpi_init() {
     MpiWorld world;
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
-    require(provided >= MPI_THREAD_SERIALIZED, "this MPI library was built without thread support; MPICH and Open MPI as "
+    require(provided >= MPI_THREAD_SERIALIZED,
+            "this MPI library was built without thread support; MPICH and Open MPI as "
             "packaged by Debian have it");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
@@ -357,7 +365,8 @@ std::unique_ptr<HostTransport> make_mpi_transport(int color, int key, const std:
         MPI_Group_free(&members);
         MPI_Group_free(&world);
     }
-    return std::make_unique<MpiTransport>(std::move(comm), group, rank, std::move(world_ranks), device, std::move(watch));
+    return std::make_unique<MpiTransport>(std::move(comm), group, rank, std::move(world_ranks), device,
+                                          std::move(watch));
 }
 
 }  // namespace rz

@@ -1,11 +1,12 @@
 #pragma once
-// MPI as a wire, and the few calls by which a job starts and ends. Compiled with and without MPI: without it (no RZ_HAVE_MPI) every
-// function but built_with_mpi() fails, naming the fix.
+// MPI as a wire, and the few calls by which a job starts and ends. Compiled with and without MPI: without it (no
+// RZ_HAVE_MPI) every function but built_with_mpi() fails, naming the fix.
 //
 // Threads. Streams run their work on threads of their own, so MPI is called from several. It is initialised with
-// MPI_THREAD_SERIALIZED and every call is made under one lock of this file: portable, cheaper than MPI's own locking, and
-// an order that ThreadSanitizer can see. No call blocks while holding it: messages and collectives are the nonblocking
-// ones, polled by MPI_Testall. The exceptions are the calls at bring-up (MPI_Init, the communicator splits) and MPI_Finalize.
+// MPI_THREAD_SERIALIZED and every call is made under one lock of this file: portable, cheaper than MPI's own locking,
+// and an order that ThreadSanitizer can see. No call blocks while holding it: messages and collectives are the
+// nonblocking ones, polled by MPI_Testall. The exceptions are the calls at bring-up (MPI_Init, the communicator splits)
+// and MPI_Finalize.
 
 #include <memory>
 

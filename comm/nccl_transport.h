@@ -1,10 +1,10 @@
 #pragma once
-// NCCL's point-to-point calls as transport. Compiled with and without NCCL (RZ_CUDA and RZ_HAVE_NCCL); without it everything but
-// built_with_nccl() fails, naming the fix. The only file of comm/ that knows CUDA.
+// NCCL's point-to-point calls as transport. Compiled with and without NCCL (RZ_CUDA and RZ_HAVE_NCCL); without it
+// everything but built_with_nccl() fails, naming the fix. The only file of comm/ that knows CUDA.
 //
-// Messages move on a stream of the transport's own, of high priority, between two events on the caller's stream, so that a
-// reduction enqueued between start() and finish() overlaps them. Communicators are non-blocking: the watchdog polls their
-// asynchronous errors and the age of the oldest unfinished group, and aborts them before the job ends.
+// Messages move on a stream of the transport's own, of high priority, between two events on the caller's stream, so
+// that a reduction enqueued between start() and finish() overlaps them. Communicators are non-blocking: the watchdog
+// polls their asynchronous errors and the age of the oldest unfinished group, and aborts them before the job ends.
 
 #include <memory>
 #include <string>
@@ -22,8 +22,8 @@ std::string gpu_bus_id(Device device);
 // A fresh id (opaque bytes); one member makes it, all members need it.
 std::string nccl_unique_id();
 
-// To be called before the first NCCL call of the process if several ranks share its GPU: NCCL refuses two ranks on one device
-// unless they look like different hosts (2.28, 2.29) or are let in expressly (2.30 on).
+// To be called before the first NCCL call of the process if several ranks share its GPU: NCCL refuses two ranks on one
+// device unless they look like different hosts (2.28, 2.29) or are let in expressly (2.30 on).
 void nccl_allow_shared_gpu(int rank);
 
 // Collective over the members.

@@ -27,7 +27,8 @@ Process* active = nullptr;
 
 // exit() in the middle of a job would be taken for success by some launchers and hang others.
 void leaving_early() {
-    if (active && active->size() > 1) active->abort(kExitError, "the process called exit() before the job had finished");
+    if (active && active->size() > 1)
+        active->abort(kExitError, "the process called exit() before the job had finished");
 }
 
 // The number of ranks that a launcher started, or 0 if none did.
@@ -41,8 +42,10 @@ int launched_ranks() {
     // srun without an MPI plugin would start N jobs of one process each.
     const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
     if (tasks && std::getenv("SLURM_PROCID") && std::atoi(tasks) > 1)
-        fail("Slurm started %s tasks without an MPI plugin, so they cannot find each other\n"
-             "  use srun --mpi=pmi2 (srun --mpi=list shows what there is), or mpirun inside the allocation", tasks);
+        fail(
+            "Slurm started %s tasks without an MPI plugin, so they cannot find each other\n"
+            "  use srun --mpi=pmi2 (srun --mpi=list shows what there is), or mpirun inside the allocation",
+            tasks);
     return 0;
 }
 
@@ -52,14 +55,16 @@ double bring_up_s(double timeout_s) { return std::max(timeout_s, 60.0); }
 // Bring-up calls of MPI block; this ends the process if they take too long.
 class Alarm {
    public:
-    Alarm(double seconds, const char* what) : thread_([=, this] {
-        std::unique_lock lock(mutex_);
-        if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) {
-            std::fprintf(stderr, "%s did not end within %.0f s: not all ranks came up, or they cannot reach each other\n",
-                         what, seconds);
-            _exit(kExitDeadline);
-        }
-    }) {}
+    Alarm(double seconds, const char* what)
+        : thread_([=, this] {
+              std::unique_lock lock(mutex_);
+              if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) {
+                  std::fprintf(stderr,
+                               "%s did not end within %.0f s: not all ranks came up, or they cannot reach each other\n",
+                               what, seconds);
+                  _exit(kExitDeadline);
+              }
+          }) {}
     ~Alarm() {
         {
             std::lock_guard lock(mutex_);
@@ -120,7 +125,8 @@ void Process::bring_up(const ProcessOptions& options) {
         if (run_directory_.empty()) {
             const char* tmp = std::getenv("TMPDIR");
             std::snprintf(name, sizeof name, "%s/ringzero-XXXXXX", tmp ? tmp : "/tmp");
-            if (!mkdtemp(name)) abort(kExitError, format("cannot create the run directory %s: %s", name, std::strerror(errno)));
+            if (!mkdtemp(name))
+                abort(kExitError, format("cannot create the run directory %s: %s", name, std::strerror(errno)));
         } else {
             std::snprintf(name, sizeof name, "%s", run_directory_.c_str());
         }
@@ -176,7 +182,8 @@ int Process::run(const std::function<int()>& body) {
 
 void Process::finish(int code) {
     if (uses_mpi_) barrier();
-    if (is_root() && code == 0 && !run_directory_.empty()) write_file(run_directory_ + "/success", "finished\n", O_TRUNC);
+    if (is_root() && code == 0 && !run_directory_.empty())
+        write_file(run_directory_ + "/success", "finished\n", O_TRUNC);
     control_.reset();
     watch_.reset();
     if (uses_mpi_) {
@@ -210,14 +217,16 @@ void Process::set_step(int64_t step) {
     if (watch_) watch_->set_step(step);
 }
 
-// ---- devices and groups -------------------------------------------------------------------------------------------------
+// ---- devices and groups
+// -------------------------------------------------------------------------------------------------
 
 Device Process::choose_device(const std::string& what, const std::string& transport, std::string* note) {
     const Device device = pick_device(what, local_rank_, note);
     const std::vector<std::string> kinds = all_gather_text(device.is_cuda() ? "cuda" : "cpu");
     for (int r = 0; r < size_; ++r)
-        require(kinds[size_t(r)] == kinds[0], "rank 0 runs on %s and rank %d on %s: choose one with --device cpu or cuda",
-                kinds[0].c_str(), r, kinds[size_t(r)].c_str());
+        require(kinds[size_t(r)] == kinds[0],
+                "rank 0 runs on %s and rank %d on %s: choose one with --device cpu or cuda", kinds[0].c_str(), r,
+                kinds[size_t(r)].c_str());
     if (!device.is_cuda() || size_ == 1) return device;
 
     char host[256] = {};
@@ -236,8 +245,8 @@ Device Process::choose_device(const std::string& what, const std::string& transp
     if (sharing > 1)
         require(transport == "mpi" || transport == "nccl-shared",
                 "%d ranks on host %s, but %d GPUs are visible: ranks %d and others share one\n"
-                "  start %d ranks per host, or share the GPU on purpose (slow) with --transport mpi", local_size_, host,
-                cuda_device_count(), first, cuda_device_count());
+                "  start %d ranks per host, or share the GPU on purpose (slow) with --transport mpi",
+                local_size_, host, cuda_device_count(), first, cuda_device_count());
     if (transport == "nccl-shared" && shares_gpu_) nccl_allow_shared_gpu(rank_);
     if (note && sharing > 1) *note = format("%d ranks share this GPU: bandwidth figures mean nothing", sharing);
     return device;
@@ -263,7 +272,8 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
     }
 
     bool nccl = kind == "nccl" || kind == "nccl-shared";
-    require(!nccl || device.is_cuda(), "--transport nccl moves memory of CUDA devices; use --device cuda or --transport mpi");
+    require(!nccl || device.is_cuda(),
+            "--transport nccl moves memory of CUDA devices; use --device cuda or --transport mpi");
     if (kind == "auto") nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;
     const bool alone = max(int64_t(members.size())) == 1;  // every group has one member, so nobody needs a library
     if (alone && !(nccl && kind != "auto")) return std::make_unique<SelfTransport>(device, group, watch_, rank_);
@@ -275,7 +285,8 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
     return make_mpi_transport(color, key, group, device, watch_);
 }
 
-// ---- control plane ------------------------------------------------------------------------------------------------------
+// ---- control plane
+// ------------------------------------------------------------------------------------------------------
 
 void Process::send_recv(std::vector<Message> messages) {
     std::erase_if(messages, [](const Message& m) { return m.bytes == 0; });

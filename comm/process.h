@@ -6,11 +6,11 @@
 //       return process.run([&] { ...train...; return 0; });
 //   }
 //
-// Under an MPI launcher (mpirun, srun --mpi=pmi2 or pmix) rank and size come from MPI; started plainly, it is a job of one
-// process and neither MPI nor NCCL is initialised.
+// Under an MPI launcher (mpirun, srun --mpi=pmi2 or pmix) rank and size come from MPI; started plainly, it is a job of
+// one process and neither MPI nor NCCL is initialised.
 //
-// Exit codes. mpirun's own code for a rank that was killed varies (9, 11, 255, even 0), so a supervisor trusts these, the
-// reason in <run directory>/failure.txt, and above all the marker <run directory>/success:
+// Exit codes. mpirun's own code for a rank that was killed varies (9, 11, 255, even 0), so a supervisor trusts these,
+// the reason in <run directory>/failure.txt, and above all the marker <run directory>/success:
 //
 //   0    finished; `success` exists. 0 without it is a failure
 //   70   a rank failed with an error; failure.txt has its message
@@ -18,8 +18,8 @@
 //   75   stopped on request (a signal, a time limit): start again to go on
 //   else what body() returned, or the launcher's code for a rank that was killed
 //
-// The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for small
-// things (agreeing on a decision, gathering a few numbers), not for training data.
+// The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for
+// small things (agreeing on a decision, gathering a few numbers), not for training data.
 
 #include <functional>
 #include <memory>
@@ -35,9 +35,10 @@ class HostTransport;
 enum ExitCode : int { kExitSuccess = 0, kExitError = 70, kExitDeadline = 71, kExitRequeue = 75 };
 
 struct ProcessOptions {
-    double timeout_s = 600;     // of every wait
-    std::string run_directory = {};  // for status pages, failure.txt and success; "": a temporary one, removed after success.
-                                     // Ranks of other hosts are seen in reports only if it is on a shared file system
+    double timeout_s = 600;  // of every wait
+    // For status pages, failure.txt and success; "": a temporary one, removed after success. Ranks of other hosts are
+    // seen in reports only if it is on a shared file system.
+    std::string run_directory = {};
 };
 
 class Process {
@@ -63,12 +64,13 @@ class Process {
     // Ends the whole job at once; the reason goes to stderr and failure.txt.
     [[noreturn]] void abort(int code, const std::string& reason);
 
-    // The device for --device and --transport. Refuses more ranks on a host than GPUs are visible (or two ranks on one GPU),
-    // unless the MPI transport was asked for, which can share one. `note` may receive a line for the user. Collective.
+    // The device for --device and --transport. Refuses more ranks on a host than GPUs are visible (or two ranks on one
+    // GPU), unless the MPI transport was asked for, which can share one. `note` may receive a line for the user.
+    // Collective.
     Device choose_device(const std::string& what, const std::string& transport, std::string* note);
 
-    // A group of the ranks that pass the same color, ordered by key, then rank. kind: "auto" (NCCL for CUDA devices that are not
-    // shared, else MPI; nothing for a group of one), "mpi", "nccl". Collective over all ranks.
+    // A group of the ranks that pass the same color, ordered by key, then rank. kind: "auto" (NCCL for CUDA devices
+    // that are not shared, else MPI; nothing for a group of one), "mpi", "nccl". Collective over all ranks.
     std::unique_ptr<Transport> make_transport(const std::string& kind, Device device, int color, int key,
                                               const std::string& group);
 

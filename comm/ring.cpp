@@ -1,9 +1,9 @@
-// The ring. Rank r sends to r + 1 and receives from r - 1; slice c starts at rank c + 1 and comes home to rank c after N - 1 hops,
-// each adding one rank's values; N - 1 more hops take the sum around.
+// The ring. Rank r sends to r + 1 and receives from r - 1; slice c starts at rank c + 1 and comes home to rank c after
+// N - 1 hops, each adding one rank's values; N - 1 more hops take the sum around.
 //
-// Slices are cut into chunks. A lane carries one chunk through all its hops before it takes the next one, so partial sums
-// stay in a scratch of two chunks per lane, in cache; lanes alternate, so one chunk's addition overlaps another's transfer. The
-// schedule is the same on all ranks, which is what matches sends with receives.
+// Slices are cut into chunks. A lane carries one chunk through all its hops before it takes the next one, so partial
+// sums stay in a scratch of two chunks per lane, in cache; lanes alternate, so one chunk's addition overlaps another's
+// transfer. The schedule is the same on all ranks, which is what matches sends with receives.
 
 #include <algorithm>
 
@@ -36,7 +36,7 @@ class Ring : public Collectives {
         DType dtype, wire, out_dtype;
         float scale = 1;
         bool reduce = false, gathers = false;
-        int64_t chunk = 0;  // elements
+        int64_t chunk = 0;   // elements
         int64_t chunks = 0;  // of the longest slice
         int hops = 0;
     };

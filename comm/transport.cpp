@@ -7,7 +7,10 @@ namespace rz {
 
 Transport::Transport(std::string group, int rank, std::vector<int> world_ranks, Device device,
                      std::shared_ptr<Watch> watch)
-    : group_(std::move(group)), rank_(rank), world_ranks_(std::move(world_ranks)), device_(device),
+    : group_(std::move(group)),
+      rank_(rank),
+      world_ranks_(std::move(world_ranks)),
+      device_(device),
       watch_(std::move(watch)) {
     require(rank_ >= 0 && rank_ < size(), "transport of group '%s': rank %d of %d", group_.c_str(), rank_, size());
 }
@@ -20,8 +23,9 @@ Transfer Transport::start(Stream& stream, const MessageGroup& group) {
             group_.c_str(), stream.name().c_str());
     int64_t to_self = 0;
     for (const Message& m : group.messages) {
-        require(m.bytes > 0 && m.peer >= 0 && m.peer < size(), "%s of %lld bytes, peer %d: group '%s' has ranks 0 to %d",
-                m.is_send ? "send" : "recv", (long long)m.bytes, m.peer, group_.c_str(), size() - 1);
+        require(m.bytes > 0 && m.peer >= 0 && m.peer < size(),
+                "%s of %lld bytes, peer %d: group '%s' has ranks 0 to %d", m.is_send ? "send" : "recv",
+                (long long)m.bytes, m.peer, group_.c_str(), size() - 1);
         if (m.peer == rank_)
             to_self += m.is_send ? m.bytes : -m.bytes;
         else if (m.is_send)
@@ -49,7 +53,8 @@ void Transport::recv(Stream& stream, void* data, int64_t bytes, int from) {
 }
 
 std::unique_ptr<Collectives> Transport::library_collectives(const CollectiveOptions&) {
-    fail("--collectives library: the %s transport has no library behind it\n  use --collectives ring or direct", name());
+    fail("--collectives library: the %s transport has no library behind it\n  use --collectives ring or direct",
+         name());
 }
 
 SelfTransport::SelfTransport(Device device, std::string group, std::shared_ptr<Watch> watch, int world_rank)

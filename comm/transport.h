@@ -1,6 +1,6 @@
 #pragma once
-// Two verbs on byte ranges, enqueued on a stream: send and recv. A MessageGroup joins several of them so that they progress
-// together; everything else in comm/ is built on that.
+// Two verbs on byte ranges, enqueued on a stream: send and recv. A MessageGroup joins several of them so that they
+// progress together; everything else in comm/ is built on that.
 //
 //   MessageGroup g;
 //   g.send(a, bytes, right);                            // any number of sends and receives
@@ -9,14 +9,15 @@
 //   ...                                                 // work enqueued here overlaps them; it must not touch a or b
 //   transport.finish(stream, t);                        // in stream order: a may be reused, b is there
 //
-// Messages between two ranks are matched in the order of their groups, and inside a group in order; there are no tags. A
-// group's messages to oneself must come in pairs of equal size. A message of zero bytes is nothing: neither side may
+// Messages between two ranks are matched in the order of their groups, and inside a group in order; there are no tags.
+// A group's messages to oneself must come in pairs of equal size. A message of zero bytes is nothing: neither side may
 // expect it. Sizes must agree on both sides; any size may be sent. Every wait ends at the deadline of the job's Watch.
 //
 // Transfers are finished in the order in which they were started.
 //
 // Nothing here blocks the calling thread. `data` must be memory of the transport's device. A transport must outlive the
-// work enqueued through it, and one rank uses a transport from one stream at a time (different transports are independent).
+// work enqueued through it, and one rank uses a transport from one stream at a time (different transports are
+// independent).
 
 #include <cstdint>
 #include <memory>

@@ -25,8 +25,8 @@ static void set_name(char* to, size_t size, const char* from) {
 
 std::string describe(const OpRecord& r) {
     static const char* const kStates[] = {"unused", "queued", "running", "done"};
-    std::string text = format("%s #%llu (step %lld, %s, group %s): %s", r.op, (unsigned long long)r.seq, (long long)r.step,
-                              human_bytes(r.bytes).c_str(), r.group, kStates[int(r.state)]);
+    std::string text = format("%s #%llu (step %lld, %s, group %s): %s", r.op, (unsigned long long)r.seq,
+                              (long long)r.step, human_bytes(r.bytes).c_str(), r.group, kStates[int(r.state)]);
     if (r.state == OpState::running) {
         text += format(", hop %d", r.hop);
         if (r.to >= 0) text += format(", to rank %d", r.to);
@@ -138,8 +138,8 @@ std::string Watch::own_report(const std::string& waiting_for) const {
     // Long queues are common: show those from the last finished one, at most five.
     uint64_t from = std::max(first, page.last_done > 2 ? page.last_done - 2 : 1);
     for (uint64_t s = from; s <= last && s < from + 5; ++s)
-        text += "    " + describe(page.ops[s % kKeptOps]) +
-                format(", %.1f s ago\n", now_s() - page.ops[s % kKeptOps].when);
+        text +=
+            "    " + describe(page.ops[s % kKeptOps]) + format(", %.1f s ago\n", now_s() - page.ops[s % kKeptOps].when);
     if (last == 0) text += "    none yet\n";
     return text;
 }
@@ -182,8 +182,8 @@ std::string Watch::job_report() const {
                 reference_rank = r;
             } else if (std::strcmp(op.op, reference->op) != 0 || op.bytes != reference->bytes) {
                 text += format("  MISMATCH at #%llu: rank %d issued %s of %lld B, rank %d %s of %lld B\n",
-                               (unsigned long long)s, reference_rank, reference->op, (long long)reference->bytes, r, op.op,
-                               (long long)op.bytes);
+                               (unsigned long long)s, reference_rank, reference->op, (long long)reference->bytes, r,
+                               op.op, (long long)op.bytes);
                 return text;
             }
         }

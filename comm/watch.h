@@ -2,13 +2,13 @@
 // Nothing waits for ever, and whoever gives up says why.
 //
 // Every rank keeps a status page: who it is, the training step, and its last operations with sequence numbers (a flight
-// recorder). All ranks issue the same sequence of collectives, so equal numbers mean the same operation and the rank with
-// the smallest number is the one that the others wait for. The pages are small files in a run directory, mapped into
-// memory: writing one costs a store, and it can be read by the other ranks of the host (of all hosts, if they share the
-// directory) and after the process was killed or stopped.
+// recorder). All ranks issue the same sequence of collectives, so equal numbers mean the same operation and the rank
+// with the smallest number is the one that the others wait for. The pages are small files in a run directory, mapped
+// into memory: writing one costs a store, and it can be read by the other ranks of the host (of all hosts, if they
+// share the directory) and after the process was killed or stopped.
 //
-// When a wait passes its deadline the rank writes `failure.txt` in the run directory and lets the others see it; each adds
-// its own report, then the first one adds a table of all ranks and ends the job through `on_failure` (MPI_Abort).
+// When a wait passes its deadline the rank writes `failure.txt` in the run directory and lets the others see it; each
+// adds its own report, then the first one adds a table of all ranks and ends the job through `on_failure` (MPI_Abort).
 
 #include <cstdint>
 #include <functional>
@@ -84,7 +84,8 @@ class Watch {
     std::string own_report(const std::string& waiting_for) const;
     std::string job_report() const;
 
-    // `poll` is called every 0.1 s from the watchdog thread (NCCL's asynchronous errors). It may throw: the job then ends.
+    // `poll` is called every 0.1 s from the watchdog thread (NCCL's asynchronous errors). It may throw: the job then
+    // ends.
     int add_poll(std::function<void()> poll);
     void remove_poll(int id);
 

@@ -2,16 +2,15 @@
 //
 //   mpirun -n 4 build/dev/bench_collectives --op all_reduce --min 1M --max 64M
 //
-// As in nccl-tests (doc/PERFORMANCE.md): algbw = size / time, busbw = algbw x 2(N-1)/N for all_reduce, (N-1)/N for reduce_scatter and
-// all_gather, 1 for broadcast; size is the whole range for all of them. The algorithms are timed in turn, so that a busy
-// machine is unfair to none; time is the median over iterations of the slowest rank.
+// As in nccl-tests (doc/PERFORMANCE.md): algbw = size / time, busbw = algbw x 2(N-1)/N for all_reduce, (N-1)/N for
+// reduce_scatter and all_gather, 1 for broadcast; size is the whole range for all of them. The algorithms are timed in
+// turn, so that a busy machine is unfair to none; time is the median over iterations of the slowest rank.
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
-
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "comm/collectives.h"
@@ -53,7 +52,11 @@ float value(int rank, int64_t i) { return float((i + rank * 3) % 9 - 4); }
 class Bench {
    public:
     Bench(Process& process, Device device, const Options& o)
-        : process_(process), o_(o), device_(device), stream_(make_comm_stream(device)), type_(parse_type(o.type)),
+        : process_(process),
+          o_(o),
+          device_(device),
+          stream_(make_comm_stream(device)),
+          type_(parse_type(o.type)),
           transport_(process.make_transport(o.transport, device, 0, process.rank(), "world")) {
         for (const std::string& name : o.algorithms)
             algorithms_[name] = make_collectives(name, *transport_, o.collectives);
@@ -111,10 +114,15 @@ class Bench {
     void run(Collectives& how, const std::string& op) {
         const int64_t at = first(process_.rank()) * size_of(type_);
         if (op == "all_reduce")
-            how.all_reduce(*stream_, {.out = out(), .in = in_.data(), .offsets = offsets_, .dtype = type_, .wire = type_});
+            how.all_reduce(*stream_,
+                           {.out = out(), .in = in_.data(), .offsets = offsets_, .dtype = type_, .wire = type_});
         else if (op == "reduce_scatter")
-            how.reduce_scatter(*stream_, {.out = out() + (in_place() ? at : 0), .in = in_.data(), .offsets = offsets_,
-                                          .dtype = type_, .wire = type_, .out_dtype = type_});
+            how.reduce_scatter(*stream_, {.out = out() + (in_place() ? at : 0),
+                                          .in = in_.data(),
+                                          .offsets = offsets_,
+                                          .dtype = type_,
+                                          .wire = type_,
+                                          .out_dtype = type_});
         else if (op == "all_gather")
             how.all_gather(*stream_, {.out = out(), .in = in_.bytes_at(at), .offsets = offsets_, .dtype = type_});
         else
@@ -125,7 +133,8 @@ class Bench {
         const int64_t n = op == "reduce_scatter" ? own_count() : offsets_.back();
         const int64_t start = op == "reduce_scatter" ? first(process_.rank()) : 0;
         std::vector<char> host(static_cast<size_t>(n * size_of(type_)));
-        stream_->copy(host.data(), out() + (op == "reduce_scatter" && in_place() ? start * size_of(type_) : 0), n * size_of(type_));
+        stream_->copy(host.data(), out() + (op == "reduce_scatter" && in_place() ? start * size_of(type_) : 0),
+                      n * size_of(type_));
         stream_->synchronize();
         int64_t wrong = 0;
         int owner = 0;
@@ -173,8 +182,8 @@ int64_t run_all(Process& process, const Options& o) {
         std::printf("# %d ranks on %s, transport %s, chunks of %s in %d lanes\n", N, device.name().c_str(),
                     bench.transport().name(), human_bytes(o.collectives.chunk_bytes).c_str(), o.collectives.lanes);
         if (!note.empty()) std::printf("# %s\n", note.c_str());
-        std::printf("# %-14s %-8s %12s %5s  %10s %8s %8s %7s  %10s %8s %8s %7s\n", "op", "algo", "size (B)", "type", "time (us)",
-                    "algbw", "busbw", "#wrong", "in place", "algbw", "busbw", "#wrong");
+        std::printf("# %-14s %-8s %12s %5s  %10s %8s %8s %7s  %10s %8s %8s %7s\n", "op", "algo", "size (B)", "type",
+                    "time (us)", "algbw", "busbw", "#wrong", "in place", "algbw", "busbw", "#wrong");
     }
     double total_bus = 0;
     int64_t wrong = 0;
@@ -183,29 +192,41 @@ int64_t run_all(Process& process, const Options& o) {
             auto apart = bench.measure(op, bytes, false), in_place = bench.measure(op, bytes, true);
             const double factor = bus_factor(op, N);
             for (const std::string& algo : o.algorithms) {
-                const nlohmann::json a = figures(apart[algo], bytes, factor), b = figures(in_place[algo], bytes, factor);
+                const nlohmann::json a = figures(apart[algo], bytes, factor),
+                                     b = figures(in_place[algo], bytes, factor);
                 wrong += apart[algo].wrong + in_place[algo].wrong;
                 total_bus += a["bus_bw"].get<double>() + b["bus_bw"].get<double>();
-                rows.push_back({{"op", op}, {"algo", algo}, {"size", bytes}, {"count", bytes / size_of(parse_type(o.type))},
-                                {"type", o.type}, {"redop", op == "all_reduce" || op == "reduce_scatter" ? "sum" : "none"},
-                                {"root", op == "broadcast" ? 0 : -1}, {"out_of_place", a}, {"in_place", b}});
+                rows.push_back({{"op", op},
+                                {"algo", algo},
+                                {"size", bytes},
+                                {"count", bytes / size_of(parse_type(o.type))},
+                                {"type", o.type},
+                                {"redop", op == "all_reduce" || op == "reduce_scatter" ? "sum" : "none"},
+                                {"root", op == "broadcast" ? 0 : -1},
+                                {"out_of_place", a},
+                                {"in_place", b}});
                 if (!process.is_root()) continue;
                 std::printf("  %-14s %-8s %12lld %5s  %10.1f %8.3f %8.3f %7lld  %10.1f %8.3f %8.3f %7lld\n", op.c_str(),
-                            algo.c_str(), (long long)bytes, o.type.c_str(), a["time"].get<double>(), a["alg_bw"].get<double>(),
-                            a["bus_bw"].get<double>(), (long long)apart[algo].wrong, b["time"].get<double>(),
-                            b["alg_bw"].get<double>(), b["bus_bw"].get<double>(), (long long)in_place[algo].wrong);
+                            algo.c_str(), (long long)bytes, o.type.c_str(), a["time"].get<double>(),
+                            a["alg_bw"].get<double>(), a["bus_bw"].get<double>(), (long long)apart[algo].wrong,
+                            b["time"].get<double>(), b["alg_bw"].get<double>(), b["bus_bw"].get<double>(),
+                            (long long)in_place[algo].wrong);
                 std::fflush(stdout);
             }
         }
     if (process.is_root() && !o.json.empty()) {
-        nlohmann::json report = {
-            {"config", {{"ranks", N}, {"ranks_per_host", process.local_size()}, {"transport", bench.transport().name()},
-                        {"chunk_bytes", o.collectives.chunk_bytes}, {"segments", o.collectives.lanes},
-                        {"iterations", o.iterations}, {"ranks_per_gpu", device.is_cuda() && !note.empty() ? N : 1},
-                        {"shaped_rate", o.shaped_rate}}},
-            {"devices", {device.name()}},
-            {"results", rows},
-            {"average_bus_bandwidth", rows.empty() ? 0 : total_bus / (2 * double(rows.size()))}};
+        nlohmann::json report = {{"config",
+                                  {{"ranks", N},
+                                   {"ranks_per_host", process.local_size()},
+                                   {"transport", bench.transport().name()},
+                                   {"chunk_bytes", o.collectives.chunk_bytes},
+                                   {"segments", o.collectives.lanes},
+                                   {"iterations", o.iterations},
+                                   {"ranks_per_gpu", device.is_cuda() && !note.empty() ? N : 1},
+                                   {"shaped_rate", o.shaped_rate}}},
+                                 {"devices", {device.name()}},
+                                 {"results", rows},
+                                 {"average_bus_bandwidth", rows.empty() ? 0 : total_bus / (2 * double(rows.size()))}};
         std::ofstream(o.json) << report.dump(2) << "\n";
     }
     return wrong;
@@ -218,19 +239,28 @@ int main(int argc, char** argv) {
     rz::Options o;
     CLI::App app("times the collectives; start it with mpirun -n N");
     app.add_option("--op", o.ops, "all_reduce, reduce_scatter, all_gather, broadcast")
-        ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast"}))->delimiter(',');
-    app.add_option("--algo", o.algorithms, "ring, direct, library")->check(CLI::IsMember({"ring", "direct", "library"}))
+        ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast"}))
         ->delimiter(',');
-    app.add_option("--min", o.min_bytes, "smallest size in bytes (64K, 1M)")->transform(CLI::AsSizeValue(false))
+    app.add_option("--algo", o.algorithms, "ring, direct, library")
+        ->check(CLI::IsMember({"ring", "direct", "library"}))
+        ->delimiter(',');
+    app.add_option("--min", o.min_bytes, "smallest size in bytes (64K, 1M)")
+        ->transform(CLI::AsSizeValue(false))
         ->check(CLI::PositiveNumber);
-    app.add_option("--max", o.max_bytes, "largest size")->transform(CLI::AsSizeValue(false))->check(CLI::PositiveNumber);
+    app.add_option("--max", o.max_bytes, "largest size")
+        ->transform(CLI::AsSizeValue(false))
+        ->check(CLI::PositiveNumber);
     app.add_option("--factor", o.factor, "between sizes")->check(CLI::Range(2, 1024))->capture_default_str();
-    app.add_option("--iterations", o.iterations, "timed, of each algorithm in turn")->check(CLI::PositiveNumber)
+    app.add_option("--iterations", o.iterations, "timed, of each algorithm in turn")
+        ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app.add_option("--warmup", o.warmup, "not timed")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--ring-chunk", o.collectives.chunk_bytes, "bytes of one hop")->transform(CLI::AsSizeValue(false))
+    app.add_option("--ring-chunk", o.collectives.chunk_bytes, "bytes of one hop")
+        ->transform(CLI::AsSizeValue(false))
         ->check(CLI::PositiveNumber);
-    app.add_option("--lanes", o.collectives.lanes, "chunks under way at once")->check(CLI::Range(1, 16))->capture_default_str();
+    app.add_option("--lanes", o.collectives.lanes, "chunks under way at once")
+        ->check(CLI::Range(1, 16))
+        ->capture_default_str();
     app.add_option("--type", o.type, "fp32, bf16, fp16")->capture_default_str();
     app.add_option("--device", o.device, "cpu, cuda, auto")->capture_default_str();
     app.add_option("--transport", o.transport, "auto, mpi, nccl, nccl-shared")->capture_default_str();

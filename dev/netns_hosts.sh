@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# N "hosts" on one machine: network namespaces with their own addresses on a bridge, and MPICH launching one rank in each, talking
-# TCP. Needs root. Nothing outside the namespaces is touched, and they go when the command ends, however it ends.
+# N "hosts" on one machine: network namespaces with their own addresses on a bridge, and MPICH launching one rank in
+# each, talking TCP. Needs root. Nothing outside the namespaces is touched, and they go when the command ends, however
+# it ends.
 #
-#   dev/netns_hosts.sh N [RATE] -- command...      e.g.  dev/netns_hosts.sh 4 1gbit -- build/dev/bench_collectives --max 16M
+#   dev/netns_hosts.sh N [RATE] -- command...
+#   dev/netns_hosts.sh 4 1gbit -- build/dev/bench_collectives --max 16M
 #
 # RATE (tc notation) throttles what every host sends. After the command, one line per host with the bytes it sent:
 #   # host 0 sent 123456 bytes
-# BURST=256kb LATENCY=50ms, RANKS_PER_HOST=1 and COUNTS=file (where to write the byte counts too) may be set in the environment.
+# In the environment: BURST=256kb LATENCY=50ms, RANKS_PER_HOST=1, and COUNTS=file, where the byte counts are written
+# too.
+# Exit code: the command's; 77 where namespaces can't be made.
 set -euo pipefail
 
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d'; exit 2; }
@@ -38,7 +42,10 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-add() { ip netns add "$1" 2>/dev/null || { echo "netns_hosts: this system does not let us make network namespaces" >&2; exit 77; }; made+=("$1"); }
+add() {
+    ip netns add "$1" 2>/dev/null || { echo "netns_hosts: no namespaces can be made here" >&2; exit 77; }
+    made+=("$1")
+}
 add ${tag}sw
 ip -n ${tag}sw link add br0 type bridge
 ip -n ${tag}sw link set br0 up
@@ -53,7 +60,9 @@ for ((i = 0; i < count; i++)); do
     ip -n ${tag}sw link set p$i master br0
     ip -n ${tag}sw link set p$i up
     echo "10.77.0.$((i + 1)):${RANKS_PER_HOST:-1}" >> "$work/hosts"
-    if [ -n "$rate" ]; then NETNS=$ns "$here/throttle.sh" apply eth0 "$rate" "${BURST:-256kb}" "${LATENCY:-50ms}" > /dev/null; fi
+    if [ -n "$rate" ]; then
+        NETNS=$ns "$here/throttle.sh" apply eth0 "$rate" "${BURST:-256kb}" "${LATENCY:-50ms}" > /dev/null
+    fi
 done
 
 # hydra calls it like ssh:  nsssh HOST "hydra_pmi_proxy" arguments...
@@ -70,8 +79,9 @@ before=(); for ((i = 0; i < count; i++)); do before+=("$(sent $i)"); done
 
 # Without UCX_TLS UCX would tunnel through shared memory, past the network.
 code=0
-ip netns exec ${tag}0 mpirun -launcher ssh -launcher-exec "$work/nsssh" -genv UCX_TLS tcp,self -genv UCX_NET_DEVICES eth0 \
-    -f "$work/hosts" -n $((count * ${RANKS_PER_HOST:-1})) "$@" || code=$?
+ip netns exec ${tag}0 mpirun -launcher ssh -launcher-exec "$work/nsssh" \
+    -genv UCX_TLS tcp,self -genv UCX_NET_DEVICES eth0 -f "$work/hosts" \
+    -n $((count * ${RANKS_PER_HOST:-1})) "$@" || code=$?
 
 for ((i = 0; i < count; i++)); do
     line="# host $i sent $(( $(sent $i) - before[i] )) bytes"

@@ -6,9 +6,8 @@
 
 #include <unistd.h>
 
-#include <cstdio>
-
 #include <CLI/CLI.hpp>
+#include <cstdio>
 
 #include "comm/collectives.h"
 #include "comm/mesh.h"
@@ -32,7 +31,8 @@ std::vector<float> all_reduce(Collectives& how, Stream& stream, Device device, i
     const auto offsets = even_offsets(n, how.size());
     Buffer data(device, n * 4, MemKind::workspace, "sanity");
     stream.copy(data.data(), host.data(), n * 4);
-    how.all_reduce(stream, {.out = data.data(), .in = data.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+    how.all_reduce(
+        stream, {.out = data.data(), .in = data.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
     stream.copy(host.data(), data.data(), n * 4);
     stream.synchronize();
     return host;
@@ -56,7 +56,8 @@ void check(Process& process, Device device, const std::string& kind) {
         }
         wrong = int64_t(process.sum(double(wrong)));
         if (process.is_root())
-            std::printf("  all_reduce by %-8s %s (%.1f ms)\n", name, wrong == 0 ? "agrees" : "WRONG", 1e3 * timer.seconds());
+            std::printf("  all_reduce by %-8s %s (%.1f ms)\n", name, wrong == 0 ? "agrees" : "WRONG",
+                        1e3 * timer.seconds());
         require(wrong == 0, "%s: %lld of the sums are wrong", name, (long long)wrong);
         how->barrier(*stream);
         stream->synchronize();
@@ -68,10 +69,11 @@ int run(Process& process, const std::string& what, const std::string& transport)
     const Device device = process.choose_device(what, transport, &note);
     char host[256] = {};
     gethostname(host, sizeof host - 1);
-    const auto lines = process.all_gather_text(
-        format("rank %d of %d: host %s, pid %d, local rank %d of %d, %s%s%s", process.rank(), process.size(), host, getpid(),
-               process.local_rank(), process.local_size(), device.name().c_str(), device.is_cuda() ? " at " : "",
-               gpu_bus_id(device).c_str()) + (note.empty() ? "" : "\n  " + note));
+    const auto lines = process.all_gather_text(format("rank %d of %d: host %s, pid %d, local rank %d of %d, %s%s%s",
+                                                      process.rank(), process.size(), host, getpid(),
+                                                      process.local_rank(), process.local_size(), device.name().c_str(),
+                                                      device.is_cuda() ? " at " : "", gpu_bus_id(device).c_str()) +
+                                               (note.empty() ? "" : "\n  " + note));
     if (process.is_root()) {
         std::printf("built with: CUDA %s, NCCL %s, MPI %s; started %s\n", built_with_cuda() ? "yes" : "no",
                     built_with_nccl() ? "yes" : "no", built_with_mpi() ? "yes" : "no",

@@ -5,9 +5,9 @@
 #   dev/throttle.sh status DEV
 #   dev/throttle.sh delete DEV
 #
-# RATE in tc's notation (100mbit, 1gbit, 10gbit). BURST is how much may pass unshaped at once: it needs about RATE/250 per tick;
-# transfers shorter than it seem faster than the link. LATENCY bounds the queue: a packet that would wait longer is dropped.
-# It limits queueing, it adds no delay. In a network namespace:  NETNS=name dev/throttle.sh ...
+# RATE in tc's notation (100mbit, 1gbit, 10gbit). BURST is how much may pass unshaped at once: it needs about RATE/250
+# per tick; transfers shorter than it seem faster than the link. LATENCY bounds the queue: a packet that would wait
+# longer is dropped. It limits queueing, it adds no delay. In a network namespace:  NETNS=name dev/throttle.sh ...
 # Check with a byte counter that the traffic really passes DEV (/sys/class/net/DEV/statistics/tx_bytes).
 set -euo pipefail
 
@@ -23,7 +23,9 @@ apply)
     [ $# -ge 3 ] && [ $# -le 5 ] || usage
     rate=$3 burst=${4:-256kb} latency=${5:-50ms}
     "${tc[@]}" qdisc replace dev "$dev" root tbf rate "$rate" burst "$burst" latency "$latency" || {
-        echo "throttle: could not shape $dev to $rate: it needs root, an existing device and the tbf queue" >&2; exit 1; }
+        echo "throttle: could not shape $dev to $rate: it needs root, an existing device and the tbf queue" >&2
+        exit 1
+    }
     "${tc[@]}" -s qdisc show dev "$dev" ;;
 status)
     [ $# -eq 2 ] || usage

@@ -70,15 +70,20 @@ std::vector<char> values_of(int rank, const Case& c, float (*value)(int, int64_t
 }
 
 // Everything is what it was, or what it should be: the outputs and what must not be touched.
-std::vector<char> all_reduce(Collectives& how, Stream& stream, const Case& c, float (*value)(int, int64_t) = exact_value) {
+std::vector<char> all_reduce(Collectives& how, Stream& stream, const Case& c,
+                             float (*value)(int, int64_t) = exact_value) {
     const int64_t n = c.offsets.back(), bytes = n * size_of(c.dtype);
     const auto mine = values_of(how.rank(), c, value);
     Memory in(how.transport().device(), bytes), out(how.transport().device(), c.in_place ? 0 : bytes);
     in.set(stream, mine);
     if (!c.in_place) out.set(stream, nans(n, c.dtype));
     Memory& result = c.in_place ? in : out;
-    how.all_reduce(stream, {.out = result.buffer.data(), .in = in.buffer.data(), .offsets = c.offsets, .dtype = c.dtype,
-                            .wire = c.wire, .scale = c.scale});
+    how.all_reduce(stream, {.out = result.buffer.data(),
+                            .in = in.buffer.data(),
+                            .offsets = c.offsets,
+                            .dtype = c.dtype,
+                            .wire = c.wire,
+                            .scale = c.scale});
     if (!c.in_place) {
         EXPECT_EQ(in.get(stream), mine) << "the input was changed";
     }
@@ -95,11 +100,16 @@ std::vector<char> reduce_scatter(Collectives& how, Stream& stream, const Case& c
     in.set(stream, mine);
     if (!c.in_place) out.set(stream, nans(own, c.out));
     const int64_t at = first * size_of(c.dtype), length = own * size_of(c.dtype);
-    how.reduce_scatter(stream, {.out = c.in_place ? in.buffer.bytes_at(at) : out.buffer.data(), .in = in.buffer.data(),
-                                .offsets = c.offsets, .dtype = c.dtype, .wire = c.wire,
-                                .out_dtype = c.in_place ? c.dtype : c.out, .scale = c.scale});
+    how.reduce_scatter(stream, {.out = c.in_place ? in.buffer.bytes_at(at) : out.buffer.data(),
+                                .in = in.buffer.data(),
+                                .offsets = c.offsets,
+                                .dtype = c.dtype,
+                                .wire = c.wire,
+                                .out_dtype = c.in_place ? c.dtype : c.out,
+                                .scale = c.scale});
     auto after = in.get(stream);
-    std::vector<char> result = c.in_place ? std::vector<char>(after.begin() + at, after.begin() + at + length) : out.get(stream);
+    std::vector<char> result =
+        c.in_place ? std::vector<char>(after.begin() + at, after.begin() + at + length) : out.get(stream);
     if (c.in_place) std::copy(mine.begin() + at, mine.begin() + at + length, after.begin() + at);
     EXPECT_EQ(after, mine) << "values outside the own slice were changed";
     return result;
@@ -115,8 +125,10 @@ std::vector<char> all_gather(Collectives& how, Stream& stream, const Case& c) {
     if (c.in_place) std::copy(slice.begin(), slice.end(), start.begin() + first * size);
     out.set(stream, start);
     in.set(stream, slice);
-    how.all_gather(stream, {.out = out.buffer.data(), .in = c.in_place ? out.buffer.bytes_at(first * size) : in.buffer.data(),
-                            .offsets = c.offsets, .dtype = c.dtype});
+    how.all_gather(stream, {.out = out.buffer.data(),
+                            .in = c.in_place ? out.buffer.bytes_at(first * size) : in.buffer.data(),
+                            .offsets = c.offsets,
+                            .dtype = c.dtype});
     return out.get(stream);
 }
 
@@ -153,12 +165,15 @@ class CollectivesTest : public testing::Test {
             const auto gathered = all_gather(how, stream_, c);
             for (int r = 0; r < N; ++r) {
                 const auto theirs = values_of(r, c);
-                const int64_t at = c.offsets[size_t(r)] * size_of(c.dtype), end = c.offsets[size_t(r) + 1] * size_of(c.dtype);
-                ASSERT_TRUE(std::equal(gathered.begin() + at, gathered.begin() + end, theirs.begin() + at)) << "slice " << r;
+                const int64_t at = c.offsets[size_t(r)] * size_of(c.dtype),
+                              end = c.offsets[size_t(r) + 1] * size_of(c.dtype);
+                ASSERT_TRUE(std::equal(gathered.begin() + at, gathered.begin() + end, theirs.begin() + at))
+                    << "slice " << r;
             }
         }
         ASSERT_EQ(reduce_scatter(algorithm("library"), stream_, c), to_bytes(own_sum, c.in_place ? c.dtype : c.out));
-        const auto gathered = all_gather(algorithm("library"), stream_, c), ring = all_gather(algorithm("ring"), stream_, c);
+        const auto gathered = all_gather(algorithm("library"), stream_, c),
+                   ring = all_gather(algorithm("ring"), stream_, c);
         ASSERT_EQ(gathered, ring);
     }
 
@@ -196,21 +211,22 @@ TEST_F(CollectivesTest, RandomSlicesAndTypes) {
         Case c;
         c.offsets = {int64_t(0)};
         for (int r = 0; r < N; ++r)
-            c.offsets.push_back(c.offsets.back() + (random() % 4 == 0 ? 0 : int64_t(random() % (round % 3 == 0 ? 5000 : 50))));
+            c.offsets.push_back(c.offsets.back() +
+                                (random() % 4 == 0 ? 0 : int64_t(random() % (round % 3 == 0 ? 5000 : 50))));
         c.dtype = kTypes[random() % 3];
         c.wire = kTypes[random() % 3];
         c.out = kTypes[random() % 3];
         c.in_place = random() % 2;
         c.scale = random() % 2 ? 1.0f : 0.5f;  // exact for these values in every type
-        SCOPED_TRACE(testing::Message() << "round " << round << ", " << c.offsets.back() << " elements of " << name_of(c.dtype)
-                                        << " over " << name_of(c.wire) << " to " << name_of(c.out));
+        SCOPED_TRACE(testing::Message() << "round " << round << ", " << c.offsets.back() << " elements of "
+                                        << name_of(c.dtype) << " over " << name_of(c.wire) << " to " << name_of(c.out));
         check_all(c);
         if (HasFatalFailure()) return;
     }
 }
 
-// The promise that ZeRO stands on: an all-reduce is a reduce-scatter and an all-gather over the same slices, whatever the chunks
-// and lanes, on values whose sum depends on the order.
+// The promise that ZeRO stands on: an all-reduce is a reduce-scatter and an all-gather over the same slices, whatever
+// the chunks and lanes, on values whose sum depends on the order.
 TEST_F(CollectivesTest, SameBitsForAllStages) {
     const int N = world().size();
     Case c{.offsets = even_offsets(6007, N, 64)};
@@ -223,8 +239,10 @@ TEST_F(CollectivesTest, SameBitsForAllStages) {
             const std::vector<char> own_reference(reference.begin() + first * 4, reference.begin() + (first + own) * 4);
             for (int64_t chunk : {256, 1024, 100000})
                 for (int lanes : {1, 3}) {
-                    auto how = make_collectives(name, world(), {.chunk_bytes = chunk, .lanes = lanes, .meter = nullptr});
-                    ASSERT_EQ(all_reduce(*how, stream_, c, rough_value), reference) << name << " " << chunk << " " << lanes;
+                    auto how =
+                        make_collectives(name, world(), {.chunk_bytes = chunk, .lanes = lanes, .meter = nullptr});
+                    ASSERT_EQ(all_reduce(*how, stream_, c, rough_value), reference)
+                        << name << " " << chunk << " " << lanes;
                     ASSERT_EQ(reduce_scatter(*how, stream_, c, rough_value), own_reference) << name << " " << chunk;
                 }
         }
@@ -328,7 +346,8 @@ TEST_F(CollectivesTest, TwoGroupsAtOnce) {
     a.set(stream_, mine);
     b.set(stream_, mine);
     for (int round = 0; round < 3; ++round) {
-        const AllReduce args{.out = nullptr, .in = nullptr, .offsets = c.offsets, .dtype = DType::f32, .wire = DType::f32};
+        const AllReduce args{
+            .out = nullptr, .in = nullptr, .offsets = c.offsets, .dtype = DType::f32, .wire = DType::f32};
         AllReduce first = args, then = args;
         first.out = a.buffer.data(), first.in = a.buffer.data();
         then.out = b.buffer.data(), then.in = b.buffer.data();
@@ -362,8 +381,11 @@ TEST_F(CollectivesTest, MeshRowsAndColumns) {
             Memory value(test_device(), 4);
             value.set(stream_, to_bytes({float(1 << process.rank())}, DType::f32));
             const auto offsets = even_offsets(1, group.size());
-            group.all_reduce(stream_, {.out = value.buffer.data(), .in = value.buffer.data(), .offsets = offsets,
-                                       .dtype = DType::f32, .wire = DType::f32});
+            group.all_reduce(stream_, {.out = value.buffer.data(),
+                                       .in = value.buffer.data(),
+                                       .offsets = offsets,
+                                       .dtype = DType::f32,
+                                       .wire = DType::f32});
             return int(to_floats(value.get(stream_).data(), 1, DType::f32)[0]);
         };
         int row = 0, column = 0;
@@ -388,8 +410,11 @@ TEST_F(CollectivesTest, MeterSeesCallsBytesAndExposedTime) {
     const Case c{.offsets = even_offsets(int64_t(world().size()) << 16, world().size())};
     Memory data(test_device(), c.offsets.back() * 4);
     data.set(stream_, values_of(world().rank(), c));
-    how->all_reduce(stream_, {.out = data.buffer.data(), .in = data.buffer.data(), .offsets = c.offsets,
-                              .dtype = DType::f32, .wire = DType::f32});
+    how->all_reduce(stream_, {.out = data.buffer.data(),
+                              .in = data.buffer.data(),
+                              .offsets = c.offsets,
+                              .dtype = DType::f32,
+                              .wire = DType::f32});
     meter.wait(compute, stream_.record());  // nothing to overlap with: all of it is exposed, but for the head start
     const CommTotals totals = meter.take();
     EXPECT_EQ(totals.ops.at("all_reduce").calls, 1);

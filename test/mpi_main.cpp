@@ -1,5 +1,5 @@
-// GoogleTest under mpirun: every rank runs every test. Rank 0 alone reports what passes; a rank that sees a failure prints
-// it, and then all ranks end with code 1. Every wait has a deadline, so a test that hangs ends with code 71.
+// GoogleTest under mpirun: every rank runs every test. Rank 0 alone reports what passes; a rank that sees a failure
+// prints it, and then all ranks end with code 1. Every wait has a deadline, so a test that hangs ends with code 71.
 
 #include "test/mpi_main.h"
 
@@ -36,8 +36,8 @@ class Together : public testing::EmptyTestEventListener {
 }  // namespace rz
 
 #ifdef __SANITIZE_THREAD__
-// MPICH and UCX are not instrumented; only our own code is looked at. UCX patches malloc and mmap when it is loaded, which the
-// sanitizer does too, so start it with   mpirun -genv UCX_MEM_EVENTS n -genv UCX_ERROR_SIGNALS "" -n 3 ...
+// MPICH and UCX are not instrumented; only our own code is looked at. UCX patches malloc and mmap when it is loaded,
+// which the sanitizer does too, so start it with   mpirun -genv UCX_MEM_EVENTS n -genv UCX_ERROR_SIGNALS "" -n 3 ...
 extern "C" const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
 #endif
 

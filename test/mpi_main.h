@@ -13,8 +13,8 @@ namespace rz {
 
 Process& test_process();
 
-// Small integers stored as floats: every partial sum of a few ranks is exact, in bf16 and fp16 too, so any order of summation
-// gives the same bits and results are compared with no tolerance. Depends on rank and index.
+// Small integers stored as floats: every partial sum of a few ranks is exact, in bf16 and fp16 too, so any order of
+// summation gives the same bits and results are compared with no tolerance. Depends on rank and index.
 inline float exact_value(int rank, int64_t i) { return float((i * 7 + rank * 13 + (i >> 7) * 3) % 17 - 8); }
 
 // Values of all magnitudes: the order of summation shows.

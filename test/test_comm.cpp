@@ -1,5 +1,5 @@
-// Communication without MPI: ranks are threads over the loopback transport. Built with -fsanitize=thread this is the race test
-// of the ring, the streams and the events.
+// Communication without MPI: ranks are threads over the loopback transport. Built with -fsanitize=thread this is the
+// race test of the ring, the streams and the events.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -60,12 +60,14 @@ TEST_P(LoopbackTest, RingAndDirectSumExactly) {
             std::mt19937 random(7);
             for (int round = 0; round < 12; ++round) {
                 std::vector<int64_t> offsets{0};
-                for (int r = 0; r < N; ++r) offsets.push_back(offsets.back() + int64_t(random() % 3 ? random() % 900 : 0));
+                for (int r = 0; r < N; ++r)
+                    offsets.push_back(offsets.back() + int64_t(random() % 3 ? random() % 900 : 0));
                 const int64_t n = offsets.back();
                 const std::vector<float> in = values(rank, n);
                 std::vector<float> out(size_t(n), NAN);
-                how->all_reduce(stream, {.out = out.data(), .in = in.data(), .offsets = offsets, .dtype = DType::f32,
-                                         .wire = DType::f32});
+                how->all_reduce(
+                    stream,
+                    {.out = out.data(), .in = in.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
                 how->barrier(stream);
                 stream.synchronize();
                 for (int64_t i = 0; i < n; ++i) ASSERT_EQ(out[size_t(i)], total(N, i)) << name << " element " << i;
@@ -74,8 +76,8 @@ TEST_P(LoopbackTest, RingAndDirectSumExactly) {
     });
 }
 
-// What ZeRO does: gradients of unit after unit are made on one stream and reduced on another while the next unit is computed;
-// a unit's buffer is used again once its reduction is over.
+// What ZeRO does: gradients of unit after unit are made on one stream and reduced on another while the next unit is
+// computed; a unit's buffer is used again once its reduction is over.
 TEST_P(LoopbackTest, ReductionsOverlapComputeThroughEvents) {
     const int N = GetParam();
     static constexpr int64_t kUnit = 3001;
@@ -98,8 +100,12 @@ TEST_P(LoopbackTest, ReductionsOverlapComputeThroughEvents) {
                 for (int64_t i = 0; i < kUnit; ++i) grad[i] = value(rank, i + u);
             });
             comm.wait(compute.record());  // the gradients are complete
-            ring->reduce_scatter(comm, {.out = sums[size_t(u)].data(), .in = grad, .offsets = offsets, .dtype = DType::f32,
-                                        .wire = DType::f32, .out_dtype = DType::f32});
+            ring->reduce_scatter(comm, {.out = sums[size_t(u)].data(),
+                                        .in = grad,
+                                        .offsets = offsets,
+                                        .dtype = DType::f32,
+                                        .wire = DType::f32,
+                                        .out_dtype = DType::f32});
             free[size_t(u % kBuffers)] = comm.record();
         }
         comm.synchronize();
@@ -123,15 +129,23 @@ TEST(Loopback, MeshOfTwoByTwo) {
         Stream rows(kCpu, "rows"), columns(kCpu, "columns");
         const auto offsets = even_offsets(1, 2);
         float row = float(1 << rank), column = row;
-        mesh.shard().all_reduce(rows, {.out = &row, .in = &row, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
-        mesh.replicate().all_reduce(columns, {.out = &column, .in = &column, .offsets = offsets, .dtype = DType::f32,
-                                              .wire = DType::f32});
+        mesh.shard().all_reduce(rows,
+                                {.out = &row, .in = &row, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+        mesh.replicate().all_reduce(
+            columns, {.out = &column, .in = &column, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
         rows.synchronize();
         columns.synchronize();
         EXPECT_EQ(row, rank < 2 ? 3 : 12);
         EXPECT_EQ(column, rank % 2 == 0 ? 5 : 10);
     });
-    EXPECT_THROW(LoopbackHub(3).run([](int) { Mesh({DeviceKind::cpu, 0}, [] { MeshOptions o; o.shard_size = 2; return o; }()); }), Error);
+    EXPECT_THROW(LoopbackHub(3).run([](int) {
+        Mesh({DeviceKind::cpu, 0}, [] {
+            MeshOptions o;
+            o.shard_size = 2;
+            return o;
+        }());
+    }),
+                 Error);
 }
 
 // A rank that never comes: the others say within the deadline for whom they wait and in what.
@@ -147,7 +161,8 @@ TEST(Loopback, AMissingRankIsNamedAtTheDeadline) {
         const auto offsets = even_offsets(3000, 3);
         std::vector<float> x(3000);
         const auto began = std::chrono::steady_clock::now();
-        ring->all_reduce(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+        ring->all_reduce(
+            stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
         try {
             stream.synchronize();
         } catch (const Error& error) {
@@ -172,7 +187,8 @@ TEST(Loopback, SizesThatDisagreeAreAnError) {
         else
             transport->recv(stream, bytes, 4, 0);
         stream.synchronize();
-    }), Error);
+    }),
+                 Error);
 }
 
 TEST(SelfTransport, MessagesToOneselfAreCopies) {
@@ -199,8 +215,13 @@ TEST(SelfTransport, CollectivesOfOneRank) {
         auto how = make_collectives(name, self);
         const float x[3] = {1, 2, 4};
         bf16 y[3];
-        how->reduce_scatter(stream, {.out = y, .in = x, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32,
-                                     .out_dtype = DType::bf16, .scale = 0.5f});
+        how->reduce_scatter(stream, {.out = y,
+                                     .in = x,
+                                     .offsets = offsets,
+                                     .dtype = DType::f32,
+                                     .wire = DType::f32,
+                                     .out_dtype = DType::bf16,
+                                     .scale = 0.5f});
         float z[3] = {3, 5, 7};
         how->all_reduce(stream, {.out = z, .in = z, .offsets = offsets, .dtype = DType::f32, .wire = DType::bf16});
         how->barrier(stream);

@@ -1,6 +1,6 @@
-// Jobs that go wrong under mpirun: a rank hangs, is stopped or killed, throws, exits, or calls something else. The job must end by
-// itself, with the documented code, and the reason file must name the rank. This binary starts itself under mpirun: the ranks
-// run the disabled test CommFaultRank.Body.
+// Jobs that go wrong under mpirun: a rank hangs, is stopped or killed, throws, exits, or calls something else. The job
+// must end by itself, with the documented code, and the reason file must name the rank. This binary starts itself under
+// mpirun: the ranks run the disabled test CommFaultRank.Body.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -44,10 +44,10 @@ int train(Process& process, const std::string& fault) {
         const bool bad = process.rank() == kBadRank && step == kBadStep;
         if (bad) misbehave(fault);
         if (bad && fault == "mismatch")
-            ring->all_gather(stream, {.out = x.data(), .in = x.data() + offsets[kBadRank], .offsets = offsets,
-                                      .dtype = DType::f32});
-        ring->all_reduce(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32,
-                                  .wire = DType::f32});
+            ring->all_gather(
+                stream, {.out = x.data(), .in = x.data() + offsets[kBadRank], .offsets = offsets, .dtype = DType::f32});
+        ring->all_reduce(
+            stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
         stream.synchronize();
     }
     return fault == "requeue" ? int(kExitRequeue) : 0;
@@ -80,10 +80,10 @@ Outcome run_job(const std::string& fault) {
     const auto directory =
         std::filesystem::temp_directory_path() / ("rz-fault-" + fault + "-" + std::to_string(getpid()));
     std::filesystem::create_directories(directory);
-    const std::string command =
-        format("OMP_NUM_THREADS=1 RZ_FAULT=%s RZ_RUN_DIR=%s MPIEXEC_TIMEOUT=60 mpirun -n %d %s --gtest_brief=1 "
-               "--gtest_also_run_disabled_tests --gtest_filter=CommFaultRank.DISABLED_Body > %s/output 2>&1",
-               fault.c_str(), directory.c_str(), kRanks, self, directory.c_str());
+    const std::string command = format(
+        "OMP_NUM_THREADS=1 RZ_FAULT=%s RZ_RUN_DIR=%s MPIEXEC_TIMEOUT=60 mpirun -n %d %s --gtest_brief=1 "
+        "--gtest_also_run_disabled_tests --gtest_filter=CommFaultRank.DISABLED_Body > %s/output 2>&1",
+        fault.c_str(), directory.c_str(), kRanks, self, directory.c_str());
     Outcome outcome;
     const auto began = std::chrono::steady_clock::now();
     const int status = std::system(command.c_str());
@@ -104,7 +104,8 @@ class CommFaults : public testing::Test {
     }
 };
 
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "no '" << (part) << "' in:\n" << (text)
+#define EXPECT_HAS(text, part) \
+    EXPECT_NE((text).find(part), std::string::npos) << "no '" << (part) << "' in:\n" << (text)
 
 TEST_F(CommFaults, AGoodJobLeavesItsMarker) {
     const Outcome good = run_job("none");

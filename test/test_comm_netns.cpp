@@ -1,5 +1,5 @@
-// Several hosts on one machine: the ring between network namespaces, and the bytes that really crossed the wire. Skipped where
-// namespaces can't be made (no root). This binary starts itself under dev/netns_hosts.sh.
+// Several hosts on one machine: the ring between network namespaces, and the bytes that really crossed the wire.
+// Skipped where namespaces can't be made (no root). This binary starts itself under dev/netns_hosts.sh.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -35,10 +35,11 @@ TEST(CommNetnsRank, DISABLED_Body) {
         std::vector<float> x(kElements);
         for (int round = 0; round < kRounds; ++round) {
             std::fill(x.begin(), x.end(), float(process.rank() + round));
-            how->all_reduce(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32,
-                                     .wire = DType::f32});
+            how->all_reduce(
+                stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
             stream.synchronize();
-            for (float v : x) require(v == float(kHosts * (kHosts - 1) / 2 + kHosts * round), "a wrong sum: %g", double(v));
+            for (float v : x)
+                require(v == float(kHosts * (kHosts - 1) / 2 + kHosts * round), "a wrong sum: %g", double(v));
         }
         return 0;
     });
@@ -54,10 +55,10 @@ TEST(CommNetns, BytesOnTheWireAreTheFormulas) {
     for (const char* algorithm : {"ring", "direct"}) {
         const std::string counts =
             (std::filesystem::temp_directory_path() / ("rz-netns-" + std::to_string(getpid()))).string();
-        const std::string command =
-            format("COUNTS=%s OMP_NUM_THREADS=1 RZ_NETNS=%s dev/netns_hosts.sh %d -- %s --gtest_brief=1 "
-                   "--gtest_also_run_disabled_tests --gtest_filter=CommNetnsRank.DISABLED_Body > %s.log 2>&1",
-                   counts.c_str(), algorithm, kHosts, self, counts.c_str());
+        const std::string command = format(
+            "COUNTS=%s OMP_NUM_THREADS=1 RZ_NETNS=%s dev/netns_hosts.sh %d -- %s --gtest_brief=1 "
+            "--gtest_also_run_disabled_tests --gtest_filter=CommNetnsRank.DISABLED_Body > %s.log 2>&1",
+            counts.c_str(), algorithm, kHosts, self, counts.c_str());
         const int status = std::system(command.c_str());
         std::ifstream log(counts + ".log");
         const std::string output((std::istreambuf_iterator<char>(log)), {});
@@ -70,7 +71,8 @@ TEST(CommNetns, BytesOnTheWireAreTheFormulas) {
         while (std::getline(lines, line)) {
             long long host = 0, sent = 0;
             ASSERT_EQ(std::sscanf(line.c_str(), "# host %lld sent %lld bytes", &host, &sent), 2) << line;
-            EXPECT_NEAR(double(sent), want, 0.02 * want) << algorithm << ", host " << host;  // 2 %: headers and start-up
+            EXPECT_NEAR(double(sent), want, 0.02 * want)
+                << algorithm << ", host " << host;  // 2 %: headers and start-up
             ++hosts;
         }
         EXPECT_EQ(hosts, kHosts);
