@@ -90,6 +90,19 @@ check "config file" trained --config "$work/good.toml"
 check "honours it" says "step 2/2"
 check "bf16" trained --steps 2 --dtype bf16 --recompute block --batch-tokens 256
 
+# ---- a source of known entropy ----
+python3 data_prep/prepare.py synthetic --tokens 500000 --val-tokens 40000 --out "$work/synthetic" > "$work/log" 2>&1
+"$program" --device cpu --data "$work/synthetic" --preset bytes --dim 64 --layers 2 --heads 4 --kv-heads 2 --head-dim 16 --ffn 128 \
+  --batch 16 --seq-len 64 --steps 300 --lr 1e-2 --val-every 0 --val-tokens 32768 --out "$work/entropy" > "$work/log" 2>&1
+check "reaches a source's entropy within 3 %" python3 -c "
+import json
+rows = [json.loads(line) for line in open('$work/entropy/metrics.jsonl')]
+loss = [r['val_loss'] for r in rows if 'val_loss' in r][-1]
+source = json.load(open('$work/synthetic/entropy.json'))
+print(loss, source)
+assert 0.99 * source['val_source_nats_per_token'] < loss < 1.03 * source['entropy_nats_per_token']
+assert loss < 0.8 * source['unigram_nats_per_token']  # it learned the order, not only the letters"
+
 # ---- several ranks ----
 if command -v mpirun >/dev/null && "$program" --help | grep -q -- --zero; then
   weights() {  # weights DIR RANKS ARGS...: trains and prints the hash of the final weights
