@@ -85,42 +85,53 @@ struct BackwardArgs {
     int C, parts;
 };
 
-// dx of kVec elements at column c, given mean(dy*w*xhat) of their row
+// What the backward pass reads of kVec columns of a row
 template <class T, int kVec>
-__device__ __forceinline__ void store_dx(const BackwardArgs<T>& a, int64_t base, int c, const float (&dy)[kVec],
-                                         const float (&xhat)[kVec], float rstd, float mean) {
-    float w[kVec], out[kVec];
-    load(w, a.w + c);
-    if (a.dresidual != nullptr) {
-        load(out, a.dresidual + base + c);
-    } else {
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) out[k] = 0;
-    }
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) out[k] += rstd * (dy[k] * w[k] - xhat[k] * mean);
-    store(a.dx + base + c, out);
-}
+struct Slice {
+    Pack<T, kVec> dy, x, dresidual;
 
-// Loads dy and xhat = x * rstd at column c and returns their share of sum(dy*w*xhat).
-template <class T, int kVec>
-__device__ __forceinline__ float load_terms(const BackwardArgs<T>& a, int64_t base, int c, float rstd,
-                                            float (&dy)[kVec], float (&xhat)[kVec]) {
-    float w[kVec];
-    load(dy, a.dy + base + c);
-    load(xhat, a.x + base + c);
-    load(w, a.w + c);
-    float dot = 0;
-#pragma unroll
-    for (int k = 0; k < kVec; ++k) {
-        xhat[k] *= rstd;
-        dot += dy[k] * w[k] * xhat[k];
+    __device__ __forceinline__ void load(const BackwardArgs<T>& a, int64_t at) {
+        dy.load(a.dy + at);
+        x.load(a.x + at);
+        if (a.dresidual != nullptr) dresidual.load(a.dresidual + at);
     }
-    return dot;
-}
+
+    // dy, and xhat = x * rstd
+    __device__ __forceinline__ void terms(float rstd, float (&g)[kVec], float (&xhat)[kVec]) const {
+        dy.to(g);
+        x.to(xhat);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) xhat[k] *= rstd;
+    }
+
+    // Its share of sum(dy*w*xhat)
+    __device__ __forceinline__ float dot(const T* w, float rstd) const {
+        float g[kVec], xhat[kVec], weight[kVec], sum = 0;
+        terms(rstd, g, xhat);
+        rz::load(weight, w);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) sum += g[k] * weight[k] * xhat[k];
+        return sum;
+    }
+
+    // Stores dx, given mean(dy*w*xhat) of the row, and adds this row's share to dw.
+    __device__ __forceinline__ void finish(const BackwardArgs<T>& a, int64_t at, const T* w, float rstd, float mean,
+                                           float (&dw)[kVec]) const {
+        float g[kVec], xhat[kVec], weight[kVec], out[kVec] = {};
+        terms(rstd, g, xhat);
+        rz::load(weight, w);
+        if (a.dresidual != nullptr) dresidual.to(out);
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) {
+            out[k] += rstd * (g[k] * weight[k] - xhat[k] * mean);
+            dw[k] += g[k] * xhat[k];
+        }
+        store(a.dx + at, out);
+    }
+};
 
 // Part p takes a run of consecutive rows and sums its share of dw over them: in registers for the first columns, in its
-// own row of `partial` for columns beyond them.
+// own row of `partial` for columns beyond them. The next row is fetched while this one is worked on.
 template <class T, int kVec>
 __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a) {
     __shared__ float slots[2][32];
@@ -133,32 +144,44 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
     for (int c = first + kKeepBackward * step; c < a.C; c += step)
         for (int k = 0; k < kVec; ++k) partial[c + k] = 0;
 
-    int turn = 0;
-    const int64_t end = (part + 1) * a.N / a.parts;
-    for (int64_t row = part * a.N / a.parts; row < end; ++row, turn ^= 1) {
-        const int64_t base = row * a.C;
-        const float rstd = a.rstd[row];
-        float dy[kKeepBackward][kVec], xhat[kKeepBackward][kVec], dot = 0;
+    Slice<T, kVec> next[kKeepBackward];
+    const auto fetch = [&](int64_t row) {
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i)
-            if (first + i * step < a.C) dot += load_terms(a, base, first + i * step, rstd, dy[i], xhat[i]);
+            if (first + i * step < a.C) next[i].load(a, row * a.C + first + i * step);
+    };
+    const int64_t begin = part * a.N / a.parts, end = (part + 1) * a.N / a.parts;
+    fetch(begin);
+    int turn = 0;
+    for (int64_t row = begin; row < end; ++row, turn ^= 1) {
+        const int64_t base = row * a.C;
+        const float rstd = a.rstd[row];
+        Slice<T, kVec> now[kKeepBackward];
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < kKeepBackward; ++i) now[i] = next[i];
+        if (row + 1 < end) fetch(row + 1);
+#pragma unroll
+        for (int i = 0; i < kKeepBackward; ++i)
+            if (first + i * step < a.C) dot += now[i].dot(a.w + first + i * step, rstd);
         for (int c = first + kKeepBackward * step; c < a.C; c += step) {
-            float dy_rest[kVec], xhat_rest[kVec];
-            dot += load_terms(a, base, c, rstd, dy_rest, xhat_rest);
+            Slice<T, kVec> rest;
+            rest.load(a, base + c);
+            dot += rest.dot(a.w + c, rstd);
         }
         const float mean = row_sum(dot, slots[turn]) / float(a.C);
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i) {
-            if (first + i * step >= a.C) continue;
-            store_dx(a, base, first + i * step, dy[i], xhat[i], rstd, mean);
-#pragma unroll
-            for (int k = 0; k < kVec; ++k) dw[i][k] += dy[i][k] * xhat[i][k];
+            const int c = first + i * step;
+            if (c < a.C) now[i].finish(a, base + c, a.w + c, rstd, mean, dw[i]);
         }
         for (int c = first + kKeepBackward * step; c < a.C; c += step) {
-            float dy_rest[kVec], xhat_rest[kVec];
-            load_terms(a, base, c, rstd, dy_rest, xhat_rest);
-            store_dx(a, base, c, dy_rest, xhat_rest, rstd, mean);
-            for (int k = 0; k < kVec; ++k) partial[c + k] += dy_rest[k] * xhat_rest[k];
+            Slice<T, kVec> rest;
+            rest.load(a, base + c);
+            float sum[kVec];
+            load(sum, partial + c);
+            rest.finish(a, base + c, a.w + c, rstd, mean, sum);
+            store(partial + c, sum);
         }
     }
 #pragma unroll
