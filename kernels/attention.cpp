@@ -45,6 +45,18 @@ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 RZ_INLINE uint32_t pair_of(bf16 first, bf16 second) { return uint32_t(first.bits) | uint32_t(second.bits) << 16; }
 #endif
 
+// The first `words` words of a vector, from values as they lie (two bf16 to a word) or converted to fp32 (one to a word).
+template <class W, class T>
+RZ_INLINE Vec load_words(const T* from, int64_t words) {
+    if constexpr (W::kPer == 1) return words == kLanes ? load(from) : load(from, SomeLanes{words});
+    Vec x{};
+    if (words == kLanes)
+        __builtin_memcpy(&x, from, sizeof x);
+    else
+        __builtin_memcpy(&x, from, size_t(words) * 4);
+    return x;
+}
+
 // Rows [0, rows) of x, `stride` apart; rows up to `padded` become zero.
 template <class W, class T>
 __attribute__((noinline)) void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows, int64_t padded, int64_t D) {
@@ -56,12 +68,8 @@ __attribute__((noinline)) void pack_rows(typename W::Word* out, int64_t ld, cons
             continue;
         }
         const T* from = x + r * stride;
-        if constexpr (W::kPer == 1)
-            for_vectors(words, [&](int64_t c, auto lanes) RZ_LAMBDA { store(to + c, load(from + c, lanes), lanes); });
-        else  // two bf16 to a word as they lie
-            for_vectors(words, [&](int64_t c, auto lanes) RZ_LAMBDA {
-                store(reinterpret_cast<float*>(to) + c, load(reinterpret_cast<const float*>(from) + c, lanes), lanes);
-            });
+        for (int64_t c = 0; c < words; c += kLanes)  // the row's padding takes what a last vector has too much
+            store(reinterpret_cast<float*>(to) + c, load_words<W>(from + c * W::kPer, least(kLanes, words - c)));
     }
 }
 
@@ -93,21 +101,19 @@ __attribute__((noinline)) void pack_zipped(typename W::Word* out, int64_t ld, co
 // Rows [0, rows) of x become columns; columns up to kBlock become zero.
 template <class W, class T>
 __attribute__((noinline)) void pack_transposed(typename W::Word* out, const T* x, int64_t stride, int64_t rows, int64_t D) {
-    constexpr int64_t kGroup = 16;  // rows at a time: what is written stays in the cache
     const int64_t words = D / W::kPer;
-    for (int64_t r0 = 0; r0 < kBlock; r0 += kGroup) {
-        for (int64_t c = 0; c < words; ++c)
-            for (int64_t r = r0; r < r0 + kGroup; ++r) {
-                typename W::Word word = 0;
-                if (r < rows) {
-                    if constexpr (W::kPer == 1)
-                        word = float(x[r * stride + c]);
-                    else
-                        __builtin_memcpy(&word, x + r * stride + 2 * c, 4);
-                }
-                out[c * kKeyStride + r] = word;
+    for (int64_t r0 = 0; r0 < kBlock; r0 += kLanes)
+        for (int64_t c0 = 0; c0 < words; c0 += kLanes) {
+            const int64_t columns = least(kLanes, words - c0);
+            Vec square[kLanes];
+            for (int64_t i = 0; i < kLanes; ++i) {
+                const T* from = x + (r0 + i) * stride + c0 * W::kPer;
+                square[i] = r0 + i < rows ? load_words<W>(from, columns) : Vec{};
             }
-    }
+            transpose(square);
+            for (int64_t j = 0; j < columns; ++j)
+                store(reinterpret_cast<float*>(out) + (c0 + j) * kKeyStride + r0, square[j]);
+        }
 }
 
 // Rounds vector c of a row of fp32 values to the words of the next product.

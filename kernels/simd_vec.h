@@ -102,6 +102,24 @@ RZ_INLINE Vec swapped(Vec x) {
     return __builtin_shuffle(x, order);
 }
 
+// Transposes a square of kLanes vectors: at each power of two the off-diagonal quarters change places.
+template <int distance = 1>
+RZ_INLINE void transpose(Vec (&x)[kLanes]) {
+    VecBits upper, lower;
+    for (uint32_t i = 0; i < kLanes; ++i) {
+        upper[i] = i & distance ? (i ^ distance) + kLanes : i;
+        lower[i] = i & distance ? i + kLanes : i ^ distance;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i)
+        if (!(i & distance)) {
+            const Vec a = x[i], b = x[i | distance];
+            x[i] = __builtin_shuffle(a, b, upper);
+            x[i | distance] = __builtin_shuffle(a, b, lower);
+        }
+    if constexpr (2 * distance < kLanes) transpose<2 * distance>(x);
+}
+
 // The sum, or the maximum, of all lanes, in a fixed tree.
 RZ_INLINE float sum_of(Vec x) {
     if constexpr (kLanes > 8) x += swapped<8>(x);
