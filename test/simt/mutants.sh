@@ -7,9 +7,9 @@ set -u
 dir=$1/simt/race file=$2 filter=$3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-make -s "$dir/kernel_tests" || exit 2
-compile=$(make -n -W "$file" "$dir/k/${file%.cu}.o" | grep -e ' -c -o ' | tail -1)
-link=$(make -n -W "$file" "$dir/kernel_tests" | grep -e "-o $dir/kernel_tests " | tail -1)
+make -s BUILD="$1" "$dir/kernel_tests" || exit 2
+compile=$(make -n BUILD="$1" -W "$file" "$dir/k/${file%.cu}.o" | grep -e ' -c -o ' | tail -1)
+link=$(make -n BUILD="$1" -W "$file" "$dir/kernel_tests" | grep -e "-o $dir/kernel_tests " | tail -1)
 [[ -n $compile && -n $link ]] || { echo "mutants: can't learn the commands for $file from make"; exit 2; }
 survivors=0
 while IFS=: read -r line text; do
