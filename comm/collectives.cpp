@@ -148,7 +148,10 @@ void Collectives::mark_done(Stream& stream) {
 }
 
 std::unique_ptr<Collectives> make_collectives(const std::string& algorithm, Transport& transport,
-                                              const CollectiveOptions& options) {
+                                              const CollectiveOptions& asked) {
+    CollectiveOptions options = asked;
+    if (options.chunk_bytes == 0) options.chunk_bytes = transport.good_chunk_bytes();
+    if (options.lanes == 0) options.lanes = transport.good_lanes();
     require(options.chunk_bytes >= 256 && options.lanes >= 1, "chunks of %lld bytes in %d lanes: at least 256 and 1",
             (long long)options.chunk_bytes, options.lanes);
     if (algorithm == "ring") return make_ring(transport, options);

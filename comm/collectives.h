@@ -65,9 +65,9 @@ struct AllGather {
 };
 
 struct CollectiveOptions {
-    int64_t chunk_bytes = int64_t(2) << 20;  // of one hop, in bytes on the wire
-    int lanes = 2;                           // chunks under way at once: one is reduced while the other moves
-    CommMeter* meter = nullptr;              // optional; must outlive the object
+    int64_t chunk_bytes = 0;     // of one hop, in bytes on the wire; 0: what suits the transport
+    int lanes = 0;               // chunks under way at once: one is added while others move; 0: likewise
+    CommMeter* meter = nullptr;  // optional; must outlive the object
 };
 
 class Collectives {
@@ -79,6 +79,7 @@ class Collectives {
     int rank() const { return transport_.rank(); }
     int size() const { return transport_.size(); }
     Transport& transport() { return transport_; }
+    const CollectiveOptions& options() const { return options_; }
 
     void all_reduce(Stream& stream, const AllReduce& args);
     void reduce_scatter(Stream& stream, const ReduceScatter& args);

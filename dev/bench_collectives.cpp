@@ -63,6 +63,7 @@ class Bench {
     }
 
     Transport& transport() { return *transport_; }
+    const CollectiveOptions& options() const { return algorithms_.begin()->second->options(); }
 
     // Median seconds of each algorithm, after a check of its result.
     std::map<std::string, Result> measure(const std::string& op, int64_t bytes, bool in_place) {
@@ -180,7 +181,7 @@ int64_t run_all(Process& process, const Options& o) {
     nlohmann::json rows = nlohmann::json::array();
     if (process.is_root()) {
         std::printf("# %d ranks on %s, transport %s, chunks of %s in %d lanes\n", N, device.name().c_str(),
-                    bench.transport().name(), human_bytes(o.collectives.chunk_bytes).c_str(), o.collectives.lanes);
+                    bench.transport().name(), human_bytes(bench.options().chunk_bytes).c_str(), bench.options().lanes);
         if (!note.empty()) std::printf("# %s\n", note.c_str());
         std::printf("# %-14s %-8s %12s %5s  %10s %8s %8s %7s  %10s %8s %8s %7s\n", "op", "algo", "size (B)", "type",
                     "time (us)", "algbw", "busbw", "#wrong", "in place", "algbw", "busbw", "#wrong");
@@ -219,8 +220,8 @@ int64_t run_all(Process& process, const Options& o) {
                                   {{"ranks", N},
                                    {"ranks_per_host", process.local_size()},
                                    {"transport", bench.transport().name()},
-                                   {"chunk_bytes", o.collectives.chunk_bytes},
-                                   {"segments", o.collectives.lanes},
+                                   {"chunk_bytes", bench.options().chunk_bytes},
+                                   {"segments", bench.options().lanes},
                                    {"iterations", o.iterations},
                                    {"ranks_per_gpu", device.is_cuda() && !note.empty() ? N : 1},
                                    {"shaped_rate", o.shaped_rate}}},
@@ -255,12 +256,11 @@ int main(int argc, char** argv) {
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app.add_option("--warmup", o.warmup, "not timed")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--ring-chunk", o.collectives.chunk_bytes, "bytes of one hop")
+    app.add_option("--ring-chunk", o.collectives.chunk_bytes, "bytes of one hop; default: what suits the transport")
         ->transform(CLI::AsSizeValue(false))
         ->check(CLI::PositiveNumber);
-    app.add_option("--lanes", o.collectives.lanes, "chunks under way at once")
-        ->check(CLI::Range(1, 16))
-        ->capture_default_str();
+    app.add_option("--lanes", o.collectives.lanes, "chunks under way at once; default: what suits the transport")
+        ->check(CLI::Range(1, 16));
     app.add_option("--type", o.type, "fp32, bf16, fp16")->capture_default_str();
     app.add_option("--device", o.device, "cpu, cuda, auto")->capture_default_str();
     app.add_option("--transport", o.transport, "auto, mpi, nccl, nccl-shared")->capture_default_str();
