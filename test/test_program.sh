@@ -104,7 +104,7 @@ assert 0.99 * source['val_source_nats_per_token'] < loss < 1.03 * source['entrop
 assert loss < 0.8 * source['unigram_nats_per_token']  # it learned the order, not only the letters"
 
 # ---- several ranks ----
-if command -v mpirun >/dev/null && "$program" --help | grep -q -- --zero; then
+if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; then
   weights() {  # weights DIR RANKS ARGS...: trains and prints the hash of the final weights
     local dir=$1 ranks=$2
     shift 2
@@ -123,5 +123,7 @@ if command -v mpirun >/dev/null && "$program" --help | grep -q -- --zero; then
   check "hybrid on four ranks" test -n "$(weights hybrid 4 --zero 3 --shard-size 2)"
 fi
 
-echo "$passed passed, $failed failed"
+skipped=0
+command -v mpirun >/dev/null || skipped=1  # the runs on several ranks
+echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]
