@@ -11,10 +11,12 @@ make -s BUILD="$1" "$dir/kernel_tests" || exit 2
 compile=$(make -n BUILD="$1" -W "$file" "$dir/k/${file%.cu}.o" | grep -e ' -c -o ' | tail -1)
 link=$(make -n BUILD="$1" -W "$file" "$dir/kernel_tests" | grep -e "-o $dir/kernel_tests " | tail -1)
 [[ -n $compile && -n $link ]] || { echo "mutants: can't learn the commands for $file from make"; exit 2; }
+"$dir/kernel_tests" --gtest_filter="$filter" --gtest_brief=1 > "$work/log" 2>&1 && ! grep -q ' 0 tests from' "$work/log" ||
+    { echo "mutants: the tests that $filter names fail before anything is taken out, or there are none"; exit 2; }
 survivors=0
 while IFS=: read -r line text; do
     mutant=$work/$(basename "$file")
-    sed -E "${line}s/(__syncthreads|__syncwarp|cluster_sync)\([^)]*\)/((void)0)/; ${line}s/(ptx::)?(bar_sync|bar_arrive|cp_async_wait<[0-9]>|mbar_wait|wgmma_wait<[0-9]>)\([^;]*;/;/" "$file" > "$mutant"
+    sed -E "${line}s/(__syncthreads|__syncwarp|cluster_sync)\([^)]*\)/((void)0)/; ${line}s/(ptx::)?(bar_sync|m?bar_arrive(_expect_tx)?|cp_async_wait<[0-9]>|mbar_wait|wgmma_wait<[0-9]>)\([^;]*;/;/" "$file" > "$mutant"
     cmp -s "$mutant" "$file" && continue
     command=${compile/ -o * / -o $work/mutant.o }
     command=${command% *}
