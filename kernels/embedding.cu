@@ -73,10 +73,11 @@ void embedding_forward_cuda(const EmbeddingForward& a, CudaStream stream) {
 void embedding_backward_cuda(const EmbeddingBackward& a, CudaStream stream) {
     if (a.distinct == 0 || a.C == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
-        with_device_type(a.grad_dtype, [&]<class G>() {
-            const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.dtable, a.dx);
-            wide ? launch_backward<T, G, kVecOf<T>>(a, stream) : launch_backward<T, G, 1>(a, stream);
-        });
+        const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.dtable, a.dx);
+        if (a.grad_dtype == DType::f32)
+            wide ? launch_backward<T, float, kVecOf<T>>(a, stream) : launch_backward<T, float, 1>(a, stream);
+        else  // the same as dtype
+            wide ? launch_backward<T, T, kVecOf<T>>(a, stream) : launch_backward<T, T, 1>(a, stream);
     });
 }
 
