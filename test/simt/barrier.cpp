@@ -53,13 +53,12 @@ int block_vote(bool predicate, const char* op, Site at) {
 void named_barrier(int id, int threads, bool wait, Site at) {
     Fiber* f = current;
     f->op = wait ? "bar.sync" : "bar.arrive", f->at = at;
-    const std::string place = where(at);
-    if (id < 1 || id > 15) fail("%s at %s: barrier %d, not 1 to 15", f->op, place.c_str(), id);
+    if (id < 1 || id > 15) fail("%s at %s: barrier %d, not 1 to 15", f->op, where(at).c_str(), id);
     if (threads % 32 || threads < 32 || uint32_t(threads) > f->block->threads)
-        fail("%s at %s: %d threads, not a multiple of 32 within the block", f->op, place.c_str(), threads);
+        fail("%s at %s: %d threads, not a multiple of 32 within the block", f->op, where(at).c_str(), threads);
     Barrier& z = f->block->barriers[id];
     if (z.expected && z.expected != uint32_t(threads))
-        fail("%s at %s: barrier %d with %d threads, earlier arrivals said %u", f->op, place.c_str(), id, threads,
+        fail("%s at %s: barrier %d with %d threads, earlier arrivals said %u", f->op, where(at).c_str(), id, threads,
              z.expected);
     z.expected = uint32_t(threads);
     if (race && !wait) race->release(&z);
@@ -93,21 +92,21 @@ void check_exit(Fiber* f) {
     Warp* w = f->warp;
     w->live &= ~(1u << f->lane);
     b->live--;
-    const std::string me = "block (" + std::to_string(b->index.x) + "," + std::to_string(b->index.y) + "," +
-                           std::to_string(b->index.z) + ") thread " + std::to_string(f->linear) + " returned ";
-    if (const char* what = copies_in_flight(f)) return note_failure(me + "with " + what + " in flight");
-    if (!w->live && b->wgmma.size() > w->id && !b->wgmma[w->id].ops.empty())
-        return note_failure(me + "with wgmma operations in flight");
+    const auto left = [b, f](const std::string& how) {
+        note_failure("block (" + std::to_string(b->index.x) + "," + std::to_string(b->index.y) + "," +
+                     std::to_string(b->index.z) + ") thread " + std::to_string(f->linear) + " returned " + how);
+    };
+    if (const char* what = copies_in_flight(f)) return left(std::string("with ") + what + " in flight");
+    if (!w->live && b->wgmma.size() > w->id && !b->wgmma[w->id].ops.empty()) return left("with wgmma operations in flight");
     for (uint32_t m = w->waiting; m; m &= m - 1) {
         const Fiber* o = w->lane[__builtin_ctz(m)];
         if (o->mask >> f->lane & 1)
-            return note_failure(me + "while lane " + std::to_string(o->lane) + " waits for it in " + o->op + " at " +
-                                where(o->at));
+            return left("while lane " + std::to_string(o->lane) + " waits for it in " + o->op + " at " + where(o->at));
     }
     const Barrier& z = b->barriers[0];
     if (!z.waiters.empty())
-        note_failure(me + "while " + std::to_string(z.waiters.size()) + " threads of the block wait in " +
-                     z.waiters[0]->op + " at " + where(z.waiters[0]->at));
+        left("while " + std::to_string(z.waiters.size()) + " threads of the block wait in " + z.waiters[0]->op + " at " +
+             where(z.waiters[0]->at));
 }
 
 }  // namespace simt

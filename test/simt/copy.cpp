@@ -36,7 +36,10 @@ const char* copies_in_flight(const Fiber* f) {
     if (!f->copies->copies.empty()) return "cp.async copies";
     return f->copies->stores.empty() ? nullptr : "bulk stores";
 }
-void clear_copies(Fiber* f) { f->copies->copies.clear(), f->copies->groups.clear(), f->copies->stores.clear(), f->copies->store_groups.clear(); }
+void clear_copies(Fiber* f) {
+    f->copies->copies.clear(), f->copies->groups.clear();
+    f->copies->stores.clear(), f->copies->store_groups.clear();
+}
 
 void cp_async(void* dst, const void* src, int bytes, int src_bytes, Site at) {
     if ((uintptr_t(dst) | uintptr_t(src)) & uintptr_t(bytes - 1))

@@ -29,7 +29,8 @@ while IFS=: read -r line text; do
         echo "$file:$line SURVIVES without:$text"
         survivors=$((survivors + 1))
     else
-        echo "$file:$line noticed: $(grep -a -m1 '^simt:' "$work/log" | sed 's/.*thread ([^)]*): //' | cut -c1-110)"
+        says=$(grep -a -m1 '^simt:' "$work/log" | sed 's/.*thread ([^)]*): //' | cut -c1-110)
+        echo "$file:$line noticed: ${says:-wrong values}"
     fi
 done < <(grep -n -E '__syncthreads|__syncwarp|cluster_sync|bar_sync|bar_arrive|cp_async_wait|mbar_wait|wgmma_wait' "$file")
 exit $((survivors > 0))

@@ -255,13 +255,13 @@ namespace {
 
 void init_fiber(Fiber& f, Block& b, uint32_t t, uint32_t warp_priority) {
     const dim3& d = current_launch.block;
-    f.tid = {t % d.x, t / d.x % d.y, t / (d.x * d.y)};
+    f.tid = d.y == 1 && d.z == 1 ? uint3{t, 0, 0} : uint3{t % d.x, t / d.x % d.y, t / (d.x * d.y)};
     f.lane = t & 31, f.linear = t;
     f.warp = &b.warps[t >> 5], f.block = &b, f.stack = nullptr;
     f.warp->lane[f.lane] = &f;
     f.warp->live |= 1u << f.lane;
     f.priority = policy == Policy::warp_priority ? warp_priority | uint32_t(rng.next() & 1023) : uint32_t(rng.next()) >> 1 | 1;
-    f.op = "a thread that has not started", f.at = Site();
+    f.op = "a thread that has not started", f.at = current_launch.at;
     f.vote = 0;
     if (f.copies) clear_copies(&f);
 }
