@@ -1,6 +1,7 @@
 #include "comm/meter.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace rz {
 
@@ -26,10 +27,29 @@ CommTotals CommMeter::take() {
         spans.swap(spans_);
         waits.swap(waits_);
     }
+    for (const Span& span : spans) span.ended.synchronize();
+    for (const auto& [before, after] : waits) after.synchronize();
+    return add_up(spans, waits);
+}
+
+CommTotals CommMeter::take_complete() {
+    std::vector<Span> spans;
+    std::vector<std::pair<Event, Event>> waits;
+    std::lock_guard lock(mutex_);
+    const auto first_open_span = std::stable_partition(spans_.begin(), spans_.end(), [](const Span& s) { return s.ended.done(); });
+    spans.assign(std::make_move_iterator(spans_.begin()), std::make_move_iterator(first_open_span));
+    spans_.erase(spans_.begin(), first_open_span);
+    const auto first_open_wait =
+        std::stable_partition(waits_.begin(), waits_.end(), [](const auto& w) { return w.second.done(); });
+    waits.assign(waits_.begin(), first_open_wait);
+    waits_.erase(waits_.begin(), first_open_wait);
+    return add_up(spans, waits);
+}
+
+CommTotals CommMeter::add_up(const std::vector<Span>& spans, const std::vector<std::pair<Event, Event>>& waits) {
     CommTotals totals;
     for (const Span& span : spans) {
         OpTotals& op = totals.ops[span.op];
-        span.ended.synchronize();
         const double seconds = span.ended.seconds_since(span.began);
         op.calls += 1;
         op.bytes_sent += span.bytes_sent;
@@ -37,10 +57,7 @@ CommTotals CommMeter::take() {
         totals.bytes_sent += span.bytes_sent;
         totals.total_s += seconds;
     }
-    for (const auto& [before, after] : waits) {
-        after.synchronize();
-        totals.exposed_s += after.seconds_since(before);
-    }
+    for (const auto& [before, after] : waits) totals.exposed_s += after.seconds_since(before);
     return totals;
 }
 

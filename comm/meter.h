@@ -53,8 +53,11 @@ class CommMeter {
     // compute.wait(event), counting how long the stream stands still for it.
     void wait(Stream& compute, const Event& event);
 
-    // Totals since the last take(). Blocks until what was measured is complete.
+    // Totals since the last take. Blocks until what was measured is complete.
     CommTotals take();
+    // The same of what is complete; the rest is left for the next take. Blocks for nothing, so that a step's last gathers go
+    // on while the next step begins (they are then counted with that one).
+    CommTotals take_complete();
 
     void add(const char* op, int64_t bytes_sent, Event began, Event ended);
 
@@ -64,6 +67,8 @@ class CommMeter {
         int64_t bytes_sent;
         Event began, ended;
     };
+    static CommTotals add_up(const std::vector<Span>& spans, const std::vector<std::pair<Event, Event>>& waits);
+
     std::mutex mutex_;
     std::vector<Span> spans_;
     std::vector<std::pair<Event, Event>> waits_;

@@ -176,7 +176,7 @@ void Run::report(Probe& probe) {
                  .tokens = tokens_per_step(),
                  .tokens_so_far = tokens_per_step() * probe.step};
     if (process.size() > 1) {
-        const CommTotals comm = meter_.take();
+        const CommTotals comm = meter_.take_complete();
         r.comm_seconds = comm.total_s;
         r.exposed_seconds = comm.exposed_s;
         r.bytes_sent = comm.bytes_sent;

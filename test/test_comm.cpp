@@ -334,5 +334,32 @@ TEST(Meter, ExposedTimeIsWhatComputeStandsStill) {
     compute.synchronize();
 }
 
+TEST(Meter, TakesWhatIsCompleteAndLeavesTheRest) {
+    CommMeter meter;
+    Stream comm(kCpu, "comm"), compute(kCpu, "compute");
+    const auto measure = [&](int64_t bytes, std::function<void()> work) {
+        const Event began = comm.record(true);
+        comm.enqueue_host(std::move(work));
+        const Event ended = comm.record(true);
+        meter.add("op", bytes, began, ended);
+        return ended;
+    };
+    measure(10, [] {}).synchronize();
+    std::atomic<bool> go{false};
+    const Event late = measure(20, [&] {
+        while (!go) std::this_thread::yield();
+    });
+    meter.wait(compute, late);
+    const CommTotals first = meter.take_complete();
+    EXPECT_EQ(first.bytes_sent, 10);
+    EXPECT_EQ(first.exposed_s, 0);
+    go = true;
+    compute.synchronize();
+    const CommTotals second = meter.take_complete();
+    EXPECT_EQ(second.bytes_sent, 20);
+    EXPECT_GT(second.exposed_s, 0);
+    EXPECT_EQ(meter.take().bytes_sent, 0);
+}
+
 }  // namespace
 }  // namespace rz
