@@ -145,7 +145,6 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.Tk - s.Tq);
     const int64_t kv_at = batch * s.kv_batch + kv_head * D;
     const int row = int(threadIdx.x) / 32 * kWarpRows;     // the warp's first
-    const int warp_first = offset + t0 + row;              // its position
     const int seen = offset + min(t0 + kRows, int(s.Tq));  // keys that the tile's last query sees
     const int tiles = (seen + kKeys - 1) / kKeys;
 
@@ -173,6 +172,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
         if (tile + 1 < tiles) fetch(tile + 1);
         ptx::cp_async_commit();
         const int j0 = tile * kKeys;
+        const int warp_first = offset + t0 + row;       // position of the warp's first row
         if (j0 > warp_first + kWarpRows - 1) continue;  // the warp sees none of it
         const int stage = kStages + tile % 2 * kStage;
         float p[kM][kN][4];
