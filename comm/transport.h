@@ -69,10 +69,11 @@ class Transport {
     Transport& operator=(const Transport&) = delete;
 
     virtual const char* name() const = 0;  // "self", "mpi", "nccl", "loopback"
-    // Chunk size and lanes of the collectives. Through host memory: small enough that a chunk is still in cache when it
-    // is added, and several under way, since a rank that has to be scheduled again costs more than a message.
+    // Chunk size and lanes of the collectives. Through host memory: so small that a chunk is still in cache when it is
+    // added
+    // (dev/results/collectives-cpu.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
-    virtual int good_lanes() const { return 4; }
+    virtual int good_lanes() const { return 2; }
     int rank() const { return rank_; }
     int size() const { return int(world_ranks_.size()); }
     Device device() const { return device_; }
