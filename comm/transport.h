@@ -70,8 +70,7 @@ class Transport {
 
     virtual const char* name() const = 0;  // "self", "mpi", "nccl", "loopback"
     // Chunk size and lanes of the collectives. Through host memory: so small that a chunk is still in cache when it is
-    // added
-    // (dev/results/collectives-cpu.md).
+    // added (dev/results/collectives-cpu.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
     virtual int good_lanes() const { return 2; }
     int rank() const { return rank_; }
