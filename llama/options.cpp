@@ -159,7 +159,7 @@ void add_training(CLI::App& app, Options& o) {
     ranks.choice("--collectives", o.collectives, {"ring", "direct", "library"}, "Algorithm; library is NCCL's or MPI's own");
     ranks.choice("--transport", o.transport, {"auto", "mpi", "nccl"}, "What carries bytes; auto: NCCL between GPUs, else MPI");
     ranks.choice("--wire-dtype", o.wire_dtype, {"fp32", "bf16"}, "Of gradients between ranks [--grad-dtype]");
-    ranks.whole("--ring-chunk", o.ring_chunk_kib, 1, 1 << 20, "KiB that one hop carries");
+    ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20, "KiB that one hop carries; 0: what suits the transport");
     ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank may wait for another before the job ends");
 
     Group val{app, "Validation and samples"};

@@ -53,7 +53,7 @@ struct Options {
     bool no_overlap = false, accumulate_locally = false;
     std::string collectives = "ring", transport = "auto";
     std::string wire_dtype;  // empty: grad_dtype
-    int64_t ring_chunk_kib = 1024;
+    int64_t ring_chunk_kib = 0;  // 0: what suits the transport
     double timeout = 600;  // seconds that a rank may wait for another
 
     // validation and samples
