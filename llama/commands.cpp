@@ -16,7 +16,6 @@
 namespace rz {
 
 int generate_command(const Options& o) {
-    if (o.threads > 0) omp_set_num_threads(int(o.threads));
     std::string note;
     const Device device = pick_device(o.device, 0, &note);
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
@@ -33,6 +32,8 @@ int generate_command(const Options& o) {
 
     const DType dtype = parse_dtype("--dtype", o.dtype);
     Stream stream(device, "compute");
+    if (o.threads > 0 && !device.is_cuda())
+        stream.enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
     ResidentParameters parameters(device, stream, unit_layouts(table), dtype);
     load_weights(folder, table, dtype, device, stream, parameters);
     Decoder decoder(config, table, dtype, device, stream, parameters, int64_t(prompt.size()) + o.max_tokens);

@@ -53,7 +53,6 @@ Run::Run(const Options& o, Process& p)
       config_(model_config(o, paths_.vocab)),
       table_(config_),
       micro_batches_(rz::micro_batches(o, p.size())) {
-    if (o.threads > 0) omp_set_num_threads(int(o.threads));
     require(!paths_.train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
@@ -69,6 +68,9 @@ Run::Run(const Options& o, Process& p)
     device_ = process.choose_device(o.device, o.transport, &note);
     device_.make_current();
     compute_ = std::make_unique<Stream>(device_, "compute");
+    // OpenMP keeps the number per thread, and a CPU stream computes on its own.
+    if (o.threads > 0 && !device_.is_cuda())
+        compute_->enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
     mesh_ = std::make_unique<Mesh>(process, device_,
                                    MeshOptions{.shard_size = int(o.shard_size),
                                                .transport = o.transport,
