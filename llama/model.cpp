@@ -261,6 +261,7 @@ DecaySegments decay_segments(const ParamTable& table) {
 }
 
 void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, Zero& zero) {
+    const DType dtype = zero.options().master_dtype;
     for (const OwnedRange& own : zero.owned()) {
         const auto& unit = table.units()[size_t(own.unit)];
         for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
@@ -268,14 +269,14 @@ void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, 
             const int64_t begin = std::max(own.logical, t.offset);
             const int64_t end = std::min(own.logical + own.elements.size(), t.offset + t.size);
             if (begin >= end) continue;
-            random_normal(stream, {.x = own.master + (begin - own.logical),
+            random_normal(stream, {.x = static_cast<char*>(own.master) + (begin - own.logical) * size_of(dtype),
                                    .n = end - begin,
                                    .first = begin - t.offset,
                                    .seed = seed,
                                    .stream = uint64_t(i),
                                    .mean = t.init == Init::kOnes ? 1.0f : 0.0f,
                                    .std = t.init == Init::kOnes ? 0.0f : float(t.init_std),
-                                   .dtype = DType::f32});
+                                   .dtype = dtype});
         }
     }
     zero.publish();

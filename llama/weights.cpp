@@ -37,8 +37,9 @@ void load_weights(const std::string& folder, const ParamTable& table, Device dev
             const int64_t begin = std::max(own.logical, t.offset) - t.offset;
             const int64_t end = std::min(own.logical + own.elements.size(), t.offset + t.size) - t.offset;
             if (begin >= end) continue;
-            float* out = own.master + (t.offset + begin - own.logical);
-            upload(weights, t, begin, end, DType::f32, reinterpret_cast<char*>(out), staging, stream);
+            const DType dtype = zero.options().master_dtype;
+            char* out = static_cast<char*>(own.master) + (t.offset + begin - own.logical) * size_of(dtype);
+            upload(weights, t, begin, end, dtype, out, staging, stream);
         }
     }
     zero.publish();

@@ -81,7 +81,9 @@ struct TestModel {
         zero.update(lr, n);
         stream.synchronize();
     }
-    float* master(const Tensor& t) { return zero.owned()[size_t(t.unit)].master + (t.offset - table.units()[size_t(t.unit)].offset); }
+    float* master(const Tensor& t) {
+        return static_cast<float*>(zero.owned()[size_t(t.unit)].master) + (t.offset - table.units()[size_t(t.unit)].offset);
+    }
     const float* grad(const Tensor& t) {
         return static_cast<const float*>(zero.gradients(t.unit)) + (t.offset - table.units()[size_t(t.unit)].offset);
     }

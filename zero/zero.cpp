@@ -31,6 +31,7 @@ Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const 
     require(options_.stage >= 0 && options_.stage <= 3, "--zero %d: the stages are 0, 1, 2 and 3", options_.stage);
     require(options_.stage > 0 || mesh.shard_size() == mesh.size(), "--shard-size %d needs --zero 1, 2 or 3",
             mesh.shard_size());
+    require(options_.master_dtype == DType::f32 && options_.adam_dtype == DType::f32, "masters and Adam's moments are fp32");
     require(options_.prefetch >= 0, "--prefetch %d: it can't be negative", options_.prefetch);
     row_rank_ = slices_state() ? mesh.shard_rank() : mesh.rank();
     row_size_ = slices_state() ? mesh.shard_size() : mesh.size();
@@ -110,8 +111,9 @@ void Zero::index_owned() {
         const int64_t logical = units_[size_t(u)].offset + range.begin, own_at = state_[size_t(u)].own_at;
         void* param = params_.bytes_at((whole_parameters() ? logical : own_at) * pe);
         void* grad = whole_gradients() ? grads_.bytes_at(logical * ge) : own_grads_.bytes_at(own_at * ge);
-        float* master = master_ ? master_.as<float>() + own_at : static_cast<float*>(param);
-        owned_.push_back({u, range, logical, param, master, m_.as<float>() + own_at, v_.as<float>() + own_at, grad});
+        void* master = master_ ? master_.bytes_at(own_at * size_of(options_.master_dtype)) : param;
+        const int64_t adam_at = own_at * size_of(options_.adam_dtype);
+        owned_.push_back({u, range, logical, param, master, m_.bytes_at(adam_at), v_.bytes_at(adam_at), grad});
     }
 }
 
@@ -270,9 +272,9 @@ void Zero::sum_blocks() {
 
 void Zero::update_range(const OwnedRange& r, int64_t elements, float learning_rate, int64_t step) {
     adamw(compute_, {.param = r.param,
-                     .master = r.master,
-                     .m = r.m,
-                     .v = r.v,
+                     .master = static_cast<float*>(r.master),
+                     .m = static_cast<float*>(r.m),
+                     .v = static_cast<float*>(r.v),
                      .grad = r.grad,
                      .grad_scale = scalars_.as<float>() + 1,
                      .n = elements,
@@ -335,7 +337,7 @@ void Zero::publish() {
                             .x = r.master,
                             .n = r.elements.size(),
                             .out_dtype = options_.param_dtype,
-                            .dtype = DType::f32});
+                            .dtype = options_.master_dtype});
     spread_parameters();
 }
 

@@ -41,6 +41,8 @@ struct ZeroOptions {
     DType param_dtype = DType::f32;
     DType grad_dtype = DType::f32;
     DType wire_dtype = DType::f32;    // gradients on the wire
+    DType master_dtype = DType::f32;  // == param_dtype: the parameters are their own masters
+    DType adam_dtype = DType::f32;    // of m and v
     int prefetch = 1;                 // stage 3: units gathered ahead of use
     bool overlap = true;              // false: compute waits for each collective
     bool accumulate_locally = false;  // stages 2, 3: keep whole gradients until the last micro-batch
@@ -63,9 +65,9 @@ struct OwnedRange {
     ElementRange elements;  // within the unit; not empty
     int64_t logical;        // offset of the first element in the flat buffer
     void* param;            // param_dtype
-    float* master;          // == param with fp32 parameters
-    float* m;
-    float* v;
+    void* master;           // master_dtype; == param where the two have the same dtype
+    void* m;                // adam_dtype
+    void* v;                // adam_dtype
     void* grad;             // grad_dtype: the reduced gradient, once reduce() is done
 };
 
