@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
@@ -166,37 +165,17 @@ bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const 
     return true;
 }
 
-// A line of the cache file: device and library, shape, algorithm in hex, microseconds (for people), between tabs.
+// What the cache file knows the choice by.
 std::string cache_key(const Key& key) {
-    return Device{DeviceKind::cuda, key.device}.name() + ", " + gemm_library_cuda() + "\t" + key.text() + "\t";
+    return Device{DeviceKind::cuda, key.device}.name() + ", " + gemm_library_cuda() + "\t" + key.text();
 }
 
-std::string to_hex(const cublasLtMatmulAlgo_t& algorithm) {
-    std::string hex;
-    unsigned char bytes[sizeof algorithm];
-    std::memcpy(bytes, &algorithm, sizeof algorithm);
-    for (const unsigned char b : bytes) hex += format("%02x", b);
-    return hex;
-}
-
-bool from_hex(const std::string& hex, cublasLtMatmulAlgo_t& algorithm) {
-    unsigned char bytes[sizeof algorithm];
-    if (hex.size() < 2 * sizeof bytes || hex.find_first_not_of("0123456789abcdef") < 2 * sizeof bytes) return false;
-    for (size_t i = 0; i < sizeof bytes; ++i)
-        bytes[i] = static_cast<unsigned char>(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-    std::memcpy(&algorithm, bytes, sizeof bytes);
-    return true;
-}
-
-// The first line for this key whose algorithm the library still accepts. Others, damaged ones among them, are passed
-// over.
+// The first choice for this key that the library still accepts.
 bool read_choice(cublasLtHandle_t handle, const Key& key, Plan& plan) {
-    std::ifstream file(gemm_tuning().cache_file);
-    const std::string wanted = cache_key(key);
-    for (std::string line; std::getline(file, line);) {
+    for (const GemmChoice& choice : read_gemm_cache(gemm_tuning().cache_file, cache_key(key), sizeof plan.algorithm)) {
         cublasLtMatmulAlgo_t algorithm;
         cublasLtMatmulHeuristicResult_t result{};
-        if (line.compare(0, wanted.size(), wanted) != 0 || !from_hex(line.substr(wanted.size()), algorithm)) continue;
+        std::memcpy(&algorithm, choice.data(), sizeof algorithm);
         if (cublasLtMatmulAlgoCheck(handle, plan.operation, plan.first, plan.second, plan.result, plan.result,
                                     &algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
             result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes)
@@ -207,12 +186,10 @@ bool read_choice(cublasLtHandle_t handle, const Key& key, Plan& plan) {
     return false;
 }
 
-// One write in append mode, so that the ranks of a machine may share the file.
 void write_choice(const Key& key, const Plan& plan, float microseconds) {
-    std::ofstream file(gemm_tuning().cache_file, std::ios::app);
-    file << cache_key(key) + to_hex(plan.algorithm) + format("\t%.1f\n", double(microseconds)) << std::flush;
-    require(file.good(), "gemm: cannot write the cache of tuned products to %s; choose a file in a writable folder",
-            gemm_tuning().cache_file.c_str());
+    GemmChoice choice(sizeof plan.algorithm);
+    std::memcpy(choice.data(), &plan.algorithm, sizeof plan.algorithm);
+    write_gemm_cache(gemm_tuning().cache_file, cache_key(key), choice, double(microseconds));
 }
 
 void choose_algorithm(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, void* workspace,

@@ -1,10 +1,14 @@
 #pragma once
 // How cuBLASLt's algorithm is chosen at the first product of each shape. By default the library's own first suggestion,
 // which is the same on every run. Measuring gives a few percent more speed, but two measurements may choose differently
-// and so give other last bits: a cache file makes the choice permanent.
+// and so give other last bits: a cache file makes the choice permanent. Ranks that measure at the same time may use
+// different algorithms in that run; from the next on all of them use what the file holds.
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "kernels/runtime/device.h"
 
 namespace rz {
 
@@ -20,5 +24,24 @@ inline GemmTuning& gemm_tuning() {
     static GemmTuning tuning;
     return tuning;
 }
+
+// --gemm-tune off|on and --gemm-cache FILE, for the process. `on` without a file takes default_gemm_cache(); a file
+// without `on` is read and never written. Returns what the user should know: that nothing is tuned on this device, or
+// where choices are kept. Throws where the given file can't be written.
+std::string set_gemm_tuning(Device device, bool measure, const std::string& cache_file);
+
+// $XDG_CACHE_HOME/ringzero/gemm_tuning.txt, or under ~/.cache; empty if neither variable is set.
+std::string default_gemm_cache();
+
+// ---- the cache file: one line per choice. Read as if it came from anywhere: lines that are damaged, of another version or too
+// long are passed over, and so is a file that is too big or no regular file. `key` holds no control characters but tabs.
+
+using GemmChoice = std::vector<unsigned char>;  // an algorithm, as the library stores it
+
+// The choices recorded under `key`, in file order; of `bytes` bytes each.
+std::vector<GemmChoice> read_gemm_cache(const std::string& path, const std::string& key, size_t bytes);
+// Replaces what `key` has. The file is replaced as a whole, so that a reader sees the old or the new one; several ranks
+// may write at the same time.
+void write_gemm_cache(const std::string& path, const std::string& key, const GemmChoice&, double microseconds);
 
 }  // namespace rz

@@ -149,6 +149,8 @@ void add_training(CLI::App& app, Options& o) {
     device.choice("--recompute", o.recompute, {"none", "mlp", "block"}, "Activations computed again in the backward pass");
     device.whole("--logits-mib", o.logits_mib, 0, 1 << 20, "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
     device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+    device.choice("--gemm-tune", o.gemm_tune, {"off", "on"}, "Time cuBLASLt's algorithms at each new shape, keep the fastest");
+    device.text("--gemm-cache", o.gemm_cache, "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]");
 
     Group ranks{app, "Many ranks (mpirun -n N)"};
     ranks.whole("--zero", o.zero, 0, 3, "What ranks share: 1 optimizer, 2 and gradients, 3 and parameters");

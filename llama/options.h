@@ -45,6 +45,7 @@ struct Options {
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
     std::string device = "auto";
     int64_t threads = 0;  // CPU; 0: what OpenMP chooses
+    std::string gemm_tune = "off", gemm_cache;  // cuBLASLt only; empty: default_gemm_cache() where tuned
 
     // many ranks
     int64_t zero = 0;

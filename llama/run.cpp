@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/gemm.h"
+#include "kernels/gemm_tuning.h"
 #include "llama/atomic_file.h"
 #include "llama/generate.h"
 #include "llama/hf.h"
@@ -67,6 +68,7 @@ Run::Run(const Options& o, Process& p)
     std::string note;
     device_ = process.choose_device(o.device, o.transport, &note);
     device_.make_current();
+    const std::string tuning = set_gemm_tuning(device_, o.gemm_tune == "on", o.gemm_cache);
     compute_ = std::make_unique<Stream>(device_, "compute");
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.
     if (o.threads > 0 && !device_.is_cuda())
@@ -112,7 +114,7 @@ Run::Run(const Options& o, Process& p)
                          .peak_flops = peak_flops(device_) * process.size(),
                          .quiet = !process.is_root()};
     log_ = std::make_unique<Log>(facts, o.out, /*first_step=*/1);
-    announce(table_, note);
+    announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
     last_done_ = compute_->record(/*timing=*/true);
 }
 

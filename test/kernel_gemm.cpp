@@ -83,7 +83,7 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
     check({.measure = false, .cache_file = path}, 0, 1);
     std::ifstream file(path);
     const std::string text(std::istreambuf_iterator<char>(file), {});
-    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;  // damaged lines went when it was written
     const std::string copy = path + "_cut";
     std::ofstream(copy) << text.substr(0, text.size() - 40);  // the algorithm is cut off
     check({.measure = false, .cache_file = copy}, 0, 0);
