@@ -1,0 +1,97 @@
+#pragma once
+// What the numbers of each step say about the health of the run. All ranks feed the same numbers and so reach the same
+// verdict without another message.
+//
+//   a non-finite loss or gradient norm   the update was skipped on the device (zero/zero.h), every bit of the state is as
+//                                        before; counted, and after --max-skips in a row the run ends with exit code 72
+//   a spike                              a value far above its recent ones: flagged, or with --on-spike stop the run ends
+//                                        with exit code 72 before anything is saved
+//   a slow rank                          named
+//   replicas that differ                 ranks that must hold the same parameters do not: named, exit code 73
+
+#include <cstdint>
+#include <deque>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace rz {
+
+// z = (x - median) / max(1.4826 MAD, floor |median|) against the last values. A spike counts as a value of the window (the
+// median shrugs it off, and a lasting change is accepted after half a window); NaN and infinities never enter it.
+class SpikeDetector {
+   public:
+    explicit SpikeDetector(double floor) : floor_(floor) {}
+
+    // z of x against what came before; 0 until kLeast values are known, and for a non-finite x. Then takes x in.
+    double observe(double x);
+
+    // Exact: a detector that reads this goes on as the one that wrote it.
+    nlohmann::json to_json() const;
+    void from_json(const nlohmann::json&, const std::string& where);
+
+    static constexpr size_t kWindow = 128, kLeast = 16;
+
+   private:
+    double floor_;
+    std::deque<double> window_;
+};
+
+struct GuardOptions {
+    int64_t max_skips = 10;  // 0: never gives up
+    double spike_z = 8;      // 0: no detector
+    bool stop_on_spike = false;
+};
+
+struct Verdict {
+    bool skipped = false;
+    double loss_z = 0, norm_z = 0;
+    bool spike = false;
+    std::string give_up;  // why the run must end with kExitNumbers; empty: it goes on
+    std::string note;     // for the step's line; empty if all is well
+};
+
+class Guards {
+   public:
+    explicit Guards(const GuardOptions& options) : options_(options) {}
+
+    Verdict observe(int64_t step, double loss, double grad_norm);
+
+    int64_t skipped() const { return skipped_; }        // over the whole run
+    int64_t skipped_in_a_row() const { return in_a_row_; }
+    int64_t spikes() const { return spikes_; }
+
+    // Counters and windows, for the manifest. from_json throws naming `where` and leaves this as it was.
+    nlohmann::json to_json() const;
+    void from_json(const nlohmann::json&, const std::string& where);
+
+   private:
+    GuardOptions options_;
+    int64_t skipped_ = 0, in_a_row_ = 0, spikes_ = 0;
+    SpikeDetector loss_{0.01}, norm_{0.1};
+};
+
+// Names a rank that needs much more time of its own (without waiting for others) than the rest.
+class StragglerDetector {
+   public:
+    // Seconds of this step, of all ranks. Returns the rank that is slow, or -1: over the last steps it took more than twice
+    // the median of the others, and 5 ms more.
+    int observe(const std::vector<double>& own_seconds);
+    // Of the rank that observe() named
+    double seconds() const { return seconds_; }
+    double others() const { return others_; }
+
+   private:
+    std::vector<double> mean_;  // decaying
+    int64_t steps_ = 0;
+    double seconds_ = 0, others_ = 0;
+};
+
+// Sum over all 8-byte words of mix(index, word), mod 2^64: independent of how the words are sliced and of their order.
+// `first` is the index of the first word in the whole. bytes is a multiple of 8.
+uint64_t hash_words(const void* data, int64_t bytes, uint64_t first);
+
+// Ranks whose value is not that of the majority; all, if there is none. Empty if all agree.
+std::vector<int> odd_ones_out(const std::vector<uint64_t>& values);
+
+}  // namespace rz

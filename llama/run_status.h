@@ -1,0 +1,43 @@
+#pragma once
+// <out>/run_status.json: how the run stands or how it ended, for supervisors and people. mpirun's own exit code can't be
+// trusted with that. Replaced atomically; a reader sees one whole state or the other.
+//
+//   {"state": "running" | "finished" | "stopped" | "failed", "step": 120, "steps": 1000, "saved_step": 100,
+//    "exit_code": 75, "reason": "SIGTERM on rank 2", "rank": 2, "host": "node7", "pid": 4711, "ranks": 4,
+//    "started": "2026-11-21T12:00:00Z", "updated": "2026-11-21T12:34:56Z", "commit": "4aac85d"}
+//
+// "running" with a dead pid: the run was killed and could say nothing.
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace rz {
+
+class RunStatus {
+   public:
+    // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end.
+    RunStatus(std::string folder, int rank, int ranks, int64_t steps);
+
+    void running(int64_t step);      // at most every second, and not fsynced: cheap enough for every step
+    void saved(int64_t step);        // a checkpoint is complete
+    void finished(int64_t step);
+    void stopped(int64_t step, int exit_code, const std::string& reason);
+    // From any thread, and when much is broken already: never throws. `rank` < 0: the own.
+    void failed(int exit_code, const std::string& reason, int rank = -1);
+
+    int64_t step() const { return step_; }
+    int64_t saved_step() const { return saved_step_; }
+
+   private:
+    void write(const char* state, int exit_code, const std::string& reason, int rank, bool durable);
+
+    std::string folder_, started_;
+    int rank_, ranks_;
+    int64_t steps_, step_ = 0, saved_step_ = -1;
+    double written_ = 0;
+    bool ended_ = false, warned_ = false;
+    std::mutex mutex_;
+};
+
+}  // namespace rz

@@ -1,0 +1,50 @@
+#pragma once
+// Being asked to stop. A request on any rank travels with the numbers that the ranks exchange after every step, so all of
+// them stop behind the same step, save, and end with exit code 75.
+//
+//   SIGTERM, SIGUSR1, the first SIGINT   stop behind the current step
+//   a further SIGINT                     ends this process at once with exit code 130; what was saved is whole
+//   SIGXFSZ, SIGPIPE                     ignored: the write fails instead, and says so
+//   --time-limit, SLURM_JOB_END_TIME     as a signal, early enough to save
+//
+// SIGUSR2 and SIGHUP are left alone: MPICH's mpirun passes neither on.
+
+#include <cstdint>
+#include <string>
+
+namespace rz {
+
+enum class StopCause : int32_t { none = 0, terminate, usr1, interrupt, time_limit };
+
+// Installs the handlers. A second SIGINT counts only 0.3 s after the first: a terminal sends Ctrl-C to mpirun, which passes
+// it on, and to the ranks.
+void install_stop_signals();
+
+// What this rank has been asked by signal, and forgetting it (tests).
+StopCause stop_signal();
+void forget_stop_signal();
+
+// "SIGTERM on rank 2", "the time limit"
+std::string describe_stop(StopCause cause, int rank);
+
+// "90", "90s", "90m", "3h30m", "2d12h", "1:30:00" in seconds. Throws with examples.
+double parse_duration(const std::string& text);
+
+// When a run has to end. 0: no limit.
+class TimeLimit {
+   public:
+    // `seconds` from `started` on (both of CLOCK_REALTIME); also the end of the Slurm job, if the environment has it.
+    TimeLimit(double seconds, double started);
+
+    // Whether saving has to begin behind this step: the next step and twice the last save must still fit.
+    bool reached(double save_seconds, double step_seconds) const;
+    bool reached(double save_seconds, double step_seconds, double now) const;
+    double end() const { return end_; }  // 0: none
+
+   private:
+    double end_ = 0;
+};
+
+double wall_clock();  // seconds since the epoch
+
+}  // namespace rz
