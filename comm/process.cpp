@@ -144,7 +144,10 @@ void Process::bring_up(const ProcessOptions& options) {
     watch.size = size_;
     watch.timeout_s = options.timeout_s;
     watch.directory = run_directory_;
-    watch.on_failure = [](const std::string&) { mpi_abort(kExitDeadline); };
+    watch.on_failure = [this](const std::string& reason) {
+        call_hook(kExitDeadline, watch_ ? reason + watch_->job_report() : reason);
+        mpi_abort(kExitDeadline);
+    };
     try {
         watch_ = std::make_shared<Watch>(watch);
     } catch (const Error& e) {
@@ -197,7 +200,18 @@ void Process::finish(int code) {
         std::filesystem::remove_all(run_directory_, error);
 }
 
+void Process::on_failure(std::function<void(int, const std::string&)> hook) {
+    std::lock_guard lock(hook_mutex_);
+    failure_hook_ = std::move(hook);
+}
+
+void Process::call_hook(int code, const std::string& reason) {
+    std::lock_guard lock(hook_mutex_);
+    if (failure_hook_) failure_hook_(code, reason);
+}
+
 void Process::report(int code, const std::string& reason) {
+    call_hook(code, reason);
     const std::string text = size_ > 1 ? format("rank %d of %d: %s\n", rank_, size_, reason.c_str()) : reason + "\n";
     std::fprintf(stderr, "%s", text.c_str());
     if (run_directory_.empty()) return;

@@ -15,6 +15,8 @@
 //   0    finished; `success` exists. 0 without it is a failure
 //   70   a rank failed with an error; failure.txt has its message
 //   71   a deadline passed: a rank hangs, was stopped or cannot be reached; failure.txt has every rank's report
+//   72   the numbers are bad: non-finite steps in a row, or a spike; the last checkpoint is from before
+//   73   ranks that must hold the same parameters do not: a fault of memory or of a device
 //   75   stopped on request (a signal, a time limit): start again to go on
 //   else what body() returned, or the launcher's code for a rank that was killed
 //
@@ -23,6 +25,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,7 +35,7 @@ namespace rz {
 
 class HostTransport;
 
-enum ExitCode : int { kExitSuccess = 0, kExitError = 70, kExitDeadline = 71, kExitRequeue = 75 };
+enum ExitCode : int { kExitSuccess = 0, kExitError = 70, kExitDeadline = 71, kExitNumbers = 72, kExitReplicas = 73, kExitRequeue = 75 };
 
 struct ProcessOptions {
     double timeout_s = 600;  // of every wait
@@ -61,6 +64,10 @@ class Process {
     // Runs body, then ends the job together with all other ranks. An error on one rank ends all (exit code 70).
     int run(const std::function<int()>& body);
 
+    // `hook` is called with exit code and reason before the job ends for an error or a deadline, on the rank that ends it, from
+    // any thread. It must not throw and not wait. nullptr: none.
+    void on_failure(std::function<void(int code, const std::string& reason)> hook);
+
     // Ends the whole job at once; the reason goes to stderr and failure.txt.
     [[noreturn]] void abort(int code, const std::string& reason);
 
@@ -86,12 +93,15 @@ class Process {
     void bring_up(const ProcessOptions& options);
     void clear_run_directory();
     void report(int code, const std::string& reason);
+    void call_hook(int code, const std::string& reason);
     void finish(int code);
     void send_recv(std::vector<Message> messages);
 
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
     std::string run_directory_;
+    std::mutex hook_mutex_;
+    std::function<void(int, const std::string&)> failure_hook_;
     std::shared_ptr<Watch> watch_;
     std::unique_ptr<HostTransport> control_;
 };

@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "kernels/runtime/check.h"
+#include "llama/fault.h"
 
 namespace rz {
 
@@ -51,13 +52,27 @@ void make_folder(const std::string& folder) {
     fsync_folder(parent);
 }
 
+// Network file systems answer so for a while when a server restarts: whether to try again, after a pause that doubles.
+static bool try_again(int error, int& attempt, const std::string& path, const char* call) {
+    constexpr int kAttempts = 4;
+    if ((error != EIO && error != ESTALE && error != EAGAIN) || attempt >= kAttempts) return false;
+    std::fprintf(stderr, "train_llama: %s: %s failed: %s; trying again\n", path.c_str(), call, std::strerror(error));
+    ::usleep(50000u << attempt++);
+    return true;
+}
+
 void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path) {
     const char* p = static_cast<const char*>(data);
+    int attempt = 0;
     while (bytes > 0) {
-        const ssize_t n = ::pwrite(fd, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
+        ssize_t n = -1;
+        if ((errno = fault_errno("file.write")) == 0)
+            n = ::pwrite(fd, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = EIO;
+        if (n <= 0 && try_again(errno, attempt, path, "write")) continue;
         if (n <= 0) fail_errno(path, "write");
+        attempt = 0;
         p += n, offset += n, bytes -= n;
     }
 }
@@ -65,7 +80,8 @@ void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const st
 AtomicFile::AtomicFile(std::string path, int64_t bytes) : path_(std::move(path)) {
     static std::atomic<int> count = 0;
     temporary_ = format("%s.tmp-%d-%d", path_.c_str(), int(::getpid()), count++);
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if ((errno = fault_errno("file.open")) == 0)
+        fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0) fail_errno(temporary_, "open");
     if (bytes <= 0) return;
     // EOPNOTSUPP and EINVAL: this file system reserves nothing; a full disk will show while writing.
@@ -95,11 +111,13 @@ void AtomicFile::write_at(int64_t offset, const void* data, int64_t bytes) {
 
 void AtomicFile::commit() {
     require(fd_ >= 0, "%s: committed twice", path_.c_str());
-    if (::fsync(fd_) != 0) fail_errno(path_, "fsync");
+    // Never tried again: after a failed fsync the kernel takes the lost pages for written.
+    if ((errno = fault_errno("file.fsync")) != 0 || ::fsync(fd_) != 0) fail_errno(path_, "fsync");
     const int fd = fd_;
     fd_ = -1;
-    if (::close(fd) != 0) fail_errno(path_, "close");
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_errno(path_, "rename");
+    const int unclosed = fault_errno("file.close");
+    if (::close(fd) != 0 || (errno = unclosed) != 0) fail_errno(path_, "close");
+    if ((errno = fault_errno("file.rename")) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) fail_errno(path_, "rename");
     temporary_.clear();
     fsync_folder(parent_folder(path_));
 }
@@ -111,23 +129,27 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 }
 
 std::string read_file(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) fail_errno(path, "open");
-    std::string content;
-    ssize_t n = 0;
-    for (;;) {
-        constexpr size_t kPiece = 1 << 16;
-        const size_t size = content.size();
-        content.resize(size + kPiece);
-        n = ::read(fd, content.data() + size, kPiece);
-        content.resize(size + size_t(std::max<ssize_t>(n, 0)));
-        if (n == 0 || (n < 0 && errno != EINTR)) break;
+    for (int attempt = 0;;) {
+        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (fd < 0 && try_again(errno, attempt, path, "open")) continue;
+        if (fd < 0) fail_errno(path, "open");
+        std::string content;
+        ssize_t n = 0;
+        for (;;) {
+            constexpr size_t kPiece = 1 << 16;
+            const size_t size = content.size();
+            content.resize(size + kPiece);
+            n = (errno = fault_errno("file.read")) == 0 ? ::read(fd, content.data() + size, kPiece) : -1;
+            content.resize(size + size_t(std::max<ssize_t>(n, 0)));
+            if (n == 0 || (n < 0 && errno != EINTR)) break;
+        }
+        const int error = errno;
+        ::close(fd);
+        if (n == 0) return content;
+        if (try_again(error, attempt, path, "read")) continue;
+        errno = error;
+        fail_errno(path, "read");
     }
-    const int error = errno;
-    ::close(fd);
-    errno = error;
-    if (n < 0) fail_errno(path, "read");
-    return content;
 }
 
 void copy_file_atomically(const std::string& from, const std::string& to) {

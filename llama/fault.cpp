@@ -32,7 +32,7 @@ constexpr Point kPoints[] = {
     {"file.fsync", "before each fsync of a file"},
     {"file.close", "before a written file is closed"},
     {"file.rename", "before a file gets its real name"},
-    {"file.read", "before each read of a whole file"},
+    {"file.read", "before each read of a small file (configuration, manifest)"},
     {"checkpoint.mkdir", "before a checkpoint's temporary folder is made"},
     {"checkpoint.made", "after it was made"},
     {"checkpoint.snapshot", "before the state is copied"},

@@ -86,12 +86,13 @@ void RunLock::take_file() {
     path_ = mine;
     sign();
     bool taken = false;
+    int error = 0;
     for (int attempt = 0; attempt < 2 && !taken; ++attempt) {
         taken = link(mine.c_str(), own.c_str()) == 0;
-        if (taken || errno != EEXIST || !is_dead(first_line(own))) break;
+        error = errno;
+        if (taken || error != EEXIST || !is_dead(first_line(own))) break;
         unlink(own.c_str());
     }
-    const int error = errno;
     unlink(mine.c_str());
     path_ = own;
     if (taken) return;

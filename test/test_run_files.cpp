@@ -1,4 +1,4 @@
-// The lock on an output folder, and its run_status.json.
+// The lock on an output folder, its run_status.json, and file errors on the way to the disk.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -10,6 +10,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/atomic_file.h"
+#include "llama/fault.h"
 #include "llama/json.h"
 #include "llama/run_lock.h"
 #include "llama/run_status.h"
@@ -182,6 +183,49 @@ TEST(RunStatus, WithoutAFolderNothingHappensAndAFullDiskIsNoError) {
     const std::string said = testing::internal::GetCapturedStderr();
     EXPECT_NE(said.find("can't write /proc/nowhere/run_status.json"), std::string::npos);
     EXPECT_EQ(said.find("can't write"), said.rfind("can't write")) << "one warning";
+}
+
+std::string write_error(const char* fault, const std::string& path) {
+    arm_faults(0, fault);
+    testing::internal::CaptureStderr();
+    std::string error;
+    try {
+        write_file_atomically(path, "new");
+    } catch (const Error& e) {
+        error = e.what();
+    }
+    testing::internal::GetCapturedStderr();
+    arm_faults(0, "");
+    return error;
+}
+
+TEST(FileFaults, EveryFailedCallIsSeenAndLeavesTheOldFile) {
+    Folder folder;
+    const std::string path = folder.path + "/file";
+    write_file_atomically(path, "old");
+    for (const char* call : {"open", "write", "fsync", "close", "rename"})
+        for (const char* action : {"enospc", "eio", "efbig"}) {
+            const std::string error = write_error(format("file.%s:0:*:%s", call, action).c_str(), path);
+            EXPECT_NE(error.find(std::string(call) + " failed"), std::string::npos) << call << " " << action << ": " << error;
+            EXPECT_EQ(read_file(path), "old") << call << " " << action;
+            EXPECT_EQ(std::distance(fs::directory_iterator(folder.path), {}), 1) << "what was begun is removed";
+        }
+    EXPECT_NE(write_error("file.write:0:1:enospc", path).find("free some space"), std::string::npos);
+}
+
+// A server that restarts answers EIO or a stale handle for a while.
+TEST(FileFaults, PassingErrorsOfANetworkFileSystemAreTriedAgain) {
+    Folder folder;
+    const std::string path = folder.path + "/file";
+    EXPECT_EQ(write_error("file.write:0:1:eio", path), "");
+    EXPECT_EQ(write_error("file.write:0:1:estale,file.write:0:2:eio", path), "");
+    EXPECT_EQ(read_file(path), "new");
+    EXPECT_NE(write_error("file.fsync:0:1:eio", path), "") << "a second fsync would succeed without the lost pages";
+    arm_faults(0, "file.read:0:1:eio");
+    EXPECT_EQ(read_file(path), "new");
+    arm_faults(0, "file.read:0:*:eio");
+    EXPECT_THROW(read_file(path), Error);
+    arm_faults(0, "");
 }
 
 }  // namespace
