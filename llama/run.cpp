@@ -10,6 +10,7 @@
 #include "llama/atomic_file.h"
 #include "llama/generate.h"
 #include "llama/hf.h"
+#include "llama/rank_report.h"
 #include "llama/version.h"
 #include "llama/weights.h"
 
@@ -116,6 +117,7 @@ Run::Run(const Options& o, Process& p)
     log_ = std::make_unique<Log>(facts, o.out, /*first_step=*/1);
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
     last_done_ = compute_->record(/*timing=*/true);
+    bytes_before_ = mesh_->bytes_sent();
 }
 
 void Run::announce(const ParamTable&, const std::string& note) {
@@ -159,6 +161,8 @@ void Run::end_step(int64_t step) {
     compute_->copy(probe.host.data(), model->loss_sum(), 8);
     compute_->copy(probe.host.bytes_at(8), zero->grad_norm(), 4);
     probe.done = compute_->record(/*timing=*/true);
+    probe.bytes_sent = mesh_->bytes_sent() - bytes_before_;
+    bytes_before_ += probe.bytes_sent;
     model->reset_loss();
     // One process lets the host run a step ahead of the device; many ranks report at once, so that each step's
     // communication is counted with it.
@@ -183,8 +187,10 @@ void Run::report(Probe& probe) {
         const CommTotals comm = meter_.take_complete();
         r.comm_seconds = comm.total_s;
         r.exposed_seconds = comm.exposed_s;
-        r.bytes_sent = comm.bytes_sent;
+        r.bytes_sent = probe.bytes_sent;
     }
+    ++steps_done_;
+    bytes_in_steps_ += probe.bytes_sent;
     last_done_ = probe.done;
     log_->step(r, probe.step % options.log_every == 0 || probe.step == options.steps || probe.step == 1);
     probe.step = -1;
@@ -212,6 +218,7 @@ void Run::validate(int64_t step) {
                       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
     if (o.sample_every > 0 && validations_++ % o.sample_every == 0 && step > 0) print_sample(step);
     if (process.size() > 1) meter_.take();  // not part of a step
+    bytes_before_ = mesh_->bytes_sent();
     last_done_ = compute_->record(/*timing=*/true);
 }
 
@@ -241,6 +248,9 @@ void Run::finish() {
         log_->line("saved    " + folder);
     }
     compute_->synchronize();
+    const RankReport ranks = gather_rank_report(process, device_, steps_done_, bytes_in_steps_);
+    log_->line(ranks.text);
+    if (process.is_root() && !options.out.empty()) write_file_atomically(options.out + "/ranks.json", ranks.json);
     log_->finish();
 }
 

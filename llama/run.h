@@ -50,6 +50,7 @@ class Run {
         int64_t step = -1;
         Buffer host;  // double loss sum, float norm
         Event done;
+        int64_t bytes_sent = 0;  // by the step's collectives
     };
     void announce(const ParamTable&, const std::string& device_note);
     void report(Probe& probe);
@@ -75,6 +76,8 @@ class Run {
     std::optional<Tokenizer> tokenizer_;
     std::array<Probe, 2> probes_;
     Event last_done_;
+    int64_t bytes_before_ = 0;                       // sent when the step began
+    int64_t steps_done_ = 0, bytes_in_steps_ = 0;  // of this process
     int64_t validations_ = 0;
 };
 

@@ -1,0 +1,21 @@
+#pragma once
+// What a run took on every rank: peak memory by kind and bytes sent. Gathered once, when the run ends.
+
+#include <cstdint>
+#include <string>
+
+#include "comm/process.h"
+
+namespace rz {
+
+struct RankReport {
+    std::string text;  // for people: per kind the least and the most of all ranks, and which ranks these are
+    std::string json;  // an array with one object per rank, in rank order: rank, host, device, steps, bytes_sent,
+                       // memory_peak {kind: bytes, ..., "total": bytes}
+};
+
+// Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger counted
+// on `device`.
+RankReport gather_rank_report(Process& process, Device device, int64_t steps, int64_t bytes_sent);
+
+}  // namespace rz
