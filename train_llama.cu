@@ -3,6 +3,7 @@
 //   train_llama --help                                      every flag
 //   train_llama --data data/stdlib --out runs/first       one process
 //   mpirun -n 4 train_llama --data ... --zero 3             four
+//   train_llama --out runs/first --resume auto              go on after whatever happened
 //   train_llama generate --from runs/first/final --prompt "def "
 
 #include <cstdio>
@@ -15,8 +16,8 @@ using namespace rz;
 
 // One line per stage; everything is enqueued, nothing here waits for the device.
 static void train(Run& run) {
-    if (run.options.val_every > 0) run.validate(0);
-    for (int64_t step = 1; step <= run.options.steps; ++step) {
+    if (run.options.val_every > 0 && run.first_step() == 1) run.validate(0);
+    for (int64_t step = run.first_step(); step <= run.options.steps; ++step) {
         run.process.set_step(step);
         for (int64_t m = 0; m < run.micro_batches(); ++m) {
             const DeviceBatch batch = run.fetch(step, m);
@@ -26,14 +27,20 @@ static void train(Run& run) {
         run.zero->update(float(run.schedule.at(step)), step);
         run.end_step(step);
         if (run.validates(step)) run.validate(step);
+        if (run.saves(step)) run.save(step);
     }
     run.finish();
 }
 
-static int run_command(const Options& options, Process& process) {
+static int run_command(Options options, Process& process) {
     if (options.command == Options::Command::generate) return generate_command(options);
+    if (options.command == Options::Command::export_model) return export_command(options);
     if (options.print_config) return print_config_command(options);
-    Run run(options, process);
+    const std::optional<ResumePoint> from = find_checkpoint(options, process);
+    if (from)
+        for (const std::string& line : adopt_options(options, from->manifest, process.size()))
+            if (process.is_root()) std::printf("changed  %s\n", line.c_str());
+    Run run(options, process, from);
     train(run);
     return 0;
 }

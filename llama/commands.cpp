@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 
 #include "llama/generate.h"
 #include "llama/hf.h"
@@ -83,6 +84,34 @@ int print_config_command(const Options& o) {
     }
     std::printf("\nFLOPs per token, forward and backward, at --seq-len %lld: %.4g\n", (long long)o.seq_len,
                 training_flops_per_token(config, o.seq_len));
+    return 0;
+}
+
+int export_command(const Options& o) {
+    const std::string folder = resolve_model(o.from);
+    const ModelConfig config = load_config(folder);
+    const ParamTable table(config);
+    const HfWeights weights(folder, table);
+    for (const std::string& w : weights.warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
+    const DType dtype = o.export_dtype.empty()    ? weights.dtype()
+                        : o.export_dtype == "fp16" ? DType::f16
+                                                   : parse_dtype("--dtype", o.export_dtype);
+    std::error_code none;
+    require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder", o.to.c_str());
+    const auto start = std::chrono::steady_clock::now();
+    auto shown = start;
+    int64_t done = 0;
+    save_model(o.to, config, table, dtype, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
+        weights.read(t, first, count, dtype, out);
+        done += count;
+        const auto now = std::chrono::steady_clock::now();
+        if (std::chrono::duration<double>(now - shown).count() < 5) return;
+        shown = now;
+        const double seconds = std::chrono::duration<double>(now - start).count();
+        const double rest = seconds * double(table.parameters() - done) / double(done);
+        std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done) / double(table.parameters()), duration(rest).c_str());
+    }, o.tokenizer.empty() ? folder : o.tokenizer);
+    std::printf("%s: %s in %s\n", o.to.c_str(), summary(config).c_str(), safetensors_type(dtype).c_str());
     return 0;
 }
 

@@ -7,5 +7,6 @@ namespace rz {
 
 int generate_command(const Options&);
 int print_config_command(const Options&);
+int export_command(const Options&);
 
 }  // namespace rz

@@ -7,6 +7,7 @@
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/memory.h"
+#include "llama/atomic_file.h"
 #include "llama/plot.h"
 
 namespace rz {
@@ -33,11 +34,28 @@ static std::string rate(double flops) {
 // JSON has no NaN or infinity.
 static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x) : "null"; }
 
+// Drops what an earlier start of the run logged at or after `step`, and a line that it did not finish.
+static void truncate_metrics(const std::string& path, int64_t step) {
+    if (std::FILE* file = std::fopen(path.c_str(), "r"); file == nullptr)
+        return;
+    else
+        std::fclose(file);
+    const std::string text = read_file(path);
+    std::string kept;
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+        long long logged = -1;
+        if (std::sscanf(text.c_str() + at, "{\"step\":%lld", &logged) == 1 && logged >= 0 && logged < step)
+            kept.append(text, at, end + 1 - at);
+    }
+    if (kept != text) write_file_atomically(path, kept);
+}
+
 Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step)
     : facts_(facts), folder_(folder), start_(std::chrono::steady_clock::now()) {
     colour_ = isatty(1) && !std::getenv("NO_COLOR");
     if (facts_.quiet || folder_.empty()) return;
     const std::string path = folder_ + "/metrics.jsonl";
+    if (first_step > 1) truncate_metrics(path, first_step);
     metrics_ = std::fopen(path.c_str(), first_step > 1 ? "a" : "w");
     require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
     events_ = std::make_unique<EventFile>(folder_, first_step);

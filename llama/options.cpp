@@ -172,10 +172,18 @@ void add_training(CLI::App& app, Options& o) {
     val.text("--prompt", o.prompt, "What samples begin with");
 
     Group out{app, "Output"};
-    out.text("--out", o.out, "Folder for metrics.jsonl, the loss curve and the final weights; empty: none");
+    out.text("--out", o.out, "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
     out.whole("--log-every", o.log_every, 1, kBig, "Steps between printed lines");
     out.flag("--print-config", o.print_config, "Show the model, its tensors and memory, and stop");
     out.flag("--presets", o.presets, "List the presets and stop");
+
+    Group keep{app, "Checkpoints (in --out)"};
+    keep.text("--resume", o.resume, "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder");
+    keep.whole("--save-every", o.save_every, 0, kBig, "Steps between checkpoints, and one at the end; 0: none");
+    keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all")->check(CLI::Validator(
+        [](std::string& text) { return text == "1" ? std::string("1 would leave none while the next is written; nearest valid value: 2") : ""; }, ""));
+    keep.flag("--no-background-save", o.no_background_save, "Training waits for each save, which then needs no memory for a copy of the state");
+    keep.flag("--allow-data-change", o.allow_data_change, "Resume although the data are not those of the checkpoint");
 }
 
 void add_generate(CLI::App& app, Options& o) {
@@ -192,6 +200,37 @@ void add_generate(CLI::App& app, Options& o) {
     g.choice("--device", o.device, {"auto", "cuda", "cpu"}, "auto: CUDA where it is usable");
     g.choice("--dtype", o.dtype, {"fp32", "bf16"}, "Of weights and activations");
     g.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+}
+
+void add_export(CLI::App& app, Options& o) {
+    Group g{app, "Export"};
+    g.text("--from", o.from, "A checkpoint, a run's final/ or any Hugging Face LLaMA")->required();
+    g.text("--to", o.to, "Folder to write: config.json, model.safetensors and the tokenizer's files")->required();
+    g.choice("--dtype", o.export_dtype, {"fp32", "bf16", "fp16"}, "Of the weights written [as stored]");
+    g.text("--tokenizer", o.tokenizer, "Folder or tokenizer.json whose files are copied [--from's]");
+}
+
+// Whether a run that goes on takes this flag from its checkpoint. What depends on the machine (device, threads, ranks) it does not,
+// and the model comes with the weights.
+bool is_kept(const CLI::Option& option, const std::string& name) {
+    const std::string group = option.get_group();
+    for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
+        if (group.rfind(kept, 0) == 0) return true;
+    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep"})
+        if (name == kept) return true;
+    return false;
+}
+
+void note_flags(const CLI::App& app, Options& o) {
+    for (const CLI::Option* option : app.get_options()) {
+        if (option->get_lnames().empty()) continue;
+        const std::string name = option->get_lnames()[0];
+        if (option->count() > 0) o.given.insert(name);
+        if (!is_kept(*option, name)) continue;
+        std::string value = option->get_default_str();
+        if (option->count() > 0) value = option->results().back();
+        o.kept_flags[name] = value;
+    }
 }
 
 // "--stepz": "did you mean --steps?"
@@ -225,7 +264,7 @@ static int report(const CLI::App& app, const CLI::ParseError& error) {
     return 2;
 }
 
-bool parse_options(int argc, char** argv, Options& o, int& exit_code) {
+static bool parse(Options& o, int& exit_code) {
     CLI::App app{"Trains a LLaMA, in raw CUDA C++ or on the CPU. Example:\n"
                  "  train_llama --preset bytes --data data/stdlib --steps 300 --out runs/first\n"
                  "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
@@ -238,21 +277,61 @@ bool parse_options(int argc, char** argv, Options& o, int& exit_code) {
     add_training(app, o);
     CLI::App* generate = app.add_subcommand("generate", "Continue a prompt with a trained model");
     add_generate(*generate, o);
+    CLI::App* exports = app.add_subcommand("export", "Write a model folder for Hugging Face's libraries, vLLM and llama.cpp");
+    add_export(*exports, o);
     try {
-        app.parse(argc, argv);
+        app.parse(std::vector<std::string>(o.arguments.rbegin(), o.arguments.rend()));
     } catch (const CLI::ParseError& error) {
-        exit_code = report(generate->parsed() ? *generate : app, error);
+        exit_code = report(generate->parsed() ? *generate : exports->parsed() ? *exports : app, error);
         return false;
     }
     if (generate->parsed()) o.command = Options::Command::generate;
+    if (exports->parsed()) o.command = Options::Command::export_model;
+    note_flags(app, o);
     if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
     if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
+    return true;
+}
+
+bool parse_options(int argc, char** argv, Options& o, int& exit_code) {
+    o.arguments.assign(argv + 1, argv + argc);
+    if (!parse(o, exit_code)) return false;
     if (o.presets) {
         std::cout << preset_table();
         exit_code = 0;
         return false;
     }
     return true;
+}
+
+static bool same_value(const std::string& a, const std::string& b) {
+    char *end_a = nullptr, *end_b = nullptr;
+    const double x = std::strtod(a.c_str(), &end_a), y = std::strtod(b.c_str(), &end_b);
+    const bool numbers = !a.empty() && !b.empty() && *end_a == '\0' && *end_b == '\0';
+    return numbers ? x == y : a == b;
+}
+
+std::vector<std::string> adopt_flags(Options& o, const std::map<std::string, std::string>& saved) {
+    std::vector<std::string> lines;
+    Options fresh;
+    fresh.arguments = o.arguments;
+    for (const auto& [name, value] : saved) {
+        if (o.given.count(name)) {
+            const std::string& now = o.kept_flags[name];
+            if (!same_value(now, value)) lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
+        } else if (o.kept_flags.count(name)) {
+            if (!value.empty() && value != "false") fresh.arguments.push_back("--" + name + (value == "true" ? "" : "=" + value));
+        } else {
+            lines.push_back(format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
+        }
+    }
+    const std::vector<std::string> given = o.arguments;
+    int exit_code = 0;
+    require(parse(fresh, exit_code), "the checkpoint's flags and those given do not go together");
+    fresh.arguments = given;
+    fresh.given = o.given;
+    o = fresh;
+    return lines;
 }
 
 // ---- combinations -------------------------------------------------------------------------------------------------------
@@ -266,6 +345,12 @@ DType parse_dtype(const std::string& flag, const std::string& value) {
 ModelConfig model_config(const Options& o, int64_t data_vocab) {
     ModelConfig c = o.init_from.empty() ? find_preset(o.preset).config : load_config(resolve_model(o.init_from));
     if (o.init_from.empty() && data_vocab > 0) c.vocab = data_vocab;
+    override_fields(o, c);
+    check_fit(o, c, data_vocab);
+    return c;
+}
+
+void override_fields(const Options& o, ModelConfig& c) {
     for (const ConfigField& f : config_fields())
         if (auto it = o.fields.find(f.name); it != o.fields.end()) c.*f.member = it->second;
     if (!o.head.empty()) c.tied = o.head == "tied";
@@ -273,12 +358,14 @@ ModelConfig model_config(const Options& o, int64_t data_vocab) {
     if (o.norm_eps > 0) c.norm_eps = o.norm_eps;
     if (o.init_std > 0) c.init_std = o.init_std;
     c.resolve();
+}
+
+void check_fit(const Options& o, const ModelConfig& c, int64_t data_vocab) {
     require(o.seq_len <= c.max_seq_len,
             "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
             (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
     require(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: --vocab %lld",
             (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
-    return c;
 }
 
 int64_t micro_batches(const Options& o, int64_t ranks) {

@@ -3,14 +3,22 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "llama/config.h"
 
 namespace rz {
 
 struct Options {
-    enum class Command { train, generate } command = Command::train;
+    enum class Command { train, generate, export_model } command = Command::train;
+
+    // How the run was asked for: every argument, the flags given there or in a --config file, and the value of every flag that
+    // a resumed run takes from its checkpoint unless it is given again.
+    std::vector<std::string> arguments;
+    std::set<std::string> given;
+    std::map<std::string, std::string> kept_flags;
 
     // model
     std::string preset = "bytes";
@@ -65,12 +73,16 @@ struct Options {
 
     // output
     std::string out;
+    int64_t save_every = 1000, keep = 2;
+    bool no_background_save = false, allow_data_change = false;
+    std::string resume;  // "", "auto", a step, or a checkpoint's folder
     int64_t log_every = 1;
     bool print_config = false;
     bool presets = false;
 
-    // generate
+    // generate, export
     std::string from;
+    std::string to, export_dtype;  // export; dtype empty: as stored
     std::string prompt;
     int64_t max_tokens = 256;
     double temperature = 0.8, top_p = 1.0;
@@ -81,9 +93,18 @@ struct Options {
 // (0 or 2).
 bool parse_options(int argc, char** argv, Options& options, int& exit_code);
 
+// Parses again with a checkpoint's flags where none were given. Returns one line for every flag that was given and differs from
+// the checkpoint's; flags that this program does not know are named too.
+std::vector<std::string> adopt_flags(Options& options, const std::map<std::string, std::string>& saved);
+
 // The model that the options ask for: preset (or init_from's config.json), then overrides; `data_vocab` > 0 is the vocabulary
 // of the data, used unless the preset or the user fixes one. Resolved.
 ModelConfig model_config(const Options&, int64_t data_vocab);
+
+// The fields that were given, over those of `config`; then resolve().
+void override_fields(const Options&, ModelConfig& config);
+// Throws if the sequences or the data's vocabulary do not fit the model.
+void check_fit(const Options&, const ModelConfig&, int64_t data_vocab);
 
 // Micro-batches per update. Throws with the nearest valid values if batch_tokens does not divide.
 int64_t micro_batches(const Options&, int64_t ranks);

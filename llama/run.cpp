@@ -47,18 +47,21 @@ static int64_t logits_bytes(const Options& o, Device device) {
     return (o.logits_mib > 0 ? o.logits_mib : device.is_cuda() ? 1024 : 32) << 20;
 }
 
-Run::Run(const Options& o, Process& p)
+Run::~Run() = default;
+
+Run::Run(const Options& o, Process& p, const std::optional<ResumePoint>& from)
     : options(o),
       process(p),
       schedule{o.lr, o.min_lr, o.warmup, o.steps},
       paths_(find_data(o)),
-      config_(model_config(o, paths_.vocab)),
+      config_(from ? resumed_config(o, *from, paths_.vocab) : model_config(o, paths_.vocab)),
       table_(config_),
       micro_batches_(rz::micro_batches(o, p.size())) {
     require(!paths_.train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
     if (process.is_root() && !o.out.empty()) make_folder(o.out);
+    choose_run_id();
     const ShardOptions shards{.vocab = config_.vocab, .raw16 = o.raw16};
     train_data_ = std::make_unique<DataLoader>(open_shards(paths_.train, shards), o.seq_len, o.seed, config_.vocab);
     if (!paths_.val.empty())
@@ -103,7 +106,9 @@ Run::Run(const Options& o, Process& p)
                                     device_, *compute_, *zero);
     feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab);
     for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 16, MemKind::workspace, "step numbers");
-    if (o.init_from.empty())
+    if (from)
+        load_checkpoint(*from);
+    else if (o.init_from.empty())
         initialise_weights(table_, o.seed, *compute_, *zero);
     else
         load_weights(resolve_model(o.init_from), table_, device_, *compute_, *zero);
@@ -114,8 +119,15 @@ Run::Run(const Options& o, Process& p)
                          .title = summary(config_),
                          .peak_flops = peak_flops(device_) * process.size(),
                          .quiet = !process.is_root()};
-    log_ = std::make_unique<Log>(facts, o.out, /*first_step=*/1);
+    log_ = std::make_unique<Log>(facts, o.out, first_step_);
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
+    if (!o.out.empty())
+        writer_ = std::make_unique<CheckpointWriter>(process, device_, *compute_, *zero, table_, config_,
+                                                     SaveOptions{.run_folder = o.out,
+                                                                 .keep = o.keep,
+                                                                 .background = !o.no_background_save,
+                                                                 .tokenizer_from = paths_.tokenizer,
+                                                                 .timeout_s = o.timeout});
     last_done_ = compute_->record(/*timing=*/true);
     bytes_before_ = mesh_->bytes_sent();
 }
@@ -147,7 +159,7 @@ int64_t Run::tokens_per_step() const { return options.batch * options.seq_len * 
 
 DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
     const int64_t per_pass = options.batch * process.size();
-    const int64_t position = ((step - 1) * micro_batches_ + micro_batch) * per_pass + process.rank() * options.batch;
+    const int64_t position = samples_before(step) + micro_batch * per_pass + process.rank() * options.batch;
     return feeder_->next(*train_data_, position);
 }
 
@@ -167,6 +179,7 @@ void Run::end_step(int64_t step) {
     // One process lets the host run a step ahead of the device; many ranks report at once, so that each step's
     // communication is counted with it.
     report(process.size() == 1 ? probes_[size_t((step + 1) % 2)] : probe);
+    report_saves();
 }
 
 void Run::report(Probe& probe) {
@@ -182,7 +195,7 @@ void Run::report(Probe& probe) {
                  .learning_rate = schedule.at(probe.step),
                  .seconds = probe.done.seconds_since(last_done_),
                  .tokens = tokens_per_step(),
-                 .tokens_so_far = tokens_per_step() * probe.step};
+                 .tokens_so_far = resumed_.tokens + tokens_per_step() * (probe.step - resumed_.step)};
     if (process.size() > 1) {
         const CommTotals comm = meter_.take_complete();
         r.comm_seconds = comm.total_s;
@@ -240,6 +253,10 @@ void Run::print_sample(int64_t step) {
 
 void Run::finish() {
     for (Probe& probe : probes_) report(probe);
+    if (writer_) {
+        writer_->finish();
+        report_saves();
+    }
     if (!options.out.empty()) {
         const std::string folder = options.out + "/final";
         zero->begin_forward();

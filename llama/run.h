@@ -2,15 +2,18 @@
 // A training run: everything that train_llama.cu's loop needs, built from the options in one place.
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "comm/process.h"
 #include "llama/batch_feeder.h"
+#include "llama/checkpoint.h"
 #include "llama/log.h"
 #include "llama/model.h"
 #include "llama/options.h"
+#include "llama/resume.h"
 #include "llama/schedule.h"
 #include "llama/tokenizer.h"
 
@@ -27,7 +30,11 @@ DataPaths find_data(const Options&);
 
 class Run {
    public:
-    Run(const Options&, Process&);
+    // Begins, or goes on from a checkpoint. Collective.
+    Run(const Options&, Process&, const std::optional<ResumePoint>& from = std::nullopt);
+    ~Run();
+
+    int64_t first_step() const { return first_step_; }
 
     // Micro-batches and scales.
     int64_t micro_batches() const { return micro_batches_; }
@@ -35,11 +42,14 @@ class Run {
     int64_t tokens_per_step() const;
     DeviceBatch fetch(int64_t step, int64_t micro_batch);
     bool validates(int64_t step) const;
+    bool saves(int64_t step) const;
 
     // Takes loss and gradient norm of the step just enqueued; reports them once they are there, without stopping the device.
     void end_step(int64_t step);
     void validate(int64_t step);
-    void finish();  // reports what is outstanding, saves
+    // Writes a checkpoint of the state after `step`; training goes on meanwhile.
+    void save(int64_t step);
+    void finish();  // reports what is outstanding, saves the final weights
 
     Options options;
     Process& process;
@@ -55,12 +65,23 @@ class Run {
     void announce(const ParamTable&, const std::string& device_note);
     void report(Probe& probe);
     void print_sample(int64_t step);
+    void load_checkpoint(ResumePoint from);
+    void check_data(const Manifest&);
+    void report_saves();
+    void choose_run_id();
+    Manifest manifest_at(int64_t step) const;
+    int64_t samples_before(int64_t step) const;  // of the data stream, consumed before this step
+    int64_t samples_per_step() const { return options.batch * micro_batches_ * process.size(); }
 
     Device device_;
     DataPaths paths_;
     ModelConfig config_;
     ParamTable table_;
     int64_t micro_batches_;
+    int64_t first_step_ = 1;
+    Manifest resumed_;  // what the run goes on from; all zero if it began
+    std::string run_id_;
+    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     CommMeter meter_;
     std::unique_ptr<Mesh> mesh_;
     std::unique_ptr<Stream> compute_;
@@ -72,13 +93,14 @@ class Run {
    private:
     std::unique_ptr<DataLoader> train_data_, val_data_;
     std::unique_ptr<BatchFeeder> feeder_;
+    std::unique_ptr<CheckpointWriter> writer_;
     std::unique_ptr<Log> log_;
     std::optional<Tokenizer> tokenizer_;
     std::array<Probe, 2> probes_;
     Event last_done_;
     int64_t bytes_before_ = 0;                       // sent when the step began
     int64_t steps_done_ = 0, bytes_in_steps_ = 0;  // of this process
-    int64_t validations_ = 0;
+    int64_t validations_ = 0, failed_saves_ = 0;
 };
 
 // Shows the model that the options describe: every tensor, and bytes by kind. Needs no device and allocates nothing.

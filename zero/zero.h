@@ -132,6 +132,9 @@ class Zero : public ParameterSource {
     const ZeroOptions& options() const { return options_; }
     // Elements whose gradients, masters and moments this rank keeps.
     int64_t owned_elements() const;
+    // How many ranks keep the very same, and which of them this one is: they share the work of writing it.
+    int holders() const { return slices_state() ? mesh_.replicas() : mesh_.size(); }
+    int holder() const { return slices_state() ? mesh_.replica() : mesh_.rank(); }
 
    private:
     struct UnitState {

@@ -1,0 +1,53 @@
+#pragma once
+// manifest.json of a checkpoint: what the files are and how the run goes on. It is written last: a folder without it is no
+// checkpoint.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/runtime/dtype.h"
+
+namespace rz {
+
+constexpr int kManifestVersion = 1;
+constexpr const char* kManifestName = "manifest.json";
+
+struct ManifestFile {
+    std::string path;  // relative to the checkpoint, within it
+    int64_t bytes = 0;
+    uint64_t hash = 0;  // text_hash of the file; of a tensor file: of its header
+    // Tensor files only: their type, and sum_hash of each tensor.
+    bool holds_tensors = false;
+    DType dtype = DType::f32;
+    std::map<std::string, uint64_t> tensors;
+
+    bool operator==(const ManifestFile&) const = default;
+};
+
+struct Manifest {
+    std::string run_id;       // of the run that wrote it
+    std::string commit;       // of the program
+    std::string written_at;   // UTC, ISO 8601
+    std::string device;
+    int64_t step = 0;         // updates made
+    int64_t samples = 0;      // of the data stream that were consumed
+    int64_t tokens = 0;
+    int64_t validations = 0;
+    double seconds = 0;       // of training, over all starts
+    int64_t ranks = 1, zero = 0;
+    std::map<std::string, std::string> flags;  // how the run was asked for, by flag: what a resumed run takes unless told otherwise
+    std::string data;                          // JSON: DataFingerprint
+    std::string guards;                        // JSON: state of the guards; "{}" if there is none
+    std::vector<ManifestFile> files;
+
+    const ManifestFile* find(std::string_view path) const;  // nullptr if there is none
+    std::string to_json() const;
+    // Checks every field as if an enemy wrote it; throws starting with `where`.
+    static Manifest from_json(std::string_view text, const std::string& where);
+    bool operator==(const Manifest&) const = default;
+};
+
+}  // namespace rz

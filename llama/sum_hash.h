@@ -1,0 +1,45 @@
+#pragma once
+// A 64-bit hash of an array that any number of readers compute together: the sum, modulo 2^64, of one mixed word per element,
+// which depends on its bits and its index. Parts are hashed anywhere, in any order, and added. One changed element always
+// changes the sum; other damage escapes with probability 2^-64. Not for cryptography.
+
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+// Elements [first, first + count) of the array, which lie at `data` (aligned to nothing), of 1, 2 or 4 bytes.
+inline uint64_t sum_hash(const void* data, int64_t first, int64_t count, int64_t element_bytes) {
+    // The finalizer of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64 bits.
+    const auto mix = [](uint64_t x) {
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+        return x ^ (x >> 31);
+    };
+    const auto sum = [&]<class Word>(Word) {
+        const char* p = static_cast<const char*>(data);
+        uint64_t total = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            Word w;
+            std::memcpy(&w, p + i * int64_t(sizeof w), sizeof w);
+            total += mix(uint64_t(w) + uint64_t(first + i + 1) * 0x9e3779b97f4a7c15ull);
+        }
+        return total;
+    };
+    switch (element_bytes) {
+        case 1: return sum(uint8_t{});
+        case 2: return sum(uint16_t{});
+        case 4: return sum(uint32_t{});
+    }
+    fail("sum_hash: elements of %lld bytes; 1, 2 and 4 are known", (long long)element_bytes);
+}
+
+// Of bytes, with their number.
+inline uint64_t text_hash(std::string_view text) {
+    return sum_hash(text.data(), 0, int64_t(text.size()), 1) + 0x9e3779b97f4a7c15ull * text.size();
+}
+
+}  // namespace rz
