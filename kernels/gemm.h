@@ -18,6 +18,9 @@ struct Gemm {
     DType dtype;    // of A and B
     DType c_dtype;  // dtype, or fp32
     int64_t lda = 0, ldb = 0, ldc = 0;  // 0: dense
+
+    // What it is in a linear layer, for op timers.
+    const char* label() const { return trans_a ? "Gemm dW = dy^T x" : trans_b ? "Gemm y = x W^T" : "Gemm dx = dy W"; }
 };
 
 void gemm(Stream&, const Gemm&);

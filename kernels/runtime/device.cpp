@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/runtime/op_timer.h"
+
 #ifdef RZ_CUDA
 #include "kernels/runtime/cuda_check.h"
 #endif
@@ -253,26 +255,29 @@ void Stream::enqueue_host(std::function<void()> work) {
     enqueue_cpu(std::move(work));
 }
 
+void Stream::end_op(const Event& start, const char* name) { op_timer_->add(name, start, record(true)); }
+void Stream::end_op(const Event& start, const std::type_info& type) {
+    op_timer_->add(OpTimer::name_of(type), start, record(true));
+}
+
 void Stream::copy(void* dst, const void* src, int64_t bytes) {
     if (bytes == 0) return;
+    const Event start = op_timer_ ? record(true) : Event{};
+    if (!cuda_) enqueue_cpu([=] { std::memcpy(dst, src, size_t(bytes)); });
 #ifdef RZ_CUDA
-    if (cuda_) {
-        CUDA_CHECK(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDefault, cuda_));
-        return;
-    }
+    if (cuda_) CUDA_CHECK(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDefault, cuda_));
 #endif
-    enqueue_cpu([=] { std::memcpy(dst, src, size_t(bytes)); });
+    if (op_timer_) end_op(start, "copy");
 }
 
 void Stream::zero(void* dst, int64_t bytes) {
     if (bytes == 0) return;
+    const Event start = op_timer_ ? record(true) : Event{};
+    if (!cuda_) enqueue_cpu([=] { std::memset(dst, 0, size_t(bytes)); });
 #ifdef RZ_CUDA
-    if (cuda_) {
-        CUDA_CHECK(cudaMemsetAsync(dst, 0, size_t(bytes), cuda_));
-        return;
-    }
+    if (cuda_) CUDA_CHECK(cudaMemsetAsync(dst, 0, size_t(bytes), cuda_));
 #endif
-    enqueue_cpu([=] { std::memset(dst, 0, size_t(bytes)); });
+    if (op_timer_) end_op(start, "zero");
 }
 
 // ---- devices ------------------------------------------------------------------------------------------------------------

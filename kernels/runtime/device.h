@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/dtype.h"
@@ -44,6 +45,7 @@ int cuda_device_count(std::string* why = nullptr);
 Device pick_device(const std::string& what, int local_rank, std::string* note);
 
 class Stream;
+class OpTimer;
 
 // A point in a stream. Copies share the same point. A default-made event is already complete.
 class Event {
@@ -86,18 +88,30 @@ class Stream {
     // Ops call this: enqueues cpu(args) on the worker, or calls cuda(args, stream) at once. Args are copied.
     template <class Args>
     void run(const Args& args, void (*cpu)(const Args&), std::type_identity_t<void (*)(const Args&, CudaStream)> cuda) {
+        const Event start = op_timer_ ? record(true) : Event{};
         if (device_.is_cuda())
             cuda(args, cuda_);
         else
             enqueue_cpu([args, cpu] { cpu(args); });
+        if (!op_timer_) return;
+        if constexpr (requires { args.label(); })
+            end_op(start, args.label());
+        else
+            end_op(start, typeid(Args));
     }
+
+    // From now on (nullptr: no longer) adds up the time of each op by name. See op_timer.h.
+    void set_op_timer(OpTimer* timer) { op_timer_ = timer; }
 
    private:
     void enqueue_cpu(std::function<void()> work);
+    void end_op(const Event& start, const char* name);
+    void end_op(const Event& start, const std::type_info& type);
 
     Device device_;
     std::string name_;
     CudaStream cuda_ = nullptr;
+    OpTimer* op_timer_ = nullptr;
     struct Worker;
     std::shared_ptr<Worker> worker_;
 };
