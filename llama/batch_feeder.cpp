@@ -4,6 +4,7 @@
 
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "llama/sum_hash.h"
 
 namespace rz {
 
@@ -24,6 +25,7 @@ DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t 
     const int64_t N = B_ * T_;
     int32_t* host = staging.host.as<int32_t>();
     data.batch(position, B_, host, host + N);
+    data_hash_ = sum_hash(host, position * T_, N, 4);
     const int64_t valid = std::clamp<int64_t>(end - position, 0, B_);
     std::fill(host + N + valid * T_, host + 2 * N, kIgnoreTarget);
     const int64_t distinct = embedding_plan(host, N, vocab_, host + 2 * N, host + 3 * N, host + 4 * N + 1);

@@ -17,6 +17,9 @@ class BatchFeeder {
     // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are ignored.
     // Valid for work enqueued on the stream until the next call.
     DeviceBatch next(const DataLoader& data, int64_t position, int64_t end = INT64_MAX);
+    // sum_hash of the last one's inputs, by their place in the stream of tokens: sums over ranks and micro-batches do not
+    // depend on how a batch was split.
+    uint64_t data_hash() const { return data_hash_; }
 
    private:
     Stream& stream_;
@@ -28,6 +31,7 @@ class BatchFeeder {
     std::array<Staging, 2> staging_;
     Buffer device_;
     int turn_ = 0;
+    uint64_t data_hash_ = 0;
 };
 
 }  // namespace rz

@@ -55,6 +55,7 @@ std::string Manifest::to_json() const {
                               {"step", step},
                               {"samples", samples},
                               {"tokens", tokens},
+                              {"data_hash", hex(data_hash)},
                               {"validations", validations},
                               {"seconds", seconds},
                               {"ranks", ranks},
@@ -107,6 +108,7 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     m.step = get_int("step", kMost);
     m.samples = get_int("samples", kMost);
     m.tokens = get_int("tokens", kMost);
+    m.data_hash = parse_hash(json_at(json, "data_hash", where), "data_hash", where);
     m.validations = get_int("validations", kMost);
     m.seconds = json_number(json_at(json, "seconds", where), "seconds", 0, 1e18, where);
     m.ranks = get_int("ranks", int64_t(1) << 30);

@@ -35,6 +35,7 @@ struct Manifest {
     int64_t step = 0;         // updates made
     int64_t samples = 0;      // of the data stream that were consumed
     int64_t tokens = 0;
+    uint64_t data_hash = 0;   // of all tokens so far, in order (BatchFeeder::data_hash)
     int64_t validations = 0;
     double seconds = 0;       // of training, over all starts
     int64_t ranks = 1, zero = 0;

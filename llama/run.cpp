@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "kernels/gemm.h"
 #include "kernels/gemm_tuning.h"
@@ -160,7 +161,9 @@ int64_t Run::tokens_per_step() const { return options.batch * options.seq_len * 
 DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
     const int64_t per_pass = options.batch * process.size();
     const int64_t position = samples_before(step) + micro_batch * per_pass + process.rank() * options.batch;
-    return feeder_->next(*train_data_, position);
+    const DeviceBatch batch = feeder_->next(*train_data_, position);
+    data_hash_ += feeder_->data_hash();
+    return batch;
 }
 
 bool Run::validates(int64_t step) const {
@@ -170,6 +173,7 @@ bool Run::validates(int64_t step) const {
 void Run::end_step(int64_t step) {
     Probe& probe = probes_[size_t(step % 2)];
     probe.step = step;
+    probe.data_hash = std::exchange(data_hash_, 0);
     compute_->copy(probe.host.data(), model->loss_sum(), 8);
     compute_->copy(probe.host.bytes_at(8), zero->grad_norm(), 4);
     probe.done = compute_->record(/*timing=*/true);
@@ -189,13 +193,27 @@ void Run::report(Probe& probe) {
     float norm = 0;
     std::memcpy(&loss_sum, probe.host.data(), 8);
     std::memcpy(&norm, probe.host.bytes_at(8), 4);
+    // What every rank adds to a step's numbers: one message.
+    struct Share {
+        double loss_sum;
+        uint64_t data_hash;
+    };
+    const Share own{loss_sum, probe.data_hash};
+    std::vector<Share> shares(size_t(process.size()));
+    process.all_gather(&own, sizeof own, shares.data());
+    double loss = 0;
+    for (const Share& s : shares) {
+        loss += s.loss_sum;
+        consumed_ += s.data_hash;
+    }
     StepReport r{.step = probe.step,
-                 .loss = process.sum(loss_sum) / double(tokens_per_step()),
+                 .loss = loss / double(tokens_per_step()),
                  .grad_norm = norm,
                  .learning_rate = schedule.at(probe.step),
                  .seconds = probe.done.seconds_since(last_done_),
                  .tokens = tokens_per_step(),
-                 .tokens_so_far = resumed_.tokens + tokens_per_step() * (probe.step - resumed_.step)};
+                 .tokens_so_far = resumed_.tokens + tokens_per_step() * (probe.step - resumed_.step),
+                 .data_hash = consumed_};
     if (process.size() > 1) {
         const CommTotals comm = meter_.take_complete();
         r.comm_seconds = comm.total_s;

@@ -60,6 +60,7 @@ class Run {
         int64_t step = -1;
         Buffer host;  // double loss sum, float norm
         Event done;
+        uint64_t data_hash = 0;  // of this rank's tokens
         int64_t bytes_sent = 0;  // by the step's collectives
     };
     void announce(const ParamTable&, const std::string& device_note);
@@ -101,6 +102,8 @@ class Run {
     int64_t bytes_before_ = 0;                       // sent when the step began
     int64_t steps_done_ = 0, bytes_in_steps_ = 0;  // of this process
     int64_t validations_ = 0, failed_saves_ = 0;
+    uint64_t data_hash_ = 0;  // of the step being fed, this rank
+    uint64_t consumed_ = 0;   // of all reported steps, all ranks
 };
 
 // Shows the model that the options describe: every tensor, and bytes by kind. Needs no device and allocates nothing.

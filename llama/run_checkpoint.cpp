@@ -34,6 +34,7 @@ Manifest Run::manifest_at(int64_t step) const {
     m.step = step;
     m.samples = samples_before(step + 1);
     m.tokens = resumed_.tokens + tokens_per_step() * (step - resumed_.step);
+    m.data_hash = consumed_;
     m.validations = validations_;
     m.seconds = resumed_.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
     m.ranks = process.size();
@@ -97,6 +98,7 @@ void Run::load_checkpoint(ResumePoint from) {
     }
     first_step_ = resumed_.step + 1;
     validations_ = resumed_.validations;
+    consumed_ = resumed_.data_hash;
     if (!process.is_root()) return;
     if (const CheckpointStore store(options.out); !options.out.empty())
         for (const int64_t step : store.abandon_after(resumed_.step, run_id_))
