@@ -50,7 +50,9 @@ for section in $sections; do
       [ -x "$obj/mpi_tests" ] || { echo "mpi: not built here (no MPI)"; continue; }
       for n in 1 2 3 4 5 8; do mpi "mpi-$n" $n "$obj/mpi_tests"; done ;;
     tsan) run tsan env TSAN_OPTIONS=halt_on_error=0 "$build/tsan/tests" --gtest_brief=1 ;;
-    program) run program test/test_program.sh ./train_llama ;;
+    program)
+      run program test/test_program.sh ./train_llama
+      run resume test/test_resume.sh ./train_llama ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] || { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done

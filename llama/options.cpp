@@ -274,6 +274,7 @@ static bool parse(Options& o, int& exit_code) {
     app.formatter(formatter);
     app.set_config("--config", "", "TOML file with any of these flags (without dashes); flags given here win");
     app.allow_config_extras(false);
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"
     add_training(app, o);
     CLI::App* generate = app.add_subcommand("generate", "Continue a prompt with a trained model");
     add_generate(*generate, o);
