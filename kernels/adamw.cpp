@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/checks.h"
+#include "kernels/stochastic_rounding.h"
 
 #define RZ_SIMD_FILE "kernels/adamw.cpp"
 #include "kernels/simd.h"
@@ -25,32 +26,68 @@ namespace rz::RZ_SIMD_PASS {
 
 #include "kernels/simd_vec.h"
 
-// Elements [begin, end), which all decay or all don't.
-template <class T, class G>
+constexpr int64_t kBlock = 1024;  // elements whose random words are made at once; a multiple of 4
+
+// Words of elements from logical offset `first`, which may lie inside a group.
+struct Chance {
+    uint32_t words[kBlock + 4 + kLanes];
+    int64_t skipped;
+
+    void fill(uint64_t seed, int64_t first, int64_t n, uint64_t stream) {
+        skipped = first % 4;
+        const int64_t groups = ceil_div(n + skipped, 4);
+        for (int64_t g = 0; g < groups; ++g) {
+            const PhiloxWords made = philox4x32(seed, uint64_t(first / 4 + g), stream);
+            for (int j = 0; j < 4; ++j) words[4 * g + j] = made.w[j];
+        }
+    }
+    RZ_INLINE VecBits at(int64_t i) const { return bits_of(load(reinterpret_cast<const float*>(words) + skipped + i)); }
+};
+
+// x where T is fp32, else rounded by chance
+template <class T, class Lanes>
+RZ_INLINE void store_by_chance(T* p, Vec x, VecBits chance, Lanes lanes) {
+    if constexpr (std::is_same_v<T, float>) {
+        store(p, x, lanes);
+    } else {
+        const VecBits u = bits_of(x), carried = u + (chance & 0xffffu);
+        const VecBits kept = (x != x ? u | 0x400000u : carried) & 0xffff0000u;
+        store(p, from_bits(kept), lanes);  // exact: nothing is left to round
+    }
+}
+
+// Elements [begin, end), at most kBlock of them, which all decay or all don't.
+template <class T, class M, class A, class G>
 void update_run(const AdamW& a, const AdamWFactors& f, bool decays, int64_t begin, int64_t end) {
-    float* w = a.master;
-    float* m = a.m;
-    float* v = a.v;
+    constexpr bool kRoundMoments = !std::is_same_v<A, float>, kRoundMaster = !std::is_same_v<M, float>;
+    M* w = static_cast<M*>(a.master);
+    A* m = static_cast<A*>(a.m);
+    A* v = static_cast<A*>(a.v);
+    Chance moments, master;
+    if constexpr (kRoundMoments) moments.fill(a.seed, a.first + begin, end - begin, moment_stream(a.step));
+    if constexpr (kRoundMaster) master.fill(a.seed, a.first + begin, end - begin, master_stream(a.step));
     const G* grad = static_cast<const G*>(a.grad);
     T* param = static_cast<T*>(a.param);
-    const bool write_param = static_cast<void*>(a.param) != static_cast<void*>(a.master);
+    const bool write_param = a.param != a.master;
     const float keep = decays ? 1.0f - f.lr_decay : 1.0f;
     const auto update = [&](int64_t i, auto lanes) RZ_LAMBDA {
+        const VecBits moment_chance = kRoundMoments ? moments.at(i - begin) : VecBits{};
+        const VecBits master_chance = kRoundMaster ? master.at(i - begin) : VecBits{};
         const Vec g = load(grad + i, lanes) * f.grad_scale;
         const Vec m_new = f.beta1 * load(m + i, lanes) + f.one_minus_beta1 * g;
         const Vec v_new = f.beta2 * load(v + i, lanes) + f.one_minus_beta2 * g * g;
-        store(m + i, m_new, lanes);
-        store(v + i, v_new, lanes);
+        store_by_chance(m + i, m_new, moment_chance, lanes);
+        store_by_chance(v + i, v_new, moment_chance >> 16, lanes);
         Vec root;
         for (int64_t j = 0; j < kLanes; ++j) root[j] = __builtin_sqrtf(v_new[j]);
         const Vec w_new = keep * load(w + i, lanes) - f.lr_m * m_new / (root * f.sqrt_v_scale + f.eps);
-        store(w + i, w_new, lanes);
+        store_by_chance(w + i, w_new, master_chance, lanes);
         if (write_param) store(param + i, w_new, lanes);
     };
     for_vectors(end - begin, [&](int64_t i, auto lanes) RZ_LAMBDA { update(begin + i, lanes); });
 }
 
-template <class T, class G>
+template <class T, class M, class A, class G>
 void adamw_t(const AdamW& a, const AdamWFactors& f) {
     constexpr int64_t kChunk = 32768;
     const int64_t chunks = ceil_div(a.n, kChunk);
@@ -69,21 +106,29 @@ void adamw_t(const AdamW& a, const AdamWFactors& f) {
         for (int64_t s = low; i < end; ++s) {
             const int64_t segment_end = s < a.segments ? a.segment_end[s] - a.first : end;
             const int64_t stop = segment_end < end ? segment_end : end;
-            update_run<T, G>(a, f, s < a.segments && a.decays[s], i, stop);
-            i = stop;
+            const bool decays = s < a.segments && a.decays[s];
+            constexpr bool kRounds = sizeof(M) + sizeof(A) < 8;
+            for (; i < stop; i = !kRounds || stop - i < kBlock ? stop : i + kBlock)
+                update_run<T, M, A, G>(a, f, decays, i, !kRounds || stop - i < kBlock ? stop : i + kBlock);
         }
     }
 }
 
-void adamw(const AdamW& a, const AdamWFactors& f) {
-    with_dtype(a.param_dtype, [&]<class T>() {
-        if (a.grad_dtype == DType::f32)
-            adamw_t<T, float>(a, f);
-        else if (a.grad_dtype == DType::bf16)
-            adamw_t<T, bf16>(a, f);
+template <class T, class M>
+void adamw_m(const AdamW& a, const AdamWFactors& f) {
+    with_dtype(a.grad_dtype, [&]<class G>() {
+        if (a.adam_dtype == DType::bf16)
+            adamw_t<T, M, bf16, G>(a, f);
         else
-            adamw_t<T, f16>(a, f);
+            adamw_t<T, M, float, G>(a, f);
     });
+}
+
+void adamw(const AdamW& a, const AdamWFactors& f) {
+    if (a.master_dtype == DType::bf16)
+        adamw_m<bf16, bf16>(a, f);
+    else
+        with_dtype(a.param_dtype, [&]<class T>() { adamw_m<T, float>(a, f); });
 }
 
 }  // namespace rz::RZ_SIMD_PASS
@@ -119,16 +164,19 @@ void adamw(Stream& stream, const AdamW& a) {
             double(a.eps));
     if (a.n == 0) return;
     check_pointer(op, "param", a.param, size_of(a.param_dtype));
-    check_pointer(op, "master", a.master, 4);
-    check_pointer(op, "m", a.m, 4);
-    check_pointer(op, "v", a.v, 4);
+    check_pointer(op, "master", a.master, size_of(a.master_dtype));
+    check_pointer(op, "m", a.m, size_of(a.adam_dtype));
+    check_pointer(op, "v", a.v, size_of(a.adam_dtype));
     check_pointer(op, "grad", a.grad, size_of(a.grad_dtype));
     check_pointer(op, "grad_scale", a.grad_scale, 4);
     check_pointer(op, "segment_end", a.segment_end, 8);
     check_pointer(op, "decays", a.decays);
-    require(a.param != static_cast<void*>(a.master) || a.param_dtype == DType::f32,
-            "%s: param is the master itself but its dtype is %s; only fp32 parameters are their own master", op,
-            name_of(a.param_dtype));
+    require(a.master_dtype != DType::f16 && a.adam_dtype != DType::f16,
+            "%s: masters are %s, moments %s; they may be fp32 or bf16", op, name_of(a.master_dtype), name_of(a.adam_dtype));
+    require(a.param != a.master || a.param_dtype == a.master_dtype,
+            "%s: param is the master itself, but one is %s and the other %s", op, name_of(a.param_dtype), name_of(a.master_dtype));
+    require(a.master_dtype == DType::f32 || a.param == a.master,
+            "%s: bf16 masters beside %s parameters; a bf16 master is the bf16 parameter itself", op, name_of(a.param_dtype));
     stream.run(a, adamw_cpu, RZ_CUDA_OP(adamw_cuda));
 }
 

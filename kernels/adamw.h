@@ -5,8 +5,12 @@
 //   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
 //   w -= lr * ( m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + decay * w )
 //
-// w is the fp32 master weight; param receives it rounded. With fp32 parameters master == param. decay applies only inside
+// w is the master weight; param receives it rounded to nearest. With the same dtype master == param. decay applies only inside
 // segments that are marked. If *grad_scale is not finite nothing is written: a bad step leaves the state bit for bit.
+//
+// m and v, and a master that is a bf16 parameter, may be bf16: the step is computed in fp32 from what they hold, w from the new m
+// and v before these are rounded, and each is stored with stochastic rounding (stochastic_rounding.h) drawn from (seed, step,
+// logical offset). Any cut of a range gives the same bits.
 
 #include "kernels/runtime/device.h"
 
@@ -14,9 +18,9 @@ namespace rz {
 
 struct AdamW {
     void* param;             // (n) param_dtype   =
-    float* master;           // (n) f32           in place; may be param itself when param_dtype is fp32
-    float* m;                // (n) f32           in place
-    float* v;                // (n) f32           in place
+    void* master;            // (n) master_dtype  in place; param itself if the dtypes are the same
+    void* m;                 // (n) adam_dtype    in place
+    void* v;                 // (n) adam_dtype    in place
     const void* grad;        // (n) grad_dtype
     const float* grad_scale;  // (1) f32, on the device: clipping and averaging factor
     int64_t n;
@@ -29,6 +33,9 @@ struct AdamW {
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step;  // 1 for the first update
     DType param_dtype, grad_dtype;
+    DType master_dtype = DType::f32;  // or bf16, with param == master
+    DType adam_dtype = DType::f32;    // or bf16
+    uint64_t seed = 0;                // of the stochastic rounding
 };
 
 void adamw(Stream&, const AdamW&);

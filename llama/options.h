@@ -49,6 +49,7 @@ struct Options {
     // precision, memory, device
     std::string dtype = "fp32";
     std::string grad_dtype;  // empty: dtype
+    std::string adam_dtype = "fp32", master_dtype = "fp32";
     std::string recompute = "none";
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
     std::string device = "auto";

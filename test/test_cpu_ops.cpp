@@ -248,10 +248,11 @@ struct AdamCase {
     float grad_scale = 0.25f;
 
     AdamW args(const Tensor& param, const Tensor& master, const Tensor& m, const Tensor& v, const Tensor& grad, int64_t step) {
-        return {.param = param.data(), .master = master.as<float>(), .m = m.as<float>(), .v = v.as<float>(),
+        return {.param = param.data(), .master = master.data(), .m = m.data(), .v = v.data(),
                 .grad = grad.data(), .grad_scale = &grad_scale, .n = n, .segment_end = ends.data(), .decays = decays.data(),
                 .segments = int64_t(ends.size()), .first = first, .lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-                .weight_decay = 0.1f, .step = step, .param_dtype = param.dtype(), .grad_dtype = grad.dtype()};
+                .weight_decay = 0.1f, .step = step, .param_dtype = param.dtype(), .grad_dtype = grad.dtype(),
+                .master_dtype = master.dtype(), .adam_dtype = m.dtype(), .seed = 99};
     }
 };
 
@@ -297,22 +298,25 @@ TEST_P(CpuOps, AdamwFollowsTheFormula) {
 TEST_P(CpuOps, AdamwOnAnyCutGivesTheSameBits) {
     AdamCase c;
     const Tensor grad = random_tensor(c.n, DType::bf16, 3);
-    const auto run = [&](const std::vector<int64_t>& cuts) {
-        const Tensor master = random_tensor(c.n, DType::f32, 1), m = random_tensor(c.n, DType::f32, 2, 0.1);
-        const Tensor v(Doubles(size_t(c.n), 0.01), DType::f32), param(c.n, DType::bf16);
+    const auto run = [&](const std::vector<int64_t>& cuts, DType master_dtype, DType adam_dtype) {
+        const Tensor master = random_tensor(c.n, master_dtype, 1), m = random_tensor(c.n, adam_dtype, 2, 0.1);
+        const Tensor v(Doubles(size_t(c.n), 0.01), adam_dtype), param(c.n, DType::bf16);
         for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-            AdamW a = c.args(param, master, m, v, grad, 7);
             const int64_t begin = cuts[i];
+            const auto from = [&](const Tensor& t) { return static_cast<void*>(t.as<char>() + begin * size_of(t.dtype())); };
+            AdamW a = c.args(param, master, m, v, grad, 7);
             a.n = cuts[i + 1] - begin;
             a.first += begin;
-            a.param = param.as<bf16>() + begin;
-            a.grad = grad.as<bf16>() + begin;
-            a.master += begin, a.m += begin, a.v += begin;
+            a.grad = from(grad), a.master = from(master), a.m = from(m), a.v = from(v);
+            a.param = master_dtype == DType::bf16 ? a.master : from(param);
             adamw_cpu(a);
         }
         return param.bits() + master.bits() + m.bits() + v.bits();
     };
-    EXPECT_EQ(run({0, c.n}), run({0, 1, 499, 500, 501, 33333, 69999, c.n}));
+    for (DType master : {DType::f32, DType::bf16})
+        for (DType adam : {DType::f32, DType::bf16})
+            EXPECT_EQ(run({0, c.n}, master, adam), run({0, 1, 499, 500, 501, 33333, 69999, c.n}, master, adam))
+                << name_of(master) << " masters, " << name_of(adam) << " moments";
 }
 
 TEST_P(CpuOps, AdamwLeavesTheStateOfABadStep) {

@@ -35,6 +35,10 @@ PY
   "$cpu" $toy --device cpu --dtype bf16 --out "$work/cpu16" > "$work/log" 2>&1
   "$simt" $toy --device cuda --dtype bf16 --out "$work/simt16" > "$work/log" 2>&1
   compare "bf16" 4e-3 "$work/cpu16" "$work/simt16"
+  narrow="--dtype bf16 --adam-dtype bf16 --master-dtype bf16"
+  "$cpu" $toy --device cpu $narrow --out "$work/cpu_narrow" > "$work/log" 2>&1
+  "$simt" $toy --device cuda $narrow --out "$work/simt_narrow" > "$work/log" 2>&1
+  compare "bf16 throughout, rounded by the same chance" 4e-3 "$work/cpu_narrow" "$work/simt_narrow"
   "$simt" $toy --device cuda --recompute block --out "$work/recompute" > "$work/log" 2>&1
   compare "recompute, to the bit" 0 "$work/simt" "$work/recompute"
   if command -v mpirun > /dev/null; then

@@ -96,6 +96,26 @@ TEST_P(ZeroRanks, Bf16StagesAgree) {
     }
 }
 
+// The chance that bf16 masters and moments are rounded by hangs on the logical offset alone.
+TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
+    Case base;
+    base.zero.adam_dtype = DType::bf16;
+    base.zero.rounding_seed = 7;
+    for (DType master : {DType::f32, DType::bf16}) {
+        base.zero.master_dtype = master;
+        if (master == DType::bf16) base.zero.param_dtype = base.zero.grad_dtype = DType::bf16;
+        const Result want = run(GetParam(), base);
+        for (int s = 1; s <= 3; ++s) {
+            Case c = base;
+            c.zero.stage = s;
+            EXPECT_EQ(run(GetParam(), c), want) << "stage " << s << ", " << name_of(master) << " masters";
+        }
+        Case other = base;
+        other.zero.rounding_seed = 8;
+        EXPECT_NE(run(GetParam(), other), want) << name_of(master) << " masters";
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, ZeroRanks, testing::Values(3, 4));
 
 TEST(Zero, AccumulatedLocallyAllStagesGiveTheSameBits) {
@@ -190,18 +210,26 @@ TEST(Zero, BytesPerParameterAreThePapers) {
     c.resolve();
     const ParamTable table(c);
     const double P = double(table.parameters());
-    for (const auto& [N, grad_dtype] : {std::pair{2, DType::bf16}, {4, DType::bf16}, {4, DType::f32}, {7, DType::f32}})
+    struct Kind {
+        int N;
+        DType grad, master = DType::f32, adam = DType::f32;
+        double K = 12;  // bytes of the optimizer: masters, m and v; bf16 masters are the parameters
+    };
+    for (const auto& [N, grad_dtype, master, adam, K] :
+         {Kind{2, DType::bf16}, {4, DType::bf16}, {4, DType::f32}, {7, DType::f32},
+          {4, DType::bf16, DType::f32, DType::bf16, 8}, {4, DType::bf16, DType::bf16, DType::bf16, 4}})
         for (int s = 0; s <= 3; ++s) {
             const double g = double(size_of(grad_dtype));
-            const double parameters = s >= 3 ? 2.0 / N : 2, gradients = s >= 2 ? g / N : g, optimizer = s >= 1 ? 12.0 / N : 12;
+            const double parameters = s >= 3 ? 2.0 / N : 2, gradients = s >= 2 ? g / N : g, optimizer = s >= 1 ? K / N : K;
             LoopbackHub hub(N);
             std::atomic<int> built{0};
             double measured[3] = {};
-            hub.run([&, grad = grad_dtype, ranks = N](int rank) {
+            const ZeroOptions options{.stage = s, .param_dtype = DType::bf16, .grad_dtype = grad_dtype, .wire_dtype = grad_dtype,
+                                      .master_dtype = master, .adam_dtype = adam};
+            hub.run([&, ranks = N](int rank) {
                 Mesh mesh(hub, rank);
                 Stream compute({DeviceKind::cpu, 0}, "compute");
-                Zero zero({DeviceKind::cpu, 0}, compute, unit_layouts(table), decay_segments(table),
-                          {.stage = s, .param_dtype = DType::bf16, .grad_dtype = grad, .wire_dtype = grad}, {}, mesh);
+                Zero zero({DeviceKind::cpu, 0}, compute, unit_layouts(table), decay_segments(table), options, {}, mesh);
                 ++built;
                 while (built < ranks) std::this_thread::yield();
                 if (rank == 0) {
@@ -218,6 +246,26 @@ TEST(Zero, BytesPerParameterAreThePapers) {
             EXPECT_NEAR(measured[1], gradients, 0.001 * gradients) << "stage " << s << ", " << N << " ranks";
             EXPECT_NEAR(measured[2], optimizer, 0.001 * optimizer + 500 / P) << "stage " << s << ", " << N << " ranks";
         }
+}
+
+TEST(Zero, Bf16MastersBeginAsTheRoundedFp32Ones) {
+    Case c;
+    c.zero.param_dtype = c.zero.grad_dtype = DType::bf16;
+    c.steps = 0;
+    const Result want = run(3, c);
+    c.zero.master_dtype = DType::bf16;
+    EXPECT_EQ(run(3, c), want);
+}
+
+TEST(Zero, NarrowMastersNeedParametersOfTheirType) {
+    Case c;
+    c.zero.master_dtype = DType::bf16;
+    try {
+        run(1, c);
+        FAIL();
+    } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("nearest: --master-dtype fp32"), std::string::npos) << e.what();
+    }
 }
 
 }  // namespace

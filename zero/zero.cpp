@@ -31,7 +31,10 @@ Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const 
     require(options_.stage >= 0 && options_.stage <= 3, "--zero %d: the stages are 0, 1, 2 and 3", options_.stage);
     require(options_.stage > 0 || mesh.shard_size() == mesh.size(), "--shard-size %d needs --zero 1, 2 or 3",
             mesh.shard_size());
-    require(options_.master_dtype == DType::f32 && options_.adam_dtype == DType::f32, "masters and Adam's moments are fp32");
+    require(options_.master_dtype == DType::f32 || options_.master_dtype == options_.param_dtype,
+            "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
+            "  nearest: --master-dtype fp32",
+            name_of(options_.master_dtype), name_of(options_.param_dtype));
     require(options_.prefetch >= 0, "--prefetch %d: it can't be negative", options_.prefetch);
     row_rank_ = slices_state() ? mesh.shard_rank() : mesh.rank();
     row_size_ = slices_state() ? mesh.shard_size() : mesh.size();
@@ -78,9 +81,9 @@ void Zero::allocate(const DecaySegments& decay) {
         grads_ = take(total_, size_of(o.grad_dtype), MemKind::gradients, "gradients");
     else
         own_grads_ = take(own_total_, size_of(o.grad_dtype), MemKind::gradients, "own gradients");
-    if (o.param_dtype != DType::f32) master_ = take(own_total_, 4, MemKind::optimizer, "master weights");
-    m_ = take(own_total_, 4, MemKind::optimizer, "AdamW m");
-    v_ = take(own_total_, 4, MemKind::optimizer, "AdamW v");
+    if (o.param_dtype != o.master_dtype) master_ = take(own_total_, size_of(o.master_dtype), MemKind::optimizer, "master weights");
+    m_ = take(own_total_, size_of(o.adam_dtype), MemKind::optimizer, "AdamW m");
+    v_ = take(own_total_, size_of(o.adam_dtype), MemKind::optimizer, "AdamW v");
 
     if (!whole_parameters())
         gathered_ = UnitPool(device_, units_, 1 + (o.overlap ? o.prefetch : 0), o.param_dtype, MemKind::gathered,
@@ -272,9 +275,9 @@ void Zero::sum_blocks() {
 
 void Zero::update_range(const OwnedRange& r, int64_t elements, float learning_rate, int64_t step) {
     adamw(compute_, {.param = r.param,
-                     .master = static_cast<float*>(r.master),
-                     .m = static_cast<float*>(r.m),
-                     .v = static_cast<float*>(r.v),
+                     .master = r.master,
+                     .m = r.m,
+                     .v = r.v,
                      .grad = r.grad,
                      .grad_scale = scalars_.as<float>() + 1,
                      .n = elements,
@@ -289,7 +292,10 @@ void Zero::update_range(const OwnedRange& r, int64_t elements, float learning_ra
                      .weight_decay = adamw_.weight_decay,
                      .step = step,
                      .param_dtype = options_.param_dtype,
-                     .grad_dtype = options_.grad_dtype});
+                     .grad_dtype = options_.grad_dtype,
+                     .master_dtype = options_.master_dtype,
+                     .adam_dtype = options_.adam_dtype,
+                     .seed = options_.rounding_seed});
 }
 
 void Zero::update(float learning_rate, int64_t step) {

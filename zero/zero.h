@@ -44,8 +44,9 @@ struct ZeroOptions {
     DType param_dtype = DType::f32;
     DType grad_dtype = DType::f32;
     DType wire_dtype = DType::f32;    // gradients on the wire
-    DType master_dtype = DType::f32;  // == param_dtype: the parameters are their own masters
+    DType master_dtype = DType::f32;  // == param_dtype: the parameters are their own masters.
     DType adam_dtype = DType::f32;    // of m and v
+    uint64_t rounding_seed = 0;       // of the stochastic rounding of bf16 masters and moments
     int prefetch = 1;                 // stage 3: units gathered ahead of use
     bool overlap = true;              // false: compute waits for each collective
     bool accumulate_locally = false;  // stages 2, 3: keep whole gradients until the last micro-batch
