@@ -106,6 +106,7 @@ void Run::load_checkpoint(ResumePoint from) {
                                         store.path(step).c_str(), run_id_.c_str()));
     for (const std::string& note : from.notes) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     std::printf("resumed  %s: step %lld, %lld tokens\n", from.folder.c_str(), (long long)resumed_.step, (long long)resumed_.tokens);
+    if (first_step_ > options.steps) std::printf("nothing is left to do: raise --steps to train further\n");
     fault_point("resume.done");
 }
 

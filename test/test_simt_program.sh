@@ -12,7 +12,7 @@ passed=0 failed=0
 python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
 toy="--data $work/data --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 2 --seq-len 24
-     --val-every 0 --val-tokens 48 --steps 5 --lr 5e-3 --warmup 1 --logits-mib 1"
+     --val-every 0 --val-tokens 48 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1"
 
 # compare NAME TOLERANCE RUN...: losses of two runs, relative. fp32: sums in another order move a loss of 5 by less than 1e-5 at
 # first, and five updates multiply that by about ten. bf16: one rounding is 2^-9; a loss averages hundreds of tokens.
@@ -41,6 +41,15 @@ PY
   compare "bf16 throughout, rounded by the same chance" 4e-3 "$work/cpu_narrow" "$work/simt_narrow"
   "$simt" $toy --device cuda --recompute block --out "$work/recompute" > "$work/log" 2>&1
   compare "recompute, to the bit" 0 "$work/simt" "$work/recompute"
+  # A checkpoint of either backend goes on on the other: the first steps are gone on from, the rest is compared.
+  for pair in "cpu cuda $simt" "simt cpu $cpu"; do
+    read -r from device program <<< "$pair"
+    mkdir -p "$work/to-$device"
+    cp -r "$work/$from/checkpoints" "$work/$from/metrics.jsonl" "$work/to-$device/"
+    rm -r "$work/to-$device/checkpoints/step_000000005"
+    "$program" --device "$device" --out "$work/to-$device" --resume auto > "$work/log" 2>&1
+    compare "from a checkpoint of the other backend, on $device" 1e-4 "$work/$from" "$work/to-$device"
+  done
   if command -v mpirun > /dev/null; then
     many="${toy/--batch 2/--batch 1}"
     mpirun -n 2 "$cpu" $many --device cpu --out "$work/cpu2" > "$work/log" 2>&1
