@@ -85,8 +85,10 @@ __device__ __forceinline__ void start_product(float (&out)[kStream / 2], const u
 
 // grad += weights y, 64 x D
 template <class T, int D>
-__device__ __forceinline__ void start_gradient(float (&grad)[D / 2], const uint32_t (&weights)[kStream / 16][4],
+__device__ __forceinline__ void start_gradient(float (&grad)[D / 2], uint32_t (&weights)[kStream / 16][4],
                                                const unsigned char* y) {
+    ptx::wgmma_pin(grad);
+    ptx::wgmma_pin(weights);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kStream / 16; ++step)
@@ -146,23 +148,28 @@ struct Consumer {
         start_product<T, D>(s, x, y);
         start_product<T, D>(dp, x + M::kTile, y + M::kTile);
         ptx::wgmma_wait<1>();  // s
+        ptx::wgmma_pin(s);
         probabilities(s, stats, ahead);
         if constexpr (kForKeys) {
             uint32_t p[kStream / 16][4];
             pack(p, s);
             start_gradient<T, D>(grad2, p, y + M::kTile);
             ptx::wgmma_wait<1>();  // dp
+            ptx::wgmma_pin(dp);
             score_gradients(dp, s, stats + kStream);
             pack(weights, dp);
             start_gradient<T, D>(grad1, weights, y);
             ptx::wgmma_wait<0>();
+            ptx::wgmma_pin(grad2);
         } else {
             ptx::wgmma_wait<0>();  // dp
+            ptx::wgmma_pin(dp);
             score_gradients(dp, s, stats);
             pack(weights, dp);
             start_gradient<T, D>(grad1, weights, y);
             ptx::wgmma_wait<0>();
         }
+        ptx::wgmma_pin(grad1);
     }
 
     // lse (threads 0..63) or delta of row t of a head; zero beyond the end, where d_o is zero as well

@@ -71,6 +71,7 @@ struct Consumer {
     __device__ __forceinline__ void start_scores(int stage) {
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) s[i] = 0;
+        ptx::wgmma_pin(s);
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
@@ -83,6 +84,8 @@ struct Consumer {
 
     // Enqueues o += p v; v's rows are keys, so as an operand it is transposed.
     __device__ __forceinline__ void start_output(int stage) {
+        ptx::wgmma_pin(o);
+        ptx::wgmma_pin(p);
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step)
@@ -139,6 +142,7 @@ struct Consumer {
         ptx::mbar_wait(&bars.k_full[0], 0);
         start_scores(0);
         ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(s);
         release(&bars.k_empty[0]);
         softmax(0, shrink);
         pack();
@@ -149,9 +153,11 @@ struct Consumer {
             ptx::mbar_wait(&bars.v_full[last], uint32_t((tile - 1) / kStages & 1));
             start_output(last);
             ptx::wgmma_wait<1>();  // the scores
+            ptx::wgmma_pin(s);
             release(&bars.k_empty[stage]);
             softmax(tile * kKeys, shrink);
             ptx::wgmma_wait<0>();
+            ptx::wgmma_pin(o);
             release(&bars.v_empty[last]);
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) o[i] *= shrink[i % 4 / 2];
@@ -160,6 +166,7 @@ struct Consumer {
         ptx::mbar_wait(&bars.v_full[(tiles - 1) % kStages], uint32_t((tiles - 1) / kStages & 1));
         start_output((tiles - 1) % kStages);
         ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(o);
     }
 
     // Normalises, stores the log-sum-exp, and stores o through the warp's own rows of a tile of shared memory.

@@ -465,7 +465,8 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<uint64_t> 
 // ---- wgmma: D[64xN] (+)= A[64x16] B[16xN] by the four warps of a warpgroup, asynchronous. 16-bit inputs, f32 sums.
 // Thread l of the warpgroup holds in d[4j+q] row 16(l/32) + l%32/4 + 8(q/2), column 8j + 2(l%4) + q%2. Operands in
 // shared memory are named by descriptors; A may lie in registers instead (as in mma.m16n8k16, 16 rows per warp).
-// Order: fence, wgmma..., commit, wait; in between neither d, a nor the operands may be touched.
+// Order: fence, wgmma..., commit, wait; in between neither d, a nor the operands may be touched. The compiler does not know that
+// d arrives with the wait: wgmma_pin(d) behind it holds reads of d there, and before the fence it holds writes of d or a.
 
 // layout: 1 = 128-byte, 2 = 64-byte, 3 = 32-byte swizzle, 0 = none. p: dynamic shared memory; offsets in bytes.
 //   K-major, swizzled:  rows of 128/64/32 bytes, `stride` between groups of 8 rows, `leading` not used
@@ -487,6 +488,21 @@ PTX_FN uint64_t wgmma_descriptor_128(const void* p) { return wgmma_descriptor(p,
 PTX_FN void wgmma_fence() {
 #if !defined(SIMT_EMU)
     PTX_SM90A("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+// No instruction: values of x from before this point are not used after it, nor the other way round.
+template <int N>
+PTX_FN void wgmma_pin([[maybe_unused]] float (&x)[N]) {
+#if !defined(SIMT_EMU)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
+#endif
+}
+template <int M, int N>
+PTX_FN void wgmma_pin([[maybe_unused]] uint32_t (&x)[M][N]) {
+#if !defined(SIMT_EMU)
+#pragma unroll
+    for (int i = 0; i < M * N; ++i) asm volatile("" : "+r"(x[i / N][i % N])::"memory");
 #endif
 }
 PTX_FN void wgmma_commit(PTX_AT0) {
