@@ -265,6 +265,12 @@ TEST(Checkpoint, ComesBackInEveryType) {
                 into.expect_filled();
             }
         }
+    Saved narrow(DType::bf16, true, DType::bf16, DType::bf16);
+    const std::string path = narrow.save(5);
+    ASSERT_NE(path, "");
+    State into(DType::f32);
+    EXPECT_EQ(narrow.load(into, path), "");
+    into.expect_filled();
 }
 
 TEST(Checkpoint, IsAHuggingFaceModel) {

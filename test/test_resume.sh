@@ -80,6 +80,10 @@ launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --save-every 4 --out "$work/bf
 cut_at bf16 bf16cut 8
 check "bf16 goes on" launch 1 --device cpu --out "$work/bf16cut" --resume auto
 check "same bf16 weights" test "$(weights bf16cut)" = "$(weights bf16)"
+launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --adam-dtype bf16 --master-dtype bf16 --save-every 4 --out "$work/narrow"
+cut_at narrow narrowcut 8
+check "bf16 masters and moments go on" launch 1 --device cpu --out "$work/narrowcut" --resume auto
+check "same bf16 masters" test "$(weights narrowcut)" = "$(weights narrow)"
 
 # ---- what was kept, and what is refused ----
 launch 1 "${model[@]}" "${train[@]}" --keep 2 --save-every 3 --out "$work/keep"
