@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "llama/checkpoint_store.h"
 #include "llama/generate.h"
 #include "llama/hf.h"
 #include "llama/log.h"
@@ -16,11 +17,22 @@
 
 namespace rz {
 
+// The model that --from means: of a run's folder its final weights, or the newest checkpoint of one that is not at its end.
+static std::string model_folder(const std::string& from) {
+    namespace fs = std::filesystem;
+    std::error_code none;
+    if (!fs::is_directory(from, none) || fs::exists(from + "/config.json", none)) return resolve_model(from);
+    if (fs::exists(from + "/final/config.json", none)) return from + "/final";
+    const CheckpointStore store(from);
+    const std::vector<int64_t> steps = store.steps();
+    return resolve_model(steps.empty() ? from : store.path(steps.back()));
+}
+
 int generate_command(const Options& o) {
     std::string note;
     const Device device = pick_device(o.device, 0, &note);
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-    const std::string folder = resolve_model(o.from);
+    const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
     const ParamTable table(config);
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
@@ -88,7 +100,7 @@ int print_config_command(const Options& o) {
 }
 
 int export_command(const Options& o) {
-    const std::string folder = resolve_model(o.from);
+    const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
     const ParamTable table(config);
     const HfWeights weights(folder, table);

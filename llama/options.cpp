@@ -79,7 +79,7 @@ struct Group {
     std::string name;
 
     CLI::Option* text(const char* flag, std::string& to, const char* help) {
-        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("");
+        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("PATH");
     }
     CLI::Option* whole(const char* flag, int64_t& to, int64_t min, int64_t max, const char* help) {
         return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("N")->check(whole_number(min, max));
@@ -171,7 +171,7 @@ void add_training(CLI::App& app, Options& o) {
     val.whole("--val-tokens", o.val_tokens, 1, kBig, "Tokens of each validation");
     val.whole("--sample-every", o.sample_every, 0, kBig, "Validations between printed samples; 0: none");
     val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Tokens of a sample");
-    val.text("--prompt", o.prompt, "What samples begin with");
+    val.text("--prompt", o.prompt, "What samples begin with")->type_name("TEXT");
 
     Group out{app, "Output"};
     out.text("--out", o.out, "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
@@ -180,7 +180,8 @@ void add_training(CLI::App& app, Options& o) {
     out.flag("--presets", o.presets, "List the presets and stop");
 
     Group keep{app, "Checkpoints (in --out)"};
-    keep.text("--resume", o.resume, "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder");
+    keep.text("--resume", o.resume, "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder")
+        ->type_name("auto|N|PATH");
     keep.whole("--save-every", o.save_every, 0, kBig, "Steps between checkpoints, and one at the end; 0: none");
     keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all")->check(CLI::Validator(
         [](std::string& text) { return text == "1" ? std::string("1 would leave none while the next is written; nearest valid value: 2") : ""; }, ""));
@@ -190,8 +191,8 @@ void add_training(CLI::App& app, Options& o) {
 
 void add_generate(CLI::App& app, Options& o) {
     Group g{app, "Generation"};
-    g.text("--from", o.from, "Model folder: a run's final/ or any Hugging Face LLaMA")->required();
-    g.text("--prompt", o.prompt, "Text to continue");
+    g.text("--from", o.from, "A run's folder, a checkpoint, or any Hugging Face LLaMA")->required();
+    g.text("--prompt", o.prompt, "Text to continue")->type_name("TEXT");
     g.whole("--max-tokens", o.max_tokens, 1, 1 << 24, "Longest continuation");
     g.real("--temperature", o.temperature, 0, 100, "0: always the likeliest token");
     g.whole("--top-k", o.top_k, 0, 1 << 30, "Only the k likeliest; 0: all");
@@ -206,7 +207,7 @@ void add_generate(CLI::App& app, Options& o) {
 
 void add_export(CLI::App& app, Options& o) {
     Group g{app, "Export"};
-    g.text("--from", o.from, "A checkpoint, a run's final/ or any Hugging Face LLaMA")->required();
+    g.text("--from", o.from, "A run's folder, a checkpoint, or any Hugging Face LLaMA")->required();
     g.text("--to", o.to, "Folder to write: config.json, model.safetensors and the tokenizer's files")->required();
     g.choice("--dtype", o.export_dtype, {"fp32", "bf16", "fp16"}, "Of the weights written [as stored]");
     g.text("--tokenizer", o.tokenizer, "Folder or tokenizer.json whose files are copied [--from's]");

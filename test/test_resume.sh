@@ -148,6 +148,9 @@ for d in models:
 PY
 check "in another type" launch 1 export --from "$work/exported" --to "$work/half" --dtype fp16
 check "generates from a checkpoint" launch 1 generate --from "$work/whole/checkpoints/step_000000014" --prompt "def " --max-tokens 4
+check "or from a run's folder" launch 1 generate --from "$work/whole" --prompt "def " --max-tokens 4
+rm -r "$work/keep/final"
+check "or from one that was killed" launch 1 generate --from "$work/keep" --prompt "def " --max-tokens 4
 
 # ---- several ranks ----
 skipped=0
