@@ -41,11 +41,29 @@ void cast(const Cast& a) {
     }
 }
 
+// The ring's addition is bound by memory: where all types are the same, each value passes through registers once.
+inline bool one_type(const ReduceAdd& a) { return a.out_dtype == a.a_dtype && a.a_dtype == a.b_dtype; }
+
+inline void add_chunk(const ReduceAdd& a, int64_t begin, int64_t count) {
+    with_dtype(a.a_dtype, [&]<class T>() {
+        const T* x = static_cast<const T*>(a.a) + begin;
+        const T* y = static_cast<const T*>(a.b) + begin;
+        T* out = static_cast<T*>(a.out) + begin;
+        for_vectors(count, [&](int64_t i, auto lanes)
+                               RZ_LAMBDA { store(out + i, (load(x + i, lanes) + load(y + i, lanes)) * a.scale, lanes); });
+    });
+}
+
 void reduce_add(const ReduceAdd& a) {
+    const bool fused = one_type(a);
 #pragma omp parallel for schedule(static) if (a.n >= 2 * kSerialBelow)
     for (int64_t begin = 0; begin < a.n; begin += kChunk) {
         float x[kChunk], y[kChunk];
         const int64_t count = chunk_size(a.n, begin);
+        if (fused) {
+            add_chunk(a, begin, count);
+            continue;
+        }
         load_chunk(x, a.a_dtype, a.a, begin, count);
         load_chunk(y, a.b_dtype, a.b, begin, count);
         for (int64_t i = 0; i < count; ++i) x[i] = (x[i] + y[i]) * a.scale;
@@ -53,11 +71,28 @@ void reduce_add(const ReduceAdd& a) {
     }
 }
 
+inline void sum_rows_chunk(const SumRows& a, int64_t begin, int64_t count) {
+    with_dtype(a.dtype, [&]<class T>() {
+        const T* x = static_cast<const T*>(a.x) + begin;
+        T* out = static_cast<T*>(a.out) + begin;
+        for_vectors(count, [&](int64_t i, auto lanes) RZ_LAMBDA {
+            Vec sum = load(x + i, lanes);
+            for (int64_t row = 1; row < a.rows; ++row) sum += load(x + row * a.stride + i, lanes);
+            store(out + i, sum * a.scale, lanes);
+        });
+    });
+}
+
 void sum_rows(const SumRows& a) {
+    const bool fused = a.out_dtype == a.dtype;
 #pragma omp parallel for schedule(static) if (a.n * a.rows >= 2 * kSerialBelow)
     for (int64_t begin = 0; begin < a.n; begin += kChunk) {
         float sum[kChunk], y[kChunk];
         const int64_t count = chunk_size(a.n, begin);
+        if (fused) {
+            sum_rows_chunk(a, begin, count);
+            continue;
+        }
         load_chunk(sum, a.dtype, a.x, begin, count);
         for (int64_t row = 1; row < a.rows; ++row) {
             load_chunk(y, a.dtype, a.x, row * a.stride + begin, count);
