@@ -12,11 +12,29 @@ void CommMeter::wait(Stream& compute, const Event& event) {
     const Event after = compute.record(/*timing=*/true);
     std::lock_guard lock(mutex_);
     waits_.emplace_back(before, after);
+    if (tracing_) trace_.push_back({"wait", 0, before, after});
 }
 
 void CommMeter::add(const char* op, int64_t bytes_sent, Event began, Event ended) {
     std::lock_guard lock(mutex_);
     spans_.push_back({op, bytes_sent, std::move(began), std::move(ended)});
+    if (tracing_) trace_.push_back(spans_.back());
+}
+
+void CommMeter::begin_trace() {
+    std::lock_guard lock(mutex_);
+    tracing_ = true;
+}
+
+std::vector<CommMeter::Span> CommMeter::take_trace() {
+    std::vector<Span> spans;
+    {
+        std::lock_guard lock(mutex_);
+        tracing_ = false;
+        spans.swap(trace_);
+    }
+    for (const Span& span : spans) span.ended.synchronize();
+    return spans;
 }
 
 CommTotals CommMeter::take() {

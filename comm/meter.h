@@ -61,17 +61,24 @@ class CommMeter {
 
     void add(const char* op, int64_t bytes_sent, Event began, Event ended);
 
-   private:
     struct Span {
         std::string op;
         int64_t bytes_sent;
         Event began, ended;
     };
+    // From now on also keeps a copy of every span, and of every wait under the name "wait", for a trace; take_trace() ends that
+    // and blocks until they are complete.
+    void begin_trace();
+    std::vector<Span> take_trace();
+
+   private:
     static CommTotals add_up(const std::vector<Span>& spans, const std::vector<std::pair<Event, Event>>& waits);
 
     std::mutex mutex_;
     std::vector<Span> spans_;
     std::vector<std::pair<Event, Event>> waits_;
+    bool tracing_ = false;
+    std::vector<Span> trace_;
 };
 
 }  // namespace rz

@@ -176,6 +176,7 @@ void add_training(CLI::App& app, Options& o) {
     Group out{app, "Output"};
     out.text("--out", o.out, "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
     out.whole("--log-every", o.log_every, 1, kBig, "Steps between printed lines");
+    out.whole("--trace-steps", o.trace_steps, 0, 1000, "Steps, from the third on, whose timeline is drawn in trace.json (for ui.perfetto.dev)");
     out.flag("--print-config", o.print_config, "Show the model, its tensors and memory, and stop");
     out.flag("--presets", o.presets, "List the presets and stop");
 

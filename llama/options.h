@@ -78,6 +78,7 @@ struct Options {
     bool no_background_save = false, allow_data_change = false;
     std::string resume;  // "", "auto", a step, or a checkpoint's folder
     int64_t log_every = 1;
+    int64_t trace_steps = 0;
     bool print_config = false;
     bool presets = false;
 

@@ -125,6 +125,11 @@ Run::Run(const Options& o, Process& p, const std::optional<ResumePoint>& from)
                          .quiet = !process.is_root()};
     log_ = std::make_unique<Log>(facts, o.out, first_step_);
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
+    require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
+    if (o.trace_steps > 0 && first_step_ <= o.steps) {
+        const int64_t first = std::min(first_step_ + 2, o.steps);
+        trace_ = std::make_unique<Trace>(process, *compute_, meter_, first, std::min(o.trace_steps, o.steps - first + 1));
+    }
     if (!o.out.empty())
         writer_ = std::make_unique<CheckpointWriter>(process, device_, *compute_, *zero, table_, config_,
                                                      SaveOptions{.run_folder = o.out,
@@ -173,7 +178,14 @@ bool Run::validates(int64_t step) const {
     return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
 }
 
+void Run::begin_step(int64_t step) {
+    process.set_step(step);
+    if (trace_) trace_->begin_step(step);
+}
+
 void Run::end_step(int64_t step) {
+    const std::string trace_file = options.out + "/trace.json";
+    if (trace_ && trace_->end_step(step, trace_file)) log_->line("trace    " + trace_file + ": open it in ui.perfetto.dev");
     Probe& probe = probes_[size_t(step % 2)];
     probe.step = step;
     probe.data_hash = std::exchange(data_hash_, 0);

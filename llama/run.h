@@ -16,6 +16,7 @@
 #include "llama/resume.h"
 #include "llama/schedule.h"
 #include "llama/tokenizer.h"
+#include "llama/trace.h"
 
 namespace rz {
 
@@ -44,6 +45,7 @@ class Run {
     bool validates(int64_t step) const;
     bool saves(int64_t step) const;
 
+    void begin_step(int64_t step);
     // Takes loss and gradient norm of the step just enqueued; reports them once they are there, without stopping the device.
     void end_step(int64_t step);
     void validate(int64_t step);
@@ -95,6 +97,7 @@ class Run {
     std::unique_ptr<DataLoader> train_data_, val_data_;
     std::unique_ptr<BatchFeeder> feeder_;
     std::unique_ptr<CheckpointWriter> writer_;
+    std::unique_ptr<Trace> trace_;
     std::unique_ptr<Log> log_;
     std::optional<Tokenizer> tokenizer_;
     std::array<Probe, 2> probes_;

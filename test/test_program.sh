@@ -119,6 +119,20 @@ if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; t
   done
   check "--collectives direct" test -n "$(weights direct 3 --zero 2 --collectives direct)"
   check "--collectives library" test -n "$(weights library 3 --zero 2 --collectives library)"
+  check "a trace of two ranks" test -n "$(weights trace 2 --zero 3 --trace-steps 5)"
+  check "says where it is" says "trace.json"
+  check "its timeline" python3 -c "
+import json
+events = json.load(open('$work/trace/trace.json'))['traceEvents']
+spans = [e for e in events if e['ph'] == 'X']
+for rank in (0, 1):
+    own = [e for e in spans if e['pid'] == rank]
+    assert [e['name'] for e in own if e['tid'] == 0] == ['step 3', 'step 4'], own
+    assert {'RmsnormForward', 'AttentionBackward', 'AdamW'} & {e['name'] for e in own if e['tid'] == 1}, own
+    assert any(e['name'] == 'reduce_scatter' and e['args']['bytes_sent'] > 0 for e in own if e['tid'] == 2)
+    for tid in (1, 2):  # a stream does one thing at a time
+        row = sorted((e['ts'], e['ts'] + e['dur']) for e in own if e['tid'] == tid and not e['name'].startswith('wait'))
+        assert all(b[0] >= a[1] - 0.01 for a, b in zip(row, row[1:])), (rank, tid)"
   check "overlap in the metrics" grep -q overlap_efficiency "$work/z3/metrics.jsonl"
   check "hybrid on four ranks" test -n "$(weights hybrid 4 --zero 3 --shard-size 2)"
 fi

@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 
 #include <cstdlib>
+#include <utility>
 
 namespace rz {
 
@@ -16,6 +17,11 @@ std::map<std::string, OpTimer::Total> OpTimer::take() {
     }
     spans_.clear();
     return totals;
+}
+
+std::vector<OpTimer::Span> OpTimer::take_spans() {
+    for (const Span& span : spans_) span.stop.synchronize();
+    return std::exchange(spans_, {});
 }
 
 std::string OpTimer::name_of(const std::type_info& type) {

@@ -23,14 +23,17 @@ class OpTimer {
     // By name, of everything added since the last call; waits for it.
     std::map<std::string, Total> take();
 
-    // "RmsnormForward" for rz::RmsnormForward
-    static std::string name_of(const std::type_info&);
-
-   private:
     struct Span {
         std::string name;
         Event start, stop;
     };
+    // The same, one by one, in the order in which they were enqueued.
+    std::vector<Span> take_spans();
+
+    // "RmsnormForward" for rz::RmsnormForward
+    static std::string name_of(const std::type_info&);
+
+   private:
     std::vector<Span> spans_;
 };
 

@@ -1,0 +1,37 @@
+#pragma once
+// A picture of a few steps: what ran when on the compute and the communication stream of every rank, as a file that
+// ui.perfetto.dev and chrome://tracing show (the Trace Event Format, "X" events in microseconds). The events around each op
+// slow a step down somewhat; the bits do not change.
+
+#include <string>
+
+#include "comm/meter.h"
+#include "comm/process.h"
+#include "kernels/runtime/op_timer.h"
+
+namespace rz {
+
+class Trace {
+   public:
+    // Steps [first, first + steps).
+    Trace(Process& process, Stream& compute, CommMeter& meter, int64_t first, int64_t steps)
+        : process_(process), compute_(compute), meter_(meter), first_(first), last_(first + steps - 1) {}
+
+    // Around each step; both are collective at the first and the last one.
+    void begin_step(int64_t step);
+    // True when the file was written: after the last step.
+    bool end_step(int64_t step, const std::string& path);
+
+   private:
+    std::string events();  // of this rank
+
+    Process& process_;
+    Stream& compute_;
+    CommMeter& meter_;
+    int64_t first_, last_;
+    OpTimer timer_;
+    Event origin_;
+    std::vector<std::pair<int64_t, Event>> steps_;  // where each begins
+};
+
+}  // namespace rz
