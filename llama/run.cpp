@@ -63,6 +63,7 @@ Run::Run(const Options& o, Process& p, const std::optional<ResumePoint>& from)
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
     if (process.is_root() && !o.out.empty()) make_folder(o.out);
     choose_run_id();
+    check_folder_is_shared();
     const ShardOptions shards{.vocab = config_.vocab, .raw16 = o.raw16};
     train_data_ = std::make_unique<DataLoader>(open_shards(paths_.train, shards), o.seq_len, o.seed, config_.vocab);
     if (!paths_.val.empty())

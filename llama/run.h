@@ -72,6 +72,7 @@ class Run {
     void check_data(const Manifest&);
     void report_saves();
     void choose_run_id();
+    void check_folder_is_shared();
     Manifest manifest_at(int64_t step) const;
     int64_t samples_before(int64_t step) const;  // of the data stream, consumed before this step
     int64_t samples_per_step() const { return options.batch * micro_batches_ * process.size(); }

@@ -1,9 +1,14 @@
 // The part of a run that is saved and gone on from (run.h).
 
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <random>
+#include <thread>
 
+#include "llama/atomic_file.h"
 #include "llama/fault.h"
 #include "llama/run.h"
 #include "llama/version.h"
@@ -71,6 +76,29 @@ void Run::choose_run_id() {
     uint32_t id = std::random_device()();
     process.broadcast(&id, sizeof id, 0);
     run_id_ = format("%08x", id);
+}
+
+// Every rank writes its own slices into --out.
+void Run::check_folder_is_shared() {
+    if (process.size() == 1 || options.out.empty()) return;
+    const std::string probe = options.out + "/.seen-by-all-" + run_id_;
+    if (process.is_root()) write_file_atomically(probe, "");
+    process.barrier();
+    std::string problem;
+    // A network file system may remember for some seconds that a file is not there.
+    for (int tries = 0; ::access(probe.c_str(), F_OK) != 0; ++tries) {
+        if (tries == 50) {
+            char host[256] = {};
+            ::gethostname(host, sizeof host - 1);
+            problem = format("--out %s: what rank 0 wrote there is not seen by rank %d on %s\n  ranks on several hosts need a folder on a "
+                             "shared file system, at the same path", options.out.c_str(), process.rank(), host);
+            break;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    const std::vector<std::string> problems = process.all_gather_text(problem);
+    if (process.is_root()) ::unlink(probe.c_str());
+    for (const std::string& p : problems) require(p.empty(), "%s", p.c_str());
 }
 
 void Run::check_data(const Manifest& m) {

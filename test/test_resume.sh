@@ -179,6 +179,8 @@ if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; t
   check "same tokens, 1 -> 4" test "$(hash_of ranks)" = "$(hash_of whole)"
   check "same loss, 1 -> 4" close ranks whole
   check "five ranks do not divide" bash -c "! timeout 60 mpirun -n 5 '$program' --device cpu --out '$work/ranks' --resume auto --steps 20 > '$work/log' 2>&1 && grep -q 'do not divide among 5 ranks' '$work/log'"
+  check "a folder that is not shared" bash -c "! timeout 60 mpirun -n 1 '$program' ${model[*]} ${train[*]} --out '$work/here' \\
+    : -n 1 '$program' ${model[*]} ${train[*]} --out '$work/there' > '$work/log' 2>&1 && grep -q 'is not seen by rank 1' '$work/log'"
 else
   skipped=1
 fi
