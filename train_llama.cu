@@ -10,12 +10,13 @@
 
 #include "comm/process.h"
 #include "llama/commands.h"
+#include "llama/fault.h"
 #include "llama/run.h"
 
 using namespace rz;
 
 // One line per stage; everything is enqueued, nothing here waits for the device.
-static void train(Run& run) {
+static int train(Run& run) {
     if (run.options.val_every > 0 && run.first_step() == 1) run.validate(0);
     for (int64_t step = run.first_step(); step <= run.options.steps; ++step) {
         run.begin_step(step);
@@ -26,23 +27,26 @@ static void train(Run& run) {
         }
         run.zero->update(float(run.schedule.at(step)), step);
         run.end_step(step);
+        if (run.stops(step)) break;
         if (run.validates(step)) run.validate(step);
         if (run.saves(step)) run.save(step);
     }
-    run.finish();
+    return run.finish();
 }
 
 static int run_command(Options options, Process& process) {
     if (options.command == Options::Command::generate) return generate_command(options);
     if (options.command == Options::Command::export_model) return export_command(options);
     if (options.print_config) return print_config_command(options);
+    arm_faults(process.rank());
+    fault_point("start");
+    Health health(options, process);
     const std::optional<ResumePoint> from = find_checkpoint(options, process);
     if (from)
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
-    Run run(options, process, from);
-    train(run);
-    return 0;
+    Run run(options, process, health, from);
+    return train(run);
 }
 
 int main(int argc, char** argv) {

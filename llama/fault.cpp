@@ -23,8 +23,8 @@ struct Point {
 constexpr Point kPoints[] = {
     {"start", "before anything is read or allocated"},
     {"step", "at the top of every training step"},
-    {"gradient", "before a step's last backward pass; nan, inf: an element of the gradients"},
-    {"loss", "where a step's loss is taken; nan, inf: this rank's loss"},
+    {"gradient", "before a step's first backward pass; nan, inf: an element of this rank's gradients"},
+    {"loss", "where a step's loss is judged; spike: ten times this rank's loss"},
     {"weights", "after a step's update; flip: one bit of one parameter of this rank"},
     {"end", "after the last step, before the final weights are written"},
     {"file.open", "before a file is created for writing"},
@@ -61,7 +61,7 @@ constexpr Action kActions[] = {
     {"usr1", FaultAction::usr1},     {"int", FaultAction::interrupt}, {"sleep", FaultAction::sleep},
     {"error", FaultAction::error},   {"eio", FaultAction::eio},       {"enospc", FaultAction::enospc},
     {"efbig", FaultAction::efbig},   {"eacces", FaultAction::eacces}, {"estale", FaultAction::estale},
-    {"nan", FaultAction::nan},       {"inf", FaultAction::inf},       {"flip", FaultAction::flip},
+    {"nan", FaultAction::nan},       {"inf", FaultAction::inf},       {"flip", FaultAction::flip},     {"spike", FaultAction::spike},
 };
 
 struct Armed {

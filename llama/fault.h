@@ -11,7 +11,7 @@
 //            sleep=SECONDS                           waits
 //            error                                   throws
 //            eio, enospc, efbig, eacces, estale      the system call at this point fails so, without being made
-//            nan, inf, flip                          a number at this point goes bad
+//            nan, inf, flip, spike                   a number at this point goes bad
 //
 //   FAULT=checkpoint.rename:1:2:kill     rank 1 dies before its second rename
 
@@ -21,7 +21,7 @@
 
 namespace rz {
 
-enum class FaultAction { none, kill, stop, term, usr1, interrupt, sleep, error, eio, enospc, efbig, eacces, estale, nan, inf, flip };
+enum class FaultAction { none, kill, stop, term, usr1, interrupt, sleep, error, eio, enospc, efbig, eacces, estale, nan, inf, flip, spike };
 
 struct FaultSpec {
     std::string point;
@@ -48,7 +48,7 @@ void arm_faults(int rank);
 // The same from text; "" disarms.
 void arm_faults(int rank, const std::string& text);
 
-// Passes a point. Signals, sleep and error happen here; what only the caller can do is returned (nan, inf, flip).
+// Passes a point. Signals, sleep and error happen here; what only the caller can do is returned (nan, inf, flip, spike).
 inline FaultAction fault_point(const char* point) {
     return detail::faults_armed ? detail::fault_hit(point) : FaultAction::none;
 }

@@ -84,15 +84,15 @@ void Log::step(const StepReport& r, bool print) {
     const double tokens_per_second = double(r.tokens) / r.seconds, flops = tokens_per_second * facts_.flops_per_token;
     const DeviceKind where = MemoryLedger::get().peak(DeviceKind::cuda) > 0 ? DeviceKind::cuda : DeviceKind::cpu;
     const int64_t memory = MemoryLedger::get().peak(where);
-    if (print) {
+    if (print || !r.note.empty()) {
         const int width = int(std::to_string(facts_.steps).size());
         const std::string speed =
             facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);
         const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
-        line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s", width,
+        line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s", width,
                     (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm, r.learning_rate,
                     1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(), human_bytes(memory).c_str(),
-                    eta(r.step).c_str()));
+                    eta(r.step).c_str(), r.note.empty() ? "" : " | ", r.note.c_str()));
     }
     std::string json = format("{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
                               "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
@@ -104,7 +104,7 @@ void Log::step(const StepReport& r, bool print) {
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
                        number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(), (long long)r.bytes_sent);
-    write_json(json + "}");
+    write_json(json + r.json + "}");
     if (events_ && !events_->write(r.step, {{"train/loss", float(r.loss)},
                                             {"train/grad_norm", float(r.grad_norm)},
                                             {"train/learning_rate", float(r.learning_rate)},

@@ -8,6 +8,7 @@
 
 #include "llama/hf.h"
 #include "llama/presets.h"
+#include "llama/stop.h"
 
 namespace rz {
 
@@ -114,6 +115,29 @@ void add_model(Group g, Options& o) {
     g.real("--init-std", o.init_std, 0, 10, "Deviation of initial weights; 0: as the preset");
 }
 
+CLI::Validator length_of_time() {
+    CLI::Validator v;
+    v.description("");
+    v.operation([](std::string& text) -> std::string {
+        try {
+            parse_duration(text);
+        } catch (const Error& e) {
+            return e.what();
+        }
+        return "";
+    });
+    return v;
+}
+
+void add_guards(Group g, Options& o) {
+    g.text("--time-limit", o.time_limit, "Save and stop (exit code 75) before this time is over: 90m, 3h30m, seconds [Slurm's end of the job]")
+        ->type_name("TIME")->check(length_of_time());
+    g.whole("--max-skips", o.max_skips, 0, kBig, "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
+    g.real("--spike-z", o.spike_z, 0, 1e6, "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
+    g.choice("--on-spike", o.on_spike, {"warn", "stop"}, "stop: end with exit code 72, nothing saved after the spike");
+    g.whole("--check-replicas", o.check_replicas, 0, kBig, "Steps between comparisons of the parameters over ranks that hold the same; 0: never");
+}
+
 void add_training(CLI::App& app, Options& o) {
     add_model({app, "Model"}, o);
 
@@ -172,6 +196,8 @@ void add_training(CLI::App& app, Options& o) {
     val.whole("--sample-every", o.sample_every, 0, kBig, "Validations between printed samples; 0: none");
     val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Tokens of a sample");
     val.text("--prompt", o.prompt, "What samples begin with")->type_name("TEXT");
+
+    add_guards({app, "Stopping and guards"}, o);
 
     Group out{app, "Output"};
     out.text("--out", o.out, "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");

@@ -72,6 +72,13 @@ struct Options {
     int64_t sample_every = 0;  // validations between samples; 0: never
     int64_t sample_tokens = 200;
 
+    // stopping and guards
+    std::string time_limit;
+    int64_t max_skips = 10;
+    double spike_z = 8;
+    std::string on_spike = "warn";
+    int64_t check_replicas = 0;
+
     // output
     std::string out;
     int64_t save_every = 1000, keep = 2;

@@ -50,10 +50,11 @@ static int64_t logits_bytes(const Options& o, Device device) {
 
 Run::~Run() = default;
 
-Run::Run(const Options& o, Process& p, const std::optional<ResumePoint>& from)
+Run::Run(const Options& o, Process& p, Health& health, const std::optional<ResumePoint>& from)
     : options(o),
       process(p),
       schedule{o.lr, o.min_lr, o.warmup, o.steps},
+      health_(health),
       paths_(find_data(o)),
       config_(from ? resumed_config(o, *from, paths_.vocab) : model_config(o, paths_.vocab)),
       table_(config_),
@@ -61,7 +62,6 @@ Run::Run(const Options& o, Process& p, const std::optional<ResumePoint>& from)
     require(!paths_.train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
-    if (process.is_root() && !o.out.empty()) make_folder(o.out);
     choose_run_id();
     check_folder_is_shared();
     const ShardOptions shards{.vocab = config_.vocab, .raw16 = o.raw16};
@@ -124,6 +124,7 @@ Run::Run(const Options& o, Process& p, const std::optional<ResumePoint>& from)
                          .title = summary(config_),
                          .peak_flops = peak_flops(device_) * process.size(),
                          .quiet = !process.is_root()};
+    health_.status().set_steps(o.steps);
     log_ = std::make_unique<Log>(facts, o.out, first_step_);
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
     require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
@@ -199,6 +200,8 @@ void Run::end_step(int64_t step) {
     // One process lets the host run a step ahead of the device; many ranks report at once, so that each step's
     // communication is counted with it.
     report(process.size() == 1 ? probes_[size_t((step + 1) % 2)] : probe);
+    last_step_ = step;
+    check_replicas(step);
     report_saves();
 }
 
@@ -209,33 +212,25 @@ void Run::report(Probe& probe) {
     float norm = 0;
     std::memcpy(&loss_sum, probe.host.data(), 8);
     std::memcpy(&norm, probe.host.bytes_at(8), 4);
-    // What every rank adds to a step's numbers: one message.
-    struct Share {
-        double loss_sum;
-        uint64_t data_hash;
-    };
-    const Share own{loss_sum, probe.data_hash};
-    std::vector<Share> shares(size_t(process.size()));
-    process.all_gather(&own, sizeof own, shares.data());
-    double loss = 0;
-    for (const Share& s : shares) {
-        loss += s.loss_sum;
-        consumed_ += s.data_hash;
-    }
     StepReport r{.step = probe.step,
-                 .loss = loss / double(tokens_per_step()),
+                 .loss = 0,
                  .grad_norm = norm,
                  .learning_rate = schedule.at(probe.step),
                  .seconds = probe.done.seconds_since(last_done_),
                  .tokens = tokens_per_step(),
                  .tokens_so_far = resumed_.tokens + tokens_per_step() * (probe.step - resumed_.step),
-                 .data_hash = consumed_};
+                 .data_hash = 0};
     if (process.size() > 1) {
         const CommTotals comm = meter_.take_complete();
         r.comm_seconds = comm.total_s;
         r.exposed_seconds = comm.exposed_s;
         r.bytes_sent = probe.bytes_sent;
     }
+    const Judgement judgement = judge(probe, loss_sum, norm, r.seconds - r.exposed_seconds, r.seconds);
+    r.loss = judgement.loss;
+    r.data_hash = consumed_ += judgement.data_hash;
+    r.note = judgement.note;
+    r.json = judgement.json;
     ++steps_done_;
     bytes_in_steps_ += probe.bytes_sent;
     last_done_ = probe.done;
@@ -285,12 +280,14 @@ void Run::print_sample(int64_t step) {
     log_->line("--- sample\n" + tokenizer_->decode(tokens, /*skip_special=*/true) + "\n---");
 }
 
-void Run::finish() {
+int Run::finish() {
     for (Probe& probe : probes_) report(probe);
+    bool last_save_good = true;
     if (writer_) {
-        writer_->finish();
+        last_save_good = writer_->finish();
         report_saves();
     }
+    if (health_.end() && !(health_.end()->saves && last_step_ == options.steps)) return finish_early(last_save_good);
     if (!options.out.empty()) {
         const std::string folder = options.out + "/final";
         zero->begin_forward();
@@ -303,6 +300,8 @@ void Run::finish() {
     log_->line(ranks.text);
     if (process.is_root() && !options.out.empty()) write_file_atomically(options.out + "/ranks.json", ranks.json);
     log_->finish();
+    health_.status().finished(last_step_);
+    return kExitSuccess;
 }
 
 }  // namespace rz

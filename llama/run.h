@@ -10,6 +10,7 @@
 #include "comm/process.h"
 #include "llama/batch_feeder.h"
 #include "llama/checkpoint.h"
+#include "llama/health.h"
 #include "llama/log.h"
 #include "llama/model.h"
 #include "llama/options.h"
@@ -32,7 +33,7 @@ DataPaths find_data(const Options&);
 class Run {
    public:
     // Begins, or goes on from a checkpoint. Collective.
-    Run(const Options&, Process&, const std::optional<ResumePoint>& from = std::nullopt);
+    Run(const Options&, Process&, Health&, const std::optional<ResumePoint>& from = std::nullopt);
     ~Run();
 
     int64_t first_step() const { return first_step_; }
@@ -51,7 +52,10 @@ class Run {
     void validate(int64_t step);
     // Writes a checkpoint of the state after `step`; training goes on meanwhile.
     void save(int64_t step);
-    void finish();  // reports what is outstanding, saves the final weights
+    // Whether the run ends behind this step, the same on all ranks; saved then, if it is good.
+    bool stops(int64_t step);
+    // Reports what is outstanding and, unless the run was stopped, saves the final weights. The program's exit code.
+    int finish();
 
     Options options;
     Process& process;
@@ -67,6 +71,9 @@ class Run {
     };
     void announce(const ParamTable&, const std::string& device_note);
     void report(Probe& probe);
+    Judgement judge(const Probe&, double loss_sum, double norm, double own_seconds, double seconds);
+    void check_replicas(int64_t step);
+    int finish_early(bool last_save_good);
     void print_sample(int64_t step);
     void load_checkpoint(ResumePoint from);
     void check_data(const Manifest&);
@@ -77,12 +84,13 @@ class Run {
     int64_t samples_before(int64_t step) const;  // of the data stream, consumed before this step
     int64_t samples_per_step() const { return options.batch * micro_batches_ * process.size(); }
 
+    Health& health_;
     Device device_;
     DataPaths paths_;
     ModelConfig config_;
     ParamTable table_;
     int64_t micro_batches_;
-    int64_t first_step_ = 1;
+    int64_t first_step_ = 1, last_step_ = 0;
     Manifest resumed_;  // what the run goes on from; all zero if it began
     std::string run_id_;
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();

@@ -47,11 +47,13 @@ Manifest Run::manifest_at(int64_t step) const {
     m.flags = options.kept_flags;
     m.flags["batch-tokens"] = std::to_string(tokens_per_step());
     m.data = train_data_->fingerprint().to_json();
+    m.guards = health_.state();
     return m;
 }
 
 void Run::save(int64_t step) {
     for (Probe& probe : probes_) report(probe);
+    if (health_.end() && !health_.end()->saves) return;  // known only now, by a process that reports a step late
     writer_->save(manifest_at(step));
     report_saves();
     last_done_ = compute_->record(/*timing=*/true);
@@ -67,6 +69,7 @@ void Run::report_saves() {
                          (long long)r.step, (long long)failed_saves_, r.error.c_str());
             continue;
         }
+        health_.saved(r.step, r.write_seconds);
         log_->line(format("saved    %s, %s in %s; training waited %.2f s", r.folder.c_str(), human_bytes(r.bytes).c_str(),
                           duration(r.write_seconds).c_str(), r.stall_seconds));
     }
@@ -125,6 +128,8 @@ void Run::load_checkpoint(ResumePoint from) {
         from = fall_back(options, process, from, problem);
     }
     first_step_ = resumed_.step + 1;
+    last_step_ = resumed_.step;
+    health_.restore(resumed_.guards, from.folder + ": guards");
     validations_ = resumed_.validations;
     consumed_ = resumed_.data_hash;
     if (!process.is_root()) return;

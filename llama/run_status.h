@@ -26,6 +26,7 @@ class RunStatus {
     // From any thread, and when much is broken already: never throws. `rank` < 0: the own.
     void failed(int exit_code, const std::string& reason, int rank = -1);
 
+    void set_steps(int64_t steps) { steps_ = steps; }  // once they are known, before training
     int64_t step() const { return step_; }
     int64_t saved_step() const { return saved_step_; }
 

@@ -1,0 +1,74 @@
+// The part of a run that looks after itself: faults on request, guards, and the end (run.h).
+
+#include <cstring>
+
+#include "llama/fault.h"
+#include "llama/replicas.h"
+#include "llama/run.h"
+
+namespace rz {
+
+void Run::begin_step(int64_t step) {
+    process.set_step(step);
+    fault_point("step");
+    const FaultAction action = fault_point("gradient");
+    if (action != FaultAction::nan && action != FaultAction::inf) return;
+    // Gradients are added to what stands there, so that this element stays bad.
+    static const uint32_t kNan = 0x7fc00000, kInf = 0x7f800000;
+    const int64_t e = size_of(zero->options().grad_dtype);
+    const char* value = reinterpret_cast<const char*>(action == FaultAction::nan ? &kNan : &kInf);
+    compute_->copy(zero->gradients(int(zero->units().size()) - 1), value + (4 - e), e);
+}
+
+Judgement Run::judge(const Probe& probe, double loss_sum, double norm, double own_seconds, double seconds) {
+    if (fault_point("loss") == FaultAction::spike) loss_sum *= 10;
+    Judgement j = health_.judge({.step = probe.step,
+                                 .loss_sum = loss_sum,
+                                 .tokens = double(tokens_per_step()),
+                                 .grad_norm = norm,
+                                 .seconds = seconds,
+                                 .own_seconds = own_seconds,
+                                 .data_hash = probe.data_hash});
+    if (!j.line.empty()) log_->line(j.line);
+    return j;
+}
+
+void Run::check_replicas(int64_t step) {
+    if (fault_point("weights") == FaultAction::flip) flip_parameter(*compute_, *zero);
+    if (options.check_replicas == 0 || (step % options.check_replicas != 0 && !saves(step))) return;
+    const std::string difference = compare_replicas(process, *mesh_, device_, *compute_, *zero);
+    if (!difference.empty()) health_.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
+}
+
+bool Run::stops(int64_t step) {
+    health_.look_for_stop();
+    if (!health_.end()) return false;
+    if (health_.end()->saves && step == options.steps) return false;  // done anyway
+    if (health_.end()->saves && writer_) save(step);
+    return true;
+}
+
+// Run::finish for a run that ends early. Returns its exit code.
+int Run::finish_early(bool last_save_good) {
+    const Health::End& end = *health_.end();
+    const int64_t saved = health_.status().saved_step();
+    std::string saves = saved >= 0 ? format("the last checkpoint is of step %lld", (long long)saved)
+                        : resumed_.step > 0 ? format("the last checkpoint is that of step %lld", (long long)resumed_.step)
+                        : options.out.empty() ? "nothing is saved without --out"
+                                              : "there is no checkpoint yet";
+    if (end.saves && writer_ && !last_save_good) saves = "THE STATE COULD NOT BE SAVED; " + saves;
+    log_->line(format("%s behind step %lld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends", (long long)last_step_,
+                      end.reason.c_str(), saves.c_str()));
+    if (end.exit_code == kExitRequeue) {
+        health_.status().stopped(last_step_, end.exit_code, end.reason);
+    } else {
+        if (process.is_root()) {
+            std::fprintf(stderr, "train_llama: %s\n", end.reason.c_str());
+            health_.status().failed(end.exit_code, end.reason);
+        }
+    }
+    log_->plot();
+    return end.exit_code;
+}
+
+}  // namespace rz
