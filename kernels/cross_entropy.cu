@@ -1,5 +1,6 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/device_math.cuh"
+#include "kernels/runtime/cuda_check.h"
 
 namespace rz {
 namespace {
@@ -55,10 +56,13 @@ __device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], int at, int
     store(p, x);
 }
 
-// One block per row. The row is read once while it fits the registers; what is beyond is read again for the gradient.
+// One block per row, and the row is read once: the maximum and the sum run along, and the logits wait for the gradient in registers
+// (128 KiB), behind them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by device: a row of 128256 in
+// 16 bits fits where a block has 128 KiB). Only what is beyond both is read again. A thread reads only what it copied itself.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
-    cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, bool write_gradient) {
+    cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, bool write_gradient, int staged) {
+    GPU_DYN_SMEM(smem);
     __shared__ float maxima[32];
     __shared__ float sums[32];
     constexpr int kVec = kVecOf<T>;
@@ -76,6 +80,13 @@ __global__ void __launch_bounds__(kMostThreads)
     }
     const float target_logit = thread == 0 ? to_float(row[target]) : 0.0f;  // before anything is overwritten
 
+    T* const stage = reinterpret_cast<T*>(smem) + thread * kVec;
+    const int stage_stride = threads * kVec, rest = kKeep + staged;  // vectors of a thread from `rest` on are read again
+    for (int i = 0; i < staged; ++i)
+        if (const int at = thread + (kKeep + i) * threads; at < cut.vectors)
+            ptx::cp_async16(stage + i * stage_stride, body + at * kVec);
+    ptx::cp_async_commit();
+
     Softmax softmax;
     float head[1] = {}, tail[1] = {};
     const bool has_head = thread < cut.head, has_tail = cut.tail + thread < V;
@@ -92,7 +103,13 @@ __global__ void __launch_bounds__(kMostThreads)
         kept[i].to(x);
         softmax.add(x);
     }
-    for (int i = thread + kKeep * threads; i < cut.vectors; i += threads) {
+    ptx::cp_async_wait<0>();
+    for (int i = 0; i < staged && thread + (kKeep + i) * threads < cut.vectors; ++i) {
+        float x[kVec];
+        load(x, stage + i * stage_stride);
+        softmax.add(x);
+    }
+    for (int i = thread + rest * threads; i < cut.vectors; i += threads) {
         float x[kVec];
         load(x, body + i * kVec);
         softmax.add(x);
@@ -104,6 +121,11 @@ __global__ void __launch_bounds__(kMostThreads)
     if (thread == 0) loss[blockIdx.x] = logf(sum) + (max - target_logit);
     if (!write_gradient) return;
 
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {  // or 64 unpacked logits would be kept for the gradient as well, and spilled
+        ptx::forget(kept[i].words[0].x), ptx::forget(kept[i].words[0].y);
+        ptx::forget(kept[i].words[0].z), ptx::forget(kept[i].words[0].w);
+    }
     const float inverse = 1.0f / sum;
     if (has_head) store_gradient(row + thread, head, thread, target, max, inverse, scale);
     if (has_tail) store_gradient(row + cut.tail + thread, tail, cut.tail + thread, target, max, inverse, scale);
@@ -115,7 +137,13 @@ __global__ void __launch_bounds__(kMostThreads)
         kept[i].to(x);
         store_gradient(body + v, x, cut.head + v, target, max, inverse, scale);
     }
-    for (int i = thread + kKeep * threads; i < cut.vectors; i += threads) {
+    for (int i = 0; i < staged && thread + (kKeep + i) * threads < cut.vectors; ++i) {
+        const int v = (thread + (kKeep + i) * threads) * kVec;
+        float x[kVec];
+        load(x, stage + i * stage_stride);
+        store_gradient(body + v, x, cut.head + v, target, max, inverse, scale);
+    }
+    for (int i = thread + rest * threads; i < cut.vectors; i += threads) {
         float x[kVec];
         load(x, body + i * kVec);
         store_gradient(body + i * kVec, x, cut.head + i * kVec, target, max, inverse, scale);
@@ -132,6 +160,17 @@ __global__ void __launch_bounds__(kSumThreads) sum_f32_kernel(double* out, const
     if (threadIdx.x == 0) out[0] += sum;
 }
 
+// Vectors per thread that shared memory can take of those that the registers can't
+int staged_vectors(int64_t vectors, int threads) {
+    const int64_t beyond = ceil_div(vectors, threads) - kKeep;
+    if (beyond <= 0) return 0;
+    int device = 0, bytes = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    const int64_t room = (bytes - 2048) / (16 * threads);  // 2048: static shared memory, and the alignment behind it
+    return int(beyond < room ? beyond : room);
+}
+
 }  // namespace
 
 void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
@@ -139,8 +178,10 @@ void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
     require(a.V <= 0x7fffffff, "cross_entropy: V=%lld is beyond 2^31", static_cast<long long>(a.V));
     with_device_type(a.dtype, [&]<class T>() {
         const int threads = row_threads(ceil_div(a.V, kVecOf<T>), kKeep / 2, kMostThreads);
-        launch(cross_entropy_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(threads), 0, stream), a.loss,
-               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.write_gradient);
+        const int staged = a.write_gradient ? staged_vectors(ceil_div(a.V, kVecOf<T>), threads) : 0;
+        launch(cross_entropy_kernel<T>,
+               LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(threads), size_t(16 * threads * staged), stream), a.loss,
+               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.write_gradient, staged);
     });
 }
 

@@ -26,6 +26,13 @@ namespace rz::ptx {
 PTX_FN uint32_t smem_u32(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 #endif
 
+// No instruction, but the compiler can't know x afterwards: it computes again from x what it might have kept in registers.
+PTX_FN void forget([[maybe_unused]] uint32_t& x) {
+#if !defined(SIMT_EMU)
+    asm volatile("" : "+r"(x));
+#endif
+}
+
 // ---- cp.async: global to shared, asynchronous. Both addresses aligned to the size. Only src_bytes are read; the rest
 // of the destination becomes zero (src_bytes = 0 is how a tail row is masked; src must still be a valid pointer).
 
