@@ -180,11 +180,6 @@ bool Run::validates(int64_t step) const {
     return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
 }
 
-void Run::begin_step(int64_t step) {
-    process.set_step(step);
-    if (trace_) trace_->begin_step(step);
-}
-
 void Run::end_step(int64_t step) {
     const std::string trace_file = options.out + "/trace.json";
     if (trace_ && trace_->end_step(step, trace_file)) log_->line("trace    " + trace_file + ": open it in ui.perfetto.dev");

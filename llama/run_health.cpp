@@ -10,6 +10,7 @@ namespace rz {
 
 void Run::begin_step(int64_t step) {
     process.set_step(step);
+    if (trace_) trace_->begin_step(step);
     fault_point("step");
     const FaultAction action = fault_point("gradient");
     if (action != FaultAction::nan && action != FaultAction::inf) return;
