@@ -1,7 +1,6 @@
 #include "comm/meter.h"
 
-#include <algorithm>
-#include <iterator>
+#include <utility>
 
 namespace rz {
 
@@ -11,14 +10,14 @@ void CommMeter::wait(Stream& compute, const Event& event) {
     compute.wait(event);
     const Event after = compute.record(/*timing=*/true);
     std::lock_guard lock(mutex_);
-    waits_.emplace_back(before, after);
+    open_.waits.emplace_back(before, after);
     if (tracing_) trace_.push_back({"wait", 0, before, after});
 }
 
 void CommMeter::add(const char* op, int64_t bytes_sent, Event began, Event ended) {
     std::lock_guard lock(mutex_);
-    spans_.push_back({op, bytes_sent, std::move(began), std::move(ended)});
-    if (tracing_) trace_.push_back(spans_.back());
+    open_.spans.push_back({op, bytes_sent, std::move(began), std::move(ended)});
+    if (tracing_) trace_.push_back(open_.spans.back());
 }
 
 void CommMeter::begin_trace() {
@@ -37,36 +36,29 @@ std::vector<CommMeter::Span> CommMeter::take_trace() {
     return spans;
 }
 
-CommTotals CommMeter::take() {
-    std::vector<Span> spans;
-    std::vector<std::pair<Event, Event>> waits;
-    {
-        std::lock_guard lock(mutex_);
-        spans.swap(spans_);
-        waits.swap(waits_);
-    }
-    for (const Span& span : spans) span.ended.synchronize();
-    for (const auto& [before, after] : waits) after.synchronize();
-    return add_up(spans, waits);
-}
-
-CommTotals CommMeter::take_complete() {
-    std::vector<Span> spans;
-    std::vector<std::pair<Event, Event>> waits;
+CommMeter::Batch CommMeter::cut() {
     std::lock_guard lock(mutex_);
-    const auto first_open_span = std::stable_partition(spans_.begin(), spans_.end(), [](const Span& s) { return s.ended.done(); });
-    spans.assign(std::make_move_iterator(spans_.begin()), std::make_move_iterator(first_open_span));
-    spans_.erase(spans_.begin(), first_open_span);
-    const auto first_open_wait =
-        std::stable_partition(waits_.begin(), waits_.end(), [](const auto& w) { return w.second.done(); });
-    waits.assign(waits_.begin(), first_open_wait);
-    waits_.erase(waits_.begin(), first_open_wait);
-    return add_up(spans, waits);
+    return std::exchange(open_, {});
 }
 
-CommTotals CommMeter::add_up(const std::vector<Span>& spans, const std::vector<std::pair<Event, Event>>& waits) {
+CommTotals CommMeter::take() {
+    const Batch batch = cut();
+    for (const Span& span : batch.spans) span.ended.synchronize();
+    for (const auto& [before, after] : batch.waits) after.synchronize();
+    return add_up(batch);
+}
+
+CommTotals CommMeter::take_complete(Batch batch) {
+    Batch complete;
+    std::lock_guard lock(mutex_);
+    for (Span& span : batch.spans) (span.ended.done() ? complete : open_).spans.push_back(std::move(span));
+    for (auto& wait : batch.waits) (wait.second.done() ? complete : open_).waits.push_back(std::move(wait));
+    return add_up(complete);
+}
+
+CommTotals CommMeter::add_up(const Batch& batch) {
     CommTotals totals;
-    for (const Span& span : spans) {
+    for (const Span& span : batch.spans) {
         OpTotals& op = totals.ops[span.op];
         const double seconds = span.ended.seconds_since(span.began);
         op.calls += 1;
@@ -75,7 +67,7 @@ CommTotals CommMeter::add_up(const std::vector<Span>& spans, const std::vector<s
         totals.bytes_sent += span.bytes_sent;
         totals.total_s += seconds;
     }
-    for (const auto& [before, after] : waits) totals.exposed_s += after.seconds_since(before);
+    for (const auto& [before, after] : batch.waits) totals.exposed_s += after.seconds_since(before);
     return totals;
 }
 

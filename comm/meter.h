@@ -53,30 +53,37 @@ class CommMeter {
     // compute.wait(event), counting how long the stream stands still for it.
     void wait(Stream& compute, const Event& event);
 
-    // Totals since the last take. Blocks until what was measured is complete.
-    CommTotals take();
-    // The same of what is complete; the rest is left for the next take. Blocks for nothing, so that a step's last gathers go
-    // on while the next step begins (they are then counted with that one).
-    CommTotals take_complete();
-
-    void add(const char* op, int64_t bytes_sent, Event began, Event ended);
-
     struct Span {
         std::string op;
         int64_t bytes_sent;
         Event began, ended;
     };
+    // What was enqueued between two cuts: that of a step, to be added up when it is done.
+    struct Batch {
+        std::vector<Span> spans;
+        std::vector<std::pair<Event, Event>> waits;
+    };
+
+    // Totals since the last take. Blocks until what was measured is complete.
+    CommTotals take();
+    // What was enqueued since the last cut or take.
+    Batch cut();
+    // Totals of what is complete of it; the rest goes back and is counted with the next cut. Blocks for nothing, so that a
+    // step's last gathers go on while the next step begins.
+    CommTotals take_complete(Batch batch);
+
+    void add(const char* op, int64_t bytes_sent, Event began, Event ended);
+
     // From now on also keeps a copy of every span, and of every wait under the name "wait", for a trace; take_trace() ends that
     // and blocks until they are complete.
     void begin_trace();
     std::vector<Span> take_trace();
 
    private:
-    static CommTotals add_up(const std::vector<Span>& spans, const std::vector<std::pair<Event, Event>>& waits);
+    static CommTotals add_up(const Batch& batch);
 
     std::mutex mutex_;
-    std::vector<Span> spans_;
-    std::vector<std::pair<Event, Event>> waits_;
+    Batch open_;
     bool tracing_ = false;
     std::vector<Span> trace_;
 };

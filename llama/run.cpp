@@ -192,9 +192,8 @@ void Run::end_step(int64_t step) {
     probe.bytes_sent = mesh_->bytes_sent() - bytes_before_;
     bytes_before_ += probe.bytes_sent;
     model->reset_loss();
-    // One process lets the host run a step ahead of the device; many ranks report at once, so that each step's
-    // communication is counted with it.
-    report(process.size() == 1 ? probes_[size_t((step + 1) % 2)] : probe);
+    probe.comm = meter_.cut();
+    report(probes_[size_t((step + 1) % 2)]);  // the step before: the host runs a step ahead of the device
     last_step_ = step;
     check_replicas(step);
     report_saves();
@@ -216,7 +215,7 @@ void Run::report(Probe& probe) {
                  .tokens_so_far = resumed_.tokens + tokens_per_step() * (probe.step - resumed_.step),
                  .data_hash = 0};
     if (process.size() > 1) {
-        const CommTotals comm = meter_.take_complete();
+        const CommTotals comm = meter_.take_complete(std::move(probe.comm));
         r.comm_seconds = comm.total_s;
         r.exposed_seconds = comm.exposed_s;
         r.bytes_sent = probe.bytes_sent;

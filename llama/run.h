@@ -67,6 +67,7 @@ class Run {
         Buffer host;  // double loss sum, float norm
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
+        CommMeter::Batch comm;   // what was enqueued in the step
         int64_t bytes_sent = 0;  // by the step's collectives
     };
     void announce(const ParamTable&, const std::string& device_note);

@@ -350,12 +350,12 @@ TEST(Meter, TakesWhatIsCompleteAndLeavesTheRest) {
         while (!go) std::this_thread::yield();
     });
     meter.wait(compute, late);
-    const CommTotals first = meter.take_complete();
+    const CommTotals first = meter.take_complete(meter.cut());
     EXPECT_EQ(first.bytes_sent, 10);
     EXPECT_EQ(first.exposed_s, 0);
     go = true;
     compute.synchronize();
-    const CommTotals second = meter.take_complete();
+    const CommTotals second = meter.take_complete(meter.cut());
     EXPECT_EQ(second.bytes_sent, 20);
     EXPECT_GT(second.exposed_s, 0);
     EXPECT_EQ(meter.take().bytes_sent, 0);
