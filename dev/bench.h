@@ -22,6 +22,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
+#include "kernels/gemm_tuning.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/simd_level.h"
 #include "llama/version.h"
@@ -34,10 +35,12 @@ inline DType parse_dtype(const std::string& name) {
     fail("--dtype %s: it must be fp32, bf16 or fp16", name.c_str());
 }
 
-// One device's tensors. The same calls on two devices give the same bits.
+// One device's tensors. The same calls on two devices give the same bits, unless they are only to be timed: then the device
+// itself makes the numbers, which is quicker.
 class Memory {
    public:
-    explicit Memory(Device device) : device_(device), stream_(device, "bench") {}
+    explicit Memory(Device device, bool only_timed = false)
+        : device_(device), stream_(device, "bench"), on_device_(only_timed) {}
 
     Device device() const { return device_; }
     Stream& stream() { return stream_; }
@@ -45,8 +48,15 @@ class Memory {
     // Normal numbers, and outputs that start as NaN. A tensor with a name is compared.
     template <class T = void>
     T* random(int64_t n, DType dtype, uint64_t seed, float std = 1, const char* name = "") {
+        RandomNormal numbers{.x = nullptr, .n = n, .seed = seed, .stream = 0, .std = std, .dtype = dtype};
+        if (on_device_) {
+            numbers.x = scratch(n * size_of(dtype));
+            random_normal(stream_, numbers);
+            return static_cast<T*>(numbers.x);
+        }
         std::vector<char> host(size_t(n * size_of(dtype)));
-        random_normal_cpu({.x = host.data(), .n = n, .seed = seed, .stream = 0, .std = std, .dtype = dtype});
+        numbers.x = host.data();
+        random_normal_cpu(numbers);
         return static_cast<T*>(place(host.data(), n, dtype, name));
     }
     template <class T = void>
@@ -93,6 +103,7 @@ class Memory {
 
     Device device_;
     Stream stream_;
+    bool on_device_;
     std::list<Buffer> buffers_;
     std::vector<Named> named_;
 };
@@ -125,12 +136,17 @@ class Bench {
             app_.add_option("--device", device, "auto, cuda or cpu")->capture_default_str();
             app_.add_option("--iters", iterations_, "timed runs")->capture_default_str()->check(CLI::PositiveNumber);
             app_.add_flag("--best", best_, "the fastest run instead of the median: for a machine that others use too");
+            std::string gemm_tune = "off", gemm_cache;
+            app_.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms at each new shape")
+                ->capture_default_str()->check(CLI::IsMember({"off", "on"}));
+            app_.add_option("--gemm-cache", gemm_cache, "file of the tuned choices");
             app_.add_option("--json", json_, "append one JSON object per row to this file");
             CLI11_PARSE(app_, argc, argv);
             dtype_ = parse_dtype(dtype);
             device_ = pick_device(device, 0, &note);
             device_.make_current();
             if (!note.empty()) std::printf("# %s\n", note.c_str());
+            if (note = set_gemm_tuning(device_, gemm_tune == "on", gemm_cache); !note.empty()) std::printf("# %s\n", note.c_str());
             if (shapes.empty()) shapes = device_.is_cuda() ? cuda_shapes_ : cpu_shapes_;
             header(argc, argv);
             for (const std::string& text : shapes) rows(*this, parse_shape(text));
@@ -145,7 +161,7 @@ class Bench {
         row.shape += format(" %s", name_of(dtype_));
         const int64_t wrong = row.check ? count_wrong(row, op) : -1;
         wrong_ += std::max<int64_t>(wrong, 0);
-        Memory memory(device_);
+        Memory memory(device_, /*only_timed=*/true);
         const double seconds = median_seconds(memory, op(memory));
         const bool by_bytes = row.bytes > 0;
         const double rate = (by_bytes ? row.bytes : row.flops) / seconds * 1e-9;
@@ -154,16 +170,21 @@ class Bench {
         std::printf("%-24s %-30s %10.2f us %9.1f %-8s %6.1f%% %8s\n", row.op.c_str(), row.shape.c_str(), seconds * 1e6, rate,
                     by_bytes ? "GB/s" : "GFLOP/s", 100 * rate / peak, count.c_str());
         std::fflush(stdout);
-        if (json_.empty()) return;
-        std::ofstream out(json_, std::ios::app);
-        out << format("{\"op\": \"%s\", \"shape\": \"%s\", \"seconds\": %.9g, \"rate\": %.6g, \"unit\": \"%s\", "
-                      "\"of_peak\": %.4f, \"wrong\": %lld, \"device\": \"%s\", \"commit\": \"%s\"}\n",
-                      row.op.c_str(), row.shape.c_str(), seconds, rate, by_bytes ? "GB/s" : "GFLOP/s", rate / peak,
-                      (long long)wrong, device_.name().c_str(), build_commit());
-        require(out.good(), "--json %s: can't write there", json_.c_str());
+        append_row(format("\"kind\": \"kernel\", \"op\": \"%s\", \"shape\": \"%s\", \"seconds\": %.9g, \"rate\": %.6g, "
+                          "\"unit\": \"%s\", \"of_peak\": %.4f, \"wrong\": %lld",
+                          row.op.c_str(), row.shape.c_str(), seconds, rate, by_bytes ? "GB/s" : "GFLOP/s", rate / peak,
+                          (long long)wrong));
     }
 
    private:
+    void append_row(const std::string& members) {
+        if (json_.empty()) return;
+        std::ofstream out(json_, std::ios::app);
+        out << format("{%s, \"device\": \"%s\", \"commit\": \"%s\"}\n", members.c_str(), device_.name().c_str(), build_commit())
+            << std::flush;
+        require(out.good(), "--json %s: can't write there", json_.c_str());
+    }
+
     std::vector<int64_t> parse_shape(const std::string& text) const {
         const size_t wanted = size_t(std::count(dims_.begin(), dims_.end(), ',')) + 1;
         std::vector<int64_t> shape;
@@ -235,20 +256,22 @@ class Bench {
 
     double copy_rate() {
         if (copy_rate_ > 0) return copy_rate_;
-        Memory memory(device_);
+        Memory memory(device_, true);
         const int64_t n = 64 << 20;
         void *from = memory.scratch(4 * n), *to = memory.scratch(4 * n);
-        memory.stream().zero(from, 4 * n);
+        random_normal(memory.stream(), {.x = from, .n = n, .seed = 1, .stream = 0, .std = 1, .dtype = DType::f32});
         copy_rate_ = 8.0 * double(n) * 1e-9 / median_seconds(memory, [=](Stream& s) {
                          cast(s, {.out = to, .x = from, .n = n, .out_dtype = DType::f32, .dtype = DType::f32});
                      });
         std::printf("# copy of 2 x %lld MB: %.1f GB/s\n", (long long)(4 * n >> 20), copy_rate_);
+        append_row(format("\"kind\": \"ceiling\", \"what\": \"copy, read and write, 2 x %lld MB\", \"rate\": %.6g, \"unit\": \"GB/s\"",
+                          (long long)(4 * n >> 20), copy_rate_));
         return copy_rate_;
     }
 
     double gemm_rate() {
         if (gemm_rate_ > 0) return gemm_rate_;
-        Memory memory(device_);
+        Memory memory(device_, true);
         const int64_t n = device_.is_cuda() ? 8192 : 1536;
         const void* a = memory.random(n * n, dtype_, 1);
         const void* b = memory.random(n * n, dtype_, 2);
@@ -258,6 +281,8 @@ class Bench {
                                   .c_dtype = dtype_});
                      });
         std::printf("# GEMM %lld^3 %s: %.1f GFLOP/s\n", (long long)n, name_of(dtype_), gemm_rate_);
+        append_row(format("\"kind\": \"ceiling\", \"what\": \"GEMM %lld^3 %s, %s\", \"rate\": %.6g, \"unit\": \"GFLOP/s\"", (long long)n,
+                          name_of(dtype_), gemm_library(device_.kind), gemm_rate_));
         return gemm_rate_;
     }
 

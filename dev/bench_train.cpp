@@ -1,10 +1,14 @@
-// A whole training step: tokens/s, GFLOP/s (or TFLOP/s) and peak memory, at fixed shapes on random tokens.
+// A whole training step: tokens/s, FLOP/s, MFU, peak memory and where the time goes, at fixed shapes on random tokens.
 //
 //   build/dev/bench_train                                two small models, fp32 and bf16, on this machine's CPU or GPU
-//   build/dev/bench_train --preset medium --batch 8 --seq-len 2048 --dtype bf16 --device cuda
+//   build/dev/bench_train --preset medium --batch 16 --seq-len 1024 --dtype bf16 --device cuda --classes
+//   build/dev/bench_train --preset medium --layers 8 --fit ...      other fields than the preset's; fewer layers if they don't fit
+//   build/dev/bench_train --curve DIR --steps 200 ...    trains on a synthetic language; leaves weights and tokens in DIR, from
+//                                                        which dev/torch_llama.py --curve DIR trains the same model
 //
-// FLOPs: 6 per matrix parameter and 6 L H D T of causal attention per token. Time: median of the steps after the warm-up, from
-// events around each step (forward, backward, norm, AdamW); data are on the device already.
+// FLOPs: 6 per matrix parameter and 6 L H D T of causal attention per token; MFU is of the vendor's dense bf16 peak. Time: median
+// of the steps after the warm-up, from events around each step (forward, backward, norm, AdamW); data are on the device already.
+// --classes adds steps with an event around each op, after the timed ones and slower than they are. Memory: the ledger's peak.
 
 #include <omp.h>
 #include <sys/resource.h>
@@ -12,13 +16,21 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
+#include <optional>
 #include <random>
 
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
+#include "kernels/gemm_tuning.h"
+#include "kernels/runtime/op_timer.h"
+#include "llama/atomic_file.h"
+#include "llama/device_peak.h"
+#include "llama/json.h"
 #include "llama/model.h"
 #include "llama/presets.h"
 #include "llama/version.h"
+#include "llama/weights.h"
 
 namespace rz {
 namespace {
@@ -30,99 +42,291 @@ struct Shape {
     DType dtype;
 };
 
+struct Settings {
+    Device device;
+    int steps = 10;
+    int64_t logits_bytes = 0;
+    Recompute recompute = Recompute::none;
+    bool classes = false, fit = false;
+    std::string curve, json, command;
+};
+
+constexpr int kWarmUp = 3, kClassSteps = 3;
+constexpr float kCurveRate = 1e-3f;
+constexpr int kCurveWarmUp = 20;
+constexpr AdamWOptions kAdamW;  // what torch_llama.py uses too
+
 int64_t peak_rss() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return int64_t(usage.ru_maxrss) * 1024;
 }
 
-void measure(const Shape& s, Device device, int steps, int64_t logits_bytes) {
-    const ParamTable table(s.config);
-    Stream compute(device, "compute");
-    if (!device.is_cuda()) compute.enqueue_host([n = omp_get_max_threads()] { omp_set_num_threads(n); });
-    Mesh mesh(device);
-    Zero zero(device, compute, unit_layouts(table), decay_segments(table), {.param_dtype = s.dtype, .grad_dtype = s.dtype}, {},
-              mesh);
-    Model model(s.config, table,
-                {.B = s.B, .T = s.T, .dtype = s.dtype, .grad_dtype = s.dtype, .logits_bytes = logits_bytes}, device, compute,
-                zero);
-    initialise_weights(table, 1, compute, zero);
+// A model with its optimizer on one device.
+struct Trainer {
+    Trainer(const Shape& s, const Settings& o, DType dtype)
+        : table(s.config),
+          compute(o.device, "compute"),
+          mesh(o.device),
+          zero(o.device, compute, unit_layouts(table), decay_segments(table), {.param_dtype = dtype, .grad_dtype = dtype}, kAdamW, mesh),
+          model(s.config, table,
+                {.B = s.B, .T = s.T, .dtype = dtype, .grad_dtype = dtype, .recompute = o.recompute, .logits_bytes = o.logits_bytes},
+                o.device, compute, zero),
+          vocab(s.config.vocab) {
+        if (!o.device.is_cuda()) compute.enqueue_host([n = omp_get_max_threads()] { omp_set_num_threads(n); });
+    }
 
-    const int64_t N = s.B * s.T;
+    // inputs: (B, T + 1) ids per step, of which the targets are the next ones
+    DeviceBatch batch(const std::vector<int32_t>& ids, int64_t B, int64_t T) {
+        const int64_t N = B * T;
+        std::vector<int32_t> ints(size_t(5 * N + 1));
+        int32_t* p = ints.data();
+        for (int64_t b = 0; b < B; ++b)
+            for (int64_t t = 0; t < T; ++t) {
+                p[b * T + t] = ids[size_t(b * (T + 1) + t)];
+                p[N + b * T + t] = ids[size_t(b * (T + 1) + t + 1)];
+            }
+        const int64_t distinct = embedding_plan(p, N, vocab, p + 2 * N, p + 3 * N, p + 4 * N + 1);
+        const int64_t bytes = int64_t(ints.size()) * 4;
+        if (tokens.bytes() != bytes) tokens = Buffer(compute.device(), bytes, MemKind::data, "tokens");
+        compute.copy(tokens.data(), ints.data(), bytes);
+        compute.synchronize();  // `ints` dies here
+        const int32_t* d = tokens.as<int32_t>();
+        return {B, T, d, d + N, d + 2 * N, d + 3 * N, d + 4 * N + 1, distinct};
+    }
+
+    void step(const DeviceBatch& b, float rate, int64_t step) {
+        model.train(b, 1.0f / float(b.B * b.T));
+        zero.update(rate, step);
+    }
+
+    ParamTable table;
+    Stream compute;
+    Mesh mesh;
+    Zero zero;
+    Model model;
+    int64_t vocab;
+    Buffer tokens;
+};
+
+void append_row(const Settings& o, OrderedJson row) {
+    if (o.json.empty()) return;
+    row["device"] = o.device.name();
+    row["commit"] = build_commit();
+    row["command"] = o.command;
+    std::ofstream out(o.json, std::ios::app);
+    out << row.dump() + "\n" << std::flush;
+    require(out.good(), "--json %s: can't write there", o.json.c_str());
+}
+
+void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double seconds) {
+    const double rate = double(s.B * s.T) / seconds, per_token = training_flops_per_token(s.config, s.T);
+    const double flops = rate * per_token, peak = peak_flops(o.device);
+    const MemoryLedger& ledger = MemoryLedger::get();
+    const int64_t bytes = ledger.peak(o.device.kind);
+    std::printf("%-12s %-5s %4lld x %-5lld %9.1f ms %10.0f tok/s %10.1f GFLOP/s%s %12s ledger %12s rss\n", s.name.c_str(),
+                name_of(s.dtype), (long long)s.B, (long long)s.T, 1e3 * seconds, rate, flops / 1e9,
+                peak > 0 ? format(" %5.1f%% MFU", 100 * flops / peak).c_str() : "", human_bytes(bytes).c_str(),
+                human_bytes(peak_rss()).c_str());
+    std::fflush(stdout);
+    OrderedJson memory = OrderedJson::object();
+    for (int k = 0; k < int(MemKind::count_); ++k) {
+        const int64_t kind_peak = ledger.peak(o.device.kind, MemKind(k));
+        if (kind_peak > 0) memory[name_of(MemKind(k))] = kind_peak;
+    }
+    append_row(o, {{"kind", "train"}, {"program", "ringzero"}, {"model", s.name}, {"layers", s.config.layers},
+                   {"layers_asked", layers_asked}, {"parameters", s.config.parameter_count()}, {"batch", s.B}, {"seq_len", s.T},
+                   {"dtype", name_of(s.dtype)},
+                   {"recompute", o.recompute == Recompute::block ? "block" : o.recompute == Recompute::mlp ? "mlp" : "none"},
+                   {"seconds", seconds}, {"tokens_per_s", rate}, {"flops_per_token", per_token}, {"flops", flops},
+                   {"mfu", peak > 0 ? OrderedJson(flops / peak) : OrderedJson()},
+                   {"peak_flops", peak > 0 ? OrderedJson(peak) : OrderedJson()}, {"peak_bytes", bytes}, {"memory", memory},
+                   {"gemm", gemm_library(o.device.kind)}, {"gemm_tuned", gemm_tuning().measured + gemm_tuning().read}});
+}
+
+void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceBatch& batch, int first_step) {
+    OpTimer timer;
+    t.compute.set_op_timer(&timer);
+    const Event begin = t.compute.record(true);
+    for (int i = 0; i < kClassSteps; ++i) t.step(batch, 1e-4f, first_step + i);
+    const Event end = t.compute.record(true);
+    t.compute.set_op_timer(nullptr);
+    end.synchronize();
+    const double step = end.seconds_since(begin) / kClassSteps;
+    std::vector<std::pair<std::string, OpTimer::Total>> ops;
+    double in_ops = 0;
+    for (const auto& [name, total] : timer.take()) {
+        ops.push_back({name, total});
+        in_ops += total.seconds / kClassSteps;
+    }
+    ops.push_back({"(between ops)", {0, std::max(0.0, step - in_ops) * kClassSteps}});
+    std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+    OrderedJson list = OrderedJson::array();
+    std::printf("  %-24s %8s %12s %7s   of a step with events around each op, %.1f ms\n", "op", "calls", "time", "share", 1e3 * step);
+    for (const auto& [name, total] : ops) {
+        const double seconds = total.seconds / kClassSteps;
+        const double calls = double(total.calls) / kClassSteps;
+        std::printf("  %-24s %8.0f %9.3f ms %6.1f%%\n", name.c_str(), calls, 1e3 * seconds, 100 * seconds / step);
+        list.push_back({{"op", name}, {"calls", calls}, {"seconds", seconds}, {"share", seconds / step}});
+    }
+    append_row(o, {{"kind", "classes"}, {"model", s.name}, {"batch", s.B}, {"seq_len", s.T}, {"dtype", name_of(s.dtype)},
+                   {"step_seconds", step}, {"ops", list}});
+}
+
+void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
+    MemoryLedger::get().reset_peaks();
+    Trainer t(s, o, s.dtype);
+    initialise_weights(t.table, 1, t.compute, t.zero);
     std::mt19937_64 rng(1);
-    std::vector<int32_t> ints(size_t(5 * N + 1));
-    for (int64_t i = 0; i < 2 * N; ++i) ints[size_t(i)] = int32_t(rng() % uint64_t(s.config.vocab));
-    int32_t* p = ints.data();
-    const int64_t distinct = embedding_plan(p, N, s.config.vocab, p + 2 * N, p + 3 * N, p + 4 * N + 1);
-    Buffer on_device(device, int64_t(ints.size()) * 4, MemKind::data, "tokens");
-    compute.copy(on_device.data(), ints.data(), on_device.bytes());
-    const int32_t* d = on_device.as<int32_t>();
-    const DeviceBatch batch{s.B, s.T, d, d + N, d + 2 * N, d + 3 * N, d + 4 * N + 1, distinct};
+    std::vector<int32_t> ids(size_t(s.B * (s.T + 1)));
+    for (int32_t& id : ids) id = int32_t(rng() % uint64_t(s.config.vocab));
+    const DeviceBatch batch = t.batch(ids, s.B, s.T);
 
-    constexpr int kWarmUp = 3;
     std::vector<double> times;
-    Event last = compute.record(true);
-    for (int step = 1; step <= kWarmUp + steps; ++step) {
-        model.train(batch, 1.0f / float(N));
-        zero.update(1e-4f, step);
-        const Event now = compute.record(true);
+    Event last = t.compute.record(true);
+    for (int step = 1; step <= kWarmUp + o.steps; ++step) {
+        t.step(batch, 1e-4f, step);
+        const Event now = t.compute.record(true);
         if (step > kWarmUp) {
             now.synchronize();
             times.push_back(now.seconds_since(last));
         }
         last = now;
     }
-    compute.synchronize();
+    t.compute.synchronize();
     std::sort(times.begin(), times.end());
-    const double t = times[times.size() / 2], rate = double(N) / t;
-    std::printf("%-10s %-5s %4lld x %-5lld %9.1f ms %10.0f tok/s %10.1f GFLOP/s %12s ledger %12s rss\n", s.name.c_str(),
-                name_of(s.dtype), (long long)s.B, (long long)s.T, 1e3 * t, rate,
-                rate * training_flops_per_token(s.config, s.T) / 1e9,
-                human_bytes(MemoryLedger::get().peak(device.kind)).c_str(), human_bytes(peak_rss()).c_str());
-    std::fflush(stdout);
-    MemoryLedger::get().reset_peaks();
+    report_step(s, o, layers_asked, times[times.size() / 2]);
+    if (o.classes) report_classes(s, o, t, batch, kWarmUp + o.steps + 1);
+}
+
+// With --fit, half the layers as long as memory does not suffice; the result names what was left.
+void measure_fitting(Shape s, const Settings& o) {
+    const int64_t asked = s.config.layers;
+    for (;;) {
+        try {
+            return measure(s, o, asked);
+        } catch (const Error& error) {
+            const bool memory = std::string(error.what()).find("out of memory") != std::string::npos;
+            if (!o.fit || !memory || s.config.layers == 1) throw;
+        }
+        std::printf("# %s with %lld layers does not fit, trying %lld\n", s.name.c_str(), (long long)s.config.layers,
+                    (long long)s.config.layers / 2);
+        s.config.layers /= 2;
+        s.name = s.name.substr(0, s.name.find(" L")) + format(" L%lld", (long long)s.config.layers);
+    }
+}
+
+// A language of up to 512 of the vocabulary's tokens in which each is followed by one of four, so that a model has something
+// to learn: (steps, B, T + 1).
+std::vector<int32_t> synthetic_text(const Shape& s, int steps) {
+    const uint64_t used = uint64_t(std::min<int64_t>(512, s.config.vocab));
+    std::mt19937_64 rng(7);
+    std::vector<int32_t> next(size_t(4 * used)), text;
+    for (int32_t& id : next) id = int32_t(rng() % used);
+    for (int64_t row = 0; row < steps * s.B; ++row) {
+        uint64_t id = rng() % used;
+        for (int64_t t = 0; t <= s.T; ++t, id = uint64_t(next[size_t(4 * id + rng() % 4)])) text.push_back(int32_t(id));
+    }
+    return text;
+}
+
+// Weights and tokens go to the folder, for torch_llama.py to start from the same; both masters are the fp32 weights there.
+void curve(const Shape& s, const Settings& o) {
+    const std::string weights = o.curve + "/weights";
+    make_folder(weights);
+    {
+        Trainer t(s, o, DType::f32);
+        initialise_weights(t.table, 1, t.compute, t.zero);
+        t.zero.begin_forward();
+        save_weights(weights, s.config, t.table, DType::f32, o.device, t.compute, t.zero, true, "");
+    }
+    const std::vector<int32_t> text = synthetic_text(s, o.steps);
+    write_file_atomically(o.curve + "/tokens.i32", {reinterpret_cast<const char*>(text.data()), text.size() * 4});
+    write_file_atomically(o.curve + "/curve.json",
+                          OrderedJson{{"model", s.name}, {"steps", o.steps}, {"batch", s.B}, {"seq_len", s.T},
+                                      {"dtype", name_of(s.dtype)}, {"lr", kCurveRate}, {"warmup", kCurveWarmUp},
+                                      {"beta1", kAdamW.beta1}, {"beta2", kAdamW.beta2}, {"eps", kAdamW.eps},
+                                      {"weight_decay", kAdamW.weight_decay}, {"clip", kAdamW.max_norm}}.dump(1));
+    Trainer t(s, o, s.dtype);
+    load_weights(weights, t.table, o.device, t.compute, t.zero);
+    const size_t per_step = size_t(s.B * (s.T + 1));
+    std::vector<double> losses;
+    for (int step = 1; step <= o.steps; ++step) {
+        const auto first = text.begin() + int64_t(per_step) * (step - 1);
+        const DeviceBatch batch = t.batch({first, first + int64_t(per_step)}, s.B, s.T);
+        t.model.reset_loss();
+        t.step(batch, kCurveRate * std::min(1.0f, float(step) / kCurveWarmUp), step);
+        double sum = 0;
+        t.compute.copy(&sum, t.model.loss_sum(), 8);
+        t.compute.synchronize();
+        losses.push_back(sum / double(s.B * s.T));
+    }
+    std::printf("%-12s %-5s %d steps: loss %.4f to %.4f; weights and tokens are in %s\n", s.name.c_str(), name_of(s.dtype), o.steps,
+                losses.front(), losses.back(), o.curve.c_str());
+    append_row(o, {{"kind", "curve"}, {"program", "ringzero"}, {"model", s.name}, {"batch", s.B}, {"seq_len", s.T},
+                   {"dtype", name_of(s.dtype)}, {"losses", losses}});
 }
 
 int run(int argc, char** argv) {
-    std::string preset, dtype, device_name = "auto";
+    Settings o;
+    std::string preset, dtype, device_name = "auto", recompute = "none", name, head, gemm_tune = "off", gemm_cache;
     int64_t batch = 8, seq_len = 1024, threads = 0, logits_mib = 0;
-    int steps = 10;
+    std::map<std::string, int64_t> fields;
     CLI::App app{"Times a training step"};
     app.add_option("--preset", preset, "A preset instead of the two small models");
+    for (const ConfigField& f : config_fields())
+        app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")->check(CLI::PositiveNumber);
+    app.add_option("--head", head, "tied or untied [as the preset]")->check(CLI::IsMember({"tied", "untied"}));
+    app.add_option("--name", name, "What results call the model [the preset]");
     app.add_option("--batch", batch, "Sequences")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--seq-len", seq_len, "Tokens per sequence")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--dtype", dtype, "fp32 or bf16; both if not given")->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_option("--device", device_name, "auto, cuda or cpu")->capture_default_str();
-    app.add_option("--steps", steps, "Timed steps")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--recompute", recompute, "none, mlp or block")->capture_default_str()->check(CLI::IsMember({"none", "mlp", "block"}));
+    app.add_option("--steps", o.steps, "Timed steps")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--threads", threads, "CPU threads; 0: what OpenMP chooses")->capture_default_str();
     app.add_option("--logits-mib", logits_mib, "Chunk of logits; 0: 1024 on CUDA, 32 on a CPU")->capture_default_str();
+    app.add_flag("--classes", o.classes, "Time by op, in a few steps of their own");
+    app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so");
+    app.add_option("--curve", o.curve, "Record losses on synthetic text instead, with weights and tokens in this folder");
+    app.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms")->capture_default_str()->check(CLI::IsMember({"off", "on"}));
+    app.add_option("--gemm-cache", gemm_cache, "File of the tuned choices");
+    app.add_option("--json", o.json, "Append one JSON object per result to this file");
     CLI11_PARSE(app, argc, argv);
-    if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in measure()
+    if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in Trainer
 
     std::string note;
-    const Device device = pick_device(device_name, 0, &note);
-    std::printf("# %s, %s, commit %s, %d threads\n# command:", device.name().c_str(), gemm_library(device.kind), build_commit(),
-                omp_get_max_threads());
-    for (int i = 0; i < argc; ++i) std::printf(" %s", argv[i]);
-    std::printf("\n");
-    const int64_t logits = (logits_mib > 0 ? logits_mib : device.is_cuda() ? 1024 : 32) << 20;
+    o.device = pick_device(device_name, 0, &note);
+    if (!note.empty()) std::printf("# %s\n", note.c_str());
+    if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty()) std::printf("# %s\n", note.c_str());
+    o.logits_bytes = (logits_mib > 0 ? logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
+    o.recompute = recompute == "mlp" ? Recompute::mlp : recompute == "block" ? Recompute::block : Recompute::none;
+    for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];
+    std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(), gemm_library(o.device.kind), build_commit(),
+                omp_get_max_threads(), o.command.c_str());
 
-    std::vector<std::pair<ModelConfig, std::string>> models;
-    std::vector<std::pair<int64_t, int64_t>> shapes;
+    std::vector<Shape> shapes;
     if (preset.empty()) {
         ModelConfig small = find_preset("bytes").config;
         small.vocab = 512;
-        models = {{small, "256x4"}, {find_preset("tiny").config, "tiny"}};
-        shapes = {{8, 256}, {4, 128}};
+        shapes = {{"256x4", small, 8, 256, {}}, {"tiny", find_preset("tiny").config, 4, 128, {}}};
     } else {
-        models = {{find_preset(preset).config, preset}};
-        shapes = {{batch, seq_len}};
+        shapes = {{name.empty() ? preset : name, find_preset(preset).config, batch, seq_len, {}}};
     }
-    for (size_t i = 0; i < models.size(); ++i) {
-        models[i].first.resolve();
-        for (DType t : {DType::f32, DType::bf16})
-            if (dtype.empty() || dtype == name_of(t))
-                measure({models[i].second, models[i].first, shapes[i].first, shapes[i].second, t}, device, steps, logits);
+    for (Shape& s : shapes) {
+        for (const ConfigField& f : config_fields())
+            if (fields[f.name] > 0) s.config.*f.member = fields[f.name];
+        if (!head.empty()) s.config.tied = head == "tied";
+        s.config.max_seq_len = std::max(s.config.max_seq_len, s.T);
+        s.config.resolve();
+        for (const DType t : {DType::f32, DType::bf16}) {
+            s.dtype = t;
+            if (!dtype.empty() && dtype != name_of(t)) continue;
+            if (o.curve.empty())
+                measure_fitting(s, o);
+            else
+                curve(s, o);
+        }
     }
     return 0;
 }

@@ -4,13 +4,22 @@
     python3 dev/torch_llama.py                                    the two small models of bench_train, on the CPU
     python3 dev/torch_llama.py --device cuda --compile --dtype bf16 --dim 2048 --layers 24 --heads 16 --kv-heads 8 \
         --ffn 6144 --vocab 32000 --batch 8 --seq-len 2048
+    python3 dev/torch_llama.py --device cuda --compile --curve DIR      losses from the weights and tokens of bench_train --curve DIR
 
-fp32, or bf16 by autocast; scaled_dot_product_attention, fused AdamW where there is one, clipping at 1. FLOPs are counted as
-bench_train counts them. On a CPU whose BLAS is told to use an older instruction set (OPENBLAS_CORETYPE), unset that first.
+fp32, or bf16 either by autocast over fp32 parameters (what ringzero's fp32 masters do) or, with --params bf16, with parameters
+and Adam's state in bf16, which is faster and less exact; --params both times the two. scaled_dot_product_attention, fused AdamW
+where there is one, clipping at 1. FLOPs are counted as bench_train counts them; --json writes rows as bench_train does. On a
+CPU whose BLAS is told to use an older instruction set (OPENBLAS_CORETYPE), unset that first.
 """
 import argparse
+import contextlib
+import gc
+import json
+import os
 import resource
 import statistics
+import struct
+import sys
 import time
 
 import torch
@@ -63,8 +72,10 @@ class Llama(nn.Module):
         self.embed = nn.Embedding(o.vocab, o.dim)
         self.blocks = nn.ModuleList(Block(o) for _ in range(o.layers))
         self.norm, self.head = Norm(o.dim), nn.Linear(o.dim, o.vocab, bias=False)
+        if o.tied:
+            self.head.weight = self.embed.weight
         d = o.dim // o.heads
-        angle = torch.outer(torch.arange(o.seq_len).float(), 10000 ** (-torch.arange(0, d, 2).float() / d))
+        angle = torch.outer(torch.arange(o.seq_len).float(), o.rope_theta ** (-torch.arange(0, d, 2).float() / d))
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
         for p in self.parameters():
@@ -78,59 +89,183 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
 
 
-def measure(name, o, dtype):
-    torch.manual_seed(1)
-    model = Llama(o).to(o.device)
-    matrices = sum(p.numel() for n, p in model.named_parameters() if p.dim() > 1 and not n.startswith("embed"))
-    step_model = torch.compile(model) if o.compile else model
+def device_name(o):
+    if o.device == "cuda":
+        return torch.cuda.get_device_name()
+    with open("/proc/cpuinfo") as f:
+        model = next((line.split(": ", 1)[1].strip() for line in f if line.startswith("model name")), "CPU")
+    return f"{model} ({os.cpu_count()} cores)"
+
+
+def append_row(o, row):
+    if o.json:
+        with open(o.json, "a") as f:
+            f.write(json.dumps({**row, "device": device_name(o), "command": " ".join(sys.argv)}) + "\n")
+
+
+class Trainer:
+    def __init__(self, o, dtype, params, lr, tensors=None):
+        torch.manual_seed(1)
+        self.o, model = o, Llama(o)
+        if tensors:
+            load_hugging_face(model, tensors)
+        model = model.to(o.device)
+        if dtype == "bf16" and params == "bf16":
+            model = model.to(torch.bfloat16)
+            model.cos, model.sin = model.cos.float(), model.sin.float()
+        self.autocast = dtype == "bf16" and params == "fp32"
+        self.model, self.step_model = model, torch.compile(model) if o.compile else model
+        groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+                  {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
+        try:
+            self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+        except (RuntimeError, TypeError):
+            self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
+
+    def step(self, tokens, targets):
+        with torch.autocast(self.o.device, torch.bfloat16) if self.autocast else contextlib.nullcontext():
+            loss = self.step_model(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        return loss
+
+
+def measure(name, o, dtype, params):
+    variant = f"pytorch{'-compile' if o.compile else ''}{', ' + params + ' parameters' if dtype == 'bf16' else ''}"
+    facts = {"kind": "train", "program": variant, "model": name, "layers": o.layers, "batch": o.batch, "seq_len": o.seq_len,
+             "dtype": dtype, "torch": torch.__version__}
+    if o.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     try:
-        adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
-    except (RuntimeError, TypeError):
-        adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95))
+        t, trainer = time_steps(o, dtype, params)
+    except torch.OutOfMemoryError:
+        print(f"{name:10s} {variant}: out of memory", flush=True)
+        append_row(o, {**facts, "error": "out of memory"})
+        return
+    n = o.batch * o.seq_len
+    matrices = sum(p.numel() for k, p in trainer.model.named_parameters() if p.dim() > 1 and (o.tied or not k.startswith("embed")))
+    flops = 6 * matrices + 6 * o.layers * o.dim * o.seq_len
+    memory = torch.cuda.max_memory_allocated() if o.device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"{name:10s} {dtype:5s} {o.batch:4d} x {o.seq_len:<5d} {1e3 * t:9.1f} ms {n / t:10.0f} tok/s "
+          f"{n / t * flops / 1e9:10.1f} GFLOP/s {memory / 2**20:10.1f} MiB  {variant}", flush=True)
+    peak = 989e12 if o.device == "cuda" and any(g in device_name(o) for g in ("H100 80GB HBM3", "H200")) else None
+    append_row(o, {**facts, "parameters": sum(p.numel() for p in trainer.model.parameters()), "seconds": t, "tokens_per_s": n / t,
+                   "flops_per_token": flops, "flops": n / t * flops, "mfu": peak and n / t * flops / peak, "peak_bytes": memory})
+
+
+def time_steps(o, dtype, params):
+    trainer = Trainer(o, dtype, params, 1e-4)
     tokens, targets = (torch.randint(o.vocab, (o.batch, o.seq_len), device=o.device) for _ in range(2))
     times = []
     for step in range(3 + o.steps):
         start = time.perf_counter()
-        with torch.autocast(o.device, torch.bfloat16, enabled=dtype == "bf16"):
-            loss = step_model(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        adam.zero_grad(set_to_none=True)
+        trainer.step(tokens, targets)
         if o.device == "cuda":
             torch.cuda.synchronize()
         if step >= 3:
             times.append(time.perf_counter() - start)
-    t, n = statistics.median(times), o.batch * o.seq_len
-    flops = 6 * matrices + 6 * o.layers * o.dim * o.seq_len
-    memory = torch.cuda.max_memory_allocated() if o.device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"{name:10s} {dtype:5s} {o.batch:4d} x {o.seq_len:<5d} {1e3 * t:9.1f} ms {n / t:10.0f} tok/s "
-          f"{n / t * flops / 1e9:10.1f} GFLOP/s {memory / 2**20:10.1f} MiB", flush=True)
+    return statistics.median(times), trainer
+
+
+# ---- the same weights and data as bench_train --curve --------------------------------------------------------------------------
+
+
+def read_safetensors(path):
+    """All tensors of an fp32 file."""
+    with open(path, "rb") as f:
+        (size,) = struct.unpack("<Q", f.read(8))
+        header = json.loads(f.read(size))
+        data = bytearray(f.read())
+    return {name: torch.frombuffer(data, dtype=torch.float32, offset=t["data_offsets"][0],
+                                   count=(t["data_offsets"][1] - t["data_offsets"][0]) // 4).view(t["shape"])
+            for name, t in header.items() if name != "__metadata__"}
+
+
+def load_hugging_face(model, tensors):
+    left = dict(tensors)
+
+    def take(*names):
+        return torch.cat([left.pop(n) for n in names])
+
+    with torch.no_grad():
+        model.embed.weight.copy_(take("model.embed_tokens.weight"))
+        for i, b in enumerate(model.blocks):
+            p = f"model.layers.{i}."
+            b.norm1.weight.copy_(take(p + "input_layernorm.weight"))
+            b.norm2.weight.copy_(take(p + "post_attention_layernorm.weight"))
+            b.qkv.weight.copy_(take(*(p + f"self_attn.{x}_proj.weight" for x in "qkv")))
+            b.out.weight.copy_(take(p + "self_attn.o_proj.weight"))
+            b.gate_up.weight.copy_(take(p + "mlp.gate_proj.weight", p + "mlp.up_proj.weight"))
+            b.down.weight.copy_(take(p + "mlp.down_proj.weight"))
+        model.norm.weight.copy_(take("model.norm.weight"))
+        if "lm_head.weight" in left:
+            model.head.weight.copy_(take("lm_head.weight"))
+    if left:
+        sys.exit(f"torch_llama.py: tensors that this model does not have: {sorted(left)}")
+
+
+def curve(o):
+    with open(o.curve + "/curve.json") as f:
+        c = json.load(f)
+    with open(o.curve + "/weights/config.json") as f:
+        config = json.load(f)
+    o.dim, o.layers, o.heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    o.kv_heads, o.ffn, o.vocab = config["num_key_value_heads"], config["intermediate_size"], config["vocab_size"]
+    o.tied, o.rope_theta, o.batch, o.seq_len = config["tie_word_embeddings"], config["rope_theta"], c["batch"], c["seq_len"]
+    expected = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
+    for key, value in expected.items():
+        if abs(c[key] - value) > 1e-6 * value:
+            sys.exit(f"torch_llama.py: {key} is {c[key]} in {o.curve}, {value} here")
+    with open(o.curve + "/tokens.i32", "rb") as f:
+        text = torch.frombuffer(bytearray(f.read()), dtype=torch.int32).view(c["steps"], o.batch, o.seq_len + 1).long()
+    trainer = Trainer(o, c["dtype"], "fp32", c["lr"], read_safetensors(o.curve + "/weights/model.safetensors"))
+    losses = []
+    for step in range(c["steps"]):
+        for group in trainer.adam.param_groups:
+            group["lr"] = c["lr"] * min(1.0, (step + 1) / c["warmup"])
+        batch = text[step].to(o.device)
+        losses.append(trainer.step(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()).item())
+    print(f"{c['model']} {c['dtype']} {c['steps']} steps: loss {losses[0]:.4f} to {losses[-1]:.4f}", flush=True)
+    append_row(o, {"kind": "curve", "program": "pytorch" + ("-compile" if o.compile else ""), "model": c["model"], "batch": o.batch,
+                   "seq_len": o.seq_len, "dtype": c["dtype"], "losses": losses})
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in ("dim", "layers", "heads", "kv-heads", "ffn", "vocab"):
         p.add_argument("--" + flag, type=int, default=0)
+    p.add_argument("--tied", action="store_true")
+    p.add_argument("--rope-theta", type=float, default=10000)
+    p.add_argument("--name", default="custom")
     p.add_argument("--batch", type=int, default=8)
     p.add_argument("--seq-len", type=int, default=1024)
     p.add_argument("--dtype", choices=("fp32", "bf16"))
+    p.add_argument("--params", choices=("fp32", "bf16", "both"), default="fp32", help="with --dtype bf16")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--compile", action="store_true")
+    p.add_argument("--curve", default="", help="folder that bench_train --curve has filled")
+    p.add_argument("--json", default="", help="append one JSON object per result to this file")
     o = p.parse_args()
     if o.threads:
         torch.set_num_threads(o.threads)
-    print(f"# PyTorch {torch.__version__}, {torch.cuda.get_device_name() if o.device == 'cuda' else 'CPU'}, "
-          f"{torch.get_num_threads()} threads")
-    models = [("custom", vars(o))]
+    print(f"# PyTorch {torch.__version__}, {device_name(o)}, {torch.get_num_threads()} threads")
+    if o.curve:
+        return curve(o)
+    models = [(o.name, vars(o))]
     if not o.dim:
         models = [("256x4", dict(vars(o), dim=256, layers=4, heads=8, kv_heads=4, ffn=688, vocab=512, batch=8, seq_len=256)),
                   ("tiny", dict(vars(o), dim=512, layers=5, heads=8, kv_heads=4, ffn=1280, vocab=32000, batch=4, seq_len=128))]
     for name, options in models:
         for dtype in (o.dtype,) if o.dtype else ("fp32", "bf16"):
-            measure(name, argparse.Namespace(**options), dtype)
+            for params in ("fp32", "bf16") if o.params == "both" and dtype == "bf16" else (o.params if dtype == "bf16" else "fp32",):
+                measure(name, argparse.Namespace(**options), dtype, params)
+                gc.collect()
+                if o.device == "cuda":
+                    torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #include "kernels/gemm.h"
 #include "kernels/gemm_tuning.h"
 #include "llama/atomic_file.h"
+#include "llama/device_peak.h"
 #include "llama/generate.h"
 #include "llama/hf.h"
 #include "llama/rank_report.h"
@@ -30,18 +31,6 @@ DataPaths find_data(const Options& o) {
     if (!o.val_data.empty()) paths.val = expand_paths(o.val_data);
     if (!o.tokenizer.empty()) paths.tokenizer = o.tokenizer;
     return paths;
-}
-
-// The vendors' dense bf16 peaks. MFU against an unknown peak is not shown.
-static double peak_flops(const Device& device) {
-    if (!device.is_cuda()) return 0;
-    const std::string name = device.name();
-    const std::pair<const char*, double> known[] = {{"H200", 989e12}, {"H100 NVL", 835e12}, {"H100 PCIe", 756e12},
-                                                    {"H100", 989e12}, {"A100", 312e12},     {"B200", 2250e12},
-                                                    {"L40S", 362e12}, {"RTX 4090", 165e12}};
-    for (const auto& [part, flops] : known)
-        if (name.find(part) != std::string::npos) return flops;
-    return 0;
 }
 
 static int64_t logits_bytes(const Options& o, Device device) {

@@ -1,0 +1,438 @@
+#!/usr/bin/env bash
+# Checks everything that needs a GPU and measures it, in one command, and leaves one report:
+#
+#   dev/gpu_check.sh [--stages a,b,c] [--time-limit SECONDS] [--out DIR] [--programs DIR] [--dry-run]
+#
+#   --stages      which, in this order; default: all
+#                   environment  GPU, driver, toolkit, clocks, power limit, commit
+#                   build        for the GPU at hand
+#                   tests        the kernel tests on the device
+#                   goldens      every PTX wrapper on the device; DIR/goldens.tgz is what test/simt/golden wants
+#                   ceilings     device copy, and cuBLASLt per product of the models
+#                   kernels      every kernel: time, rate, share of the ceiling
+#                   resources    registers, shared memory and stack of every kernel (no GPU needed)
+#                   training     a step of each model: tokens/s, MFU, peak memory, time by op
+#                   pytorch      the same models and batches in PyTorch
+#                   curves       200 steps of both from the same weights and data
+#                   ranks        several ranks on this GPU, over each transport that permits it; never a bandwidth
+#                   memory       ZeRO's bytes per parameter, stage by stage
+#                   sanitizer    compute-sanitizer's memcheck and racecheck over some of the kernel tests
+#   --time-limit  of the whole; default 570. Stages that find no time left are listed as not run
+#   --out         default dev/results/<gpu>-<date>. report.json and report.md are complete after every stage, whatever happens
+#                 then; a later call with other --stages, on the same commit and GPU, adds to them. log.txt has all output
+#   --programs    takes the programs from DIR instead of building them
+#   --dry-run     the same logic without a GPU: the CPU and the smallest sizes where that is possible, and else "not measured"
+#
+# Exit code: 0 if every stage asked for went well or could not be had here (unavailable; its note says what it wants), 1 if one failed, ran
+# out of time or was not reached, 2 for a request that makes no sense, 130 and 143 when interrupted.
+#
+# Needs no network, root or MPI. Wants nvcc, g++ and the headers of CLI11 and nlohmann-json; GoogleTest for tests and sanitizer,
+# MPI for ranks and memory, PyTorch (python3, or $PYTHON) for pytorch and curves, compute-sanitizer, cuobjdump. Headers and
+# libraries that are not installed can be brought along in any folder:
+#   here:   apt-get download libcli11-dev nlohmann-json3-dev libgtest-dev && for f in *.deb; do dpkg -x $f bring; done
+#   there:  export CPATH=$PWD/bring/usr/include LIBRARY_PATH=$PWD/bring/usr/lib/x86_64-linux-gnu   (then dev/gpu_check.sh)
+# The same way libdnnl-dev with libdnnl2, and mpich, libmpich-dev with libmpich12 (then also PATH and LD_LIBRARY_PATH).
+# shellcheck disable=SC2317  # stages are called by name
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+all_stages="environment build tests goldens ceilings kernels resources training pytorch curves ranks memory sanitizer"
+declare -A cap=([environment]=30 [build]=300 [tests]=90 [goldens]=60 [ceilings]=60 [kernels]=150 [resources]=60 [training]=150
+                [pytorch]=180 [curves]=120 [ranks]=120 [memory]=90 [sanitizer]=180)
+export OMP_WAIT_POLICY=passive LC_ALL=C
+
+# ---- what stages use: each runs in a process of its own with these in its environment ----------------------------------------
+
+json() {  # a JSON string
+  local s
+  s=$(tr '\t' ' ' <<< "${1:0:20000}" | tr -cd '\n\040-\176')
+  s=${s//\\/\\\\} s=${s//\"/\\\"}
+  printf '"%s"' "${s//$'\n'/\\n}"
+}
+row() { printf '%s\n' "$1" >> "$ROWS"; }
+fact() { row "{\"kind\": \"fact\", \"name\": $(json "$1"), \"value\": $(json "$2")}"; }
+not_measured() { row "{\"kind\": \"not measured\", \"what\": $(json "$1"), \"why\": $(json "$2")}"; }
+note() { printf '%s' "$1" > "$NOTE"; }
+unavailable() { note "$1"; exit 3; }
+first_line() { timeout 20 "$@" 2>/dev/null | head -n 1; }
+program() {  # program NAME: its path
+  [ -x "$PROGRAMS/$1" ] || unavailable "$1 is not there: ${2:-run the stage build first}"
+  printf '%s' "$PROGRAMS/$1"
+}
+on_gpu() {  # on_gpu WHAT: whether there is one; else it is said that WHAT was not measured
+  [ "$DRY" = 0 ] && return 0
+  not_measured "$1" "dry run: no GPU is used"
+  return 1
+}
+pick() { if [ "$DRY" = 0 ]; then printf '%s' "$1"; else printf '%s' "$2"; fi; }  # pick ON_A_GPU IN_A_DRY_RUN
+python() { printf '%s' "${PYTHON:-python3}"; }
+failures=0
+try() {  # try WHAT COMMAND...: goes on after a failure, and remembers it
+  local what=$1 rc=0
+  shift
+  echo "\$ $*"
+  "$@" || rc=$?
+  [ $rc = 0 ] && return 0
+  failures=$((failures + 1))
+  note "$what: exit code $rc"
+  return $rc
+}
+
+stage_environment() {
+  local query=name,compute_cap,driver_version,memory.total,power.limit,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,ecc.mode.current,mig.mode.current,temperature.gpu
+  if on_gpu "the GPU's name, driver, clocks and power limit"; then
+    local values
+    values=$(first_line nvidia-smi --query-gpu=$query --format=csv,noheader) || true
+    [ -n "$values" ] || { note "nvidia-smi does not answer"; return 1; }
+    local i=1 name
+    for name in ${query//,/ }; do
+      fact "$name" "$(cut -d, -f$i <<< "$values" | sed 's/^ *//')"
+      i=$((i + 1))
+    done
+    fact "GPUs in use by others" "$(timeout 20 nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader | grep -c . || true)"
+  fi
+  fact commit "$COMMIT"
+  fact nvcc "$("${NVCC:-nvcc}" --version 2>/dev/null | sed -n 's/.*release //p')"
+  fact compiler "$(first_line "${CXX:-g++}" --version)"
+  fact CPU "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
+  fact memory "$(sed -n 's/^MemTotal: *//p' /proc/meminfo)"
+  fact kernel "$(uname -r)"
+  fact MPI "$(timeout 20 mpirun --version 2> /dev/null | sed -n 's/^ *Version: */MPICH /p; /Open MPI/p' | grep -m 1 . || echo no)"
+  fact PyTorch "$(timeout 60 "$(python)" -c 'import torch; print(torch.__version__)' 2>/dev/null || echo no)"
+  fact compute-sanitizer "$(timeout 20 compute-sanitizer --version 2>/dev/null | sed -n 's/^Version //p' | grep . || echo no)"
+}
+
+make_variable() { make -s BUILD="$BUILD" --eval "print-it: ; @echo \$($1)" print-it; }
+
+stage_build() {
+  [ "$GIVEN_PROGRAMS" = 0 ] || unavailable "the programs in $PROGRAMS are used as they are"
+  command -v make > /dev/null || unavailable "make is not installed"
+  make -s BUILD="$BUILD" reconfigure || return 1
+  if [ "$DRY" = 0 ] && [ -z "$(make_variable HAVE_CUDA)" ]; then note "nvcc or cuBLASLt was not found"; return 1; fi
+  local obj targets="train_llama tools"
+  obj=$(make_variable OBJ)
+  if [ -n "$(make_variable HAVE_GTEST)" ]; then targets+=" $obj/kernel_tests"; else not_measured "tests, sanitizer" "GoogleTest is not installed"; fi
+  [ -n "$(make_variable HAVE_GTEST)" ] && [ -n "$(make_variable HAVE_MPI)" ] && targets+=" $obj/mpi_tests"
+  [ -n "$(make_variable HAVE_CUDA)" ] && [ "$DRY" = 0 ] && targets+=" $BUILD/simt/fidelity_gpu"
+  # shellcheck disable=SC2086
+  try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" $targets || return 1
+  rm -rf "$PROGRAMS" && mkdir -p "$PROGRAMS"
+  ln -sf "$PWD/$obj"/dev/* "$PWD/$obj/train_llama" "$PROGRAMS/"
+  for p in "$obj/kernel_tests" "$obj/mpi_tests" "$BUILD/simt/fidelity_gpu"; do [ -x "$p" ] && ln -sf "$PWD/$p" "$PROGRAMS/"; done
+  fact "architectures" "$SM"
+  fact "built with" "CUDA $(make_variable HAVE_CUDA), NCCL $(make_variable HAVE_NCCL), MPI $(make_variable HAVE_MPI), oneDNN $(make_variable HAVE_DNNL) (1: yes)"
+}
+
+gtest() {  # gtest SUITE COMMAND...: runs it and counts
+  local suite=$1 rc=0 out p f s
+  shift
+  echo "\$ $*"
+  out=$("$@" 2>&1) || rc=$?
+  tail -n 80 <<< "$out"
+  p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' <<< "$out" | tail -n 1)
+  f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p' <<< "$out" | tail -n 1)
+  s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' <<< "$out" | tail -n 1)
+  row "{\"kind\": \"tests\", \"suite\": $(json "$suite"), \"passed\": ${p:-0}, \"failed\": ${f:-0}, \"skipped\": ${s:-0}}"
+  [ $rc = 0 ] && [ -n "$p" ] && return 0
+  failures=$((failures + 1))
+  note "$suite: exit code $rc, ${f:-?} failed"
+  grep -a -E '^\[  FAILED  \]' <<< "$out" | sort -u | head -n 20 > "$NOTE.list"
+  row "{\"kind\": \"text\", \"text\": $(json "$(cat "$NOTE.list"; tail -n 30 <<< "$out")")}"
+  return 1
+}
+
+stage_tests() {
+  local tests
+  on_gpu "the kernel tests on a device" || exit 4
+  tests=$(program kernel_tests "it needs GoogleTest when it is built") || exit 3
+  gtest "kernel tests" "$tests" --gtest_brief=1 || true
+}
+
+stage_goldens() {
+  on_gpu "the PTX wrappers on a device" || exit 4
+  local fidelity folder=$WORK/golden
+  fidelity=$(program fidelity_gpu) || exit 3
+  mkdir -p "$folder"
+  try "fidelity write" "$fidelity" write "$folder" || return 1
+  fact "wrappers written" "$(find "$folder" -name '*.txt' | wc -l) of $("$fidelity" list | wc -l)"
+  tar -C "$folder" -czf "$OUT/goldens.tgz" .
+  note "unpack goldens.tgz into test/simt/golden; build/simt/fidelity check then compares the emulator's models with it"
+}
+
+# The products of a layer and of the head's chunk: qkv, o, gate and up, down.
+gemm_shapes() {
+  if [ "$DRY" = 1 ]; then echo 64x96x64 64x64x96; return; fi
+  local M=8192
+  echo ${M}x4096x2048 ${M}x2048x2048 ${M}x12288x2048 ${M}x2048x6144 ${M}x32000x2048      # medium
+  echo ${M}x2048x1536 ${M}x1536x1536 ${M}x17920x1536 ${M}x1536x8960 3532x151936x1536     # 1.5B-class
+  echo ${M}x12288x4096 ${M}x4096x4096 ${M}x22016x4096 ${M}x4096x11008 ${M}x32000x4096    # 7B-class
+}
+
+stage_ceilings() {
+  local bench shapes=() s
+  bench=$(program bench_gemm) || exit 3
+  for s in $(gemm_shapes); do shapes+=(--shape "$s"); done
+  local tune=()
+  on_gpu "cuBLASLt" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
+  try bench_gemm "$bench" --device "$DEVICE" --iters "$(pick 15 2)" "${tune[@]}" --json "$ROWS" "${shapes[@]}" || true
+}
+
+stage_kernels() {
+  local op bench shape=()
+  declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
+                    [global_norm]=65536 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
+  on_gpu "the CUDA kernels (rows below are the CPU's)" || true
+  for op in rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise attention; do
+    bench=$(program bench_$op) || exit 3
+    [ "$DRY" = 0 ] || shape=(--shape "${small[$op]}")
+    try bench_$op "$bench" --device "$DEVICE" --iters "$(pick 15 2)" --json "$ROWS" "${shape[@]}" || true
+  done
+}
+
+stage_resources() {
+  command -v cuobjdump > /dev/null || unavailable "cuobjdump is not on the PATH; it is in the CUDA Toolkit, and a PyPI package (nvidia-cuda-cuobjdump)"
+  local table rc=0
+  table=$(dev/kernel_resources.sh "$BUILD" 2>&1) || rc=$?
+  row "{\"kind\": \"text\", \"text\": $(json "$table")}"
+  [ $rc = 0 ] || note "$(tail -n 1 <<< "$table")"
+  return $rc
+}
+
+# name | flags of bench_train | the same for torch_llama.py (empty: not there)
+training_models() {
+  if [ "$DRY" = 1 ]; then
+    echo "smallest|--preset bytes --vocab 512 --layers 1 --batch 1 --seq-len 32|--dim 256 --layers 1 --heads 8 --kv-heads 4 --ffn 688 --vocab 512 --batch 1 --seq-len 32"
+    return
+  fi
+  local b7="--preset medium --dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --layers" t7="--dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --vocab 32000 --layers"
+  local b15="--preset medium --dim 1536 --ffn 8960 --heads 12 --kv-heads 2 --layers 28 --vocab 151936 --head tied"
+  local t15="--dim 1536 --ffn 8960 --heads 12 --kv-heads 2 --layers 28 --vocab 151936 --tied"
+  echo "medium|--preset medium --batch 16 --seq-len 1024|--dim 2048 --ffn 6144 --heads 16 --kv-heads 8 --layers 24 --vocab 32000 --batch 16 --seq-len 1024"
+  echo "7B-class, 8 layers|$b7 8 --batch 8 --seq-len 1024|$t7 8 --batch 8 --seq-len 1024"
+  echo "1.5B-class|$b15 --batch 8 --seq-len 1024|$t15 --batch 8 --seq-len 1024"
+  echo "7B-class|$b7 32 --batch 4 --seq-len 1024 --recompute block --fit|"
+  echo "small|--preset small --batch 32 --seq-len 1024|--dim 1024 --ffn 2560 --heads 16 --kv-heads 4 --layers 24 --vocab 32000 --batch 32 --seq-len 1024"
+  echo "tiny|--preset tiny --batch 64 --seq-len 1024|--dim 512 --ffn 1280 --heads 8 --kv-heads 4 --layers 5 --vocab 32000 --batch 64 --seq-len 1024"
+  echo "medium, T=4096|--preset medium --batch 4 --seq-len 4096|--dim 2048 --ffn 6144 --heads 16 --kv-heads 8 --layers 24 --vocab 32000 --batch 4 --seq-len 4096"
+  echo "7B-class, 8 layers, T=4096|$b7 8 --batch 2 --seq-len 4096|$t7 8 --batch 2 --seq-len 4096"
+}
+
+stage_training() {
+  local bench name flags torch tune=()
+  bench=$(program bench_train) || exit 3
+  on_gpu "training on a GPU (rows below are the CPU's)" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
+  while IFS='|' read -r name flags torch; do
+    # shellcheck disable=SC2086
+    try "$name" "$bench" --device "$DEVICE" --dtype "$(pick bf16 fp32)" $flags --name "$name" --steps "$(pick 10 1)" --classes \
+      "${tune[@]}" --json "$ROWS" || true
+  done < <(training_models)
+}
+
+have_torch() {
+  timeout 60 "$(python)" -c "import torch, sys; sys.exit('$DEVICE' == 'cuda' and not torch.cuda.is_available())" 2> /dev/null
+}
+
+stage_pytorch() {
+  have_torch || unavailable "$(python) has no PyTorch that can use this device"
+  local name flags torch compile=()
+  [ "$DRY" = 1 ] || compile=(--compile)
+  while IFS='|' read -r name flags torch; do
+    [ -n "$torch" ] || continue
+    # shellcheck disable=SC2086
+    try "$name" "$(python)" dev/torch_llama.py --device "$DEVICE" --dtype "$(pick bf16 fp32)" $torch --name "$name" \
+      --steps "$(pick 10 1)" --params both "${compile[@]}" --json "$ROWS" || true
+  done < <(training_models)
+}
+
+stage_curves() {
+  local bench folder=$WORK/curve compile=()
+  bench=$(program bench_train) || exit 3
+  [ "$DRY" = 1 ] || compile=(--compile)
+  local shape
+  shape=$(pick "--preset tiny --batch 8 --seq-len 512 --steps 200 --dtype bf16" "--preset bytes --vocab 512 --layers 1 --batch 1 --seq-len 32 --steps 3 --dtype fp32")
+  rm -rf "$folder"
+  # shellcheck disable=SC2086
+  try "curve of ringzero" "$bench" --device "$DEVICE" $shape --curve "$folder" --json "$ROWS" || return 1
+  have_torch || unavailable "$(python) has no PyTorch that can use this device: only our own curve"
+  try "curve of PyTorch" "$(python)" dev/torch_llama.py --device "$DEVICE" --curve "$folder" "${compile[@]}" --json "$ROWS"
+}
+
+ranks_row() { row "{\"kind\": \"ranks\", \"what\": $(json "$1"), \"ranks\": $2, \"result\": $(json "$3")}"; }
+several() {  # several WHAT RANKS COMMAND...
+  local what=$1 ranks=$2
+  shift 2
+  if try "$what" timeout 60 mpirun -n "$ranks" "$@"; then ranks_row "$what" "$ranks" passed; else ranks_row "$what" "$ranks" FAILED; fi
+}
+
+stage_ranks() {
+  command -v mpirun > /dev/null || unavailable "mpirun is not installed: one rank is all there can be"
+  local sanity tests transport
+  sanity=$(program sanity) || exit 3
+  export OMP_NUM_THREADS=1
+  if [ "$DRY" = 1 ]; then
+    several "collectives over MPI, on the CPU" 2 "$sanity" --device cpu --transport mpi --timeout 30
+    on_gpu "several ranks on one GPU" || true
+    return $((failures > 0))
+  fi
+  several "collectives through NCCL, alone" 1 "$sanity" --device cuda --transport nccl --timeout 40
+  for transport in mpi nccl-shared; do
+    several "collectives over $transport, all on one GPU" 3 "$sanity" --device cuda --transport $transport --timeout 40
+  done
+  tests=$PROGRAMS/mpi_tests
+  [ -x "$tests" ] || { not_measured "mpi_tests on the device" "not built"; return $((failures > 0)); }
+  for transport in mpi nccl-shared; do
+    several "mpi_tests over $transport, all on one GPU" 3 env RZ_TEST_DEVICE=cuda RZ_TEST_TRANSPORT=$transport RZ_TEST_TIMEOUT=40 \
+      "$tests" --gtest_brief=1 --gtest_filter="*AnySize*:*Random*"
+  done
+}
+
+stage_memory() {
+  command -v mpirun > /dev/null || unavailable "mpirun is not installed: the table needs several ranks"
+  local train stage ranks transport=mpi data=$WORK/data model
+  train=$(program train_llama) || exit 3
+  export OMP_NUM_THREADS=1
+  ranks=$(pick 4 2)
+  "$(python)" data_prep/prepare.py stdlib --max-bytes 300K --out "$data" > /dev/null || return 1
+  model=$(pick "--preset small --batch 1 --seq-len 256" "--preset bytes --batch 1 --seq-len 32")
+  for stage in 0 1 2 3; do
+    # shellcheck disable=SC2086
+    try "ZeRO-$stage" mpirun -n "$ranks" "$train" --data "$data" $model --dtype bf16 --device "$DEVICE" --transport $transport --zero $stage \
+      --steps 2 --warmup 0 --val-every 0 --val-tokens 256 --timeout 60 --out "$WORK/zero$stage" || continue
+    "$REPORT" zero-row "$WORK/zero$stage/ranks.json" "$WORK/zero$stage/final/model.safetensors" $stage >> "$ROWS" ||
+      { failures=$((failures + 1)); note "ZeRO-$stage: more than the paper says, or no numbers"; }
+  done
+}
+
+stage_sanitizer() {
+  on_gpu "compute-sanitizer" || exit 4
+  command -v compute-sanitizer > /dev/null || unavailable "compute-sanitizer is not on the PATH; it is in the CUDA Toolkit"
+  local tests tool filter
+  tests=$(program kernel_tests "it needs GoogleTest when it is built") || exit 3
+  # The first two shapes of every op; attention's smallest.
+  filter='*/0:*/1:*Limits*:-*Gemm*'
+  for tool in memcheck racecheck; do
+    gtest "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$tests" --gtest_brief=1 --gtest_filter="$filter" || true
+  done
+}
+
+if [ "${1:-}" = --one-stage ]; then  # called by this script
+  "stage_$2"
+  rc=$?
+  [ $rc = 0 ] && [ $failures != 0 ] && rc=1
+  exit $rc
+fi
+
+# ---- the request -------------------------------------------------------------------------------------------------------------
+
+usage() {  # usage [WHAT IS WRONG]
+  if [ $# != 0 ]; then
+    echo "gpu_check.sh: $*; --help explains everything" >&2
+    exit 2
+  fi
+  sed -n '2,/^# shellcheck/{/^# shellcheck/d;s/^# \{0,1\}//;p}' "$0"
+  exit 0
+}
+stages=$all_stages limit=570 OUT='' DRY=0 GIVEN_PROGRAMS=0 PROGRAMS='' command="dev/gpu_check.sh $*"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) DRY=1 ;;
+    --stages | --time-limit | --out | --programs)
+      [ $# -ge 2 ] || usage "$1 needs a value"
+      case $1 in
+        --stages) stages=${2//,/ } ;;
+        --time-limit) limit=$2 ;;
+        --out) OUT=$2 ;;
+        --programs) PROGRAMS=$(realpath -e "$2") || usage "--programs $2: no such folder"; GIVEN_PROGRAMS=1 ;;
+      esac
+      shift ;;
+    --help | -h) usage ;;
+    *) usage "$1 is no option" ;;
+  esac
+  shift
+done
+[[ $limit =~ ^[1-9][0-9]*$ ]] || usage "--time-limit $limit: it must be a number of seconds"
+[ -n "$stages" ] || usage "--stages names none"
+for s in $stages; do [[ " $all_stages " == *" $s "* ]] || usage "--stages: $s is none of: $all_stages"; done
+chosen=""
+for s in $all_stages; do [[ " $stages " == *" $s "* ]] && chosen="$chosen $s"; done
+
+DEVICE=cpu SM="80 90a" gpu="$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
+BUILD=${BUILD:-build}
+if [ $DRY = 0 ]; then
+  DEVICE=cuda
+  gpu=$(timeout 30 nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2> /dev/null | head -n 1)
+  [ -n "$gpu" ] || { echo "gpu_check.sh: nvidia-smi shows no GPU; --dry-run runs the logic without one" >&2; exit 2; }
+  capability=$(sed 's/.*, *//; s/\.//' <<< "$gpu")
+  gpu=${gpu%,*}
+  case $capability in
+    80 | 90) ;;  # what `make` builds anyway
+    *) SM=$capability BUILD=$BUILD/sm$capability ;;
+  esac
+fi
+COMMIT=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
+[ -z "$(git status --porcelain --untracked-files=no 2> /dev/null)" ] || COMMIT="$COMMIT and changes"
+: "${OUT:=dev/results/$(tr -cs 'A-Za-z0-9' '-' <<< "${gpu#NVIDIA }" | sed 's/-$//')-$(date +%F)}"
+mkdir -p "$OUT" "$BUILD" || exit 2
+OUT=$(realpath "$OUT")
+WORK=$(mktemp -d "$BUILD/gpu-check.XXXXXX") && WORK=$(realpath "$WORK") || exit 2
+trap 'rm -rf "$WORK"' EXIT
+[ -n "$PROGRAMS" ] || PROGRAMS=$(realpath "$BUILD")/gpu-check-programs
+
+# The report's own program needs nothing but a compiler and one header.
+REPORT=$(realpath "$BUILD")/gpu_report
+if [ dev/gpu_report.cpp -nt "$REPORT" ]; then
+  "${CXX:-g++}" -std=c++20 -O1 -o "$REPORT.$$" dev/gpu_report.cpp && mv "$REPORT.$$" "$REPORT" || {
+    echo "gpu_check.sh: dev/gpu_report.cpp can't be compiled; it needs g++ and nlohmann-json's header (--help says how to bring it)" >&2
+    exit 2
+  }
+fi
+export OUT WORK DRY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT
+# shellcheck disable=SC2086
+"$REPORT" begin "$OUT" "$COMMIT" "$gpu" "$(date -u '+%F %H:%M UTC')" "$command" $DRY $chosen || exit 2
+
+# ---- the stages ----------------------------------------------------------------------------------------------------------------
+
+interrupted() {
+  trap '' INT TERM
+  kill -TERM "$child" 2> /dev/null
+  wait "$child" 2> /dev/null
+  end_stage interrupted "by a signal"
+  "$REPORT" status "$OUT"
+  exit "$1"
+}
+end_stage() {  # end_stage STATUS [NOTE]
+  local text=${2:-}
+  [ -s "$NOTE" ] && text="$text${text:+; }$(cat "$NOTE")"
+  "$REPORT" stage "$OUT" "$stage" "$1" $((SECONDS - begun)) "$text" "$ROWS"
+}
+
+for stage in $chosen; do
+  export ROWS=$WORK/$stage.jsonl NOTE=$WORK/$stage.note
+  : > "$ROWS"
+  begun=$SECONDS left=$((limit - SECONDS))
+  if [ $left -lt 3 ]; then
+    end_stage not-run "no time left"
+    continue
+  fi
+  [ $left -lt "${cap[$stage]}" ] || left=${cap[$stage]}
+  "$REPORT" stage "$OUT" "$stage" running 0 ""
+  printf '== %s (at most %s s)\n' "$stage" "$left" | tee -a "$OUT/log.txt"
+  timeout -k 5 "$left" bash "dev/$(basename "$0")" --one-stage "$stage" >> "$OUT/log.txt" 2>&1 &
+  child=$!
+  trap 'interrupted 130' INT
+  trap 'interrupted 143' TERM
+  wait $child
+  rc=$?
+  trap - INT TERM
+  case $rc in
+    0) end_stage ok ;;
+    3) end_stage unavailable ;;
+    4) end_stage not-measured ;;
+    124 | 137) end_stage timed-out "after $left s" ;;
+    *) end_stage failed "$([ -s "$NOTE" ] || tail -n 1 "$OUT/log.txt" | cut -c1-200)" ;;
+  esac
+done
+echo
+"$REPORT" status "$OUT"
+rc=$?
+echo "report: $OUT/report.md"
+exit $rc
