@@ -52,7 +52,8 @@ for section in $sections; do
     tsan) run tsan env TSAN_OPTIONS=halt_on_error=0 "$build/tsan/tests" --gtest_brief=1 ;;
     program)
       run program test/test_program.sh ./train_llama
-      run resume test/test_resume.sh ./train_llama ;;
+      run resume test/test_resume.sh ./train_llama
+      run gpu-check test/test_gpu_check.sh "$build" ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] || { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
