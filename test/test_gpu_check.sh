@@ -34,8 +34,10 @@ fresh() {
   mkdir -p "$work/p"
   for op in gemm rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise attention train; do stand_in bench_$op "$good"; done
 }
+# Compiled once, before anything is timed.
+if [ dev/gpu_report.cpp -nt "$BUILD/gpu_report" ]; then "${CXX:-g++}" -std=c++20 -O1 -o "$BUILD/gpu_report" dev/gpu_report.cpp || exit 1; fi
 dry() {  # dry ARGUMENTS...
-  timeout 60 dev/gpu_check.sh --dry-run --programs "$work/p" --out "$work/out" "$@" > "$work/log" 2>&1
+  timeout 120 dev/gpu_check.sh --dry-run --programs "$work/p" --out "$work/out" "$@" > "$work/log" 2>&1
   rc=$?
 }
 started() { for _ in $(seq 100); do [ -s "$work/pid" ] && return; sleep 0.1; done; }
@@ -70,7 +72,7 @@ check "what is missing is named" '"bench_train is not there" in r["stages"]["tra
 
 fresh
 stand_in bench_rmsnorm "$good; $slow"
-dry --stages ceilings,kernels,training --time-limit 5
+dry --stages ceilings,kernels,training --time-limit 6
 check "the time limit ends a stage, and leaves no time for the next" 'rc == 1 and s == {"ceilings": "ok", "kernels": "timed-out", "training": "not-run"}'
 check "what a slow stage had found is kept" 'sum(x["kind"] == "kernel" for x in rows("kernels")) == 1'
 gone && passed=$((passed + 1)) || { failed=$((failed + 1)); echo "FAILED: a program outlives its stage"; }
@@ -93,6 +95,28 @@ for signal in KILL TERM; do
   fi
 done
 rm -rf "$BUILD"/gpu-check.??????  # what the killed one left
+
+# The path that a GPU takes, with stand-ins for the GPU's own tools: which flags reach which program.
+fresh
+stand_in nvidia-smi 'case "$*" in *compute-apps*) ;; *name,compute_cap,driver*) echo "Stand-in, 9.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10" ;; *) echo "NVIDIA Stand-in, 9.0" ;; esac'
+stand_in kernel_tests 'echo "$*" >> '"$work"'/tests; echo "[==========] 3 tests ran."; echo "[  PASSED  ] 3 tests."'
+stand_in compute-sanitizer 'tool=$2; shift 4; "$@"; [ $tool = memcheck ] || { echo " 1 FAILED TEST"; exit 9; }'
+stand_in fidelity_gpu 'if [ $1 = list ]; then echo "mma sm_80"; else echo 00 > $2/mma.txt; fi'
+stand_in mpirun 'shift 2; exec "$@"'
+stand_in sanity 'case "$*" in *nccl-shared*) exit 70 ;; esac'
+stand_in bench_train 'echo "$*" >> '"$work"'/train; [[ "$*" == *"7B-class, 8 layers"* ]] && exit 1; '"$good"
+rm -f "$work/train" "$work/tests"
+PATH=$work/p:$PATH timeout 120 dev/gpu_check.sh --programs "$work/p" --out "$work/out" \
+  --stages environment,tests,goldens,ceilings,kernels,training,ranks,sanitizer > "$work/log" 2>&1
+rc=$?
+check "all stages are reached" 'rc == 1 and s == {"environment": "ok", "tests": "ok", "goldens": "ok", "ceilings": "ok", "kernels": "ok", "training": "failed", "ranks": "failed", "sanitizer": "failed"}'
+check "the report is the GPU's" 'r["device"] == "NVIDIA Stand-in" and not r["dry_run"] and "Dry run" not in md and {"kind": "fact", "name": "compute_cap", "value": "9.0"} in rows("environment")'
+check "tests are counted" 'rows("tests") == [{"kind": "tests", "suite": "kernel tests", "passed": 3, "failed": 0, "skipped": 0}]'
+check "goldens are packed" 'os.path.getsize(folder + "/goldens.tgz") > 0'
+check "models that fail do not hide others" 'sum(x["kind"] == "kernel" for x in rows("training")) == 6 and "7B-class" in r["stages"]["training"]["note"]'
+check "training runs on the GPU, tuned, in bf16" 'all("--device cuda --dtype bf16" in l and "--gemm-tune on" in l for l in open(folder + "/../train"))'
+check "each transport says for itself" '[x["result"] for x in rows("ranks") if x["kind"] == "ranks"] == ["passed", "passed", "FAILED"]'
+check "both tools of the sanitizer run" '[(x["suite"], x["passed"]) for x in rows("sanitizer") if x["kind"] == "tests"] == [("memcheck", 3), ("racecheck", 3)]'
 
 # The loss curves of two programs are compared, and a difference is seen.
 rm -rf "$work/out"; mkdir "$work/out"
