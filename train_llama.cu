@@ -23,7 +23,7 @@ static int train(Run& run) {
         for (int64_t m = 0; m < run.micro_batches(); ++m) {
             const DeviceBatch batch = run.fetch(step, m);
             run.zero->set_last_micro_batch(m == run.micro_batches() - 1);
-            run.model->train(batch, run.grad_scale());
+            run.train(batch);
         }
         run.zero->update(float(run.schedule.at(step)), step);
         run.end_step(step);

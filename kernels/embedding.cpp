@@ -18,6 +18,7 @@ void embedding_backward_t(const EmbeddingBackward& a) {
     // Any thread may take any token: each is summed by one owner in ascending position.
 #pragma omp parallel for schedule(dynamic, 8) if (a.N * a.C >= kSerialBelow)
     for (int64_t i = 0; i < a.distinct; ++i) {
+        if (a.starts[i] == a.starts[i + 1]) continue;
         G* drow = static_cast<G*>(a.dtable) + int64_t(a.ids[i]) * a.C;
         for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
             const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kThreads)
     const int c = int(blockIdx.y * blockDim.x + threadIdx.x) * kVec;
     if (c >= C) return;
     const int begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
+    if (begin == end) return;
     float sum[kVec] = {};
 #pragma unroll 8
     for (int i = begin; i < end; ++i) {

@@ -11,8 +11,8 @@ namespace rz {
 // tokens N, targets N, rows N, starts N + 1, ids N
 static int64_t ints(int64_t N) { return 5 * N + 1; }
 
-BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab)
-    : stream_(stream), B_(B), T_(T), vocab_(vocab) {
+BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, bool same_plan)
+    : stream_(stream), B_(B), T_(T), vocab_(vocab), same_plan_(same_plan) {
     const int64_t bytes = checked_mul(ints(checked_mul(B, T, "micro-batch")), 4, "micro-batch");
     for (Staging& s : staging_) s.host = Buffer::host_for(device, bytes, MemKind::data, "token staging");
     device_ = Buffer(device, bytes, MemKind::data, "tokens");
@@ -28,7 +28,12 @@ DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t 
     data_hash_ = sum_hash(host, position * T_, N, 4);
     const int64_t valid = std::clamp<int64_t>(end - position, 0, B_);
     std::fill(host + N + valid * T_, host + 2 * N, kIgnoreTarget);
-    const int64_t distinct = embedding_plan(host, N, vocab_, host + 2 * N, host + 3 * N, host + 4 * N + 1);
+    int64_t distinct = embedding_plan(host, N, vocab_, host + 2 * N, host + 3 * N, host + 4 * N + 1);
+    if (same_plan_)
+        for (const int64_t most = std::min(N, vocab_); distinct < most; ++distinct) {
+            host[3 * N + distinct + 1] = int32_t(N);
+            host[4 * N + 1 + distinct] = 0;
+        }
     stream_.copy(device_.data(), host, staging.host.bytes());
     staging.copied = stream_.record();
 

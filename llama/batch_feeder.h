@@ -12,7 +12,9 @@ namespace rz {
 
 class BatchFeeder {
    public:
-    BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab);
+    // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work recorded for
+    // one batch fits all.
+    BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, bool same_plan = false);
 
     // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are ignored.
     // Valid for work enqueued on the stream until the next call.
@@ -24,6 +26,7 @@ class BatchFeeder {
    private:
     Stream& stream_;
     int64_t B_, T_, vocab_;
+    bool same_plan_;
     struct Staging {
         Buffer host;
         Event copied;

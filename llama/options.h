@@ -51,6 +51,7 @@ struct Options {
     std::string grad_dtype;  // empty: dtype
     std::string adam_dtype = "fp32", master_dtype = "fp32";
     std::string recompute = "none";
+    std::string cuda_graphs = "off";
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
     std::string device = "auto";
     int64_t threads = 0;  // CPU; 0: what OpenMP chooses

@@ -98,7 +98,9 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                                                  .recompute = recompute,
                                                  .logits_bytes = logits_bytes(o, device_)},
                                     device_, *compute_, *zero);
-    feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab);
+    graphs_ = o.cuda_graphs == "on";
+    if (graphs_) check_graphs();
+    feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab, /*same_plan=*/graphs_);
     for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 16, MemKind::workspace, "step numbers");
     if (from)
         load_checkpoint(*from);
@@ -163,6 +165,28 @@ DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
     const DeviceBatch batch = feeder_->next(*train_data_, position);
     data_hash_ += feeder_->data_hash();
     return batch;
+}
+
+void Run::check_graphs() const {
+    require(device_.is_cuda(), "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
+    require(process.size() == 1,
+            "--cuda-graphs on with %d ranks: the host starts and watches their communication inside a step, which a graph can't hold\n"
+            "  nearest: --cuda-graphs off", process.size());
+    require(options.zero <= 1,
+            "--cuda-graphs on with --zero %lld: every micro-batch gathers or reduces through the communication stream\n"
+            "  nearest: --zero 1", (long long)options.zero);
+    require(options.trace_steps == 0, "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
+}
+
+void Run::train(const DeviceBatch& batch) {
+    // The first is enqueued op by op: GEMM algorithms are chosen in it, which can't be done while recording.
+    if (!graphs_ || !std::exchange(warm_, true)) return model->train(batch, grad_scale());
+    if (!graph_ || !(batch == recorded_)) {
+        graph_ = Graph(*compute_, [&] { model->train(batch, grad_scale()); });
+        recorded_ = batch;
+        log_->line(format("graph    a micro-batch is one graph of %lld nodes from here on", (long long)graph_.nodes()));
+    }
+    graph_.launch(*compute_);
 }
 
 bool Run::validates(int64_t step) const {

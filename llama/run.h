@@ -8,6 +8,7 @@
 #include <string>
 
 #include "comm/process.h"
+#include "kernels/runtime/graph.h"
 #include "llama/batch_feeder.h"
 #include "llama/checkpoint.h"
 #include "llama/health.h"
@@ -43,6 +44,8 @@ class Run {
     float grad_scale() const { return 1.0f / float(tokens_per_step()); }  // mean over the targets of the global batch
     int64_t tokens_per_step() const;
     DeviceBatch fetch(int64_t step, int64_t micro_batch);
+    // Forward and backward of a micro-batch: enqueued op by op or, with --cuda-graphs on, as one graph from the second one on.
+    void train(const DeviceBatch&);
     bool validates(int64_t step) const;
     bool saves(int64_t step) const;
 
@@ -76,6 +79,7 @@ class Run {
     void check_replicas(int64_t step);
     int finish_early(bool last_save_good);
     void print_sample(int64_t step);
+    void check_graphs() const;
     void load_checkpoint(ResumePoint from);
     void check_data(const Manifest&);
     void report_saves();
@@ -106,6 +110,9 @@ class Run {
    private:
     std::unique_ptr<DataLoader> train_data_, val_data_;
     std::unique_ptr<BatchFeeder> feeder_;
+    bool graphs_ = false, warm_ = false;
+    Graph graph_;  // of a micro-batch
+    DeviceBatch recorded_{};
     std::unique_ptr<CheckpointWriter> writer_;
     std::unique_ptr<Trace> trace_;
     std::unique_ptr<Log> log_;

@@ -56,6 +56,31 @@ TEST_P(Embedding, Backward) {
     compare_on_devices(op, {{"dtable", {ulp(c.grad_dtype), r * std::ldexp(5 * std::sqrt(r), -24)}}});
 }
 
+// A plan may be made longer by tokens that have no rows: nothing of theirs is read or written, and no bit changes.
+TEST(EmbeddingPlan, TokensWithoutRowsChangeNothing) {
+    const int64_t N = 20, C = 16, V = 9, most = 9;
+    std::vector<int32_t> tokens, rows(size_t(20)), starts(size_t(21)), ids(size_t(20), 1 << 30);
+    for (int64_t n = 0; n < N; ++n) tokens.push_back(int32_t(n * n % 5));
+    const int64_t distinct = embedding_plan(tokens.data(), N, V, rows.data(), starts.data(), ids.data());
+    ASSERT_LT(distinct, most);
+    for (int64_t i = distinct; i < most; ++i) starts[size_t(i + 1)] = int32_t(N);
+    const Data dx = normal(N * C, DType::bf16, 2);
+    Data before = normal(V * C, DType::bf16, 3);
+    for (int64_t c = 0; c < C; ++c) before.set(c, -0.0f);  // adding nothing would make it +0
+    const auto with = [&](int64_t count) {
+        return [&, count](KernelRun& run) {
+            embedding_backward(run.stream(), {.dtable = run.inout("dtable", before), .dx = run.input(dx),
+                                              .rows = run.input<int32_t>(rows), .starts = run.input<int32_t>(starts),
+                                              .ids = run.input<int32_t>(ids), .distinct = count, .N = N, .C = C, .V = V,
+                                              .dtype = DType::bf16, .grad_dtype = DType::bf16});
+        };
+    };
+    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+        if (kind == DeviceKind::cuda && cuda_device_count() == 0) continue;
+        EXPECT_TRUE(run_on(Device{kind, 0}, with(most)).at("dtable").bytes == run_on(Device{kind, 0}, with(distinct)).at("dtable").bytes);
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, Embedding,
                          testing::Values(Case{1, 8, 3, 1, DType::bf16, DType::bf16},         // one token
                                          Case{129, 576, 40, 40, DType::bf16, DType::f32},    //

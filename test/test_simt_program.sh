@@ -35,6 +35,12 @@ PY
   "$cpu" $toy --device cpu --dtype bf16 --out "$work/cpu16" > "$work/log" 2>&1
   "$simt" $toy --device cuda --dtype bf16 --out "$work/simt16" > "$work/log" 2>&1
   compare "bf16" 4e-3 "$work/cpu16" "$work/simt16"
+  "$simt" $toy --device cuda --batch-tokens 96 --out "$work/launches" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --batch-tokens 96 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1
+  compare "CUDA graphs, to the bit" 0 "$work/launches" "$work/graphs"
+  if [ "$(grep -c "is one graph of" "$work/log")" = 1 ] && cmp "$work/launches/final/model.safetensors" "$work/graphs/final/model.safetensors"; then
+    passed=$((passed + 1))
+  else failed=$((failed + 1)); echo "FAILED: one graph, and the same weights"; fi
   narrow="--dtype bf16 --adam-dtype bf16 --master-dtype bf16"
   "$cpu" $toy --device cpu $narrow --out "$work/cpu_narrow" > "$work/log" 2>&1
   "$simt" $toy --device cuda $narrow --out "$work/simt_narrow" > "$work/log" 2>&1
