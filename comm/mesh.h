@@ -1,7 +1,14 @@
 #pragma once
 // Ranks as a grid of `replicate` rows of `shard` columns: rank = row * shard + column. The members of a row shard the
 // state between them; the members of a column hold the same slice. Each row, each column and the whole job is a group
-// with a transport of its own, so their collectives may run on different streams.
+// with a transport of its own. Which streams their collectives may be on:
+//
+//   CPU memory               any; ranks may even enqueue different groups in different order
+//   CUDA memory over NCCL    any, if every rank enqueues all groups' collectives in one order (NCCL's rule for communicators)
+//   CUDA memory over MPI     one stream for all groups: CUDA may run the host functions of all streams on one thread, where
+//                            two groups that wait would block each other
+//
+// zero/ puts all of them on one stream, which is right everywhere.
 //
 //   shard = size()   plain ZeRO: one row
 //   shard = S < N    hybrid sharding: rows should lie inside a host, which they do if S divides the ranks per host
