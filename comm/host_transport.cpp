@@ -16,7 +16,6 @@ struct HostTransport::State {
     uint64_t seq = 0;
     bool is_last = false;
     std::unique_ptr<Wire::Batch> batch;
-    Event staged;  // CUDA: everything arrived in device memory
 };
 
 HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::string group, int rank,
@@ -111,15 +110,14 @@ Transfer HostTransport::do_start(Stream& stream, const MessageGroup& group) {
 }
 
 void HostTransport::do_finish(Stream& stream, const Transfer& transfer) {
+    if (device().is_cuda()) return stream.wait(*std::static_pointer_cast<Event>(transfer.state));
     auto state = std::static_pointer_cast<State>(transfer.state);
-    if (device().is_cuda())
-        stream.wait(state->staged);
-    else
-        stream.enqueue_host([this, state] { complete(*state); });
+    stream.enqueue_host([this, state] { complete(*state); });
 }
 
 // The staging stream runs in order, so one pinned buffer serves all groups: a group's copies in begin after the copies
-// out of the one before.
+// out of the one before. The event stands apart from the state, which the host function may be the last to hold: to
+// destroy an event there would be a CUDA call, and those are forbidden.
 Transfer HostTransport::start_staged(Stream& stream, const MessageGroup& group) {
     auto state = std::make_shared<State>();
     state->messages = group.messages;
@@ -147,8 +145,7 @@ Transfer HostTransport::start_staged(Stream& stream, const MessageGroup& group) 
     for (size_t i = 0; i < group.messages.size(); ++i)
         if (!group.messages[i].is_send)
             staging_stream_->copy(group.messages[i].data, state->messages[i].data, group.messages[i].bytes);
-    state->staged = staging_stream_->record();
-    return {state};
+    return {std::make_shared<Event>(staging_stream_->record())};
 }
 
 }  // namespace rz

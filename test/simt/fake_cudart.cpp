@@ -96,8 +96,18 @@ auto& device_used = *new std::vector<size_t>(16);
 cudaError_t pending_error = cudaSuccess;
 uint64_t stream_rng = 0;
 thread_local int device = 0;
+thread_local bool in_host_function = false;
 
-#define LOCKED std::lock_guard<DeviceLock> locked(device_lock)
+// Not allowed in a host function. A real driver may return cudaErrorNotPermitted, or deadlock.
+void refuse_in_host_function(const char* call) {
+    if (!in_host_function) return;
+    fprintf(stderr, "fake CUDA runtime: %s in a host function (cudaLaunchHostFunc)\n", call);
+    abort();
+}
+
+#define LOCKED                         \
+    refuse_in_host_function(__func__); \
+    std::lock_guard<DeviceLock> locked(device_lock)
 
 size_t number_from(const char* variable, size_t otherwise) {
     const char* s = getenv(variable);
@@ -459,7 +469,12 @@ cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t e) {
 }
 cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void* data) {
     Operation op;
-    op.work = [=] { return fn(data), cudaSuccess; };
+    op.work = [=] {
+        in_host_function = true;
+        fn(data);
+        in_host_function = false;
+        return cudaSuccess;
+    };
     op.host = true;
     return push(s, std::move(op));
 }

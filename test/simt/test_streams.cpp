@@ -86,6 +86,15 @@ TEST(SimtStreams, HostFunctionsAndPolling) {
     EXPECT_LT(polls, 100);
 }
 
+TEST(SimtStreams, HostFunctionsMustNotCallCuda) {
+    const auto program = [] {
+        Streams s;
+        cudaLaunchHostFunc(s.a, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); }, s.event);
+        cudaStreamSynchronize(s.a);
+    };
+    EXPECT_DEATH(program(), "cudaEventDestroy in a host function");
+}
+
 TEST(SimtStreams, GraphsReplayWhatWasRecorded) {
     Streams s;
     DeviceArray<float> x(std::vector<float>(64, 1)), y(std::vector<float>(64, 1));
