@@ -147,6 +147,7 @@ void NcclTransport::in_flight(uint64_t seq, bool is_last, Event done) {
 
 // A group may wait behind compute on the caller's stream, so its age is counted from the last group that finished.
 void NcclTransport::poll() {
+    device().make_current();  // or this thread's first CUDA call would make a context on GPU 0 as well
     ncclResult_t state = ncclSuccess;
     NCCL_CHECK(ncclCommGetAsyncError(comm_, &state));
     check(state, "NCCL, asynchronously");
