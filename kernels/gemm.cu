@@ -76,10 +76,10 @@ Suggestions suggestions(cublasLtHandle_t handle, const Key& key, const Plan& pla
     };
     const uint32_t alignment = uint32_t(key.alignment);
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
-    // Partial sums of split-K stay in fp32.
+    // Partial sums of split-K stay in fp32: "in place" adds them up in C, in C's type.
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        uint32_t(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_INPLACE |
-                 CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+        uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
+                 (key.c_dtype == DType::f32 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : CUBLASLT_REDUCTION_SCHEME_NONE)));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
