@@ -51,6 +51,14 @@ void Collectives::measured(Stream& stream, const char* op, int64_t bytes, Body&&
     options_.meter->add(op, transport_.bytes_sent() - sent, std::move(began), stream.record(/*timing=*/true));
 }
 
+int64_t Collectives::scatter_bytes(Offsets offsets, DType wire) const {
+    return (offsets.back() - offsets.front() - count(offsets, rank())) * size_of(wire);
+}
+
+int64_t Collectives::gather_bytes(Offsets offsets, DType dtype) const {
+    return (offsets.back() - offsets.front() - count(offsets, wrap(rank() + 1))) * size_of(dtype);
+}
+
 void Collectives::all_reduce(Stream& stream, const AllReduce& a) {
     check_offsets("all_reduce", a.offsets, size());
     measured(stream, "all_reduce", a.offsets.back() * size_of(a.wire), [&] {
@@ -59,6 +67,7 @@ void Collectives::all_reduce(Stream& stream, const AllReduce& a) {
             return;
         }
         do_all_reduce(stream, a);
+        if (!uses_transport()) transport_.count_sent(scatter_bytes(a.offsets, a.wire) + gather_bytes(a.offsets, a.dtype));
     });
 }
 
@@ -71,6 +80,7 @@ void Collectives::reduce_scatter(Stream& stream, const ReduceScatter& a) {
             return;
         }
         do_reduce_scatter(stream, a);
+        if (!uses_transport()) transport_.count_sent(scatter_bytes(a.offsets, a.wire));
     });
 }
 
@@ -80,7 +90,9 @@ void Collectives::all_gather(Stream& stream, const AllGather& a) {
         char* own = static_cast<char*>(a.out) + a.offsets[size_t(rank())] * size_of(a.dtype);
         if (own != a.in && count(a.offsets, rank()) > 0)
             stream.copy(own, a.in, count(a.offsets, rank()) * size_of(a.dtype));
-        if (size() > 1) do_all_gather(stream, a);
+        if (size() == 1) return;
+        do_all_gather(stream, a);
+        if (!uses_transport()) transport_.count_sent(gather_bytes(a.offsets, a.dtype));
     });
 }
 
@@ -88,7 +100,9 @@ void Collectives::broadcast(Stream& stream, void* data, int64_t bytes, int root)
     require(bytes >= 0 && root >= 0 && root < size(), "broadcast of %lld bytes from rank %d of %d", (long long)bytes,
             root, size());
     measured(stream, "broadcast", bytes, [&] {
-        if (size() > 1) do_broadcast(stream, data, bytes, root);
+        if (size() == 1) return;
+        do_broadcast(stream, data, bytes, root);
+        if (!uses_transport() && wrap(rank() + 1) != root) transport_.count_sent(bytes);
     });
 }
 

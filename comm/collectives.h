@@ -95,6 +95,8 @@ class Collectives {
     virtual void do_reduce_scatter(Stream& stream, const ReduceScatter& args) = 0;
     virtual void do_all_gather(Stream& stream, const AllGather& args) = 0;
     virtual void do_broadcast(Stream& stream, void* data, int64_t bytes, int root);
+    // Whether everything goes through the transport. What a library sends is unknown: bytes_sent() then counts the ring's bytes.
+    virtual bool uses_transport() const { return true; }
 
     int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }
     int64_t count(Offsets offsets, int r) const { return offsets[size_t(r) + 1] - offsets[size_t(r)]; }
@@ -110,6 +112,9 @@ class Collectives {
     CollectiveOptions options_;
 
    private:
+    // What one half of the ring sends from this rank: all slices but the own one, or but the right neighbour's.
+    int64_t scatter_bytes(Offsets offsets, DType wire) const;
+    int64_t gather_bytes(Offsets offsets, DType dtype) const;
     template <class Body>
     void measured(Stream& stream, const char* op, int64_t bytes, Body&& body);
 

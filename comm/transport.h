@@ -89,6 +89,8 @@ class Transport {
 
     // Bytes enqueued so far from this rank to others.
     int64_t bytes_sent() const { return bytes_sent_; }
+    // For what a library sends over the same group, past start().
+    void count_sent(int64_t bytes) { bytes_sent_ += bytes; }
 
     // The library's own collectives over the same group (MPI's, NCCL's). Throws where there is none.
     virtual std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options);
@@ -96,8 +98,6 @@ class Transport {
    protected:
     virtual Transfer do_start(Stream& stream, const MessageGroup& group) = 0;
     virtual void do_finish(Stream& stream, const Transfer& transfer) = 0;
-
-    void count_sent(int64_t bytes) { bytes_sent_ += bytes; }  // library collectives: what an ideal algorithm sends
 
    private:
     std::string group_;

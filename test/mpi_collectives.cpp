@@ -319,7 +319,7 @@ TEST_F(CollectivesTest, BytesSent) {
     const int N = world().size();
     const int64_t n = 1000 * N;
     const Case c{.offsets = even_offsets(n, N)};
-    for (const char* name : {"ring", "direct"}) {
+    for (const char* name : {"ring", "direct", "library"}) {
         int64_t before = world().bytes_sent();
         reduce_scatter(algorithm(name), stream_, c);
         EXPECT_EQ(world().bytes_sent() - before, n * 4 / N * (N - 1)) << name;
