@@ -112,17 +112,16 @@ Plan make_plan(const Key& key) {
     return plan;
 }
 
-void multiply(cublasLtHandle_t handle, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Gemm& a, void* c,
-              void* workspace, CudaStream stream, const char* what) {
-    check_lt(cublasLtMatmul(handle, plan.operation, &a.alpha, a.b, plan.first, a.a, plan.second, &a.beta, c,
-                            plan.result, c, plan.result, &algorithm, workspace, kWorkspaceBytes, stream),
-             what);
+cublasStatus_t multiply(cublasLtHandle_t handle, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Gemm& a,
+                        void* c, void* workspace, CudaStream stream) {
+    return cublasLtMatmul(handle, plan.operation, &a.alpha, a.b, plan.first, a.a, plan.second, &a.beta, c, plan.result, c,
+                          plan.result, &algorithm, workspace, kWorkspaceBytes, stream);
 }
 
 // ---- choosing
 
 // Times every suggestion on the caller's A and B, with another C and with the L2 cache filled anew before each run, as
-// it is in a training step. Returns false where there is no memory for that or the stream is being captured.
+// it is in a training step. Returns false where there is no memory for that, the stream is being captured, or none ran.
 bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, void* workspace,
                      CudaStream stream, float* microseconds) {
     cudaStreamCaptureStatus capture;
@@ -145,11 +144,14 @@ bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const 
         if (candidates.found[i].state != CUBLAS_STATUS_SUCCESS) continue;
         const cublasLtMatmulAlgo_t& algorithm = candidates.found[i].algo;
         float times[kTimings];
-        multiply(handle, plan, algorithm, a, c.data(), workspace, stream, "a timed product");
+        if (multiply(handle, plan, algorithm, a, c.data(), workspace, stream) != CUBLAS_STATUS_SUCCESS) {
+            cudaGetLastError();  // a suggestion may turn out to be refused
+            continue;
+        }
         for (float& ms : times) {
             CUDA_CHECK(cudaMemsetAsync(flush.data(), 1, size_t(flush_bytes), stream));
             CUDA_CHECK(cudaEventRecord(start, stream));
-            multiply(handle, plan, algorithm, a, c.data(), workspace, stream, "a timed product");
+            check_lt(multiply(handle, plan, algorithm, a, c.data(), workspace, stream), "a timed product");
             CUDA_CHECK(cudaEventRecord(stop, stream));
             CUDA_CHECK(cudaEventSynchronize(stop));
             CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
@@ -162,7 +164,7 @@ bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const 
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(stop));
     *microseconds = best * 1000;
-    return true;
+    return best < INFINITY;
 }
 
 // What the cache file knows the choice by.
@@ -224,7 +226,7 @@ class Library {
             workspace = workspace_of(key.device, stream);
             plan = &plan_of(key, a, handle, workspace, stream);
         }
-        multiply(handle, *plan, plan->algorithm, a, a.c, workspace, stream, "cublasLtMatmul");
+        check_lt(multiply(handle, *plan, plan->algorithm, a, a.c, workspace, stream), "cublasLtMatmul");
     }
 
    private:

@@ -288,6 +288,12 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cub
         r.wavesCount = 1;
         results[(*found)++] = r;
     }
+    if (*found == kAlgorithms && wanted > 2 * kAlgorithms) {  // for who tries many: one that is refused when it is to run
+        cublasLtMatmulHeuristicResult_t r = results[0];
+        const Algo refused{kMagic, 0, 0};
+        memcpy(&r.algo, &refused, sizeof refused);
+        results[(*found)++] = r;
+    }
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
@@ -309,6 +315,7 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_
     Algo y = algorithm(0, x.d);
     if (algo) memcpy(&y, algo, sizeof y);
     if (y.magic != kMagic || y.workspace > workspace_bytes || (y.workspace && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!y.slices) return CUBLAS_STATUS_NOT_SUPPORTED;
     x.A = A, x.B = B, x.C = C, x.D = D;
     x.slices = y.slices, x.workspace = workspace, x.workspace_bytes = y.workspace;
     if (x.desc.pointer_mode == CUBLASLT_POINTER_MODE_DEVICE)
