@@ -116,8 +116,9 @@ stage_build() {
   # shellcheck disable=SC2086
   try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" $targets || return 1
   rm -rf "$PROGRAMS" && mkdir -p "$PROGRAMS"
-  ln -sf "$PWD/$obj"/dev/* "$PWD/$obj/train_llama" "$PROGRAMS/"
-  for p in "$obj/kernel_tests" "$obj/mpi_tests" "$BUILD/simt/fidelity_gpu"; do [ -x "$p" ] && ln -sf "$PWD/$p" "$PROGRAMS/"; done
+  obj=$(realpath "$obj")
+  ln -sf "$obj"/dev/* "$obj/train_llama" "$PROGRAMS/"
+  for p in "$obj/kernel_tests" "$obj/mpi_tests" "$(realpath "$BUILD")/simt/fidelity_gpu"; do [ -x "$p" ] && ln -sf "$p" "$PROGRAMS/"; done
   fact "architectures" "$SM"
   fact "built with" "CUDA $(make_variable HAVE_CUDA), NCCL $(make_variable HAVE_NCCL), MPI $(make_variable HAVE_MPI), oneDNN $(make_variable HAVE_DNNL) (1: yes)"
 }
