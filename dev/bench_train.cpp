@@ -23,6 +23,7 @@
 #include "kernels/embedding.h"
 #include "kernels/gemm.h"
 #include "kernels/gemm_tuning.h"
+#include "kernels/runtime/graph.h"
 #include "kernels/runtime/op_timer.h"
 #include "llama/atomic_file.h"
 #include "llama/device_peak.h"
@@ -47,7 +48,7 @@ struct Settings {
     int steps = 10;
     int64_t logits_bytes = 0;
     Recompute recompute = Recompute::none;
-    bool classes = false, fit = false;
+    bool classes = false, fit = false, graphs = false;
     std::string curve, json, command;
 };
 
@@ -141,7 +142,7 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
                    {"seconds", seconds}, {"tokens_per_s", rate}, {"flops_per_token", per_token}, {"flops", flops},
                    {"mfu", peak > 0 ? OrderedJson(flops / peak) : OrderedJson()},
                    {"peak_flops", peak > 0 ? OrderedJson(peak) : OrderedJson()}, {"peak_bytes", bytes}, {"memory", memory},
-                   {"gemm", gemm_library(o.device.kind)}, {"gemm_tuned", gemm_tuning().measured + gemm_tuning().read}});
+                   {"cuda_graphs", o.graphs}, {"gemm", gemm_library(o.device.kind)}, {"gemm_tuned", gemm_tuning().measured + gemm_tuning().read}});
 }
 
 void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceBatch& batch, int first_step) {
@@ -184,8 +185,15 @@ void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
 
     std::vector<double> times;
     Event last = t.compute.record(true);
+    Graph graph;  // of a micro-batch; the first step is enqueued op by op, since GEMM algorithms are chosen in it
     for (int step = 1; step <= kWarmUp + o.steps; ++step) {
-        t.step(batch, 1e-4f, step);
+        const auto train = [&] { t.model.train(batch, 1.0f / float(s.B * s.T)); };
+        if (o.graphs && step == 2) graph = Graph(t.compute, train);
+        if (graph)
+            graph.launch(t.compute);
+        else
+            train();
+        t.zero.update(1e-4f, step);
         const Event now = t.compute.record(true);
         if (step > kWarmUp) {
             now.synchronize();
@@ -269,7 +277,7 @@ void curve(const Shape& s, const Settings& o) {
 
 int run(int argc, char** argv) {
     Settings o;
-    std::string preset, dtype, device_name = "auto", recompute = "none", name, head, gemm_tune = "off", gemm_cache;
+    std::string preset, dtype, device_name = "auto", recompute = "none", name, head, gemm_tune = "off", gemm_cache, graphs = "off";
     int64_t batch = 8, seq_len = 1024, threads = 0, logits_mib = 0;
     std::map<std::string, int64_t> fields;
     CLI::App app{"Times a training step"};
@@ -287,6 +295,7 @@ int run(int argc, char** argv) {
     app.add_option("--threads", threads, "CPU threads; 0: what OpenMP chooses")->capture_default_str();
     app.add_option("--logits-mib", logits_mib, "Chunk of logits; 0: 1024 on CUDA, 32 on a CPU")->capture_default_str();
     app.add_flag("--classes", o.classes, "Time by op, in a few steps of their own");
+    app.add_option("--cuda-graphs", graphs, "off, or on: a micro-batch is one CUDA graph")->capture_default_str()->check(CLI::IsMember({"off", "on"}));
     app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so");
     app.add_option("--curve", o.curve, "Record losses on synthetic text instead, with weights and tokens in this folder");
     app.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms")->capture_default_str()->check(CLI::IsMember({"off", "on"}));
@@ -299,6 +308,8 @@ int run(int argc, char** argv) {
     o.device = pick_device(device_name, 0, &note);
     if (!note.empty()) std::printf("# %s\n", note.c_str());
     if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty()) std::printf("# %s\n", note.c_str());
+    o.graphs = graphs == "on";
+    require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
     o.logits_bytes = (logits_mib > 0 ? logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
     o.recompute = recompute == "mlp" ? Recompute::mlp : recompute == "block" ? Recompute::block : Recompute::none;
     for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];

@@ -211,8 +211,10 @@ training_models() {
   echo "7B-class, 8 layers|$b7 8 --batch 8 --seq-len 1024|$t7 8 --batch 8 --seq-len 1024"
   echo "1.5B-class|$b15 --batch 8 --seq-len 1024|$t15 --batch 8 --seq-len 1024"
   echo "7B-class|$b7 32 --batch 4 --seq-len 1024 --recompute block --fit|"
+  echo "medium, CUDA graphs|--preset medium --batch 16 --seq-len 1024 --cuda-graphs on|"
   echo "small|--preset small --batch 32 --seq-len 1024|--dim 1024 --ffn 2560 --heads 16 --kv-heads 4 --layers 24 --vocab 32000 --batch 32 --seq-len 1024"
   echo "tiny|--preset tiny --batch 64 --seq-len 1024|--dim 512 --ffn 1280 --heads 8 --kv-heads 4 --layers 5 --vocab 32000 --batch 64 --seq-len 1024"
+  echo "tiny, CUDA graphs|--preset tiny --batch 64 --seq-len 1024 --cuda-graphs on|"
   echo "medium, T=4096|--preset medium --batch 4 --seq-len 4096|--dim 2048 --ffn 6144 --heads 16 --kv-heads 8 --layers 24 --vocab 32000 --batch 4 --seq-len 4096"
   echo "7B-class, 8 layers, T=4096|$b7 8 --batch 2 --seq-len 4096|$t7 8 --batch 2 --seq-len 4096"
 }
