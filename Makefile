@@ -3,6 +3,7 @@
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
 #   make test         every test that needs no GPU   (SECTIONS="unit python mpi tsan program simt" picks some)
+#   make test-faults  the program under every fault it must survive (make test has the quick ones)
 #   make test-gpu     the kernel tests on the GPU
 #   make bench        the microbenchmarks in dev/
 #
@@ -147,6 +148,11 @@ deps-test:
 
 test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
+
+# Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. The quick ones are in `make test`.
+.PHONY: test-faults
+test-faults: train_llama
+	test/test_faults.sh ./train_llama
 
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests

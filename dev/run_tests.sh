@@ -53,6 +53,7 @@ for section in $sections; do
     program)
       run program test/test_program.sh ./train_llama
       run resume test/test_resume.sh ./train_llama
+      run faults test/test_faults.sh ./train_llama --quick
       run gpu-check test/test_gpu_check.sh "$build" ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] || { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }

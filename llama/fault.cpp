@@ -33,6 +33,7 @@ constexpr Point kPoints[] = {
     {"file.close", "before a written file is closed"},
     {"file.rename", "before a file gets its real name"},
     {"file.read", "before each read of a small file (configuration, manifest)"},
+    {"log.write", "before each line of metrics.jsonl"},
     {"checkpoint.mkdir", "before a checkpoint's temporary folder is made"},
     {"checkpoint.made", "after it was made"},
     {"checkpoint.snapshot", "before the state is copied"},

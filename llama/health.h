@@ -59,6 +59,8 @@ class Health {
     void restore(const std::string& state, const std::string& where);
 
     RunStatus& status() { return *status_; }
+    // How long a save takes, as long as none was made: its bytes at 200 MB/s.
+    void expect_save(int64_t bytes) { save_seconds_ = 0.5 + double(bytes) / 200e6; }
     void saved(int64_t step, double seconds);  // rank 0: a checkpoint is complete
 
    private:
@@ -71,7 +73,7 @@ class Health {
     Guards guards_;
     StragglerDetector stragglers_;
     TimeLimit limit_;
-    double save_seconds_ = 5, step_seconds_ = 0;  // of the last save (until then a guess), of the slowest recent step
+    double save_seconds_ = 0, step_seconds_ = 0;  // of the last save (until then a guess), of the slowest recent step
     int slow_rank_ = -1;
     int64_t slow_steps_ = 0;
     std::optional<End> end_;

@@ -2,12 +2,14 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/memory.h"
 #include "llama/atomic_file.h"
+#include "llama/fault.h"
 #include "llama/plot.h"
 
 namespace rz {
@@ -143,7 +145,8 @@ void Log::finish() {
 // A full disk must not end a run: one warning, then silence.
 void Log::write_json(const std::string& object) {
     if (!metrics_) return;
-    if (std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
+    errno = fault_errno("log.write");
+    if (errno == 0 && std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
     warn_once("metrics.jsonl");
     std::clearerr(metrics_);
 }

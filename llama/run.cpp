@@ -65,6 +65,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     device_.make_current();
     const std::string tuning = set_gemm_tuning(device_, o.gemm_tune == "on", o.gemm_cache);
     compute_ = std::make_unique<Stream>(device_, "compute");
+    drain_.stream = compute_.get();
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.
     if (o.threads > 0 && !device_.is_cuda())
         compute_->enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
@@ -116,6 +117,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                          .peak_flops = peak_flops(device_) * process.size(),
                          .quiet = !process.is_root()};
     health_.status().set_steps(o.steps);
+    if (!o.out.empty()) health_.expect_save(table_.size() * 16 / process.size());
     log_ = std::make_unique<Log>(facts, o.out, first_step_);
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
     require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);

@@ -124,6 +124,11 @@ class Run {
     int64_t validations_ = 0, failed_saves_ = 0;
     uint64_t data_hash_ = 0;  // of the step being fed, this rank
     uint64_t consumed_ = 0;   // of all reported steps, all ranks
+    // The last member, so the first to go, also when the constructor throws: nothing is freed under work that is still queued.
+    struct Drain {
+        Stream* stream = nullptr;
+        ~Drain();
+    } drain_;
 };
 
 // Shows the model that the options describe: every tensor, and bytes by kind. Needs no device and allocates nothing.

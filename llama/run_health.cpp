@@ -8,6 +8,13 @@
 
 namespace rz {
 
+Run::Drain::~Drain() {
+    try {
+        if (stream) stream->synchronize();
+    } catch (...) {  // reported by whoever synchronised first
+    }
+}
+
 void Run::begin_step(int64_t step) {
     process.set_step(step);
     if (trace_) trace_->begin_step(step);

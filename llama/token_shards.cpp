@@ -66,7 +66,7 @@ const char* describe_foreign(const MappedFile& file) {
             "%s: an llm.c shard in big-endian byte order; write it again in little-endian", path.c_str());
     fail(
         "%s: not a token shard: %s (the first 4 bytes are 0x%08x; expected %u, %u or MMIDIDX); if it holds raw "
-        "uint16 ids as nanoGPT writes them, pass --data-format raw16",
+        "uint16 ids as nanoGPT writes them, pass --raw16",
         path.c_str(), describe_foreign(file), magic, kGpt2Magic, kLlama3Magic);
 }
 

@@ -141,7 +141,7 @@ TEST_F(TokenShards, EachDamageHasItsOwnMessage) {
         {"short.bin", good.substr(0, good.size() - 1),
          "1223 bytes, but its header of 100 tokens asks for 1224: the file is cut off"},
         {"long.bin", good + "x", "the file is too long"},
-        {"raw.bin", counting<uint16_t>(300), "pass --data-format raw16"},
+        {"raw.bin", counting<uint16_t>(300), "pass --raw16"},
         {"cut.idx", index.substr(0, 33), "index is cut off"},
         {"size.idx", index + "abc", "documents ask for"},
         {"moved.idx", moved, "does not follow"},
