@@ -1,14 +1,17 @@
 // A whole training step: tokens/s, FLOP/s, MFU, peak memory and where the time goes, at fixed shapes on random tokens.
 //
-//   build/dev/bench_train                                two small models, fp32 and bf16, on this machine's CPU or GPU
+//   build/dev/bench_train                    two small models, fp32 and bf16, on this machine's CPU or GPU
 //   build/dev/bench_train --preset medium --batch 16 --seq-len 1024 --dtype bf16 --device cuda --classes
-//   build/dev/bench_train --preset medium --layers 8 --fit ...      other fields than the preset's; fewer layers if they don't fit
-//   build/dev/bench_train --curve DIR --steps 200 ...    trains on a synthetic language; leaves weights and tokens in DIR, from
-//                                                        which dev/torch_llama.py --curve DIR trains the same model
+//   build/dev/bench_train --preset medium --layers 8 --fit ...
+//                                            other fields than the preset's; fewer layers if they don't fit
+//   build/dev/bench_train --curve DIR --steps 200 ...
+//                                            trains on a synthetic language; leaves weights and tokens in DIR, from
+//                                            which dev/torch_llama.py --curve DIR trains the same model
 //
-// FLOPs: 6 per matrix parameter and 6 L H D T of causal attention per token; MFU is of the vendor's dense bf16 peak. Time: median
-// of the steps after the warm-up, from events around each step (forward, backward, norm, AdamW); data are on the device already.
-// --classes adds steps with an event around each op, after the timed ones and slower than they are. Memory: the ledger's peak.
+// FLOPs: 6 per matrix parameter and 6 L H D T of causal attention per token; MFU is of the vendor's dense bf16 peak.
+// Time: median of the steps after the warm-up, from events around each step (forward, backward, norm, AdamW); data are
+// on the device already. --classes adds steps with an event around each op, after the timed ones and slower than they
+// are. Memory: the ledger's peak.
 
 #include <omp.h>
 #include <sys/resource.h>
@@ -69,9 +72,15 @@ struct Trainer {
         : table(s.config),
           compute(o.device, "compute"),
           mesh(o.device),
-          zero(o.device, compute, unit_layouts(table), decay_segments(table), {.param_dtype = dtype, .grad_dtype = dtype}, kAdamW, mesh),
+          zero(o.device, compute, unit_layouts(table), decay_segments(table),
+               {.param_dtype = dtype, .grad_dtype = dtype}, kAdamW, mesh),
           model(s.config, table,
-                {.B = s.B, .T = s.T, .dtype = dtype, .grad_dtype = dtype, .recompute = o.recompute, .logits_bytes = o.logits_bytes},
+                {.B = s.B,
+                 .T = s.T,
+                 .dtype = dtype,
+                 .grad_dtype = dtype,
+                 .recompute = o.recompute,
+                 .logits_bytes = o.logits_bytes},
                 o.device, compute, zero),
           vocab(s.config.vocab) {
         if (!o.device.is_cuda()) compute.enqueue_host([n = omp_get_max_threads()] { omp_set_num_threads(n); });
@@ -125,8 +134,8 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
     const double flops = rate * per_token, peak = peak_flops(o.device);
     const MemoryLedger& ledger = MemoryLedger::get();
     const int64_t bytes = ledger.peak(o.device.kind);
-    std::printf("%-12s %-5s %4lld x %-5lld %9.1f ms %10.0f tok/s %10.1f GFLOP/s%s %12s ledger %12s rss\n", s.name.c_str(),
-                name_of(s.dtype), (long long)s.B, (long long)s.T, 1e3 * seconds, rate, flops / 1e9,
+    std::printf("%-12s %-5s %4lld x %-5lld %9.1f ms %10.0f tok/s %10.1f GFLOP/s%s %12s ledger %12s rss\n",
+                s.name.c_str(), name_of(s.dtype), (long long)s.B, (long long)s.T, 1e3 * seconds, rate, flops / 1e9,
                 peak > 0 ? format(" %5.1f%% MFU", 100 * flops / peak).c_str() : "", human_bytes(bytes).c_str(),
                 human_bytes(peak_rss()).c_str());
     std::fflush(stdout);
@@ -135,14 +144,29 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
         const int64_t kind_peak = ledger.peak(o.device.kind, MemKind(k));
         if (kind_peak > 0) memory[name_of(MemKind(k))] = kind_peak;
     }
-    append_row(o, {{"kind", "train"}, {"program", "ringzero"}, {"model", s.name}, {"layers", s.config.layers},
-                   {"layers_asked", layers_asked}, {"parameters", s.config.parameter_count()}, {"batch", s.B}, {"seq_len", s.T},
+    append_row(o, {{"kind", "train"},
+                   {"program", "ringzero"},
+                   {"model", s.name},
+                   {"layers", s.config.layers},
+                   {"layers_asked", layers_asked},
+                   {"parameters", s.config.parameter_count()},
+                   {"batch", s.B},
+                   {"seq_len", s.T},
                    {"dtype", name_of(s.dtype)},
-                   {"recompute", o.recompute == Recompute::block ? "block" : o.recompute == Recompute::mlp ? "mlp" : "none"},
-                   {"seconds", seconds}, {"tokens_per_s", rate}, {"flops_per_token", per_token}, {"flops", flops},
+                   {"recompute", o.recompute == Recompute::block ? "block"
+                                 : o.recompute == Recompute::mlp ? "mlp"
+                                                                 : "none"},
+                   {"seconds", seconds},
+                   {"tokens_per_s", rate},
+                   {"flops_per_token", per_token},
+                   {"flops", flops},
                    {"mfu", peak > 0 ? OrderedJson(flops / peak) : OrderedJson()},
-                   {"peak_flops", peak > 0 ? OrderedJson(peak) : OrderedJson()}, {"peak_bytes", bytes}, {"memory", memory},
-                   {"cuda_graphs", o.graphs}, {"gemm", gemm_library(o.device.kind)}, {"gemm_tuned", gemm_tuning().measured + gemm_tuning().read}});
+                   {"peak_flops", peak > 0 ? OrderedJson(peak) : OrderedJson()},
+                   {"peak_bytes", bytes},
+                   {"memory", memory},
+                   {"cuda_graphs", o.graphs},
+                   {"gemm", gemm_library(o.device.kind)},
+                   {"gemm_tuned", gemm_tuning().measured + gemm_tuning().read}});
 }
 
 void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceBatch& batch, int first_step) {
@@ -163,15 +187,21 @@ void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceB
     ops.push_back({"(between ops)", {0, std::max(0.0, step - in_ops) * kClassSteps}});
     std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
     OrderedJson list = OrderedJson::array();
-    std::printf("  %-24s %8s %12s %7s   of a step with events around each op, %.1f ms\n", "op", "calls", "time", "share", 1e3 * step);
+    std::printf("  %-24s %8s %12s %7s   of a step with events around each op, %.1f ms\n", "op", "calls", "time",
+                "share", 1e3 * step);
     for (const auto& [name, total] : ops) {
         const double seconds = total.seconds / kClassSteps;
         const double calls = double(total.calls) / kClassSteps;
         std::printf("  %-24s %8.0f %9.3f ms %6.1f%%\n", name.c_str(), calls, 1e3 * seconds, 100 * seconds / step);
         list.push_back({{"op", name}, {"calls", calls}, {"seconds", seconds}, {"share", seconds / step}});
     }
-    append_row(o, {{"kind", "classes"}, {"model", s.name}, {"batch", s.B}, {"seq_len", s.T}, {"dtype", name_of(s.dtype)},
-                   {"step_seconds", step}, {"ops", list}});
+    append_row(o, {{"kind", "classes"},
+                   {"model", s.name},
+                   {"batch", s.B},
+                   {"seq_len", s.T},
+                   {"dtype", name_of(s.dtype)},
+                   {"step_seconds", step},
+                   {"ops", list}});
 }
 
 void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
@@ -224,8 +254,8 @@ void measure_fitting(Shape s, const Settings& o) {
     }
 }
 
-// A language of up to 512 of the vocabulary's tokens in which each is followed by one of four, so that a model has something
-// to learn: (steps, B, T + 1).
+// A language of up to 512 of the vocabulary's tokens in which each is followed by one of four, so that a model has
+// something to learn: (steps, B, T + 1).
 std::vector<int32_t> synthetic_text(const Shape& s, int steps) {
     const uint64_t used = uint64_t(std::min<int64_t>(512, s.config.vocab));
     std::mt19937_64 rng(7);
@@ -238,7 +268,8 @@ std::vector<int32_t> synthetic_text(const Shape& s, int steps) {
     return text;
 }
 
-// Weights and tokens go to the folder, for torch_llama.py to start from the same; both masters are the fp32 weights there.
+// Weights and tokens go to the folder, for torch_llama.py to start from the same; both masters are the fp32 weights
+// there.
 void curve(const Shape& s, const Settings& o) {
     const std::string weights = o.curve + "/weights";
     make_folder(weights);
@@ -250,11 +281,19 @@ void curve(const Shape& s, const Settings& o) {
     }
     const std::vector<int32_t> text = synthetic_text(s, o.steps);
     write_file_atomically(o.curve + "/tokens.i32", {reinterpret_cast<const char*>(text.data()), text.size() * 4});
-    write_file_atomically(o.curve + "/curve.json",
-                          OrderedJson{{"model", s.name}, {"steps", o.steps}, {"batch", s.B}, {"seq_len", s.T},
-                                      {"dtype", name_of(s.dtype)}, {"lr", kCurveRate}, {"warmup", kCurveWarmUp},
-                                      {"beta1", kAdamW.beta1}, {"beta2", kAdamW.beta2}, {"eps", kAdamW.eps},
-                                      {"weight_decay", kAdamW.weight_decay}, {"clip", kAdamW.max_norm}}.dump(1));
+    write_file_atomically(o.curve + "/curve.json", OrderedJson{{"model", s.name},
+                                                               {"steps", o.steps},
+                                                               {"batch", s.B},
+                                                               {"seq_len", s.T},
+                                                               {"dtype", name_of(s.dtype)},
+                                                               {"lr", kCurveRate},
+                                                               {"warmup", kCurveWarmUp},
+                                                               {"beta1", kAdamW.beta1},
+                                                               {"beta2", kAdamW.beta2},
+                                                               {"eps", kAdamW.eps},
+                                                               {"weight_decay", kAdamW.weight_decay},
+                                                               {"clip", kAdamW.max_norm}}
+                                                       .dump(1));
     Trainer t(s, o, s.dtype);
     load_weights(weights, t.table, o.device, t.compute, t.zero);
     const size_t per_step = size_t(s.B * (s.T + 1));
@@ -269,36 +308,50 @@ void curve(const Shape& s, const Settings& o) {
         t.compute.synchronize();
         losses.push_back(sum / double(s.B * s.T));
     }
-    std::printf("%-12s %-5s %d steps: loss %.4f to %.4f; weights and tokens are in %s\n", s.name.c_str(), name_of(s.dtype), o.steps,
-                losses.front(), losses.back(), o.curve.c_str());
-    append_row(o, {{"kind", "curve"}, {"program", "ringzero"}, {"model", s.name}, {"batch", s.B}, {"seq_len", s.T},
-                   {"dtype", name_of(s.dtype)}, {"losses", losses}});
+    std::printf("%-12s %-5s %d steps: loss %.4f to %.4f; weights and tokens are in %s\n", s.name.c_str(),
+                name_of(s.dtype), o.steps, losses.front(), losses.back(), o.curve.c_str());
+    append_row(o, {{"kind", "curve"},
+                   {"program", "ringzero"},
+                   {"model", s.name},
+                   {"batch", s.B},
+                   {"seq_len", s.T},
+                   {"dtype", name_of(s.dtype)},
+                   {"losses", losses}});
 }
 
 int run(int argc, char** argv) {
     Settings o;
-    std::string preset, dtype, device_name = "auto", recompute = "none", name, head, gemm_tune = "off", gemm_cache, graphs = "off";
+    std::string preset, dtype, device_name = "auto", recompute = "none", name, head, gemm_tune = "off", gemm_cache,
+                               graphs = "off";
     int64_t batch = 8, seq_len = 1024, threads = 0, logits_mib = 0;
     std::map<std::string, int64_t> fields;
     CLI::App app{"Times a training step"};
     app.add_option("--preset", preset, "A preset instead of the two small models");
     for (const ConfigField& f : config_fields())
-        app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")->check(CLI::PositiveNumber);
+        app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")
+            ->check(CLI::PositiveNumber);
     app.add_option("--head", head, "tied or untied [as the preset]")->check(CLI::IsMember({"tied", "untied"}));
     app.add_option("--name", name, "What results call the model [the preset]");
     app.add_option("--batch", batch, "Sequences")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--seq-len", seq_len, "Tokens per sequence")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--dtype", dtype, "fp32 or bf16; both if not given")->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_option("--device", device_name, "auto, cuda or cpu")->capture_default_str();
-    app.add_option("--recompute", recompute, "none, mlp or block")->capture_default_str()->check(CLI::IsMember({"none", "mlp", "block"}));
+    app.add_option("--recompute", recompute, "none, mlp or block")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"none", "mlp", "block"}));
     app.add_option("--steps", o.steps, "Timed steps")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--threads", threads, "CPU threads; 0: what OpenMP chooses")->capture_default_str();
     app.add_option("--logits-mib", logits_mib, "Chunk of logits; 0: 1024 on CUDA, 32 on a CPU")->capture_default_str();
     app.add_flag("--classes", o.classes, "Time by op, in a few steps of their own");
-    app.add_option("--cuda-graphs", graphs, "off, or on: a micro-batch is one CUDA graph")->capture_default_str()->check(CLI::IsMember({"off", "on"}));
+    app.add_option("--cuda-graphs", graphs, "off, or on: a micro-batch is one CUDA graph")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"off", "on"}));
     app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so");
-    app.add_option("--curve", o.curve, "Record losses on synthetic text instead, with weights and tokens in this folder");
-    app.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms")->capture_default_str()->check(CLI::IsMember({"off", "on"}));
+    app.add_option("--curve", o.curve,
+                   "Record losses on synthetic text instead, with weights and tokens in this folder");
+    app.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"off", "on"}));
     app.add_option("--gemm-cache", gemm_cache, "File of the tuned choices");
     app.add_option("--json", o.json, "Append one JSON object per result to this file");
     CLI11_PARSE(app, argc, argv);
@@ -307,14 +360,15 @@ int run(int argc, char** argv) {
     std::string note;
     o.device = pick_device(device_name, 0, &note);
     if (!note.empty()) std::printf("# %s\n", note.c_str());
-    if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty()) std::printf("# %s\n", note.c_str());
+    if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty())
+        std::printf("# %s\n", note.c_str());
     o.graphs = graphs == "on";
     require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
     o.logits_bytes = (logits_mib > 0 ? logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
     o.recompute = recompute == "mlp" ? Recompute::mlp : recompute == "block" ? Recompute::block : Recompute::none;
     for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];
-    std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(), gemm_library(o.device.kind), build_commit(),
-                omp_get_max_threads(), o.command.c_str());
+    std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(),
+                gemm_library(o.device.kind), build_commit(), omp_get_max_threads(), o.command.c_str());
 
     std::vector<Shape> shapes;
     if (preset.empty()) {

@@ -1,15 +1,15 @@
-// Keeps the report of dev/gpu_check.sh: report.json, which is complete and valid after every stage, and report.md made from it.
+// Keeps the report of dev/gpu_check.sh: report.json, complete and valid after every stage, and report.md made from it.
 //
-//   gpu_report begin DIR COMMIT DEVICE DATE COMMAND DRY_RUN STAGE...    these stages are going to run; DRY_RUN is 0 or 1
-//   gpu_report stage DIR NAME STATUS SECONDS NOTE [ROWS]                 how one stands; ROWS has a JSON object per line
-//   gpu_report status DIR                                                prints the table; exit code 1 unless all is well
-//   gpu_report zero-row RANKS_JSON SAFETENSORS STAGE                     prints a row of ZeRO's memory from a run's files; exit
-//                                                                        code 1 if a rank keeps 0.5 % more than the paper says
+//   gpu_report begin DIR COMMIT DEVICE DATE COMMAND DRY_RUN STAGE...    these are going to run; DRY_RUN is 0 or 1
+//   gpu_report stage DIR NAME STATUS SECONDS NOTE [ROWS]    how one stands; ROWS has a JSON object per line
+//   gpu_report status DIR                                   prints the table; exit code 1 unless all is well
+//   gpu_report zero-row RANKS_JSON SAFETENSORS STAGE        prints a row of ZeRO's memory from a run's files; exit
+//                                                           code 1 if a rank keeps 0.5 % more than the paper says
 //
-// STATUS: running, ok, failed, timed-out, interrupted, unavailable (something it needs is not there), not-measured (in a dry
-// run) or not-run. Results of
-// other stages that DIR already has are kept if they are of the same commit, device and kind of run, and refused otherwise.
-// Both files are replaced as a whole. Stands alone, so that it can be compiled before anything else.
+// STATUS: running, ok, failed, timed-out, interrupted, unavailable (something it needs is not there), not-measured (in
+// a dry run) or not-run. Results of other stages that DIR already has are kept if they are of the same commit, device
+// and kind of run, and refused otherwise. Both files are replaced as a whole. Stands alone, so that it can be compiled
+// before anything else.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -32,7 +32,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Table = std::vector<std::vector<std::string>>;
 
-// ---- values of rows: absent, null or of another type is not there ----------------------------------------------------------
+// ---- values of rows: absent, null or of another type is not there
+// ----------------------------------------------------------
 
 std::optional<double> number(const Json& row, const char* key) {
     const auto at = row.find(key);
@@ -57,7 +58,8 @@ std::string bytes_text(std::optional<double> bytes) {
     return !bytes ? "-" : *bytes < 0x1p30 ? print("%.1f MiB", bytes, 0x1p-20) : print("%.2f GiB", bytes, 0x1p-30);
 }
 
-// ---- files -----------------------------------------------------------------------------------------------------------------
+// ---- files
+// -----------------------------------------------------------------------------------------------------------------
 
 void write_whole(const std::string& path, const std::string& content) {
     const std::string temporary = path + ".tmp";
@@ -100,7 +102,8 @@ Json read_rows(const std::string& path, int& bad) {
     return rows;
 }
 
-// ---- tables of the report ----------------------------------------------------------------------------------------------------
+// ---- tables of the report
+// ----------------------------------------------------------------------------------------------------
 
 std::string cell(std::string s) {
     for (size_t at = 0; (at = s.find('|', at)) != std::string::npos; at += 2) s.insert(at, "\\");
@@ -130,7 +133,8 @@ struct Kind {
 
 std::string rate_text(const Json& row) {
     const std::string unit = text(row, "unit");
-    if (unit == "GFLOP/s" && number(row, "rate").value_or(0) >= 1000) return print("%.1f TFLOP/s", number(row, "rate"), 1e-3);
+    if (unit == "GFLOP/s" && number(row, "rate").value_or(0) >= 1000)
+        return print("%.1f TFLOP/s", number(row, "rate"), 1e-3);
     return print("%.1f ", number(row, "rate")) + unit;
 }
 
@@ -140,38 +144,65 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
         {"fact", {{"what", "value"}, [](const Json& r) { return Row{text(r, "name"), text(r, "value")}; }}},
         {"tests",
          {{"tests", "passed", "failed", "skipped"},
-          [](const Json& r) { return Row{text(r, "suite"), text(r, "passed"), text(r, "failed"), text(r, "skipped")}; }}},
+          [](const Json& r) {
+              return Row{text(r, "suite"), text(r, "passed"), text(r, "failed"), text(r, "skipped")};
+          }}},
         {"ceiling",
-         {{"ceiling", "rate", "device"}, [](const Json& r) { return Row{text(r, "what"), rate_text(r), text(r, "device")}; }}},
+         {{"ceiling", "rate", "device"},
+          [](const Json& r) { return Row{text(r, "what"), rate_text(r), text(r, "device")}; }}},
         {"kernel",
          {{"op", "shape, type", "time", "rate", "of the measured ceiling", "wrong elements"},
           [](const Json& r) {
               const auto wrong = number(r, "wrong");
-              return Row{text(r, "op"), text(r, "shape"), print("%.1f us", number(r, "seconds"), 1e6), rate_text(r),
-                         print("%.1f %%", number(r, "of_peak"), 100), wrong && *wrong < 0 ? "not checked" : text(r, "wrong", "-")};
+              return Row{text(r, "op"),
+                         text(r, "shape"),
+                         print("%.1f us", number(r, "seconds"), 1e6),
+                         rate_text(r),
+                         print("%.1f %%", number(r, "of_peak"), 100),
+                         wrong && *wrong < 0 ? "not checked" : text(r, "wrong", "-")};
           }}},
         {"train",
-         {{"model", "program", "parameters", "layers", "batch", "type, recompute", "tokens/s", "TFLOP/s", "MFU", "peak memory"},
+         {{"model", "program", "parameters", "layers", "batch", "type, recompute", "tokens/s", "TFLOP/s", "MFU",
+           "peak memory"},
           [](const Json& r) {
               const std::string asked = text(r, "layers_asked"), layers = text(r, "layers", "-");
               if (r.contains("error"))
-                  return Row{text(r, "model"), text(r, "program"), "-", layers, text(r, "batch") + " x " + text(r, "seq_len"),
-                             text(r, "dtype"), "not measured: " + text(r, "error"), "-", "-", "-"};
-              return Row{text(r, "model"), text(r, "program"), print("%.1f M", number(r, "parameters"), 1e-6),
-                         asked.empty() || asked == layers ? layers : layers + " (of " + asked + ": the rest did not fit)",
-                         text(r, "batch") + " x " + text(r, "seq_len"),
-                         text(r, "dtype") + (text(r, "recompute", "none") == "none" ? "" : ", " + text(r, "recompute")),
-                         print("%.0f", number(r, "tokens_per_s")), print("%.2f", number(r, "flops"), 1e-12),
-                         print("%.1f %%", number(r, "mfu"), 100), bytes_text(number(r, "peak_bytes"))};
+                  return Row{text(r, "model"),
+                             text(r, "program"),
+                             "-",
+                             layers,
+                             text(r, "batch") + " x " + text(r, "seq_len"),
+                             text(r, "dtype"),
+                             "not measured: " + text(r, "error"),
+                             "-",
+                             "-",
+                             "-"};
+              return Row{
+                  text(r, "model"),
+                  text(r, "program"),
+                  print("%.1f M", number(r, "parameters"), 1e-6),
+                  asked.empty() || asked == layers ? layers : layers + " (of " + asked + ": the rest did not fit)",
+                  text(r, "batch") + " x " + text(r, "seq_len"),
+                  text(r, "dtype") + (text(r, "recompute", "none") == "none" ? "" : ", " + text(r, "recompute")),
+                  print("%.0f", number(r, "tokens_per_s")),
+                  print("%.2f", number(r, "flops"), 1e-12),
+                  print("%.1f %%", number(r, "mfu"), 100),
+                  bytes_text(number(r, "peak_bytes"))};
           }}},
         {"ranks",
-         {{"several ranks", "ranks", "result"}, [](const Json& r) { return Row{text(r, "what"), text(r, "ranks"), text(r, "result")}; }}},
+         {{"several ranks", "ranks", "result"},
+          [](const Json& r) { return Row{text(r, "what"), text(r, "ranks"), text(r, "result")}; }}},
         {"zero_memory",
-         {{"ZeRO stage", "ranks", "bytes per parameter, measured", "by the paper", "parameters", "gradients", "optimizer", "peak"},
+         {{"ZeRO stage", "ranks", "bytes per parameter, measured", "by the paper", "parameters", "gradients",
+           "optimizer", "peak"},
           [](const Json& r) {
-              return Row{text(r, "stage"), text(r, "ranks"), print("%.3f", number(r, "bytes_per_parameter")),
-                         print("%.3f", number(r, "expected")), bytes_text(number(r, "parameters_bytes")),
-                         bytes_text(number(r, "gradients_bytes")), bytes_text(number(r, "optimizer_bytes")),
+              return Row{text(r, "stage"),
+                         text(r, "ranks"),
+                         print("%.3f", number(r, "bytes_per_parameter")),
+                         print("%.3f", number(r, "expected")),
+                         bytes_text(number(r, "parameters_bytes")),
+                         bytes_text(number(r, "gradients_bytes")),
+                         bytes_text(number(r, "optimizer_bytes")),
                          bytes_text(number(r, "peak_bytes"))};
           }}},
         {"not measured", {{"not measured", "why"}, [](const Json& r) { return Row{text(r, "what"), text(r, "why")}; }}},
@@ -189,13 +220,15 @@ void print_rows(std::ostream& out, const Json& rows) {
     }
     for (const Json& row : rows)
         if (text(row, "kind") == "classes") {
-            out << "Where a step goes: " << text(row, "model") << ", " << text(row, "batch") << " x " << text(row, "seq_len") << ", "
-                << text(row, "dtype") << "; " << print("%.2f ms", number(row, "step_seconds"), 1e3)
+            out << "Where a step goes: " << text(row, "model") << ", " << text(row, "batch") << " x "
+                << text(row, "seq_len") << ", " << text(row, "dtype") << "; "
+                << print("%.2f ms", number(row, "step_seconds"), 1e3)
                 << " with events around each op, which makes it slower.\n\n";
             Table table{{"op", "calls", "time", "share"}};
             if (row.contains("ops") && row["ops"].is_array())
                 for (const Json& op : row["ops"])
-                    table.push_back({text(op, "op"), print("%.0f", number(op, "calls")), print("%.3f ms", number(op, "seconds"), 1e3),
+                    table.push_back({text(op, "op"), print("%.0f", number(op, "calls")),
+                                     print("%.3f ms", number(op, "seconds"), 1e3),
                                      print("%.1f %%", number(op, "share"), 100)});
             print_table(out, table);
         }
@@ -203,7 +236,8 @@ void print_rows(std::ostream& out, const Json& rows) {
         if (text(row, "kind") == "text") out << "```\n" << text(row, "text") << "\n```\n\n";
 }
 
-// ---- both programs side by side ------------------------------------------------------------------------------------------------
+// ---- both programs side by side
+// ------------------------------------------------------------------------------------------------
 
 std::vector<Json> rows_of_kind(const Json& report, const char* kind) {
     std::vector<Json> all;
@@ -227,7 +261,8 @@ void print_speed_ratio(std::ostream& out, const Json& report) {
         if (text(ours, "program") != "ringzero" || !number(ours, "tokens_per_s")) continue;
         const Json* best = nullptr;
         for (const Json& theirs : rows)
-            if (text(theirs, "program").starts_with("pytorch") && identity(theirs) == identity(ours) && number(theirs, "tokens_per_s"))
+            if (text(theirs, "program").starts_with("pytorch") && identity(theirs) == identity(ours) &&
+                number(theirs, "tokens_per_s"))
                 if (!best || *number(theirs, "tokens_per_s") > *number(*best, "tokens_per_s")) best = &theirs;
         if (!best) continue;
         const double ratio = *number(ours, "tokens_per_s") / *number(*best, "tokens_per_s");
@@ -235,7 +270,8 @@ void print_speed_ratio(std::ostream& out, const Json& report) {
                          print("%.0f", number(ours, "tokens_per_s")), print("%.0f", number(*best, "tokens_per_s")),
                          text(*best, "program"), print("%.2f", ratio)});
     }
-    if (table.size() > 1) out << "## Beside PyTorch\n\nThe same model and batch in the same run, PyTorch's fastest variant.\n\n";
+    if (table.size() > 1)
+        out << "## Beside PyTorch\n\nThe same model and batch in the same run, PyTorch's fastest variant.\n\n";
     print_table(out, table);
 }
 
@@ -244,13 +280,17 @@ void print_curves(std::ostream& out, const Json& report) {
     const std::vector<Json> rows = rows_of_kind(report, "curve");
     for (const Json& ours : rows)
         for (const Json& theirs : rows) {
-            if (text(ours, "program") != "ringzero" || !text(theirs, "program").starts_with("pytorch") || identity(ours) != identity(theirs))
+            if (text(ours, "program") != "ringzero" || !text(theirs, "program").starts_with("pytorch") ||
+                identity(ours) != identity(theirs))
                 continue;
-            const auto losses = [](const Json& r) { return r.value("losses", Json::array()).get<std::vector<double>>(); };
+            const auto losses = [](const Json& r) {
+                return r.value("losses", Json::array()).get<std::vector<double>>();
+            };
             const std::vector<double> a = losses(ours), b = losses(theirs);
             const size_t steps = std::min(a.size(), b.size()), window = steps >= 50 ? 10 : 1;
             if (a.size() != b.size() || steps == 0) {
-                out << "## Loss curves\n\nringzero has " << a.size() << " steps, PyTorch " << b.size() << ": not compared.\n\n";
+                out << "## Loss curves\n\nringzero has " << a.size() << " steps, PyTorch " << b.size()
+                    << ": not compared.\n\n";
                 continue;
             }
             double worst = 0;
@@ -261,21 +301,24 @@ void print_curves(std::ostream& out, const Json& report) {
                 const double difference = (x - y) / y;
                 worst = std::max(worst, std::abs(difference));
                 if (first / window % std::max<size_t>(1, steps / window / 10) == 0 || first + 2 * window > steps)
-                    table.push_back({std::to_string(first + 1) + " to " + std::to_string(first + window), print("%.4f", x),
-                                     print("%.4f", y), print("%+.3f %%", difference, 100)});
+                    table.push_back({std::to_string(first + 1) + " to " + std::to_string(first + window),
+                                     print("%.4f", x), print("%.4f", y), print("%+.3f %%", difference, 100)});
             }
-            out << "## Loss curves\n\nThe same weights and data, " << text(ours, "model") << ", " << text(ours, "dtype") << ", " << steps
-                << " steps, means of " << window << ": they differ by at most " << print("%.3f %%", worst, 100) << " ("
-                << (worst <= 0.005 ? "within" : "**beyond**") << " the 0.5 % asked for).\n\n";
+            out << "## Loss curves\n\nThe same weights and data, " << text(ours, "model") << ", " << text(ours, "dtype")
+                << ", " << steps << " steps, means of " << window << ": they differ by at most "
+                << print("%.3f %%", worst, 100) << " (" << (worst <= 0.005 ? "within" : "**beyond**")
+                << " the 0.5 % asked for).\n\n";
             print_table(out, table);
         }
 }
 
-// ---- the report ------------------------------------------------------------------------------------------------------------------
+// ---- the report
+// ------------------------------------------------------------------------------------------------------------------
 
 std::string explain(const std::string& status) {
     if (status == "running") return "**was running when the check was killed**";
-    if (status == "failed" || status == "timed-out" || status == "interrupted" || status == "not-run") return "**" + status + "**";
+    if (status == "failed" || status == "timed-out" || status == "interrupted" || status == "not-run")
+        return "**" + status + "**";
     return status;
 }
 
@@ -286,10 +329,12 @@ void write_report(const std::string& folder, const Json& report) {
     if (dry)
         md << "**A dry run: the check's logic on the CPU (" << text(report, "device")
            << "), at the smallest sizes. Nothing here is a measurement of a GPU.**\n\n";
-    md << text(report, "date") << ", commit " << text(report, "commit") << "\n\n    " << text(report, "command") << "\n\n";
+    md << text(report, "date") << ", commit " << text(report, "commit") << "\n\n    " << text(report, "command")
+       << "\n\n";
     Table stages{{"stage", "result", "seconds", "note"}};
     for (const auto& [name, stage] : report["stages"].items())
-        stages.push_back({name, explain(text(stage, "status")), print("%.0f", number(stage, "seconds")), text(stage, "note")});
+        stages.push_back(
+            {name, explain(text(stage, "status")), print("%.0f", number(stage, "seconds")), text(stage, "note")});
     print_table(md, stages);
     print_speed_ratio(md, report);
     print_curves(md, report);
@@ -299,23 +344,28 @@ void write_report(const std::string& folder, const Json& report) {
         md << "## " << name << "\n\n";
         print_rows(md, rows);
     }
-    md << "Rates count only the bytes or operations that an op cannot avoid, and are compared with a device copy or the largest GEMM "
-          "measured in the same run. Training FLOPs per token: 6 per matrix parameter and 6 L H D T of causal attention; MFU = "
-          "FLOPs per token x tokens/s / the vendor's dense bf16 peak (989 TFLOP/s for H100 and H200). Memory is the ledger's "
-          "peak for ringzero and the allocator's for PyTorch. No bandwidth between ranks is reported from a shared GPU.\n";
+    md << "Rates count only the bytes or operations that an op cannot avoid, and are compared with a device copy or "
+          "the largest GEMM "
+          "measured in the same run. Training FLOPs per token: 6 per matrix parameter and 6 L H D T of causal "
+          "attention; MFU = "
+          "FLOPs per token x tokens/s / the vendor's dense bf16 peak (989 TFLOP/s for H100 and H200). Memory is the "
+          "ledger's "
+          "peak for ringzero and the allocator's for PyTorch. No bandwidth between ranks is reported from a shared "
+          "GPU.\n";
     write_whole(folder + "/report.json", report.dump(1) + "\n");
     write_whole(folder + "/report.md", md.str());
 }
 
 int begin(const std::vector<std::string>& a) {
     const std::string folder = a[1];
-    Json report = {{"version", 1}, {"commit", a[2]}, {"device", a[3]}, {"date", a[4]}, {"command", a[5]}, {"dry_run", a[6] == "1"},
-                   {"stages", Json::object()}};
+    Json report = {{"version", 1},    {"commit", a[2]},         {"device", a[3]},          {"date", a[4]},
+                   {"command", a[5]}, {"dry_run", a[6] == "1"}, {"stages", Json::object()}};
     if (const auto old = read_report(folder)) {
         for (const char* key : {"commit", "device", "dry_run"})
             if ((*old)[key] != report[key])
-                throw std::runtime_error(folder + "/report.json has results with another " + key + " (" + (*old)[key].dump() +
-                                         ", now " + report[key].dump() + "): choose another --out");
+                throw std::runtime_error(folder + "/report.json has results with another " + key + " (" +
+                                         (*old)[key].dump() + ", now " + report[key].dump() +
+                                         "): choose another --out");
         report["stages"] = (*old)["stages"];
     }
     for (size_t i = 7; i < a.size(); ++i) report["stages"][a[i]] = {{"status", "not-run"}};
@@ -330,7 +380,8 @@ int stage(const std::vector<std::string>& a) {
     Json entry = {{"status", a[3]}, {"seconds", std::atof(a[4].c_str())}, {"note", a[5]}};
     int bad = 0;
     if (a.size() > 6) entry["rows"] = read_rows(a[6], bad);
-    if (bad > 0) entry["note"] = text(entry, "note") + " (" + std::to_string(bad) + " lines of results were no JSON objects)";
+    if (bad > 0)
+        entry["note"] = text(entry, "note") + " (" + std::to_string(bad) + " lines of results were no JSON objects)";
     (*report)["stages"][a[2]] = entry;
     write_report(folder, *report);
     return 0;
@@ -342,9 +393,10 @@ int status(const std::vector<std::string>& a) {
     bool well = true;
     for (const auto& [name, stage] : (*report)["stages"].items()) {
         const std::string result = text(stage, "status");
-        well = well && (result == "ok" || result == "unavailable" || (result == "not-measured" && report->value("dry_run", false)));
-        std::printf("%-12s %-12s %6s s  %s\n", name.c_str(), result.c_str(), print("%.0f", number(stage, "seconds")).c_str(),
-                    text(stage, "note").c_str());
+        well = well && (result == "ok" || result == "unavailable" ||
+                        (result == "not-measured" && report->value("dry_run", false)));
+        std::printf("%-12s %-12s %6s s  %s\n", name.c_str(), result.c_str(),
+                    print("%.0f", number(stage, "seconds")).c_str(), text(stage, "note").c_str());
     }
     return well ? 0 : 1;
 }
@@ -387,10 +439,18 @@ int zero_row(const std::vector<std::string>& a) {
         if (kept > most_kept) most_kept = kept, most = peak;
     }
     const double measured = most_kept / parameters;
-    std::cout << Json{{"kind", "zero_memory"}, {"stage", stage}, {"ranks", ranks.size()}, {"parameters", parameters},
-                      {"bytes_per_parameter", measured}, {"expected", expected}, {"parameters_bytes", most.at("parameters")},
-                      {"gradients_bytes", most.at("gradients")}, {"optimizer_bytes", most.at("optimizer")},
-                      {"peak_bytes", most.at("total")}}.dump() << std::endl;
+    std::cout << Json{{"kind", "zero_memory"},
+                      {"stage", stage},
+                      {"ranks", ranks.size()},
+                      {"parameters", parameters},
+                      {"bytes_per_parameter", measured},
+                      {"expected", expected},
+                      {"parameters_bytes", most.at("parameters")},
+                      {"gradients_bytes", most.at("gradients")},
+                      {"optimizer_bytes", most.at("optimizer")},
+                      {"peak_bytes", most.at("total")}}
+                     .dump()
+              << std::endl;
     return measured <= 1.005 * expected ? 0 : 1;
 }
 

@@ -16,7 +16,8 @@
 namespace rz {
 namespace {
 
-constexpr const char* kVersion = "gemm1";  // a line: version, key (with tabs of its own), algorithm in hex, microseconds, checksum
+constexpr const char* kVersion =
+    "gemm1";  // a line: version, key (with tabs of its own), algorithm in hex, microseconds, checksum
 constexpr int64_t kLargestFile = 16 << 20;
 constexpr size_t kLongestLine = 4096;
 
@@ -37,7 +38,7 @@ struct Descriptor {
 // The file's bytes; empty where there is none that could be a cache. Never waits, as a named pipe would make it.
 std::string read_whole(const std::string& path) {
     const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    struct stat info {};
+    struct stat info{};
     if (file.fd < 0 || fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > kLargestFile) return "";
     std::string text(size_t(info.st_size), '\0');
     size_t at = 0;
@@ -63,9 +64,11 @@ void for_lines(std::string_view text, const Found& found) {
 }
 
 bool from_hex(std::string_view hex, GemmChoice& bytes) {
-    if (hex.size() != 2 * bytes.size() || hex.find_first_not_of("0123456789abcdef") != std::string_view::npos) return false;
+    if (hex.size() != 2 * bytes.size() || hex.find_first_not_of("0123456789abcdef") != std::string_view::npos)
+        return false;
     const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
-    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(digit(hex[2 * i]) * 16 + digit(hex[2 * i + 1]));
+    for (size_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<unsigned char>(digit(hex[2 * i]) * 16 + digit(hex[2 * i + 1]));
     return true;
 }
 
@@ -74,8 +77,8 @@ std::string prefix_of(const std::string& key) { return std::string(kVersion) + "
 // Whether the line is whole, and so worth keeping when the file is written anew.
 bool intact(std::string_view line) {
     const size_t tab = line.rfind('\t');
-    return line.size() <= kLongestLine && line.starts_with(std::string(kVersion) + "\t") && tab != std::string_view::npos &&
-           line.substr(tab + 1) == checksum(line.substr(0, tab));
+    return line.size() <= kLongestLine && line.starts_with(std::string(kVersion) + "\t") &&
+           tab != std::string_view::npos && line.substr(tab + 1) == checksum(line.substr(0, tab));
 }
 
 [[noreturn]] void cannot_write(const std::string& path, const char* what) {

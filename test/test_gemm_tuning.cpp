@@ -31,7 +31,8 @@ class GemmCacheTest : public testing::Test {
     void set_text(const std::string& text) const { std::ofstream(path_, std::ios::binary) << text; }
 
     std::string folder_, path_;
-    const std::string key_ = "NVIDIA H200, cuBLASLt 13.1.0\tbf16 (24 x 40 x 16), B^T, C bf16, strides 16 16 40, aligned to 256";
+    const std::string key_ =
+        "NVIDIA H200, cuBLASLt 13.1.0\tbf16 (24 x 40 x 16), B^T, C bf16, strides 16 16 40, aligned to 256";
     const GemmChoice choice_ = {0, 1, 0xff, 0x7f, 10, 9, 32, 255};
 };
 
@@ -65,7 +66,8 @@ TEST_F(GemmCacheTest, DamagedLinesArePassedOver) {
         EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty()) << "cut at " << i;
     }
     // What stands around it does not hide the good line, and goes when the file is written again.
-    set_text("damaged\n\t\t\t\n" + std::string(100000, 'x') + "\n" + std::string("\0\0\n", 3) + good + "no end of line");
+    set_text("damaged\n\t\t\t\n" + std::string(100000, 'x') + "\n" + std::string("\0\0\n", 3) + good +
+             "no end of line");
     EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{choice_});
     write_gemm_cache(path_, key_ + "2", choice_, 1);
     EXPECT_EQ(text().find("damaged"), std::string::npos);
@@ -102,7 +104,8 @@ TEST_F(GemmCacheTest, WritersAtTheSameTime) {
         const pid_t pid = fork();
         if (pid == 0) {
             for (int i = 0; i < 10; ++i)
-                write_gemm_cache(path_, key_ + format(" rank %d shape %d", rank, i), GemmChoice(8, (unsigned char)(rank * 10 + i)), 1);
+                write_gemm_cache(path_, key_ + format(" rank %d shape %d", rank, i),
+                                 GemmChoice(8, (unsigned char)(rank * 10 + i)), 1);
             _exit(0);
         }
         children.push_back(pid);

@@ -26,7 +26,8 @@ std::vector<OpTimer::Span> OpTimer::take_spans() {
 
 std::string OpTimer::name_of(const std::type_info& type) {
     int status = 0;
-    const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), std::free);
+    const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status),
+                                                      std::free);
     const std::string name = status == 0 ? text.get() : type.name();
     return name.substr(name.rfind(':') + 1);  // npos + 1 is 0
 }
