@@ -103,6 +103,7 @@ $(BUILD)/commit.txt: FORCE
 	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
 $(OBJ)/llama/version.o: $(BUILD)/commit.txt
 $(OBJ)/llama/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"'
+.PHONY: FORCE
 FORCE:
 
 # ---- tests -------------------------------------------------------------------------------------------------------------
