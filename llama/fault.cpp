@@ -158,9 +158,8 @@ void act(const FaultSpec& spec, const char* point, int64_t hit) {
     std::fprintf(stderr, "fault: rank %d comes by %s for the %lld. time\n", own_rank, point, (long long)hit);
     std::fflush(stderr);
     if (signal) {
-        ::kill(::getpid(), signal);
-        // SIGKILL and SIGSTOP reach another thread perhaps; this one does not go on meanwhile.
-        if (signal == SIGKILL || signal == SIGSTOP) ::usleep(100000);
+        ::raise(signal);  // in this thread: a handler has run when this returns
+        if (signal == SIGKILL || signal == SIGSTOP) ::usleep(100000);  // the whole process, in a moment
     }
     if (spec.action == FaultAction::sleep) ::usleep(useconds_t(spec.seconds * 1e6));
     if (spec.action == FaultAction::error) fail("fault: an error at %s", point);

@@ -64,7 +64,8 @@ Judgement Health::judge(const StepNumbers& n) {
     if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());
     if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
     name_slow_rank(own_seconds, j);
-    if (!verdict.give_up.empty()) end_with(kExitNumbers, verdict.give_up);
+    // The first reason stands: steps that were under way already are still judged.
+    if (!verdict.give_up.empty() && (!end_ || end_->saves)) end_with(kExitNumbers, verdict.give_up);
     for (int r = 0; r < process_.size(); ++r) take_stop(votes[size_t(r)].stop, r);
     status_->running(n.step);
     return j;

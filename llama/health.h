@@ -50,7 +50,7 @@ class Health {
         bool saves;  // the state is good and is saved first
     };
     const std::optional<End>& end() const { return end_; }
-    // One process judges a step late and asks here for signals and the time limit at once.
+    // Steps are judged one late; one process asks here for signals and the time limit at once.
     void look_for_stop();
     void end_with(int exit_code, const std::string& reason) { end_ = End{exit_code, reason, false}; }
 

@@ -258,7 +258,7 @@ case_11() {
 case_12() {
   FAULT=step:1:5:usr1 start c12
   check "12 SIGUSR1 to one rank: exit code 75" test $rc = 75
-  check "12 SIGUSR1 to one rank: all behind the same step" says "stopped  behind step 5: SIGUSR1 on rank 1; the last checkpoint is of step 5"
+  check "12 SIGUSR1 to one rank: all behind the same step" says "stopped  behind step ([56]): SIGUSR1 on rank 1; the last checkpoint is of step \1"
   check "12 SIGUSR1 to one rank: the reason is kept" test "$(status c12 reason)" = "SIGUSR1 on rank 1"
   resume c12
   check "12 SIGUSR1 to one rank: same weights" as_undisturbed c12
@@ -369,7 +369,7 @@ case_21() {
   check "21 spike: flagged with z" says "step +30/34 .*spike of the loss, z [0-9]+"
   check "21 spike: goes on by default" test $rc = 0
   FAULT=step:0:25:term start c21b --steps 34 --save-every 1
-  FAULT=loss:*:5:spike resume c21b
+  FAULT=loss:*:$((30 - $(status c21b step))):spike resume c21b
   a=$(grep '"step":30,' "$work/c21/metrics.jsonl" | grep -o '"loss_z":[-0-9.e]*')
   b=$(grep '"step":30,' "$work/c21b/metrics.jsonl" | grep -o '"loss_z":[-0-9.e]*')
   check "21 spike: the resumed detector says the same ($a, $b)" test -n "$a" -a "$a" = "$b"
@@ -532,7 +532,7 @@ case_39() {
   check "39 out of memory: no partial checkpoint" test ! -e "$work/c39/checkpoints"
 }
 case_40() {
-  FAULT=step:*:*:sleep=0.3 timeout 60 mpirun -n 3 "$program" "${train[@]}" --out "$work/c40" > "$work/log.first" 2>&1 &
+  FAULT=step:*:*:sleep=1 timeout 60 mpirun -n 3 "$program" "${train[@]}" --out "$work/c40" > "$work/log.first" 2>&1 &
   local job=$!
   wait_for_step c40 2
   run 3 c40 --data "$work/data" --device cpu --resume auto
