@@ -561,7 +561,7 @@ supervised() {  # supervised OUT FLAGS... -- MORE ARGS: exit code in rc
   rc=$?
 }
 case_supervise() {
-  FAULT=step:1:4:kill supervised s1 --   # every start dies in its fourth step and saves in its second: 2, 4, 6, 8
+  FAULT=step:0:4:kill supervised s1 --   # dies in its fourth step, its second one saved: 2, 4, 6, 8
   check "supervise: starts again until the run has finished" as_undisturbed s1
   check "supervise: says why" says "killed at step [0-9]+ without a word .*starts again from step 2"
   check "supervise: counts" says "finished after 3 restarts"
