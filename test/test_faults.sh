@@ -17,26 +17,12 @@ while [ $# -gt 0 ]; do
 done
 cd "$(dirname "$0")/.."
 command -v mpirun > /dev/null && ldd "$program" | grep -q libmpi || { echo "0 passed, 0 failed, 1 skipped (no MPI here)"; exit 0; }
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+. test/check.sh
+export OMP_WAIT_POLICY=passive
 unset FAULT SLURM_JOB_END_TIME
-passed=0 failed=0 skipped=0
 
 # ---- tools ------------------------------------------------------------------------------------------------------------
 
-check() {  # check NAME COMMAND...
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name"
-    sed 's/^/    /' "$work/log" | tail -n "${LINES_SHOWN:-15}"
-  fi
-}
-skip() { skipped=$((skipped + 1)); echo "skipped: $1"; }
 says() { grep -qE -- "$1" "$work/log"; }
 shape=(--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 --seq-len 32)
 train=("${shape[@]}" --data "$work/data" --val-every 0 --val-tokens 256 --steps 8 --save-every 2 --timeout 60)
@@ -610,5 +596,4 @@ Not here:
   39  running out of a GPU's memory: needs one
 TEXT
 fi
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ]
+summary

@@ -5,22 +5,8 @@
 set -uo pipefail
 program=$(realpath "$1")
 cd "$(dirname "$0")/.."
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export OMP_NUM_THREADS=1
-passed=0 failed=0
+. test/check.sh
 
-check() {  # check NAME COMMAND...   passes if the command does
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name"
-    sed 's/^/    /' "$work/log" | tail -n 20
-  fi
-}
 says() { grep -qF -- "$1" "$work/log"; }
 # refused CODE TEXT... -- ARGS...   the program exits with CODE and says each TEXT
 refused() {
@@ -137,7 +123,5 @@ for rank in (0, 1):
   check "hybrid on four ranks" test -n "$(weights hybrid 4 --zero 3 --shard-size 2)"
 fi
 
-skipped=0
-command -v mpirun >/dev/null || skipped=1  # the runs on several ranks
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ]
+command -v mpirun > /dev/null || skip "runs on several ranks: no MPI here"
+summary

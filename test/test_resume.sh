@@ -6,22 +6,8 @@
 set -uo pipefail
 program=$(realpath "$1")
 cd "$(dirname "$0")/.."
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export OMP_NUM_THREADS=1
-passed=0 failed=0
+. test/check.sh
 
-check() {  # check NAME COMMAND...
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name"
-    sed 's/^/    /' "$work/log" | tail -n 20
-  fi
-}
 says() { grep -qF -- "$1" "$work/log"; }
 launch() {  # launch RANKS ARGS...   its output is in the log
   local ranks=$1
@@ -153,7 +139,6 @@ rm -r "$work/keep/final"
 check "or from one that was killed" launch 1 generate --from "$work/keep" --prompt "def " --max-tokens 4
 
 # ---- several ranks ----
-skipped=0
 if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; then
   hash_of() { grep -o '"data_hash":"[0-9a-f]*"' "$work/$1/metrics.jsonl" | tail -n 1; }
   final_loss() { grep -o '"val_loss":[0-9.]*' "$work/$1/metrics.jsonl" | tail -n 1 | cut -d: -f2; }
@@ -182,7 +167,6 @@ if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; t
   check "a folder that is not shared" bash -c "! timeout 60 mpirun -n 1 '$program' ${model[*]} ${train[*]} --out '$work/here' \\
     : -n 1 '$program' ${model[*]} ${train[*]} --out '$work/there' > '$work/log' 2>&1 && grep -q 'is not seen by rank 1' '$work/log'"
 else
-  skipped=1
+  skip "runs on several ranks: no MPI here"
 fi
-echo "$passed passed, $failed failed, $skipped skipped"
-[ $failed = 0 ]
+summary
