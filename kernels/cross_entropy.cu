@@ -51,8 +51,11 @@ template <class T, int kN>
 __device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], int at, int target, float max, float inverse,
                                                float scale) {
 #pragma unroll
-    for (int k = 0; k < kN; ++k)
-        x[k] = (ptx::ex2((x[k] - max) * kLog2e) * inverse - (at + k == target ? 1.0f : 0.0f)) * scale;
+    for (int k = 0; k < kN; ++k) {
+        // x - x is 0, or NaN where the loss is infinite: it never hides behind a finite gradient
+        const float one = at + k == target ? 1.0f + (x[k] - x[k]) : 0.0f;
+        x[k] = (ptx::ex2((x[k] - max) * kLog2e) * inverse - one) * scale;
+    }
     store(p, x);
 }
 

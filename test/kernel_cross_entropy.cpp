@@ -59,6 +59,30 @@ TEST(CrossEntropyLimits, HugeAndMaskedLogits) {
     check(c, logits, {39, 79 - 40}, true);
 }
 
+// Else a step whose loss is no number could be applied: the norm of its gradient would be one.
+TEST(CrossEntropyLimits, AnInfiniteLossHasNoFiniteGradient) {
+    const Case c{2, 70, DType::bf16};
+    Data logits = normal(c.N * c.V, c.dtype, 4);
+    logits.set(3, -INFINITY);
+    const auto op = [&](KernelRun& run) {
+        CrossEntropy a;
+        a.loss = run.output<float>("loss", c.N, DType::f32);
+        a.logits = run.inout("logits", logits);
+        a.targets = run.input<int32_t>(std::vector<int32_t>{3, 5});
+        a.N = c.N, a.V = c.V, a.grad_scale = 1, a.write_gradient = true, a.dtype = c.dtype;
+        cross_entropy(run.stream(), a);
+    };
+    std::vector<Device> devices{{DeviceKind::cpu, 0}};
+    if (cuda_device_count() > 0) devices.push_back({DeviceKind::cuda, 0});
+    for (const Device& device : devices) {
+        const auto out = run_on(device, op);
+        EXPECT_EQ(out.at("loss").values[0], INFINITY) << device.name();
+        EXPECT_TRUE(std::isnan(out.at("logits").values[3])) << device.name();
+        EXPECT_TRUE(std::isfinite(out.at("loss").values[1])) << device.name();
+        for (int64_t i = c.V; i < 2 * c.V; ++i) EXPECT_TRUE(std::isfinite(out.at("logits").values[size_t(i)])) << device.name();
+    }
+}
+
 TEST(CrossEntropyLimits, NaNReachesTheLoss) {
     const Case c{1, 70, DType::bf16};
     Data logits = normal(c.V, c.dtype, 4);
