@@ -13,6 +13,7 @@
 #include "llama/generate.h"
 #include "llama/hf.h"
 #include "llama/rank_report.h"
+#include "llama/replicas.h"
 #include "llama/version.h"
 #include "llama/weights.h"
 
@@ -120,6 +121,10 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     if (!o.out.empty()) health_.expect_save(table_.size() * 16 / process.size());
     log_ = std::make_unique<Log>(facts, o.out, first_step_);
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
+    require(o.check_replicas == 0 || has_replicas(*mesh_, *zero),
+            "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is nothing to compare\n"
+            "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size", (long long)o.check_replicas, process.size(),
+            (long long)o.zero);
     require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
     if (o.trace_steps > 0 && first_step_ <= o.steps) {
         const int64_t first = std::min(first_step_ + 2, o.steps);

@@ -37,6 +37,7 @@ check "missing value"   refused 2 "--steps" -- --steps
 check "batch-tokens"    refused 70 "nearest: --batch-tokens 448 (7 micro-batches) or --batch-tokens 512 (8)" -- \
   --data "$work/data" --batch 2 --seq-len 32 --batch-tokens 500
 check "too long"        refused 70 "nearest: --seq-len 2048" -- --data "$work/data" --seq-len 4096
+check "no copies"       refused 70 "no parameter is held twice" -- --data "$work/data" --check-replicas 5 --device cpu
 check "no data"         refused 70 "data_prep/prepare.py" -- --steps 1
 check "no such data"    refused 70 "data_prep/prepare.py" -- --data "$work/nothing"
 check "cuda asked for"  bash -c "nvidia-smi -L >/dev/null 2>&1 || { '$program' --device cuda --data '$work/data' > '$work/log' 2>&1; [ \$? = 70 ] && grep -q -- '--device cpu or auto' '$work/log'; }"
