@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/runtime/check.h"
 #include "llama/json.h"
@@ -93,24 +92,6 @@ int StragglerDetector::observe(const std::vector<double>& own_seconds) {
     seconds_ = mean_[slowest];
     others_ = median(std::move(rest));
     return seconds_ > 2 * others_ && seconds_ > others_ + 5e-3 ? int(slowest) : -1;
-}
-
-uint64_t hash_words(const void* data, int64_t bytes, uint64_t first) {
-    require(bytes % 8 == 0, "hash_words: %lld bytes are no whole words", (long long)bytes);
-    const char* p = static_cast<const char*>(data);
-    const int64_t words = bytes / 8;
-    uint64_t sum = 0;
-#pragma omp parallel for reduction(+ : sum) schedule(static) if (words > (1 << 18))
-    for (int64_t i = 0; i < words; ++i) {
-        uint64_t x;
-        std::memcpy(&x, p + i * 8, 8);
-        // splitmix64's finaliser over both: every bit of word and place reaches every bit of the sum
-        x ^= (first + uint64_t(i) + 1) * 0x9e3779b97f4a7c15ull;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-        sum += x ^ (x >> 31);
-    }
-    return sum;
 }
 
 std::vector<int> odd_ones_out(const std::vector<uint64_t>& values) {

@@ -87,10 +87,6 @@ class StragglerDetector {
     double seconds_ = 0, others_ = 0;
 };
 
-// Sum over all 8-byte words of mix(index, word), mod 2^64: independent of how the words are sliced and of their order.
-// `first` is the index of the first word in the whole. bytes is a multiple of 8.
-uint64_t hash_words(const void* data, int64_t bytes, uint64_t first);
-
 // Ranks whose value is not that of the majority; all, if there is none. Empty if all agree.
 std::vector<int> odd_ones_out(const std::vector<uint64_t>& values);
 

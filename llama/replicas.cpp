@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "llama/guards.h"
+#include "llama/sum_hash.h"
 
 namespace rz {
 
@@ -25,6 +26,15 @@ static void visit_parameters(Zero& zero, const Visit& visit) {
     }
 }
 
+// Of words [first, first + words) of the flat buffer.
+static uint64_t hash_of(const char* data, int64_t first, int64_t words) {
+    constexpr int64_t kEach = int64_t(1) << 16;
+    uint64_t sum = 0;
+#pragma omp parallel for reduction(+ : sum) schedule(static)
+    for (int64_t at = 0; at < words; at += kEach) sum += sum_hash(data + at * 8, first + at, std::min(kEach, words - at), 8);
+    return sum;
+}
+
 uint64_t hash_parameters(Device device, Stream& compute, Zero& zero) {
     Buffer staging;
     if (device.is_cuda()) staging = Buffer::host_for(device, kPiece, MemKind::workspace, "parameters being compared");
@@ -34,7 +44,7 @@ uint64_t hash_parameters(Device device, Stream& compute, Zero& zero) {
             const int64_t n = std::min(kPiece, size - at);
             if (staging) compute.copy(staging.data(), bytes + at, n);
             compute.synchronize();
-            hash += hash_words(staging ? staging.data() : bytes + at, n, uint64_t(offset + at) / 8);
+            hash += hash_of(staging ? staging.as<char>() : bytes + at, (offset + at) / 8, n / 8);
         }
     });
     return hash;

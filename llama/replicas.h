@@ -11,7 +11,7 @@
 
 namespace rz {
 
-// hash_words of the parameters that this rank holds: all of them, or with ZeRO-3 its slices. Waits for the stream; on CUDA
+// sum_hash, in words of 8 bytes, of the parameters that this rank holds: all of them, or with ZeRO-3 its slices. Waits for the stream; on CUDA
 // every parameter is copied to the host once.
 uint64_t hash_parameters(Device device, Stream& compute, Zero& zero);
 

@@ -11,7 +11,7 @@
 
 namespace rz {
 
-// Elements [first, first + count) of the array, which lie at `data` (aligned to nothing), of 1, 2 or 4 bytes.
+// Elements [first, first + count) of the array, which lie at `data` (aligned to nothing), of 1, 2, 4 or 8 bytes.
 inline uint64_t sum_hash(const void* data, int64_t first, int64_t count, int64_t element_bytes) {
     // The finalizer of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64 bits.
     const auto mix = [](uint64_t x) {
@@ -33,8 +33,9 @@ inline uint64_t sum_hash(const void* data, int64_t first, int64_t count, int64_t
         case 1: return sum(uint8_t{});
         case 2: return sum(uint16_t{});
         case 4: return sum(uint32_t{});
+        case 8: return sum(uint64_t{});
     }
-    fail("sum_hash: elements of %lld bytes; 1, 2 and 4 are known", (long long)element_bytes);
+    fail("sum_hash: elements of %lld bytes; 1, 2, 4 and 8 are known", (long long)element_bytes);
 }
 
 // Of bytes, with their number.

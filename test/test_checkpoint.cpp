@@ -42,14 +42,14 @@ TEST(SumHash, PartsAddUpInAnyOrder) {
     std::mt19937 rng(1);
     std::vector<uint32_t> data(1000);
     for (uint32_t& x : data) x = rng();
-    for (const int64_t e : {1, 2, 4}) {
+    for (const int64_t e : {1, 2, 4, 8}) {
         const int64_t n = int64_t(data.size()) * 4 / e;
         const char* bytes = reinterpret_cast<const char*>(data.data());
         const uint64_t whole = sum_hash(bytes, 0, n, e);
         const int64_t a = n / 3, b = n / 2 + 1;
         EXPECT_EQ(whole, sum_hash(bytes + b * e, b, n - b, e) + sum_hash(bytes, 0, a, e) + sum_hash(bytes + a * e, a, b - a, e));
     }
-    EXPECT_THROW(sum_hash(data.data(), 0, 1, 8), Error);
+    EXPECT_THROW(sum_hash(data.data(), 0, 1, 3), Error);
 }
 
 TEST(SumHash, AnyBitAndAnySwapShows) {

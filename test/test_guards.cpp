@@ -130,27 +130,6 @@ TEST(StragglerDetector, OneSlowStepIsNone) {
     EXPECT_EQ(StragglerDetector().observe({1.0}), -1);
 }
 
-TEST(HashWords, DoesNotDependOnSlicesOrOrder) {
-    std::vector<uint64_t> x(10007);
-    for (size_t i = 0; i < x.size(); ++i) x[i] = i * i;
-    const uint64_t whole = hash_words(x.data(), int64_t(x.size()) * 8, 5);
-    uint64_t sum = 0;
-    for (size_t at : {7000, 0, 3000, 10000}) {
-        const size_t end = at == 0 ? 3000 : at == 3000 ? 7000 : at == 7000 ? 10000 : x.size();
-        sum += hash_words(x.data() + at, int64_t(end - at) * 8, 5 + at);
-    }
-    EXPECT_EQ(whole, sum);
-    for (size_t i : {size_t(0), size_t(5000), x.size() - 1})
-        for (int bit : {0, 31, 63}) {
-            x[i] ^= uint64_t(1) << bit;
-            EXPECT_NE(hash_words(x.data(), int64_t(x.size()) * 8, 5), whole);
-            x[i] ^= uint64_t(1) << bit;
-        }
-    std::swap(x[1], x[2]);
-    EXPECT_NE(hash_words(x.data(), int64_t(x.size()) * 8, 5), whole) << "swapped words";
-    EXPECT_THROW(hash_words(x.data(), 12, 0), Error);
-}
-
 TEST(OddOnesOut, MajorityVote) {
     using V = std::vector<int>;
     EXPECT_EQ(odd_ones_out({7, 7, 7}), V{});
