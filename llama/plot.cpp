@@ -15,7 +15,7 @@ namespace {
 using Points = std::vector<std::pair<double, double>>;
 
 // Pixels. The plot's inside is [kLeft, kWidth - kRight] x [kTop, kHeight - kBottom].
-constexpr double kWidth = 800, kHeight = 450, kLeft = 70, kRight = 24, kTop = 64, kBottom = 54;
+constexpr double kWidth = 800, kHeight = 450, kLeft = 70, kRight = 24, kTop = 84, kBottom = 54;
 
 // Read well on white and on black; the order is that of Okabe and Ito's colours for the colour-blind, brightened.
 constexpr const char* kColours[] = {"#3b82f6", "#e8710a", "#10a37f", "#c026d3", "#b58900", "#64748b"};
@@ -112,10 +112,22 @@ std::string text_svg(double x, double y, const char* anchor, int size, const std
                   more, escaped(text).c_str());
 }
 
+// A line over the plot, in smaller type where it is long. Fonts differ; 0.62 em is a wide one's bold average.
+std::string heading_svg(double y, int size, const std::string& text, const char* more = "") {
+    constexpr double kRoom = kWidth - kLeft - 8, kEm = 0.62;
+    constexpr int kSmallest = 9;
+    const auto fits = [&](int s) { return size_t(kRoom / (kEm * s)); };
+    while (size > kSmallest && text.size() > fits(size)) --size;
+    if (text.size() <= fits(size)) return text_svg(kLeft, y, "start", size, text, more);
+    size_t end = fits(size) - 3;
+    while (end > 0 && (uint8_t(text[end]) & 0xc0) == 0x80) --end;  // not inside a UTF-8 character
+    return text_svg(kLeft, y, "start", size, text.substr(0, end) + "...", more);
+}
+
 std::string frame_svg(const PlotText& text, const Axis& x, const Axis& y) {
     const double bottom = kHeight - kBottom, right = kWidth - kRight;
-    std::string out = text_svg(kLeft, 26, "start", 17, text.title, " class=\"strong\"");
-    out += text_svg(kLeft, 46, "start", 12, text.note);
+    std::string out = heading_svg(26, 17, text.title, " class=\"strong\"");
+    out += heading_svg(46, 12, text.note);
     const auto step = [](const Axis& a) { return a.ticks.size() > 1 ? a.ticks[1] - a.ticks[0] : 1; };
     for (const double t : y.ticks) {
         out += format("<path d=\"M%.1f %.1fH%.1f\" class=\"grid\"/>\n", kLeft, y(t), right);
@@ -132,15 +144,15 @@ std::string frame_svg(const PlotText& text, const Axis& x, const Axis& y) {
     return out;
 }
 
-// Right-aligned above the plot, one entry after the other.
+// Right-aligned above the plot, on a line of its own.
 std::string legend_svg(const std::vector<Curve>& curves) {
     double x = kWidth - kRight;
     std::string out;
     for (size_t i = curves.size(); i-- > 0;) {
         const double width = 7.0 * double(curves[i].name.size());
         x -= width;
-        out += text_svg(x, 26, "start", 12, curves[i].name);
-        out += format("<path d=\"M%.1f 22h18\" stroke=\"%s\" stroke-width=\"%s\" stroke-opacity=\"%s\"/>\n", x - 24,
+        out += text_svg(x, 68, "start", 12, curves[i].name);
+        out += format("<path d=\"M%.1f 64h18\" stroke=\"%s\" stroke-width=\"%s\" stroke-opacity=\"%s\"/>\n", x - 24,
                       colour_of(curves, i), curves[i].faint ? "1.5" : "3", curves[i].faint ? "0.5" : "1");
         x -= 42;
     }
@@ -211,10 +223,10 @@ Curve smoothed(const Curve& curve, std::string name) {
     const auto n = int64_t(curve.points.size());
     const int64_t half = n / 100;
     for (int64_t i = 0; i < n; ++i) {
-        const int64_t reach = std::min({half, i, n - 1 - i});  // symmetric, so that a slope is not shifted at the ends
+        const int64_t first = i - std::min(half, i), last = std::min(i + std::min(half, i), n - 1);
         double sum = 0;
-        for (int64_t j = i - reach; j <= i + reach; ++j) sum += curve.points[size_t(j)].second;
-        out.points.emplace_back(curve.points[size_t(i)].first, sum / double(2 * reach + 1));
+        for (int64_t j = first; j <= last; ++j) sum += curve.points[size_t(j)].second;
+        out.points.emplace_back(curve.points[size_t(i)].first, sum / double(last - first + 1));
     }
     return out;
 }

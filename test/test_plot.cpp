@@ -65,10 +65,33 @@ TEST(Plot, ShowsEachCurveOnceAndNamesIt) {
     EXPECT_EQ(svg, plot_svg({"Title", "x axis", "y axis", "note"}, {a, b}));
 }
 
+TEST(Plot, LongTitlesShrinkAndThenEnd) {
+    const auto size_of_title = [](const std::string& title) {
+        const std::string svg = plot_svg({.title = title}, {{.name = "c", .points = {{0, 0}, {1, 1}}}});
+        expect_well_formed(svg);
+        const size_t text = svg.find("<text"), size = svg.find("font-size=\"", text) + 11;
+        const size_t from = svg.find('>', text) + 1, to = svg.find('<', from);
+        return std::pair(std::stoi(svg.substr(size)), svg.substr(from, to - from));
+    };
+    EXPECT_EQ(size_of_title("short"), std::pair(17, std::string("short")));
+    for (const size_t n : {70u, 80u, 100u, 120u}) {
+        const auto [size, shown] = size_of_title(std::string(n, 'm'));
+        EXPECT_LT(size, 17);
+        EXPECT_EQ(shown.size(), n);
+        EXPECT_LE(double(n) * 0.62 * size, 722) << "from 70 to 792 pixels";
+    }
+    std::string greek;
+    for (int i = 0; i < 200; ++i) greek += "\u03b1";
+    const auto [size, shown] = size_of_title("a" + greek);
+    EXPECT_EQ(size, 9);
+    EXPECT_EQ(shown.substr(shown.size() - 3), "...");
+    EXPECT_EQ(shown.size() % 2, 0u) << "a, whole letters of two bytes, three dots";
+}
+
 TEST(Plot, PointsLandWhereTheyBelong) {
-    // x from 0 to 10 over [70, 776], y from 0 to 1 over [396, 64] pixels; the corners lie on ticks.
+    // x from 0 to 10 over [70, 776], y from 0 to 1 over [396, 84] pixels; the corners lie on ticks.
     const std::string svg = plot_svg({}, {{.name = "c", .points = {{0, 0}, {10, 1}}}});
-    EXPECT_EQ(count(svg, "\"M70.0 396.0L776.0 64.0\""), 1) << svg;
+    EXPECT_EQ(count(svg, "\"M70.0 396.0L776.0 84.0\""), 1) << svg;
 }
 
 TEST(Plot, NonFinitePointsInterruptTheLine) {
@@ -95,7 +118,7 @@ TEST(Plot, ThinningKeepsSpikes) {
     for (int i = 0; i < 100000; ++i) c.points.emplace_back(i, i == 54321 ? 9.0 : 1.0);
     const std::string svg = plot_svg({}, {c});
     EXPECT_LT(svg.size(), 100000u);
-    EXPECT_NE(svg.find(" 97.2L"), std::string::npos) << "9 on an axis from 0 to 10";
+    EXPECT_NE(svg.find(" 115.2L"), std::string::npos) << "9 on an axis from 0 to 10";
 }
 
 TEST(Plot, CurvesComeFromMetricsAndLaterLinesWin) {
@@ -124,6 +147,8 @@ TEST(Plot, SmoothingKeepsALineALine) {
     const Curve s = smoothed(c, "s");
     ASSERT_EQ(s.points.size(), 1000u);
     for (int i = 20; i < 980; ++i) EXPECT_NEAR(s.points[size_t(i)].second, 3.0 * i, 1.0 / 21 + 1e-9);
+    EXPECT_EQ(s.points[0], c.points[0]);
+    EXPECT_NEAR(s.points[999].second, 3.0 * (999 - 5), 1.0 / 11 + 1e-9) << "the mean of the last eleven";
 }
 
 }  // namespace
