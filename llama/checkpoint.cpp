@@ -181,7 +181,7 @@ std::string CheckpointWriter::prepare() try {
         return ::statvfs(store_.folder().c_str(), &disk) == 0 ? int64_t(disk.f_bavail) * int64_t(disk.f_frsize) : INT64_MAX;
     };
     // Room may be made by deleting old ones early, but never the newest.
-    if (free_bytes() < bytes && options_.keep > 0) store_.collect(std::max<int64_t>(1, options_.keep - 1));
+    if (free_bytes() < bytes && options_.keep > 0) store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every);
     require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(), human_bytes(bytes).c_str(),
             human_bytes(free_bytes()).c_str());
     if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_call(folder, "mkdir");
@@ -372,7 +372,7 @@ void CheckpointWriter::complete(Job& job) {
     check_checkpoint(job.folder);
     store_.publish(m.step, m.run_id);
     try {
-        store_.collect(options_.keep);
+        store_.collect(options_.keep, options_.keep_every);
     } catch (const Error&) {  // an old one that can't be deleted is no reason to call the new one failed
     }
 }

@@ -29,6 +29,7 @@ const char* path_of(StatePart);
 struct SaveOptions {
     std::string run_folder;
     int64_t keep = 2;             // newest checkpoints that stay; 0: all
+    int64_t keep_every = 0;       // of older ones, those whose step is a multiple stay too; 0: none
     bool background = true;       // write a copy while training goes on; costs the copy's memory. false: training waits
     std::string tokenizer_from;   // folder or file; empty: none
     double timeout_s = 600;       // that rank 0 waits for the others' parts

@@ -105,10 +105,11 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
     }
 }
 
-void CheckpointStore::collect(int64_t keep) const {
+void CheckpointStore::collect(int64_t keep, int64_t every) const {
     if (keep <= 0) return;
     const std::vector<int64_t> all = steps();
     for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
+        if (every > 0 && all[size_t(i)] % every == 0) continue;
         fault_point("checkpoint.gc");
         remove(step_name(all[size_t(i)]));
         fault_point("checkpoint.gc.done");

@@ -33,8 +33,8 @@ class CheckpointStore {
     // Makes temporary(step, id), complete and synced, the checkpoint of `step`; one of the same step is replaced by it in
     // one move. Writes `latest`.
     void publish(int64_t step, const std::string& id) const;
-    // Deletes all but the newest `keep`; 0 keeps all.
-    void collect(int64_t keep) const;
+    // Deletes all but the newest `keep` and every multiple of `every`. keep 0 keeps all, every 0 no multiples.
+    void collect(int64_t keep, int64_t every) const;
     // Renames checkpoints newer than `step`, so that they are not gone on from; returns their steps.
     std::vector<int64_t> abandon_after(int64_t step, const std::string& id) const;
 

@@ -156,7 +156,10 @@ void add_training(CLI::App& app, Options& o) {
 
     Group adam{app, "Optimizer (AdamW; decay on matrices only)"};
     adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate");
-    adam.real("--min-lr", o.min_lr, -1, 1e3, "Floor of the cosine, reached by the last step; -1: lr / 10");
+    adam.choice("--lr-schedule", o.lr_schedule, {"cosine", "linear", "constant", "wsd"},
+                "After the warm-up; wsd: the peak, and a decay by 1 - sqrt in the last --cooldown steps");
+    adam.real("--min-lr", o.min_lr, -1, 1e3, "Floor, which the last step has; -1: lr / 10");
+    adam.whole("--cooldown", o.cooldown, -1, kBig, "Steps of wsd's decay; -1: a fifth of the run");
     adam.whole("--warmup", o.warmup, -1, kBig, "Steps of linear warm-up; -1: a tenth of the run, at most 2000");
     adam.real("--beta1", o.beta1, 0, 0.999999, "First moment's decay");
     adam.real("--beta2", o.beta2, 0, 0.999999, "Second moment's decay");
@@ -213,6 +216,7 @@ void add_training(CLI::App& app, Options& o) {
     keep.whole("--save-every", o.save_every, 0, kBig, "Steps between checkpoints, and one at the end; 0: none");
     keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all")->check(CLI::Validator(
         [](std::string& text) { return text == "1" ? std::string("1 would leave none while the next is written; nearest valid value: 2") : ""; }, ""));
+    keep.whole("--keep-every", o.keep_every, 0, kBig, "Of older ones, those at multiples of this step stay too; 0: none");
     keep.flag("--no-background-save", o.no_background_save, "Training waits for each save, which then needs no memory for a copy of the state");
     keep.flag("--allow-data-change", o.allow_data_change, "Resume although the data are not those of the checkpoint");
 }
@@ -247,7 +251,7 @@ bool is_kept(const CLI::Option& option, const std::string& name) {
     const std::string group = option.get_group();
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
         if (group.rfind(kept, 0) == 0) return true;
-    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep"})
+    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep", "keep-every"})
         if (name == kept) return true;
     return false;
 }
@@ -295,6 +299,19 @@ static int report(const CLI::App& app, const CLI::ParseError& error) {
     return 2;
 }
 
+// Defaults that hang on other flags, and flags that say nothing together.
+static void settle_schedule(Options& o) {
+    const bool wsd = o.lr_schedule == "wsd", constant = o.lr_schedule == "constant";
+    require(!o.given.count("cooldown") || o.cooldown < 0 || wsd, "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd",
+            o.lr_schedule.c_str());
+    require(!o.given.count("min-lr") || o.min_lr < 0 || !constant, "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
+    if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
+    if (o.cooldown < 0) o.cooldown = wsd ? o.steps / 5 : 0;
+    require(!wsd || o.cooldown <= o.steps, "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld",
+            (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
+    if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
+}
+
 static bool parse(Options& o, int& exit_code) {
     CLI::App app{"Trains a LLaMA, in raw CUDA C++ or on the CPU. Example:\n"
                  "  train_llama --preset bytes --data data/stdlib --steps 300 --out runs/first\n"
@@ -320,8 +337,13 @@ static bool parse(Options& o, int& exit_code) {
     if (generate->parsed()) o.command = Options::Command::generate;
     if (exports->parsed()) o.command = Options::Command::export_model;
     note_flags(app, o);
-    if (o.min_lr < 0) o.min_lr = 0.1 * o.lr;
-    if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
+    try {
+        settle_schedule(o);
+    } catch (const Error& error) {
+        std::cerr << "train_llama: " << error.what() << '\n';
+        exit_code = 2;
+        return false;
+    }
     return true;
 }
 

@@ -43,6 +43,8 @@ struct Options {
     // optimizer
     double lr = 1e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
     int64_t warmup = -1;            // < 0: a tenth of the steps, at most 2000
+    std::string lr_schedule = "cosine";
+    int64_t cooldown = -1;          // wsd; < 0: a fifth of the steps
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
     uint64_t seed = 1337;
 
@@ -82,7 +84,7 @@ struct Options {
 
     // output
     std::string out;
-    int64_t save_every = 1000, keep = 2;
+    int64_t save_every = 1000, keep = 2, keep_every = 0;
     bool no_background_save = false, allow_data_change = false;
     std::string resume;  // "", "auto", a step, or a checkpoint's folder
     int64_t log_every = 1;

@@ -43,7 +43,7 @@ Run::~Run() = default;
 Run::Run(const Options& o, Process& p, Health& health, const std::optional<ResumePoint>& from)
     : options(o),
       process(p),
-      schedule{o.lr, o.min_lr, o.warmup, o.steps},
+      schedule{parse_decay(o.lr_schedule), o.lr, o.min_lr, o.warmup, o.cooldown, o.steps},
       health_(health),
       paths_(find_data(o)),
       config_(from ? resumed_config(o, *from, paths_.vocab) : model_config(o, paths_.vocab)),
@@ -134,6 +134,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
         writer_ = std::make_unique<CheckpointWriter>(process, device_, *compute_, *zero, table_, config_,
                                                      SaveOptions{.run_folder = o.out,
                                                                  .keep = o.keep,
+                                                                 .keep_every = o.keep_every,
                                                                  .background = !o.no_background_save,
                                                                  .tokenizer_from = paths_.tokenizer,
                                                                  .timeout_s = o.timeout});
@@ -155,9 +156,9 @@ void Run::announce(const ParamTable&, const std::string& note) {
                       val_data_ ? (long long)val_data_->tokens() : 0ll));
     log_->line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
                       (long long)o.batch, (long long)o.seq_len, process.size(), (long long)micro_batches_, (long long)tokens_per_step()));
-    log_->line(format("run      %lld steps, lr %g to %g, warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
+    log_->line(format("run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
                       "causal attention per token",
-                      (long long)o.steps, o.lr, o.min_lr, (long long)o.warmup,
+                      (long long)o.steps, o.lr, o.min_lr, o.lr_schedule.c_str(), (long long)o.warmup,
                       peak_flops(device_) > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak_flops(device_) / 1e12).c_str() : ""));
     log_->line(MemoryLedger::get().table(device_.kind));
 }

@@ -1,22 +1,49 @@
 #pragma once
-// Learning rate: linear warm-up, then half a cosine down to the floor, which the last step reaches exactly.
+// Learning rates over a run: a linear warm-up, then one of four shapes.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
+
+#include "kernels/runtime/check.h"
 
 namespace rz {
 
-struct Schedule {
-    double peak, floor;  // learning rates
-    int64_t warmup;      // steps; the first step has peak / warmup, step `warmup` has the peak
-    int64_t steps;       // in the whole run
+enum class Decay {
+    cosine,    // half a cosine from the peak to the floor (Loshchilov and Hutter 2017)
+    linear,    // a straight line from the peak to the floor
+    constant,  // the peak to the end
+    wsd,       // warm-up, stable, decay: the peak, and in the last `cooldown` steps 1 - sqrt down to the floor (Hägele et al. 2024)
+};
 
-    // step counts from 1 to steps; later steps stay at the floor
+inline Decay parse_decay(const std::string& name) {
+    if (name == "cosine") return Decay::cosine;
+    if (name == "linear") return Decay::linear;
+    if (name == "constant") return Decay::constant;
+    require(name == "wsd", "--lr-schedule %s: it must be cosine, linear, constant or wsd", name.c_str());
+    return Decay::wsd;
+}
+
+struct Schedule {
+    Decay decay = Decay::cosine;
+    double peak = 0, floor = 0;  // learning rates; the last step has the floor exactly, except with `constant`
+    int64_t warmup = 0;          // steps; the first step has peak / warmup, step `warmup` has the peak
+    int64_t cooldown = 0;        // steps; wsd alone
+    int64_t steps = 0;           // in the whole run
+
+    // step counts from 1 to steps; later steps stay as the last
     double at(int64_t step) const {
         if (step <= warmup) return peak * double(step) / double(warmup);
+        if (decay == Decay::constant) return peak;
         if (step >= steps) return floor;
-        const double done = double(step - warmup) / double(steps - warmup);
-        return floor + 0.5 * (peak - floor) * (1 + std::cos(M_PI * done));
+        const int64_t begin = decay == Decay::wsd ? std::max(warmup, steps - cooldown) : warmup;
+        if (step <= begin) return peak;
+        const double done = double(step - begin) / double(steps - begin);
+        const double left = decay == Decay::cosine ? 0.5 * (1 + std::cos(M_PI * done))
+                            : decay == Decay::wsd  ? 1 - std::sqrt(done)
+                                                   : 1 - done;
+        return floor + (peak - floor) * left;
     }
 };
 

@@ -152,9 +152,13 @@ TEST(CheckpointStore, CountsOnlyCompleteOnesAndCleansUp) {
     store.clean();
     EXPECT_FALSE(fs::exists(store.folder() + "/.tmp-step_000000030-a"));
     EXPECT_FALSE(fs::exists(store.folder() + "/.trash-step_000000002"));
-    store.collect(0);
+    store.collect(0, 0);
     EXPECT_EQ(store.steps().size(), 3u);
-    store.collect(2);
+    store.collect(1, 5);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{5, 20, 100})) << "all are multiples of 5";
+    store.collect(1, 20);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{20, 100}));
+    store.collect(2, 0);
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{20, 100}));
     EXPECT_EQ(store.abandon_after(20, "x"), (std::vector<int64_t>{100}));
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{20}));

@@ -76,6 +76,16 @@ launch 1 "${model[@]}" "${train[@]}" --keep 2 --save-every 3 --out "$work/keep"
 check "--keep 2 keeps the newest two" test "$(ls "$work/keep/checkpoints")" = "latest
 step_000000012
 step_000000014"
+launch 1 "${model[@]}" "${train[@]}" --keep 2 --keep-every 6 --save-every 3 --lr-schedule wsd --cooldown 4 --out "$work/every"
+check "--keep-every 6 keeps step 6 too" test "$(ls "$work/every/checkpoints")" = "latest
+step_000000006
+step_000000012
+step_000000014"
+rates() { sed -n 's/.*"step":\([0-9]*\),.*"lr":\([^,]*\),.*/\1 \2/p' "$work/$1/metrics.jsonl"; }
+planned=$(rates every)
+check "a schedule of its own" test "$planned" != "$(rates keep)"
+check "a run goes on from a kept step" launch 1 --out "$work/every" --resume 6
+check "in the same schedule" test "$(rates every)" = "$planned"
 check "a run is not begun over another" refused "--resume auto goes on from there" "${model[@]}" "${train[@]}" --out "$work/keep"
 check "an unknown step" refused "it has: 12, 14" --out "$work/keep" --resume 9
 check "auto without --out" refused "--out, which is not given" "${model[@]}" "${train[@]}" --resume auto
