@@ -66,14 +66,48 @@ on_gpu() {  # on_gpu WHAT: whether there is one; else it is said that WHAT was n
 pick() { if [ "$DRY" = 0 ]; then printf '%s' "$1"; else printf '%s' "$2"; fi; }  # pick ON_A_GPU IN_A_DRY_RUN
 python() { printf '%s' "${PYTHON:-python3}"; }
 failures=0
-try() {  # try WHAT COMMAND...: goes on after a failure, and remembers it
-  local what=$1 rc=0
-  shift
-  echo "\$ $*"
-  "$@" || rc=$?
-  [ $rc = 0 ] && return 0
+failed() {  # failed NAME HOW [MESSAGE]: a row of its own; the stage's note has the first
   failures=$((failures + 1))
-  note "$what: exit code $rc"
+  [ $failures -gt 1 ] || first_failure="$1: $2"
+  note "$([ $failures = 1 ] || echo "$failures failures, the first: ")$first_failure"
+  row "{\"kind\": \"failure\", \"name\": $(json "$1"), \"how\": $(json "$2"), \"message\": $(json "${3:-}")}"
+}
+how_it_ended() {  # how_it_ended EXIT_CODE LIMIT
+  case $1 in
+    124 | 137) echo "killed after $2 s: it hung, or was too slow" ;;
+    129 | 1[3-5]?) echo "crashed: signal $(($1 - 128))" ;;
+    *) echo "exit code $1" ;;
+  esac
+}
+last_words() { grep -a -v '^ *$' "$1" | tail -n "${2:-2}" | cut -c1-600; }  # last_words FILE [LINES]
+limited() {  # limited SECONDS COMMAND...: a stage that is told to end passes it on (see the end of this half)
+  local seconds=$1 rc=0
+  shift
+  timeout -k 3 "$seconds" "$@" < /dev/null &
+  running=$!
+  wait $running || rc=$?
+  running=''
+  return $rc
+}
+left_s() { echo $((STAGE_SECONDS - SECONDS - 1)); }
+fault='cudaError|CUBLAS_STATUS|CUDA error'  # in what a program says: CUDA may be of no use to it any more
+try_s=120
+try() {  # try WHAT COMMAND...: at most try_s; goes on after a failure, and remembers it
+  local what=$1 rc=0 again='' limit
+  shift
+  limit=$(left_s)
+  [ "$limit" -ge 2 ] || { failed "$what" "not run, nor what comes after it: no time left"; exit 124; }
+  [ "$limit" -lt $try_s ] || limit=$try_s
+  echo "\$ $*"
+  limited "$limit" "$@" > "$WORK/out" 2>&1 || rc=$?
+  tail -n 400 "$WORK/out"
+  [ $rc = 0 ] && return 0
+  # A fault in a kernel is reported by some later call: once more, with each launch waited for.
+  if [ "$DRY" = 0 ] && [ $rc != 124 ] && [ "$(left_s)" -gt 40 ] && grep -a -q -E "$fault" "$WORK/out"; then
+    CUDA_LAUNCH_BLOCKING=1 limited 30 "$@" > "$WORK/again" 2>&1 || again=$'\nwith CUDA_LAUNCH_BLOCKING=1: '$(last_words "$WORK/again" 1)
+  fi
+  failed "$what" "$(how_it_ended $rc "$limit")" "$(last_words "$WORK/out")$again"
+  [ "$(left_s)" -ge 2 ] || exit 124
   return $rc
 }
 
@@ -101,51 +135,132 @@ stage_environment() {
   fact compute-sanitizer "$(timeout 20 compute-sanitizer --version 2>/dev/null | sed -n 's/^Version //p' | grep . || echo no)"
 }
 
-make_variable() { make -s BUILD="$BUILD" --eval "print-it: ; @echo \$($1)" print-it; }
+make_variable() { make -s BUILD="$BUILD" SM="$SM" --eval "print-it: ; @echo \$($1)" print-it; }
+ops="rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise attention"  # with a dev/bench_ each
 
 stage_build() {
   [ "$GIVEN_PROGRAMS" = 0 ] || unavailable "the programs in $PROGRAMS are used as they are"
   command -v make > /dev/null || unavailable "make is not installed"
   make -s BUILD="$BUILD" reconfigure || return 1
   if [ "$DRY" = 0 ] && [ -z "$(make_variable HAVE_CUDA)" ]; then note "nvcc or cuBLASLt was not found"; return 1; fi
-  local obj targets="train_llama tools"
+  local obj targets='' flags stage
   obj=$(make_variable OBJ)
-  if [ -n "$(make_variable HAVE_GTEST)" ]; then targets+=" $obj/kernel_tests"; else not_measured "tests, sanitizer" "GoogleTest is not installed"; fi
-  [ -n "$(make_variable HAVE_GTEST)" ] && [ -n "$(make_variable HAVE_MPI)" ] && targets+=" $obj/mpi_tests"
-  [ -n "$(make_variable HAVE_CUDA)" ] && [ "$DRY" = 0 ] && targets+=" $BUILD/simt/fidelity_gpu"
+  for stage in $CHOSEN; do  # nothing that no stage asked for
+    case $stage in
+      tests | sanitizer) [ -z "$(make_variable HAVE_GTEST)" ] || targets+=" $obj/kernel_tests" ;;
+      goldens) [ -z "$(make_variable HAVE_CUDA)" ] || [ "$DRY" = 1 ] || targets+=" $BUILD/simt/fidelity_gpu" ;;
+      ranks)
+        targets+=" $obj/dev/sanity"
+        [ -z "$(make_variable HAVE_GTEST)" ] || [ -z "$(make_variable HAVE_MPI)" ] || targets+=" $obj/mpi_tests" ;;
+      memory) targets+=" $obj/train_llama" ;;
+      ceilings) targets+=" $obj/dev/bench_gemm" ;;
+      training | curves) targets+=" $obj/dev/bench_train" ;;
+      kernels | profile) for op in $ops; do targets+=" $obj/dev/bench_$op"; done ;;
+      resources) targets+=" $obj/libringzero.a" ;;
+    esac
+  done
+  [ -n "$targets" ] || targets="$obj/train_llama"
+  [ -n "$(make_variable HAVE_GTEST)" ] || not_measured "tests, sanitizer" "GoogleTest is not installed"
+  # Another compiler may know other warnings: they are not what is to be found out here.
+  flags=$(make_variable NVCCFLAGS | sed 's/--Werror all-warnings//')
   # shellcheck disable=SC2086
-  try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" $targets || return 1
+  try_s=400 try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" ${flags:+"NVCCFLAGS=$flags"} COMMIT="${COMMIT%% *}" \
+    $(printf '%s\n' $targets | sort -u) || return 1
   rm -rf "$PROGRAMS" && mkdir -p "$PROGRAMS"
   obj=$(realpath "$obj")
-  ln -sf "$obj"/dev/* "$obj/train_llama" "$PROGRAMS/"
-  for p in "$obj/kernel_tests" "$obj/mpi_tests" "$(realpath "$BUILD")/simt/fidelity_gpu"; do [ -x "$p" ] && ln -sf "$p" "$PROGRAMS/"; done
+  for p in "$obj"/dev/* "$obj/train_llama" "$obj/kernel_tests" "$obj/mpi_tests" "$(realpath "$BUILD")/simt/fidelity_gpu"; do
+    [ -x "$p" ] && ln -sf "$p" "$PROGRAMS/"
+  done
   fact "architectures" "$SM"
   fact "built with" "CUDA $(make_variable HAVE_CUDA), NCCL $(make_variable HAVE_NCCL), MPI $(make_variable HAVE_MPI), oneDNN $(make_variable HAVE_DNNL) (1: yes)"
 }
 
-gtest() {  # gtest SUITE COMMAND...: runs it and counts
-  local suite=$1 rc=0 out p f s
-  shift
-  echo "\$ $*"
-  out=$("$@" 2>&1) || rc=$?
-  tail -n 80 <<< "$out"
-  p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' <<< "$out" | tail -n 1)
-  f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p' <<< "$out" | tail -n 1)
-  s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' <<< "$out" | tail -n 1)
-  row "{\"kind\": \"tests\", \"suite\": $(json "$suite"), \"passed\": ${p:-0}, \"failed\": ${f:-0}, \"skipped\": ${s:-0}}"
-  [ $rc = 0 ] && [ -n "$p" ] && return 0
-  failures=$((failures + 1))
-  note "$suite: exit code $rc, ${f:-?} failed"
-  grep -a -E '^\[  FAILED  \]' <<< "$out" | sort -u | head -n 20 > "$NOTE.list"
-  row "{\"kind\": \"text\", \"text\": $(json "$(cat "$NOTE.list"; tail -n 30 <<< "$out")")}"
-  return 1
+# What became of each test, from GoogleTest's output: lines of ok, skipped, failed or died (the last one, which did not end), the
+# test, 1 if CUDA may be of no use to the process any more, and the first words that it said. compute-sanitizer's findings fail a test.
+test_results() {
+  awk -v fault="$fault" '
+    function put(how) { gsub(/\t/, " ", said); print how "\t" name "\t" sticky "\t" substr(said, 1, 700); name = "" }
+    /^\[ RUN      \] / { name = $4; said = ""; lines = sticky = found = 0; next }
+    name == "" { next }
+    /^\[       OK \] / { put(found ? "failed" : "ok"); next }
+    /^\[  SKIPPED \] / { put("skipped"); next }
+    /^\[  FAILED  \] / { put("failed"); next }
+    $0 ~ fault { sticky = 1 }
+    /^========= (Invalid|Error|Warning|Race|Misaligned|Barrier|Divergent|Fatal|Unused)/ { found = 1 }
+    NF && !/^========= *$/ && lines < 6 { said = said (lines++ ? " / " : "") $0 }
+    END { if (name != "") put("died") }' "$1"
+}
+# run_tests WHAT SECONDS SECONDS_PER_TEST FILTER COMMAND...: the program is the last word. Each suite in a process of its own, or with
+# together=1 all of them in one; after a crash, a CUDA fault or a hang, what is left goes on in another.
+together=0
+run_tests() {
+  local what=$1 base=$2 each=$3 filter=$4 suite tests rest begun=$SECONDS
+  declare -gA count=([ok]=0 [skipped]=0 [failed]=0 [unrun]=0)
+  shift 4
+  limited 60 "${@: -1}" --gtest_list_tests --gtest_filter="$filter" > "$WORK/list" 2>&1 || {
+    failed "$what" "does not even list its tests: $(how_it_ended $? 60)" "$(last_words "$WORK/list")"
+    return 1
+  }
+  awk -v together=$together '
+    function put() { if (line != "") print label line; line = "" }
+    /^Running main/ { next }
+    /^[^ ]/ { suite = $1; if (!together) { put(); label = suite } else label = "all"; next }
+    !/DISABLED_/ { line = line " " suite $1 }
+    END { put() }' "$WORK/list" > "$WORK/suites"
+  while read -r suite tests <&3; do
+    read -ra rest <<< "$tests"
+    run_suite "$@"
+  done 3< "$WORK/suites"
+  row "{\"kind\": \"tests\", \"suite\": $(json "$what"), \"passed\": ${count[ok]}, \"failed\": ${count[failed]}, \"skipped\": ${count[skipped]}, \"not_run\": ${count[unrun]}, \"seconds\": $((SECONDS - begun))}"
+  echo "$what: ${count[ok]} passed, ${count[failed]} failed, ${count[skipped]} skipped, ${count[unrun]} not run"
+}
+run_suite() {  # of run_tests: runs `rest`
+  local rc died how name sticky said ended limit left
+  while [ ${#rest[@]} -gt 0 ]; do
+    limit=$((base + each * ${#rest[@]})) left=$(left_s)
+    if [ "$left" -lt 5 ]; then
+      failed "${rest[0]}" "$what: not run, nor ${#rest[@]} of its suite: no time left"
+      count[unrun]=$((count[unrun] + ${#rest[@]}))
+      return
+    fi
+    [ $limit -lt "$left" ] || limit=$left
+    rc=0 died='' ended=0
+    limited $limit "$@" --gtest_filter="$(IFS=:; echo "${rest[*]}")" > "$WORK/out" 2>&1 || rc=$?
+    while IFS=$'\t' read -r how name sticky said; do
+      ended=$((ended + 1))
+      case $how in
+        failed) failed "$name" "$what: failed" "$said" ;;
+        died) failed "$name" "$what: $(how_it_ended $rc $limit)" "$said"; how=failed died=$name ;;
+      esac
+      count[$how]=$((count[$how] + 1))
+      [ "$how$sticky" != failed1 ] || died=$name
+      [ -z "$died" ] || break
+    done < <(test_results "$WORK/out")
+    rest=("${rest[@]:ended}")
+    [ $rc = 0 ] || { echo "---- $what, $suite: exit code $rc"; tail -n 60 "$WORK/out"; }
+    if [ -n "$died" ]; then
+      once_more "$died" "$base" "$@"
+    elif [ ${#rest[@]} -gt 0 ] || { [ $rc != 0 ] && [ "$(grep -a -c -E '^\[  FAILED  \]|^========= ' "$WORK/out")" = 0 ]; }; then
+      failed "$suite" "$what: $(how_it_ended $rc $limit), but in none of its tests" "$(last_words "$WORK/out")"
+      count[unrun]=$((count[unrun] + ${#rest[@]}))
+      return
+    fi
+  done
+}
+reruns=0
+once_more() {  # once_more TEST LIMIT COMMAND...: which launch it is that fails
+  [ $((reruns += 1)) -le 3 ] && [ "$(left_s)" -gt $(($2 + 10)) ] || return 0
+  local test=$1 limit=$2 rc=0
+  shift 2
+  CUDA_LAUNCH_BLOCKING=1 limited "$limit" "$@" --gtest_filter="$test" > "$WORK/again" 2>&1 || rc=$?
+  row "{\"kind\": \"failure\", \"name\": $(json "$test"), \"how\": $(json "alone, with CUDA_LAUNCH_BLOCKING=1: $(how_it_ended $rc "$limit")"), \"message\": $(json "$(test_results "$WORK/again" | tail -n 1 | cut -f4)")}"
 }
 
 stage_tests() {
   local tests
   on_gpu "the kernel tests on a device" || exit 4
   tests=$(program kernel_tests "it needs GoogleTest when it is built") || exit 3
-  gtest "kernel tests" "$tests" --gtest_brief=1 || true
+  run_tests "kernel tests" "${GPU_CHECK_TEST_SECONDS:-20}" 1 '*' "$tests"
 }
 
 stage_goldens() {
@@ -182,7 +297,7 @@ stage_kernels() {
   declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
                     [global_norm]=65536 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
   on_gpu "the CUDA kernels (rows below are the CPU's)" || true
-  for op in rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise attention; do
+  for op in $ops; do
     bench=$(program bench_$op) || exit 3
     [ "$DRY" = 0 ] || shape=(--shape "${small[$op]}")
     try bench_$op "$bench" --device "$DEVICE" --iters "$(pick 15 2)" --json "$ROWS" "${shape[@]}" || true
@@ -263,7 +378,7 @@ ranks_row() { row "{\"kind\": \"ranks\", \"what\": $(json "$1"), \"ranks\": $2, 
 several() {  # several WHAT RANKS COMMAND...
   local what=$1 ranks=$2
   shift 2
-  if try "$what" timeout 60 mpirun -n "$ranks" "$@"; then ranks_row "$what" "$ranks" passed; else ranks_row "$what" "$ranks" FAILED; fi
+  if try_s=60 try "$what" mpirun -n "$ranks" "$@"; then ranks_row "$what" "$ranks" passed; else ranks_row "$what" "$ranks" FAILED; fi
 }
 
 stage_ranks() {
@@ -310,14 +425,17 @@ stage_sanitizer() {
   command -v compute-sanitizer > /dev/null || unavailable "compute-sanitizer is not on the PATH; it is in the CUDA Toolkit"
   local tests tool filter
   tests=$(program kernel_tests "it needs GoogleTest when it is built") || exit 3
-  # The first two shapes of every op; attention's smallest.
-  filter='*/0:*/1:*Limits*:-*Gemm*'
-  for tool in memcheck racecheck; do
-    gtest "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$tests" --gtest_brief=1 --gtest_filter="$filter" || true
+  together=1  # a process takes seconds to begin under it
+  for tool in memcheck racecheck synccheck; do
+    filter='*/0:*/1:*Limits*:-*Gemm*'  # the first two shapes of every op
+    [ $tool != synccheck ] || filter='TensorCore/Attention.*/0:TensorCore/Attention.*/1'
+    run_tests "$tool" 30 4 "$filter" compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 "$tests"
   done
 }
 
 if [ "${1:-}" = --one-stage ]; then  # called by this script
+  running=''
+  trap 'trap "" TERM; [ -z "$running" ] || { kill -TERM "$running"; wait "$running"; }; exit 143' TERM
   "stage_$2"
   rc=$?
   [ $rc = 0 ] && [ $failures != 0 ] && rc=1
@@ -366,13 +484,17 @@ if [ $DRY = 0 ]; then
   [ -n "$gpu" ] || { echo "gpu_check.sh: nvidia-smi shows no GPU; --dry-run runs the logic without one" >&2; exit 2; }
   capability=$(sed 's/.*, *//; s/\.//' <<< "$gpu")
   gpu=${gpu%,*}
-  case $capability in
-    80 | 90) ;;  # what `make` builds anyway
+  # Only for this GPU, which halves the time; but what `make` has built for it already serves too.
+  case $capability-$(compgen -G "$BUILD/cuda*/libringzero.a") in
+    80-?* | 90-?*) ;;
+    90-) SM=90a BUILD=$BUILD/sm90a ;;
     *) SM=$capability BUILD=$BUILD/sm$capability ;;
   esac
 fi
-COMMIT=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
-[ -z "$(git status --porcelain --untracked-files=no 2> /dev/null)" ] || COMMIT="$COMMIT and changes"
+if [ -z "${COMMIT:-}" ]; then  # may be given, where the sources have come without their history
+  COMMIT=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
+  [ -z "$(git status --porcelain --untracked-files=no 2> /dev/null)" ] || COMMIT="$COMMIT and changes"
+fi
 : "${OUT:=dev/results/$(tr -cs 'A-Za-z0-9' '-' <<< "${gpu#NVIDIA }" | sed 's/-$//')-$(date +%F)}"
 mkdir -p "$OUT" "$BUILD" || exit 2
 OUT=$(realpath "$OUT")
@@ -388,7 +510,7 @@ if [ dev/gpu_report.cpp -nt "$REPORT" ]; then
     exit 2
   }
 fi
-export OUT WORK DRY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT
+export OUT WORK DRY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT CHOSEN="$chosen"
 # shellcheck disable=SC2086
 "$REPORT" begin "$OUT" "$COMMIT" "$gpu" "$(date -u '+%F %H:%M UTC')" "$command" $DRY $chosen || exit 2
 
@@ -417,6 +539,7 @@ for stage in $chosen; do
     continue
   fi
   [ $left -lt "${cap[$stage]}" ] || left=${cap[$stage]}
+  export STAGE_SECONDS=$left
   "$REPORT" stage "$OUT" "$stage" running 0 ""
   printf '== %s (at most %s s)\n' "$stage" "$left" | tee -a "$OUT/log.txt"
   timeout -k 5 "$left" bash "dev/$(basename "$0")" --one-stage "$stage" >> "$OUT/log.txt" 2>&1 &

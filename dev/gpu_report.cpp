@@ -143,9 +143,10 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
     static const std::vector<std::pair<std::string, Kind>> all = {
         {"fact", {{"what", "value"}, [](const Json& r) { return Row{text(r, "name"), text(r, "value")}; }}},
         {"tests",
-         {{"tests", "passed", "failed", "skipped"},
+         {{"tests", "passed", "failed", "skipped", "not run", "seconds"},
           [](const Json& r) {
-              return Row{text(r, "suite"), text(r, "passed"), text(r, "failed"), text(r, "skipped")};
+              return Row{text(r, "suite"),   text(r, "passed"),       text(r, "failed"),
+                         text(r, "skipped"), text(r, "not_run", "-"), text(r, "seconds", "-")};
           }}},
         {"ceiling",
          {{"ceiling", "rate", "device"},
@@ -234,6 +235,17 @@ void print_rows(std::ostream& out, const Json& rows) {
         }
     for (const Json& row : rows)
         if (text(row, "kind") == "text") out << "```\n" << text(row, "text") << "\n```\n\n";
+}
+
+// Every stage's, before all else
+void print_failures(std::ostream& out, const Json& report) {
+    Table table{{"stage", "what failed", "how", "its first or last words"}};
+    for (const auto& [name, stage] : report["stages"].items())
+        for (const Json& row : stage.value("rows", Json::array()))
+            if (text(row, "kind") == "failure")
+                table.push_back({name, text(row, "name"), text(row, "how"), text(row, "message")});
+    if (table.size() > 1) out << "## What failed\n\n";
+    print_table(out, table);
 }
 
 // ---- both programs side by side
@@ -336,6 +348,7 @@ void write_report(const std::string& folder, const Json& report) {
         stages.push_back(
             {name, explain(text(stage, "status")), print("%.0f", number(stage, "seconds")), text(stage, "note")});
     print_table(md, stages);
+    print_failures(md, report);
     print_speed_ratio(md, report);
     print_curves(md, report);
     for (const auto& [name, stage] : report["stages"].items()) {

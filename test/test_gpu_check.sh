@@ -99,24 +99,66 @@ rm -rf "$BUILD"/gpu-check.??????  # what the killed one left
 # The path that a GPU takes, with stand-ins for the GPU's own tools: which flags reach which program.
 fresh
 stand_in nvidia-smi 'case "$*" in *compute-apps*) ;; *name,compute_cap,driver*) echo "Stand-in, 9.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10" ;; *) echo "NVIDIA Stand-in, 9.0" ;; esac'
-stand_in kernel_tests 'echo "$*" >> '"$work"'/tests; echo "[==========] 3 tests ran."; echo "[  PASSED  ] 3 tests."'
-stand_in compute-sanitizer 'tool=$2; shift 4; "$@"; [ $tool = memcheck ] || { echo " 1 FAILED TEST"; exit 9; }'
+stand_in kernel_tests 'case "$*" in
+  *list*) printf "%s\n" "Running main() from x.cc" "A." "  One" "  DISABLED_Two" "Shapes/B." "  Three/0  # GetParam() = 4" "  Three/1" ;;
+  *) for a; do f=${a#--gtest_filter=}; done; for t in ${f//:/ }; do printf "%s\n" "[ RUN      ] $t" "says $t" "[       OK ] $t (0 ms)"; done ;;
+esac'
+stand_in compute-sanitizer 'tool=$2; shift 6; "$@" | sed "s/^says .*One/========= Race reported between Write and Read/"; [ $tool = synccheck ] && exit 9; exit 0'
 stand_in fidelity_gpu 'if [ $1 = list ]; then echo "mma sm_80"; else echo 00 > $2/mma.txt; fi'
 stand_in mpirun 'shift 2; exec "$@"'
 stand_in sanity 'case "$*" in *nccl-shared*) exit 70 ;; esac'
 stand_in bench_train 'echo "$*" >> '"$work"'/train; [[ "$*" == *"7B-class, 8 layers"* ]] && exit 1; '"$good"
-rm -f "$work/train" "$work/tests"
+rm -f "$work/train"
 PATH=$work/p:$PATH timeout 120 dev/gpu_check.sh --programs "$work/p" --out "$work/out" \
   --stages environment,tests,goldens,ceilings,kernels,training,ranks,sanitizer > "$work/log" 2>&1
 rc=$?
 check "all stages are reached" 'rc == 1 and s == {"environment": "ok", "tests": "ok", "goldens": "ok", "ceilings": "ok", "kernels": "ok", "training": "failed", "ranks": "failed", "sanitizer": "failed"}'
 check "the report is the GPU's" 'r["device"] == "NVIDIA Stand-in" and not r["dry_run"] and "Dry run" not in md and {"kind": "fact", "name": "compute_cap", "value": "9.0"} in rows("environment")'
-check "tests are counted" 'rows("tests") == [{"kind": "tests", "suite": "kernel tests", "passed": 3, "failed": 0, "skipped": 0}]'
+counts='[(x["suite"], x["passed"], x["failed"], x["skipped"], x["not_run"]) for x in rows(stage) if x["kind"] == "tests"]'
+check "tests are counted, disabled ones not" "[$counts for stage in ['tests']] == [[('kernel tests', 3, 0, 0, 0)]]"
 check "goldens are packed" 'os.path.getsize(folder + "/goldens.tgz") > 0'
 check "models that fail do not hide others" 'sum(x["kind"] == "kernel" for x in rows("training")) == 8 and "7B-class" in r["stages"]["training"]["note"]'
 check "training runs on the GPU, tuned, in bf16" 'all("--device cuda --dtype bf16" in l and "--gemm-tune on" in l for l in open(folder + "/../train"))'
 check "each transport says for itself" '[x["result"] for x in rows("ranks") if x["kind"] == "ranks"] == ["passed", "passed", "FAILED"]'
-check "both tools of the sanitizer run" '[(x["suite"], x["passed"]) for x in rows("sanitizer") if x["kind"] == "tests"] == [("memcheck", 3), ("racecheck", 3)]'
+check "the sanitizer's tools run, and a finding fails the test" "[$counts for stage in ['sanitizer']] == [[(t, 2, 1, 0, 0) for t in ('memcheck', 'racecheck', 'synccheck')]]"
+check "and is quoted" 'any(x["name"] == "A.One" and "Race reported" in x["message"] for x in rows("sanitizer") if x["kind"] == "failure") and "What failed" in md and "A.One" in md'
+
+# Tests that fail, crash, hang and spoil their process: each is named, and costs no other.
+if [ -n "$(make -s BUILD="$BUILD" --eval 'print-it: ; @echo $(HAVE_GTEST)' print-it)" ]; then
+  cat > "$work/bad.cpp" <<'CPP'
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <csignal>
+#include <cstdlib>
+static bool spoilt = false;
+static void sound() { ASSERT_FALSE(spoilt) << "cudaErrorIllegalAddress, from before"; }
+TEST(Good, First) { sound(); }
+TEST(Good, Skipped) { GTEST_SKIP() << "no"; }
+TEST(Fails, Plainly) { EXPECT_EQ(1, 2) << "wrong element 7"; }
+TEST(Fails, NotThis) { sound(); }
+TEST(Spoils, Itself) { spoilt = true; ADD_FAILURE() << "x.cu:12: cudaErrorIllegalAddress " << (getenv("CUDA_LAUNCH_BLOCKING") ? "at launch" : "at the end"); }
+TEST(Spoils, NotThis) { sound(); }
+TEST(Crashes, Here) { std::raise(SIGSEGV); }
+TEST(Crashes, NotThis) { sound(); }
+class Param : public testing::TestWithParam<int> {};
+TEST_P(Param, Hangs) { if (GetParam() == 1) sleep(60); }
+INSTANTIATE_TEST_SUITE_P(Shapes, Param, testing::Values(0, 1, 2));
+TEST(AtTheEnd, Exits) { atexit([] { _exit(3); }); }
+CPP
+  rm -f "$work/p/kernel_tests"
+  "${CXX:-g++}" -std=c++20 -o "$work/p/kernel_tests" "$work/bad.cpp" -lgtest_main -lgtest -pthread || exit 1
+  rm -rf "$work/out"
+  GPU_CHECK_TEST_SECONDS=2 PATH=$work/p:$PATH timeout 120 dev/gpu_check.sh --programs "$work/p" --out "$work/out" --stages tests > "$work/log" 2>&1
+  rc=$?
+  how='{x["name"]: x["how"] + ": " + x["message"] for x in reversed(rows("tests")) if x["kind"] == "failure"}'
+  check "each bad test is found, and no other" "set($how) == {'Fails.Plainly', 'Spoils.Itself', 'Crashes.Here', 'Shapes/Param.Hangs/1', 'AtTheEnd.'} and rc == 1"
+  check "all are counted" "[$counts for stage in ['tests']] == [[('kernel tests', 7, 4, 1, 0)]]"
+  check "a failure has its message" "'wrong element 7' in $how['Fails.Plainly']"
+  check "a crash has its signal" "'signal 11' in $how['Crashes.Here']"
+  check "a hang is named, and what came after it ran" "'hung' in $how['Shapes/Param.Hangs/1']"
+  check "a CUDA fault is tried alone, launch by launch" 'any("at launch" in x["message"] and "BLOCKING" in x["how"] for x in rows("tests") if x["kind"] == "failure")'
+  check "the report begins with them" 'md.index("What failed") < md.index("## tests") and "wrong element 7" in md'
+fi
 
 # The loss curves of two programs are compared, and a difference is seen.
 rm -rf "$work/out"; mkdir "$work/out"
