@@ -167,7 +167,7 @@ const void* Zero::gather(int unit) {
 void Zero::start_gather(int unit) {
     UnitState& s = state_[size_t(unit)];
     void* whole = gathered_.acquire(unit, *comm_);
-    comm_->wait(own_params_ready_);
+    comm_->wait(s.own_ready);
     mesh_.shard().all_gather(*comm_, {.out = whole,
                                       .in = params_.bytes_at(s.own_at * size_of(options_.param_dtype)),
                                       .offsets = s.slices,
@@ -311,40 +311,46 @@ void Zero::update(float learning_rate, int64_t step) {
     if (!slices_state())
         update_range(owned_.front(), total_, learning_rate, step);  // the units lie side by side: one launch
     else
-        for (const OwnedRange& r : owned_) update_range(r, r.elements.size(), learning_rate, step);
+        update_slices([&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
     if (whole_gradients()) compute_.zero(grads_.data(), grads_.bytes());
     for (UnitState& s : state_) s.slices_begun = false;
-    spread_parameters();
 }
 
-// Own slices of the parameters are final on the compute stream: brings them to the other ranks where they are kept whole.
-void Zero::spread_parameters() {
-    if (options_.stage == 0 || (whole_parameters() && row_size_ == 1)) return;
-    own_params_ready_ = compute_.record();
-    if (!whole_parameters()) return;
-    comm_->wait(own_params_ready_);
-    const int64_t e = size_of(options_.param_dtype);
+// Each unit's parameters set off as soon as they are final, while the next unit's are computed.
+void Zero::update_slices(const std::function<void(const OwnedRange&)>& change) {
+    auto range = owned_.begin();
     for (int u = 0; u < int(units_.size()); ++u) {
-        UnitState& s = state_[size_t(u)];
-        char* whole = params_.bytes_at(units_[size_t(u)].offset * e);
-        mesh_.shard().all_gather(*comm_, {.out = whole,
-                                          .in = whole + own(u).begin * e,
-                                          .offsets = s.slices,
-                                          .dtype = options_.param_dtype});
-        s.ready = comm_->record();
-        if (!options_.overlap) compute_waits(std::exchange(s.ready, Event()));
+        if (range != owned_.end() && range->unit == u) change(*range++);  // a rank may own nothing of a small unit
+        spread_parameters(u);
     }
 }
 
+// The own slice of the unit is final on the compute stream: brings it to the other ranks where parameters are kept whole.
+void Zero::spread_parameters(int unit) {
+    if (options_.stage == 0 || (whole_parameters() && row_size_ == 1)) return;
+    UnitState& s = state_[size_t(unit)];
+    s.own_ready = compute_.record();
+    if (!whole_parameters()) return;  // start_gather() waits
+    comm_->wait(std::exchange(s.own_ready, Event()));
+    const int64_t e = size_of(options_.param_dtype);
+    char* whole = params_.bytes_at(units_[size_t(unit)].offset * e);
+    mesh_.shard().all_gather(*comm_, {.out = whole,
+                                      .in = whole + own(unit).begin * e,
+                                      .offsets = s.slices,
+                                      .dtype = options_.param_dtype});
+    s.ready = comm_->record();
+    if (!options_.overlap) compute_waits(std::exchange(s.ready, Event()));
+}
+
 void Zero::publish() {
-    if (master_)
-        for (const OwnedRange& r : owned_)
+    update_slices([&](const OwnedRange& r) {
+        if (master_)
             cast(compute_, {.out = r.param,
                             .x = r.master,
                             .n = r.elements.size(),
                             .out_dtype = options_.param_dtype,
                             .dtype = options_.master_dtype});
-    spread_parameters();
+    });
 }
 
 }  // namespace rz

@@ -28,6 +28,7 @@
 // locally and reduce once; stages 2 and 3 reduce every micro-batch into the own slice, which sums in another order, unless
 // `accumulate_locally` spends the memory of whole gradients to keep the first order.
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -142,6 +143,7 @@ class Zero : public ParameterSource {
         std::vector<int64_t> slices;  // offsets within the unit, ranks of the row + 1
         std::vector<int64_t> across;  // the own slice, cut for the column's all-reduce
         int64_t own_at = 0;           // elements before the own slice in buffers that hold only own slices
+        Event own_ready = {};         // stage 3: the own slice's parameters are final
         Event ready = {};             // parameters are whole
         Event reduced = {};           // gradients are summed
         bool slices_begun = false;    // the own slice holds earlier micro-batches of this step
@@ -160,7 +162,8 @@ class Zero : public ParameterSource {
     void compute_waits(const Event& event);
     void sum_blocks();
     void update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
-    void spread_parameters();
+    void update_slices(const std::function<void(const OwnedRange&)>& change);
+    void spread_parameters(int unit);
 
     Device device_;
     Stream& compute_;
@@ -178,7 +181,6 @@ class Zero : public ParameterSource {
     Buffer params_, grads_, own_grads_, master_, m_, v_, arrived_;
     UnitPool gathered_, unreduced_;
     std::vector<UnitState> state_;
-    Event own_params_ready_;  // stage 3: own slices are final
     std::vector<OwnedRange> owned_;
 
     Buffer segment_end_, segment_decays_, scalars_;
