@@ -7,6 +7,10 @@ set -euo pipefail
 
 packages="g++ make python3 mpich libmpich-dev libdnnl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev iproute2"
 
+if ! command -v dpkg-query > /dev/null; then
+  echo "dev/install_deps.sh: no dpkg here, so what is missing can't be told; what is needed, under your system's names: $packages" >&2
+  if [ "${1:-}" = --check ]; then exit 0; else exit 1; fi
+fi
 missing=""
 for p in $packages; do
   dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q '^install ok installed' || missing="$missing $p"
@@ -14,10 +18,6 @@ done
 [ -n "$missing" ] || exit 0
 if [ "${1:-}" = --check ]; then
   echo "missing packages:$missing"
-  exit 1
-fi
-if ! command -v apt-get >/dev/null; then
-  echo "dev/install_deps.sh: this system has no apt-get; install by hand, under your system's names:$missing" >&2
   exit 1
 fi
 sudo=""

@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 sys.path.insert(0, os.path.join(ROOT, "data_prep"))
-import encoders
+import encoders  # noqa: E402  (found through the path above)
 
 OUT = os.path.join(ROOT, "test", "golden", "tokenizer")
 CORPUS = [

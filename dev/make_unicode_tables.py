@@ -33,7 +33,7 @@ def table(name, category):
             lines.append(line)
             line = ""
         line += cell + ", "
-    body = "\n".join("    " + l.rstrip() for l in [*lines, line])
+    body = "\n".join("    " + text.rstrip() for text in [*lines, line])
     return f"const CodeRange {name}[] = {{\n{body}\n}};\nconst int {name}Size = {len(cells)};\n"
 
 

@@ -20,7 +20,7 @@ rate=
 if [ "$1" != -- ]; then rate=$1; shift; fi
 [ "${1:-}" = -- ] || usage
 shift
-[[ $count =~ ^[0-9]+$ ]] && [ "$count" -ge 1 ] && [ "$count" -le 200 ] && [ $# -ge 1 ] || usage
+if ! [[ $count =~ ^[0-9]{1,3}$ ]] || [ "$count" -lt 1 ] || [ "$count" -gt 200 ] || [ $# -lt 1 ]; then usage; fi
 [ "$(id -u)" = 0 ] || { echo "netns_hosts: network namespaces need root" >&2; exit 77; }
 for tool in ip tc mpirun; do
     command -v $tool >/dev/null || { echo "netns_hosts: $tool is missing (iproute2, mpich)" >&2; exit 77; }

@@ -5,14 +5,14 @@ cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
 
 say "packages"
-dev/install_deps.sh
+dev/install_deps.sh --check || dev/install_deps.sh
 echo "all there"
 
 # The CUDA half is built only where there is a GPU to run it.
 cuda=0
 nvidia-smi -L >/dev/null 2>&1 && cuda=auto
 say "building ./train_llama"
-make --no-print-directory -j"$(nproc)" CUDA=$cuda train_llama | grep -v '^g++\|nvcc' || true
+make --no-print-directory -j"$(nproc)" CUDA=$cuda train_llama | { grep -v '^g++\|nvcc' || true; }
 
 say "text: the source of this machine's Python standard library, as bytes"
 python3 data_prep/prepare.py stdlib --out data/stdlib

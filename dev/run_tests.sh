@@ -13,15 +13,20 @@ passed=0 failed=0 skipped=0 table=""
 # Ranks often outnumber cores here: one thread each, and nobody spins.
 export OMP_WAIT_POLICY=passive
 
+total() { awk '{ sum += $1 } END { print sum + 0 }'; }
 # run NAME COMMAND...   one log per name; counts come from GoogleTest's and unittest's own closing lines
 run() {
   local name=$1 start=$SECONDS log="$logs/$1.log" rc=0 p=0 f=0 s=0
   shift
   "$@" > "$log" 2>&1 || rc=$?
-  p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p; s/^Ran \([0-9]*\) tests\{0,1\} in.*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$log" | paste -sd+ | bc)
-  f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$log" | paste -sd+ | bc)
-  s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' "$log" | paste -sd+ | bc)
-  p=${p:-0} f=${f:-0} s=${s:-0}
+  p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$log" | total)
+  f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$log" | total)
+  s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' "$log" | total)
+  if grep -q '^Ran [0-9]* tests\{0,1\} in ' "$log"; then  # unittest: all that ran, then OK or FAILED (failures=1, errors=2, skipped=3)
+    f=$(grep -E '^FAILED \(' "$log" | grep -oE '(failures|errors)=[0-9]+' | cut -d= -f2 | total)
+    s=$(grep -E '^(OK|FAILED) \(' "$log" | grep -oE 'skipped=[0-9]+' | cut -d= -f2 | total)
+    p=$(($(sed -n 's/^Ran \([0-9]*\) .*/\1/p' "$log" | total) - f - s))
+  fi
   if [ $rc != 0 ] && [ "$f" = 0 ]; then f=1; fi
   if [ $rc = 0 ] && [ "$p" = 0 ]; then p=1; fi
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
@@ -59,6 +64,7 @@ for section in $sections; do
       [ -x "$build/simt/plain/kernel_tests" ] || { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
       run simt-program test/test_simt_program.sh ./train_llama_simt ./train_llama ;;
+    *) echo "dev/run_tests.sh: no section is called $section; they are: unit python mpi tsan program simt" >&2; exit 2 ;;
   esac
 done
 

@@ -11,7 +11,7 @@ set -uo pipefail
 minutes=${1:-}
 [[ $minutes =~ ^[0-9]+$ ]] || { sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2; }
 shift
-faults_wanted=1000000 seed=1 steps=240 report= program=./train_llama
+faults_wanted=1000000 seed=1 steps=240 report='' program=./train_llama
 while [ $# -gt 0 ]; do
   case $1 in
     --faults) faults_wanted=$2 ;;
@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 program=$(realpath "$program")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
@@ -50,7 +50,7 @@ pick() { shift $((RANDOM % $#)); echo "$1"; }
 # Sets `fault` and `kind`; `outside` is the delay in tenths of a second of a kill from outside, or empty.
 draw() {
   local rank=$((RANDOM % 4)) step=$((RANDOM % 14 + 1))
-  fault= kind= outside=
+  fault='' kind='' outside=''
   case $((RANDOM % 10)) in
     0 | 1) kind="kill -9 of a rank at a step" fault=step:$rank:$step:kill ;;
     2) kind="kill -9 of a rank in a save" fault=$(pick checkpoint.shard checkpoint.shard.done checkpoint.fsync):$rank:$((RANDOM % 9 + 1)):kill ;;
@@ -68,7 +68,7 @@ draw() {
 outside_kill() {  # in the background: a rank, or mpirun itself
   sleep "$((outside / 10)).$((outside % 10))"
   local victims victim
-  victims=($(pgrep -f -- "^(mpirun|$program) .*--out $work/$1 "))
+  mapfile -t victims < <(pgrep -f -- "^(mpirun|$program) .*--out $work/$1 ")
   [ ${#victims[@]} -gt 0 ] || return
   victim=${victims[$(($2 % ${#victims[@]}))]}
   kill -KILL "$victim" 2> /dev/null && touch "$work/killed"
@@ -93,7 +93,8 @@ round() {
     else
       n=$(grep -c '^fault: rank .*comes by' "$work/log")
       if [[ $kind == disk* ]] && [ "$n" -gt 0 ]; then
-        local full=$(grep -c '^fault: rank .*comes by checkpoint' "$work/log")
+        local full
+        full=$(grep -c '^fault: rank .*comes by checkpoint' "$work/log")
         happened "$kind" "$full"
         happened "kill -9 of a rank at a step" $((n - full))
       else
@@ -109,7 +110,10 @@ round() {
     fi
     printf '\r%s: %d faults, %d starts, %d s ' "$name" $total $starts $((SECONDS - began)) >&2
   done
-  [ -e "$work/$name/final/model.safetensors" ] && [ "${rc:-1}" = 0 ] || { launch "$name" --zero $stage; starts=$((starts + 1)); }
+  if [ ! -e "$work/$name/final/model.safetensors" ] || [ "${rc:-1}" != 0 ]; then
+    launch "$name" --zero $stage
+    starts=$((starts + 1))
+  fi
   rounds=$((rounds + 1))
   if [ $rc = 0 ] && [ "$(hashes "$name")" = "$reference" ]; then
     echo "soak: $name, ZeRO-$stage: weights and tokens as undisturbed after $total faults" >&2

@@ -44,7 +44,7 @@ try: print(json.load(open('$out/run_status.json')).get('$1', ''))
 except Exception: pass" 2> /dev/null; }
 newest() { ls "$out/checkpoints" 2> /dev/null | sed -n 's/^step_0*\([0-9][0-9]*\)$/\1/p' | tail -n 1; }
 
-job= stopping=
+job='' stopping=''
 pass_on() {  # bash tells of it once wait returns
   stopping=1
   [ -n "$job" ] && kill -"$1" "$job" 2> /dev/null

@@ -20,7 +20,7 @@ verb=$1 dev=$2
 
 case $verb in
 apply)
-    [ $# -ge 3 ] && [ $# -le 5 ] || usage
+    if [ $# -lt 3 ] || [ $# -gt 5 ]; then usage; fi
     rate=$3 burst=${4:-256kb} latency=${5:-50ms}
     "${tc[@]}" qdisc replace dev "$dev" root tbf rate "$rate" burst "$burst" latency "$latency" || {
         echo "throttle: could not shape $dev to $rate: it needs root, an existing device and the tbf queue" >&2

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the shell tests share; sourced from the top of the project. Makes $work, which goes at the end, and counts.
 
 work=$(mktemp -d)

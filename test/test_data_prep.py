@@ -19,7 +19,7 @@ import encoders
 import prepare
 import shards
 import synthetic
-from common import PrepareError, parse_size
+from common import parse_size
 
 try:
     import tokenizers

@@ -3,10 +3,11 @@
 # next start ends with the very weights of a run that nothing happened to. Ends with "N passed, N failed".
 #
 #   test/test_faults.sh ./train_llama [--quick] [--only 07]     --quick: those that `make test` runs
+# shellcheck disable=SC2010,SC2125  # names of our own making; the stars of a fault's address are meant literally
 set -uo pipefail
 program=$(realpath "$1")
 shift
-quick= only=
+quick='' only=''
 while [ $# -gt 0 ]; do
   case $1 in
     --quick) quick=1 ;;
@@ -15,7 +16,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 command -v mpirun > /dev/null && ldd "$program" | grep -q libmpi || { echo "0 passed, 0 failed, 1 skipped (no MPI here)"; exit 0; }
 . test/check.sh
 export OMP_WAIT_POLICY=passive
@@ -52,7 +53,7 @@ for path in files:
 PY
 }
 # A run that was stopped behind step 6 and has checkpoints of steps 4 and 6, for whoever wants to damage it.
-damaged() { rm -rf "$work/$1"; cp -r "$work/base" "$work/$1"; rm -f "$work/$1/checkpoints/latest"; }
+damaged() { rm -rf "${work:?}/$1"; cp -r "$work/base" "$work/$1"; rm -f "$work/$1/checkpoints/latest"; }
 wait_for_step() {  # wait_for_step OUT STEP
   for _ in $(seq 300); do
     grep -q "\"step\":$2," "$work/$1/metrics.jsonl" 2>/dev/null && return 0
@@ -61,8 +62,7 @@ wait_for_step() {  # wait_for_step OUT STEP
   return 1
 }
 gone() {  # no process of that run is left
-  local i
-  for i in $(seq 20); do pgrep -f -- "--out $work/$1 " > /dev/null || return 0; sleep 0.1; done
+  for _ in $(seq 20); do pgrep -f -- "--out $work/$1 " > /dev/null || return 0; sleep 0.1; done
   return 1
 }
 seconds() { date +%s.%N; }

@@ -4,7 +4,7 @@
 #   test/test_program.sh ./train_llama
 set -uo pipefail
 program=$(realpath "$1")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 . test/check.sh
 
 says() { grep -qF -- "$1" "$work/log"; }

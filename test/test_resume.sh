@@ -5,7 +5,7 @@
 #   test/test_resume.sh ./train_llama
 set -uo pipefail
 program=$(realpath "$1")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 . test/check.sh
 
 says() { grep -qF -- "$1" "$work/log"; }

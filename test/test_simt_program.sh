@@ -4,7 +4,7 @@
 #   test/test_simt_program.sh ./train_llama_simt ./train_llama
 set -uo pipefail
 simt=$(realpath "$1") cpu=$(realpath "$2")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1

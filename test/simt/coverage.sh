@@ -3,7 +3,7 @@
 # Prints how often each ran and fails if one never did.
 set -u
 counts=$1
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 defined=$(for f in kernels/*.cu; do
     sed 's://.*$::; s/__launch_bounds__([^)]*)//' "$f" | tr '\n' ' ' | grep -o '__global__[^(]*(' | sed -E 's/[[:space:]]*\($//; s/.*[^A-Za-z0-9_]//' |
         sed "s|\$|\t$f|"

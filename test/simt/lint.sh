@@ -1,7 +1,7 @@
 #!/bin/bash
 # The rules that let a C++ compiler run the kernels (kernels/gpu.cuh says why). Run from the root of the repository.
 set -u
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 fail=0
 
 # rule TEXT PATTERN FILES...: no line of the files may match, comments aside

@@ -24,7 +24,8 @@ while IFS=: read -r line text; do
         echo "$file:$line does not compile:$text"
         continue
     fi
-    $(sed "s| -o $dir/kernel_tests | -o $work/tests $work/mutant.o |; s/'//g" <<< "$link") || exit 2
+    relink=$(sed "s| -o $dir/kernel_tests | -o $work/tests $work/mutant.o |; s/'//g" <<< "$link")
+    $relink || exit 2
     if timeout 600 "$work/tests" --gtest_filter="$filter" --gtest_brief=1 > "$work/log" 2>&1; then
         echo "$file:$line SURVIVES without:$text"
         survivors=$((survivors + 1))

@@ -18,7 +18,7 @@ done
 
 printf '%-46s %-8s %-8s %-8s  %s\n' "planted bug" plain asan race "the most telling message"
 while IFS=$'\t' read -r index must name; do
-    row=() says= this=
+    row=() says='' this=''
     for build in plain asan race; do
         ("$dir/$build/planted" "$index" "${seeds[$build]}"; exit $?) > "$tmp" 2>&1
         status=$?
