@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/adamw.h"
 #include "kernels/device_math.cuh"
@@ -8,11 +10,12 @@ namespace rz {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRounds = 4;  // vectors per thread: a block covers kThreads * kVec * kRounds neighbouring elements
 
 struct Coefficients {
-    float lr, beta1, beta2, eps, decay;
-    float m_correction, v_correction;  // 1 / (1 - beta^step)
+    float beta1, one_minus_beta1, beta2, one_minus_beta2;
+    float lr_m;          // lr / (1 - beta1^step)
+    float sqrt_v_scale;  // 1 / sqrt(1 - beta2^step)
+    float eps, lr_decay;
 };
 
 struct Rounding {
@@ -32,22 +35,29 @@ __device__ __forceinline__ int64_t find_segment(const int64_t* ends, int64_t seg
     return low;
 }
 
-// w is updated by its gradient g; m and v with it.
-__device__ __forceinline__ void update(const Coefficients& k, float g, float decay, float& w, float& m, float& v) {
-    m = k.beta1 * m + (1.0f - k.beta1) * g;
-    v = k.beta2 * v + (1.0f - k.beta2) * g * g;
-    w -= k.lr * (m * k.m_correction / (sqrtf(v * k.v_correction) + k.eps) + decay * w);
+// w is updated by its gradient g; m and v with it. The root and the reciprocal are within a unit or two in the last
+// place: the exact ones are dozens of instructions, and a step with 16-bit state would wait for them, not for memory.
+__device__ __forceinline__ void update(const Coefficients& k, float g, float lr_decay, float& w, float& m, float& v) {
+    m = k.beta1 * m + k.one_minus_beta1 * g;
+    v = k.beta2 * v + k.one_minus_beta2 * g * g;
+    const float ratio = m * ptx::rcp(ptx::sqrt(v) * k.sqrt_v_scale + k.eps);
+    w -= k.lr_m * ratio + lr_decay * w;
 }
 
-// The words of kVec elements from a logical offset: a whole group, or one of its elements
+// The words of kVec elements from a logical offset: whole groups, or one element of a group
 template <int kVec>
 __device__ __forceinline__ void random_words(uint32_t (&out)[kVec], uint64_t seed, int64_t offset, uint64_t stream) {
-    const PhiloxWords words = philox4x32(seed, uint64_t(offset) / 4, stream);
-    if constexpr (kVec == 4) {
+    const uint64_t group = uint64_t(offset) / 4;
+    if constexpr (kVec % 4 == 0) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) out[e] = words.w[e];
+        for (int j = 0; j < kVec; j += 4) {
+            const PhiloxWords words = philox4x32(seed, group + j / 4, stream);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) out[j + e] = words.w[e];
+        }
     } else {
         static_assert(kVec == 1);
+        const PhiloxWords words = philox4x32(seed, group, stream);
         const int e = int(offset % 4);
         out[0] = e == 0 ? words.w[0] : e == 1 ? words.w[1] : e == 2 ? words.w[2] : words.w[3];
     }
@@ -64,36 +74,67 @@ __device__ __forceinline__ void store_by_chance(__nv_bfloat16* p, const float (&
     pack.store(p);
 }
 
-// param may be master itself, so nothing here is __restrict__. M and A, of the master and of the moments: float, or
-// __nv_bfloat16 with stochastic rounding, in which case vectors lie at multiples of kVec of the logical offset.
+// Of kVec elements from logical offset `at`: lr * decay, or 0 in segments without
+template <int kVec>
+__device__ __forceinline__ void decays_from(float (&out)[kVec], int64_t at, const int64_t* segment_end,
+                                            const uint8_t* decays, int64_t segments, int64_t& segment, int64_t& end,
+                                            float& now, float lr_decay) {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) out[e] = now;
+    if (at + kVec <= end) return;
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+        while (at + e >= end && segment < segments - 1) {
+            end = segment_end[++segment];
+            now = decays[segment] ? lr_decay : 0.0f;
+        }
+        out[e] = now;
+    }
+}
+
+// Vectors per thread: a block covers kThreads * kVec * kRounds neighbouring elements
+template <int kVec>
+constexpr int kRounds = kVec == 1 ? 2 : 8 / kVec;
+
+// param may be master itself, so nothing here is __restrict__, and everything is fetched before anything is stored. M
+// and A, of the master and of the moments: float, or __nv_bfloat16 with stochastic rounding, in which case vectors lie
+// at multiples of 4 of the logical offset.
 template <class P, class M, class A, class G, int kVec>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(P* param, M* master, A* m, A* v, const G* grad, const float* grad_scale, int64_t n,
                  const int64_t* segment_end, const uint8_t* decays, int64_t segments, int64_t first, Coefficients k,
                  Rounding rounding) {
+    constexpr int kStep = kThreads * kVec;
+    const int64_t block = int64_t(blockIdx.x) * (kStep * kRounds<kVec>), begin = block + int(threadIdx.x) * kVec;
+    Pack<G, kVec> grads[kRounds<kVec>];
+    Pack<M, kVec> masters[kRounds<kVec>];
+    Pack<A, kVec> ms[kRounds<kVec>], vs[kRounds<kVec>];
+#pragma unroll
+    for (int r = 0; r < kRounds<kVec>; ++r) {
+        const int64_t i = begin + r * kStep;
+        if (i >= n) break;
+        grads[r].load(grad + i);
+        masters[r].load(master + i);
+        ms[r].load(m + i);
+        vs[r].load(v + i);
+    }
     const float scale = *grad_scale;
     if (!is_finite(scale)) return;
-    const int64_t begin = int64_t(blockIdx.x) * (kThreads * kVec * kRounds);
-    int64_t segment = find_segment(segment_end, segments, first + begin);  // the same for the whole block
+    int64_t segment = find_segment(segment_end, segments, first + block);  // the same for the whole block
     int64_t end = segment_end[segment];
-    float decay = decays[segment] ? k.decay : 0.0f;
+    float decay = decays[segment] ? k.lr_decay : 0.0f;
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-        const int64_t i = begin + (round * kThreads + int(threadIdx.x)) * kVec;
+    for (int r = 0; r < kRounds<kVec>; ++r) {
+        const int64_t i = begin + r * kStep;
         if (i >= n) return;
-        float g[kVec], w[kVec], m1[kVec], v1[kVec];
-        load(g, grad + i);
-        load(w, master + i);
-        load(m1, m + i);
-        load(v1, v + i);
+        float g[kVec], w[kVec], m1[kVec], v1[kVec], lr_decay[kVec];
+        grads[r].to(g);
+        masters[r].to(w);
+        ms[r].to(m1);
+        vs[r].to(v1);
+        decays_from(lr_decay, first + i, segment_end, decays, segments, segment, end, decay, k.lr_decay);
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-            while (first + i + e >= end && segment < segments - 1) {
-                end = segment_end[++segment];
-                decay = decays[segment] ? k.decay : 0.0f;
-            }
-            update(k, g[e] * scale, decay, w[e], m1[e], v1[e]);
-        }
+        for (int e = 0; e < kVec; ++e) update(k, g[e] * scale, lr_decay[e], w[e], m1[e], v1[e]);
         if constexpr (std::is_same_v<A, float>) {
             store(m + i, m1);
             store(v + i, v1);
@@ -117,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class P, class M, class A, class G, int kVec>
 void launch_adamw(const AdamW& a, const Coefficients& k, int64_t n, int64_t done, CudaStream stream) {
     launch(adamw_kernel<P, M, A, G, kVec>,
-           LaunchConfig(dim3(blocks_for(n, kThreads * kVec * kRounds)), dim3(kThreads), 0, stream),
+           LaunchConfig(dim3(blocks_for(n, kThreads * kVec * kRounds<kVec>)), dim3(kThreads), 0, stream),
            static_cast<P*>(a.param) + done, static_cast<M*>(a.master) + done, static_cast<A*>(a.m) + done,
            static_cast<A*>(a.v) + done, static_cast<const G*>(a.grad) + done, a.grad_scale, n, a.segment_end, a.decays,
            a.segments, a.first + done, k, Rounding{a.seed, moment_stream(a.step), master_stream(a.step)});
@@ -125,13 +166,16 @@ void launch_adamw(const AdamW& a, const Coefficients& k, int64_t n, int64_t done
 
 template <class P, class M, class A>
 void launch_types(const AdamW& a, const Coefficients& k, CudaStream stream) {
-    constexpr bool kRounds = sizeof(M) + sizeof(A) < 8;
+    constexpr bool kByChance = sizeof(M) + sizeof(A) < 8;
     with_device_type(a.grad_dtype, [&]<class G>() {
-        const bool wide = aligned_to(4 * sizeof(M), a.master) && aligned_to(4 * sizeof(A), a.m, a.v) &&
-                          aligned_to(4 * sizeof(P), a.param) && aligned_to(4 * sizeof(G), a.grad) &&
-                          (!kRounds || a.first % 4 == 0);
-        const int64_t vectorised = wide ? a.n / 4 * 4 : 0;
-        if (vectorised > 0) launch_adamw<P, M, A, G, 4>(a, k, vectorised, 0, stream);
+        // 16 bytes of the widest type: where types differ, a warp's accesses still cover whole sectors of every array
+        constexpr size_t kWidest = std::max({sizeof(P), sizeof(M), sizeof(A), sizeof(G)});
+        constexpr int kVec = int(16 / kWidest);
+        const bool wide = aligned_to(kVec * sizeof(M), a.master) && aligned_to(kVec * sizeof(A), a.m, a.v) &&
+                          aligned_to(kVec * sizeof(P), a.param) && aligned_to(kVec * sizeof(G), a.grad) &&
+                          (!kByChance || a.first % 4 == 0);
+        const int64_t vectorised = wide ? a.n / kVec * kVec : 0;
+        if (vectorised > 0) launch_adamw<P, M, A, G, kVec>(a, k, vectorised, 0, stream);
         if (vectorised < a.n) launch_adamw<P, M, A, G, 1>(a, k, a.n - vectorised, vectorised, stream);
     });
 }
@@ -148,9 +192,13 @@ void launch_adam_dtype(const AdamW& a, const Coefficients& k, CudaStream stream)
 
 void adamw_cuda(const AdamW& a, CudaStream stream) {
     if (a.n == 0) return;
-    Coefficients k{a.lr, a.beta1, a.beta2, a.eps, a.weight_decay, 0, 0};
-    k.m_correction = float(1.0 / (1.0 - std::pow(double(a.beta1), double(a.step))));
-    k.v_correction = float(1.0 / (1.0 - std::pow(double(a.beta2), double(a.step))));
+    Coefficients k;
+    k.beta1 = a.beta1, k.one_minus_beta1 = float(1.0 - double(a.beta1));
+    k.beta2 = a.beta2, k.one_minus_beta2 = float(1.0 - double(a.beta2));
+    k.lr_m = float(double(a.lr) / (1.0 - std::pow(double(a.beta1), double(a.step))));
+    k.sqrt_v_scale = float(1.0 / std::sqrt(1.0 - std::pow(double(a.beta2), double(a.step))));
+    k.eps = std::max(a.eps, std::numeric_limits<float>::min());  // ptx::rcp takes subnormal numbers for zero
+    k.lr_decay = float(double(a.lr) * double(a.weight_decay));
     if (a.master_dtype == DType::bf16)
         launch_adam_dtype<__nv_bfloat16, __nv_bfloat16>(a, k, stream);
     else

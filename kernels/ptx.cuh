@@ -152,7 +152,7 @@ PTX_FN void bar_arrive(int id, int threads PTX_AT) {
 #endif
 }
 
-// ---- fast approximations. Subnormal inputs and results become zero.
+// ---- fast approximations. Subnormal inputs and results become zero, except of sqrt.
 
 // 2^x, relative error below 2^-22; ex2(-inf) = 0
 PTX_FN float ex2(float x) {
@@ -181,6 +181,16 @@ PTX_FN float rcp(float x) {
 #else
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+// sqrt(x), relative error at most 2^-23
+PTX_FN float sqrt(float x) {
+#if defined(SIMT_EMU)
+    return sqrtf(x);
+#else
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #endif
 }

@@ -13,26 +13,39 @@ __device__ __forceinline__ float row_sum(float v, float* slots) {
     return blockDim.x == 32 ? warp_sum(v) : block_sum(v, slots, int(blockDim.x));
 }
 
+// Leaves x + residual, as it is stored, in x. Without residual, x stays as it is.
 template <class T, int kVec>
-__device__ __forceinline__ void load_sum(float (&v)[kVec], T* sum, const T* x, const T* residual, int64_t i) {
-    load(v, x + i);
-    if (residual == nullptr) return;
-    float r[kVec];
-    load(r, residual + i);
+__device__ __forceinline__ void add_residual(Pack<T, kVec>& x, const Pack<T, kVec>& residual, T* sum, int64_t at) {
+    float v[kVec], r[kVec];
+    x.to(v);
+    residual.to(r);
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) v[k] = rounded<T>(v[k] + r[k]);
-    store(sum + i, v);
+    for (int k = 0; k < kVec; ++k) v[k] += r[k];
+    x.from(v);
+    x.store(sum + at);
 }
 
 template <class T, int kVec>
-__device__ __forceinline__ void store_normalised(T* y, const float (&v)[kVec], const T* w, float rstd) {
-    float weight[kVec], out[kVec];
-    load(weight, w);
+__device__ __forceinline__ float square_sum(const Pack<T, kVec>& x) {
+    float v[kVec], sum = 0;
+    x.to(v);
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) out[k] = v[k] * rstd * weight[k];
-    store(y, out);
+    for (int k = 0; k < kVec; ++k) sum += v[k] * v[k];
+    return sum;
 }
 
+template <class T, int kVec>
+__device__ __forceinline__ void store_normalised(T* y, const Pack<T, kVec>& x, const Pack<T, kVec>& w, float rstd) {
+    float v[kVec], weight[kVec];
+    x.to(v);
+    w.to(weight);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) v[k] *= rstd * weight[k];
+    store(y, v);
+}
+
+// Everything that a thread keeps is fetched before anything is stored; a compiler can't see to that, as sum may be x or
+// residual.
 template <class T, int kVec>
 __global__ void __launch_bounds__(1024) rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* residual,
                                                                const T* w, int64_t N, int C, float eps) {
@@ -42,33 +55,45 @@ __global__ void __launch_bounds__(1024) rmsnorm_forward_kernel(T* y, float* rstd
     const int64_t base = row * C;
     const int step = int(blockDim.x) * kVec, first = int(threadIdx.x) * kVec;
 
-    float kept[kKeep][kVec];
+    Pack<T, kVec> kept[kKeep], other[kKeep];
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i)
+        if (first + i * step < C) kept[i].load(x + base + first + i * step);
+    if (residual != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kKeep; ++i)
+            if (first + i * step < C) other[i].load(residual + base + first + i * step);
+#pragma unroll
+        for (int i = 0; i < kKeep; ++i)
+            if (first + i * step < C) add_residual(kept[i], other[i], sum, base + first + i * step);
+    }
     float square = 0;
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {
         if (first + i * step >= C) continue;
-        load_sum(kept[i], sum, x, residual, base + first + i * step);
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) square += kept[i][k] * kept[i][k];
+        other[i].load(w + first + i * step);  // on its way while the block adds up
+        square += square_sum(kept[i]);
     }
     for (int c = first + kKeep * step; c < C; c += step) {
-        float v[kVec];
-        load_sum(v, sum, x, residual, base + c);
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) square += v[k] * v[k];
+        Pack<T, kVec> v, r;
+        v.load(x + base + c);
+        if (residual != nullptr) {
+            r.load(residual + base + c);
+            add_residual(v, r, sum, base + c);
+        }
+        square += square_sum(v);
     }
     const float inverse = 1.0f / sqrtf(row_sum(square, slots) / float(C) + eps);
     if (threadIdx.x == 0) rstd[row] = inverse;
 
 #pragma unroll
-    for (int i = 0; i < kKeep; ++i) {
-        const int c = first + i * step;
-        if (c < C) store_normalised(y + base + c, kept[i], w + c, inverse);
-    }
+    for (int i = 0; i < kKeep; ++i)
+        if (first + i * step < C) store_normalised(y + base + first + i * step, kept[i], other[i], inverse);
     for (int c = first + kKeep * step; c < C; c += step) {
-        float v[kVec];
-        load(v, (residual != nullptr ? sum : x) + base + c);  // what this thread itself wrote
-        store_normalised(y + base + c, v, w + c, inverse);
+        Pack<T, kVec> v, weight;
+        v.load((residual != nullptr ? sum : x) + base + c);  // what this thread itself wrote
+        weight.load(w + c);
+        store_normalised(y + base + c, v, weight, inverse);
     }
 }
 
@@ -105,21 +130,21 @@ struct Slice {
     }
 
     // Its share of sum(dy*w*xhat)
-    __device__ __forceinline__ float dot(const T* w, float rstd) const {
+    __device__ __forceinline__ float dot(const Pack<T, kVec>& w, float rstd) const {
         float g[kVec], xhat[kVec], weight[kVec], sum = 0;
         terms(rstd, g, xhat);
-        rz::load(weight, w);
+        w.to(weight);
 #pragma unroll
         for (int k = 0; k < kVec; ++k) sum += g[k] * weight[k] * xhat[k];
         return sum;
     }
 
     // Stores dx, given mean(dy*w*xhat) of the row, and adds this row's share to dw.
-    __device__ __forceinline__ void finish(const BackwardArgs<T>& a, int64_t at, const T* w, float rstd, float mean,
-                                           float (&dw)[kVec]) const {
+    __device__ __forceinline__ void finish(const BackwardArgs<T>& a, int64_t at, const Pack<T, kVec>& w, float rstd,
+                                           float mean, float (&dw)[kVec]) const {
         float g[kVec], xhat[kVec], weight[kVec], out[kVec] = {};
         terms(rstd, g, xhat);
-        rz::load(weight, w);
+        w.to(weight);
         if (a.dresidual != nullptr) dresidual.to(out);
 #pragma unroll
         for (int k = 0; k < kVec; ++k) {
@@ -141,8 +166,14 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
     float* partial = a.partial + int64_t(part) * a.C;
 
     float dw[kKeepBackward][kVec] = {};
+#pragma unroll 1
     for (int c = first + kKeepBackward * step; c < a.C; c += step)
         for (int k = 0; k < kVec; ++k) partial[c + k] = 0;
+
+    Pack<T, kVec> w[kKeepBackward];
+#pragma unroll
+    for (int i = 0; i < kKeepBackward; ++i)
+        if (first + i * step < a.C) w[i].load(a.w + first + i * step);
 
     Slice<T, kVec> next[kKeepBackward];
     const auto fetch = [&](int64_t row) {
@@ -163,24 +194,29 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
         if (row + 1 < end) fetch(row + 1);
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i)
-            if (first + i * step < a.C) dot += now[i].dot(a.w + first + i * step, rstd);
+            if (first + i * step < a.C) dot += now[i].dot(w[i], rstd);
+#pragma unroll 2
         for (int c = first + kKeepBackward * step; c < a.C; c += step) {
             Slice<T, kVec> rest;
+            Pack<T, kVec> weight;
             rest.load(a, base + c);
-            dot += rest.dot(a.w + c, rstd);
+            weight.load(a.w + c);
+            dot += rest.dot(weight, rstd);
         }
         const float mean = row_sum(dot, slots[turn]) / float(a.C);
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i) {
             const int c = first + i * step;
-            if (c < a.C) now[i].finish(a, base + c, a.w + c, rstd, mean, dw[i]);
+            if (c < a.C) now[i].finish(a, base + c, w[i], rstd, mean, dw[i]);
         }
         for (int c = first + kKeepBackward * step; c < a.C; c += step) {
             Slice<T, kVec> rest;
+            Pack<T, kVec> weight;
             rest.load(a, base + c);
+            weight.load(a.w + c);
             float sum[kVec];
             load(sum, partial + c);
-            rest.finish(a, base + c, a.w + c, rstd, mean, sum);
+            rest.finish(a, base + c, weight, rstd, mean, sum);
             store(partial + c, sum);
         }
     }
@@ -247,7 +283,8 @@ void rmsnorm_forward_cuda(const RmsnormForward& a, CudaStream stream) {
 void rmsnorm_backward_cuda(const RmsnormBackward& a, CudaStream stream) {
     if (a.N == 0 || a.C == 0) return;
     require(a.C <= 0x7fffffff, "rmsnorm: C=%lld is beyond 2^31", static_cast<long long>(a.C));
-    const int parts = int(a.N < kRmsnormBackwardParts ? a.N : kRmsnormBackwardParts);
+    const int64_t most = rmsnorm_backward_parts(a.C);
+    const int parts = int(a.N < most ? a.N : most);
     with_device_type(a.dtype, [&]<class T>() {
         const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.dx, a.dy, a.x, a.w, a.dresidual, a.scratch);
         wide ? launch_backward<T, kVecOf<T>>(a, parts, stream) : launch_backward<T, 1>(a, parts, stream);

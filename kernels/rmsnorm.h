@@ -39,9 +39,11 @@ struct RmsnormBackward {
     DType dtype, grad_dtype;
 };
 
-// dw is first summed over this many runs of consecutive rows, one row of scratch each (fewer if N is smaller).
+// dw is first summed over this many runs of consecutive rows, one row of scratch each (fewer if N is smaller): 256 on
+// the CPU; on a device more where rows are short, so that the rows under way at a time are as many bytes.
 constexpr int64_t kRmsnormBackwardParts = 256;
-int64_t rmsnorm_backward_scratch(int64_t C);  // in floats: kRmsnormBackwardParts * C
+int64_t rmsnorm_backward_parts(int64_t C);    // a power of 2, from 256 where C > 2048 to 2048 where C <= 512
+int64_t rmsnorm_backward_scratch(int64_t C);  // in floats: rmsnorm_backward_parts(C) * C
 
 void rmsnorm_forward(Stream&, const RmsnormForward&);
 void rmsnorm_backward(Stream&, const RmsnormBackward&);

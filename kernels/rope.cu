@@ -16,6 +16,15 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(Rope a, int64_t items) {
     const int64_t rest = item / vectors, row = rest / groups;
     const int j = int(item - rest * vectors) * kVec, head = int(rest - row * groups) * kHeads;
 
+    T* x = static_cast<T*>(a.x) + row * a.row_stride + head * a.D + j;
+    const int here = min(kHeads, int(a.heads) - head);
+    Pack<T, kVec> low[kHeads], high[kHeads];  // all of them before the first store, which a compiler would not pass
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+        if (h >= here) break;
+        low[h].load(x + h * a.D);
+        high[h].load(x + h * a.D + half);
+    }
     const int64_t angle = (a.first_position + row % a.T) * half + j;
     float c[kVec], s[kVec];
     load(c, a.cos_table + angle);
@@ -24,18 +33,17 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(Rope a, int64_t items) {
 #pragma unroll
         for (int k = 0; k < kVec; ++k) s[k] = -s[k];
     }
-    T* x = static_cast<T*>(a.x) + row * a.row_stride + head * a.D + j;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-        if (head + h >= a.heads) break;
-        float low[kVec], high[kVec], out[kVec];
-        load(low, x + h * a.D);
-        load(high, x + h * a.D + half);
+        if (h >= here) break;
+        float u[kVec], v[kVec], out[kVec];
+        low[h].to(u);
+        high[h].to(v);
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) out[k] = low[k] * c[k] - high[k] * s[k];
+        for (int k = 0; k < kVec; ++k) out[k] = u[k] * c[k] - v[k] * s[k];
         store(x + h * a.D, out);
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) out[k] = high[k] * c[k] + low[k] * s[k];
+        for (int k = 0; k < kVec; ++k) out[k] = v[k] * c[k] + u[k] * s[k];
         store(x + h * a.D + half, out);
     }
 }

@@ -65,6 +65,7 @@ TEST(AdamWRounding, ChanceIsTheSameOnBothDevices) {
     std::string why;
     if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
     for (const Case& c : {Case{20000, 400, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},
+                          Case{20000, 404, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},  // half a vector on
                           Case{20000, 401, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16}}) {
         const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, 0.7f)); };
         const auto want = run_on(Device{DeviceKind::cpu, 0}, op), got = run_on(Device{DeviceKind::cuda, 0}, op);
@@ -98,6 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AdamWTest,
                                          Case{301, 6, DType::f32, DType::f32, 0, DType::f32, DType::bf16},
                                          Case{5003, 1 << 20, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},
                                          Case{333, 7, DType::bf16, DType::f32, 3, DType::bf16, DType::bf16},
+                                         Case{4101, 12, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},
                                          Case{130, 8, DType::bf16, DType::bf16, 0, DType::bf16, DType::f32}));
 
 }  // namespace

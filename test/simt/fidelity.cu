@@ -94,7 +94,11 @@ __global__ void approx_kernel(uint32_t* out, const uint32_t* in, int function) {
     const int t = int(threadIdx.x);
     constexpr uint32_t special[8] = {0, 0x80000000u, 0x7f800000u, 0xff800000u, 1, 0x00800000u, 0x3f800000u, 0xc3160000u};
     const float x = t < 8 ? __uint_as_float(special[t]) : float(int(in[t] % 200001) - 100000) / 1000;
-    const float y = function == 0 ? ptx::ex2(x) : function == 1 ? ptx::lg2(t < 8 ? x : fabsf(x)) : ptx::rcp(x);
+    const float positive = t < 8 ? x : fabsf(x);
+    const float y = function == 0   ? ptx::ex2(x)
+                    : function == 1 ? ptx::lg2(positive)
+                    : function == 2 ? ptx::rcp(x)
+                                    : ptx::sqrt(positive);
     out[t] = __float_as_uint(y);
 }
 
@@ -257,8 +261,8 @@ std::vector<Case> cases() {
     add("mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(mma_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
     add("mma_m16n8k16_fp16", 80, 1e-5, RUN { launch(mma_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
     add("bar_sync_arrive", 80, 0, RUN { launch(named_barrier_kernel, LaunchConfig(1, 128, 0, s), out, in); });
-    const char* functions[3] = {"ex2", "lg2", "rcp"};
-    for (int f = 0; f < 3; f++) add(functions[f], 80, 1e-6, RUN { launch(approx_kernel, LaunchConfig(1, 256, 0, s), out, in, f); });
+    const char* functions[4] = {"ex2", "lg2", "rcp", "sqrt"};
+    for (int f = 0; f < 4; f++) add(functions[f], 80, 1e-6, RUN { launch(approx_kernel, LaunchConfig(1, 256, 0, s), out, in, f); });
     add("stmatrix_x4", 90, 0, RUN { launch(stmatrix_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
     add("stmatrix_x4_trans", 90, 0, RUN { launch(stmatrix_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
     add("cluster_map_rank_mbar_remote", 90, 0, RUN { launch(cluster_kernel, LaunchConfig(2, 32, 136, s).with_cluster(2), out, in); });
