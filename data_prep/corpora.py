@@ -8,10 +8,12 @@ A corpus has
     documents(skip)   yields Document from number `skip` on
 """
 
+import gzip
 import hashlib
 import itertools
 import json
 import os
+import struct
 import sysconfig
 import zlib
 from dataclasses import dataclass
@@ -116,9 +118,9 @@ class StdlibCorpus(Corpus):
 
 
 class TextCorpus(Corpus):
-    """Files and folders of text. A .jsonl file holds one document per line, in `field`; any other file is one
-    document, or several between lines equal to `separator`. If there are few files (and no separator), the end of
-    each goes to validation; otherwise whole documents do."""
+    """Files and folders of text. A .jsonl or .jsonl.gz file holds one document per line, in `field`, a .parquet file one
+    per row, in the column `field`; any other file is one document, or several between lines equal to `separator`. If
+    there are few files (and no separator), the end of each goes to validation; otherwise whole documents do."""
 
     FEW_FILES = 20
 
@@ -156,7 +158,18 @@ class TextCorpus(Corpus):
                     self.skipped.append(file)
         if not self._files:
             raise PrepareError(f"no text files in {', '.join(self.paths)}")
-        self.total_bytes = sum(os.path.getsize(f) for f in self._files)
+        self.total_bytes = sum(self._text_bytes(f) for f in self._files)
+
+    def _text_bytes(self, path):
+        """Of text, roughly."""
+        size = os.path.getsize(path)
+        if path.endswith(".parquet"):
+            return self._column_bytes(path)
+        if path.endswith(".gz") and size > 4:
+            with open(path, "rb") as f:
+                f.seek(-4, os.SEEK_END)
+                return max(size, struct.unpack("<I", f.read())[0])  # of the last member, modulo 4 GiB
+        return size
 
     @staticmethod
     def _walk(root):
@@ -169,13 +182,17 @@ class TextCorpus(Corpus):
 
     @staticmethod
     def _is_text(path):
+        if path.endswith((".parquet", ".jsonl.gz")):
+            return True
         with open(path, "rb") as f:
             return b"\0" not in f.read(8192)
 
     def _documents(self):
         for number, path in enumerate(self._files):
-            if path.endswith(".jsonl"):
+            if path.endswith((".jsonl", ".jsonl.gz")):
                 yield from self._json_lines(number, path)
+            elif path.endswith(".parquet"):
+                yield from self._parquet_rows(number, path)
             elif self.separator is not None:
                 yield from self._separated(number, path)
             elif len(self._files) < self.FEW_FILES:
@@ -184,8 +201,8 @@ class TextCorpus(Corpus):
                 yield from self._read(path, 0, os.path.getsize(path), split_of(number, self.seed, self.val_fraction))
 
     def _json_lines(self, number, path):
-        with open(path, "rb") as f:
-            for line_number, line in enumerate(f, 1):
+        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as f:
+            for line_number, line in enumerate(self._whole(path, f), 1):
                 if not line.strip():
                     continue
                 try:
@@ -198,6 +215,55 @@ class TextCorpus(Corpus):
                     ) from e
                 if data:
                     yield from self._in_pieces(split_of(f"{number}:{line_number}", self.seed, self.val_fraction), data)
+
+    @staticmethod
+    def _whole(path, lines):
+        try:
+            yield from lines
+        except (gzip.BadGzipFile, zlib.error, EOFError) as e:
+            raise PrepareError(f"{path}: damaged or cut off ({e}); download it again") from e
+
+    def _parquet_file(self, path):
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as e:
+            raise Unavailable(
+                f"{path}: a Parquet file is read through the Python package `pyarrow`, which is missing; run: "
+                "python3 -m pip install pyarrow"
+            ) from e
+        try:
+            file = parquet.ParquetFile(path)
+        except (ArrowException, OSError) as e:
+            raise PrepareError(f"{path}: not a Parquet file, damaged or cut off ({e}); download it again") from e
+        columns = {field.name: str(field.type) for field in file.schema_arrow}
+        if columns.get(self.field) not in ("string", "large_string", "string_view"):
+            raise PrepareError(
+                f"{path}: no column of text called '{self.field}'; it has "
+                f"{', '.join(f'{n} ({t})' for n, t in columns.items())}; name one with --field"
+            )
+        return file
+
+    def _column_bytes(self, path):
+        metadata = self._parquet_file(path).metadata
+        groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+        columns = [group.column(c) for group in groups for c in range(group.num_columns)]
+        return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self.field)
+
+    def _parquet_rows(self, number, path):
+        file, row = self._parquet_file(path), 1  # counted as the lines of JSONL are
+        batches = file.iter_batches(batch_size=256, columns=[self.field])
+        while True:
+            try:
+                batch = next(batches, None)
+            except Exception as e:  # of many types: a damaged page
+                raise PrepareError(f"{path}, behind row {row}: damaged ({e}); download it again") from e
+            if batch is None:
+                return
+            for text in batch.column(0).to_pylist():
+                if text:
+                    split = split_of(f"{number}:{row}", self.seed, self.val_fraction)
+                    yield from self._in_pieces(split, text.encode("utf-8", "replace"))
+                row += 1
 
     def _separated(self, number, path):
         mark, lines, count = self.separator.encode(), [], 0

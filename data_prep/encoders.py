@@ -159,6 +159,11 @@ HUB_NAMES = {
 }
 
 
+def kind_of(spec):
+    """The tokenizer's name in dataset.json: of a path the last part."""
+    return spec if spec.startswith(("bpe:", "hf:")) else os.path.basename(os.path.abspath(spec))
+
+
 def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
     """spec: bytes | bpe:SIZE | gpt2 | llama2 | llama3 | smollm2 | tinyllama | hf:REPO | a tokenizer.json or its folder.
     `texts` yields bytes to train bpe:SIZE on."""
@@ -170,9 +175,7 @@ def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
     path = os.path.join(spec, "tokenizer.json") if os.path.isdir(spec) else spec
     if os.path.exists(path):
         try:
-            return HuggingFaceEncoder(
-                os.path.basename(os.path.abspath(spec)), tokenizers.Tokenizer.from_file(path), eot_text
-            )
+            return HuggingFaceEncoder(kind_of(spec), tokenizers.Tokenizer.from_file(path), eot_text)
         except Exception as e:
             if isinstance(e, PrepareError):
                 raise
@@ -225,4 +228,4 @@ def load_saved_encoder(folder, spec, eot_text):
     if spec == "bytes":
         return PlainEncoder()
     tokenizer = _import_tokenizers(spec).Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
-    return HuggingFaceEncoder(spec, tokenizer, eot_text)
+    return HuggingFaceEncoder(kind_of(spec), tokenizer, eot_text)

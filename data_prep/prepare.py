@@ -2,7 +2,7 @@
 """Turns text into token shards for train_llama.
 
     prepare.py stdlib                        the source of Python's standard library: no network, no packages
-    prepare.py text FILE_OR_FOLDER...        text or JSONL of your own
+    prepare.py text FILE_OR_FOLDER...        text, JSONL or Parquet of your own
     prepare.py tinystories | fineweb-edu | openwebtext     streamed from the Hugging Face hub
     prepare.py synthetic                     a Markov source of known entropy
 
@@ -11,6 +11,7 @@ interrupted run goes on when the same command is given again; the result is the 
 """
 
 import argparse
+import errno
 import fcntl
 import glob
 import math
@@ -40,9 +41,11 @@ def main(argv=None):
     except BrokenPipeError:
         return 1
     except OSError as e:
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space or choose another --out, then give" if full else "mend that and give"
         print(
-            f"prepare.py: {e.filename or args.out}: {e.strerror}; free some space or choose another --out, then give "
-            "the same command again to go on",
+            f"prepare.py: {e.filename or args.out or 'the output'}: {e.strerror or e}; {advice} the same command again to "
+            "go on",
             file=sys.stderr,
         )
         return 1
@@ -108,10 +111,16 @@ def parse_arguments(argv):
     )
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     commands.add_parser("stdlib", parents=[common, text], help="Python's standard library, as source")
-    p = commands.add_parser("text", parents=[common, text], help="text or JSONL files and folders")
+    p = commands.add_parser(
+        "text", parents=[common, text], help="text, .jsonl, .jsonl.gz and .parquet files, and folders of them"
+    )
     p.add_argument("paths", nargs="+", metavar="PATH")
     p.add_argument("--name", default="text", help="of the dataset (default: %(default)s)")
-    p.add_argument("--field", default="text", help="of a JSONL line that holds the text (default: %(default)s)")
+    p.add_argument(
+        "--field",
+        default="text",
+        help="of a JSONL line, or column of a Parquet file, that holds the text (default: %(default)s)",
+    )
     p.add_argument("--separator", help="documents in a file are separated by lines equal to this, e.g. '<|endoftext|>'")
     for name, repo, subset, revision in (
         ("tinystories", "roneneldan/TinyStories", None, None),
@@ -209,6 +218,12 @@ class OutputFolder:
                     "--overwrite or another --out"
                 )
 
+        for split in ("train", "val") if self.dataset else ():
+            for shard in self.dataset[split]["shards"]:
+                if not os.path.exists(os.path.join(self.path, shard["file"])):
+                    raise PrepareError(
+                        f"{self.path}: dataset.json lists {shard['file']}, which is missing; pass --overwrite to make it again"
+                    )
         shards = glob.glob(os.path.join(glob.escape(self.path), f"{glob.escape(name)}_*_[0-9]*.bin*"))
         if shards and self.dataset is None and self.state is None:
             raise PrepareError(

@@ -51,6 +51,10 @@ class SplitWriter:
         return f"{self.prefix}{index:06d}.bin"
 
     def _discard_after_state(self):
+        for shard in self.shards:
+            path = os.path.join(os.path.dirname(self.prefix), shard["file"])
+            if not os.path.exists(path) or os.path.getsize(path) != HEADER_BYTES + shard["tokens"] * self.width:
+                raise PrepareError(f"{path} is missing or of another size than recorded; start again with --overwrite")
         index = len(self.shards)
         current = self._path(index)
         if not os.path.exists(current + ".partial") and os.path.exists(current):

@@ -1,6 +1,7 @@
 """data_prep, with the standard library only: python3 test/test_data_prep.py"""
 
 import contextlib
+import gzip
 import io
 import json
 import math
@@ -25,6 +26,10 @@ try:
     import tokenizers
 except ImportError:
     tokenizers = None
+try:
+    from pyarrow import parquet, table
+except ImportError:
+    parquet = None
 
 
 class DataPrepTest(unittest.TestCase):
@@ -91,6 +96,47 @@ class Corpora(DataPrepTest):
         self.assertTrue(1 <= d["val"]["documents"] <= 30)
         documents = bytes(b if b < 256 else 0 for b in self.ids("train")).decode().split("\0")[1:]
         self.assertEqual(documents[0], json.loads(lines[0])["body"])
+
+    def test_compressed_json_lines(self):
+        text = "\n".join(json.dumps({"text": f"document {i} " * 50}) for i in range(200)).encode()
+        self.assertEqual(self.prepare("text", self.file("a.jsonl", text))[0], 0)
+        plain = self.contents()
+        packed = gzip.compress(text)
+        self.assertEqual(self.prepare("text", self.file("a.jsonl.gz", packed), "--overwrite")[0], 0)
+        self.assertEqual(
+            [self.contents()[f] for f in plain if f.endswith(".bin")], [plain[f] for f in plain if f.endswith(".bin")]
+        )
+        for damaged in (packed[:-100], packed[:200] + b"\xff" * 64 + packed[264:], b"no gzip at all"):
+            code, printed = self.prepare("text", self.file("a.jsonl.gz", damaged), "--overwrite")
+            self.assertEqual(code, 1)
+            self.assertIn("a.jsonl.gz: damaged or cut off", printed)
+
+    @unittest.skipIf(parquet is None, "needs pyarrow")
+    def test_parquet_is_read_as_json_lines_are(self):
+        documents = [f"document {i} \u4e16\u754c " * (i % 7) for i in range(700)]  # some empty
+        lines = "\n".join(json.dumps({"text": d}) for d in documents).encode()
+        self.assertEqual(self.prepare("text", self.file("a.jsonl", lines))[0], 0)
+        plain = self.contents()
+        path = os.path.join(self.dir, "a.parquet")
+        parquet.write_table(table({"n": list(range(700)), "text": documents}), path, row_group_size=300)
+        self.assertEqual(self.prepare("text", path, "--overwrite")[0], 0)
+        self.assertEqual(
+            [self.contents()[f] for f in plain if f.endswith(".bin")], [plain[f] for f in plain if f.endswith(".bin")]
+        )
+        code, printed = self.prepare("text", path, "--field", "n", "--overwrite")
+        self.assertEqual(code, 1)
+        self.assertIn("a.parquet: no column of text called 'n'; it has n (int64), text (string)", printed)
+        with open(path, "rb") as f:
+            cut = self.file("cut.parquet", f.read()[:-40])
+        code, printed = self.prepare("text", cut, "--overwrite")
+        self.assertEqual(code, 1)
+        self.assertIn("cut.parquet: not a Parquet file, damaged or cut off", printed)
+
+    def test_parquet_without_its_package_says_the_fix(self):
+        with mock.patch.dict(sys.modules, {"pyarrow": None}):
+            code, printed = self.prepare("text", self.file("a.parquet", b"PAR1"))
+        self.assertEqual(code, 1)
+        self.assertIn("python3 -m pip install pyarrow", printed)
 
     def test_folder_separator_and_binary_files(self):
         self.file("in/a.txt", b"one\n<|endoftext|>\ntwo\nlines\n<|endoftext|>\n")
@@ -182,7 +228,7 @@ class Corpora(DataPrepTest):
 class Resuming(DataPrepTest):
     ARGS = ("--shard-tokens", "7000", "--val-fraction", "0.2")
 
-    def interrupted(self, path, after_batches):
+    def interrupted(self, path, after_batches, args=ARGS):
         """Runs until `after_batches` batches were written and saved, and one more was written but not saved."""
         real, count = prepare.encode_batch, 0
 
@@ -195,7 +241,7 @@ class Resuming(DataPrepTest):
             return result
 
         with mock.patch.object(prepare, "SAVE_SECONDS", -1), mock.patch.object(prepare, "encode_batch", failing):
-            self.assertEqual(self.prepare("text", path, *self.ARGS)[0], 130)
+            self.assertEqual(self.prepare("text", path, *args)[0], 130)
         self.assertFalse(os.path.exists(os.path.join(self.out, "dataset.json")))
 
     def test_same_bytes_wherever_it_was_interrupted(self):
@@ -211,6 +257,36 @@ class Resuming(DataPrepTest):
                 self.interrupted(path, 3)  # twice
                 self.assertEqual(self.prepare("text", path, *self.ARGS)[0], 0)
                 self.assertEqual(self.contents(), expected, f"interrupted after {after} batches")
+
+    @unittest.skipIf(tokenizers is None, "needs the package tokenizers")
+    def test_a_tokenizer_of_a_file_is_the_same_after_an_interruption(self):
+        path = self.file("a.jsonl", "\n".join(json.dumps({"text": f"{i} " * 30}) for i in range(300)).encode())
+        self.assertEqual(self.prepare("text", path, "--tokenizer", "bpe:300")[0], 0)
+        with open(os.path.join(self.out, "tokenizer.json"), "rb") as f:
+            args = ("--tokenizer", self.file("mine.json", f.read()))
+        with mock.patch.object(prepare, "BATCH_BYTES", 4000):
+            self.assertEqual(self.prepare("text", path, *args, "--overwrite")[0], 0)
+            expected = self.contents()
+            shutil.rmtree(self.out)
+            self.interrupted(path, 2, args)
+            self.assertEqual(self.prepare("text", path, *args)[0], 0)
+        self.assertEqual(self.contents(), expected)
+
+    def test_a_missing_shard_is_named(self):
+        path = self.file("a.txt", b"some text\n" * 1000)
+        args = ("text", path, "--shard-tokens", "3000")
+        with mock.patch.object(prepare, "BATCH_BYTES", 1000), mock.patch.object(corpora, "PIECE_BYTES", 1000):
+            self.interrupted(path, 5, args[2:])
+            first = os.path.join(self.out, "text_train_000000.bin")
+            os.remove(first)
+            code, printed = self.prepare(*args)
+            self.assertEqual(code, 1)
+            self.assertIn("text_train_000000.bin is missing or of another size", printed)
+            self.assertEqual(self.prepare(*args, "--overwrite")[0], 0)
+        os.remove(first)
+        code, printed = self.prepare(*args)
+        self.assertEqual(code, 1)
+        self.assertIn("dataset.json lists text_train_000000.bin, which is missing", printed)
 
     def test_finished_is_left_alone_and_other_settings_are_refused(self):
         path = self.file("a.txt", b"some text\n" * 100)
