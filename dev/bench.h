@@ -5,7 +5,11 @@
 // on the measured device and, from the same bits, as the CPU op compiled for the baseline instruction set; elements that
 // differ by more than rounding are counted as wrong. Then it is timed: warm up, flush the caches, run, median. Rates count
 // only the bytes or operations that cannot be avoided; `of peak` compares them with a copy of 2 x 256 MB, or with the
-// biggest GEMM of the same type, measured in the same run.
+// biggest GEMM of the same type, measured in the same run. On a GPU only shapes that the CPU computes in a second or so are
+// checked: the kernels have tests of their own, and the GPU's time is dear.
+//
+// --profile runs each op once between cudaProfilerStart and cudaProfilerStop, after a first time outside, and measures nothing:
+// for  ncu --profile-from-start off.
 
 #include <algorithm>
 #include <cmath>
@@ -26,6 +30,10 @@
 #include "kernels/runtime/memory.h"
 #include "kernels/simd_level.h"
 #include "llama/version.h"
+
+#ifdef RZ_CUDA
+#include <cuda_profiler_api.h>
+#endif
 
 namespace rz::bench {
 
@@ -126,6 +134,7 @@ class Bench {
 
     CLI::App& app() { return app_; }  // for flags of a benchmark's own
     DType dtype() const { return dtype_; }
+    Device device() const { return device_; }
 
     int run(int argc, char** argv, const std::function<void(Bench&, const std::vector<int64_t>&)>& rows) {
         try {
@@ -136,6 +145,7 @@ class Bench {
             app_.add_option("--device", device, "auto, cuda or cpu")->capture_default_str();
             app_.add_option("--iters", iterations_, "timed runs")->capture_default_str()->check(CLI::PositiveNumber);
             app_.add_flag("--best", best_, "the fastest run instead of the median: for a machine that others use too");
+            app_.add_flag("--profile", profile_, "run each op once under the profiler instead of timing it");
             std::string gemm_tune = "off", gemm_cache;
             app_.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms at each new shape")
                 ->capture_default_str()->check(CLI::IsMember({"off", "on"}));
@@ -159,7 +169,9 @@ class Bench {
 
     void measure(Row row, const Op& op) {
         row.shape += format(" %s", name_of(dtype_));
-        const int64_t wrong = row.check ? count_wrong(row, op) : -1;
+        if (profile_) return profile(row, op);
+        const bool affordable = !device_.is_cuda() || (row.bytes <= 6e8 && row.flops <= 2e10);
+        const int64_t wrong = row.check && affordable ? count_wrong(row, op) : -1;
         wrong_ += std::max<int64_t>(wrong, 0);
         Memory memory(device_, /*only_timed=*/true);
         const double seconds = median_seconds(memory, op(memory));
@@ -211,6 +223,24 @@ class Bench {
                     build_commit(), command.c_str());
         std::printf("%-24s %-30s %13s %18s %7s %8s\n", "op", format("shape (%s) type", dims_.c_str()).c_str(), "time", "rate",
                     "of peak", "wrong");
+    }
+
+    void profile(const Row& row, const Op& op) {
+        Memory memory(device_, /*only_timed=*/true);
+        const Launch launch = op(memory);
+        launch(memory.stream());
+        memory.stream().synchronize();
+        profiler(true);
+        launch(memory.stream());
+        memory.stream().synchronize();
+        profiler(false);
+        std::printf("%-24s %-30s profiled\n", row.op.c_str(), row.shape.c_str());
+    }
+
+    void profiler([[maybe_unused]] bool on) const {
+#ifdef RZ_CUDA
+        if (device_.is_cuda()) require((on ? cudaProfilerStart() : cudaProfilerStop()) == cudaSuccess, "--profile: the profiler can't be told");
+#endif
     }
 
     int64_t count_wrong(const Row& row, const Op& op) {
@@ -292,7 +322,7 @@ class Bench {
     std::string dims_, json_;
     std::vector<std::string> cpu_shapes_, cuda_shapes_;
     int iterations_ = 15;
-    bool best_ = false;
+    bool best_ = false, profile_ = false;
     DType dtype_ = DType::bf16;
     Device device_;
     Buffer flush_;

@@ -9,8 +9,8 @@
 //                                            which dev/torch_llama.py --curve DIR trains the same model
 //
 // FLOPs: 6 per matrix parameter and 6 L H D T of causal attention per token; MFU is of the vendor's dense bf16 peak.
-// Time: median of the steps after the warm-up, from events around each step (forward, backward, norm, AdamW); data are
-// on the device already. --classes adds steps with an event around each op, after the timed ones and slower than they
+// Time: median of the steps after the warm-up, from events between the steps (forward, backward, norm, AdamW), past which
+// the host runs ahead as it does in training; data are on the device already. --classes adds steps with an event around each op, after the timed ones and slower than they
 // are. Memory: the ledger's peak.
 
 #include <omp.h>
@@ -52,6 +52,7 @@ struct Settings {
     int64_t logits_bytes = 0;
     Recompute recompute = Recompute::none;
     bool classes = false, fit = false, graphs = false;
+    DType master_dtype = DType::f32, adam_dtype = DType::f32;  // with bf16 only
     std::string curve, json, command;
 };
 
@@ -73,7 +74,11 @@ struct Trainer {
           compute(o.device, "compute"),
           mesh(o.device),
           zero(o.device, compute, unit_layouts(table), decay_segments(table),
-               {.param_dtype = dtype, .grad_dtype = dtype}, kAdamW, mesh),
+               {.param_dtype = dtype,
+                .grad_dtype = dtype,
+                .master_dtype = dtype == DType::f32 ? DType::f32 : o.master_dtype,
+                .adam_dtype = dtype == DType::f32 ? DType::f32 : o.adam_dtype},
+               kAdamW, mesh),
           model(s.config, table,
                 {.B = s.B,
                  .T = s.T,
@@ -134,6 +139,10 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
     const double flops = rate * per_token, peak = peak_flops(o.device);
     const MemoryLedger& ledger = MemoryLedger::get();
     const int64_t bytes = ledger.peak(o.device.kind);
+    if (peak > 0)
+        std::printf("# MFU of %s: tokens/s x (6 x %.1f M matrix parameters + 6 x %lld layers x %lld x %lld tokens) / %.0f TFLOP/s\n",
+                    s.name.c_str(), 1e-6 * double(s.config.matmul_parameters()), (long long)s.config.layers,
+                    (long long)s.config.q_rows(), (long long)s.T, peak * 1e-12);
     std::printf("%-12s %-5s %4lld x %-5lld %9.1f ms %10.0f tok/s %10.1f GFLOP/s%s %12s ledger %12s rss\n",
                 s.name.c_str(), name_of(s.dtype), (long long)s.B, (long long)s.T, 1e3 * seconds, rate, flops / 1e9,
                 peak > 0 ? format(" %5.1f%% MFU", 100 * flops / peak).c_str() : "", human_bytes(bytes).c_str(),
@@ -162,6 +171,8 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
                    {"flops", flops},
                    {"mfu", peak > 0 ? OrderedJson(flops / peak) : OrderedJson()},
                    {"peak_flops", peak > 0 ? OrderedJson(peak) : OrderedJson()},
+                   {"state", s.dtype == DType::f32 || o.master_dtype == DType::f32 ? "fp32" : "bf16"},
+                   {"moments", name_of(s.dtype == DType::f32 ? DType::f32 : o.adam_dtype)},
                    {"peak_bytes", bytes},
                    {"memory", memory},
                    {"cuda_graphs", o.graphs},
@@ -213,8 +224,7 @@ void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
     for (int32_t& id : ids) id = int32_t(rng() % uint64_t(s.config.vocab));
     const DeviceBatch batch = t.batch(ids, s.B, s.T);
 
-    std::vector<double> times;
-    Event last = t.compute.record(true);
+    std::vector<Event> ends;
     Graph graph;  // of a micro-batch; the first step is enqueued op by op, since GEMM algorithms are chosen in it
     for (int step = 1; step <= kWarmUp + o.steps; ++step) {
         const auto train = [&] { t.model.train(batch, 1.0f / float(s.B * s.T)); };
@@ -224,14 +234,12 @@ void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
         else
             train();
         t.zero.update(1e-4f, step);
-        const Event now = t.compute.record(true);
-        if (step > kWarmUp) {
-            now.synchronize();
-            times.push_back(now.seconds_since(last));
-        }
-        last = now;
+        if (step == kWarmUp) t.compute.synchronize();  // what is set up at first use is behind us
+        if (step >= kWarmUp) ends.push_back(t.compute.record(true));
     }
     t.compute.synchronize();
+    std::vector<double> times;
+    for (size_t i = 1; i < ends.size(); ++i) times.push_back(ends[i].seconds_since(ends[i - 1]));
     std::sort(times.begin(), times.end());
     report_step(s, o, layers_asked, times[times.size() / 2]);
     if (o.classes) report_classes(s, o, t, batch, kWarmUp + o.steps + 1);
@@ -346,6 +354,9 @@ int run(int argc, char** argv) {
     app.add_option("--cuda-graphs", graphs, "off, or on: a micro-batch is one CUDA graph")
         ->capture_default_str()
         ->check(CLI::IsMember({"off", "on"}));
+    std::string master_dtype = "fp32", adam_dtype = "fp32";
+    app.add_option("--master-dtype", master_dtype, "With bf16: fp32 or bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--adam-dtype", adam_dtype, "With bf16: of m and v")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so");
     app.add_option("--curve", o.curve,
                    "Record losses on synthetic text instead, with weights and tokens in this folder");
@@ -363,6 +374,8 @@ int run(int argc, char** argv) {
     if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty())
         std::printf("# %s\n", note.c_str());
     o.graphs = graphs == "on";
+    o.master_dtype = master_dtype == "bf16" ? DType::bf16 : DType::f32;
+    o.adam_dtype = adam_dtype == "bf16" ? DType::bf16 : DType::f32;
     require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
     o.logits_bytes = (logits_mib > 0 ? logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
     o.recompute = recompute == "mlp" ? Recompute::mlp : recompute == "block" ? Recompute::block : Recompute::none;

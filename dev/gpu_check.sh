@@ -3,31 +3,42 @@
 #
 #   dev/gpu_check.sh [--stages a,b,c] [--time-limit SECONDS] [--out DIR] [--programs DIR] [--dry-run]
 #
-#   --stages      which, in this order; default: all
+#   --stages      which; they run in this order; default: all but profile
 #                   environment  GPU, driver, toolkit, clocks, power limit, commit
-#                   build        for the GPU at hand
-#                   tests        the kernel tests on the device
+#                   build        what the other stages asked for need, for the GPU at hand
+#                   tests        the kernel tests on the device, each suite in a process of its own
 #                   goldens      every PTX wrapper on the device; DIR/goldens.tgz is what test/simt/golden wants
-#                   ceilings     device copy, and cuBLASLt per product of the models
-#                   kernels      every kernel: time, rate, share of the ceiling
-#                   resources    registers, shared memory and stack of every kernel (no GPU needed)
-#                   training     a step of each model: tokens/s, MFU, peak memory, time by op
-#                   pytorch      the same models and batches in PyTorch
-#                   curves       200 steps of both from the same weights and data
+#                   sanitizer    compute-sanitizer's memcheck, racecheck and synccheck over some of the kernel tests
 #                   ranks        several ranks on this GPU, over each transport that permits it; never a bandwidth
 #                   memory       ZeRO's bytes per parameter, stage by stage
-#                   sanitizer    compute-sanitizer's memcheck and racecheck over some of the kernel tests
+#                   resources    registers, shared memory and stack of every kernel (no GPU needed)
+#                   ceilings     device copy, and cuBLASLt per product of the models: its first choice, and tuned
+#                   kernels      every kernel: time, rate, share of the ceiling
+#                   training     a step of each model: tokens/s, MFU, peak memory, time by op
+#                   curves       200 steps of ringzero and PyTorch from the same weights and data
+#                   pytorch      the same models and batches in PyTorch, compiled
+#                   profile      hardware counters of every kernel, by ncu: DRAM, L2, tensor pipe, issue slots, occupancy, registers
 #   --time-limit  of the whole; default 570. Stages that find no time left are listed as not run
 #   --out         default dev/results/<gpu>-<date>. report.json and report.md are complete after every stage, whatever happens
 #                 then; a later call with other --stages, on the same commit and GPU, adds to them. log.txt has all output
 #   --programs    takes the programs from DIR instead of building them
 #   --dry-run     the same logic without a GPU: the CPU and the smallest sizes where that is possible, and else "not measured"
 #
+# All of it takes more than ten minutes. Where a command may take no more, two of them, and a third for who tunes kernels:
+#   dev/gpu_check.sh --time-limit 570 --stages environment,build,tests,goldens,sanitizer,ranks,memory,resources       is it right?
+#   dev/gpu_check.sh --time-limit 570 --stages environment,build,ceilings,kernels,training,curves,pytorch             is it fast?
+#   dev/gpu_check.sh --time-limit 570 --stages environment,build,kernels,profile                                      why not?
+# A GPU with 78 GiB is enough. The sources need no git there (COMMIT=name then names them in the report). At most five files are left in
+# DIR, a few hundred KiB.
+#
+# A crash, a CUDA fault or a hang costs the test or program in which it happens, and no other: see the table of failures on top of the
+# report. After a fault a program is run once more with CUDA_LAUNCH_BLOCKING=1, so that the launch is named.
+#
 # Exit code: 0 if every stage asked for went well or could not be had here (unavailable; its note says what it wants), 1 if one failed, ran
 # out of time or was not reached, 2 for a request that makes no sense, 130 and 143 when interrupted.
 #
-# Needs no network, root or MPI. Wants nvcc, g++ and the headers of CLI11 and nlohmann-json; GoogleTest for tests and sanitizer,
-# MPI for ranks and memory, PyTorch (python3, or $PYTHON) for pytorch and curves, compute-sanitizer, cuobjdump. Headers and
+# Needs no network, root or MPI. Wants make, nvcc, g++ and the headers of CLI11 and nlohmann-json; GoogleTest for tests and sanitizer,
+# MPI for ranks and memory, PyTorch (python3, or $PYTHON) for pytorch and curves, compute-sanitizer, cuobjdump, ncu. Headers and
 # libraries that are not installed can be brought along in any folder:
 #   here:   apt-get download libcli11-dev nlohmann-json3-dev libgtest-dev && for f in *.deb; do dpkg -x $f bring; done
 #   there:  export CPATH=$PWD/bring/usr/include LIBRARY_PATH=$PWD/bring/usr/lib/x86_64-linux-gnu   (then dev/gpu_check.sh)
@@ -35,9 +46,9 @@
 # shellcheck disable=SC2317  # stages are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
-all_stages="environment build tests goldens ceilings kernels resources training pytorch curves ranks memory sanitizer"
-declare -A cap=([environment]=30 [build]=300 [tests]=90 [goldens]=60 [ceilings]=60 [kernels]=150 [resources]=60 [training]=150
-                [pytorch]=180 [curves]=120 [ranks]=120 [memory]=90 [sanitizer]=180)
+all_stages="environment build tests goldens sanitizer ranks memory resources ceilings kernels training curves pytorch"
+declare -A cap=([environment]=60 [build]=300 [tests]=150 [goldens]=60 [sanitizer]=200 [ranks]=150 [memory]=100 [resources]=60
+                [ceilings]=90 [kernels]=150 [training]=180 [curves]=90 [pytorch]=400 [profile]=250)
 export OMP_WAIT_POLICY=passive LC_ALL=C
 
 # ---- what stages use: each runs in a process of its own with these in its environment ----------------------------------------
@@ -163,7 +174,7 @@ stage_build() {
   [ -n "$(make_variable HAVE_GTEST)" ] || not_measured "tests, sanitizer" "GoogleTest is not installed"
   # Another compiler may know other warnings: they are not what is to be found out here.
   flags=$(make_variable NVCCFLAGS | sed 's/--Werror all-warnings//')
-  # shellcheck disable=SC2086
+  # shellcheck disable=SC2086,SC2046
   try_s=400 try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" ${flags:+"NVCCFLAGS=$flags"} COMMIT="${COMMIT%% *}" \
     $(printf '%s\n' $targets | sort -u) || return 1
   rm -rf "$PROGRAMS" && mkdir -p "$PROGRAMS"
@@ -289,7 +300,7 @@ stage_ceilings() {
   for s in $(gemm_shapes); do shapes+=(--shape "$s"); done
   local tune=()
   on_gpu "cuBLASLt" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
-  try bench_gemm "$bench" --device "$DEVICE" --iters "$(pick 15 2)" "${tune[@]}" --json "$ROWS" "${shapes[@]}" || true
+  try bench_gemm "$bench" --device "$DEVICE" --iters "$(pick 9 2)" "${tune[@]}" --json "$ROWS" "${shapes[@]}" || true
 }
 
 stage_kernels() {
@@ -300,7 +311,34 @@ stage_kernels() {
   for op in $ops; do
     bench=$(program bench_$op) || exit 3
     [ "$DRY" = 0 ] || shape=(--shape "${small[$op]}")
-    try bench_$op "$bench" --device "$DEVICE" --iters "$(pick 15 2)" --json "$ROWS" "${shape[@]}" || true
+    try_s=60 try bench_$op "$bench" --device "$DEVICE" --iters "$(pick 15 2)" --json "$ROWS" "${shape[@]}" || true
+  done
+}
+
+# A few hardware counters of each kernel, at one shape of each op.
+stage_profile() {
+  on_gpu "hardware counters" || exit 4
+  command -v ncu > /dev/null || unavailable "ncu is not on the PATH; it is in the CUDA Toolkit (Nsight Compute)"
+  local op bench shape known metrics=launch__registers_per_thread m
+  declare -A shapes=([adamw]=124000000 [attention]="4x4096x16x16x128 8x2048x32x8x64" [cross_entropy]=8192x32000 [elementwise]=16000000
+                     [embedding]=8192x2048x32000 [global_norm]=124000000 [rmsnorm]=8192x4096 [rope]=8x1024x16x16x128 [swiglu]=8192x5632)
+  known=$(timeout 60 ncu --query-metrics < /dev/null 2>&1) || { note "ncu --query-metrics: $(tail -n 1 <<< "$known")"; return 1; }
+  for m in gpu__time_duration.sum {dram,lts}__throughput.avg.pct_of_peak_sustained_elapsed \
+    {sm__pipe_tensor_cycles,sm__pipe_tensor_op_hmma_cycles,smsp__issue,sm__warps}_active.avg.pct_of_peak_sustained_active \
+    l1tex__data_bank_conflicts_pipe_lsu.sum; do
+    grep -q "^${m%%.*}[[:space:]]" <<< "$known" && metrics+=,$m
+  done
+  for op in $ops; do
+    bench=$(program bench_$op) || exit 3
+    for shape in ${shapes[$op]}; do
+      rm -f "$WORK/ncu.csv"
+      try_s=60 try "bench_$op under ncu" ncu --profile-from-start off --clock-control none --csv --page raw --print-units base \
+        --metrics "$metrics" --log-file "$WORK/ncu.csv" "$bench" --device cuda --profile --shape "$shape" || true
+      cat "$WORK/ncu.csv" >> "$OUT/profile.csv" 2> /dev/null
+      "$REPORT" profile-rows "$WORK/ncu.csv" "$shape" >> "$ROWS" && continue
+      failed "bench_$op under ncu" "no counters" "$(grep -a '==ERROR==' "$WORK/ncu.csv" | head -n 2)"
+      ! grep -a -q ERR_NVGPUCTRPERM "$WORK/ncu.csv" || unavailable "only root may read the counters here"
+    done
   done
 }
 
@@ -313,7 +351,7 @@ stage_resources() {
   return $rc
 }
 
-# name | flags of bench_train | the same for torch_llama.py (empty: not there)
+# name | flags of bench_train | the same for torch_llama.py
 training_models() {
   if [ "$DRY" = 1 ]; then
     echo "smallest|--preset bytes --vocab 512 --layers 1 --batch 1 --seq-len 32|--dim 256 --layers 1 --heads 8 --kv-heads 4 --ffn 688 --vocab 512 --batch 1 --seq-len 32"
@@ -321,17 +359,18 @@ training_models() {
   fi
   local b7="--preset medium --dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --layers" t7="--dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --vocab 32000 --layers"
   local b15="--preset medium --dim 1536 --ffn 8960 --heads 12 --kv-heads 2 --layers 28 --vocab 151936 --head tied"
-  local t15="--dim 1536 --ffn 8960 --heads 12 --kv-heads 2 --layers 28 --vocab 151936 --tied"
-  echo "medium|--preset medium --batch 16 --seq-len 1024|--dim 2048 --ffn 6144 --heads 16 --kv-heads 8 --layers 24 --vocab 32000 --batch 16 --seq-len 1024"
-  echo "7B-class, 8 layers|$b7 8 --batch 8 --seq-len 1024|$t7 8 --batch 8 --seq-len 1024"
+  local t15="--dim 1536 --ffn 8960 --heads 12 --kv-heads 2 --layers 28 --vocab 151936 --tied" tm="--dim 2048 --ffn 6144 --heads 16 --kv-heads 8 --layers 24 --vocab 32000"
+  echo "medium|--preset medium --batch 16 --seq-len 1024|$tm --batch 16 --seq-len 1024"
   echo "1.5B-class|$b15 --batch 8 --seq-len 1024|$t15 --batch 8 --seq-len 1024"
+  echo "7B-class, 8 layers|$b7 8 --batch 8 --seq-len 1024|$t7 8 --batch 8 --seq-len 1024"
+  echo "medium|--preset medium --batch 16 --seq-len 1024 --cuda-graphs on|"
+  echo "medium|--preset medium --batch 16 --seq-len 1024 --master-dtype bf16 --adam-dtype bf16|"
+  echo "medium, T=4096|--preset medium --batch 4 --seq-len 4096|$tm --batch 4 --seq-len 4096"
   echo "7B-class|$b7 32 --batch 4 --seq-len 1024 --recompute block --fit|"
-  echo "medium, CUDA graphs|--preset medium --batch 16 --seq-len 1024 --cuda-graphs on|"
+  echo "7B-class, 8 layers, T=4096|$b7 8 --batch 2 --seq-len 4096|$t7 8 --batch 2 --seq-len 4096"
   echo "small|--preset small --batch 32 --seq-len 1024|--dim 1024 --ffn 2560 --heads 16 --kv-heads 4 --layers 24 --vocab 32000 --batch 32 --seq-len 1024"
   echo "tiny|--preset tiny --batch 64 --seq-len 1024|--dim 512 --ffn 1280 --heads 8 --kv-heads 4 --layers 5 --vocab 32000 --batch 64 --seq-len 1024"
-  echo "tiny, CUDA graphs|--preset tiny --batch 64 --seq-len 1024 --cuda-graphs on|"
-  echo "medium, T=4096|--preset medium --batch 4 --seq-len 4096|--dim 2048 --ffn 6144 --heads 16 --kv-heads 8 --layers 24 --vocab 32000 --batch 4 --seq-len 4096"
-  echo "7B-class, 8 layers, T=4096|$b7 8 --batch 2 --seq-len 4096|$t7 8 --batch 2 --seq-len 4096"
+  echo "tiny|--preset tiny --batch 64 --seq-len 1024 --cuda-graphs on|"
 }
 
 stage_training() {
@@ -340,7 +379,7 @@ stage_training() {
   on_gpu "training on a GPU (rows below are the CPU's)" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
   while IFS='|' read -r name flags torch; do
     # shellcheck disable=SC2086
-    try "$name" "$bench" --device "$DEVICE" --dtype "$(pick bf16 fp32)" $flags --name "$name" --steps "$(pick 10 1)" --classes \
+    try_s=60 try "$name" "$bench" --device "$DEVICE" --dtype "$(pick bf16 fp32)" $flags --name "$name" --steps "$(pick 10 1)" --classes \
       "${tune[@]}" --json "$ROWS" || true
   done < <(training_models)
 }
@@ -349,22 +388,32 @@ have_torch() {
   timeout 60 "$(python)" -c "import torch, sys; sys.exit('$DEVICE' == 'cuda' and not torch.cuda.is_available())" 2> /dev/null
 }
 
+# Compiling a whole model takes minutes, its blocks seconds: so that first for all, and then the whole of one to see what it gains.
 stage_pytorch() {
   have_torch || unavailable "$(python) has no PyTorch that can use this device"
-  local name flags torch compile=()
-  [ "$DRY" = 1 ] || compile=(--compile)
+  local name flags torch compile=() params=master
+  [ "$DRY" = 1 ] || compile=(--compile blocks)
   while IFS='|' read -r name flags torch; do
     [ -n "$torch" ] || continue
+    [ "$name" != medium ] || params=all
     # shellcheck disable=SC2086
-    try "$name" "$(python)" dev/torch_llama.py --device "$DEVICE" --dtype "$(pick bf16 fp32)" $torch --name "$name" \
-      --steps "$(pick 10 1)" --params both "${compile[@]}" --json "$ROWS" || true
+    torch_step "$name" $torch --params $params "${compile[@]}"
+    params=master
+    [ "$name" != "7B-class, 8 layers" ] || torch_step medium $tm --params master --compile model
+    [ "$name" != medium ] || tm=$torch
   done < <(training_models)
+}
+torch_step() {  # torch_step NAME FLAGS...
+  local name=$1
+  shift
+  try "$name in PyTorch" "$(python)" dev/torch_llama.py --device "$DEVICE" --dtype "$(pick bf16 fp32)" "$@" --name "$name" --steps "$(pick 10 1)" \
+    --json "$ROWS" || true
 }
 
 stage_curves() {
   local bench folder=$WORK/curve compile=()
   bench=$(program bench_train) || exit 3
-  [ "$DRY" = 1 ] || compile=(--compile)
+  [ "$DRY" = 1 ] || compile=(--compile blocks)
   local shape
   shape=$(pick "--preset tiny --batch 8 --seq-len 512 --steps 200 --dtype bf16" "--preset bytes --vocab 512 --layers 1 --batch 1 --seq-len 32 --steps 3 --dtype fp32")
   rm -rf "$folder"
@@ -472,9 +521,9 @@ while [ $# -gt 0 ]; do
 done
 [[ $limit =~ ^[1-9][0-9]*$ ]] || usage "--time-limit $limit: it must be a number of seconds"
 [ -n "$stages" ] || usage "--stages names none"
-for s in $stages; do [[ " $all_stages " == *" $s "* ]] || usage "--stages: $s is none of: $all_stages"; done
+for s in $stages; do [[ " $all_stages profile " == *" $s "* ]] || usage "--stages: $s is none of: $all_stages profile"; done
 chosen=""
-for s in $all_stages; do [[ " $stages " == *" $s "* ]] && chosen="$chosen $s"; done
+for s in $all_stages profile; do [[ " $stages " == *" $s "* ]] && chosen="$chosen $s"; done
 
 DEVICE=cpu SM="80 90a" gpu="$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
 BUILD=${BUILD:-build}

@@ -3,6 +3,8 @@
 //   gpu_report begin DIR COMMIT DEVICE DATE COMMAND DRY_RUN STAGE...    these are going to run; DRY_RUN is 0 or 1
 //   gpu_report stage DIR NAME STATUS SECONDS NOTE [ROWS]    how one stands; ROWS has a JSON object per line
 //   gpu_report status DIR                                   prints the table; exit code 1 unless all is well
+//   gpu_report profile-rows CSV SHAPE                       prints a row per kernel of what  ncu --csv --page raw  wrote; exit
+//                                                           code 1 if there is none
 //   gpu_report zero-row RANKS_JSON SAFETENSORS STAGE        prints a row of ZeRO's memory from a run's files; exit
 //                                                           code 1 if a rank keeps 0.5 % more than the paper says
 //
@@ -14,6 +16,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -138,6 +141,15 @@ std::string rate_text(const Json& row) {
     return print("%.1f ", number(row, "rate")) + unit;
 }
 
+// Its name depends on the architecture.
+std::optional<double> tensor_pipe(const Json& row) {
+    std::optional<double> most;
+    for (const auto& [key, value] : row.items())
+        if (key.find("pipe_tensor") != std::string::npos && value.is_number())
+            most = std::max(most.value_or(0), value.get<double>());
+    return most;
+}
+
 const std::vector<std::pair<std::string, Kind>>& kinds() {
     using Row = std::vector<std::string>;
     static const std::vector<std::pair<std::string, Kind>> all = {
@@ -184,11 +196,27 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
                   print("%.1f M", number(r, "parameters"), 1e-6),
                   asked.empty() || asked == layers ? layers : layers + " (of " + asked + ": the rest did not fit)",
                   text(r, "batch") + " x " + text(r, "seq_len"),
-                  text(r, "dtype") + (text(r, "recompute", "none") == "none" ? "" : ", " + text(r, "recompute")),
+                  text(r, "dtype") + (text(r, "state") == "bf16" ? ", also masters and moments" : "") +
+                      (text(r, "recompute", "none") == "none" ? "" : ", " + text(r, "recompute")) +
+                      (text(r, "cuda_graphs") == "true" ? ", CUDA graphs" : ""),
                   print("%.0f", number(r, "tokens_per_s")),
                   print("%.2f", number(r, "flops"), 1e-12),
                   print("%.1f %%", number(r, "mfu"), 100),
                   bytes_text(number(r, "peak_bytes"))};
+          }}},
+        {"profile",
+         {{"kernel", "shape", "time", "DRAM", "L2", "tensor pipe", "issue slots", "warps", "registers", "bank conflicts"},
+          [](const Json& r) {
+              return Row{text(r, "kernel"),
+                         text(r, "shape"),
+                         print("%.1f us", number(r, "gpu__time_duration.sum"), 1e-3),
+                         print("%.1f %%", number(r, "dram__throughput.avg.pct_of_peak_sustained_elapsed")),
+                         print("%.1f %%", number(r, "lts__throughput.avg.pct_of_peak_sustained_elapsed")),
+                         print("%.1f %%", tensor_pipe(r)),
+                         print("%.1f %%", number(r, "smsp__issue_active.avg.pct_of_peak_sustained_active")),
+                         print("%.1f %%", number(r, "sm__warps_active.avg.pct_of_peak_sustained_active")),
+                         print("%.0f", number(r, "launch__registers_per_thread")),
+                         print("%.0f", number(r, "l1tex__data_bank_conflicts_pipe_lsu.sum"))};
           }}},
         {"ranks",
          {{"several ranks", "ranks", "result"},
@@ -261,7 +289,7 @@ std::vector<Json> rows_of_kind(const Json& report, const char* kind) {
 
 std::string identity(const Json& row) {
     std::string id;
-    for (const char* key : {"model", "layers", "batch", "seq_len", "dtype", "device"}) id += text(row, key) + "\t";
+    for (const char* key : {"model", "layers", "batch", "seq_len", "dtype", "state", "device"}) id += text(row, key) + "\t";
     return id;
 }
 
@@ -278,12 +306,14 @@ void print_speed_ratio(std::ostream& out, const Json& report) {
                 if (!best || *number(theirs, "tokens_per_s") > *number(*best, "tokens_per_s")) best = &theirs;
         if (!best) continue;
         const double ratio = *number(ours, "tokens_per_s") / *number(*best, "tokens_per_s");
-        table.push_back({text(ours, "model"), text(ours, "batch") + " x " + text(ours, "seq_len"), text(ours, "dtype"),
+        table.push_back({text(ours, "model") + (text(ours, "cuda_graphs") == "true" ? ", CUDA graphs" : ""),
+                         text(ours, "batch") + " x " + text(ours, "seq_len"),
+                         text(ours, "dtype") + (text(ours, "state") == "bf16" ? ", also masters and moments" : ""),
                          print("%.0f", number(ours, "tokens_per_s")), print("%.0f", number(*best, "tokens_per_s")),
                          text(*best, "program"), print("%.2f", ratio)});
     }
     if (table.size() > 1)
-        out << "## Beside PyTorch\n\nThe same model and batch in the same run, PyTorch's fastest variant.\n\n";
+        out << "## Beside PyTorch\n\nThe same model, batch and types of masters and moments in the same run, PyTorch's fastest variant.\n\n";
     print_table(out, table);
 }
 
@@ -414,6 +444,53 @@ int status(const std::vector<std::string>& a) {
     return well ? 0 : 1;
 }
 
+// The fields of a line of CSV: quoted, with commas and doubled quotes inside.
+std::vector<std::string> csv_fields(const std::string& line) {
+    std::vector<std::string> fields(1);
+    bool quoted = false;
+    for (size_t i = 0; i < line.size(); ++i) {
+        const char c = line[i];
+        if (c == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"')
+            fields.back() += line[++i];
+        else if (c == '"')
+            quoted = !quoted;
+        else if (c == ',' && !quoted)
+            fields.emplace_back();
+        else if (c != '\r')
+            fields.back() += c;
+    }
+    return fields;
+}
+
+// Lines of the profiler's own come first, then names, then units, then a line per kernel. Numbers may have commas.
+int profile_rows(const std::vector<std::string>& a) {
+    std::ifstream file(a[1]);
+    std::vector<std::string> names;
+    int kernels = 0;
+    for (std::string line; std::getline(file, line);) {
+        const std::vector<std::string> fields = csv_fields(line);
+        if (fields[0] == "ID") names = fields;
+        if (fields.size() != names.size() || fields[0].find_first_not_of("0123456789") != std::string::npos || fields[0].empty())
+            continue;
+        Json row = {{"kind", "profile"}, {"shape", a[2]}};
+        for (size_t i = 1; i < fields.size(); ++i) {
+            std::string digits = fields[i];
+            std::erase(digits, ',');
+            char* end = nullptr;
+            const double value = std::strtod(digits.c_str(), &end);
+            if (names[i] == "Kernel Name")
+                row["kernel"] = fields[i].substr(0, fields[i].find('('));
+            else if (names[i] == "Grid Size" || names[i] == "Block Size")
+                row[names[i]] = fields[i];
+            else if (names[i].find("__") != std::string::npos && !digits.empty() && *end == '\0')
+                row[names[i]] = value;
+        }
+        std::cout << row.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n";
+        ++kernels;
+    }
+    return kernels > 0 ? 0 : 1;
+}
+
 int64_t count_parameters(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     unsigned char size[8] = {};
@@ -475,6 +552,7 @@ int main(int argc, char** argv) {
         if (a.size() >= 8 && a[0] == "begin") return begin(a);
         if ((a.size() == 6 || a.size() == 7) && a[0] == "stage") return stage(a);
         if (a.size() == 2 && a[0] == "status") return status(a);
+        if (a.size() == 3 && a[0] == "profile-rows") return profile_rows(a);
         if (a.size() == 4 && a[0] == "zero-row") return zero_row(a);
         std::fprintf(stderr, "gpu_report: see the head of dev/gpu_report.cpp\n");
         return 2;

@@ -6,10 +6,17 @@
         --ffn 6144 --vocab 32000 --batch 8 --seq-len 2048
     python3 dev/torch_llama.py --device cuda --compile --curve DIR      losses from the weights and tokens of bench_train --curve DIR
 
-fp32, or bf16 either by autocast over fp32 parameters (what ringzero's fp32 masters do) or, with --params bf16, with parameters
-and Adam's state in bf16, which is faster and less exact; --params both times the two. scaled_dot_product_attention, fused AdamW
-where there is one, clipping at 1. FLOPs are counted as bench_train counts them; --json writes rows as bench_train does. On a
-CPU whose BLAS is told to use an older instruction set (OPENBLAS_CORETYPE), unset that first.
+What it does for a fair race: bf16 residual stream, torch.compile (of the whole model, or block by block, which takes a tenth of the
+time to compile), native grouped-query attention by whichever of flash attention and cuDNN is faster at this shape (both are timed
+first), fused AdamW, gradients set to None, no synchronisation between steps. FLOPs are counted as bench_train counts them; --json
+writes rows as bench_train does.
+
+--dtype bf16 comes with a choice of --params, all of which --params all times:
+    master     bf16 parameters and gradients, fp32 masters, m and v: what ringzero keeps
+    fp32       fp32 parameters and gradients under autocast, fp32 m and v: the same precision, PyTorch's usual way
+    bf16       parameters and Adam's state in bf16: faster and less exact; to be compared with bf16 masters and moments only
+
+On a CPU whose BLAS is told to use an older instruction set (OPENBLAS_CORETYPE), unset that first.
 """
 import argparse
 import contextlib
@@ -42,6 +49,50 @@ def rotate(x, cos, sin):  # (B, H, T, D), half-rotated
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).type_as(x)
 
 
+def attention(q, k, v, native_gqa):
+    n = q.shape[1] // k.shape[1]
+    if n > 1 and not native_gqa:
+        k, v = k.repeat_interleave(n, 1), v.repeat_interleave(n, 1)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=n > 1 and native_gqa)
+
+
+def use_backend(name):  # for every later call, compiled or not
+    torch.backends.cuda.enable_flash_sdp(name == "flash")
+    torch.backends.cuda.enable_cudnn_sdp(name == "cudnn")
+    torch.backends.cuda.enable_mem_efficient_sdp(name == "efficient")
+    torch.backends.cuda.enable_math_sdp(name == "math")
+
+
+def choose_attention(o, dtype):
+    """Leaves the fastest way to attend at this shape switched on, forward and backward, and returns its name."""
+    o.native_gqa = True
+    if o.device != "cuda":
+        return "CPU"
+    d, t = o.dim // o.heads, torch.bfloat16 if dtype == "bf16" else torch.float32
+    q, k, v = (torch.randn(o.batch, h, o.seq_len, d, device="cuda", dtype=t, requires_grad=True) for h in (o.heads, o.kv_heads, o.kv_heads))
+    times = {}
+    for backend in ("flash", "cudnn", "efficient"):
+        for native in (True, False) if o.heads != o.kv_heads else (True,):
+            use_backend(backend)
+            try:
+                for i in range(4):
+                    if i == 1:
+                        torch.cuda.synchronize()
+                        start = time.perf_counter()
+                    y = attention(q, k, v, native)
+                    y.backward(torch.ones_like(y))
+                torch.cuda.synchronize()
+                times[backend, native] = time.perf_counter() - start
+            except RuntimeError:  # not for this shape or type
+                pass
+    if not times:
+        use_backend("math")
+        return "math"
+    (backend, o.native_gqa), _ = min(times.items(), key=lambda kv: kv[1])
+    use_backend(backend)
+    return backend + ("" if o.native_gqa else ", keys repeated")
+
+
 class Block(nn.Module):
     def __init__(self, o):
         super().__init__()
@@ -58,9 +109,7 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).split((o.heads * d, o.kv_heads * d, o.kv_heads * d), -1)
         q, k, v = (t.view(B, T, -1, d).transpose(1, 2) for t in (q, k, v))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        n = o.heads // o.kv_heads
-        k, v = k.repeat_interleave(n, 1), v.repeat_interleave(n, 1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = attention(q, k, v, o.native_gqa)
         x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
@@ -84,8 +133,13 @@ class Llama(nn.Module):
 
     def forward(self, tokens, targets):
         x = self.embed(tokens)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.bfloat16)  # or the whole residual stream would be fp32
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
+        return self.loss(x, targets)
+
+    def loss(self, x, targets):
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
 
 
@@ -106,17 +160,35 @@ def append_row(o, row):
 class Trainer:
     def __init__(self, o, dtype, params, lr, tensors=None):
         torch.manual_seed(1)
+        self.attention = choose_attention(o, dtype)
         self.o, model = o, Llama(o)
         if tensors:
             load_hugging_face(model, tensors)
         model = model.to(o.device)
-        if dtype == "bf16" and params == "bf16":
+        self.masters = {}
+        if dtype == "bf16" and params == "master":
+            self.masters = {k: p.detach().clone() for k, p in model.named_parameters()}
+        if dtype == "bf16" and params != "fp32":
+            cos, sin = model.cos, model.sin
             model = model.to(torch.bfloat16)
-            model.cos, model.sin = model.cos.float(), model.sin.float()
+            model.cos, model.sin = cos, sin
         self.autocast = dtype == "bf16" and params == "fp32"
-        self.model, self.step_model = model, torch.compile(model) if o.compile else model
-        groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
-                  {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}]
+        self.model = self.step_model = model
+        self.parameters = list(model.parameters())
+        updated = self.parameters
+        if self.masters:
+            updated = [self.masters[k] for k, _ in model.named_parameters()]
+            for m in updated:
+                m.grad = torch.empty_like(m)
+        self.updated = updated
+        if o.compile == "model":
+            self.step_model = torch.compile(model, dynamic=False)
+        elif o.compile == "blocks":  # one compilation serves all of them
+            for b in model.blocks:
+                b.compile(dynamic=False)
+            model.loss = torch.compile(model.loss, dynamic=False)
+        groups = [{"params": [p for p in updated if p.dim() > 1], "weight_decay": 0.1},
+                  {"params": [p for p in updated if p.dim() == 1], "weight_decay": 0.0}]
         try:
             self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
         except (RuntimeError, TypeError):
@@ -126,20 +198,28 @@ class Trainer:
         with torch.autocast(self.o.device, torch.bfloat16) if self.autocast else contextlib.nullcontext():
             loss = self.step_model(tokens, targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        if self.masters:
+            torch._foreach_copy_([m.grad for m in self.updated], [p.grad for p in self.parameters])
         self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+        if self.masters:
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, self.updated)
+        for p in self.parameters:
+            p.grad = None
         return loss
 
 
 def measure(name, o, dtype, params):
-    variant = f"pytorch{'-compile' if o.compile else ''}{', ' + params + ' parameters' if dtype == 'bf16' else ''}"
-    facts = {"kind": "train", "program": variant, "model": name, "layers": o.layers, "batch": o.batch, "seq_len": o.seq_len,
-             "dtype": dtype, "torch": torch.__version__}
+    how = {"": "", "model": "-compile", "blocks": "-compile by blocks"}[o.compile]
+    variant = f"pytorch{how}{', ' + params + (' masters' if params == 'master' else ' parameters') if dtype == 'bf16' else ''}"
+    facts = {"kind": "train", "program": variant.replace("master masters", "fp32 masters"), "model": name, "layers": o.layers,
+             "batch": o.batch, "seq_len": o.seq_len, "dtype": dtype, "torch": torch.__version__,
+             "state": "bf16" if dtype == "bf16" and params == "bf16" else "fp32"}
     if o.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     try:
-        t, trainer = time_steps(o, dtype, params)
+        t, trainer, first = time_steps(o, dtype, params)
     except torch.OutOfMemoryError:
         print(f"{name:10s} {variant}: out of memory", flush=True)
         append_row(o, {**facts, "error": "out of memory"})
@@ -149,24 +229,35 @@ def measure(name, o, dtype, params):
     flops = 6 * matrices + 6 * o.layers * o.dim * o.seq_len
     memory = torch.cuda.max_memory_allocated() if o.device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"{name:10s} {dtype:5s} {o.batch:4d} x {o.seq_len:<5d} {1e3 * t:9.1f} ms {n / t:10.0f} tok/s "
-          f"{n / t * flops / 1e9:10.1f} GFLOP/s {memory / 2**20:10.1f} MiB  {variant}", flush=True)
+          f"{n / t * flops / 1e9:10.1f} GFLOP/s {memory / 2**20:10.1f} MiB  {facts['program']}; attention: {trainer.attention}; "
+          f"first step {first:.1f} s", flush=True)
     peak = 989e12 if o.device == "cuda" and any(g in device_name(o) for g in ("H100 80GB HBM3", "H200")) else None
     append_row(o, {**facts, "parameters": sum(p.numel() for p in trainer.model.parameters()), "seconds": t, "tokens_per_s": n / t,
-                   "flops_per_token": flops, "flops": n / t * flops, "mfu": peak and n / t * flops / peak, "peak_bytes": memory})
+                   "flops_per_token": flops, "flops": n / t * flops, "mfu": peak and n / t * flops / peak, "peak_bytes": memory,
+                   "attention": trainer.attention, "first_step_seconds": first})
 
 
 def time_steps(o, dtype, params):
+    """Seconds of a step (median), as bench_train takes them: the host runs ahead, events stand between the steps."""
     trainer = Trainer(o, dtype, params, 1e-4)
     tokens, targets = (torch.randint(o.vocab, (o.batch, o.seq_len), device=o.device) for _ in range(2))
-    times = []
+    cuda = o.device == "cuda"
+    marks, begin = [], time.perf_counter()
     for step in range(3 + o.steps):
-        start = time.perf_counter()
         trainer.step(tokens, targets)
-        if o.device == "cuda":
-            torch.cuda.synchronize()
-        if step >= 3:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times), trainer
+        if step == 0:
+            if cuda:
+                torch.cuda.synchronize()
+            first = time.perf_counter() - begin
+        if step >= 2:
+            mark = torch.cuda.Event(enable_timing=True) if cuda else time.perf_counter()
+            if cuda:
+                mark.record()
+            marks.append(mark)
+    if cuda:
+        torch.cuda.synchronize()
+    times = [a.elapsed_time(b) * 1e-3 if cuda else b - a for a, b in zip(marks, marks[1:])]
+    return statistics.median(times), trainer, first
 
 
 # ---- the same weights and data as bench_train --curve --------------------------------------------------------------------------
@@ -220,7 +311,7 @@ def curve(o):
             sys.exit(f"torch_llama.py: {key} is {c[key]} in {o.curve}, {value} here")
     with open(o.curve + "/tokens.i32", "rb") as f:
         text = torch.frombuffer(bytearray(f.read()), dtype=torch.int32).view(c["steps"], o.batch, o.seq_len + 1).long()
-    trainer = Trainer(o, c["dtype"], "fp32", c["lr"], read_safetensors(o.curve + "/weights/model.safetensors"))
+    trainer = Trainer(o, c["dtype"], "master", c["lr"], read_safetensors(o.curve + "/weights/model.safetensors"))
     losses = []
     for step in range(c["steps"]):
         for group in trainer.adam.param_groups:
@@ -242,16 +333,17 @@ def main():
     p.add_argument("--batch", type=int, default=8)
     p.add_argument("--seq-len", type=int, default=1024)
     p.add_argument("--dtype", choices=("fp32", "bf16"))
-    p.add_argument("--params", choices=("fp32", "bf16", "both"), default="fp32", help="with --dtype bf16")
+    p.add_argument("--params", choices=("master", "fp32", "bf16", "all"), default="master", help="with --dtype bf16")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--threads", type=int, default=0)
-    p.add_argument("--compile", action="store_true")
+    p.add_argument("--compile", nargs="?", choices=("model", "blocks"), const="model", default="")
     p.add_argument("--curve", default="", help="folder that bench_train --curve has filled")
     p.add_argument("--json", default="", help="append one JSON object per result to this file")
     o = p.parse_args()
     if o.threads:
         torch.set_num_threads(o.threads)
+    o.native_gqa = True
     print(f"# PyTorch {torch.__version__}, {device_name(o)}, {torch.get_num_threads()} threads")
     if o.curve:
         return curve(o)
@@ -261,7 +353,7 @@ def main():
                   ("tiny", dict(vars(o), dim=512, layers=5, heads=8, kv_heads=4, ffn=1280, vocab=32000, batch=4, seq_len=128))]
     for name, options in models:
         for dtype in (o.dtype,) if o.dtype else ("fp32", "bf16"):
-            for params in ("fp32", "bf16") if o.params == "both" and dtype == "bf16" else (o.params if dtype == "bf16" else "fp32",):
+            for params in ("fp32",) if dtype == "fp32" else ("master", "fp32", "bf16") if o.params == "all" else (o.params,):
                 measure(name, argparse.Namespace(**options), dtype, params)
                 gc.collect()
                 if o.device == "cuda":

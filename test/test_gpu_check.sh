@@ -105,23 +105,32 @@ stand_in kernel_tests 'case "$*" in
 esac'
 stand_in compute-sanitizer 'tool=$2; shift 6; "$@" | sed "s/^says .*One/========= Race reported between Write and Read/"; [ $tool = synccheck ] && exit 9; exit 0'
 stand_in fidelity_gpu 'if [ $1 = list ]; then echo "mma sm_80"; else echo 00 > $2/mma.txt; fi'
+stand_in ncu 'if [ "$1" = --query-metrics ]; then printf "%s\n" "gpu__time_duration   counter" "dram__throughput   x" "sm__pipe_tensor_cycles_active  x"; exit; fi
+for a; do [ "$last" = --metrics ] && echo "$a" >> '"$work"'/metrics; [ "$last" = --log-file ] && csv=$a; last=$a; done
+case "$*" in *bench_rope*) echo "==ERROR== no" > "$csv"; exit 1 ;; esac
+printf "%s\n" "==PROF== Connected" "\"ID\",\"Kernel Name\",\"Grid Size\",\"gpu__time_duration.sum\",\"dram__throughput.avg.pct_of_peak_sustained_elapsed\",\"sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active\"" \
+  "\"\",\"\",\"\",\"ns\",\"%%\",\"%%\"" "\"0\",\"k<a, \"\"b\"\">(int, float)\",\"(8, 1, 1)\",\"12,500\",\"91.5\",\"0\"" > "$csv"'
 stand_in mpirun 'shift 2; exec "$@"'
 stand_in sanity 'case "$*" in *nccl-shared*) exit 70 ;; esac'
 stand_in bench_train 'echo "$*" >> '"$work"'/train; [[ "$*" == *"7B-class, 8 layers"* ]] && exit 1; '"$good"
 rm -f "$work/train"
 PATH=$work/p:$PATH timeout 120 dev/gpu_check.sh --programs "$work/p" --out "$work/out" \
-  --stages environment,tests,goldens,ceilings,kernels,training,ranks,sanitizer > "$work/log" 2>&1
+  --stages environment,tests,goldens,ceilings,kernels,training,ranks,sanitizer,profile > "$work/log" 2>&1
 rc=$?
-check "all stages are reached" 'rc == 1 and s == {"environment": "ok", "tests": "ok", "goldens": "ok", "ceilings": "ok", "kernels": "ok", "training": "failed", "ranks": "failed", "sanitizer": "failed"}'
+check "all stages are reached" 'rc == 1 and s == {"environment": "ok", "tests": "ok", "goldens": "ok", "sanitizer": "failed", "ranks": "failed", "ceilings": "ok", "kernels": "ok", "training": "failed", "profile": "failed"}'
 check "the report is the GPU's" 'r["device"] == "NVIDIA Stand-in" and not r["dry_run"] and "Dry run" not in md and {"kind": "fact", "name": "compute_cap", "value": "9.0"} in rows("environment")'
 counts='[(x["suite"], x["passed"], x["failed"], x["skipped"], x["not_run"]) for x in rows(stage) if x["kind"] == "tests"]'
 check "tests are counted, disabled ones not" "[$counts for stage in ['tests']] == [[('kernel tests', 3, 0, 0, 0)]]"
 check "goldens are packed" 'os.path.getsize(folder + "/goldens.tgz") > 0'
-check "models that fail do not hide others" 'sum(x["kind"] == "kernel" for x in rows("training")) == 8 and "7B-class" in r["stages"]["training"]["note"]'
+check "models that fail do not hide others" 'sum(x["kind"] == "kernel" for x in rows("training")) == 9 and "7B-class" in r["stages"]["training"]["note"]'
 check "training runs on the GPU, tuned, in bf16" 'all("--device cuda --dtype bf16" in l and "--gemm-tune on" in l for l in open(folder + "/../train"))'
 check "each transport says for itself" '[x["result"] for x in rows("ranks") if x["kind"] == "ranks"] == ["passed", "passed", "FAILED"]'
 check "the sanitizer's tools run, and a finding fails the test" "[$counts for stage in ['sanitizer']] == [[(t, 2, 1, 0, 0) for t in ('memcheck', 'racecheck', 'synccheck')]]"
 check "and is quoted" 'any(x["name"] == "A.One" and "Race reported" in x["message"] for x in rows("sanitizer") if x["kind"] == "failure") and "What failed" in md and "A.One" in md'
+
+check "counters are read, but only those that ncu knows" 'sum(x["kind"] == "profile" for x in rows("profile")) == 9 and {"kind": "profile", "shape": "8192x4096", "kernel": "k<a, \"b\">", "Grid Size": "(8, 1, 1)", "gpu__time_duration.sum": 12500.0, "dram__throughput.avg.pct_of_peak_sustained_elapsed": 91.5, "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": 0.0} in rows("profile") and "12.5 us" in md and "hmma" not in open(folder + "/../metrics").read()'
+check "a kernel without counters is named" 'any(x["name"] == "bench_rope under ncu" for x in rows("profile") if x["kind"] == "failure")'
+check "few files" 'len(os.listdir(folder)) == 5'
 
 # Tests that fail, crash, hang and spoil their process: each is named, and costs no other.
 if [ -n "$(make -s BUILD="$BUILD" --eval 'print-it: ; @echo $(HAVE_GTEST)' print-it)" ]; then
@@ -153,9 +162,9 @@ CPP
   how='{x["name"]: x["how"] + ": " + x["message"] for x in reversed(rows("tests")) if x["kind"] == "failure"}'
   check "each bad test is found, and no other" "set($how) == {'Fails.Plainly', 'Spoils.Itself', 'Crashes.Here', 'Shapes/Param.Hangs/1', 'AtTheEnd.'} and rc == 1"
   check "all are counted" "[$counts for stage in ['tests']] == [[('kernel tests', 7, 4, 1, 0)]]"
-  check "a failure has its message" "'wrong element 7' in $how['Fails.Plainly']"
-  check "a crash has its signal" "'signal 11' in $how['Crashes.Here']"
-  check "a hang is named, and what came after it ran" "'hung' in $how['Shapes/Param.Hangs/1']"
+  check "a failure has its message" "'wrong element 7' in ($how)['Fails.Plainly']"
+  check "a crash has its signal" "'signal 11' in ($how)['Crashes.Here']"
+  check "a hang is named, and what came after it ran" "'hung' in ($how)['Shapes/Param.Hangs/1']"
   check "a CUDA fault is tried alone, launch by launch" 'any("at launch" in x["message"] and "BLOCKING" in x["how"] for x in rows("tests") if x["kind"] == "failure")'
   check "the report begins with them" 'md.index("What failed") < md.index("## tests") and "wrong element 7" in md'
 fi
@@ -167,8 +176,8 @@ rows() {  # rows LAST: 200 steps of both, of which the last ten differ
 import json
 for p, last in ('ringzero', 3.0), ('pytorch-compile', float('$1')):
     print(json.dumps(dict(kind='curve', program=p, model='m', batch=1, seq_len=2, dtype='bf16', losses=[4.0] * 190 + [last] * 10)))
-for p, v in ('ringzero', 300), ('pytorch-compile, fp32 parameters', 100), ('pytorch-compile, bf16 parameters', 200):
-    print(json.dumps(dict(kind='train', program=p, model='m', batch=1, seq_len=2, dtype='bf16', tokens_per_s=v)))"
+for p, v, t in ('ringzero', 300, 'fp32'), ('pytorch-compile, fp32 parameters', 100, 'fp32'), ('pytorch-compile, fp32 masters', 200, 'fp32'), ('pytorch-compile, bf16 parameters', 400, 'bf16'):
+    print(json.dumps(dict(kind='train', program=p, model='m', batch=1, seq_len=2, dtype='bf16', state=t, tokens_per_s=v)))"
 }
 for last in 3.01 3.02; do
   rows $last > "$work/rows"
@@ -176,7 +185,7 @@ for last in 3.01 3.02; do
   "$BUILD/gpu_report" begin "$work/out" c d now x 0 curves && "$BUILD/gpu_report" stage "$work/out" curves ok 1 "" "$work/rows" && rc=0
   check "curves that end at 3.0 and $last" "('beyond' if $last > 3.015 else 'within') in md.split('## Loss curves')[1].split('asked')[0]"
 done
-check "the ratio is to PyTorch's fastest variant" '"| 300 | 200 | pytorch-compile, bf16 parameters | 1.50 |" in md'
+check "the ratio is to PyTorch's fastest variant of the same types" '"| 300 | 200 | pytorch-compile, fp32 masters | 1.50 |" in md'
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
