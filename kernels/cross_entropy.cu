@@ -6,29 +6,34 @@ namespace rz {
 namespace {
 
 constexpr int kKeep = 8;  // vectors of a row that a thread keeps in registers: up to 128 KiB of logits per block
-constexpr int kMostThreads = 1024;
+constexpr int kMostThreads = 1024, kHalfThreads = 512;  // at 64 registers one or two blocks per multiprocessor
+constexpr float kLn2 = 0.693147180559945f;
 constexpr int kSumThreads = 256;
 
-// Running maximum m and sum of exp(x - m), for exp as 2^(x log2 e)
+// Running maximum and sum of exp(x - maximum). `top` is the maximum times log2 e, rounded: for exp(x - maximum) stands
+// 2^(x log2 e - top), one fmaf and one ex2. What the rounding adds is a factor common to all terms: it cancels in the
+// gradient, and the loss adds the same `top` again.
 struct Softmax {
-    float max = -INFINITY, sum = 0;
+    float max = -INFINITY, top = -INFINITY, sum = 0;
 
     template <int kN>
     __device__ __forceinline__ void add(const float (&x)[kN]) {
-        float top = x[0];
+        float here = x[0];
 #pragma unroll
-        for (int k = 1; k < kN; ++k) top = fmaxf(top, x[k]);
-        if (top > max) {
-            sum *= ptx::ex2((max - top) * kLog2e);  // 0 the first time
-            max = top;
+        for (int k = 1; k < kN; ++k) here = fmaxf(here, x[k]);
+        if (here > max) {
+            max = here;
+            const float before = top;
+            top = here * kLog2e;
+            sum *= ptx::ex2(before - top);  // 0 the first time
         }
-        if (top == -INFINITY) {  // masked logits, which add nothing, unless fmaxf has passed over a NaN
+        if (here == -INFINITY) {  // masked logits, which add nothing, unless fmaxf has passed over a NaN
 #pragma unroll
             for (int k = 0; k < kN; ++k) sum = x[k] == x[k] ? sum : x[k];
             return;
         }
 #pragma unroll
-        for (int k = 0; k < kN; ++k) sum += ptx::ex2((x[k] - max) * kLog2e);
+        for (int k = 0; k < kN; ++k) sum += ptx::ex2(fmaf(x[k], kLog2e, -top));
     }
 };
 
@@ -45,26 +50,29 @@ struct RowCut {
         vectors = (V - head) / kVec;
         tail = head + vectors * kVec;
     }
+
+    // The thread that takes element v, if vector i is thread i % threads'
+    __device__ __forceinline__ int owner(int v, int threads) const {
+        return v < head ? v : v < tail ? (v - head) / kVec % threads : v - tail;
+    }
 };
 
+// The probability is 2^(x log2 e - top) / sum; `factor` has the gradient's scale in it too.
 template <class T, int kN>
-__device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], int at, int target, float max, float inverse,
-                                               float scale) {
+__device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], float top, float factor) {
 #pragma unroll
-    for (int k = 0; k < kN; ++k) {
-        // x - x is 0, or NaN where the loss is infinite: it never hides behind a finite gradient
-        const float one = at + k == target ? 1.0f + (x[k] - x[k]) : 0.0f;
-        x[k] = (ptx::ex2((x[k] - max) * kLog2e) * inverse - one) * scale;
-    }
+    for (int k = 0; k < kN; ++k) x[k] = ptx::ex2(fmaf(x[k], kLog2e, -top)) * factor;
     store(p, x);
 }
 
-// One block per row, and the row is read once: the maximum and the sum run along, and the logits wait for the gradient in registers
-// (128 KiB), behind them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by device: a row of 128256 in
-// 16 bits fits where a block has 128 KiB). Only what is beyond both is read again. A thread reads only what it copied itself.
+// One block per row, and the row is read once: the maximum and the sum run along, and the logits wait for the gradient
+// in registers (128 KiB), behind them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by device: a
+// row of 128256 in 16 bits fits where a block has 128 KiB). Only what is beyond both is read again. A thread reads only
+// what it copied itself.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
-    cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, bool write_gradient, int staged) {
+    cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, bool write_gradient,
+                         int staged) {
     GPU_DYN_SMEM(smem);
     __shared__ float maxima[32];
     __shared__ float sums[32];
@@ -73,6 +81,10 @@ __global__ void __launch_bounds__(kMostThreads)
     T* row = logits + int64_t(blockIdx.x) * V;
     const RowCut<T> cut(row, V);
     T* body = row + cut.head;
+    Pack<T, kVec> kept[kKeep];  // on their way before anything is waited for
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i)
+        if (thread + i * threads < cut.vectors) kept[i].load(body + (thread + i * threads) * kVec);
     const int target = targets[blockIdx.x];
 
     if (target == kIgnoreTarget) {
@@ -81,10 +93,10 @@ __global__ void __launch_bounds__(kMostThreads)
             for (int v = thread; v < V; v += threads) row[v] = from_float<T>(0.0f);
         return;
     }
-    const float target_logit = thread == 0 ? to_float(row[target]) : 0.0f;  // before anything is overwritten
+    const float target_logit = to_float(row[target]);  // before anything is overwritten
 
     T* const stage = reinterpret_cast<T*>(smem) + thread * kVec;
-    const int stage_stride = threads * kVec, rest = kKeep + staged;  // vectors of a thread from `rest` on are read again
+    const int stage_stride = threads * kVec, rest = kKeep + staged;  // a thread's vectors from `rest` on are read again
     for (int i = 0; i < staged; ++i)
         if (const int at = thread + (kKeep + i) * threads; at < cut.vectors)
             ptx::cp_async16(stage + i * stage_stride, body + at * kVec);
@@ -95,10 +107,6 @@ __global__ void __launch_bounds__(kMostThreads)
     const bool has_head = thread < cut.head, has_tail = cut.tail + thread < V;
     if (has_head) load(head, row + thread), softmax.add(head);
     if (has_tail) load(tail, row + cut.tail + thread), softmax.add(tail);
-    Pack<T, kVec> kept[kKeep];
-#pragma unroll
-    for (int i = 0; i < kKeep; ++i)
-        if (thread + i * threads < cut.vectors) kept[i].load(body + (thread + i * threads) * kVec);
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {
         if (thread + i * threads >= cut.vectors) continue;
@@ -119,9 +127,10 @@ __global__ void __launch_bounds__(kMostThreads)
     }
 
     const float max = block_max(softmax.max, maxima, threads);
-    const float share = softmax.sum == 0 ? 0.0f : softmax.sum * ptx::ex2((softmax.max - max) * kLog2e);
+    const float top = max * kLog2e;
+    const float share = softmax.sum == 0 ? 0.0f : softmax.sum * ptx::ex2(softmax.top - top);
     const float sum = block_sum(share, sums, threads);
-    if (thread == 0) loss[blockIdx.x] = logf(sum) + (max - target_logit);
+    if (thread == 0) loss[blockIdx.x] = logf(sum) + fmaf(-target_logit, kLog2e, top) * kLn2;
     if (!write_gradient) return;
 
 #pragma unroll
@@ -129,27 +138,33 @@ __global__ void __launch_bounds__(kMostThreads)
         ptx::forget(kept[i].words[0].x), ptx::forget(kept[i].words[0].y);
         ptx::forget(kept[i].words[0].z), ptx::forget(kept[i].words[0].w);
     }
-    const float inverse = 1.0f / sum;
-    if (has_head) store_gradient(row + thread, head, thread, target, max, inverse, scale);
-    if (has_tail) store_gradient(row + cut.tail + thread, tail, cut.tail + thread, target, max, inverse, scale);
+    const float inverse = 1.0f / sum, factor = inverse * scale;
+    if (has_head) store_gradient(row + thread, head, top, factor);
+    if (has_tail) store_gradient(row + cut.tail + thread, tail, top, factor);
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {
         const int v = (thread + i * threads) * kVec;
         if (thread + i * threads >= cut.vectors) continue;
         float x[kVec];
         kept[i].to(x);
-        store_gradient(body + v, x, cut.head + v, target, max, inverse, scale);
+        store_gradient(body + v, x, top, factor);
     }
     for (int i = 0; i < staged && thread + (kKeep + i) * threads < cut.vectors; ++i) {
         const int v = (thread + (kKeep + i) * threads) * kVec;
         float x[kVec];
         load(x, stage + i * stage_stride);
-        store_gradient(body + v, x, cut.head + v, target, max, inverse, scale);
+        store_gradient(body + v, x, top, factor);
     }
     for (int i = thread + rest * threads; i < cut.vectors; i += threads) {
         float x[kVec];
         load(x, body + i * kVec);
-        store_gradient(body + i * kVec, x, cut.head + i * kVec, target, max, inverse, scale);
+        store_gradient(body + i * kVec, x, top, factor);
+    }
+    // The target's own gradient comes last, from the thread that has just written it as if it were none. x - x is 0, or
+    // NaN where the loss is infinite: it never hides behind a finite gradient.
+    if (thread == cut.owner(target, threads)) {
+        const float one = 1.0f + (target_logit - target_logit);
+        row[target] = from_float<T>((ptx::ex2(fmaf(target_logit, kLog2e, -top)) * inverse - one) * scale);
     }
 }
 
@@ -163,15 +178,30 @@ __global__ void __launch_bounds__(kSumThreads) sum_f32_kernel(double* out, const
     if (threadIdx.x == 0) out[0] += sum;
 }
 
-// Vectors per thread that shared memory can take of those that the registers can't
-int staged_vectors(int64_t vectors, int threads) {
-    const int64_t beyond = ceil_div(vectors, threads) - kKeep;
-    if (beyond <= 0) return 0;
-    int device = 0, bytes = 0;
+int device_attribute(cudaDeviceAttr what) {
+    int device = 0, value = 0;
     CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    const int64_t room = (bytes - 2048) / (16 * threads);  // 2048: static shared memory, and the alignment behind it
-    return int(beyond < room ? beyond : room);
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, what, device));
+    return value;
+}
+
+struct Shape {
+    int threads, staged;
+};
+
+// Two blocks per multiprocessor where what waits for the gradient fits into half of one: one fetches while the other
+// computes. Else one block, and as much of its row in shared memory as there is room for.
+Shape shape_of(int64_t vectors, bool write_gradient) {
+    constexpr int kFixed = 2048;  // static shared memory, and the alignment behind it
+    const int half = row_threads(vectors, kKeep, kHalfThreads);
+    const int64_t beyond = ceil_div(vectors, half) - kKeep;
+    if (beyond <= 0) return {half, 0};
+    if (!write_gradient) return {kMostThreads, 0};
+    const int shared = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    if (16 * half * beyond <= shared / 2 - 1024 - kFixed) return {half, int(beyond)};  // 1024: the driver's, per block
+    const int64_t rest = ceil_div(vectors, kMostThreads) - kKeep;
+    const int64_t room = (device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kFixed) / (16 * kMostThreads);
+    return {kMostThreads, int(rest < room ? rest : room)};
 }
 
 }  // namespace
@@ -180,8 +210,7 @@ void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
     if (a.N == 0 || a.V == 0) return;
     require(a.V <= 0x7fffffff, "cross_entropy: V=%lld is beyond 2^31", static_cast<long long>(a.V));
     with_device_type(a.dtype, [&]<class T>() {
-        const int threads = row_threads(ceil_div(a.V, kVecOf<T>), kKeep / 2, kMostThreads);
-        const int staged = a.write_gradient ? staged_vectors(ceil_div(a.V, kVecOf<T>), threads) : 0;
+        const auto [threads, staged] = shape_of(ceil_div(a.V, kVecOf<T>), a.write_gradient);
         launch(cross_entropy_kernel<T>,
                LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(threads), size_t(16 * threads * staged), stream), a.loss,
                static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.write_gradient, staged);

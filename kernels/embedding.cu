@@ -5,41 +5,70 @@ namespace rz {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kVectors = 4;  // per thread of the forward pass
+constexpr int kRows = 8;     // of a token's that the backward pass fetches at a time
 
 template <class T, int kVec>
 __global__ void __launch_bounds__(kThreads)
     embedding_forward_kernel(T* x, const T* table, const int32_t* tokens, int64_t items, int C) {
-    const int64_t item = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-    if (item >= items) return;
+    const int64_t first = int64_t(blockIdx.x) * (kThreads * kVectors) + threadIdx.x;
     const int vectors = C / kVec;
-    const int64_t row = items <= 0xffffffffLL ? int64_t(uint32_t(item) / uint32_t(vectors)) : item / vectors;
-    Pack<T, kVec> pack;
-    pack.load(table + int64_t(tokens[row]) * C + (item - row * vectors) * kVec);
-    pack.store(x + item * kVec);
+    const T* source[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int64_t item = first + i * kThreads;
+        if (item >= items) break;
+        const int64_t row = items <= 0xffffffffLL ? int64_t(uint32_t(item) / uint32_t(vectors)) : item / vectors;
+        source[i] = table + int64_t(tokens[row]) * C + (item - row * vectors) * kVec;
+    }
+    Pack<T, kVec> pack[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+        if (first + i * kThreads < items) pack[i].load(source[i]);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+        if (first + i * kThreads < items) pack[i].store(x + (first + i * kThreads) * kVec);
 }
 
-// Block (distinct token, slice of the columns): a thread owns kVec columns of the token's row and adds in row order.
+// Block (distinct token, slice of the columns): a thread owns kVec columns of the token's row and adds in row order. A
+// warp fetches 32 row numbers at a time.
 template <class T, class G, int kVec>
 __global__ void __launch_bounds__(kThreads)
     embedding_backward_kernel(G* dtable, const T* dx, const int32_t* rows, const int32_t* starts, const int32_t* ids,
                               int C) {
-    const int c = int(blockIdx.y * blockDim.x + threadIdx.x) * kVec;
-    if (c >= C) return;
     const int begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
     if (begin == end) return;
-    float sum[kVec] = {};
-#pragma unroll 8
-    for (int i = begin; i < end; ++i) {
-        float v[kVec];
-        load(v, dx + int64_t(rows[i]) * C + c);
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) sum[k] += v[k];
-    }
+    const int c = int(blockIdx.y * blockDim.x + threadIdx.x) * kVec, lane = int(threadIdx.x % 32);
+    const bool mine = c < C;  // the others only pass row numbers on
     G* out = dtable + int64_t(ids[blockIdx.x]) * C + c;
-    float old[kVec];
-    load(old, out);
+    Pack<G, kVec> old;
+    if (mine) old.load(out);
+    float sum[kVec] = {};
+    for (int i = begin; i < end; i += 32) {
+        const int here = min(32, end - i);
+        const int row = lane < here ? rows[i + lane] : 0;
+        for (int j = 0; j < here; j += kRows) {
+            Pack<T, kVec> pack[kRows];
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) sum[k] += old[k];
+            for (int r = 0; r < kRows; ++r) {
+                const int64_t at = int64_t(__shfl_sync(kFullWarp, row, j + r)) * C + c;
+                if (mine && j + r < here) pack[r].load(dx + at);
+            }
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                if (j + r >= here) break;
+                float v[kVec];
+                pack[r].to(v);
+#pragma unroll
+                for (int k = 0; k < kVec; ++k) sum[k] += v[k];
+            }
+        }
+    }
+    if (!mine) return;
+    float v[kVec];
+    old.to(v);
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) sum[k] += v[k];
     store(out, sum);
 }
 
@@ -47,7 +76,7 @@ template <class T, int kVec>
 void launch_forward(const EmbeddingForward& a, CudaStream stream) {
     const int64_t items = a.N * (a.C / kVec);
     launch(embedding_forward_kernel<T, kVec>,
-           LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream), static_cast<T*>(a.x),
+           LaunchConfig(dim3(blocks_for(items, kThreads * kVectors)), dim3(kThreads), 0, stream), static_cast<T*>(a.x),
            static_cast<const T*>(a.table), a.tokens, items, int(a.C));
 }
 

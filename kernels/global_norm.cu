@@ -12,14 +12,27 @@ __global__ void __launch_bounds__(kThreads) sum_squares_kernel(double* partial, 
     __shared__ double slots[32];
     constexpr int kVec = kVecOf<T>;
     const int64_t begin = int64_t(blockIdx.x) * block, end = min(n, begin + block);
+    constexpr int kDeep = 4, kStep = kThreads * kVec;
     double sum = 0;
-#pragma unroll 4
-    for (int64_t i = begin + int64_t(threadIdx.x) * kVec; i + kVec <= end; i += kThreads * kVec) {
+    const auto add = [&](const Pack<T, kVec>& pack) {
         float v[kVec], square = 0;
-        load(v, x + i);
+        pack.to(v);
 #pragma unroll
         for (int k = 0; k < kVec; ++k) square += v[k] * v[k];
         sum += double(square);
+    };
+    int64_t i = begin + int64_t(threadIdx.x) * kVec;
+    for (; i + (kDeep - 1) * kStep + kVec <= end; i += kDeep * kStep) {
+        Pack<T, kVec> packs[kDeep];
+#pragma unroll
+        for (int d = 0; d < kDeep; ++d) packs[d].load(x + i + d * kStep);
+#pragma unroll
+        for (int d = 0; d < kDeep; ++d) add(packs[d]);
+    }
+    for (; i + kVec <= end; i += kStep) {
+        Pack<T, kVec> pack;
+        pack.load(x + i);
+        add(pack);
     }
     const int64_t tail = begin + (end - begin) / kVec * kVec + threadIdx.x;
     if (tail < end) sum += double(to_float(x[tail])) * double(to_float(x[tail]));

@@ -12,9 +12,9 @@ struct Case {
 
 class CrossEntropyTest : public testing::TestWithParam<Case> {};
 
-// Each exponential: argument x - max rounded (|x - max| < 16: 2^-20 of the result) and approximated (2^-22); the sum of
-// V of them in another order: below 2^-17. So the log-sum-exp and each probability are within 2^-16, of 1 and of
-// themselves.
+// Each exponential: argument x - max, in units of log2, rounded (|x - max| < 16: 2^-20 of the result) and approximated
+// (2^-22); the sum of V of them in another order: below 2^-17. So the log-sum-exp and each probability are within 2^-16,
+// of 1 and of themselves.
 constexpr double kProbability = 1.0 / (1 << 16);
 
 void check(const Case& c, const Data& logits, const std::vector<int32_t>& targets, bool write_gradient) {
@@ -57,6 +57,14 @@ TEST(CrossEntropyLimits, HugeAndMaskedLogits) {
     for (int64_t i = 0; i < c.V; ++i) logits.set(i, 1e4f + float(i));      // exp would overflow
     for (int64_t i = c.V; i < 2 * c.V - 2; ++i) logits.set(i, -INFINITY);  // all but two masked
     check(c, logits, {39, 79 - 40}, true);
+}
+
+// 1e5 log2 e is off by 2^-8 when rounded to fp32, an exponential of it by as much: no loss and no gradient may show it.
+TEST(CrossEntropyLimits, FarFromZero) {
+    const Case c{3, 300, DType::f32};
+    Data logits = normal(c.N * c.V, c.dtype, 4);
+    for (int64_t i = 0; i < c.N * c.V; ++i) logits.set(i, float(std::round(logits.at(i) * 128) / 128 + (i < c.V ? 1e5 : -1e5)));
+    check(c, logits, {0, 150, 299}, true);
 }
 
 // Else a step whose loss is no number could be applied: the norm of its gradient would be one.
