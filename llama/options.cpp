@@ -310,6 +310,7 @@ static void settle_schedule(Options& o) {
     require(!wsd || o.cooldown <= o.steps, "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld",
             (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
     if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
+    require(o.min_lr <= o.lr, "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr, o.lr, o.lr);
 }
 
 static bool parse(Options& o, int& exit_code) {

@@ -60,6 +60,8 @@ TEST(Schedule, WhatSaysNothingTogetherIsRefused) {
     parsed({"--lr-schedule", "constant", "--min-lr", "1e-5"}, 2);
     parsed({"--lr-schedule", "wsd", "--steps", "100", "--cooldown", "101"}, 2);
     parsed({"--lr-schedule", "wsx"}, 2);
+    parsed({"--lr", "1e-3", "--min-lr", "2e-3"}, 2);
+    parsed({"--lr", "1e-3", "--min-lr", "1e-3"});
     parsed({"--lr-schedule", "wsd", "--steps", "100", "--cooldown", "100"});
 }
 
