@@ -35,6 +35,8 @@ static int train(Run& run) {
 }
 
 static int run_command(Options options, Process& process) {
+    require(options.command == Options::Command::train || process.size() == 1,
+            "generate and export run in one process, this is one of %d: leave mpirun out", process.size());
     if (options.command == Options::Command::generate) return generate_command(options);
     if (options.command == Options::Command::export_model) return export_command(options);
     if (options.print_config) return print_config_command(options);

@@ -299,6 +299,10 @@ static int report(const CLI::App& app, const CLI::ParseError& error) {
     return 2;
 }
 
+static const char* name_of(Options::Command command) {
+    return command == Options::Command::generate ? "generate" : command == Options::Command::export_model ? "export" : "training";
+}
+
 // Defaults that hang on other flags, and flags that say nothing together.
 static void settle_schedule(Options& o) {
     const bool wsd = o.lr_schedule == "wsd", constant = o.lr_schedule == "constant";
@@ -311,6 +315,24 @@ static void settle_schedule(Options& o) {
             (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
     if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
     require(o.min_lr <= o.lr, "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr, o.lr, o.lr);
+}
+
+// What was asked for on this command line: flags that contradict each other, or that would be taken and do nothing.
+static void check_given(const Options& o) {
+    if (o.command != Options::Command::train) {
+        require(o.given.empty(), "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come behind its name",
+                o.given.empty() ? "" : o.given.begin()->c_str(), name_of(o.command), name_of(o.command));
+        return;
+    }
+    require(!o.given.count("preset") || o.init_from.empty(),
+            "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(), o.init_from.c_str());
+    require(!o.raw16 || o.data.empty(), "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
+    require(!o.given.count("sample-tokens") || o.sample_every > 0, "--sample-tokens without samples\n  nearest: --sample-every 1");
+    require(o.on_spike == "warn" || o.spike_z > 0,
+            "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8", o.on_spike.c_str());
+    for (const char* flag : {"save-every", "keep-every"})
+        require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
+                "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
 }
 
 static bool parse(Options& o, int& exit_code) {
@@ -351,6 +373,13 @@ static bool parse(Options& o, int& exit_code) {
 bool parse_options(int argc, char** argv, Options& o, int& exit_code) {
     o.arguments.assign(argv + 1, argv + argc);
     if (!parse(o, exit_code)) return false;
+    try {
+        check_given(o);
+    } catch (const Error& error) {
+        std::cerr << "train_llama: " << error.what() << '\n';
+        exit_code = 2;
+        return false;
+    }
     if (o.presets) {
         std::cout << preset_table();
         exit_code = 0;

@@ -59,6 +59,8 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     if (!paths_.val.empty())
         val_data_ = std::make_unique<DataLoader>(open_shards(paths_.val, shards), o.seq_len, o.seed, config_.vocab, DataOrder::kSequential);
     if (!paths_.tokenizer.empty() && o.sample_every > 0) tokenizer_ = Tokenizer::load(paths_.tokenizer);
+    require(val_data_ || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
+            "--%s: there are no validation data\n  give --val-data, or a --data folder that has some", o.sample_every > 0 ? "sample-every" : "val-every");
     require(o.sample_every == 0 || tokenizer_, "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
 
     std::string note;

@@ -20,8 +20,9 @@ refused() {
   for t in "${texts[@]}"; do says "$t" || { echo "does not say: $t"; return 1; }; done
 }
 trained() {  # trained ARGS...
-  "$program" --data "$work/data" --device cpu --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 \
-    --batch 2 --seq-len 32 --val-tokens 512 "$@" > "$work/log" 2>&1
+  local shape=(--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8)
+  [[ " $* " == *" --init-from "* ]] && shape=()  # the model is the folder's
+  "$program" --data "$work/data" --device cpu "${shape[@]}" --batch 2 --seq-len 32 --val-tokens 512 "$@" > "$work/log" 2>&1
 }
 
 python3 data_prep/prepare.py stdlib --max-bytes 400K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
