@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/bias_correction.h"
 #include "kernels/checks.h"
 #include "kernels/stochastic_rounding.h"
 
@@ -14,8 +15,8 @@ namespace rz {
 // What a step multiplies by, worked out once in double.
 struct AdamWFactors {
     float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2;
-    float lr_m;         // lr / (1 - beta1^step)
-    float sqrt_v_scale;  // 1 / sqrt(1 - beta2^step)
+    float lr_m;          // lr / (1 - beta1^t)
+    float sqrt_v_scale;  // 1 / sqrt(1 - beta2^t)
     float eps, lr_decay;
 };
 }  // namespace rz
@@ -144,8 +145,8 @@ void adamw_cpu(const AdamW& a) {
     f.one_minus_beta1 = float(1.0 - double(a.beta1));
     f.beta2 = a.beta2;
     f.one_minus_beta2 = float(1.0 - double(a.beta2));
-    f.lr_m = float(double(a.lr) / (1.0 - std::pow(double(a.beta1), double(a.step))));
-    f.sqrt_v_scale = float(1.0 / std::sqrt(1.0 - std::pow(double(a.beta2), double(a.step))));
+    f.lr_m = float(double(a.lr) * (a.correction ? a.correction[0] : m_correction(double(a.beta1), a.step)));
+    f.sqrt_v_scale = float(a.correction ? a.correction[1] : v_correction(double(a.beta2), a.step));
     f.eps = a.eps;
     f.lr_decay = float(double(a.lr) * double(a.weight_decay));
     RZ_SIMD_CALL(adamw, a, f);
@@ -171,6 +172,7 @@ void adamw(Stream& stream, const AdamW& a) {
     check_pointer(op, "grad_scale", a.grad_scale, 4);
     check_pointer(op, "segment_end", a.segment_end, 8);
     check_pointer(op, "decays", a.decays);
+    if (a.correction) check_pointer(op, "correction", a.correction, 8);
     require(a.master_dtype != DType::f16 && a.adam_dtype != DType::f16,
             "%s: masters are %s, moments %s; they may be fp32 or bf16", op, name_of(a.master_dtype), name_of(a.adam_dtype));
     require(a.param != a.master || a.param_dtype == a.master_dtype,

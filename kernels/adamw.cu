@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "kernels/adamw.h"
+#include "kernels/bias_correction.h"
 #include "kernels/device_math.cuh"
 #include "kernels/stochastic_rounding.h"
 
@@ -13,9 +13,9 @@ constexpr int kThreads = 256;
 
 struct Coefficients {
     float beta1, one_minus_beta1, beta2, one_minus_beta2;
-    float lr_m;          // lr / (1 - beta1^step)
-    float sqrt_v_scale;  // 1 / sqrt(1 - beta2^step)
-    float eps, lr_decay;
+    float lr_m;          // lr / (1 - beta1^t)
+    float sqrt_v_scale;  // 1 / sqrt(1 - beta2^t)
+    float eps, lr_decay, lr;
 };
 
 struct Rounding {
@@ -103,7 +103,7 @@ template <class P, class M, class A, class G, int kVec>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(P* param, M* master, A* m, A* v, const G* grad, const float* grad_scale, int64_t n,
                  const int64_t* segment_end, const uint8_t* decays, int64_t segments, int64_t first, Coefficients k,
-                 Rounding rounding) {
+                 const double* correction, Rounding rounding) {
     constexpr int kStep = kThreads * kVec;
     const int64_t block = int64_t(blockIdx.x) * (kStep * kRounds<kVec>), begin = block + int(threadIdx.x) * kVec;
     Pack<G, kVec> grads[kRounds<kVec>];
@@ -120,6 +120,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     const float scale = *grad_scale;
     if (!is_finite(scale)) return;
+    if (correction) k.lr_m = float(double(k.lr) * correction[0]), k.sqrt_v_scale = float(correction[1]);
     int64_t segment = find_segment(segment_end, segments, first + block);  // the same for the whole block
     int64_t end = segment_end[segment];
     float decay = decays[segment] ? k.lr_decay : 0.0f;
@@ -161,7 +162,7 @@ void launch_adamw(const AdamW& a, const Coefficients& k, int64_t n, int64_t done
            LaunchConfig(dim3(blocks_for(n, kThreads * kVec * kRounds<kVec>)), dim3(kThreads), 0, stream),
            static_cast<P*>(a.param) + done, static_cast<M*>(a.master) + done, static_cast<A*>(a.m) + done,
            static_cast<A*>(a.v) + done, static_cast<const G*>(a.grad) + done, a.grad_scale, n, a.segment_end, a.decays,
-           a.segments, a.first + done, k, Rounding{a.seed, moment_stream(a.step), master_stream(a.step)});
+           a.segments, a.first + done, k, a.correction, Rounding{a.seed, moment_stream(a.step), master_stream(a.step)});
 }
 
 template <class P, class M, class A>
@@ -195,10 +196,11 @@ void adamw_cuda(const AdamW& a, CudaStream stream) {
     Coefficients k;
     k.beta1 = a.beta1, k.one_minus_beta1 = float(1.0 - double(a.beta1));
     k.beta2 = a.beta2, k.one_minus_beta2 = float(1.0 - double(a.beta2));
-    k.lr_m = float(double(a.lr) / (1.0 - std::pow(double(a.beta1), double(a.step))));
-    k.sqrt_v_scale = float(1.0 / std::sqrt(1.0 - std::pow(double(a.beta2), double(a.step))));
+    k.lr_m = float(double(a.lr) * m_correction(double(a.beta1), a.step));
+    k.sqrt_v_scale = float(v_correction(double(a.beta2), a.step));
     k.eps = std::max(a.eps, std::numeric_limits<float>::min());  // ptx::rcp takes subnormal numbers for zero
     k.lr_decay = float(double(a.lr) * double(a.weight_decay));
+    k.lr = a.lr;
     if (a.master_dtype == DType::bf16)
         launch_adam_dtype<__nv_bfloat16, __nv_bfloat16>(a, k, stream);
     else

@@ -3,8 +3,9 @@
 //
 //   g = grad * *grad_scale
 //   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
-//   w -= lr * ( m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + decay * w )
+//   w -= lr * ( m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay * w )
 //
+// t is `step`, or what `correction` was made of (bias_correction.h: updates that were skipped do not count).
 // w is the master weight; param receives it rounded to nearest. With the same dtype master == param. decay applies only inside
 // segments that are marked. If *grad_scale is not finite nothing is written: a bad step leaves the state bit for bit.
 //
@@ -31,7 +32,8 @@ struct AdamW {
     int64_t segments;
     int64_t first = 0;
     float lr, beta1, beta2, eps, weight_decay;
-    int64_t step;  // 1 for the first update
+    int64_t step;  // 1 for the first: draws the stochastic rounding; t, without `correction`
+    const double* correction = nullptr;  // (2) f64, on the device: bias_correction.h's, or none
     DType param_dtype, grad_dtype;
     DType master_dtype = DType::f32;  // or bf16, with param == master
     DType adam_dtype = DType::f32;    // or bf16

@@ -53,6 +53,7 @@ std::string Manifest::to_json() const {
                               {"written_at", written_at},
                               {"device", device},
                               {"step", step},
+                              {"updates", updates},
                               {"samples", samples},
                               {"tokens", tokens},
                               {"data_hash", hex(data_hash)},
@@ -106,6 +107,8 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     m.written_at = get_text("written_at");
     m.device = get_text("device");
     m.step = get_int("step", kMost);
+    // Older manifests do not have it: skipped updates counted then.
+    m.updates = json_find(json, "updates") ? get_int("updates", m.step) : m.step;
     m.samples = get_int("samples", kMost);
     m.tokens = get_int("tokens", kMost);
     m.data_hash = parse_hash(json_at(json, "data_hash", where), "data_hash", where);

@@ -32,7 +32,8 @@ struct Manifest {
     std::string commit;       // of the program
     std::string written_at;   // UTC, ISO 8601
     std::string device;
-    int64_t step = 0;         // updates made
+    int64_t step = 0;
+    int64_t updates = 0;      // made up to step: those that were not skipped
     int64_t samples = 0;      // of the data stream that were consumed
     int64_t tokens = 0;
     uint64_t data_hash = 0;   // of all tokens so far, in order (BatchFeeder::data_hash)

@@ -105,7 +105,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     graphs_ = o.cuda_graphs == "on";
     if (graphs_) check_graphs();
     feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab, /*same_plan=*/graphs_);
-    for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 16, MemKind::workspace, "step numbers");
+    for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 24, MemKind::workspace, "step numbers");
     if (from)
         load_checkpoint(*from);
     else if (o.init_from.empty())
@@ -211,6 +211,7 @@ void Run::end_step(int64_t step) {
     probe.data_hash = std::exchange(data_hash_, 0);
     compute_->copy(probe.host.data(), model->loss_sum(), 8);
     compute_->copy(probe.host.bytes_at(8), zero->grad_norm(), 4);
+    compute_->copy(probe.host.bytes_at(16), zero->updates(), 8);
     probe.done = compute_->record(/*timing=*/true);
     probe.bytes_sent = mesh_->bytes_sent() - bytes_before_;
     bytes_before_ += probe.bytes_sent;
@@ -229,6 +230,7 @@ void Run::report(Probe& probe) {
     float norm = 0;
     std::memcpy(&loss_sum, probe.host.data(), 8);
     std::memcpy(&norm, probe.host.bytes_at(8), 4);
+    std::memcpy(&updates_, probe.host.bytes_at(16), 8);
     StepReport r{.step = probe.step,
                  .loss = 0,
                  .grad_norm = norm,

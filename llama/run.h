@@ -67,7 +67,7 @@ class Run {
    private:
     struct Probe {  // numbers of a step on their way to the host
         int64_t step = -1;
-        Buffer host;  // double loss sum, float norm
+        Buffer host;  // double loss sum, float norm, at 16 int64 updates made
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
         CommMeter::Batch comm;   // what was enqueued in the step
@@ -124,6 +124,7 @@ class Run {
     int64_t validations_ = 0, failed_saves_ = 0;
     uint64_t data_hash_ = 0;  // of the step being fed, this rank
     uint64_t consumed_ = 0;   // of all reported steps, all ranks
+    int64_t updates_ = 0;     // made by the reported steps: those that were not skipped
     // The last member, so the first to go, also when the constructor throws: nothing is freed under work that is still queued.
     struct Drain {
         Stream* stream = nullptr;

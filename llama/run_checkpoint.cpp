@@ -37,6 +37,7 @@ Manifest Run::manifest_at(int64_t step) const {
     m.written_at = now_utc();
     m.device = device_.name();
     m.step = step;
+    m.updates = updates_;
     m.samples = samples_before(step + 1);
     m.tokens = resumed_.tokens + tokens_per_step() * (step - resumed_.step);
     m.data_hash = consumed_;
@@ -129,6 +130,7 @@ void Run::load_checkpoint(ResumePoint from) {
     }
     first_step_ = resumed_.step + 1;
     last_step_ = resumed_.step;
+    zero->set_updates(updates_ = resumed_.updates);
     health_.restore(resumed_.guards, from.folder + ": guards");
     validations_ = resumed_.validations;
     consumed_ = resumed_.data_hash;

@@ -75,8 +75,8 @@ TEST(SumHash, AnyBitAndAnySwapShows) {
 Manifest example() {
     Manifest m;
     m.run_id = "abc", m.commit = "1234567", m.written_at = "2026-11-21T12:00:00Z", m.device = "a \"device\"";
-    m.step = 300, m.samples = 4096, m.tokens = int64_t(1) << 45, m.data_hash = 0xfedcba9876543210ull, m.validations = 3;
-    m.seconds = 0.1, m.ranks = 4, m.zero = 3;
+    m.step = 300, m.updates = 298, m.samples = 4096, m.tokens = int64_t(1) << 45, m.data_hash = 0xfedcba9876543210ull;
+    m.validations = 3, m.seconds = 0.1, m.ranks = 4, m.zero = 3;
     m.flags = {{"lr", "0.001"}, {"val-data", ""}};
     m.data = R"({"seed":1})";
     m.guards = R"({"skipped":0})";
@@ -90,6 +90,15 @@ TEST(Manifest, SurvivesARoundTrip) {
     EXPECT_EQ(Manifest::from_json(m.to_json(), "here"), m);
 }
 
+// Those of earlier versions do not have it, and counted skipped updates.
+TEST(Manifest, WithoutUpdatesTheyAreTheSteps) {
+    std::string text = example().to_json();
+    const size_t at = text.find(" \"updates\": 298,\n");
+    ASSERT_NE(at, std::string::npos);
+    text.erase(at, text.find('\n', at) + 1 - at);
+    EXPECT_EQ(Manifest::from_json(text, "here").updates, 300);
+}
+
 TEST(Manifest, RefusesWhatIsWrongNamingIt) {
     const std::string good = example().to_json();
     const std::vector<std::tuple<std::string, std::string, std::string>> cases = {
@@ -98,6 +107,7 @@ TEST(Manifest, RefusesWhatIsWrongNamingIt) {
         {"\"step\": 300", "\"step\": -1", "step"},
         {"\"step\": 300", "\"step\": 1e30", "step"},
         {"\"step\": 300", "\"step\": \"300\"", "step"},
+        {"\"updates\": 298", "\"updates\": 301", "updates"},
         {"\"zero\": 3", "\"zero\": 4", "zero"},
         {"config.json", "../config.json", "no path inside"},
         {"config.json", "/etc/passwd", "no path inside"},
@@ -242,7 +252,7 @@ struct Saved {
     std::string save(int64_t step) {
         Manifest m = example();
         m.files.clear();
-        m.step = step;
+        m.step = m.updates = step;
         writer->save(m);
         return writer->finish() ? CheckpointStore(folder.path).path(step) : "";
     }

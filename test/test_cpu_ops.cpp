@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "kernels/adamw.h"
+#include "kernels/bias_correction.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -293,6 +294,35 @@ TEST_P(CpuOps, AdamwFollowsTheFormula) {
                 EXPECT_EQ(param.bits(), Tensor(got, param_dtype).bits());
             }
         }
+}
+
+// The step draws the rounding; the bias correction is that of the count.
+TEST_P(CpuOps, AdamwCorrectsByTheCountOfUpdatesWhereItIsGiven) {
+    const auto run = [&](int64_t step, const double* correction, DType state) {
+        AdamCase c;
+        const Tensor master = random_tensor(c.n, state, 1), m = random_tensor(c.n, state, 2, 0.1);
+        const Tensor v(Doubles(size_t(c.n), 0.01), state), param(c.n, state), grad = random_tensor(c.n, DType::bf16, 3);
+        AdamW a = c.args(master, master, m, v, grad, step);
+        a.correction = correction;
+        adamw_cpu(a);
+        return master.bits() + m.bits() + v.bits();
+    };
+    int64_t updates = 4;
+    double correction[2];
+    const float good = 1, bad = NAN;
+    const auto count = [&](const float& scale) {
+        bias_correction_cpu({.updates = &updates, .correction = correction, .grad_scale = &scale,
+                             .beta1 = double(0.9f), .beta2 = double(0.95f)});
+    };
+    count(bad);
+    EXPECT_EQ(updates, 4);
+    count(good);
+    EXPECT_EQ(updates, 5);
+    EXPECT_NEAR(correction[0], 1 / (1 - std::pow(double(0.9f), 5)), 1e-14);
+    EXPECT_NEAR(correction[1], 1 / std::sqrt(1 - std::pow(double(0.95f), 5)), 1e-13);
+    EXPECT_EQ(run(9, correction, DType::f32), run(5, nullptr, DType::f32));
+    EXPECT_NE(run(9, correction, DType::f32), run(9, nullptr, DType::f32));
+    EXPECT_NE(run(9, correction, DType::bf16), run(5, nullptr, DType::bf16)) << "other chances";
 }
 
 TEST_P(CpuOps, AdamwOnAnyCutGivesTheSameBits) {

@@ -22,6 +22,8 @@ struct Case {
     int64_t micro_batches = 1;
     int64_t B = 2;  // sequences per rank and micro-batch
     double clip = 0.5;  // below the first norms: clipping takes part
+    int bad_step = 0;   // in this step the last rank has a gradient that is no number
+    int left_out = 0;   // this step is not made at all
 };
 
 inline ModelConfig toy(bool tied) {
@@ -36,7 +38,8 @@ inline ModelConfig toy(bool tied) {
 
 struct Result {
     std::vector<float> weights;  // of all units, without padding
-    std::vector<float> norms;    // of each step
+    std::vector<float> norms;    // of each step that was made
+    int64_t updates = 0;         // that AdamW counted
     bool operator==(const Result&) const = default;
 };
 
@@ -71,6 +74,13 @@ inline Result train(Mesh& mesh, const Case& how) {
     std::vector<int32_t> tokens(static_cast<size_t>(N)), targets(tokens), rows(tokens), starts(size_t(N + 1)), ids(tokens);
     const int64_t per_pass = how.B * mesh.size();
     for (int step = 1; step <= how.steps; ++step) {
+        if (step == how.left_out) continue;
+        if (step == how.bad_step && mesh.rank() == mesh.size() - 1) {
+            static const uint32_t kNan = 0x7fc00000;
+            const int64_t e = size_of(how.zero.grad_dtype);
+            void* gradient = zero.gradients(int(table.units().size()) - 1);
+            compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
+        }
         for (int64_t m = 0; m < how.micro_batches; ++m) {
             const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + mesh.rank() * how.B;
             fill_sequences(first, how.B, T, config.vocab, tokens.data(), targets.data());
@@ -84,6 +94,7 @@ inline Result train(Mesh& mesh, const Case& how) {
         compute.synchronize();
         result.norms.push_back(*zero.grad_norm());
     }
+    compute.copy(&result.updates, zero.updates(), 8);
     zero.begin_forward();
     for (int u = 0; u < int(table.units().size()); ++u) {
         const void* p = zero.gather(u);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/adamw.h"
+#include "kernels/bias_correction.h"
 #include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
 
@@ -103,6 +104,7 @@ void Zero::allocate(const DecaySegments& decay) {
     compute_.copy(segment_end_.data(), decay.end.data(), segments_ * 8);
     compute_.copy(segment_decays_.data(), decay.decays.data(), segments_);
     scalars_ = take(2, 4, MemKind::workspace, "gradient norm and scale");
+    count_ = take(3, 8, MemKind::workspace, "count of updates and bias correction");
     compute_.synchronize();
 }
 
@@ -291,6 +293,7 @@ void Zero::update_range(const OwnedRange& r, int64_t elements, float learning_ra
                      .eps = adamw_.eps,
                      .weight_decay = adamw_.weight_decay,
                      .step = step,
+                     .correction = count_.as<double>() + 1,
                      .param_dtype = options_.param_dtype,
                      .grad_dtype = options_.grad_dtype,
                      .master_dtype = options_.master_dtype,
@@ -308,12 +311,22 @@ void Zero::update(float learning_rate, int64_t step) {
                           .count = blocks_,
                           .average = 1,
                           .max_norm = adamw_.max_norm});
+    bias_correction(compute_, {.updates = count_.as<int64_t>(),
+                               .correction = count_.as<double>() + 1,
+                               .grad_scale = scalars_.as<float>() + 1,
+                               .beta1 = double(adamw_.beta1),
+                               .beta2 = double(adamw_.beta2)});
     if (!slices_state())
         update_range(owned_.front(), total_, learning_rate, step);  // the units lie side by side: one launch
     else
         update_slices([&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
     if (whole_gradients()) compute_.zero(grads_.data(), grads_.bytes());
     for (UnitState& s : state_) s.slices_begun = false;
+}
+
+void Zero::set_updates(int64_t updates) {
+    compute_.copy(count_.data(), &updates, 8);
+    compute_.synchronize();
 }
 
 // Each unit's parameters set off as soon as they are final, while the next unit's are computed.

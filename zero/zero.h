@@ -120,8 +120,12 @@ class Zero : public ParameterSource {
     void reduce(int unit);
 
     // Clips by the global norm and updates what this rank owns. A non-finite gradient leaves every bit of the state.
-    // `step` counts updates from 1.
+    // `step` counts from 1 and draws the stochastic rounding. AdamW's bias correction goes by the updates that were
+    // made, which only the device counts.
     void update(float learning_rate, int64_t step);
+    // (1) int64 on the device: updates made, valid on the compute stream after update().
+    const int64_t* updates() const { return count_.as<int64_t>(); }
+    void set_updates(int64_t updates);  // for resuming; waits for the compute stream
     // (1) f32 on the device, valid on the compute stream after update().
     const float* grad_norm() const { return scalars_.as<float>(); }
 
@@ -184,6 +188,7 @@ class Zero : public ParameterSource {
     std::vector<OwnedRange> owned_;
 
     Buffer segment_end_, segment_decays_, scalars_;
+    Buffer count_;  // int64 updates made, double[2] bias correction
     int64_t segments_ = 0;
     Buffer block_sums_, block_order_;         // doubles, rank by rank; int32, from block order to that
     std::vector<int64_t> block_sum_offsets_;  // per rank of the row, in halves of a double
