@@ -1,5 +1,6 @@
 #include "kernels/device_math.cuh"
 #include "kernels/rmsnorm.h"
+#include "kernels/runtime/cuda_check.h"
 
 namespace rz {
 namespace {
@@ -107,7 +108,7 @@ struct BackwardArgs {
     const float* rstd;
     const T* dresidual;
     int64_t N;
-    int C, parts;
+    int C, parts, staged;
 };
 
 // What the backward pass reads of kVec columns of a row
@@ -155,19 +156,75 @@ struct Slice {
     }
 };
 
-// Part p takes a run of consecutive rows and sums its share of dw over them: in registers for the first columns, in its
-// own row of `partial` for columns beyond them. The next row is fetched while this one is worked on.
+// Shared memory for `staged` vectors of a row per thread: what is read of two rows, and sums of dw. A thread sees only
+// its own.
+constexpr int kStagedVector = 16;  // bytes
+constexpr int staged_sums(int vec) { return vec * int(sizeof(float)) / kStagedVector; }    // vectors of dw
+constexpr int staged_bytes(int vec) { return (2 * 3 + staged_sums(vec)) * kStagedVector; }  // all, per thread
+
 template <class T, int kVec>
+struct Staging {
+    unsigned char* base;
+    int staged;
+
+    __device__ __forceinline__ unsigned char* at(int plane) const {
+        return base + (plane * int(blockDim.x) + int(threadIdx.x)) * kStagedVector;
+    }
+    __device__ __forceinline__ T* read(int turn, int i, int what) const {
+        return reinterpret_cast<T*>(at((turn * staged + i) * 3 + what));
+    }
+    __device__ __forceinline__ void fetch(const BackwardArgs<T>& a, int turn, int i, int64_t from) const {
+        ptx::cp_async16(read(turn, i, 0), a.dy + from);
+        ptx::cp_async16(read(turn, i, 1), a.x + from);
+        if (a.dresidual != nullptr) ptx::cp_async16(read(turn, i, 2), a.dresidual + from);
+    }
+    __device__ __forceinline__ void load(Slice<T, kVec>& slice, const BackwardArgs<T>& a, int turn, int i) const {
+        slice.dy.load(read(turn, i, 0));
+        slice.x.load(read(turn, i, 1));
+        if (a.dresidual != nullptr) slice.dresidual.load(read(turn, i, 2));
+    }
+    __device__ __forceinline__ void load_sum(float (&sum)[kVec], int i) const {
+#pragma unroll
+        for (int s = 0; s < staged_sums(kVec); ++s) {
+            float four[4];
+            rz::load(four, sums(i, s));
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sum[4 * s + k] = four[k];
+        }
+    }
+    __device__ __forceinline__ void store_sum(const float (&sum)[kVec], int i) const {
+#pragma unroll
+        for (int s = 0; s < staged_sums(kVec); ++s) {
+            const float four[4] = {sum[4 * s], sum[4 * s + 1], sum[4 * s + 2], sum[4 * s + 3]};
+            rz::store(sums(i, s), four);
+        }
+    }
+    __device__ __forceinline__ float* sums(int i, int s) const {
+        return reinterpret_cast<float*>(at(6 * staged + i * staged_sums(kVec) + s));
+    }
+};
+
+// Part p takes a run of consecutive rows and sums its share of dw over them: of the first columns in registers, of the
+// next `staged` vectors (only with kStaged) in shared memory, of columns beyond in its own row of `partial`; those are
+// read twice. The next row is fetched while this one is worked on.
+template <class T, int kVec, bool kStaged>
 __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a) {
     __shared__ float slots[2][32];
+    GPU_DYN_SMEM(smem);
     const int part = int(blockIdx.x) * int(blockDim.y) + int(threadIdx.y);
     if (part >= a.parts) return;  // a whole warp, and only where no barrier follows
     const int step = int(blockDim.x) * kVec, first = int(threadIdx.x) * kVec;
+    const int staged_end = kStaged ? min(a.C, first + (kKeepBackward + a.staged) * step) : first + kKeepBackward * step;
     float* partial = a.partial + int64_t(part) * a.C;
+    const Staging<T, kVec> staging{smem, a.staged};
 
     float dw[kKeepBackward][kVec] = {};
+    if constexpr (kStaged) {
 #pragma unroll 1
-    for (int c = first + kKeepBackward * step; c < a.C; c += step)
+        for (int i = 0; i < a.staged; ++i) staging.store_sum(dw[0], i);
+    }
+#pragma unroll 1
+    for (int c = first + (kKeepBackward + (kStaged ? a.staged : 0)) * step; c < a.C; c += step)
         for (int k = 0; k < kVec; ++k) partial[c + k] = 0;
 
     Pack<T, kVec> w[kKeepBackward];
@@ -176,14 +233,20 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
         if (first + i * step < a.C) w[i].load(a.w + first + i * step);
 
     Slice<T, kVec> next[kKeepBackward];
-    const auto fetch = [&](int64_t row) {
+    const auto fetch = [&](int64_t row, [[maybe_unused]] int turn) {
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i)
             if (first + i * step < a.C) next[i].load(a, row * a.C + first + i * step);
+        if constexpr (kStaged) {
+#pragma unroll 1
+            for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step)
+                staging.fetch(a, turn, i, row * a.C + c);
+        }
     };
     const int64_t begin = part * a.N / a.parts, end = (part + 1) * a.N / a.parts;
-    fetch(begin);
     int turn = 0;
+    fetch(begin, turn);
+    if constexpr (kStaged) ptx::cp_async_commit();
     for (int64_t row = begin; row < end; ++row, turn ^= 1) {
         const int64_t base = row * a.C;
         const float rstd = a.rstd[row];
@@ -191,12 +254,24 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
         float dot = 0;
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i) now[i] = next[i];
-        if (row + 1 < end) fetch(row + 1);
+        if (row + 1 < end) fetch(row + 1, turn ^ 1);
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i)
             if (first + i * step < a.C) dot += now[i].dot(w[i], rstd);
+        if constexpr (kStaged) {
+            ptx::cp_async_commit();
+            ptx::cp_async_wait<1>();
+#pragma unroll 1
+            for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step) {
+                Slice<T, kVec> rest;
+                Pack<T, kVec> weight;
+                staging.load(rest, a, turn, i);
+                weight.load(a.w + c);
+                dot += rest.dot(weight, rstd);
+            }
+        }
 #pragma unroll 2
-        for (int c = first + kKeepBackward * step; c < a.C; c += step) {
+        for (int c = first + (kKeepBackward + (kStaged ? a.staged : 0)) * step; c < a.C; c += step) {
             Slice<T, kVec> rest;
             Pack<T, kVec> weight;
             rest.load(a, base + c);
@@ -209,7 +284,20 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
             const int c = first + i * step;
             if (c < a.C) now[i].finish(a, base + c, w[i], rstd, mean, dw[i]);
         }
-        for (int c = first + kKeepBackward * step; c < a.C; c += step) {
+        if constexpr (kStaged) {
+#pragma unroll 1
+            for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step) {
+                Slice<T, kVec> rest;
+                Pack<T, kVec> weight;
+                float sum[kVec];
+                staging.load(rest, a, turn, i);
+                weight.load(a.w + c);
+                staging.load_sum(sum, i);
+                rest.finish(a, base + c, weight, rstd, mean, sum);
+                staging.store_sum(sum, i);
+            }
+        }
+        for (int c = first + (kKeepBackward + (kStaged ? a.staged : 0)) * step; c < a.C; c += step) {
             Slice<T, kVec> rest;
             Pack<T, kVec> weight;
             rest.load(a, base + c);
@@ -223,6 +311,14 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
 #pragma unroll
     for (int i = 0; i < kKeepBackward; ++i)
         if (first + i * step < a.C) store(partial + first + i * step, dw[i]);
+    if constexpr (kStaged) {
+#pragma unroll 1
+        for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step) {
+            float sum[kVec];
+            staging.load_sum(sum, i);
+            store(partial + c, sum);
+        }
+    }
 }
 
 // dw += column sums of partial: thread row j adds parts j, j + 16, ... in order, then the 16 sums are added in order.
@@ -253,20 +349,36 @@ void launch_forward(const RmsnormForward& a, CudaStream stream) {
 
 template <class T, int kVec>
 void launch_backward(const RmsnormBackward& a, int parts, CudaStream stream) {
-    const BackwardArgs<T> args{static_cast<T*>(a.dx),
-                               a.scratch,
-                               static_cast<const T*>(a.dy),
-                               static_cast<const T*>(a.x),
-                               static_cast<const T*>(a.w),
-                               a.rstd,
-                               static_cast<const T*>(a.dresidual),
-                               a.N,
-                               int(a.C),
-                               parts};
-    const int lanes = row_threads(ceil_div(a.C, kVec), kKeepBackward, 512);
+    const int64_t vectors = ceil_div(a.C, kVec);
+    const int lanes = row_threads(vectors, kKeepBackward, 512);
     const int rows = lanes == 32 ? 4 : 1;
-    launch(rmsnorm_backward_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(parts, rows)), dim3(lanes, rows), 0, stream),
-           args);
+    BackwardArgs<T> args{static_cast<T*>(a.dx),
+                         a.scratch,
+                         static_cast<const T*>(a.dy),
+                         static_cast<const T*>(a.x),
+                         static_cast<const T*>(a.w),
+                         a.rstd,
+                         static_cast<const T*>(a.dresidual),
+                         a.N,
+                         int(a.C),
+                         parts,
+                         0};
+    const dim3 grid(blocks_for(parts, rows)), block(lanes, rows);
+    if constexpr (kVec > 1) {
+        const int64_t beyond = ceil_div(vectors, lanes) - kKeepBackward;
+        if (beyond > 0) {
+            int device = 0, bytes = 0;
+            CUDA_CHECK(cudaGetDevice(&device));
+            CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+            const int each = staged_bytes(kVec) * lanes;
+            const int64_t room = (bytes - 2048) / each;  // 2048: static shared memory, and the alignment behind it
+            args.staged = int(beyond < room ? beyond : room);
+            launch(rmsnorm_backward_kernel<T, kVec, true>,
+                   LaunchConfig(grid, block, size_t(each) * size_t(args.staged), stream), args);
+            return;
+        }
+    }
+    launch(rmsnorm_backward_kernel<T, kVec, false>, LaunchConfig(grid, block, 0, stream), args);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 class Rmsnorm : public testing::TestWithParam<Case> {};
 
 // A row sum of C fp32 terms, in another order on each side, is off by at most (log2(C) + C / threads) roundings: for C
-// up to 4096 here by less than 2^-17 of itself. That moves rstd by half as much; then come two products and one
+// up to 10248 here by less than 2^-17 of itself. That moves rstd by half as much; then come two products and one
 // rounding to dtype, which may fall on the other side of a boundary (one ulp).
 constexpr double kSum = 1.0 / (1 << 17);
 
@@ -97,7 +97,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Rmsnorm,
                                          Case{129, 96, f32, f32, true},       //
                                          Case{3, 4096, bf16_, bf16_, true},   // a block per row
                                          Case{2, 4104, f16_, f32, true},      //
-                                         Case{1, 5000, f32, f32, true},       // backward: beyond the registers
+                                         Case{257, 4100, f32, f32, true},     // backward: beyond the registers,
+                                         Case{2, 8200, bf16_, f32, false},    // in shared memory, and
+                                         Case{2, 10248, f32, f32, true},      // beyond that: read again
                                          Case{2, 4099, bf16_, f32,
                                               true}));  // scalars beyond the registers, forward too
 
