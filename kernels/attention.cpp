@@ -567,8 +567,9 @@ void attention_backward_cpu(const AttentionBackward& a) {
 }
 
 int64_t attention_backward_workspace(const AttentionShape& s) {
-    const int64_t rows = checked_mul(checked_mul(s.B, s.H, "attention: B x H"), s.Tq, "attention: B x H x Tq");
-    return checked_mul(round_up(rows, 64), 4, "attention: bytes of workspace");
+    const int64_t heads = checked_mul(s.B, s.H, "attention: B x H");
+    const int64_t rows = checked_mul(heads, round_up(s.Tq, 64), "attention: B x H x Tq");
+    return checked_mul(rows, 2 * 4, "attention: bytes of workspace");  // BackwardStats; the CPU needs half of it
 }
 
 static void check_shape(const char* op, const AttentionShape& s) {

@@ -1,8 +1,6 @@
 // Attention for every dtype and every even D <= 256: fp32 FMA on tiles in shared memory. What the tensor-core kernels
 // (attention_*_mma.cu, attention_forward_wgmma.cu) do not cover comes here.
-#include "kernels/attention.h"
-#include "kernels/attention_cuda.h"
-#include "kernels/device_math.cuh"
+#include "kernels/attention_mma.cuh"
 
 namespace rz {
 namespace {
@@ -171,7 +169,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
 // Scores and their gradients for one (query tile, key tile): p and ds, both [query][key] in shared memory.
 template <int kMaxD>
 __device__ __forceinline__ void score_gradients(float* p, float* ds, const float* q, const float* k, const float* v,
-                                                const float* d_o, const float* lse, const float* delta, int64_t t0,
+                                                const float* d_o, const float* lse2, const float* delta, int64_t t0,
                                                 int64_t j0, int64_t T, float scale, int D) {
     using Shape = Tile<kMaxD>;
     const int tx = int(threadIdx.x) % 16, ty = int(threadIdx.x) / 16;
@@ -181,12 +179,12 @@ __device__ __forceinline__ void score_gradients(float* p, float* ds, const float
 #pragma unroll
     for (int i = 0; i < Shape::kPerThread; ++i) {
         const int64_t t = t0 + ty + 16 * i;
-        const float row_lse = t < T ? lse[t] * kLog2e : 0.0f, row_delta = t < T ? delta[t] : 0.0f;
+        const float row_lse2 = t < T ? lse2[t] : 0.0f, row_delta = t < T ? delta[t] : 0.0f;
 #pragma unroll
         for (int j = 0; j < Shape::kPerThread; ++j) {
             const int64_t key = j0 + tx + 16 * j;
             const bool seen = key <= t && t < T;
-            const float e = seen ? ptx::ex2(score[i][j] * (scale * kLog2e) - row_lse) : 0.0f;
+            const float e = seen ? ptx::ex2(score[i][j] * (scale * kLog2e) - row_lse2) : 0.0f;
             const int at = (ty + 16 * i) * Shape::kScoreStride + tx + 16 * j;
             if (p != nullptr) p[at] = e;
             ds[at] = e * (dp[i][j] - row_delta) * scale;
@@ -215,17 +213,18 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_kernel(Attenti
     load_tile<T, kMaxD>(k, static_cast<const T*>(a.k) + at, s.kv_row, rows, D);
     load_tile<T, kMaxD>(v, static_cast<const T*>(a.v) + at, s.kv_row, rows, D);
 
+    const BackwardStats stats(a);
     float dk[Shape::kPerThread][Shape::kColumns] = {}, dv[Shape::kPerThread][Shape::kColumns] = {};
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const float* lse = a.lse + (batch * s.H + head) * T_len;
-        const float* delta = static_cast<const float*>(a.workspace) + (batch * s.H + head) * T_len;
+        const float* lse2 = stats.lse2 + stats.row(batch * s.H + head, 0);
+        const float* delta = stats.delta + stats.row(batch * s.H + head, 0);
         const T* queries = static_cast<const T*>(a.q) + batch * s.q_batch + head * D;
         const T* gradients = static_cast<const T*>(a.d_o) + batch * s.o_batch + head * D;
         for (int64_t t0 = j0; t0 < T_len; t0 += kRows) {
             load_tile<T, kMaxD>(q, queries + t0 * s.q_row, s.q_row, T_len - t0, D);
             load_tile<T, kMaxD>(d_o, gradients + t0 * s.o_row, s.o_row, T_len - t0, D);
             __syncthreads();
-            score_gradients<kMaxD>(p, ds, q, k, v, d_o, lse, delta, t0, j0, T_len, s.scale, D);
+            score_gradients<kMaxD>(p, ds, q, k, v, d_o, lse2, delta, t0, j0, T_len, s.scale, D);
             __syncthreads();
             add_weighted<kMaxD, true>(dv, p, d_o, D);
             add_weighted<kMaxD, true>(dk, ds, q, D);
@@ -252,8 +251,9 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(Attentio
     const int64_t t0 = int64_t(gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y, batch = blockIdx.z;
     const int64_t kv_head = head / (s.H / s.K), T_len = s.Tk, rows = min(int64_t(kRows), T_len - t0);
     const int64_t at = batch * s.q_batch + t0 * s.q_row + head * D, kv_at = batch * s.kv_batch + kv_head * D;
-    const float* lse = a.lse + (batch * s.H + head) * T_len;
-    const float* delta = static_cast<const float*>(a.workspace) + (batch * s.H + head) * T_len;
+    const BackwardStats stats(a);
+    const float* lse2 = stats.lse2 + stats.row(batch * s.H + head, 0);
+    const float* delta = stats.delta + stats.row(batch * s.H + head, 0);
     load_tile<T, kMaxD>(q, static_cast<const T*>(a.q) + at, s.q_row, rows, D);
     load_tile<T, kMaxD>(d_o, static_cast<const T*>(a.d_o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row, rows,
                         D);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(Attentio
         load_tile<T, kMaxD>(k, static_cast<const T*>(a.k) + kv_at + j0 * s.kv_row, s.kv_row, T_len - j0, D);
         load_tile<T, kMaxD>(v, static_cast<const T*>(a.v) + kv_at + j0 * s.kv_row, s.kv_row, T_len - j0, D);
         __syncthreads();
-        score_gradients<kMaxD>(nullptr, ds, q, k, v, d_o, lse, delta, t0, j0, T_len, s.scale, D);
+        score_gradients<kMaxD>(nullptr, ds, q, k, v, d_o, lse2, delta, t0, j0, T_len, s.scale, D);
         __syncthreads();
         add_weighted<kMaxD, false>(dq, ds, k, D);
         __syncthreads();
@@ -271,19 +271,24 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(Attentio
     store_rows<T, kMaxD>(static_cast<T*>(a.dq) + at, s.q_row, rows, D, dq);
 }
 
-// delta (B, H, T) = sum over d of d_o * o: a warp per row, rows in the order (b, t, h) in which o lies.
+// Fills BackwardStats: a warp per row, rows in the order (b, t, h) in which o lies, and those beyond T.
 template <class T>
 __global__ void __launch_bounds__(kThreads) attention_delta_kernel(AttentionBackward a) {
     const AttentionShape& s = a.shape;
+    const BackwardStats stats(a);
     const int64_t item = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / 32;
-    if (item >= s.B * s.Tq * s.H) return;
-    const int64_t head = item % s.H, t = item / s.H % s.Tq, batch = item / (s.H * s.Tq);
+    if (item >= s.B * stats.T_padded * s.H) return;
+    const int64_t head = item % s.H, t = item / s.H % stats.T_padded, batch = item / (s.H * stats.T_padded);
     const int64_t at = batch * s.o_batch + t * s.o_row + head * s.D;
     float sum = 0;
-    for (int64_t d = threadIdx.x % 32; d < s.D; d += 32)
-        sum += to_float(static_cast<const T*>(a.d_o)[at + d]) * to_float(static_cast<const T*>(a.o)[at + d]);
+    if (t < s.Tq)
+        for (int64_t d = threadIdx.x % 32; d < s.D; d += 32)
+            sum += to_float(static_cast<const T*>(a.d_o)[at + d]) * to_float(static_cast<const T*>(a.o)[at + d]);
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) static_cast<float*>(a.workspace)[(batch * s.H + head) * s.Tq + t] = sum;
+    if (threadIdx.x % 32) return;
+    const int64_t row = stats.row(batch * s.H + head, t);
+    stats.delta[row] = sum;
+    stats.lse2[row] = t < s.Tq ? a.lse[(batch * s.H + head) * s.Tq + t] * kLog2e : 0.0f;
 }
 
 template <class F>
@@ -331,12 +336,13 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
     if (s.B == 0 || s.Tq == 0 || s.H == 0) return;
     check_grid(s);
-    require(attention_backward_workspace(s) >= s.B * s.H * s.Tq * int64_t(sizeof(float)),
-            "attention_backward: a workspace of %lld bytes cannot hold one float per query row",
+    const int64_t rows = s.B * s.H * round_up(s.Tq, 64);
+    require(attention_backward_workspace(s) >= 2 * rows * int64_t(sizeof(float)),
+            "attention_backward: a workspace of %lld bytes cannot hold two floats per query row",
             (long long)attention_backward_workspace(s));
     with_device_type(s.dtype, [&]<class T>() {
         launch(attention_delta_kernel<T>,
-               LaunchConfig(dim3(blocks_for(s.B * s.Tq * s.H, kThreads / 32)), dim3(kThreads), 0, stream), a);
+               LaunchConfig(dim3(blocks_for(rows, kThreads / 32)), dim3(kThreads), 0, stream), a);
     });
     if (attention_backward_wgmma(a, stream) || attention_backward_mma(a, stream)) return;
     with_device_type(s.dtype, [&]<class T>() {

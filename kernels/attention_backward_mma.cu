@@ -23,10 +23,10 @@ struct Backward {
     static constexpr int kStream = D <= 80 ? 64 : 32;  // 99 KiB, an sm_89's limit, hold two stages at D = 128
     static constexpr int kTileBytes = Rows::bytes(kStream);
     static constexpr int kStageBytes = 2 * kTileBytes;
-    static constexpr int kStatBytes = 2 * kStream * int(sizeof(float));  // lse, delta of a stage's queries
+    static constexpr int kStatBytes = 2 * kStream * int(sizeof(float));  // lse2, delta of a stage's queries
     static constexpr int kSmemBytes = 2 * Rows::bytes(kRows) + 2 * (kStageBytes + (kForKeys ? kStatBytes : 0));
 
-    // In shared memory: k or q, v or d_o, two stages of the streamed tiles, two of their lse and delta
+    // In shared memory: k or q, v or d_o, two stages of the streamed tiles, two of their lse2 and delta
     static constexpr int kX1 = 0, kX2 = Rows::bytes(kRows), kStages = 2 * kX2;
 
     // Where this block and warp work
@@ -35,7 +35,7 @@ struct Backward {
     int row;                         // the warp's first row in the tile
     int first;                       // its position in the sequence
     float scale;                     // of scores, for exp2
-    float row_lse[2], row_delta[2];  // of rows g and g + 8, for dq
+    float row_lse2[2], row_delta[2];  // of rows g and g + 8, for dq
 
     float grad1[D / 8][4], grad2[D / 8][4];  // dk or dq; dv
 
@@ -62,7 +62,7 @@ struct Backward {
     }
 
     // s becomes p, dp becomes ds. `position`: of the chunk's first streamed row.
-    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse,
+    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse2,
                                                     int position, bool masked) {
         const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
         const int ahead = position - first;  // streamed row 0 against the warp's row 0
@@ -71,9 +71,9 @@ struct Backward {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int column = 8 * n + 2 * pair + e % 2, r = g + 8 * (e / 2);
-                const float l = kForKeys ? lse[column] : row_lse[e / 2];
-                const float delta = kForKeys ? lse[kStream + column] : row_delta[e / 2];
-                float p = ptx::ex2(fmaf(s[n][e], scale, -l * kLog2e));
+                const float l = kForKeys ? lse2[column] : row_lse2[e / 2];
+                const float delta = kForKeys ? lse2[kStream + column] : row_delta[e / 2];
+                float p = ptx::ex2(fmaf(s[n][e], scale, -l));
                 if (masked && (kForKeys ? ahead + column < r : ahead + column > r)) p = 0;
                 s[n][e] = p;
                 dp[n][e] = p * (dp[n][e] - delta);
@@ -98,7 +98,7 @@ struct Backward {
     // One streamed tile whose first row is at `position`
     __device__ __forceinline__ void consume(int stage, int position) {
         const int y1 = kStages + stage * kStageBytes, y2 = y1 + kTileBytes;
-        const float* lse = stats + stage * 2 * kStream;
+        const float* lse2 = stats + stage * 2 * kStream;
 #pragma unroll 1
         for (int chunk = 0; chunk < kStream; chunk += kChunk) {
             const int from = position + chunk, to = from + kChunk - 1;
@@ -106,7 +106,7 @@ struct Backward {
             const bool masked = kForKeys ? from < first + kWarpRows - 1 : to > first;
             float s[kN][4], dp[kN][4];
             score_products(s, dp, y1, y2, chunk);
-            score_gradients(s, dp, lse + chunk, from, masked);
+            score_gradients(s, dp, lse2 + chunk, from, masked);
             if constexpr (kForKeys) add_product(grad2, s, y2, chunk);
             add_product(grad1, dp, y1, chunk);
         }
@@ -148,6 +148,7 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
     const int64_t kv_head = blockIdx.x, batch = blockIdx.y;
     const int j0 = int(blockIdx.z) * kRows, group = int(s.H / s.K), T_len = int(s.Tq);
     Work w = begin<T, D, true>(smem, j0, s.scale);
+    const BackwardStats row_stats(a);
     const int first_tile = j0 / kStream, tiles = (T_len + kStream - 1) / kStream - first_tile;
 
     const auto fetch = [&](int i) {
@@ -159,11 +160,11 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
         copy_rows<T, D, kStream>(stage + Work::kTileBytes,
                                  static_cast<const T*>(a.d_o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row,
                                  count, kThreads);
-        const int64_t at = (batch * s.H + head) * s.Tq + t0;
-        if (int r = int(threadIdx.x) % kStream; threadIdx.x < 2 * kStream) {
-            const float* source = (int(threadIdx.x) < kStream ? a.lse : static_cast<const float*>(a.workspace)) + at;
-            ptx::cp_async4(w.stats + i % 2 * 2 * kStream + threadIdx.x, source + (r < count ? r : 0),
-                           r < count ? 4 : 0);
+        if (threadIdx.x < 2 * kStream / 4) {
+            const int r = int(threadIdx.x) * 4 % kStream;
+            const float* source = threadIdx.x < kStream / 4 ? row_stats.lse2 : row_stats.delta;
+            ptx::cp_async16(w.stats + i % 2 * 2 * kStream + threadIdx.x * 4,
+                            source + row_stats.row(batch * s.H + head, t0 + r));
         }
     };
     const int64_t at = batch * s.kv_batch + int64_t(j0) * s.kv_row + kv_head * D;
@@ -195,13 +196,13 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
     const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, T_len = int(s.Tq);
     const int64_t kv_at = batch * s.kv_batch + head / (s.H / s.K) * D;
     Work w = begin<T, D, false>(smem, t0, s.scale);
+    const BackwardStats row_stats(a);
     const int tiles = (min(t0 + kRows, T_len) + kStream - 1) / kStream;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         const int t = w.first + int(threadIdx.x) % 32 / 4 + 8 * h;
-        const int64_t at = (batch * s.H + head) * s.Tq + t;
-        w.row_lse[h] = t < T_len ? a.lse[at] : 0.0f;
-        w.row_delta[h] = t < T_len ? static_cast<const float*>(a.workspace)[at] : 0.0f;
+        const int64_t from = row_stats.row(batch * s.H + head, min(t, T_len - 1));
+        w.row_lse2[h] = row_stats.lse2[from], w.row_delta[h] = row_stats.delta[from];
     }
     const auto fetch = [&](int i) {
         const int j0 = i * kStream;

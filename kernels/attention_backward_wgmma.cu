@@ -1,315 +1,381 @@
 // Attention backward for Hopper (sm_90a): the two deterministic kernels of attention_backward_mma.cu with TMA and
-// wgmma. A producer warp streams tiles of 64 rows; two warpgroups keep 64 rows each of k and v (for dk, dv) or of q and
-// d_o (for dq). p and ds stay in registers as A operands; the streamed tiles serve once as they lie and once
-// transposed.
-#include "kernels/attention_mma.cuh"
+// wgmma. A producer warp streams tiles of 64 rows; two warpgroups own 64 rows each of k and v (for dk, dv) or of q and
+// d_o (for dq). p and ds stay in registers as A operands, and so do q and d_o for dq; the streamed tiles serve once as
+// they lie and once transposed. The scores of the next tile are enqueued before the gradients of this one, so that the
+// tensor cores have work while exponentials are computed. Blocks stay and take one item after another, as forward.
+//
+// Covers bf16 and fp16, D of 64, 80, 96 and 128, any Tq = Tk, any strides of whole 16 bytes.
+#include "kernels/attention_wgmma.cuh"
 
 namespace rz {
 namespace {
 
 // Unused where there is no code for sm_90a.
-[[maybe_unused]] constexpr int kGroupRows = 64, kRows = 2 * kGroupRows, kStream = 64, kStages = 2, kThreads = 384;
-[[maybe_unused]] constexpr int kPanelBytes = 64 * 128;  // 64 rows of 64 elements under TMA's 128-byte swizzle
+[[maybe_unused]] constexpr int kGroupRows = 64, kRows = 2 * kGroupRows, kStream = 64, kThreads = 384;
+[[maybe_unused]] constexpr int kPanel = 64 * 128;                                         // bytes
 [[maybe_unused]] constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // 128 * 24 + 256 * 240 <= 65536
 
 // x1, x2: k, v or q, d_o of the first warpgroup, then of the second. y1, y2: q, d_o or k, v of every stage.
 template <int D>
 struct Smem {
-    static constexpr int kTile = kPanelBytes * (D / 64);
+    // A stage is given back at the end of the next one's exponentials, just before the one after that is needed.
+    static constexpr int kStages = D == 64 ? 4 : 3;
+    static constexpr int kTile = kPanel * kPanels<D>;
     static constexpr int kX = 0, kY = kX + 4 * kTile, kStats = kY + 2 * kStages * kTile;
-    static constexpr int kStatFloats = 2 * kStream;  // lse and delta of a tile's queries, for one warpgroup
-    static constexpr int kBytes = kStats + 2 * 2 * kStatFloats * int(sizeof(float));
+    static constexpr int kStatBytes = kStream * int(sizeof(float));  // of a stage's queries: lse2, then delta
+    static constexpr int kOut = kStats + 2 * kStages * kStatBytes, kBytes = kOut + SmemRows<D>::bytes(kRows);
 };
 
+template <int kStages>
 struct Barriers {
-    uint64_t x, full[kStages], empty[kStages];
+    uint64_t x_full, x_empty, full[kStages], empty[kStages];
 };
 
-// The tensors of a kernel by role, and its share of the work
-struct Roles {
+// The tensors of a kernel by role
+struct Maps {
     const CUtensorMap* x1;
     const CUtensorMap* x2;
     const CUtensorMap* y1;
     const CUtensorMap* y2;
-    int batch, x_head, first_row;  // of the block's rows
-    int y_head, first_tile;        // where the stream begins; it runs to the end of each of `heads` heads
-    int heads, tiles;              // tiles of each head
 };
 
-template <int D>
-__device__ __forceinline__ void load_panels(unsigned char* tile, const CUtensorMap* map, uint64_t* bar, int head,
-                                            int row, int batch) {
-    for (int p = 0; p < D / 64; ++p) ptx::tma_load_4d(tile + p * kPanelBytes, map, bar, 64 * p, head, row, batch);
+// What a block does at a time: rows of one head, and the stream of `tiles` tiles of each of `heads` heads
+struct Item {
+    int batch, x_head, first_row;
+    int y_head, heads, first_tile, tiles;
+};
+template <bool kForKeys>
+__device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder& order, int i) {
+    const WorkItem w = order.at(i);
+    const int length = int(s.Tq), group = int(s.H / s.K), all = (length + kStream - 1) / kStream;
+    const int x_heads = int(kForKeys ? s.K : s.H), batch = w.head / x_heads, head = w.head - batch * x_heads;
+    if constexpr (kForKeys) {  // early keys have the most queries
+        const int first = w.rank * (kRows / kStream);
+        return {batch, head, w.rank * kRows, head * group, group, first, all - first};
+    } else {
+        const int tile = order.tiles - 1 - w.rank;
+        return {batch, head, tile * kRows, head / group, 1, 0, min((tile + 1) * (kRows / kStream), all)};
+    }
 }
 
 // One thread
-template <int D>
-__device__ __forceinline__ void produce(unsigned char* smem, Barriers& bars, const Roles& r) {
+template <int D, bool kForKeys>
+__device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
+                                        const AttentionBackward& a, const WorkOrder& order, const Maps& maps) {
     using M = Smem<D>;
-    ptx::mbar_arrive_expect_tx(&bars.x, 4 * M::kTile);
-    for (int group = 0; group < 2; ++group) {
-        unsigned char* x = smem + M::kX + 2 * group * M::kTile;
-        load_panels<D>(x, r.x1, &bars.x, r.x_head, r.first_row + group * kGroupRows, r.batch);
-        load_panels<D>(x + M::kTile, r.x2, &bars.x, r.x_head, r.first_row + group * kGroupRows, r.batch);
+    const AttentionShape& s = a.shape;
+    const BackwardStats stats(a);
+    Cursor<M::kStages> at;
+    for (int round = 0; order.item(round) < order.items; ++round) {
+        const Item item = item_of<kForKeys>(s, order, order.item(round));
+        ptx::mbar_wait(&bars.x_empty, uint32_t(round & 1) ^ 1);
+        ptx::mbar_arrive_expect_tx(&bars.x_full, 4 * M::kTile);
+        for (int group = 0; group < 2; ++group) {
+            unsigned char* x = smem + M::kX + 2 * group * M::kTile;
+            const int row = item.first_row + group * kGroupRows;
+            load_panels<D>(x, kPanel, maps.x1, &bars.x_full, item.x_head, row, item.batch);
+            load_panels<D>(x + M::kTile, kPanel, maps.x2, &bars.x_full, item.x_head, row, item.batch);
+        }
+        for (int head = item.y_head; head < item.y_head + item.heads; ++head)
+            for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
+                unsigned char* y = smem + M::kY + 2 * at.stage * M::kTile;
+                uint64_t* full = &bars.full[at.stage];
+                const int row = (item.first_tile + tile) * kStream;
+                ptx::mbar_wait(&bars.empty[at.stage], at.parity ^ 1);
+                ptx::mbar_arrive_expect_tx(full, 2 * M::kTile + (kForKeys ? 2 * M::kStatBytes : 0));
+                load_panels<D>(y, kPanel, maps.y1, full, head, row, item.batch);
+                load_panels<D>(y + M::kTile, kPanel, maps.y2, full, head, row, item.batch);
+                if constexpr (kForKeys) {
+                    unsigned char* to = smem + M::kStats + 2 * at.stage * M::kStatBytes;
+                    const int64_t from = stats.row(item.batch * s.H + head, row);
+                    ptx::bulk_load(to, stats.lse2 + from, M::kStatBytes, full);
+                    ptx::bulk_load(to + M::kStatBytes, stats.delta + from, M::kStatBytes, full);
+                }
+            }
     }
-    for (int i = 0; i < r.heads * r.tiles; ++i) {
-        const int stage = i % kStages, head = r.y_head + i / r.tiles, row = (r.first_tile + i % r.tiles) * kStream;
-        unsigned char* y = smem + M::kY + 2 * stage * M::kTile;
-        ptx::mbar_wait(&bars.empty[stage], uint32_t(i / kStages & 1) ^ 1);
-        ptx::mbar_arrive_expect_tx(&bars.full[stage], 2 * M::kTile);
-        load_panels<D>(y, r.y1, &bars.full[stage], head, row, r.batch);
-        load_panels<D>(y + M::kTile, r.y2, &bars.full[stage], head, row, r.batch);
-    }
-}
-
-template <class T, int N, bool kTransB, class A>
-__device__ __forceinline__ void wgmma(float (&d)[N / 2], const A& a, uint64_t b, bool accumulate) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>)
-        ptx::wgmma_bf16<N, kTransB>(d, a, b, accumulate);
-    else
-        ptx::wgmma_fp16<N, kTransB>(d, a, b, accumulate);
-}
-
-// out = x y^T, 64 x 64
-template <class T, int D>
-__device__ __forceinline__ void start_product(float (&out)[kStream / 2], const unsigned char* x,
-                                              const unsigned char* y) {
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < D / 16; ++step) {
-        const int at = step / 4 * kPanelBytes + step % 4 * 32;
-        wgmma<T, kStream, false>(out, ptx::wgmma_descriptor_128(x + at), ptx::wgmma_descriptor_128(y + at), step > 0);
-    }
-    ptx::wgmma_commit();
-}
-
-// grad += weights y, 64 x D
-template <class T, int D>
-__device__ __forceinline__ void start_gradient(float (&grad)[D / 2], uint32_t (&weights)[kStream / 16][4],
-                                               const unsigned char* y) {
-    ptx::wgmma_pin(grad);
-    ptx::wgmma_pin(weights);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kStream / 16; ++step)
-        wgmma<T, D, true>(grad, weights[step], ptx::wgmma_descriptor(y + step * 16 * 128, kPanelBytes, 1024, 1), true);
-    ptx::wgmma_commit();
 }
 
 template <class T, int D, bool kForKeys>
 struct Consumer {
     using M = Smem<D>;
     unsigned char* smem;
-    int group;                          // 0 or 1
-    int first;                          // position of the warpgroup's first row
-    float scale;                        // of scores, for exp2
-    float row_lse[2], row_delta[2];     // of rows g and g + 8, for dq
-    float grad1[D / 2];                 // dk or dq
-    float grad2[kForKeys ? D / 2 : 2];  // dv
+    Barriers<M::kStages>& bars;
+    int group;    // 0 or 1
+    float scale;  // of scores, for exp2
+    Cursor<M::kStages> at = {};
+    float s[kStream / 2], dp[kStream / 2];  // scores, then p; dp, then ds
+    uint32_t weights[kStream / 16][4];      // p, then ds, as A operands
+    float grad1[D / 2];                     // dk or dq
+    float grad2[kForKeys ? D / 2 : 2];      // dv
+    uint32_t x1[D / 16][4], x2[D / 16][4];  // q and d_o, for dq
+    float row_lse2[2], row_delta[2];        // of rows g and g + 8, for dq
 
-    __device__ __forceinline__ int thread() const { return int(threadIdx.x) % 128; }
-    __device__ __forceinline__ int warp_row() const { return thread() / 32 * 16; }
-    __device__ __forceinline__ void group_barrier() const { ptx::bar_sync(1 + group, 128); }
+    __device__ __forceinline__ Consumer(unsigned char* smem, Barriers<M::kStages>& bars, int group, float scale)
+        : smem(smem), bars(bars), group(group), scale(scale) {}
 
-    // s becomes p. ahead: position of the stream's row 0 against that of the warpgroup's.
-    __device__ __forceinline__ void probabilities(float (&s)[kStream / 2], const float* lse, int ahead) const {
-        const int lane = thread() % 32, pair = lane % 4, r = warp_row() + lane / 4;
-        const bool masked = kForKeys ? ahead < kGroupRows - 1 : ahead + kStream - 1 > 0;
-#pragma unroll
-        for (int i = 0; i < kStream / 2; ++i) {
-            const int column = i / 4 * 8 + 2 * pair + i % 2, h = i % 4 / 2;
-            s[i] = ptx::ex2(fmaf(s[i], scale, -kLog2e * (kForKeys ? lse[column] : row_lse[h])));
-            if (masked && (kForKeys ? ahead + column < r + 8 * h : ahead + column > r + 8 * h)) s[i] = 0;
-        }
+    __device__ __forceinline__ static int warp_row() { return int(threadIdx.x) % 128 / 32 * 16; }
+    __device__ __forceinline__ const unsigned char* x(int which) const {
+        return smem + M::kX + (2 * group + which) * M::kTile;
+    }
+    __device__ __forceinline__ const unsigned char* y(int which, int stage) const {
+        return smem + M::kY + (2 * stage + which) * M::kTile;
+    }
+    __device__ __forceinline__ void wait_full() { ptx::mbar_wait(&bars.full[at.stage], at.parity); }
+    // A tile that the other warpgroup sees
+    __device__ __forceinline__ void pass_over() {
+        wait_full();
+        release(&bars.empty[at.stage]);
+        at.advance();
     }
 
-    // dp becomes ds.
-    __device__ __forceinline__ void score_gradients(float (&dp)[kStream / 2], const float (&p)[kStream / 2],
-                                                    const float* delta) const {
-        const int pair = thread() % 4;
+    // lse2 of the stage's queries, then delta
+    __device__ __forceinline__ const float* stats() const {
+        return reinterpret_cast<const float*>(smem + M::kStats + 2 * at.stage * M::kStatBytes);
+    }
+
+    __device__ __forceinline__ void start_scores() {
+        if constexpr (kForKeys)
+            start_product<T, D, kStream, kPanel, kPanel>(s, operand_rows(x(0)), operand_rows(y(0, at.stage)));
+        else
+            start_product<T, D, kStream, kPanel>(s, x1, operand_rows(y(0, at.stage)));
+    }
+    __device__ __forceinline__ void start_dp() {
+        if constexpr (kForKeys)
+            start_product<T, D, kStream, kPanel, kPanel>(dp, operand_rows(x(1)), operand_rows(y(1, at.stage)));
+        else
+            start_product<T, D, kStream, kPanel>(dp, x2, operand_rows(y(1, at.stage)));
+    }
+    // Enqueues grad1 += ds y. Behind dv and kAfterDv other groups
+    template <int kAfterDv>
+    __device__ __forceinline__ void start_grad1(int stage) {
+        if constexpr (kForKeys) {
+            ptx::wgmma_wait<kAfterDv>();
+            ptx::wgmma_pin(grad2);
+        }
+        pack_operand<T, kStream>(weights, dp);
+        start_weighted<T, D>(grad1, weights, operand_summed(y(0, stage), kPanel));
+    }
+
+    // s becomes p. diagonal: the tile's first position is that of the warpgroup's first row; queries do not see later
+    // keys.
+    __device__ __forceinline__ void probabilities(bool diagonal) {
+        const int lane = int(threadIdx.x) % 32, pair = lane % 4;
+        const float* lse2 = stats();
 #pragma unroll
         for (int i = 0; i < kStream / 2; ++i)
-            dp[i] = p[i] * (dp[i] - (kForKeys ? delta[i / 4 * 8 + 2 * pair + i % 2] : row_delta[i % 4 / 2]));
-    }
-
-    __device__ __forceinline__ static void pack(uint32_t (&a)[kStream / 16][4], const float (&x)[kStream / 2]) {
+            s[i] = ptx::ex2(
+                fmaf(s[i], scale, -(kForKeys ? lse2[i / 4 * 8 + 2 * pair + i % 2] : row_lse2[i % 4 / 2])));
+        if (diagonal) {
+            const int r = warp_row() + lane / 4 - 2 * pair;
 #pragma unroll
-        for (int step = 0; step < kStream / 16; ++step)
-#pragma unroll
-            for (int r = 0; r < 4; ++r) a[step][r] = pack_pair<T>(x[8 * step + 2 * r], x[8 * step + 2 * r + 1]);
-    }
-
-    // One streamed tile
-    __device__ __forceinline__ void consume(int stage, const float* stats, int ahead) {
-        const unsigned char* x = smem + M::kX + 2 * group * M::kTile;
-        const unsigned char* y = smem + M::kY + 2 * stage * M::kTile;
-        float s[kStream / 2], dp[kStream / 2];
-        uint32_t weights[kStream / 16][4];
-        start_product<T, D>(s, x, y);
-        start_product<T, D>(dp, x + M::kTile, y + M::kTile);
-        ptx::wgmma_wait<1>();  // s
-        ptx::wgmma_pin(s);
-        probabilities(s, stats, ahead);
-        if constexpr (kForKeys) {
-            uint32_t p[kStream / 16][4];
-            pack(p, s);
-            start_gradient<T, D>(grad2, p, y + M::kTile);
-            ptx::wgmma_wait<1>();  // dp
-            ptx::wgmma_pin(dp);
-            score_gradients(dp, s, stats + kStream);
-            pack(weights, dp);
-            start_gradient<T, D>(grad1, weights, y);
-            ptx::wgmma_wait<0>();
-            ptx::wgmma_pin(grad2);
-        } else {
-            ptx::wgmma_wait<0>();  // dp
-            ptx::wgmma_pin(dp);
-            score_gradients(dp, s, stats);
-            pack(weights, dp);
-            start_gradient<T, D>(grad1, weights, y);
-            ptx::wgmma_wait<0>();
-        }
-        ptx::wgmma_pin(grad1);
-    }
-
-    // lse (threads 0..63) or delta of row t of a head; zero beyond the end, where d_o is zero as well
-    __device__ __forceinline__ float stat(const AttentionBackward& a, const Roles& r, int i) const {
-        const int t = (r.first_tile + i % r.tiles) * kStream + thread() % kStream;
-        if (i >= r.heads * r.tiles || t >= a.shape.Tq) return 0.0f;
-        const float* source = thread() < kStream ? a.lse : static_cast<const float*>(a.workspace);
-        return source[(r.batch * a.shape.H + r.y_head + i / r.tiles) * a.shape.Tq + t];
-    }
-
-    __device__ __forceinline__ void run(const AttentionBackward& a, Barriers& bars, const Roles& r) {
-        float next = kForKeys ? stat(a, r, 0) : 0.0f;
-        ptx::mbar_wait(&bars.x, 0);
-        for (int i = 0; i < r.heads * r.tiles; ++i) {
-            const int stage = i % kStages, ahead = (r.first_tile + i % r.tiles) * kStream - first;
-            float* stats = reinterpret_cast<float*>(smem + M::kStats) + (2 * group + i % 2) * M::kStatFloats;
-            if constexpr (kForKeys) {
-                stats[thread()] = next;
-                group_barrier();  // and so everyone has left the statistics of two tiles ago
-                next = stat(a, r, i + 1);
+            for (int i = 0; i < kStream / 2; ++i) {
+                const int column = i / 4 * 8 + i % 2, row = r + i % 4 / 2 * 8;
+                if (kForKeys ? column < row : column > row) s[i] = 0;
             }
-            ptx::mbar_wait(&bars.full[stage], uint32_t(i / kStages & 1));
-            const bool seen = kForKeys ? ahead + kStream - 1 >= 0 : ahead < kGroupRows;
-            if (seen) consume(stage, stats, ahead);
-            __syncwarp();  // every lane has seen this phase of `full`, or it could miss it
-            if (thread() % 32 == 0) ptx::mbar_arrive(&bars.empty[stage]);
+        }
+        ptx::wgmma_pin(s);  // computed here, under the products in flight
+    }
+    // dp becomes ds.
+    __device__ __forceinline__ void score_gradients() {
+        const int pair = int(threadIdx.x) % 4;
+        const float* delta = stats() + kStream;
+#pragma unroll
+        for (int i = 0; i < kStream / 2; ++i)
+            dp[i] = s[i] * (dp[i] - (kForKeys ? delta[i / 4 * 8 + 2 * pair + i % 2] : row_delta[i % 4 / 2]));
+    }
+
+    // Both loops begin with nothing in flight, s holding p and dp complete, for the tile at `at`: ptxas would serialise
+    // products that are in flight where a loop begins again.
+    __device__ __forceinline__ void first_scores(bool diagonal) {
+        wait_full();
+        start_scores();
+        start_dp();
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(s);
+        probabilities(diagonal);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(dp);
+    }
+    // From ds of the tile in `stage` to p and dp of the tile at `at`. dv, in flight at the beginning, and dk take turns
+    // with the registers of their A operand; under both the tensor cores have other work.
+    __device__ __forceinline__ void next_scores(int stage, bool diagonal) {
+        wait_full();
+        start_scores();
+        start_grad1<1>(stage);
+        start_dp();
+        ptx::wgmma_wait<2>();
+        ptx::wgmma_pin(s);
+        probabilities(diagonal);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(dp);
+        ptx::wgmma_pin(grad1);
+        release(&bars.empty[stage]);
+    }
+    __device__ __forceinline__ void last_gradient() {
+        start_grad1<0>(at.stage);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(grad1);
+        release(&bars.empty[at.stage]);
+        at.advance();
+    }
+
+    // dk and dv of an item. Of each head the second warpgroup does not see the first tile.
+    __device__ __forceinline__ void keys(const Item& item) {
+        int left = item.heads * max(0, item.tiles - group), tile = group;
+        if (left == 0) {
+            for (int i = 0; i < item.heads * item.tiles; ++i) pass_over();
+            return release(&bars.x_empty);
+        }
+        if (group == 1) pass_over();
+        first_scores(true);
+        while (true) {
+            const int stage = at.stage;
+            pack_operand<T, kStream>(weights, s);
+            start_weighted<T, D>(grad2, weights, operand_summed(y(1, stage), kPanel));
+            score_gradients();
+            if (--left == 0) break;
+            at.advance();
+            if (++tile == item.tiles) {
+                tile = group;
+                if (group == 1) pass_over();
+            }
+            next_scores(stage, tile == group);
+        }
+        release(&bars.x_empty);
+        last_gradient();
+    }
+
+    // q and d_o as A operands
+    __device__ __forceinline__ void load_queries() {
+        const int lane = int(threadIdx.x) % 32, row = warp_row() + lane % 16;
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step) {
+            const int at_step = step / 4 * kPanel + row * 128 + ((step % 4 * 2 + lane / 16) ^ (row & 7)) * 16;
+            ptx::ldmatrix_x4(x1[step], x(0) + at_step);
+            ptx::ldmatrix_x4(x2[step], x(1) + at_step);
         }
     }
 
-    // Through the warpgroup's own part of x, once all of it has been multiplied
-    __device__ __forceinline__ void store(T* out, int64_t row_stride, int count, int which, const float (&grad)[D / 2],
-                                          float factor) {
-        unsigned char* tile = smem + M::kX + (2 * group + which) * M::kTile;
-        float acc[D / 8][4];
+    // dq of an item. The first warpgroup may see a tile less than the second.
+    __device__ __forceinline__ void queries(const Item& item) {
+        const int diagonal = item.first_row / kStream + group, mine = min(item.tiles, diagonal + 1);
+        load_queries();
+        release(&bars.x_empty);
+        first_scores(diagonal == 0);
+        for (int tile = 1; tile < mine; ++tile) {
+            const int stage = at.stage;
+            score_gradients();
+            at.advance();
+            next_scores(stage, tile == diagonal);
+        }
+        score_gradients();
+        last_gradient();
+        for (int tile = mine; tile < item.tiles; ++tile) pass_over();
+    }
+
+    // Rows of the warp, `count` of the warpgroup's 64 exist
+    __device__ __forceinline__ void store(void* out, int64_t at_row, int64_t row_stride, int count,
+                                          const float (&grad)[D / 2], float factor) {
+        const int row = group * kGroupRows + warp_row();
+        store_rows<T, D>(static_cast<T*>(out) + at_row + warp_row() * row_stride, row_stride, count - warp_row(),
+                         smem + M::kOut, row, grad, factor, factor);
+    }
+
+    // Each thread's two rows of q
+    __device__ __forceinline__ void load_stats(const AttentionBackward& a, const Item& item) {
+        const BackwardStats rows(a);
+        const int first = item.first_row + group * kGroupRows + warp_row() + int(threadIdx.x) % 32 / 4;
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) acc[i / 4][i % 4] = grad[i];
-        accumulators_to_tile<T, D>(tile, warp_row(), acc, factor, factor);
-        __syncwarp();
-        store_tile_rows<T, D, 16>(out + warp_row() * row_stride, row_stride, count - warp_row(), tile, warp_row());
+        for (int h = 0; h < 2; ++h) {
+            const int t = min(first + 8 * h, int(rows.T_padded) - 1);
+            const int64_t from = rows.row(item.batch * a.shape.H + item.x_head, t);
+            row_lse2[h] = rows.lse2[from], row_delta[h] = rows.delta[from];
+        }
+    }
+
+    // The item is worked out anew, so that its fields need no registers while it is worked on.
+    __device__ __forceinline__ void finish(const AttentionBackward& a, const WorkOrder& order, int round) {
+        uint32_t again = uint32_t(round);
+        ptx::forget(again);
+        const AttentionShape& shape = a.shape;
+        const Item item = item_of<kForKeys>(shape, order, order.item(int(again)));
+        const int first = item.first_row + group * kGroupRows, count = int(shape.Tq) - first;
+        const int64_t column = int64_t(item.x_head) * D;
+        if constexpr (kForKeys) {
+            const int64_t to = item.batch * shape.kv_batch + int64_t(first) * shape.kv_row + column;
+            store(a.dk, to, shape.kv_row, count, grad1, shape.scale);
+            store(a.dv, to, shape.kv_row, count, grad2, 1.0f);
+        } else {
+            store(a.dq, item.batch * shape.q_batch + int64_t(first) * shape.q_row + column, shape.q_row, count, grad1,
+                  shape.scale);
+        }
+    }
+
+    __device__ __forceinline__ void run(const AttentionBackward& a, const WorkOrder& order) {
+        for (int round = 0; order.item(round) < order.items; ++round) {
+            const Item item = item_of<kForKeys>(a.shape, order, order.item(round));
+#pragma unroll
+            for (int i = 0; i < D / 2; ++i) grad1[i] = 0;
+#pragma unroll
+            for (int i = 0; i < (kForKeys ? D / 2 : 2); ++i) grad2[i] = 0;
+            if constexpr (!kForKeys) load_stats(a, item);
+            ptx::mbar_wait(&bars.x_full, uint32_t(round & 1));
+            if constexpr (kForKeys)
+                keys(item);
+            else
+                queries(item);
+            finish(a, order, round);
+        }
     }
 };
 
-// Starts the producer, which returns false, or makes a consumer of the calling thread.
+// Starts the producer or a consumer.
 template <class T, int D, bool kForKeys>
-__device__ __forceinline__ bool begin(Consumer<T, D, kForKeys>& c, unsigned char* smem, Barriers& bars, const Roles& r,
-                                      float scale) {
+__device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
+                                          const AttentionBackward& a, const WorkOrder& order, const Maps& maps) {
     if (threadIdx.x == 0) {
-        ptx::mbar_init(&bars.x, 1);
-        for (int stage = 0; stage < kStages; ++stage) {
+        ptx::mbar_init(&bars.x_full, 1);
+        ptx::mbar_init(&bars.x_empty, 8);  // one lane of each consumer warp
+        for (int stage = 0; stage < Smem<D>::kStages; ++stage) {
             ptx::mbar_init(&bars.full[stage], 1);
-            ptx::mbar_init(&bars.empty[stage], 8);  // one lane of each consumer warp
+            ptx::mbar_init(&bars.empty[stage], 8);
         }
         ptx::fence_mbar_init();
     }
     __syncthreads();
-    if (threadIdx.x < 128) {
+    const int group = warpgroup();
+    if (group == 0) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        if (threadIdx.x == 0) produce<D>(smem, bars, r);
-        return false;
+        if (threadIdx.x == 0) produce<D, kForKeys>(smem, bars, a, order, maps);
+        return;
     }
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    c.smem = smem;
-    c.group = int(threadIdx.x) / 128 - 1;
-    c.first = r.first_row + c.group * kGroupRows;
-    c.scale = scale * kLog2e;
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i) c.grad1[i] = 0;
-#pragma unroll
-    for (int i = 0; i < (kForKeys ? D / 2 : 2); ++i) c.grad2[i] = 0;
-    return true;
+    Consumer<T, D, kForKeys>(smem, bars, group - 1, a.shape.scale * kLog2e).run(a, order);
 }
 
-// Grid (K, B, key tiles); early keys have the most queries, so they start first. The body exists for sm_90a alone, and
-// with it the static shared memory by which the host knows that this build has it.
+// Grids of blocks_of(order). The bodies exist for sm_90a alone, and with them the static shared memory by which the
+// host knows that this build has them.
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_kv_wgmma_kernel(AttentionBackward a, const __grid_constant__ CUtensorMap q,
+    attention_backward_kv_wgmma_kernel(AttentionBackward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
                                        const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
                                        const __grid_constant__ CUtensorMap d_o) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     GPU_DYN_SMEM(smem);
-    __shared__ Barriers bars;
-    const AttentionShape& s = a.shape;
-    const int kv_head = int(blockIdx.x), heads = int(s.H / s.K), j0 = int(blockIdx.z) * kRows, length = int(s.Tq);
-    const Roles r{&k,
-                  &v,
-                  &q,
-                  &d_o,
-                  int(blockIdx.y),
-                  kv_head,
-                  j0,
-                  kv_head * heads,
-                  j0 / kStream,
-                  heads,
-                  (length + kStream - 1) / kStream - j0 / kStream};
-    Consumer<T, D, true> c;
-    if (!begin(c, smem, bars, r, s.scale)) return;
-    c.run(a, bars, r);
-    c.group_barrier();
-    const int64_t at = r.batch * s.kv_batch + int64_t(c.first) * s.kv_row + int64_t(kv_head) * D;
-    c.store(static_cast<T*>(a.dk) + at, s.kv_row, length - c.first, 0, c.grad1, s.scale);
-    c.store(static_cast<T*>(a.dv) + at, s.kv_row, length - c.first, 1, c.grad2, 1.0f);
+    __shared__ Barriers<Smem<D>::kStages> bars;
+    run_block<T, D, true>(smem, bars, a, order, {&k, &v, &q, &d_o});
 #endif
 }
 
-// Grid (H, B, query tiles), the longest first.
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_q_wgmma_kernel(AttentionBackward a, const __grid_constant__ CUtensorMap q,
+    attention_backward_q_wgmma_kernel(AttentionBackward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
                                       const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
                                       const __grid_constant__ CUtensorMap d_o) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     GPU_DYN_SMEM(smem);
-    __shared__ Barriers bars;
-    const AttentionShape& s = a.shape;
-    const int head = int(blockIdx.x), length = int(s.Tq), t0 = int(gridDim.z - 1 - blockIdx.z) * kRows;
-    const Roles r{&q,
-                  &d_o,
-                  &k,
-                  &v,
-                  int(blockIdx.y),
-                  head,
-                  t0,
-                  head / int(s.H / s.K),
-                  0,
-                  1,
-                  (min(t0 + kRows, length) + kStream - 1) / kStream};
-    Consumer<T, D, false> c;
-    if (!begin(c, smem, bars, r, s.scale)) return;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int t = c.first + c.warp_row() + c.thread() % 32 / 4 + 8 * h;
-        const int64_t at = (r.batch * s.H + head) * s.Tq + t;
-        c.row_lse[h] = t < length ? a.lse[at] : 0.0f;
-        c.row_delta[h] = t < length ? static_cast<const float*>(a.workspace)[at] : 0.0f;
-    }
-    c.run(a, bars, r);
-    c.group_barrier();
-    c.store(static_cast<T*>(a.dq) + r.batch * s.q_batch + int64_t(c.first) * s.q_row + int64_t(head) * D, s.q_row,
-            length - c.first, 0, c.grad1, s.scale);
+    __shared__ Barriers<Smem<D>::kStages> bars;
+    run_block<T, D, false>(smem, bars, a, order, {&q, &d_o, &k, &v});
 #endif
 }
 
@@ -318,25 +384,27 @@ __global__ void __launch_bounds__(kThreads, 1)
 bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
     if (!wgmma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
-    const unsigned tiles = blocks_for(s.Tk, kRows);
-    if (tiles > 65535) return false;
-    return with_wgmma_shape(s, [&]<class T, int D>() {
+    bool done = false;
+    with_mma_shape(s, [&]<class T, int D>() {
         const auto kv_kernel = attention_backward_kv_wgmma_kernel<T, D>;
         const auto q_kernel = attention_backward_q_wgmma_kernel<T, D>;
-        if (!compiled_for_sm90a(reinterpret_cast<const void*>(kv_kernel))) return false;
+        if (!compiled_for_sm90a(reinterpret_cast<const void*>(kv_kernel))) return;
         const auto map = [&](const void* base, int64_t heads, int64_t row, int64_t batch) {
             return wgmma_map(base, D, heads, s.Tq, s.B, row, batch, kStream);
         };
         const CUtensorMap q = map(a.q, s.H, s.q_row, s.q_batch), k = map(a.k, s.K, s.kv_row, s.kv_batch),
                           v = map(a.v, s.K, s.kv_row, s.kv_batch), d_o = map(a.d_o, s.H, s.o_row, s.o_batch);
-        launch(kv_kernel,
-               LaunchConfig(dim3(unsigned(s.K), unsigned(s.B), tiles), dim3(kThreads), Smem<D>::kBytes, stream), a, q,
-               k, v, d_o);
-        launch(q_kernel,
-               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), Smem<D>::kBytes, stream), a, q,
-               k, v, d_o);
-        return true;
+        const unsigned tiles = blocks_for(s.Tk, kRows);
+        const WorkOrder kv_order = work_order(s.B * s.K, 1, tiles, 4 * s.Tq * D * (s.H / s.K)),
+                        q_order = work_order(s.B * s.H, s.H / s.K, tiles, 4 * s.Tk * D);
+        const auto config = [&](const WorkOrder& order) {
+            return LaunchConfig(dim3(blocks_of(order)), dim3(kThreads), Smem<D>::kBytes, stream);
+        };
+        launch(kv_kernel, config(kv_order), a, kv_order, q, k, v, d_o);
+        launch(q_kernel, config(q_order), a, q_order, q, k, v, d_o);
+        done = true;
     });
+    return done;
 }
 
 }  // namespace rz

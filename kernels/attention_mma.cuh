@@ -1,11 +1,26 @@
 #pragma once
 // Pieces of the tensor-core attention kernels: rows of D 16-bit elements in shared memory, and the fragments of
-// mma.m16n8k16 (layouts in ptx.cuh) taken from them.
+// mma.m16n8k16 (layouts in ptx.cuh) taken from them; what the backward kernels know of each query.
 
 #include "kernels/attention_cuda.h"
 #include "kernels/device_math.cuh"
 
 namespace rz {
+
+// The workspace of the backward pass, two values per query: lse2 = lse * log2(e), and delta, the row's sum of d_o * o.
+// Both are (B, H, T rounded up to 64) f32, one behind the other, zero beyond T.
+struct BackwardStats {
+    int64_t T_padded;
+    float* lse2;
+    float* delta;
+
+    __device__ __forceinline__ explicit BackwardStats(const AttentionBackward& a)
+        : T_padded((a.shape.Tq + 63) / 64 * 64),
+          lse2(static_cast<float*>(a.workspace)),
+          delta(lse2 + a.shape.B * a.shape.H * T_padded) {}
+    // head: batch * H + head
+    __device__ __forceinline__ int64_t row(int64_t head, int64_t t) const { return head * T_padded + t; }
+};
 
 // Rows of D elements in 16-byte chunks, placed so that the eight rows that ldmatrix reads at one chunk lie in different
 // banks: by an XOR where a row is a multiple of 128 bytes, else by an odd number of chunks per row.
@@ -128,7 +143,9 @@ template <class T, int D, int kRows>
 __device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int count, const unsigned char* tile,
                                                 int row) {
     using Rows = SmemRows<D>;
-    for (int i = int(threadIdx.x) % 32; i < kRows * Rows::kChunks; i += 32) {
+    uint32_t lane = threadIdx.x % 32;
+    ptx::forget(lane);  // or what follows from it would be kept in registers by a kernel that comes here more than once
+    for (int i = int(lane); i < kRows * Rows::kChunks; i += 32) {
         const int r = i / Rows::kChunks, chunk = i % Rows::kChunks;
         if (r < count)
             *reinterpret_cast<uint4*>(out + r * row_stride + chunk * 8) =
@@ -163,46 +180,6 @@ void with_mma_shape(const AttentionShape& s, F&& f) {
         with_type.template operator()<__nv_bfloat16>();
     else
         with_type.template operator()<__half>();
-}
-
-// The same for the kernels that use wgmma.
-template <class... P>
-bool wgmma_covers(const AttentionShape& s, const P*... pointers) {
-    return attention_path() >= AttentionPath::wgmma && (s.D == 64 || s.D == 128) && mma_covers(s, pointers...);
-}
-
-template <class F>
-bool with_wgmma_shape(const AttentionShape& s, F&& f) {
-    if (s.dtype == DType::bf16)
-        return s.D == 64 ? f.template operator()<__nv_bfloat16, 64>() : f.template operator()<__nv_bfloat16, 128>();
-    return s.D == 64 ? f.template operator()<__half, 64>() : f.template operator()<__half, 128>();
-}
-
-// Whether this kernel, which uses static shared memory in code for sm_90a only, can run on the current device: a build
-// for other architectures lacks that code.
-inline bool compiled_for_sm90a(const void* kernel) {
-    int device = 0, major = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9)
-        return false;
-#if defined(__CUDACC__)
-    cudaFuncAttributes attributes{};
-    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-        cudaGetLastError();
-        return false;
-    }
-    return attributes.sharedSizeBytes > 0;
-#else
-    return kernel != nullptr;
-#endif
-}
-
-// A tensor (B, T, heads, D) for TMA, in boxes of `rows` rows of 64 elements of one head. Rows beyond T read as zero.
-inline CUtensorMap wgmma_map(const void* base, int64_t D, int64_t heads, int64_t T, int64_t B, int64_t row,
-                             int64_t batch, int rows) {
-    const auto u = [](int64_t x) { return uint64_t(x); };
-    return ptx::tensor_map(base, {u(D), u(heads), u(T), u(B)}, {u(2 * D), u(2 * row), u(2 * batch)},
-                           {64, 1, uint32_t(rows), 1}, 128);
 }
 
 }  // namespace rz

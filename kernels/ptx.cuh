@@ -501,6 +501,10 @@ PTX_FN uint64_t wgmma_descriptor(const void* p, uint32_t leading, uint32_t strid
 }
 // The usual K-major tile with rows of 128 swizzled bytes (64 values), as tma_load writes it.
 PTX_FN uint64_t wgmma_descriptor_128(const void* p) { return wgmma_descriptor(p, 16, 1024, 1); }
+// The descriptor of what lies `bytes` (a multiple of 16) further on. Only the address's half of it is computed.
+PTX_FN uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
+    return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
+}
 
 PTX_FN void wgmma_fence() {
 #if !defined(SIMT_EMU)

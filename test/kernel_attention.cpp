@@ -88,12 +88,16 @@ void Attention::check_forward() {
                        {{"o", {ulp(c.dtype), small + weights}}, {"lse", {0, small}}});
 }
 
+bool wgmma_covers(const Case& c) {
+    return c.dtype != DType::f32 && (c.D == 64 || c.D == 80 || c.D == 96 || c.D == 128);
+}
+
 TEST_P(Attention, Forward) { check_forward(); }
 
 // What older devices run where Forward has used wgmma
 TEST_P(Attention, ForwardWithoutWgmma) {
     const Case c = GetParam();
-    if (c.dtype == DType::f32 || (c.D != 64 && c.D != 128)) GTEST_SKIP() << "wgmma does not cover this anyway";
+    if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";
     attention_path() = AttentionPath::mma;
     check_forward();
 }
@@ -139,7 +143,7 @@ TEST_P(Attention, Backward) { check_backward(); }
 
 TEST_P(Attention, BackwardWithoutWgmma) {
     const Case c = GetParam();
-    if (c.dtype == DType::f32 || (c.D != 64 && c.D != 128)) GTEST_SKIP() << "wgmma does not cover this anyway";
+    if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";
     attention_path() = AttentionPath::mma;
     check_backward();
 }
@@ -161,7 +165,11 @@ INSTANTIATE_TEST_SUITE_P(TensorCore, Attention,
                                          Case{1, 70, 70, 2, 1, 64, h16}, Case{1, 66, 66, 1, 1, 128, h16},
                                          Case{2, 1, 70, 2, 1, 64, b16}, Case{1, 5, 133, 2, 1, 128, b16},
                                          Case{1, 130, 190, 1, 1, 80, b16}, Case{1, 33, 33, 2, 1, 80, h16},
-                                         Case{1, 33, 33, 2, 1, 96, h16}, Case{1, 1000, 1000, 9, 3, 64, b16, true, true},
+                                         Case{1, 33, 33, 2, 1, 96, h16},
+                                         // Several rounds and sections of work for the emulator's 4 multiprocessors
+                                         Case{3, 330, 330, 4, 2, 64, b16}, Case{2, 290, 290, 6, 3, 128, b16, true},
+                                         Case{1, 300, 500, 5, 1, 96, b16},
+                                         Case{1, 1000, 1000, 9, 3, 64, b16, true, true},
                                          Case{2, 1000, 1000, 4, 2, 128, b16, true, true}));
 
 }  // namespace
