@@ -66,8 +66,8 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
     const AttentionShape& s = a.shape;
     const BackwardStats stats(a);
     Cursor<M::kStages> at;
-    for (int round = 0; order.item(round) < order.items; ++round) {
-        const Item item = item_of<kForKeys>(s, order, order.item(round));
+    for (int round = 0; item_in(order, round) < order.items(); ++round) {
+        const Item item = item_of<kForKeys>(s, order, item_in(order, round));
         ptx::mbar_wait(&bars.x_empty, uint32_t(round & 1) ^ 1);
         ptx::mbar_arrive_expect_tx(&bars.x_full, 4 * M::kTile);
         for (int group = 0; group < 2; ++group) {
@@ -298,7 +298,7 @@ struct Consumer {
         uint32_t again = uint32_t(round);
         ptx::forget(again);
         const AttentionShape& shape = a.shape;
-        const Item item = item_of<kForKeys>(shape, order, order.item(int(again)));
+        const Item item = item_of<kForKeys>(shape, order, item_in(order, int(again)));
         const int first = item.first_row + group * kGroupRows, count = int(shape.Tq) - first;
         const int64_t column = int64_t(item.x_head) * D;
         if constexpr (kForKeys) {
@@ -312,8 +312,8 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run(const AttentionBackward& a, const WorkOrder& order) {
-        for (int round = 0; order.item(round) < order.items; ++round) {
-            const Item item = item_of<kForKeys>(a.shape, order, order.item(round));
+        for (int round = 0; item_in(order, round) < order.items(); ++round) {
+            const Item item = item_of<kForKeys>(a.shape, order, item_in(order, round));
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) grad1[i] = 0;
 #pragma unroll
@@ -353,7 +353,7 @@ __device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>:
     Consumer<T, D, kForKeys>(smem, bars, group - 1, a.shape.scale * kLog2e).run(a, order);
 }
 
-// Grids of blocks_of(order). The bodies exist for sm_90a alone, and with them the static shared memory by which the
+// Grids of order.blocks blocks. The bodies exist for sm_90a alone, and with them the static shared memory by which the
 // host knows that this build has them.
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -395,10 +395,13 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
         const CUtensorMap q = map(a.q, s.H, s.q_row, s.q_batch), k = map(a.k, s.K, s.kv_row, s.kv_batch),
                           v = map(a.v, s.K, s.kv_row, s.kv_batch), d_o = map(a.d_o, s.H, s.o_row, s.o_batch);
         const unsigned tiles = blocks_for(s.Tk, kRows);
-        const WorkOrder kv_order = work_order(s.B * s.K, 1, tiles, 4 * s.Tq * D * (s.H / s.K)),
-                        q_order = work_order(s.B * s.H, s.H / s.K, tiles, 4 * s.Tk * D);
+        // Streamed tiles; the start and end of an item take about as long as three.
+        const int64_t group = s.H / s.K, bytes = 4 * s.Tq * D;
+        const double step = kRows / kStream, kv_step = step * double(group);
+        const WorkOrder kv_order = work_order({s.B * s.K, 1, tiles, bytes * group, kv_step, 3 + kv_step}),
+                        q_order = work_order({s.B * s.H, group, tiles, bytes, step, 3 + step});
         const auto config = [&](const WorkOrder& order) {
-            return LaunchConfig(dim3(blocks_of(order)), dim3(kThreads), Smem<D>::kBytes, stream);
+            return LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream);
         };
         launch(kv_kernel, config(kv_order), a, kv_order, q, k, v, d_o);
         launch(q_kernel, config(q_order), a, q_order, q, k, v, d_o);

@@ -57,8 +57,8 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
     using C = Config<D>;
     Cursor<C::kStages> at;
     const int group = int(s.H / s.K);
-    for (int round = 0; order.item(round) < order.items; ++round) {
-        const Queries item = queries_of<D>(s, order, order.item(round));
+    for (int round = 0; item_in(order, round) < order.items(); ++round) {
+        const Queries item = queries_of<D>(s, order, item_in(order, round));
         const int kv_head = item.head / group;
         for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
             ptx::mbar_wait(&bars.k_empty[at.stage], at.parity ^ 1);
@@ -227,8 +227,8 @@ struct Consumer {
     __device__ __forceinline__ void run(const AttentionForward& a, const WorkOrder& order) {
         const int Tq = int(a.shape.Tq), offset = int(a.shape.Tk) - Tq;
         if (group == C::kGroups - 1) pass_turn();
-        for (int round = 0; order.item(round) < order.items; ++round) {
-            const Queries item = queries_of<D>(a.shape, order, order.item(round));
+        for (int round = 0; item_in(order, round) < order.items(); ++round) {
+            const Queries item = queries_of<D>(a.shape, order, item_in(order, round));
             const int row = item.t0 + group * kGroupRows, first = offset + row;
             // The first warpgroups may see fewer tiles than the last; rows beyond the end need none.
             const int mine = row < Tq ? min(item.tiles, (first + kGroupRows + kKeys - 1) / kKeys) : 0;
@@ -250,8 +250,8 @@ struct Consumer {
     }
 };
 
-// A grid of blocks_of(order). The body exists for sm_90a alone, and with it the static shared memory by which the host
-// knows that this build has it.
+// A grid of order.blocks blocks. The body exists for sm_90a alone, and with it the static shared memory by which the
+// host knows that this build has it.
 template <class T, int D>
 __global__ void __launch_bounds__(Config<D>::kThreads, 1)
     attention_forward_wgmma_kernel(AttentionForward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
@@ -293,8 +293,10 @@ bool attention_forward_wgmma(const AttentionForward& a, CudaStream stream) {
         using C = Config<D>;
         const auto kernel = attention_forward_wgmma_kernel<T, D>;
         if (!compiled_for_sm90a(reinterpret_cast<const void*>(kernel))) return;
-        const WorkOrder order = work_order(s.B * s.H, s.H / s.K, blocks_for(s.Tq, C::kRows), 4 * s.Tk * D);
-        launch(kernel, LaunchConfig(dim3(blocks_of(order)), dim3(C::kThreads), C::kBytes, stream), a, order,
+        // Tiles of 128 keys; the start and end of an item take about as long as one of them.
+        const WorkOrder order = work_order({s.B * s.H, s.H / s.K, blocks_for(s.Tq, C::kRows), 4 * s.Tk * D,
+                                            double(C::kRows) / kKeys, 2 + double(s.Tk - s.Tq) / kKeys});
+        launch(kernel, LaunchConfig(dim3(unsigned(order.blocks)), dim3(C::kThreads), C::kBytes, stream), a, order,
                wgmma_map(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch, C::kRows),
                wgmma_map(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys),
                wgmma_map(a.v, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys));

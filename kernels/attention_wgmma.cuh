@@ -1,44 +1,22 @@
 #pragma once
-// What the attention kernels for Hopper (sm_90a) share: the order of their work, the pipeline through shared memory,
-// and products by wgmma of tiles that TMA has brought.
+// What the attention kernels for Hopper (sm_90a) share: the pipeline through shared memory, products by wgmma of tiles
+// that TMA has brought, and on the host the order of their work.
 //
 // A tile in shared memory is a row of panels, each of 64 elements (128 bytes) per row under TMA's 128-byte swizzle.
 // Where D is not a multiple of 64, TMA fills the last panel's other columns with zeros, and no product reads them.
 
+#include <vector>
+
 #include "kernels/attention_mma.cuh"
+#include "kernels/attention_order.h"
 
 namespace rz {
 
 template <int D>
 constexpr int kPanels = (D + 63) / 64;
 
-// ---- order of work. Blocks stay for the whole kernel and take items by a rule that is fixed in advance; an item is a
-// tile of rows of one head and does not depend on others, so that the order can't change a result.
-//
-// Heads come in sections whose streamed tensors fit in L2 together. Within one, tiles go from the longest to the
-// shortest, and in the section before it from the shortest to the longest, so that neighbours in the sequence are about
-// equally long; the last section ends with the shortest. Blocks take neighbours in turn, forward in one round and
-// backward in the next, which evens out what is left of the differences.
-
-struct WorkItem {
-    int head;  // batch * heads + head
-    int rank;  // 0: the longest tile of its head
-};
-
-struct WorkOrder {
-    int heads, section, tiles, items;
-
-    __device__ __forceinline__ int item(int round) const {
-        const int blocks = int(gridDim.x), block = int(blockIdx.x);
-        return round * blocks + (round % 2 ? blocks - 1 - block : block);
-    }
-    __device__ __forceinline__ WorkItem at(int item) const {
-        const int s = item / (section * tiles), in_section = item - s * section * tiles;
-        const int here = min(section, heads - s * section), rank = in_section / here;
-        const int after = (heads - 1) / section - s;
-        return {s * section + in_section - rank * here, after % 2 ? tiles - 1 - rank : rank};
-    }
-};
+// What this block takes in a round; nothing where that is not below order.items().
+__device__ __forceinline__ int item_in(const WorkOrder& order, int round) { return order.item(int(blockIdx.x), round); }
 
 // ---- pipeline
 
@@ -189,17 +167,23 @@ inline bool compiled_for_sm90a(const void* kernel) {
 #endif
 }
 
-// heads: of all batches, of which `together` neighbours stream the same `bytes`. Half of L2 is theirs; the rest is for
-// what else passes through.
-inline WorkOrder work_order(int64_t heads, int64_t together, int64_t tiles, int64_t bytes) {
+// The order for the current device. A thread keeps what it has chosen for its last shapes.
+inline WorkOrder work_order(const WorkShape& shape) {
+    struct Known {
+        WorkShape shape;
+        int blocks;
+        int64_t l2;
+        WorkOrder order;
+    };
+    constexpr size_t kKeep = 16;
+    static thread_local std::vector<Known> known;
+    const int blocks = device_attribute(cudaDevAttrMultiProcessorCount);
     const int64_t l2 = device_attribute(cudaDevAttrL2CacheSize);
-    const int64_t section = std::min(heads, together * std::max<int64_t>(1, l2 / 2 / std::max<int64_t>(1, bytes)));
-    require(heads * tiles < int64_t(1) << 30, "attention: %lld heads of %lld tiles are more than a launch can count",
-            (long long)heads, (long long)tiles);
-    return {int(heads), int(section), int(tiles), int(heads * tiles)};
-}
-inline unsigned blocks_of(const WorkOrder& order) {
-    return unsigned(std::min(order.items, device_attribute(cudaDevAttrMultiProcessorCount)));
+    for (const Known& k : known)
+        if (k.shape == shape && k.blocks == blocks && k.l2 == l2) return k.order;
+    if (known.size() == kKeep) known.erase(known.begin());
+    known.push_back({shape, blocks, l2, choose_work_order(shape, blocks, l2)});
+    return known.back().order;
 }
 
 // A tensor (B, T, heads, D) for TMA, in boxes of `rows` rows of 64 elements of one head. Rows beyond T and columns

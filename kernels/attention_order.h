@@ -1,0 +1,57 @@
+#pragma once
+// The order in which the blocks of a Hopper attention kernel take their work. A kernel has as many blocks as
+// multiprocessors, and they stay; an item is a tile of rows of one head, longer or shorter by the causal mask, and
+// depends on no other, so that the order can't change a result. The rule is fixed in advance: no counter in memory.
+//
+// Items form a sequence: sections of heads whose streamed tensors fit in L2 together, within a section tiles by length,
+// of each length all the section's heads. Blocks take neighbours of the sequence in turn, round after round.
+
+#include <cstdint>
+
+namespace rz {
+
+struct WorkItem {
+    int head;  // batch * heads + head
+    int rank;  // 0: the longest tile of its head
+};
+
+struct WorkOrder {
+    int heads, section, tiles;
+    int blocks;
+    bool there_and_back;  // every second section before the last goes from the shortest tile to the longest
+    bool snake;           // every second round deals to the blocks in reverse
+
+    constexpr int items() const { return heads * tiles; }
+    // Which item a block takes in a round, in the sequence; none if not below items().
+    constexpr int item(int block, int round) const {
+        return round * blocks + (snake && round % 2 ? blocks - 1 - block : block);
+    }
+    constexpr WorkItem at(int item) const {
+        const int s = item / (section * tiles), in_section = item - s * section * tiles;
+        const int left = heads - s * section, here = left < section ? left : section, rank = in_section / here;
+        const bool back = there_and_back && ((heads - 1) / section - s) % 2;
+        return {s * section + in_section - rank * here, back ? tiles - 1 - rank : rank};
+    }
+};
+
+// What the choice depends on
+struct WorkShape {
+    int64_t heads;     // of all batches
+    int64_t together;  // neighbouring heads that stream the same tensors
+    int64_t tiles;     // of each head
+    int64_t bytes;     // streamed by such a group of heads
+    double step;       // by how much a tile is longer than the next in rank,
+    double fixed;      // in units of which the start and end of an item, and its shortest tile, take this
+
+    double time(int rank) const { return fixed + step * double(tiles - 1 - rank); }
+    bool operator==(const WorkShape&) const = default;
+};
+
+// The order in which the busiest of `blocks` blocks has least to do, among those whose sections fit in half of L2. One
+// that does not fit must be a tenth better. Throws where the items are more than an int counts.
+WorkOrder choose_work_order(const WorkShape&, int blocks, int64_t l2_bytes);
+
+// What the average block has to do, as a fraction of what the busiest has
+double balance(const WorkOrder&, const WorkShape&);
+
+}  // namespace rz
