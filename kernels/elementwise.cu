@@ -6,17 +6,35 @@ namespace rz {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVec = 8;  // elements per thread: one 16-byte access of a 16-bit type, two of fp32
+constexpr int kVec = 8;   // elements per thread: one 16-byte access of a 16-bit type, two of fp32
+constexpr int kRows = 4;  // that sum_rows fetches at a time
 
 // The type is a run-time argument, the same for the whole grid: 27 combinations in one kernel, at a branch per access.
-__device__ __forceinline__ void load_any(float (&v)[kVec], const void* p, DType t, int64_t i) {
-    if (t == DType::f32)
-        load(v, static_cast<const float*>(p) + i);
-    else if (t == DType::bf16)
-        load(v, static_cast<const __nv_bfloat16*>(p) + i);
-    else
-        load(v, static_cast<const __half*>(p) + i);
-}
+// Loads and conversions are apart, so that all loads of a thread can be under way before it waits for one.
+struct Raw {
+    uint4 words[2];  // the second of fp32 only
+
+    __device__ __forceinline__ void load(const void* p, DType t, int64_t i) {
+        const uint4* from = reinterpret_cast<const uint4*>(static_cast<const char*>(p) + i * (t == DType::f32 ? 4 : 2));
+        words[0] = from[0];
+        if (t == DType::f32) words[1] = from[1];
+    }
+    __device__ __forceinline__ void to(float (&v)[kVec], DType t) const {
+        if (t == DType::f32)
+            memcpy(v, words, sizeof v);
+        else if (t == DType::bf16)
+            convert<__nv_bfloat16>(v);
+        else
+            convert<__half>(v);
+    }
+    template <class T>
+    __device__ __forceinline__ void convert(float (&v)[kVec]) const {
+        Pack<T, kVec> pack;
+        pack.words[0] = words[0];
+        pack.to(v);
+    }
+};
+
 __device__ __forceinline__ void store_any(void* p, DType t, int64_t i, const float (&v)[kVec]) {
     if (t == DType::f32)
         store(static_cast<float*>(p) + i, v);
@@ -39,12 +57,8 @@ __device__ __forceinline__ void store_one(void* p, DType t, int64_t i, float v) 
         static_cast<__half*>(p)[i] = from_float<__half>(v);
 }
 
-// Elements [i, i + count), count <= kVec, as one access where `wide` allows.
-__device__ __forceinline__ void load_some(float (&v)[kVec], const void* p, DType t, int64_t i, int count, bool wide) {
-    if (wide && count == kVec) {
-        load_any(v, p, t, i);
-        return;
-    }
+// Elements [i, i + count), count < kVec or not aligned: one by one
+__device__ __forceinline__ void load_few(float (&v)[kVec], const void* p, DType t, int64_t i, int count) {
 #pragma unroll
     for (int k = 0; k < kVec; ++k) v[k] = k < count ? load_one(p, t, i + k) : 0.0f;
 }
@@ -66,7 +80,13 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(Cast a, bool wide) {
     if (i >= a.n) return;
     const int count = elements_left(i, a.n);
     float v[kVec];
-    load_some(v, a.x, a.dtype, i, count, wide);
+    if (wide && count == kVec) {
+        Raw raw;
+        raw.load(a.x, a.dtype, i);
+        raw.to(v, a.dtype);
+    } else {
+        load_few(v, a.x, a.dtype, i, count);
+    }
     store_some(a.out, a.out_dtype, i, count, wide, v);
 }
 
@@ -75,8 +95,16 @@ __global__ void __launch_bounds__(kThreads) reduce_add_kernel(ReduceAdd r, bool 
     if (i >= r.n) return;
     const int count = elements_left(i, r.n);
     float a[kVec], b[kVec];
-    load_some(a, r.a, r.a_dtype, i, count, wide);
-    load_some(b, r.b, r.b_dtype, i, count, wide);
+    if (wide && count == kVec) {
+        Raw raw_a, raw_b;
+        raw_a.load(r.a, r.a_dtype, i);
+        raw_b.load(r.b, r.b_dtype, i);
+        raw_a.to(a, r.a_dtype);
+        raw_b.to(b, r.b_dtype);
+    } else {
+        load_few(a, r.a, r.a_dtype, i, count);
+        load_few(b, r.b, r.b_dtype, i, count);
+    }
 #pragma unroll
     for (int k = 0; k < kVec; ++k) a[k] = (a[k] + b[k]) * r.scale;
     store_some(r.out, r.out_dtype, i, count, wide, a);
@@ -87,14 +115,33 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide
     const int64_t i = first_element();
     if (i >= a.n) return;
     const int count = elements_left(i, a.n);
-    float sum[kVec];
-    load_some(sum, a.x, a.dtype, i, count, wide);
-#pragma unroll 4
-    for (int64_t row = 1; row < a.rows; ++row) {
-        float v[kVec];
-        load_some(v, a.x, a.dtype, row * a.stride + i, count, wide);
+    float sum[kVec], v[kVec];
+    const auto add = [&](const float (&x)[kVec]) {
 #pragma unroll
-        for (int k = 0; k < kVec; ++k) sum[k] += v[k];
+        for (int k = 0; k < kVec; ++k) sum[k] += x[k];
+    };
+    if (wide && count == kVec) {
+        Raw raw[kRows];
+        for (int64_t row = 0; row < a.rows; row += kRows) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r)
+                if (row + r < a.rows) raw[r].load(a.x, a.dtype, (row + r) * a.stride + i);
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) {
+                if (row + r >= a.rows) break;
+                raw[r].to(v, a.dtype);
+                if (row + r == 0)
+                    memcpy(sum, v, sizeof v);
+                else
+                    add(v);
+            }
+        }
+    } else {
+        load_few(sum, a.x, a.dtype, i, count);
+        for (int64_t row = 1; row < a.rows; ++row) {
+            load_few(v, a.x, a.dtype, row * a.stride + i, count);
+            add(v);
+        }
     }
 #pragma unroll
     for (int k = 0; k < kVec; ++k) sum[k] *= a.scale;
