@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What the compiled memory-bound kernels do per thread, from the built objects: needs no GPU.
 
-  dev/kernel_sass.py [BUILD | FILE.cu.o ...] [--arch 90a] [--match REGEX]    BUILD: default build
+  dev/kernel_sass.py [BUILD | FILE.cu.o ...] [--arch 90a] [--all REGEX]    BUILD: default build
 
-For each kernel instance: how many global loads and stores of which width stand in its code, how many bytes of loads are
+For each kernel at the benchmarks' shapes: how many global loads and stores of which width stand in its code, how many bytes of loads are
 under way at most while none of them has been waited for, and, with registers and shared memory, what that makes per
 multiprocessor. For that the code is read from top to bottom with no branch taken: right for straight lines and unrolled
 loops, an upper bound where two branches exclude each other. Instructions and MUFU operations are counted on one way
@@ -128,37 +128,89 @@ def kernels_of(path, arch):
         yield kernel
 
 
-# Threads of a block, and dynamic shared memory, as the launch code chooses them; the shapes are the benchmarks'. More
-# than one entry where the block follows the shape.
+class Launch:
+    """How an instance is launched at a benchmark's shape: threads, dynamic shared memory and blocks, as in the launch code"""
+
+    def __init__(self, pattern, shape, threads, blocks, dynamic=0):
+        self.pattern, self.shape, self.threads, self.blocks, self.dynamic = pattern, shape, threads, blocks, dynamic
+
+
 LAUNCHES = [
-    (r"^adamw_kernel", "any n", 256, 0),
-    (r"^rmsnorm_forward_kernel<\w+, [48]>", "C=2048", 64, 0),
-    (r"^rmsnorm_forward_kernel<\w+, [48]>", "C=4096", 128, 0),
-    (r"^rmsnorm_backward_kernel<\w+, [48]", "C=2048", 128, 0),
-    (r"^rmsnorm_backward_kernel<\w+, [48]", "C=4096", 256, 0),
-    (r"^rmsnorm_dw_kernel", "any C", 512, 0),
-    (r"^cross_entropy_kernel", "V=32000", 512, 0),
-    (r"^cross_entropy_kernel", "V=128256", 1024, 131072),
-    (r"^(swiglu|rope|embedding|cast|reduce_add|sum_rows|sum_squares)", "", 256, 0),
+    Launch("rmsnorm_forward_kernel<bf16, 8>", "8192x2048", 64, 8192),
+    Launch("rmsnorm_forward_kernel<bf16, 8>", "8192x4096", 128, 8192),
+    Launch("rmsnorm_forward_kernel<bf16, 8>", "4096x8192", 256, 4096),
+    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "8192x2048", 128, 512),
+    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "8192x4096", 256, 256),
+    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "4096x8192", 512, 256),
+    Launch("rmsnorm_backward_kernel<bf16, 8, true>", "4096x16384", 512, 256, 2 * 128 * 512),
+    Launch("rmsnorm_dw_kernel<float>", "C=4096", 512, 128),
+    Launch("swiglu_forward_kernel<bf16, 8>", "8192x14336", 256, 57344),
+    Launch("swiglu_backward_kernel<bf16, 8>", "8192x14336", 256, 57344),
+    Launch("rope_kernel<bf16, 8>", "8192 rows, 24 heads of 128", 256, 1536),
+    Launch("embedding_forward_kernel<bf16, 8>", "8192x4096", 256, 4096),
+    Launch("embedding_backward_kernel<bf16, float, 8>", "2500 tokens of 8192, C=4096", 256, 5000),
+    Launch("cross_entropy_kernel<bf16>", "8192x32000", 512, 8192),
+    Launch("cross_entropy_kernel<bf16>", "4096x128256", 1024, 4096, 8 * 16 * 1024),
+    Launch("adamw_kernel<bf16, float, float, bf16, 4>", "1e9: 28 bytes each", 256, 488282),
+    Launch("adamw_kernel<bf16, float, bf16, bf16, 4>", "1e9: 20 bytes each", 256, 488282),
+    Launch("adamw_kernel<bf16, bf16, bf16, bf16, 8>", "1e9: 14 bytes each", 256, 488282),
+    Launch("sum_squares_kernel<bf16>", "2.6e8: a unit of 1024 blocks", 256, 1024),
+    Launch("reduce_add_kernel", "2.56e8", 256, 125000),
+    Launch("sum_rows_kernel", "2.56e8", 256, 125000),
+    Launch("cast_kernel", "2.56e8", 256, 125000),
 ]
 
 
-def occupancy(kernel, threads, dynamic, arch):
-    warps = threads // 32
+class Device:
+    """What a multiprocessor must keep under way for its share of the peak, if every byte were a load; and what it can issue while
+    its share of a copy's bytes comes"""
+
+    def __init__(self, name, multiprocessors, clock, peak, copy, latency):
+        self.name, self.multiprocessors = name, multiprocessors
+        self.need = peak * latency / multiprocessors
+        bytes_per_clock = copy / multiprocessors / clock
+        self.issue = 4 * 32 * 16 / bytes_per_clock  # instructions per thread and 16 bytes, four schedulers
+        self.mufu = 16 * 16 / bytes_per_clock       # MUFU operations per thread and 16 bytes, 16 lanes
+
+
+DEVICES = {"90a": Device("H200", 132, 1.83e9, 4.8e12, 4.3e12, 700e-9), "80": Device("A100 80 GB", 108, 1.41e9, 2.04e12, 1.8e12, 600e-9)}
+
+
+def occupancy(kernel, launch, arch):
+    warps = launch.threads // 32
     by_registers = REGISTERS // (-(-kernel.registers * 32 // 256) * 256 * warps)
-    shared = kernel.shared + dynamic + (1024 if arch == "80" else 0)  # on sm_90 cuobjdump's figure has the driver's KiB
-    return min(by_registers, THREADS // threads, BLOCKS, SHARED[arch] // shared if shared else BLOCKS)
+    shared = kernel.shared + launch.dynamic + (1024 if arch == "80" else 0)  # on sm_90 the figure has the driver's KiB
+    return min(by_registers, THREADS // launch.threads, BLOCKS, SHARED[arch] // shared if shared else BLOCKS)
 
 
 def counts(counter):
     return " ".join(f"{n}x{b}" for b, n in sorted(counter.items(), reverse=True)) or "-"
 
 
+def table(kernels, arch):
+    device = DEVICES[arch]
+    print(f"sm_{arch}, for one {device.name}: {device.need / 1024:.0f} KiB of loads under way per multiprocessor would do if all "
+          f"bytes were loads; {device.issue:.0f} instructions and {device.mufu:.1f} MUFU operations per thread fit into the time of "
+          "16 bytes.\n")
+    print("| kernel | shape | loads, stores | registers | threads | blocks per SM | waves | under way per thread | per SM, KiB "
+          "| instructions per 16 bytes | MUFU | barriers |\n|" + "---|" * 12)
+    for launch in LAUNCHES:
+        for k in (k for k in kernels if k.name == launch.pattern):
+            blocks = occupancy(k, launch, arch)
+            waves = launch.blocks / (blocks * device.multiprocessors)
+            under_way = k.peak * launch.threads * min(blocks, launch.blocks / device.multiprocessors)
+            each = 16 * k.instructions / k.moved
+            mufu = 16 * k.mufu / k.moved
+            print(f"| {k.name} | {launch.shape} | {counts(k.loads)}, {counts(k.stores)} | {k.registers} | {launch.threads} | {blocks} "
+                  f"| {waves:.2f} | {k.peak} | {under_way / 1024:.0f} | {each:.0f}: {100 * each / device.issue:.0f} % "
+                  f"| {mufu:.1f}: {100 * mufu / device.mufu:.0f} % | {k.barriers} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", default=["build"])
     parser.add_argument("--arch", default="90a", choices=sorted(SHARED))
-    parser.add_argument("--match", default="", help="only instances whose name matches")
+    parser.add_argument("--all", metavar="REGEX", help="every instance that matches, without a launch's shape")
     options = parser.parse_args()
     files = []
     for path in options.paths:
@@ -166,22 +218,15 @@ def main():
             f for f in glob.glob(path + "/cuda*/kernels/*.cu.o") if not re.search(r"attention|gemm", f))
     if not files:
         sys.exit("kernel_sass.py: no objects; run make where nvcc is")
-    print(f"sm_{options.arch}. Loads, stores: number x bytes. In flight: bytes of loads before the first is waited for.\n")
-    print("| kernel | loads | stores | registers | in flight, thread | block, at | blocks per SM | in flight, SM KiB "
-          "| instructions per 16 bytes | MUFU per 16 bytes | barriers |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for file in files:
-        for k in kernels_of(file, options.arch):
-            if not re.search(options.match, k.name) or not (k.loads or k.stores):
-                continue
-            launches = [(what, t, s) for pattern, what, t, s in LAUNCHES if re.search(pattern, k.name)] or [("", 0, 0)]
-            for what, threads, dynamic in launches:
-                blocks = occupancy(k, threads, dynamic, options.arch) if threads else 0
-                fly = f"{k.peak * threads * blocks / 1024:.0f}" if threads else ""
-                per16 = f"{16 * k.instructions / k.moved:.1f}" if k.moved else ""
-                mufu = f"{16 * k.mufu / k.moved:.1f}" if k.moved else ""
-                print(f"| {k.name} | {counts(k.loads)} | {counts(k.stores)} | {k.registers} | {k.peak} | {threads}"
-                      f"{', ' + what if what else ''} | {blocks} | {fly} | {per16} | {mufu} | {k.barriers} |")
+    kernels = [k for file in files for k in kernels_of(file, options.arch)]
+    if options.all is None:
+        table(kernels, options.arch)
+        return
+    print("| kernel | loads, stores | registers | under way per thread | instructions per 16 bytes | MUFU | barriers |\n|" + "---|" * 7)
+    for k in kernels:
+        if re.search(options.all, k.name) and k.moved:
+            print(f"| {k.name} | {counts(k.loads)}, {counts(k.stores)} | {k.registers} | {k.peak} "
+                  f"| {16 * k.instructions / k.moved:.1f} | {16 * k.mufu / k.moved:.1f} | {k.barriers} |")
 
 
 if __name__ == "__main__":

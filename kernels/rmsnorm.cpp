@@ -113,14 +113,14 @@ void rmsnorm_backward(const RmsnormBackward& a) {
 
 namespace rz {
 
-int64_t rmsnorm_backward_parts(int64_t C) {
-    int64_t parts = kRmsnormBackwardParts;
-    while (parts < 2048 && C <= kRmsnormBackwardParts * 2048 / parts) parts *= 2;
-    return parts;
+int64_t rmsnorm_backward_threads(int64_t C, int64_t vec) {
+    const int64_t threads = round_up(ceil_div(ceil_div(C, vec), 2), 32);
+    return threads < 32 ? 32 : threads > kRmsnormBackwardThreads ? kRmsnormBackwardThreads : threads;
 }
 
 int64_t rmsnorm_backward_scratch(int64_t C) {
-    return checked_mul(rmsnorm_backward_parts(C), C, "rmsnorm_backward: rows of scratch x C");
+    const int64_t parts = 256 * (kRmsnormBackwardThreads / rmsnorm_backward_threads(C, 8));
+    return checked_mul(parts, C, "rmsnorm_backward: rows of scratch x C");
 }
 
 void rmsnorm_forward_cpu(const RmsnormForward& a) { RZ_SIMD_CALL(rmsnorm_forward, a); }

@@ -347,11 +347,23 @@ void launch_forward(const RmsnormForward& a, CudaStream stream) {
            static_cast<const T*>(a.residual), static_cast<const T*>(a.w), a.N, int(a.C), a.eps);
 }
 
+int device_attribute(cudaDeviceAttr what) {
+    int device = 0, value = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, what, device));
+    return value;
+}
+
+// Returns the number of parts: as many as are worked on at a time, so that none waits for a second wave of blocks. 512
+// threads fit into a multiprocessor at 128 registers.
 template <class T, int kVec>
-void launch_backward(const RmsnormBackward& a, int parts, CudaStream stream) {
+int launch_backward(const RmsnormBackward& a, CudaStream stream) {
     const int64_t vectors = ceil_div(a.C, kVec);
-    const int lanes = row_threads(vectors, kKeepBackward, 512);
+    const int lanes = int(rmsnorm_backward_threads(a.C, kVec));
     const int rows = lanes == 32 ? 4 : 1;
+    const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+    const int64_t most = (multiprocessors < 256 ? multiprocessors : 256) * (kRmsnormBackwardThreads / lanes);
+    const int parts = int(a.N < most ? a.N : most);
     BackwardArgs<T> args{static_cast<T*>(a.dx),
                          a.scratch,
                          static_cast<const T*>(a.dy),
@@ -367,18 +379,17 @@ void launch_backward(const RmsnormBackward& a, int parts, CudaStream stream) {
     if constexpr (kVec > 1) {
         const int64_t beyond = ceil_div(vectors, lanes) - kKeepBackward;
         if (beyond > 0) {
-            int device = 0, bytes = 0;
-            CUDA_CHECK(cudaGetDevice(&device));
-            CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+            const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
             const int each = staged_bytes(kVec) * lanes;
             const int64_t room = (bytes - 2048) / each;  // 2048: static shared memory, and the alignment behind it
             args.staged = int(beyond < room ? beyond : room);
             launch(rmsnorm_backward_kernel<T, kVec, true>,
                    LaunchConfig(grid, block, size_t(each) * size_t(args.staged), stream), args);
-            return;
+            return parts;
         }
     }
     launch(rmsnorm_backward_kernel<T, kVec, false>, LaunchConfig(grid, block, 0, stream), args);
+    return parts;
 }
 
 }  // namespace
@@ -395,11 +406,10 @@ void rmsnorm_forward_cuda(const RmsnormForward& a, CudaStream stream) {
 void rmsnorm_backward_cuda(const RmsnormBackward& a, CudaStream stream) {
     if (a.N == 0 || a.C == 0) return;
     require(a.C <= 0x7fffffff, "rmsnorm: C=%lld is beyond 2^31", static_cast<long long>(a.C));
-    const int64_t most = rmsnorm_backward_parts(a.C);
-    const int parts = int(a.N < most ? a.N : most);
+    int parts = 0;
     with_device_type(a.dtype, [&]<class T>() {
         const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.dx, a.dy, a.x, a.w, a.dresidual, a.scratch);
-        wide ? launch_backward<T, kVecOf<T>>(a, parts, stream) : launch_backward<T, 1>(a, parts, stream);
+        parts = wide ? launch_backward<T, kVecOf<T>>(a, stream) : launch_backward<T, 1>(a, stream);
     });
     with_device_type(a.grad_dtype, [&]<class G>() {
         launch(rmsnorm_dw_kernel<G>,

@@ -25,7 +25,7 @@ struct RmsnormForward {
 // dx = dresidual + rstd * (dy*w - xhat * mean(dy*w*xhat)),   xhat = x * rstd
 // dw += sum over rows of dy * xhat
 //
-// Two runs give the same bits: dw is summed over a fixed partition of the rows, in order.
+// Two runs on one kind of device give the same bits: dw is summed over a fixed partition of the rows, in order.
 struct RmsnormBackward {
     void* dx;                         // (N, C) dtype        =   may alias dresidual or dy
     void* dw;                         // (C) grad_dtype      +=
@@ -39,11 +39,12 @@ struct RmsnormBackward {
     DType dtype, grad_dtype;
 };
 
-// dw is first summed over this many runs of consecutive rows, one row of scratch each (fewer if N is smaller): 256 on
-// the CPU; on a device more where rows are short, so that the rows under way at a time are as many bytes.
+// dw is first summed over runs of consecutive rows, one row of scratch each: on the CPU over this many, on a device over as
+// many as it works on at a time (fewer if N is smaller).
 constexpr int64_t kRmsnormBackwardParts = 256;
-int64_t rmsnorm_backward_parts(int64_t C);    // a power of 2, from 256 where C > 2048 to 2048 where C <= 512
-int64_t rmsnorm_backward_scratch(int64_t C);  // in floats: rmsnorm_backward_parts(C) * C
+constexpr int64_t kRmsnormBackwardThreads = 512;           // that a multiprocessor works with at a time
+int64_t rmsnorm_backward_threads(int64_t C, int64_t vec);  // of them per row: two vectors of `vec` elements each
+int64_t rmsnorm_backward_scratch(int64_t C);               // in floats: enough for 256 multiprocessors
 
 void rmsnorm_forward(Stream&, const RmsnormForward&);
 void rmsnorm_backward(Stream&, const RmsnormBackward&);
