@@ -107,6 +107,16 @@ void Model::check(const DeviceBatch& b) const {
             (long long)options_.B, (long long)options_.T);
 }
 
+// Which piece of work it is; beside it the key has what else the piece records by value and may change.
+enum class Piece { kForward, kBackward, kHead, kLoss };
+
+void Model::piece(const GraphSet::Key& key, const std::function<void()>& enqueue) {
+    if (replays_)
+        graphs_.run(stream_, key, enqueue);
+    else
+        enqueue();
+}
+
 void* Model::forward(const DeviceBatch& b) {
     check(b);
     const ModelConfig& c = config_;
@@ -125,7 +135,9 @@ void* Model::forward(const DeviceBatch& b) {
     for (int64_t l = 0; l < c.layers; ++l) {
         const BlockActivations& a = layers_[size_t(l)];
         const int unit = int(l) + 1;
-        block_.forward(stream_, shape(b), static_cast<const char*>(zero_.gather(unit)), a, scratch_, previous_mid);
+        const char* w = static_cast<const char*>(zero_.gather(unit));
+        piece(GraphSet::key(Piece::kForward, l, w, b.B, b.T),
+              [&] { block_.forward(stream_, shape(b), w, a, scratch_, previous_mid); });
         zero_.release(unit);
         previous_mid = a.mid;
     }
@@ -155,24 +167,27 @@ void Model::head(const DeviceBatch& b, bool backward, float grad_scale) {
     const char* w = static_cast<const char*>(zero_.gather(head.unit)) + within * e;
     char* dw = backward ? static_cast<char*>(zero_.gradients(head.unit)) + within * size_of(options_.grad_dtype) : nullptr;
 
-    for (int64_t first = 0; first < N; first += chunk_rows_) {
-        const int64_t rows = std::min(chunk_rows_, N - first);
-        const char* x = static_cast<const char*>(final_norm_) + first * c.dim * e;
-        linear(stream_, logits_, x, w, rows, c.dim, c.vocab, t);
-        cross_entropy(stream_, {.loss = losses_ + first,
-                                .logits = logits_,
-                                .targets = b.targets + first,
-                                .N = rows,
-                                .V = c.vocab,
-                                .grad_scale = grad_scale,
-                                .write_gradient = backward,
-                                .dtype = t});
-        if (!backward) continue;
-        char* dx = static_cast<char*>(scratch_.dh) + first * c.dim * e;
-        linear_backward_input(stream_, dx, logits_, w, rows, c.dim, c.vocab, t);
-        linear_backward_weight(stream_, dw, logits_, x, rows, c.dim, c.vocab, t, options_.grad_dtype);
-    }
-    sum_f32(stream_, {.out = loss_sum_.as<double>(), .x = losses_, .n = N});
+    const auto chunks = [&] {
+        for (int64_t first = 0; first < N; first += chunk_rows_) {
+            const int64_t rows = std::min(chunk_rows_, N - first);
+            const char* x = static_cast<const char*>(final_norm_) + first * c.dim * e;
+            linear(stream_, logits_, x, w, rows, c.dim, c.vocab, t);
+            cross_entropy(stream_, {.loss = losses_ + first,
+                                    .logits = logits_,
+                                    .targets = b.targets + first,
+                                    .N = rows,
+                                    .V = c.vocab,
+                                    .grad_scale = grad_scale,
+                                    .write_gradient = backward,
+                                    .dtype = t});
+            if (!backward) continue;
+            char* dx = static_cast<char*>(scratch_.dh) + first * c.dim * e;
+            linear_backward_input(stream_, dx, logits_, w, rows, c.dim, c.vocab, t);
+            linear_backward_weight(stream_, dw, logits_, x, rows, c.dim, c.vocab, t, options_.grad_dtype);
+        }
+        sum_f32(stream_, {.out = loss_sum_.as<double>(), .x = losses_, .n = N});
+    };
+    piece(GraphSet::key(backward ? Piece::kHead : Piece::kLoss, w, dw, b.B, b.T, b.targets, grad_scale), chunks);
     if (head.unit == 0) zero_.release(0);
 }
 
@@ -224,9 +239,11 @@ void Model::backward(const DeviceBatch& b) {
         const BlockActivations& a = layers_[size_t(l)];
         const int u = int(l) + 1;
         const char* w = static_cast<const char*>(zero_.gather(u));
-        if (options_.recompute == Recompute::block) block_.forward(stream_, shape(b), w, a, scratch_, nullptr);
-        block_.backward(stream_, shape(b), w, static_cast<char*>(zero_.gradients(u)), a, scratch_, dresid_,
-                        options_.recompute == Recompute::mlp);
+        char* dw = static_cast<char*>(zero_.gradients(u));
+        piece(GraphSet::key(Piece::kBackward, l, w, dw, b.B, b.T), [&] {
+            if (options_.recompute == Recompute::block) block_.forward(stream_, shape(b), w, a, scratch_, nullptr);
+            block_.backward(stream_, shape(b), w, dw, a, scratch_, dresid_, options_.recompute == Recompute::mlp);
+        });
         zero_.release(u);
         zero_.reduce(u);
     }

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "kernels/runtime/graph.h"
 #include "kernels/runtime/memory.h"
 #include "llama/block.h"
 #include "llama/config.h"
@@ -52,6 +53,10 @@ class Model {
     const double* loss_sum() const { return loss_sum_.as<double>(); }
     void reset_loss();
 
+    // From now on each block's passes and the head are replayed as CUDA graphs. What zero/ does between them is not recorded.
+    void replay_graphs() { replays_ = true; }
+    const GraphSet& graphs() const { return graphs_; }
+
     const ModelConfig& config() const { return config_; }
     int64_t logits_rows() const { return chunk_rows_; }
 
@@ -63,6 +68,7 @@ class Model {
     const char* block_weights(int64_t layer);
     BlockShape shape(const DeviceBatch& b) const { return {.B = b.B, .T = b.T}; }
     void check(const DeviceBatch&) const;
+    void piece(const GraphSet::Key& key, const std::function<void()>& enqueue);
 
     ModelConfig config_;
     const ParamTable& table_;
@@ -82,6 +88,8 @@ class Model {
     float* losses_ = nullptr;                              // (N)
     int64_t chunk_rows_ = 0;
     Buffer loss_sum_;
+    bool replays_ = false;
+    GraphSet graphs_;
 };
 
 // Fills rope tables on a device.

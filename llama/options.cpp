@@ -175,7 +175,7 @@ void add_training(CLI::App& app, Options& o) {
     device.choice("--grad-dtype", o.grad_dtype, {"fp32", "bf16"}, "Of gradients [--dtype]");
     device.choice("--adam-dtype", o.adam_dtype, {"fp32", "bf16"}, "Of Adam's moments; bf16 rounds stochastically");
     device.choice("--master-dtype", o.master_dtype, {"fp32", "bf16"}, "Of master weights; bf16 needs --dtype bf16: the weights are their own masters, rounded stochastically");
-    device.choice("--cuda-graphs", o.cuda_graphs, {"off", "on"}, "Replay each micro-batch as one CUDA graph; one process, --zero 0 or 1");
+    device.choice("--cuda-graphs", o.cuda_graphs, {"off", "on"}, "Replay each micro-batch as one CUDA graph, or, where ranks communicate in it, as one per block and pass");
     device.choice("--recompute", o.recompute, {"none", "mlp", "block"}, "Activations computed again in the backward pass");
     device.whole("--logits-mib", o.logits_mib, 0, 1 << 20, "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
     device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");

@@ -103,8 +103,10 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                                                  .logits_bytes = logits_bytes(o, device_)},
                                     device_, *compute_, *zero);
     graphs_ = o.cuda_graphs == "on";
+    whole_graph_ = graphs_ && p.size() == 1 && o.zero <= 1;
     if (graphs_) check_graphs();
-    feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab, /*same_plan=*/graphs_);
+    if (graphs_ && !whole_graph_) model->replay_graphs();
+    feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab, /*same_plan=*/whole_graph_);
     for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 24, MemKind::workspace, "step numbers");
     if (from)
         load_checkpoint(*from);
@@ -179,18 +181,16 @@ DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
 
 void Run::check_graphs() const {
     require(device_.is_cuda(), "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
-    require(process.size() == 1,
-            "--cuda-graphs on with %d ranks: the host starts and watches their communication inside a step, which a graph can't hold\n"
-            "  nearest: --cuda-graphs off", process.size());
-    require(options.zero <= 1,
-            "--cuda-graphs on with --zero %lld: every micro-batch gathers or reduces through the communication stream\n"
-            "  nearest: --zero 1", (long long)options.zero);
     require(options.trace_steps == 0, "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
 }
 
 void Run::train(const DeviceBatch& batch) {
+    if (graphs_ && !whole_graph_ && !announced_graphs_ && model->graphs().replayed() > 0) {
+        announced_graphs_ = true;
+        log_->line("graph    each block's forward and backward pass and the head are graphs of their own from here on");
+    }
     // The first is enqueued op by op: GEMM algorithms are chosen in it, which can't be done while recording.
-    if (!graphs_ || !std::exchange(warm_, true)) return model->train(batch, grad_scale());
+    if (!whole_graph_ || !std::exchange(warm_, true)) return model->train(batch, grad_scale());
     if (!graph_ || !(batch == recorded_)) {
         graph_ = Graph(*compute_, [&] { model->train(batch, grad_scale()); });
         recorded_ = batch;

@@ -44,7 +44,8 @@ class Run {
     float grad_scale() const { return 1.0f / float(tokens_per_step()); }  // mean over the targets of the global batch
     int64_t tokens_per_step() const;
     DeviceBatch fetch(int64_t step, int64_t micro_batch);
-    // Forward and backward of a micro-batch: enqueued op by op or, with --cuda-graphs on, as one graph from the second one on.
+    // Forward and backward of a micro-batch: enqueued op by op or, with --cuda-graphs on, as one graph from the second one on; where
+    // ranks communicate inside it, as a graph per block and pass, between which zero/ does what it does without graphs.
     void train(const DeviceBatch&);
     bool validates(int64_t step) const;
     bool saves(int64_t step) const;
@@ -110,8 +111,9 @@ class Run {
    private:
     std::unique_ptr<DataLoader> train_data_, val_data_;
     std::unique_ptr<BatchFeeder> feeder_;
-    bool graphs_ = false, warm_ = false;
-    Graph graph_;  // of a micro-batch
+    bool graphs_ = false, warm_ = false, announced_graphs_ = false;
+    bool whole_graph_ = false;  // of a micro-batch: nothing in it communicates
+    Graph graph_;
     DeviceBatch recorded_{};
     std::unique_ptr<CheckpointWriter> writer_;
     std::unique_ptr<Trace> trace_;

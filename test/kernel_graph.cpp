@@ -90,6 +90,41 @@ TEST_F(GraphTest, AFailureLeavesTheStreamUsable) {
     EXPECT_EQ(get(sum), all(6));
 }
 
+// Enqueued once, recorded once, then replayed; whatever the key does not share is another piece.
+TEST_F(GraphTest, PiecesAreKnownByTheirKeys) {
+    GraphSet set;
+    int enqueued = 0;
+    const auto piece = [&](const Buffer& from, float factor) {
+        set.run(*stream, GraphSet::key(1, from.data(), factor), [&] {
+            ++enqueued;
+            add(*stream, from);
+        });
+    };
+    this->set(x, 1);
+    this->set(y, 100);
+    for (int i = 0; i < 4; ++i) piece(x, 1.0f);
+    EXPECT_EQ(enqueued, 2) << "as it is, and to be recorded";
+    EXPECT_EQ(set.recorded(), 1);
+    EXPECT_EQ(set.replayed(), 3);
+    EXPECT_EQ(get(sum), all(4));
+    piece(y, 1.0f);  // another pointer: a graph of x would add 1
+    piece(x, 2.0f);
+    EXPECT_EQ(set.recorded(), 1);
+    EXPECT_EQ(get(sum), all(105));
+    piece(y, 1.0f);
+    piece(y, 1.0f);
+    EXPECT_EQ(set.recorded(), 2);
+    EXPECT_EQ(get(sum), all(305));
+}
+
+TEST_F(GraphTest, KeysThatNeverComeAgainAreNotKept) {
+    GraphSet set;
+    for (uint64_t i = 0; i < GraphSet::kMostPieces; ++i) set.run(*stream, GraphSet::key(i), [] {});
+    for (int i = 0; i < 3; ++i) set.run(*stream, GraphSet::key(-1), [&] { stream->zero(x.data(), 4); });
+    EXPECT_EQ(set.recorded(), 0);
+    EXPECT_EQ(GraphSet::key(1.0f) == GraphSet::key(1), false);
+}
+
 TEST(Graph, NeedsCuda) {
     Stream cpu({DeviceKind::cpu, 0}, "host");
     EXPECT_THROW(Graph(cpu, [] {}), Error);

@@ -59,6 +59,17 @@ PY
   if command -v mpirun > /dev/null; then
     many="${toy/--batch 2/--batch 1}"
     mpirun -n 2 "$cpu" $many --device cpu --out "$work/cpu2" > "$work/log" 2>&1
+    # Blocks as graphs, between which ranks communicate; pool slots change under them, and a validation shares them.
+    for how in "--zero 0" "--zero 2 --accumulate-locally" "--zero 3 --transport mpi" "--zero 3 --prefetch 0 --recompute block"; do
+      for graphs in off on; do
+        rm -rf "$work/$graphs"
+        timeout 200 mpirun -n 2 "$simt" $many --batch-tokens 96 --val-every 2 --device cuda $how --cuda-graphs $graphs --out "$work/$graphs" > "$work/log" 2>&1
+      done
+      compare "CUDA graphs, two ranks, $how, to the bit" 0 "$work/off" "$work/on"
+      if grep -q "graphs of their own" "$work/log" && cmp "$work/off/final/model.safetensors" "$work/on/final/model.safetensors"; then
+        passed=$((passed + 1))
+      else failed=$((failed + 1)); echo "FAILED: graphs of blocks, and the same weights, $how"; fi
+    done
     for transport in nccl mpi; do
       timeout 200 mpirun -n 2 "$simt" $many --device cuda --zero 3 --transport $transport --out "$work/$transport" > "$work/log" 2>&1
       compare "two ranks over $transport, ZeRO-3" 1e-4 "$work/cpu2" "$work/$transport"

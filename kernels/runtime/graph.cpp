@@ -47,4 +47,18 @@ void Graph::launch(Stream&) const { fail("launch of a graph that was never captu
 
 #endif
 
+void GraphSet::run(Stream& stream, const Key& key, const std::function<void()>& enqueue) {
+    auto piece = pieces_.find(key);
+    if (piece == pieces_.end()) {
+        if (pieces_.size() < kMostPieces) pieces_.emplace(key, Graph());
+        return enqueue();
+    }
+    if (!piece->second) {
+        piece->second = Graph(stream, enqueue);
+        ++recorded_;
+    }
+    piece->second.launch(stream);
+    ++replayed_;
+}
+
 }  // namespace rz

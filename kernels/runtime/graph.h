@@ -5,8 +5,13 @@
 // Launches are recorded by value: pointers, sizes and factors stay what they were when the graph was captured, so whatever
 // changes from one replay to the next must be read from device memory. CUDA only: a CPU stream has nothing to save.
 
+#include <bit>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <type_traits>
+#include <vector>
 
 #include "kernels/runtime/device.h"
 
@@ -30,6 +35,39 @@ class Graph {
    private:
     std::shared_ptr<CUgraphExec_st> exec_;
     int64_t nodes_ = 0;
+};
+
+// Pieces of work that recur. A piece is enqueued as it is the first time (libraries choose their algorithms then, which can't be
+// recorded), recorded the second time, and replayed from then on. Its key names it and holds whatever it records by value that is
+// not always the same: pointers into pools, shapes, factors. Another key is another piece, so nothing stale is ever replayed.
+class GraphSet {
+   public:
+    using Key = std::vector<uint64_t>;
+    template <class... T>
+    static Key key(T... values) {
+        return {word(values)...};
+    }
+
+    void run(Stream& stream, const Key& key, const std::function<void()>& enqueue);
+
+    int64_t recorded() const { return recorded_; }
+    int64_t replayed() const { return replayed_; }
+    // Beyond these pieces are enqueued as they are: keys that never come again would fill the memory.
+    static constexpr size_t kMostPieces = 8192;
+
+   private:
+    template <class T>
+    static uint64_t word(T value) {
+        if constexpr (std::is_pointer_v<T>)
+            return reinterpret_cast<uintptr_t>(value);
+        else if constexpr (std::is_same_v<T, float>)
+            return std::bit_cast<uint32_t>(value);
+        else
+            return uint64_t(value);
+    }
+
+    std::map<Key, Graph> pieces_;  // without a graph: seen once
+    int64_t recorded_ = 0, replayed_ = 0;
 };
 
 }  // namespace rz
