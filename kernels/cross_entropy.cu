@@ -87,10 +87,15 @@ __global__ void __launch_bounds__(kMostThreads)
         if (thread + i * threads < cut.vectors) kept[i].load(body + (thread + i * threads) * kVec);
     const int target = targets[blockIdx.x];
 
+    const bool has_head = thread < cut.head, has_tail = cut.tail + thread < V;
     if (target == kIgnoreTarget) {
         if (thread == 0) loss[blockIdx.x] = 0;
-        if (write_gradient)
-            for (int v = thread; v < V; v += threads) row[v] = from_float<T>(0.0f);
+        if (!write_gradient) return;
+        Pack<T, kVec> zero;  // to what this thread has fetched above: others' may still be on its way
+        zero.from({});
+        if (has_head) row[thread] = from_float<T>(0.0f);
+        if (has_tail) row[cut.tail + thread] = from_float<T>(0.0f);
+        for (int i = thread; i < cut.vectors; i += threads) zero.store(body + i * kVec);
         return;
     }
     const float target_logit = to_float(row[target]);  // before anything is overwritten
@@ -104,7 +109,6 @@ __global__ void __launch_bounds__(kMostThreads)
 
     Softmax softmax;
     float head[1] = {}, tail[1] = {};
-    const bool has_head = thread < cut.head, has_tail = cut.tail + thread < V;
     if (has_head) load(head, row + thread), softmax.add(head);
     if (has_tail) load(tail, row + cut.tail + thread), softmax.add(tail);
 #pragma unroll
