@@ -135,7 +135,8 @@ void add_guards(Group g, Options& o) {
     g.whole("--max-skips", o.max_skips, 0, kBig, "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
     g.real("--spike-z", o.spike_z, 0, 1e6, "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
     g.choice("--on-spike", o.on_spike, {"warn", "stop"}, "stop: end with exit code 72, nothing saved after the spike");
-    g.whole("--check-replicas", o.check_replicas, 0, kBig, "Steps between comparisons of the parameters over ranks that hold the same; 0: never");
+    g.whole("--check-replicas", o.check_replicas, 0, kBig,
+            "Steps between comparisons of the state over ranks that hold the same; 0: never");
 }
 
 void add_training(CLI::App& app, Options& o) {

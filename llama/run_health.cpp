@@ -42,9 +42,12 @@ Judgement Run::judge(const Probe& probe, double loss_sum, double norm, double ow
 }
 
 void Run::check_replicas(int64_t step) {
-    if (fault_point("weights") == FaultAction::flip) flip_parameter(*compute_, *zero);
+    for (const auto& [point, part] :
+         {std::pair("weights", StatePart::model), {"masters", StatePart::master}, {"moments", StatePart::m}})
+        if (const FaultAction action = fault_point(point); action == FaultAction::flip || action == FaultAction::nan)
+            damage_state(*compute_, *zero, part, action == FaultAction::nan);
     if (options.check_replicas == 0 || (step % options.check_replicas != 0 && !saves(step))) return;
-    const std::string difference = compare_replicas(process, *mesh_, device_, *compute_, *zero);
+    const std::string difference = compare_replicas(process, *mesh_, device_, *compute_, *zero, table_);
     if (!difference.empty()) health_.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
 }
 
