@@ -14,6 +14,7 @@
 
 #include "llama/atomic_file.h"
 #include "llama/fault.h"
+#include "llama/finite.h"
 #include "llama/hf.h"
 #include "llama/sum_hash.h"
 
@@ -88,7 +89,12 @@ struct CheckpointWriter::Job {
     SaveReport report = {};
     std::atomic<bool> done = false;
 };
-enum SlotStatus : uint64_t { kWriting = 0, kWritten = 0x6e657474697277, kFailed = 0x64656c696166 };
+enum SlotStatus : uint64_t {
+    kWriting = 0,
+    kWritten = 0x6e657474697277,
+    kFailed = 0x64656c696166,
+    kNotFinite = 0x6e616e
+};
 constexpr int64_t kSlotText = 512;
 
 static int64_t slot_bytes(size_t hashes) { return 8 + 8 * int64_t(hashes) + kSlotText; }
@@ -252,23 +258,29 @@ void CheckpointWriter::write(Job& job) {
     device_.make_current();
     std::vector<uint64_t> hashes(parts_.size() * table_.tensors().size(), 0);
     std::string error;
+    uint64_t status = kWritten;
     try {
         write_share(job, hashes);
+    } catch (const NotFinite& e) {
+        error = e.what(), status = kNotFinite;
     } catch (const std::exception& e) {
-        error = e.what();
+        error = e.what(), status = kFailed;
     }
     try {
         File reports(job.folder + "/" + kReports, O_WRONLY);
         const int64_t slot = slot_bytes(hashes.size()) * process_.rank();
         error.resize(std::min<size_t>(error.size(), kSlotText - 1));
         write_all(reports.fd, slot + 8, hashes.data(), int64_t(hashes.size()) * 8, reports.path);
-        write_all(reports.fd, slot + 8 + int64_t(hashes.size()) * 8, error.c_str(), int64_t(error.size()) + 1, reports.path);
-        const uint64_t status = error.empty() ? kWritten : kFailed;
+        write_all(reports.fd, slot + 8 + int64_t(hashes.size()) * 8, error.c_str(), int64_t(error.size()) + 1,
+                  reports.path);
         write_all(reports.fd, slot, &status, 8, reports.path);
         reports.sync_and_close();
         if (process_.is_root()) complete(job);
+    } catch (const NotFinite& e) {
+        job.report.error = e.what(), job.report.not_finite = true;
     } catch (const std::exception& e) {  // also: rank 0 has given up and removed the folder
         job.report.error = error.empty() ? e.what() : error;
+        job.report.not_finite = status == kNotFinite;
     }
     if (process_.is_root() && !job.report.error.empty()) {
         std::error_code none;
@@ -295,6 +307,10 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
                     compute_.synchronize();
                 }
                 hashes[p * tensors + tensor] += sum_hash(data, first, count, e);
+                require_finite(data, first, count, part.dtype,
+                               format("the state of step %lld is not finite: %s", (long long)job.manifest.step,
+                                      path_of(part.part)),
+                               table_.tensors()[tensor].name);
                 write_all(file.fd, part.layout.offsets[tensor] + first * e, data, count * e, file.path);
             });
             at += r.elements.size() * e;
@@ -327,10 +343,11 @@ void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
             File reports(job.folder + "/" + kReports, O_RDONLY);  // opened anew: network file systems then look again
             uint64_t status = 0;
             read_all(reports.fd, bytes * rank, &status, 8, reports.path);
-            if (status == kFailed || status == kWritten) {
+            if (status != kWriting) {
                 char text[kSlotText] = {};
                 read_all(reports.fd, bytes * rank + 8, theirs.data(), int64_t(theirs.size()) * 8, reports.path);
                 read_all(reports.fd, bytes * (rank + 1) - kSlotText, text, kSlotText - 1, reports.path);
+                if (status == kNotFinite) throw NotFinite(format("rank %d: %s", rank, text));
                 require(status == kWritten, "rank %d: %s", rank, text);
                 break;
             }

@@ -41,6 +41,7 @@ struct SaveReport {
     int64_t bytes = 0;
     double stall_seconds = 0;    // that training waited, on this rank
     double write_seconds = 0;    // until it was complete
+    bool not_finite = false;     // the error: the state itself holds NaN or infinity
 };
 
 class CheckpointWriter {
@@ -50,8 +51,9 @@ class CheckpointWriter {
                      const ModelConfig& config, SaveOptions options);
     ~CheckpointWriter();  // waits for the save under way
 
-    // Collective. Copies the state as it is after the work enqueued so far and writes it. A save still under way is waited for.
-    // What can't be saved (disk full) is reported, not thrown: training goes on, and no half checkpoint stays.
+    // Collective. Copies the state as it is after the work enqueued so far and writes it. A save still under way is
+    // waited for. What can't be saved (disk full) is reported, not thrown: training goes on, and no half checkpoint
+    // stays. Nor does one of a state that is not finite.
     void save(Manifest manifest);
     // Rank 0: what ended since the last call. Never blocks.
     std::vector<SaveReport> reports();

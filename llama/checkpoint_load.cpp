@@ -10,6 +10,7 @@
 
 #include "llama/checkpoint.h"
 #include "llama/fault.h"
+#include "llama/finite.h"
 #include "llama/hf.h"
 #include "llama/sum_hash.h"
 
@@ -50,6 +51,7 @@ class PartReader {
         const int64_t e = size_of(dtype_);
         read_bytes(layout_.offsets[tensor] + first * e, out, count * e);
         if (hash) hashes_[tensor] += sum_hash(out, first, count, e);
+        require_finite(out, first, count, dtype_, path_, table_.tensors()[tensor].name);
     }
 
    private:

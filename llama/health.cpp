@@ -32,6 +32,21 @@ void Health::take_stop(StopCause cause, int rank) {
     end_ = End{kExitRequeue, describe_stop(cause, rank), true};
 }
 
+void Health::report_end(int exit_code, const std::string& reason) {
+    if (!known_) known_ = End{exit_code, reason, false};
+    if (process_.size() == 1) take_end(exit_code);
+}
+
+void Health::take_end(int exit_code) {
+    if (exit_code != 0 && (!end_ || end_->saves)) end_with(exit_code, known_ ? known_->reason : "");
+}
+
+void Health::agree() {
+    int64_t code = known_ ? known_->exit_code : 0;
+    process_.broadcast(&code, 8, 0);
+    take_end(int(code));
+}
+
 void Health::look_for_stop() {
     if (process_.size() == 1) take_stop(own_stop(), 0);
 }
@@ -41,9 +56,9 @@ Judgement Health::judge(const StepNumbers& n) {
         double loss_sum, own_seconds, seconds;
         uint64_t data_hash;
         StopCause stop;
-        int32_t unused;
+        int32_t end;  // exit code of what rank 0 knows, or 0
     };
-    const Vote own{n.loss_sum, n.own_seconds, n.seconds, n.data_hash, own_stop(), 0};
+    const Vote own{n.loss_sum, n.own_seconds, n.seconds, n.data_hash, own_stop(), known_ ? known_->exit_code : 0};
     std::vector<Vote> votes(size_t(process_.size()));
     process_.all_gather(&own, sizeof own, votes.data());
 
@@ -66,6 +81,7 @@ Judgement Health::judge(const StepNumbers& n) {
     name_slow_rank(own_seconds, j);
     // The first reason stands: steps that were under way already are still judged.
     if (!verdict.give_up.empty() && (!end_ || end_->saves)) end_with(kExitNumbers, verdict.give_up);
+    take_end(votes[0].end);
     for (int r = 0; r < process_.size(); ++r) take_stop(votes[size_t(r)].stop, r);
     status_->running(n.step);
     return j;

@@ -53,6 +53,9 @@ class Health {
     // Steps are judged one late; one process asks here for signals and the time limit at once.
     void look_for_stop();
     void end_with(int exit_code, const std::string& reason) { end_ = End{exit_code, reason, false}; }
+    // Rank 0, of what it alone knows: all ranks hear of it with the next step that is judged, or in agree().
+    void report_end(int exit_code, const std::string& reason);
+    void agree();  // collective
 
     // Numbers that a run goes on with: Guards::to_json as text, for the manifest. "{}" is a fresh start.
     std::string state() const;
@@ -65,6 +68,7 @@ class Health {
 
    private:
     void take_stop(StopCause cause, int rank);
+    void take_end(int exit_code);
     StopCause own_stop() const;
     void name_slow_rank(const std::vector<double>& own_seconds, Judgement&);
 
@@ -76,7 +80,7 @@ class Health {
     double save_seconds_ = 0, step_seconds_ = 0;  // of the last save (until then a guess), of the slowest recent step
     int slow_rank_ = -1;
     int64_t slow_steps_ = 0;
-    std::optional<End> end_;
+    std::optional<End> end_, known_;  // known_: to rank 0
 };
 
 }  // namespace rz

@@ -10,6 +10,7 @@
 #include "kernels/gemm_tuning.h"
 #include "llama/atomic_file.h"
 #include "llama/device_peak.h"
+#include "llama/finite.h"
 #include "llama/generate.h"
 #include "llama/hf.h"
 #include "llama/rank_report.h"
@@ -306,6 +307,10 @@ int Run::finish() {
         last_save_good = writer_->finish();
         report_saves();
     }
+    health_.agree();
+    if (!options.out.empty() && (!health_.end() || health_.end()->saves))
+        if (const std::string bad = find_not_finite(process, device_, *compute_, *zero, table_); !bad.empty())
+            health_.end_with(kExitNumbers, format("not finite behind step %lld: ", (long long)last_step_) + bad);
     if (health_.end() && !(health_.end()->saves && last_step_ == options.steps)) return finish_early(last_save_good);
     if (!options.out.empty()) {
         const std::string folder = options.out + "/final";

@@ -65,9 +65,12 @@ void Run::report_saves() {
     for (const SaveReport& r : writer_->reports()) {
         if (!r.error.empty()) {
             ++failed_saves_;
-            std::fprintf(stderr, "train_llama: the checkpoint of step %lld could not be saved (%lld failed so far): %s\n  training goes "
-                                 "on; the checkpoint before it stays\n",
-                         (long long)r.step, (long long)failed_saves_, r.error.c_str());
+            std::fprintf(
+                stderr,
+                "train_llama: the checkpoint of step %lld could not be saved (%lld failed so far): %s\n  %sthe "
+                "checkpoint before it stays\n",
+                (long long)r.step, (long long)failed_saves_, r.error.c_str(), r.not_finite ? "" : "training goes on; ");
+            if (r.not_finite) health_.report_end(kExitNumbers, r.error);
             continue;
         }
         health_.saved(r.step, r.write_seconds);

@@ -13,6 +13,7 @@
 #include "kernels/elementwise.h"
 #include "llama/atomic_file.h"
 #include "llama/checkpoint.h"
+#include "llama/finite.h"
 #include "llama/hf.h"
 #include "llama/model.h"
 #include "llama/sum_hash.h"
@@ -366,6 +367,77 @@ TEST(Checkpoint, AnotherModelsFilesAreRefused) {
     Stream stream(saved.state.cpu, "compute");
     Zero zero(saved.state.cpu, stream, unit_layouts(table), decay_segments(table), {}, {}, mesh);
     EXPECT_NE(load_state(path, check_checkpoint(path), table, saved.process, saved.state.cpu, stream, zero, nullptr), "");
+}
+
+void set_element(const OwnedRange& r, StatePart part, const ZeroOptions& o, int64_t i, float x) {
+    const bool adam = part == StatePart::m || part == StatePart::v;
+    void* p = part == StatePart::model    ? r.param
+              : part == StatePart::master ? r.master
+              : part == StatePart::m      ? r.m
+                                          : r.v;
+    State::set(p, adam ? o.adam_dtype : part == StatePart::model ? o.param_dtype : o.master_dtype, i, x);
+}
+
+// The one before stays, and the message names tensor, element and step.
+TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
+    for (const bool background : {true, false})
+        for (const StatePart part : {StatePart::model, StatePart::master, StatePart::m, StatePart::v})
+            for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+                Saved saved(DType::bf16, background, DType::f32, part == StatePart::v ? DType::bf16 : DType::f32);
+                ASSERT_NE(saved.save(5), "");
+                const OwnedRange& r = saved.state.zero->owned()[1];  // block 0
+                const Tensor& t = saved.state.table.block(0, kGate);
+                const int64_t at = t.offset - r.logical + 77;
+                set_element(r, part, saved.state.zero->options(), at, bad);
+                EXPECT_EQ(saved.save(6), "");
+                const std::vector<SaveReport> reports = saved.writer->reports();
+                ASSERT_EQ(reports.size(), 2u);
+                EXPECT_TRUE(reports[1].not_finite);
+                EXPECT_NE(
+                    reports[1].error.find(format("the state of step 6 is not finite: %s: tensor %s, element 77 is %s",
+                                                 path_of(part), t.name.c_str(), std::isnan(bad) ? "nan" : "-inf")),
+                    std::string::npos)
+                    << reports[1].error;
+                const CheckpointStore store(saved.folder.path);
+                EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));
+                set_element(r, part, saved.state.zero->options(), at, 1);
+                EXPECT_NE(saved.save(7), "");
+                EXPECT_FALSE(saved.writer->reports().back().not_finite);
+            }
+}
+
+// As an earlier version may have left it: every hash is right.
+TEST(Checkpoint, OneThatIsNotFiniteIsNotGoneOnFrom) {
+    Saved saved(DType::f32);
+    const std::string path = saved.save(5), file = "optimizer/v.safetensors";
+    const Tensor& last = saved.state.table.tensors().back();
+    std::vector<float> values(static_cast<size_t>(last.size));
+    const int64_t at = int64_t(fs::file_size(path + "/" + file)) - last.size * 4;
+    std::fstream data(path + "/" + file, std::ios::in | std::ios::out | std::ios::binary);
+    data.seekg(at).read(reinterpret_cast<char*>(values.data()), last.size * 4);
+    values[3] = std::numeric_limits<float>::infinity();
+    data.seekp(at).write(reinterpret_cast<const char*>(values.data()), last.size * 4);
+    data.close();
+    Manifest m = check_checkpoint(path);
+    for (ManifestFile& f : m.files)
+        if (f.path == file) f.tensors[last.name] = sum_hash(values.data(), 0, last.size, 4);
+    write_text(path + "/manifest.json", m.to_json());
+    State into(DType::f32);
+    const std::string problem = saved.load(into, path);
+    EXPECT_NE(problem.find(file + ": tensor " + last.name + ", element 3 is inf"), std::string::npos) << problem;
+}
+
+TEST(Finite, FindsTheFirstInEveryTypeAndPlace) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+        for (const int64_t at : {0, 1, 4095, 4096, 8999}) {
+            std::vector<char> bytes(static_cast<size_t>(9000 * size_of(dtype)));
+            for (int64_t i = 0; i < 9000; ++i) State::set(bytes.data(), dtype, i, i % 2 ? -60000.0f : 1e-7f);
+            EXPECT_EQ(first_not_finite(bytes.data(), 9000, dtype), -1);
+            State::set(bytes.data(), dtype, 8999, std::numeric_limits<float>::quiet_NaN());
+            State::set(bytes.data(), dtype, at, -std::numeric_limits<float>::infinity());
+            EXPECT_EQ(first_not_finite(bytes.data(), 9000, dtype), at);
+            EXPECT_EQ(first_not_finite(bytes.data(), at, dtype), -1);
+        }
 }
 
 // What can't be written leaves the one before, and nothing half done; the next save works again.

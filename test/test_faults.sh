@@ -369,6 +369,24 @@ case_20() {
   resume c20
   check "20 inf again and again: goes on" test $rc = 0
 }
+# A state that went bad by itself: not saved, named, the run ends; the checkpoint before it is what a next start goes on from.
+case_20b() {
+  local what
+  for what in weights:0:5:nan moments:2:5:nan; do
+    rm -rf "$work/c20b"
+    FAULT=$what start c20b --save-every 1 --zero 1 --dtype bf16
+    check "20 $what: exit code 72" test $rc = 72
+    check "20 $what: names tensor, element and step" says "state of step 5 is not finite: .*safetensors: tensor [a-z_.0-9]+, element [0-9]+ is nan"
+    check "20 $what: run_status" test "$(status c20b state) $(status c20b exit_code)" = "failed 72"
+    check "20 $what: so does its reason" bash -c "[[ '$(status c20b reason)' == *'rank '*'step 5 is not finite'* ]]"
+    check "20 $what: the good ones stay" test "$(steps_of c20b)" = "3 4" -a ! -e "$work/c20b/final"
+    resume c20b
+    check "20 $what: goes on from them" test $rc = 0 -a "$(steps_of c20b)" = "7 8"
+  done
+  FAULT=weights:0:8:nan start c20c --save-every 0 --zero 2
+  check "20 final weights: exit code 72, not written" test $rc = 72 -a ! -e "$work/c20c/final"
+  check "20 final weights: named" says "not finite behind step 8: .*tensor [a-z_.0-9]+, element"
+}
 case_21() {
   local a b
   FAULT=loss:*:30:spike start c21 --steps 34 --save-every 1 --keep 0
@@ -395,7 +413,14 @@ case_22() {
   check "22 two ranks: both are named" says "step 5: .*rank 0 .*rank 1 .*one of the two is wrong"
   start c22c --check-replicas 1 --zero 2
   check "22 no fault: none is found" as_undisturbed c22c
+  FAULT=moments:1:5:flip start c22e --check-replicas 1 --zero 0
+  check "22 moments: exit code 73" test $rc = 73
+  check "22 moments: named, with the tensor" says "step 5: AdamW's m of these ranks are not those .*: rank 1 \(hash [0-9a-f]+\), in [a-z_.]+$"
+  FAULT=masters:2:5:flip start c22f --check-replicas 1 --zero 0 --dtype bf16
+  check "22 masters: named" says "step 5: the master weights of these ranks are not those .*: rank 2 \(hash [0-9a-f]+\), in [a-z_.]+$"
   [ "$quick" ] && return
+  FAULT=moments:3:5:flip run 4 c22g "${train[@]}" --check-replicas 5 --zero 2 --shard-size 2
+  check "22 hybrid moments: the pair that holds the same" says "step 5: AdamW's m .*rank 1 .*rank 3 .*one of the two is wrong"
   FAULT=weights:3:5:flip run 4 c22d "${train[@]}" --check-replicas 5 --zero 3 --shard-size 2
   check "22 hybrid: the pair that holds the same" says "step 5: .*rank 1 .*rank 3 .*one of the two is wrong"
 }
@@ -596,9 +621,9 @@ case_supervise() {
 
 # ---- which ---------------------------------------------------------------------------------------------------------------
 
-all="01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 19b 20 21 22"
+all="01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 19b 20 20b 21 22"
 all+=" 23 24 26 27 28 29 31 33 34 35 37 38 39 40 supervise"
-[ "$quick" ] && all="01 03 08 09 12 16 19 19b 20 22 40"
+[ "$quick" ] && all="01 03 08 09 12 16 19 19b 20 20b 22 40"
 [ "$only" ] && all=$only
 for n in $all; do
   began=$SECONDS before=$((passed + failed))
