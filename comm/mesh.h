@@ -4,10 +4,11 @@
 // with a transport of its own. Which streams their collectives may be on:
 //
 //   CPU memory               any; ranks may even enqueue different groups in different order
-//   CUDA memory over NCCL    one for all groups, or several put in one order, the same on all ranks, by events. To enqueue in one
-//                            order is enough only with NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26; off unless set)
-//   CUDA memory over MPI     one stream for all groups: CUDA may run the host functions of all streams on one thread, where
-//                            two groups that wait would block each other
+//   CUDA memory over NCCL    one for all groups, or several put in one order, the same on all ranks, by events. To
+//                            enqueue in one order is enough only with NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26; off
+//                            unless set)
+//   CUDA memory over MPI     one stream for all groups: CUDA may run the host functions of all streams on one thread,
+//                            where two groups that wait would block each other
 //
 // zero/ puts all of them on one stream, which is right everywhere.
 //

@@ -116,8 +116,7 @@ class MpiWire : public Wire {
     std::shared_ptr<Comm> comm_;
 };
 
-// ---- MPI's own collectives
-// ----------------------------------------------------------------------------------------------
+// ---- MPI's own collectives ------------------------------------------------------------------------------------------
 
 template <class T>
 void add_16bit(void* in, void* inout, int* n, MPI_Datatype*) {

@@ -192,8 +192,7 @@ void NcclTransport::do_finish(Stream& stream, const Transfer& transfer) {
     stream.wait(*std::static_pointer_cast<Event>(transfer.state));
 }
 
-// ---- NCCL's own collectives
-// ---------------------------------------------------------------------------------------------
+// ---- NCCL's own collectives -----------------------------------------------------------------------------------------
 
 ncclDataType_t nccl_type(DType t) {
     return t == DType::f32 ? ncclFloat32 : t == DType::bf16 ? ncclBfloat16 : ncclFloat16;

@@ -231,8 +231,7 @@ void Process::set_step(int64_t step) {
     if (watch_) watch_->set_step(step);
 }
 
-// ---- devices and groups
-// -------------------------------------------------------------------------------------------------
+// ---- devices and groups ---------------------------------------------------------------------------------------------
 
 Device Process::choose_device(const std::string& what, const std::string& transport, std::string* note) {
     const Device device = pick_device(what, local_rank_, note);
@@ -299,8 +298,7 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
     return make_mpi_transport(color, key, group, device, watch_);
 }
 
-// ---- control plane
-// ------------------------------------------------------------------------------------------------------
+// ---- control plane --------------------------------------------------------------------------------------------------
 
 void Process::send_recv(std::vector<Message> messages) {
     std::erase_if(messages, [](const Message& m) { return m.bytes == 0; });

@@ -124,6 +124,8 @@ bool Watch::read_page(int rank, StatusPage* page) const {
     if (fd < 0) return false;
     const bool whole = read(fd, page, sizeof *page) == ssize_t(sizeof *page);
     close(fd);
+    page->host[sizeof page->host - 1] = '\0';  // whatever stands in the file
+    for (OpRecord& r : page->ops) r.op[sizeof r.op - 1] = r.group[sizeof r.group - 1] = '\0';
     return whole && page->magic == kMagic;
 }
 

@@ -45,9 +45,9 @@ static void truncate_metrics(const std::string& path, int64_t step) {
     const std::string text = read_file(path);
     std::string kept;
     for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+        const std::string line = text.substr(at, end + 1 - at);  // sscanf would look for the end of the whole text
         long long logged = -1;
-        if (std::sscanf(text.c_str() + at, "{\"step\":%lld", &logged) == 1 && logged >= 0 && logged < step)
-            kept.append(text, at, end + 1 - at);
+        if (std::sscanf(line.c_str(), "{\"step\":%lld", &logged) == 1 && logged >= 0 && logged < step) kept += line;
     }
     if (kept != text) write_file_atomically(path, kept);
 }

@@ -36,6 +36,12 @@ void Tokenizer::add_to_trie(std::string_view content, int32_t id) {
     added_[size_t(node)].id = id;
 }
 
+int Tokenizer::fallback_byte(std::string_view name) {
+    const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; };
+    if (name.size() != 6 || !name.starts_with("<0x") || name[5] != '>') return -1;
+    return digit(name[3]) < 0 || digit(name[4]) < 0 ? -1 : digit(name[3]) * 16 + digit(name[4]);
+}
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool allow_special) const {
     std::vector<int32_t> ids;
     size_t begin = 0;

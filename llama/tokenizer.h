@@ -87,6 +87,8 @@ class Tokenizer {
     void encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const;
     void encode_bytes(std::string_view piece, std::vector<int32_t>& symbols) const;
     void encode_characters(std::string_view text, std::vector<int32_t>& symbols) const;
+    // The byte that a token such as <0x0A> stands for; -1 if it is none.
+    static int fallback_byte(std::string_view name);
 
     std::string where_;
     std::vector<Token> tokens_;                                              // by id

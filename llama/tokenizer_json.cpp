@@ -70,13 +70,6 @@ struct ByteAlphabet {
     }
 };
 
-// The byte that a token such as <0x0A> stands for; -1 if it is none.
-int fallback_byte(const std::string& name) {
-    const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; };
-    if (name.size() != 6 || !name.starts_with("<0x") || name[5] != '>') return -1;
-    return digit(name[3]) < 0 || digit(name[4]) < 0 ? -1 : digit(name[3]) * 16 + digit(name[4]);
-}
-
 std::string replace_all(std::string text, const std::string& from, const std::string& to) {
     for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
         text.replace(at, from.size(), to);
@@ -206,7 +199,7 @@ class TokenizerReader {
                     "%s: id %d is given to two tokens, %s is one", where_.c_str(), id, quote(name).c_str());
             ids_.emplace(name, id);
             if (t_.space_ != Tokenizer::Space::kBytes) {
-                const int byte = fallback_byte(name);
+                const int byte = Tokenizer::fallback_byte(name);
                 if (byte >= 0) t_.byte_token_[byte] = id;
                 set_token(id, byte >= 0 ? std::string(1, char(byte)) : replace_all(name, kSpaceMark, " "), name);
                 t_.vocab_.emplace(name, id);

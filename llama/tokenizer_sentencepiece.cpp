@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <cstring>
 
 #include "kernels/runtime/check.h"
@@ -15,8 +14,7 @@ namespace {
 [[noreturn]] void refuse_file(const std::string& where) {
     fail(
         "%s: neither JSON nor an intact SentencePiece model; if it is a tiktoken file (Llama-3's tokenizer.model), use "
-        "the "
-        "tokenizer.json that Hugging Face keeps beside it",
+        "the tokenizer.json that Hugging Face keeps beside it",
         where.c_str());
 }
 
@@ -134,14 +132,12 @@ class SentencePieceReader {
         }
         const int32_t id = int32_t(t_.tokens_.size());
         Tokenizer::Token token{with_spaces(piece), true, type == kControl || type == kUnknown};
-        unsigned byte = 256;
         require(type != kUserDefined && type != kUnused && type >= 1 && type <= 6 && !piece.empty(),
                 "%s: piece %d is user-defined, unused, empty or of unknown type %lu, which is not supported",
                 where_.c_str(), id, type);
         if (type == kByte) {
-            int end = 0;
-            require(piece.size() == 6 && std::sscanf(piece.c_str(), "<0x%2X>%n", &byte, &end) == 1 && end == 6,
-                    "%s: byte piece %d has a name that is no <0xNN>", where_.c_str(), id);
+            const int byte = Tokenizer::fallback_byte(piece);
+            require(byte >= 0, "%s: byte piece %d has a name that is no <0xNN>", where_.c_str(), id);
             t_.byte_token_[byte] = id;
             token.bytes = std::string(1, char(byte));
         } else if (type == kNormal) {

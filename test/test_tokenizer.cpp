@@ -311,6 +311,11 @@ TEST(Tokenizer, DamagedSentencePieceModelsAreRefused) {
     const size_t trainer = unigram.rfind(std::string("\x18\x02", 2));
     ASSERT_NE(trainer, std::string::npos);
     unigram[trainer + 1] = 1;
+    for (const char* name : {"<0x-1>", "<0x 5>", "<0x+5>", "<0x0a>"}) {  // as scanf would read them, one far beyond 255
+        std::string changed = good;
+        changed.replace(changed.find("<0x05>"), 6, name);
+        EXPECT_NE(refused(changed).find("a name that is no <0xNN>"), std::string::npos) << refused(changed);
+    }
     EXPECT_NE(refused(unigram).find("only SentencePiece models of type BPE"), std::string::npos) << refused(unigram);
     for (size_t at = 0; at < good.size(); at += 13) {  // any byte changed: an error or a tokenizer, never a crash
         std::string changed = good;
