@@ -67,7 +67,8 @@ void Collectives::all_reduce(Stream& stream, const AllReduce& a) {
             return;
         }
         do_all_reduce(stream, a);
-        if (!uses_transport()) transport_.count_sent(scatter_bytes(a.offsets, a.wire) + gather_bytes(a.offsets, a.dtype));
+        if (!uses_transport())
+            transport_.count_sent(scatter_bytes(a.offsets, a.wire) + gather_bytes(a.offsets, a.dtype));
     });
 }
 

@@ -95,7 +95,8 @@ class Collectives {
     virtual void do_reduce_scatter(Stream& stream, const ReduceScatter& args) = 0;
     virtual void do_all_gather(Stream& stream, const AllGather& args) = 0;
     virtual void do_broadcast(Stream& stream, void* data, int64_t bytes, int root);
-    // Whether everything goes through the transport. What a library sends is unknown: bytes_sent() then counts the ring's bytes.
+    // Whether everything goes through the transport. What a library sends is unknown: bytes_sent() then counts the
+    // ring's bytes.
     virtual bool uses_transport() const { return true; }
 
     int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }

@@ -28,9 +28,9 @@ HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::
 
 HostTransport::~HostTransport() { staging_stream_.reset(); }
 
-// Linux charges a thread that yields a whole slice (3 ms), so beside busy threads a waiting one looks at its messages no
-// oftener than that. From 6.12 on a thread may ask for shorter slices; its share of the core stays what it is. Elsewhere this
-// does nothing.
+// Linux charges a thread that yields a whole slice (3 ms), so beside busy threads a waiting one looks at its messages
+// no oftener than that. From 6.12 on a thread may ask for shorter slices; its share of the core stays what it is.
+// Elsewhere this does nothing.
 static void ask_for_short_slices() {
 #ifdef SYS_sched_setattr
     struct {

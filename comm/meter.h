@@ -3,7 +3,7 @@
 //
 //   overlap efficiency = 1 - exposed / total
 //   total    time that collectives took on their stream, between the events around each
-//   exposed  time that the compute stream stood still in OverlapMeter::wait
+//   exposed  time that the compute stream stood still in CommMeter::wait
 //
 // Times come from events, so on CUDA nothing is synchronised until take() (whose events are then long complete).
 
@@ -68,14 +68,14 @@ class CommMeter {
     CommTotals take();
     // What was enqueued since the last cut or take.
     Batch cut();
-    // Totals of what is complete of it; the rest goes back and is counted with the next cut. Blocks for nothing, so that a
-    // step's last gathers go on while the next step begins.
+    // Totals of what is complete of it; the rest goes back and is counted with the next cut. Blocks for nothing, so
+    // that a step's last gathers go on while the next step begins.
     CommTotals take_complete(Batch batch);
 
     void add(const char* op, int64_t bytes_sent, Event began, Event ended);
 
-    // From now on also keeps a copy of every span, and of every wait under the name "wait", for a trace; take_trace() ends that
-    // and blocks until they are complete.
+    // From now on also keeps a copy of every span, and of every wait under the name "wait", for a trace; take_trace()
+    // ends that and blocks until they are complete.
     void begin_trace();
     std::vector<Span> take_trace();
 

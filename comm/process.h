@@ -35,7 +35,14 @@ namespace rz {
 
 class HostTransport;
 
-enum ExitCode : int { kExitSuccess = 0, kExitError = 70, kExitDeadline = 71, kExitNumbers = 72, kExitReplicas = 73, kExitRequeue = 75 };
+enum ExitCode : int {
+    kExitSuccess = 0,
+    kExitError = 70,
+    kExitDeadline = 71,
+    kExitNumbers = 72,
+    kExitReplicas = 73,
+    kExitRequeue = 75
+};
 
 struct ProcessOptions {
     double timeout_s = 600;  // of every wait
@@ -64,8 +71,8 @@ class Process {
     // Runs body, then ends the job together with all other ranks. An error on one rank ends all (exit code 70).
     int run(const std::function<int()>& body);
 
-    // `hook` is called with exit code and reason before the job ends for an error or a deadline, on the rank that ends it, from
-    // any thread. It must not throw and not wait. nullptr: none.
+    // `hook` is called with exit code and reason before the job ends for an error or a deadline, on the rank that ends
+    // it, from any thread. It must not throw and not wait. nullptr: none.
     void on_failure(std::function<void(int code, const std::string& reason)> hook);
 
     // Ends the whole job at once; the reason goes to stderr and failure.txt.

@@ -117,7 +117,8 @@ void AtomicFile::commit() {
     fd_ = -1;
     const int unclosed = fault_errno("file.close");
     if (::close(fd) != 0 || (errno = unclosed) != 0) fail_errno(path_, "close");
-    if ((errno = fault_errno("file.rename")) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) fail_errno(path_, "rename");
+    if ((errno = fault_errno("file.rename")) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+        fail_errno(path_, "rename");
     temporary_.clear();
     fsync_folder(parent_folder(path_));
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Brings micro-batches to the device. The host prepares one while the device works on the one before: two pinned staging
-// buffers in turn, each reused only after the event that says its copy is done.
+// Brings micro-batches to the device. The host prepares one while the device works on the one before: two pinned
+// staging buffers in turn, each reused only after the event that says its copy is done.
 
 #include <array>
 
@@ -12,15 +12,15 @@ namespace rz {
 
 class BatchFeeder {
    public:
-    // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work recorded for
-    // one batch fits all.
+    // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work
+    // recorded for one batch fits all.
     BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, bool same_plan = false);
 
-    // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are ignored.
-    // Valid for work enqueued on the stream until the next call.
+    // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are
+    // ignored. Valid for work enqueued on the stream until the next call.
     DeviceBatch next(const DataLoader& data, int64_t position, int64_t end = INT64_MAX);
-    // sum_hash of the last one's inputs, by their place in the stream of tokens: sums over ranks and micro-batches do not
-    // depend on how a batch was split.
+    // sum_hash of the last one's inputs, by their place in the stream of tokens: sums over ranks and micro-batches do
+    // not depend on how a batch was split.
     uint64_t data_hash() const { return data_hash_; }
 
    private:

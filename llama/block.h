@@ -57,13 +57,13 @@ class Block {
     Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
           const float* sin_table);
 
-    // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w` is the
-    // unit's parameters.
+    // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
+    // is the unit's parameters.
     void forward(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const BlockScratch&,
                  const void* previous_mid) const;
 
-    // dresid (N, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's gradients) is
-    // added to. Overwrites a.gate_up. With gate_up_again, gate_up is recomputed first.
+    // dresid (N, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
+    // gradients) is added to. Overwrites a.gate_up. With gate_up_again, gate_up is recomputed first.
     void backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
                   void* dresid, bool gate_up_again) const;
 

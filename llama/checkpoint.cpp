@@ -44,7 +44,7 @@ static double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// ---- shares -----------------------------------------------------------------------------------------------------------
+// ---- shares ---------------------------------------------------------------------------------------------------------
 
 // Element `by` further on, in every array.
 static OwnedRange cut(const OwnedRange& r, int64_t by, int64_t count, const ZeroOptions& o) {
@@ -78,7 +78,7 @@ static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t
     }
 }
 
-// ---- saving -----------------------------------------------------------------------------------------------------------
+// ---- saving ---------------------------------------------------------------------------------------------------------
 
 // A save on its way. Each rank has a slot in the file of reports, reserved before anything is written, so that a full disk can
 // still be reported: u64 status, then its hashes, then 512 bytes of text.

@@ -17,7 +17,8 @@
 
 namespace rz {
 
-// The model that --from means: of a run's folder its final weights, or the newest checkpoint of one that is not at its end.
+// The model that --from means: of a run's folder its final weights, or the newest checkpoint of one that is not at its
+// end.
 static std::string model_folder(const std::string& from) {
     namespace fs = std::filesystem;
     std::error_code none;
@@ -40,8 +41,9 @@ int generate_command(const Options& o) {
     std::vector<int32_t> prompt = tokenizer.encode(o.prompt);
     if (tokenizer.bos_id() >= 0) prompt.insert(prompt.begin(), tokenizer.bos_id());
     require(!prompt.empty(), "--prompt is empty and this tokenizer has no token that begins a text: give a --prompt");
-    require(int64_t(prompt.size()) < config.max_seq_len, "the prompt has %zu tokens, the model %lld positions: shorten it",
-            prompt.size(), (long long)config.max_seq_len);
+    require(int64_t(prompt.size()) < config.max_seq_len,
+            "the prompt has %zu tokens, the model %lld positions: shorten it", prompt.size(),
+            (long long)config.max_seq_len);
 
     const DType dtype = parse_dtype("--dtype", o.dtype);
     Stream stream(device, "compute");
@@ -68,12 +70,14 @@ int generate_command(const Options& o) {
 }
 
 std::string describe_model(const ModelConfig& config, const ParamTable& table) {
-    std::string text = summary(config) + "\n\n" + format("  %-52s %-18s %14s %6s\n", "tensor", "shape", "offset", "decay");
+    std::string text =
+        summary(config) + "\n\n" + format("  %-52s %-18s %14s %6s\n", "tensor", "shape", "offset", "decay");
     for (const Tensor& t : table.tensors()) {
         if (t.unit > 2 && t.unit < int(table.units().size()) - 1) continue;  // blocks 2... look like the first
         std::string shape;
         for (int64_t n : t.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
-        text += format("  %-52s %-18s %14lld %6s\n", t.name.c_str(), shape.c_str(), (long long)t.offset, t.decay ? "yes" : "");
+        text += format("  %-52s %-18s %14lld %6s\n", t.name.c_str(), shape.c_str(), (long long)t.offset,
+                       t.decay ? "yes" : "");
         if (t.unit == 2 && &t == &table.block(1, kDown) && config.layers > 2)
             text += format("  ... %lld more blocks\n", (long long)config.layers - 2);
     }
@@ -87,11 +91,14 @@ int print_config_command(const Options& o) {
     std::printf("%s\n", describe_model(config, table).c_str());
     std::printf("%s\n", config_to_json(config, parse_dtype("--dtype", o.dtype)).c_str());
     const double states[4] = {16, 4, 2, 0}, shared[4] = {0, 12, 14, 16};
-    std::printf("\nbytes per rank for parameters, gradients and AdamW in bf16 (the ZeRO paper's 16 per parameter), before activations:\n");
+    std::printf(
+        "\nbytes per rank for parameters, gradients and AdamW in bf16 (the ZeRO paper's 16 per parameter), before "
+        "activations:\n");
     for (int ranks : {1, 8, 64}) {
         std::printf("  %3d ranks:", ranks);
         for (int stage = 0; stage < 4; ++stage)
-            std::printf("  --zero %d %10s", stage, human_bytes(int64_t(n * (states[stage] + shared[stage] / ranks))).c_str());
+            std::printf("  --zero %d %10s", stage,
+                        human_bytes(int64_t(n * (states[stage] + shared[stage] / ranks))).c_str());
         std::printf("\n");
     }
     std::printf("\nFLOPs per token, forward and backward, at --seq-len %lld: %.4g\n", (long long)o.seq_len,
@@ -109,7 +116,8 @@ int export_command(const Options& o) {
                         : o.export_dtype == "fp16" ? DType::f16
                                                    : parse_dtype("--dtype", o.export_dtype);
     std::error_code none;
-    require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder", o.to.c_str());
+    require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder",
+            o.to.c_str());
     const auto start = std::chrono::steady_clock::now();
     auto shown = start;
     int64_t done = 0;
@@ -121,7 +129,8 @@ int export_command(const Options& o) {
         shown = now;
         const double seconds = std::chrono::duration<double>(now - start).count();
         const double rest = seconds * double(table.parameters() - done) / double(done);
-        std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done) / double(table.parameters()), duration(rest).c_str());
+        std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done) / double(table.parameters()),
+                     duration(rest).c_str());
     }, o.tokenizer.empty() ? folder : o.tokenizer);
     std::printf("%s: %s in %s\n", o.to.c_str(), summary(config).c_str(), safetensors_type(dtype).c_str());
     return 0;

@@ -68,7 +68,8 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
       block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_)) {
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
-        return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name).data();
+        return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
+            .data();
     };
     for (int64_t l = 0; l < c.layers; ++l)
         cache_.push_back(take(max_positions_, c.qkv_rows(), e, MemKind::activations, "key and value cache"));
@@ -94,7 +95,8 @@ std::vector<float> Decoder::append(const std::vector<int32_t>& tokens) {
     require(position_ + int64_t(tokens.size()) <= max_positions_, "%lld tokens do not fit: position %lld of %lld",
             (long long)tokens.size(), (long long)position_, (long long)max_positions_);
     for (int32_t t : tokens)
-        require(t >= 0 && t < config_.vocab, "token %d is outside the model's vocabulary of %lld", t, (long long)config_.vocab);
+        require(t >= 0 && t < config_.vocab, "token %d is outside the model's vocabulary of %lld", t,
+                (long long)config_.vocab);
     const int64_t total = int64_t(tokens.size());
     for (int64_t first = 0; first < total; first += kPrefill)
         forward_chunk(tokens.data() + first, std::min(kPrefill, total - first));

@@ -16,12 +16,13 @@ struct Sampling {
     uint64_t seed = 0;
 };
 
-// The next token: softmax(logits / temperature) cut to top_k, then to the fewest tokens that reach top_p, then drawn with the
-// `position`-th number of the seed's Philox stream. Ties go to the lower id, so the same logits give the same token.
+// The next token: softmax(logits / temperature) cut to top_k, then to the fewest tokens that reach top_p, then drawn
+// with the `position`-th number of the seed's Philox stream. Ties go to the lower id, so the same logits give the same
+// token.
 int32_t choose_token(const std::vector<float>& logits, const Sampling&, int64_t position);
 
-// The forward pass of one sequence, a few tokens at a time. The cache holds rotated qkv rows as the projection writes them, so
-// nothing is copied: attention reads k and v in place.
+// The forward pass of one sequence, a few tokens at a time. The cache holds rotated qkv rows as the projection writes
+// them, so nothing is copied: attention reads k and v in place.
 class Decoder {
    public:
     Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions);
@@ -54,8 +55,8 @@ class Decoder {
     std::vector<float> host_;
 };
 
-// Continues `prompt` (not empty) by up to max_tokens, calling emit for each new token; stops after emit returns false, at one
-// of the config's eos ids, or when the positions are used up. Returns the number of new tokens.
+// Continues `prompt` (not empty) by up to max_tokens, calling emit for each new token; stops after emit returns false,
+// at one of the config's eos ids, or when the positions are used up. Returns the number of new tokens.
 int64_t generate(Decoder&, const ModelConfig&, const std::vector<int32_t>& prompt, int64_t max_tokens, const Sampling&,
                  const std::function<bool(int32_t)>& emit);
 

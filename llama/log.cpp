@@ -81,7 +81,8 @@ std::string Log::eta(int64_t step) const {
 void Log::step(const StepReport& r, bool print) {
     if (first_step_ < 0) first_step_ = r.step;
     // The first step pays for first touches and plans; it says nothing about the others.
-    if (r.step > first_step_) recent_seconds_ = recent_seconds_ <= 0 ? r.seconds : 0.9 * recent_seconds_ + 0.1 * r.seconds;
+    if (r.step > first_step_)
+        recent_seconds_ = recent_seconds_ <= 0 ? r.seconds : 0.9 * recent_seconds_ + 0.1 * r.seconds;
     if (facts_.quiet) return;
     const double tokens_per_second = double(r.tokens) / r.seconds, flops = tokens_per_second * facts_.flops_per_token;
     const DeviceKind where = MemoryLedger::get().peak(DeviceKind::cuda) > 0 ? DeviceKind::cuda : DeviceKind::cpu;
@@ -91,10 +92,10 @@ void Log::step(const StepReport& r, bool print) {
         const std::string speed =
             facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);
         const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
-        line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s", width,
-                    (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm, r.learning_rate,
-                    1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(), human_bytes(memory).c_str(),
-                    eta(r.step).c_str(), r.note.empty() ? "" : " | ", r.note.c_str()));
+        line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
+                    width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm,
+                    r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
+                    human_bytes(memory).c_str(), eta(r.step).c_str(), r.note.empty() ? "" : " | ", r.note.c_str()));
     }
     std::string json = format("{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
                               "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
@@ -105,7 +106,8 @@ void Log::step(const StepReport& r, bool print) {
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
-                       number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(), (long long)r.bytes_sent);
+                       number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(),
+                       (long long)r.bytes_sent);
     write_json(json + r.json + "}");
     if (events_ && !events_->write(r.step, {{"train/loss", float(r.loss)},
                                             {"train/grad_norm", float(r.grad_norm)},
@@ -118,8 +120,8 @@ void Log::validation(const ValidationReport& r) {
     if (facts_.quiet) return;
     const char *green = colour_ ? "\033[1;32m" : "", *plain = colour_ ? "\033[0m" : "";
     const std::string bits = r.bits_per_byte >= 0 ? format(" (%.4f bits per byte)", r.bits_per_byte) : "";
-    line(format("step %lld | %svalidation loss %.4f nats%s%s | %s", (long long)r.step, green, r.loss, bits.c_str(), plain,
-                duration(r.seconds).c_str()));
+    line(format("step %lld | %svalidation loss %.4f nats%s%s | %s", (long long)r.step, green, r.loss, bits.c_str(),
+                plain, duration(r.seconds).c_str()));
     std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
     if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
     write_json(json + "}");
@@ -153,7 +155,8 @@ void Log::write_json(const std::string& object) {
 
 void Log::warn_once(const char* what) {
     if (!warned_)
-        std::fprintf(stderr, "train_llama: can't write %s in %s: %m; training goes on without it\n", what, folder_.c_str());
+        std::fprintf(stderr, "train_llama: can't write %s in %s: %m; training goes on without it\n", what,
+                     folder_.c_str());
     warned_ = true;
 }
 

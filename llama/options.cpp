@@ -28,7 +28,9 @@ static CLI::Validator whole_number(int64_t min, int64_t max) {
             return format("'%s' is not a whole number; it must be from %lld to %lld", text.c_str(), (long long)min,
                           (long long)max);
         const long double nearest = std::min(std::max(std::floor(real + 0.5L), (long double)min), (long double)max);
-        const char* what = !rest.empty() ? "is not a whole number" : digits ? "is out of range" : "is not a plain whole number";
+        const char* what = !rest.empty() ? "is not a whole number"
+                           : digits      ? "is out of range"
+                                         : "is not a plain whole number";
         return format("%s %s; nearest valid value: %lld", text.c_str(), what, (long long)nearest);
     });
     return v;
@@ -68,7 +70,7 @@ static CLI::Validator one_of(std::vector<std::string> names) {
     return v;
 }
 
-// ---- the table ----------------------------------------------------------------------------------------------------------
+// ---- the table ------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -83,15 +85,29 @@ struct Group {
         return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("PATH");
     }
     CLI::Option* whole(const char* flag, int64_t& to, int64_t min, int64_t max, const char* help) {
-        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("N")->check(whole_number(min, max));
+        return app.add_option(flag, to, help)
+            ->group(name)
+            ->capture_default_str()
+            ->type_name("N")
+            ->check(whole_number(min, max));
     }
     CLI::Option* real(const char* flag, double& to, double min, double max, const char* help) {
-        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name("X")->check(real_number(min, max));
+        return app.add_option(flag, to, help)
+            ->group(name)
+            ->capture_default_str()
+            ->type_name("X")
+            ->check(real_number(min, max));
     }
     CLI::Option* choice(const char* flag, std::string& to, const std::vector<std::string>& names, const char* help) {
-        return app.add_option(flag, to, help)->group(name)->capture_default_str()->type_name(joined(names))->check(one_of(names));
+        return app.add_option(flag, to, help)
+            ->group(name)
+            ->capture_default_str()
+            ->type_name(joined(names))
+            ->check(one_of(names));
     }
-    CLI::Option* flag(const char* flag, bool& to, const char* help) { return app.add_flag(flag, to, help)->group(name); }
+    CLI::Option* flag(const char* flag, bool& to, const char* help) {
+        return app.add_flag(flag, to, help)->group(name);
+    }
 };
 
 std::vector<std::string> preset_names() {
@@ -101,7 +117,8 @@ std::vector<std::string> preset_names() {
 }
 
 void add_model(Group g, Options& o) {
-    g.choice("--preset", o.preset, preset_names(), "Architecture to start from; --presets lists them")->type_name("NAME");
+    g.choice("--preset", o.preset, preset_names(), "Architecture to start from; --presets lists them")
+        ->type_name("NAME");
     g.text("--init-from", o.init_from, "Start from a Hugging Face LLaMA: folder, or repo id in the local cache");
     for (const ConfigField& f : config_fields()) {
         const std::string name = f.name;
@@ -130,10 +147,14 @@ CLI::Validator length_of_time() {
 }
 
 void add_guards(Group g, Options& o) {
-    g.text("--time-limit", o.time_limit, "Save and stop (exit code 75) before this time is over: 90m, 3h30m, seconds [Slurm's end of the job]")
-        ->type_name("TIME")->check(length_of_time());
-    g.whole("--max-skips", o.max_skips, 0, kBig, "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
-    g.real("--spike-z", o.spike_z, 0, 1e6, "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
+    g.text("--time-limit", o.time_limit,
+           "Save and stop (exit code 75) before this time is over: 90m, 3h30m, seconds [Slurm's end of the job]")
+        ->type_name("TIME")
+        ->check(length_of_time());
+    g.whole("--max-skips", o.max_skips, 0, kBig,
+            "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
+    g.real("--spike-z", o.spike_z, 0, 1e6,
+           "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
     g.choice("--on-spike", o.on_spike, {"warn", "stop"}, "stop: end with exit code 72, nothing saved after the spike");
     g.whole("--check-replicas", o.check_replicas, 0, kBig,
             "Steps between comparisons of the state over ranks that hold the same; 0: never");
@@ -152,7 +173,8 @@ void add_training(CLI::App& app, Options& o) {
     Group batch{app, "Batch and length of the run"};
     batch.whole("--batch", o.batch, 1, 1 << 20, "Sequences per rank and micro-batch");
     batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Tokens per sequence");
-    batch.whole("--batch-tokens", o.batch_tokens, 0, kBig, "Tokens per update over all ranks, by accumulation; 0: one micro-batch");
+    batch.whole("--batch-tokens", o.batch_tokens, 0, kBig,
+                "Tokens per update over all ranks, by accumulation; 0: one micro-batch");
     batch.whole("--steps", o.steps, 0, kBig, "Updates");
 
     Group adam{app, "Optimizer (AdamW; decay on matrices only)"};
@@ -175,22 +197,33 @@ void add_training(CLI::App& app, Options& o) {
     device.choice("--dtype", o.dtype, {"fp32", "bf16"}, "Of weights and activations");
     device.choice("--grad-dtype", o.grad_dtype, {"fp32", "bf16"}, "Of gradients [--dtype]");
     device.choice("--adam-dtype", o.adam_dtype, {"fp32", "bf16"}, "Of Adam's moments; bf16 rounds stochastically");
-    device.choice("--master-dtype", o.master_dtype, {"fp32", "bf16"}, "Of master weights; bf16 needs --dtype bf16: the weights are their own masters, rounded stochastically");
-    device.choice("--cuda-graphs", o.cuda_graphs, {"off", "on"}, "Replay each micro-batch as one CUDA graph, or, where ranks communicate in it, as one per block and pass");
-    device.choice("--recompute", o.recompute, {"none", "mlp", "block"}, "Activations computed again in the backward pass");
-    device.whole("--logits-mib", o.logits_mib, 0, 1 << 20, "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
+    device.choice(
+        "--master-dtype", o.master_dtype, {"fp32", "bf16"},
+        "Of master weights; bf16 needs --dtype bf16: the weights are their own masters, rounded stochastically");
+    device.choice(
+        "--cuda-graphs", o.cuda_graphs, {"off", "on"},
+        "Replay each micro-batch as one CUDA graph, or, where ranks communicate in it, as one per block and pass");
+    device.choice("--recompute", o.recompute, {"none", "mlp", "block"},
+                  "Activations computed again in the backward pass");
+    device.whole("--logits-mib", o.logits_mib, 0, 1 << 20,
+                 "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
     device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
-    device.choice("--gemm-tune", o.gemm_tune, {"off", "on"}, "Time cuBLASLt's algorithms at each new shape, keep the fastest");
-    device.text("--gemm-cache", o.gemm_cache, "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]");
+    device.choice("--gemm-tune", o.gemm_tune, {"off", "on"},
+                  "Time cuBLASLt's algorithms at each new shape, keep the fastest");
+    device.text("--gemm-cache", o.gemm_cache,
+                "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]");
 
     Group ranks{app, "Many ranks (mpirun -n N)"};
     ranks.whole("--zero", o.zero, 0, 3, "What ranks share: 1 optimizer, 2 and gradients, 3 and parameters");
     ranks.whole("--shard-size", o.shard_size, 0, 1 << 20, "Ranks that share one copy (hybrid sharding); 0: all");
     ranks.whole("--prefetch", o.prefetch, 0, 1 << 10, "ZeRO-3: units gathered ahead of use");
     ranks.flag("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile");
-    ranks.flag("--accumulate-locally", o.accumulate_locally, "ZeRO-2 and 3: reduce after the last micro-batch only; keeps whole gradients");
-    ranks.choice("--collectives", o.collectives, {"ring", "direct", "library"}, "Algorithm; library is NCCL's or MPI's own");
-    ranks.choice("--transport", o.transport, {"auto", "mpi", "nccl"}, "What carries bytes; auto: NCCL between GPUs, else MPI");
+    ranks.flag("--accumulate-locally", o.accumulate_locally,
+               "ZeRO-2 and 3: reduce after the last micro-batch only; keeps whole gradients");
+    ranks.choice("--collectives", o.collectives, {"ring", "direct", "library"},
+                 "Algorithm; library is NCCL's or MPI's own");
+    ranks.choice("--transport", o.transport, {"auto", "mpi", "nccl"},
+                 "What carries bytes; auto: NCCL between GPUs, else MPI");
     ranks.choice("--wire-dtype", o.wire_dtype, {"fp32", "bf16"}, "Of gradients between ranks [--grad-dtype]");
     ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20, "KiB that one hop carries; 0: what suits the transport");
     ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank may wait for another before the job ends");
@@ -205,20 +238,31 @@ void add_training(CLI::App& app, Options& o) {
     add_guards({app, "Stopping and guards"}, o);
 
     Group out{app, "Output"};
-    out.text("--out", o.out, "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
+    out.text("--out", o.out,
+             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
     out.whole("--log-every", o.log_every, 1, kBig, "Steps between printed lines");
-    out.whole("--trace-steps", o.trace_steps, 0, 1000, "Steps, from the third on, whose timeline is drawn in trace.json (for ui.perfetto.dev)");
+    out.whole("--trace-steps", o.trace_steps, 0, 1000,
+              "Steps, from the third on, whose timeline is drawn in trace.json (for ui.perfetto.dev)");
     out.flag("--print-config", o.print_config, "Show the model, its tensors and memory, and stop");
     out.flag("--presets", o.presets, "List the presets and stop");
 
     Group keep{app, "Checkpoints (in --out)"};
-    keep.text("--resume", o.resume, "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder")
+    keep.text(
+            "--resume", o.resume,
+            "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder")
         ->type_name("auto|N|PATH");
     keep.whole("--save-every", o.save_every, 0, kBig, "Steps between checkpoints, and one at the end; 0: none");
-    keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all")->check(CLI::Validator(
-        [](std::string& text) { return text == "1" ? std::string("1 would leave none while the next is written; nearest valid value: 2") : ""; }, ""));
-    keep.whole("--keep-every", o.keep_every, 0, kBig, "Of older ones, those at multiples of this step stay too; 0: none");
-    keep.flag("--no-background-save", o.no_background_save, "Training waits for each save, which then needs no memory for a copy of the state");
+    keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all")
+        ->check(CLI::Validator(
+            [](std::string& text) {
+                return text == "1" ? std::string("1 would leave none while the next is written; nearest valid value: 2")
+                                   : "";
+            },
+            ""));
+    keep.whole("--keep-every", o.keep_every, 0, kBig,
+               "Of older ones, those at multiples of this step stay too; 0: none");
+    keep.flag("--no-background-save", o.no_background_save,
+              "Training waits for each save, which then needs no memory for a copy of the state");
     keep.flag("--allow-data-change", o.allow_data_change, "Resume although the data are not those of the checkpoint");
 }
 
@@ -246,8 +290,8 @@ void add_export(CLI::App& app, Options& o) {
     g.text("--tokenizer", o.tokenizer, "Folder or tokenizer.json whose files are copied [--from's]");
 }
 
-// Whether a run that goes on takes this flag from its checkpoint. What depends on the machine (device, threads, ranks) it does not,
-// and the model comes with the weights.
+// Whether a run that goes on takes this flag from its checkpoint. What depends on the machine (device, threads, ranks)
+// it does not, and the model comes with the weights.
 bool is_kept(const CLI::Option& option, const std::string& name) {
     const std::string group = option.get_group();
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
@@ -301,36 +345,47 @@ static int report(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 static const char* name_of(Options::Command command) {
-    return command == Options::Command::generate ? "generate" : command == Options::Command::export_model ? "export" : "training";
+    return command == Options::Command::generate       ? "generate"
+           : command == Options::Command::export_model ? "export"
+                                                       : "training";
 }
 
 // Defaults that hang on other flags, and flags that say nothing together.
 static void settle_schedule(Options& o) {
     const bool wsd = o.lr_schedule == "wsd", constant = o.lr_schedule == "constant";
-    require(!o.given.count("cooldown") || o.cooldown < 0 || wsd, "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd",
-            o.lr_schedule.c_str());
-    require(!o.given.count("min-lr") || o.min_lr < 0 || !constant, "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
+    require(!o.given.count("cooldown") || o.cooldown < 0 || wsd,
+            "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd", o.lr_schedule.c_str());
+    require(!o.given.count("min-lr") || o.min_lr < 0 || !constant,
+            "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
     if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
     if (o.cooldown < 0) o.cooldown = wsd ? o.steps / 5 : 0;
-    require(!wsd || o.cooldown <= o.steps, "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld",
-            (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
+    require(!wsd || o.cooldown <= o.steps,
+            "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld", (long long)o.cooldown,
+            (long long)o.steps, (long long)o.steps);
     if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
-    require(o.min_lr <= o.lr, "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr, o.lr, o.lr);
+    require(o.min_lr <= o.lr, "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g",
+            o.min_lr, o.lr, o.lr);
 }
 
 // What was asked for on this command line: flags that contradict each other, or that would be taken and do nothing.
 static void check_given(const Options& o) {
     if (o.command != Options::Command::train) {
-        require(o.given.empty(), "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come behind its name",
-                o.given.empty() ? "" : o.given.begin()->c_str(), name_of(o.command), name_of(o.command));
+        require(
+            o.given.empty(),
+            "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come behind its name",
+            o.given.empty() ? "" : o.given.begin()->c_str(), name_of(o.command), name_of(o.command));
         return;
     }
     require(!o.given.count("preset") || o.init_from.empty(),
-            "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(), o.init_from.c_str());
-    require(!o.raw16 || o.data.empty(), "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
-    require(!o.given.count("sample-tokens") || o.sample_every > 0, "--sample-tokens without samples\n  nearest: --sample-every 1");
+            "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(),
+            o.init_from.c_str());
+    require(!o.raw16 || o.data.empty(),
+            "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
+    require(!o.given.count("sample-tokens") || o.sample_every > 0,
+            "--sample-tokens without samples\n  nearest: --sample-every 1");
     require(o.on_spike == "warn" || o.spike_z > 0,
-            "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8", o.on_spike.c_str());
+            "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8",
+            o.on_spike.c_str());
     for (const char* flag : {"save-every", "keep-every"})
         require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
                 "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
@@ -350,7 +405,8 @@ static bool parse(Options& o, int& exit_code) {
     add_training(app, o);
     CLI::App* generate = app.add_subcommand("generate", "Continue a prompt with a trained model");
     add_generate(*generate, o);
-    CLI::App* exports = app.add_subcommand("export", "Write a model folder for Hugging Face's libraries, vLLM and llama.cpp");
+    CLI::App* exports =
+        app.add_subcommand("export", "Write a model folder for Hugging Face's libraries, vLLM and llama.cpp");
     add_export(*exports, o);
     try {
         app.parse(std::vector<std::string>(o.arguments.rbegin(), o.arguments.rend()));
@@ -403,11 +459,14 @@ std::vector<std::string> adopt_flags(Options& o, const std::map<std::string, std
     for (const auto& [name, value] : saved) {
         if (o.given.count(name)) {
             const std::string& now = o.kept_flags[name];
-            if (!same_value(now, value)) lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
+            if (!same_value(now, value))
+                lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
         } else if (o.kept_flags.count(name)) {
-            if (!value.empty() && value != "false") fresh.arguments.push_back("--" + name + (value == "true" ? "" : "=" + value));
+            if (!value.empty() && value != "false")
+                fresh.arguments.push_back("--" + name + (value == "true" ? "" : "=" + value));
         } else {
-            lines.push_back(format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
+            lines.push_back(
+                format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
         }
     }
     const std::vector<std::string> given = o.arguments;
@@ -419,7 +478,7 @@ std::vector<std::string> adopt_flags(Options& o, const std::map<std::string, std
     return lines;
 }
 
-// ---- combinations -------------------------------------------------------------------------------------------------------
+// ---- combinations ---------------------------------------------------------------------------------------------------
 
 DType parse_dtype(const std::string& flag, const std::string& value) {
     if (value == "fp32") return DType::f32;
@@ -446,10 +505,12 @@ void override_fields(const Options& o, ModelConfig& c) {
 }
 
 void check_fit(const Options& o, const ModelConfig& c, int64_t data_vocab) {
-    require(o.seq_len <= c.max_seq_len,
-            "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
-            (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
-    require(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: --vocab %lld",
+    require(
+        o.seq_len <= c.max_seq_len,
+        "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
+        (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
+    require(data_vocab <= c.vocab,
+            "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: --vocab %lld",
             (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
 }
 
@@ -459,11 +520,14 @@ int64_t micro_batches(const Options& o, int64_t ranks) {
     if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
     const int64_t below = o.batch_tokens / micro;
     std::string nearest;
-    if (below > 0) nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
+    if (below > 0)
+        nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
     nearest += format("--batch-tokens %lld (%lld)", (long long)((below + 1) * micro), (long long)(below + 1));
-    fail("--batch-tokens %lld does not divide into micro-batches\n"
-         "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
-         (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro, nearest.c_str());
+    fail(
+        "--batch-tokens %lld does not divide into micro-batches\n"
+        "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
+        (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro,
+        nearest.c_str());
 }
 
 }  // namespace rz

@@ -14,8 +14,8 @@ namespace rz {
 struct Options {
     enum class Command { train, generate, export_model } command = Command::train;
 
-    // How the run was asked for: every argument, the flags given there or in a --config file, and the value of every flag that
-    // a resumed run takes from its checkpoint unless it is given again.
+    // How the run was asked for: every argument, the flags given there or in a --config file, and the value of every
+    // flag that a resumed run takes from its checkpoint unless it is given again.
     std::vector<std::string> arguments;
     std::set<std::string> given;
     std::map<std::string, std::string> kept_flags;
@@ -105,12 +105,12 @@ struct Options {
 // (0 or 2).
 bool parse_options(int argc, char** argv, Options& options, int& exit_code);
 
-// Parses again with a checkpoint's flags where none were given. Returns one line for every flag that was given and differs from
-// the checkpoint's; flags that this program does not know are named too.
+// Parses again with a checkpoint's flags where none were given. Returns one line for every flag that was given and
+// differs from the checkpoint's; flags that this program does not know are named too.
 std::vector<std::string> adopt_flags(Options& options, const std::map<std::string, std::string>& saved);
 
-// The model that the options ask for: preset (or init_from's config.json), then overrides; `data_vocab` > 0 is the vocabulary
-// of the data, used unless the preset or the user fixes one. Resolved.
+// The model that the options ask for: preset (or init_from's config.json), then overrides; `data_vocab` > 0 is the
+// vocabulary of the data, used unless the preset or the user fixes one. Resolved.
 ModelConfig model_config(const Options&, int64_t data_vocab);
 
 // The fields that were given, over those of `config`; then resolve().

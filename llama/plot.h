@@ -29,8 +29,8 @@ std::string plot_svg(const PlotText&, const std::vector<Curve>&);
 // run logged steps again, the later lines count. A torn last line is skipped.
 Curve read_curve(const std::string& metrics_jsonl, std::string_view key, std::string name);
 
-// Running mean over about 1/50 of the points, to lay over the faint raw curve. Centred, and narrower at the steep beginning;
-// at the end, where a narrow window would show noise again, it looks back only.
+// Running mean over about 1/50 of the points, to lay over the faint raw curve. Centred, and narrower at the steep
+// beginning; at the end, where a narrow window would show noise again, it looks back only.
 Curve smoothed(const Curve&, std::string name);
 
 // The loss curve of a run: train (raw and smoothed) and validation loss against the step. Written whole or not at all.

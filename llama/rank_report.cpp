@@ -50,7 +50,8 @@ RankReport gather_rank_report(Process& process, Device device, int64_t steps, in
         return values;
     };
     for (const auto& [kind, unused] : ranks[0]["memory_peak"].items())
-        report.text += extremes(kind, column([&](const OrderedJson& r) { return r["memory_peak"][kind].get<int64_t>(); }));
+        report.text +=
+            extremes(kind, column([&](const OrderedJson& r) { return r["memory_peak"][kind].get<int64_t>(); }));
     report.text += extremes("sent", column([](const OrderedJson& r) { return r["bytes_sent"].get<int64_t>(); }));
     report.text.pop_back();
     report.json = "[\n";

@@ -14,8 +14,8 @@ struct RankReport {
                        // memory_peak {kind: bytes, ..., "total": bytes}
 };
 
-// Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger counted
-// on `device`.
+// Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger
+// counted on `device`.
 RankReport gather_rank_report(Process& process, Device device, int64_t steps, int64_t bytes_sent);
 
 }  // namespace rz

@@ -20,7 +20,7 @@
 
 namespace rz {
 
-// ---- building ---------------------------------------------------------------------------------------------------------
+// ---- building -------------------------------------------------------------------------------------------------------
 
 DataPaths find_data(const Options& o) {
     DataPaths paths;
@@ -168,7 +168,7 @@ void Run::announce(const ParamTable&, const std::string& note) {
     log_->line(MemoryLedger::get().table(device_.kind));
 }
 
-// ---- a step -----------------------------------------------------------------------------------------------------------
+// ---- a step ---------------------------------------------------------------------------------------------------------
 
 int64_t Run::tokens_per_step() const { return options.batch * options.seq_len * micro_batches_ * process.size(); }
 

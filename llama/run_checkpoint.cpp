@@ -15,7 +15,9 @@
 
 namespace rz {
 
-int64_t Run::samples_before(int64_t step) const { return resumed_.samples + (step - 1 - resumed_.step) * samples_per_step(); }
+int64_t Run::samples_before(int64_t step) const {
+    return resumed_.samples + (step - 1 - resumed_.step) * samples_per_step();
+}
 
 bool Run::saves(int64_t step) const {
     return writer_ && options.save_every > 0 && (step % options.save_every == 0 || step == options.steps);
@@ -74,8 +76,8 @@ void Run::report_saves() {
             continue;
         }
         health_.saved(r.step, r.write_seconds);
-        log_->line(format("saved    %s, %s in %s; training waited %.2f s", r.folder.c_str(), human_bytes(r.bytes).c_str(),
-                          duration(r.write_seconds).c_str(), r.stall_seconds));
+        log_->line(format("saved    %s, %s in %s; training waited %.2f s", r.folder.c_str(),
+                          human_bytes(r.bytes).c_str(), duration(r.write_seconds).c_str(), r.stall_seconds));
     }
 }
 
@@ -97,8 +99,11 @@ void Run::check_folder_is_shared() {
         if (tries == 50) {
             char host[256] = {};
             ::gethostname(host, sizeof host - 1);
-            problem = format("--out %s: what rank 0 wrote there is not seen by rank %d on %s\n  ranks on several hosts need a folder on a "
-                             "shared file system, at the same path", options.out.c_str(), process.rank(), host);
+            problem = format(
+                "--out %s: what rank 0 wrote there is not seen by rank %d on %s\n  ranks on several hosts need a "
+                "folder on a "
+                "shared file system, at the same path",
+                options.out.c_str(), process.rank(), host);
             break;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -113,8 +118,10 @@ void Run::check_data(const Manifest& m) {
     const std::string difference = was.difference(now);
     if (difference.empty()) return;
     require(options.allow_data_change,
-            "the training data are not those of the checkpoint: %s\n  --allow-data-change goes on with them, from the same number of "
-            "tokens", difference.c_str());
+            "the training data are not those of the checkpoint: %s\n  --allow-data-change goes on with them, from the "
+            "same number of "
+            "tokens",
+            difference.c_str());
     if (process.is_root()) std::fprintf(stderr, "train_llama: the training data changed: %s\n", difference.c_str());
     // The position counts samples; of another length, they are as many tokens further on.
     if (was.seq_len != now.seq_len) resumed_.samples = resumed_.tokens / now.seq_len;
@@ -125,7 +132,8 @@ void Run::load_checkpoint(ResumePoint from) {
         resumed_ = from.manifest;
         check_data(resumed_);
         std::vector<std::string> converted;
-        const std::string problem = load_state(from.folder, from.manifest, table_, process, device_, *compute_, *zero, &converted);
+        const std::string problem =
+            load_state(from.folder, from.manifest, table_, process, device_, *compute_, *zero, &converted);
         from.notes.insert(from.notes.end(), converted.begin(), converted.end());
         if (problem.empty()) break;
         require(from.may_fall_back, "%s", problem.c_str());
@@ -140,10 +148,11 @@ void Run::load_checkpoint(ResumePoint from) {
     if (!process.is_root()) return;
     if (const CheckpointStore store(options.out); !options.out.empty())
         for (const int64_t step : store.abandon_after(resumed_.step, run_id_))
-            from.notes.push_back(format("the checkpoint of step %lld is newer: renamed to %s-abandoned-%s", (long long)step,
-                                        store.path(step).c_str(), run_id_.c_str()));
+            from.notes.push_back(format("the checkpoint of step %lld is newer: renamed to %s-abandoned-%s",
+                                        (long long)step, store.path(step).c_str(), run_id_.c_str()));
     for (const std::string& note : from.notes) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-    std::printf("resumed  %s: step %lld, %lld tokens\n", from.folder.c_str(), (long long)resumed_.step, (long long)resumed_.tokens);
+    std::printf("resumed  %s: step %lld, %lld tokens\n", from.folder.c_str(), (long long)resumed_.step,
+                (long long)resumed_.tokens);
     if (first_step_ > options.steps) std::printf("nothing is left to do: raise --steps to train further\n");
     fault_point("resume.done");
 }

@@ -1,6 +1,6 @@
 #pragma once
-// <out>/run_status.json: how the run stands or how it ended, for supervisors and people. mpirun's own exit code can't be
-// trusted with that. Replaced atomically; a reader sees one whole state or the other.
+// <out>/run_status.json: how the run stands or how it ended, for supervisors and people. mpirun's own exit code can't
+// be trusted with that. Replaced atomically; a reader sees one whole state or the other.
 //
 //   {"state": "running" | "finished" | "stopped" | "failed", "step": 120, "steps": 1000, "saved_step": 100,
 //    "exit_code": 75, "reason": "SIGTERM on rank 2", "rank": 2, "host": "node7", "pid": 4711, "ranks": 4,

@@ -14,7 +14,8 @@ enum class Decay {
     cosine,    // half a cosine from the peak to the floor (Loshchilov and Hutter 2017)
     linear,    // a straight line from the peak to the floor
     constant,  // the peak to the end
-    wsd,       // warm-up, stable, decay: the peak, and in the last `cooldown` steps 1 - sqrt down to the floor (Hägele et al. 2024)
+    wsd,  // warm-up, stable, decay: the peak, and in the last `cooldown` steps 1 - sqrt down to the floor (Hägele et
+          // al. 2024)
 };
 
 inline Decay parse_decay(const std::string& name) {

@@ -1,7 +1,7 @@
 #pragma once
-// A 64-bit hash of an array that any number of readers compute together: the sum, modulo 2^64, of one mixed word per element,
-// which depends on its bits and its index. Parts are hashed anywhere, in any order, and added. One changed element always
-// changes the sum; other damage escapes with probability 2^-64. Not for cryptography.
+// A 64-bit hash of an array that any number of readers compute together: the sum, modulo 2^64, of one mixed word per
+// element, which depends on its bits and its index. Parts are hashed anywhere, in any order, and added. One changed
+// element always changes the sum; other damage escapes with probability 2^-64. Not for cryptography.
 
 #include <cstdint>
 #include <cstring>

@@ -24,21 +24,25 @@ bool Trace::end_step(int64_t step, const std::string& path) {
     steps_.emplace_back(step + 1, compute_.record(/*timing=*/true));
     std::string text;
     for (const std::string& rank : process_.all_gather_text(events())) text += (text.empty() ? "" : ",\n") + rank;
-    if (process_.is_root()) write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
+    if (process_.is_root())
+        write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
     return true;
 }
 
 std::string Trace::events() {
     const int rank = process_.rank();
-    std::string text = format("{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", rank, rank);
+    std::string text =
+        format("{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", rank, rank);
     const auto row = [&](Row r, const char* name) {
-        text += format(",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", rank, r, name);
+        text += format(",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}",
+                       rank, r, name);
     };
     row(kSteps, "steps"), row(kCompute, "compute"), row(kCommunication, "communication");
-    const auto span = [&](Row r, const std::string& name, const Event& begin, const Event& end, const std::string& args) {
+    const auto span = [&](Row r, const std::string& name, const Event& begin, const Event& end,
+                          const std::string& args) {
         const double at = begin.seconds_since(origin_), seconds = end.seconds_since(begin);
-        text += format(",\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f%s}", name.c_str(), rank, r, 1e6 * at,
-                       1e6 * seconds, args.c_str());
+        text += format(",\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f%s}",
+                       name.c_str(), rank, r, 1e6 * at, 1e6 * seconds, args.c_str());
     };
     steps_.back().second.synchronize();
     for (size_t i = 0; i + 1 < steps_.size(); ++i)

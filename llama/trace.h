@@ -1,7 +1,7 @@
 #pragma once
 // A picture of a few steps: what ran when on the compute and the communication stream of every rank, as a file that
-// ui.perfetto.dev and chrome://tracing show (the Trace Event Format, "X" events in microseconds). The events around each op
-// slow a step down somewhat; the bits do not change.
+// ui.perfetto.dev and chrome://tracing show (the Trace Event Format, "X" events in microseconds). The events around
+// each op slow a step down somewhat; the bits do not change.
 
 #include <string>
 

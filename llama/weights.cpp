@@ -55,8 +55,9 @@ void load_weights(const std::string& folder, const ParamTable& table, DType dtyp
     }
 }
 
-void save_weights(const std::string& folder, const ModelConfig& config, const ParamTable& table, DType dtype, Device device,
-                  Stream& stream, ParameterSource& parameters, bool writes, const std::string& tokenizer_from) {
+void save_weights(const std::string& folder, const ModelConfig& config, const ParamTable& table, DType dtype,
+                  Device device, Stream& stream, ParameterSource& parameters, bool writes,
+                  const std::string& tokenizer_from) {
     int held = -1;
     const char* unit_bytes = nullptr;
     // Units in ascending order, on every rank: a gather needs them all.

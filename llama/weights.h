@@ -14,9 +14,9 @@ void load_weights(const std::string& folder, const ParamTable&, Device, Stream&,
 // The same into resident parameters.
 void load_weights(const std::string& folder, const ParamTable&, DType, Device, Stream&, ResidentParameters&);
 
-// Saves a model folder that opens in Hugging Face's libraries. All ranks call it, each unit is gathered in turn and `writes`
-// says who writes the file. Synchronises.
-void save_weights(const std::string& folder, const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&,
-                  bool writes, const std::string& tokenizer_from);
+// Saves a model folder that opens in Hugging Face's libraries. All ranks call it, each unit is gathered in turn and
+// `writes` says who writes the file. Synchronises.
+void save_weights(const std::string& folder, const ModelConfig&, const ParamTable&, DType, Device, Stream&,
+                  ParameterSource&, bool writes, const std::string& tokenizer_from);
 
 }  // namespace rz

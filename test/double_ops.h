@@ -1,6 +1,6 @@
 #pragma once
-// Forward passes in double, written as the formulas stand in the headers: what the CPU ops are tested against. And tensors
-// whose values both sides read from the same bits.
+// Forward passes in double, written as the formulas stand in the headers: what the CPU ops are tested against. And
+// tensors whose values both sides read from the same bits.
 
 #include <gtest/gtest.h>
 
@@ -125,7 +125,7 @@ inline double dot(const Doubles& a, const Doubles& b) {
     return s;
 }
 
-// ---- the formulas -----------------------------------------------------------------------------------------------------
+// ---- the formulas ---------------------------------------------------------------------------------------------------
 
 inline Doubles rmsnorm(const Doubles& x, const Doubles& w, double eps) {
     const size_t C = w.size();
@@ -163,7 +163,8 @@ inline Doubles cross_entropy(const Doubles& logits, const std::vector<int32_t>& 
     return loss;
 }
 
-// A packed qkv row: H query heads, K key heads, K value heads; o (B, Tq, H, D) dense. Queries are the last Tq of Tk rows.
+// A packed qkv row: H query heads, K key heads, K value heads; o (B, Tq, H, D) dense. Queries are the last Tq of Tk
+// rows.
 struct PackedAttention {
     int64_t B, Tq, Tk, H, K, D;
 
@@ -208,13 +209,14 @@ struct PackedAttention {
         return o;
     }
 
-    // What a relative error of every probability, every dS term and every stored o would add up to, per element of o and
-    // of dqkv: the scale of rounding errors. Multiply by the size of one rounding.
+    // What a relative error of every probability, every dS term and every stored o would add up to, per element of o
+    // and of dqkv: the scale of rounding errors. Multiply by the size of one rounding.
     Doubles forward_scale(const Doubles& qkv) const {
         Doubles magnitudes = qkv;
         for (int64_t b = 0; b < B; ++b)
             for (int64_t t = 0; t < Tk; ++t)
-                for (int64_t i = 0; i < K * D; ++i) magnitudes[size_t(value(b, t, 0) + i)] = std::abs(qkv[size_t(value(b, t, 0) + i)]);
+                for (int64_t i = 0; i < K * D; ++i)
+                    magnitudes[size_t(value(b, t, 0) + i)] = std::abs(qkv[size_t(value(b, t, 0) + i)]);
         return forward(magnitudes);
     }
     Doubles backward_scale(const Doubles& qkv, const Doubles& d_o, const Doubles& o) const {
@@ -225,7 +227,8 @@ struct PackedAttention {
                     const int64_t kv = h / (H / K);
                     probabilities(qkv, b, h, t, p);
                     double delta = 0;
-                    for (int64_t d = 0; d < D; ++d) delta += std::abs(o[size_t(out(b, t, h) + d)] * d_o[size_t(out(b, t, h) + d)]);
+                    for (int64_t d = 0; d < D; ++d)
+                        delta += std::abs(o[size_t(out(b, t, h) + d)] * d_o[size_t(out(b, t, h) + d)]);
                     for (int64_t j = 0; j < int64_t(p.size()); ++j) {
                         double dp = 0;
                         for (int64_t d = 0; d < D; ++d)
@@ -234,7 +237,8 @@ struct PackedAttention {
                         for (int64_t d = 0; d < D; ++d) {
                             scale_of[size_t(query(b, t, h) + d)] += ds * std::abs(qkv[size_t(key(b, j, kv) + d)]);
                             scale_of[size_t(key(b, j, kv) + d)] += ds * std::abs(qkv[size_t(query(b, t, h) + d)]);
-                            scale_of[size_t(value(b, j, kv) + d)] += p[size_t(j)] * std::abs(d_o[size_t(out(b, t, h) + d)]);
+                            scale_of[size_t(value(b, j, kv) + d)] +=
+                                p[size_t(j)] * std::abs(d_o[size_t(out(b, t, h) + d)]);
                         }
                     }
                 }

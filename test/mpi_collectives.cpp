@@ -332,8 +332,8 @@ TEST_F(CollectivesTest, BytesSent) {
     }
 }
 
-// Two groups' collectives at once on two streams (comm/mesh.h says where that may be). On the CPU every other rank enqueues
-// them in the other order: would either stream wait for the other's group, this would hang.
+// Two groups' collectives at once on two streams (comm/mesh.h says where that may be). On the CPU every other rank
+// enqueues them in the other order: would either stream wait for the other's group, this would hang.
 TEST_F(CollectivesTest, TwoGroupsAtOnce) {
     auto& process = test_process();
     if (test_device().is_cuda() && std::string(world().name()) == "mpi")

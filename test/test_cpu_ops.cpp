@@ -1,5 +1,5 @@
-// The CPU ops that have no gradient, and what all of them promise: the same bits for any number of threads, messages that
-// name the fix, and the golden values of rope scaling.
+// The CPU ops that have no gradient, and what all of them promise: the same bits for any number of threads, messages
+// that name the fix, and the golden values of rope scaling.
 
 #include <omp.h>
 
@@ -52,7 +52,8 @@ TEST_P(CpuOps, RmsnormBitsDoNotDependOnThreads) {
     const Tensor x = random_tensor(N * C, DType::bf16, 1), w = random_tensor(C, DType::bf16, 2);
     const Tensor dy = random_tensor(N * C, DType::bf16, 3), dw_before = random_tensor(C, DType::f32, 4);
     expect_same_bits("rmsnorm", [&] {
-        const Tensor y(N * C, DType::bf16), rstd(N, DType::f32), dx(N * C, DType::bf16), dw(dw_before.values(), DType::f32);
+        const Tensor y(N * C, DType::bf16), rstd(N, DType::f32), dx(N * C, DType::bf16),
+            dw(dw_before.values(), DType::f32);
         const Tensor scratch(rmsnorm_backward_scratch(C), DType::f32);
         rmsnorm_forward_cpu({.y = y.data(), .rstd = rstd.as<float>(), .x = x.data(), .w = w.data(), .N = N, .C = C,
                              .eps = 1e-5f, .dtype = DType::bf16});
@@ -74,9 +75,11 @@ TEST_P(CpuOps, AttentionBitsDoNotDependOnThreads) {
         expect_same_bits("attention", [&] {
             const Tensor o(d_o.size(), dtype), dqkv(qkv.size(), dtype), lse(s.H * s.Tq, DType::f32);
             const Tensor workspace(attention_backward_workspace(shape) / 4, DType::f32);
-            attention_forward_cpu({o.data(), lse.as<float>(), part(qkv, 0), part(qkv, s.H), part(qkv, s.H + s.K), shape});
+            attention_forward_cpu(
+                {o.data(), lse.as<float>(), part(qkv, 0), part(qkv, s.H), part(qkv, s.H + s.K), shape});
             attention_backward_cpu({part(dqkv, 0), part(dqkv, s.H), part(dqkv, s.H + s.K), d_o.data(), part(qkv, 0),
-                                    part(qkv, s.H), part(qkv, s.H + s.K), o.data(), lse.as<float>(), workspace.data(), shape});
+                                    part(qkv, s.H), part(qkv, s.H + s.K), o.data(), lse.as<float>(), workspace.data(),
+                                    shape});
             return o.bits() + lse.bits() + dqkv.bits();
         });
     }
@@ -105,20 +108,29 @@ TEST_P(CpuOps, OtherBitsDoNotDependOnThreads) {
         for (int64_t n = 0; n < rows; ++n) tokens.push_back(int32_t(n * n % 13));
         const Tensor dtable(Doubles(size_t(13 * C), 0.5), DType::f32);
         const int64_t distinct = embedding_plan(tokens.data(), rows, 13, order.data(), starts.data(), ids.data());
-        embedding_backward_cpu({.dtable = dtable.data(), .dx = x.data(), .rows = order.data(), .starts = starts.data(),
-                                .ids = ids.data(), .distinct = distinct, .N = rows, .C = C, .V = 13, .dtype = DType::f32,
+        embedding_backward_cpu({.dtable = dtable.data(),
+                                .dx = x.data(),
+                                .rows = order.data(),
+                                .starts = starts.data(),
+                                .ids = ids.data(),
+                                .distinct = distinct,
+                                .N = rows,
+                                .C = C,
+                                .V = 13,
+                                .dtype = DType::f32,
                                 .grad_dtype = DType::f32});
         return dtable.bits();
     });
 }
 
-// ---- attention: what training and generation rely on --------------------------------------------------------------------
+// ---- attention: what training and generation rely on ----------------------------------------------------------------
 
 Tensor attend(const PackedAttention& s, const Doubles& qkv_values, DType dtype) {
     const Tensor qkv(qkv_values, dtype), o(s.B * s.Tq * s.H * s.D, dtype), lse(s.B * s.H * s.Tq, DType::f32);
     char* base = qkv.as<char>();
     attention_forward_cpu({o.data(), lse.as<float>(), base + s.query(0, 0, 0) * size_of(dtype),
-                           base + s.key(0, 0, 0) * size_of(dtype), base + s.value(0, 0, 0) * size_of(dtype), s.shape(dtype)});
+                           base + s.key(0, 0, 0) * size_of(dtype), base + s.value(0, 0, 0) * size_of(dtype),
+                           s.shape(dtype)});
     return Tensor(o.values(), dtype);
 }
 
@@ -141,13 +153,14 @@ TEST_P(CpuOps, CachedDecodingEqualsTheLastRows) {
         for (int64_t Tq : {1, 3, 5, 119}) {
             const PackedAttention whole{2, 140, 140, 6, 2, 64}, tail{2, Tq, 140, 6, 2, 64};
             const Doubles qkv = Tensor(random_doubles(2 * 140 * whole.row(), 1), dtype).values();
-            const Doubles got = attend(tail, qkv, dtype).values(), want = tail.forward(qkv), scale = tail.forward_scale(qkv);
+            const Doubles got = attend(tail, qkv, dtype).values(), want = tail.forward(qkv),
+                          scale = tail.forward_scale(qkv);
             const double inner = (64 + 140 + 32) * 0x1p-24 + (dtype == DType::f32 ? 0 : 1.01 * rounding(dtype));
             expect_close("o", got, want, [&](size_t i) { return inner * scale[i] + rounding_at(dtype, want[i]); });
         }
 }
 
-// ---- rope ---------------------------------------------------------------------------------------------------------------
+// ---- rope -----------------------------------------------------------------------------------------------------------
 
 TEST(Rope, ScaledFrequenciesAreLlamas) {
     const auto check = [](int64_t D, double factor, std::vector<std::pair<size_t, double>> golden, size_t unchanged,
@@ -168,7 +181,8 @@ TEST(Rope, ScaledFrequenciesAreLlamas) {
         }
     };
     check(64, 32, {{15, 1.290547928e-03}, {16, 4.295567966e-04}, {17, 9.708287803e-05}, {31, 9.418306725e-08}}, 14, 18);
-    check(128, 32, {{29, 2.118406997e-03}, {30, 1.290547928e-03}, {31, 7.625412034e-04}, {63, 7.672314972e-08}}, 28, 35);
+    check(128, 32, {{29, 2.118406997e-03}, {30, 1.290547928e-03}, {31, 7.625412034e-04}, {63, 7.672314972e-08}}, 28,
+          35);
     check(128, 8, {{29, 2.166570764e-03}, {30, 1.371893568e-03}, {31, 8.567514129e-04}, {34, 1.785078128e-04},
                    {63, 3.068925989e-07}}, 28, 35);
     EXPECT_NEAR(rope_inverse_frequencies(64, 5e5, {})[15] / 2.131119537e-03, 1, 1e-9);
@@ -181,8 +195,15 @@ TEST_P(CpuOps, RopeKeepsNormsAndComesBack) {
         rope_tables(cosine.data(), sine.data(), T, D, 5e5, {.factor = 8});
         const Doubles before = Tensor(random_doubles(T * heads * D, 1), dtype).values();
         const Tensor x(before, dtype);
-        Rope a{.x = x.data(), .cos_table = cosine.data(), .sin_table = sine.data(), .N = T, .T = T, .heads = heads, .D = D,
-               .row_stride = heads * D, .dtype = dtype};
+        Rope a{.x = x.data(),
+               .cos_table = cosine.data(),
+               .sin_table = sine.data(),
+               .N = T,
+               .T = T,
+               .heads = heads,
+               .D = D,
+               .row_stride = heads * D,
+               .dtype = dtype};
         rope_cpu(a);
         const Doubles rotated = x.values();
         a.inverse = true;
@@ -204,7 +225,7 @@ TEST_P(CpuOps, RopeKeepsNormsAndComesBack) {
     }
 }
 
-// ---- embedding ------------------------------------------------------------------------------------------------------------
+// ---- embedding ------------------------------------------------------------------------------------------------------
 
 TEST(Embedding, PlanListsRowsByToken) {
     const std::vector<int32_t> tokens = {5, 2, 5, 0, 2, 5};
@@ -224,7 +245,8 @@ TEST(Embedding, PlanRefusesTokensOutsideTheVocabulary) {
             embedding_plan(tokens.data(), 2, 6, rows.data(), starts.data(), ids.data());
             ADD_FAILURE() << "token " << bad << " was accepted";
         } catch (const Error& error) {
-            EXPECT_NE(std::string(error.what()).find(format("token %d at position 1", bad)), std::string::npos) << error.what();
+            EXPECT_NE(std::string(error.what()).find(format("token %d at position 1", bad)), std::string::npos)
+                << error.what();
         }
     }
 }
@@ -234,13 +256,14 @@ TEST(Embedding, ForwardCopiesRows) {
     const std::vector<int32_t> tokens = {4, 0, 4, 2};
     for (DType dtype : kTypes) {
         const Tensor table = random_tensor(V * C, dtype, 1), x(4 * C, dtype);
-        embedding_forward_cpu({.x = x.data(), .table = table.data(), .tokens = tokens.data(), .N = 4, .C = C, .V = V, .dtype = dtype});
+        embedding_forward_cpu(
+            {.x = x.data(), .table = table.data(), .tokens = tokens.data(), .N = 4, .C = C, .V = V, .dtype = dtype});
         const Doubles got = x.values(), want = table.values();
         for (int64_t i = 0; i < 4 * C; ++i) ASSERT_EQ(got[size_t(i)], want[size_t(tokens[size_t(i / C)] * C + i % C)]);
     }
 }
 
-// ---- optimizer and norm -----------------------------------------------------------------------------------------------
+// ---- optimizer and norm ---------------------------------------------------------------------------------------------
 
 struct AdamCase {
     int64_t n = 70001, first = 1000;
@@ -248,12 +271,30 @@ struct AdamCase {
     std::vector<uint8_t> decays = {1, 0, 1, 0, 1, 0};
     float grad_scale = 0.25f;
 
-    AdamW args(const Tensor& param, const Tensor& master, const Tensor& m, const Tensor& v, const Tensor& grad, int64_t step) {
-        return {.param = param.data(), .master = master.data(), .m = m.data(), .v = v.data(),
-                .grad = grad.data(), .grad_scale = &grad_scale, .n = n, .segment_end = ends.data(), .decays = decays.data(),
-                .segments = int64_t(ends.size()), .first = first, .lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-                .weight_decay = 0.1f, .step = step, .param_dtype = param.dtype(), .grad_dtype = grad.dtype(),
-                .master_dtype = master.dtype(), .adam_dtype = m.dtype(), .seed = 99};
+    AdamW args(const Tensor& param, const Tensor& master, const Tensor& m, const Tensor& v, const Tensor& grad,
+               int64_t step) {
+        return {.param = param.data(),
+                .master = master.data(),
+                .m = m.data(),
+                .v = v.data(),
+                .grad = grad.data(),
+                .grad_scale = &grad_scale,
+                .n = n,
+                .segment_end = ends.data(),
+                .decays = decays.data(),
+                .segments = int64_t(ends.size()),
+                .first = first,
+                .lr = 1e-2f,
+                .beta1 = 0.9f,
+                .beta2 = 0.95f,
+                .eps = 1e-8f,
+                .weight_decay = 0.1f,
+                .step = step,
+                .param_dtype = param.dtype(),
+                .grad_dtype = grad.dtype(),
+                .master_dtype = master.dtype(),
+                .adam_dtype = m.dtype(),
+                .seed = 99};
     }
 };
 
@@ -333,7 +374,9 @@ TEST_P(CpuOps, AdamwOnAnyCutGivesTheSameBits) {
         const Tensor v(Doubles(size_t(c.n), 0.01), adam_dtype), param(c.n, DType::bf16);
         for (size_t i = 0; i + 1 < cuts.size(); ++i) {
             const int64_t begin = cuts[i];
-            const auto from = [&](const Tensor& t) { return static_cast<void*>(t.as<char>() + begin * size_of(t.dtype())); };
+            const auto from = [&](const Tensor& t) {
+                return static_cast<void*>(t.as<char>() + begin * size_of(t.dtype()));
+            };
             AdamW a = c.args(param, master, m, v, grad, 7);
             a.n = cuts[i + 1] - begin;
             a.first += begin;
@@ -372,12 +415,14 @@ TEST_P(CpuOps, GlobalNorm) {
         double total = 0;
         for (int64_t b = 0; b < blocks; ++b) {
             double want = 0;
-            for (int64_t i = b * block; i < std::min(n, (b + 1) * block); ++i) want += values[size_t(i)] * values[size_t(i)];
+            for (int64_t i = b * block; i < std::min(n, (b + 1) * block); ++i)
+                want += values[size_t(i)] * values[size_t(i)];
             EXPECT_NEAR(partial[size_t(b)], want, 512 * 0x1p-53 * want);
             total += want;
         }
         float norm = NAN, scale = NAN;
-        ClipScale a{.norm = &norm, .scale = &scale, .partial = partial.data(), .count = blocks, .average = 0.5f, .max_norm = 1};
+        ClipScale a{
+            .norm = &norm, .scale = &scale, .partial = partial.data(), .count = blocks, .average = 0.5f, .max_norm = 1};
         clip_scale_cpu(a);
         EXPECT_FLOAT_EQ(norm, float(std::sqrt(total) * 0.5));
         EXPECT_FLOAT_EQ(scale, float(0.5 / (std::sqrt(total) * 0.5 + 1e-6)));
@@ -409,7 +454,7 @@ TEST_P(CpuOps, SquaresOfHugeGradientsDoNotOverflow) {
     EXPECT_NEAR(partial[0] / 256e60, 1, 1e-6);
 }
 
-// ---- loss, elementwise, random -------------------------------------------------------------------------------------------
+// ---- loss, elementwise, random --------------------------------------------------------------------------------------
 
 TEST_P(CpuOps, CrossEntropyWithoutGradientLeavesTheLogits) {
     const Tensor logits = random_tensor(2 * 50, DType::bf16, 1), loss(2, DType::f32);
@@ -442,8 +487,14 @@ TEST(CrossEntropy, RefusesTargetsOutsideTheVocabulary) {
     const Tensor logits = random_tensor(20, DType::f32, 1), loss(2, DType::f32);
     for (int32_t bad : {10, -1}) {
         const std::vector<int32_t> targets = {0, bad};
-        EXPECT_THROW(cross_entropy_cpu({.loss = loss.as<float>(), .logits = logits.data(), .targets = targets.data(), .N = 2,
-                                        .V = 10, .grad_scale = 1, .write_gradient = true, .dtype = DType::f32}),
+        EXPECT_THROW(cross_entropy_cpu({.loss = loss.as<float>(),
+                                        .logits = logits.data(),
+                                        .targets = targets.data(),
+                                        .N = 2,
+                                        .V = 10,
+                                        .grad_scale = 1,
+                                        .write_gradient = true,
+                                        .dtype = DType::f32}),
                      Error);
     }
 }
@@ -459,7 +510,8 @@ TEST_P(CpuOps, ElementwiseRoundsOnce) {
     const int64_t n = 9001;
     for (DType from : kTypes)
         for (DType to : kTypes) {
-            const Tensor a = random_tensor(n, from, 1), b = random_tensor(n, to, 2), rows = random_tensor(3 * (n + 5), from, 3);
+            const Tensor a = random_tensor(n, from, 1), b = random_tensor(n, to, 2),
+                         rows = random_tensor(3 * (n + 5), from, 3);
             const Doubles av = a.values(), bv = b.values(), rv = rows.values();
             const Tensor converted(n, to), added(n, to), summed(n, to);
             cast_cpu({.out = converted.data(), .x = a.data(), .n = n, .out_dtype = to, .dtype = from});
@@ -524,7 +576,8 @@ TEST(SimdVec, PartialVectorsTouchNothingElse) {
 
 TEST_P(CpuOps, RandomNormalsDoNotDependOnTheCut) {
     const int64_t n = 20011, first = 7;
-    RandomNormal a{.x = nullptr, .n = n, .first = first, .seed = 42, .stream = 3, .mean = 0.5f, .std = 2, .dtype = DType::bf16};
+    RandomNormal a{
+        .x = nullptr, .n = n, .first = first, .seed = 42, .stream = 3, .mean = 0.5f, .std = 2, .dtype = DType::bf16};
     const Tensor whole(n, DType::bf16), whole32(n, DType::f32), cut(n, DType::bf16), cut32(n, DType::f32);
     a.x = whole.data(), a.x32 = whole32.as<float>();
     random_normal_cpu(a);
@@ -591,13 +644,14 @@ TEST(Philox, PairFollowsBoxMuller) {
         float z0, z1;
         normal_pair(radius_word, angle_word, z0, z1);
         const double u = (2 * double(radius_word >> 9) + 1) * 0x1p-24, radius = std::sqrt(-2 * std::log(u));
-        const double angle = (double(angle_word >> 30) + double(angle_word << 2 >> 8) * 0x1p-24 - 0.5) * std::acos(-1) / 2;
+        const double angle =
+            (double(angle_word >> 30) + double(angle_word << 2 >> 8) * 0x1p-24 - 0.5) * std::acos(-1) / 2;
         ASSERT_NEAR(z0, radius * std::cos(angle), 8 * 0x1p-24 * radius);
         ASSERT_NEAR(z1, radius * std::sin(angle), 8 * 0x1p-24 * radius);
     }
 }
 
-// ---- messages ---------------------------------------------------------------------------------------------------------
+// ---- messages -------------------------------------------------------------------------------------------------------
 
 void expect_message(const std::function<void()>& call, const std::string& part) {
     try {
@@ -611,7 +665,13 @@ void expect_message(const std::function<void()>& call, const std::string& part) 
 TEST(Messages, NameTheArgumentAndTheFix) {
     Stream stream(Device{}, "test");
     const Tensor x = random_tensor(64, DType::f32, 1), y(64, DType::f32);
-    RmsnormForward norm{.y = y.data(), .rstd = y.as<float>(), .x = x.data(), .w = x.data(), .N = 1, .C = 8, .eps = 1e-5f,
+    RmsnormForward norm{.y = y.data(),
+                        .rstd = y.as<float>(),
+                        .x = x.data(),
+                        .w = x.data(),
+                        .N = 1,
+                        .C = 8,
+                        .eps = 1e-5f,
                         .dtype = DType::f32};
     norm.x = x.as<char>() + 4;
     expect_message([&] { rmsnorm_forward(stream, norm); }, "rmsnorm_forward: x is at");
@@ -620,19 +680,31 @@ TEST(Messages, NameTheArgumentAndTheFix) {
     norm.eps = 1, norm.residual = x.data();
     expect_message([&] { rmsnorm_forward(stream, norm); }, "sum (needed with residual) is a null pointer");
 
-    AttentionForward attention{y.data(), y.as<float>(), x.data(), x.data(), x.data(), PackedAttention{1, 1, 1, 9, 2, 2}.shape(DType::f32)};
+    AttentionForward attention{y.data(), y.as<float>(), x.data(),
+                               x.data(), x.data(),      PackedAttention{1, 1, 1, 9, 2, 2}.shape(DType::f32)};
     expect_message([&] { attention_forward(stream, attention); }, "9 query heads over 2 key/value heads");
     attention.shape = PackedAttention{1, 1, 1, 1, 1, 7}.shape(DType::f32);
     expect_message([&] { attention_forward(stream, attention); }, "head dimension 7; it must be even");
     attention.shape = PackedAttention{1, 3, 2, 1, 1, 8}.shape(DType::f32);
     expect_message([&] { attention_forward(stream, attention); }, "3 queries but 2 keys");
 
-    expect_message([&] { rope(stream, {.x = y.data(), .cos_table = y.as<float>(), .sin_table = y.as<float>(), .N = 1, .T = 1,
-                                       .heads = 2, .D = 8, .row_stride = 8, .dtype = DType::f32}); },
-                   "row_stride 8 is less than heads x D = 2 x 8");
+    expect_message(
+        [&] {
+            rope(stream, {.x = y.data(),
+                          .cos_table = y.as<float>(),
+                          .sin_table = y.as<float>(),
+                          .N = 1,
+                          .T = 1,
+                          .heads = 2,
+                          .D = 8,
+                          .row_stride = 8,
+                          .dtype = DType::f32});
+        },
+        "row_stride 8 is less than heads x D = 2 x 8");
     expect_message([&] { rope_inverse_frequencies(8, -1, {}); }, "theta is -1");
-    expect_message([&] { sum_squares(stream, {.partial = nullptr, .x = x.data(), .n = 64, .block = 100, .dtype = DType::f32}); },
-                   "a positive multiple of 256");
+    expect_message(
+        [&] { sum_squares(stream, {.partial = nullptr, .x = x.data(), .n = 64, .block = 100, .dtype = DType::f32}); },
+        "a positive multiple of 256");
     stream.synchronize();
 }
 

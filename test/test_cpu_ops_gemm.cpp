@@ -1,4 +1,5 @@
-// GEMM against sums in double: every combination of transposes, beta and types, through oneDNN and through our own loops.
+// GEMM against sums in double: every combination of transposes, beta and types, through oneDNN and through our own
+// loops.
 
 #include <omp.h>
 
@@ -16,14 +17,15 @@ struct Product {
     int64_t padding;  // added to every row stride
 
     std::string text() const {
-        return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld", long(M), long(N), long(K), trans_a,
-                      trans_b, double(alpha), double(beta), name_of(dtype), name_of(c_dtype), long(padding));
+        return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld", long(M), long(N), long(K),
+                      trans_a, trans_b, double(alpha), double(beta), name_of(dtype), name_of(c_dtype), long(padding));
     }
 };
 
 void expect_product(const Product& p, void (*run)(const Gemm&)) {
     SCOPED_TRACE(p.text());
-    const int64_t lda = (p.trans_a ? p.M : p.K) + p.padding, ldb = (p.trans_b ? p.K : p.N) + p.padding, ldc = p.N + p.padding;
+    const int64_t lda = (p.trans_a ? p.M : p.K) + p.padding, ldb = (p.trans_b ? p.K : p.N) + p.padding,
+                  ldc = p.N + p.padding;
     const Tensor a = random_tensor((p.trans_a ? p.K : p.M) * lda, p.dtype, 1);
     const Tensor b = random_tensor((p.trans_b ? p.N : p.K) * ldb, p.dtype, 2);
     // With beta 0 what C held must not matter, NaN included.
@@ -49,10 +51,11 @@ void expect_product(const Product& p, void (*run)(const Gemm&)) {
             }
             const double old = p.beta == 0 ? 0 : double(p.beta) * before[i];
             const double want = double(p.alpha) * sum + old;
-            // K products summed in fp32 in any order, then alpha, beta and the rounding to C. Where C is 16 bits wide, a
-            // library may round the product before it adds beta C.
+            // K products summed in fp32 in any order, then alpha, beta and the rounding to C. Where C is 16 bits wide,
+            // a library may round the product before it adds beta C.
             const double stored = rounding_at(p.c_dtype, want) + (p.beta == 0 ? 0 : rounding_at(p.c_dtype, want - old));
-            const double tolerance = (double(p.K) + 4) * 0x1p-24 * (std::abs(double(p.alpha)) * terms + std::abs(old)) + stored;
+            const double tolerance =
+                (double(p.K) + 4) * 0x1p-24 * (std::abs(double(p.alpha)) * terms + std::abs(old)) + stored;
             ASSERT_LE(std::abs(got[i] - want), tolerance) << m << ", " << n << ": got " << got[i] << ", want " << want;
         }
 }
@@ -85,7 +88,8 @@ TEST_P(GemmTest, OwnLoopsMatchDouble) {
         const AtSimdLevel at(level);
         SCOPED_TRACE(name_of(level));
         for (auto [M, N, K] : kShapes)
-            for (int64_t padding : {0, 3}) every_type({M, N, K, trans_a, trans_b, 1, beta, {}, {}, padding}, gemm_reference);
+            for (int64_t padding : {0, 3})
+                every_type({M, N, K, trans_a, trans_b, 1, beta, {}, {}, padding}, gemm_reference);
         // More than one tile in every direction
         expect_product({175, 270, 260, trans_a, trans_b, -0.75f, beta, DType::f32, DType::f32, 0}, gemm_reference);
         expect_product({175, 270, 260, trans_a, trans_b, 1, beta, DType::bf16, DType::bf16, 0}, gemm_reference);
@@ -99,7 +103,14 @@ TEST(Gemm, OwnLoopsGiveTheSameBitsForAnyRowsAndThreads) {
         const AtSimdLevel at(level);
         const Tensor a = random_tensor(M * K, DType::f32, 1), b = random_tensor(N * K, DType::f32, 2);
         const Tensor whole(M * N, DType::f32), parts(M * N, DType::f32);
-        Gemm g{.c = whole.data(), .a = a.data(), .b = b.data(), .M = M, .N = N, .K = K, .trans_b = true, .dtype = DType::f32,
+        Gemm g{.c = whole.data(),
+               .a = a.data(),
+               .b = b.data(),
+               .M = M,
+               .N = N,
+               .K = K,
+               .trans_b = true,
+               .dtype = DType::f32,
                .c_dtype = DType::f32};
         gemm_reference(g);
         const int before = omp_get_max_threads();
@@ -139,7 +150,14 @@ TEST(Gemm, EmptyProducts) {
 TEST(Gemm, RefusesStridesThatAreTooShort) {
     Stream stream(Device{}, "test");
     const Tensor x(64, DType::f32);
-    const Gemm g{.c = x.data(), .a = x.data(), .b = x.data(), .M = 4, .N = 4, .K = 8, .dtype = DType::f32, .c_dtype = DType::f32,
+    const Gemm g{.c = x.data(),
+                 .a = x.data(),
+                 .b = x.data(),
+                 .M = 4,
+                 .N = 4,
+                 .K = 8,
+                 .dtype = DType::f32,
+                 .c_dtype = DType::f32,
                  .lda = 7};
     try {
         gemm(stream, g);

@@ -1,6 +1,6 @@
-// Every op's backward pass against central differences of its formula in double (test/double_ops.h), at ragged shapes, in
-// every instruction set of this CPU. Inputs are rounded first, so both sides start from the same numbers. Tolerances count
-// roundings: of the fp32 arithmetic (2^-24 each, times the terms of a sum) and of the stored result.
+// Every op's backward pass against central differences of its formula in double (test/double_ops.h), at ragged shapes,
+// in every instruction set of this CPU. Inputs are rounded first, so both sides start from the same numbers. Tolerances
+// count roundings: of the fp32 arithmetic (2^-24 each, times the terms of a sum) and of the stored result.
 
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
@@ -28,7 +28,8 @@ std::function<double(size_t)> tolerance(double roundings, double scale, DType st
 void rmsnorm_case(int64_t N, int64_t C, DType dtype, DType grad_dtype, bool with_residual) {
     SCOPED_TRACE(format("N=%ld C=%ld %s, dw %s", long(N), long(C), name_of(dtype), name_of(grad_dtype)));
     const double eps = 1e-5;
-    const Tensor x = random_tensor(N * C, dtype, 1, 2), w = random_tensor(C, dtype, 2), dy = random_tensor(N * C, dtype, 3);
+    const Tensor x = random_tensor(N * C, dtype, 1, 2), w = random_tensor(C, dtype, 2),
+                 dy = random_tensor(N * C, dtype, 3);
     const Tensor dresidual = random_tensor(N * C, dtype, 4), dw_before = random_tensor(C, grad_dtype, 5);
     const Tensor y(N * C, dtype), rstd(N, DType::f32), dx(N * C, dtype), dw(dw_before.values(), grad_dtype);
     const Tensor scratch(rmsnorm_backward_scratch(C), DType::f32);
@@ -50,7 +51,9 @@ void rmsnorm_case(int64_t N, int64_t C, DType dtype, DType grad_dtype, bool with
     term *= largest(ws) * rstd_max * (1 + largest(xs) * rstd_max);
     expect_gradient(
         "dx", dxs, xs,
-        [&](const Doubles& at) { return dot(rmsnorm(at, ws, eps), dys) + (with_residual ? dot(at, dresidual.values()) : 0); },
+        [&](const Doubles& at) {
+            return dot(rmsnorm(at, ws, eps), dys) + (with_residual ? dot(at, dresidual.values()) : 0);
+        },
         tolerance(double(C) + 8, term + (with_residual ? 5 : 0), dtype, dxs));
     const double dw_scale = largest(dys) * largest(xs) * rstd_max * double(N) + 5;
     expect_gradient(
@@ -80,10 +83,12 @@ TEST_P(Gradients, RmsnormResidual) {
         const Doubles xs = x.values(), rs = residual.values();
         Doubles exact(xs.size());
         for (size_t i = 0; i < xs.size(); ++i) exact[i] = xs[i] + rs[i];
-        EXPECT_EQ(sum.bits(), Tensor(exact, dtype).bits());  // one rounding (fp32: float addition rounds as double to float)
+        EXPECT_EQ(sum.bits(),
+                  Tensor(exact, dtype).bits());  // one rounding (fp32: float addition rounds as double to float)
         const Doubles want = rmsnorm(sum.values(), w.values(), double(1e-5f));
-        expect_close("y", y.values(), want,
-                     [&](size_t i) { return (double(C) / 2 + 4) * 0x1p-24 * std::abs(want[i]) + rounding_at(dtype, want[i]); });
+        expect_close("y", y.values(), want, [&](size_t i) {
+            return (double(C) / 2 + 4) * 0x1p-24 * std::abs(want[i]) + rounding_at(dtype, want[i]);
+        });
     }
 }
 
@@ -94,8 +99,13 @@ TEST_P(Gradients, Swiglu) {
             const Tensor gate_up = random_tensor(N * 2 * F, dtype, 1, 3), dh = random_tensor(N * F, dtype, 2);
             const Tensor h(N * F, dtype), again(N * F, dtype), dgate_up(N * 2 * F, dtype);
             swiglu_forward_cpu({.h = h.data(), .gate_up = gate_up.data(), .N = N, .F = F, .dtype = dtype});
-            swiglu_backward_cpu({.dgate_up = dgate_up.data(), .dh = dh.data(), .gate_up = gate_up.data(), .h = again.data(),
-                                 .N = N, .F = F, .dtype = dtype});
+            swiglu_backward_cpu({.dgate_up = dgate_up.data(),
+                                 .dh = dh.data(),
+                                 .gate_up = gate_up.data(),
+                                 .h = again.data(),
+                                 .N = N,
+                                 .F = F,
+                                 .dtype = dtype});
             EXPECT_EQ(h.bits(), again.bits());
             const Doubles x = gate_up.values(), d = dgate_up.values(), want = swiglu(x, F);
             // exp errs by 4 units, then five operations; the sigmoid's derivative adds terms of at most 1 + |g|.
@@ -114,7 +124,8 @@ TEST_P(Gradients, SwigluSaturates) {
     const Tensor x(gate_up, DType::f32), h(int64_t(gates.size()), DType::f32);
     swiglu_forward_cpu({.h = h.data(), .gate_up = x.data(), .N = 1, .F = int64_t(gates.size()), .dtype = DType::f32});
     const Doubles want = swiglu(gate_up, int64_t(gates.size()));
-    expect_close("h", h.values(), want, [&](size_t i) { return 1e-6 * std::abs(want[i]) + 1e-35; });  // exp stops at e^88.3
+    expect_close("h", h.values(), want,
+                 [&](size_t i) { return 1e-6 * std::abs(want[i]) + 1e-35; });  // exp stops at e^88.3
 }
 
 TEST_P(Gradients, Rope) {
@@ -137,8 +148,16 @@ TEST_P(Gradients, Rope) {
                         }
                 return y;
             };
-            Rope a{.x = nullptr, .cos_table = cosine.data(), .sin_table = sine.data(), .N = N, .T = T, .first_position = 5, .heads = heads,
-                   .D = D, .row_stride = stride, .dtype = dtype};
+            Rope a{.x = nullptr,
+                   .cos_table = cosine.data(),
+                   .sin_table = sine.data(),
+                   .N = N,
+                   .T = T,
+                   .first_position = 5,
+                   .heads = heads,
+                   .D = D,
+                   .row_stride = stride,
+                   .dtype = dtype};
             const Tensor y(before, dtype);
             a.x = y.data();
             rope_cpu(a);
@@ -166,8 +185,14 @@ TEST_P(Gradients, CrossEntropy) {
             for (int64_t n = 0; n < N; ++n) targets.push_back(n == 2 ? kIgnoreTarget : int32_t((n * 7919 + V - 1) % V));
             const Tensor loss(N, DType::f32);
             const float scale = 0.37f;
-            cross_entropy_cpu({.loss = loss.as<float>(), .logits = logits.data(), .targets = targets.data(), .N = N, .V = V,
-                               .grad_scale = scale, .write_gradient = true, .dtype = dtype});
+            cross_entropy_cpu({.loss = loss.as<float>(),
+                               .logits = logits.data(),
+                               .targets = targets.data(),
+                               .N = N,
+                               .V = V,
+                               .grad_scale = scale,
+                               .write_gradient = true,
+                               .dtype = dtype});
             const Doubles want = cross_entropy(x, targets), grad = logits.values();
             // Exponentials err by 4 units each and are summed: V additions at worst; so does the logarithm's argument.
             expect_close("loss", loss.values(), want, [&](size_t) { return (double(V) + 16) * 0x1p-24 * 20; });
@@ -198,15 +223,24 @@ TEST_P(Gradients, EmbeddingBackward) {
             const int64_t distinct = embedding_plan(tokens.data(), N, V, rows.data(), starts.data(), ids.data());
             const Tensor dx = random_tensor(N * C, dtype, 1), before = random_tensor(V * C, grad_dtype, 2);
             const Tensor dtable(before.values(), grad_dtype);
-            embedding_backward_cpu({.dtable = dtable.data(), .dx = dx.data(), .rows = rows.data(), .starts = starts.data(),
-                                    .ids = ids.data(), .distinct = distinct, .N = N, .C = C, .V = V, .dtype = dtype,
+            embedding_backward_cpu({.dtable = dtable.data(),
+                                    .dx = dx.data(),
+                                    .rows = rows.data(),
+                                    .starts = starts.data(),
+                                    .ids = ids.data(),
+                                    .distinct = distinct,
+                                    .N = N,
+                                    .C = C,
+                                    .V = V,
+                                    .dtype = dtype,
                                     .grad_dtype = grad_dtype});
             const Doubles d = dx.values(), got = dtable.values();
             expect_gradient(
                 "dtable", got, random_doubles(V * C, 3),
                 [&](const Doubles& table) {
                     double sum = dot(table, before.values());
-                    for (int64_t i = 0; i < N * C; ++i) sum += table[size_t(tokens[size_t(i / C)] * C + i % C)] * d[size_t(i)];
+                    for (int64_t i = 0; i < N * C; ++i)
+                        sum += table[size_t(tokens[size_t(i / C)] * C + i % C)] * d[size_t(i)];
                     return sum;
                 },
                 tolerance(double(N), 4 * double(N), grad_dtype, got));
@@ -217,15 +251,16 @@ void attention_case(const PackedAttention& s, DType dtype) {
     SCOPED_TRACE(format("B=%ld T=%ld H=%ld K=%ld D=%ld %s", long(s.B), long(s.Tq), long(s.H), long(s.K), long(s.D),
                         name_of(dtype)));
     const AttentionShape shape = s.shape(dtype);
-    const Tensor qkv = random_tensor(s.B * s.Tk * s.row(), dtype, 1), d_o = random_tensor(s.B * s.Tq * s.H * s.D, dtype, 2);
+    const Tensor qkv = random_tensor(s.B * s.Tk * s.row(), dtype, 1),
+                 d_o = random_tensor(s.B * s.Tq * s.H * s.D, dtype, 2);
     const Tensor o(d_o.size(), dtype), dqkv(qkv.size(), dtype), lse(s.B * s.H * s.Tq, DType::f32);
     const Tensor workspace(attention_backward_workspace(shape) / 4, DType::f32);
     const auto part = [&](const Tensor& t, int64_t heads) {
         return static_cast<void*>(t.as<char>() + heads * s.D * size_of(dtype));
     };
     attention_forward_cpu({o.data(), lse.as<float>(), part(qkv, 0), part(qkv, s.H), part(qkv, s.H + s.K), shape});
-    attention_backward_cpu({part(dqkv, 0), part(dqkv, s.H), part(dqkv, s.H + s.K), d_o.data(), part(qkv, 0), part(qkv, s.H),
-                            part(qkv, s.H + s.K), o.data(), lse.as<float>(), workspace.data(), shape});
+    attention_backward_cpu({part(dqkv, 0), part(dqkv, s.H), part(dqkv, s.H + s.K), d_o.data(), part(qkv, 0),
+                            part(qkv, s.H), part(qkv, s.H + s.K), o.data(), lse.as<float>(), workspace.data(), shape});
 
     const Doubles x = qkv.values(), dos = d_o.values(), got = dqkv.values();
     Doubles want_lse;

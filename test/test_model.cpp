@@ -30,15 +30,16 @@ struct TestModel {
     Zero zero;
     Model model;
 
-    TestModel(const ModelConfig& c, int64_t B, int64_t T, DType dtype = DType::f32, Recompute recompute = Recompute::none,
-              AdamWOptions adamw = {})
+    TestModel(const ModelConfig& c, int64_t B, int64_t T, DType dtype = DType::f32,
+              Recompute recompute = Recompute::none, AdamWOptions adamw = {})
         : config(c),
           table(c),
-          zero(kCpu, stream, unit_layouts(table), decay_segments(table), {.param_dtype = dtype, .grad_dtype = DType::f32},
-               adamw, mesh),
-          model(c, table,
-                {.B = B, .T = T, .dtype = dtype, .grad_dtype = DType::f32, .recompute = recompute, .logits_bytes = 4096},
-                kCpu, stream, zero) {}
+          zero(kCpu, stream, unit_layouts(table), decay_segments(table),
+               {.param_dtype = dtype, .grad_dtype = DType::f32}, adamw, mesh),
+          model(
+              c, table,
+              {.B = B, .T = T, .dtype = dtype, .grad_dtype = DType::f32, .recompute = recompute, .logits_bytes = 4096},
+              kCpu, stream, zero) {}
 
     struct Batch {
         int64_t B, T;
@@ -49,7 +50,8 @@ struct TestModel {
         const size_t N = size_t(B * T);
         Batch b{B, T, std::move(tokens), std::move(targets), std::vector<int32_t>(N), std::vector<int32_t>(N + 1),
                 std::vector<int32_t>(N), 0};
-        b.distinct = embedding_plan(b.tokens.data(), int64_t(N), config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
+        b.distinct =
+            embedding_plan(b.tokens.data(), int64_t(N), config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
         return b;
     }
     Batch random_batch(int64_t B, int64_t T, unsigned seed) const {
@@ -82,7 +84,8 @@ struct TestModel {
         stream.synchronize();
     }
     float* master(const Tensor& t) {
-        return static_cast<float*>(zero.owned()[size_t(t.unit)].master) + (t.offset - table.units()[size_t(t.unit)].offset);
+        return static_cast<float*>(zero.owned()[size_t(t.unit)].master) +
+               (t.offset - table.units()[size_t(t.unit)].offset);
     }
     const float* grad(const Tensor& t) {
         return static_cast<const float*>(zero.gradients(t.unit)) + (t.offset - table.units()[size_t(t.unit)].offset);
@@ -123,7 +126,8 @@ std::vector<int32_t> stored_ids(const Safetensors& file, const std::string& name
     return out;
 }
 
-// Largest difference over the largest value: relative to the tensor's scale, since single elements may be sums that cancel.
+// Largest difference over the largest value: relative to the tensor's scale, since single elements may be sums that
+// cancel.
 double distance(const std::vector<float>& want, const float* got) {
     double worst = 0, scale = 0;
     for (size_t i = 0; i < want.size(); ++i) {
@@ -147,7 +151,8 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
     load_weights(folder, m.table, kCpu, m.stream, m.zero);
 
     const auto batch = m.batch(B, T, ids, targets);
-    const double count = double(std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t != kIgnoreTarget; }));
+    const double count =
+        double(std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t != kIgnoreTarget; }));
 
     // fp32 sums of a few dozen terms in another order: 1e-4 leaves two digits to spare and no error of substance room.
     EXPECT_LT(distance(stored(expected, "logits"), m.logits(batch).data()), 1e-4);
@@ -178,8 +183,8 @@ TEST(Model, GradientsMatchCentralDifferences) {
         m.train(batch);
         std::mt19937 rng(1);
         for (const Tensor& t : m.table.tensors()) {
-            // Along one random direction per tensor: a directional derivative sums many elements, so fp32 noise of the loss
-            // (about 1e-7 of it) over a step of 1e-2 leaves 1e-5 absolute, next to derivatives of order 0.1.
+            // Along one random direction per tensor: a directional derivative sums many elements, so fp32 noise of the
+            // loss (about 1e-7 of it) over a step of 1e-2 leaves 1e-5 absolute, next to derivatives of order 0.1.
             std::vector<float> direction(size_t(t.size)), before(size_t(t.size));
             double want = 0, norm = 0;
             for (auto& d : direction) {
@@ -200,7 +205,8 @@ TEST(Model, GradientsMatchCentralDifferences) {
             }
             std::copy(before.begin(), before.end(), m.master(t));
             m.zero.publish();
-            EXPECT_NEAR((side[1] - side[0]) / (2 * h), want, 2e-4 + 1e-2 * std::abs(want)) << t.name << (tied ? " tied" : "");
+            EXPECT_NEAR((side[1] - side[0]) / (2 * h), want, 2e-4 + 1e-2 * std::abs(want))
+                << t.name << (tied ? " tied" : "");
         }
     }
 }
@@ -216,7 +222,8 @@ TEST(Model, ALaterTokenNeverChangesAnEarlierLogit) {
         const auto after = m.logits(other);
         const size_t earlier = size_t(changed * m.config.vocab);
         EXPECT_TRUE(std::equal(before.begin(), before.begin() + long(earlier), after.begin())) << changed;
-        EXPECT_FALSE(std::equal(before.begin() + long(earlier), before.end(), after.begin() + long(earlier))) << changed;
+        EXPECT_FALSE(std::equal(before.begin() + long(earlier), before.end(), after.begin() + long(earlier)))
+            << changed;
     }
 }
 
@@ -299,7 +306,7 @@ TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
     EXPECT_FALSE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
 }
 
-// ---- generation -------------------------------------------------------------------------------------------------------
+// ---- generation -----------------------------------------------------------------------------------------------------
 
 TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
     for (bool tied : {false, true}) {
@@ -336,7 +343,8 @@ TEST(Generate, SamplingObeysItsOptions) {
         EXPECT_TRUE(k == 1 || k == 4);
         const int32_t p = choose_token(logits, {.temperature = 1, .top_p = 0.5, .seed = 7}, i);
         EXPECT_TRUE(p == 1 || p == 4);
-        EXPECT_EQ(choose_token(logits, {.temperature = 1, .seed = 7}, i), choose_token(logits, {.temperature = 1, .seed = 7}, i));
+        EXPECT_EQ(choose_token(logits, {.temperature = 1, .seed = 7}, i),
+                  choose_token(logits, {.temperature = 1, .seed = 7}, i));
     }
 }
 

@@ -1,4 +1,5 @@
-// What is asked for on the command line and can't be meant is refused, with exit code 2 and a message that says what to do.
+// What is asked for on the command line and can't be meant is refused, with exit code 2 and a message that says what to
+// do.
 
 #include <gtest/gtest.h>
 

@@ -106,7 +106,8 @@ TEST(RunLock, LockOfAnotherHostIsNotBroken) {
     Folder folder;
     RunLock::pretend_no_flock(true);
     write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
-    EXPECT_NE(refusal(folder.path).find("delete " + folder.path + "/run.lock.owner"), std::string::npos) << refusal(folder.path);
+    EXPECT_NE(refusal(folder.path).find("delete " + folder.path + "/run.lock.owner"), std::string::npos)
+        << refusal(folder.path);
     RunLock::pretend_no_flock(false);
 }
 
@@ -126,7 +127,8 @@ TEST(RunLock, WaitsForOneThatIsEnding) {
 TEST(RunLock, FolderThatCannotBe) {
     Folder folder;
     write_file_atomically(folder.path + "/file", "x");
-    EXPECT_NE(refusal(folder.path + "/file").find("is not a folder"), std::string::npos) << refusal(folder.path + "/file");
+    EXPECT_NE(refusal(folder.path + "/file").find("is not a folder"), std::string::npos)
+        << refusal(folder.path + "/file");
     EXPECT_NE(refusal(folder.path + "/file/below"), "");
     EXPECT_NE(refusal("/proc/ringzero"), "");
     EXPECT_EQ(refusal(folder.path + "/new/and/deeper"), "");
@@ -206,7 +208,8 @@ TEST(FileFaults, EveryFailedCallIsSeenAndLeavesTheOldFile) {
     for (const char* call : {"open", "write", "fsync", "close", "rename"})
         for (const char* action : {"enospc", "eio", "efbig"}) {
             const std::string error = write_error(format("file.%s:0:*:%s", call, action).c_str(), path);
-            EXPECT_NE(error.find(std::string(call) + " failed"), std::string::npos) << call << " " << action << ": " << error;
+            EXPECT_NE(error.find(std::string(call) + " failed"), std::string::npos)
+                << call << " " << action << ": " << error;
             EXPECT_EQ(read_file(path), "old") << call << " " << action;
             EXPECT_EQ(std::distance(fs::directory_iterator(folder.path), {}), 1) << "what was begun is removed";
         }

@@ -20,7 +20,8 @@ TEST(StochasticRounding, MeanOverAllChancesIsTheValue) {
         const float x = std::bit_cast<float>(bits);
         if (!(std::abs(x) < 3e38f)) continue;
         double sum = 0;
-        for (uint32_t chance = 0; chance < 65536; ++chance) sum += double(value_of(stochastic_bf16(x, chance | bits << 16)));
+        for (uint32_t chance = 0; chance < 65536; ++chance)
+            sum += double(value_of(stochastic_bf16(x, chance | bits << 16)));
         EXPECT_EQ(sum / 65536, double(x));
     }
 }
@@ -54,10 +55,28 @@ struct OneState {
         const auto all = [&](double x) { return Tensor(Doubles(size_t(n), x), dtype); };
         const Tensor tw = all(w), tm = all(m), tv = all(v), tg(Doubles(size_t(n), g), DType::f32);
         for (int i = 0; i < times; ++i)
-            adamw_cpu({.param = tw.data(), .master = tw.data(), .m = tm.data(), .v = tv.data(), .grad = tg.data(),
-                       .grad_scale = &grad_scale, .n = n, .segment_end = ends.data(), .decays = decays.data(), .segments = 1,
-                       .first = first, .lr = lr, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0, .step = step + i,
-                       .param_dtype = dtype, .grad_dtype = DType::f32, .master_dtype = dtype, .adam_dtype = dtype, .seed = seed});
+            adamw_cpu({.param = tw.data(),
+                       .master = tw.data(),
+                       .m = tm.data(),
+                       .v = tv.data(),
+                       .grad = tg.data(),
+                       .grad_scale = &grad_scale,
+                       .n = n,
+                       .segment_end = ends.data(),
+                       .decays = decays.data(),
+                       .segments = 1,
+                       .first = first,
+                       .lr = lr,
+                       .beta1 = 0.9f,
+                       .beta2 = 0.95f,
+                       .eps = 1e-8f,
+                       .weight_decay = 0,
+                       .step = step + i,
+                       .param_dtype = dtype,
+                       .grad_dtype = DType::f32,
+                       .master_dtype = dtype,
+                       .adam_dtype = dtype,
+                       .seed = seed});
         return {tw.values(), tm.values(), tv.values()};
     }
 };
@@ -68,9 +87,9 @@ double mean(const Doubles& x) {
     return sum / double(x.size());
 }
 
-// w, m and v each land a quarter of the way between two bf16 neighbours, or so: nearest rounding would be off by a quarter of a
-// unit in every element. By chance the mean of n draws is off by at most half a unit over the root of n, one standard
-// deviation; 5 of them, once in 2 million, is the bound, 50 times below a quarter.
+// w, m and v each land a quarter of the way between two bf16 neighbours, or so: nearest rounding would be off by a
+// quarter of a unit in every element. By chance the mean of n draws is off by at most half a unit over the root of n,
+// one standard deviation; 5 of them, once in 2 million, is the bound, 50 times below a quarter.
 TEST(StochasticRounding, AdamwsMeanErrorOverSeedsIsNone) {
     OneState s{.n = 2000, .w = 1, .m = 0.5, .v = 0.25, .g = 0.51};
     const auto exact = s.update(DType::f32, 0, 0, 5);
@@ -121,7 +140,8 @@ TEST(StochasticRounding, SmallUpdatesAreNotLost) {
     s.lr = float(std::ldexp(1.0, -7) / 16);
     const int64_t late = 1000;  // bias corrections are 1
     const double moved = 1.5 - mean(s.update(DType::bf16, 4, 0, late, 64).w);
-    // A step's rounding has a variance of p (1 - p) units^2 with p = 1/16; 64 of them, 4000 weights; 5 standard deviations.
+    // A step's rounding has a variance of p (1 - p) units^2 with p = 1/16; 64 of them, 4000 weights; 5 standard
+    // deviations.
     const double unit = std::ldexp(1.0, -7);
     EXPECT_NEAR(moved, 64 * unit / 16, 5 * unit * std::sqrt(64 * 15.0 / 256 / 4000));
 }

@@ -17,7 +17,7 @@ ResidentParameters::ResidentParameters(Device device, Stream& stream, const std:
     stream.zero(params_.data(), params_.bytes());
 }
 
-// ---- construction -----------------------------------------------------------------------------------------------------
+// ---- construction ---------------------------------------------------------------------------------------------------
 
 Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const DecaySegments& decay, ZeroOptions options,
            AdamWOptions adamw, Mesh& mesh, CommMeter* meter)
@@ -145,7 +145,7 @@ void Zero::index_block_sums() {
     compute_.synchronize();
 }
 
-// ---- the three verbs --------------------------------------------------------------------------------------------------
+// ---- the three verbs ------------------------------------------------------------------------------------------------
 
 void Zero::compute_waits(const Event& event) {
     if (!event.valid()) return;
@@ -250,7 +250,7 @@ void Zero::reduce_slices(int unit, void* whole) {
                                               .wire = options_.wire_dtype});
 }
 
-// ---- the update -------------------------------------------------------------------------------------------------------
+// ---- the update -----------------------------------------------------------------------------------------------------
 
 void Zero::sum_blocks() {
     const bool rank_by_rank = !block_sum_offsets_.empty();
