@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(kMostThreads)
         zero.from({});
         if (has_head) row[thread] = from_float<T>(0.0f);
         if (has_tail) row[cut.tail + thread] = from_float<T>(0.0f);
+#pragma unroll 1
         for (int i = thread; i < cut.vectors; i += threads) zero.store(body + i * kVec);
         return;
     }
@@ -102,15 +103,16 @@ __global__ void __launch_bounds__(kMostThreads)
 
     T* const stage = reinterpret_cast<T*>(smem) + thread * kVec;
     const int stage_stride = threads * kVec, rest = kKeep + staged;  // a thread's vectors from `rest` on are read again
+#pragma unroll 1
     for (int i = 0; i < staged; ++i)
         if (const int at = thread + (kKeep + i) * threads; at < cut.vectors)
             ptx::cp_async16(stage + i * stage_stride, body + at * kVec);
     ptx::cp_async_commit();
 
     Softmax softmax;
-    float head[1] = {}, tail[1] = {};
-    if (has_head) load(head, row + thread), softmax.add(head);
-    if (has_tail) load(tail, row + cut.tail + thread), softmax.add(tail);
+    float one[1];
+    if (has_head) load(one, row + thread), softmax.add(one);
+    if (has_tail) load(one, row + cut.tail + thread), softmax.add(one);
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {
         if (thread + i * threads >= cut.vectors) continue;
@@ -142,24 +144,27 @@ __global__ void __launch_bounds__(kMostThreads)
         ptx::forget(kept[i].words[0].x), ptx::forget(kept[i].words[0].y);
         ptx::forget(kept[i].words[0].z), ptx::forget(kept[i].words[0].w);
     }
+    uint32_t again = threadIdx.x;  // or the addresses of the loads would be kept for the stores
+    ptx::forget(again);
+    const int self = int(again);
     const float inverse = 1.0f / sum, factor = inverse * scale;
-    if (has_head) store_gradient(row + thread, head, top, factor);
-    if (has_tail) store_gradient(row + cut.tail + thread, tail, top, factor);
+    if (has_head) load(one, row + self), store_gradient(row + self, one, top, factor);
+    if (has_tail) load(one, row + cut.tail + self), store_gradient(row + cut.tail + self, one, top, factor);
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {
-        const int v = (thread + i * threads) * kVec;
-        if (thread + i * threads >= cut.vectors) continue;
+        const int v = (self + i * threads) * kVec;
+        if (self + i * threads >= cut.vectors) continue;
         float x[kVec];
         kept[i].to(x);
         store_gradient(body + v, x, top, factor);
     }
-    for (int i = 0; i < staged && thread + (kKeep + i) * threads < cut.vectors; ++i) {
-        const int v = (thread + (kKeep + i) * threads) * kVec;
+    for (int i = 0; i < staged && self + (kKeep + i) * threads < cut.vectors; ++i) {
+        const int v = (self + (kKeep + i) * threads) * kVec;
         float x[kVec];
         load(x, stage + i * stage_stride);
         store_gradient(body + v, x, top, factor);
     }
-    for (int i = thread + rest * threads; i < cut.vectors; i += threads) {
+    for (int i = self + rest * threads; i < cut.vectors; i += threads) {
         float x[kVec];
         load(x, body + i * kVec);
         store_gradient(body + i * kVec, x, top, factor);
@@ -167,8 +172,8 @@ __global__ void __launch_bounds__(kMostThreads)
     // The target's own gradient comes last, from the thread that has just written it as if it were none. x - x is 0, or
     // NaN where the loss is infinite: it never hides behind a finite gradient.
     if (thread == cut.owner(target, threads)) {
-        const float one = 1.0f + (target_logit - target_logit);
-        row[target] = from_float<T>((ptx::ex2(fmaf(target_logit, kLog2e, -top)) * inverse - one) * scale);
+        const float whole = 1.0f + (target_logit - target_logit);
+        row[target] = from_float<T>((ptx::ex2(fmaf(target_logit, kLog2e, -top)) * inverse - whole) * scale);
     }
 }
 
