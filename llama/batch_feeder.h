@@ -1,8 +1,8 @@
 #pragma once
-// Brings micro-batches to the device. The host prepares one while the device works on the one before: two pinned
-// staging buffers in turn, each reused only after the event that says its copy is done.
+// Brings micro-batches to the device. The host prepares them while the device works on earlier ones: pinned staging
+// buffers in turn, each reused only after the event that says its copy is done.
 
-#include <array>
+#include <vector>
 
 #include "kernels/runtime/memory.h"
 #include "llama/data_loader.h"
@@ -12,9 +12,10 @@ namespace rz {
 
 class BatchFeeder {
    public:
-    // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work
-    // recorded for one batch fits all.
-    BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, bool same_plan = false);
+    // ahead: how many batches the host may be ahead of the device, from 1 up; beyond, next() waits.
+    // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work recorded for
+    // one batch fits all.
+    BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead, bool same_plan = false);
 
     // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are
     // ignored. Valid for work enqueued on the stream until the next call.
@@ -31,9 +32,9 @@ class BatchFeeder {
         Buffer host;
         Event copied;
     };
-    std::array<Staging, 2> staging_;
+    std::vector<Staging> staging_;
     Buffer device_;
-    int turn_ = 0;
+    size_t turn_ = 0;
     uint64_t data_hash_ = 0;
 };
 

@@ -107,7 +107,9 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     whole_graph_ = graphs_ && p.size() == 1 && o.zero <= 1;
     if (graphs_) check_graphs();
     if (graphs_ && !whole_graph_) model->replay_graphs();
-    feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab, /*same_plan=*/whole_graph_);
+    // end_step() waits for the step before, so with two steps' batches the host never waits inside a step.
+    feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab,
+                                            /*ahead=*/std::min<int64_t>(2 * micro_batches_, 128) - 1, /*same_plan=*/whole_graph_);
     for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 24, MemKind::workspace, "step numbers");
     if (from)
         load_checkpoint(*from);

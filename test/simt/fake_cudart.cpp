@@ -5,6 +5,7 @@
 // missing cudaStreamWaitEvent, or a host buffer reused before its copy is done, gives a wrong result for some seeds. Of
 // several processes, one whose host waits for another without a CUDA call has its streams moved on after a while, as a
 // device would do it.
+// Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file SIMT_WAITS.
 // Environment: SIMT_STREAMS=now (no queueing), SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80 or
 // 90).
 #include <atomic>
@@ -193,6 +194,11 @@ void drain() {
     });
 }
 
+void host_waits(const char* call) {
+    static FILE* const log = getenv("SIMT_WAITS") ? fopen(getenv("SIMT_WAITS"), "a") : nullptr;
+    if (log) fprintf(log, "%s\n", call), fflush(log);
+}
+
 void move_on_when_quiet() {
     static const bool started = [] {
         if (number_from("MPI_LOCALNRANKS", 1) < 2) return false;
@@ -255,6 +261,16 @@ bool in_bounds(const char* what, const void* p, size_t bytes) {
 
 }  // namespace
 
+namespace {
+// Neither device memory nor pinned: such a copy is done, or at least its source read, before the call returns.
+bool pageable(const void* p) {
+    if (room_at(p) != SIZE_MAX) return false;
+    const char* c = static_cast<const char*>(p);
+    auto it = pinned.upper_bound(c);
+    return it == pinned.begin() || c >= (--it)->first + it->second;
+}
+}  // namespace
+
 namespace simt {
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work) {
     Operation op;
@@ -278,6 +294,7 @@ extern "C" {
 
 cudaError_t CUDARTAPI cudaMalloc(void** p, size_t bytes) {
     LOCKED;
+    host_waits(__func__);
     if (device_used[size_t(device)] + bytes > device_memory()) return *p = nullptr, report(cudaErrorMemoryAllocation);
     if (posix_memalign(p, 256, bytes ? bytes : 1)) return *p = nullptr, report(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
@@ -298,6 +315,7 @@ static cudaError_t free_now(void* p) {
 cudaError_t CUDARTAPI cudaFree(void* p) {
     LOCKED;
     if (!p) return cudaSuccess;
+    host_waits(__func__);
     drain();
     return free_now(p);
 }
@@ -307,6 +325,7 @@ cudaError_t CUDARTAPI cudaFreeAsync(void* p, cudaStream_t s) {
 }
 cudaError_t CUDARTAPI cudaHostAlloc(void** p, size_t bytes, unsigned) {
     LOCKED;
+    host_waits(__func__);
     if (posix_memalign(p, 4096, bytes ? bytes : 1)) return report(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     pinned[static_cast<char*>(*p)] = bytes;
@@ -316,6 +335,7 @@ cudaError_t CUDARTAPI cudaMallocHost(void** p, size_t bytes) { return cudaHostAl
 cudaError_t CUDARTAPI cudaFreeHost(void* p) {
     LOCKED;
     if (!p) return cudaSuccess;
+    host_waits(__func__);
     drain();
     if (!pinned.erase(static_cast<char*>(p))) return report(cudaErrorInvalidValue);
     free(p);
@@ -341,6 +361,7 @@ cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes* a, const v
 cudaError_t CUDARTAPI cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind, cudaStream_t s) {
     LOCKED;
     if (!in_bounds("copy to", dst, bytes) || !in_bounds("copy from", src, bytes)) return report(cudaErrorInvalidValue);
+    if (pageable(dst) || pageable(src)) host_waits("cudaMemcpyAsync of pageable memory");
     return enqueue(s, [=] {
         memmove(dst, src, bytes);
         mark_written(dst, bytes);
@@ -388,6 +409,7 @@ cudaError_t CUDARTAPI cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreat
 cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t s) {
     LOCKED;
+    host_waits(__func__);
     Stream* x = as_stream(s);
     if (!x)
         drain();
@@ -417,6 +439,7 @@ cudaError_t CUDARTAPI cudaStreamGetFlags(cudaStream_t s, unsigned* flags) { retu
 cudaError_t CUDARTAPI cudaStreamGetPriority(cudaStream_t s, int* priority) { return *priority = as_stream(s) ? as_stream(s)->priority : 0, cudaSuccess; }
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
     LOCKED;
+    host_waits(__func__);
     drain();
     return take_error();
 }
@@ -463,6 +486,7 @@ cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t e) {
     LOCKED;
     Event* x = as_event(e);
     const uint64_t n = x->recorded;
+    if (x->done < n) host_waits(__func__);
     run_until([x, n] { return x->done >= n; });
     return take_error();
 }
