@@ -176,9 +176,9 @@ struct Consumer {
             release(&bars.k_empty[at.stage]);
             if (tile == mine - 1) release(&bars.q_empty);
             softmax(tile * kKeys);
-            // Here rather than at their use: a loop that the assembler can't move the wait for the output across, which
-            // it would else put before the softmax.
-            ptx::mbar_wait(&bars.v_full[at.stage], at.parity);
+            // Here rather than at their use: the assembler would put the wait for the output, which follows, in front of
+            // the softmax.
+            ptx::mbar_wait(&bars.v_full[at.stage], once_known(sum[0] + sum[1], at.parity));
             ptx::wgmma_wait<0>();
             ptx::wgmma_pin(o);
             release(&bars.v_empty[last]);

@@ -35,6 +35,12 @@ __device__ __forceinline__ void release(uint64_t* empty) {
     if (threadIdx.x % 32 == 0) ptx::mbar_arrive(empty);
 }
 
+// parity, known only when `sum`, a sum of exponentials, is. What waits for it can't be moved before their computation, nor
+// they behind it. (Such a sum is never that negative number.)
+__device__ __forceinline__ uint32_t once_known(float sum, uint32_t parity) {
+    return __float_as_uint(sum) == 0x80000001u ? parity ^ 1 : parity;
+}
+
 // A tile of D columns by its panels, `panel_bytes` apart
 template <int D>
 __device__ __forceinline__ void load_panels(unsigned char* tile, int panel_bytes, const CUtensorMap* map, uint64_t* bar,

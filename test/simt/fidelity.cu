@@ -292,6 +292,10 @@ std::vector<Case> cases() {
     }
     wgmma("wgmma_fp16_n64", 1, wgmma_kernel<64, false, false, false, true>);
     wgmma("wgmma_fp16_n64_a_in_registers", 1, wgmma_kernel<64, false, true, true, true>);
+    // p v and the gradients of attention: columns beyond 64 lie in a second panel
+    wgmma("wgmma_bf16_n80_a_in_registers_trans_b", 1, wgmma_kernel<80, false, true, true, false>);
+    wgmma("wgmma_bf16_n96_a_in_registers_trans_b", 1, wgmma_kernel<96, false, true, true, false>);
+    wgmma("wgmma_bf16_n128_a_in_registers_trans_b", 1, wgmma_kernel<128, false, true, true, false>);
     wgmma("wgmma_bf16_n16", 1, wgmma_kernel<16, false, false, false, false>);
     wgmma("wgmma_bf16_n32", 1, wgmma_kernel<32, false, false, false, false>);
     wgmma("wgmma_bf16_n80", 1, wgmma_kernel<80, false, false, false, false>);

@@ -186,6 +186,32 @@ __global__ void deadlock(float* out, const float* in, bool fixed) {
     out[threadIdx.x] = in[threadIdx.x];
 }
 
+// Two warps take turns; the second forgets to pass the last one on, or passes on a turn that it has not taken.
+__global__ void lost_turn(float* out, const float* in, bool fixed) {
+    const int warp = int(threadIdx.x) / 32;
+    if (warp == 1) ptx::bar_arrive(1, 64);
+    for (int i = 0; i < 3; i++) {
+        ptx::bar_sync(1 + warp, 64);
+        out[threadIdx.x] = in[threadIdx.x] + float(i);
+        if (warp == 0 || i < 1 || fixed) ptx::bar_arrive(2 - warp, 64);
+    }
+    if (warp == 0) ptx::bar_sync(1, 64);
+}
+
+__global__ void turn_not_taken(float* out, const float* in, bool fixed) {
+    __shared__ float shared_value;
+    const int warp = int(threadIdx.x) / 32;
+    if (warp == 1) ptx::bar_arrive(1, 64);
+    for (int i = 0; i < 4; i++) {
+        if (warp == 0 || i != 2 || fixed) ptx::bar_sync(1 + warp, 64);
+        if (threadIdx.x % 32 == 0) shared_value = in[warp] + float(i);
+        __syncwarp();
+        out[i * 64 + int(threadIdx.x)] = shared_value;
+        __syncwarp();
+        if (i < 3 || warp == 0) ptx::bar_arrive(2 - warp, 64);
+    }
+}
+
 template <selftest::GemmFault kFault>
 void run_gemm(float* out, const float* in, bool fixed, cudaStream_t s) {
     // 32 x 64 results fit `out`; the operands are the bits of small integers.
@@ -261,6 +287,8 @@ const Bug bugs[] = {
     {"read of unwritten shared memory", "pr", KERNEL(unwritten_shared, 1, 128, 0, in, fixed)},
     {"spin loop that never ends", "par", KERNEL(livelock, 1, 32, 0, in, fixed)},
     {"deadlock on a named barrier", "par", KERNEL(deadlock, 1, 64, 0, in, fixed)},
+    {"turn lost between named barriers", "par", KERNEL(lost_turn, 1, 64, 0, in, fixed)},
+    {"turn of another warp taken", "pr", KERNEL(turn_not_taken, 1, 64, 0, in, fixed)},
     {"TMA tile used without wait", "pr", run_gemm<selftest::GemmFault::no_full_wait>},
     {"wgmma result and stage released without wait", "pr", run_gemm<selftest::GemmFault::no_wgmma_wait>},
     {"TMA overwrites a stage in use", "r", run_gemm<selftest::GemmFault::no_empty_wait>},
