@@ -3,11 +3,10 @@
 
   dev/kernel_sass.py [BUILD | FILE.cu.o ...] [--arch 90a] [--all REGEX]    BUILD: default build
 
-For each kernel at the benchmarks' shapes: how many global loads and stores of which width stand in its code, how many bytes of loads are
-under way at most while none of them has been waited for, and, with registers and shared memory, what that makes per
-multiprocessor. For that the code is read from top to bottom with no branch taken: right for straight lines and unrolled
-loops, an upper bound where two branches exclude each other. Instructions and MUFU operations are counted on one way
-through the kernel (Kernel.walk). Needs cuobjdump (CUDA Toolkit; $CUOBJDUMP names another) and c++filt.
+For each kernel at the benchmarks' shapes: how many global loads and stores of which width stand in its code; and on one
+way through it (Kernel.walk: loop bodies once) how many bytes of loads are under way at most while none of them is waited
+for, what that makes per multiprocessor with the blocks that registers and shared memory allow, and how many instructions
+and MUFU operations there are to 16 bytes. Needs cuobjdump (CUDA Toolkit; $CUOBJDUMP names another) and c++filt.
 """
 import argparse
 import collections
@@ -60,39 +59,41 @@ class Kernel:
             opcode, _, operands = text.strip().partition(" ")
             code.append((int(at, 16), bool(guarded), opcode, operands))
         last_exit = max((at for at, _, opcode, _ in code if opcode.startswith("EXIT")), default=0)
-        pending = {}
-        for at, _, opcode, operands in code:
+        for at, _, opcode, _ in code:
             if at > last_exit:
                 break
-            bytes_ = width(opcode)
-            if opcode.startswith("STG"):
-                self.stores[bytes_] += 1
+            self.stores[width(opcode)] += opcode.startswith("STG")
+            self.loads[width(opcode)] += bool(re.match(r"LDG(STS)?\.", opcode))
             self.barriers += opcode.startswith("BAR.SYNC")
+        self.loads, self.stores = +self.loads, +self.stores
+        pending = {}
+        for at, opcode, operands in self.walk(code):
+            self.instructions += 1
+            self.mufu += opcode.startswith("MUFU")
             load = re.match(r"LDG(STS)?\.", opcode)
             # A destination is overwritten only after its load has arrived, so it counts as a read too
             reads = registers(operands.partition(",")[2] if load else operands)
             for key in [k for k, (_, destination) in pending.items() if destination & reads]:
                 del pending[key]
+            if load or opcode.startswith("STG"):
+                self.moved += width(opcode)
             if load:
-                self.loads[bytes_] += 1
                 first = int(re.match(r"R(\d+)", operands).group(1)) if operands.startswith("R") else -1
-                pending[at] = (bytes_, set() if load.group(1) else set(range(first, first + max(1, bytes_ // 4))))
+                wide = 0 if load.group(1) else max(1, width(opcode) // 4)  # cp.async has no register
+                pending[at] = (width(opcode), set(range(first, first + wide)))
                 self.peak = max(self.peak, sum(b for b, _ in pending.values()))
-        self.walk(code)
 
-    def walk(self, code):
-        """Instructions on the way that most threads take, and the bytes they move: every loop body once; of a forward
-        branch the way that moves data, computes a MUFU or meets a barrier, else the one that skips instructions"""
+    @staticmethod
+    def walk(code):
+        """The instructions on one way through the kernel, the way that most threads take: every loop body once; of a
+        forward branch the side that moves data, computes a MUFU or meets a barrier, else the one that skips more"""
         index = {at: i for i, (at, _, _, _) in enumerate(code)}
         hot = [bool(re.match(r"(STG|LDG|LDGSTS).*\.128|STG.*\.64|MUFU|BAR\.SYNC", opcode)) for _, _, opcode, _ in code]
         i, seen = 0, set()
         while i < len(code) and i not in seen:
             seen.add(i)
             at, guarded, opcode, operands = code[i]
-            self.instructions += 1
-            self.mufu += opcode.startswith("MUFU")
-            if re.match(r"(STG|LDG|LDGSTS)\.", opcode):
-                self.moved += width(opcode)
+            yield at, opcode, operands
             target = re.search(r"0x([0-9a-f]+)", operands) if re.match(r"BRA\b", opcode) else None
             to = index.get(int(target.group(1), 16)) if target else None
             i += 1
@@ -129,7 +130,8 @@ def kernels_of(path, arch):
 
 
 class Launch:
-    """How an instance is launched at a benchmark's shape: threads, dynamic shared memory and blocks, as in the launch code"""
+    """How an instance is launched at a benchmark's shape, as in the launch code: threads, blocks (0: as many as the
+    device works on at a time) and dynamic shared memory"""
 
     def __init__(self, pattern, shape, threads, blocks, dynamic=0):
         self.pattern, self.shape, self.threads, self.blocks, self.dynamic = pattern, shape, threads, blocks, dynamic
@@ -139,10 +141,10 @@ LAUNCHES = [
     Launch("rmsnorm_forward_kernel<bf16, 8>", "8192x2048", 64, 8192),
     Launch("rmsnorm_forward_kernel<bf16, 8>", "8192x4096", 128, 8192),
     Launch("rmsnorm_forward_kernel<bf16, 8>", "4096x8192", 256, 4096),
-    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "8192x2048", 128, 512),
-    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "8192x4096", 256, 256),
-    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "4096x8192", 512, 256),
-    Launch("rmsnorm_backward_kernel<bf16, 8, true>", "4096x16384", 512, 256, 2 * 128 * 512),
+    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "8192x2048", 128, 0),
+    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "8192x4096", 256, 0),
+    Launch("rmsnorm_backward_kernel<bf16, 8, false>", "4096x8192", 512, 0),
+    Launch("rmsnorm_backward_kernel<bf16, 8, true>", "4096x16384", 512, 0, 2 * 128 * 512),
     Launch("rmsnorm_dw_kernel<float>", "C=4096", 512, 128),
     Launch("swiglu_forward_kernel<bf16, 8>", "8192x14336", 256, 57344),
     Launch("swiglu_backward_kernel<bf16, 8>", "8192x14336", 256, 57344),
@@ -162,8 +164,8 @@ LAUNCHES = [
 
 
 class Device:
-    """What a multiprocessor must keep under way for its share of the peak, if every byte were a load; and what it can issue while
-    its share of a copy's bytes comes"""
+    """What a multiprocessor must keep under way for its share of the peak if every byte were a load (Little's law); and
+    what it can issue while its share of a copy's bytes comes"""
 
     def __init__(self, name, multiprocessors, clock, peak, copy, latency):
         self.name, self.multiprocessors = name, multiprocessors
@@ -173,7 +175,10 @@ class Device:
         self.mufu = 16 * 16 / bytes_per_clock       # MUFU operations per thread and 16 bytes, 16 lanes
 
 
-DEVICES = {"90a": Device("H200", 132, 1.83e9, 4.8e12, 4.3e12, 700e-9), "80": Device("A100 80 GB", 108, 1.41e9, 2.04e12, 1.8e12, 600e-9)}
+DEVICES = {
+    "90a": Device("H200", 132, 1.83e9, 4.8e12, 4.3e12, 700e-9),
+    "80": Device("A100 80 GB", 108, 1.41e9, 2.04e12, 1.8e12, 600e-9),
+}
 
 
 def occupancy(kernel, launch, arch):
@@ -187,23 +192,33 @@ def counts(counter):
     return " ".join(f"{n}x{b}" for b, n in sorted(counter.items(), reverse=True)) or "-"
 
 
+def row(*cells):
+    print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def head(*cells):
+    row(*cells)
+    print("|" + "---|" * len(cells))
+
+
 def table(kernels, arch):
     device = DEVICES[arch]
-    print(f"sm_{arch}, for one {device.name}: {device.need / 1024:.0f} KiB of loads under way per multiprocessor would do if all "
-          f"bytes were loads; {device.issue:.0f} instructions and {device.mufu:.1f} MUFU operations per thread fit into the time of "
-          "16 bytes.\n")
-    print("| kernel | shape | loads, stores | registers | threads | blocks per SM | waves | under way per thread | per SM, KiB "
-          "| instructions per 16 bytes | MUFU | barriers |\n|" + "---|" * 12)
+    print(f"sm_{arch}, for one {device.name}: {device.need / 1024:.0f} KiB of loads under way per multiprocessor would do")
+    print(f"if all bytes were loads; {device.issue:.0f} instructions and {device.mufu:.1f} MUFU operations per thread fit")
+    print("into the time of 16 bytes.\n")
+    head("kernel", "shape", "loads, stores", "registers", "threads", "blocks per SM", "waves", "under way per thread",
+         "per SM, KiB", "instructions per 16 bytes", "MUFU", "barriers")
     for launch in LAUNCHES:
         for k in (k for k in kernels if k.name == launch.pattern):
             blocks = occupancy(k, launch, arch)
-            waves = launch.blocks / (blocks * device.multiprocessors)
-            under_way = k.peak * launch.threads * min(blocks, launch.blocks / device.multiprocessors)
+            grid = launch.blocks or blocks * device.multiprocessors
+            waves = grid / (blocks * device.multiprocessors)
+            under_way = k.peak * launch.threads * min(blocks, grid / device.multiprocessors)
             each = 16 * k.instructions / k.moved
             mufu = 16 * k.mufu / k.moved
-            print(f"| {k.name} | {launch.shape} | {counts(k.loads)}, {counts(k.stores)} | {k.registers} | {launch.threads} | {blocks} "
-                  f"| {waves:.2f} | {k.peak} | {under_way / 1024:.0f} | {each:.0f}: {100 * each / device.issue:.0f} % "
-                  f"| {mufu:.1f}: {100 * mufu / device.mufu:.0f} % | {k.barriers} |")
+            row(k.name, launch.shape, f"{counts(k.loads)}, {counts(k.stores)}", k.registers, launch.threads, blocks,
+                f"{waves:.2f}", k.peak, f"{under_way / 1024:.0f}", f"{each:.0f}: {100 * each / device.issue:.0f} %",
+                f"{mufu:.1f}: {100 * mufu / device.mufu:.0f} %", k.barriers)
 
 
 def main():
@@ -222,11 +237,11 @@ def main():
     if options.all is None:
         table(kernels, options.arch)
         return
-    print("| kernel | loads, stores | registers | under way per thread | instructions per 16 bytes | MUFU | barriers |\n|" + "---|" * 7)
+    head("kernel", "loads, stores", "registers", "under way per thread", "instructions per 16 bytes", "MUFU", "barriers")
     for k in kernels:
         if re.search(options.all, k.name) and k.moved:
-            print(f"| {k.name} | {counts(k.loads)}, {counts(k.stores)} | {k.registers} | {k.peak} "
-                  f"| {16 * k.instructions / k.moved:.1f} | {16 * k.mufu / k.moved:.1f} | {k.barriers} |")
+            row(k.name, f"{counts(k.loads)}, {counts(k.stores)}", k.registers, k.peak,
+                f"{16 * k.instructions / k.moved:.1f}", f"{16 * k.mufu / k.moved:.1f}", k.barriers)
 
 
 if __name__ == "__main__":
