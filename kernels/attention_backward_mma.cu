@@ -39,6 +39,20 @@ struct Backward {
 
     float grad1[D / 8][4], grad2[D / 8][4];  // dk or dq; dv
 
+    // The warp's rows as A operands, where there are registers for them: reading them again for every tile makes shared
+    // memory the bound.
+    static constexpr bool kHold = !kForKeys || D <= 96;
+    uint32_t x1[kHold ? D / 16 : 1][4], x2[kHold ? D / 16 : 1][4];
+
+    __device__ __forceinline__ void hold_rows() {
+        if constexpr (kHold)
+#pragma unroll
+            for (int step = 0; step < D / 16; ++step) {
+                load_a<D>(x1[step], smem, kX1, row, step);
+                load_a<D>(x2[step], smem, kX2, row, step);
+            }
+    }
+
     __device__ __forceinline__ void score_products(float (&s)[kN][4], float (&dp)[kN][4], int y1, int y2, int chunk) {
 #pragma unroll
         for (int n = 0; n < kN; ++n)
@@ -46,9 +60,12 @@ struct Backward {
             for (int e = 0; e < 4; ++e) s[n][e] = dp[n][e] = 0;
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
-            uint32_t a1[4], a2[4], b0[2], b1[2];
-            load_a<D>(a1, smem, kX1, row, step);
-            load_a<D>(a2, smem, kX2, row, step);
+            uint32_t b0[2], b1[2];
+            uint32_t(&a1)[4] = x1[kHold ? step : 0], (&a2)[4] = x2[kHold ? step : 0];
+            if constexpr (!kHold) {
+                load_a<D>(a1, smem, kX1, row, step);
+                load_a<D>(a2, smem, kX2, row, step);
+            }
 #pragma unroll
             for (int n = 0; n < kN; n += 2) {
                 load_b<D>(b0, b1, smem, y1, chunk + 8 * n, step);
@@ -172,6 +189,9 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
     copy_rows<T, D, kRows>(smem + Work::kX2, static_cast<const T*>(a.v) + at, s.kv_row, T_len - j0, kThreads);
     fetch(0);
     ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    w.hold_rows();
     for (int i = 0; i < group * tiles; ++i) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
@@ -219,6 +239,9 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
                            T_len - t0, kThreads);
     fetch(0);
     ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    w.hold_rows();
     for (int i = 0; i < tiles; ++i) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
