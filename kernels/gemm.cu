@@ -16,7 +16,8 @@
 namespace rz {
 namespace {
 
-constexpr size_t kWorkspaceBytes = size_t(32) << 20;  // what the algorithms for Hopper want; split-K needs it
+// What the algorithms want, split-K above all: as NVIDIA advises, 32 MiB from Hopper on and 4 before.
+constexpr size_t kHopperWorkspace = size_t(32) << 20, kWorkspace = size_t(4) << 20;
 constexpr int kSuggestions = 24;                      // that are timed, where measuring is asked for
 constexpr int kTimings = 3;                           // of each; the middle one counts
 
@@ -54,6 +55,11 @@ struct Plan {
     cublasLtMatmulAlgo_t algorithm;
 };
 
+struct Workspace {
+    void* data;
+    size_t bytes;
+};
+
 cublasLtMatrixLayout_t make_layout(DType t, int64_t rows, int64_t columns, int64_t stride) {
     cublasLtMatrixLayout_t layout = nullptr;
     check_lt(cublasLtMatrixLayoutCreate(&layout, cuda_type(t), uint64_t(columns), uint64_t(rows), stride),
@@ -67,7 +73,7 @@ struct Suggestions {
 };
 
 // At most `wanted` of the library's suggestions, the most promising first.
-Suggestions suggestions(cublasLtHandle_t handle, const Key& key, const Plan& plan, int wanted) {
+Suggestions suggestions(cublasLtHandle_t handle, const Key& key, const Plan& plan, size_t workspace, int wanted) {
     cublasLtMatmulPreference_t preference = nullptr;
     check_lt(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
@@ -75,7 +81,7 @@ Suggestions suggestions(cublasLtHandle_t handle, const Key& key, const Plan& pla
                  "cublasLtMatmulPreferenceSetAttribute");
     };
     const uint32_t alignment = uint32_t(key.alignment);
-    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
     // Partial sums of split-K stay in fp32: "in place" adds them up in C, in C's type.
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
@@ -113,16 +119,16 @@ Plan make_plan(const Key& key) {
 }
 
 cublasStatus_t multiply(cublasLtHandle_t handle, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Gemm& a,
-                        void* c, void* workspace, CudaStream stream) {
+                        void* c, Workspace workspace, CudaStream stream) {
     return cublasLtMatmul(handle, plan.operation, &a.alpha, a.b, plan.first, a.a, plan.second, &a.beta, c, plan.result, c,
-                          plan.result, &algorithm, workspace, kWorkspaceBytes, stream);
+                          plan.result, &algorithm, workspace.data, workspace.bytes, stream);
 }
 
 // ---- choosing
 
 // Times every suggestion on the caller's A and B, with another C and with the L2 cache filled anew before each run, as
 // it is in a training step. Returns false where there is no memory for that, the stream is being captured, or none ran.
-bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, void* workspace,
+bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, Workspace workspace,
                      CudaStream stream, float* microseconds) {
     cudaStreamCaptureStatus capture;
     CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
@@ -139,7 +145,7 @@ bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const 
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
     float best = INFINITY;
-    const Suggestions candidates = suggestions(handle, key, plan, kSuggestions);
+    const Suggestions candidates = suggestions(handle, key, plan, workspace.bytes, kSuggestions);
     for (int i = 0; i < candidates.count; ++i) {
         if (candidates.found[i].state != CUBLAS_STATUS_SUCCESS) continue;
         const cublasLtMatmulAlgo_t& algorithm = candidates.found[i].algo;
@@ -173,14 +179,15 @@ std::string cache_key(const Key& key) {
 }
 
 // The first choice for this key that the library still accepts.
-bool read_choice(cublasLtHandle_t handle, const Key& key, Plan& plan) {
+bool read_choice(cublasLtHandle_t handle, const Key& key, Plan& plan, size_t workspace) {
+    if (gemm_tuning().cache_file.empty()) return false;
     for (const GemmChoice& choice : read_gemm_cache(gemm_tuning().cache_file, cache_key(key), sizeof plan.algorithm)) {
         cublasLtMatmulAlgo_t algorithm;
         cublasLtMatmulHeuristicResult_t result{};
         std::memcpy(&algorithm, choice.data(), sizeof algorithm);
         if (cublasLtMatmulAlgoCheck(handle, plan.operation, plan.first, plan.second, plan.result, plan.result,
                                     &algorithm, &result) != CUBLAS_STATUS_SUCCESS ||
-            result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes)
+            result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > workspace)
             continue;
         plan.algorithm = algorithm;
         return true;
@@ -194,18 +201,27 @@ void write_choice(const Key& key, const Plan& plan, float microseconds) {
     write_gemm_cache(gemm_tuning().cache_file, cache_key(key), choice, double(microseconds));
 }
 
-void choose_algorithm(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, void* workspace,
+void choose_algorithm(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, Workspace workspace,
                       CudaStream stream) {
     GemmTuning& tuning = gemm_tuning();
     float microseconds = 0;
-    if (!tuning.cache_file.empty() && read_choice(handle, key, plan)) {
+    if (read_choice(handle, key, plan, workspace.bytes)) {
         ++tuning.read;
-    } else if (tuning.measure && measure_fastest(handle, plan, key, a, workspace, stream, &microseconds)) {
-        ++tuning.measured;
-        if (!tuning.cache_file.empty()) write_choice(key, plan, microseconds);
-    } else {
-        plan.algorithm = suggestions(handle, key, plan, 1).found[0].algo;
+        return;
     }
+    if (tuning.measure) {
+        const GemmTuningTurn turn(tuning.cache_file);  // who waited finds the choice in the file
+        if (read_choice(handle, key, plan, workspace.bytes)) {
+            ++tuning.read;
+            return;
+        }
+        if (measure_fastest(handle, plan, key, a, workspace, stream, &microseconds)) {
+            ++tuning.measured;
+            if (!tuning.cache_file.empty()) write_choice(key, plan, microseconds);
+            return;
+        }
+    }
+    plan.algorithm = suggestions(handle, key, plan, workspace.bytes, 1).found[0].algo;
 }
 
 // Handles, workspaces and plans of all devices. Lives as long as the process: at exit the driver may be gone already.
@@ -218,7 +234,7 @@ class Library {
 
     void run(const Key& key, const Gemm& a, CudaStream stream) {
         cublasLtHandle_t handle;
-        void* workspace;
+        Workspace workspace;
         const Plan* plan;
         {
             const std::scoped_lock lock(mutex_);
@@ -237,15 +253,18 @@ class Library {
     }
 
     // One per stream, since products on two streams may run at once.
-    void* workspace_of(int device, CudaStream stream) {
+    Workspace workspace_of(int device, CudaStream stream) {
         Buffer& buffer = workspaces_[{device, stream}];
-        if (!buffer)
-            buffer = Buffer(Device{DeviceKind::cuda, device}, int64_t(kWorkspaceBytes), MemKind::workspace,
-                            "cuBLASLt workspace");
-        return buffer.data();
+        if (!buffer) {
+            int major = 0;
+            CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+            buffer = Buffer(Device{DeviceKind::cuda, device}, int64_t(major >= 9 ? kHopperWorkspace : kWorkspace),
+                            MemKind::workspace, "cuBLASLt workspace");
+        }
+        return {buffer.data(), size_t(buffer.bytes())};
     }
 
-    const Plan& plan_of(const Key& key, const Gemm& a, cublasLtHandle_t handle, void* workspace, CudaStream stream) {
+    const Plan& plan_of(const Key& key, const Gemm& a, cublasLtHandle_t handle, Workspace workspace, CudaStream stream) {
         const GemmTuning& tuning = gemm_tuning();
         const auto index = std::make_tuple(key, tuning.measure, tuning.cache_file);
         const auto found = plans_.find(index);

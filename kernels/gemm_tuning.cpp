@@ -141,6 +141,18 @@ std::string set_gemm_tuning(Device device, bool measure, const std::string& cach
     return note;
 }
 
+GemmTuningTurn::GemmTuningTurn(const std::string& cache_file, double patience) {
+    if (cache_file.empty()) return;
+    fd_ = open((cache_file + ".turn").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
+    while (fd_ >= 0 && !(held_ = flock(fd_, LOCK_EX | LOCK_NB) == 0) && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
+GemmTuningTurn::~GemmTuningTurn() {
+    if (fd_ >= 0) close(fd_);  // and with it the lock
+}
+
 std::vector<GemmChoice> read_gemm_cache(const std::string& path, const std::string& key, size_t bytes) {
     std::vector<GemmChoice> choices;
     const std::string text = read_whole(path), prefix = prefix_of(key);

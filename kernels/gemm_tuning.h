@@ -1,8 +1,11 @@
 #pragma once
 // How cuBLASLt's algorithm is chosen at the first product of each shape. By default the library's own first suggestion,
 // which is the same on every run. Measuring gives a few percent more speed, but two measurements may choose differently
-// and so give other last bits: a cache file makes the choice permanent. Ranks that measure at the same time may use
-// different algorithms in that run; from the next on all of them use what the file holds.
+// and so give other last bits: a cache file makes the choice permanent.
+//
+// Ranks that share a cache file use the same algorithm from the first product on: one of them measures a shape, the others
+// wait for it and read. So the file has to be one that all ranks see, which on several hosts means a shared file system;
+// else each host keeps to its own choices.
 
 #include <cstdint>
 #include <string>
@@ -37,6 +40,21 @@ std::string default_gemm_cache();
 // long are passed over, and so is a file that is too big or no regular file. `key` holds no control characters but tabs.
 
 using GemmChoice = std::vector<unsigned char>;  // an algorithm, as the library stores it
+
+// Held while a shape is measured, so that others which share the file wait and then read. Ends with the process too. After
+// `patience` seconds, or without a file or where none can be made beside it, it is nobody's turn and everybody's.
+class GemmTuningTurn {
+   public:
+    explicit GemmTuningTurn(const std::string& cache_file, double patience = 60);
+    ~GemmTuningTurn();
+    GemmTuningTurn(const GemmTuningTurn&) = delete;
+    GemmTuningTurn& operator=(const GemmTuningTurn&) = delete;
+    bool held() const { return held_; }
+
+   private:
+    int fd_ = -1;
+    bool held_ = false;
+};
 
 // The choices recorded under `key`, in file order; of `bytes` bytes each.
 std::vector<GemmChoice> read_gemm_cache(const std::string& path, const std::string& key, size_t bytes);

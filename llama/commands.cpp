@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "kernels/gemm_tuning.h"
 #include "llama/checkpoint_store.h"
 #include "llama/generate.h"
 #include "llama/hf.h"
@@ -33,6 +34,8 @@ int generate_command(const Options& o) {
     std::string note;
     const Device device = pick_device(o.device, 0, &note);
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
+    if (note = set_gemm_tuning(device, o.gemm_tune == "on", o.gemm_cache); !note.empty())
+        std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
     const ParamTable table(config);

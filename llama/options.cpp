@@ -160,6 +160,13 @@ void add_guards(Group g, Options& o) {
             "Steps between comparisons of the state over ranks that hold the same; 0: never");
 }
 
+void add_gemm(Group g, Options& o) {
+    g.choice("--gemm-tune", o.gemm_tune, {"off", "on"},
+             "Time cuBLASLt's algorithms at each new shape, keep the fastest");
+    g.text("--gemm-cache", o.gemm_cache,
+           "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]; all ranks must see it");
+}
+
 void add_training(CLI::App& app, Options& o) {
     add_model({app, "Model"}, o);
 
@@ -208,10 +215,7 @@ void add_training(CLI::App& app, Options& o) {
     device.whole("--logits-mib", o.logits_mib, 0, 1 << 20,
                  "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
     device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
-    device.choice("--gemm-tune", o.gemm_tune, {"off", "on"},
-                  "Time cuBLASLt's algorithms at each new shape, keep the fastest");
-    device.text("--gemm-cache", o.gemm_cache,
-                "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]");
+    add_gemm(device, o);
 
     Group ranks{app, "Many ranks (mpirun -n N)"};
     ranks.whole("--zero", o.zero, 0, 3, "What ranks share: 1 optimizer, 2 and gradients, 3 and parameters");
@@ -280,6 +284,7 @@ void add_generate(CLI::App& app, Options& o) {
     g.choice("--device", o.device, {"auto", "cuda", "cpu"}, "auto: CUDA where it is usable");
     g.choice("--dtype", o.dtype, {"fp32", "bf16"}, "Of weights and activations");
     g.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+    add_gemm(g, o);
 }
 
 void add_export(CLI::App& app, Options& o) {

@@ -68,6 +68,10 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     device_ = process.choose_device(o.device, o.transport, &note);
     device_.make_current();
     const std::string tuning = set_gemm_tuning(device_, o.gemm_tune == "on", o.gemm_cache);
+    require(!gemm_tuning().measure || process.size() == 1 || !gemm_tuning().cache_file.empty(),
+            "--gemm-tune on with %d ranks: they agree on algorithms through a file, and there is none\n"
+            "  give --gemm-cache FILE, one that all ranks can write, or --gemm-tune off",
+            process.size());
     compute_ = std::make_unique<Stream>(device_, "compute");
     drain_.stream = compute_.get();
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <list>
 
 #include "kernels/gemm.h"
 #include "kernels/gemm_tuning.h"
@@ -90,6 +91,38 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
     gemm_tuning() = GemmTuning{};
     std::filesystem::remove(path);
     std::filesystem::remove(copy);
+}
+
+// 32 MiB from Hopper on, 4 MiB before; one per stream.
+TEST(GemmWorkspace, DependsOnTheArchitecture) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    const Device device{DeviceKind::cuda, 0};
+    // A new stream may have the handle of one that is gone, and so its workspace: until one takes memory.
+    std::list<Stream> streams;
+    const auto taken = [&] {
+        int64_t bytes = 0;
+        for (int i = 0; i < 100 && bytes == 0; ++i) {
+            Stream& stream = streams.emplace_back(device, "another");
+            Buffer abc(device, 3 * 8 * 8 * 4, MemKind::data, "test");
+            stream.zero(abc.data(), abc.bytes());
+            const int64_t before = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace);
+            gemm(stream, {.c = abc.data(), .a = abc.bytes_at(256), .b = abc.bytes_at(512), .M = 8, .N = 8, .K = 8,
+                          .dtype = DType::f32, .c_dtype = DType::f32});
+            stream.synchronize();
+            bytes = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace) - before;
+        }
+        return bytes;
+    };
+#ifdef SIMT_EMU
+    setenv("SIMT_ARCH", "80", 1);
+    EXPECT_EQ(taken(), int64_t(4) << 20);
+    setenv("SIMT_ARCH", "90", 1);
+    EXPECT_EQ(taken(), int64_t(32) << 20);
+    unsetenv("SIMT_ARCH");
+#else
+    const int64_t bytes = taken();
+    EXPECT_TRUE(bytes == int64_t(4) << 20 || bytes == int64_t(32) << 20) << bytes;
+#endif
 }
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16;

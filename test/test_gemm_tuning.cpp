@@ -1,4 +1,8 @@
 // The file that keeps cuBLASLt's algorithms: what is written is read, and nothing else is.
+#include <thread>
+#include <memory>
+#include <chrono>
+#include <atomic>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -150,6 +154,27 @@ TEST_F(GemmCacheTest, FlagsSayWhatTheyDo) {
     unsetenv("XDG_CACHE_HOME");
     std::ofstream(folder_ + "/file") << "x";
     EXPECT_THROW(set_gemm_tuning(cuda, true, folder_ + "/file/cache.txt"), Error);
+}
+
+// One at a time; who waits gets its turn when the other is done, and not before.
+TEST_F(GemmCacheTest, TurnsAreTaken) {
+    auto first = std::make_unique<GemmTuningTurn>(path_);
+    EXPECT_TRUE(first->held());
+    EXPECT_FALSE(GemmTuningTurn(path_, /*patience=*/0.05).held());
+    EXPECT_TRUE(GemmTuningTurn(path_ + "other", 0.05).held());
+    std::atomic<bool> given{false}, too_early{false};
+    std::thread other([&] {
+        const GemmTuningTurn turn(path_, 20);
+        too_early = !given;
+        EXPECT_TRUE(turn.held());
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    given = true;
+    first.reset();
+    other.join();
+    EXPECT_FALSE(too_early);
+    EXPECT_FALSE(GemmTuningTurn("").held());
+    EXPECT_FALSE(GemmTuningTurn("/nowhere/at/all", 5).held()) << "no file can be made there, and nobody waits for it";
 }
 
 }  // namespace
