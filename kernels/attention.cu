@@ -271,24 +271,44 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(Attentio
     store_rows<T, kMaxD>(static_cast<T*>(a.dq) + at, s.q_row, rows, D, dq);
 }
 
-// Fills BackwardStats: a warp per row, rows in the order (b, t, h) in which o lies, and those beyond T.
-template <class T>
+constexpr int kDeltaRows = kThreads / 8;
+static_assert(64 % kDeltaRows == 0);  // BackwardStats has a multiple of 64 rows
+
+// Fills BackwardStats: eight lanes per row, kVec elements at a time. Grid (rows, H, B).
+template <class T, int kVec>
 __global__ void __launch_bounds__(kThreads) attention_delta_kernel(AttentionBackward a) {
     const AttentionShape& s = a.shape;
     const BackwardStats stats(a);
-    const int64_t item = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / 32;
-    if (item >= s.B * stats.T_padded * s.H) return;
-    const int64_t head = item % s.H, t = item / s.H % stats.T_padded, batch = item / (s.H * stats.T_padded);
+    const int64_t t = int64_t(blockIdx.x) * kDeltaRows + threadIdx.x / 8, head = blockIdx.y, batch = blockIdx.z;
     const int64_t at = batch * s.o_batch + t * s.o_row + head * s.D;
     float sum = 0;
     if (t < s.Tq)
-        for (int64_t d = threadIdx.x % 32; d < s.D; d += 32)
-            sum += to_float(static_cast<const T*>(a.d_o)[at + d]) * to_float(static_cast<const T*>(a.o)[at + d]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32) return;
+        for (int d = int(threadIdx.x) % 8 * kVec; d < int(s.D); d += 8 * kVec) {
+            float x[kVec], y[kVec];
+            load(x, static_cast<const T*>(a.d_o) + at + d);
+            load(y, static_cast<const T*>(a.o) + at + d);
+#pragma unroll
+            for (int e = 0; e < kVec; ++e) sum += x[e] * y[e];
+        }
+#pragma unroll
+    for (int d = 4; d > 0; d >>= 1) sum += __shfl_xor_sync(kFullWarp, sum, d);
+    if (threadIdx.x % 8) return;
     const int64_t row = stats.row(batch * s.H + head, t);
     stats.delta[row] = sum;
     stats.lse2[row] = t < s.Tq ? a.lse[(batch * s.H + head) * s.Tq + t] * kLog2e : 0.0f;
+}
+
+void launch_delta(const AttentionBackward& a, CudaStream stream) {
+    const AttentionShape& s = a.shape;
+    with_device_type(s.dtype, [&]<class T>() {
+        constexpr int kVec = kVecOf<T>;
+        const LaunchConfig config(dim3(blocks_for(round_up(s.Tq, 64), kDeltaRows), unsigned(s.H), unsigned(s.B)),
+                                  dim3(kThreads), 0, stream);
+        if (aligned_to(16, a.o, a.d_o) && (s.D | s.o_row | s.o_batch) % kVec == 0)
+            launch(attention_delta_kernel<T, kVec>, config, a);
+        else
+            launch(attention_delta_kernel<T, 1>, config, a);
+    });
 }
 
 template <class F>
@@ -340,10 +360,7 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
     require(attention_backward_workspace(s) >= 2 * rows * int64_t(sizeof(float)),
             "attention_backward: a workspace of %lld bytes cannot hold two floats per query row",
             (long long)attention_backward_workspace(s));
-    with_device_type(s.dtype, [&]<class T>() {
-        launch(attention_delta_kernel<T>,
-               LaunchConfig(dim3(blocks_for(rows, kThreads / 32)), dim3(kThreads), 0, stream), a);
-    });
+    launch_delta(a, stream);
     if (attention_backward_wgmma(a, stream) || attention_backward_mma(a, stream)) return;
     with_device_type(s.dtype, [&]<class T>() {
         with_max_d(s.D, [&]<int kMaxD>() {
