@@ -5,7 +5,9 @@
 #   make test         every test that needs no GPU   (SECTIONS="unit python mpi tsan program simt" picks some)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
 #   make test-gpu     the kernel tests on the GPU
-#   make bench        the microbenchmarks in dev/
+#   make bench        the microbenchmarks and tools in dev/
+#   make lint         static checks that take seconds (dev/lint.sh)
+#   make deps         install what is missing    make reconfigure  look again what is here    make clean
 #
 # Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      SM="80 90a"  GPU architectures (PTX of the first is added)
 #           BUILD=dir  CXX=g++  OPT=-O3  J=jobs
@@ -22,7 +24,7 @@ MPI   ?= auto
 # ---- what is here ------------------------------------------------------------------------------------------------------
 
 CONFIG := $(BUILD)/config.mk
-NOBUILD := clean help deps
+NOBUILD := clean help deps lint quickstart
 ifeq ($(filter $(NOBUILD),$(or $(MAKECMDGOALS),all)),)
 $(CONFIG): dev/configure.sh
 	@mkdir -p $(BUILD)
@@ -144,8 +146,9 @@ test: deps-test
 
 .PHONY: test-build deps-test
 test-build: train_llama $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS))
+# What was installed is looked for again: config.mk was written before.
 deps-test:
-	@dev/install_deps.sh --check || dev/install_deps.sh
+	@dev/install_deps.sh --check || { dev/install_deps.sh && rm -f $(CONFIG); }
 
 test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
@@ -171,9 +174,12 @@ tools bench: $(DEV_TOOLS)
 
 # ---- first steps -------------------------------------------------------------------------------------------------------
 
-.PHONY: deps quickstart reconfigure clean help
+.PHONY: deps quickstart lint reconfigure clean help
+lint:
+	@dev/lint.sh
 deps:
 	dev/install_deps.sh
+	@rm -f $(CONFIG)
 quickstart:
 	@dev/quickstart.sh
 reconfigure:
@@ -182,7 +188,7 @@ reconfigure:
 clean:
 	rm -rf $(BUILD) train_llama train_llama_simt
 help:
-	@sed -n '2,12s/^# \{0,1\}//p' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 .DELETE_ON_ERROR:
 .SECONDARY:

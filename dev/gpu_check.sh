@@ -295,12 +295,12 @@ gemm_shapes() {
 }
 
 stage_ceilings() {
-  local bench shapes=() s
+  local bench flags=() s
   bench=$(program bench_gemm) || exit 3
-  for s in $(gemm_shapes); do shapes+=(--shape "$s"); done
+  for s in $(gemm_shapes); do flags+=(--shape "$s"); done
   local tune=()
   on_gpu "cuBLASLt" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
-  try bench_gemm "$bench" --device "$DEVICE" --iters "$(pick 9 2)" "${tune[@]}" --json "$ROWS" "${shapes[@]}" || true
+  try bench_gemm "$bench" --device "$DEVICE" --iters "$(pick 9 2)" "${tune[@]}" --json "$ROWS" "${flags[@]}" || true
 }
 
 stage_kernels() {

@@ -2,7 +2,8 @@
 # Static checks that take seconds: the rules of the code, the shell scripts, the Python files. What is not installed is
 # skipped, and that is said. Exit code 1 if something was found.
 #
-#   dev/lint.sh        (make lint)      apt-get install shellcheck; python3 -m pip install ruff
+#   dev/lint.sh [--wide]      (make lint)      --wide: which files have long lines
+# It uses  apt-get install shellcheck; python3 -m pip install ruff
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 found=0
@@ -13,7 +14,7 @@ wide=$(awk 'length > 120 { n[FILENAME]++ } END { for (f in n) printf "    %s: %d
 big=$(wc -l "${files[@]}" | awk '$1 > 700 && $2 != "total" { print "    " $2 ": " $1 }')
 todo=$(grep -nE '(//|#).*\b(TODO|FIXME|XXX|HACK)\b' "${files[@]}" | grep -v '^dev/lint.sh')
 say() { [ -z "$2" ] && return; printf '%s\n%s\n' "$1" "$2"; found=1; }
-say "lines of more than 120 columns:" "$wide"
+[ -z "$wide" ] || echo "note: lines of more than 120 columns in $(wc -l <<< "$wide") files${1:+:}${1:+$'\n'$wide}"
 say "files of more than 700 lines:" "$big"
 say "left to do:" "$todo"
 

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
 
 say "packages"
-dev/install_deps.sh --check || dev/install_deps.sh
+dev/install_deps.sh --check || { dev/install_deps.sh && rm -f build/config.mk; }  # what is here is looked for again
 echo "all there"
 
 # The CUDA half is built only where there is a GPU to run it.

@@ -72,7 +72,7 @@ PY
     # Blocks as graphs, between which ranks communicate; pool slots change under them, and a validation shares them.
     for how in "--zero 0" "--zero 2 --accumulate-locally" "--zero 3 --transport mpi" "--zero 3 --prefetch 0 --recompute block"; do
       for graphs in off on; do
-        rm -rf "$work/$graphs"
+        rm -rf "${work:?}/$graphs"
         timeout 200 mpirun -n 2 "$simt" $many --batch-tokens 96 --val-every 2 --device cuda $how --cuda-graphs $graphs --out "$work/$graphs" > "$work/log" 2>&1
       done
       compare "CUDA graphs, two ranks, $how, to the bit" 0 "$work/off" "$work/on"
