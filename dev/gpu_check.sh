@@ -7,6 +7,7 @@
 #                   environment  GPU, driver, toolkit, clocks, power limit, commit
 #                   build        what the other stages asked for need, for the GPU at hand
 #                   tests        the kernel tests on the device, each suite in a process of its own
+#                   program      short training runs on the GPU against the same on the CPU; with CUDA graphs, recompute, resumed: to the bit
 #                   goldens      every PTX wrapper on the device; DIR/goldens.tgz is what test/simt/golden wants
 #                   sanitizer    compute-sanitizer's memcheck, racecheck and synccheck over some of the kernel tests
 #                   ranks        several ranks on this GPU, over each transport that permits it; never a bandwidth
@@ -25,9 +26,9 @@
 #   --dry-run     the same logic without a GPU: the CPU and the smallest sizes where that is possible, and else "not measured"
 #
 # All of it takes more than ten minutes. Where a command may take no more, two of them, and a third for who tunes kernels:
-#   dev/gpu_check.sh --time-limit 570 --stages environment,build,tests,goldens,sanitizer,ranks,memory,resources       is it right?
-#   dev/gpu_check.sh --time-limit 570 --stages environment,build,ceilings,kernels,training,curves,pytorch             is it fast?
-#   dev/gpu_check.sh --time-limit 570 --stages environment,build,kernels,profile                                      why not?
+#   dev/gpu_check.sh --time-limit 570 --stages environment,build,tests,program,goldens,sanitizer,ranks,memory,resources
+#   dev/gpu_check.sh --time-limit 570 --stages environment,build,ceilings,kernels,training,curves,pytorch
+#   dev/gpu_check.sh --time-limit 570 --stages environment,build,kernels,profile
 # A GPU with 78 GiB is enough. The sources need no git there (COMMIT=name then names them in the report). At most five files are left in
 # DIR, a few hundred KiB.
 #
@@ -46,8 +47,8 @@
 # shellcheck disable=SC2317  # stages are called by name
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
-all_stages="environment build tests goldens sanitizer ranks memory resources ceilings kernels training curves pytorch"
-declare -A cap=([environment]=60 [build]=300 [tests]=150 [goldens]=60 [sanitizer]=200 [ranks]=150 [memory]=100 [resources]=60
+all_stages="environment build tests program goldens sanitizer ranks memory resources ceilings kernels training curves pytorch"
+declare -A cap=([environment]=60 [build]=300 [tests]=150 [program]=100 [goldens]=60 [sanitizer]=200 [ranks]=150 [memory]=100 [resources]=60
                 [ceilings]=90 [kernels]=150 [training]=180 [curves]=90 [pytorch]=400 [profile]=250)
 export OMP_WAIT_POLICY=passive LC_ALL=C
 
@@ -117,7 +118,7 @@ try() {  # try WHAT COMMAND...: at most try_s; goes on after a failure, and reme
   if [ "$DRY" = 0 ] && [ $rc != 124 ] && [ "$(left_s)" -gt 40 ] && grep -a -q -E "$fault" "$WORK/out"; then
     CUDA_LAUNCH_BLOCKING=1 limited 30 "$@" > "$WORK/again" 2>&1 || again=$'\nwith CUDA_LAUNCH_BLOCKING=1: '$(last_words "$WORK/again" 1)
   fi
-  failed "$what" "$(how_it_ended $rc "$limit")" "$(last_words "$WORK/out")$again"
+  failed "$what" "$(how_it_ended $rc "$limit")" "$(grep -a '^FAILED' "$WORK/out" | head -n 8; last_words "$WORK/out")$again"
   [ "$(left_s)" -ge 2 ] || exit 124
   return $rc
 }
@@ -163,7 +164,7 @@ stage_build() {
       ranks)
         targets+=" $obj/dev/sanity"
         [ -z "$(make_variable HAVE_GTEST)" ] || [ -z "$(make_variable HAVE_MPI)" ] || targets+=" $obj/mpi_tests" ;;
-      memory) targets+=" $obj/train_llama" ;;
+      memory | program) targets+=" $obj/train_llama" ;;
       ceilings) targets+=" $obj/dev/bench_gemm" ;;
       training | curves) targets+=" $obj/dev/bench_train" ;;
       kernels | profile) for op in $ops; do targets+=" $obj/dev/bench_$op"; done ;;
@@ -272,6 +273,13 @@ stage_tests() {
   on_gpu "the kernel tests on a device" || exit 4
   tests=$(program kernel_tests "it needs GoogleTest when it is built") || exit 3
   run_tests "kernel tests" "${GPU_CHECK_TEST_SECONDS:-20}" 1 '*' "$tests"
+}
+
+stage_program() {
+  local train
+  on_gpu "the program on a GPU against itself on the CPU" || exit 4
+  train=$(program train_llama) || exit 3
+  try "the program, CPU and GPU" env ON_A_GPU=1 test/test_simt_program.sh "$train" "$train"
 }
 
 stage_goldens() {
@@ -472,13 +480,15 @@ stage_memory() {
 stage_sanitizer() {
   on_gpu "compute-sanitizer" || exit 4
   command -v compute-sanitizer > /dev/null || unavailable "compute-sanitizer is not on the PATH; it is in the CUDA Toolkit"
-  local tests tool filter
+  local tests tool filter more
   tests=$(program kernel_tests "it needs GoogleTest when it is built") || exit 3
   together=1  # a process takes seconds to begin under it
   for tool in memcheck racecheck synccheck; do
     filter='*/0:*/1:*Limits*:-*Gemm*'  # the first two shapes of every op
     [ $tool != synccheck ] || filter='TensorCore/Attention.*/0:TensorCore/Attention.*/1'
-    run_tests "$tool" 30 4 "$filter" compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 "$tests"
+    more=()
+    [ $tool != memcheck ] || more=(--report-api-errors no)  # the program checks those itself
+    run_tests "$tool" 30 4 "$filter" compute-sanitizer --tool $tool "${more[@]}" --error-exitcode 9 "$tests"
   done
 }
 
