@@ -47,7 +47,7 @@ struct Item {
 template <bool kForKeys>
 __device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder& order, int i) {
     const WorkItem w = order.at(i);
-    const int length = int(s.Tq), group = int(s.H / s.K), all = (length + kStream - 1) / kStream;
+    const int length = int(s.Tq), group = int(s.H) / int(s.K), all = (length + kStream - 1) / kStream;
     const int x_heads = int(kForKeys ? s.K : s.H), batch = w.head / x_heads, head = w.head - batch * x_heads;
     if constexpr (kForKeys) {  // early keys have the most queries
         const int first = w.rank * (kRows / kStream);

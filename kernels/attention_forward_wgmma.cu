@@ -56,7 +56,7 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
                                         const CUtensorMap* k, const CUtensorMap* v) {
     using C = Config<D>;
     Cursor<C::kStages> at;
-    const int group = int(s.H / s.K);
+    const int group = int(s.H) / int(s.K);
     for (int round = 0; item_in(order, round) < order.items(); ++round) {
         const Queries item = queries_of<D>(s, order, item_in(order, round));
         const int kv_head = item.head / group;
