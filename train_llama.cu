@@ -43,12 +43,17 @@ static int run_command(Options options, Process& process) {
     arm_faults(process.rank());
     fault_point("start");
     Health health(options, process);
-    const std::optional<ResumePoint> from = find_checkpoint(options, process);
+    std::optional<ResumePoint> from = find_checkpoint(options, process);
     if (from)
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
-    Run run(options, process, health, from);
-    return train(run);
+    health.set_guards(options);
+    for (;;) {
+        Run run(options, process, health, from);
+        const int exit_code = train(run);
+        if (!run.rollback()) return exit_code;
+        from = run.rollback();  // the run is made anew, as if it had been started again there
+    }
 }
 
 int main(int argc, char** argv) {

@@ -60,8 +60,9 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
     if (!v.spike) return v;
     ++spikes_;
     v.note = format("spike of the %s, z %.1f", of_loss ? "loss" : "norm", of_loss ? v.loss_z : v.norm_z);
-    if (options_.stop_on_spike)
-        v.give_up = format("%s at step %lld (--on-spike stop, --spike-z %g)", v.note.c_str(), (long long)step, options_.spike_z);
+    if (options_.on_spike != "warn")
+        v.give_up = format("%s at step %lld (--on-spike %s, --spike-z %g)", v.note.c_str(), (long long)step,
+                           options_.on_spike.c_str(), options_.spike_z);
     return v;
 }
 

@@ -2,10 +2,13 @@
 // What the numbers of each step say about the health of the run. All ranks feed the same numbers and so reach the same
 // verdict without another message.
 //
-//   a non-finite loss or gradient norm   the update was skipped on the device (zero/zero.h), every bit of the state is as
+//   a non-finite loss or gradient norm   the update was skipped on the device (zero/zero.h), every bit of the state is
+//   as
 //                                        before; counted, and after --max-skips in a row the run ends with exit code 72
-//   a spike                              a value far above its recent ones: flagged, or with --on-spike stop the run ends
-//                                        with exit code 72 before anything is saved
+//   a spike                              a value far above its recent ones: flagged, or with --on-spike stop the run
+//   ends
+//                                        with exit code 72 before anything is saved; with --on-spike rollback it goes
+//                                        back to a checkpoint before it, and so it does instead of giving up above
 //   a slow rank                          named
 //   replicas that differ                 ranks that must hold the same parameters do not: named, exit code 73
 
@@ -40,7 +43,7 @@ class SpikeDetector {
 struct GuardOptions {
     int64_t max_skips = 10;  // 0: never gives up
     double spike_z = 8;      // 0: no detector
-    bool stop_on_spike = false;
+    std::string on_spike = "warn";  // or stop, rollback: give_up is set
 };
 
 struct Verdict {
@@ -54,6 +57,8 @@ struct Verdict {
 class Guards {
    public:
     explicit Guards(const GuardOptions& options) : options_(options) {}
+
+    void set_options(const GuardOptions& options) { options_ = options; }
 
     Verdict observe(int64_t step, double loss, double grad_norm);
 

@@ -10,8 +10,9 @@ namespace rz {
 Health::Health(const Options& o, Process& process)
     : process_(process),
       status_(std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps)),
-      guards_({.max_skips = o.max_skips, .spike_z = o.spike_z, .stop_on_spike = o.on_spike == "stop"}),
+      guards_(GuardOptions{}),
       limit_(o.time_limit.empty() ? 0 : parse_duration(o.time_limit), wall_clock()) {
+    set_guards(o);
     install_stop_signals();
     std::shared_ptr<RunLock> lock;
     if (process.is_root() && !o.out.empty()) lock = std::make_shared<RunLock>(o.out);
@@ -19,6 +20,11 @@ Health::Health(const Options& o, Process& process)
     // Both outlive this object: the hook is called when an error has left main's function already.
     process.on_failure([status = status_, lock](int code, const std::string& reason) { status->failed(code, reason); });
     status_->running(0);
+}
+
+void Health::set_guards(const Options& o) {
+    rolls_back_ = o.on_spike == "rollback";
+    guards_.set_options({.max_skips = o.max_skips, .spike_z = o.spike_z, .on_spike = o.on_spike});
 }
 
 StopCause Health::own_stop() const {
@@ -80,7 +86,8 @@ Judgement Health::judge(const StepNumbers& n) {
     if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
     name_slow_rank(own_seconds, j);
     // The first reason stands: steps that were under way already are still judged.
-    if (!verdict.give_up.empty() && (!end_ || end_->saves)) end_with(kExitNumbers, verdict.give_up);
+    if (!verdict.give_up.empty() && (!end_ || end_->saves))
+        end_ = End{kExitNumbers, verdict.give_up, false, rolls_back_ ? n.step : 0};
     take_end(votes[0].end);
     for (int r = 0; r < process_.size(); ++r) take_stop(votes[size_t(r)].stop, r);
     status_->running(n.step);

@@ -38,6 +38,7 @@ class Health {
    public:
     // Rank 0 takes the lock; throws if it can't. Handlers for signals are installed.
     Health(const Options&, Process&);
+    void set_guards(const Options&);  // once it is known which of them a checkpoint has
     Health(const Health&) = delete;
 
     // Collective, once per step in order: one small message carries loss, request to stop and time of each rank.
@@ -47,7 +48,8 @@ class Health {
     struct End {
         int exit_code;
         std::string reason;
-        bool saves;  // the state is good and is saved first
+        bool saves;             // the state is good and is saved first
+        int64_t undo_from = 0;  // > 0: the step that went wrong, with --on-spike rollback
     };
     const std::optional<End>& end() const { return end_; }
     // Steps are judged one late; one process asks here for signals and the time limit at once.
@@ -56,6 +58,8 @@ class Health {
     // Rank 0, of what it alone knows: all ranks hear of it with the next step that is judged, or in agree().
     void report_end(int exit_code, const std::string& reason);
     void agree();  // collective
+    // The run goes on from an earlier state.
+    void forget_end() { end_.reset(), known_.reset(); }
 
     // Numbers that a run goes on with: Guards::to_json as text, for the manifest. "{}" is a fresh start.
     std::string state() const;
@@ -74,6 +78,7 @@ class Health {
 
     Process& process_;
     std::shared_ptr<RunStatus> status_;
+    bool rolls_back_ = false;
     Guards guards_;
     StragglerDetector stragglers_;
     TimeLimit limit_;

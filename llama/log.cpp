@@ -129,6 +129,11 @@ void Log::validation(const ValidationReport& r) {
     plot();
 }
 
+void Log::event(int64_t step, const std::string& text, const std::string& name, const std::string& json) {
+    line(text);
+    if (!facts_.quiet) write_json(format("{\"step\":%lld,\"%s\":%s}", (long long)step, name.c_str(), json.c_str()));
+}
+
 void Log::plot() {
     if (!metrics_) return;
     try {

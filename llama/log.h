@@ -50,6 +50,8 @@ class Log {
     void line(const std::string& text);  // plain text, from the rank that talks
     void step(const StepReport&, bool print);
     void validation(const ValidationReport&);
+    // A line, and {"step":step,"name":json} for programs.
+    void event(int64_t step, const std::string& text, const std::string& name, const std::string& json);
     void plot();    // rewrites loss.svg from metrics.jsonl
     void finish();  // the last plot and the closing line
 

@@ -46,6 +46,9 @@ std::string Manifest::to_json() const {
         }
         list.push_back(entry);
     }
+    OrderedJson undone = OrderedJson::array();
+    for (const Rollback& r : rollbacks)
+        undone.push_back({{"from", r.from}, {"to", r.to}, {"samples", r.samples}, {"reason", r.reason}});
     const OrderedJson json = {{"format", kFormat},
                               {"version", kManifestVersion},
                               {"run_id", run_id},
@@ -59,6 +62,7 @@ std::string Manifest::to_json() const {
                               {"data_hash", hex(data_hash)},
                               {"validations", validations},
                               {"seconds", seconds},
+                              {"rollbacks", undone},
                               {"ranks", ranks},
                               {"zero", zero},
                               {"flags", flags},
@@ -83,6 +87,13 @@ static ManifestFile parse_file(const Json& entry, const std::string& where) {
     f.dtype = parse_type(json_string(json_at(entry, "dtype", place), "dtype", place), place);
     for (const auto& [name, hash] : tensors->items()) f.tensors[name] = parse_hash(hash, name.c_str(), place);
     return f;
+}
+
+static Rollback parse_rollback(const Json& entry, const std::string& where) {
+    require(entry.is_object(), "%s: rollbacks: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
+    const std::string place = where + ": rollbacks";
+    const auto get = [&](const char* key) { return json_int(json_at(entry, key, place), key, 0, kMost, place); };
+    return {get("from"), get("to"), get("samples"), json_string(json_at(entry, "reason", place), "reason", place)};
 }
 
 static std::string object_text(const Json& json, const char* key, const std::string& where) {
@@ -114,6 +125,10 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     m.data_hash = parse_hash(json_at(json, "data_hash", where), "data_hash", where);
     m.validations = get_int("validations", kMost);
     m.seconds = json_number(json_at(json, "seconds", where), "seconds", 0, 1e18, where);
+    if (const Json* undone = json_find(json, "rollbacks")) {  // older manifests do not have it
+        require(undone->is_array(), "%s: rollbacks is not a list", where.c_str());
+        for (const Json& entry : *undone) m.rollbacks.push_back(parse_rollback(entry, where));
+    }
     m.ranks = get_int("ranks", int64_t(1) << 30);
     m.zero = get_int("zero", 3);
     const Json& flags = json_at(json, "flags", where);

@@ -27,6 +27,15 @@ struct ManifestFile {
     bool operator==(const ManifestFile&) const = default;
 };
 
+// A return to an earlier state: the batches behind `to`, up to and beyond the step `from` that went wrong, were left
+// out.
+struct Rollback {
+    int64_t from = 0, to = 0;
+    int64_t samples = 0;  // of the data stream, left out
+    std::string reason;
+    bool operator==(const Rollback&) const = default;
+};
+
 struct Manifest {
     std::string run_id;       // of the run that wrote it
     std::string commit;       // of the program
@@ -39,6 +48,7 @@ struct Manifest {
     uint64_t data_hash = 0;   // of all tokens so far, in order (BatchFeeder::data_hash)
     int64_t validations = 0;
     double seconds = 0;       // of training, over all starts
+    std::vector<Rollback> rollbacks;  // of the run so far
     int64_t ranks = 1, zero = 0;
     std::map<std::string, std::string> flags;  // how the run was asked for, by flag: what a resumed run takes unless told otherwise
     std::string data;                          // JSON: DataFingerprint

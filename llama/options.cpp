@@ -155,7 +155,13 @@ void add_guards(Group g, Options& o) {
             "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
     g.real("--spike-z", o.spike_z, 0, 1e6,
            "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
-    g.choice("--on-spike", o.on_spike, {"warn", "stop"}, "stop: end with exit code 72, nothing saved after the spike");
+    g.choice("--on-spike", o.on_spike, {"warn", "stop", "rollback"},
+             "stop: end with exit code 72, nothing saved after the spike; rollback: also for --max-skips, go on from an "
+             "older checkpoint without the data in between");
+    g.whole("--max-rollbacks", o.max_rollbacks, 1, kBig, "Rollbacks of the whole run, then it ends with exit code 72");
+    g.whole("--rollback-steps", o.rollback_steps, 1, kBig,
+            "To the newest checkpoint so many steps before the spike, or the oldest there is");
+    g.whole("--rollback-skip", o.rollback_skip, 0, kBig, "Batches beyond that of the spike that are left out as well");
     g.whole("--check-replicas", o.check_replicas, 0, kBig,
             "Steps between comparisons of the state over ranks that hold the same; 0: never");
 }
@@ -301,7 +307,8 @@ bool is_kept(const CLI::Option& option, const std::string& name) {
     const std::string group = option.get_group();
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
         if (group.rfind(kept, 0) == 0) return true;
-    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep", "keep-every"})
+    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep", "keep-every",
+                             "max-skips", "spike-z", "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
         if (name == kept) return true;
     return false;
 }
@@ -391,6 +398,11 @@ static void check_given(const Options& o) {
     require(o.on_spike == "warn" || o.spike_z > 0,
             "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8",
             o.on_spike.c_str());
+    for (const char* flag : {"max-rollbacks", "rollback-steps", "rollback-skip"})
+        require(!o.given.count(flag) || o.on_spike == "rollback" || !o.resume.empty(),
+                "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
+    require(o.on_spike != "rollback" || !o.out.empty(),
+            "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
     for (const char* flag : {"save-every", "keep-every"})
         require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
                 "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);

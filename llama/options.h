@@ -80,6 +80,7 @@ struct Options {
     int64_t max_skips = 10;
     double spike_z = 8;
     std::string on_spike = "warn";
+    int64_t max_rollbacks = 3, rollback_steps = 100, rollback_skip = 100;
     int64_t check_replicas = 0;
 
     // output

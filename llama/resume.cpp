@@ -98,6 +98,24 @@ std::optional<ResumePoint> find_checkpoint(const Options& o, Process& process) {
     return share(process.is_root() ? choose(o) : std::nullopt, process);
 }
 
+std::optional<ResumePoint> find_rollback(const Options& o, Process& process, int64_t from) {
+    std::optional<ResumePoint> point;
+    if (process.is_root()) {
+        const CheckpointStore store(o.out);
+        std::vector<int64_t> before = descending(store.steps());
+        std::erase_if(before, [&](int64_t step) { return step >= from; });
+        std::vector<int64_t> old = before;
+        std::erase_if(old, [&](int64_t step) { return step > from - o.rollback_steps; });
+        if (old.empty() && !before.empty()) old = {before.back()};
+        try {
+            point = newest_good(store, old, {});
+        } catch (const Error& error) {
+            std::fprintf(stderr, "train_llama: %s\n", error.what());
+        }
+    }
+    return share(point, process);
+}
+
 ResumePoint fall_back(const Options& o, Process& process, const ResumePoint& point, const std::string& why) {
     std::optional<ResumePoint> next;
     if (process.is_root()) {

@@ -129,8 +129,10 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                          .peak_flops = peak_flops(device_) * process.size(),
                          .quiet = !process.is_root()};
     health_.status().set_steps(o.steps);
+    health_.status().set_rollbacks(int64_t(resumed_.rollbacks.size()));
     if (!o.out.empty()) health_.expect_save(table_.size() * 16 / process.size());
     log_ = std::make_unique<Log>(facts, o.out, first_step_);
+    if (from && from->rolls_back) tell_of_rollback();
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
     require(o.check_replicas == 0 || has_replicas(*mesh_, *zero),
             "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is nothing to compare\n"
@@ -317,6 +319,8 @@ int Run::finish() {
     if (!options.out.empty() && (!health_.end() || health_.end()->saves))
         if (const std::string bad = find_not_finite(process, device_, *compute_, *zero, table_); !bad.empty())
             health_.end_with(kExitNumbers, format("not finite behind step %lld: ", (long long)last_step_) + bad);
+    if (health_.end() && health_.end()->undo_from > 0) plan_rollback();
+    if (rollback_) return kExitNumbers;
     if (health_.end() && !(health_.end()->saves && last_step_ == options.steps)) return finish_early(last_save_good);
     if (!options.out.empty()) {
         const std::string folder = options.out + "/final";

@@ -60,6 +60,8 @@ class Run {
     bool stops(int64_t step);
     // Reports what is outstanding and, unless the run was stopped, saves the final weights. The program's exit code.
     int finish();
+    // After finish(): from where the run is to be made anew, if it went wrong and is to go back.
+    const std::optional<ResumePoint>& rollback() const { return rollback_; }
 
     Options options;
     Process& process;
@@ -79,6 +81,8 @@ class Run {
     Judgement judge(const Probe&, double loss_sum, double norm, double own_seconds, double seconds);
     void check_replicas(int64_t step);
     int finish_early(bool last_save_good);
+    void plan_rollback();
+    void tell_of_rollback();
     void print_sample(int64_t step);
     void check_graphs() const;
     void load_checkpoint(ResumePoint from);
@@ -98,6 +102,7 @@ class Run {
     int64_t micro_batches_;
     int64_t first_step_ = 1, last_step_ = 0;
     Manifest resumed_;  // what the run goes on from; all zero if it began
+    std::optional<ResumePoint> rollback_;
     std::string run_id_;
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     CommMeter meter_;

@@ -44,6 +44,7 @@ Manifest Run::manifest_at(int64_t step) const {
     m.tokens = resumed_.tokens + tokens_per_step() * (step - resumed_.step);
     m.data_hash = consumed_;
     m.validations = validations_;
+    m.rollbacks = resumed_.rollbacks;
     m.seconds = resumed_.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
     m.ranks = process.size();
     m.zero = options.zero;

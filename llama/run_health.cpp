@@ -2,7 +2,9 @@
 
 #include <cstring>
 
+#include "llama/atomic_file.h"
 #include "llama/fault.h"
+#include "llama/json.h"
 #include "llama/replicas.h"
 #include "llama/run.h"
 
@@ -57,6 +59,50 @@ bool Run::stops(int64_t step) {
     if (health_.end()->saves && step == options.steps) return false;  // done anyway
     if (health_.end()->saves && writer_) save(step);
     return true;
+}
+
+// PaLM (Chowdhery et al. 2022, section 5.1): back to a checkpoint some steps before the spike, and on without the
+// batches that were seen since then, and some more. The checkpoint's manifest gets the new place in the data before
+// anything else, so that a run which is killed from here on does the same.
+void Run::plan_rollback() {
+    Health::End end = *health_.end();
+    const int64_t from = end.undo_from, done = int64_t(resumed_.rollbacks.size());
+    std::optional<ResumePoint> point;
+    std::string why_not;
+    if (done >= options.max_rollbacks)
+        why_not = format("after %lld rollbacks (--max-rollbacks)", (long long)done);
+    else if (point = find_rollback(options, process, from); !point)
+        why_not = "there is no checkpoint to roll back to";
+    if (!why_not.empty()) return health_.end_with(end.exit_code, end.reason + "; " + why_not);
+    const int64_t next = samples_before(from + 1) + options.rollback_skip * samples_per_step();
+    Manifest& m = point->manifest;
+    m.rollbacks = resumed_.rollbacks;
+    m.rollbacks.push_back({from, m.step, next - m.samples, end.reason});
+    m.samples = next;
+    std::string problem;
+    if (process.is_root()) {
+        try {
+            write_file_atomically(point->folder + "/" + kManifestName, m.to_json());
+        } catch (const Error& error) {
+            problem = error.what();
+        }
+    }
+    problem = process.all_gather_text(problem)[0];
+    if (!problem.empty()) return health_.end_with(end.exit_code, end.reason + "; it can't be rolled back: " + problem);
+    health_.forget_end();
+    health_.status().saved(m.step);
+    point->rolls_back = true;
+    point->may_fall_back = false;  // an older one would lack the record
+    rollback_ = std::move(point);
+}
+
+void Run::tell_of_rollback() {
+    const Rollback& r = resumed_.rollbacks.back();
+    log_->event(r.to,
+                format("rollback %s: on from step %lld, without %lld sequences of the data (%zu of at most %lld)",
+                       r.reason.c_str(), (long long)r.to, (long long)r.samples, resumed_.rollbacks.size(),
+                       (long long)options.max_rollbacks),
+                "rollback", Json{{"from", r.from}, {"samples", r.samples}, {"reason", r.reason}}.dump());
 }
 
 // Run::finish for a run that ends early. Returns its exit code.

@@ -67,10 +67,10 @@ void RunStatus::write(const char* state, int exit_code, const std::string& reaso
     char host[256] = {};
     gethostname(host, sizeof host - 1);
     OrderedJson json = {
-        {"state", state},          {"step", step_},    {"steps", steps_},     {"saved_step", saved_step_},
-        {"exit_code", exit_code},  {"reason", reason}, {"rank", rank},        {"host", host},
-        {"pid", int(getpid())},    {"ranks", ranks_},  {"started", started_}, {"updated", utc_now()},
-        {"commit", build_commit()}};
+        {"state", state},          {"step", step_},           {"steps", steps_},     {"saved_step", saved_step_},
+        {"exit_code", exit_code},  {"reason", reason},        {"rank", rank},        {"host", host},
+        {"pid", int(getpid())},    {"ranks", ranks_},         {"started", started_}, {"updated", utc_now()},
+        {"rollbacks", rollbacks_}, {"commit", build_commit()}};
     const std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     const std::string path = folder_ + "/run_status.json", temporary = format("%s.tmp-%d", path.c_str(), rank_);
     const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

@@ -3,8 +3,8 @@
 // be trusted with that. Replaced atomically; a reader sees one whole state or the other.
 //
 //   {"state": "running" | "finished" | "stopped" | "failed", "step": 120, "steps": 1000, "saved_step": 100,
-//    "exit_code": 75, "reason": "SIGTERM on rank 2", "rank": 2, "host": "node7", "pid": 4711, "ranks": 4,
-//    "started": "2026-11-21T12:00:00Z", "updated": "2026-11-21T12:34:56Z", "commit": "4aac85d"}
+//    "exit_code": 75, "reason": "SIGTERM on rank 2", "rank": 2, "host": "node7", "pid": 4711, "ranks": 4, "rollbacks":
+//    0, "started": "2026-11-21T12:00:00Z", "updated": "2026-11-21T12:34:56Z", "commit": "4aac85d"}
 //
 // "running" with a dead pid: the run was killed and could say nothing.
 
@@ -27,6 +27,7 @@ class RunStatus {
     void failed(int exit_code, const std::string& reason, int rank = -1);
 
     void set_steps(int64_t steps) { steps_ = steps; }  // once they are known, before training
+    void set_rollbacks(int64_t n) { rollbacks_ = n; }
     int64_t step() const { return step_; }
     int64_t saved_step() const { return saved_step_; }
 
@@ -35,7 +36,7 @@ class RunStatus {
 
     std::string folder_, started_;
     int rank_, ranks_;
-    int64_t steps_, step_ = 0, saved_step_ = -1;
+    int64_t steps_, step_ = 0, saved_step_ = -1, rollbacks_ = 0;
     double written_ = 0;
     bool ended_ = false, warned_ = false;
     std::mutex mutex_;

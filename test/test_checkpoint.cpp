@@ -78,6 +78,7 @@ Manifest example() {
     m.run_id = "abc", m.commit = "1234567", m.written_at = "2026-11-21T12:00:00Z", m.device = "a \"device\"";
     m.step = 300, m.updates = 298, m.samples = 4096, m.tokens = int64_t(1) << 45, m.data_hash = 0xfedcba9876543210ull;
     m.validations = 3, m.seconds = 0.1, m.ranks = 4, m.zero = 3;
+    m.rollbacks = {{290, 200, 5000, "a \"spike\""}, {295, 100, 1, ""}};
     m.flags = {{"lr", "0.001"}, {"val-data", ""}};
     m.data = R"({"seed":1})";
     m.guards = R"({"skipped":0})";
@@ -91,13 +92,18 @@ TEST(Manifest, SurvivesARoundTrip) {
     EXPECT_EQ(Manifest::from_json(m.to_json(), "here"), m);
 }
 
-// Those of earlier versions do not have it, and counted skipped updates.
-TEST(Manifest, WithoutUpdatesTheyAreTheSteps) {
+// Which counted skipped updates and knew no rollbacks.
+TEST(Manifest, ReadsThatOfAnEarlierVersion) {
     std::string text = example().to_json();
     const size_t at = text.find(" \"updates\": 298,\n");
     ASSERT_NE(at, std::string::npos);
     text.erase(at, text.find('\n', at) + 1 - at);
-    EXPECT_EQ(Manifest::from_json(text, "here").updates, 300);
+    const size_t list = text.find(" \"rollbacks\": ["), end = text.find(" ],\n", list);
+    ASSERT_NE(end, std::string::npos);
+    text.erase(list, end + 4 - list);
+    const Manifest m = Manifest::from_json(text, "here");
+    EXPECT_EQ(m.updates, 300);
+    EXPECT_TRUE(m.rollbacks.empty());
 }
 
 TEST(Manifest, RefusesWhatIsWrongNamingIt) {
@@ -110,6 +116,8 @@ TEST(Manifest, RefusesWhatIsWrongNamingIt) {
         {"\"step\": 300", "\"step\": \"300\"", "step"},
         {"\"updates\": 298", "\"updates\": 301", "updates"},
         {"\"zero\": 3", "\"zero\": 4", "zero"},
+        {"\"from\": 290", "\"from\": -1", "from"},
+        {"\"samples\": 5000", "\"samples\": \"5000\"", "samples"},
         {"config.json", "../config.json", "no path inside"},
         {"config.json", "/etc/passwd", "no path inside"},
         {"config.json", "model.safetensors", "listed twice"},

@@ -401,6 +401,47 @@ case_21() {
   check "21 --on-spike stop: exit code 72" test $rc = 72
   check "21 --on-spike stop: nothing saved after it" test "$(steps_of c21c)" = "28 29"
 }
+# Back before the spike and on without the data in between: the same weights however often it is killed after that.
+case_21b() {
+  local rolls=(--steps 40 --save-every 5 --keep 0 --on-spike rollback --rollback-steps 8 --rollback-skip 3) whole at
+  FAULT=loss:*:30:spike start c21r "${rolls[@]}"
+  whole=$(weights c21r)
+  check "21 rollback: goes on to the end" test $rc = 0
+  check "21 rollback: said" says "rollback spike of the loss, z .* at step 30 .*: on from step 20, without 39 sequences of the data \(1 of at most 3\)"
+  check "21 rollback: run_status" test "$(status c21r state) $(status c21r rollbacks)" = "finished 1"
+  check "21 rollback: metrics, every step once" python3 - "$work/c21r/metrics.jsonl" <<'PY'
+import json, sys
+rows = [json.loads(line) for line in open(sys.argv[1])]
+assert [r["step"] for r in rows if "loss" in r] == list(range(1, 41))
+event = [r for r in rows if "rollback" in r]
+assert len(event) == 1 and event[0]["step"] == 20 and event[0]["rollback"]["from"] == 30
+PY
+  # 10 steps from 20 to 30 and 3 more, of 3 sequences each, are left out: step 25 ends at sequence 3 * (25 + 13).
+  check "21 rollback: the manifest" python3 - "$work/c21r/checkpoints/step_000000025/manifest.json" <<'PY'
+import json, sys
+m = json.load(open(sys.argv[1]))
+assert m["samples"] == 114 and m["step"] == 25, m["samples"]
+assert [(r["from"], r["to"], r["samples"]) for r in m["rollbacks"]] == [(30, 20, 39)]
+PY
+  start c21plain "${rolls[@]}"
+  check "21 rollback: other data, other weights" test $rc = 0 -a "$(weights c21plain)" != "$whole"
+  for at in 33 38; do  # before and after the first checkpoint that follows
+    FAULT=loss:*:30:spike,step:0:$at:kill start c21k$at "${rolls[@]}"
+    check "21 rollback, killed: killed" test $rc != 0
+    resume c21k$at
+    check "21 rollback, killed: the same weights" test $rc = 0 -a "$(weights c21k$at)" = "$whole"
+    check "21 rollback, killed: counted once" test "$(status c21k$at rollbacks)" = 1
+  done
+  FAULT=gradient:1:25:nan,gradient:1:26:inf,gradient:1:27:nan start c21n "${rolls[@]}" --max-skips 3 --zero 3
+  check "21 rollback of bad steps" says "rollback the loss or the gradient was not finite 3 steps in a row.*: on from step 15"
+  check "21 rollback of bad steps: goes on" test $rc = 0
+  FAULT=loss:*:30+:spike start c21m "${rolls[@]}" --max-rollbacks 1
+  check "21 --max-rollbacks: exit code 72" test $rc = 72
+  check "21 --max-rollbacks: said" says "spike of the loss.*; after 1 rollbacks \(--max-rollbacks\)"
+  FAULT=loss:*:30:spike start c21o "${rolls[@]}" --save-every 0
+  check "21 rollback to nothing: exit code 72" test $rc = 72
+  check "21 rollback to nothing: said" says "there is no checkpoint to roll back to"
+}
 case_22() {
   FAULT=weights:1:5:flip start c22 --check-replicas 2 --zero 0
   check "22 flipped bit: exit code 73" test $rc = 73
@@ -621,7 +662,7 @@ case_supervise() {
 
 # ---- which ---------------------------------------------------------------------------------------------------------------
 
-all="01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 19b 20 20b 21 22"
+all="01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 19b 20 20b 21 21b 22"
 all+=" 23 24 26 27 28 29 31 33 34 35 37 38 39 40 supervise"
 [ "$quick" ] && all="01 03 08 09 12 16 19 19b 20 20b 22 40"
 [ "$only" ] && all=$only

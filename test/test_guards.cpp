@@ -98,7 +98,7 @@ TEST(Guards, GivesUpAfterSoManyInARow) {
 
 TEST(Guards, StopsOnASpikeOnlyIfAsked) {
     for (bool stop : {false, true}) {
-        Guards g({.stop_on_spike = stop});
+        Guards g({.on_spike = stop ? "stop" : "warn"});
         for (int i = 0; i < 40; ++i) ASSERT_FALSE(g.observe(i, noisy(i), 1.0 + 0.1 * (i % 3)).spike);
         const Verdict v = g.observe(41, 30, 1.1);
         EXPECT_TRUE(v.spike);
