@@ -27,6 +27,16 @@ static bool is_folder(const std::string& path) {
     return fs::is_directory(path, none);
 }
 
+// Of a file whose size is looked at first: a sparse one may claim terabytes.
+static std::string read_text(const std::string& path) {
+    constexpr uintmax_t kLargest = 256 << 20;
+    std::error_code none;
+    const uintmax_t bytes = fs::file_size(path, none);
+    require(none || bytes <= kLargest, "%s: %llu bytes are too many for this file (at most %llu); is it another one?",
+            path.c_str(), (unsigned long long)bytes, (unsigned long long)kLargest);
+    return read_file(path);
+}
+
 static std::string shape_text(const std::vector<int64_t>& shape) {
     std::string text;
     for (const int64_t extent : shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
@@ -80,7 +90,7 @@ static std::string resolve_repo(const std::string& repo, const std::string& revi
     require(is_folder(root), "%s: no such folder, and no such repo in the Hugging Face cache (%s). Fetch it with\n%s",
             repo.c_str(), hub_cache().c_str(), download_command(repo).c_str());
     std::string snapshot = revision;
-    if (is_file(root + "/refs/" + revision)) snapshot = trimmed(read_file(root + "/refs/" + revision));
+    if (is_file(root + "/refs/" + revision)) snapshot = trimmed(read_text(root + "/refs/" + revision));
     require(!snapshot.empty() && snapshot.find('/') == std::string::npos && snapshot[0] != '.',
             "%s: refs/%s names no snapshot", root.c_str(), revision.c_str());
     const std::string path = root + "/snapshots/" + snapshot;
@@ -112,7 +122,7 @@ std::string resolve_model(const std::string& spec) {
 
 ModelConfig load_config(const std::string& folder) {
     const std::string path = folder + "/" + kConfig;
-    return config_from_json(read_file(path), path);
+    return config_from_json(read_text(path), path);
 }
 
 // ---- reading ----
@@ -135,7 +145,7 @@ std::map<std::string, std::string> parse_weight_map(std::string_view text, const
 
 void HfWeights::open_shards(const std::string& folder) {
     const std::map<std::string, std::string> index =
-        parse_weight_map(read_file(folder + "/" + kIndex), folder + "/" + kIndex);
+        parse_weight_map(read_text(folder + "/" + kIndex), folder + "/" + kIndex);
     std::set<std::string> names;
     for (const auto& [tensor, file] : index) names.insert(file);
     std::map<std::string, const Safetensors*> open;

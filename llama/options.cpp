@@ -173,9 +173,7 @@ void add_gemm(Group g, Options& o) {
            "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]; all ranks must see it");
 }
 
-void add_training(CLI::App& app, Options& o) {
-    add_model({app, "Model"}, o);
-
+void add_data_and_batch(CLI::App& app, Options& o) {
     Group data{app, "Data"};
     data.text("--data", o.data, "Folder made by data_prep/prepare.py (train and val shards, tokenizer)");
     data.text("--train-data", o.train_data, "Token shards instead: files or globs, comma-separated");
@@ -189,7 +187,9 @@ void add_training(CLI::App& app, Options& o) {
     batch.whole("--batch-tokens", o.batch_tokens, 0, kBig,
                 "Tokens per update over all ranks, by accumulation; 0: one micro-batch");
     batch.whole("--steps", o.steps, 0, kBig, "Updates");
+}
 
+void add_optimizer(CLI::App& app, Options& o) {
     Group adam{app, "Optimizer (AdamW; decay on matrices only)"};
     adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate");
     adam.choice("--lr-schedule", o.lr_schedule, {"cosine", "linear", "constant", "wsd"},
@@ -204,7 +204,9 @@ void add_training(CLI::App& app, Options& o) {
     adam.real("--clip", o.clip, 0, 1e9, "Largest global gradient norm; 0: no clipping");
     app.add_option("--seed", o.seed, "Of weights, data order and samples")->group(adam.name)->capture_default_str()
         ->type_name("N")->check(whole_number(0, INT64_MAX));
+}
 
+void add_device(CLI::App& app, Options& o) {
     Group device{app, "Device, precision and memory"};
     device.choice("--device", o.device, {"auto", "cuda", "cpu"}, "auto: CUDA where it is usable");
     device.choice("--dtype", o.dtype, {"fp32", "bf16"}, "Of weights and activations");
@@ -222,7 +224,9 @@ void add_training(CLI::App& app, Options& o) {
                  "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
     device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
     add_gemm(device, o);
+}
 
+void add_ranks(CLI::App& app, Options& o) {
     Group ranks{app, "Many ranks (mpirun -n N)"};
     ranks.whole("--zero", o.zero, 0, 3, "What ranks share: 1 optimizer, 2 and gradients, 3 and parameters");
     ranks.whole("--shard-size", o.shard_size, 0, 1 << 20, "Ranks that share one copy (hybrid sharding); 0: all");
@@ -237,16 +241,18 @@ void add_training(CLI::App& app, Options& o) {
     ranks.choice("--wire-dtype", o.wire_dtype, {"fp32", "bf16"}, "Of gradients between ranks [--grad-dtype]");
     ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20, "KiB that one hop carries; 0: what suits the transport");
     ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank may wait for another before the job ends");
+}
 
+void add_validation(CLI::App& app, Options& o) {
     Group val{app, "Validation and samples"};
     val.whole("--val-every", o.val_every, 0, kBig, "Steps between validations; 0: only at the end");
     val.whole("--val-tokens", o.val_tokens, 1, kBig, "Tokens of each validation");
     val.whole("--sample-every", o.sample_every, 0, kBig, "Validations between printed samples; 0: none");
     val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Tokens of a sample");
     val.text("--prompt", o.prompt, "What samples begin with")->type_name("TEXT");
+}
 
-    add_guards({app, "Stopping and guards"}, o);
-
+void add_output(CLI::App& app, Options& o) {
     Group out{app, "Output"};
     out.text("--out", o.out,
              "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
@@ -274,6 +280,17 @@ void add_training(CLI::App& app, Options& o) {
     keep.flag("--no-background-save", o.no_background_save,
               "Training waits for each save, which then needs no memory for a copy of the state");
     keep.flag("--allow-data-change", o.allow_data_change, "Resume although the data are not those of the checkpoint");
+}
+
+void add_training(CLI::App& app, Options& o) {
+    add_model({app, "Model"}, o);
+    add_data_and_batch(app, o);
+    add_optimizer(app, o);
+    add_device(app, o);
+    add_ranks(app, o);
+    add_validation(app, o);
+    add_guards({app, "Stopping and guards"}, o);
+    add_output(app, o);
 }
 
 void add_generate(CLI::App& app, Options& o) {

@@ -367,6 +367,13 @@ TEST_F(Resolve, AbsentRepoGetsTheCommandThatFetchesIt) {
     EXPECT_TRUE(says(error_of([] { resolve_model("org/Some-Model_1.5@evil"); }), "names no snapshot"));
 }
 
+TEST_F(HfTest, HugeTextFilesAreRefusedBeforeTheyAreRead) {
+    make_folder(path("huge"));
+    write_file_atomically(path("huge/config.json"), "{");
+    std::filesystem::resize_file(path("huge/config.json"), uintmax_t(1) << 40);  // sparse
+    EXPECT_TRUE(says(error_of([&] { load_config(path("huge")); }), "1099511627776 bytes are too many"));
+}
+
 TEST_F(HfTest, OldPickleFilesAreExplained) {
     make_folder(path("p"));
     write_file_atomically(path("p/pytorch_model.bin"), "");
