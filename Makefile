@@ -9,8 +9,8 @@
 #   make lint         static checks that take seconds (dev/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
 #
-# Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      SM="80 90a"  GPU architectures (PTX of the first is added)
-#           BUILD=dir  CXX=g++  OPT=-O3  J=jobs
+# Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs
+#           SM="80 90a"  GPU architectures (PTX of the first is added)
 
 CXX   ?= g++
 BUILD ?= build
@@ -21,7 +21,7 @@ MPI   ?= auto
 
 .DEFAULT_GOAL := all
 
-# ---- what is here ------------------------------------------------------------------------------------------------------
+# ---- what is here ----------------------------------------------------------------------------------------------------
 
 CONFIG := $(BUILD)/config.mk
 NOBUILD := clean help deps lint quickstart
@@ -44,7 +44,7 @@ $(error CUDA=1, but no usable nvcc with cuBLASLt was found; install the CUDA Too
 endif
 endif
 
-# ---- flags -------------------------------------------------------------------------------------------------------------
+# ---- flags -----------------------------------------------------------------------------------------------------------
 
 # -fno-math-errno and -fno-trapping-math let loops with sqrt and comparisons vectorise; neither changes a value.
 BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Wno-psabi -Wno-restrict -fno-math-errno -fno-trapping-math -I. -MMD -MP
@@ -60,7 +60,7 @@ GENCODE := $(foreach s,$(SM),-gencode arch=compute_$(s),code=sm_$(s)) \
 NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Wno-psabi \
              --Werror all-warnings -DRZ_CUDA
 
-# ---- the library and the program ---------------------------------------------------------------------------------------
+# ---- the library and the program -------------------------------------------------------------------------------------
 
 CPP_SOURCES := $(sort $(wildcard kernels/runtime/*.cpp kernels/*.cpp comm/*.cpp zero/*.cpp llama/*.cpp))
 CU_SOURCES  := $(sort $(wildcard kernels/*.cu))
@@ -108,7 +108,7 @@ $(OBJ)/llama/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"'
 .PHONY: FORCE
 FORCE:
 
-# ---- tests -------------------------------------------------------------------------------------------------------------
+# ---- tests -----------------------------------------------------------------------------------------------------------
 
 GTEST := -lgtest_main -lgtest
 UNIT_SOURCES   := $(sort $(wildcard test/test_*.cpp))
@@ -129,8 +129,8 @@ ifneq ($(HAVE_CUDA),)
 include test/simt/simt.mk
 endif
 
-# Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are not
-# instrumented; GEMM is then our own loops.
+# Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are
+# not instrumented; GEMM is then our own loops.
 TSAN := $(BUILD)/tsan
 TSAN_SOURCES := $(CPP_SOURCES) test/test_comm.cpp test/test_zero.cpp
 $(TSAN)/%.o: %.cpp
@@ -153,7 +153,7 @@ deps-test:
 test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
-# Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. The quick ones are in `make test`.
+# Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
 .PHONY: test-faults
 test-faults: train_llama
 	test/test_faults.sh ./train_llama
@@ -161,7 +161,7 @@ test-faults: train_llama
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests
 
-# ---- benchmarks and tools ----------------------------------------------------------------------------------------------
+# ---- benchmarks and tools --------------------------------------------------------------------------------------------
 
 DEV_SOURCES := $(sort $(wildcard dev/*.cpp))
 DEV_TOOLS := $(DEV_SOURCES:dev/%.cpp=$(OBJ)/dev/%)
@@ -172,7 +172,7 @@ tools bench: $(DEV_TOOLS)
 	@ln -sfn $(FLAVOUR)/dev $(BUILD)/dev
 	@echo "built: $(DEV_SOURCES:dev/%.cpp=$(BUILD)/dev/%)"
 
-# ---- first steps -------------------------------------------------------------------------------------------------------
+# ---- first steps -----------------------------------------------------------------------------------------------------
 
 .PHONY: deps quickstart lint reconfigure clean help
 lint:

@@ -118,9 +118,9 @@ class StdlibCorpus(Corpus):
 
 
 class TextCorpus(Corpus):
-    """Files and folders of text. A .jsonl or .jsonl.gz file holds one document per line, in `field`, a .parquet file one
-    per row, in the column `field`; any other file is one document, or several between lines equal to `separator`. If
-    there are few files (and no separator), the end of each goes to validation; otherwise whole documents do."""
+    """Files and folders of text. A .jsonl or .jsonl.gz file holds one document per line, in `field`, a .parquet file
+    one per row, in the column `field`; any other file is one document, or several between lines equal to `separator`.
+    If there are few files (and no separator), the end of each goes to validation; otherwise whole documents do."""
 
     FEW_FILES = 20
 

@@ -44,8 +44,8 @@ def main(argv=None):
         full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "free some space or choose another --out, then give" if full else "mend that and give"
         print(
-            f"prepare.py: {e.filename or args.out or 'the output'}: {e.strerror or e}; {advice} the same command again to "
-            "go on",
+            f"prepare.py: {e.filename or args.out or 'the output'}: {e.strerror or e}; {advice} the same command again "
+            "to go on",
             file=sys.stderr,
         )
         return 1
@@ -54,7 +54,7 @@ def main(argv=None):
         return 130
 
 
-def parse_arguments(argv):
+def common_arguments():
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
     add("--out", metavar="DIR", help="folder to write (default: data/NAME)")
@@ -68,7 +68,10 @@ def parse_arguments(argv):
     )
     add("--overwrite", action="store_true", help="replace what --out holds")
     add("--quiet", action="store_true", help="no progress")
+    return common
 
+
+def text_arguments():
     text = argparse.ArgumentParser(add_help=False)
     add = text.add_argument
     add(
@@ -105,7 +108,11 @@ def parse_arguments(argv):
         action="store_true",
         help="if the corpus cannot be had, write the synthetic one instead and say so",
     )
+    return text
 
+
+def parse_arguments(argv):
+    common, text = common_arguments(), text_arguments()
     parser = argparse.ArgumentParser(
         prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -222,7 +229,8 @@ class OutputFolder:
             for shard in self.dataset[split]["shards"]:
                 if not os.path.exists(os.path.join(self.path, shard["file"])):
                     raise PrepareError(
-                        f"{self.path}: dataset.json lists {shard['file']}, which is missing; pass --overwrite to make it again"
+                        f"{self.path}: dataset.json lists {shard['file']}, which is missing; pass --overwrite to make "
+                        "it again"
                     )
         shards = glob.glob(os.path.join(glob.escape(self.path), f"{glob.escape(name)}_*_[0-9]*.bin*"))
         if shards and self.dataset is None and self.state is None:
@@ -471,8 +479,8 @@ def prepare_synthetic(args, fallback_from=None):
             "order": args.order,
             "symbols": args.symbols,
             "seed": args.seed,
-            "note": "the entropy rate of the source, and the mean -log P that the source itself gives to the text written; a "
-            "model that sees at least `order` tokens cannot do better on average",
+            "note": "the entropy rate of the source, and the mean -log P that the source itself gives to the text written; "
+            "a model that sees at least `order` tokens cannot do better on average",
         },
     )
     extra = {"fallback_from": fallback_from} if fallback_from else {}

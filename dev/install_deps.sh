@@ -5,10 +5,12 @@
 #   dev/install_deps.sh --check   says what is missing and exits 1, installs nothing
 set -euo pipefail
 
-packages="g++ make python3 mpich libmpich-dev libdnnl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev iproute2"
+packages="g++ make python3 mpich libmpich-dev libdnnl-dev libcli11-dev nlohmann-json3-dev libgtest-dev libgmock-dev"
+packages="$packages libbenchmark-dev iproute2"
 
 if ! command -v dpkg-query > /dev/null; then
-  echo "dev/install_deps.sh: no dpkg here, so what is missing can't be told; what is needed, under your system's names: $packages" >&2
+  echo "dev/install_deps.sh: no dpkg here, so what is missing is unknown; needed, under your system's names:" >&2
+  echo "  $packages" >&2
   if [ "${1:-}" = --check ]; then exit 0; else exit 1; fi
 fi
 missing=""

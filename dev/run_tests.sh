@@ -22,7 +22,8 @@ run() {
   p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$log" | total)
   f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$log" | total)
   s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' "$log" | total)
-  if grep -q '^Ran [0-9]* tests\{0,1\} in ' "$log"; then  # unittest: all that ran, then OK or FAILED (failures=1, errors=2, skipped=3)
+  if grep -q '^Ran [0-9]* tests\{0,1\} in ' "$log"; then
+    # unittest: all that ran, then OK or FAILED (failures=1, errors=2, skipped=3)
     f=$(grep -E '^FAILED \(' "$log" | grep -oE '(failures|errors)=[0-9]+' | cut -d= -f2 | total)
     s=$(grep -E '^(OK|FAILED) \(' "$log" | grep -oE 'skipped=[0-9]+' | cut -d= -f2 | total)
     p=$(($(sed -n 's/^Ran \([0-9]*\) .*/\1/p' "$log" | total) - f - s))
@@ -61,10 +62,12 @@ for section in $sections; do
       run faults test/test_faults.sh ./train_llama --quick
       run gpu-check test/test_gpu_check.sh "$build" ;;
     simt)
-      [ -x "$build/simt/plain/kernel_tests" ] || { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
+      [ -x "$build/simt/plain/kernel_tests" ] ||
+        { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
       run simt-program test/test_simt_program.sh ./train_llama_simt ./train_llama ;;
-    *) echo "dev/run_tests.sh: no section is called $section; they are: unit python mpi tsan program simt" >&2; exit 2 ;;
+    *) echo "dev/run_tests.sh: no section is called $section; there are: unit python mpi tsan program simt" >&2
+       exit 2 ;;
   esac
 done
 

@@ -354,7 +354,7 @@ class Synthetic(DataPrepTest):
             self.assertTrue(all(sum(row) == 256 and min(row) >= 1 for row in source.counts))
             self.assertAlmostEqual(math.fsum(source.stationary), 1, places=12)
             ((text, nats),) = source.blocks("train", 200000)
-            # -log P per token has standard deviation below 2 nats; the sum mixes within tens of tokens. Five deviations.
+            # -log P per token has standard deviation below 2 nats; the sum mixes within tens of tokens. Five of them.
             self.assertLess(abs(nats / len(text) - source.entropy_nats), 5 * 2 / math.sqrt(len(text) / 10))
             self.assertLess(source.entropy_nats, 0.9 * source.unigram_nats, "context must matter")
             self.assertEqual(list(text), list(next(source.blocks("train", 200000))[0]))
