@@ -1,6 +1,6 @@
 #pragma once
-// The model: its activations, forward pass, loss and backward pass. Parameters and gradients belong to zero/; this file asks
-// for a unit when it needs it and says when it is done with it, and never knows which rank it is.
+// The model: its activations, forward pass, loss and backward pass. Parameters and gradients belong to zero/; this file
+// asks for a unit when it needs it and says when it is done with it, and never knows which rank it is.
 
 #include <vector>
 
@@ -41,8 +41,8 @@ class Model {
    public:
     Model(const ModelConfig&, const ParamTable&, ModelOptions, Device, Stream& compute, Zero&);
 
-    // Forward and backward: adds the gradient of grad_scale * (sum of token losses) to zero's gradients and the sum of the
-    // token losses to loss_sum(). grad_scale is 1 / targets in the global batch.
+    // Forward and backward: adds the gradient of grad_scale * (sum of token losses) to zero's gradients and the sum of
+    // the token losses to loss_sum(). grad_scale is 1 / targets in the global batch.
     void train(const DeviceBatch&, float grad_scale);
     // Forward only; adds to loss_sum().
     void evaluate(const DeviceBatch&);
@@ -53,7 +53,8 @@ class Model {
     const double* loss_sum() const { return loss_sum_.as<double>(); }
     void reset_loss();
 
-    // From now on each block's passes and the head are replayed as CUDA graphs. What zero/ does between them is not recorded.
+    // From now on each block's passes and the head are replayed as CUDA graphs. What zero/ does between them is not
+    // recorded.
     void replay_graphs() { replays_ = true; }
     const GraphSet& graphs() const { return graphs_; }
 

@@ -1,9 +1,9 @@
-// ZeRO over threads: every stage, split and schedule gives the weights it promises. No MPI; under ThreadSanitizer this is the
-// race test of the streams, the collectives and zero/ together (a send reads the sender's memory in place, so memory that is
-// reused or read too early is a race).
+// ZeRO over threads: every stage, split and schedule gives the weights it promises. No MPI; under ThreadSanitizer this
+// is the race test of the streams, the collectives and zero/ together (a send reads the sender's memory in place, so
+// memory that is reused or read too early is a race).
 //
-// Three and four ranks and fp32: with two ranks, or bf16 values, any order of summation gives the same bits and equality
-// would prove nothing.
+// Three and four ranks and fp32: with two ranks, or bf16 values, any order of summation gives the same bits and
+// equality would prove nothing.
 
 #include <gtest/gtest.h>
 
@@ -164,11 +164,11 @@ double distance(const Result& a, const Result& b) {
     return worst / scale;
 }
 
-// Another order of summation changes a gradient element by a few units of 2^-24 of its largest term. AdamW divides by the
-// root of the second moment, so where a gradient is nothing but such noise an update of up to lr = 1e-2 may differ in size; where it
-// is not, the relative change stays about 1e-6 and accumulates over 10 steps. The norms are sums over all elements and see
-// only the latter. With eps raised to 1e-3 noise of 1e-8 moves an update by at most lr * 1e-5: 10 steps stay below 1e-5 of
-// weights of order 0.1 with a factor of 10 to spare.
+// Another order of summation changes a gradient element by a few units of 2^-24 of its largest term. AdamW divides by
+// the root of the second moment, so where a gradient is nothing but such noise an update of up to lr = 1e-2 may differ
+// in size; where it is not, the relative change stays about 1e-6 and accumulates over 10 steps. The norms are sums over
+// all elements and see only the latter. With eps raised to 1e-3 noise of 1e-8 moves an update by at most lr * 1e-5: 10
+// steps stay below 1e-5 of weights of order 0.1 with a factor of 10 to spare.
 constexpr double kOtherOrder = 1e-4;
 
 Case steady(int s) {
@@ -185,7 +185,8 @@ TEST(Zero, ReducingEveryMicroBatchDiffersOnlyByRounding) {
         Case c = base;
         c.zero.stage = s;
         const Result got = run(3, c);
-        for (size_t i = 0; i < want.norms.size(); ++i) EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
+        for (size_t i = 0; i < want.norms.size(); ++i)
+            EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
         EXPECT_LT(distance(got, want), 10 * kOtherOrder);
     }
 }
@@ -199,7 +200,8 @@ TEST(Zero, ManyRanksEqualOneWithTheSameGlobalBatch) {
             Case c = steady(s);
             c.B = 12 / ranks;
             const Result got = run(ranks, c);
-            for (size_t i = 0; i < want.norms.size(); ++i) EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
+            for (size_t i = 0; i < want.norms.size(); ++i)
+                EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
             EXPECT_LT(distance(got, want), 10 * kOtherOrder) << ranks << " ranks, stage " << s;
         }
 }
@@ -208,7 +210,8 @@ TEST(Zero, HybridShardingDiffersOnlyByRounding) {
     const Result want = run(4, steady(0));
     for (int s = 1; s <= 3; ++s) {
         const Result got = run(4, steady(s), {.shard_size = 2});
-        for (size_t i = 0; i < want.norms.size(); ++i) EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
+        for (size_t i = 0; i < want.norms.size(); ++i)
+            EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
         EXPECT_LT(distance(got, want), 10 * kOtherOrder) << "stage " << s;
         Case accumulated = steady(s);
         accumulated.micro_batches = 2;
@@ -223,9 +226,9 @@ TEST(Zero, OneRankRunsEveryStageWithTheSameBits) {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// The ZeRO paper's table 1 (K = 12) with gradients of 2 bytes, and the same with 4, measured by the ledger. Ranks are threads
-// and the ledger counts the whole process, so the N ranks' bytes are divided by N. test_zero_program.cpp has the ledgers of
-// single ranks.
+// The ZeRO paper's table 1 (K = 12) with gradients of 2 bytes, and the same with 4, measured by the ledger. Ranks are
+// threads and the ledger counts the whole process, so the N ranks' bytes are divided by N. test_zero_program.cpp has
+// the ledgers of single ranks.
 TEST(Zero, BytesPerParameterAreThePapers) {
     const auto& ledger = MemoryLedger::get();
     auto bytes = [&](MemKind k) { return double(ledger.now(DeviceKind::cpu, k)); };
@@ -244,12 +247,17 @@ TEST(Zero, BytesPerParameterAreThePapers) {
           {4, DType::bf16, DType::f32, DType::bf16, 8}, {4, DType::bf16, DType::bf16, DType::bf16, 4}})
         for (int s = 0; s <= 3; ++s) {
             const double g = double(size_of(grad_dtype));
-            const double parameters = s >= 3 ? 2.0 / N : 2, gradients = s >= 2 ? g / N : g, optimizer = s >= 1 ? K / N : K;
+            const double parameters = s >= 3 ? 2.0 / N : 2, gradients = s >= 2 ? g / N : g,
+                         optimizer = s >= 1 ? K / N : K;
             LoopbackHub hub(N);
             std::atomic<int> built{0};
             double measured[3] = {};
-            const ZeroOptions options{.stage = s, .param_dtype = DType::bf16, .grad_dtype = grad_dtype, .wire_dtype = grad_dtype,
-                                      .master_dtype = master, .adam_dtype = adam};
+            const ZeroOptions options{.stage = s,
+                                      .param_dtype = DType::bf16,
+                                      .grad_dtype = grad_dtype,
+                                      .wire_dtype = grad_dtype,
+                                      .master_dtype = master,
+                                      .adam_dtype = adam};
             hub.run([&, ranks = N](int rank) {
                 Mesh mesh(hub, rank);
                 Stream compute({DeviceKind::cpu, 0}, "compute");
@@ -264,8 +272,8 @@ TEST(Zero, BytesPerParameterAreThePapers) {
                 mesh.world().barrier(compute);
                 compute.synchronize();
             });
-            // Padding: a unit of n parameters ends at a multiple of its block (at most 1024 blocks of a multiple of 256), here
-            // below 0.1 % of it. The optimizer also knows which elements decay: some 200 bytes per rank.
+            // Padding: a unit of n parameters ends at a multiple of its block (at most 1024 blocks of a multiple of
+            // 256), here below 0.1 % of it. The optimizer also knows which elements decay: some 200 bytes per rank.
             EXPECT_NEAR(measured[0], parameters, 0.001 * parameters) << "stage " << s << ", " << N << " ranks";
             EXPECT_NEAR(measured[1], gradients, 0.001 * gradients) << "stage " << s << ", " << N << " ranks";
             EXPECT_NEAR(measured[2], optimizer, 0.001 * optimizer + 500 / P) << "stage " << s << ", " << N << " ranks";

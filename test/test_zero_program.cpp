@@ -1,6 +1,6 @@
-// The real program on several ranks: what every ZeRO stage keeps in memory, by the ledger of each rank, and what it sends,
-// by the program's own count exactly and by the network interfaces' counters within 2 % (between network namespaces; skipped
-// where those can't be made).
+// The real program on several ranks: what every ZeRO stage keeps in memory, by the ledger of each rank, and what it
+// sends, by the program's own count exactly and by the network interfaces' counters within 2 % (between network
+// namespaces; skipped where those can't be made).
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -112,7 +112,8 @@ class ZeroProgram : public testing::Test {
         fs::remove(counts);
         fs::remove_all(dir);
         const std::string command = format(
-            "COUNTS=%s OMP_NUM_THREADS=1 timeout 60 %s ./train_llama --device cpu --preset bytes --train-data %s/tokens.bin "
+            "COUNTS=%s OMP_NUM_THREADS=1 timeout 60 %s ./train_llama --device cpu --preset bytes --train-data "
+            "%s/tokens.bin "
             "--batch 1 --seq-len %d --val-every 0 --steps %d --timeout 30 --out %s %s > %s/log 2>&1",
             counts.c_str(), launcher.c_str(), folder_.c_str(), Split::kTokens, steps, dir.c_str(), flags.c_str(),
             folder_.c_str());
@@ -121,7 +122,8 @@ class ZeroProgram : public testing::Test {
         std::ifstream lines(counts);
         for (std::string line; std::getline(lines, line);) {
             long long host = 0, bytes = 0;
-            if (std::sscanf(line.c_str(), "# host %lld sent %lld bytes", &host, &bytes) == 2) out.wire.push_back(double(bytes));
+            if (std::sscanf(line.c_str(), "# host %lld sent %lld bytes", &host, &bytes) == 2)
+                out.wire.push_back(double(bytes));
         }
         out.ranks = read_json(dir / "ranks.json");
         std::ifstream metrics(dir / "metrics.jsonl");
@@ -149,8 +151,8 @@ TEST_F(ZeroProgram, EveryStageSendsWhatTheTableSays) {
     const ParamTable params = parameters();
     const std::vector<UnitLayout> units(params.units().begin(), params.units().end());
     constexpr int kFew = 1, kMore = 5;
-    for (const Split& s : {Split{0, 3, 3, 1}, Split{1, 3, 3, 1}, Split{2, 3, 3, 1}, Split{3, 3, 3, 1}, Split{2, 3, 3, 2},
-                           Split{3, 3, 3, 2}, Split{3, 4, 2, 1}}) {
+    for (const Split& s : {Split{0, 3, 3, 1}, Split{1, 3, 3, 1}, Split{2, 3, 3, 1}, Split{3, 3, 3, 1},
+                           Split{2, 3, 3, 2}, Split{3, 3, 3, 2}, Split{3, 4, 2, 1}}) {
         SCOPED_TRACE(s.flags());
         const std::string launcher = format("dev/netns_hosts.sh %d --", s.hosts);
         Measured few, more;
@@ -173,8 +175,8 @@ TEST_F(ZeroProgram, EveryStageSendsWhatTheTableSays) {
             // Ethernet headers (66 bytes per segment of up to 64 KiB), acknowledgements, the loss's few bytes.
             const double on_wire = (more.wire[size_t(r)] - few.wire[size_t(r)]) / (kMore - kFew);
             EXPECT_NEAR(on_wire, table(params, s), 0.02 * table(params, s));
-            std::printf("  %-42s rank %d: %9.0f bytes on the wire, %9lld of payload (%.3f), table %9.0f\n", s.flags().c_str(),
-                        r, on_wire, (long long)want, on_wire / double(want), table(params, s));
+            std::printf("  %-42s rank %d: %9.0f bytes on the wire, %9lld of payload (%.3f), table %9.0f\n",
+                        s.flags().c_str(), r, on_wire, (long long)want, on_wire / double(want), table(params, s));
         }
     }
 }
@@ -190,8 +192,9 @@ int64_t pool(const std::vector<UnitLayout>& units, int slots, int64_t element) {
     return bytes;
 }
 
-// ZeRO, table 1: 2 bytes of parameters, 2 of gradients and 12 of optimizer per parameter in bf16, each divided by N from
-// the stage on that slices it. By kind, on every rank, to the byte; all three within the padding of the paper's figure.
+// ZeRO, table 1: 2 bytes of parameters, 2 of gradients and 12 of optimizer per parameter in bf16, each divided by N
+// from the stage on that slices it. By kind, on every rank, to the byte; all three within the padding of the paper's
+// figure.
 TEST_F(ZeroProgram, EveryRankKeepsWhatThePapersTableSays) {
     const ParamTable params = parameters();
     const std::vector<UnitLayout> units(params.units().begin(), params.units().end());
@@ -216,9 +219,11 @@ TEST_F(ZeroProgram, EveryRankKeepsWhatThePapersTableSays) {
                 EXPECT_EQ(bytes("gradients"), 2 * (stage >= 2 ? own : params.size()));
                 const int64_t states = 12 * (stage >= 1 ? own : params.size());
                 EXPECT_GE(bytes("optimizer"), states);
-                EXPECT_LE(bytes("optimizer"), states + 9 * int64_t(params.decay_segments().size()));  // which elements decay
+                EXPECT_LE(bytes("optimizer"),
+                          states + 9 * int64_t(params.decay_segments().size()));  // which elements decay
                 int64_t gathered = 0;
-                if (stage >= 2) gathered += pool(units, 2, 2) + 2 * largest;  // gradients on their way, and a slice of others'
+                if (stage >= 2)
+                    gathered += pool(units, 2, 2) + 2 * largest;  // gradients on their way, and a slice of others'
                 if (stage >= 3) gathered += pool(units, 2, 2);                // --prefetch 1
                 EXPECT_EQ(bytes("gathered"), gathered);
                 // Padding and slices a block longer than others': at most 1/1024 of a unit each, and 256 elements.

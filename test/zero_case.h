@@ -65,13 +65,18 @@ inline Result train(Mesh& mesh, const Case& how) {
     Zero zero(cpu, compute, unit_layouts(table), decay_segments(table), how.zero, adamw, mesh);
     const int64_t T = 11, N = how.B * T;
     Model model(config, table,
-                {.B = how.B, .T = T, .dtype = how.zero.param_dtype, .grad_dtype = how.zero.grad_dtype, .recompute = how.recompute,
+                {.B = how.B,
+                 .T = T,
+                 .dtype = how.zero.param_dtype,
+                 .grad_dtype = how.zero.grad_dtype,
+                 .recompute = how.recompute,
                  .logits_bytes = 4096},
                 cpu, compute, zero);
     initialise_weights(table, 11, compute, zero);
 
     Result result;
-    std::vector<int32_t> tokens(static_cast<size_t>(N)), targets(tokens), rows(tokens), starts(size_t(N + 1)), ids(tokens);
+    std::vector<int32_t> tokens(static_cast<size_t>(N)), targets(tokens), rows(tokens), starts(size_t(N + 1)),
+        ids(tokens);
     const int64_t per_pass = how.B * mesh.size();
     for (int step = 1; step <= how.steps; ++step) {
         if (step == how.left_out) continue;
@@ -84,7 +89,8 @@ inline Result train(Mesh& mesh, const Case& how) {
         for (int64_t m = 0; m < how.micro_batches; ++m) {
             const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + mesh.rank() * how.B;
             fill_sequences(first, how.B, T, config.vocab, tokens.data(), targets.data());
-            const int64_t distinct = embedding_plan(tokens.data(), N, config.vocab, rows.data(), starts.data(), ids.data());
+            const int64_t distinct =
+                embedding_plan(tokens.data(), N, config.vocab, rows.data(), starts.data(), ids.data());
             zero.set_last_micro_batch(m == how.micro_batches - 1);
             model.train({how.B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct},
                         1.0f / float(N * mesh.size() * how.micro_batches));

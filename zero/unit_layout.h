@@ -1,7 +1,7 @@
 #pragma once
-// How the flat buffer is cut: into units (runs that are needed together), each unit into equal blocks, and the blocks among
-// ranks. Blocks do not depend on the number of ranks, so neither do offsets, checkpoints or the order in which the gradient
-// norm is summed.
+// How the flat buffer is cut: into units (runs that are needed together), each unit into equal blocks, and the blocks
+// among ranks. Blocks do not depend on the number of ranks, so neither do offsets, checkpoints or the order in which
+// the gradient norm is summed.
 
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// Memory for units that are whole only for a while: gathered parameters, unreduced gradients. A slot serves units of its
-// size one after the other; whoever takes it next first waits for the event that ended its last use.
+// Memory for units that are whole only for a while: gathered parameters, unreduced gradients. A slot serves units of
+// its size one after the other; whoever takes it next first waits for the event that ended its last use.
 
 #include <vector>
 
@@ -13,7 +13,8 @@ class UnitPool {
    public:
     UnitPool() = default;
     // `slots` for each distinct unit size, but no more than there are units of it.
-    UnitPool(Device device, const std::vector<UnitLayout>& units, int slots, DType dtype, MemKind kind, const char* name);
+    UnitPool(Device device, const std::vector<UnitLayout>& units, int slots, DType dtype, MemKind kind,
+             const char* name);
 
     bool holds(int unit) const { return slot_of_[size_t(unit)] >= 0; }
     void* data(int unit) const { return slots_[size_t(slot_of_[size_t(unit)])].memory.data(); }

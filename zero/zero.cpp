@@ -19,8 +19,8 @@ ResidentParameters::ResidentParameters(Device device, Stream& stream, const std:
 
 // ---- construction ---------------------------------------------------------------------------------------------------
 
-Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const DecaySegments& decay, ZeroOptions options,
-           AdamWOptions adamw, Mesh& mesh, CommMeter* meter)
+Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const DecaySegments& decay,
+           ZeroOptions options, AdamWOptions adamw, Mesh& mesh, CommMeter* meter)
     : device_(device),
       compute_(compute),
       comm_(make_comm_stream(device)),
@@ -32,10 +32,11 @@ Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const 
     require(options_.stage >= 0 && options_.stage <= 3, "--zero %d: the stages are 0, 1, 2 and 3", options_.stage);
     require(options_.stage > 0 || mesh.shard_size() == mesh.size(), "--shard-size %d needs --zero 1, 2 or 3",
             mesh.shard_size());
-    require(options_.master_dtype == DType::f32 || options_.master_dtype == options_.param_dtype,
-            "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
-            "  nearest: --master-dtype fp32",
-            name_of(options_.master_dtype), name_of(options_.param_dtype));
+    require(
+        options_.master_dtype == DType::f32 || options_.master_dtype == options_.param_dtype,
+        "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
+        "  nearest: --master-dtype fp32",
+        name_of(options_.master_dtype), name_of(options_.param_dtype));
     require(options_.prefetch >= 0, "--prefetch %d: it can't be negative", options_.prefetch);
     row_rank_ = slices_state() ? mesh.shard_rank() : mesh.rank();
     row_size_ = slices_state() ? mesh.shard_size() : mesh.size();
@@ -82,7 +83,8 @@ void Zero::allocate(const DecaySegments& decay) {
         grads_ = take(total_, size_of(o.grad_dtype), MemKind::gradients, "gradients");
     else
         own_grads_ = take(own_total_, size_of(o.grad_dtype), MemKind::gradients, "own gradients");
-    if (o.param_dtype != o.master_dtype) master_ = take(own_total_, size_of(o.master_dtype), MemKind::optimizer, "master weights");
+    if (o.param_dtype != o.master_dtype)
+        master_ = take(own_total_, size_of(o.master_dtype), MemKind::optimizer, "master weights");
     m_ = take(own_total_, size_of(o.adam_dtype), MemKind::optimizer, "AdamW m");
     v_ = take(own_total_, size_of(o.adam_dtype), MemKind::optimizer, "AdamW v");
 
@@ -90,7 +92,8 @@ void Zero::allocate(const DecaySegments& decay) {
         gathered_ = UnitPool(device_, units_, 1 + (o.overlap ? o.prefetch : 0), o.param_dtype, MemKind::gathered,
                              "gathered parameters");
     if (!whole_gradients()) {
-        unreduced_ = UnitPool(device_, units_, o.overlap ? 2 : 1, o.grad_dtype, MemKind::gathered, "unreduced gradients");
+        unreduced_ =
+            UnitPool(device_, units_, o.overlap ? 2 : 1, o.grad_dtype, MemKind::gathered, "unreduced gradients");
         int64_t largest = 0;
         for (int u = 0; u < int(units_.size()); ++u) largest = std::max(largest, own(u).size());
         arrived_ = take(largest, size_of(o.grad_dtype), MemKind::gathered, "reduced slice");
@@ -122,7 +125,8 @@ void Zero::index_owned() {
     }
 }
 
-// Each rank sums the blocks that it owns; gathered, they stand rank by rank, and block_order_ finds them in block order.
+// Each rank sums the blocks that it owns; gathered, they stand rank by rank, and block_order_ finds them in block
+// order.
 void Zero::index_block_sums() {
     for (const UnitLayout& u : units_) blocks_ += u.blocks();
     block_sums_ = Buffer(device_, blocks_ * 8, MemKind::workspace, "block sums of the gradient norm");
@@ -338,7 +342,8 @@ void Zero::update_slices(const std::function<void(const OwnedRange&)>& change) {
     }
 }
 
-// The own slice of the unit is final on the compute stream: brings it to the other ranks where parameters are kept whole.
+// The own slice of the unit is final on the compute stream: brings it to the other ranks where parameters are kept
+// whole.
 void Zero::spread_parameters(int unit) {
     if (options_.stage == 0 || (whole_parameters() && row_size_ == 1)) return;
     UnitState& s = state_[size_t(unit)];

@@ -1,15 +1,17 @@
 #pragma once
-// Who owns which bytes of the flat buffers, when they are gathered and released, when gradients are reduced, and the AdamW
-// step on what a rank owns. ZeRO: Rajbhandari et al. 2020.
+// Who owns which bytes of the flat buffers, when they are gathered and released, when gradients are reduced, and the
+// AdamW step on what a rank owns. ZeRO: Rajbhandari et al. 2020.
 //
-//   stage   parameters   gradients   master, m, v   communication per step, in passes over the parameters (M micro-batches)
+//   stage   parameters   gradients   master, m, v   communication per step of M micro-batches, in passes over the
+//                                                   parameters
 //     0     whole        whole       whole          all-reduce (2)
 //     1     whole        whole       own slices     reduce-scatter + all-gather (2)
 //     2     whole        own slices  own slices     M reduce-scatters + all-gather (M + 1); 2 if accumulated locally
 //     3     own slices   own slices  own slices     2M all-gathers + M reduce-scatters (3M)
 //
-// A pass sends (N - 1) / N of the parameters (bytes of param_dtype or wire_dtype). Stage 3's backward pass gathers blocks only:
-// the last unit is still there and the embedding is not read (test/test_zero_program.cpp has the bytes to the last one).
+// A pass sends (N - 1) / N of the parameters (bytes of param_dtype or wire_dtype). Stage 3's backward pass gathers
+// blocks only: the last unit is still there and the embedding is not read (test/test_zero_program.cpp has the bytes to
+// the last one).
 //
 // A rank owns one slice of every unit (unit_layout.h), never one range of the whole: a gather then uses every link.
 // The model announces three things about a unit and never waits by itself:
@@ -20,13 +22,13 @@
 //
 // Everything here enqueues and returns. Work on the compute stream is ordered with the communication stream by events.
 //
-// Hybrid sharding: slices are among the ranks of a row of the mesh, and rows hold the same. Gradients are reduce-scattered in
-// the row, then the slices all-reduced along the column.
+// Hybrid sharding: slices are among the ranks of a row of the mesh, and rows hold the same. Gradients are
+// reduce-scattered in the row, then the slices all-reduced along the column.
 //
-// Bits. With one micro-batch and no hybrid sharding all stages sum each gradient element in the same order, so they give
-// the same weights to the bit, whatever the prefetch, overlap or chunk size. With M > 1, stages 0 and 1 add micro-batches
-// locally and reduce once; stages 2 and 3 reduce every micro-batch into the own slice, which sums in another order, unless
-// `accumulate_locally` spends the memory of whole gradients to keep the first order.
+// Bits. With one micro-batch and no hybrid sharding all stages sum each gradient element in the same order, so they
+// give the same weights to the bit, whatever the prefetch, overlap or chunk size. With M > 1, stages 0 and 1 add
+// micro-batches locally and reduce once; stages 2 and 3 reduce every micro-batch into the own slice, which sums in
+// another order, unless `accumulate_locally` spends the memory of whole gradients to keep the first order.
 
 #include <functional>
 #include <memory>
@@ -114,8 +116,8 @@ class Zero : public ParameterSource {
 
     const void* gather(int unit) override;
     void release(int unit) override;
-    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid until
-    // reduce(u).
+    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid
+    // until reduce(u).
     void* gradients(int unit);
     void reduce(int unit);
 
@@ -129,8 +131,8 @@ class Zero : public ParameterSource {
     // (1) f32 on the device, valid on the compute stream after update().
     const float* grad_norm() const { return scalars_.as<float>(); }
 
-    // For initialisation, checkpoints and export. Masters may be written through these on the compute stream; publish() then
-    // rounds them into the parameters of every rank. Elements beyond the unit's size must stay zero.
+    // For initialisation, checkpoints and export. Masters may be written through these on the compute stream; publish()
+    // then rounds them into the parameters of every rank. Elements beyond the unit's size must stay zero.
     const std::vector<OwnedRange>& owned() const { return owned_; }
     void publish();
 
