@@ -7,7 +7,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 found=0
-mapfile -t files < <(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' '*.py' '*.sh' '*.mk' Makefile .ci/run)
+list() { git ls-files 2> /dev/null || find . -type f -not -path './build/*' -printf '%P\n'; }  # or an unpacked archive
+mapfile -t files < <(list | grep -E '\.(cpp|h|cu|cuh|py|sh|mk)$|^Makefile$|^\.ci/run$')
 mapfile -t scripts < <(grep -lE '^#!.*(bash|/sh)' "${files[@]}")
 
 wide=$(awk 'length > 120 { n[FILENAME]++ } END { for (f in n) printf "    %s: %d\n", f, n[f] }' "${files[@]}" | sort)
