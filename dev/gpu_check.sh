@@ -166,7 +166,8 @@ stage_build() {
         [ -z "$(make_variable HAVE_GTEST)" ] || [ -z "$(make_variable HAVE_MPI)" ] || targets+=" $obj/mpi_tests" ;;
       memory | program) targets+=" $obj/train_llama" ;;
       ceilings) targets+=" $obj/dev/bench_gemm" ;;
-      training | curves) targets+=" $obj/dev/bench_train" ;;
+      training) targets+=" $obj/dev/bench_train $obj/dev/predict_step" ;;
+      curves) targets+=" $obj/dev/bench_train" ;;
       kernels | profile) for op in $ops; do targets+=" $obj/dev/bench_$op"; done ;;
       resources) targets+=" $obj/libringzero.a" ;;
     esac
@@ -390,8 +391,18 @@ stage_training() {
   while IFS='|' read -r name flags torch; do
     # shellcheck disable=SC2086
     try_s=60 try "$name" "$bench" --device "$DEVICE" --dtype "$(pick bf16 fp32)" $flags --name "$name" --steps "$(pick 10 1)" --classes \
-      "${tune[@]}" --json "$ROWS" || true
+      "${tune[@]}" --json "$ROWS" && beside_the_prediction "$name" $flags
   done < <(training_models)
+  return 0
+}
+beside_the_prediction() {  # beside_the_prediction NAME FLAGS...: op by op, of a step as predict_step knows it
+  local name=$1 text gpu=h200
+  shift
+  [ -x "$PROGRAMS/predict_step" ] && [ "$DRY" = 0 ] && [[ "$*" != *--cuda-graphs* && "$*" != *--recompute* && "$*" != *--master* ]] || return 0
+  [[ "$GPU" != *H100* ]] || gpu=h100
+  grep -a '"classes"' "$ROWS" | tail -n 1 > "$WORK/classes.json"
+  text=$(limited 20 "$PROGRAMS/predict_step" "$@" --gpu $gpu --measured "$WORK/classes.json" 2>&1) || return 0
+  row "{\"kind\": \"text\", \"text\": $(json "$name"$'\n'"$text")}"
 }
 
 have_torch() {
@@ -571,7 +582,7 @@ if [ dev/gpu_report.cpp -nt "$REPORT" ]; then
     exit 2
   }
 fi
-export OUT WORK DRY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT CHOSEN="$chosen"
+export OUT WORK DRY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT CHOSEN="$chosen" GPU="$gpu"
 # shellcheck disable=SC2086
 "$REPORT" begin "$OUT" "$COMMIT" "$gpu" "$(date -u '+%F %H:%M UTC')" "$command" $DRY $chosen || exit 2
 

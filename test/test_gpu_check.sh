@@ -114,6 +114,7 @@ printf "%s\n" "==PROF== Connected" "\"ID\",\"Kernel Name\",\"Grid Size\",\"gpu__
 stand_in mpirun 'shift 2; exec "$@"'
 stand_in sanity 'case "$*" in *nccl-shared*) exit 70 ;; esac'
 stand_in bench_train 'echo "$*" >> '"$work"'/train; [[ "$*" == *"7B-class, 8 layers"* ]] && exit 1; '"$good"
+stand_in predict_step 'echo "predicted: $*"'
 rm -f "$work/train"
 PATH=$work/p:$PATH timeout 120 dev/gpu_check.sh --programs "$work/p" --out "$work/out" \
   --stages environment,tests,program,goldens,ceilings,kernels,training,ranks,sanitizer,profile > "$work/log" 2>&1
@@ -126,6 +127,7 @@ check "what failed in the program is said" 'any("FAILED: fp32" in x["message"] a
 check "goldens are packed" 'os.path.getsize(folder + "/goldens.tgz") > 0'
 check "models that fail do not hide others" 'sum(x["kind"] == "kernel" for x in rows("training")) == 9 and "7B-class" in r["stages"]["training"]["note"]'
 check "training runs on the GPU, tuned, in bf16" 'all("--device cuda --dtype bf16" in l and "--gemm-tune on" in l for l in open(folder + "/../train"))'
+check "steps stand beside their prediction, where there is one" 'sum("predicted: --preset" in x["text"] and "--gpu h200" in x["text"] for x in rows("training") if x["kind"] == "text") == 5'
 check "each transport says for itself" '[x["result"] for x in rows("ranks") if x["kind"] == "ranks"] == ["passed", "passed", "FAILED"]'
 check "the sanitizer's tools run, and a finding fails the test" "[$counts for stage in ['sanitizer']] == [[(t, 2, 1, 0, 0) for t in ('memcheck', 'racecheck', 'synccheck')]]"
 check "and is quoted" 'any(x["name"] == "A.One" and "Race reported" in x["message"] for x in rows("sanitizer") if x["kind"] == "failure") and "What failed" in md and "A.One" in md'
