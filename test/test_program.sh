@@ -39,6 +39,10 @@ check "batch-tokens"    refused 70 "nearest: --batch-tokens 448 (7 micro-batches
   --data "$work/data" --batch 2 --seq-len 32 --batch-tokens 500
 check "too long"        refused 70 "nearest: --seq-len 2048" -- --data "$work/data" --seq-len 4096
 check "no copies"       refused 70 "no parameter is held twice" -- --data "$work/data" --check-replicas 5 --device cpu
+check "no validation"   refused 70 "--sample-every: there are no validation data" -- --device cpu --seq-len 32 \
+  --train-data "$work/data/*_train_*.bin" --sample-every 1
+check "val-every alone" refused 70 "--val-every: there are no validation data" -- --device cpu --seq-len 32 \
+  --train-data "$work/data/*_train_*.bin" --val-every 10
 check "no data"         refused 70 "data_prep/prepare.py" -- --steps 1
 check "no such data"    refused 70 "data_prep/prepare.py" -- --data "$work/nothing"
 check "cuda asked for"  bash -c "nvidia-smi -L >/dev/null 2>&1 || { '$program' --device cuda --data '$work/data' > '$work/log' 2>&1; [ \$? = 70 ] && grep -q -- '--device cpu or auto' '$work/log'; }"
@@ -122,6 +126,8 @@ for rank in (0, 1):
         row = sorted((e['ts'], e['ts'] + e['dur']) for e in own if e['tid'] == tid and not e['name'].startswith('wait'))
         assert all(b[0] >= a[1] - 0.01 for a, b in zip(row, row[1:])), (rank, tid)"
   check "overlap in the metrics" grep -q overlap_efficiency "$work/z3/metrics.jsonl"
+  timeout 60 mpirun -n 2 "$program" generate --from "$work/run/final" --prompt x > "$work/log" 2>&1
+  check "generate in one process" says "run in one process, this is one of 2"
   check "hybrid on four ranks" test -n "$(weights hybrid 4 --zero 3 --shard-size 2)"
 fi
 
