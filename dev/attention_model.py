@@ -4,8 +4,9 @@
     dev/attention_model.py [BUILD] [--all]     BUILD: default build; --all: fp16 too
 
 Needs no GPU: cuobjdump (CUDA Toolkit; $CUOBJDUMP names another) and c++filt. Prints Markdown tables;
-dev/results/attention-model.md says what they mean. Exit code 1 if a loop touches local memory, if ptxas has serialised wgmma, if a wait that exponentials
-should run under has moved in front of them, or if a warpgroup uses more registers than setmaxnreg leaves it.
+dev/results/attention-model.md says what they mean. Exit code 1 if a loop touches local memory, if ptxas has serialised
+wgmma, if a wait that exponentials should run under has moved in front of them, or if a warpgroup uses more registers
+than setmaxnreg leaves it.
 """
 import collections
 import glob
@@ -19,8 +20,8 @@ WGMMA_RATE = 4096  # FLOP per clock and multiprocessor, dense 16-bit
 MMA_RATE = {"sm_80": 2048, "sm_90": 0.63 * 4096}  # of mma.sync; Hopper's as measured in arXiv 2501.12084
 SHARED_RATE = 128  # bytes per clock
 
-# Clocks for which an instruction of one warp occupies a unit of its quarter of the multiprocessor: CUDA programming guide,
-# throughput of native arithmetic instructions, 8.0 and 9.0.
+# Clocks for which an instruction of one warp occupies a unit of its quarter of the multiprocessor: CUDA programming
+# guide, throughput of native arithmetic instructions, 8.0 and 9.0.
 FP32 = {"FADD", "FMUL", "FFMA"}
 ALU = {"FMNMX", "FSEL", "FSETP", "ISETP", "LOP3", "SHF", "LEA", "IADD3", "VIADD", "F2FP", "F2F", "PRMT", "MOV", "SEL",
        "IMNMX", "VIMNMX", "VIADDMNMX", "PLOP3", "IABS"}
@@ -42,7 +43,8 @@ def kernels(path, arch):
     try:
         dump = subprocess.run([tool, "-sass", "-arch", arch, path], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
-        sys.exit(f"attention_model.py: {tool} is not there; it is in the CUDA Toolkit, and a PyPI package (nvidia-cuda-cuobjdump)")
+        sys.exit(f"attention_model.py: {tool} is not there; it is in the CUDA Toolkit, and a PyPI package "
+                 "(nvidia-cuda-cuobjdump)")
     found, code = {}, None
     for line in dump.splitlines():
         if m := re.search(r"Function : (\S+)", line):
@@ -79,6 +81,19 @@ def inner_loop(code):
     return best, skipped
 
 
+def short(name):
+    return name.replace("attention_", "").replace("_kernel", "")
+
+
+def print_row(cells):
+    print("| " + " | ".join(f"{c:.0f}" if isinstance(c, float) else str(c) for c in cells) + " |")
+
+
+def print_head(cells):
+    print_row(cells)
+    print("|" + "---|" * len(cells))
+
+
 def clocks(body, skipped):
     count = collections.Counter(opcode(t) for a, t in body if a not in skipped)
     return count, dict(issue=sum(count.values()), fp32=sum(count[o] for o in FP32),
@@ -107,7 +122,8 @@ def register_faults(code):
     def most(part):
         return max((int(r) for _, t in part for r in re.findall(r"\bR(\d+)\b", t)), default=0)
 
-    limits = [(i, int(m[1], 16)) for i, (_, t) in enumerate(code) if (m := re.search(r"USETMAXREG\S* .*?(0x[0-9a-f]+)", t))]
+    limits = [(i, int(m[1], 16)) for i, (_, t) in enumerate(code)
+              if (m := re.search(r"USETMAXREG\S* .*?(0x[0-9a-f]+)", t))]
     (taken, have), (given, left) = limits  # the consumers' code comes first
     end = next(i for i in range(given, len(code)) if code[i][1].startswith("EXIT"))
     producer = code[given:end]
@@ -141,21 +157,19 @@ def wgmma_rows(objects, every):
             bound = max(unit, key=unit.get)
             flops = k["products"] * 2 * 64 * k["columns"] * D
             rate = flops / unit[bound] * MULTIPROCESSORS * CLOCK / 1e12
-            rows.append((name.replace("attention_", "").replace("_kernel", ""), dtype, D, len(body), count, unit, bound, rate,
-                         unit[bound] / k["columns"]))
+            rows.append((short(name), dtype, D, len(body), count, unit, bound, rate, unit[bound] / k["columns"]))
     return sorted(rows, key=lambda r: (r[0], r[1], r[2])), bad
 
 
 def print_wgmma(rows):
-    print("| kernel | D | instructions: all, always | HGMMA | exp | fp32 | min/max, select, pack, integer | uniform, moves, sync |"
-          " tensor | shared | exp | issue | alu | bound | its TFLOP/s |")
-    print("|" + "---|" * 15)
+    print_head(["kernel", "D", "instructions: all, always", "HGMMA", "exp", "fp32", "min/max, select, pack, integer",
+                "uniform, moves, sync", "tensor", "shared", "exp", "issue", "alu", "bound", "its TFLOP/s"])
     for name, dtype, D, size, count, unit, bound, rate, _ in rows:
         fp32, alu = sum(count[o] for o in FP32), sum(count[o] for o in ALU)
         rest = sum(count.values()) - fp32 - alu - count["HGMMA"] - count["MUFU"]
         label = name if dtype == "nv_bfloat16" else f"{name}, fp16"
-        print(f"| {label} | {D} | {size}, {sum(count.values())} | {count['HGMMA']} | {count['MUFU']} | {fp32} | {alu} | {rest} |"
-              f" {unit['tensor']:.0f} | {unit['shared']:.0f} | {unit['exp']} | {unit['issue']} | {unit['alu']} | {bound} | {rate:.0f} |")
+        print_row([label, D, f"{size}, {sum(count.values())}", count["HGMMA"], count["MUFU"], fp32, alu, rest,
+                   unit["tensor"], unit["shared"], unit["exp"], unit["issue"], unit["alu"], bound, rate])
     print("\nBackward as a whole, five products counted of the seven computed:\n")
     print("| D | clocks per 64 x 64 scores: kv, q | TFLOP/s of the five |")
     print("|---|---|---|")
@@ -166,9 +180,8 @@ def print_wgmma(rows):
 
 
 def print_mma(objects, every):
-    print("| kernel | D | on | instructions: all, always | HMMA | LDSM | exp | fp32 | alu | rest | tensor | shared | exp | issue |"
-          " bound | tensor's share of it |")
-    print("|" + "---|" * 16)
+    print_head(["kernel", "D", "on", "instructions: all, always", "HMMA", "LDSM", "exp", "fp32", "alu", "rest",
+                "tensor", "shared", "exp", "issue", "bound", "tensor's share of it"])
     bad = []
     for path in objects:
         for arch in ("sm_80", "sm_90a"):
@@ -185,9 +198,9 @@ def print_mma(objects, every):
                 bound = max(unit, key=unit.get)
                 fp32, alu = sum(count[o] for o in FP32), sum(count[o] for o in ALU)
                 rest = sum(count.values()) - fp32 - alu - count["HMMA"] - count["LDSM"] - count["MUFU"]
-                print(f"| {name.replace('attention_', '').replace('_kernel', '')} | {D} | {arch} | {len(body)}, {sum(count.values())} |"
-                      f" {count['HMMA']} | {count['LDSM']} | {count['MUFU']} | {fp32} | {alu} | {rest} | {unit['tensor']:.0f} |"
-                      f" {unit['shared']:.0f} | {unit['exp']} | {unit['issue']} | {bound} | {unit['tensor'] / unit[bound]:.0%} |")
+                print_row([short(name), D, arch, f"{len(body)}, {sum(count.values())}", count["HMMA"], count["LDSM"],
+                           count["MUFU"], fp32, alu, rest, unit["tensor"], unit["shared"], unit["exp"], unit["issue"],
+                           bound, f"{unit['tensor'] / unit[bound]:.0%}"])
     return bad
 
 

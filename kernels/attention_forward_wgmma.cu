@@ -176,8 +176,8 @@ struct Consumer {
             release(&bars.k_empty[at.stage]);
             if (tile == mine - 1) release(&bars.q_empty);
             softmax(tile * kKeys);
-            // Here rather than at their use: the assembler would put the wait for the output, which follows, in front of
-            // the softmax.
+            // Here rather than at their use: the assembler would put the wait for the output, which follows, in front
+            // of the softmax.
             ptx::mbar_wait(&bars.v_full[at.stage], once_known(sum[0] + sum[1], at.parity));
             ptx::wgmma_wait<0>();
             ptx::wgmma_pin(o);

@@ -35,8 +35,8 @@ __device__ __forceinline__ void release(uint64_t* empty) {
     if (threadIdx.x % 32 == 0) ptx::mbar_arrive(empty);
 }
 
-// parity, known only when `sum`, a sum of exponentials, is. What waits for it can't be moved before their computation, nor
-// they behind it. (Such a sum is never that negative number.)
+// parity, known only when `sum`, a sum of exponentials, is. What waits for it can't be moved before their computation,
+// nor they behind it. (Such a sum is never that negative number.)
 __device__ __forceinline__ uint32_t once_known(float sum, uint32_t parity) {
     return __float_as_uint(sum) == 0x80000001u ? parity ^ 1 : parity;
 }
