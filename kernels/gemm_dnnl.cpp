@@ -10,8 +10,10 @@ const char* gemm_dnnl_version() { return nullptr; }
 #else
 
 #include <array>
+#include <bit>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 
@@ -43,21 +45,36 @@ dnnl::memory::data_type type_of(DType t) {
     return t == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
 }
 
+// oneDNN 3 changed how both are said. c = alpha a b + beta c.
+dnnl::primitive_attr attributes(const Gemm& g) {
+    dnnl::primitive_attr attr;
+    dnnl::post_ops ops;
+    attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+#if DNNL_VERSION_MAJOR >= 3
+    if (g.alpha != 1) ops.append_eltwise(dnnl::algorithm::eltwise_linear, g.alpha, 0.0f);
+#else
+    if (g.alpha != 1) attr.set_output_scales(0, {g.alpha});
+#endif
+    if (g.beta != 0) ops.append_sum(g.beta);
+    attr.set_post_ops(ops);
+    return attr;
+}
+
+dnnl::matmul::primitive_desc describe(const Plan& plan, const dnnl::primitive_attr& attr) {
+#if DNNL_VERSION_MAJOR >= 3
+    return {engine(), plan.a, plan.b, plan.c, attr};
+#else
+    return {dnnl::matmul::desc(plan.a, plan.b, plan.c), attr, engine()};
+#endif
+}
+
 Plan make_plan(const Gemm& g) {
     Plan plan;
     plan.a = {{g.M, g.K}, type_of(g.dtype), g.trans_a ? dnnl::memory::dims{1, g.lda} : dnnl::memory::dims{g.lda, 1}};
     plan.b = {{g.K, g.N}, type_of(g.dtype), g.trans_b ? dnnl::memory::dims{1, g.ldb} : dnnl::memory::dims{g.ldb, 1}};
     plan.c = {{g.M, g.N}, type_of(g.c_dtype), dnnl::memory::dims{g.ldc, 1}};
-    dnnl::primitive_attr attr;
-    attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    if (g.alpha != 1) attr.set_output_scales(0, {g.alpha});
-    if (g.beta != 0) {
-        dnnl::post_ops ops;
-        ops.append_sum(g.beta);
-        attr.set_post_ops(ops);
-    }
     try {
-        const dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(plan.a, plan.b, plan.c), attr, engine());
+        const dnnl::matmul::primitive_desc pd = describe(plan, attributes(g));
         if (std::string(pd.impl_info_str()).find("ref") != std::string::npos) return plan;
         plan.scratch = pd.scratchpad_desc();
         plan.matmul = dnnl::matmul(pd);
@@ -97,6 +114,7 @@ class PlanCache {
 
 bool gemm_dnnl(const Gemm& g) {
     if (g.dtype == DType::f16 || g.c_dtype == DType::f16) return false;
+    if (g.N == 1 && g.ldc != 1) return false;  // oneDNN 3.7 writes between the rows of such a C
     static auto* cache = new PlanCache;
     const std::shared_ptr<const Plan> plan = cache->find(g);
     if (!plan->matmul) return false;

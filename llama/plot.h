@@ -17,8 +17,8 @@ struct Curve {
 };
 
 struct PlotText {
-    std::string title, x_label, y_label;
-    std::string note;  // small, under the title
+    std::string title = {}, x_label = {}, y_label = {};
+    std::string note = {};  // small, under the title
 };
 
 // Curves of thousands of points are thinned to what a screen can show; extremes are kept. Without a finite point the
