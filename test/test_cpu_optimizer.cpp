@@ -4,6 +4,7 @@
 #include "kernels/adamw.h"
 #include "kernels/bias_correction.h"
 #include "kernels/global_norm.h"
+#include "kernels/stochastic_rounding.h"
 #include "test/double_ops.h"
 
 namespace rz::test {
@@ -87,6 +88,30 @@ TEST_P(CpuOptimizer, AdamwFollowsTheFormula) {
                 EXPECT_EQ(param.bits(), Tensor(got, param_dtype).bits());
             }
         }
+}
+
+// With betas of 0, m becomes the gradient and v its square: what they are rounded to shows every random word. Offsets
+// beyond 2^34 reach the upper half of Philox's counter.
+TEST_P(CpuOptimizer, AdamwRoundsByPhiloxWordByWord) {
+    for (const int64_t first : {int64_t(0), int64_t(6), (int64_t(1) << 34) - 1021, (int64_t(1) << 40) + 3}) {
+        const int64_t n = 2500, step = 77, end = first + n;
+        const uint64_t seed = 0x123456789abcdefull;
+        const Tensor master = random_tensor(n, DType::bf16, 1), m = random_tensor(n, DType::bf16, 2);
+        const Tensor v(Doubles(size_t(n), 0.01), DType::bf16), grad = random_tensor(n, DType::f32, 3);
+        const uint8_t decays = 0;
+        const float scale = 1;
+        AdamW a = AdamCase().args(master, master, m, v, grad, step);
+        a.grad_scale = &scale, a.n = n, a.first = first, a.segment_end = &end, a.decays = &decays, a.segments = 1;
+        a.beta1 = a.beta2 = 0, a.seed = seed;
+        adamw_cpu(a);
+        const float* g = grad.as<float>();
+        for (int64_t i = 0; i < n; ++i) {
+            const uint64_t element = uint64_t(first + i);
+            const uint32_t word = philox4x32(seed, element / 4, moment_stream(step)).w[element % 4];
+            ASSERT_EQ(m.as<uint16_t>()[i], stochastic_bf16(g[i], word)) << first << " + " << i;
+            ASSERT_EQ(v.as<uint16_t>()[i], stochastic_bf16(g[i] * g[i], word >> 16)) << first << " + " << i;
+        }
+    }
 }
 
 // The step draws the rounding; the bias correction is that of the count.
