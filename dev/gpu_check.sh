@@ -155,7 +155,7 @@ stage_build() {
   command -v make > /dev/null || unavailable "make is not installed"
   make -s BUILD="$BUILD" reconfigure || return 1
   if [ "$DRY" = 0 ] && [ -z "$(make_variable HAVE_CUDA)" ]; then note "nvcc or cuBLASLt was not found"; return 1; fi
-  local obj targets='' first='' flags stage p
+  local obj targets='' first='' stage p
   obj=$(make_variable OBJ)
   for stage in $CHOSEN; do  # nothing that no stage asked for
     case $stage in
@@ -174,12 +174,10 @@ stage_build() {
   done
   [ -n "$targets" ] || targets="$obj/train_llama"
   [ -n "$(make_variable HAVE_GTEST)" ] || not_measured "tests, sanitizer" "GoogleTest is not installed"
-  # Another compiler may know other warnings: they are not what is to be found out here.
-  flags=$(make_variable NVCCFLAGS | sed 's/--Werror all-warnings//')
   # The kernels take longest to compile: they begin first.
   [ -z "$(make_variable HAVE_CUDA)" ] || for p in kernels/*.cu; do first+=" $obj/$p.o"; done
   # shellcheck disable=SC2086,SC2046
-  try_s=400 try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" ${flags:+"NVCCFLAGS=$flags"} COMMIT="${COMMIT%% *}" \
+  try_s=400 try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" COMMIT="${COMMIT%% *}" \
     $first $(printf '%s\n' $targets | sort -u) || return 1
   rm -rf "$PROGRAMS" && mkdir -p "$PROGRAMS"
   obj=$(realpath "$obj")
