@@ -89,7 +89,7 @@ void write_whole(const std::string& path, const std::string& text) {
     const std::string temporary = path + format(".%d.tmp", int(getpid()));
     bool good = false;
     {
-        const Descriptor file{open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
+        const Descriptor file{open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644)};
         if (file.fd < 0) cannot_write(path, "open");
         size_t at = 0;
         while (at < text.size()) {

@@ -31,7 +31,8 @@ static std::string step_name(int64_t step) { return format("step_%09lld", (long 
 static int64_t step_of(const std::string& name) {
     if (name.rfind("step_", 0) != 0 || name.size() < 6 || name.size() > 5 + 18) return -1;
     if (name.find_first_not_of("0123456789", 5) != std::string::npos) return -1;
-    return std::stoll(name.substr(5));
+    const int64_t step = std::stoll(name.substr(5));
+    return step_name(step) == name ? step : -1;  // path() would not find another spelling
 }
 
 std::string CheckpointStore::path(int64_t step) const { return folder_ + "/" + step_name(step); }

@@ -410,6 +410,11 @@ static void check_given(const Options& o) {
             o.init_from.c_str());
     require(!o.raw16 || o.data.empty(),
             "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
+    require(!o.given.count("prefetch") || o.zero == 3,
+            "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
+            (long long)o.zero);
+    require(!o.accumulate_locally || o.zero >= 2,
+            "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3", (long long)o.zero);
     require(!o.given.count("sample-tokens") || o.sample_every > 0,
             "--sample-tokens without samples\n  nearest: --sample-every 1");
     require(o.on_spike == "warn" || o.spike_z > 0,

@@ -165,6 +165,7 @@ TEST(CheckpointStore, CountsOnlyCompleteOnesAndCleansUp) {
     for (int64_t step : {20, 5, 100}) write_text(store.path(step) + "/manifest.json", "{}");
     fs::create_directories(store.path(7));  // no manifest
     write_text(store.folder() + "/step_12x/manifest.json", "{}");
+    write_text(store.folder() + "/step_12/manifest.json", "{}");
     write_text(store.folder() + "/.tmp-step_000000030-a/manifest.json", "{}");
     write_text(store.folder() + "/.trash-step_000000002/manifest.json", "{}");
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{5, 20, 100}));

@@ -29,6 +29,8 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--data", "d", "--raw16"}, "--raw16"},
         {{"--lr", "1e-4", "--min-lr", "1e-3"}, "nearest: --min-lr 0.0001"},
         {{"--sample-tokens", "20"}, "--sample-every 1"},
+        {{"--prefetch", "2", "--zero", "2"}, "nearest: --zero 3"},
+        {{"--accumulate-locally", "--zero", "1"}, "--zero 2 or 3"},
         {{"--on-spike", "stop", "--spike-z", "0"}, "nearest: --spike-z 8"},
         {{"--save-every", "10"}, "--out"},
         {{"--keep-every", "10"}, "--out"},
