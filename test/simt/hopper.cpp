@@ -261,9 +261,17 @@ struct WgmmaPart {
 struct WgmmaOp {
     WgmmaPart part;
     float* d[32];
-    uint32_t a[32][4];
+    const uint32_t* a_regs[32];
+    uint32_t a[32][4];  // what they held when the operation was enqueued
     uint32_t warp;
 };
+
+// Registers that are operands may not be written before the wait, nor go out of scope.
+void check_registers(const WgmmaOp& op) {
+    for (int l = 0; l < 32 && op.part.a_regs; l++)
+        if (memcmp(op.a_regs[l], op.a[l], sizeof op.a[l]) != 0)
+            fail("wgmma at %s: its A registers were changed before it was waited for", where(op.part.at).c_str());
+}
 
 // Calls f(mn, k, pointer to 8 elements): along k if K-major, along mn if not.
 template <class F>
@@ -341,10 +349,14 @@ void complete_wgmma(Fiber* const* lanes, uint32_t) {
         if (p.desc_a != op->part.desc_a || p.desc_b != op->part.desc_b)
             fail("wgmma at %s: the lanes disagree on a descriptor", where(p.at).c_str());
         op->d[l] = p.d;
+        op->a_regs[l] = p.a_regs;
         if (p.a_regs) memcpy(op->a[l], p.a_regs, sizeof op->a[l]);
     }
     mark_operands(*op, false);
-    queue_of(lanes[0]).ops.push_back([op] { compute(*op); });
+    queue_of(lanes[0]).ops.push_back([op] {
+        check_registers(*op);
+        compute(*op);
+    });
 }
 
 void retire(WgmmaQueue& q, size_t groups) {

@@ -212,6 +212,27 @@ __global__ void turn_not_taken(float* out, const float* in, bool fixed) {
     }
 }
 
+// The A operand's registers get their next values while the product may still read them.
+__global__ void operand_registers_changed(float* out, const float* in, bool fixed) {
+    GPU_DYN_SMEM(smem);
+    uint16_t* b = reinterpret_cast<uint16_t*>(smem);
+    for (int i = int(threadIdx.x); i < 256; i += 128) b[i] = uint16_t(0x3f80 + i % 7);
+    ptx::fence_proxy_async();
+    __syncthreads();
+    uint32_t a[4];
+    for (int r = 0; r < 4; r++) a[r] = 0x3f803f80u + (in[threadIdx.x] > 0);
+    float d[8];
+    for (int step = 0; step < 2; step++) {
+        ptx::wgmma_fence();
+        ptx::wgmma_bf16<16, false>(d, a, ptx::wgmma_descriptor(b, 128, 256, 0), step > 0);
+        ptx::wgmma_commit();
+        if (fixed) ptx::wgmma_wait<0>();
+        for (int r = 0; r < 4; r++) a[r] += 1;
+        ptx::wgmma_wait<0>();
+    }
+    for (int i = 0; i < 8; i++) out[i * 128 + int(threadIdx.x)] = d[i];
+}
+
 template <selftest::GemmFault kFault>
 void run_gemm(float* out, const float* in, bool fixed, cudaStream_t s) {
     // 32 x 64 results fit `out`; the operands are the bits of small integers.
@@ -291,6 +312,7 @@ const Bug bugs[] = {
     {"turn of another warp taken", "pr", KERNEL(turn_not_taken, 1, 64, 0, in, fixed)},
     {"TMA tile used without wait", "pr", run_gemm<selftest::GemmFault::no_full_wait>},
     {"wgmma result and stage released without wait", "pr", run_gemm<selftest::GemmFault::no_wgmma_wait>},
+    {"wgmma's A registers changed before its wait", "pr", KERNEL(operand_registers_changed, 1, 128, 512, in, fixed)},
     {"TMA overwrites a stage in use", "r", run_gemm<selftest::GemmFault::no_empty_wait>},
     {"missing event wait between streams", "p", missing_event_wait},
     {"host buffer reused before its copy", "p", host_buffer_reused},
