@@ -33,8 +33,6 @@ struct DeviceBatch {
     const int32_t* starts = nullptr;
     const int32_t* ids = nullptr;
     int64_t distinct = 0;
-
-    bool operator==(const DeviceBatch&) const = default;
 };
 
 class Model {

@@ -107,10 +107,10 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                                                  .recompute = recompute,
                                                  .logits_bytes = logits_bytes(o, device_)},
                                     device_, *compute_, *zero);
-    graphs_ = o.cuda_graphs == "on";
-    whole_graph_ = graphs_ && p.size() == 1 && o.zero <= 1;
-    if (graphs_) check_graphs();
-    if (graphs_ && !whole_graph_) model->replay_graphs();
+    const bool graphs = o.cuda_graphs == "on";
+    whole_graph_ = graphs && p.size() == 1 && o.zero <= 1;
+    if (graphs) check_graphs();
+    if (graphs && !whole_graph_) model->replay_graphs();
     // end_step() waits for the step before, so with two steps' batches the host never waits inside a step.
     feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab,
                                             /*ahead=*/std::min<int64_t>(2 * micro_batches_, 128) - 1, /*same_plan=*/whole_graph_);
@@ -194,18 +194,18 @@ void Run::check_graphs() const {
 }
 
 void Run::train(const DeviceBatch& batch) {
-    if (graphs_ && !whole_graph_ && !announced_graphs_ && model->graphs().replayed() > 0) {
-        announced_graphs_ = true;
-        log_->line("graph    each block's forward and backward pass and the head are graphs of their own from here on");
-    }
-    // The first is enqueued op by op: GEMM algorithms are chosen in it, which can't be done while recording.
-    if (!whole_graph_ || !std::exchange(warm_, true)) return model->train(batch, grad_scale());
-    if (!graph_ || !(batch == recorded_)) {
-        graph_ = Graph(*compute_, [&] { model->train(batch, grad_scale()); });
-        recorded_ = batch;
-        log_->line(format("graph    a micro-batch is one graph of %lld nodes from here on", (long long)graph_.nodes()));
-    }
-    graph_.launch(*compute_);
+    const float scale = grad_scale();
+    const auto enqueue = [&] { model->train(batch, scale); };
+    if (whole_graph_)  // every other pointer of a batch follows from these
+        micro_batch_.run(*compute_, GraphSet::key(batch.tokens, batch.B, batch.T, batch.distinct, scale), enqueue);
+    else
+        enqueue();
+    // A micro-batch that is recorded again would be worth knowing; of the pieces, that they are replayed.
+    const int64_t lines = whole_graph_ ? micro_batch_.recorded() : std::min<int64_t>(model->graphs().replayed(), 1);
+    if (lines == graph_lines_) return;
+    graph_lines_ = lines;
+    log_->line(whole_graph_ ? "graph    a micro-batch is one graph from here on"
+                            : "graph    each block's forward and backward pass and the head are graphs of their own from here on");
 }
 
 bool Run::validates(int64_t step) const {

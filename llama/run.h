@@ -116,10 +116,9 @@ class Run {
    private:
     std::unique_ptr<DataLoader> train_data_, val_data_;
     std::unique_ptr<BatchFeeder> feeder_;
-    bool graphs_ = false, warm_ = false, announced_graphs_ = false;
-    bool whole_graph_ = false;  // of a micro-batch: nothing in it communicates
-    Graph graph_;
-    DeviceBatch recorded_{};
+    bool whole_graph_ = false;  // nothing in a micro-batch communicates: it is one graph
+    GraphSet micro_batch_;
+    int64_t graph_lines_ = 0;  // about graphs, in the log
     std::unique_ptr<CheckpointWriter> writer_;
     std::unique_ptr<Trace> trace_;
     std::unique_ptr<Log> log_;

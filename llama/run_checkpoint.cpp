@@ -101,9 +101,8 @@ void Run::check_folder_is_shared() {
             char host[256] = {};
             ::gethostname(host, sizeof host - 1);
             problem = format(
-                "--out %s: what rank 0 wrote there is not seen by rank %d on %s\n  ranks on several hosts need a "
-                "folder on a "
-                "shared file system, at the same path",
+                "--out %s: what rank 0 wrote there is not seen by rank %d on %s\n"
+                "  ranks on several hosts need a folder on a shared file system, at the same path",
                 options.out.c_str(), process.rank(), host);
             break;
         }
@@ -119,9 +118,8 @@ void Run::check_data(const Manifest& m) {
     const std::string difference = was.difference(now);
     if (difference.empty()) return;
     require(options.allow_data_change,
-            "the training data are not those of the checkpoint: %s\n  --allow-data-change goes on with them, from the "
-            "same number of "
-            "tokens",
+            "the training data are not those of the checkpoint: %s\n"
+            "  --allow-data-change goes on with them, from the same number of tokens",
             difference.c_str());
     if (process.is_root()) std::fprintf(stderr, "train_llama: the training data changed: %s\n", difference.c_str());
     // The position counts samples; of another length, they are as many tokens further on.

@@ -39,7 +39,7 @@ PY
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --out "$work/launches" > "$work/log" 2>&1
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1
   compare "CUDA graphs, to the bit" 0 "$work/launches" "$work/graphs"
-  if [ "$(grep -c "is one graph of" "$work/log")" = 1 ] && cmp "$work/launches/final/model.safetensors" "$work/graphs/final/model.safetensors"; then
+  if [ "$(grep -c "is one graph from" "$work/log")" = 1 ] && cmp "$work/launches/final/model.safetensors" "$work/graphs/final/model.safetensors"; then
     passed=$((passed + 1))
   else failed=$((failed + 1)); echo "FAILED: one graph, and the same weights"; fi
   # Nothing in a step makes the host wait for the device, but for the report of the step before: one event. Counted in what five more
