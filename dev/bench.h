@@ -1,15 +1,15 @@
 #pragma once
 // What the microbenchmarks share: flags, data, validation, timing, the roofline of the spot, and the table.
 //
-// A benchmark describes each op once, as a function of a Memory that hands out its tensors. The op first runs on fresh data
-// on the measured device and, from the same bits, as the CPU op compiled for the baseline instruction set; elements that
-// differ by more than rounding are counted as wrong. Then it is timed: warm up, flush the caches, run, median. Rates count
-// only the bytes or operations that cannot be avoided; `of peak` compares them with a copy of 2 x 256 MB, or with the
-// biggest GEMM of the same type, measured in the same run. On a GPU only shapes that the CPU computes in a second or so are
-// checked: the kernels have tests of their own, and the GPU's time is dear.
+// A benchmark describes each op once, as a function of a Memory that hands out its tensors. The op first runs on fresh
+// data on the measured device and, from the same bits, as the CPU op compiled for the baseline instruction set;
+// elements that differ by more than rounding are counted as wrong. Then it is timed: warm up, flush the caches, run,
+// median. Rates count only the bytes or operations that cannot be avoided; `of peak` compares them with a copy of 2 x
+// 256 MB, or with the biggest GEMM of the same type, measured in the same run. On a GPU only shapes that the CPU
+// computes in a second or so are checked: the kernels have tests of their own, and the GPU's time is dear.
 //
-// --profile runs each op once between cudaProfilerStart and cudaProfilerStop, after a first time outside, and measures nothing:
-// for  ncu --profile-from-start off.
+// --profile runs each op once between cudaProfilerStart and cudaProfilerStop, after a first time outside, and measures
+// nothing: for  ncu --profile-from-start off.
 
 #include <algorithm>
 #include <cmath>
@@ -43,8 +43,8 @@ inline DType parse_dtype(const std::string& name) {
     fail("--dtype %s: it must be fp32, bf16 or fp16", name.c_str());
 }
 
-// One device's tensors. The same calls on two devices give the same bits, unless they are only to be timed: then the device
-// itself makes the numbers, which is quicker.
+// One device's tensors. The same calls on two devices give the same bits, unless they are only to be timed: then the
+// device itself makes the numbers, which is quicker.
 class Memory {
    public:
     explicit Memory(Device device, bool only_timed = false)
@@ -148,7 +148,8 @@ class Bench {
             app_.add_flag("--profile", profile_, "run each op once under the profiler instead of timing it");
             std::string gemm_tune = "off", gemm_cache;
             app_.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms at each new shape")
-                ->capture_default_str()->check(CLI::IsMember({"off", "on"}));
+                ->capture_default_str()
+                ->check(CLI::IsMember({"off", "on"}));
             app_.add_option("--gemm-cache", gemm_cache, "file of the tuned choices");
             app_.add_option("--json", json_, "append one JSON object per row to this file");
             CLI11_PARSE(app_, argc, argv);
@@ -156,7 +157,8 @@ class Bench {
             device_ = pick_device(device, 0, &note);
             device_.make_current();
             if (!note.empty()) std::printf("# %s\n", note.c_str());
-            if (note = set_gemm_tuning(device_, gemm_tune == "on", gemm_cache); !note.empty()) std::printf("# %s\n", note.c_str());
+            if (note = set_gemm_tuning(device_, gemm_tune == "on", gemm_cache); !note.empty())
+                std::printf("# %s\n", note.c_str());
             if (shapes.empty()) shapes = device_.is_cuda() ? cuda_shapes_ : cpu_shapes_;
             header(argc, argv);
             for (const std::string& text : shapes) rows(*this, parse_shape(text));
@@ -179,20 +181,22 @@ class Bench {
         const double rate = (by_bytes ? row.bytes : row.flops) / seconds * 1e-9;
         const double peak = by_bytes ? copy_rate() : gemm_rate();
         const std::string count = wrong < 0 ? "-" : std::to_string(wrong);
-        std::printf("%-24s %-30s %10.2f us %9.1f %-8s %6.1f%% %8s\n", row.op.c_str(), row.shape.c_str(), seconds * 1e6, rate,
-                    by_bytes ? "GB/s" : "GFLOP/s", 100 * rate / peak, count.c_str());
+        std::printf("%-24s %-30s %10.2f us %9.1f %-8s %6.1f%% %8s\n", row.op.c_str(), row.shape.c_str(), seconds * 1e6,
+                    rate, by_bytes ? "GB/s" : "GFLOP/s", 100 * rate / peak, count.c_str());
         std::fflush(stdout);
-        append_row(format("\"kind\": \"kernel\", \"op\": \"%s\", \"shape\": \"%s\", \"seconds\": %.9g, \"rate\": %.6g, "
-                          "\"unit\": \"%s\", \"of_peak\": %.4f, \"wrong\": %lld",
-                          row.op.c_str(), row.shape.c_str(), seconds, rate, by_bytes ? "GB/s" : "GFLOP/s", rate / peak,
-                          (long long)wrong));
+        append_row(
+            format("\"kind\": \"kernel\", \"op\": \"%s\", \"shape\": \"%s\", \"seconds\": %.9g, \"rate\": %.6g, "
+                   "\"unit\": \"%s\", \"of_peak\": %.4f, \"wrong\": %lld",
+                   row.op.c_str(), row.shape.c_str(), seconds, rate, by_bytes ? "GB/s" : "GFLOP/s", rate / peak,
+                   (long long)wrong));
     }
 
    private:
     void append_row(const std::string& members) {
         if (json_.empty()) return;
         std::ofstream out(json_, std::ios::app);
-        out << format("{%s, \"device\": \"%s\", \"commit\": \"%s\"}\n", members.c_str(), device_.name().c_str(), build_commit())
+        out << format("{%s, \"device\": \"%s\", \"commit\": \"%s\"}\n", members.c_str(), device_.name().c_str(),
+                      build_commit())
             << std::flush;
         require(out.good(), "--json %s: can't write there", json_.c_str());
     }
@@ -221,8 +225,8 @@ class Bench {
                     device_.is_cuda() ? gemm_library(DeviceKind::cuda)
                                       : format("%s, %s", name_of(simd_level()), gemm_library(DeviceKind::cpu)).c_str(),
                     build_commit(), command.c_str());
-        std::printf("%-24s %-30s %13s %18s %7s %8s\n", "op", format("shape (%s) type", dims_.c_str()).c_str(), "time", "rate",
-                    "of peak", "wrong");
+        std::printf("%-24s %-30s %13s %18s %7s %8s\n", "op", format("shape (%s) type", dims_.c_str()).c_str(), "time",
+                    "rate", "of peak", "wrong");
     }
 
     void profile(const Row& row, const Op& op) {
@@ -239,7 +243,9 @@ class Bench {
 
     void profiler([[maybe_unused]] bool on) const {
 #ifdef RZ_CUDA
-        if (device_.is_cuda()) require((on ? cudaProfilerStart() : cudaProfilerStop()) == cudaSuccess, "--profile: the profiler can't be told");
+        if (device_.is_cuda())
+            require((on ? cudaProfilerStart() : cudaProfilerStop()) == cudaSuccess,
+                    "--profile: the profiler can't be told");
 #endif
     }
 
@@ -262,7 +268,8 @@ class Bench {
             double largest = 0;
             for (float v : y) largest = std::max(largest, double(std::abs(v)));
             for (size_t i = 0; i < x.size(); ++i)  // small values may be differences of large ones
-                wrong += !(std::abs(double(x[i]) - double(y[i])) <= relative * (std::abs(double(y[i])) + 0.05 * largest));
+                wrong +=
+                    !(std::abs(double(x[i]) - double(y[i])) <= relative * (std::abs(double(y[i])) + 0.05 * largest));
         }
         return wrong;
     }
@@ -294,8 +301,10 @@ class Bench {
                          cast(s, {.out = to, .x = from, .n = n, .out_dtype = DType::f32, .dtype = DType::f32});
                      });
         std::printf("# copy of 2 x %lld MB: %.1f GB/s\n", (long long)(4 * n >> 20), copy_rate_);
-        append_row(format("\"kind\": \"ceiling\", \"what\": \"copy, read and write, 2 x %lld MB\", \"rate\": %.6g, \"unit\": \"GB/s\"",
-                          (long long)(4 * n >> 20), copy_rate_));
+        append_row(
+            format("\"kind\": \"ceiling\", \"what\": \"copy, read and write, 2 x %lld MB\", \"rate\": %.6g, "
+                   "\"unit\": \"GB/s\"",
+                   (long long)(4 * n >> 20), copy_rate_));
         return copy_rate_;
     }
 
@@ -307,12 +316,20 @@ class Bench {
         const void* b = memory.random(n * n, dtype_, 2);
         void* c = memory.scratch(n * n * size_of(dtype_));
         gemm_rate_ = 2.0 * double(n) * double(n) * double(n) * 1e-9 / median_seconds(memory, [=, this](Stream& s) {
-                         gemm(s, {.c = c, .a = a, .b = b, .M = n, .N = n, .K = n, .trans_b = true, .dtype = dtype_,
+                         gemm(s, {.c = c,
+                                  .a = a,
+                                  .b = b,
+                                  .M = n,
+                                  .N = n,
+                                  .K = n,
+                                  .trans_b = true,
+                                  .dtype = dtype_,
                                   .c_dtype = dtype_});
                      });
         std::printf("# GEMM %lld^3 %s: %.1f GFLOP/s\n", (long long)n, name_of(dtype_), gemm_rate_);
-        append_row(format("\"kind\": \"ceiling\", \"what\": \"GEMM %lld^3 %s, %s\", \"rate\": %.6g, \"unit\": \"GFLOP/s\"", (long long)n,
-                          name_of(dtype_), gemm_library(device_.kind), gemm_rate_));
+        append_row(
+            format("\"kind\": \"ceiling\", \"what\": \"GEMM %lld^3 %s, %s\", \"rate\": %.6g, \"unit\": \"GFLOP/s\"",
+                   (long long)n, name_of(dtype_), gemm_library(device_.kind), gemm_rate_));
         return gemm_rate_;
     }
 

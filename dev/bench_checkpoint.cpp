@@ -1,10 +1,11 @@
-// Saving and loading the state of a run: how long training stalls, how fast the files are written, how long a resume takes.
+// Saving and loading the state of a run: how long training stalls, how fast the files are written, how long a resume
+// takes.
 //
 //   build/dev/bench_checkpoint --preset tiny --dtype bf16 --folder /fast/disk
 //   mpirun -n 4 build/dev/bench_checkpoint --preset small --dtype bf16 --zero 3 --folder /shared/disk
 //
-// Every save writes, syncs, reads back and verifies. Beside it, the disk's own rate: the same bytes in one file, written and
-// synced by rank 0. Medians.
+// Every save writes, syncs, reads back and verifies. Beside it, the disk's own rate: the same bytes in one file,
+// written and synced by rank 0. Medians.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -59,7 +60,9 @@ int run(int argc, char** argv) {
     Flags f;
     CLI::App app{"Times checkpoints: stall, write rate, load"};
     app.add_option("--preset", f.preset, "Model")->capture_default_str();
-    app.add_option("--dtype", f.dtype, "fp32 or bf16 parameters")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--dtype", f.dtype, "fp32 or bf16 parameters")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_option("--folder", f.folder, "Where to write; needs room for three checkpoints")->capture_default_str();
     app.add_option("--zero", f.stage, "Stage")->capture_default_str()->check(CLI::Range(0, 3));
     app.add_option("--device", f.device, "auto, cuda or cpu")->capture_default_str();
@@ -103,7 +106,8 @@ int run(int argc, char** argv) {
             const std::string path = CheckpointStore(folder).path(i);
             process.barrier();
             const double begin = now();
-            const std::string problem = load_state(path, check_checkpoint(path), table, process, device, compute, zero, nullptr);
+            const std::string problem =
+                load_state(path, check_checkpoint(path), table, process, device, compute, zero, nullptr);
             require(problem.empty(), "%s", problem.c_str());
             load.push_back(now() - begin);
             for (const SaveReport& r : writer.reports()) bytes = r.bytes;
@@ -111,18 +115,28 @@ int run(int argc, char** argv) {
         if (process.is_root()) {
             const double disk = disk_seconds(folder, bytes);
             const double gb = double(bytes) / 1e9;
-            std::printf("# %s, %d ranks, --zero %d, commit %s\n# command:", device.name().c_str(), process.size(), f.stage, build_commit());
+            std::printf("# %s, %d ranks, --zero %d, commit %s\n# command:", device.name().c_str(), process.size(),
+                        f.stage, build_commit());
             for (int i = 0; i < argc; ++i) std::printf(" %s", argv[i]);
-            std::printf("\n%-10s %-5s %10s %10s %10s %12s %12s %10s %12s\n", "model", "type", "bytes", "stall s", "saved s",
-                        "write GB/s", "disk GB/s", "load s", "load GB/s");
-            std::printf("%-10s %-5s %10s %10.3f %10.3f %12.2f %12.2f %10.3f %12.2f\n", f.preset.c_str(), f.dtype.c_str(),
-                        human_bytes(bytes).c_str(), median(stall), median(write), gb / median(write), gb / disk, median(load),
-                        gb / median(load));
+            std::printf("\n%-10s %-5s %10s %10s %10s %12s %12s %10s %12s\n", "model", "type", "bytes", "stall s",
+                        "saved s", "write GB/s", "disk GB/s", "load s", "load GB/s");
+            std::printf("%-10s %-5s %10s %10.3f %10.3f %12.2f %12.2f %10.3f %12.2f\n", f.preset.c_str(),
+                        f.dtype.c_str(), human_bytes(bytes).c_str(), median(stall), median(write), gb / median(write),
+                        gb / disk, median(load), gb / median(load));
             if (!f.json.empty())
-                write_file_atomically(f.json, Json{{"device", device.name()}, {"ranks", process.size()}, {"zero", f.stage},
-                                                   {"commit", build_commit()}, {"preset", f.preset}, {"dtype", f.dtype}, {"bytes", bytes},
-                                                   {"stall_s", median(stall)}, {"saved_s", median(write)}, {"load_s", median(load)},
-                                                   {"disk_s", disk}}.dump(1) + "\n");
+                write_file_atomically(f.json, Json{{"device", device.name()},
+                                                   {"ranks", process.size()},
+                                                   {"zero", f.stage},
+                                                   {"commit", build_commit()},
+                                                   {"preset", f.preset},
+                                                   {"dtype", f.dtype},
+                                                   {"bytes", bytes},
+                                                   {"stall_s", median(stall)},
+                                                   {"saved_s", median(write)},
+                                                   {"load_s", median(load)},
+                                                   {"disk_s", disk}}
+                                                      .dump(1) +
+                                                  "\n");
             std::filesystem::remove_all(folder);
         }
         return 0;

@@ -18,8 +18,13 @@ int main(int argc, char** argv) {
                        (gradient ? 2 : 1) * double(N * V * size_of(t))},
                       [&](bench::Memory& m) {
                           const CrossEntropy a{.loss = m.output<float>(N, DType::f32, "loss"),
-                                               .logits = m.random(N * V, t, 1, 2, "logits"), .targets = m.values(targets),
-                                               .N = N, .V = V, .grad_scale = 1, .write_gradient = gradient, .dtype = t};
+                                               .logits = m.random(N * V, t, 1, 2, "logits"),
+                                               .targets = m.values(targets),
+                                               .N = N,
+                                               .V = V,
+                                               .grad_scale = 1,
+                                               .write_gradient = gradient,
+                                               .dtype = t};
                           return [a](Stream& s) { cross_entropy(s, a); };
                       });
     });

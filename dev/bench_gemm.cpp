@@ -1,5 +1,6 @@
-// GEMM in the layouts of a linear layer: y = x W^T, dx = dy W, dW += dy^T x (in --grad-dtype). 2 M N K operations. Where cuBLASLt's
-// algorithms are tuned (--gemm-tune, --gemm-cache) each product has two lines: tuned, and the library's own first choice.
+// GEMM in the layouts of a linear layer: y = x W^T, dx = dy W, dW += dy^T x (in --grad-dtype). 2 M N K operations.
+// Where cuBLASLt's algorithms are tuned (--gemm-tune, --gemm-cache) each product has two lines: tuned, and the
+// library's own first choice.
 
 #include <utility>
 
@@ -39,7 +40,8 @@ int main(int argc, char** argv) {
             };
             GemmTuning& tuning = gemm_tuning();
             const bool tuned = b.device().is_cuda() && (tuning.measure || !tuning.cache_file.empty());
-            b.measure({tuned ? std::string(name) + ", tuned" : name, bench::joined(shape), 0, flops, tolerance, check}, op);
+            b.measure({tuned ? std::string(name) + ", tuned" : name, bench::joined(shape), 0, flops, tolerance, check},
+                      op);
             if (!tuned) return;
             const GemmTuning asked = std::exchange(tuning, {});
             b.measure({std::string(name) + ", first choice", bench::joined(shape), 0, flops, tolerance, check}, op);

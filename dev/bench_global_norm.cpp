@@ -11,10 +11,17 @@ int main(int argc, char** argv) {
         const int64_t n = shape[0], block = 65536, blocks = ceil_div(n, block);
         const DType t = b.dtype();
         b.measure({"sum_squares", bench::joined(shape), double(n * size_of(t))}, [&](bench::Memory& m) {
-            const SumSquares a{.partial = static_cast<double*>(m.scratch(8 * blocks)), .x = m.random(n, t, 1), .n = n,
-                               .block = block, .dtype = t};
-            const ClipScale clip{.norm = m.output<float>(1, DType::f32, "norm"), .scale = m.output<float>(1, DType::f32, "scale"),
-                                 .partial = a.partial, .count = blocks, .average = 1, .max_norm = 1};
+            const SumSquares a{.partial = static_cast<double*>(m.scratch(8 * blocks)),
+                               .x = m.random(n, t, 1),
+                               .n = n,
+                               .block = block,
+                               .dtype = t};
+            const ClipScale clip{.norm = m.output<float>(1, DType::f32, "norm"),
+                                 .scale = m.output<float>(1, DType::f32, "scale"),
+                                 .partial = a.partial,
+                                 .count = blocks,
+                                 .average = 1,
+                                 .max_norm = 1};
             return [a, clip](Stream& s) {
                 sum_squares(s, a);
                 clip_scale(s, clip);

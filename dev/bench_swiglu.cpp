@@ -13,12 +13,17 @@ int main(int argc, char** argv) {
         const DType t = b.dtype();
         const double tensor = double(N * F * size_of(t));
         b.measure({"swiglu_forward", bench::joined(shape), 3 * tensor}, [=](bench::Memory& m) {
-            const SwigluForward a{.h = m.output(N * F, t, "h"), .gate_up = m.random(2 * N * F, t, 1), .N = N, .F = F, .dtype = t};
+            const SwigluForward a{
+                .h = m.output(N * F, t, "h"), .gate_up = m.random(2 * N * F, t, 1), .N = N, .F = F, .dtype = t};
             return [a](Stream& s) { swiglu_forward(s, a); };
         });
         b.measure({"swiglu_backward+h", bench::joined(shape), 6 * tensor}, [=](bench::Memory& m) {
-            const SwigluBackward a{.dgate_up = m.output(2 * N * F, t, "dgate_up"), .dh = m.random(N * F, t, 2),
-                                   .gate_up = m.random(2 * N * F, t, 1), .h = m.output(N * F, t, "h"), .N = N, .F = F,
+            const SwigluBackward a{.dgate_up = m.output(2 * N * F, t, "dgate_up"),
+                                   .dh = m.random(N * F, t, 2),
+                                   .gate_up = m.random(2 * N * F, t, 1),
+                                   .h = m.output(N * F, t, "h"),
+                                   .N = N,
+                                   .F = F,
                                    .dtype = t};
             return [a](Stream& s) { swiglu_backward(s, a); };
         });

@@ -9,9 +9,9 @@
 //                                            which dev/torch_llama.py --curve DIR trains the same model
 //
 // FLOPs: 6 per matrix parameter and 6 L H D T of causal attention per token; MFU is of the vendor's dense bf16 peak.
-// Time: median of the steps after the warm-up, from events between the steps (forward, backward, norm, AdamW), past which
-// the host runs ahead as it does in training; data are on the device already. --classes adds steps with an event around each op, after the timed ones and slower than they
-// are. Memory: the ledger's peak.
+// Time: median of the steps after the warm-up, from events between the steps (forward, backward, norm, AdamW), past
+// which the host runs ahead as it does in training; data are on the device already. --classes adds steps with an event
+// around each op, after the timed ones and slower than they are. Memory: the ledger's peak.
 
 #include <omp.h>
 #include <sys/resource.h>
@@ -140,9 +140,11 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
     const MemoryLedger& ledger = MemoryLedger::get();
     const int64_t bytes = ledger.peak(o.device.kind);
     if (peak > 0)
-        std::printf("# MFU of %s: tokens/s x (6 x %.1f M matrix parameters + 6 x %lld layers x %lld x %lld tokens) / %.0f TFLOP/s\n",
-                    s.name.c_str(), 1e-6 * double(s.config.matmul_parameters()), (long long)s.config.layers,
-                    (long long)s.config.q_rows(), (long long)s.T, peak * 1e-12);
+        std::printf(
+            "# MFU of %s: tokens/s x (6 x %.1f M matrix parameters + 6 x %lld layers x %lld x %lld "
+            "tokens) / %.0f TFLOP/s\n",
+            s.name.c_str(), 1e-6 * double(s.config.matmul_parameters()), (long long)s.config.layers,
+            (long long)s.config.q_rows(), (long long)s.T, peak * 1e-12);
     std::printf("%-12s %-5s %4lld x %-5lld %9.1f ms %10.0f tok/s %10.1f GFLOP/s%s %12s ledger %12s rss\n",
                 s.name.c_str(), name_of(s.dtype), (long long)s.B, (long long)s.T, 1e3 * seconds, rate, flops / 1e9,
                 peak > 0 ? format(" %5.1f%% MFU", 100 * flops / peak).c_str() : "", human_bytes(bytes).c_str(),
@@ -355,8 +357,12 @@ int run(int argc, char** argv) {
         ->capture_default_str()
         ->check(CLI::IsMember({"off", "on"}));
     std::string master_dtype = "fp32", adam_dtype = "fp32";
-    app.add_option("--master-dtype", master_dtype, "With bf16: fp32 or bf16")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16"}));
-    app.add_option("--adam-dtype", adam_dtype, "With bf16: of m and v")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--master-dtype", master_dtype, "With bf16: fp32 or bf16")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--adam-dtype", adam_dtype, "With bf16: of m and v")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so");
     app.add_option("--curve", o.curve,
                    "Record losses on synthetic text instead, with weights and tokens in this folder");

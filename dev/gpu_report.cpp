@@ -3,7 +3,8 @@
 //   gpu_report begin DIR COMMIT DEVICE DATE COMMAND DRY_RUN STAGE...    these are going to run; DRY_RUN is 0 or 1
 //   gpu_report stage DIR NAME STATUS SECONDS NOTE [ROWS]    how one stands; ROWS has a JSON object per line
 //   gpu_report status DIR                                   prints the table; exit code 1 unless all is well
-//   gpu_report profile-rows CSV SHAPE                       prints a row per kernel of what  ncu --csv --page raw  wrote; exit
+//   gpu_report profile-rows CSV SHAPE                       prints a row per kernel of what  ncu --csv --page raw
+//   wrote; exit
 //                                                           code 1 if there is none
 //   gpu_report zero-row RANKS_JSON SAFETENSORS STAGE        prints a row of ZeRO's memory from a run's files; exit
 //                                                           code 1 if a rank keeps 0.5 % more than the paper says
@@ -153,7 +154,11 @@ std::optional<double> tensor_pipe(const Json& row) {
 const std::vector<std::pair<std::string, Kind>>& kinds() {
     using Row = std::vector<std::string>;
     static const std::vector<std::pair<std::string, Kind>> all = {
-        {"fact", {{"what", "value"}, [](const Json& r) { return Row{text(r, "name"), text(r, "value")}; }}},
+        {"fact",
+         {{"what", "value"},
+          [](const Json& r) {
+              return Row{text(r, "name"), text(r, "value")};
+          }}},
         {"tests",
          {{"tests", "passed", "failed", "skipped", "not run", "seconds"},
           [](const Json& r) {
@@ -162,7 +167,9 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
           }}},
         {"ceiling",
          {{"ceiling", "rate", "device"},
-          [](const Json& r) { return Row{text(r, "what"), rate_text(r), text(r, "device")}; }}},
+          [](const Json& r) {
+              return Row{text(r, "what"), rate_text(r), text(r, "device")};
+          }}},
         {"kernel",
          {{"op", "shape, type", "time", "rate", "of the measured ceiling", "wrong elements"},
           [](const Json& r) {
@@ -205,7 +212,8 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
                   bytes_text(number(r, "peak_bytes"))};
           }}},
         {"profile",
-         {{"kernel", "shape", "time", "DRAM", "L2", "tensor pipe", "issue slots", "warps", "registers", "bank conflicts"},
+         {{"kernel", "shape", "time", "DRAM", "L2", "tensor pipe", "issue slots", "warps", "registers",
+           "bank conflicts"},
           [](const Json& r) {
               return Row{text(r, "kernel"),
                          text(r, "shape"),
@@ -220,7 +228,9 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
           }}},
         {"ranks",
          {{"several ranks", "ranks", "result"},
-          [](const Json& r) { return Row{text(r, "what"), text(r, "ranks"), text(r, "result")}; }}},
+          [](const Json& r) {
+              return Row{text(r, "what"), text(r, "ranks"), text(r, "result")};
+          }}},
         {"zero_memory",
          {{"ZeRO stage", "ranks", "bytes per parameter, measured", "by the paper", "parameters", "gradients",
            "optimizer", "peak"},
@@ -234,7 +244,11 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
                          bytes_text(number(r, "optimizer_bytes")),
                          bytes_text(number(r, "peak_bytes"))};
           }}},
-        {"not measured", {{"not measured", "why"}, [](const Json& r) { return Row{text(r, "what"), text(r, "why")}; }}},
+        {"not measured",
+         {{"not measured", "why"},
+          [](const Json& r) {
+              return Row{text(r, "what"), text(r, "why")};
+          }}},
     };
     return all;
 }
@@ -289,7 +303,8 @@ std::vector<Json> rows_of_kind(const Json& report, const char* kind) {
 
 std::string identity(const Json& row) {
     std::string id;
-    for (const char* key : {"model", "layers", "batch", "seq_len", "dtype", "state", "device"}) id += text(row, key) + "\t";
+    for (const char* key : {"model", "layers", "batch", "seq_len", "dtype", "state", "device"})
+        id += text(row, key) + "\t";
     return id;
 }
 
@@ -313,7 +328,8 @@ void print_speed_ratio(std::ostream& out, const Json& report) {
                          text(*best, "program"), print("%.2f", ratio)});
     }
     if (table.size() > 1)
-        out << "## Beside PyTorch\n\nThe same model, batch and types of masters and moments in the same run, PyTorch's fastest variant.\n\n";
+        out << "## Beside PyTorch\n\nThe same model, batch and types of masters and moments in the same "
+               "run, PyTorch's fastest variant.\n\n";
     print_table(out, table);
 }
 
@@ -470,7 +486,8 @@ int profile_rows(const std::vector<std::string>& a) {
     for (std::string line; std::getline(file, line);) {
         const std::vector<std::string> fields = csv_fields(line);
         if (fields[0] == "ID") names = fields;
-        if (fields.size() != names.size() || fields[0].find_first_not_of("0123456789") != std::string::npos || fields[0].empty())
+        if (fields.size() != names.size() || fields[0].find_first_not_of("0123456789") != std::string::npos ||
+            fields[0].empty())
             continue;
         Json row = {{"kind", "profile"}, {"shape", a[2]}};
         for (size_t i = 1; i < fields.size(); ++i) {

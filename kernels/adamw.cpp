@@ -224,8 +224,8 @@ void adamw(Stream& stream, const AdamW& a) {
     require(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1,
             "%s: beta1 %g and beta2 %g; both must be in [0, 1) (0.9 and 0.95 are usual)", op, double(a.beta1),
             double(a.beta2));
-    require(a.eps > 0, "%s: eps is %g; it must be positive, or an element that never had a gradient divides by zero", op,
-            double(a.eps));
+    require(a.eps > 0, "%s: eps is %g; it must be positive, or an element that never had a gradient divides by zero",
+            op, double(a.eps));
     if (a.n == 0) return;
     check_pointer(op, "param", a.param, size_of(a.param_dtype));
     check_pointer(op, "master", a.master, size_of(a.master_dtype));
@@ -237,11 +237,14 @@ void adamw(Stream& stream, const AdamW& a) {
     check_pointer(op, "decays", a.decays);
     if (a.correction) check_pointer(op, "correction", a.correction, 8);
     require(a.master_dtype != DType::f16 && a.adam_dtype != DType::f16,
-            "%s: masters are %s, moments %s; they may be fp32 or bf16", op, name_of(a.master_dtype), name_of(a.adam_dtype));
+            "%s: masters are %s, moments %s; they may be fp32 or bf16", op, name_of(a.master_dtype),
+            name_of(a.adam_dtype));
     require(a.param != a.master || a.param_dtype == a.master_dtype,
-            "%s: param is the master itself, but one is %s and the other %s", op, name_of(a.param_dtype), name_of(a.master_dtype));
+            "%s: param is the master itself, but one is %s and the other %s", op, name_of(a.param_dtype),
+            name_of(a.master_dtype));
     require(a.master_dtype == DType::f32 || a.param == a.master,
-            "%s: bf16 masters beside %s parameters; a bf16 master is the bf16 parameter itself", op, name_of(a.param_dtype));
+            "%s: bf16 masters beside %s parameters; a bf16 master is the bf16 parameter itself", op,
+            name_of(a.param_dtype));
     stream.run(a, adamw_cpu, RZ_CUDA_OP(adamw_cuda));
 }
 

@@ -17,8 +17,8 @@ namespace rz::RZ_SIMD_PASS {
 #include "kernels/simd_vec.h"
 #include "kernels/simd_tile.h"
 
-// Queries and keys are met in blocks of kBlock, a multiple of both kTileRows and kLanes. Tiles of words (simd_tile.h) come
-// in three layouts, from a matrix X (rows, D):
+// Queries and keys are met in blocks of kBlock, a multiple of both kTileRows and kLanes. Tiles of words (simd_tile.h)
+// come in three layouts, from a matrix X (rows, D):
 //
 //   rows        word (r, c) holds X[r, 2c], X[r, 2c + 1]     a row as it lies: left operand, summed over columns
 //   zipped      word (r, c) holds X[2r, c], X[2r + 1, c]     right operand, or transposed left one, summed over rows
@@ -45,7 +45,8 @@ inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 RZ_INLINE uint32_t pair_of(bf16 first, bf16 second) { return uint32_t(first.bits) | uint32_t(second.bits) << 16; }
 #endif
 
-// The first `words` words of a vector, from values as they lie (two bf16 to a word) or converted to fp32 (one to a word).
+// The first `words` words of a vector, from values as they lie (two bf16 to a word) or converted to fp32 (one to a
+// word).
 template <class W, class T>
 RZ_INLINE Vec load_words(const T* from, int64_t words) {
     if constexpr (W::kPer == 1) return words == kLanes ? load(from) : load(from, SomeLanes{words});
@@ -59,7 +60,8 @@ RZ_INLINE Vec load_words(const T* from, int64_t words) {
 
 // Rows [0, rows) of x, `stride` apart; rows up to `padded` become zero.
 template <class W, class T>
-__attribute__((noinline)) void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows, int64_t padded, int64_t D) {
+__attribute__((noinline)) void pack_rows(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows,
+                                         int64_t padded, int64_t D) {
     const int64_t words = D / W::kPer;
     for (int64_t r = 0; r < padded; ++r) {
         typename W::Word* to = out + r * ld;
@@ -75,7 +77,8 @@ __attribute__((noinline)) void pack_rows(typename W::Word* out, int64_t ld, cons
 
 // As pack_rows, two rows to a word; columns up to the next whole vector become zero.
 template <class W, class T>
-__attribute__((noinline)) void pack_zipped(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows, int64_t padded, int64_t D) {
+__attribute__((noinline)) void pack_zipped(typename W::Word* out, int64_t ld, const T* x, int64_t stride, int64_t rows,
+                                           int64_t padded, int64_t D) {
     for (int64_t r = 0; r < padded; r += W::kPer) {
         typename W::Word* to = out + r / W::kPer * ld;
         const T* from = x + r * stride;
@@ -100,7 +103,8 @@ __attribute__((noinline)) void pack_zipped(typename W::Word* out, int64_t ld, co
 
 // Rows [0, rows) of x become columns; columns up to kBlock become zero.
 template <class W, class T>
-__attribute__((noinline)) void pack_transposed(typename W::Word* out, const T* x, int64_t stride, int64_t rows, int64_t D) {
+__attribute__((noinline)) void pack_transposed(typename W::Word* out, const T* x, int64_t stride, int64_t rows,
+                                               int64_t D) {
     const int64_t words = D / W::kPer;
     for (int64_t r0 = 0; r0 < kBlock; r0 += kLanes)
         for (int64_t c0 = 0; c0 < words; c0 += kLanes) {
@@ -163,7 +167,7 @@ struct Carver {
     }
 };
 
-// ---- forward ----------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
 template <class W>
 struct ForwardTiles {
@@ -191,8 +195,8 @@ struct ForwardTiles {
     }
 };
 
-// Online softmax of one row of n scores (whole vectors) of which the first `visible` count: p gets the exponentials, zero
-// behind them. Returns what earlier sums are to be multiplied by.
+// Online softmax of one row of n scores (whole vectors) of which the first `visible` count: p gets the exponentials,
+// zero behind them. Returns what earlier sums are to be multiplied by.
 template <class W>
 RZ_INLINE float softmax_row(typename W::Word* p, float* s, int64_t n, int64_t visible, float scale, float& running_max,
                             float& running_sum) {
@@ -234,8 +238,8 @@ void forward_strip(const ForwardTiles<W>& t, int64_t row, int64_t position, int6
             for (int64_t c = 0; c < columns; c += kLanes) write_rows_layout<W>(t.p + r * ld_p, c, Vec{});
             continue;
         }
-        const float correction = softmax_row<W>(t.p + r * ld_p, t.s + r * kKeyStride, columns, visible, scale, t.max[row + r],
-                                                t.sum[row + r]);
+        const float correction = softmax_row<W>(t.p + r * ld_p, t.s + r * kKeyStride, columns, visible, scale,
+                                                t.max[row + r], t.sum[row + r]);
         if (correction != 1.0f)
             for (int64_t d = 0; d < D; d += kLanes) store(o + r * t.ld_d + d, load(o + r * t.ld_d + d) * correction);
     }
@@ -253,9 +257,11 @@ void forward_block(const AttentionForward& a, int64_t b, int64_t kv, int64_t q0)
     const int64_t offset = s.Tk - s.Tq + q0;  // position of the block's first query
     for (int64_t g = 0; g < group; ++g)
         pack_rows<W>(t.q + g * kBlock * t.ld_words, t.ld_words,
-                     at<T>(a.q, s.q_batch, s.q_row, D, b, q0, kv * group + g), s.q_row, rows, round_up(rows, kTileRows), D);
+                     at<T>(a.q, s.q_batch, s.q_row, D, b, q0, kv * group + g), s.q_row, rows, round_up(rows, kTileRows),
+                     D);
     for (int64_t g = 0; g < group; ++g) {
-        for (int64_t i = 0; i < round_up(rows, kTileRows) * t.ld_d; i += kLanes) store(t.o + g * kBlock * t.ld_d + i, Vec{});
+        for (int64_t i = 0; i < round_up(rows, kTileRows) * t.ld_d; i += kLanes)
+            store(t.o + g * kBlock * t.ld_d + i, Vec{});
         for (int64_t r = 0; r < rows; ++r) t.max[g * kBlock + r] = -__builtin_inff(), t.sum[g * kBlock + r] = 0;
     }
 
@@ -310,9 +316,8 @@ void forward_row(const AttentionForward& a, int64_t b, int64_t h, int64_t t) {
     for (int64_t d = 0; d < D; ++d) sum_v[d] = 0;
     for (int64_t j = 0; j < keys; ++j) {
         const T* v = at<T>(a.v, s.kv_batch, s.kv_row, D, b, j, kv);
-        for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA {
-            store(sum_v + d, load(sum_v + d, lanes) + p[j] * load(v + d, lanes), lanes);
-        });
+        for_vectors(D, [&](int64_t d, auto lanes)
+                           RZ_LAMBDA { store(sum_v + d, load(sum_v + d, lanes) + p[j] * load(v + d, lanes), lanes); });
     }
     const float sum = sum_of(sums);
     T* o = at<T>(a.o, s.o_batch, s.o_row, D, b, t, h);
@@ -346,7 +351,7 @@ void attention_forward(const AttentionForward& a) {
 }
 #endif
 
-// ---- backward ---------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 //
 // With P = exp(scale q k^T - lse) and delta = rowsum(do * o):
 //   dv = P^T do,  dS = P * (do v^T - delta) * scale,  dq = dS k,  dk = dS^T q
@@ -355,12 +360,12 @@ template <class W>
 struct BackwardTiles {
     using Word = typename W::Word;
     int64_t ld_words, ld_d;
-    Word *kt, *vt, *k_zip;              // one block of keys and values
-    Word *q, *d_o, *q_zip, *do_zip;      // one block of queries
-    float *s, *dp;                      // (kTileRows) scores and gradient of the probabilities
-    Word *p_zip, *ds_zip, *ds;          // (kBlock) P and dS
-    float *dk, *dv;                     // (kBlock) sums
-    float* dq;                          // (group, Tq padded) sums
+    Word *kt, *vt, *k_zip;           // one block of keys and values
+    Word *q, *d_o, *q_zip, *do_zip;  // one block of queries
+    float *s, *dp;                   // (kTileRows) scores and gradient of the probabilities
+    Word *p_zip, *ds_zip, *ds;       // (kBlock) P and dS
+    float *dk, *dv;                  // (kBlock) sums
+    float* dq;                       // (group, Tq padded) sums
 
     int64_t carve(char* memory, int64_t dq_rows, int64_t D) {
         Carver c{memory};
@@ -385,8 +390,8 @@ struct BackwardTiles {
     }
 };
 
-// P and dS of one strip of queries, from its scores t.s and t.dp; both are zero where the mask hides the key, up to the end
-// of the block.
+// P and dS of one strip of queries, from its scores t.s and t.dp; both are zero where the mask hides the key, up to the
+// end of the block.
 template <class W>
 void probabilities(const BackwardTiles<W>& t, int64_t row, int64_t position, int64_t valid, int64_t keys, float scale,
                    const float* lse, const float* delta) {
@@ -464,7 +469,8 @@ void backward_pair(const AttentionBackward& a, const BackwardTiles<W>& t, int64_
 template <class T>
 void write_rows(T* to, int64_t stride, const float* from, int64_t ld, int64_t rows, int64_t D) {
     for (int64_t r = 0; r < rows; ++r)
-        for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(to + r * stride + d, load(from + r * ld + d), lanes); });
+        for_vectors(
+            D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(to + r * stride + d, load(from + r * ld + d), lanes); });
 }
 
 // Queries [q_begin, q_end) against keys [k_begin, k_end) of one key/value head; both begin at block boundaries. dq is
@@ -490,16 +496,16 @@ void backward_part(const AttentionBackward& a, int64_t b, int64_t kv, int64_t q_
             for (int64_t i = 0; i < kBlock * t.ld_d; i += kLanes) store(t.dk + i, Vec{}), store(t.dv + i, Vec{});
         for (int64_t g = 0; g < group; ++g)
             for (int64_t q0 = most(q_begin, k0); q0 < q_end; q0 += kBlock)
-                backward_pair<T, W>(a, t, b, kv * group + g, q0, k0, t.dq + (g * dq_rows + q0 - q_begin) * t.ld_d, want_dq,
-                                    want_dkv);
+                backward_pair<T, W>(a, t, b, kv * group + g, q0, k0, t.dq + (g * dq_rows + q0 - q_begin) * t.ld_d,
+                                    want_dq, want_dkv);
         if (!want_dkv) continue;
         write_rows(at<T>(a.dk, s.kv_batch, s.kv_row, D, b, k0, kv), s.kv_row, t.dk, t.ld_d, keys, D);
         write_rows(at<T>(a.dv, s.kv_batch, s.kv_row, D, b, k0, kv), s.kv_row, t.dv, t.ld_d, keys, D);
     }
     if (want_dq)
         for (int64_t g = 0; g < group; ++g)
-            write_rows(at<T>(a.dq, s.q_batch, s.q_row, D, b, q_begin, kv * group + g), s.q_row, t.dq + g * dq_rows * t.ld_d,
-                       t.ld_d, q_end - q_begin, D);
+            write_rows(at<T>(a.dq, s.q_batch, s.q_row, D, b, q_begin, kv * group + g), s.q_row,
+                       t.dq + g * dq_rows * t.ld_d, t.ld_d, q_end - q_begin, D);
 }
 
 template <class T>
@@ -513,7 +519,8 @@ void row_sums(const AttentionBackward& a) {
                 const T* o = at<T>(a.o, s.o_batch, s.o_row, s.D, b, t, h);
                 const T* d_o = at<T>(a.d_o, s.o_batch, s.o_row, s.D, b, t, h);
                 Vec sums{};
-                for_vectors(s.D, [&](int64_t d, auto lanes) RZ_LAMBDA { sums += load(o + d, lanes) * load(d_o + d, lanes); });
+                for_vectors(
+                    s.D, [&](int64_t d, auto lanes) RZ_LAMBDA { sums += load(o + d, lanes) * load(d_o + d, lanes); });
                 delta[(b * s.H + h) * s.Tq + t] = sum_of(sums);
             }
 }
@@ -526,11 +533,11 @@ void backward_t(const AttentionBackward& a) {
     const bool parallel = s.B * s.H * s.Tq * s.Tk * s.D >= 4 * kSerialBelow;
     if (!parallel || blocks == 1 || heads >= max_threads()) {
 #pragma omp parallel for schedule(dynamic) if (parallel)
-        for (int64_t i = 0; i < heads; ++i)
-            backward_part<T, W>(a, i / s.K, i % s.K, 0, s.Tq, 0, s.Tk, true, true);
+        for (int64_t i = 0; i < heads; ++i) backward_part<T, W>(a, i / s.K, i % s.K, 0, s.Tq, 0, s.Tk, true, true);
         return;
     }
-    // Too few heads to go round: blocks of keys and blocks of queries, 7 products for 5. The same sums in the same order.
+    // Too few heads to go round: blocks of keys and blocks of queries, 7 products for 5. The same sums in the same
+    // order.
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < 2 * heads * blocks; ++i) {
         const int64_t head = i / 2 % heads, j = i / 2 / heads;
@@ -538,8 +545,8 @@ void backward_t(const AttentionBackward& a) {
         if (i % 2 == 0)
             backward_part<T, W>(a, head / s.K, head % s.K, k0, s.Tq, k0, least(k0 + kBlock, s.Tk), false, true);
         else
-            backward_part<T, W>(a, head / s.K, head % s.K, q0, least(q0 + kBlock, s.Tq), 0, least(q0 + kBlock, s.Tk), true,
-                                false);
+            backward_part<T, W>(a, head / s.K, head % s.K, q0, least(q0 + kBlock, s.Tq), 0, least(q0 + kBlock, s.Tk),
+                                true, false);
     }
 }
 
@@ -576,8 +583,8 @@ static void check_shape(const char* op, const AttentionShape& s) {
     check_size(op, "B", s.B, 0);
     check_size(op, "Tq", s.Tq, 0);
     check_size(op, "K (key/value heads)", s.K, 1);
-    require(s.H >= s.K && s.H % s.K == 0, "%s: %lld query heads over %lld key/value heads; H must be a multiple of K", op,
-            (long long)s.H, (long long)s.K);
+    require(s.H >= s.K && s.H % s.K == 0, "%s: %lld query heads over %lld key/value heads; H must be a multiple of K",
+            op, (long long)s.H, (long long)s.K);
     require(s.D > 0 && s.D % 2 == 0 && s.D <= 256, "%s: head dimension %lld; it must be even and at most 256", op,
             (long long)s.D);
     require(s.Tk >= s.Tq, "%s: %lld queries but %lld keys; every query needs a key at its own position", op,

@@ -4,8 +4,8 @@
 //   o = softmax(scale * q k^T + causal mask) v
 //
 // Query t of Tq sits at position Tk - Tq + t and sees keys up to its own position; Tq == Tk in training, Tq < Tk when
-// new tokens extend a cache. The T x T matrix is never stored: online softmax forward (Milakov & Gimelshein 2018; Dao et al.
-// 2022), recomputation from the row log-sum-exp backward (Dao 2023). Scores, softmax and sums are fp32.
+// new tokens extend a cache. The T x T matrix is never stored: online softmax forward (Milakov & Gimelshein 2018; Dao
+// et al. 2022), recomputation from the row log-sum-exp backward (Dao 2023). Scores, softmax and sums are fp32.
 //
 // q, k, v and o are strided, so that they may be the parts of one packed qkv row: element (b, t, head, d) of q lies at
 // q[b*q_batch + t*q_row + head*D + d], all in elements; o and its gradient use o_*, k and v (and dk, dv) use kv_*.
@@ -21,16 +21,16 @@ struct AttentionShape {
     int64_t q_row, q_batch;
     int64_t kv_row, kv_batch;
     int64_t o_row, o_batch;
-    float scale;      // 1 / sqrt(D) unless asked otherwise
+    float scale;  // 1 / sqrt(D) unless asked otherwise
     DType dtype;
 };
 
 struct AttentionForward {
-    void* o;          // (B, Tq, H, D) strided   =
-    float* lse;       // (B, H, Tq) f32          =   natural log of the row's sum of exp(scale * q k)
-    const void* q;    // (B, Tq, H, D) strided
-    const void* k;    // (B, Tk, K, D) strided
-    const void* v;    // (B, Tk, K, D) strided
+    void* o;        // (B, Tq, H, D) strided   =
+    float* lse;     // (B, H, Tq) f32          =   natural log of the row's sum of exp(scale * q k)
+    const void* q;  // (B, Tq, H, D) strided
+    const void* k;  // (B, Tk, K, D) strided
+    const void* v;  // (B, Tk, K, D) strided
     AttentionShape shape;
 };
 
@@ -45,7 +45,7 @@ struct AttentionBackward {
     const void* v;
     const void* o;
     const float* lse;
-    void* workspace;  // attention_backward_workspace(shape) bytes, 256-byte aligned
+    void* workspace;       // attention_backward_workspace(shape) bytes, 256-byte aligned
     AttentionShape shape;  // dq has q's strides, dk and dv have k's
 };
 

@@ -32,9 +32,9 @@ struct Backward {
     // Where this block and warp work
     unsigned char* smem;
     float* stats;
-    int row;                         // the warp's first row in the tile
-    int first;                       // its position in the sequence
-    float scale;                     // of scores, for exp2
+    int row;                          // the warp's first row in the tile
+    int first;                        // its position in the sequence
+    float scale;                      // of scores, for exp2
     float row_lse2[2], row_delta[2];  // of rows g and g + 8, for dq
 
     float grad1[D / 8][4], grad2[D / 8][4];  // dk or dq; dv

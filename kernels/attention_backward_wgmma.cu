@@ -12,7 +12,7 @@ namespace {
 
 // Unused where there is no code for sm_90a.
 [[maybe_unused]] constexpr int kGroupRows = 64, kRows = 2 * kGroupRows, kStream = 64, kThreads = 384;
-[[maybe_unused]] constexpr int kPanel = 64 * 128;                                         // bytes
+[[maybe_unused]] constexpr int kPanel = 64 * 128;                                  // bytes
 [[maybe_unused]] constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // 128 * 24 + 256 * 240 <= 65536
 
 // x1, x2: k, v or q, d_o of the first warpgroup, then of the second. y1, y2: q, d_o or k, v of every stage.
@@ -163,8 +163,7 @@ struct Consumer {
         const float* lse2 = stats();
 #pragma unroll
         for (int i = 0; i < kStream / 2; ++i)
-            s[i] = ptx::ex2(
-                fmaf(s[i], scale, -(kForKeys ? lse2[i / 4 * 8 + 2 * pair + i % 2] : row_lse2[i % 4 / 2])));
+            s[i] = ptx::ex2(fmaf(s[i], scale, -(kForKeys ? lse2[i / 4 * 8 + 2 * pair + i % 2] : row_lse2[i % 4 / 2])));
         if (diagonal) {
             const int r = warp_row() + lane / 4 - 2 * pair;
 #pragma unroll

@@ -98,8 +98,8 @@ struct Consumer {
         : smem(smem), bars(bars), group(group), scale(scale) {}
 
     __device__ __forceinline__ void start_scores(int stage) {
-        start_product<T, D, kKeys, C::kQueryPanel, kKeyPanel>(
-            s, operand_rows(smem + C::kQ + group * kGroupRows * 128), operand_rows(smem + C::kK + stage * C::kTile));
+        start_product<T, D, kKeys, C::kQueryPanel, kKeyPanel>(s, operand_rows(smem + C::kQ + group * kGroupRows * 128),
+                                                              operand_rows(smem + C::kK + stage * C::kTile));
     }
     __device__ __forceinline__ void start_output(int stage) {
         start_weighted<T, D>(o, p, operand_summed(smem + C::kV + stage * C::kTile, kKeyPanel));

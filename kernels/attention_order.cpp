@@ -28,8 +28,8 @@ WorkOrder choose_work_order(const WorkShape& shape, int blocks, int64_t l2_bytes
     const auto consider = [&](int section, double weight) {
         for (const bool there_and_back : {true, false})
             for (const bool snake : {true, false}) {
-                const WorkOrder order{heads,          section * together, tiles, std::min(blocks, heads * tiles),
-                                      there_and_back, snake};
+                const WorkOrder order{heads, section * together, tiles, std::min(blocks, heads * tiles), there_and_back,
+                                      snake};
                 const double score = weight * balance(order, shape);
                 if (score > best_score) best = order, best_score = score;
             }

@@ -45,8 +45,7 @@ __device__ __forceinline__ uint32_t once_known(float sum, uint32_t parity) {
 template <int D>
 __device__ __forceinline__ void load_panels(unsigned char* tile, int panel_bytes, const CUtensorMap* map, uint64_t* bar,
                                             int head, int row, int batch) {
-    for (int p = 0; p < kPanels<D>; ++p)
-        ptx::tma_load_4d(tile + p * panel_bytes, map, bar, 64 * p, head, row, batch);
+    for (int p = 0; p < kPanels<D>; ++p) ptx::tma_load_4d(tile + p * panel_bytes, map, bar, 64 * p, head, row, batch);
 }
 
 // The warpgroup of the calling thread, as a value that the compiler knows to be the same in the whole warp
@@ -93,8 +92,7 @@ __device__ __forceinline__ void start_product(float (&out)[N / 2], uint32_t (&x)
     ptx::wgmma_pin(x);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < D / 16; ++step)
-        wgmma<T, N, false>(out, x[step], columns<kPanelY>(y, step), step > 0);
+    for (int step = 0; step < D / 16; ++step) wgmma<T, N, false>(out, x[step], columns<kPanelY>(y, step), step > 0);
     ptx::wgmma_commit();
 }
 

@@ -8,10 +8,11 @@ namespace rz {
 
 // `op`'s argument `name` must be set, and aligned to `alignment` bytes.
 inline void check_pointer(const char* op, const char* name, const void* p, int64_t alignment = 1) {
-    require(p != nullptr, "%s: %s is a null pointer; set every argument that the header does not call optional", op, name);
+    require(p != nullptr, "%s: %s is a null pointer; set every argument that the header does not call optional", op,
+            name);
     require(reinterpret_cast<uintptr_t>(p) % uintptr_t(alignment) == 0,
-            "%s: %s is at %p, which is not a multiple of %lld bytes; start the tensor at an aligned offset", op, name, p,
-            (long long)alignment);
+            "%s: %s is at %p, which is not a multiple of %lld bytes; start the tensor at an aligned offset", op, name,
+            p, (long long)alignment);
 }
 
 inline void check_size(const char* op, const char* name, int64_t value, int64_t least) {

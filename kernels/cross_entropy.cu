@@ -66,9 +66,9 @@ __device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], float top, 
 }
 
 // One block per row, and the row is read once: the maximum and the sum run along, and the logits wait for the gradient
-// in registers (128 KiB), behind them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by device: a
-// row of 128256 in 16 bits fits where a block has 128 KiB). Only what is beyond both is read again. A thread reads only
-// what it copied itself.
+// in registers (128 KiB), behind them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by
+// device: a row of 128256 in 16 bits fits where a block has 128 KiB). Only what is beyond both is read again. A thread
+// reads only what it copied itself.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
     cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, bool write_gradient,

@@ -17,7 +17,7 @@ struct CrossEntropy {
     void* logits;            // (N, V) dtype    in: logits, out: gradient (or untouched)
     const int32_t* targets;  // (N) in [0, V) or kIgnoreTarget
     int64_t N, V;
-    float grad_scale;        // 1 / number of targets in the global batch, for the mean loss
+    float grad_scale;  // 1 / number of targets in the global batch, for the mean loss
     bool write_gradient;
     DType dtype;
 };

@@ -49,8 +49,9 @@ inline void add_chunk(const ReduceAdd& a, int64_t begin, int64_t count) {
         const T* x = static_cast<const T*>(a.a) + begin;
         const T* y = static_cast<const T*>(a.b) + begin;
         T* out = static_cast<T*>(a.out) + begin;
-        for_vectors(count, [&](int64_t i, auto lanes)
-                               RZ_LAMBDA { store(out + i, (load(x + i, lanes) + load(y + i, lanes)) * a.scale, lanes); });
+        for_vectors(count, [&](int64_t i, auto lanes) RZ_LAMBDA {
+            store(out + i, (load(x + i, lanes) + load(y + i, lanes)) * a.scale, lanes);
+        });
     });
 }
 
@@ -137,7 +138,8 @@ void cast(Stream& stream, const Cast& a) {
     check_pointer("cast", "out", a.out, size_of(a.out_dtype));
     check_pointer("cast", "x", a.x, size_of(a.dtype));
     require(a.out != a.x || size_of(a.out_dtype) == size_of(a.dtype),
-            "cast: %s to %s in place; the sizes differ, so give it another buffer", name_of(a.dtype), name_of(a.out_dtype));
+            "cast: %s to %s in place; the sizes differ, so give it another buffer", name_of(a.dtype),
+            name_of(a.out_dtype));
     stream.run(a, cast_cpu, RZ_CUDA_OP(cast_cuda));
 }
 
@@ -155,8 +157,9 @@ void reduce_add(Stream& stream, const ReduceAdd& a) {
 void sum_rows(Stream& stream, const SumRows& a) {
     check_size("sum_rows", "n", a.n, 0);
     check_size("sum_rows", "rows", a.rows, 1);
-    require(a.rows == 1 || a.stride >= a.n, "sum_rows: rows of %lld elements are only %lld apart; they must not overlap",
-            (long long)a.n, (long long)a.stride);
+    require(a.rows == 1 || a.stride >= a.n,
+            "sum_rows: rows of %lld elements are only %lld apart; they must not overlap", (long long)a.n,
+            (long long)a.stride);
     if (a.n == 0) return;
     check_pointer("sum_rows", "out", a.out, size_of(a.out_dtype));
     check_pointer("sum_rows", "x", a.x, size_of(a.dtype));

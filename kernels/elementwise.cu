@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide
     if (i >= a.n) return;
     const int count = elements_left(i, a.n);
     float sum[kVec], v[kVec];
-    const auto add = [&](const float (&x)[kVec]) {
+    const auto add = [&](const float(&x)[kVec]) {
 #pragma unroll
         for (int k = 0; k < kVec; ++k) sum[k] += x[k];
     };

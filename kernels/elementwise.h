@@ -25,19 +25,19 @@ struct ReduceAdd {
 
 // out[i] = scale * (x[0][i] + x[1][i] + ... in ascending row order), fp32, rounded once. The reduction of `direct`.
 struct SumRows {
-    void* out;           // (n) out_dtype   =   may be one of the rows' memory
-    const void* x;       // (rows, n) dtype, row stride in elements
+    void* out;      // (n) out_dtype   =   may be one of the rows' memory
+    const void* x;  // (rows, n) dtype, row stride in elements
     int64_t rows, n, stride;
     float scale = 1;
     DType out_dtype, dtype;
 };
 
-// x[i] = mean + std * z(first + i), z standard normal: Philox4x32-10 (Salmon et al. 2011) counted by logical index and keyed by
-// (seed, stream), Box-Muller; kernels/philox.h has the exact recipe, and both backends give the same bits. x = fmaf(std, z,
-// mean). Any cut of a tensor gives the same numbers. f32 and rounded copies are filled together.
+// x[i] = mean + std * z(first + i), z standard normal: Philox4x32-10 (Salmon et al. 2011) counted by logical index and
+// keyed by (seed, stream), Box-Muller; kernels/philox.h has the exact recipe, and both backends give the same bits. x =
+// fmaf(std, z, mean). Any cut of a tensor gives the same numbers. f32 and rounded copies are filled together.
 struct RandomNormal {
-    void* x;                  // (n) dtype   =
-    float* x32 = nullptr;     // (n) f32     =   the value before rounding; optional
+    void* x;               // (n) dtype   =
+    float* x32 = nullptr;  // (n) f32     =   the value before rounding; optional
     int64_t n;
     int64_t first = 0;
     uint64_t seed, stream;

@@ -23,14 +23,16 @@ void embedding_backward_t(const EmbeddingBackward& a) {
         for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
             const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;
             alignas(64) float sum[kColumns];
-            for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(sum + c, load(drow + c0 + c, lanes), lanes); });
+            for_vectors(columns,
+                        [&](int64_t c, auto lanes) RZ_LAMBDA { store(sum + c, load(drow + c0 + c, lanes), lanes); });
             for (int32_t r = a.starts[i]; r < a.starts[i + 1]; ++r) {
                 const T* dx = static_cast<const T*>(a.dx) + int64_t(a.rows[r]) * a.C + c0;
                 for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA {
                     store(sum + c, load(sum + c, lanes) + load(dx + c, lanes), lanes);
                 });
             }
-            for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(drow + c0 + c, load(sum + c, lanes), lanes); });
+            for_vectors(columns,
+                        [&](int64_t c, auto lanes) RZ_LAMBDA { store(drow + c0 + c, load(sum + c, lanes), lanes); });
         }
     }
 }
@@ -57,8 +59,9 @@ int64_t embedding_plan(const int32_t* tokens, int64_t N, int64_t V, int32_t* row
     // Counting sort: stable, so a token's rows stay in ascending order.
     std::vector<int32_t> next(size_t(V) + 1, 0);
     for (int64_t n = 0; n < N; ++n) {
-        require(tokens[n] >= 0 && tokens[n] < V, "embedding: token %d at position %lld is outside the vocabulary of %lld",
-                tokens[n], (long long)n, (long long)V);
+        require(tokens[n] >= 0 && tokens[n] < V,
+                "embedding: token %d at position %lld is outside the vocabulary of %lld", tokens[n], (long long)n,
+                (long long)V);
         ++next[size_t(tokens[n]) + 1];
     }
     int64_t distinct = 0;

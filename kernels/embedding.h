@@ -17,11 +17,12 @@ struct EmbeddingForward {
 };
 
 struct EmbeddingBackward {
-    void* dtable;            // (V, C) grad_dtype   +=   sums in fp32, one rounding per call
-    const void* dx;          // (N, C) dtype
-    const int32_t* rows;     // (N) row numbers sorted by (token, row)
-    const int32_t* starts;   // (distinct + 1) where each distinct token's rows begin in `rows`; a token without rows is passed over
-    const int32_t* ids;      // (distinct) the tokens, ascending
+    void* dtable;         // (V, C) grad_dtype   +=   sums in fp32, one rounding per call
+    const void* dx;       // (N, C) dtype
+    const int32_t* rows;  // (N) row numbers sorted by (token, row)
+    const int32_t*
+        starts;  // (distinct + 1) where each distinct token's rows begin in `rows`; a token without rows is passed over
+    const int32_t* ids;  // (distinct) the tokens, ascending
     int64_t distinct;
     int64_t N, C, V;
     DType dtype, grad_dtype;

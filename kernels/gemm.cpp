@@ -41,7 +41,8 @@ void convert_b(float* out, const Gemm& g, int64_t n0, int64_t columns, int64_t k
     if (g.trans_b) {
         for (int64_t j0 = 0; j0 < columns; j0 += kBlock)
             for (int64_t i = 0; i < depth; ++i)
-                for (int64_t j = j0; j < j0 + kBlock && j < columns; ++j) out[i * kStride + j] = float(b[j * g.ldb + i]);
+                for (int64_t j = j0; j < j0 + kBlock && j < columns; ++j)
+                    out[i * kStride + j] = float(b[j * g.ldb + i]);
     } else {
         for (int64_t i = 0; i < depth; ++i)
             for (int64_t j = 0; j < columns; ++j) out[i * kStride + j] = float(b[i * g.ldb + j]);
@@ -88,8 +89,7 @@ template <class T, class C>
 void gemm_own_t(const Gemm& g) {
     const int64_t tiles_m = ceil_div(g.M, kTileM), tiles_n = ceil_div(g.N, kTileN);
 #pragma omp parallel for schedule(dynamic) if (g.M * g.N * g.K >= 64 * kSerialBelow)
-    for (int64_t t = 0; t < tiles_m * tiles_n; ++t)
-        gemm_tile<T, C>(g, t % tiles_m * kTileM, t / tiles_m * kTileN);
+    for (int64_t t = 0; t < tiles_m * tiles_n; ++t) gemm_tile<T, C>(g, t % tiles_m * kTileM, t / tiles_m * kTileN);
 }
 
 void gemm_own(const Gemm& g) {
@@ -134,8 +134,9 @@ void gemm(Stream& stream, const Gemm& a) {
     check_grad_dtype("gemm: C", a.c_dtype, a.dtype);
     const Gemm g = with_strides(a);
     const auto check_stride = [&](const char* name, int64_t stride, int64_t width) {
-        require(stride >= width, "%s: %s is %lld but a row holds %lld elements (M=%lld N=%lld K=%lld, trans_a=%d trans_b=%d)",
-                op, name, (long long)stride, (long long)width, (long long)g.M, (long long)g.N, (long long)g.K, g.trans_a,
+        require(stride >= width,
+                "%s: %s is %lld but a row holds %lld elements (M=%lld N=%lld K=%lld, trans_a=%d trans_b=%d)", op, name,
+                (long long)stride, (long long)width, (long long)g.M, (long long)g.N, (long long)g.K, g.trans_a,
                 g.trans_b);
     };
     check_stride("lda", g.lda, g.trans_a ? g.M : g.K);

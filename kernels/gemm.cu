@@ -18,8 +18,8 @@ namespace {
 
 // What the algorithms want, split-K above all: as NVIDIA advises, 32 MiB from Hopper on and 4 before.
 constexpr size_t kHopperWorkspace = size_t(32) << 20, kWorkspace = size_t(4) << 20;
-constexpr int kSuggestions = 24;                      // that are timed, where measuring is asked for
-constexpr int kTimings = 3;                           // of each; the middle one counts
+constexpr int kSuggestions = 24;  // that are timed, where measuring is asked for
+constexpr int kTimings = 3;       // of each; the middle one counts
 
 void check_lt(cublasStatus_t status, const char* what) {
     require(status == CUBLAS_STATUS_SUCCESS, "gemm: %s: %s (%s)", what, cublasLtGetStatusName(status),
@@ -120,8 +120,8 @@ Plan make_plan(const Key& key) {
 
 cublasStatus_t multiply(cublasLtHandle_t handle, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm, const Gemm& a,
                         void* c, Workspace workspace, CudaStream stream) {
-    return cublasLtMatmul(handle, plan.operation, &a.alpha, a.b, plan.first, a.a, plan.second, &a.beta, c, plan.result, c,
-                          plan.result, &algorithm, workspace.data, workspace.bytes, stream);
+    return cublasLtMatmul(handle, plan.operation, &a.alpha, a.b, plan.first, a.a, plan.second, &a.beta, c, plan.result,
+                          c, plan.result, &algorithm, workspace.data, workspace.bytes, stream);
 }
 
 // ---- choosing
@@ -264,7 +264,8 @@ class Library {
         return {buffer.data(), size_t(buffer.bytes())};
     }
 
-    const Plan& plan_of(const Key& key, const Gemm& a, cublasLtHandle_t handle, Workspace workspace, CudaStream stream) {
+    const Plan& plan_of(const Key& key, const Gemm& a, cublasLtHandle_t handle, Workspace workspace,
+                        CudaStream stream) {
         const GemmTuning& tuning = gemm_tuning();
         const auto index = std::make_tuple(key, tuning.measure, tuning.cache_file);
         const auto found = plans_.find(index);

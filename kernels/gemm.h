@@ -1,8 +1,9 @@
 #pragma once
 // Row-major matrix product: C = alpha * op(A) op(B) + beta * C, op(X) = X or X^T; fp32 accumulation, one rounding to C.
 //
-// CPU: oneDNN (fp32, bf16), or our own blocked loops where it is absent. CUDA: cuBLASLt, algorithm chosen once per shape.
-// The same call on the same machine gives the same bits; different M splits of one product may differ in the last bit.
+// CPU: oneDNN (fp32, bf16), or our own blocked loops where it is absent. CUDA: cuBLASLt, algorithm chosen once per
+// shape. The same call on the same machine gives the same bits; different M splits of one product may differ in the
+// last bit.
 
 #include "kernels/runtime/device.h"
 
@@ -15,8 +16,8 @@ struct Gemm {
     int64_t M, N, K;
     bool trans_a = false, trans_b = false;
     float alpha = 1, beta = 0;
-    DType dtype;    // of A and B
-    DType c_dtype;  // dtype, or fp32
+    DType dtype;                        // of A and B
+    DType c_dtype;                      // dtype, or fp32
     int64_t lda = 0, ldb = 0, ldc = 0;  // 0: dense
 
     // What it is in a linear layer, for op timers.

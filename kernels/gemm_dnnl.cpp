@@ -27,8 +27,18 @@ namespace {
 using Key = std::array<int64_t, 12>;
 
 Key key_of(const Gemm& g) {
-    return {g.M,   g.N,   g.K,   g.trans_a,        g.trans_b,        std::bit_cast<int32_t>(g.alpha), std::bit_cast<int32_t>(g.beta),
-            g.lda, g.ldb, g.ldc, int64_t(g.dtype), int64_t(g.c_dtype)};
+    return {g.M,
+            g.N,
+            g.K,
+            g.trans_a,
+            g.trans_b,
+            std::bit_cast<int32_t>(g.alpha),
+            std::bit_cast<int32_t>(g.beta),
+            g.lda,
+            g.ldb,
+            g.ldc,
+            int64_t(g.dtype),
+            int64_t(g.c_dtype)};
 }
 
 struct Plan {
@@ -106,7 +116,7 @@ class PlanCache {
    private:
     static constexpr size_t kCapacity = 512;
     std::mutex mutex_;
-    std::list<std::pair<Key, std::shared_ptr<const Plan>>> order_;
+    std::list<std::pair<Key, std::shared_ptr<const Plan> > > order_;
     std::map<Key, decltype(order_)::iterator> index_;
 };
 

@@ -38,7 +38,7 @@ struct Descriptor {
 // The file's bytes; empty where there is none that could be a cache. Never waits, as a named pipe would make it.
 std::string read_whole(const std::string& path) {
     const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    struct stat info{};
+    struct stat info {};
     if (file.fd < 0 || fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > kLargestFile) return "";
     std::string text(size_t(info.st_size), '\0');
     size_t at = 0;

@@ -3,9 +3,9 @@
 // which is the same on every run. Measuring gives a few percent more speed, but two measurements may choose differently
 // and so give other last bits: a cache file makes the choice permanent.
 //
-// Ranks that share a cache file use the same algorithm from the first product on: one of them measures a shape, the others
-// wait for it and read. So the file has to be one that all ranks see, which on several hosts means a shared file system;
-// else each host keeps to its own choices.
+// Ranks that share a cache file use the same algorithm from the first product on: one of them measures a shape, the
+// others wait for it and read. So the file has to be one that all ranks see, which on several hosts means a shared file
+// system; else each host keeps to its own choices.
 
 #include <cstdint>
 #include <string>
@@ -36,13 +36,14 @@ std::string set_gemm_tuning(Device device, bool measure, const std::string& cach
 // $XDG_CACHE_HOME/ringzero/gemm_tuning.txt, or under ~/.cache; empty if neither variable is set.
 std::string default_gemm_cache();
 
-// ---- the cache file: one line per choice. Read as if it came from anywhere: lines that are damaged, of another version or too
-// long are passed over, and so is a file that is too big or no regular file. `key` holds no control characters but tabs.
+// ---- the cache file: one line per choice. Read as if it came from anywhere: lines that are damaged, of another
+// version or too long are passed over, and so is a file that is too big or no regular file. `key` holds no control
+// characters but tabs.
 
 using GemmChoice = std::vector<unsigned char>;  // an algorithm, as the library stores it
 
-// Held while a shape is measured, so that others which share the file wait and then read. Ends with the process too. After
-// `patience` seconds, or without a file or where none can be made beside it, it is nobody's turn and everybody's.
+// Held while a shape is measured, so that others which share the file wait and then read. Ends with the process too.
+// After `patience` seconds, or without a file or where none can be made beside it, it is nobody's turn and everybody's.
 class GemmTuningTurn {
    public:
     explicit GemmTuningTurn(const std::string& cache_file, double patience = 60);

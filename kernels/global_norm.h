@@ -1,6 +1,6 @@
 #pragma once
-// The global gradient norm, independent of how the buffer is cut among ranks: squares are summed over fixed blocks of the
-// logical buffer, and the block sums are added in block order in double.
+// The global gradient norm, independent of how the buffer is cut among ranks: squares are summed over fixed blocks of
+// the logical buffer, and the block sums are added in block order in double.
 
 #include "kernels/runtime/device.h"
 
@@ -10,19 +10,19 @@ struct SumSquares {
     double* partial;  // (ceil(n / block))   =   sum of squares of each block; same bits on every run
     const void* x;    // (n) dtype, 16-byte aligned
     int64_t n;
-    int64_t block;    // elements, a multiple of 256
+    int64_t block;  // elements, a multiple of 256
     DType dtype;
 };
 
 // norm  = sqrt(sum of partial[0..count) in order) * average
 // scale = average * min(1, max_norm / (norm + 1e-6)), or NaN if the norm is not finite; max_norm <= 0 clips nothing
 struct ClipScale {
-    float* norm;            // (1) f32   =
-    float* scale;           // (1) f32   =
-    const double* partial;  // (count)
+    float* norm;                     // (1) f32   =
+    float* scale;                    // (1) f32   =
+    const double* partial;           // (count)
     const int32_t* order = nullptr;  // (count) optional: the i-th term of the sum is partial[order[i]]
     int64_t count;
-    float average;          // what gradients are multiplied by before anything else (1 / ranks if they hold a sum)
+    float average;  // what gradients are multiplied by before anything else (1 / ranks if they hold a sum)
     float max_norm;
 };
 

@@ -53,10 +53,11 @@ namespace detail {
 inline void check_launch(cudaError_t err, const LaunchConfig& c) {
     if (err == cudaSuccess) return;
     cudaGetLastError();  // clear it, so that the next call does not report it again
-    fail("%s:%u: kernel launch of grid (%u,%u,%u), block (%u,%u,%u), cluster %u, %zu bytes of dynamic shared memory: "
-         "%s (%s)",
-         c.at.file_name(), unsigned(c.at.line()), c.grid.x, c.grid.y, c.grid.z, c.block.x, c.block.y, c.block.z,
-         c.cluster, c.smem, cudaGetErrorName(err), cudaGetErrorString(err));
+    fail(
+        "%s:%u: kernel launch of grid (%u,%u,%u), block (%u,%u,%u), cluster %u, %zu bytes of dynamic shared memory: "
+        "%s (%s)",
+        c.at.file_name(), unsigned(c.at.line()), c.grid.x, c.grid.y, c.grid.z, c.block.x, c.block.y, c.block.z,
+        c.cluster, c.smem, cudaGetErrorName(err), cudaGetErrorString(err));
 }
 }  // namespace detail
 

@@ -1,13 +1,13 @@
 #pragma once
 // Counter-based normal random numbers, the same bits on both backends: g++, nvcc and the emulator compile this text.
 //
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011): key (seed low, seed high), counter (group low, group high, stream low,
-// stream high), four words out. Group g makes the normals of elements 4g .. 4g+3: words (0, 1) make elements 4g and 4g+1,
-// words (2, 3) make 4g+2 and 4g+3, by Box & Muller (1958): the first word of a pair is the radius, the second the angle;
-// the cosine comes first.
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011): key (seed low, seed high), counter (group low, group high, stream
+// low, stream high), four words out. Group g makes the normals of elements 4g .. 4g+3: words (0, 1) make elements 4g
+// and 4g+1, words (2, 3) make 4g+2 and 4g+3, by Box & Muller (1958): the first word of a pair is the radius, the second
+// the angle; the cosine comes first.
 //
-// Only IEEE additions, multiplications and square roots and explicit fmaf, never a product that a compiler may fuse into
-// an addition by itself: so that equal inputs give equal bits everywhere.
+// Only IEEE additions, multiplications and square roots and explicit fmaf, never a product that a compiler may fuse
+// into an addition by itself: so that equal inputs give equal bits everywhere.
 
 #include <bit>
 #include <cmath>
@@ -40,7 +40,8 @@ RZ_HD PhiloxWords philox4x32(uint64_t seed, uint64_t group, uint64_t stream) {
     return {{c0, c1, c2, c3}};
 }
 
-// ln(u) for u in [2^-24, 1), within two units in the last place. u = 2^e m with m in [sqrt(1/2), sqrt(2)); polynomial in m - 1.
+// ln(u) for u in [2^-24, 1), within two units in the last place. u = 2^e m with m in [sqrt(1/2), sqrt(2)); polynomial
+// in m - 1.
 RZ_HD float philox_log(float u) {
     const uint32_t bits = std::bit_cast<uint32_t>(u);
     const int32_t e = int32_t(bits - 0x3f3504f3u) >> 23;

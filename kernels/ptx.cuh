@@ -26,7 +26,8 @@ namespace rz::ptx {
 PTX_FN uint32_t smem_u32(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 #endif
 
-// No instruction, but the compiler can't know x afterwards: it computes again from x what it might have kept in registers.
+// No instruction, but the compiler can't know x afterwards: it computes again from x what it might have kept in
+// registers.
 PTX_FN void forget([[maybe_unused]] uint32_t& x) {
 #if !defined(SIMT_EMU)
     asm volatile("" : "+r"(x));
@@ -88,7 +89,7 @@ PTX_FN void cp_async_wait() {
 #define PTX_LDMATRIX(n, trans, ...) simt::ldmatrix(r, row, n, trans, at)
 #else
 #define PTX_LDMATRIX(n, trans, text, ...) \
-    asm volatile("ldmatrix.sync.aligned.m8n8." text : __VA_ARGS__ : "r"(smem_u32(row)) : "memory")
+    asm volatile("ldmatrix.sync.aligned.m8n8." text:__VA_ARGS__ : "r"(smem_u32(row)) : "memory")
 #endif
 
 PTX_FN void ldmatrix_x1(uint32_t (&r)[1], const void* row PTX_AT) {
@@ -118,12 +119,12 @@ PTX_FN void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row PTX_AT) {
 #if defined(SIMT_EMU)
 #define PTX_MMA(type, model) simt::mma_m16n8k16(d, a, b, c, model, at)
 #else
-#define PTX_MMA(type, model)                                                                           \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                \
-                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"                      \
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]),        \
-                   "f"(c[1]), "f"(c[2]), "f"(c[3]))
+#define PTX_MMA(type, model)                                                                                          \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                               \
+                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"                                     \
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), \
+                   "f"(c[3]))
 #endif
 
 PTX_FN void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -195,7 +196,7 @@ PTX_FN float sqrt(float x) {
 #endif
 }
 
-// ============================================================ Hopper =====================================================
+// ============================================================ Hopper =================================================
 // sm_90 and, for wgmma and setmaxnreg, sm_90a. In code for older architectures these trap, so that one file serves all.
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -289,20 +290,22 @@ PTX_FN void mbar_arrive_remote(uint64_t* bar, uint32_t rank PTX_AT) {
 #if defined(SIMT_EMU)
     simt::mbar_arrive(static_cast<uint64_t*>(simt::map_rank(bar, rank)), 0, at);
 #else
-    PTX_SM90("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
-             "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(smem_u32(bar)),
-             "r"(rank)
-             : "memory");
+    PTX_SM90(
+        "{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(smem_u32(bar)),
+        "r"(rank)
+        : "memory");
 #endif
 }
 PTX_FN void mbar_wait(uint64_t* bar, uint32_t parity PTX_AT) {
 #if defined(SIMT_EMU)
     simt::mbar_wait(bar, parity, at);
 #else
-    PTX_SM90("{\n.reg .pred p;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra wait_%=;\n}" ::"r"(
-                 smem_u32(bar)),
-             "r"(parity)
-             : "memory");
+    PTX_SM90(
+        "{\n.reg .pred p;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra wait_%=;\n}" ::"r"(
+            smem_u32(bar)),
+        "r"(parity)
+        : "memory");
 #endif
 }
 
@@ -327,9 +330,10 @@ PTX_FN void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar 
 #if defined(SIMT_EMU)
     simt::bulk_load(dst, src, bytes, bar, at);
 #else
-    PTX_SM90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_u32(dst)),
-             "l"(src), "r"(bytes), "r"(smem_u32(bar))
-             : "memory");
+    PTX_SM90(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_u32(dst)),
+        "l"(src), "r"(bytes), "r"(smem_u32(bar))
+        : "memory");
 #endif
 }
 PTX_FN void bulk_store(void* dst, const void* src, uint32_t bytes PTX_AT) {
@@ -366,20 +370,21 @@ PTX_FN void bulk_wait_read() {
 #endif
 }
 
-// ---- TMA: one thread moves a box of a tensor; the tensor map is a `const __grid_constant__ CUtensorMap` parameter made
-// by tensor_map() below. Coordinates are elements, innermost first; outside the tensor reads give zero and writes are
-// dropped, and the full box counts as transferred bytes. dst and src: dynamic shared memory, 128-byte aligned (1024 for
-// the 128-byte swizzle).
+// ---- TMA: one thread moves a box of a tensor; the tensor map is a `const __grid_constant__ CUtensorMap` parameter
+// made by tensor_map() below. Coordinates are elements, innermost first; outside the tensor reads give zero and writes
+// are dropped, and the full box counts as transferred bytes. dst and src: dynamic shared memory, 128-byte aligned (1024
+// for the 128-byte swizzle).
 
 PTX_FN void tma_load_2d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y PTX_AT) {
 #if defined(SIMT_EMU)
     const int coords[2] = {x, y};
     simt::tma_load(dst, map, bar, coords, 2, 0, at);
 #else
-    PTX_SM90("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-                 smem_u32(dst)),
-             "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y)
-             : "memory");
+    PTX_SM90(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%3, %4}], [%2];" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y)
+        : "memory");
 #endif
 }
 PTX_FN void tma_store_2d(const CUtensorMap* map, const void* src, int x, int y PTX_AT) {
@@ -387,8 +392,8 @@ PTX_FN void tma_store_2d(const CUtensorMap* map, const void* src, int x, int y P
     const int coords[2] = {x, y};
     simt::tma_store(map, src, coords, 2, at);
 #else
-    PTX_SM90("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(smem_u32(src)),
-             "r"(x), "r"(y)
+    PTX_SM90("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+             "r"(smem_u32(src)), "r"(x), "r"(y)
              : "memory");
 #endif
 }
@@ -397,10 +402,11 @@ PTX_FN void tma_load_3d(void* dst, const CUtensorMap* map, uint64_t* bar, int x,
     const int coords[3] = {x, y, z};
     simt::tma_load(dst, map, bar, coords, 3, 0, at);
 #else
-    PTX_SM90("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                 smem_u32(dst)),
-             "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z)
-             : "memory");
+    PTX_SM90(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%3, %4, %5}], [%2];" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z)
+        : "memory");
 #endif
 }
 PTX_FN void tma_store_3d(const CUtensorMap* map, const void* src, int x, int y, int z PTX_AT) {
@@ -408,8 +414,8 @@ PTX_FN void tma_store_3d(const CUtensorMap* map, const void* src, int x, int y, 
     const int coords[3] = {x, y, z};
     simt::tma_store(map, src, coords, 3, at);
 #else
-    PTX_SM90("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(smem_u32(src)),
-             "r"(x), "r"(y), "r"(z)
+    PTX_SM90("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+             "r"(smem_u32(src)), "r"(x), "r"(y), "r"(z)
              : "memory");
 #endif
 }
@@ -418,10 +424,11 @@ PTX_FN void tma_load_4d(void* dst, const CUtensorMap* map, uint64_t* bar, int x,
     const int coords[4] = {x, y, z, w};
     simt::tma_load(dst, map, bar, coords, 4, 0, at);
 #else
-    PTX_SM90("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-                 smem_u32(dst)),
-             "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z), "r"(w)
-             : "memory");
+    PTX_SM90(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%3, %4, %5, %6}], [%2];" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
 #endif
 }
 PTX_FN void tma_store_4d(const CUtensorMap* map, const void* src, int x, int y, int z, int w PTX_AT) {
@@ -429,22 +436,24 @@ PTX_FN void tma_store_4d(const CUtensorMap* map, const void* src, int x, int y, 
     const int coords[4] = {x, y, z, w};
     simt::tma_store(map, src, coords, 4, at);
 #else
-    PTX_SM90("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(smem_u32(src)),
-             "r"(x), "r"(y), "r"(z), "r"(w)
+    PTX_SM90("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+             "r"(smem_u32(src)), "r"(x), "r"(y), "r"(z), "r"(w)
              : "memory");
 #endif
 }
-// Into the same place of every block of the cluster whose bit is set in `blocks`; each block's own barrier gets the bytes.
+// Into the same place of every block of the cluster whose bit is set in `blocks`; each block's own barrier gets the
+// bytes.
 PTX_FN void tma_load_2d_multicast(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y,
                                   uint16_t blocks PTX_AT) {
 #if defined(SIMT_EMU)
     const int coords[2] = {x, y};
     simt::tma_load(dst, map, bar, coords, 2, blocks, at);
 #else
-    PTX_SM90("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-             "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_u32(dst)),
-             "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "h"(blocks)
-             : "memory");
+    PTX_SM90(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "h"(blocks)
+        : "memory");
 #endif
 }
 
@@ -457,8 +466,10 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<uint64_t> 
     static const Encode encode = [] {
         void* fn = nullptr;
         cudaDriverEntryPointQueryResult found;
-        const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found);
-        if (err != cudaSuccess || !fn) fail("the CUDA driver has no cuTensorMapEncodeTiled (%s)", cudaGetErrorString(err));
+        const cudaError_t err =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found);
+        if (err != cudaSuccess || !fn)
+            fail("the CUDA driver has no cuTensorMapEncodeTiled (%s)", cudaGetErrorString(err));
         return reinterpret_cast<Encode>(fn);
     }();
     if (dims.size() != box.size() || strides.size() + 1 != dims.size() || dims.size() > 5)
@@ -474,21 +485,22 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<uint64_t> 
                               d.data(), s.data(), box.begin(), ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
-        fail("cuTensorMapEncodeTiled: error %d for base %p, %zu dims, inner box %u, swizzle %d", int(r), base, dims.size(),
-             *box.begin(), swizzle_bytes);
+        fail("cuTensorMapEncodeTiled: error %d for base %p, %zu dims, inner box %u, swizzle %d", int(r), base,
+             dims.size(), *box.begin(), swizzle_bytes);
     return map;
 }
 
 // ---- wgmma: D[64xN] (+)= A[64x16] B[16xN] by the four warps of a warpgroup, asynchronous. 16-bit inputs, f32 sums.
 // Thread l of the warpgroup holds in d[4j+q] row 16(l/32) + l%32/4 + 8(q/2), column 8j + 2(l%4) + q%2. Operands in
 // shared memory are named by descriptors; A may lie in registers instead (as in mma.m16n8k16, 16 rows per warp).
-// Order: fence, wgmma..., commit, wait; in between neither d, a nor the operands may be touched. The compiler does not know that
-// d arrives with the wait: wgmma_pin(d) behind it holds reads of d there, and before the fence it holds writes of d or a.
+// Order: fence, wgmma..., commit, wait; in between neither d, a nor the operands may be touched. The compiler does not
+// know that d arrives with the wait: wgmma_pin(d) behind it holds reads of d there, and before the fence it holds
+// writes of d or a.
 
 // layout: 1 = 128-byte, 2 = 64-byte, 3 = 32-byte swizzle, 0 = none. p: dynamic shared memory; offsets in bytes.
 //   K-major, swizzled:  rows of 128/64/32 bytes, `stride` between groups of 8 rows, `leading` not used
-//   MN-major, swizzled: rows along MN, `leading` between runs of 64/32/16 elements along MN, `stride` between 8 values of k
-//   none:               8x8 blocks of 128 bytes; K-major: `leading` between blocks along k, `stride` along MN;
+//   MN-major, swizzled: rows along MN, `leading` between runs of 64/32/16 elements along MN, `stride` between 8 values
+//   of k none:               8x8 blocks of 128 bytes; K-major: `leading` between blocks along k, `stride` along MN;
 //                       MN-major: `stride` between blocks along MN, `leading` along k
 PTX_FN uint64_t wgmma_descriptor(const void* p, uint32_t leading, uint32_t stride, uint32_t layout) {
 #if defined(SIMT_EMU)
@@ -560,8 +572,9 @@ PTX_FN void wgmma_wait(PTX_AT0) {
 #define PTX_T13 "%104,%105,%106,%107,%108,%109,%110,%111"
 #define PTX_T14 "%112,%113,%114,%115,%116,%117,%118,%119"
 #define PTX_T15 "%120,%121,%122,%123,%124,%125,%126,%127"
-#define PTX_D8(i) \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define PTX_D8(i)                                                                                               \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
 #define PTX_T_16 PTX_T0
 #define PTX_D_16 PTX_D8(0)
 #define PTX_T_32 PTX_T0 "," PTX_T1
@@ -574,50 +587,61 @@ PTX_FN void wgmma_wait(PTX_AT0) {
 #define PTX_D_96 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40)
 #define PTX_T_128 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7
 #define PTX_D_128 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56)
-#define PTX_T_160 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9
-#define PTX_D_160 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), PTX_D8(72)
-#define PTX_T_192 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 "," PTX_T10 "," PTX_T11
-#define PTX_D_192 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), PTX_D8(72), PTX_D8(80), PTX_D8(88)
-#define PTX_T_256 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 "," PTX_T10 "," PTX_T11 "," PTX_T12 "," PTX_T13 "," PTX_T14 "," PTX_T15
-#define PTX_D_256 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), PTX_D8(72), PTX_D8(80), PTX_D8(88), PTX_D8(96), PTX_D8(104), PTX_D8(112), PTX_D8(120)
+#define PTX_T_160 \
+    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9
+#define PTX_D_160 \
+    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), PTX_D8(72)
+#define PTX_T_192                                                                                             \
+    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 \
+           "," PTX_T10 "," PTX_T11
+#define PTX_D_192                                                                                             \
+    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), \
+        PTX_D8(72), PTX_D8(80), PTX_D8(88)
+#define PTX_T_256                                                                                             \
+    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 \
+           "," PTX_T10 "," PTX_T11 "," PTX_T12 "," PTX_T13 "," PTX_T14 "," PTX_T15
+#define PTX_D_256                                                                                             \
+    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), \
+        PTX_D8(72), PTX_D8(80), PTX_D8(88), PTX_D8(96), PTX_D8(104), PTX_D8(112), PTX_D8(120)
 // Operands after the r = N/2 results: SS has %r, %r+1 (descriptors), %r+2 (accumulate), %r+3, %r+4 (transposes);
 // RS has %r..%r+3 (a), %r+4 (descriptor), %r+5 (accumulate), %r+6 (transpose).
-#define PTX_WGMMA_SS(type, n, A, B, P, TA, TB)                                                                      \
-    if constexpr (N == n)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type \
-              " {" PTX_T_##n "}, %" A ", %" B ", p, 1, 1, %" TA ", %" TB ";\n}"                                     \
-              : PTX_D_##n                                                                                           \
+#define PTX_WGMMA_SS(type, n, A, B, P, TA, TB)                                                                    \
+    if constexpr (N == n)                                                                                         \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
+              "." type " {" PTX_T_##n "}, %" A ", %" B ", p, 1, 1, %" TA ", %" TB ";\n}"                          \
+              : PTX_D_##n                                                                                         \
               : "l"(desc_a), "l"(desc_b), "r"(int(accumulate)), "n"(int(kTransA)), "n"(int(kTransB)))
-#define PTX_WGMMA_RS(type, n, A0, A1, A2, A3, B, P, TB)                                                             \
-    if constexpr (N == n)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type \
-              " {" PTX_T_##n "}, {%" A0 ",%" A1 ",%" A2 ",%" A3 "}, %" B ", p, 1, 1, %" TB ";\n}"                   \
-              : PTX_D_##n                                                                                           \
+#define PTX_WGMMA_RS(type, n, A0, A1, A2, A3, B, P, TB)                                                           \
+    if constexpr (N == n)                                                                                         \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
+              "." type " {" PTX_T_##n "}, {%" A0 ",%" A1 ",%" A2 ",%" A3 "}, %" B ", p, 1, 1, %" TB ";\n}"        \
+              : PTX_D_##n                                                                                         \
               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(int(accumulate)), "n"(int(kTransB)))
-#define PTX_WGMMA_SS_ALL(type) \
-    PTX_WGMMA_SS(type, 16, "8", "9", "10", "11", "12"); \
-    PTX_WGMMA_SS(type, 32, "16", "17", "18", "19", "20"); \
-    PTX_WGMMA_SS(type, 64, "32", "33", "34", "35", "36"); \
-    PTX_WGMMA_SS(type, 80, "40", "41", "42", "43", "44"); \
-    PTX_WGMMA_SS(type, 96, "48", "49", "50", "51", "52"); \
-    PTX_WGMMA_SS(type, 128, "64", "65", "66", "67", "68"); \
-    PTX_WGMMA_SS(type, 160, "80", "81", "82", "83", "84"); \
+#define PTX_WGMMA_SS_ALL(type)                              \
+    PTX_WGMMA_SS(type, 16, "8", "9", "10", "11", "12");     \
+    PTX_WGMMA_SS(type, 32, "16", "17", "18", "19", "20");   \
+    PTX_WGMMA_SS(type, 64, "32", "33", "34", "35", "36");   \
+    PTX_WGMMA_SS(type, 80, "40", "41", "42", "43", "44");   \
+    PTX_WGMMA_SS(type, 96, "48", "49", "50", "51", "52");   \
+    PTX_WGMMA_SS(type, 128, "64", "65", "66", "67", "68");  \
+    PTX_WGMMA_SS(type, 160, "80", "81", "82", "83", "84");  \
     PTX_WGMMA_SS(type, 192, "96", "97", "98", "99", "100"); \
     PTX_WGMMA_SS(type, 256, "128", "129", "130", "131", "132");
-#define PTX_WGMMA_RS_ALL(type) \
-    PTX_WGMMA_RS(type, 16, "8", "9", "10", "11", "12", "13", "14"); \
-    PTX_WGMMA_RS(type, 32, "16", "17", "18", "19", "20", "21", "22"); \
-    PTX_WGMMA_RS(type, 64, "32", "33", "34", "35", "36", "37", "38"); \
-    PTX_WGMMA_RS(type, 80, "40", "41", "42", "43", "44", "45", "46"); \
-    PTX_WGMMA_RS(type, 96, "48", "49", "50", "51", "52", "53", "54"); \
-    PTX_WGMMA_RS(type, 128, "64", "65", "66", "67", "68", "69", "70"); \
-    PTX_WGMMA_RS(type, 160, "80", "81", "82", "83", "84", "85", "86"); \
+#define PTX_WGMMA_RS_ALL(type)                                            \
+    PTX_WGMMA_RS(type, 16, "8", "9", "10", "11", "12", "13", "14");       \
+    PTX_WGMMA_RS(type, 32, "16", "17", "18", "19", "20", "21", "22");     \
+    PTX_WGMMA_RS(type, 64, "32", "33", "34", "35", "36", "37", "38");     \
+    PTX_WGMMA_RS(type, 80, "40", "41", "42", "43", "44", "45", "46");     \
+    PTX_WGMMA_RS(type, 96, "48", "49", "50", "51", "52", "53", "54");     \
+    PTX_WGMMA_RS(type, 128, "64", "65", "66", "67", "68", "69", "70");    \
+    PTX_WGMMA_RS(type, 160, "80", "81", "82", "83", "84", "85", "86");    \
     PTX_WGMMA_RS(type, 192, "96", "97", "98", "99", "100", "101", "102"); \
     PTX_WGMMA_RS(type, 256, "128", "129", "130", "131", "132", "133", "134");
 #endif
 
 template <int N>
-inline constexpr bool wgmma_has_n = N == 16 || N == 32 || N == 64 || N == 80 || N == 96 || N == 128 || N == 160 || N == 192 || N == 256;
+inline constexpr bool wgmma_has_n =
+    N == 16 || N == 32 || N == 64 || N == 80 || N == 96 || N == 128 || N == 160 || N == 192 || N == 256;
 
 // Both operands in shared memory. kTrans: the operand is MN-major.
 template <int N, bool kTransA = false, bool kTransB = false>

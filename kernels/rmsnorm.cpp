@@ -36,9 +36,8 @@ void rmsnorm_forward_t(const RmsnormForward& a) {
         }
         const float rstd = 1.0f / __builtin_sqrtf(sum_of(squares) / float(a.C) + a.eps);
         a.rstd[n] = rstd;
-        for_vectors(a.C, [&](int64_t c, auto lanes) RZ_LAMBDA {
-            store(y + c, load(x + c, lanes) * rstd * load(w + c, lanes), lanes);
-        });
+        for_vectors(a.C, [&](int64_t c, auto lanes)
+                             RZ_LAMBDA { store(y + c, load(x + c, lanes) * rstd * load(w + c, lanes), lanes); });
     }
 }
 

@@ -158,8 +158,8 @@ struct Slice {
 
 // Shared memory for `staged` vectors of a row per thread: what is read of two rows, and sums of dw. A thread sees only
 // its own.
-constexpr int kStagedVector = 16;  // bytes
-constexpr int staged_sums(int vec) { return vec * int(sizeof(float)) / kStagedVector; }    // vectors of dw
+constexpr int kStagedVector = 16;                                                           // bytes
+constexpr int staged_sums(int vec) { return vec * int(sizeof(float)) / kStagedVector; }     // vectors of dw
 constexpr int staged_bytes(int vec) { return (2 * 3 + staged_sums(vec)) * kStagedVector; }  // all, per thread
 
 template <class T, int kVec>

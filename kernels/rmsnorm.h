@@ -39,8 +39,8 @@ struct RmsnormBackward {
     DType dtype, grad_dtype;
 };
 
-// dw is first summed over runs of consecutive rows, one row of scratch each: on the CPU over this many, on a device over as
-// many as it works on at a time (fewer if N is smaller).
+// dw is first summed over runs of consecutive rows, one row of scratch each: on the CPU over this many, on a device
+// over as many as it works on at a time (fewer if N is smaller).
 constexpr int64_t kRmsnormBackwardParts = 256;
 constexpr int64_t kRmsnormBackwardThreads = 512;           // that a multiprocessor works with at a time
 int64_t rmsnorm_backward_threads(int64_t C, int64_t vec);  // of them per row: two vectors of `vec` elements each

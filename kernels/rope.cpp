@@ -53,8 +53,8 @@ void rope(Stream& stream, const Rope& a) {
     check_size(op, "T", a.T, 1);
     check_size(op, "heads", a.heads, 0);
     check_size(op, "first_position", a.first_position, 0);
-    require(a.D > 0 && a.D % 2 == 0, "%s: D is %lld; elements are rotated in pairs, so it must be even and positive", op,
-            (long long)a.D);
+    require(a.D > 0 && a.D % 2 == 0, "%s: D is %lld; elements are rotated in pairs, so it must be even and positive",
+            op, (long long)a.D);
     require(a.row_stride >= checked_mul(a.heads, a.D, "rope: heads x D"),
             "%s: row_stride %lld is less than heads x D = %lld x %lld", op, (long long)a.row_stride, (long long)a.heads,
             (long long)a.D);
@@ -65,8 +65,8 @@ void rope(Stream& stream, const Rope& a) {
     stream.run(a, rope_cpu, RZ_CUDA_OP(rope_cuda));
 }
 
-// Llama 3.1: wavelengths shorter than original / high_freq_factor stay, those longer than original / low_freq_factor are
-// stretched by `factor`, those between are blended.
+// Llama 3.1: wavelengths shorter than original / high_freq_factor stay, those longer than original / low_freq_factor
+// are stretched by `factor`, those between are blended.
 static double scaled_frequency(double f, const RopeScaling& s) {
     const double original = double(s.original_max_position);
     const double wavelength = 2 * std::numbers::pi / f;
@@ -78,12 +78,14 @@ static double scaled_frequency(double f, const RopeScaling& s) {
 
 std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling& scaling) {
     require(D > 0 && D % 2 == 0, "rope: head dimension %lld; it must be even and positive", (long long)D);
-    require(std::isfinite(theta) && theta > 0, "rope: theta is %g; it must be positive (LLaMA uses 10000 or 500000)", theta);
+    require(std::isfinite(theta) && theta > 0, "rope: theta is %g; it must be positive (LLaMA uses 10000 or 500000)",
+            theta);
     require(scaling.factor > 0, "rope scaling: factor is %g; it must be positive (1 means none)", scaling.factor);
     if (scaling.factor != 1) {
-        require(scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor,
-                "rope scaling: low_freq_factor %g and high_freq_factor %g; it must be 0 < low < high (Llama 3.1: 1 and 4)",
-                scaling.low_freq_factor, scaling.high_freq_factor);
+        require(
+            scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor,
+            "rope scaling: low_freq_factor %g and high_freq_factor %g; it must be 0 < low < high (Llama 3.1: 1 and 4)",
+            scaling.low_freq_factor, scaling.high_freq_factor);
         require(scaling.original_max_position > 0, "rope scaling: original_max_position is %lld; it must be positive",
                 (long long)scaling.original_max_position);
     }

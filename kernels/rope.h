@@ -12,14 +12,14 @@
 namespace rz {
 
 struct Rope {
-    void* x;                // (N, row_stride) dtype, in place; row n holds `heads` heads of D elements first
+    void* x;                 // (N, row_stride) dtype, in place; row n holds `heads` heads of D elements first
     const float* cos_table;  // (positions, D/2) f32
     const float* sin_table;  // (positions, D/2) f32
-    int64_t N;              // rows; row n is at position first_position + n % T
+    int64_t N;               // rows; row n is at position first_position + n % T
     int64_t T;
     int64_t first_position = 0;
     int64_t heads, D;
-    int64_t row_stride;     // in elements, >= heads * D
+    int64_t row_stride;  // in elements, >= heads * D
     bool inverse = false;
     DType dtype;
 };

@@ -1,5 +1,5 @@
-// Loops compiled once per instruction set, chosen when the program runs: a binary travels and is still fast. A source that
-// wants this includes itself through this header:
+// Loops compiled once per instruction set, chosen when the program runs: a binary travels and is still fast. A source
+// that wants this includes itself through this header:
 //
 //   #include "kernels/rmsnorm.h"                  // everything it needs comes first
 //   #define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
@@ -12,8 +12,8 @@
 //
 // Each pass is a namespace of its own, compiled under `#pragma GCC target`, which templates, lambdas and OpenMP regions
 // inherit (target_clones reaches none of them, and its ifunc resolvers crash under ThreadSanitizer). A pass defines
-// RZ_SIMD_WIDTH, the bytes of a vector register. A source that defines RZ_SIMD_WANT_BF16 is compiled once more for CPUs with
-// bf16 instructions, with RZ_SIMD_BF16. Results may differ between instruction sets in the last bits (order of
+// RZ_SIMD_WIDTH, the bytes of a vector register. A source that defines RZ_SIMD_WANT_BF16 is compiled once more for CPUs
+// with bf16 instructions, with RZ_SIMD_BF16. Results may differ between instruction sets in the last bits (order of
 // reductions, fused multiply-add), never between runs or numbers of threads.
 //
 // No #pragma once: included once per pass.
@@ -69,9 +69,9 @@
 #ifndef RZ_SIMD_CALL
 #include "kernels/simd_level.h"
 #if defined(__x86_64__)
-#define RZ_SIMD_CALL_PLAIN(fn, ...)                                                 \
-    (::rz::simd_level() >= ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__)  \
-     : ::rz::simd_level() == ::rz::SimdLevel::avx2 ? ::rz::avx2::fn(__VA_ARGS__)    \
+#define RZ_SIMD_CALL_PLAIN(fn, ...)                                                \
+    (::rz::simd_level() >= ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__) \
+     : ::rz::simd_level() == ::rz::SimdLevel::avx2 ? ::rz::avx2::fn(__VA_ARGS__)   \
                                                    : ::rz::baseline::fn(__VA_ARGS__))
 #else
 #define RZ_SIMD_CALL_PLAIN(fn, ...) ::rz::baseline::fn(__VA_ARGS__)

@@ -12,8 +12,8 @@ static SimdLevel best_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
-                    __builtin_cpu_supports("movbe");
+                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") &&
+                    __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("movbe");
     const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
@@ -35,7 +35,8 @@ static SimdLevel chosen_level() {
     if (!asked || !*asked) return best;
     for (SimdLevel level : {SimdLevel::baseline, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512_bf16})
         if (std::string(asked) == name_of(level)) {
-            require(level <= best, "RZ_SIMD=%s: this CPU has %s; ask for that or less, or unset it", asked, name_of(best));
+            require(level <= best, "RZ_SIMD=%s: this CPU has %s; ask for that or less, or unset it", asked,
+                    name_of(best));
             return level;
         }
     fail("RZ_SIMD=%s: it must be baseline, avx2, avx512 or avx512_bf16 (this CPU: %s)", asked, name_of(best));

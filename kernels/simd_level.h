@@ -1,6 +1,6 @@
 #pragma once
-// Which instruction set the CPU ops use: the best that this CPU has, or less if RZ_SIMD=baseline|avx2|avx512|avx512_bf16 asks for less
-// (for tests and comparisons).
+// Which instruction set the CPU ops use: the best that this CPU has, or less if
+// RZ_SIMD=baseline|avx2|avx512|avx512_bf16 asks for less (for tests and comparisons).
 
 namespace rz {
 

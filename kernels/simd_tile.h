@@ -1,10 +1,10 @@
-// A matrix product on tiles that lie in the cache, for one instruction set. Included inside a pass of kernels/simd.h, in
-// the pass's namespace, after kernels/simd_vec.h; no #pragma once.
+// A matrix product on tiles that lie in the cache, for one instruction set. Included inside a pass of kernels/simd.h,
+// in the pass's namespace, after kernels/simd_vec.h; no #pragma once.
 //
 // C (M, N) fp32 = or += A (M, K) B (K, N). B and C are row-major with padded rows: columns up to the next multiple of
-// kLanes exist, and C's are overwritten. A is read one word at a time with any two strides, so that a transposed A costs
-// nothing. M goes in strips of kTileRows; the rows that fill up the last strip exist too. A word is one fp32 value, or
-// two neighbouring values along K in bf16. Each element of C is one chain of multiply-adds in ascending k.
+// kLanes exist, and C's are overwritten. A is read one word at a time with any two strides, so that a transposed A
+// costs nothing. M goes in strips of kTileRows; the rows that fill up the last strip exist too. A word is one fp32
+// value, or two neighbouring values along K in bf16. Each element of C is one chain of multiply-adds in ascending k.
 
 // A strip times two vectors fills the registers with sums: 28 of 32, or 12 of 16.
 #if RZ_SIMD_WIDTH == 64
@@ -32,7 +32,7 @@ struct Bf16Word {
 
 template <class W, int kVectors>
 __attribute__((noinline)) void tile_block(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
-                       const typename W::Word* b, int64_t ldb, int64_t K, bool accumulate) {
+                                          const typename W::Word* b, int64_t ldb, int64_t K, bool accumulate) {
     Vec sum[kTileRows][kVectors];
     // Unrolled by pragma: a loop that stays a loop would force the sums into memory.
 #pragma GCC unroll 16
@@ -64,7 +64,6 @@ template <class W>
 inline void tile_strip(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
                        const typename W::Word* b, int64_t ldb, int64_t N, int64_t K, bool accumulate) {
     int64_t n = 0;
-    for (; N - n > kLanes; n += 2 * kLanes)
-        tile_block<W, 2>(c + n, ldc, a, a_row, a_k, b + n, ldb, K, accumulate);
+    for (; N - n > kLanes; n += 2 * kLanes) tile_block<W, 2>(c + n, ldc, a, a_row, a_k, b + n, ldb, K, accumulate);
     if (n < N) tile_block<W, 1>(c + n, ldc, a, a_row, a_k, b + n, ldb, K, accumulate);
 }

@@ -144,8 +144,8 @@ RZ_INLINE Vec splat(float x) { return x - Vec{}; }
 RZ_INLINE Vec at_least(Vec x, float bound) { return splat(bound) > x ? splat(bound) : x; }
 RZ_INLINE Vec at_most(Vec x, float bound) { return splat(bound) < x ? splat(bound) : x; }
 
-// e^x with a relative error below 2e-7 (three units of 2^-24). x is clamped to [-87.3, 88.3] first: e^-87.3 is 1.2e-38, the
-// smallest normal number. NaN stays NaN.
+// e^x with a relative error below 2e-7 (three units of 2^-24). x is clamped to [-87.3, 88.3] first: e^-87.3 is 1.2e-38,
+// the smallest normal number. NaN stays NaN.
 //
 // x = n ln2 + r with |r| <= ln2/2: e^x = 2^n e^r, e^r by a polynomial of degree 7. Adding 1.5 * 2^23 + 127 rounds to an
 // integer and leaves it, with the exponent's bias, in the low bits of the sum.
@@ -166,7 +166,8 @@ RZ_INLINE Vec exp(Vec x) {
     return p * from_bits(bits_of(shifted) << 23);
 }
 
-// ln(x) for normal x > 0, within three units in the last place. x = 2^e m with m in [sqrt(1/2), sqrt(2)); polynomial in m - 1.
+// ln(x) for normal x > 0, within three units in the last place. x = 2^e m with m in [sqrt(1/2), sqrt(2)); polynomial in
+// m - 1.
 RZ_INLINE Vec log(Vec x) {
     typedef int32_t VecInt __attribute__((vector_size(RZ_SIMD_WIDTH)));
     const VecInt e = VecInt(bits_of(x) - 0x3f3504f3u) >> 23;

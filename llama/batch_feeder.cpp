@@ -11,7 +11,8 @@ namespace rz {
 // tokens N, targets N, rows N, starts N + 1, ids N
 static int64_t ints(int64_t N) { return 5 * N + 1; }
 
-BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead, bool same_plan)
+BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
+                         bool same_plan)
     : stream_(stream), B_(B), T_(T), vocab_(vocab), same_plan_(same_plan), staging_(size_t(ahead) + 1) {
     const int64_t bytes = checked_mul(ints(checked_mul(B, T, "micro-batch")), 4, "micro-batch");
     for (Staging& s : staging_) s.host = Buffer::host_for(device, bytes, MemKind::data, "token staging");

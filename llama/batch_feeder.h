@@ -13,9 +13,10 @@ namespace rz {
 class BatchFeeder {
    public:
     // ahead: how many batches the host may be ahead of the device, from 1 up; beyond, next() waits.
-    // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work recorded for
-    // one batch fits all.
-    BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead, bool same_plan = false);
+    // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work
+    // recorded for one batch fits all.
+    BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
+                bool same_plan = false);
 
     // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are
     // ignored. Valid for work enqueued on the stream until the next call.

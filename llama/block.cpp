@@ -100,12 +100,8 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
              .row_stride = qkv_dim,
              .dtype = dtype_});
     const char* keys = at(a.qkv, heads_dim - shape.first_position * qkv_dim, dtype_);
-    rz::attention_forward(s, {.o = a.o,
-                              .lse = a.lse,
-                              .q = a.qkv,
-                              .k = keys,
-                              .v = keys + kv_dim * e,
-                              .shape = attention_shape(shape)});
+    rz::attention_forward(
+        s, {.o = a.o, .lse = a.lse, .q = a.qkv, .k = keys, .v = keys + kv_dim * e, .shape = attention_shape(shape)});
     linear(s, scratch.branch, a.o, w + at_.out * e, N, heads_dim, c.dim, dtype_);
     rmsnorm_forward(s, {.y = a.h2,
                         .rstd = a.rstd2,

@@ -44,10 +44,10 @@ struct BlockActivations {
 
 // Memory that lives within one block's pass.
 struct BlockScratch {
-    void* branch = nullptr;  // (N, C)   the block's last output, until the next block adds it
-    void* act = nullptr;     // (N, F)   swiglu output; its gradient in the backward pass
-    void* dqkv = nullptr;    // (N, Q)
-    void* dh = nullptr;      // (N, max(C, heads * head_dim))
+    void* branch = nullptr;     // (N, C)   the block's last output, until the next block adds it
+    void* act = nullptr;        // (N, F)   swiglu output; its gradient in the backward pass
+    void* dqkv = nullptr;       // (N, Q)
+    void* dh = nullptr;         // (N, max(C, heads * head_dim))
     void* attention = nullptr;  // attention_backward_workspace
     float* norm = nullptr;      // rmsnorm_backward_scratch(C)
 };
@@ -85,7 +85,7 @@ class Block {
 // y = x W^T, dx = dy W, dW += dy^T x for a weight stored (out, in), as Hugging Face stores it.
 void linear(Stream&, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType);
 void linear_backward_input(Stream&, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out, DType);
-void linear_backward_weight(Stream&, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out,
-                            DType, DType grad_dtype);
+void linear_backward_weight(Stream&, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out, DType,
+                            DType grad_dtype);
 
 }  // namespace rz

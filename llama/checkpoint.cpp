@@ -27,11 +27,16 @@ constexpr const char* kReports = "ranks.tmp";  // in the temporary folder: how f
 
 const char* path_of(StatePart part) {
     switch (part) {
-        case StatePart::model: return "model.safetensors";
-        case StatePart::master: return "optimizer/master.safetensors";
-        case StatePart::m: return "optimizer/m.safetensors";
-        case StatePart::v: return "optimizer/v.safetensors";
-        case StatePart::count_: break;
+        case StatePart::model:
+            return "model.safetensors";
+        case StatePart::master:
+            return "optimizer/master.safetensors";
+        case StatePart::m:
+            return "optimizer/m.safetensors";
+        case StatePart::v:
+            return "optimizer/v.safetensors";
+        case StatePart::count_:
+            break;
     }
     fail("no such part of a checkpoint");
 }
@@ -49,8 +54,14 @@ static double seconds_since(std::chrono::steady_clock::time_point start) {
 // Element `by` further on, in every array.
 static OwnedRange cut(const OwnedRange& r, int64_t by, int64_t count, const ZeroOptions& o) {
     const auto move = [&](void* p, DType d) -> void* { return static_cast<char*>(p) + by * size_of(d); };
-    return {r.unit, {r.elements.begin + by, r.elements.begin + by + count}, r.logical + by, move(r.param, o.param_dtype),
-            move(r.master, o.master_dtype), move(r.m, o.adam_dtype), move(r.v, o.adam_dtype), move(r.grad, o.grad_dtype)};
+    return {r.unit,
+            {r.elements.begin + by, r.elements.begin + by + count},
+            r.logical + by,
+            move(r.param, o.param_dtype),
+            move(r.master, o.master_dtype),
+            move(r.m, o.adam_dtype),
+            move(r.v, o.adam_dtype),
+            move(r.grad, o.grad_dtype)};
 }
 
 static ElementRange share_of(const OwnedRange& r, const Zero& zero) {
@@ -61,27 +72,30 @@ static ElementRange share_of(const OwnedRange& r, const Zero& zero) {
 std::vector<OwnedRange> own_share(const Zero& zero) {
     std::vector<OwnedRange> share;
     for (const OwnedRange& r : zero.owned())
-        if (const ElementRange s = share_of(r, zero); s.size() > 0) share.push_back(cut(r, s.begin, s.size(), zero.options()));
+        if (const ElementRange s = share_of(r, zero); s.size() > 0)
+            share.push_back(cut(r, s.begin, s.size(), zero.options()));
     return share;
 }
 
-// Calls body(tensor index, first element within the tensor, count, first element within the range) for what the range holds of
-// each tensor, in pieces of at most kPieceBytes; padding is left out.
+// Calls body(tensor index, first element within the tensor, count, first element within the range) for what the range
+// holds of each tensor, in pieces of at most kPieceBytes; padding is left out.
 template <class Body>
 static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t element_bytes, const Body& body) {
     const Unit& unit = table.units()[size_t(r.unit)];
     const int64_t most = kPieceBytes / element_bytes;
     for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
         const Tensor& t = table.tensors()[size_t(i)];
-        const int64_t begin = std::max(r.logical, t.offset), end = std::min(r.logical + r.elements.size(), t.offset + t.size);
-        for (int64_t at = begin; at < end; at += most) body(size_t(i), at - t.offset, std::min(most, end - at), at - r.logical);
+        const int64_t begin = std::max(r.logical, t.offset),
+                      end = std::min(r.logical + r.elements.size(), t.offset + t.size);
+        for (int64_t at = begin; at < end; at += most)
+            body(size_t(i), at - t.offset, std::min(most, end - at), at - r.logical);
     }
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 
-// A save on its way. Each rank has a slot in the file of reports, reserved before anything is written, so that a full disk can
-// still be reported: u64 status, then its hashes, then 512 bytes of text.
+// A save on its way. Each rank has a slot in the file of reports, reserved before anything is written, so that a full
+// disk can still be reported: u64 status, then its hashes, then 512 bytes of text.
 struct CheckpointWriter::Job {
     Manifest manifest;
     std::string folder;
@@ -135,8 +149,8 @@ static void read_all(int fd, int64_t offset, void* data, int64_t bytes, const st
     }
 }
 
-// A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0 syncs it
-// later, in write_share().
+// A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0
+// syncs it later, in write_share().
 static void create_sized(const std::string& path, int64_t bytes, const std::string& head) {
     File file(path, O_WRONLY | O_CREAT | O_TRUNC);
     if (::ftruncate(file.fd, bytes) != 0) fail_call(path, "ftruncate");
@@ -145,8 +159,8 @@ static void create_sized(const std::string& path, int64_t bytes, const std::stri
     write_all(file.fd, 0, head.data(), int64_t(head.size()), path);
 }
 
-CheckpointWriter::CheckpointWriter(Process& process, Device device, Stream& compute, const Zero& zero, const ParamTable& table,
-                                   const ModelConfig& config, SaveOptions options)
+CheckpointWriter::CheckpointWriter(Process& process, Device device, Stream& compute, const Zero& zero,
+                                   const ParamTable& table, const ModelConfig& config, SaveOptions options)
     : process_(process),
       device_(device),
       compute_(compute),
@@ -184,12 +198,14 @@ std::string CheckpointWriter::prepare() try {
     make_folder(store_.folder());
     struct statvfs disk;
     const auto free_bytes = [&] {
-        return ::statvfs(store_.folder().c_str(), &disk) == 0 ? int64_t(disk.f_bavail) * int64_t(disk.f_frsize) : INT64_MAX;
+        return ::statvfs(store_.folder().c_str(), &disk) == 0 ? int64_t(disk.f_bavail) * int64_t(disk.f_frsize)
+                                                              : INT64_MAX;
     };
     // Room may be made by deleting old ones early, but never the newest.
-    if (free_bytes() < bytes && options_.keep > 0) store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every);
-    require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(), human_bytes(bytes).c_str(),
-            human_bytes(free_bytes()).c_str());
+    if (free_bytes() < bytes && options_.keep > 0)
+        store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every);
+    require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(),
+            human_bytes(bytes).c_str(), human_bytes(free_bytes()).c_str());
     if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_call(folder, "mkdir");
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
@@ -209,7 +225,8 @@ void CheckpointWriter::take_copy() {
         compute_.synchronize();
         return;
     }
-    if (!copy_) copy_ = Buffer::host_for(device_, copy_bytes_, MemKind::workspace, "copy of the state for the checkpoint");
+    if (!copy_)
+        copy_ = Buffer::host_for(device_, copy_bytes_, MemKind::workspace, "copy of the state for the checkpoint");
     for (const PartFile& p : parts_) {
         int64_t at = p.at;
         for (const OwnedRange& r : share_) {
@@ -303,7 +320,8 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
             for_each_piece(table_, r, e, [&](size_t tensor, int64_t first, int64_t count, int64_t within) {
                 const void* data = options_.background ? copy_.bytes_at(at + within * e) : staging.data();
                 if (!options_.background) {
-                    compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within * e, count * e);
+                    compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within * e,
+                                  count * e);
                     compute_.synchronize();
                 }
                 hashes[p * tensors + tensor] += sum_hash(data, first, count, e);
@@ -367,8 +385,12 @@ void CheckpointWriter::complete(Job& job) {
     Manifest& m = job.manifest;
     for (size_t p = 0; p < parts_.size(); ++p) {
         const PartFile& part = parts_[p];
-        ManifestFile f{.path = path_of(part.part), .bytes = part.layout.file_size, .hash = text_hash(part.layout.header),
-                       .holds_tensors = true, .dtype = part.dtype, .tensors = {}};
+        ManifestFile f{.path = path_of(part.part),
+                       .bytes = part.layout.file_size,
+                       .hash = text_hash(part.layout.header),
+                       .holds_tensors = true,
+                       .dtype = part.dtype,
+                       .tensors = {}};
         for (size_t i = 0; i < table_.tensors().size(); ++i)
             f.tensors[table_.tensors()[i].name] = hashes[p * table_.tensors().size() + i];
         job.report.bytes += f.bytes;

@@ -1,6 +1,6 @@
 #pragma once
-// A checkpoint's tensors between the ranks and the files. The files hold whole tensors under Hugging Face's names, in the order
-// of the table, so they do not depend on how many ranks wrote them nor on how many read them:
+// A checkpoint's tensors between the ranks and the files. The files hold whole tensors under Hugging Face's names, in
+// the order of the table, so they do not depend on how many ranks wrote them nor on how many read them:
 //
 //   model.safetensors             parameters, in --dtype
 //   optimizer/master.safetensors  master weights, unless they are the parameters
@@ -28,20 +28,20 @@ const char* path_of(StatePart);
 
 struct SaveOptions {
     std::string run_folder;
-    int64_t keep = 2;             // newest checkpoints that stay; 0: all
-    int64_t keep_every = 0;       // of older ones, those whose step is a multiple stay too; 0: none
-    bool background = true;       // write a copy while training goes on; costs the copy's memory. false: training waits
-    std::string tokenizer_from;   // folder or file; empty: none
-    double timeout_s = 600;       // that rank 0 waits for the others' parts
+    int64_t keep = 2;            // newest checkpoints that stay; 0: all
+    int64_t keep_every = 0;      // of older ones, those whose step is a multiple stay too; 0: none
+    bool background = true;      // write a copy while training goes on; costs the copy's memory. false: training waits
+    std::string tokenizer_from;  // folder or file; empty: none
+    double timeout_s = 600;      // that rank 0 waits for the others' parts
 };
 
 struct SaveReport {
     int64_t step = -1;
-    std::string folder, error;   // error empty: the checkpoint is there, read back and verified
+    std::string folder, error;  // error empty: the checkpoint is there, read back and verified
     int64_t bytes = 0;
-    double stall_seconds = 0;    // that training waited, on this rank
-    double write_seconds = 0;    // until it was complete
-    bool not_finite = false;     // the error: the state itself holds NaN or infinity
+    double stall_seconds = 0;  // that training waited, on this rank
+    double write_seconds = 0;  // until it was complete
+    bool not_finite = false;   // the error: the state itself holds NaN or infinity
 };
 
 class CheckpointWriter {
@@ -95,9 +95,9 @@ class CheckpointWriter {
     bool last_ok_ = false;
 };
 
-// Collective: reads the state of a checked checkpoint into what each rank owns, and publishes it. Returns what is wrong with the
-// files (the same text on every rank; the state is then undefined, and another checkpoint may be read), or "". `notes` receives
-// a line for every type that was converted.
+// Collective: reads the state of a checked checkpoint into what each rank owns, and publishes it. Returns what is wrong
+// with the files (the same text on every rank; the state is then undefined, and another checkpoint may be read), or "".
+// `notes` receives a line for every type that was converted.
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
                        Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes);
 

@@ -20,11 +20,14 @@ constexpr int64_t kPiece = int64_t(1) << 20;  // elements
 
 namespace {
 
-// One tensor file. Everything it should be is known from the table: its first bytes are compared, nothing in it is believed.
+// One tensor file. Everything it should be is known from the table: its first bytes are compared, nothing in it is
+// believed.
 class PartReader {
    public:
     PartReader(const std::string& folder, const ManifestFile& file, const ParamTable& table)
-        : path_(folder + "/" + file.path), dtype_(file.dtype), table_(table),
+        : path_(folder + "/" + file.path),
+          dtype_(file.dtype),
+          table_(table),
           layout_(layout_safetensors(tensor_specs(table, file.dtype))) {
         fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
         require(fd_ >= 0, "%s: can't be opened: %s", path_.c_str(), std::strerror(errno));
@@ -89,12 +92,13 @@ struct Target {
 };
 
 // Reads one range of a file into `to`, converted; with no data only into the hash.
-void read_range(PartReader& reader, const ParamTable& table, const OwnedRange& r, int64_t share_begin, int64_t share_end,
-                Target to, Buffer& stored, Buffer& converted, Stream& stream) {
+void read_range(PartReader& reader, const ParamTable& table, const OwnedRange& r, int64_t share_begin,
+                int64_t share_end, Target to, Buffer& stored, Buffer& converted, Stream& stream) {
     const Unit& unit = table.units()[size_t(r.unit)];
     for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
         const Tensor& t = table.tensors()[size_t(i)];
-        const int64_t begin = std::max(r.logical, t.offset), end = std::min(r.logical + r.elements.size(), t.offset + t.size);
+        const int64_t begin = std::max(r.logical, t.offset),
+                      end = std::min(r.logical + r.elements.size(), t.offset + t.size);
         for (int64_t at = begin, next; at < end; at = next) {
             // Pieces end where the own share begins and ends: only it is hashed here.
             next = std::min(end, at + kPiece);
@@ -130,7 +134,8 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
     const bool has_master = manifest.find(path_of(StatePart::master)) != nullptr;
     std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
     for (int p = 0; p < int(StatePart::count_); ++p)
-        if (StatePart(p) != StatePart::master || has_master) order.push_back({StatePart(p), order.size() * table.tensors().size()});
+        if (StatePart(p) != StatePart::master || has_master)
+            order.push_back({StatePart(p), order.size() * table.tensors().size()});
     std::vector<uint64_t> hashes(order.size() * table.tensors().size(), 0);
     std::string problem;
     try {
@@ -146,8 +151,8 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
             for (const OwnedRange& r : zero.owned()) {
                 const std::vector<int64_t> cuts = even_offsets(r.elements.size(), zero.holders(), 256);
                 void* to = !read ? nullptr : part == StatePart::m ? r.m : part == StatePart::v ? r.v : r.master;
-                read_range(reader, table, r, cuts[size_t(zero.holder())], cuts[size_t(zero.holder()) + 1], {to, want}, stored,
-                           converted, compute);
+                read_range(reader, table, r, cuts[size_t(zero.holder())], cuts[size_t(zero.holder()) + 1], {to, want},
+                           stored, converted, compute);
             }
             std::copy(reader.hashes().begin(), reader.hashes().end(), hashes.begin() + int64_t(at));
         }
@@ -167,9 +172,10 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
             if (want == f.tensors.end())
                 return format("%s/%s: the manifest has no hash of %s", folder.c_str(), f.path.c_str(), name.c_str());
             if (want->second != sums[at + i])
-                return format("%s/%s: tensor %s has the hash %016llx, the manifest says %016llx: its contents were changed",
-                              folder.c_str(), f.path.c_str(), name.c_str(), (unsigned long long)sums[at + i],
-                              (unsigned long long)want->second);
+                return format(
+                    "%s/%s: tensor %s has the hash %016llx, the manifest says %016llx: its contents were changed",
+                    folder.c_str(), f.path.c_str(), name.c_str(), (unsigned long long)sums[at + i],
+                    (unsigned long long)want->second);
         }
     }
     zero.publish();

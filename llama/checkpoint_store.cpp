@@ -134,18 +134,19 @@ Manifest check_checkpoint(const std::string& folder) {
     struct stat st;
     require(::stat(path.c_str(), &st) == 0, "%s: not a checkpoint: it holds no %s", folder.c_str(), kManifestName);
     require(st.st_size <= 256 << 20, "%s: %lld bytes are too many for a manifest", path.c_str(), (long long)st.st_size);
-    if (const int error = fault_errno("resume.manifest"); error != 0) fail("%s: read failed: %s", path.c_str(), std::strerror(error));
+    if (const int error = fault_errno("resume.manifest"); error != 0)
+        fail("%s: read failed: %s", path.c_str(), std::strerror(error));
     const Manifest manifest = Manifest::from_json(read_file(path), path);
     for (const ManifestFile& f : manifest.files) {
         const std::string file = folder + "/" + f.path;
         require(::stat(file.c_str(), &st) == 0, "%s: missing", file.c_str());
         require(S_ISREG(st.st_mode), "%s: not a file", file.c_str());
-        require(int64_t(st.st_size) == f.bytes, "%s: has %lld bytes, the manifest says %lld", file.c_str(), (long long)st.st_size,
-                (long long)f.bytes);
+        require(int64_t(st.st_size) == f.bytes, "%s: has %lld bytes, the manifest says %lld", file.c_str(),
+                (long long)st.st_size, (long long)f.bytes);
         if (f.holds_tensors) continue;
         const uint64_t hash = text_hash(read_file(file));
-        require(hash == f.hash, "%s: its contents have the hash %016llx, the manifest says %016llx: it was changed", file.c_str(),
-                (unsigned long long)hash, (unsigned long long)f.hash);
+        require(hash == f.hash, "%s: its contents have the hash %016llx, the manifest says %016llx: it was changed",
+                file.c_str(), (unsigned long long)hash, (unsigned long long)f.hash);
     }
     return manifest;
 }

@@ -1,7 +1,8 @@
 #pragma once
 // The folder that holds the checkpoints of one run:
 //
-//   RUN/checkpoints/step_000000300/          model.safetensors, config.json, tokenizer files: opens in transformers as it lies
+//   RUN/checkpoints/step_000000300/          model.safetensors, config.json, tokenizer files: opens in transformers as
+//   it lies
 //                                            optimizer/{master,m,v}.safetensors, manifest.json
 //   RUN/checkpoints/latest                   the newest one's name: a hint for people and scripts, never read
 //   RUN/checkpoints/.tmp-step_...-ID         one that is being written
@@ -30,8 +31,8 @@ class CheckpointStore {
 
     // Deletes what a killed run left half written or half deleted. Only while no other run uses the folder.
     void clean() const;
-    // Makes temporary(step, id), complete and synced, the checkpoint of `step`; one of the same step is replaced by it in
-    // one move. Writes `latest`.
+    // Makes temporary(step, id), complete and synced, the checkpoint of `step`; one of the same step is replaced by it
+    // in one move. Writes `latest`.
     void publish(int64_t step, const std::string& id) const;
     // Deletes all but the newest `keep` and every multiple of `every`. keep 0 keeps all, every 0 no multiples.
     void collect(int64_t keep, int64_t every) const;
@@ -43,8 +44,8 @@ class CheckpointStore {
     std::string folder_;
 };
 
-// Reads the manifest and compares the sizes of all files and the hashes of the small ones. Throws an Error naming the file,
-// what was expected and what was found.
+// Reads the manifest and compares the sizes of all files and the hashes of the small ones. Throws an Error naming the
+// file, what was expected and what was found.
 Manifest check_checkpoint(const std::string& folder);
 
 }  // namespace rz

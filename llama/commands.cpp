@@ -50,8 +50,7 @@ int generate_command(const Options& o) {
 
     const DType dtype = parse_dtype("--dtype", o.dtype);
     Stream stream(device, "compute");
-    if (o.threads > 0 && !device.is_cuda())
-        stream.enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
+    if (o.threads > 0 && !device.is_cuda()) stream.enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
     ResidentParameters parameters(device, stream, unit_layouts(table), dtype);
     load_weights(folder, table, dtype, device, stream, parameters);
     Decoder decoder(config, table, dtype, device, stream, parameters, int64_t(prompt.size()) + o.max_tokens);
@@ -115,7 +114,7 @@ int export_command(const Options& o) {
     const ParamTable table(config);
     const HfWeights weights(folder, table);
     for (const std::string& w : weights.warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
-    const DType dtype = o.export_dtype.empty()    ? weights.dtype()
+    const DType dtype = o.export_dtype.empty()     ? weights.dtype()
                         : o.export_dtype == "fp16" ? DType::f16
                                                    : parse_dtype("--dtype", o.export_dtype);
     std::error_code none;
@@ -124,17 +123,20 @@ int export_command(const Options& o) {
     const auto start = std::chrono::steady_clock::now();
     auto shown = start;
     int64_t done = 0;
-    save_model(o.to, config, table, dtype, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
-        weights.read(t, first, count, dtype, out);
-        done += count;
-        const auto now = std::chrono::steady_clock::now();
-        if (std::chrono::duration<double>(now - shown).count() < 5) return;
-        shown = now;
-        const double seconds = std::chrono::duration<double>(now - start).count();
-        const double rest = seconds * double(table.parameters() - done) / double(done);
-        std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done) / double(table.parameters()),
-                     duration(rest).c_str());
-    }, o.tokenizer.empty() ? folder : o.tokenizer);
+    save_model(
+        o.to, config, table, dtype,
+        [&](const Tensor& t, int64_t first, int64_t count, void* out) {
+            weights.read(t, first, count, dtype, out);
+            done += count;
+            const auto now = std::chrono::steady_clock::now();
+            if (std::chrono::duration<double>(now - shown).count() < 5) return;
+            shown = now;
+            const double seconds = std::chrono::duration<double>(now - start).count();
+            const double rest = seconds * double(table.parameters() - done) / double(done);
+            std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done) / double(table.parameters()),
+                         duration(rest).c_str());
+        },
+        o.tokenizer.empty() ? folder : o.tokenizer);
     std::printf("%s: %s in %s\n", o.to.c_str(), summary(config).c_str(), safetensors_type(dtype).c_str());
     return 0;
 }

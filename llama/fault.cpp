@@ -60,11 +60,12 @@ struct Action {
     FaultAction action;
 };
 constexpr Action kActions[] = {
-    {"kill", FaultAction::kill},     {"stop", FaultAction::stop},     {"term", FaultAction::term},
-    {"usr1", FaultAction::usr1},     {"int", FaultAction::interrupt}, {"sleep", FaultAction::sleep},
-    {"error", FaultAction::error},   {"eio", FaultAction::eio},       {"enospc", FaultAction::enospc},
-    {"efbig", FaultAction::efbig},   {"eacces", FaultAction::eacces}, {"estale", FaultAction::estale},
-    {"nan", FaultAction::nan},       {"inf", FaultAction::inf},       {"flip", FaultAction::flip},     {"spike", FaultAction::spike},
+    {"kill", FaultAction::kill},   {"stop", FaultAction::stop},     {"term", FaultAction::term},
+    {"usr1", FaultAction::usr1},   {"int", FaultAction::interrupt}, {"sleep", FaultAction::sleep},
+    {"error", FaultAction::error}, {"eio", FaultAction::eio},       {"enospc", FaultAction::enospc},
+    {"efbig", FaultAction::efbig}, {"eacces", FaultAction::eacces}, {"estale", FaultAction::estale},
+    {"nan", FaultAction::nan},     {"inf", FaultAction::inf},       {"flip", FaultAction::flip},
+    {"spike", FaultAction::spike},
 };
 
 struct Armed {
@@ -99,7 +100,8 @@ void parse_action(const std::string& text, FaultSpec& spec) {
     if (spec.action != FaultAction::sleep) return;
     char* end = nullptr;
     spec.seconds = std::strtod(text.c_str() + equals + 1, &end);
-    require(*end == '\0' && end != text.c_str() + equals + 1 && spec.seconds >= 0, "FAULT: '%s' is no time in seconds", text.c_str());
+    require(*end == '\0' && end != text.c_str() + equals + 1 && spec.seconds >= 0, "FAULT: '%s' is no time in seconds",
+            text.c_str());
 }
 
 FaultSpec parse_fault(const std::string& text) {
@@ -119,8 +121,8 @@ FaultSpec parse_fault(const std::string& text) {
         const bool onwards = !f.empty() && f.back() == '+';
         if (onwards) f.pop_back();
         if (f == "*" || is_number(f)) {
-            require(numbers < 2 && !(onwards && (numbers == 0 || f == "*")), "FAULT: '%s' is not point[:rank][:nth][:action]",
-                    text.c_str());
+            require(numbers < 2 && !(onwards && (numbers == 0 || f == "*")),
+                    "FAULT: '%s' is not point[:rank][:nth][:action]", text.c_str());
             if (++numbers == 1) {
                 spec.rank = f == "*" ? -1 : std::atoi(f.c_str());
             } else {
@@ -138,24 +140,41 @@ FaultSpec parse_fault(const std::string& text) {
 
 int error_number(FaultAction action) {
     switch (action) {
-        case FaultAction::eio: return EIO;
-        case FaultAction::enospc: return ENOSPC;
-        case FaultAction::efbig: return EFBIG;
-        case FaultAction::eacces: return EACCES;
-        case FaultAction::estale: return ESTALE;
-        default: return 0;
+        case FaultAction::eio:
+            return EIO;
+        case FaultAction::enospc:
+            return ENOSPC;
+        case FaultAction::efbig:
+            return EFBIG;
+        case FaultAction::eacces:
+            return EACCES;
+        case FaultAction::estale:
+            return ESTALE;
+        default:
+            return 0;
     }
 }
 
 void act(const FaultSpec& spec, const char* point, int64_t hit) {
     int signal = 0;
     switch (spec.action) {
-        case FaultAction::kill: signal = SIGKILL; break;
-        case FaultAction::stop: signal = SIGSTOP; break;
-        case FaultAction::term: signal = SIGTERM; break;
-        case FaultAction::usr1: signal = SIGUSR1; break;
-        case FaultAction::interrupt: signal = SIGINT; break;
-        default: break;
+        case FaultAction::kill:
+            signal = SIGKILL;
+            break;
+        case FaultAction::stop:
+            signal = SIGSTOP;
+            break;
+        case FaultAction::term:
+            signal = SIGTERM;
+            break;
+        case FaultAction::usr1:
+            signal = SIGUSR1;
+            break;
+        case FaultAction::interrupt:
+            signal = SIGINT;
+            break;
+        default:
+            break;
     }
     std::fprintf(stderr, "fault: rank %d comes by %s for the %lld. time\n", own_rank, point, (long long)hit);
     std::fflush(stderr);

@@ -1,6 +1,6 @@
 #pragma once
-// Faults on request, to prove that a run survives them. Nothing happens, at the cost of one load, unless the environment
-// has FAULT.
+// Faults on request, to prove that a run survives them. Nothing happens, at the cost of one load, unless the
+// environment has FAULT.
 //
 //   FAULT=point[:rank][:nth][:action][,...]
 //
@@ -21,14 +21,32 @@
 
 namespace rz {
 
-enum class FaultAction { none, kill, stop, term, usr1, interrupt, sleep, error, eio, enospc, efbig, eacces, estale, nan, inf, flip, spike };
+enum class FaultAction {
+    none,
+    kill,
+    stop,
+    term,
+    usr1,
+    interrupt,
+    sleep,
+    error,
+    eio,
+    enospc,
+    efbig,
+    eacces,
+    estale,
+    nan,
+    inf,
+    flip,
+    spike
+};
 
 struct FaultSpec {
     std::string point;
-    int rank = -1;                    // -1: every rank
-    int64_t first = 1, last = 1;      // hits at which it happens
+    int rank = -1;                // -1: every rank
+    int64_t first = 1, last = 1;  // hits at which it happens
     FaultAction action = FaultAction::kill;
-    double seconds = 0;               // of sleep
+    double seconds = 0;  // of sleep
 };
 
 // Throws naming the part that can't be read; an unknown point or action is answered with the nearest.
@@ -48,7 +66,8 @@ void arm_faults(int rank);
 // The same from text; "" disarms.
 void arm_faults(int rank, const std::string& text);
 
-// Passes a point. Signals, sleep and error happen here; what only the caller can do is returned (nan, inf, flip, spike).
+// Passes a point. Signals, sleep and error happen here; what only the caller can do is returned (nan, inf, flip,
+// spike).
 inline FaultAction fault_point(const char* point) {
     return detail::faults_armed ? detail::fault_hit(point) : FaultAction::none;
 }

@@ -32,8 +32,8 @@ double SpikeDetector::observe(double x) {
 Json SpikeDetector::to_json() const { return Json(std::vector<double>(window_.begin(), window_.end())); }
 
 void SpikeDetector::from_json(const Json& json, const std::string& where) {
-    require(json.is_array() && json.size() <= kWindow, "%s: a window of at most %zu numbers is expected, found %s", where.c_str(),
-            kWindow, json_excerpt(json).c_str());
+    require(json.is_array() && json.size() <= kWindow, "%s: a window of at most %zu numbers is expected, found %s",
+            where.c_str(), kWindow, json_excerpt(json).c_str());
     std::deque<double> window;
     for (const Json& v : json) window.push_back(json_number(v, "window", -1e300, 1e300, where));
     window_ = std::move(window);
@@ -47,8 +47,9 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
         ++in_a_row_;
         v.note = format("update skipped (%lld so far)", (long long)skipped_);
         if (options_.max_skips > 0 && in_a_row_ >= options_.max_skips)
-            v.give_up = format("the loss or the gradient was not finite %lld steps in a row, up to step %lld (--max-skips %lld)",
-                               (long long)in_a_row_, (long long)step, (long long)options_.max_skips);
+            v.give_up = format(
+                "the loss or the gradient was not finite %lld steps in a row, up to step %lld (--max-skips %lld)",
+                (long long)in_a_row_, (long long)step, (long long)options_.max_skips);
         return v;
     }
     in_a_row_ = 0;
@@ -67,7 +68,11 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
 }
 
 Json Guards::to_json() const {
-    return {{"skipped", skipped_}, {"skipped_in_a_row", in_a_row_}, {"spikes", spikes_}, {"loss", loss_.to_json()}, {"norm", norm_.to_json()}};
+    return {{"skipped", skipped_},
+            {"skipped_in_a_row", in_a_row_},
+            {"spikes", spikes_},
+            {"loss", loss_.to_json()},
+            {"norm", norm_.to_json()}};
 }
 
 void Guards::from_json(const Json& json, const std::string& where) {

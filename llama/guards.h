@@ -20,8 +20,8 @@
 
 namespace rz {
 
-// z = (x - median) / max(1.4826 MAD, floor |median|) against the last values. A spike counts as a value of the window (the
-// median shrugs it off, and a lasting change is accepted after half a window); NaN and infinities never enter it.
+// z = (x - median) / max(1.4826 MAD, floor |median|) against the last values. A spike counts as a value of the window
+// (the median shrugs it off, and a lasting change is accepted after half a window); NaN and infinities never enter it.
 class SpikeDetector {
    public:
     explicit SpikeDetector(double floor) : floor_(floor) {}
@@ -41,8 +41,8 @@ class SpikeDetector {
 };
 
 struct GuardOptions {
-    int64_t max_skips = 10;  // 0: never gives up
-    double spike_z = 8;      // 0: no detector
+    int64_t max_skips = 10;         // 0: never gives up
+    double spike_z = 8;             // 0: no detector
     std::string on_spike = "warn";  // or stop, rollback: give_up is set
 };
 
@@ -62,7 +62,7 @@ class Guards {
 
     Verdict observe(int64_t step, double loss, double grad_norm);
 
-    int64_t skipped() const { return skipped_; }        // over the whole run
+    int64_t skipped() const { return skipped_; }  // over the whole run
     int64_t skipped_in_a_row() const { return in_a_row_; }
     int64_t spikes() const { return spikes_; }
 
@@ -79,8 +79,8 @@ class Guards {
 // Names a rank that needs much more time of its own (without waiting for others) than the rest.
 class StragglerDetector {
    public:
-    // Seconds of this step, of all ranks. Returns the rank that is slow, or -1: over the last steps it took more than twice
-    // the median of the others, and 5 ms more.
+    // Seconds of this step, of all ranks. Returns the rank that is slow, or -1: over the last steps it took more than
+    // twice the median of the others, and 5 ms more.
     int observe(const std::vector<double>& own_seconds);
     // Of the rank that observe() named
     double seconds() const { return seconds_; }

@@ -105,8 +105,9 @@ void Health::name_slow_rank(const std::vector<double>& own_seconds, Judgement& j
     ++slow_steps_;
     for (int64_t at = 1; at <= slow_steps_; at *= 10)
         if (at == slow_steps_)
-            j.line = format("slow     rank %d computes %.0f ms a step, the others %.0f ms (%.1f x): everyone waits for it", slow,
-                            1e3 * stragglers_.seconds(), 1e3 * stragglers_.others(), ratio);
+            j.line =
+                format("slow     rank %d computes %.0f ms a step, the others %.0f ms (%.1f x): everyone waits for it",
+                       slow, 1e3 * stragglers_.seconds(), 1e3 * stragglers_.others(), ratio);
 }
 
 std::string Health::state() const { return guards_.to_json().dump(); }

@@ -1,6 +1,6 @@
 #pragma once
-// What keeps a run safe besides its checkpoints, in one object: the lock on the output folder, run_status.json, requests to
-// stop, and the guards. Made before anything large is allocated.
+// What keeps a run safe besides its checkpoints, in one object: the lock on the output folder, run_status.json,
+// requests to stop, and the guards. Made before anything large is allocated.
 
 #include <memory>
 #include <optional>
@@ -27,11 +27,11 @@ struct StepNumbers {
 };
 
 struct Judgement {
-    double loss = 0;        // mean over all ranks
-    uint64_t data_hash = 0; // sum over all ranks
-    std::string note;       // for the step's line; "" if all is well
-    std::string json;       // more members for the step's JSON object: ",\"key\":value"
-    std::string line;       // a line of its own, or ""
+    double loss = 0;         // mean over all ranks
+    uint64_t data_hash = 0;  // sum over all ranks
+    std::string note;        // for the step's line; "" if all is well
+    std::string json;        // more members for the step's JSON object: ",\"key\":value"
+    std::string line;        // a line of its own, or ""
 };
 
 class Health {

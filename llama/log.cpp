@@ -97,12 +97,12 @@ void Log::step(const StepReport& r, bool print) {
                     r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
                     human_bytes(memory).c_str(), eta(r.step).c_str(), r.note.empty() ? "" : " | ", r.note.c_str()));
     }
-    std::string json = format("{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
-                              "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
-                              (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(),
-                              number(r.learning_rate).c_str(), number(r.seconds).c_str(), (long long)r.tokens_so_far,
-                              (unsigned long long)r.data_hash,
-                              number(tokens_per_second).c_str(), number(flops).c_str(), (long long)memory);
+    std::string json = format(
+        "{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
+        "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
+        (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(), number(r.learning_rate).c_str(),
+        number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
+        number(tokens_per_second).c_str(), number(flops).c_str(), (long long)memory);
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),

@@ -26,8 +26,8 @@ struct StepReport {
 
 struct ValidationReport {
     int64_t step;
-    double loss;            // nats per token
-    double bits_per_byte;   // < 0 if the data's bytes are unknown
+    double loss;           // nats per token
+    double bits_per_byte;  // < 0 if the data's bytes are unknown
     double seconds;
 };
 

@@ -18,8 +18,8 @@ static uint64_t parse_hash(const Json& value, const char* key, const std::string
 }
 
 static bool is_inside(const std::string& path) {
-    return !path.empty() && path[0] != '/' && path.find("..") == std::string::npos && path.find('\\') == std::string::npos &&
-           path.find('\0') == std::string::npos && path.size() < 256;
+    return !path.empty() && path[0] != '/' && path.find("..") == std::string::npos &&
+           path.find('\\') == std::string::npos && path.find('\0') == std::string::npos && path.size() < 256;
 }
 
 static DType parse_type(const std::string& text, const std::string& where) {
@@ -106,12 +106,15 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     const Json json = parse_json(text, where);
     require(json.is_object(), "%s: not a JSON object", where.c_str());
     const auto get_text = [&](const char* key) { return json_string(json_at(json, key, where), key, where); };
-    const auto get_int = [&](const char* key, int64_t max) { return json_int(json_at(json, key, where), key, 0, max, where); };
-    require(get_text("format") == kFormat, "%s: its format is \"%s\", not \"%s\"", where.c_str(), get_text("format").c_str(),
-            kFormat);
+    const auto get_int = [&](const char* key, int64_t max) {
+        return json_int(json_at(json, key, where), key, 0, max, where);
+    };
+    require(get_text("format") == kFormat, "%s: its format is \"%s\", not \"%s\"", where.c_str(),
+            get_text("format").c_str(), kFormat);
     const int64_t version = get_int("version", kMost);
-    require(version == kManifestVersion, "%s: version %lld; this program reads version %d: use the program that wrote it",
-            where.c_str(), (long long)version, kManifestVersion);
+    require(version == kManifestVersion,
+            "%s: version %lld; this program reads version %d: use the program that wrote it", where.c_str(),
+            (long long)version, kManifestVersion);
     Manifest m;
     m.run_id = get_text("run_id");
     m.commit = get_text("commit");

@@ -1,6 +1,6 @@
 #pragma once
-// manifest.json of a checkpoint: what the files are and how the run goes on. It is written last: a folder without it is no
-// checkpoint.
+// manifest.json of a checkpoint: what the files are and how the run goes on. It is written last: a folder without it is
+// no checkpoint.
 
 #include <cstdint>
 #include <map>
@@ -37,22 +37,23 @@ struct Rollback {
 };
 
 struct Manifest {
-    std::string run_id;       // of the run that wrote it
-    std::string commit;       // of the program
-    std::string written_at;   // UTC, ISO 8601
+    std::string run_id;      // of the run that wrote it
+    std::string commit;      // of the program
+    std::string written_at;  // UTC, ISO 8601
     std::string device;
     int64_t step = 0;
-    int64_t updates = 0;      // made up to step: those that were not skipped
-    int64_t samples = 0;      // of the data stream that were consumed
+    int64_t updates = 0;  // made up to step: those that were not skipped
+    int64_t samples = 0;  // of the data stream that were consumed
     int64_t tokens = 0;
-    uint64_t data_hash = 0;   // of all tokens so far, in order (BatchFeeder::data_hash)
+    uint64_t data_hash = 0;  // of all tokens so far, in order (BatchFeeder::data_hash)
     int64_t validations = 0;
-    double seconds = 0;       // of training, over all starts
+    double seconds = 0;               // of training, over all starts
     std::vector<Rollback> rollbacks;  // of the run so far
     int64_t ranks = 1, zero = 0;
-    std::map<std::string, std::string> flags;  // how the run was asked for, by flag: what a resumed run takes unless told otherwise
-    std::string data;                          // JSON: DataFingerprint
-    std::string guards;                        // JSON: state of the guards; "{}" if there is none
+    std::map<std::string, std::string>
+        flags;           // how the run was asked for, by flag: what a resumed run takes unless told otherwise
+    std::string data;    // JSON: DataFingerprint
+    std::string guards;  // JSON: state of the guards; "{}" if there is none
     std::vector<ManifestFile> files;
 
     const ManifestFile* find(std::string_view path) const;  // nullptr if there is none

@@ -91,7 +91,8 @@ void Model::allocate(Device device) {
     const BlockShape largest{.B = options_.B, .T = options_.T};
     scratch_.attention = take(1, attention_backward_workspace(block_.attention_shape(largest)), 1, MemKind::workspace,
                               "attention backward");
-    scratch_.norm = static_cast<float*>(take(1, rmsnorm_backward_scratch(c.dim), 4, MemKind::workspace, "norm partials"));
+    scratch_.norm =
+        static_cast<float*>(take(1, rmsnorm_backward_scratch(c.dim), 4, MemKind::workspace, "norm partials"));
 
     chunk_rows_ = std::clamp<int64_t>(options_.logits_bytes / (c.vocab * e), 1, N);
     chunk_rows_ = ceil_div(N, ceil_div(N, chunk_rows_));  // equal chunks
@@ -165,7 +166,8 @@ void Model::head(const DeviceBatch& b, bool backward, float grad_scale) {
     const DType t = options_.dtype;
     const int64_t N = b.B * b.T, e = size_of(t), within = head.offset - table_.units()[size_t(head.unit)].offset;
     const char* w = static_cast<const char*>(zero_.gather(head.unit)) + within * e;
-    char* dw = backward ? static_cast<char*>(zero_.gradients(head.unit)) + within * size_of(options_.grad_dtype) : nullptr;
+    char* dw =
+        backward ? static_cast<char*>(zero_.gradients(head.unit)) + within * size_of(options_.grad_dtype) : nullptr;
 
     const auto chunks = [&] {
         for (int64_t first = 0; first < N; first += chunk_rows_) {
@@ -264,9 +266,7 @@ void Model::backward(const DeviceBatch& b) {
 
 // ---- the table's views for zero/, and what training needs once ------------------------------------------------------
 
-std::vector<UnitLayout> unit_layouts(const ParamTable& table) {
-    return {table.units().begin(), table.units().end()};
-}
+std::vector<UnitLayout> unit_layouts(const ParamTable& table) { return {table.units().begin(), table.units().end()}; }
 
 DecaySegments decay_segments(const ParamTable& table) {
     DecaySegments out;

@@ -122,9 +122,13 @@ void add_model(Group g, Options& o) {
     g.text("--init-from", o.init_from, "Start from a Hugging Face LLaMA: folder, or repo id in the local cache");
     for (const ConfigField& f : config_fields()) {
         const std::string name = f.name;
-        g.app.add_option_function<int64_t>("--" + name, [&o, name](const int64_t& v) { o.fields[name] = v; },
-                                           std::string(f.help) + " [as the preset]")
-            ->group(g.name)->type_name("N")->check(whole_number(f.min == 2 || name == "kv-heads" ? 0 : f.min, f.max));
+        g.app
+            .add_option_function<int64_t>(
+                "--" + name, [&o, name](const int64_t& v) { o.fields[name] = v; },
+                std::string(f.help) + " [as the preset]")
+            ->group(g.name)
+            ->type_name("N")
+            ->check(whole_number(f.min == 2 || name == "kv-heads" ? 0 : f.min, f.max));
     }
     g.choice("--head", o.head, {"tied", "untied"}, "Share the head's weights with the embedding [as the preset]");
     g.real("--rope-theta", o.rope_theta, 0, 1e12, "RoPE base; 0: as the preset");
@@ -155,9 +159,10 @@ void add_guards(Group g, Options& o) {
             "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
     g.real("--spike-z", o.spike_z, 0, 1e6,
            "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
-    g.choice("--on-spike", o.on_spike, {"warn", "stop", "rollback"},
-             "stop: end with exit code 72, nothing saved after the spike; rollback: also for --max-skips, go on from an "
-             "older checkpoint without the data in between");
+    g.choice(
+        "--on-spike", o.on_spike, {"warn", "stop", "rollback"},
+        "stop: end with exit code 72, nothing saved after the spike; rollback: also for --max-skips, go on from an "
+        "older checkpoint without the data in between");
     g.whole("--max-rollbacks", o.max_rollbacks, 1, kBig, "Rollbacks of the whole run, then it ends with exit code 72");
     g.whole("--rollback-steps", o.rollback_steps, 1, kBig,
             "To the newest checkpoint so many steps before the spike, or the oldest there is");
@@ -202,8 +207,11 @@ void add_optimizer(CLI::App& app, Options& o) {
     adam.real("--eps", o.eps, 0, 1, "Added to the root of the second moment");
     adam.real("--weight-decay", o.weight_decay, 0, 1e3, "Decoupled weight decay");
     adam.real("--clip", o.clip, 0, 1e9, "Largest global gradient norm; 0: no clipping");
-    app.add_option("--seed", o.seed, "Of weights, data order and samples")->group(adam.name)->capture_default_str()
-        ->type_name("N")->check(whole_number(0, INT64_MAX));
+    app.add_option("--seed", o.seed, "Of weights, data order and samples")
+        ->group(adam.name)
+        ->capture_default_str()
+        ->type_name("N")
+        ->check(whole_number(0, INT64_MAX));
 }
 
 void add_device(CLI::App& app, Options& o) {
@@ -301,8 +309,11 @@ void add_generate(CLI::App& app, Options& o) {
     g.real("--temperature", o.temperature, 0, 100, "0: always the likeliest token");
     g.whole("--top-k", o.top_k, 0, 1 << 30, "Only the k likeliest; 0: all");
     g.real("--top-p", o.top_p, 0, 1, "Only the likeliest that reach this probability together");
-    app.add_option("--seed", o.seed, "Of the random choices")->group(g.name)->capture_default_str()
-        ->type_name("N")->check(whole_number(0, INT64_MAX));
+    app.add_option("--seed", o.seed, "Of the random choices")
+        ->group(g.name)
+        ->capture_default_str()
+        ->type_name("N")
+        ->check(whole_number(0, INT64_MAX));
     g.text("--tokenizer", o.tokenizer, "tokenizer.json [the model folder's]");
     g.choice("--device", o.device, {"auto", "cuda", "cpu"}, "auto: CUDA where it is usable");
     g.choice("--dtype", o.dtype, {"fp32", "bf16"}, "Of weights and activations");
@@ -431,10 +442,11 @@ static void check_given(const Options& o) {
 }
 
 static bool parse(Options& o, int& exit_code) {
-    CLI::App app{"Trains a LLaMA, in raw CUDA C++ or on the CPU. Example:\n"
-                 "  train_llama --preset bytes --data data/stdlib --steps 300 --out runs/first\n"
-                 "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
-                 "train_llama"};
+    CLI::App app{
+        "Trains a LLaMA, in raw CUDA C++ or on the CPU. Example:\n"
+        "  train_llama --preset bytes --data data/stdlib --steps 300 --out runs/first\n"
+        "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
+        "train_llama"};
     auto formatter = std::make_shared<CLI::Formatter>();
     formatter->column_width(34);
     app.formatter(formatter);

@@ -22,7 +22,7 @@ struct Options {
 
     // model
     std::string preset = "bytes";
-    std::string init_from;      // a Hugging Face folder, instead of preset and random weights
+    std::string init_from;                  // a Hugging Face folder, instead of preset and random weights
     std::map<std::string, int64_t> fields;  // config_fields() that were given, by flag name; the preset has the rest
     std::string head;                       // "tied", "untied" or as the preset
     double rope_theta = 0, norm_eps = 0, init_std = 0;  // 0: the preset's
@@ -35,16 +35,16 @@ struct Options {
     bool raw16 = false;
 
     // batch
-    int64_t batch = 8;           // sequences per rank and micro-batch
+    int64_t batch = 8;  // sequences per rank and micro-batch
     int64_t seq_len = 256;
-    int64_t batch_tokens = 0;    // tokens per update over all ranks; 0: one micro-batch each
+    int64_t batch_tokens = 0;  // tokens per update over all ranks; 0: one micro-batch each
     int64_t steps = 1000;
 
     // optimizer
     double lr = 1e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
     int64_t warmup = -1;            // < 0: a tenth of the steps, at most 2000
     std::string lr_schedule = "cosine";
-    int64_t cooldown = -1;          // wsd; < 0: a fifth of the steps
+    int64_t cooldown = -1;  // wsd; < 0: a fifth of the steps
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
     uint64_t seed = 1337;
 
@@ -56,7 +56,7 @@ struct Options {
     std::string cuda_graphs = "off";
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
     std::string device = "auto";
-    int64_t threads = 0;  // CPU; 0: what OpenMP chooses
+    int64_t threads = 0;                        // CPU; 0: what OpenMP chooses
     std::string gemm_tune = "off", gemm_cache;  // cuBLASLt only; empty: default_gemm_cache() where tuned
 
     // many ranks
@@ -65,9 +65,9 @@ struct Options {
     int64_t prefetch = 1;
     bool no_overlap = false, accumulate_locally = false;
     std::string collectives = "ring", transport = "auto";
-    std::string wire_dtype;  // empty: grad_dtype
+    std::string wire_dtype;      // empty: grad_dtype
     int64_t ring_chunk_kib = 0;  // 0: what suits the transport
-    double timeout = 600;  // seconds that a rank may wait for another
+    double timeout = 600;        // seconds that a rank may wait for another
 
     // validation and samples
     int64_t val_every = 100;

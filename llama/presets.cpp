@@ -38,12 +38,14 @@ std::span<const Preset> presets() {
     // clang-format off
     //                                dim   ffn  layers heads kv  vocab
     static const std::vector<Preset> all = {
-        {"bytes", make({256, 688, 4, 8, 4, 512}, false, 2048, 1e4, -1, -1), "quickstart: bytes of text, minutes on two cores"},
+        {"bytes", make({256, 688, 4, 8, 4, 512}, false, 2048, 1e4, -1, -1),
+         "quickstart: bytes of text, minutes on two cores"},
         {"tiny", make({512, 1280, 5, 8, 4, 32000}, false, 2048, 1e4, 1, 2), "~46M"},
         {"small", make({1024, 2560, 24, 16, 4, 32000}, false, 2048, 1e4, 1, 2), "~318M"},
         {"medium", make({2048, 6144, 24, 16, 8, 32000}, false, 4096, 1e4, 1, 2), "~1.34B"},
         {"gpt2-124m", make({768, 2048, 12, 12, 12, 50304}, true, 1024, 1e4, 50256, 50256), "a LLaMA of GPT-2's size"},
-        {"gpt2-355m", make({1024, 2752, 24, 16, 16, 50304}, true, 1024, 1e4, 50256, 50256), "a LLaMA of GPT-2 medium's size"},
+        {"gpt2-355m", make({1024, 2752, 24, 16, 16, 50304}, true, 1024, 1e4, 50256, 50256),
+         "a LLaMA of GPT-2 medium's size"},
         {"smollm2-135m", smollm2({576, 1536, 30, 9, 3, 49152}, 1e5), "HuggingFaceTB/SmolLM2-135M"},
         {"smollm2-360m", smollm2({960, 2560, 32, 15, 5, 49152}, 1e5), "HuggingFaceTB/SmolLM2-360M"},
         {"smollm2-1.7b", smollm2({2048, 8192, 24, 32, 32, 49152}, 130000), "HuggingFaceTB/SmolLM2-1.7B"},

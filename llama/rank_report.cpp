@@ -14,11 +14,10 @@ static OrderedJson own_facts(const Process& process, Device device, int64_t step
     gethostname(host, sizeof host - 1);
     OrderedJson peak = OrderedJson::object();
     const MemoryLedger& ledger = MemoryLedger::get();
-    for (int k = 0; k < int(MemKind::count_); ++k)
-        peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
+    for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
     peak["total"] = ledger.peak(device.kind);
-    return {{"rank", process.rank()}, {"host", host},
-            {"device", device.name()}, {"steps", steps},
+    return {{"rank", process.rank()},   {"host", host},
+            {"device", device.name()},  {"steps", steps},
             {"bytes_sent", bytes_sent}, {"memory_peak", std::move(peak)}};
 }
 

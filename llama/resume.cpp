@@ -19,7 +19,8 @@ static bool is_step(const std::string& text) {
 static std::optional<ResumePoint> newest_good(const CheckpointStore& store, const std::vector<int64_t>& steps,
                                               std::vector<std::string> notes) {
     for (size_t i = 0; i < steps.size(); ++i) {
-        ResumePoint point{.folder = store.path(steps[i]), .manifest = {}, .may_fall_back = true, .older = {}, .notes = notes};
+        ResumePoint point{
+            .folder = store.path(steps[i]), .manifest = {}, .may_fall_back = true, .older = {}, .notes = notes};
         try {
             point.manifest = check_checkpoint(point.folder);
             require(point.manifest.step == steps[i], "%s: its manifest is of step %lld", point.folder.c_str(),
@@ -34,7 +35,8 @@ static std::optional<ResumePoint> newest_good(const CheckpointStore& store, cons
     if (steps.empty()) return std::nullopt;
     std::string all;
     for (const std::string& n : notes) all += "\n  " + n;
-    fail("%s: none of its checkpoints can be gone on from:%s\n  move them away to begin anew", store.folder().c_str(), all.c_str());
+    fail("%s: none of its checkpoints can be gone on from:%s\n  move them away to begin anew", store.folder().c_str(),
+         all.c_str());
 }
 
 static std::vector<int64_t> descending(std::vector<int64_t> steps) {
@@ -48,27 +50,34 @@ static std::optional<ResumePoint> choose(const Options& o) {
     if (!o.out.empty()) own.clean();
     const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.steps());
     if (o.resume == "auto") {
-        require(!o.out.empty(), "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
+        require(!o.out.empty(),
+                "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
         std::optional<ResumePoint> point = newest_good(own, steps, {});
         return point;
     }
     if (is_step(o.resume)) {
-        require(!o.out.empty(), "--resume %s is a step of the run in --out, which is not given: name the run's folder", o.resume.c_str());
+        require(!o.out.empty(), "--resume %s is a step of the run in --out, which is not given: name the run's folder",
+                o.resume.c_str());
         const int64_t step = std::stoll(o.resume);
         std::string have;
-        for (auto it = steps.rbegin(); it != steps.rend(); ++it) have += (have.empty() ? "" : ", ") + std::to_string(*it);
-        require(std::find(steps.begin(), steps.end(), step) != steps.end(), "--resume %s: %s holds no such checkpoint; it has: %s",
-                o.resume.c_str(), own.folder().c_str(), have.empty() ? "none" : have.c_str());
+        for (auto it = steps.rbegin(); it != steps.rend(); ++it)
+            have += (have.empty() ? "" : ", ") + std::to_string(*it);
+        require(std::find(steps.begin(), steps.end(), step) != steps.end(),
+                "--resume %s: %s holds no such checkpoint; it has: %s", o.resume.c_str(), own.folder().c_str(),
+                have.empty() ? "none" : have.c_str());
         ResumePoint point{.folder = own.path(step), .manifest = check_checkpoint(own.path(step))};
-        require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(), (long long)point.manifest.step);
+        require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
+                (long long)point.manifest.step);
         return point;
     }
     const bool inside = !o.resume.empty() && fs::equivalent(fs::path(o.resume).parent_path(), own.folder(), none);
     require(steps.empty() || inside,
-            "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto goes on from there; another --out begins anew",
+            "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto goes on from there; "
+            "another --out begins anew",
             o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
     if (o.resume.empty()) return std::nullopt;
-    require(fs::is_directory(o.resume, none), "--resume %s: neither \"auto\" nor a step nor a folder", o.resume.c_str());
+    require(fs::is_directory(o.resume, none), "--resume %s: neither \"auto\" nor a step nor a folder",
+            o.resume.c_str());
     if (!fs::exists(o.resume + "/" + kManifestName, none) && fs::is_directory(o.resume + "/checkpoints", none)) {
         const CheckpointStore other(o.resume);
         const std::vector<int64_t> theirs = descending(other.steps());
@@ -133,15 +142,18 @@ ResumePoint fall_back(const Options& o, Process& process, const ResumePoint& poi
 static std::string fit_batch(Options& o, int64_t ranks) {
     const int64_t sequences = o.batch_tokens / o.seq_len;
     if (o.batch_tokens % o.seq_len != 0 || sequences % ranks != 0) {
-        fail("the checkpoint's updates are of %lld tokens (%lld sequences of %lld), which do not divide among %lld ranks\n"
-             "  nearest: a number of ranks that divides %lld, or another --batch-tokens",
-             (long long)o.batch_tokens, (long long)sequences, (long long)o.seq_len, (long long)ranks, (long long)sequences);
+        fail(
+            "the checkpoint's updates are of %lld tokens (%lld sequences of %lld), which do not divide "
+            "among %lld ranks\n"
+            "  nearest: a number of ranks that divides %lld, or another --batch-tokens",
+            (long long)o.batch_tokens, (long long)sequences, (long long)o.seq_len, (long long)ranks,
+            (long long)sequences);
     }
     const int64_t asked = o.batch;
     while (sequences / ranks % o.batch != 0) --o.batch;
     if (o.batch == asked) return "";
-    return format("--batch %lld, was %lld: so that an update stays at %lld tokens on %lld ranks", (long long)o.batch, (long long)asked,
-                  (long long)o.batch_tokens, (long long)ranks);
+    return format("--batch %lld, was %lld: so that an update stays at %lld tokens on %lld ranks", (long long)o.batch,
+                  (long long)asked, (long long)o.batch_tokens, (long long)ranks);
 }
 
 std::vector<std::string> adopt_options(Options& o, const Manifest& manifest, int64_t ranks) {
@@ -149,8 +161,8 @@ std::vector<std::string> adopt_options(Options& o, const Manifest& manifest, int
     if (!o.given.count("batch-tokens"))
         if (const std::string line = fit_batch(o, ranks); !line.empty()) lines.push_back(line);
     if (manifest.ranks != ranks || manifest.zero != o.zero)
-        lines.push_back(format("%lld ranks with --zero %lld, was %lld with --zero %lld", (long long)ranks, (long long)o.zero,
-                               (long long)manifest.ranks, (long long)manifest.zero));
+        lines.push_back(format("%lld ranks with --zero %lld, was %lld with --zero %lld", (long long)ranks,
+                               (long long)o.zero, (long long)manifest.ranks, (long long)manifest.zero));
     return lines;
 }
 
@@ -162,8 +174,11 @@ ModelConfig resumed_config(const Options& o, const ResumePoint& point, int64_t d
     else
         override_fields(o, asked);
     const std::string table = differences(stored, asked, "the checkpoint", "what is asked for");
-    require(table.empty(), "%s holds another model than is asked for:\n%s\n  leave the model's flags out to go on with it, or begin in "
-                           "another --out", point.folder.c_str(), table.c_str());
+    require(
+        table.empty(),
+        "%s holds another model than is asked for:\n%s\n  leave the model's flags out to go on with it, or begin in "
+        "another --out",
+        point.folder.c_str(), table.c_str());
     ModelConfig config = stored;
     if (o.fields.count("max-seq-len")) config.max_seq_len = asked.max_seq_len;  // RoPE reaches as far as it is told to
     check_fit(o, config, data_vocab);

@@ -14,14 +14,15 @@ namespace rz {
 struct ResumePoint {
     std::string folder;
     Manifest manifest;
-    bool may_fall_back = false;      // --resume auto: an older one will do if this one's tensors are damaged
+    bool may_fall_back = false;           // --resume auto: an older one will do if this one's tensors are damaged
     std::vector<int64_t> older = {};      // steps of the same run, descending
     std::vector<std::string> notes = {};  // rank 0: lines for the user
     bool rolls_back = false;              // its last rollback is what brought the run here
 };
 
-// Collective. --resume auto takes the newest checkpoint in --out whose manifest, sizes and small files are right; a step or a
-// folder must be right. Nothing if the run begins. Throws if --out holds checkpoints and nothing was said about them.
+// Collective. --resume auto takes the newest checkpoint in --out whose manifest, sizes and small files are right; a
+// step or a folder must be right. Nothing if the run begins. Throws if --out holds checkpoints and nothing was said
+// about them.
 std::optional<ResumePoint> find_checkpoint(const Options&, Process&);
 // Collective: the newest good one among `point.older`; throws if there is none. `why` is what was wrong with the point.
 ResumePoint fall_back(const Options&, Process&, const ResumePoint& point, const std::string& why);
@@ -30,8 +31,8 @@ ResumePoint fall_back(const Options&, Process&, const ResumePoint& point, const 
 // before it, or the oldest one before it. Nothing if there is none.
 std::optional<ResumePoint> find_rollback(const Options&, Process&, int64_t from);
 
-// The options of the run that goes on: the checkpoint's flags where none were given. The tokens of an update stay what they
-// were unless --batch-tokens is given: --batch shrinks if it has to. Returns lines for the user.
+// The options of the run that goes on: the checkpoint's flags where none were given. The tokens of an update stay what
+// they were unless --batch-tokens is given: --batch shrinks if it has to. Returns lines for the user.
 std::vector<std::string> adopt_options(Options&, const Manifest&, int64_t ranks);
 
 // The checkpoint's model. Throws with a table of differences if flags ask for another.

@@ -25,7 +25,8 @@ namespace rz {
 DataPaths find_data(const Options& o) {
     DataPaths paths;
     if (!o.data.empty()) {
-        require(o.train_data.empty() && o.val_data.empty(), "--data names a folder with both: leave --train-data and --val-data out");
+        require(o.train_data.empty() && o.val_data.empty(),
+                "--data names a folder with both: leave --train-data and --val-data out");
         const Dataset d = load_dataset(o.data);
         paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token};
     }
@@ -58,11 +59,14 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     const ShardOptions shards{.vocab = config_.vocab, .raw16 = o.raw16};
     train_data_ = std::make_unique<DataLoader>(open_shards(paths_.train, shards), o.seq_len, o.seed, config_.vocab);
     if (!paths_.val.empty())
-        val_data_ = std::make_unique<DataLoader>(open_shards(paths_.val, shards), o.seq_len, o.seed, config_.vocab, DataOrder::kSequential);
+        val_data_ = std::make_unique<DataLoader>(open_shards(paths_.val, shards), o.seq_len, o.seed, config_.vocab,
+                                                 DataOrder::kSequential);
     if (!paths_.tokenizer.empty() && o.sample_every > 0) tokenizer_ = Tokenizer::load(paths_.tokenizer);
     require(val_data_ || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
-            "--%s: there are no validation data\n  give --val-data, or a --data folder that has some", o.sample_every > 0 ? "sample-every" : "val-every");
-    require(o.sample_every == 0 || tokenizer_, "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
+            "--%s: there are no validation data\n  give --val-data, or a --data folder that has some",
+            o.sample_every > 0 ? "sample-every" : "val-every");
+    require(o.sample_every == 0 || tokenizer_,
+            "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
 
     std::string note;
     device_ = process.choose_device(o.device, o.transport, &note);
@@ -75,30 +79,33 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     compute_ = std::make_unique<Stream>(device_, "compute");
     drain_.stream = compute_.get();
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.
-    if (o.threads > 0 && !device_.is_cuda())
-        compute_->enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
-    mesh_ = std::make_unique<Mesh>(process, device_,
-                                   MeshOptions{.shard_size = int(o.shard_size),
-                                               .transport = o.transport,
-                                               .algorithm = o.collectives,
-                                               .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter_}});
+    if (o.threads > 0 && !device_.is_cuda()) compute_->enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
+    mesh_ =
+        std::make_unique<Mesh>(process, device_,
+                               MeshOptions{.shard_size = int(o.shard_size),
+                                           .transport = o.transport,
+                                           .algorithm = o.collectives,
+                                           .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter_}});
     const DType dtype = parse_dtype("--dtype", o.dtype);
     const DType grad_dtype = o.grad_dtype.empty() ? dtype : parse_dtype("--grad-dtype", o.grad_dtype);
     const DType wire = o.wire_dtype.empty() ? grad_dtype : parse_dtype("--wire-dtype", o.wire_dtype);
-    zero = std::make_unique<Zero>(device_, *compute_, unit_layouts(table_), decay_segments(table_),
-                                  ZeroOptions{.stage = int(o.zero),
-                                              .param_dtype = dtype,
-                                              .grad_dtype = grad_dtype,
-                                              .wire_dtype = wire,
-                                              .master_dtype = parse_dtype("--master-dtype", o.master_dtype),
-                                              .adam_dtype = parse_dtype("--adam-dtype", o.adam_dtype),
-                                              .rounding_seed = o.seed,
-                                              .prefetch = int(o.prefetch),
-                                              .overlap = !o.no_overlap,
-                                              .accumulate_locally = o.accumulate_locally && o.zero >= 2},
-                                  AdamWOptions{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)},
-                                  *mesh_, &meter_);
-    const Recompute recompute = o.recompute == "mlp" ? Recompute::mlp : o.recompute == "block" ? Recompute::block : Recompute::none;
+    zero = std::make_unique<Zero>(
+        device_, *compute_, unit_layouts(table_), decay_segments(table_),
+        ZeroOptions{.stage = int(o.zero),
+                    .param_dtype = dtype,
+                    .grad_dtype = grad_dtype,
+                    .wire_dtype = wire,
+                    .master_dtype = parse_dtype("--master-dtype", o.master_dtype),
+                    .adam_dtype = parse_dtype("--adam-dtype", o.adam_dtype),
+                    .rounding_seed = o.seed,
+                    .prefetch = int(o.prefetch),
+                    .overlap = !o.no_overlap,
+                    .accumulate_locally = o.accumulate_locally && o.zero >= 2},
+        AdamWOptions{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)}, *mesh_,
+        &meter_);
+    const Recompute recompute = o.recompute == "mlp"     ? Recompute::mlp
+                                : o.recompute == "block" ? Recompute::block
+                                                         : Recompute::none;
     model = std::make_unique<Model>(config_, table_,
                                     ModelOptions{.B = o.batch,
                                                  .T = o.seq_len,
@@ -113,7 +120,8 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     if (graphs && !whole_graph_) model->replay_graphs();
     // end_step() waits for the step before, so with two steps' batches the host never waits inside a step.
     feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab,
-                                            /*ahead=*/std::min<int64_t>(2 * micro_batches_, 128) - 1, /*same_plan=*/whole_graph_);
+                                            /*ahead=*/std::min<int64_t>(2 * micro_batches_, 128) - 1,
+                                            /*same_plan=*/whole_graph_);
     for (Probe& probe : probes_) probe.host = Buffer::host_for(device_, 24, MemKind::workspace, "step numbers");
     if (from)
         load_checkpoint(*from);
@@ -135,13 +143,16 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     if (from && from->rolls_back) tell_of_rollback();
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
     require(o.check_replicas == 0 || has_replicas(*mesh_, *zero),
-            "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is nothing to compare\n"
-            "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size", (long long)o.check_replicas, process.size(),
-            (long long)o.zero);
-    require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
+            "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "
+            "nothing to compare\n"
+            "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
+            (long long)o.check_replicas, process.size(), (long long)o.zero);
+    require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given",
+            (long long)o.trace_steps);
     if (o.trace_steps > 0 && first_step_ <= o.steps) {
         const int64_t first = std::min(first_step_ + 2, o.steps);
-        trace_ = std::make_unique<Trace>(process, *compute_, meter_, first, std::min(o.trace_steps, o.steps - first + 1));
+        trace_ =
+            std::make_unique<Trace>(process, *compute_, meter_, first, std::min(o.trace_steps, o.steps - first + 1));
     }
     if (!o.out.empty())
         writer_ = std::make_unique<CheckpointWriter>(process, device_, *compute_, *zero, table_, config_,
@@ -162,17 +173,20 @@ void Run::announce(const ParamTable&, const std::string& note) {
     log_->line(format("device   %s, %d rank%s, %s GEMM, %s weights", device_.name().c_str(), process.size(),
                       process.size() == 1 ? "" : "s", gemm_library(device_.kind), o.dtype.c_str()));
     if (process.size() > 1)
-        log_->line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero, mesh_->shard_size(),
-                          mesh_->replicas(), mesh_->world().name(), mesh_->world().transport().name()));
-    log_->line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens", (long long)train_data_->tokens(),
-                      paths_.train.size(), paths_.train.size() == 1 ? "" : "s",
+        log_->line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
+                          mesh_->shard_size(), mesh_->replicas(), mesh_->world().name(),
+                          mesh_->world().transport().name()));
+    log_->line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
+                      (long long)train_data_->tokens(), paths_.train.size(), paths_.train.size() == 1 ? "" : "s",
                       val_data_ ? (long long)val_data_->tokens() : 0ll));
     log_->line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
-                      (long long)o.batch, (long long)o.seq_len, process.size(), (long long)micro_batches_, (long long)tokens_per_step()));
-    log_->line(format("run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
-                      "causal attention per token",
-                      (long long)o.steps, o.lr, o.min_lr, o.lr_schedule.c_str(), (long long)o.warmup,
-                      peak_flops(device_) > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak_flops(device_) / 1e12).c_str() : ""));
+                      (long long)o.batch, (long long)o.seq_len, process.size(), (long long)micro_batches_,
+                      (long long)tokens_per_step()));
+    log_->line(format(
+        "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
+        "causal attention per token",
+        (long long)o.steps, o.lr, o.min_lr, o.lr_schedule.c_str(), (long long)o.warmup,
+        peak_flops(device_) > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak_flops(device_) / 1e12).c_str() : ""));
     log_->line(MemoryLedger::get().table(device_.kind));
 }
 
@@ -189,8 +203,10 @@ DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
 }
 
 void Run::check_graphs() const {
-    require(device_.is_cuda(), "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
-    require(options.trace_steps == 0, "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
+    require(device_.is_cuda(),
+            "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
+    require(options.trace_steps == 0,
+            "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
 }
 
 void Run::train(const DeviceBatch& batch) {
@@ -204,8 +220,10 @@ void Run::train(const DeviceBatch& batch) {
     const int64_t lines = whole_graph_ ? micro_batch_.recorded() : std::min<int64_t>(model->graphs().replayed(), 1);
     if (lines == graph_lines_) return;
     graph_lines_ = lines;
-    log_->line(whole_graph_ ? "graph    a micro-batch is one graph from here on"
-                            : "graph    each block's forward and backward pass and the head are graphs of their own from here on");
+    log_->line(
+        whole_graph_
+            ? "graph    a micro-batch is one graph from here on"
+            : "graph    each block's forward and backward pass and the head are graphs of their own from here on");
 }
 
 bool Run::validates(int64_t step) const {
@@ -214,7 +232,8 @@ bool Run::validates(int64_t step) const {
 
 void Run::end_step(int64_t step) {
     const std::string trace_file = options.out + "/trace.json";
-    if (trace_ && trace_->end_step(step, trace_file)) log_->line("trace    " + trace_file + ": open it in ui.perfetto.dev");
+    if (trace_ && trace_->end_step(step, trace_file))
+        log_->line("trace    " + trace_file + ": open it in ui.perfetto.dev");
     Probe& probe = probes_[size_t(step % 2)];
     probe.step = step;
     probe.data_hash = std::exchange(data_hash_, 0);

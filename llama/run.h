@@ -44,14 +44,16 @@ class Run {
     float grad_scale() const { return 1.0f / float(tokens_per_step()); }  // mean over the targets of the global batch
     int64_t tokens_per_step() const;
     DeviceBatch fetch(int64_t step, int64_t micro_batch);
-    // Forward and backward of a micro-batch: enqueued op by op or, with --cuda-graphs on, as one graph from the second one on; where
-    // ranks communicate inside it, as a graph per block and pass, between which zero/ does what it does without graphs.
+    // Forward and backward of a micro-batch: enqueued op by op or, with --cuda-graphs on, as one graph from the second
+    // one on; where ranks communicate inside it, as a graph per block and pass, between which zero/ does what it does
+    // without graphs.
     void train(const DeviceBatch&);
     bool validates(int64_t step) const;
     bool saves(int64_t step) const;
 
     void begin_step(int64_t step);
-    // Takes loss and gradient norm of the step just enqueued; reports them once they are there, without stopping the device.
+    // Takes loss and gradient norm of the step just enqueued; reports them once they are there, without stopping the
+    // device.
     void end_step(int64_t step);
     void validate(int64_t step);
     // Writes a checkpoint of the state after `step`; training goes on meanwhile.
@@ -125,13 +127,14 @@ class Run {
     std::optional<Tokenizer> tokenizer_;
     std::array<Probe, 2> probes_;
     Event last_done_;
-    int64_t bytes_before_ = 0;                       // sent when the step began
+    int64_t bytes_before_ = 0;                     // sent when the step began
     int64_t steps_done_ = 0, bytes_in_steps_ = 0;  // of this process
     int64_t validations_ = 0, failed_saves_ = 0;
     uint64_t data_hash_ = 0;  // of the step being fed, this rank
     uint64_t consumed_ = 0;   // of all reported steps, all ranks
     int64_t updates_ = 0;     // made by the reported steps: those that were not skipped
-    // The last member, so the first to go, also when the constructor throws: nothing is freed under work that is still queued.
+    // The last member, so the first to go, also when the constructor throws: nothing is freed under work that is still
+    // queued.
     struct Drain {
         Stream* stream = nullptr;
         ~Drain();

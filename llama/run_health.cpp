@@ -110,12 +110,13 @@ int Run::finish_early(bool last_save_good) {
     const Health::End& end = *health_.end();
     const int64_t saved = health_.status().saved_step();
     std::string saves = saved >= 0 ? format("the last checkpoint is of step %lld", (long long)saved)
-                        : resumed_.step > 0 ? format("the last checkpoint is that of step %lld", (long long)resumed_.step)
+                        : resumed_.step > 0
+                            ? format("the last checkpoint is that of step %lld", (long long)resumed_.step)
                         : options.out.empty() ? "nothing is saved without --out"
                                               : "there is no checkpoint yet";
     if (end.saves && writer_ && !last_save_good) saves = "THE STATE COULD NOT BE SAVED; " + saves;
-    log_->line(format("%s behind step %lld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends", (long long)last_step_,
-                      end.reason.c_str(), saves.c_str()));
+    log_->line(format("%s behind step %lld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends",
+                      (long long)last_step_, end.reason.c_str(), saves.c_str()));
     if (end.exit_code == kExitRequeue) {
         health_.status().stopped(last_step_, end.exit_code, end.reason);
     } else {

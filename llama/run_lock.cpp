@@ -51,7 +51,8 @@ RunLock::RunLock(const std::string& folder, double patience) : path_(folder + "/
     make_folder(folder);
     fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ < 0)
-        fail("--out %s: can't create files there: %s\n  choose a folder that you may write to", folder.c_str(), std::strerror(errno));
+        fail("--out %s: can't create files there: %s\n  choose a folder that you may write to", folder.c_str(),
+             std::strerror(errno));
     try {
         if (take_flock(patience))
             sign();
@@ -110,14 +111,17 @@ void RunLock::sign() {
     const std::string folder = parent_folder(path_);
     if (ftruncate(fd_, 0) == 0 && pwrite(fd_, text.data(), text.size(), 0) == ssize_t(text.size())) return;
     // A full disk now means a full disk at the first checkpoint.
-    fail("--out %s: can't write there: %s\n  free some space or choose another folder", folder.c_str(), std::strerror(errno));
+    fail("--out %s: can't write there: %s\n  free some space or choose another folder", folder.c_str(),
+         std::strerror(errno));
 }
 
 RunLock::~RunLock() {
     if (fd_ < 0) return;
     // The flock file stays: who has opened it already must find the same file.
-    if (by_file_) unlink(path_.c_str());
-    else if (ftruncate(fd_, 0) != 0) std::perror(path_.c_str());
+    if (by_file_)
+        unlink(path_.c_str());
+    else if (ftruncate(fd_, 0) != 0)
+        std::perror(path_.c_str());
     close(fd_);
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// One run per output folder. The lock is the kernel's (flock on <folder>/run.lock), so it ends with the process that holds
-// it, however that ends, and holds between hosts where the file system passes it on (NFS, Lustre -o flock, GPFS). On a
-// file system without locks the file's existence is the lock; one left by a dead process of this host is then broken, one
-// of another host has to be deleted by hand.
+// One run per output folder. The lock is the kernel's (flock on <folder>/run.lock), so it ends with the process that
+// holds it, however that ends, and holds between hosts where the file system passes it on (NFS, Lustre -o flock, GPFS).
+// On a file system without locks the file's existence is the lock; one left by a dead process of this host is then
+// broken, one of another host has to be deleted by hand.
 
 #include <string>
 
@@ -10,8 +10,8 @@ namespace rz {
 
 class RunLock {
    public:
-    // Creates the folder (and its parents) if need be and proves that files can be written there. Throws if it is a file or
-    // can't be written, or naming who holds the lock. A holder that is just ending is given `patience` seconds.
+    // Creates the folder (and its parents) if need be and proves that files can be written there. Throws if it is a
+    // file or can't be written, or naming who holds the lock. A holder that is just ending is given `patience` seconds.
     explicit RunLock(const std::string& folder, double patience = 0.5);
     ~RunLock();
     RunLock(const RunLock&) = delete;

@@ -19,8 +19,8 @@ class RunStatus {
     // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end.
     RunStatus(std::string folder, int rank, int ranks, int64_t steps);
 
-    void running(int64_t step);      // at most every second, and not fsynced: cheap enough for every step
-    void saved(int64_t step);        // a checkpoint is complete
+    void running(int64_t step);  // at most every second, and not fsynced: cheap enough for every step
+    void saved(int64_t step);    // a checkpoint is complete
     void finished(int64_t step);
     void stopped(int64_t step, int exit_code, const std::string& reason);
     // From any thread, and when much is broken already: never throws. `rank` < 0: the own.

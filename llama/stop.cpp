@@ -68,11 +68,16 @@ void forget_stop_signal() {
 
 std::string describe_stop(StopCause cause, int rank) {
     switch (cause) {
-        case StopCause::terminate: return format("SIGTERM on rank %d", rank);
-        case StopCause::usr1: return format("SIGUSR1 on rank %d", rank);
-        case StopCause::interrupt: return format("SIGINT on rank %d", rank);
-        case StopCause::time_limit: return "the time limit";
-        case StopCause::none: break;
+        case StopCause::terminate:
+            return format("SIGTERM on rank %d", rank);
+        case StopCause::usr1:
+            return format("SIGUSR1 on rank %d", rank);
+        case StopCause::interrupt:
+            return format("SIGINT on rank %d", rank);
+        case StopCause::time_limit:
+            return "the time limit";
+        case StopCause::none:
+            break;
     }
     return "nothing";
 }
@@ -92,8 +97,10 @@ double parse_duration(const std::string& text) {
             if (end - at > 9 || (fields > 0 && x >= 60) || ++fields > 3) refuse();
             total = total * 60 + x;
             at = end;
-            if (*at == ':' && at[1]) ++at;
-            else if (*at) refuse();
+            if (*at == ':' && at[1])
+                ++at;
+            else if (*at)
+                refuse();
         }
         return total;
     }

@@ -1,6 +1,6 @@
 #pragma once
-// Being asked to stop. A request on any rank travels with the numbers that the ranks exchange after every step, so all of
-// them stop behind the same step, save, and end with exit code 75.
+// Being asked to stop. A request on any rank travels with the numbers that the ranks exchange after every step, so all
+// of them stop behind the same step, save, and end with exit code 75.
 //
 //   SIGTERM, SIGUSR1, the first SIGINT   stop behind the current step
 //   a further SIGINT                     ends this process at once with exit code 130; what was saved is whole
@@ -16,8 +16,8 @@ namespace rz {
 
 enum class StopCause : int32_t { none = 0, terminate, usr1, interrupt, time_limit };
 
-// Installs the handlers. A second SIGINT counts only 0.3 s after the first: a terminal sends Ctrl-C to mpirun, which passes
-// it on, and to the ranks.
+// Installs the handlers. A second SIGINT counts only 0.3 s after the first: a terminal sends Ctrl-C to mpirun, which
+// passes it on, and to the ranks.
 void install_stop_signals();
 
 // What this rank has been asked by signal, and forgetting it (tests).

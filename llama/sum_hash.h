@@ -30,10 +30,14 @@ inline uint64_t sum_hash(const void* data, int64_t first, int64_t count, int64_t
         return total;
     };
     switch (element_bytes) {
-        case 1: return sum(uint8_t{});
-        case 2: return sum(uint16_t{});
-        case 4: return sum(uint32_t{});
-        case 8: return sum(uint64_t{});
+        case 1:
+            return sum(uint8_t{});
+        case 2:
+            return sum(uint16_t{});
+        case 4:
+            return sum(uint32_t{});
+        case 8:
+            return sum(uint64_t{});
     }
     fail("sum_hash: elements of %lld bytes; 1, 2, 4 and 8 are known", (long long)element_bytes);
 }

@@ -69,16 +69,19 @@ void save_weights(const std::string& folder, const ModelConfig& config, const Pa
     };
     if (writes) {
         Buffer staging = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "weights being saved");
-        save_model(folder, config, table, dtype, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
-            move_to(t.unit);
-            const int64_t e = size_of(dtype), within = t.offset - table.units()[size_t(t.unit)].offset;
-            for (int64_t at = 0; at < count; at += kPiece) {
-                const int64_t n = std::min(kPiece, count - at);
-                stream.copy(staging.data(), unit_bytes + (within + first + at) * e, n * e);
-                stream.synchronize();
-                std::copy_n(staging.as<char>(), n * e, static_cast<char*>(out) + at * e);
-            }
-        }, tokenizer_from);
+        save_model(
+            folder, config, table, dtype,
+            [&](const Tensor& t, int64_t first, int64_t count, void* out) {
+                move_to(t.unit);
+                const int64_t e = size_of(dtype), within = t.offset - table.units()[size_t(t.unit)].offset;
+                for (int64_t at = 0; at < count; at += kPiece) {
+                    const int64_t n = std::min(kPiece, count - at);
+                    stream.copy(staging.data(), unit_bytes + (within + first + at) * e, n * e);
+                    stream.synchronize();
+                    std::copy_n(staging.as<char>(), n * e, static_cast<char*>(out) + at * e);
+                }
+            },
+            tokenizer_from);
     }
     move_to(int(table.units().size()) - 1);
     parameters.release(held);

@@ -175,7 +175,7 @@ struct PackedAttention {
     int64_t out(int64_t b, int64_t t, int64_t h) const { return ((b * Tq + t) * H + h) * D; }
     double scale() const { return 1 / std::sqrt(double(D)); }
     AttentionShape shape(DType dtype) const {
-        return {B,    Tq, Tk, H, K, D, row(), Tk * row(), row(), Tk * row(), H * D, Tq * H * D, float(scale()), dtype};
+        return {B, Tq, Tk, H, K, D, row(), Tk * row(), row(), Tk * row(), H * D, Tq * H * D, float(scale()), dtype};
     }
 
     // Row t's probabilities over its visible keys, and its log-sum-exp.

@@ -16,7 +16,8 @@ class AdamWTest : public testing::TestWithParam<Case> {};
 
 AdamW make(KernelRun& run, const Case& c, float grad_scale) {
     const int64_t n = c.n + c.offset;
-    const Data w = normal(n, c.master_dtype, 1), m = normal(n, c.adam_dtype, 2, 0.1f), grad = normal(n, c.grad_dtype, 4);
+    const Data w = normal(n, c.master_dtype, 1), m = normal(n, c.adam_dtype, 2, 0.1f),
+               grad = normal(n, c.grad_dtype, 4);
     Data v = normal(n, c.adam_dtype, 3, 0.1f), param = zeros(n, c.param_dtype);
     for (int64_t i = 0; i < n; ++i) v.set(i, float(v.at(i) * v.at(i))), param.set(i, float(w.at(i)));
     AdamW a;
@@ -24,7 +25,7 @@ AdamW make(KernelRun& run, const Case& c, float grad_scale) {
     a.m = run.inout<char>("m", m) + c.offset * size_of(c.adam_dtype);
     a.v = run.inout<char>("v", v) + c.offset * size_of(c.adam_dtype);
     a.param = c.param_dtype == c.master_dtype ? a.master
-                                          : run.inout<char>("param", param) + c.offset * size_of(c.param_dtype);
+                                              : run.inout<char>("param", param) + c.offset * size_of(c.param_dtype);
     a.grad = run.input<char>(grad) + c.offset * size_of(c.grad_dtype);
     a.grad_scale = run.input<float>(std::vector<float>{grad_scale});
     // Segments that end inside a vector, are one element long, or lie before the range
@@ -43,8 +44,8 @@ AdamW make(KernelRun& run, const Case& c, float grad_scale) {
 
 // m: two products and a sum of values below 1 and 5. v: the same, positive, so relative. w: m / sqrt(v) has a few
 // relative roundings, and is below 3 / sqrt(1 - beta2) = 14 except where v was tiny, in which case its own relative
-// error counts; lr scales it. param, and what is rounded by chance: one ulp off where fp32 results that differ in their last
-// bits fall on two sides of a boundary.
+// error counts; lr scales it. param, and what is rounded by chance: one ulp off where fp32 results that differ in their
+// last bits fall on two sides of a boundary.
 TEST_P(AdamWTest, Update) {
     const Case c = GetParam();
     const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, 0.7f)); };
@@ -58,9 +59,9 @@ TEST_P(AdamWTest, Update) {
     compare_on_devices(op, tolerances);
 }
 
-// The tolerance above would pass any way of rounding. Both devices must draw the same chance for the same element: then a value
-// rounds apart only where the boundary lies between two fp32 results 8 units of 2^-24 apart or less, of the 2^16 units between
-// bf16 neighbours. That is one in 8192; other chances would round a third of the elements apart.
+// The tolerance above would pass any way of rounding. Both devices must draw the same chance for the same element: then
+// a value rounds apart only where the boundary lies between two fp32 results 8 units of 2^-24 apart or less, of the
+// 2^16 units between bf16 neighbours. That is one in 8192; other chances would round a third of the elements apart.
 TEST(AdamWRounding, ChanceIsTheSameOnBothDevices) {
     std::string why;
     if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
@@ -94,7 +95,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AdamWTest,
                                          Case{333, 100, DType::bf16, DType::bf16, 3},      // unaligned: scalars
                                          Case{100, 9, DType::f16, DType::f32, 0},
                                          Case{64, 4, DType::f32, DType::bf16, 0},
-                                         // bf16 moments, then bf16 masters too; vectors, and ranges inside a group of random words
+                                         // bf16 moments, then bf16 masters too; vectors, and ranges inside a group of
+                                         // random words
                                          Case{5003, 16, DType::bf16, DType::bf16, 0, DType::f32, DType::bf16},
                                          Case{301, 6, DType::f32, DType::f32, 0, DType::f32, DType::bf16},
                                          Case{5003, 1 << 20, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},

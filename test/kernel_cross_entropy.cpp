@@ -13,8 +13,8 @@ struct Case {
 class CrossEntropyTest : public testing::TestWithParam<Case> {};
 
 // Each exponential: argument x - max, in units of log2, rounded (|x - max| < 16: 2^-20 of the result) and approximated
-// (2^-22); the sum of V of them in another order: below 2^-17. So the log-sum-exp and each probability are within 2^-16,
-// of 1 and of themselves.
+// (2^-22); the sum of V of them in another order: below 2^-17. So the log-sum-exp and each probability are within
+// 2^-16, of 1 and of themselves.
 constexpr double kProbability = 1.0 / (1 << 16);
 
 void check(const Case& c, const Data& logits, const std::vector<int32_t>& targets, bool write_gradient) {
@@ -63,7 +63,8 @@ TEST(CrossEntropyLimits, HugeAndMaskedLogits) {
 TEST(CrossEntropyLimits, FarFromZero) {
     const Case c{3, 300, DType::f32};
     Data logits = normal(c.N * c.V, c.dtype, 4);
-    for (int64_t i = 0; i < c.N * c.V; ++i) logits.set(i, float(std::round(logits.at(i) * 128) / 128 + (i < c.V ? 1e5 : -1e5)));
+    for (int64_t i = 0; i < c.N * c.V; ++i)
+        logits.set(i, float(std::round(logits.at(i) * 128) / 128 + (i < c.V ? 1e5 : -1e5)));
     check(c, logits, {0, 150, 299}, true);
 }
 
@@ -87,7 +88,8 @@ TEST(CrossEntropyLimits, AnInfiniteLossHasNoFiniteGradient) {
         EXPECT_EQ(out.at("loss").values[0], INFINITY) << device.name();
         EXPECT_TRUE(std::isnan(out.at("logits").values[3])) << device.name();
         EXPECT_TRUE(std::isfinite(out.at("loss").values[1])) << device.name();
-        for (int64_t i = c.V; i < 2 * c.V; ++i) EXPECT_TRUE(std::isfinite(out.at("logits").values[size_t(i)])) << device.name();
+        for (int64_t i = c.V; i < 2 * c.V; ++i)
+            EXPECT_TRUE(std::isfinite(out.at("logits").values[size_t(i)])) << device.name();
     }
 }
 
@@ -123,8 +125,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyTest,
                                          Case{4, 1000, DType::f32}, Case{3, 32000, DType::bf16},
                                          Case{3, 32003, DType::bf16},  // every row starts at another alignment
                                          Case{2, 40001, DType::f32},   // beyond the registers: in shared memory
-                                         Case{2, 128256, DType::bf16}, Case{2, 128259, DType::bf16},  // Llama 3's, and ragged
-                                         Case{1, 190007, DType::bf16}, Case{1, 100001, DType::f32},   // beyond that: read again
+                                         Case{2, 128256, DType::bf16},
+                                         Case{2, 128259, DType::bf16},  // Llama 3's, and ragged
+                                         Case{1, 190007, DType::bf16},
+                                         Case{1, 100001, DType::f32},  // beyond that: read again
                                          Case{2, 777, DType::f16}));
 
 }  // namespace

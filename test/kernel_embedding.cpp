@@ -69,15 +69,23 @@ TEST(EmbeddingPlan, TokensWithoutRowsChangeNothing) {
     for (int64_t c = 0; c < C; ++c) before.set(c, -0.0f);  // adding nothing would make it +0
     const auto with = [&](int64_t count) {
         return [&, count](KernelRun& run) {
-            embedding_backward(run.stream(), {.dtable = run.inout("dtable", before), .dx = run.input(dx),
-                                              .rows = run.input<int32_t>(rows), .starts = run.input<int32_t>(starts),
-                                              .ids = run.input<int32_t>(ids), .distinct = count, .N = N, .C = C, .V = V,
-                                              .dtype = DType::bf16, .grad_dtype = DType::bf16});
+            embedding_backward(run.stream(), {.dtable = run.inout("dtable", before),
+                                              .dx = run.input(dx),
+                                              .rows = run.input<int32_t>(rows),
+                                              .starts = run.input<int32_t>(starts),
+                                              .ids = run.input<int32_t>(ids),
+                                              .distinct = count,
+                                              .N = N,
+                                              .C = C,
+                                              .V = V,
+                                              .dtype = DType::bf16,
+                                              .grad_dtype = DType::bf16});
         };
     };
     for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
         if (kind == DeviceKind::cuda && cuda_device_count() == 0) continue;
-        EXPECT_TRUE(run_on(Device{kind, 0}, with(most)).at("dtable").bytes == run_on(Device{kind, 0}, with(distinct)).at("dtable").bytes);
+        EXPECT_TRUE(run_on(Device{kind, 0}, with(most)).at("dtable").bytes ==
+                    run_on(Device{kind, 0}, with(distinct)).at("dtable").bytes);
     }
 }
 

@@ -106,8 +106,14 @@ TEST(GemmWorkspace, DependsOnTheArchitecture) {
             Buffer abc(device, 3 * 8 * 8 * 4, MemKind::data, "test");
             stream.zero(abc.data(), abc.bytes());
             const int64_t before = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace);
-            gemm(stream, {.c = abc.data(), .a = abc.bytes_at(256), .b = abc.bytes_at(512), .M = 8, .N = 8, .K = 8,
-                          .dtype = DType::f32, .c_dtype = DType::f32});
+            gemm(stream, {.c = abc.data(),
+                          .a = abc.bytes_at(256),
+                          .b = abc.bytes_at(512),
+                          .M = 8,
+                          .N = 8,
+                          .K = 8,
+                          .dtype = DType::f32,
+                          .c_dtype = DType::f32});
             stream.synchronize();
             bytes = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace) - before;
         }

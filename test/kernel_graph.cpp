@@ -31,8 +31,13 @@ class GraphTest : public testing::Test {
     }
     // sum += a, in place
     void add(Stream& s, const Buffer& a) {
-        reduce_add(s, {.out = sum.data(), .a = sum.data(), .b = a.data(), .n = n, .out_dtype = DType::f32,
-                       .a_dtype = DType::f32, .b_dtype = DType::f32});
+        reduce_add(s, {.out = sum.data(),
+                       .a = sum.data(),
+                       .b = a.data(),
+                       .n = n,
+                       .out_dtype = DType::f32,
+                       .a_dtype = DType::f32,
+                       .b_dtype = DType::f32});
     }
     std::vector<float> all(float value) const { return std::vector<float>(size_t(n), value); }
 
@@ -77,10 +82,11 @@ TEST_F(GraphTest, AnotherStreamTakesPart) {
 }
 
 TEST_F(GraphTest, AFailureLeavesTheStreamUsable) {
-    EXPECT_THROW(Graph(*stream, [&] {
-                     add(*stream, x);
-                     fail("no");
-                 }),
+    EXPECT_THROW(Graph(*stream,
+                       [&] {
+                           add(*stream, x);
+                           fail("no");
+                       }),
                  Error);
     set(x, 3);
     add(*stream, x);

@@ -31,7 +31,8 @@ struct Sharded {
         for (const OwnedRange& r : zero->owned()) {
             const int64_t held = table.units()[size_t(r.unit)].size - r.elements.begin;
             for (int64_t i = 0; i < std::min(held, r.elements.size()); ++i)
-                body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i], r.logical + i);
+                body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
+                     r.logical + i);
         }
     }
     const Device cpu{DeviceKind::cpu, 0};
@@ -87,7 +88,8 @@ TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
     const Device cpu{DeviceKind::cpu, 0};
     Mesh mesh(process, cpu);
     Sharded a(mesh, 3, DType::f32);
-    CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config, {.run_folder = folder, .tokenizer_from = "", .timeout_s = 30});
+    CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
+                            {.run_folder = folder, .tokenizer_from = "", .timeout_s = 30});
     arm_faults(process.rank(), "checkpoint.fsync:1:1:eio");
     Manifest manifest;
     manifest.run_id = "test";

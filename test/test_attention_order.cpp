@@ -68,7 +68,7 @@ TEST(AttentionOrder, BlocksAreEquallyBusy) {
 }
 
 TEST(AttentionOrder, BalanceOfAKnownOrder) {
-    const WorkShape shape{2, 1, 2, 1, 1, 1};           // items of 2, 2, 1 and 1
+    const WorkShape shape{2, 1, 2, 1, 1, 1};  // items of 2, 2, 1 and 1
     EXPECT_DOUBLE_EQ(balance({2, 2, 2, 2, false, true}, shape), 1.0);
     EXPECT_DOUBLE_EQ(balance({2, 1, 2, 2, false, false}, shape), 6.0 / (2 * 4));  // one block gets both long ones
     EXPECT_DOUBLE_EQ(balance({2, 1, 2, 2, true, false}, shape), 1.0);

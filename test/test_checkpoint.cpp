@@ -48,7 +48,8 @@ TEST(SumHash, PartsAddUpInAnyOrder) {
         const char* bytes = reinterpret_cast<const char*>(data.data());
         const uint64_t whole = sum_hash(bytes, 0, n, e);
         const int64_t a = n / 3, b = n / 2 + 1;
-        EXPECT_EQ(whole, sum_hash(bytes + b * e, b, n - b, e) + sum_hash(bytes, 0, a, e) + sum_hash(bytes + a * e, a, b - a, e));
+        EXPECT_EQ(whole, sum_hash(bytes + b * e, b, n - b, e) + sum_hash(bytes, 0, a, e) +
+                             sum_hash(bytes + a * e, a, b - a, e));
     }
     EXPECT_THROW(sum_hash(data.data(), 0, 1, 3), Error);
 }
@@ -254,10 +255,12 @@ struct State {
 };
 
 struct Saved {
-    explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32) : state(param, master, adam) {
+    explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32)
+        : state(param, master, adam) {
         state.fill();
-        writer = std::make_unique<CheckpointWriter>(process, state.cpu, state.stream, *state.zero, state.table, state.config,
-                                                    SaveOptions{.run_folder = folder.path, .background = background, .tokenizer_from = ""});
+        writer = std::make_unique<CheckpointWriter>(
+            process, state.cpu, state.stream, *state.zero, state.table, state.config,
+            SaveOptions{.run_folder = folder.path, .background = background, .tokenizer_from = ""});
     }
     std::string save(int64_t step) {
         Manifest m = example();
@@ -346,7 +349,8 @@ TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
         }
     };
     EXPECT_EQ(damaged([] {}), "");
-    for (const char* file : {"model.safetensors", "optimizer/master.safetensors", "optimizer/m.safetensors", "optimizer/v.safetensors"})
+    for (const char* file :
+         {"model.safetensors", "optimizer/master.safetensors", "optimizer/m.safetensors", "optimizer/v.safetensors"})
         for (const int64_t at : {int64_t(9), int64_t(-1), int64_t(fs::file_size(good + "/" + file) / 2)}) {
             const std::string text = damaged([&] { flip_bit(bad + "/" + file, at); });
             EXPECT_NE(text.find(file), std::string::npos) << text;
@@ -355,14 +359,19 @@ TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
             }
         }
     EXPECT_NE(damaged([&] { flip_bit(bad + "/config.json", 20); }).find("config.json"), std::string::npos);
-    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 100); }).find("has 100 bytes"), std::string::npos);
-    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 0); }).find("has 0 bytes"), std::string::npos);
-    EXPECT_NE(damaged([&] { fs::remove(bad + "/optimizer/v.safetensors"); }).find("v.safetensors: missing"), std::string::npos);
+    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 100); }).find("has 100 bytes"),
+              std::string::npos);
+    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 0); }).find("has 0 bytes"),
+              std::string::npos);
+    EXPECT_NE(damaged([&] { fs::remove(bad + "/optimizer/v.safetensors"); }).find("v.safetensors: missing"),
+              std::string::npos);
     EXPECT_NE(damaged([&] { fs::remove(bad + "/manifest.json"); }).find("not a checkpoint"), std::string::npos);
     EXPECT_NE(damaged([&] { write_text(bad + "/manifest.json", ""); }).find("manifest.json"), std::string::npos);
     EXPECT_NE(damaged([&] {
-                  fs::copy_file(bad + "/optimizer/m.safetensors", bad + "/optimizer/v.safetensors", fs::copy_options::overwrite_existing);
-              }).find("v.safetensors"), std::string::npos);
+                  fs::copy_file(bad + "/optimizer/m.safetensors", bad + "/optimizer/v.safetensors",
+                                fs::copy_options::overwrite_existing);
+              }).find("v.safetensors"),
+              std::string::npos);
 }
 
 TEST(Checkpoint, AnotherModelsFilesAreRefused) {
@@ -375,7 +384,8 @@ TEST(Checkpoint, AnotherModelsFilesAreRefused) {
     Mesh mesh(saved.state.cpu);
     Stream stream(saved.state.cpu, "compute");
     Zero zero(saved.state.cpu, stream, unit_layouts(table), decay_segments(table), {}, {}, mesh);
-    EXPECT_NE(load_state(path, check_checkpoint(path), table, saved.process, saved.state.cpu, stream, zero, nullptr), "");
+    EXPECT_NE(load_state(path, check_checkpoint(path), table, saved.process, saved.state.cpu, stream, zero, nullptr),
+              "");
 }
 
 void set_element(const OwnedRange& r, StatePart part, const ZeroOptions& o, int64_t i, float x) {

@@ -29,7 +29,8 @@ ModelConfig toy() {
 }
 
 constexpr const char* kRequired =
-    R"("model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,"num_hidden_layers":2,"num_attention_heads":4)";
+    R"("model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,"num_hidden_layers":2,)"
+    R"("num_attention_heads":4)";
 
 ModelConfig read(const std::string& more) {
     return config_from_json("{" + std::string(kRequired) + (more.empty() ? "" : "," + more) + "}", "c.json");
@@ -140,7 +141,8 @@ TEST(ConfigJson, AcceptsWhatRealFilesContain) {
     EXPECT_EQ(read(R"("head_dim":32)").head_dim, 32);
     read(R"("architectures":["LlamaForCausalLM"],"is_llama_config":true,"rope_interleaved":false,"_name_or_path":"x",
             "use_cache":true,"transformers_version":"4.40.1","neftune_noise_alpha":null,"pretraining_tp":1,
-            "attention_bias":false,"mlp_bias":false,"attention_dropout":0.0,"hidden_act":"silu","torch_dtype":"bfloat16")");
+            "attention_bias":false,"mlp_bias":false,"attention_dropout":0.0,"hidden_act":"silu",)"
+         R"("torch_dtype":"bfloat16")");
 }
 
 TEST(ConfigJson, ReadsRopeInBothForms) {

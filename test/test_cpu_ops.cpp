@@ -55,11 +55,25 @@ TEST_P(CpuOps, RmsnormBitsDoNotDependOnThreads) {
         const Tensor y(N * C, DType::bf16), rstd(N, DType::f32), dx(N * C, DType::bf16),
             dw(dw_before.values(), DType::f32);
         const Tensor scratch(rmsnorm_backward_scratch(C), DType::f32);
-        rmsnorm_forward_cpu({.y = y.data(), .rstd = rstd.as<float>(), .x = x.data(), .w = w.data(), .N = N, .C = C,
-                             .eps = 1e-5f, .dtype = DType::bf16});
-        rmsnorm_backward_cpu({.dx = dx.data(), .dw = dw.data(), .dy = dy.data(), .x = x.data(), .w = w.data(),
-                              .rstd = rstd.as<float>(), .scratch = scratch.as<float>(), .N = N, .C = C,
-                              .dtype = DType::bf16, .grad_dtype = DType::f32});
+        rmsnorm_forward_cpu({.y = y.data(),
+                             .rstd = rstd.as<float>(),
+                             .x = x.data(),
+                             .w = w.data(),
+                             .N = N,
+                             .C = C,
+                             .eps = 1e-5f,
+                             .dtype = DType::bf16});
+        rmsnorm_backward_cpu({.dx = dx.data(),
+                              .dw = dw.data(),
+                              .dy = dy.data(),
+                              .x = x.data(),
+                              .w = w.data(),
+                              .rstd = rstd.as<float>(),
+                              .scratch = scratch.as<float>(),
+                              .N = N,
+                              .C = C,
+                              .dtype = DType::bf16,
+                              .grad_dtype = DType::f32});
         return y.bits() + rstd.bits() + dx.bits() + dw.bits();
     });
 }
@@ -92,8 +106,14 @@ TEST_P(CpuOps, OtherBitsDoNotDependOnThreads) {
     for (int64_t n = 0; n < N; ++n) targets.push_back(int32_t(n * 31 % V));
     expect_same_bits("cross_entropy", [&] {
         const Tensor x(logits.values(), DType::bf16), loss(N, DType::f32);
-        cross_entropy_cpu({.loss = loss.as<float>(), .logits = x.data(), .targets = targets.data(), .N = N, .V = V,
-                           .grad_scale = 0.5f, .write_gradient = true, .dtype = DType::bf16});
+        cross_entropy_cpu({.loss = loss.as<float>(),
+                           .logits = x.data(),
+                           .targets = targets.data(),
+                           .N = N,
+                           .V = V,
+                           .grad_scale = 0.5f,
+                           .write_gradient = true,
+                           .dtype = DType::bf16});
         return x.bits() + loss.bits();
     });
     const Tensor x = random_tensor(100000, DType::f32, 2);
@@ -183,8 +203,13 @@ TEST(Rope, ScaledFrequenciesAreLlamas) {
     check(64, 32, {{15, 1.290547928e-03}, {16, 4.295567966e-04}, {17, 9.708287803e-05}, {31, 9.418306725e-08}}, 14, 18);
     check(128, 32, {{29, 2.118406997e-03}, {30, 1.290547928e-03}, {31, 7.625412034e-04}, {63, 7.672314972e-08}}, 28,
           35);
-    check(128, 8, {{29, 2.166570764e-03}, {30, 1.371893568e-03}, {31, 8.567514129e-04}, {34, 1.785078128e-04},
-                   {63, 3.068925989e-07}}, 28, 35);
+    check(128, 8,
+          {{29, 2.166570764e-03},
+           {30, 1.371893568e-03},
+           {31, 8.567514129e-04},
+           {34, 1.785078128e-04},
+           {63, 3.068925989e-07}},
+          28, 35);
     EXPECT_NEAR(rope_inverse_frequencies(64, 5e5, {})[15] / 2.131119537e-03, 1, 1e-9);
 }
 
@@ -269,8 +294,14 @@ TEST_P(CpuOps, CrossEntropyWithoutGradientLeavesTheLogits) {
     const Tensor logits = random_tensor(2 * 50, DType::bf16, 1), loss(2, DType::f32);
     const std::string before = logits.bits();
     const std::vector<int32_t> targets = {3, 49};
-    cross_entropy_cpu({.loss = loss.as<float>(), .logits = logits.data(), .targets = targets.data(), .N = 2, .V = 50,
-                       .grad_scale = 1, .write_gradient = false, .dtype = DType::bf16});
+    cross_entropy_cpu({.loss = loss.as<float>(),
+                       .logits = logits.data(),
+                       .targets = targets.data(),
+                       .N = 2,
+                       .V = 50,
+                       .grad_scale = 1,
+                       .write_gradient = false,
+                       .dtype = DType::bf16});
     EXPECT_EQ(before, logits.bits());
     const Doubles want = cross_entropy(logits.values(), targets);
     expect_close("loss", loss.values(), want, [](size_t) { return 70 * 0x1p-24 * 5; });
@@ -281,8 +312,14 @@ TEST_P(CpuOps, CrossEntropyOfExtremeLogits) {
     const Tensor logits(x, DType::f32), loss(3, DType::f32);
     const std::vector<int32_t> targets = {0, 2, 3};
     x[7] = double(3e38f), x[8] = double(-3e38f);
-    cross_entropy_cpu({.loss = loss.as<float>(), .logits = logits.data(), .targets = targets.data(), .N = 3, .V = 4,
-                       .grad_scale = 1, .write_gradient = true, .dtype = DType::f32});
+    cross_entropy_cpu({.loss = loss.as<float>(),
+                       .logits = logits.data(),
+                       .targets = targets.data(),
+                       .N = 3,
+                       .V = 4,
+                       .grad_scale = 1,
+                       .write_gradient = true,
+                       .dtype = DType::f32});
     const Doubles got = loss.values(), grad = logits.values();
     EXPECT_EQ(got[0], 0);
     EXPECT_GT(got[1], 1e38);
@@ -325,10 +362,22 @@ TEST_P(CpuOps, ElementwiseRoundsOnce) {
             const Tensor converted(n, to), added(n, to), summed(n, to);
             cast_cpu({.out = converted.data(), .x = a.data(), .n = n, .out_dtype = to, .dtype = from});
             EXPECT_EQ(converted.bits(), Tensor(av, to).bits());
-            reduce_add_cpu({.out = added.data(), .a = a.data(), .b = b.data(), .n = n, .scale = 0.5f, .out_dtype = to,
-                            .a_dtype = from, .b_dtype = to});
-            sum_rows_cpu({.out = summed.data(), .x = rows.data(), .rows = 3, .n = n, .stride = n + 5, .scale = 0.25f,
-                          .out_dtype = to, .dtype = from});
+            reduce_add_cpu({.out = added.data(),
+                            .a = a.data(),
+                            .b = b.data(),
+                            .n = n,
+                            .scale = 0.5f,
+                            .out_dtype = to,
+                            .a_dtype = from,
+                            .b_dtype = to});
+            sum_rows_cpu({.out = summed.data(),
+                          .x = rows.data(),
+                          .rows = 3,
+                          .n = n,
+                          .stride = n + 5,
+                          .scale = 0.25f,
+                          .out_dtype = to,
+                          .dtype = from});
             Doubles sum(static_cast<size_t>(n)), total(sum);
             for (size_t i = 0; i < size_t(n); ++i) {
                 sum[i] = double((float(av[i]) + float(bv[i])) * 0.5f);
@@ -521,8 +570,14 @@ TEST(Messages, ErrorsInsideTheWorkerReachTheCaller) {
     Stream stream(Device{}, "test");
     const Tensor logits = random_tensor(8, DType::f32, 1), loss(1, DType::f32);
     const int32_t target = 8;
-    cross_entropy(stream, {.loss = loss.as<float>(), .logits = logits.data(), .targets = &target, .N = 1, .V = 8,
-                           .grad_scale = 1, .write_gradient = true, .dtype = DType::f32});
+    cross_entropy(stream, {.loss = loss.as<float>(),
+                           .logits = logits.data(),
+                           .targets = &target,
+                           .N = 1,
+                           .V = 8,
+                           .grad_scale = 1,
+                           .write_gradient = true,
+                           .dtype = DType::f32});
     expect_message([&] { stream.synchronize(); }, "target 8 of row 0 is outside the vocabulary of 8");
 }
 

@@ -32,9 +32,21 @@ void expect_product(const Product& p, void (*run)(const Gemm&)) {
     const Tensor c = p.beta == 0 ? Tensor(p.M * ldc, p.c_dtype) : random_tensor(p.M * ldc, p.c_dtype, 3);
     const Doubles av = a.values(), bv = b.values(), before = c.values();
     const bool dense = p.padding == 0;
-    run({.c = c.data(), .a = a.data(), .b = b.data(), .M = p.M, .N = p.N, .K = p.K, .trans_a = p.trans_a,
-         .trans_b = p.trans_b, .alpha = p.alpha, .beta = p.beta, .dtype = p.dtype, .c_dtype = p.c_dtype,
-         .lda = dense ? 0 : lda, .ldb = dense ? 0 : ldb, .ldc = dense ? 0 : ldc});
+    run({.c = c.data(),
+         .a = a.data(),
+         .b = b.data(),
+         .M = p.M,
+         .N = p.N,
+         .K = p.K,
+         .trans_a = p.trans_a,
+         .trans_b = p.trans_b,
+         .alpha = p.alpha,
+         .beta = p.beta,
+         .dtype = p.dtype,
+         .c_dtype = p.c_dtype,
+         .lda = dense ? 0 : lda,
+         .ldb = dense ? 0 : ldb,
+         .ldc = dense ? 0 : ldc});
     const Doubles got = c.values();
     for (int64_t m = 0; m < p.M; ++m)
         for (int64_t n = 0; n < ldc; ++n) {
@@ -128,8 +140,15 @@ TEST(Gemm, SameCallSameBits) {
     const Tensor a = random_tensor(128 * 512, DType::bf16, 1), b = random_tensor(256 * 512, DType::bf16, 2);
     const auto run = [&] {
         const Tensor c(128 * 256, DType::f32);
-        gemm_cpu({.c = c.data(), .a = a.data(), .b = b.data(), .M = 128, .N = 256, .K = 512, .trans_b = true,
-                  .dtype = DType::bf16, .c_dtype = DType::f32});
+        gemm_cpu({.c = c.data(),
+                  .a = a.data(),
+                  .b = b.data(),
+                  .M = 128,
+                  .N = 256,
+                  .K = 512,
+                  .trans_b = true,
+                  .dtype = DType::bf16,
+                  .c_dtype = DType::f32});
         return c.bits();
     };
     const std::string first = run();
@@ -138,7 +157,14 @@ TEST(Gemm, SameCallSameBits) {
 
 TEST(Gemm, EmptyProducts) {
     const Tensor a(16, DType::f32), c(Doubles(16, 3.0), DType::f32);
-    Gemm g{.c = c.data(), .a = a.data(), .b = a.data(), .M = 4, .N = 4, .K = 0, .beta = 0.5f, .dtype = DType::f32,
+    Gemm g{.c = c.data(),
+           .a = a.data(),
+           .b = a.data(),
+           .M = 4,
+           .N = 4,
+           .K = 0,
+           .beta = 0.5f,
+           .dtype = DType::f32,
            .c_dtype = DType::f32};
     gemm_cpu(g);  // K = 0: C = beta C
     EXPECT_EQ(c.values(), Doubles(16, 1.5));

@@ -129,8 +129,11 @@ TEST_P(CpuOptimizer, AdamwCorrectsByTheCountOfUpdatesWhereItIsGiven) {
     double correction[2];
     const float good = 1, bad = NAN;
     const auto count = [&](const float& scale) {
-        bias_correction_cpu({.updates = &updates, .correction = correction, .grad_scale = &scale,
-                             .beta1 = double(0.9f), .beta2 = double(0.95f)});
+        bias_correction_cpu({.updates = &updates,
+                             .correction = correction,
+                             .grad_scale = &scale,
+                             .beta1 = double(0.9f),
+                             .beta2 = double(0.95f)});
     };
     count(bad);
     EXPECT_EQ(updates, 4);
@@ -208,11 +211,16 @@ TEST_P(CpuOptimizer, GlobalNorm) {
         EXPECT_EQ(scale, 0.5f);  // not above it
         a.max_norm = 0;
         clip_scale_cpu(a);
-        EXPECT_EQ(scale, 0.5f);  // no clipping
+        EXPECT_EQ(scale, 0.5f);                         // no clipping
         const Doubles terms = {1, 0x1p60, -0x1p60, 3};  // in this order 3, in the other 0 (and 1 or 4 without rounding)
         const std::vector<int32_t> order = {3, 1, 0, 2};
-        ClipScale ordered{.norm = &norm, .scale = &scale, .partial = terms.data(), .order = order.data(), .count = 4,
-                          .average = 1, .max_norm = 0};
+        ClipScale ordered{.norm = &norm,
+                          .scale = &scale,
+                          .partial = terms.data(),
+                          .order = order.data(),
+                          .count = 4,
+                          .average = 1,
+                          .max_norm = 0};
         clip_scale_cpu(ordered);
         EXPECT_EQ(norm, 0);
         ordered.order = nullptr;

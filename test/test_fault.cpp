@@ -46,8 +46,8 @@ TEST(Fault, ReadsEveryForm) {
 TEST(Fault, RefusesWithTheNearest) {
     EXPECT_NE(refusal("stap").find("nearest: step"), std::string::npos);
     EXPECT_NE(refusal("step:1:1:kil").find("nearest: kill"), std::string::npos);
-    for (const char* text : {"step:1:2:3", "step:kill:1", "step:1:0", "step:sleep", "step:sleep=", "step:kill=3", "step:1+",
-                             "step,", "step:1:2:kill:stop"})
+    for (const char* text : {"step:1:2:3", "step:kill:1", "step:1:0", "step:sleep", "step:sleep=", "step:kill=3",
+                             "step:1+", "step,", "step:1:2:kill:stop"})
         EXPECT_NE(refusal(text), "accepted") << text;
 }
 

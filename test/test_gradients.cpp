@@ -33,11 +33,26 @@ void rmsnorm_case(int64_t N, int64_t C, DType dtype, DType grad_dtype, bool with
     const Tensor dresidual = random_tensor(N * C, dtype, 4), dw_before = random_tensor(C, grad_dtype, 5);
     const Tensor y(N * C, dtype), rstd(N, DType::f32), dx(N * C, dtype), dw(dw_before.values(), grad_dtype);
     const Tensor scratch(rmsnorm_backward_scratch(C), DType::f32);
-    rmsnorm_forward_cpu({.y = y.data(), .rstd = rstd.as<float>(), .x = x.data(), .w = w.data(), .N = N, .C = C,
-                         .eps = float(eps), .dtype = dtype});
-    rmsnorm_backward_cpu({.dx = dx.data(), .dw = dw.data(), .dy = dy.data(), .x = x.data(), .w = w.data(),
-                          .rstd = rstd.as<float>(), .dresidual = with_residual ? dresidual.data() : nullptr,
-                          .scratch = scratch.as<float>(), .N = N, .C = C, .dtype = dtype, .grad_dtype = grad_dtype});
+    rmsnorm_forward_cpu({.y = y.data(),
+                         .rstd = rstd.as<float>(),
+                         .x = x.data(),
+                         .w = w.data(),
+                         .N = N,
+                         .C = C,
+                         .eps = float(eps),
+                         .dtype = dtype});
+    rmsnorm_backward_cpu({.dx = dx.data(),
+                          .dw = dw.data(),
+                          .dy = dy.data(),
+                          .x = x.data(),
+                          .w = w.data(),
+                          .rstd = rstd.as<float>(),
+                          .dresidual = with_residual ? dresidual.data() : nullptr,
+                          .scratch = scratch.as<float>(),
+                          .N = N,
+                          .C = C,
+                          .dtype = dtype,
+                          .grad_dtype = grad_dtype});
 
     const Doubles xs = x.values(), ws = w.values(), dys = dy.values(), dxs = dx.values();
     const Doubles want_y = rmsnorm(xs, ws, double(float(eps)));
@@ -78,8 +93,16 @@ TEST_P(Gradients, RmsnormResidual) {
         const int64_t N = 5, C = 67;
         const Tensor x = random_tensor(N * C, dtype, 1), residual = random_tensor(N * C, dtype, 2);
         const Tensor w = random_tensor(C, dtype, 3), y(N * C, dtype), rstd(N, DType::f32), sum(N * C, dtype);
-        rmsnorm_forward_cpu({.y = y.data(), .rstd = rstd.as<float>(), .sum = sum.data(), .x = x.data(),
-                             .residual = residual.data(), .w = w.data(), .N = N, .C = C, .eps = 1e-5f, .dtype = dtype});
+        rmsnorm_forward_cpu({.y = y.data(),
+                             .rstd = rstd.as<float>(),
+                             .sum = sum.data(),
+                             .x = x.data(),
+                             .residual = residual.data(),
+                             .w = w.data(),
+                             .N = N,
+                             .C = C,
+                             .eps = 1e-5f,
+                             .dtype = dtype});
         const Doubles xs = x.values(), rs = residual.values();
         Doubles exact(xs.size());
         for (size_t i = 0; i < xs.size(); ++i) exact[i] = xs[i] + rs[i];
@@ -112,8 +135,9 @@ TEST_P(Gradients, Swiglu) {
             expect_close("h", h.values(), want,
                          [&](size_t i) { return 10 * 0x1p-24 * std::abs(want[i]) + rounding_at(dtype, want[i]); });
             const double scale = largest(dh.values()) * largest(x) * 2;
-            expect_gradient("dgate_up", d, x, [&](const Doubles& at) { return dot(swiglu(at, F), dh.values()); },
-                            tolerance(16, scale, dtype, d));
+            expect_gradient(
+                "dgate_up", d, x, [&](const Doubles& at) { return dot(swiglu(at, F), dh.values()); },
+                tolerance(16, scale, dtype, d));
         }
 }
 
@@ -170,8 +194,9 @@ TEST_P(Gradients, Rope) {
             a.x = dx.data();
             a.inverse = true;
             rope_cpu(a);
-            expect_gradient("dx", dx.values(), before, [&](const Doubles& at) { return dot(rotate(at), dy.values()); },
-                            bound(dx.values()));
+            expect_gradient(
+                "dx", dx.values(), before, [&](const Doubles& at) { return dot(rotate(at), dy.values()); },
+                bound(dx.values()));
         }
 }
 
@@ -271,12 +296,12 @@ void attention_case(const PackedAttention& s, DType dtype) {
     const double inner = fp32 + (dtype == DType::f32 ? 0 : 1.01 * rounding(dtype));
     const Doubles o_scale = s.forward_scale(x), d_scale = s.backward_scale(x, dos, want);
     expect_close("lse", lse.values(), want_lse, [&](size_t i) { return fp32 * (1 + std::abs(want_lse[i])); });
-    expect_close("o", o.values(), want,
-                 [&](size_t i) { return inner * o_scale[i] + rounding_at(dtype, want[i]); });
+    expect_close("o", o.values(), want, [&](size_t i) { return inner * o_scale[i] + rounding_at(dtype, want[i]); });
     // dS is one product of p (1 inner error), dp - delta (the second), rounded again (the third).
-    expect_gradient("dqkv", got, x, [&](const Doubles& at) { return dot(s.forward(at), dos); },
-                    [&](size_t i) { return 3 * inner * d_scale[i] + rounding_at(dtype, got[i]); },
-                    s.B * s.Tk * s.Tk * s.H * s.D > 100000 ? 6 : 60);
+    expect_gradient(
+        "dqkv", got, x, [&](const Doubles& at) { return dot(s.forward(at), dos); },
+        [&](size_t i) { return 3 * inner * d_scale[i] + rounding_at(dtype, got[i]); },
+        s.B * s.Tk * s.Tk * s.H * s.D > 100000 ? 6 : 60);
 }
 
 TEST_P(Gradients, Attention) {

@@ -48,8 +48,14 @@ struct TestModel {
     };
     Batch batch(int64_t B, int64_t T, std::vector<int32_t> tokens, std::vector<int32_t> targets) const {
         const size_t N = size_t(B * T);
-        Batch b{B, T, std::move(tokens), std::move(targets), std::vector<int32_t>(N), std::vector<int32_t>(N + 1),
-                std::vector<int32_t>(N), 0};
+        Batch b{B,
+                T,
+                std::move(tokens),
+                std::move(targets),
+                std::vector<int32_t>(N),
+                std::vector<int32_t>(N + 1),
+                std::vector<int32_t>(N),
+                0};
         b.distinct =
             embedding_plan(b.tokens.data(), int64_t(N), config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
         return b;

@@ -91,25 +91,25 @@ TEST(SafetensorsReader, RefusesTheRest) {
     EXPECT_EQ(verdict(file_of(R"({"a":)" + tensor("F4", "[3]", "[0,2]") + "}", 2)), "MisalignedSlice");
     EXPECT_EQ(verdict(file_of(R"({"a":)" + tensor("F6_E2M3", "[4]", "[0,3]") + "}", 3)), "OK 1");
     EXPECT_EQ(verdict(file_of(two(tensor("F32", "[1]", "[0,4]"), tensor("BF16", "[2,2]", "[4,12]")), 12)), "OK 2");
-    for (
-        const char* header : {
-            "[]",
-            "7",
-            "{} x",
-            R"({"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}})",
-            R"({"a":{"dtype":"I32","dtype":"I32","shape":[1],"data_offsets":[0,4]}})",
-            R"({"a":{"dtype":"I33","shape":[1],"data_offsets":[0,4]}})",
-            R"({"a":{"dtype":7,"shape":[1],"data_offsets":[0,4]}})",
-            R"({"a":{"dtype":"I32","shape":[-1],"data_offsets":[0,4]}})",
-            R"({"a":{"dtype":"I32","shape":[1.0],"data_offsets":[0,4]}})",
-            R"({"a":{"dtype":"I32","shape":1,"data_offsets":[0,4]}})",
-            R"({"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4,8]}})",
-            R"({"a":{"dtype":"I32","shape":[1],"data_offsets":[0]}})",
-            R"({"a":{"dtype":"I32","shape":[1]}})",
-            R"({"a":null})",
-            R"({"__metadata__":{"format":1}})",
-            R"({"__metadata__":"pt"})",
-        })
+    for (const char* header : {
+             "[]",
+             "7",
+             "{} x",
+             R"({"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},)"
+             R"("a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}})",
+             R"({"a":{"dtype":"I32","dtype":"I32","shape":[1],"data_offsets":[0,4]}})",
+             R"({"a":{"dtype":"I33","shape":[1],"data_offsets":[0,4]}})",
+             R"({"a":{"dtype":7,"shape":[1],"data_offsets":[0,4]}})",
+             R"({"a":{"dtype":"I32","shape":[-1],"data_offsets":[0,4]}})",
+             R"({"a":{"dtype":"I32","shape":[1.0],"data_offsets":[0,4]}})",
+             R"({"a":{"dtype":"I32","shape":1,"data_offsets":[0,4]}})",
+             R"({"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4,8]}})",
+             R"({"a":{"dtype":"I32","shape":[1],"data_offsets":[0]}})",
+             R"({"a":{"dtype":"I32","shape":[1]}})",
+             R"({"a":null})",
+             R"({"__metadata__":{"format":1}})",
+             R"({"__metadata__":"pt"})",
+         })
         EXPECT_EQ(verdict(file_of(header, 4)), "InvalidHeaderDeserialization") << header;
     for (const char* utf8 :
          {"\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\x80", "\xf8\x88\x80\x80\x80"})

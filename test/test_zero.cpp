@@ -242,9 +242,12 @@ TEST(Zero, BytesPerParameterAreThePapers) {
         DType grad, master = DType::f32, adam = DType::f32;
         double K = 12;  // bytes of the optimizer: masters, m and v; bf16 masters are the parameters
     };
-    for (const auto& [N, grad_dtype, master, adam, K] :
-         {Kind{2, DType::bf16}, {4, DType::bf16}, {4, DType::f32}, {7, DType::f32},
-          {4, DType::bf16, DType::f32, DType::bf16, 8}, {4, DType::bf16, DType::bf16, DType::bf16, 4}})
+    for (const auto& [N, grad_dtype, master, adam, K] : {Kind{2, DType::bf16},
+                                                         {4, DType::bf16},
+                                                         {4, DType::f32},
+                                                         {7, DType::f32},
+                                                         {4, DType::bf16, DType::f32, DType::bf16, 8},
+                                                         {4, DType::bf16, DType::bf16, DType::bf16, 4}})
         for (int s = 0; s <= 3; ++s) {
             const double g = double(size_of(grad_dtype));
             const double parameters = s >= 3 ? 2.0 / N : 2, gradients = s >= 2 ? g / N : g,

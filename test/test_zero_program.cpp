@@ -60,10 +60,14 @@ int64_t formula(const std::vector<UnitLayout>& units, const Split& s, int rank) 
     }
     const int64_t norm = sent_by_gather(blocks, member, sizeof(double));
     switch (s.stage) {
-        case 0: return scatters + gathers;
-        case 1: return scatters + gathers + norm + across;
-        case 2: return M * scatters + gathers + norm + across;
-        default: return M * (gathers + block_gathers + scatters) + norm + across;
+        case 0:
+            return scatters + gathers;
+        case 1:
+            return scatters + gathers + norm + across;
+        case 2:
+            return M * scatters + gathers + norm + across;
+        default:
+            return M * (gathers + block_gathers + scatters) + norm + across;
     }
 }
 
@@ -80,7 +84,7 @@ double table(const ParamTable& params, const Split& s) {
 // ---- runs -----------------------------------------------------------------------------------------------------------
 
 struct Measured {
-    std::vector<double> wire;                // bytes that each host sent, start-up and all
+    std::vector<double> wire;               // bytes that each host sent, start-up and all
     std::vector<int64_t> first_rank_steps;  // that rank 0 counted, step by step
     Json ranks;                             // ranks.json
 };
@@ -224,7 +228,7 @@ TEST_F(ZeroProgram, EveryRankKeepsWhatThePapersTableSays) {
                 int64_t gathered = 0;
                 if (stage >= 2)
                     gathered += pool(units, 2, 2) + 2 * largest;  // gradients on their way, and a slice of others'
-                if (stage >= 3) gathered += pool(units, 2, 2);                // --prefetch 1
+                if (stage >= 3) gathered += pool(units, 2, 2);    // --prefetch 1
                 EXPECT_EQ(bytes("gathered"), gathered);
                 // Padding and slices a block longer than others': at most 1/1024 of a unit each, and 256 elements.
                 const double measured = double(bytes("parameters") + bytes("gradients") + bytes("optimizer")) / P;

@@ -20,7 +20,7 @@ struct Case {
     bool tied = false;
     int steps = 10;
     int64_t micro_batches = 1;
-    int64_t B = 2;  // sequences per rank and micro-batch
+    int64_t B = 2;      // sequences per rank and micro-batch
     double clip = 0.5;  // below the first norms: clipping takes part
     int bad_step = 0;   // in this step the last rank has a gradient that is no number
     int left_out = 0;   // this step is not made at all

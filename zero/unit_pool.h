@@ -34,8 +34,8 @@ class UnitPool {
     int find_free(int unit) const;
 
     std::vector<Slot> slots_;
-    std::vector<int> slot_of_;      // by unit, -1: not held
-    std::vector<int64_t> bytes_;    // by unit
+    std::vector<int> slot_of_;    // by unit, -1: not held
+    std::vector<int64_t> bytes_;  // by unit
     int64_t turns_ = 0;
 };
 

@@ -262,11 +262,9 @@ void Zero::sum_blocks() {
     double* sums = block_sums_.as<double>() + first;
     for (const OwnedRange& r : owned_) {
         const UnitLayout& u = units_[size_t(r.unit)];
-        sum_squares(compute_, {.partial = sums,
-                               .x = r.grad,
-                               .n = r.elements.size(),
-                               .block = u.block,
-                               .dtype = options_.grad_dtype});
+        sum_squares(
+            compute_,
+            {.partial = sums, .x = r.grad, .n = r.elements.size(), .block = u.block, .dtype = options_.grad_dtype});
         sums += r.elements.size() / u.block;
     }
     if (!rank_by_rank) return;
@@ -352,10 +350,8 @@ void Zero::spread_parameters(int unit) {
     comm_->wait(std::exchange(s.own_ready, Event()));
     const int64_t e = size_of(options_.param_dtype);
     char* whole = params_.bytes_at(units_[size_t(unit)].offset * e);
-    mesh_.shard().all_gather(*comm_, {.out = whole,
-                                      .in = whole + own(unit).begin * e,
-                                      .offsets = s.slices,
-                                      .dtype = options_.param_dtype});
+    mesh_.shard().all_gather(
+        *comm_, {.out = whole, .in = whole + own(unit).begin * e, .offsets = s.slices, .dtype = options_.param_dtype});
     s.ready = comm_->record();
     if (!options_.overlap) compute_waits(std::exchange(s.ready, Event()));
 }

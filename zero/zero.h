@@ -179,7 +179,7 @@ class Zero : public ParameterSource {
     AdamWOptions adamw_;
     Mesh& mesh_;
     CommMeter* meter_;
-    int row_rank_, row_size_;  // among those that share slices
+    int row_rank_, row_size_;            // among those that share slices
     int64_t total_ = 0, own_total_ = 0;  // padded elements: of all units, of own slices
     int direction_ = +1;
     bool last_micro_batch_ = true;

@@ -18,9 +18,10 @@ std::string format(const char* fmt, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void fail(const char* fmt, ...) __attribute__((format(printf, 1, 2)));
 
 // require(C % 8 == 0, "rmsnorm: C=%ld is not a multiple of 8", long(C));
-#define require(cond, ...)                            \
-    do {                                              \
-        if (!(cond)) [[unlikely]] ::rz::fail(__VA_ARGS__); \
+#define require(cond, ...)           \
+    do {                             \
+        if (!(cond)) [[unlikely]]    \
+            ::rz::fail(__VA_ARGS__); \
     } while (0)
 
 // Sizes are 64-bit and never wrap: throws rz::Error naming `what` on overflow or a negative operand.

@@ -12,10 +12,10 @@ namespace rz {
     fail("%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorName(status), cudaGetErrorString(status));
 }
 
-#define CUDA_CHECK(call)                                                                   \
-    do {                                                                                   \
-        const cudaError_t status_ = (call);                                                \
-        if (status_ != cudaSuccess) ::rz::cuda_fail(status_, #call, __FILE__, __LINE__);   \
+#define CUDA_CHECK(call)                                                                 \
+    do {                                                                                 \
+        const cudaError_t status_ = (call);                                              \
+        if (status_ != cudaSuccess) ::rz::cuda_fail(status_, #call, __FILE__, __LINE__); \
     } while (0)
 
 }  // namespace rz

@@ -22,7 +22,7 @@ namespace rz {
 
 using Clock = std::chrono::steady_clock;
 
-// ---- events -----------------------------------------------------------------------------------------------------------
+// ---- events ---------------------------------------------------------------------------------------------------------
 
 struct Event::Impl {
     // CPU
@@ -91,10 +91,10 @@ double Event::seconds_since(const Event& start) const {
     return std::chrono::duration<double>(impl_->when - start.impl_->when).count();
 }
 
-// ---- CPU streams --------------------------------------------------------------------------------------------------------
+// ---- CPU streams ----------------------------------------------------------------------------------------------------
 
-// Runs work in order on one thread. After work has thrown, later work is skipped (events are still signalled, or waiters
-// would hang) until synchronize() has reported the error.
+// Runs work in order on one thread. After work has thrown, later work is skipped (events are still signalled, or
+// waiters would hang) until synchronize() has reported the error.
 struct Stream::Worker {
     struct Item {
         std::function<void()> work;
@@ -280,7 +280,7 @@ void Stream::zero(void* dst, int64_t bytes) {
     if (op_timer_) end_op(start, "zero");
 }
 
-// ---- devices ------------------------------------------------------------------------------------------------------------
+// ---- devices --------------------------------------------------------------------------------------------------------
 
 bool built_with_cuda() {
 #ifdef RZ_CUDA
@@ -313,14 +313,14 @@ int cuda_device_count(std::string* why) {
 }
 
 Device pick_device(const std::string& what, int local_rank, std::string* note) {
-    require(what == "auto" || what == "cuda" || what == "cpu", "--device %s: it must be auto, cuda or cpu", what.c_str());
+    require(what == "auto" || what == "cuda" || what == "cpu", "--device %s: it must be auto, cuda or cpu",
+            what.c_str());
     const Device cpu{DeviceKind::cpu, 0};
     if (what == "cpu") return cpu;
     std::string why;
     const int count = cuda_device_count(&why);
     if (count > 0) return {DeviceKind::cuda, local_rank % count};
-    require(what == "auto",
-            "--device cuda: no usable CUDA device (%s)\n  use --device cpu or auto, or %s", why.c_str(),
+    require(what == "auto", "--device cuda: no usable CUDA device (%s)\n  use --device cpu or auto, or %s", why.c_str(),
             built_with_cuda() ? "install a driver for the GPU (nvidia-smi shows whether it works)"
                               : "run make where nvcc is installed");
     if (note) *note = "no GPU is used: " + why;

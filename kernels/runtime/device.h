@@ -2,8 +2,8 @@
 // Devices, streams, events and memory, with the same meaning on both backends.
 //
 // A stream is an in-order queue. On CUDA it is a cudaStream_t; on the CPU it is a worker thread that runs one piece of
-// work after the other (the work itself may use OpenMP). An event marks a point in one stream and another stream may wait
-// for it. So the overlap of communication with compute is one code, and a missing wait is a data race on both.
+// work after the other (the work itself may use OpenMP). An event marks a point in one stream and another stream may
+// wait for it. So the overlap of communication with compute is one code, and a missing wait is a data race on both.
 //
 // Nothing here synchronises unless its name says so.
 
@@ -31,8 +31,8 @@ struct Device {
 
     bool is_cuda() const { return kind == DeviceKind::cuda; }
     bool operator==(const Device&) const = default;
-    std::string name() const;      // "NVIDIA H200", "AMD EPYC 9654 (2 threads)"
-    void make_current() const;     // cudaSetDevice for the calling thread; nothing on the CPU
+    std::string name() const;   // "NVIDIA H200", "AMD EPYC 9654 (2 threads)"
+    void make_current() const;  // cudaSetDevice for the calling thread; nothing on the CPU
     int64_t free_bytes() const;
     int64_t total_bytes() const;
 };
@@ -40,8 +40,8 @@ struct Device {
 bool built_with_cuda();
 // Number of usable CUDA devices; 0 without a GPU, driver or CUDA build. `why` says which, if given.
 int cuda_device_count(std::string* why = nullptr);
-// what: "auto" (CUDA if usable, else CPU), "cuda" or "cpu". Throws if "cuda" can't be had. `note` receives one line for the
-// user when auto falls back.
+// what: "auto" (CUDA if usable, else CPU), "cuda" or "cpu". Throws if "cuda" can't be had. `note` receives one line for
+// the user when auto falls back.
 Device pick_device(const std::string& what, int local_rank, std::string* note);
 
 class Stream;
@@ -77,7 +77,8 @@ class Stream {
     void wait(const Event& event);  // work enqueued from now on starts after `event`
     void synchronize();             // blocks until everything enqueued is done; rethrows a worker's error
 
-    // Runs `work` on the host, in stream order: on the CPU stream's worker, or as a CUDA host function (which must not call CUDA).
+    // Runs `work` on the host, in stream order: on the CPU stream's worker, or as a CUDA host function (which must not
+    // call CUDA).
     void enqueue_host(std::function<void()> work);
 
     void copy(void* dst, const void* src, int64_t bytes);  // any direction; must not overlap

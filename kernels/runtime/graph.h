@@ -1,9 +1,10 @@
 #pragma once
-// Work that is enqueued once and then replayed by one call: a CUDA graph. It saves the host the launches, and the device the gaps
-// between them.
+// Work that is enqueued once and then replayed by one call: a CUDA graph. It saves the host the launches, and the
+// device the gaps between them.
 //
-// Launches are recorded by value: pointers, sizes and factors stay what they were when the graph was captured, so whatever
-// changes from one replay to the next must be read from device memory. CUDA only: a CPU stream has nothing to save.
+// Launches are recorded by value: pointers, sizes and factors stay what they were when the graph was captured, so
+// whatever changes from one replay to the next must be read from device memory. CUDA only: a CPU stream has nothing to
+// save.
 
 #include <bit>
 #include <cstdint>
@@ -22,9 +23,9 @@ namespace rz {
 class Graph {
    public:
     Graph() = default;
-    // Calls `enqueue` and records what it enqueues on `stream` (and on streams that wait for it, if it waits for them again)
-    // instead of doing it. It must not synchronise, allocate device memory or wait for events from before. Throws what `enqueue`
-    // throws, and then leaves the stream as it was.
+    // Calls `enqueue` and records what it enqueues on `stream` (and on streams that wait for it, if it waits for them
+    // again) instead of doing it. It must not synchronise, allocate device memory or wait for events from before.
+    // Throws what `enqueue` throws, and then leaves the stream as it was.
     Graph(Stream& stream, const std::function<void()>& enqueue);
 
     explicit operator bool() const { return exec_ != nullptr; }
@@ -37,9 +38,10 @@ class Graph {
     int64_t nodes_ = 0;
 };
 
-// Pieces of work that recur. A piece is enqueued as it is the first time (libraries choose their algorithms then, which can't be
-// recorded), recorded the second time, and replayed from then on. Its key names it and holds whatever it records by value that is
-// not always the same: pointers into pools, shapes, factors. Another key is another piece, so nothing stale is ever replayed.
+// Pieces of work that recur. A piece is enqueued as it is the first time (libraries choose their algorithms then, which
+// can't be recorded), recorded the second time, and replayed from then on. Its key names it and holds whatever it
+// records by value that is not always the same: pointers into pools, shapes, factors. Another key is another piece, so
+// nothing stale is ever replayed.
 class GraphSet {
    public:
     using Key = std::vector<uint64_t>;

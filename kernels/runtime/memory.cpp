@@ -17,8 +17,8 @@ namespace rz {
 constexpr int kKinds = int(MemKind::count_);
 
 const char* name_of(MemKind kind) {
-    static const char* const kNames[kKinds] = {"parameters", "gradients", "optimizer", "gathered",
-                                               "activations", "comm",     "workspace", "data"};
+    static const char* const kNames[kKinds] = {"parameters",  "gradients", "optimizer", "gathered",
+                                               "activations", "comm",      "workspace", "data"};
     return kNames[int(kind)];
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Buffers and the memory ledger that counts every byte of them by kind. A buffer knows its kind and name, so that running
-// out of memory names what was wanted and prints the ledger.
+// Buffers and the memory ledger that counts every byte of them by kind. A buffer knows its kind and name, so that
+// running out of memory names what was wanted and prints the ledger.
 
 #include <array>
 #include <string>

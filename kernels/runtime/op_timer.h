@@ -1,7 +1,7 @@
 #pragma once
-// Where a step's time goes: while a stream has a timer, each op, copy and fill enqueued on it lies between two timing events,
-// and its time is added up under the op's name. The events keep ops from running into each other, so a step takes
-// somewhat longer than without: time the whole without it. Not for a stream that is being captured into a graph.
+// Where a step's time goes: while a stream has a timer, each op, copy and fill enqueued on it lies between two timing
+// events, and its time is added up under the op's name. The events keep ops from running into each other, so a step
+// takes somewhat longer than without: time the whole without it. Not for a stream that is being captured into a graph.
 
 #include <map>
 #include <string>
@@ -19,7 +19,9 @@ class OpTimer {
         double seconds = 0;
     };
 
-    void add(std::string name, Event start, Event stop) { spans_.push_back({std::move(name), std::move(start), std::move(stop)}); }
+    void add(std::string name, Event start, Event stop) {
+        spans_.push_back({std::move(name), std::move(start), std::move(stop)});
+    }
     // By name, of everything added since the last call; waits for it.
     std::map<std::string, Total> take();
 

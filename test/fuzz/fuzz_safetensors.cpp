@@ -9,7 +9,8 @@
 
 namespace {
 
-// What an accepted header promises, checked by its own arithmetic; the ends of every weight tensor are read and converted.
+// What an accepted header promises, checked by its own arithmetic; the ends of every weight tensor are read and
+// converted.
 void check_accepted(const rz::SafetensorsHeader& header, const std::string& file) {
     int64_t end = 0;
     for (const rz::StoredTensor& t : header.tensors) {

@@ -2,7 +2,8 @@
 // its last 64 bytes are the data beside it.
 //
 //    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
-//        test/fuzz/fuzz_shards.cpp llama/{token_shards,data_loader,json,atomic_file,fault,presets,config,safetensors}.cpp \
+//        test/fuzz/fuzz_shards.cpp
+//        llama/{token_shards,data_loader,json,atomic_file,fault,presets,config,safetensors}.cpp \
 //        kernels/runtime/check.cpp -o build/fuzz_shards
 #include <unistd.h>
 

@@ -4,7 +4,8 @@
 //
 //    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
 //        test/fuzz/fuzz_tokenizer.cpp llama/{tokenizer,tokenizer_json,tokenizer_sentencepiece,bpe,pretokenize}.cpp \
-//        llama/{unicode,unicode_tables,json,atomic_file,fault,presets,config,safetensors,token_shards}.cpp kernels/runtime/check.cpp -o build/fuzz_tokenizer
+//        llama/{unicode,unicode_tables,json,atomic_file,fault,presets,config,safetensors,token_shards}.cpp
+//        kernels/runtime/check.cpp -o build/fuzz_tokenizer
 #include <cstdint>
 #include <cstdlib>
 #include <optional>

@@ -27,7 +27,8 @@ void wait_for_block(const char* op, Site at) {
     Barrier& z = b->barriers[0];
     f->op = op, f->at = at;
     if (b->live < b->threads)
-        fail("%s at %s, but %u threads of the block have already returned", op, where(at).c_str(), b->threads - b->live);
+        fail("%s at %s, but %u threads of the block have already returned", op, where(at).c_str(),
+             b->threads - b->live);
     if (!z.waiters.empty() && !same_place(z.waiters[0]->at, at))
         fail("divergent barrier: %s at %s, while thread %u waits in %s at %s", op, where(at).c_str(),
              z.waiters[0]->linear, z.waiters[0]->op, where(z.waiters[0]->at).c_str());
@@ -97,7 +98,8 @@ void check_exit(Fiber* f) {
                      std::to_string(b->index.z) + ") thread " + std::to_string(f->linear) + " returned " + how);
     };
     if (const char* what = copies_in_flight(f)) return left(std::string("with ") + what + " in flight");
-    if (!w->live && b->wgmma.size() > w->id && !b->wgmma[w->id].ops.empty()) return left("with wgmma operations in flight");
+    if (!w->live && b->wgmma.size() > w->id && !b->wgmma[w->id].ops.empty())
+        return left("with wgmma operations in flight");
     for (uint32_t m = w->waiting; m; m &= m - 1) {
         const Fiber* o = w->lane[__builtin_ctz(m)];
         if (o->mask >> f->lane & 1)
@@ -105,8 +107,8 @@ void check_exit(Fiber* f) {
     }
     const Barrier& z = b->barriers[0];
     if (!z.waiters.empty())
-        left("while " + std::to_string(z.waiters.size()) + " threads of the block wait in " + z.waiters[0]->op + " at " +
-             where(z.waiters[0]->at));
+        left("while " + std::to_string(z.waiters.size()) + " threads of the block wait in " + z.waiters[0]->op +
+             " at " + where(z.waiters[0]->at));
 }
 
 }  // namespace simt

@@ -49,7 +49,8 @@ void cp_async(void* dst, const void* src, int bytes, int src_bytes, Site at) {
         fail("cp.async at %s: destination %p is not in shared memory (a static variable must have internal linkage)",
              where(at).c_str(), dst);
     // Touched here, with the kernel's frame on the stack, so that ASan names the kernel's line.
-    if (src_bytes) (void)*static_cast<const volatile char*>(src), (void)*(static_cast<const volatile char*>(src) + src_bytes - 1);
+    if (src_bytes)
+        (void)*static_cast<const volatile char*>(src), (void)*(static_cast<const volatile char*>(src) + src_bytes - 1);
     (void)*static_cast<volatile char*>(dst);
     if (race) {
         if (src_bytes) race->access(src, size_t(src_bytes), Access::read, at);

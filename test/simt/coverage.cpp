@@ -21,7 +21,8 @@ struct Symbol {
 std::map<uintptr_t, Symbol> read_symbols() {
     std::map<uintptr_t, Symbol> names;
     uintptr_t load = 0;
-    dl_iterate_phdr([](dl_phdr_info* i, size_t, void* p) { return *static_cast<uintptr_t*>(p) = i->dlpi_addr, 1; }, &load);
+    dl_iterate_phdr([](dl_phdr_info* i, size_t, void* p) { return *static_cast<uintptr_t*>(p) = i->dlpi_addr, 1; },
+                    &load);
     const int fd = open("/proc/self/exe", O_RDONLY);
     struct stat st;
     if (fd < 0 || fstat(fd, &st)) return names;
@@ -36,8 +37,9 @@ std::map<uintptr_t, Symbol> read_symbols() {
         const char* strings = file + sections[sections[i].sh_link].sh_offset;
         const auto* symbol = reinterpret_cast<const Elf64_Sym*>(file + sections[i].sh_offset);
         for (size_t n = sections[i].sh_size / sizeof *symbol; n; n--, symbol++)
-            if (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC) 
-                names[load + symbol->st_value] = {strings + symbol->st_name, ELF64_ST_BIND(symbol->st_info) == STB_LOCAL};
+            if (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC)
+                names[load + symbol->st_value] = {strings + symbol->st_name,
+                                                  ELF64_ST_BIND(symbol->st_info) == STB_LOCAL};
     }
     munmap(map, size_t(st.st_size));
     return names;
@@ -77,7 +79,8 @@ void write_counts() {
     std::string text;
     for (const auto& [kernel, c] : counts)
         text += "kernel\t" + c.file + "\t" + kernel_name(kernel) + "\t" + std::to_string(c.launches) + "\t" +
-                std::to_string(c.blocks) + "\t" + (symbol_of(kernel) && symbol_of(kernel)->local ? "local" : "external") + "\n";
+                std::to_string(c.blocks) + "\t" +
+                (symbol_of(kernel) && symbol_of(kernel)->local ? "local" : "external") + "\n";
     char line[128];
     snprintf(line, sizeof line, "time\t%s\t%.3f\t%llu\n", build_name(), stats().seconds,
              static_cast<unsigned long long>(stats().threads));

@@ -12,7 +12,9 @@ namespace rz::selftest {
 template <class T>
 class DeviceArray {
    public:
-    explicit DeviceArray(int64_t n) : n_(size_t(n)) { check(cudaMalloc(reinterpret_cast<void**>(&p_), n_ * sizeof(T))); }
+    explicit DeviceArray(int64_t n) : n_(size_t(n)) {
+        check(cudaMalloc(reinterpret_cast<void**>(&p_), n_ * sizeof(T)));
+    }
     explicit DeviceArray(const std::vector<T>& values) : DeviceArray(int64_t(values.size())) {
         check(cudaMemcpy(p_, values.data(), n_ * sizeof(T), cudaMemcpyHostToDevice));
     }

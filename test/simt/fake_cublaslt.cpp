@@ -1,7 +1,8 @@
-// cublasLtMatmul on the CPU, behind the real header; linked in place of libcublasLt. fp32, bf16, fp16 and fp8 in and out,
-// fp32 accumulation, transposes, row and column order, strided batches, alpha and beta from the host or the device, scalar scales,
-// bias. Anything else is CUBLAS_STATUS_NOT_SUPPORTED. The heuristic offers several algorithms, which sum over K in
-// different slices and so differ in the last bits; all but the first need workspace, and overwrite it.
+// cublasLtMatmul on the CPU, behind the real header; linked in place of libcublasLt. fp32, bf16, fp16 and fp8 in and
+// out, fp32 accumulation, transposes, row and column order, strided batches, alpha and beta from the host or the
+// device, scalar scales, bias. Anything else is CUBLAS_STATUS_NOT_SUPPORTED. The heuristic offers several algorithms,
+// which sum over K in different slices and so differ in the last bits; all but the first need workspace, and overwrite
+// it.
 #include <cstring>
 #include <vector>
 
@@ -52,12 +53,16 @@ T& view(H* handle) {
 
 int size_of(cudaDataType t) {
     switch (t) {
-        case CUDA_R_32F: return 4;
+        case CUDA_R_32F:
+            return 4;
         case CUDA_R_16BF:
-        case CUDA_R_16F: return 2;
+        case CUDA_R_16F:
+            return 2;
         case CUDA_R_8F_E4M3:
-        case CUDA_R_8F_E5M2: return 1;
-        default: return 0;
+        case CUDA_R_8F_E5M2:
+            return 1;
+        default:
+            return 0;
     }
 }
 template <class T>
@@ -68,11 +73,16 @@ T get(const void* p, int64_t i) {
 }
 float load(const void* p, cudaDataType t, int64_t i) {
     switch (t) {
-        case CUDA_R_32F: return get<float>(p, i);
-        case CUDA_R_16BF: return __bfloat162float(get<__nv_bfloat16>(p, i));
-        case CUDA_R_16F: return float(get<_Float16>(p, i));
-        case CUDA_R_8F_E4M3: return float(get<__nv_fp8_e4m3>(p, i));
-        default: return float(get<__nv_fp8_e5m2>(p, i));
+        case CUDA_R_32F:
+            return get<float>(p, i);
+        case CUDA_R_16BF:
+            return __bfloat162float(get<__nv_bfloat16>(p, i));
+        case CUDA_R_16F:
+            return float(get<_Float16>(p, i));
+        case CUDA_R_8F_E4M3:
+            return float(get<__nv_fp8_e4m3>(p, i));
+        default:
+            return float(get<__nv_fp8_e5m2>(p, i));
     }
 }
 template <class T>
@@ -81,14 +91,21 @@ void put(void* p, int64_t i, T v) {
 }
 void store(void* p, cudaDataType t, int64_t i, float v) {
     switch (t) {
-        case CUDA_R_32F: return put(p, i, v);
-        case CUDA_R_16BF: return put(p, i, __float2bfloat16_rn(v));
-        case CUDA_R_16F: return put(p, i, _Float16(v));
-        case CUDA_R_8F_E4M3: return put(p, i, __nv_fp8_e4m3(v));
-        default: return put(p, i, __nv_fp8_e5m2(v));
+        case CUDA_R_32F:
+            return put(p, i, v);
+        case CUDA_R_16BF:
+            return put(p, i, __float2bfloat16_rn(v));
+        case CUDA_R_16F:
+            return put(p, i, _Float16(v));
+        case CUDA_R_8F_E4M3:
+            return put(p, i, __nv_fp8_e4m3(v));
+        default:
+            return put(p, i, __nv_fp8_e5m2(v));
     }
 }
-int64_t at(const Layout& l, int64_t r, int64_t c) { return l.order == CUBLASLT_ORDER_ROW ? r * l.ld + c : c * l.ld + r; }
+int64_t at(const Layout& l, int64_t r, int64_t c) {
+    return l.order == CUBLASLT_ORDER_ROW ? r * l.ld + c : c * l.ld + r;
+}
 
 #define UNCHECKED __attribute__((no_sanitize("address", "undefined")))
 __attribute__((always_inline)) UNCHECKED inline void add_scaled_loop(float* __restrict__ y, const float* __restrict__ x,
@@ -136,19 +153,23 @@ void run(const Call& x) {
     for (int64_t q = 0; q < x.d.batch; q++) {
         for (int64_t k = 0; k < K; k++)
             for (int64_t n = 0; n < N; n++)
-                b[size_t(k * N + n)] = load(x.B, x.b.type, q * x.b.stride + (x.desc.trans_b ? at(x.b, n, k) : at(x.b, k, n)));
+                b[size_t(k * N + n)] =
+                    load(x.B, x.b.type, q * x.b.stride + (x.desc.trans_b ? at(x.b, n, k) : at(x.b, k, n)));
         for (int64_t m = 0; m < M; m++) {
             for (int64_t k = 0; k < K; k++)
                 a[size_t(k)] = load(x.A, x.a.type, q * x.a.stride + (x.desc.trans_a ? at(x.a, k, m) : at(x.a, m, k)));
             std::fill(sum.begin(), sum.end(), 0.0f);
             for (int64_t k0 = 0; k0 < K; k0 += slice) {
                 std::fill(part.begin(), part.end(), 0.0f);
-                for (int64_t k = k0; k < std::min(K, k0 + slice); k++) add_scaled(part.data(), &b[size_t(k * N)], a[size_t(k)], N);
+                for (int64_t k = k0; k < std::min(K, k0 + slice); k++)
+                    add_scaled(part.data(), &b[size_t(k * N)], a[size_t(k)], N);
                 add_scaled(sum.data(), part.data(), 1, N);
             }
             for (int64_t n = 0; n < N; n++) {
                 float v = alpha * sum[size_t(n)];
-                if (beta != 0) v += beta * load(x.C, x.c.type, q * x.c.stride + at(x.c, m, n)) * (x.desc.scale_c ? *x.desc.scale_c : 1);
+                if (beta != 0)
+                    v += beta * load(x.C, x.c.type, q * x.c.stride + at(x.c, m, n)) *
+                         (x.desc.scale_c ? *x.desc.scale_c : 1);
                 if (x.desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
                     v += load(x.desc.bias, x.desc.bias_type < 0 ? x.d.type : cudaDataType(x.desc.bias_type), m);
                 if (x.desc.scale_d) v *= *x.desc.scale_d;
@@ -168,15 +189,19 @@ cublasStatus_t check(const Call& x) {
     if ((ta ? x.a.cols : x.a.rows) != M || (tb ? x.b.rows : x.b.cols) != N || (tb ? x.b.cols : x.b.rows) != K ||
         x.c.rows != M || x.c.cols != N || x.a.batch != x.d.batch || x.b.batch != x.d.batch)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (!dense_enough(x.a) || !dense_enough(x.b) || !dense_enough(x.c) || !dense_enough(x.d)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!dense_enough(x.a) || !dense_enough(x.b) || !dense_enough(x.c) || !dense_enough(x.d))
+        return CUBLAS_STATUS_INVALID_VALUE;
     for (const Layout* l : {&x.a, &x.b, &x.c, &x.d})
-        if (!size_of(l->type) || (l->order != CUBLASLT_ORDER_COL && l->order != CUBLASLT_ORDER_ROW)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!size_of(l->type) || (l->order != CUBLASLT_ORDER_COL && l->order != CUBLASLT_ORDER_ROW))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
     const auto narrow = [](cudaDataType t) { return size_of(t) == 1; };
-    if (narrow(x.a.type) != narrow(x.b.type) || (!narrow(x.a.type) && x.a.type != x.b.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (narrow(x.a.type) != narrow(x.b.type) || (!narrow(x.a.type) && x.a.type != x.b.type))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     // fp8 wants A transposed and B not, and both K and M in multiples of 16.
     if (narrow(x.a.type) && (!ta || tb || M % 16 || K % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (x.desc.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (x.desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && x.desc.epilogue != CUBLASLT_EPILOGUE_BIAS) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (x.desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && x.desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -195,70 +220,115 @@ const char* CUBLASWINAPI cublasLtGetStatusName(cublasStatus_t s) {
                                               : "CUBLAS_STATUS_INTERNAL_ERROR";
 }
 const char* CUBLASWINAPI cublasLtGetStatusString(cublasStatus_t s) { return cublasLtGetStatusName(s); }
-cublasStatus_t CUBLASWINAPI cublasLtCreate(cublasLtHandle_t* h) { return *h = reinterpret_cast<cublasLtHandle_t>(new int), CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t CUBLASWINAPI cublasLtDestroy(cublasLtHandle_t h) { return delete reinterpret_cast<int*>(h), CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t CUBLASWINAPI cublasLtCreate(cublasLtHandle_t* h) {
+    return *h = reinterpret_cast<cublasLtHandle_t>(new int), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t CUBLASWINAPI cublasLtDestroy(cublasLtHandle_t h) {
+    return delete reinterpret_cast<int*>(h), CUBLAS_STATUS_SUCCESS;
+}
 
-cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_t, cudaDataType t, uint64_t rows, uint64_t cols, int64_t ld) {
+cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_t, cudaDataType t,
+                                                              uint64_t rows, uint64_t cols, int64_t ld) {
     view<Layout>(l) = {t, CUBLASLT_ORDER_COL, 1, rows, cols, ld, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataType t, uint64_t rows, uint64_t cols, int64_t ld) {
+cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataType t, uint64_t rows,
+                                                       uint64_t cols, int64_t ld) {
     *l = new cublasLtMatrixLayoutOpaque_t{};
     return cublasLtMatrixLayoutInit_internal(*l, sizeof **l, t, rows, cols, ld);
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return delete l, CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void* v, size_t n) {
+cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
+    return delete l, CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
+                                                             cublasLtMatrixLayoutAttribute_t a, const void* v,
+                                                             size_t n) {
     Layout& x = view<Layout>(l);
-    const auto set = [&](auto& field) { return n == sizeof field ? (memcpy(&field, v, n), CUBLAS_STATUS_SUCCESS) : CUBLAS_STATUS_INVALID_VALUE; };
+    const auto set = [&](auto& field) {
+        return n == sizeof field ? (memcpy(&field, v, n), CUBLAS_STATUS_SUCCESS) : CUBLAS_STATUS_INVALID_VALUE;
+    };
     switch (a) {
-        case CUBLASLT_MATRIX_LAYOUT_TYPE: return set(x.type);
-        case CUBLASLT_MATRIX_LAYOUT_ORDER: return set(x.order);
-        case CUBLASLT_MATRIX_LAYOUT_ROWS: return set(x.rows);
-        case CUBLASLT_MATRIX_LAYOUT_COLS: return set(x.cols);
-        case CUBLASLT_MATRIX_LAYOUT_LD: return set(x.ld);
-        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return set(x.batch);
-        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return set(x.stride);
-        default: return CUBLAS_STATUS_NOT_SUPPORTED;
+        case CUBLASLT_MATRIX_LAYOUT_TYPE:
+            return set(x.type);
+        case CUBLASLT_MATRIX_LAYOUT_ORDER:
+            return set(x.order);
+        case CUBLASLT_MATRIX_LAYOUT_ROWS:
+            return set(x.rows);
+        case CUBLASLT_MATRIX_LAYOUT_COLS:
+            return set(x.cols);
+        case CUBLASLT_MATRIX_LAYOUT_LD:
+            return set(x.ld);
+        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+            return set(x.batch);
+        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+            return set(x.stride);
+        default:
+            return CUBLAS_STATUS_NOT_SUPPORTED;
     }
 }
 
-cublasStatus_t CUBLASWINAPI cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t, cublasComputeType_t compute, cudaDataType_t scale) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t, cublasComputeType_t compute,
+                                                            cudaDataType_t scale) {
     Desc x{};
     x.compute = compute, x.scale = scale, x.epilogue = CUBLASLT_EPILOGUE_DEFAULT, x.bias_type = -1;
     view<Desc>(d) = x;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t compute, cudaDataType_t scale) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t compute,
+                                                     cudaDataType_t scale) {
     *d = new cublasLtMatmulDescOpaque_t{};
     return cublasLtMatmulDescInit_internal(*d, sizeof **d, compute, scale);
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete d, CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void* v, size_t n) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+    return delete d, CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t CUBLASWINAPI cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                                           const void* v, size_t n) {
     Desc& x = view<Desc>(d);
-    const auto set = [&](auto& field) { return n == sizeof field ? (memcpy(&field, v, n), CUBLAS_STATUS_SUCCESS) : CUBLAS_STATUS_INVALID_VALUE; };
+    const auto set = [&](auto& field) {
+        return n == sizeof field ? (memcpy(&field, v, n), CUBLAS_STATUS_SUCCESS) : CUBLAS_STATUS_INVALID_VALUE;
+    };
     switch (a) {
-        case CUBLASLT_MATMUL_DESC_TRANSA: return set(x.trans_a);
-        case CUBLASLT_MATMUL_DESC_TRANSB: return set(x.trans_b);
-        case CUBLASLT_MATMUL_DESC_POINTER_MODE: return set(x.pointer_mode);
-        case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(x.epilogue);
-        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(x.bias);
-        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(x.bias_type);
-        case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return set(x.scale_a);
-        case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return set(x.scale_b);
-        case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER: return set(x.scale_c);
-        case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER: return set(x.scale_d);
-        case CUBLASLT_MATMUL_DESC_FAST_ACCUM: return set(x.fast_accumulation);
-        default: return CUBLAS_STATUS_NOT_SUPPORTED;
+        case CUBLASLT_MATMUL_DESC_TRANSA:
+            return set(x.trans_a);
+        case CUBLASLT_MATMUL_DESC_TRANSB:
+            return set(x.trans_b);
+        case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+            return set(x.pointer_mode);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE:
+            return set(x.epilogue);
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+            return set(x.bias);
+        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+            return set(x.bias_type);
+        case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+            return set(x.scale_a);
+        case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+            return set(x.scale_b);
+        case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER:
+            return set(x.scale_c);
+        case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER:
+            return set(x.scale_d);
+        case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+            return set(x.fast_accumulation);
+        default:
+            return CUBLAS_STATUS_NOT_SUPPORTED;
     }
 }
 
-cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t) { return view<Preference>(p) = {0}, CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t) {
+    return view<Preference>(p) = {0}, CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
     *p = new cublasLtMatmulPreferenceOpaque_t{};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return delete p, CUBLAS_STATUS_SUCCESS; }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a, const void* v, size_t n) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    return delete p, CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                                 cublasLtMatmulPreferenceAttributes_t a, const void* v,
+                                                                 size_t n) {
     if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
         if (n != sizeof(uint64_t)) return CUBLAS_STATUS_INVALID_VALUE;
         memcpy(&view<Preference>(p).workspace, v, n);
@@ -266,14 +336,17 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulP
     return CUBLAS_STATUS_SUCCESS;  // the rest narrows a choice that here is always valid
 }
 
-static Call describe(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+static Call describe(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
     Call x{};
     x.desc = view<Desc>(desc);
     x.a = view<Layout>(a), x.b = view<Layout>(b), x.c = view<Layout>(c), x.d = view<Layout>(d);
     return x;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                                           cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,
+cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                                           cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                           cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                           cublasLtMatmulPreference_t preference, int wanted,
                                                            cublasLtMatmulHeuristicResult_t* results, int* found) {
     *found = 0;
     const Call x = describe(desc, a, b, c, d);
@@ -288,7 +361,8 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cub
         r.wavesCount = 1;
         results[(*found)++] = r;
     }
-    if (*found == kAlgorithms && wanted > 2 * kAlgorithms) {  // for who tries many: one that is refused when it is to run
+    if (*found == kAlgorithms &&
+        wanted > 2 * kAlgorithms) {  // for who tries many: one that is refused when it is to run
         cublasLtMatmulHeuristicResult_t r = results[0];
         const Algo refused{kMagic, 0, 0};
         memcpy(&r.algo, &refused, sizeof refused);
@@ -296,8 +370,11 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cub
     }
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                                    cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                                    cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                    const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulHeuristicResult_t* result) {
     const Call x = describe(desc, a, b, c, d);
     Algo y;
     memcpy(&y, algo, sizeof y);
@@ -307,14 +384,18 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMa
     return result->state;
 }
 
-cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* A, cublasLtMatrixLayout_t a, const void* B,
-                                           cublasLtMatrixLayout_t b, const void* beta, const void* C, cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
-                                           const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha,
+                                           const void* A, cublasLtMatrixLayout_t a, const void* B,
+                                           cublasLtMatrixLayout_t b, const void* beta, const void* C,
+                                           cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
+                                           const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
+                                           cudaStream_t stream) {
     Call x = describe(desc, a, b, c, d);  // copied: the caller may destroy or change them at once
     if (const cublasStatus_t s = check(x); s != CUBLAS_STATUS_SUCCESS) return s;
     Algo y = algorithm(0, x.d);
     if (algo) memcpy(&y, algo, sizeof y);
-    if (y.magic != kMagic || y.workspace > workspace_bytes || (y.workspace && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (y.magic != kMagic || y.workspace > workspace_bytes || (y.workspace && !workspace))
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (!y.slices) return CUBLAS_STATUS_NOT_SUPPORTED;
     x.A = A, x.B = B, x.C = C, x.D = D;
     x.slices = y.slices, x.workspace = workspace, x.workspace_bytes = y.workspace;

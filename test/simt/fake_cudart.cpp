@@ -5,9 +5,9 @@
 // missing cudaStreamWaitEvent, or a host buffer reused before its copy is done, gives a wrong result for some seeds. Of
 // several processes, one whose host waits for another without a CUDA call has its streams moved on after a while, as a
 // device would do it.
-// Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file SIMT_WAITS.
-// Environment: SIMT_STREAMS=now (no queueing), SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80 or
-// 90).
+// Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file
+// SIMT_WAITS. Environment: SIMT_STREAMS=now (no queueing), SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device),
+// SIMT_ARCH (80 or 90).
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -46,10 +46,10 @@ struct Graph {
 };
 struct Operation {
     std::function<cudaError_t()> work;
-    std::function<bool()> poll;     // or this
-    Event* wait = nullptr;          // or this, for its n-th recording
+    std::function<bool()> poll;  // or this
+    Event* wait = nullptr;       // or this, for its n-th recording
     uint64_t n = 0;
-    bool host = false;              // may block and is run without the lock
+    bool host = false;  // may block and is run without the lock
 };
 struct Stream {
     std::deque<Operation> queue;
@@ -119,7 +119,8 @@ size_t number_from(const char* variable, size_t otherwise) {
     const char* s = getenv(variable);
     return s ? strtoull(s, nullptr, 0) : otherwise;
 }
-// One device per rank that mpirun started on this machine (MPICH's launcher says how many), unless SIMT_DEVICES says otherwise.
+// One device per rank that mpirun started on this machine (MPICH's launcher says how many), unless SIMT_DEVICES says
+// otherwise.
 int device_count() { return int(number_from("SIMT_DEVICES", number_from("MPI_LOCALNRANKS", 1))); }
 size_t device_memory() { return number_from("SIMT_MEMORY", size_t(16) << 30); }
 bool lazy() {
@@ -181,8 +182,10 @@ void run_until(Done done) {
     while (!done()) {
         if (step()) continue;
         bool waiting = false;  // for another process, or for another thread that runs a host function
-        for (const Stream* s : streams) waiting |= !s->queue.empty() && (s->busy || (runnable(*s) && s->queue.front().poll));
-        if (!waiting) fprintf(stderr, "fake CUDA runtime: the streams wait for each other's events for ever\n"), abort();
+        for (const Stream* s : streams)
+            waiting |= !s->queue.empty() && (s->busy || (runnable(*s) && s->queue.front().poll));
+        if (!waiting)
+            fprintf(stderr, "fake CUDA runtime: the streams wait for each other's events for ever\n"), abort();
         device_lock.without([] { sched_yield(); });
     }
 }
@@ -255,7 +258,8 @@ size_t room_at(const void* p) {
 bool in_bounds(const char* what, const void* p, size_t bytes) {
     const size_t room = room_at(p);
     if (room == SIZE_MAX || bytes <= room) return true;
-    fprintf(stderr, "fake CUDA runtime: %s of %zu bytes at %p, where the allocation has %zu left\n", what, bytes, p, room);
+    fprintf(stderr, "fake CUDA runtime: %s of %zu bytes at %p, where the allocation has %zu left\n", what, bytes, p,
+            room);
     return false;
 }
 
@@ -381,7 +385,9 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* dst, int value, size_t bytes, cudaSt
         return cudaSuccess;
     });
 }
-cudaError_t CUDARTAPI cudaMemset(void* dst, int value, size_t bytes) { return cudaMemsetAsync(dst, value, bytes, nullptr); }
+cudaError_t CUDARTAPI cudaMemset(void* dst, int value, size_t bytes) {
+    return cudaMemsetAsync(dst, value, bytes, nullptr);
+}
 cudaError_t CUDARTAPI cudaMemcpy2DAsync(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width,
                                         size_t height, cudaMemcpyKind, cudaStream_t s) {
     return enqueue(s, [=] {
@@ -404,9 +410,13 @@ cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t* s, unsigned fla
     *s = reinterpret_cast<cudaStream_t>(x);
     return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
+cudaError_t CUDARTAPI cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
+    return cudaStreamCreateWithPriority(s, flags, 0);
+}
 cudaError_t CUDARTAPI cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
-cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    return *least = 0, *greatest = -5, cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t s) {
     LOCKED;
     host_waits(__func__);
@@ -435,15 +445,21 @@ cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t s) {
     delete x;
     return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaStreamGetFlags(cudaStream_t s, unsigned* flags) { return *flags = as_stream(s) ? as_stream(s)->flags : 0, cudaSuccess; }
-cudaError_t CUDARTAPI cudaStreamGetPriority(cudaStream_t s, int* priority) { return *priority = as_stream(s) ? as_stream(s)->priority : 0, cudaSuccess; }
+cudaError_t CUDARTAPI cudaStreamGetFlags(cudaStream_t s, unsigned* flags) {
+    return *flags = as_stream(s) ? as_stream(s)->flags : 0, cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaStreamGetPriority(cudaStream_t s, int* priority) {
+    return *priority = as_stream(s) ? as_stream(s)->priority : 0, cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
     LOCKED;
     host_waits(__func__);
     drain();
     return take_error();
 }
-cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return *e = reinterpret_cast<cudaEvent_t>(new Event), cudaSuccess; }
+cudaError_t CUDARTAPI cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+    return *e = reinterpret_cast<cudaEvent_t>(new Event), cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
 cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     LOCKED;
@@ -462,7 +478,9 @@ cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
         return cudaSuccess;
     });
 }
-cudaError_t CUDARTAPI cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) { return cudaEventRecord(e, s); }
+cudaError_t CUDARTAPI cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) {
+    return cudaEventRecord(e, s);
+}
 cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     LOCKED;
     Stream* to = as_stream(s);
@@ -569,7 +587,9 @@ cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t gr
 cudaError_t CUDARTAPI cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* n) {
     return *n = reinterpret_cast<Graph*>(graph)->nodes.size(), cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) { return delete reinterpret_cast<Graph*>(graph), cudaSuccess; }
+cudaError_t CUDARTAPI cudaGraphDestroy(cudaGraph_t graph) {
+    return delete reinterpret_cast<Graph*>(graph), cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t exec) {
     LOCKED;
     drain();
@@ -627,23 +647,48 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int d) {
     cudaDeviceProp p;
     cudaGetDeviceProperties(&p, d);
     switch (a) {
-        case cudaDevAttrMultiProcessorCount: *v = p.multiProcessorCount; break;
-        case cudaDevAttrComputeCapabilityMajor: *v = p.major; break;
-        case cudaDevAttrComputeCapabilityMinor: *v = p.minor; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *v = int(p.sharedMemPerBlockOptin); break;
-        case cudaDevAttrMaxSharedMemoryPerBlock: *v = int(p.sharedMemPerBlock); break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *v = int(p.sharedMemPerMultiprocessor); break;
-        case cudaDevAttrL2CacheSize: *v = p.l2CacheSize; break;
-        case cudaDevAttrMaxThreadsPerBlock: *v = p.maxThreadsPerBlock; break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor: *v = p.maxThreadsPerMultiProcessor; break;
-        case cudaDevAttrWarpSize: *v = p.warpSize; break;
-        default: return report(cudaErrorNotSupported);
+        case cudaDevAttrMultiProcessorCount:
+            *v = p.multiProcessorCount;
+            break;
+        case cudaDevAttrComputeCapabilityMajor:
+            *v = p.major;
+            break;
+        case cudaDevAttrComputeCapabilityMinor:
+            *v = p.minor;
+            break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *v = int(p.sharedMemPerBlockOptin);
+            break;
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            *v = int(p.sharedMemPerBlock);
+            break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *v = int(p.sharedMemPerMultiprocessor);
+            break;
+        case cudaDevAttrL2CacheSize:
+            *v = p.l2CacheSize;
+            break;
+        case cudaDevAttrMaxThreadsPerBlock:
+            *v = p.maxThreadsPerBlock;
+            break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor:
+            *v = p.maxThreadsPerMultiProcessor;
+            break;
+        case cudaDevAttrWarpSize:
+            *v = p.warpSize;
+            break;
+        default:
+            return report(cudaErrorNotSupported);
     }
     return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* text, int bytes, int d) { return snprintf(text, size_t(bytes), "0000:%02x:00.0", d), cudaSuccess; }
+cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* text, int bytes, int d) {
+    return snprintf(text, size_t(bytes), "0000:%02x:00.0", d), cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) { return *n = 2, cudaSuccess; }
+cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) {
+    return *n = 2, cudaSuccess;
+}
 cudaError_t CUDARTAPI cudaProfilerStart() { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaProfilerStop() { return cudaSuccess; }
 
@@ -654,31 +699,52 @@ cudaError_t CUDARTAPI cudaGetLastError() {
 cudaError_t CUDARTAPI cudaPeekAtLastError() { return pending_error; }
 const char* CUDARTAPI cudaGetErrorName(cudaError_t e) {
     switch (e) {
-        case cudaSuccess: return "cudaSuccess";
-        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-        case cudaErrorNoDevice: return "cudaErrorNoDevice";
-        case cudaErrorNotReady: return "cudaErrorNotReady";
-        case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
-        case cudaErrorNotSupported: return "cudaErrorNotSupported";
-        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-        case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
-        case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
-        case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
-        default: return "CUDA error";
+        case cudaSuccess:
+            return "cudaSuccess";
+        case cudaErrorInvalidValue:
+            return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation:
+            return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration:
+            return "cudaErrorInvalidConfiguration";
+        case cudaErrorInvalidDevice:
+            return "cudaErrorInvalidDevice";
+        case cudaErrorNoDevice:
+            return "cudaErrorNoDevice";
+        case cudaErrorNotReady:
+            return "cudaErrorNotReady";
+        case cudaErrorLaunchFailure:
+            return "cudaErrorLaunchFailure";
+        case cudaErrorNotSupported:
+            return "cudaErrorNotSupported";
+        case cudaErrorInvalidResourceHandle:
+            return "cudaErrorInvalidResourceHandle";
+        case cudaErrorStreamCaptureUnsupported:
+            return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureUnjoined:
+            return "cudaErrorStreamCaptureUnjoined";
+        case cudaErrorStreamCaptureUnmatched:
+            return "cudaErrorStreamCaptureUnmatched";
+        default:
+            return "CUDA error";
     }
 }
 const char* CUDARTAPI cudaGetErrorString(cudaError_t e) {
     switch (e) {
-        case cudaSuccess: return "no error";
-        case cudaErrorMemoryAllocation: return "out of memory";
-        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-        case cudaErrorInvalidDevice: return "invalid device ordinal";
-        case cudaErrorLaunchFailure: return last_error().empty() ? "launch failure" : last_error().c_str();
-        default: return cudaGetErrorName(e);
+        case cudaSuccess:
+            return "no error";
+        case cudaErrorMemoryAllocation:
+            return "out of memory";
+        case cudaErrorInvalidConfiguration:
+            return "invalid configuration argument";
+        case cudaErrorNoDevice:
+            return "no CUDA-capable device is detected";
+        case cudaErrorInvalidDevice:
+            return "invalid device ordinal";
+        case cudaErrorLaunchFailure:
+            return last_error().empty() ? "launch failure" : last_error().c_str();
+        default:
+            return cudaGetErrorName(e);
     }
 }
 

@@ -16,14 +16,21 @@ static CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
                              CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
     uint8_t element = 0;
     switch (type) {
-        case CU_TENSOR_MAP_DATA_TYPE_UINT8: element = 1; break;
+        case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+            element = 1;
+            break;
         case CU_TENSOR_MAP_DATA_TYPE_UINT16:
         case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
-        case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: element = 2; break;
+        case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
+            element = 2;
+            break;
         case CU_TENSOR_MAP_DATA_TYPE_UINT32:
         case CU_TENSOR_MAP_DATA_TYPE_INT32:
-        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32: element = 4; break;
-        default: return CUDA_ERROR_NOT_SUPPORTED;
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+            element = 4;
+            break;
+        default:
+            return CUDA_ERROR_NOT_SUPPORTED;
     }
     if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
         swizzle > CU_TENSOR_MAP_SWIZZLE_128B)
@@ -35,7 +42,8 @@ static CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
     m.magic = simt::TensorMap::kMagic;
     m.rank = uint16_t(rank), m.element = element, m.swizzle = uint8_t(swizzle), m.base = static_cast<char*>(base);
     for (cuuint32_t d = 0; d < rank; d++) {
-        if (!dim[d] || dim[d] > UINT32_MAX || !box[d] || box[d] > 256 || element_strides[d] != 1) return CUDA_ERROR_INVALID_VALUE;
+        if (!dim[d] || dim[d] > UINT32_MAX || !box[d] || box[d] > 256 || element_strides[d] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
         if (d && (strides[d - 1] % 16 || strides[d - 1] >= (cuuint64_t(1) << 40))) return CUDA_ERROR_INVALID_VALUE;
         m.dim[d] = uint32_t(dim[d]), m.box[d] = uint16_t(box[d]), m.stride[d] = d ? strides[d - 1] : element;
     }

@@ -1,5 +1,5 @@
-// NCCL between processes of one machine, behind the real header; linked in place of libnccl. Operations are queued on the
-// fake device's streams. Bytes travel through a shared-memory file named by the unique id, with one small ring per
+// NCCL between processes of one machine, behind the real header; linked in place of libnccl. Operations are queued on
+// the fake device's streams. Bytes travel through a shared-memory file named by the unique id, with one small ring per
 // ordered pair of ranks; a group makes progress whenever its stream is drained, and yields the core when it can't.
 // As in NCCL, operations of one communicator take effect in the order in which they were issued.
 #include <atomic>
@@ -112,7 +112,8 @@ bool poll(Operation& op) {
 ncclResult_t launch_group() {
     std::vector<std::pair<std::shared_ptr<Operation>, cudaStream_t>> joined;
     for (auto& [op, stream] : group.operations) {
-        auto same = std::find_if(joined.begin(), joined.end(), [&](auto& j) { return j.first->comm == op->comm && j.second == stream; });
+        auto same = std::find_if(joined.begin(), joined.end(),
+                                 [&](auto& j) { return j.first->comm == op->comm && j.second == stream; });
         if (same == joined.end()) {
             joined.emplace_back(op, stream);
             continue;
@@ -138,13 +139,17 @@ size_t size_of(ncclDataType_t t) {
     switch (t) {
         case ncclFloat32:
         case ncclInt32:
-        case ncclUint32: return 4;
+        case ncclUint32:
+            return 4;
         case ncclFloat64:
         case ncclInt64:
-        case ncclUint64: return 8;
+        case ncclUint64:
+            return 8;
         case ncclBfloat16:
-        case ncclFloat16: return 2;
-        default: return 1;
+        case ncclFloat16:
+            return 2;
+        default:
+            return 1;
     }
 }
 bool summable(ncclDataType_t t) { return t == ncclFloat32 || t == ncclBfloat16 || t == ncclFloat16; }
@@ -201,7 +206,10 @@ extern "C" {
 
 ncclResult_t ncclGetVersion(int* v) { return *v = NCCL_VERSION_CODE, ncclSuccess; }
 const char* ncclGetErrorString(ncclResult_t r) {
-    return r == ncclSuccess ? "no error" : r == ncclInvalidArgument ? "invalid argument" : r == ncclSystemError ? "unhandled system error" : "NCCL error";
+    return r == ncclSuccess           ? "no error"
+           : r == ncclInvalidArgument ? "invalid argument"
+           : r == ncclSystemError     ? "unhandled system error"
+                                      : "NCCL error";
 }
 const char* ncclGetLastError(ncclComm_t) { return last_problem.c_str(); }
 
@@ -217,7 +225,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
     const std::string name(id.internal, strnlen(id.internal, sizeof id.internal));
     const size_t bytes = sizeof(Shared) + sizeof(Ring) * size_t(ranks * ranks);
     const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
-    if (fd < 0 || ftruncate(fd, off_t(bytes))) return problem(ncclSystemError, "shm_open " + name + ": " + strerror(errno));
+    if (fd < 0 || ftruncate(fd, off_t(bytes)))
+        return problem(ncclSystemError, "shm_open " + name + ": " + strerror(errno));
     void* m = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (m == MAP_FAILED) return problem(ncclSystemError, "mmap");
@@ -227,11 +236,15 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
     *out = c;
     return ncclSuccess;
 }
-ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) { return ncclCommInitRankConfig(out, ranks, id, rank, nullptr); }
+ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
+    return ncclCommInitRankConfig(out, ranks, id, rank, nullptr);
+}
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* r) { return *r = ncclSuccess, ncclSuccess; }
 ncclResult_t ncclCommCount(const ncclComm_t c, int* n) { return *n = c->ranks, ncclSuccess; }
 ncclResult_t ncclCommUserRank(const ncclComm_t c, int* r) { return *r = c->rank, ncclSuccess; }
-ncclResult_t ncclCommFinalize(ncclComm_t) { return cudaDeviceSynchronize() == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t ncclCommFinalize(ncclComm_t) {
+    return cudaDeviceSynchronize() == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
     if (!c->aborted) cudaDeviceSynchronize();
     munmap(c->shared, c->mapped);
@@ -259,8 +272,11 @@ ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, n
     return submit(op, s);
 }
 
-static bool valid_sum(ncclDataType_t type, ncclRedOp_t red) { return summable(type) && (red == ncclSum || red == ncclAvg); }
-ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, ncclComm_t c, cudaStream_t s) {
+static bool valid_sum(ncclDataType_t type, ncclRedOp_t red) {
+    return summable(type) && (red == ncclSum || red == ncclAvg);
+}
+ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, ncclComm_t c,
+                           cudaStream_t s) {
     if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
     auto op = operation(c);
     for (int r = 0; r < c->ranks; r++)
@@ -268,7 +284,8 @@ ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType
     receive_and_sum(*op, in, out, count, type, red == ncclAvg);
     return submit(op, s);
 }
-ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, int root, ncclComm_t c, cudaStream_t s) {
+ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, int root,
+                        ncclComm_t c, cudaStream_t s) {
     if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
     auto op = operation(c);
     if (c->rank == root)
@@ -277,7 +294,8 @@ ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t 
         send(*op, in, count * size_of(type), root);
     return submit(op, s);
 }
-ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, ncclComm_t c, cudaStream_t s) {
+ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red,
+                               ncclComm_t c, cudaStream_t s) {
     if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
     auto op = operation(c);
     const auto* p = static_cast<const char*>(in);
@@ -302,7 +320,8 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
     };
     return submit(op, s);
 }
-ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c, cudaStream_t s) {
+ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c,
+                           cudaStream_t s) {
     auto op = operation(c);
     const size_t bytes = count * size_of(type);
     if (c->rank != root) {

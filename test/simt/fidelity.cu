@@ -2,11 +2,12 @@
 //
 //   fidelity list            the wrappers, and which architecture each needs
 //   fidelity write DIR       (on a GPU) runs them and writes DIR/<wrapper>.txt: what the hardware gave
-//   fidelity check DIR       (in the emulator, or on a GPU) runs them and compares with DIR; a wrapper without a file is
+//   fidelity check DIR       (in the emulator, or on a GPU) runs them and compares with DIR; a wrapper without a file
+//   is
 //                            listed as unconfirmed. Exit status 1 if one differs.
 //
-// A golden file holds the outputs as 32-bit words in hexadecimal. Float results may differ by a tolerance that each case
-// states: hardware neither orders nor rounds its sums as the model does.
+// A golden file holds the outputs as 32-bit words in hexadecimal. Float results may differ by a tolerance that each
+// case states: hardware neither orders nor rounds its sums as the model does.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -92,7 +93,8 @@ __global__ void mma_kernel(uint32_t* out, const uint32_t* in) {
 
 __global__ void approx_kernel(uint32_t* out, const uint32_t* in, int function) {
     const int t = int(threadIdx.x);
-    constexpr uint32_t special[8] = {0, 0x80000000u, 0x7f800000u, 0xff800000u, 1, 0x00800000u, 0x3f800000u, 0xc3160000u};
+    constexpr uint32_t special[8] = {0, 0x80000000u, 0x7f800000u, 0xff800000u,
+                                     1, 0x00800000u, 0x3f800000u, 0xc3160000u};
     const float x = t < 8 ? __uint_as_float(special[t]) : float(int(in[t] % 200001) - 100000) / 1000;
     const float positive = t < 8 ? x : fabsf(x);
     const float y = function == 0   ? ptx::ex2(x)
@@ -151,7 +153,8 @@ __global__ void tma_kernel(uint32_t* out, const __grid_constant__ CUtensorMap ma
     for (int i = int(threadIdx.x); i < bytes / 4; i += 32) out[i] = reinterpret_cast<uint32_t*>(smem)[i];
 }
 
-__global__ void tma_store_kernel(const uint32_t* in, const __grid_constant__ CUtensorMap map, int rank, int x, int y, int bytes) {
+__global__ void tma_store_kernel(const uint32_t* in, const __grid_constant__ CUtensorMap map, int rank, int x, int y,
+                                 int bytes) {
     GPU_DYN_SMEM(smem);
     for (int i = int(threadIdx.x); i < bytes / 4; i += 32) reinterpret_cast<uint32_t*>(smem)[i] = in[i];
     ptx::fence_proxy_async();
@@ -213,7 +216,8 @@ __global__ void wgmma_kernel(uint32_t* out, const uint32_t* in, uint32_t layout)
     const uint32_t row = layout == 1 ? 128 : layout == 2 ? 64 : layout == 3 ? 32 : 16;
     const auto descriptor = [&](const void* p, bool trans) {
         if (layout == 0) return ptx::wgmma_descriptor(p, 128, 256, 0);
-        return trans ? ptx::wgmma_descriptor(p, row * 16, row * 8, layout) : ptx::wgmma_descriptor(p, 16, row * 8, layout);
+        return trans ? ptx::wgmma_descriptor(p, row * 16, row * 8, layout)
+                     : ptx::wgmma_descriptor(p, 16, row * 8, layout);
     };
     const uint64_t da = descriptor(smem, kTransA), db = descriptor(smem + 8192, kTransB);
     uint32_t a[4];
@@ -235,12 +239,14 @@ __global__ void wgmma_kernel(uint32_t* out, const uint32_t* in, uint32_t layout)
 
 struct Case {
     std::string name;
-    int arch;      // 80 or 90
+    int arch;          // 80 or 90
     double tolerance;  // 0: words must be equal; else relative to 1 + |value|, as floats
     std::function<void(uint32_t* out, const uint32_t* in, cudaStream_t)> run;
 };
 
-CUtensorMap map_2d(const void* p, int swizzle) { return ptx::tensor_map(p, {64, 24}, {128}, {uint32_t(swizzle ? swizzle / 2 : 16), 8}, swizzle); }
+CUtensorMap map_2d(const void* p, int swizzle) {
+    return ptx::tensor_map(p, {64, 24}, {128}, {uint32_t(swizzle ? swizzle / 2 : 16), 8}, swizzle);
+}
 CUtensorMap map_nd(const void* p, int rank, int swizzle) {
     if (rank == 3) return ptx::tensor_map(p, {64, 6, 4}, {128, 768}, {uint32_t(swizzle / 2), 2, 4}, swizzle);
     return ptx::tensor_map(p, {64, 6, 4, 2}, {128, 768, 3072}, {uint32_t(swizzle / 2), 2, 2, 2}, swizzle);
@@ -248,41 +254,80 @@ CUtensorMap map_nd(const void* p, int rank, int swizzle) {
 
 std::vector<Case> cases() {
     std::vector<Case> all;
-    const auto add = [&](std::string name, int arch, double tolerance, auto run) { all.push_back({std::move(name), arch, tolerance, run}); };
-#define RUN [=](uint32_t* out, const uint32_t* in, cudaStream_t s)
-    for (int bytes : {4, 8, 16}) add("cp_async" + std::to_string(bytes), 80, 0, RUN { launch(cp_async_kernel, LaunchConfig(1, 32, 0, s), out, in, bytes); });
-    add("ldmatrix_x1", 80, 0, RUN { launch(ldmatrix_kernel<1, false>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("ldmatrix_x1_trans", 80, 0, RUN { launch(ldmatrix_kernel<1, true>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("ldmatrix_x2", 80, 0, RUN { launch(ldmatrix_kernel<2, false>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("ldmatrix_x2_trans", 80, 0, RUN { launch(ldmatrix_kernel<2, true>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("ldmatrix_x4", 80, 0, RUN { launch(ldmatrix_kernel<4, false>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("ldmatrix_x4_trans", 80, 0, RUN { launch(ldmatrix_kernel<4, true>, LaunchConfig(1, 32, 0, s), out, in); });
+    const auto add = [&](std::string name, int arch, double tolerance, auto run) {
+        all.push_back({std::move(name), arch, tolerance, run});
+    };
+#define RUN [=](uint32_t * out, const uint32_t* in, cudaStream_t s)
+    for (int bytes : {4, 8, 16})
+        add(
+            "cp_async" + std::to_string(bytes), 80, 0,
+            RUN { launch(cp_async_kernel, LaunchConfig(1, 32, 0, s), out, in, bytes); });
+    add(
+        "ldmatrix_x1", 80, 0, RUN { launch(ldmatrix_kernel<1, false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "ldmatrix_x1_trans", 80, 0, RUN { launch(ldmatrix_kernel<1, true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "ldmatrix_x2", 80, 0, RUN { launch(ldmatrix_kernel<2, false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "ldmatrix_x2_trans", 80, 0, RUN { launch(ldmatrix_kernel<2, true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "ldmatrix_x4", 80, 0, RUN { launch(ldmatrix_kernel<4, false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "ldmatrix_x4_trans", 80, 0, RUN { launch(ldmatrix_kernel<4, true>, LaunchConfig(1, 32, 0, s), out, in); });
     // 16 products of values below 1 and a sum below 20: 17 roundings of 2^-24 relative to it.
-    add("mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(mma_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("mma_m16n8k16_fp16", 80, 1e-5, RUN { launch(mma_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("bar_sync_arrive", 80, 0, RUN { launch(named_barrier_kernel, LaunchConfig(1, 128, 0, s), out, in); });
+    add(
+        "mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(mma_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "mma_m16n8k16_fp16", 80, 1e-5, RUN { launch(mma_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "bar_sync_arrive", 80, 0, RUN { launch(named_barrier_kernel, LaunchConfig(1, 128, 0, s), out, in); });
     const char* functions[4] = {"ex2", "lg2", "rcp", "sqrt"};
-    for (int f = 0; f < 4; f++) add(functions[f], 80, 1e-6, RUN { launch(approx_kernel, LaunchConfig(1, 256, 0, s), out, in, f); });
-    add("stmatrix_x4", 90, 0, RUN { launch(stmatrix_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("stmatrix_x4_trans", 90, 0, RUN { launch(stmatrix_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
-    add("cluster_map_rank_mbar_remote", 90, 0, RUN { launch(cluster_kernel, LaunchConfig(2, 32, 136, s).with_cluster(2), out, in); });
-    add("bulk_load_store", 90, 0, RUN { launch(bulk_kernel, LaunchConfig(1, 32, 1032, s), out, in); });
+    for (int f = 0; f < 4; f++)
+        add(
+            functions[f], 80, 1e-6, RUN { launch(approx_kernel, LaunchConfig(1, 256, 0, s), out, in, f); });
+    add(
+        "stmatrix_x4", 90, 0, RUN { launch(stmatrix_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "stmatrix_x4_trans", 90, 0, RUN { launch(stmatrix_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "cluster_map_rank_mbar_remote", 90, 0,
+        RUN { launch(cluster_kernel, LaunchConfig(2, 32, 136, s).with_cluster(2), out, in); });
+    add(
+        "bulk_load_store", 90, 0, RUN { launch(bulk_kernel, LaunchConfig(1, 32, 1032, s), out, in); });
     for (int swizzle : {0, 32, 64, 128}) {
         const int bytes = (swizzle ? swizzle : 32) * 8;
-        add("tma_load_2d_swizzle" + std::to_string(swizzle), 90, 0,
-            RUN { launch(tma_kernel, LaunchConfig(1, 32, size_t(bytes) + 8, s), out, map_2d(in, swizzle), 2, 8, -3, bytes); });
-        add("tma_store_2d_swizzle" + std::to_string(swizzle), 90, 0,
-            RUN { launch(tma_store_kernel, LaunchConfig(1, 32, size_t(bytes), s), in, map_2d(out, swizzle), 2, 40, 20, bytes); });
+        add(
+            "tma_load_2d_swizzle" + std::to_string(swizzle), 90, 0, RUN {
+                launch(tma_kernel, LaunchConfig(1, 32, size_t(bytes) + 8, s), out, map_2d(in, swizzle), 2, 8, -3,
+                       bytes);
+            });
+        add(
+            "tma_store_2d_swizzle" + std::to_string(swizzle), 90, 0, RUN {
+                launch(tma_store_kernel, LaunchConfig(1, 32, size_t(bytes), s), in, map_2d(out, swizzle), 2, 40, 20,
+                       bytes);
+            });
     }
     for (int rank : {3, 4}) {
         const std::string n = std::to_string(rank);
-        add("tma_load_" + n + "d", 90, 0, RUN { launch(tma_kernel, LaunchConfig(1, 32, 64 * 8 + 8, s), out, map_nd(in, rank, 64), rank, 40, 5, 64 * 8); });
-        add("tma_store_" + n + "d", 90, 0, RUN { launch(tma_store_kernel, LaunchConfig(1, 32, 64 * 8, s), in, map_nd(out, rank, 64), rank, 40, 5, 64 * 8); });
+        add(
+            "tma_load_" + n + "d", 90, 0, RUN {
+                launch(tma_kernel, LaunchConfig(1, 32, 64 * 8 + 8, s), out, map_nd(in, rank, 64), rank, 40, 5, 64 * 8);
+            });
+        add(
+            "tma_store_" + n + "d", 90, 0, RUN {
+                launch(tma_store_kernel, LaunchConfig(1, 32, 64 * 8, s), in, map_nd(out, rank, 64), rank, 40, 5,
+                       64 * 8);
+            });
     }
-    add("tma_load_2d_multicast", 90, 0,
-        RUN { launch(multicast_kernel, LaunchConfig(2, 32, 2056, s).with_cluster(2), out, ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128)); });
+    add(
+        "tma_load_2d_multicast", 90, 0, RUN {
+            launch(multicast_kernel, LaunchConfig(2, 32, 2056, s).with_cluster(2), out,
+                   ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128));
+        });
     const auto wgmma = [&](std::string name, uint32_t layout, auto kernel) {
-        add(name + "_layout" + std::to_string(layout), 90, 2e-5, RUN { launch(kernel, LaunchConfig(1, 128, kWords * 4, s), out, in, layout); });
+        add(
+            name + "_layout" + std::to_string(layout), 90, 2e-5,
+            RUN { launch(kernel, LaunchConfig(1, 128, kWords * 4, s), out, in, layout); });
     };
     for (uint32_t layout = 0; layout < 4; layout++) {
         wgmma("wgmma_bf16_n64", layout, wgmma_kernel<64, false, false, false, false>);
@@ -328,7 +373,8 @@ std::string path_of(const std::string& dir, const Case& c) { return dir + "/" + 
 void write(const std::string& dir, const Case& c) {
     std::ofstream f(path_of(dir, c));
     const auto words = run_case(c);
-    for (size_t i = 0; i < words.size(); i++) f << std::hex << std::setw(8) << std::setfill('0') << words[i] << (i % 8 == 7 ? '\n' : ' ');
+    for (size_t i = 0; i < words.size(); i++)
+        f << std::hex << std::setw(8) << std::setfill('0') << words[i] << (i % 8 == 7 ? '\n' : ' ');
     f << '\n';
     if (!f.flush()) fail("can't write %s", path_of(dir, c).c_str());
 }
@@ -348,7 +394,8 @@ std::string check(const std::string& dir, const Case& c) {
     if (!f) return "unconfirmed";
     std::vector<uint32_t> want;
     for (uint32_t w; f >> std::hex >> w;) want.push_back(w);
-    if (want.size() != got.size()) return "DIFFERS: " + std::to_string(got.size()) + " words, golden " + std::to_string(want.size());
+    if (want.size() != got.size())
+        return "DIFFERS: " + std::to_string(got.size()) + " words, golden " + std::to_string(want.size());
     for (size_t i = 0; i < got.size(); i++)
         if (!equal(got[i], want[i], c.tolerance)) {
             char text[100];
@@ -364,7 +411,8 @@ int main_(int argc, char** argv) {
         for (const Case& c : cases()) printf("%-36s sm_%d\n", c.name.c_str(), c.arch);
         return 0;
     }
-    if (argc != 3 || (command != "write" && command != "check")) return fprintf(stderr, "usage: fidelity list | write DIR | check DIR\n"), 2;
+    if (argc != 3 || (command != "write" && command != "check"))
+        return fprintf(stderr, "usage: fidelity list | write DIR | check DIR\n"), 2;
     int major = 0, minor = 0, differ = 0, confirmed = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);

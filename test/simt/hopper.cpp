@@ -147,7 +147,8 @@ void mbar_init(uint64_t* bar, uint32_t count, Site at) {
 void mbar_arrive(uint64_t* bar, uint32_t tx_bytes, Site at) {
     MBarrier* m = checked(bar, "mbarrier.arrive", at);
     if (race) race->access(bar, 8, Access::atomic, at), race->release(bar);
-    if (!m->pending) fail("mbarrier.arrive at %s: more arrivals than the %u it expects", where(at).c_str(), m->expected);
+    if (!m->pending)
+        fail("mbarrier.arrive at %s: more arrivals than the %u it expects", where(at).c_str(), m->expected);
     m->tx += int32_t(tx_bytes);
     m->pending = (m->pending - 1) & 0xfff;
     complete_phase(m);
@@ -174,11 +175,14 @@ void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int 
     if (to < b->smem || to + tile_bytes(m) > b->smem + b->smem_bytes)
         fail("TMA load at %s: the %u bytes at %p are not within the dynamic shared memory", where(at).c_str(),
              tile_bytes(m), dst);
-    if ((to - b->smem) % 128) fail("TMA load at %s: shared offset %td is not 128-byte aligned", where(at).c_str(), to - b->smem);
+    if ((to - b->smem) % 128)
+        fail("TMA load at %s: shared offset %td is not 128-byte aligned", where(at).c_str(), to - b->smem);
     Coords c{};
     std::copy_n(coords, rank, c.x);
     if (!blocks) return load_tile_into(m, to, bar, c, at);
-    if (blocks >> current_launch.cluster) fail("TMA load at %s: multicast mask %#x in a cluster of %u", where(at).c_str(), blocks, current_launch.cluster);
+    if (blocks >> current_launch.cluster)
+        fail("TMA load at %s: multicast mask %#x in a cluster of %u", where(at).c_str(), blocks,
+             current_launch.cluster);
     for (uint32_t r = 0; r < current_launch.cluster; r++) {
         const Block* target = &resident_blocks()[b->slot - b->rank + r];
         if (blocks >> r & 1) load_tile_into(m, in_block(to, b, target), in_block(bar, b, target), c, at);
@@ -315,7 +319,8 @@ void compute(const WgmmaOp& op) {
         for (int l = 0; l < 32; l++)
             for (int r = 0; r < 4; r++)
                 for (int h = 0; h < 2; h++)
-                    a[l / 4 + r % 2 * 8][l % 4 * 2 + r / 2 * 8 + h] = half_to_float(uint16_t(op.a[l][r] >> 16 * h), p.type);
+                    a[l / 4 + r % 2 * 8][l % 4 * 2 + r / 2 * 8 + h] =
+                        half_to_float(uint16_t(op.a[l][r] >> 16 * h), p.type);
     } else {
         for_each_chunk(p.desc_a, int(op.warp % 4 * 16), 16, p.trans_a, [&](int m, int k, const unsigned char* q) {
             for (int i = 0; i < 8; i++) (p.trans_a ? a[m + i][k] : a[m][k + i]) = value(q, i);

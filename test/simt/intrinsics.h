@@ -2,21 +2,37 @@
 #pragma once
 
 template <class T>
-T __ldg(const T* p) { return *p; }
+T __ldg(const T* p) {
+    return *p;
+}
 template <class T>
-T __ldcg(const T* p) { return *p; }
+T __ldcg(const T* p) {
+    return *p;
+}
 template <class T>
-T __ldcs(const T* p) { return *p; }
+T __ldcs(const T* p) {
+    return *p;
+}
 template <class T>
-T __ldlu(const T* p) { return *p; }
+T __ldlu(const T* p) {
+    return *p;
+}
 template <class T>
-T __ldcv(const T* p) { return *p; }
+T __ldcv(const T* p) {
+    return *p;
+}
 template <class T>
-void __stcg(T* p, std::type_identity_t<T> v) { *p = v; }
+void __stcg(T* p, std::type_identity_t<T> v) {
+    *p = v;
+}
 template <class T>
-void __stcs(T* p, std::type_identity_t<T> v) { *p = v; }
+void __stcs(T* p, std::type_identity_t<T> v) {
+    *p = v;
+}
 template <class T>
-void __stwt(T* p, std::type_identity_t<T> v) { *p = v; }
+void __stwt(T* p, std::type_identity_t<T> v) {
+    *p = v;
+}
 
 // glibc declares __expf, __logf... itself, so only a macro can replace them. They are exact here (correctly rounded
 // host functions), where the device errs by a few ulp.

@@ -241,7 +241,8 @@ void run_gemm(float* out, const float* in, bool fixed, cudaStream_t s) {
     if (!operands) {
         require(cudaMalloc(reinterpret_cast<void**>(&operands), (M + N) * K * 2) == cudaSuccess, "no memory");
         std::vector<uint16_t> host((M + N) * K);
-        for (size_t i = 0; i < host.size(); i++) host[i] = __bfloat16_as_ushort(__float2bfloat16(float(i * 7 % 13) - 6));
+        for (size_t i = 0; i < host.size(); i++)
+            host[i] = __bfloat16_as_ushort(__float2bfloat16(float(i * 7 % 13) - 6));
         require(cudaMemcpy(operands, host.data(), host.size() * 2, cudaMemcpyHostToDevice) == cudaSuccess, "copy");
     }
     (void)in;
@@ -279,10 +280,10 @@ void host_buffer_reused(float* out, const float*, bool fixed, cudaStream_t s) {
     for (int i = 0; i < kValues; i++) host[i] = -1;
 }
 
-#define KERNEL(name, grid, block, smem, ...)                                     \
-    [](float* out, const float* in, bool fixed, cudaStream_t s) {                \
-        (void)in;                                                                \
-        launch(name, LaunchConfig(grid, block, smem, s), out, __VA_ARGS__);      \
+#define KERNEL(name, grid, block, smem, ...)                                \
+    [](float* out, const float* in, bool fixed, cudaStream_t s) {           \
+        (void)in;                                                           \
+        launch(name, LaunchConfig(grid, block, smem, s), out, __VA_ARGS__); \
     }
 
 }  // namespace

@@ -63,7 +63,8 @@ int detections(const Bug& bug, bool fixed, int seeds, std::string* first) {
 
 int main(int argc, char** argv) {
     if (argc == 2 && !strcmp(argv[1], "list")) {
-        for (int i = 0; i < planted::n_bugs; i++) printf("%d\t%s\t%s\n", i, planted::bugs[i].must, planted::bugs[i].name);
+        for (int i = 0; i < planted::n_bugs; i++)
+            printf("%d\t%s\t%s\n", i, planted::bugs[i].must, planted::bugs[i].name);
         return 0;
     }
     if (argc != 3) return fprintf(stderr, "usage: planted list | planted fixed SEEDS | planted INDEX SEEDS\n"), 2;

@@ -47,13 +47,13 @@ void join(Row& to, const Row& from) {
     for (size_t i = 0; i < from.size(); i++) to[i].join(from[i]);
 }
 
-struct Stamp {  // who accessed, when, from where
+struct Stamp {                              // who accessed, when, from where
     uint32_t who : 31 = 0, atomic : 1 = 0;  // who: 0 none, else index() + 1
     uint32_t index() const { return uint32_t(who) - 1; }
     uint32_t clock = 0, pc = 0;
 };
-// The state of kCellBytes bytes, or of an aligned run of 8, 4 or 2 such pieces that have always been accessed together: the
-// run's first cell then stands for all. `split` says how long the run is: 8 >> split.
+// The state of kCellBytes bytes, or of an aligned run of 8, 4 or 2 such pieces that have always been accessed together:
+// the run's first cell then stands for all. `split` says how long the run is: 8 >> split.
 struct Cell {
     uint32_t epoch = 0;  // of the launch (global memory) or the group of blocks (shared memory)
     uint8_t split = 0;
@@ -132,8 +132,12 @@ struct Me {
     uint32_t who, serial, column, first_column;
     const Known* row;
     explicit Me(const Fiber* f)
-        : f(f), who(id_of(f)), serial(first_serial + f->block->slot), column(column_of(f)),
-          first_column(f->block->slot * stride), row(known[column].data()) {}
+        : f(f),
+          who(id_of(f)),
+          serial(first_serial + f->block->slot),
+          column(column_of(f)),
+          first_column(f->block->slot * stride),
+          row(known[column].data()) {}
     bool ordered_slowly(const Stamp& s) const;
     bool ordered(const Stamp& s) const {
         const uint32_t id = s.index() % kIdsPerBlock;
@@ -173,7 +177,8 @@ Region* find(const void* q) {
     const auto inside = [p](const Region& r) { return p >= r.begin && p < r.begin + r.bytes; };
     for (uint32_t i = 0; i < n_resident; i++)
         if (inside(smem_regions[i])) return &smem_regions[i];
-    if (!static_regions.empty() && inside(static_regions[0])) return &static_regions[current ? current->block->slot : 0];
+    if (!static_regions.empty() && inside(static_regions[0]))
+        return &static_regions[current ? current->block->slot : 0];
     for (int i = 0; i < 4; i++)
         if (recent[i] && inside(*recent[i])) {
             if (i) std::swap(recent[i], recent[i - 1]);
@@ -191,8 +196,10 @@ void map_cells(Region& r) {
     const size_t bytes = (r.bytes + 15) / 16 * (16 / kCellBytes) * sizeof(Cell);
     if (r.cells && r.mapped >= bytes) return;
     if (r.cells) munmap(r.cells, r.mapped);
-    void* m = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (m == MAP_FAILED) fprintf(stderr, "simt: no memory for the race check's shadow of %zu bytes\n", r.bytes), abort();
+    void* m = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (m == MAP_FAILED)
+        fprintf(stderr, "simt: no memory for the race check's shadow of %zu bytes\n", r.bytes), abort();
     r.cells = static_cast<Cell*>(m);
     r.mapped = bytes;
 }
@@ -350,7 +357,8 @@ void in_flight(const void* p, size_t bytes, Access kind, bool done, Site at) {
     if (!r) return;
     // Complete: from here on it counts as an access at this point, a read as one of the whole warp.
     const Fiber* f = current;
-    const uint32_t column = column_of(f), pc = site_id(at), clock = kind == Access::write ? clocks[column] : known[column][column].full;
+    const uint32_t column = column_of(f), pc = site_id(at),
+                   clock = kind == Access::write ? clocks[column] : known[column][column].full;
     each_run(*r, p, bytes, false, [&](Cell& c, const char*) {
         const auto land = [&](Stamp& s) {
             if (s.clock == kInFlight && s.pc == pc && s.index() / 32 == (id_of(f) - 1) / 32) s.clock = clock;
@@ -509,8 +517,8 @@ void written(const void* p, size_t bytes) {
     if (Region* r = find(p)) each_run(*r, p, bytes, false, [](Cell& c, const char*) { c.written = true; });
 }
 
-constexpr RaceHooks hooks{access,  atomic, in_flight, async_write,  warp_sync,   barrier,   release, phase,
-                          acquire, fence,  begin_launch, begin_group, allocated, freed, written};
+constexpr RaceHooks hooks{access,  atomic, in_flight,    async_write, warp_sync, barrier, release, phase,
+                          acquire, fence,  begin_launch, begin_group, allocated, freed,   written};
 
 [[maybe_unused]] const bool installed = [] {
     dl_iterate_phdr([](dl_phdr_info* i, size_t, void*) { return load_address = i->dlpi_addr, 1; }, nullptr);
@@ -535,15 +543,16 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
-#define SIMT_HOOK(N)                                                                                             \
-    void __tsan_read##N(void* p) { simt::from_compiler(p, N, simt::Access::read, SIMT_PC); }                     \
-    void __tsan_write##N(void* p) { simt::from_compiler(p, N, simt::Access::write, SIMT_PC); }                   \
-    void __tsan_unaligned_read##N(void* p) { simt::from_compiler(p, N, simt::Access::read, SIMT_PC); }           \
-    void __tsan_unaligned_write##N(void* p) { simt::from_compiler(p, N, simt::Access::write, SIMT_PC); }         \
-    void __tsan_volatile_read##N(void* p) { simt::from_compiler(p, N, simt::Access::read, SIMT_PC); }            \
+#define SIMT_HOOK(N)                                                                                     \
+    void __tsan_read##N(void* p) { simt::from_compiler(p, N, simt::Access::read, SIMT_PC); }             \
+    void __tsan_write##N(void* p) { simt::from_compiler(p, N, simt::Access::write, SIMT_PC); }           \
+    void __tsan_unaligned_read##N(void* p) { simt::from_compiler(p, N, simt::Access::read, SIMT_PC); }   \
+    void __tsan_unaligned_write##N(void* p) { simt::from_compiler(p, N, simt::Access::write, SIMT_PC); } \
+    void __tsan_volatile_read##N(void* p) { simt::from_compiler(p, N, simt::Access::read, SIMT_PC); }    \
     void __tsan_volatile_write##N(void* p) { simt::from_compiler(p, N, simt::Access::write, SIMT_PC); }
-SIMT_HOOK(1) SIMT_HOOK(2) SIMT_HOOK(4) SIMT_HOOK(8) SIMT_HOOK(16)
-void __tsan_read_range(void* p, unsigned long n) { simt::from_compiler(p, n, simt::Access::read, SIMT_PC); }
+SIMT_HOOK(1) SIMT_HOOK(2) SIMT_HOOK(4) SIMT_HOOK(8) SIMT_HOOK(16) void __tsan_read_range(void* p, unsigned long n) {
+    simt::from_compiler(p, n, simt::Access::read, SIMT_PC);
+}
 void __tsan_write_range(void* p, unsigned long n) { simt::from_compiler(p, n, simt::Access::write, SIMT_PC); }
 // Guards of host statics in a kernel file.
 char __tsan_atomic8_load(const volatile char* p, int order) { return __atomic_load_n(p, order); }

@@ -78,8 +78,8 @@ struct Block {
     size_t smem_bytes = 0;
     Barrier barriers[16];
     std::vector<Fiber*> cluster_waiters, mbar_waiters;
-    std::vector<WgmmaQueue> wgmma;     // per warp
-    std::vector<char> static_shared;   // while another block of the cluster is running
+    std::vector<WgmmaQueue> wgmma;    // per warp
+    std::vector<char> static_shared;  // while another block of the cluster is running
 };
 
 extern Fiber* current;
@@ -92,22 +92,22 @@ void reschedule();  // parks the current fiber, which has already said what it w
 void progress();    // something happened: resets the livelock counter
 uint64_t random_bits();
 uint32_t random_below(uint32_t n);
-bool land_late();  // the coin for an asynchronous operation
+bool land_late();                                 // the coin for an asynchronous operation
 void add_async(std::function<void()> operation);  // runs when drawn, or when nothing else can run
 void note_failure(const std::string& text);       // fails the launch without leaving the caller
 std::string where(Site at);                       // "file.cu:12"
 
-void check_exit(Fiber* f);  // barrier.cpp; f has just returned
+void check_exit(Fiber* f);                     // barrier.cpp; f has just returned
 const char* copies_in_flight(const Fiber* f);  // copy.cpp; what f has not waited for, or null
 void clear_copies(Fiber* f);
-void queue_bulk_store(std::function<void()> land);  // the current thread's, until bulk_wait
+void queue_bulk_store(std::function<void()> land);               // the current thread's, until bulk_wait
 void multiply(float* c, const float* a, const float* b, int n);  // tensor_core.cpp: c[16][n] += a[16][16] b[16][n]
 float half_to_float(uint16_t bits, Half type);
 void warp_collective(uint32_t mask, void* payload, Complete complete, const char* op, Site at);
 
 // ---- shared memory (shared.cpp)
 
-void save_static_shared();     // before a launch: the host's values
+void save_static_shared();  // before a launch: the host's values
 void restore_static_shared();
 void poison_static_shared(int kind);
 void prepare_cluster_shared(int kind);  // each resident block has its own copy

@@ -260,7 +260,8 @@ void init_fiber(Fiber& f, Block& b, uint32_t t, uint32_t warp_priority) {
     f.warp = &b.warps[t >> 5], f.block = &b, f.stack = nullptr;
     f.warp->lane[f.lane] = &f;
     f.warp->live |= 1u << f.lane;
-    f.priority = policy == Policy::warp_priority ? warp_priority | uint32_t(rng.next() & 1023) : uint32_t(rng.next()) >> 1 | 1;
+    f.priority =
+        policy == Policy::warp_priority ? warp_priority | uint32_t(rng.next() & 1023) : uint32_t(rng.next()) >> 1 | 1;
     f.op = "a thread that has not started", f.at = current_launch.at;
     f.vote = 0;
     if (f.copies) clear_copies(&f);
@@ -274,7 +275,8 @@ void init_block(Block& b, uint3 index, uint32_t slot, uint32_t n_threads, int po
     allocate_smem(b, current_launch.smem);
     poison(b.smem, b.smem_bytes, poison_kind);
     b.warps.resize(warps_per_block());
-    for (uint32_t w = 0; w < b.warps.size(); w++) b.warps[w].waiting = b.warps[w].live = 0, b.warps[w].id = w, b.warps[w].block = &b;
+    for (uint32_t w = 0; w < b.warps.size(); w++)
+        b.warps[w].waiting = b.warps[w].live = 0, b.warps[w].id = w, b.warps[w].block = &b;
     uint32_t warp_priority = 0;
     for (uint32_t t = 0; t < n_threads; t++) {
         if (t % 32 == 0) warp_priority = uint32_t(rng.next()) >> 11 << 10;

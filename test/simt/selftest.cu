@@ -256,7 +256,9 @@ __device__ int operand_offset(int mn, int k, int mn_count, int layout, bool tran
 }
 __device__ uint64_t operand_descriptor(const void* p, int mn_count, int layout, bool trans) {
     const int width = layout == 1 ? 64 : layout == 2 ? 32 : 16;
-    if (layout == 0) return trans ? ptx::wgmma_descriptor(p, uint32_t(mn_count) * 16, 128, 0) : ptx::wgmma_descriptor(p, 128, 256, 0);
+    if (layout == 0)
+        return trans ? ptx::wgmma_descriptor(p, uint32_t(mn_count) * 16, 128, 0)
+                     : ptx::wgmma_descriptor(p, 128, 256, 0);
     if (!trans) return ptx::wgmma_descriptor(p, 16, uint32_t(width) * 16, uint32_t(layout));
     return ptx::wgmma_descriptor(p, uint32_t(width) * 32, uint32_t(width) * 16, uint32_t(layout));
 }
@@ -294,7 +296,8 @@ __global__ void wgmma_tile_kernel(float* out, const uint16_t* a, const uint16_t*
         const int row = t / 32 * 16 + t % 32 / 4 + r % 2 * 8, k = t % 4 * 2 + r / 2 * 8;
         ra[r] = a[row * 16 + k] | uint32_t(a[row * 16 + k + 1]) << 16;
     }
-    const uint64_t da = operand_descriptor(sa, 64, c.layout, c.trans_a), db = operand_descriptor(sb, N, c.layout, c.trans_b);
+    const uint64_t da = operand_descriptor(sa, 64, c.layout, c.trans_a),
+                   db = operand_descriptor(sb, N, c.layout, c.trans_b);
     float d[N / 2];
     if (c.trans_a)
         c.trans_b ? one_wgmma<N, true, true>(d, ra, da, db, c) : one_wgmma<N, true, false>(d, ra, da, db, c);
@@ -306,9 +309,9 @@ __global__ void wgmma_tile_kernel(float* out, const uint16_t* a, const uint16_t*
 
 constexpr int kM = 64, kN = 64, kK = 64, kStages = 3, kStageBytes = (kM + kN) * kK * 2;
 
-__global__ void __launch_bounds__(160) pipelined_gemm_kernel(float* c, const __grid_constant__ CUtensorMap ta,
-                                                             const __grid_constant__ CUtensorMap tb, int M, int N, int K,
-                                                             GemmFault fault) {
+__global__ void __launch_bounds__(160)
+    pipelined_gemm_kernel(float* c, const __grid_constant__ CUtensorMap ta, const __grid_constant__ CUtensorMap tb,
+                          int M, int N, int K, GemmFault fault) {
     GPU_DYN_SMEM(smem);
     uint64_t* full = reinterpret_cast<uint64_t*>(smem + kStages * kStageBytes);
     uint64_t* empty = full + kStages;
@@ -324,7 +327,8 @@ __global__ void __launch_bounds__(160) pipelined_gemm_kernel(float* c, const __g
         for (int i = 0; i < steps; i++) {
             const int s = i % kStages;
             unsigned char* stage = smem + s * kStageBytes;
-            if (i >= kStages && fault != GemmFault::no_empty_wait) ptx::mbar_wait(&empty[s], uint32_t(i / kStages - 1) & 1);
+            if (i >= kStages && fault != GemmFault::no_empty_wait)
+                ptx::mbar_wait(&empty[s], uint32_t(i / kStages - 1) & 1);
             ptx::mbar_arrive_expect_tx(&full[s], kStageBytes);
             ptx::tma_load_2d(stage, &ta, &full[s], i * kK, m0);
             ptx::tma_load_2d(stage + kM * kK * 2, &tb, &full[s], i * kK, n0);
@@ -364,17 +368,31 @@ CUtensorMap map_of(const void* tensor, const TmaCase& c) {
 }  // namespace
 
 void warp_ops(int* out, const int* in, cudaStream_t s) { launch(warp_ops_kernel, LaunchConfig(1, 128, 0, s), out, in); }
-void named_barriers(int* out, const int* in, cudaStream_t s) { launch(named_barriers_kernel, LaunchConfig(1, 128, 0, s), out, in); }
-void cluster_static(int* out, const int* in, cudaStream_t s) { launch(cluster_static_kernel, LaunchConfig(4, 64, 0, s).with_cluster(2), out, in); }
-void cluster_sum(float* out, const float* in, cudaStream_t s) { launch(cluster_sum_kernel, LaunchConfig(8, 64, 256, s).with_cluster(4), out, in); }
-void deep_stack(int* out, const int* in, cudaStream_t s) { launch(deep_stack_kernel, LaunchConfig(1, 128, 0, s), out, in); }
-void spin_on_flag(int* out, bool set_flag, cudaStream_t s) { launch(spin_kernel, LaunchConfig(1, 64, 0, s), out, set_flag); }
+void named_barriers(int* out, const int* in, cudaStream_t s) {
+    launch(named_barriers_kernel, LaunchConfig(1, 128, 0, s), out, in);
+}
+void cluster_static(int* out, const int* in, cudaStream_t s) {
+    launch(cluster_static_kernel, LaunchConfig(4, 64, 0, s).with_cluster(2), out, in);
+}
+void cluster_sum(float* out, const float* in, cudaStream_t s) {
+    launch(cluster_sum_kernel, LaunchConfig(8, 64, 256, s).with_cluster(4), out, in);
+}
+void deep_stack(int* out, const int* in, cudaStream_t s) {
+    launch(deep_stack_kernel, LaunchConfig(1, 128, 0, s), out, in);
+}
+void spin_on_flag(int* out, bool set_flag, cudaStream_t s) {
+    launch(spin_kernel, LaunchConfig(1, 64, 0, s), out, set_flag);
+}
 void last_block_sum(float* out, float* partial, unsigned* counter, const float* in, int blocks, cudaStream_t s) {
     launch(last_block_kernel, LaunchConfig(blocks, 32, 0, s), out, partial, counter, in);
 }
 void add_one(float* x, int n, cudaStream_t s) { launch(add_one_kernel, LaunchConfig((n + 63) / 64, 64, 0, s), x, n); }
-void scale(float* x, float factor, int n, cudaStream_t s) { launch(scale_kernel, LaunchConfig((n + 63) / 64, 64, 0, s), x, factor, n); }
-void cp_async_ring(float* out, const float* in, int n, cudaStream_t s) { launch(cp_async_ring_kernel, LaunchConfig(1, 128, 0, s), out, in, n); }
+void scale(float* x, float factor, int n, cudaStream_t s) {
+    launch(scale_kernel, LaunchConfig((n + 63) / 64, 64, 0, s), x, factor, n);
+}
+void cp_async_ring(float* out, const float* in, int n, cudaStream_t s) {
+    launch(cp_async_ring_kernel, LaunchConfig(1, 128, 0, s), out, in, n);
+}
 void mma_tile(float* c, const uint16_t* a, const uint16_t* b, bool fp16, bool trans_b, cudaStream_t s) {
     launch(mma_tile_kernel, LaunchConfig(1, 32, 0, s), c, a, b, fp16, trans_b);
 }
@@ -398,29 +416,42 @@ void bulk_round_trip(float* out, const float* in, int n, cudaStream_t s) {
     launch(bulk_kernel, LaunchConfig(1, 64, size_t(n) * 4 + 8, s), out, in, n);
 }
 void multicast(uint16_t* out, const uint16_t* in, cudaStream_t s) {
-    launch(multicast_kernel, LaunchConfig(2, 32, 2056, s).with_cluster(2), out, ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128));
+    launch(multicast_kernel, LaunchConfig(2, 32, 2056, s).with_cluster(2), out,
+           ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128));
 }
 void wgmma_tile(float* d, const uint16_t* a, const uint16_t* b, const WgmmaCase& c, cudaStream_t s) {
     const LaunchConfig config(1, 128, 8192 + 32768, s);
     switch (c.n) {
-        case 16: return launch(wgmma_tile_kernel<16>, config, d, a, b, c);
-        case 32: return launch(wgmma_tile_kernel<32>, config, d, a, b, c);
-        case 64: return launch(wgmma_tile_kernel<64>, config, d, a, b, c);
-        case 80: return launch(wgmma_tile_kernel<80>, config, d, a, b, c);
-        case 96: return launch(wgmma_tile_kernel<96>, config, d, a, b, c);
-        case 128: return launch(wgmma_tile_kernel<128>, config, d, a, b, c);
-        case 160: return launch(wgmma_tile_kernel<160>, config, d, a, b, c);
-        case 192: return launch(wgmma_tile_kernel<192>, config, d, a, b, c);
-        case 256: return launch(wgmma_tile_kernel<256>, config, d, a, b, c);
-        default: fail("wgmma_tile: N=%d", c.n);
+        case 16:
+            return launch(wgmma_tile_kernel<16>, config, d, a, b, c);
+        case 32:
+            return launch(wgmma_tile_kernel<32>, config, d, a, b, c);
+        case 64:
+            return launch(wgmma_tile_kernel<64>, config, d, a, b, c);
+        case 80:
+            return launch(wgmma_tile_kernel<80>, config, d, a, b, c);
+        case 96:
+            return launch(wgmma_tile_kernel<96>, config, d, a, b, c);
+        case 128:
+            return launch(wgmma_tile_kernel<128>, config, d, a, b, c);
+        case 160:
+            return launch(wgmma_tile_kernel<160>, config, d, a, b, c);
+        case 192:
+            return launch(wgmma_tile_kernel<192>, config, d, a, b, c);
+        case 256:
+            return launch(wgmma_tile_kernel<256>, config, d, a, b, c);
+        default:
+            fail("wgmma_tile: N=%d", c.n);
     }
 }
-void pipelined_gemm(float* c, const uint16_t* a, const uint16_t* b, int M, int N, int K, GemmFault fault, cudaStream_t s) {
+void pipelined_gemm(float* c, const uint16_t* a, const uint16_t* b, int M, int N, int K, GemmFault fault,
+                    cudaStream_t s) {
     const auto map = [&](const uint16_t* p, int rows) {
         return ptx::tensor_map(p, {uint64_t(K), uint64_t(rows)}, {uint64_t(K) * 2}, {64, 64}, 128);
     };
     launch(pipelined_gemm_kernel,
-           LaunchConfig(dim3(unsigned(N + kN - 1) / kN, unsigned(M + kM - 1) / kM), 160, kStages * kStageBytes + 2 * kStages * 8, s),
+           LaunchConfig(dim3(unsigned(N + kN - 1) / kN, unsigned(M + kM - 1) / kM), 160,
+                        kStages * kStageBytes + 2 * kStages * 8, s),
            c, map(a, M), map(b, N), M, N, K, fault);
 }
 

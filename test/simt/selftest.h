@@ -45,6 +45,7 @@ void wgmma_tile(float* d, const uint16_t* a, const uint16_t* b, const WgmmaCase&
 
 enum class GemmFault { none, no_full_wait, no_wgmma_wait, no_empty_wait };
 // c (M, N) f32 = a (M, K) b (N, K)^T: a producer warp with TMA, a consumer warpgroup with wgmma, three stages.
-void pipelined_gemm(float* c, const uint16_t* a, const uint16_t* b, int M, int N, int K, GemmFault fault, cudaStream_t s);
+void pipelined_gemm(float* c, const uint16_t* a, const uint16_t* b, int M, int N, int K, GemmFault fault,
+                    cudaStream_t s);
 
 }  // namespace rz::selftest

@@ -52,7 +52,7 @@ struct AsanGlobal {  // the layout that g++ emits and libasan reads
     const struct Location {
         const char* file;
         int line, column;
-    }* location;
+    } * location;
     size_t odr_indicator;
 };
 std::vector<AsanGlobal>& registered() {
@@ -180,7 +180,8 @@ Block* owner_of_shared(const void* p) {
 void* map_rank(const void* p, uint32_t rank) {
     Block* b = current->block;
     const auto* c = static_cast<const unsigned char*>(p);
-    if (c < b->smem || c >= b->smem + b->smem_bytes) fail("map_rank: %p is not in the block's dynamic shared memory", p);
+    if (c < b->smem || c >= b->smem + b->smem_bytes)
+        fail("map_rank: %p is not in the block's dynamic shared memory", p);
     if (rank >= current_launch.cluster) fail("map_rank: rank %u in a cluster of %u", rank, current_launch.cluster);
     return resident_blocks()[b->slot - b->rank + rank].smem + (c - b->smem);
 }

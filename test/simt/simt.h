@@ -238,11 +238,11 @@ __attribute__((no_sanitize("thread"), noinline)) T read_modify_write(T* p, F f) 
     return old;
 }
 }  // namespace simt
-#define SIMT_ATOMIC(name, expr)                                                          \
-    template <class T>                                                                   \
-    T name(T* p, std::type_identity_t<T> v) {                                            \
+#define SIMT_ATOMIC(name, expr)                                                                \
+    template <class T>                                                                         \
+    T name(T* p, std::type_identity_t<T> v) {                                                  \
         static_assert(simt::atomics_allowed<T>, "atomics on floats: results depend on order"); \
-        return simt::read_modify_write(p, [=](T old) { return T(expr); });               \
+        return simt::read_modify_write(p, [=](T old) { return T(expr); });                     \
     }
 SIMT_ATOMIC(atomicAdd, old + v)
 SIMT_ATOMIC(atomicSub, old - v)

@@ -1,5 +1,5 @@
-// ldmatrix, stmatrix, mma.sync and the approximate functions. Sums run in order of k in fp32: tensor cores neither round
-// nor order them so, and tests need a tolerance.
+// ldmatrix, stmatrix, mma.sync and the approximate functions. Sums run in order of k in fp32: tensor cores neither
+// round nor order them so, and tests need a tolerance.
 #include <bit>
 #include <cmath>
 
@@ -81,7 +81,8 @@ void complete_ldmatrix(Fiber* const* lanes, uint32_t) {
         for (int j = 0; j < 8; j++) memcpy(m[j], part(i * 8 + j).row, 16);
         for (int l = 0; l < 32; l++) {
             const int g = l / 4, t = l % 4 * 2;
-            part(l).r[i] = part(0).trans ? m[t][g] | uint32_t(m[t + 1][g]) << 16 : m[g][t] | uint32_t(m[g][t + 1]) << 16;
+            part(l).r[i] =
+                part(0).trans ? m[t][g] | uint32_t(m[t + 1][g]) << 16 : m[g][t] | uint32_t(m[g][t + 1]) << 16;
         }
     }
 }

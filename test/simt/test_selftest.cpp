@@ -67,9 +67,20 @@ TEST(Simt, WarpCollectives) {
                 ballot |= unsigned(v[k] & 1) << k, match |= unsigned(v[k] % 3 == v[l] % 3) << k;
                 sum += v[k], top = std::max(top, v[k]);
             }
-            const int want[kWarpOps] = {v[(l & 24) + 5], v[(l & 15) < 3 ? l : l - 3], v[l + 3 > 31 ? l : l + 3], v[l ^ 17], int(ballot),
-                                        int(match), sum, odd, 0, v[l < 16 ? l ^ 1 : l ^ 2], top, 1};
-            for (int k = 0; k < kWarpOps; k++) ASSERT_EQ(out[size_t(i * kWarpOps + k)], want[k]) << "thread " << i << ", op " << k;
+            const int want[kWarpOps] = {v[(l & 24) + 5],
+                                        v[(l & 15) < 3 ? l : l - 3],
+                                        v[l + 3 > 31 ? l : l + 3],
+                                        v[l ^ 17],
+                                        int(ballot),
+                                        int(match),
+                                        sum,
+                                        odd,
+                                        0,
+                                        v[l < 16 ? l ^ 1 : l ^ 2],
+                                        top,
+                                        1};
+            for (int k = 0; k < kWarpOps; k++)
+                ASSERT_EQ(out[size_t(i * kWarpOps + k)], want[k]) << "thread " << i << ", op " << k;
         }
     });
 }
@@ -158,8 +169,10 @@ TEST(Simt, MmaAndLdmatrix) {
                 for (int j = 0; j < 8; j++) {
                     float want = 0;
                     for (int k = 0; k < 16; k++)
-                        want += value(a[size_t(i * 16 + k)], fp16) * value(b[size_t(trans ? k * 8 + j : j * 16 + k)], fp16);
-                    ASSERT_EQ(c[size_t(i * 8 + j)], want) << i << "," << j << (fp16 ? " fp16" : " bf16") << (trans ? " trans" : "");
+                        want +=
+                            value(a[size_t(i * 16 + k)], fp16) * value(b[size_t(trans ? k * 8 + j : j * 16 + k)], fp16);
+                    ASSERT_EQ(c[size_t(i * 8 + j)], want)
+                        << i << "," << j << (fp16 ? " fp16" : " bf16") << (trans ? " trans" : "");
                 }
         }
 }
@@ -187,9 +200,14 @@ size_t swizzled(size_t element, int mode) {
 }
 
 const TmaCase kTmaCases[] = {
-    {2, {64, 16}, {64, 8}, {0, 4}, 128},        {2, {64, 16}, {32, 8}, {32, 12}, 64},     {2, {40, 9}, {16, 8}, {-3, 5}, 32},
-    {2, {40, 9}, {64, 16}, {-8, -4}, 0},        {3, {48, 5, 3}, {16, 4, 2}, {40, 3, 2}, 32}, {3, {128, 3, 4}, {64, 2, 3}, {64, -1, 2}, 128},
-    {4, {64, 3, 4, 2}, {64, 1, 4, 2}, {0, 2, 1, 1}, 128}, {4, {16, 3, 3, 3}, {8, 2, 2, 3}, {12, 2, -1, 1}, 0},
+    {2, {64, 16}, {64, 8}, {0, 4}, 128},
+    {2, {64, 16}, {32, 8}, {32, 12}, 64},
+    {2, {40, 9}, {16, 8}, {-3, 5}, 32},
+    {2, {40, 9}, {64, 16}, {-8, -4}, 0},
+    {3, {48, 5, 3}, {16, 4, 2}, {40, 3, 2}, 32},
+    {3, {128, 3, 4}, {64, 2, 3}, {64, -1, 2}, 128},
+    {4, {64, 3, 4, 2}, {64, 1, 4, 2}, {0, 2, 1, 1}, 128},
+    {4, {16, 3, 3, 3}, {8, 2, 2, 3}, {12, 2, -1, 1}, 0},
 };
 
 TEST(Simt, Tma) {
@@ -259,7 +277,8 @@ TEST(Simt, Wgmma) {
                 for (int i = 0; i < 64; i++)
                     for (int j = 0; j < n; j++) {
                         float want = 0;
-                        for (int k = 0; k < 16; k++) want += value(a[size_t(i * 16 + k)], c.fp16) * value(b[size_t(j * 16 + k)], c.fp16);
+                        for (int k = 0; k < 16; k++)
+                            want += value(a[size_t(i * 16 + k)], c.fp16) * value(b[size_t(j * 16 + k)], c.fp16);
                         ASSERT_EQ(d[size_t(i * n + j)], want)
                             << "n " << n << ", layout " << layout << ", flags " << flags << ", at " << i << "," << j;
                     }
@@ -272,7 +291,8 @@ TEST(Simt, PipelinedGemm) {
         std::vector<float> want(size_t(M * N));
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++)
-                for (int k = 0; k < K; k++) want[size_t(i * N + j)] += value(a[size_t(i * K + k)], false) * value(b[size_t(j * K + k)], false);
+                for (int k = 0; k < K; k++)
+                    want[size_t(i * N + j)] += value(a[size_t(i * K + k)], false) * value(b[size_t(j * K + k)], false);
         for_seeds(5, [&] {
             DeviceArray<uint16_t> da(a), db(b);
             DeviceArray<float> dc(M * N);

@@ -58,17 +58,18 @@ TEST(SimtStreams, EventsOrderStreams) {
 
 TEST(SimtStreams, WaitMeansTheRecordingBeforeIt) {
     // A later recording does not move what an earlier wait waits for, and a wait for a new event waits for nothing.
-    EXPECT_EQ(wrong(21, [](Streams& s, float* x) {
-                  cudaStreamWaitEvent(s.b, s.event, 0);
-                  add_one(x, 64, s.a);
-                  cudaEventRecord(s.event, s.a);
-                  cudaStreamWaitEvent(s.b, s.event, 0);
-                  cudaEventRecord(s.event, s.b);
-                  scale(x, 10, 64, s.b);
-                  cudaEventRecord(s.event, s.b);
-                  cudaStreamWaitEvent(s.a, s.event, 0);
-                  add_one(x, 64, s.a);
-              }),
+    EXPECT_EQ(wrong(21,
+                    [](Streams& s, float* x) {
+                        cudaStreamWaitEvent(s.b, s.event, 0);
+                        add_one(x, 64, s.a);
+                        cudaEventRecord(s.event, s.a);
+                        cudaStreamWaitEvent(s.b, s.event, 0);
+                        cudaEventRecord(s.event, s.b);
+                        scale(x, 10, 64, s.b);
+                        cudaEventRecord(s.event, s.b);
+                        cudaStreamWaitEvent(s.a, s.event, 0);
+                        add_one(x, 64, s.a);
+                    }),
               0);
 }
 
@@ -77,7 +78,8 @@ TEST(SimtStreams, HostFunctionsAndPolling) {
     DeviceArray<float> x(std::vector<float>(64, 1));
     int called = 0;
     add_one(x.data(), 64, s.a);
-    cudaLaunchHostFunc(s.a, [](void* p) { ++*static_cast<int*>(p); }, &called);
+    cudaLaunchHostFunc(
+        s.a, [](void* p) { ++*static_cast<int*>(p); }, &called);
     cudaEventRecord(s.event, s.a);
     EXPECT_EQ(called, 0);  // lazy
     int polls = 0;
@@ -89,7 +91,8 @@ TEST(SimtStreams, HostFunctionsAndPolling) {
 TEST(SimtStreams, HostFunctionsMustNotCallCuda) {
     const auto program = [] {
         Streams s;
-        cudaLaunchHostFunc(s.a, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); }, s.event);
+        cudaLaunchHostFunc(
+            s.a, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); }, s.event);
         cudaStreamSynchronize(s.a);
     };
     EXPECT_DEATH(program(), "cudaEventDestroy in a host function");
@@ -183,23 +186,26 @@ TEST(SimtStreams, CublasLtMatmul) {
         cublasLtMatmulPreference_t preference;
         cublasLtMatmulPreferenceCreate(&preference);
         const uint64_t bytes = 4096 * 4;
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                             sizeof bytes);
         cublasLtMatmulHeuristicResult_t found[8];
         int n = 0;
-        ASSERT_EQ(cublasLtMatmulAlgoGetHeuristic(lt, desc, la, lb, lc, lc, preference, 8, found, &n), CUBLAS_STATUS_SUCCESS);
+        ASSERT_EQ(cublasLtMatmulAlgoGetHeuristic(lt, desc, la, lb, lc, lc, preference, 8, found, &n),
+                  CUBLAS_STATUS_SUCCESS);
         ASSERT_GE(n, 2);
         for (int i = 0; i < n; i++) {
             cudaMemcpy(dc.data(), c.data(), c.size() * 4, cudaMemcpyHostToDevice);
             const float alpha = 2, beta = 3;
-            ASSERT_EQ(cublasLtMatmul(lt, desc, &alpha, da.data(), la, db.data(), lb, &beta, dc.data(), lc, dc.data(), lc,
-                                     &found[i].algo, workspace.data(), bytes, nullptr),
+            ASSERT_EQ(cublasLtMatmul(lt, desc, &alpha, da.data(), la, db.data(), lb, &beta, dc.data(), lc, dc.data(),
+                                     lc, &found[i].algo, workspace.data(), bytes, nullptr),
                       CUBLAS_STATUS_SUCCESS);
             const auto d = dc.get();
             for (int r = 0; r < M; r++)
                 for (int j = 0; j < N; j++) {
                     float want = 3 * element(c, M, N, r, j);
                     for (int k = 0; k < K; k++)
-                        want += 2 * (ta ? element(a, K, M, k, r) : element(a, M, K, r, k)) * (tb ? element(b, N, K, j, k) : element(b, K, N, k, j));
+                        want += 2 * (ta ? element(a, K, M, k, r) : element(a, M, K, r, k)) *
+                                (tb ? element(b, N, K, j, k) : element(b, K, N, k, j));
                     ASSERT_EQ(element(d, M, N, r, j), want) << "flags " << flags << ", algorithm " << i;
                 }
         }

@@ -90,12 +90,24 @@ void complete_reduce(Fiber* const* lanes, uint32_t mask) {
             return;
         }
         switch (p.kind) {
-            case Reduce::add: r += p.in; break;
-            case Reduce::min: r = std::min(r, p.in); break;
-            case Reduce::max: r = std::max(r, p.in); break;
-            case Reduce::band: r &= p.in; break;
-            case Reduce::bor: r |= p.in; break;
-            case Reduce::bxor: r ^= p.in; break;
+            case Reduce::add:
+                r += p.in;
+                break;
+            case Reduce::min:
+                r = std::min(r, p.in);
+                break;
+            case Reduce::max:
+                r = std::max(r, p.in);
+                break;
+            case Reduce::band:
+                r &= p.in;
+                break;
+            case Reduce::bor:
+                r |= p.in;
+                break;
+            case Reduce::bxor:
+                r ^= p.in;
+                break;
         }
     });
     each_lane(mask, [&](uint32_t i) { part<ReducePart>(lanes, i).out = r; });
