@@ -6,7 +6,7 @@
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
 #   make test-gpu     the kernel tests on the GPU
 #   make bench        the microbenchmarks and tools in dev/
-#   make lint         static checks that take seconds (dev/lint.sh)
+#   make lint         static checks that take seconds (dev/build/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
 #
 # Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs
@@ -26,9 +26,9 @@ MPI   ?= auto
 CONFIG := $(BUILD)/config.mk
 NOBUILD := clean help deps lint quickstart
 ifeq ($(filter $(NOBUILD),$(or $(MAKECMDGOALS),all)),)
-$(CONFIG): dev/configure.sh
+$(CONFIG): dev/build/configure.sh
 	@mkdir -p $(BUILD)
-	@CXX=$(CXX) dev/configure.sh > $@.tmp && mv $@.tmp $@
+	@CXX=$(CXX) dev/build/configure.sh > $@.tmp && mv $@.tmp $@
 -include $(CONFIG)
 endif
 
@@ -63,8 +63,8 @@ NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxe
 
 # ---- the library and the program -------------------------------------------------------------------------------------
 
-CPP_SOURCES := $(sort $(wildcard kernels/runtime/*.cpp kernels/*.cpp comm/*.cpp zero/*.cpp llama/*.cpp))
-CU_SOURCES  := $(sort $(wildcard kernels/*.cu))
+CPP_SOURCES := $(sort $(foreach room,kernels comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
+CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
 
 FLAVOUR := $(if $(HAVE_CUDA),cuda,cpu)$(if $(HAVE_MPI),,-nompi)
 OBJ := $(BUILD)/$(FLAVOUR)
@@ -112,9 +112,9 @@ FORCE:
 # ---- tests -----------------------------------------------------------------------------------------------------------
 
 GTEST := -lgtest_main -lgtest
-UNIT_SOURCES   := $(sort $(wildcard test/test_*.cpp))
-MPI_TESTS      := $(sort $(wildcard test/mpi_*.cpp))
-KERNEL_TESTS   := $(sort $(wildcard test/kernel_*.cpp))
+UNIT_SOURCES   := $(filter-out test/simt/%,$(sort $(wildcard test/*/test_*.cpp)))
+MPI_TESTS      := $(sort $(wildcard test/*/mpi_*.cpp))
+KERNEL_TESTS   := $(sort $(wildcard test/*/kernel_*.cpp))
 UNIT_OBJECTS   := $(UNIT_SOURCES:%.cpp=$(OBJ)/%.o)
 MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
 KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
@@ -133,7 +133,7 @@ endif
 # Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are
 # not instrumented; GEMM is then our own loops.
 TSAN := $(BUILD)/tsan
-TSAN_SOURCES := $(CPP_SOURCES) test/test_comm.cpp test/test_zero.cpp
+TSAN_SOURCES := $(CPP_SOURCES) test/comm/test_comm.cpp test/zero/test_zero.cpp
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
@@ -143,13 +143,13 @@ $(TSAN)/tests: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o)
 .PHONY: test test-unit test-gpu
 test: deps-test
 	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 test-build
-	@dev/run_tests.sh $(BUILD) $(OBJ) $(SECTIONS)
+	@dev/build/run_tests.sh $(BUILD) $(OBJ) $(SECTIONS)
 
 .PHONY: test-build deps-test
 test-build: train_llama $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS))
 # What was installed is looked for again: config.mk was written before.
 deps-test:
-	@dev/install_deps.sh --check || { dev/install_deps.sh && rm -f $(CONFIG); }
+	@dev/build/install_deps.sh --check || { dev/build/install_deps.sh && rm -f $(CONFIG); }
 
 test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
@@ -157,32 +157,36 @@ test-unit: $(OBJ)/unit_tests
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
 .PHONY: test-faults
 test-faults: train_llama
-	test/test_faults.sh ./train_llama
+	test/program/test_faults.sh ./train_llama
 
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests
 
 # ---- benchmarks and tools --------------------------------------------------------------------------------------------
 
-DEV_SOURCES := $(sort $(wildcard dev/*.cpp))
-DEV_TOOLS := $(DEV_SOURCES:dev/%.cpp=$(OBJ)/dev/%)
-$(OBJ)/dev/%: $(OBJ)/dev/%.o $(LIB)
-	$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
+# A tool's program is $(OBJ)/dev/NAME, whatever its room.
+DEV_SOURCES := $(sort $(wildcard dev/*/*.cpp))
+DEV_TOOLS := $(foreach s,$(DEV_SOURCES),$(OBJ)/dev/$(basename $(notdir $s)))
+define dev_tool
+$(OBJ)/dev/$(basename $(notdir $(1))): $(1:%.cpp=$(OBJ)/%.o) $(LIB)
+	$$(CXX) $$(OPENMP) -o $$@ $$^ $$(FLAVOUR_LIBS)
+endef
+$(foreach s,$(DEV_SOURCES),$(eval $(call dev_tool,$s)))
 .PHONY: bench tools
 tools bench: $(DEV_TOOLS)
 	@ln -sfn $(FLAVOUR)/dev $(BUILD)/dev
-	@echo "built: $(DEV_SOURCES:dev/%.cpp=$(BUILD)/dev/%)"
+	@echo "built: $(DEV_TOOLS:$(OBJ)/%=$(BUILD)/%)"
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 
 .PHONY: deps quickstart lint reconfigure clean help
 lint:
-	@dev/lint.sh
+	@dev/build/lint.sh
 deps:
-	dev/install_deps.sh
+	dev/build/install_deps.sh
 	@rm -f $(CONFIG)
 quickstart:
-	@dev/quickstart.sh
+	@dev/run/quickstart.sh
 reconfigure:
 	@rm -f $(CONFIG)
 	@$(MAKE) --no-print-directory $(CONFIG)
@@ -193,4 +197,4 @@ help:
 
 .DELETE_ON_ERROR:
 .SECONDARY:
--include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_TOOLS:=.d) $(OBJ)/train_llama.d $(TSAN_SOURCES:%.cpp=$(TSAN)/%.d)
+-include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_SOURCES:%.cpp=$(OBJ)/%.d) $(OBJ)/train_llama.d $(TSAN_SOURCES:%.cpp=$(TSAN)/%.d)

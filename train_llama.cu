@@ -9,9 +9,9 @@
 #include <cstdio>
 
 #include "comm/process.h"
-#include "llama/commands.h"
-#include "llama/fault.h"
-#include "llama/run.h"
+#include "llama/train/commands.h"
+#include "llama/base/fault.h"
+#include "llama/train/run.h"
 
 using namespace rz;
 

@@ -10,7 +10,7 @@
 #endif
 
 #define RZ_SIMD_FILE "kernels/adamw.cpp"
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #ifndef RZ_ADAMW_STEP
 #define RZ_ADAMW_STEP
@@ -28,7 +28,7 @@ struct AdamWFactors {
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
-#include "kernels/simd_vec.h"
+#include "kernels/cpu/simd_vec.h"
 
 constexpr int64_t kBlock = 1024;  // elements whose random words are made at once; a multiple of 4
 

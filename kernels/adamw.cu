@@ -3,7 +3,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/bias_correction.h"
-#include "kernels/device_math.cuh"
+#include "kernels/cuda/device_math.cuh"
 #include "kernels/stochastic_rounding.h"
 
 namespace rz {

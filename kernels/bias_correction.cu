@@ -1,5 +1,5 @@
 #include "kernels/bias_correction.h"
-#include "kernels/device_math.cuh"
+#include "kernels/cuda/device_math.cuh"
 
 namespace rz {
 namespace {

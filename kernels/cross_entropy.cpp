@@ -4,12 +4,12 @@
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/cross_entropy.cpp"
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
-#include "kernels/simd_vec.h"
+#include "kernels/cpu/simd_vec.h"
 
 constexpr int64_t kColumns = 1024;  // of a row at a time: maximum, then exponentials, while they are in the cache
 

@@ -1,5 +1,5 @@
 #include "kernels/cross_entropy.h"
-#include "kernels/device_math.cuh"
+#include "kernels/cuda/device_math.cuh"
 #include "kernels/runtime/cuda_check.h"
 
 namespace rz {

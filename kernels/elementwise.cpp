@@ -6,12 +6,12 @@
 #include "kernels/philox.h"
 
 #define RZ_SIMD_FILE "kernels/elementwise.cpp"
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
-#include "kernels/simd_vec.h"
+#include "kernels/cpu/simd_vec.h"
 
 constexpr int64_t kChunk = 4096;  // elements converted to fp32 at a time: 27 combinations of types from 3 loops
 

@@ -1,4 +1,4 @@
-#include "kernels/device_math.cuh"
+#include "kernels/cuda/device_math.cuh"
 #include "kernels/elementwise.h"
 #include "kernels/philox.h"
 

@@ -5,12 +5,12 @@
 #include "kernels/checks.h"
 
 #define RZ_SIMD_FILE "kernels/embedding.cpp"
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
-#include "kernels/simd_vec.h"
+#include "kernels/cpu/simd_vec.h"
 
 template <class T, class G>
 void embedding_backward_t(const EmbeddingBackward& a) {

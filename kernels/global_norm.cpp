@@ -6,7 +6,7 @@
 #include "kernels/checks.h"
 
 #define RZ_SIMD_FILE "kernels/global_norm.cpp"
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {

@@ -4,12 +4,12 @@
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
-#include "kernels/simd_vec.h"
+#include "kernels/cpu/simd_vec.h"
 
 template <class T>
 void rmsnorm_forward_t(const RmsnormForward& a) {

@@ -4,12 +4,12 @@
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/swiglu.cpp"
-#include "kernels/simd.h"
+#include "kernels/cpu/simd.h"
 
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
-#include "kernels/simd_vec.h"
+#include "kernels/cpu/simd_vec.h"
 
 void swiglu_forward(const SwigluForward& a) {
     with_dtype(a.dtype, [&]<class T>() {

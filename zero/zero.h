@@ -10,8 +10,8 @@
 //     3     own slices   own slices  own slices     2M all-gathers + M reduce-scatters (3M)
 //
 // A pass sends (N - 1) / N of the parameters (bytes of param_dtype or wire_dtype). Stage 3's backward pass gathers
-// blocks only: the last unit is still there and the embedding is not read (test/test_zero_program.cpp has the bytes to
-// the last one).
+// blocks only: the last unit is still there and the embedding is not read (test/zero/test_zero_program.cpp has the
+// bytes to the last one).
 //
 // A rank owns one slice of every unit (unit_layout.h), never one range of the whole: a gather then uses every link.
 // The model announces three things about a unit and never waits by itself:

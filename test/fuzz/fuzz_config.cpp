@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "kernels/runtime/check.h"
-#include "llama/config.h"
-#include "llama/hf.h"
+#include "llama/model/config.h"
+#include "llama/model/hf.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::string_view text(reinterpret_cast<const char*>(data), size);

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "kernels/runtime/check.h"
-#include "llama/manifest.h"
+#include "llama/checkpoint/manifest.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llama/safetensors.h"
+#include "llama/checkpoint/safetensors.h"
 
 namespace {
 

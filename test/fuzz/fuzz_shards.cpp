@@ -2,8 +2,8 @@
 // its last 64 bytes are the data beside it.
 //
 //    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
-//        test/fuzz/fuzz_shards.cpp
-//        llama/{token_shards,data_loader,json,atomic_file,fault,presets,config,safetensors}.cpp \
+//        test/fuzz/fuzz_shards.cpp llama/data/{token_shards,data_loader}.cpp llama/base/{json,atomic_file,fault}.cpp \
+//        llama/model/{presets,config}.cpp llama/checkpoint/safetensors.cpp \
 //        kernels/runtime/check.cpp -o build/fuzz_shards
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 #include <string>
 
 #include "kernels/runtime/check.h"
-#include "llama/data_loader.h"
+#include "llama/data/data_loader.h"
 
 namespace {
 

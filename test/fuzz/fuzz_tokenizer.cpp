@@ -3,8 +3,8 @@
 // An input that begins with 0x0a, as SentencePiece models do, is read as one.
 //
 //    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
-//        test/fuzz/fuzz_tokenizer.cpp llama/{tokenizer,tokenizer_json,tokenizer_sentencepiece,bpe,pretokenize}.cpp \
-//        llama/{unicode,unicode_tables,json,atomic_file,fault,presets,config,safetensors,token_shards}.cpp
+//        test/fuzz/fuzz_tokenizer.cpp llama/tokenizer/*.cpp llama/base/{json,atomic_file,fault}.cpp \
+//        llama/model/{presets,config}.cpp llama/checkpoint/safetensors.cpp llama/data/token_shards.cpp \
 //        kernels/runtime/check.cpp -o build/fuzz_tokenizer
 #include <cstdint>
 #include <cstdlib>
@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "kernels/runtime/check.h"
-#include "llama/json.h"
-#include "llama/tokenizer.h"
+#include "llama/base/json.h"
+#include "llama/tokenizer/tokenizer.h"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ptx.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "test/simt/device_array.h"
 
 namespace rz::fidelity {

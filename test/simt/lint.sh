@@ -1,5 +1,5 @@
 #!/bin/bash
-# The rules that let a C++ compiler run the kernels (kernels/gpu.cuh says why). Run from the root of the repository.
+# The rules that let a C++ compiler run the kernels (kernels/cuda/gpu.cuh says why). Run from the root of the repository.
 set -u
 cd "$(dirname "$0")/../.." || exit
 fail=0
@@ -19,15 +19,15 @@ list() { find "$@" -not -path '*/build/*' | sort; }
 mapfile -t kernels < <(list kernels -name '*.cu' -o -name '*.cuh' -path 'kernels/*')
 mapfile -t all < <(list kernels comm zero llama dev test train_llama.cu \( -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' \) 2>/dev/null)
 not() { local drop=" $1 " f; shift; for f in "$@"; do [[ $drop == *" $f "* ]] || echo "$f"; done; }
-mapfile -t no_ptx < <(not "kernels/ptx.cuh test/simt/stack.cpp" "${all[@]}")
-mapfile -t no_gpu < <(not "kernels/gpu.cuh" "${all[@]}")
-mapfile -t plain_kernels < <(not "kernels/gpu.cuh kernels/ptx.cuh" "${kernels[@]}")
+mapfile -t no_ptx < <(not "kernels/cuda/ptx.cuh test/simt/stack.cpp" "${all[@]}")
+mapfile -t no_gpu < <(not "kernels/cuda/gpu.cuh" "${all[@]}")
+mapfile -t plain_kernels < <(not "kernels/cuda/gpu.cuh kernels/cuda/ptx.cuh" "${kernels[@]}")
 
-rule "inline PTX belongs in kernels/ptx.cuh, with a model beside it" '(^|[^A-Za-z0-9_])asm[ \t]*(volatile)?[ \t]*\(' "${no_ptx[@]}"
+rule "inline PTX belongs in kernels/cuda/ptx.cuh, with a model beside it" '(^|[^A-Za-z0-9_])asm[ \t]*(volatile)?[ \t]*\(' "${no_ptx[@]}"
 rule "launch with launch(kernel, LaunchConfig(...), args...)" '<<<' "${all[@]}"
 rule "declare dynamic shared memory with GPU_DYN_SMEM(name)" 'extern[ \t]+__shared__' "${no_gpu[@]}"
 rule "cooperative groups do not compile on the host" 'cooperative_groups' "${all[@]}"
-rule "kernels include kernels/gpu.cuh (or ptx.cuh) in place of CUDA's headers" \
+rule "kernels include kernels/cuda/gpu.cuh (or ptx.cuh) in place of CUDA's headers" \
      '#[ \t]*include[ \t]*<(cuda|cub/|thrust/|mma\.h|device_|vector_types|sm_)' "${plain_kernels[@]}"
 rule "a __shared__ variable and its name stand on one line (the ASan build looks for them)" \
      '__shared__[^;]*$' "${plain_kernels[@]}"

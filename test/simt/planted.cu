@@ -1,7 +1,7 @@
 #define SIMT_ALLOW_FLOAT_ATOMICS
 #include "test/simt/planted.h"
 
-#include "kernels/ptx.cuh"
+#include "kernels/cuda/ptx.cuh"
 #include "test/simt/selftest.h"
 
 namespace rz::planted {

@@ -1,6 +1,6 @@
 #include "test/simt/selftest.h"
 
-#include "kernels/ptx.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace rz::selftest {
 namespace {

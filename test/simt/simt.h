@@ -1,6 +1,6 @@
-// What a kernel source sees of the emulator in place of CUDA's device headers (kernels/gpu.cuh includes this under
+// What a kernel source sees of the emulator in place of CUDA's device headers (kernels/cuda/gpu.cuh includes this under
 // -DSIMT_EMU): qualifiers, builtin variables, barriers, warp collectives, atomics, intrinsics, and the models behind
-// kernels/ptx.cuh. Types and conversions (float4, bf16, fp16, fp8) are those of CUDA's own headers.
+// kernels/cuda/ptx.cuh. Types and conversions (float4, bf16, fp16, fp8) are those of CUDA's own headers.
 #pragma once
 #if defined(__CUDACC__)
 #error "test/simt/simt.h is for the host compiler"
@@ -88,7 +88,7 @@ uint64_t reduce(uint32_t mask, int64_t value, Reduce kind, Site at);
 void atomic_access(const void* p, size_t bytes);
 void thread_fence();
 
-// Models of the instructions in kernels/ptx.cuh; contracts there.
+// Models of the instructions in kernels/cuda/ptx.cuh; contracts there.
 enum class Half { bf16, fp16 };
 void cp_async(void* dst, const void* src, int bytes, int src_bytes, Site at);
 void cp_async_commit();

@@ -32,10 +32,10 @@ SIMT_HALF.race    := plain
 
 SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_cublaslt \
                 $(if $(HAVE_NCCL),fake_nccl)
-SIMT_OPS     := $(sort $(wildcard kernels/runtime/*.cpp kernels/*.cpp))
-SIMT_REST    := $(sort $(wildcard comm/*.cpp zero/*.cpp llama/*.cpp))
-SIMT_CU      := $(sort $(wildcard kernels/*.cu))
-SIMT_TESTS   := $(sort $(wildcard test/kernel_*.cpp))
+SIMT_OPS     := $(sort $(wildcard kernels/*.cpp kernels/*/*.cpp))
+SIMT_REST    := $(sort $(foreach room,comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
+SIMT_CU      := $(CU_SOURCES)
+SIMT_TESTS   := $(KERNEL_TESTS)
 SIMT_GTEST   := -lgtest_main -lgtest
 SIMT_LIBS    := $(LIBS) -ldl -lrt -pthread
 
@@ -89,7 +89,7 @@ $(foreach b,$(SIMT_BUILDS),$(eval $(call simt_build,$(b),$(SIMT_HALF.$(b)),$(SIM
 $(SIMT)/fidelity: $(SIMT)/plain/k/test/simt/fidelity.o $(OBJ)/kernels/runtime/check.o $(SIMT_EMU.plain)
 	$(SIMT_LINK.plain) -ldl -lrt -pthread
 # On a machine with a GPU: $(SIMT)/fidelity_gpu write test/simt/golden
-$(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/gpu.cuh kernels/ptx.cuh
+$(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/cuda/gpu.cuh kernels/cuda/ptx.cuh
 	@mkdir -p $(@D)
 	$(NVCC) -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80 -I. -o $@ $(filter %.cu %.cpp,$^)
 

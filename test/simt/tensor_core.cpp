@@ -42,7 +42,7 @@ struct MmaPart {
     Half type;
 };
 
-// Row and column of what lane l holds; see the fragment layout in kernels/ptx.cuh.
+// Row and column of what lane l holds; see the fragment layout in kernels/cuda/ptx.cuh.
 void complete_mma(Fiber* const* lanes, uint32_t) {
     float a[16][16], b[16][8], c[16][8];
     for (int l = 0; l < 32; l++) {

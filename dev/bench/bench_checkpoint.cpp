@@ -1,0 +1,156 @@
+// Saving and loading the state of a run: how long training stalls, how fast the files are written, how long a resume
+// takes.
+//
+//   build/dev/bench_checkpoint --preset tiny --dtype bf16 --folder /fast/disk
+//   mpirun -n 4 build/dev/bench_checkpoint --preset small --dtype bf16 --zero 3 --folder /shared/disk
+//
+// Every save writes, syncs, reads back and verifies. Beside it, the disk's own rate: the same bytes in one file,
+// written and synced by rank 0. Medians.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include "kernels/elementwise.h"
+#include "llama/base/atomic_file.h"
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/base/json.h"
+#include "llama/model/model.h"
+#include "llama/model/presets.h"
+#include "llama/base/version.h"
+
+namespace rz {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> x) {
+    std::sort(x.begin(), x.end());
+    return x.empty() ? 0 : x[x.size() / 2];
+}
+
+// Seconds to write and sync `bytes` in pieces of 4 MiB.
+double disk_seconds(const std::string& folder, int64_t bytes) {
+    const std::string path = folder + "/.bench";
+    std::vector<char> piece(4 << 20, 'x');
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    require(fd >= 0, "%s: can't be written", path.c_str());
+    const double start = now();
+    for (int64_t at = 0; at < bytes; at += int64_t(piece.size()))
+        write_all(fd, at, piece.data(), std::min<int64_t>(int64_t(piece.size()), bytes - at), path);
+    ::fsync(fd);
+    const double seconds = now() - start;
+    ::close(fd);
+    ::unlink(path.c_str());
+    return seconds;
+}
+
+struct Flags {
+    std::string preset = "tiny", dtype = "bf16", folder = ".", device = "auto", json;
+    int stage = 0, saves = 3;
+    bool wait = false;
+};
+
+int run(int argc, char** argv) {
+    Flags f;
+    CLI::App app{"Times checkpoints: stall, write rate, load"};
+    app.add_option("--preset", f.preset, "Model")->capture_default_str();
+    app.add_option("--dtype", f.dtype, "fp32 or bf16 parameters")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--folder", f.folder, "Where to write; needs room for three checkpoints")->capture_default_str();
+    app.add_option("--zero", f.stage, "Stage")->capture_default_str()->check(CLI::Range(0, 3));
+    app.add_option("--device", f.device, "auto, cuda or cpu")->capture_default_str();
+    app.add_option("--saves", f.saves, "Repetitions")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_flag("--no-background-save", f.wait, "Write without a copy of the state");
+    app.add_option("--json", f.json, "File for the numbers");
+    CLI11_PARSE(app, argc, argv);
+
+    Process process;
+    return process.run([&] {
+        const Device device = process.choose_device(f.device, "auto", nullptr);
+        device.make_current();
+        ModelConfig config = find_preset(f.preset).config;
+        config.resolve();
+        const ParamTable table(config);
+        Stream compute(device, "compute");
+        Mesh mesh(process, device);
+        const DType dtype = f.dtype == "bf16" ? DType::bf16 : DType::f32;
+        Zero zero(device, compute, unit_layouts(table), decay_segments(table),
+                  {.stage = f.stage, .param_dtype = dtype, .grad_dtype = dtype, .wire_dtype = dtype}, {}, mesh);
+        initialise_weights(table, 1, compute, zero);
+        compute.synchronize();
+        const std::string folder = f.folder + "/bench_checkpoint";
+        if (process.is_root()) make_folder(folder);
+        process.barrier();
+
+        std::vector<double> stall, write, load;
+        int64_t bytes = 0;
+        CheckpointWriter writer(process, device, compute, zero, table, config,
+                                {.run_folder = folder, .background = !f.wait, .tokenizer_from = ""});
+        for (int i = 1; i <= f.saves; ++i) {
+            Manifest m;
+            m.run_id = "bench";
+            m.step = i;
+            process.barrier();
+            const double start = now();
+            writer.save(m);
+            stall.push_back(now() - start);
+            require(writer.finish(), "the save failed");
+            write.push_back(now() - start);
+            const std::string path = CheckpointStore(folder).path(i);
+            process.barrier();
+            const double begin = now();
+            const std::string problem =
+                load_state(path, check_checkpoint(path), table, process, device, compute, zero, nullptr);
+            require(problem.empty(), "%s", problem.c_str());
+            load.push_back(now() - begin);
+            for (const SaveReport& r : writer.reports()) bytes = r.bytes;
+        }
+        if (process.is_root()) {
+            const double disk = disk_seconds(folder, bytes);
+            const double gb = double(bytes) / 1e9;
+            std::printf("# %s, %d ranks, --zero %d, commit %s\n# command:", device.name().c_str(), process.size(),
+                        f.stage, build_commit());
+            for (int i = 0; i < argc; ++i) std::printf(" %s", argv[i]);
+            std::printf("\n%-10s %-5s %10s %10s %10s %12s %12s %10s %12s\n", "model", "type", "bytes", "stall s",
+                        "saved s", "write GB/s", "disk GB/s", "load s", "load GB/s");
+            std::printf("%-10s %-5s %10s %10.3f %10.3f %12.2f %12.2f %10.3f %12.2f\n", f.preset.c_str(),
+                        f.dtype.c_str(), human_bytes(bytes).c_str(), median(stall), median(write), gb / median(write),
+                        gb / disk, median(load), gb / median(load));
+            if (!f.json.empty())
+                write_file_atomically(f.json, Json{{"device", device.name()},
+                                                   {"ranks", process.size()},
+                                                   {"zero", f.stage},
+                                                   {"commit", build_commit()},
+                                                   {"preset", f.preset},
+                                                   {"dtype", f.dtype},
+                                                   {"bytes", bytes},
+                                                   {"stall_s", median(stall)},
+                                                   {"saved_s", median(write)},
+                                                   {"load_s", median(load)},
+                                                   {"disk_s", disk}}
+                                                      .dump(1) +
+                                                  "\n");
+            std::filesystem::remove_all(folder);
+        }
+        return 0;
+    });
+}
+
+}  // namespace
+}  // namespace rz
+
+int main(int argc, char** argv) {
+    try {
+        return rz::run(argc, argv);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "bench_checkpoint: %s\n", error.what());
+        return 1;
+    }
+}

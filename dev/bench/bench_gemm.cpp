@@ -1,0 +1,60 @@
+// GEMM in the layouts of a linear layer: y = x W^T, dx = dy W, dW += dy^T x (in --grad-dtype). 2 M N K operations.
+// Where cuBLASLt's algorithms are tuned (--gemm-tune, --gemm-cache) each product has two lines: tuned, and the
+// library's own first choice.
+
+#include <utility>
+
+#include "dev/bench/bench.h"
+
+int main(int argc, char** argv) {
+    using namespace rz;
+    bench::Bench bench("GEMM: M rows, N outputs, K inputs of a linear layer", "M,N,K",
+                       {"2048x512x256", "2048x1376x256", "2048x256x688", "512x2560x512", "512x32000x512"},
+                       {"8192x6144x4096", "8192x28672x4096", "8192x4096x14336", "4096x32000x2048"});
+    bool own = false;
+    std::string grad;
+    bench.app().add_option("--grad-dtype", grad, "of dW [--dtype, as in training]");
+    bench.app().add_flag("--own", own, "our own loops instead of the library (CPU)");
+    return bench.run(argc, argv, [&own, &grad](bench::Bench& b, const std::vector<int64_t>& shape) {
+        const int64_t M = shape[0], N = shape[1], K = shape[2];
+        const DType t = b.dtype();
+        const double flops = 2.0 * double(M) * double(N) * double(K);
+        const auto measure = [&](const char* name, const Gemm& g) {
+            const DType c_dtype = g.c_dtype;
+            const bool check = flops < 2e11;  // the reference takes its time
+            // fp32 sums of K products in another order, beside the rounding of C
+            const double tolerance = c_dtype == DType::f32 ? 0x1p-16 : 0;
+            const bench::Op op = [=](bench::Memory& m) {
+                Gemm a = g;
+                a.a = m.random(g.M * g.K, t, 1);
+                a.b = m.random(g.K * g.N, t, 2);
+                a.c = m.random(g.M * g.N, c_dtype, 3, 1, "c");
+                // The library is checked against our loops.
+                const bool plain = own || (check && !m.device().is_cuda() && simd_level() == SimdLevel::baseline);
+                return [a, plain](Stream& s) {
+                    if (plain)
+                        s.enqueue_host([a] { gemm_reference(a); });
+                    else
+                        gemm(s, a);
+                };
+            };
+            GemmTuning& tuning = gemm_tuning();
+            const bool tuned = b.device().is_cuda() && (tuning.measure || !tuning.cache_file.empty());
+            b.measure({tuned ? std::string(name) + ", tuned" : name, bench::joined(shape), 0, flops, tolerance, check},
+                      op);
+            if (!tuned) return;
+            const GemmTuning asked = std::exchange(tuning, {});
+            b.measure({std::string(name) + ", first choice", bench::joined(shape), 0, flops, tolerance, check}, op);
+            tuning = asked;
+        };
+        Gemm y{}, dx{}, dw{};
+        y.M = M, y.N = N, y.K = K, y.trans_b = true;
+        dx.M = M, dx.N = K, dx.K = N;
+        dw.M = N, dw.N = K, dw.K = M, dw.trans_a = true, dw.beta = 1;
+        y.dtype = y.c_dtype = dx.dtype = dx.c_dtype = dw.dtype = t;
+        if (!grad.empty()) dw.c_dtype = bench::parse_dtype(grad);
+        measure("y = x W^T", y);
+        measure("dx = dy W", dx);
+        measure("dW += dy^T x", dw);
+    });
+}

@@ -1,0 +1,30 @@
+// RoPE in place. Unavoidable bytes: the rotated heads once in and once out.
+
+#include "kernels/rope.h"
+
+#include "dev/bench/bench.h"
+
+int main(int argc, char** argv) {
+    using namespace rz;
+    bench::Bench bench("RoPE on the query and key heads of packed qkv rows", "B,T,H,K,D",
+                       {"8x256x8x4x32", "4x128x8x8x64", "1x2048x16x8x128"}, {"8x1024x16x16x128", "2x4096x32x8x128"});
+    return bench.run(argc, argv, [](bench::Bench& b, const std::vector<int64_t>& shape) {
+        const int64_t B = shape[0], T = shape[1], H = shape[2], K = shape[3], D = shape[4];
+        const DType t = b.dtype();
+        std::vector<float> cosine(size_t(T * D / 2)), sine(cosine.size());
+        rope_tables(cosine.data(), sine.data(), T, D, 500000, {});
+        b.measure({"rope", bench::joined(shape), 2.0 * double(B * T * (H + K) * D * size_of(t))},
+                  [&](bench::Memory& m) {
+                      const Rope a{.x = m.random(B * T * (H + 2 * K) * D, t, 1, 1, "x"),
+                                   .cos_table = m.values(cosine),
+                                   .sin_table = m.values(sine),
+                                   .N = B * T,
+                                   .T = T,
+                                   .heads = H + K,
+                                   .D = D,
+                                   .row_stride = (H + 2 * K) * D,
+                                   .dtype = t};
+                      return [a](Stream& s) { rope(s, a); };
+                  });
+    });
+}

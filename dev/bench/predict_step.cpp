@@ -1,0 +1,205 @@
+// What a training step should take, op by op, from FLOPs, bytes and the rates of a GPU; beside what bench_train
+// measured.
+//
+//   build/dev/predict_step --preset medium --batch 16 --seq-len 1024                 on an H200, in bf16
+//   build/dev/predict_step --preset llama3.1-8b --layers 8 --seq-len 4096 --batch 2 --gpu h100 --gemm 745 --copy 2.9
+//   build/dev/predict_step --preset medium --batch 16 --seq-len 1024 --measured rows.json
+//                                            rows.json: from bench_train --classes --json of the same model and batch
+//
+// Two predictions: at the ceilings (what cuBLASLt and a plain copy reach, and the best published attention) and at the
+// goals (92 % of the GEMM ceiling, 90 % of the copy, 85 % of that attention). Nothing overlaps, launches cost nothing.
+// Bytes are those that can't be avoided: every operand once, nothing kept in L2. Attention's rates are published ones
+// for causal bf16 on an H100 and H200 (FlashAttention-3, cuDNN 9.19), interpolated in log T.
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+#include "llama/model/config.h"
+#include "llama/base/json.h"
+#include "llama/model/model.h"
+#include "llama/model/param_table.h"
+#include "llama/model/presets.h"
+
+namespace rz {
+namespace {
+
+enum class Limit { gemm, copy, attention_forward, attention_backward };
+
+struct Op {
+    const char* name;  // as bench_train --classes calls it
+    Limit limit;
+    double calls;
+    double work;  // of all calls: FLOPs, or bytes where copy limits
+};
+
+struct Rates {
+    double gemm, copy, attention_forward, attention_backward;  // FLOP/s, bytes/s
+    double of(Limit l) const {
+        return l == Limit::gemm                ? gemm
+               : l == Limit::copy              ? copy
+               : l == Limit::attention_forward ? attention_forward
+                                               : attention_backward;
+    }
+};
+
+// TFLOP/s at T = 1024, 2048, 4096, 8192
+constexpr double kForward128[] = {423, 484, 591, 644}, kBackward128[] = {219, 370, 474, 541};
+constexpr double kForward64[] = {265, 350, 400, 460}, kBackward64[] = {200, 300, 360, 400};
+
+double published(const double (&table)[4], double T) {
+    const double at = std::min(std::max(std::log2(T / 1024), 0.0), 3.0);
+    const int i = std::min(int(at), 2);
+    return (table[i] + (at - i) * (table[i + 1] - table[i])) * 1e12;
+}
+
+// A micro-batch in bf16 with its gradients, then the update.
+std::vector<Op> ops_of(const ModelConfig& c, double B, double T, double micro_batches) {
+    const double N = B * T, C = double(c.dim), F = double(c.ffn), V = double(c.vocab), L = double(c.layers), e = 2;
+    const double rotated = double(c.heads + c.kv_heads) * double(c.head_dim);
+    const double gemm = 2 * N * double(c.matmul_parameters()), parameters = double(c.parameter_count());
+    const double scores = 2 * B * double(c.q_rows()) * T * T * L;  // causal: half of 4 B H D T^2
+    std::vector<Op> ops = {
+        {"Gemm y = x W^T", Limit::gemm, 4 * L + 1, gemm},
+        {"Gemm dx = dy W", Limit::gemm, 4 * L + 1, gemm},
+        {"Gemm dW = dy^T x", Limit::gemm, 4 * L + 1, gemm},
+        {"AttentionForward", Limit::attention_forward, L, scores},
+        {"AttentionBackward", Limit::attention_backward, L, 2.5 * scores},
+        {"RmsnormForward", Limit::copy, 2 * L + 1, (2 + 4 * 2 * L) * N * C * e},   // the first has no residual
+        {"RmsnormBackward", Limit::copy, 2 * L + 1, (3 + 4 * 2 * L) * N * C * e},  // the last has none
+        {"Rope", Limit::copy, 2 * L, 2 * L * 2 * N * rotated * e},
+        {"SwigluForward", Limit::copy, L, L * 3 * N * F * e},
+        {"SwigluBackward", Limit::copy, L, L * 6 * N * F * e},
+        {"CrossEntropy", Limit::copy, 1, 2 * N * V * e},
+        {"EmbeddingForward", Limit::copy, 1, 2 * N * C * e},
+        {"EmbeddingBackward", Limit::copy, 1, (N + 2 * std::min(N, V)) * C * e},
+    };
+    for (Op& op : ops) op.calls *= micro_batches, op.work *= micro_batches;
+    ops.push_back({"AdamW", Limit::copy, 1, 28 * parameters});
+    ops.push_back({"SumSquares", Limit::copy, 1, 2 * parameters});
+    ops.push_back({"zero", Limit::copy, 1, 2 * parameters});
+    return ops;
+}
+
+// Seconds per step by op, of the last row of bench_train's --classes in the file.
+std::map<std::string, double> read_measured(const std::string& file, double B, double T) {
+    std::map<std::string, double> seconds;
+    std::ifstream in(file);
+    require(in.good(), "--measured %s: it cannot be opened", file.c_str());
+    for (std::string line; std::getline(in, line);) {
+        const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+        if (!row.is_object() || row.value("kind", "") != "classes") continue;
+        if (row.value("batch", 0.0) != B || row.value("seq_len", 0.0) != T) continue;
+        seconds.clear();
+        for (const Json& op : row.at("ops")) seconds[op.at("op")] = op.at("seconds");
+    }
+    require(!seconds.empty(), "--measured %s holds no row of bench_train --classes with --batch %g --seq-len %g",
+            file.c_str(), B, T);
+    return seconds;
+}
+
+void print_table(const std::vector<Op>& ops, const Rates& ceiling, const Rates& goal,
+                 const std::map<std::string, double>& measured) {
+    double at_ceiling = 0, at_goal = 0;
+    for (const Op& op : ops) at_ceiling += op.work / ceiling.of(op.limit), at_goal += op.work / goal.of(op.limit);
+    std::printf("| op | calls | work | at the ceiling, ms | at the goal, ms | share |%s\n|---|---|---|---|---|---|%s\n",
+                measured.empty() ? "" : " measured, ms | of the goal's rate |", measured.empty() ? "" : "---|---|");
+    std::map<std::string, double> left = measured;
+    for (const Op& op : ops) {
+        const double seconds = op.work / goal.of(op.limit);
+        std::printf("| %s | %.0f | %.1f %s | %.3f | %.3f | %.1f %% |", op.name, op.calls,
+                    op.work / (op.limit == Limit::copy ? 1e9 : 1e12), op.limit == Limit::copy ? "GB" : "TFLOP",
+                    1e3 * op.work / ceiling.of(op.limit), 1e3 * seconds, 100 * seconds / at_goal);
+        if (auto found = left.find(op.name); found != left.end()) {
+            std::printf(" %.3f | %.0f %% |", 1e3 * found->second, 100 * seconds / found->second);
+            left.erase(found);
+        }
+        std::printf("\n");
+    }
+    for (const auto& [name, seconds] : left) std::printf("| %s | | | | | | %.3f | |\n", name.c_str(), 1e3 * seconds);
+    std::printf("| **all** | | | **%.2f** | **%.2f** | |\n", 1e3 * at_ceiling, 1e3 * at_goal);
+}
+
+int run(int argc, char** argv) {
+    std::string preset = "medium", gpu = "h200", measured, head;
+    double gemm = 0, copy = 0, forward = 0, backward = 0;
+    int64_t batch = 8, seq_len = 1024, micro_batches = 1;
+    std::map<std::string, int64_t> fields;
+    CLI::App app{"Predicts a training step in bf16, op by op"};
+    app.add_option("--preset", preset, "Model")->capture_default_str();
+    for (const ConfigField& f : config_fields())
+        app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")
+            ->check(CLI::PositiveNumber);
+    app.add_option("--head", head, "tied or untied [as the preset]")->check(CLI::IsMember({"tied", "untied"}));
+    app.add_option("--batch", batch, "Sequences of a micro-batch")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--seq-len", seq_len, "Tokens per sequence")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--micro-batches", micro_batches, "Per update")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--gpu", gpu, "h200 or h100: whose rates the next four have if not given")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"h200", "h100"}));
+    app.add_option("--gemm", gemm, "bf16 TFLOP/s of cuBLASLt [788]")->check(CLI::PositiveNumber);
+    app.add_option("--copy", copy, "TB/s of a copy, read and written [h200: 4.3, h100: 3.0]")
+        ->check(CLI::PositiveNumber);
+    app.add_option("--attention-forward", forward, "TFLOP/s [published, by length and head]")
+        ->check(CLI::PositiveNumber);
+    app.add_option("--attention-backward", backward, "TFLOP/s [published, by length and head]")
+        ->check(CLI::PositiveNumber);
+    app.add_option("--measured", measured, "Rows of bench_train --classes --json, shown beside");
+    CLI11_PARSE(app, argc, argv);
+
+    ModelConfig c = find_preset(preset).config;
+    for (const ConfigField& f : config_fields())
+        if (fields[f.name] > 0) c.*f.member = fields[f.name];
+    if (!head.empty()) c.tied = head == "tied";
+    c.max_seq_len = std::max(c.max_seq_len, seq_len);
+    c.resolve();
+    const double T = double(seq_len), N = double(batch) * T * double(micro_batches),
+                 per_token = training_flops_per_token(c, seq_len);
+    const std::vector<Op> ops = ops_of(c, double(batch), T, double(micro_batches));
+    double counted = 0;  // attention's backward pass computes 2.5 times the forward's, and is counted as twice
+    for (const Op& op : ops)
+        if (op.limit != Limit::copy) counted += op.limit == Limit::attention_backward ? op.work * 0.8 : op.work;
+    require(std::abs(counted / (N * per_token) - 1) < 1e-9, "the ops have %g FLOPs, the model %g", counted,
+            N * per_token);
+
+    const bool wide = c.head_dim > 64;
+    const Rates ceiling{gemm > 0 ? gemm * 1e12 : 788e12,
+                        (copy > 0        ? copy
+                         : gpu == "h200" ? 4.3
+                                         : 3.0) *
+                            1e12,
+                        forward > 0 ? forward * 1e12 : published(wide ? kForward128 : kForward64, T),
+                        backward > 0 ? backward * 1e12 : published(wide ? kBackward128 : kBackward64, T)};
+    const Rates goal{0.92 * ceiling.gemm, 0.9 * ceiling.copy, 0.85 * ceiling.attention_forward,
+                     0.85 * ceiling.attention_backward};
+    std::printf(
+        "%s\nbatch %lld x %lld, %lld micro-batch%s; GEMM %.0f TFLOP/s, copy %.2f TB/s, attention %.0f and %.0f "
+        "TFLOP/s\n\n",
+        summary(c).c_str(), (long long)batch, (long long)seq_len, (long long)micro_batches,
+        micro_batches == 1 ? "" : "es", ceiling.gemm / 1e12, ceiling.copy / 1e12, ceiling.attention_forward / 1e12,
+        ceiling.attention_backward / 1e12);
+    print_table(ops, ceiling, goal,
+                measured.empty() ? std::map<std::string, double>() : read_measured(measured, double(batch), T));
+    for (const auto& [name, rates] : {std::pair{"ceilings", &ceiling}, std::pair{"goals", &goal}}) {
+        double seconds = 0;
+        for (const Op& op : ops) seconds += op.work / rates->of(op.limit);
+        std::printf("\n%-8s %8.0f tok/s, %.1f %% MFU of 989 TFLOP/s", name, N / seconds,
+                    100 * N * per_token / seconds / 989e12);
+    }
+    std::printf("\n");
+    return 0;
+}
+
+}  // namespace
+}  // namespace rz
+
+int main(int argc, char** argv) {
+    try {
+        return rz::run(argc, argv);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "predict_step: %s\n", error.what());
+        return 1;
+    }
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Static checks that take seconds: the rules of the code, the shell scripts, the Python files. What is not installed is
+# skipped, and that is said. Exit code 1 if something was found.
+#
+#   dev/build/lint.sh      (make lint)
+# It uses  apt-get install shellcheck; python3 -m pip install ruff
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+found=0
+list() { git ls-files 2> /dev/null || find . -type f -not -path './build/*' -printf '%P\n'; }  # or an unpacked archive
+mapfile -t files < <(list | grep -E '\.(cpp|h|cu|cuh|py|sh|mk)$|^Makefile$|^\.ci/run$')
+mapfile -t scripts < <(grep -lE '^#!.*(bash|/sh)' "${files[@]}")
+
+mapfile -t sources < <(printf '%s\n' "${files[@]}" | grep -E '\.(cpp|h|cu|cuh)$')
+wide=$(awk 'length > 120 { print "    " FILENAME ":" FNR }' "${sources[@]}")
+big=$(wc -l "${files[@]}" | awk '$1 > 760 && $2 != "total" { print "    " $2 ": " $1 }')
+todo=$(grep -nE '(//|#).*\b(TODO|FIXME|XXX|HACK)\b' "${files[@]}" | grep -v '^dev/build/lint.sh')
+say() { [ -z "$2" ] && return; printf '%s\n%s\n' "$1" "$2"; found=1; }
+say "lines of more than 120 columns:" "$wide"
+say "files of more than 760 lines:" "$big"
+say "left to do:" "$todo"
+
+test/simt/lint.sh || found=1
+# Formatting: by the one version that install_deps.sh knows, since each formats a little differently.
+format=""
+for c in clang-format clang-format-14 build/tools/bin/clang-format; do
+  [ -n "$format" ] || ! "$c" --version 2> /dev/null | grep -q "version 14.0.6" || format=$c
+done
+if [ -n "$format" ]; then
+  if "$format" --dry-run --Werror "${sources[@]}" > /tmp/rz-format.$$ 2>&1; then
+    echo "clang-format: ${#sources[@]} files are formatted"
+  else
+    say "not formatted as .clang-format says (clang-format 14.0.6 -i FILE mends it):" \
+      "$(grep -oE '^[^:]+:[0-9]+' /tmp/rz-format.$$ | sort -u | sed 's/^/    /' | head -n 20)"
+  fi
+  rm -f /tmp/rz-format.$$
+else
+  say "clang-format 14.0.6 is not installed:" "    make deps installs it"
+fi
+if command -v shellcheck > /dev/null; then
+  if shellcheck -x -S warning "${scripts[@]}" test/program/check.sh; then echo "shellcheck: ${#scripts[@]} scripts are clean"; else found=1; fi
+else
+  echo "shellcheck is not installed: skipped"
+fi
+if command -v ruff > /dev/null; then
+  ruff check --quiet --line-length 120 --select E4,E7,E9,F,B,W --ignore B905 data_prep dev test || found=1
+  ruff format --quiet --line-length 120 --check data_prep test || found=1
+else
+  echo "ruff is not installed: skipped"
+fi
+exit $found

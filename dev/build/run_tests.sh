@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
+#
+#   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit python mpi tsan program simt (default: all)
+set -uo pipefail
+build=$1 obj=$2
+shift 2
+sections=${*:-lint unit python mpi tsan program simt}
+logs=$build/test-logs
+mkdir -p "$logs"
+passed=0 failed=0 skipped=0 table=""
+
+# Ranks often outnumber cores here: one thread each, and nobody spins.
+export OMP_WAIT_POLICY=passive
+
+total() { awk '{ sum += $1 } END { print sum + 0 }'; }
+# run NAME COMMAND...   one log per name; counts come from GoogleTest's and unittest's own closing lines
+run() {
+  local name=$1 start=$SECONDS log="$logs/$1.log" rc=0 p=0 f=0 s=0
+  shift
+  "$@" > "$log" 2>&1 || rc=$?
+  p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$log" | total)
+  f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$log" | total)
+  s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' "$log" | total)
+  if grep -q '^Ran [0-9]* tests\{0,1\} in ' "$log"; then
+    # unittest: all that ran, then OK or FAILED (failures=1, errors=2, skipped=3)
+    f=$(grep -E '^FAILED \(' "$log" | grep -oE '(failures|errors)=[0-9]+' | cut -d= -f2 | total)
+    s=$(grep -E '^(OK|FAILED) \(' "$log" | grep -oE 'skipped=[0-9]+' | cut -d= -f2 | total)
+    p=$(($(sed -n 's/^Ran \([0-9]*\) .*/\1/p' "$log" | total) - f - s))
+  fi
+  if [ $rc != 0 ] && [ "$f" = 0 ]; then f=1; fi
+  if [ $rc = 0 ] && [ "$p" = 0 ]; then p=1; fi
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+  local line
+  line=$(printf '%-34s %4s s  %5s passed %3s failed %3s skipped' "$name" $((SECONDS - start)) "$p" "$f" "$s")
+  echo "$line"
+  table="$table$line"$'\n'
+  if [ $rc != 0 ]; then
+    echo "---- $name failed (exit code $rc); the end of $log:"
+    tail -n 60 "$log"
+    echo "----"
+  fi
+}
+
+mpi() {  # mpi NAME RANKS COMMAND...
+  local name=$1 ranks=$2
+  shift 2
+  run "$name" env OMP_NUM_THREADS=1 timeout 300 mpirun -n "$ranks" "$@"
+}
+
+for section in $sections; do
+  case $section in
+    lint) run lint dev/build/lint.sh ;;
+    unit) run unit "$obj/unit_tests" --gtest_brief=1 ;;
+    python) run python python3 test/data_prep/test_data_prep.py ;;
+    mpi)
+      [ -x "$obj/mpi_tests" ] || { echo "mpi: not built here (no MPI)"; continue; }
+      for n in 1 2 3 4 5 8; do mpi "mpi-$n" $n "$obj/mpi_tests"; done ;;
+    tsan) run tsan env TSAN_OPTIONS=halt_on_error=0 "$build/tsan/tests" --gtest_brief=1 ;;
+    program)
+      run program test/program/test_program.sh ./train_llama
+      run resume test/program/test_resume.sh ./train_llama
+      run faults test/program/test_faults.sh ./train_llama --quick
+      run gpu-check test/program/test_gpu_check.sh "$build" ;;
+    simt)
+      [ -x "$build/simt/plain/kernel_tests" ] ||
+        { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
+      for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
+      run simt-program test/program/test_simt_program.sh ./train_llama_simt ./train_llama ;;
+    *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit python mpi tsan program simt" >&2
+       exit 2 ;;
+  esac
+done
+
+echo
+echo "$table"
+echo "total $SECONDS s"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

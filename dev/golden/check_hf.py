@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Compares this program with transformers, in both directions, through files and command lines only.
+
+    pip install torch transformers          # 4 or 5
+    make && make tools
+    python3 dev/golden/check_hf.py [--model DIR_OR_REPO_ID]
+
+For each toy LLaMA (grouped queries, tied, llama3 RoPE with an explicit head_dim; single and sharded; fp32, bf16, fp16):
+
+    theirs -> ours   transformers saves it; our logits are theirs
+    ours -> theirs   train_llama trains it for a few steps and saves; transformers loads that without a missing or
+                     unexpected key, and its logits are ours again
+
+All logits are computed in fp32; the largest difference may be 1e-4 of the largest logit. --model checks the first direction
+on a real model as well. Exit code 1 if anything disagrees.
+"""
+
+import argparse
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+TOLERANCE = 1e-4
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)
+if int(transformers.__version__.split(".")[0]) >= 5:
+    ROPE = dict(rope_parameters=dict(rope_theta=20000.0, **LLAMA3))
+else:
+    ROPE = dict(rope_theta=20000.0, rope_scaling=LLAMA3)
+CASES = [
+    ("grouped queries", "float32", "100MB", dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)),
+    ("tied, sharded", "bfloat16", "20KB", dict(tie_word_embeddings=True, rms_norm_eps=1e-5)),
+    ("llama3 rope", "float16", "100MB", dict(head_dim=32, num_key_value_heads=1, **ROPE)),
+    ("list of eos, sharded", "float32", "30KB", dict(eos_token_id=[2, 5], num_key_value_heads=4)),
+]
+
+
+def toy_config(**fields):
+    return transformers.LlamaConfig(**{**dict(
+        vocab_size=131, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.15), **fields})
+
+
+def their_logits(folder, inputs):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            sys.exit(f"{folder}: transformers reports {kind}: {info[kind]}")
+    with torch.no_grad():
+        return model.eval()(input_ids=inputs).logits
+
+
+def our_logits(tool, folder, inputs, work):
+    tokens, out = os.path.join(work, "inputs.safetensors"), os.path.join(work, "logits.safetensors")
+    save_file({"inputs": inputs.int()}, tokens)
+    subprocess.run([tool, folder, tokens, out], check=True)
+    return load_file(out)["logits"]
+
+
+def difference(ours, theirs):
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def write_shard(path, vocab):
+    ids = torch.randint(vocab, (4096,)).tolist()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
+
+
+def train(program, model, shard, dtype, out):
+    flags = {"init-from": model, "train-data": shard, "val-data": shard, "steps": 4, "batch": 2, "seq-len": 64, "lr": 3e-3,
+             "val-every": 0, "val-tokens": 128, "dtype": dtype, "device": "cpu", "out": out}
+    subprocess.run([program] + [f"--{name}={value}" for name, value in flags.items()], check=True, stdout=subprocess.DEVNULL)
+    return os.path.join(out, "final")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="a model folder or repo id in the local cache, to check besides")
+    parser.add_argument("--program", default=os.path.join(ROOT, "train_llama"))
+    parser.add_argument("--tool", default=os.path.join(ROOT, "build", "dev", "model_logits"))
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(1)
+    failures = 0
+
+    def report(what, error, wanted=lambda e: e < TOLERANCE):
+        nonlocal failures
+        failures += not wanted(error)
+        print(f"{'ok  ' if wanted(error) else 'FAIL'} {what:58s} {error:.1e}")
+
+    with tempfile.TemporaryDirectory() as work:
+        for number, (name, dtype, shard_size, fields) in enumerate(CASES):
+            config = toy_config(**fields)
+            inputs = torch.randint(config.vocab_size, (2, 33))
+            theirs, shard = os.path.join(work, f"theirs{number}"), os.path.join(work, f"shard{number}.bin")
+            model = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
+            model.save_pretrained(theirs, max_shard_size=shard_size)
+            before = their_logits(theirs, inputs)
+            report(f"{name}, {dtype}: theirs -> ours", difference(our_logits(args.tool, theirs, inputs, work), before))
+            write_shard(shard, config.vocab_size)
+            for ours_dtype in ("fp32", "bf16"):
+                ours = train(args.program, theirs, shard, ours_dtype, os.path.join(work, f"ours{number}-{ours_dtype}"))
+                after = their_logits(ours, inputs)
+                report(f"{name}, trained in {ours_dtype}: ours -> theirs",
+                       difference(our_logits(args.tool, ours, inputs, work), after))
+                report("  and training has changed the logits", difference(after, before), lambda e: e > 100 * TOLERANCE)
+        if args.model:
+            vocab = transformers.AutoConfig.from_pretrained(args.model).vocab_size
+            inputs = torch.randint(vocab, (1, 33))
+            report(args.model, difference(our_logits(args.tool, args.model, inputs, work), their_logits(args.model, inputs)))
+    print(f"{failures} failures, transformers {transformers.__version__}, torch {torch.__version__}")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Writes test/golden/model/: toy LLaMAs with the logits, loss and gradients that transformers computes for them in fp32.
+
+    pip install torch transformers        # only this script and dev/golden/check_hf.py need them; the tests read the files
+    python3 dev/golden/make_golden.py            # then commit test/golden/model
+
+Each case is a folder as transformers saves it (config.json, model.safetensors) and expected.safetensors with
+
+    inputs, targets   (B, T)     I32
+    logits            (B, T, V)  F32
+    loss              ()         F32   mean cross-entropy over the B*T targets
+    grad.<name>       as <name>  F32   d loss / d <name>, for every tensor of the model
+
+Weights are stored in the case's dtype and computed with in fp32, so a test that loads them starts from the same bits.
+"""
+
+import argparse
+import os
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+B, T = 2, 17
+
+LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              # so short that positions below T meet all three bands: unchanged, smoothed, divided
+              original_max_position_embeddings=32)
+
+CASES = {
+    # three query heads share a kv head; nothing is a power of two
+    "gqa": (torch.float32, dict(hidden_size=24, intermediate_size=40, num_attention_heads=3, num_key_value_heads=1,
+                                vocab_size=43)),
+    "tied": (torch.bfloat16, dict(hidden_size=32, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2,
+                                  vocab_size=53, tie_word_embeddings=True, rms_norm_eps=1e-5)),
+    # the heads together are wider than the model
+    "llama3_rope": (torch.float16, dict(hidden_size=16, intermediate_size=28, num_attention_heads=2,
+                                        num_key_value_heads=1, head_dim=16, vocab_size=37, rope_parameters=LLAMA3)),
+}
+
+
+def make_model(dtype, fields):
+    config = transformers.LlamaConfig(num_hidden_layers=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+                                      attn_implementation="eager", **fields)
+    model = transformers.LlamaForCausalLM(config).float().train()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() == 1:
+                p.uniform_(0.5, 1.5)
+            elif "embed" in name:
+                p.normal_(0, 0.3 if config.tie_word_embeddings else 0.7)
+            else:  # large enough that attention is far from uniform and the loss far from log(V)
+                p.normal_(0, 1.2 * p.shape[1] ** -0.5)
+            p.copy_(p.to(dtype))
+    return config, model
+
+
+def evaluate(model, inputs, targets):
+    model.zero_grad()
+    logits = model(input_ids=inputs, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    return logits.detach(), loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def relative(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default=os.path.join(os.path.dirname(__file__), "..", "..", "test", "golden", "model"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    total = 0
+    for seed, (case, (dtype, fields)) in enumerate(CASES.items(), start=1):
+        torch.manual_seed(seed)
+        config, model = make_model(dtype, fields)
+        inputs = torch.randint(config.vocab_size, (B, T))
+        targets = torch.randint(config.vocab_size, (B, T))
+        logits, loss, grads = evaluate(model, inputs, targets)
+
+        folder = os.path.join(args.out, case)
+        os.makedirs(folder, exist_ok=True)
+        model.config.dtype = dtype
+        model.config.save_pretrained(folder)
+        save_file({name: p.detach().to(dtype).contiguous() for name, p in model.named_parameters()},
+                  os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        save_file({"inputs": inputs.int(), "targets": targets.int(), "logits": logits.contiguous(), "loss": loss,
+                   **{"grad." + name: g for name, g in grads.items()}},
+                  os.path.join(folder, "expected.safetensors"), metadata={"format": "pt"})
+
+        for file in os.listdir(folder):
+            os.chmod(os.path.join(folder, file), 0o644)
+        exact = evaluate(model.double(), inputs, targets)
+        size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder))
+        total += size
+        print(f"{case:12s} {sum(p.numel() for p in model.parameters()):6d} parameters, loss {loss.item():.6f}, fp32 against "
+              f"fp64: logits {relative(logits, exact[0]):.1e}, worst gradient "
+              f"{max(relative(g, exact[2][n]) for n, g in grads.items()):.1e}, {size / 1024:.0f} KiB")
+    print(f"{total / 1024:.0f} KiB in all, transformers {transformers.__version__}, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

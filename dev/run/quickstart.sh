@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# From a bare machine to a trained model and a sample of its text, in one command: make quickstart
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+say() { printf '\n== %s\n' "$*"; }
+
+say "packages"
+# What was installed is looked for again.
+dev/build/install_deps.sh --program --check || { dev/build/install_deps.sh --program && rm -f build/config.mk; }
+echo "all there"
+
+# The CUDA half is built only where there is a GPU to run it.
+cuda=0
+nvidia-smi -L >/dev/null 2>&1 && cuda=auto
+say "building ./train_llama"
+make --no-print-directory -j"$(nproc)" CUDA=$cuda train_llama | { grep -v '^g++\|nvcc' || true; }
+
+say "text: the source of this machine's Python standard library, as bytes"
+python3 data_prep/prepare.py stdlib --out data/stdlib
+
+say "training"
+./train_llama --config llama/configs/quickstart.toml
+
+say "a sample"
+./train_llama generate --from runs/quickstart/final --prompt 'def ' --max-tokens 300 --temperature 0.7
+say "loss curve: runs/quickstart/loss.svg    metrics: runs/quickstart/metrics.jsonl    model: runs/quickstart/final"

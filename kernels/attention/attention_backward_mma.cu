@@ -1,0 +1,276 @@
+// Attention backward on tensor cores (sm_80 and later), deterministic: one kernel for dk and dv, one for dq, no
+// atomics. Both keep 128 rows of two tensors in shared memory, 16 per warp, and stream tiles of the other two past
+// them:
+//
+//   dk, dv:  rows k, v;    stream q, d_o over the group's heads in order.  s^T = k q^T, dp^T = v d_o^T, dv += p^T d_o,
+//   dk += ds^T q dq:      rows q, d_o;  stream k, v.                                     s = q k^T,   dp = d_o v^T, dq
+//   += ds k
+//
+// with p = exp(scale s - lse) and ds = p (dp - delta). p and ds never leave the registers: the accumulators of the
+// first two products are the A operands of the others.
+#include "kernels/attention/attention_mma.cuh"
+
+namespace rz {
+namespace {
+
+constexpr int kRows = 128, kWarps = 8, kThreads = 32 * kWarps, kWarpRows = 16;
+constexpr int kChunk = 32, kN = kChunk / 8;  // streamed rows per pass through the registers
+static_assert(kRows == kWarps * kWarpRows);
+
+template <class T, int D, bool kForKeys>
+struct Backward {
+    using Rows = SmemRows<D>;
+    static constexpr int kStream = D <= 80 ? 64 : 32;  // 99 KiB, an sm_89's limit, hold two stages at D = 128
+    static constexpr int kTileBytes = Rows::bytes(kStream);
+    static constexpr int kStageBytes = 2 * kTileBytes;
+    static constexpr int kStatBytes = 2 * kStream * int(sizeof(float));  // lse2, delta of a stage's queries
+    static constexpr int kSmemBytes = 2 * Rows::bytes(kRows) + 2 * (kStageBytes + (kForKeys ? kStatBytes : 0));
+
+    // In shared memory: k or q, v or d_o, two stages of the streamed tiles, two of their lse2 and delta
+    static constexpr int kX1 = 0, kX2 = Rows::bytes(kRows), kStages = 2 * kX2;
+
+    // Where this block and warp work
+    unsigned char* smem;
+    float* stats;
+    int row;                          // the warp's first row in the tile
+    int first;                        // its position in the sequence
+    float scale;                      // of scores, for exp2
+    float row_lse2[2], row_delta[2];  // of rows g and g + 8, for dq
+
+    float grad1[D / 8][4], grad2[D / 8][4];  // dk or dq; dv
+
+    // The warp's rows as A operands, where there are registers for them: reading them again for every tile makes shared
+    // memory the bound.
+    static constexpr bool kHold = !kForKeys || D <= 96;
+    uint32_t x1[kHold ? D / 16 : 1][4], x2[kHold ? D / 16 : 1][4];
+
+    __device__ __forceinline__ void hold_rows() {
+        if constexpr (kHold)
+#pragma unroll
+            for (int step = 0; step < D / 16; ++step) {
+                load_a<D>(x1[step], smem, kX1, row, step);
+                load_a<D>(x2[step], smem, kX2, row, step);
+            }
+    }
+
+    __device__ __forceinline__ void score_products(float (&s)[kN][4], float (&dp)[kN][4], int y1, int y2, int chunk) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[n][e] = dp[n][e] = 0;
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step) {
+            uint32_t b0[2], b1[2];
+            uint32_t(&a1)[4] = x1[kHold ? step : 0], (&a2)[4] = x2[kHold ? step : 0];
+            if constexpr (!kHold) {
+                load_a<D>(a1, smem, kX1, row, step);
+                load_a<D>(a2, smem, kX2, row, step);
+            }
+#pragma unroll
+            for (int n = 0; n < kN; n += 2) {
+                load_b<D>(b0, b1, smem, y1, chunk + 8 * n, step);
+                mma<T>(s[n], a1, b0);
+                mma<T>(s[n + 1], a1, b1);
+                load_b<D>(b0, b1, smem, y2, chunk + 8 * n, step);
+                mma<T>(dp[n], a2, b0);
+                mma<T>(dp[n + 1], a2, b1);
+            }
+        }
+    }
+
+    // s becomes p, dp becomes ds. `position`: of the chunk's first streamed row.
+    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse2,
+                                                    int position, bool masked) {
+        const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
+        const int ahead = position - first;  // streamed row 0 against the warp's row 0
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int column = 8 * n + 2 * pair + e % 2, r = g + 8 * (e / 2);
+                const float l = kForKeys ? lse2[column] : row_lse2[e / 2];
+                const float delta = kForKeys ? lse2[kStream + column] : row_delta[e / 2];
+                float p = ptx::ex2(fmaf(s[n][e], scale, -l));
+                if (masked && (kForKeys ? ahead + column < r : ahead + column > r)) p = 0;
+                s[n][e] = p;
+                dp[n][e] = p * (dp[n][e] - delta);
+            }
+    }
+
+    __device__ __forceinline__ void add_product(float (&grad)[D / 8][4], const float (&weights)[kN][4], int y,
+                                                int chunk) {
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step) {
+            uint32_t a[4], b0[2], b1[2];
+            to_a<T>(a, weights[2 * step], weights[2 * step + 1]);
+#pragma unroll
+            for (int n = 0; n < D / 8; n += 2) {
+                load_b_trans<D>(b0, b1, smem, y, chunk + 16 * step, n / 2);
+                mma<T>(grad[n], a, b0);
+                mma<T>(grad[n + 1], a, b1);
+            }
+        }
+    }
+
+    // One streamed tile whose first row is at `position`
+    __device__ __forceinline__ void consume(int stage, int position) {
+        const int y1 = kStages + stage * kStageBytes, y2 = y1 + kTileBytes;
+        const float* lse2 = stats + stage * 2 * kStream;
+#pragma unroll 1
+        for (int chunk = 0; chunk < kStream; chunk += kChunk) {
+            const int from = position + chunk, to = from + kChunk - 1;
+            if (kForKeys ? to < first : from > first + kWarpRows - 1) continue;  // masked for the whole warp
+            const bool masked = kForKeys ? from < first + kWarpRows - 1 : to > first;
+            float s[kN][4], dp[kN][4];
+            score_products(s, dp, y1, y2, chunk);
+            score_gradients(s, dp, lse2 + chunk, from, masked);
+            if constexpr (kForKeys) add_product(grad2, s, y2, chunk);
+            add_product(grad1, dp, y1, chunk);
+        }
+    }
+
+    // Through the warp's own rows of `tile`, which nobody else reads
+    __device__ __forceinline__ void store(T* out, int64_t row_stride, int count, unsigned char* tile,
+                                          const float (&grad)[D / 8][4], float factor) {
+        __syncwarp();
+        accumulators_to_tile<T, D>(tile, row, grad, factor, factor);
+        __syncwarp();
+        store_tile_rows<T, D, kWarpRows>(out, row_stride, count, tile, row);
+    }
+};
+
+template <class T, int D, bool kForKeys>
+__device__ __forceinline__ Backward<T, D, kForKeys> begin(unsigned char* smem, int block_first, float scale) {
+    using Work = Backward<T, D, kForKeys>;
+    Work w;
+    w.smem = smem;
+    w.stats = reinterpret_cast<float*>(smem + Work::kStages + 2 * Work::kStageBytes);
+    w.row = int(threadIdx.x) / 32 * kWarpRows;
+    w.first = block_first + w.row;
+    w.scale = scale * kLog2e;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) w.grad1[n][e] = w.grad2[n][e] = 0;
+    return w;
+}
+
+// Grid (K, B, key tiles); early keys have the most queries, so they start first.
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(AttentionBackward a) {
+    using Work = Backward<T, D, true>;
+    constexpr int kStream = Work::kStream;
+    GPU_DYN_SMEM(smem);
+    const AttentionShape& s = a.shape;
+    const int64_t kv_head = blockIdx.x, batch = blockIdx.y;
+    const int j0 = int(blockIdx.z) * kRows, group = int(s.H / s.K), T_len = int(s.Tq);
+    Work w = begin<T, D, true>(smem, j0, s.scale);
+    const BackwardStats row_stats(a);
+    const int first_tile = j0 / kStream, tiles = (T_len + kStream - 1) / kStream - first_tile;
+
+    const auto fetch = [&](int i) {
+        const int64_t head = kv_head * group + i / tiles, t0 = (first_tile + i % tiles) * kStream;
+        const int count = T_len - int(t0);
+        unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
+        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.q) + batch * s.q_batch + t0 * s.q_row + head * D,
+                                 s.q_row, count, kThreads);
+        copy_rows<T, D, kStream>(stage + Work::kTileBytes,
+                                 static_cast<const T*>(a.d_o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row,
+                                 count, kThreads);
+        if (threadIdx.x < 2 * kStream / 4) {
+            const int r = int(threadIdx.x) * 4 % kStream;
+            const float* source = threadIdx.x < kStream / 4 ? row_stats.lse2 : row_stats.delta;
+            ptx::cp_async16(w.stats + i % 2 * 2 * kStream + threadIdx.x * 4,
+                            source + row_stats.row(batch * s.H + head, t0 + r));
+        }
+    };
+    const int64_t at = batch * s.kv_batch + int64_t(j0) * s.kv_row + kv_head * D;
+    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.k) + at, s.kv_row, T_len - j0, kThreads);
+    copy_rows<T, D, kRows>(smem + Work::kX2, static_cast<const T*>(a.v) + at, s.kv_row, T_len - j0, kThreads);
+    fetch(0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    w.hold_rows();
+    for (int i = 0; i < group * tiles; ++i) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
+        if (i + 1 < group * tiles) fetch(i + 1);
+        ptx::cp_async_commit();
+        w.consume(i % 2, (first_tile + i % tiles) * kStream);
+    }
+    const int64_t row_at = at + w.row * s.kv_row;
+    const int count = T_len - w.first;
+    w.store(static_cast<T*>(a.dk) + row_at, s.kv_row, count, smem + Work::kX1, w.grad1, s.scale);
+    w.store(static_cast<T*>(a.dv) + row_at, s.kv_row, count, smem + Work::kX2, w.grad2, 1.0f);
+}
+
+// Grid (H, B, query tiles), the longest first.
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(AttentionBackward a) {
+    using Work = Backward<T, D, false>;
+    constexpr int kStream = Work::kStream;
+    GPU_DYN_SMEM(smem);
+    const AttentionShape& s = a.shape;
+    const int64_t head = blockIdx.x, batch = blockIdx.y;
+    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, T_len = int(s.Tq);
+    const int64_t kv_at = batch * s.kv_batch + head / (s.H / s.K) * D;
+    Work w = begin<T, D, false>(smem, t0, s.scale);
+    const BackwardStats row_stats(a);
+    const int tiles = (min(t0 + kRows, T_len) + kStream - 1) / kStream;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int t = w.first + int(threadIdx.x) % 32 / 4 + 8 * h;
+        const int64_t from = row_stats.row(batch * s.H + head, min(t, T_len - 1));
+        w.row_lse2[h] = row_stats.lse2[from], w.row_delta[h] = row_stats.delta[from];
+    }
+    const auto fetch = [&](int i) {
+        const int j0 = i * kStream;
+        const int64_t from = kv_at + int64_t(j0) * s.kv_row;
+        unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
+        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.k) + from, s.kv_row, T_len - j0, kThreads);
+        copy_rows<T, D, kStream>(stage + Work::kTileBytes, static_cast<const T*>(a.v) + from, s.kv_row, T_len - j0,
+                                 kThreads);
+    };
+    const int64_t q_at = batch * s.q_batch + int64_t(t0) * s.q_row + head * D;
+    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.q) + q_at, s.q_row, T_len - t0, kThreads);
+    copy_rows<T, D, kRows>(smem + Work::kX2,
+                           static_cast<const T*>(a.d_o) + batch * s.o_batch + int64_t(t0) * s.o_row + head * D, s.o_row,
+                           T_len - t0, kThreads);
+    fetch(0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    w.hold_rows();
+    for (int i = 0; i < tiles; ++i) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
+        if (i + 1 < tiles) fetch(i + 1);
+        ptx::cp_async_commit();
+        w.consume(i % 2, i * kStream);
+    }
+    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, T_len - w.first, smem + Work::kX1, w.grad1,
+            s.scale);
+}
+
+}  // namespace
+
+bool attention_backward_mma(const AttentionBackward& a, CudaStream stream) {
+    const AttentionShape& s = a.shape;
+    if (attention_path() < AttentionPath::mma || !mma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
+    const unsigned tiles = blocks_for(s.Tk, kRows);
+    if (tiles > 65535) return false;
+    with_mma_shape(s, [&]<class T, int D>() {
+        launch(attention_backward_kv_mma_kernel<T, D>,
+               LaunchConfig(dim3(unsigned(s.K), unsigned(s.B), tiles), dim3(kThreads), Backward<T, D, true>::kSmemBytes,
+                            stream),
+               a);
+        launch(attention_backward_q_mma_kernel<T, D>,
+               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads),
+                            Backward<T, D, false>::kSmemBytes, stream),
+               a);
+    });
+    return true;
+}
+
+}  // namespace rz

@@ -1,0 +1,412 @@
+// Attention backward for Hopper (sm_90a): the two deterministic kernels of attention_backward_mma.cu with TMA and
+// wgmma. A producer warp streams tiles of 64 rows; two warpgroups own 64 rows each of k and v (for dk, dv) or of q and
+// d_o (for dq). p and ds stay in registers as A operands, and so do q and d_o for dq; the streamed tiles serve once as
+// they lie and once transposed. The scores of the next tile are enqueued before the gradients of this one, so that the
+// tensor cores have work while exponentials are computed. Blocks stay and take one item after another, as forward.
+//
+// Covers bf16 and fp16, D of 64, 80, 96 and 128, any Tq = Tk, any strides of whole 16 bytes.
+#include "kernels/attention/attention_wgmma.cuh"
+
+namespace rz {
+namespace {
+
+// Unused where there is no code for sm_90a.
+[[maybe_unused]] constexpr int kGroupRows = 64, kRows = 2 * kGroupRows, kStream = 64, kThreads = 384;
+[[maybe_unused]] constexpr int kPanel = 64 * 128;                                  // bytes
+[[maybe_unused]] constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // 128 * 24 + 256 * 240 <= 65536
+
+// x1, x2: k, v or q, d_o of the first warpgroup, then of the second. y1, y2: q, d_o or k, v of every stage.
+template <int D>
+struct Smem {
+    // A stage is given back at the end of the next one's exponentials, just before the one after that is needed.
+    static constexpr int kStages = D == 64 ? 4 : 3;
+    static constexpr int kTile = kPanel * kPanels<D>;
+    static constexpr int kX = 0, kY = kX + 4 * kTile, kStats = kY + 2 * kStages * kTile;
+    static constexpr int kStatBytes = kStream * int(sizeof(float));  // of a stage's queries: lse2, then delta
+    static constexpr int kOut = kStats + 2 * kStages * kStatBytes, kBytes = kOut + SmemRows<D>::bytes(kRows);
+};
+
+template <int kStages>
+struct Barriers {
+    uint64_t x_full, x_empty, full[kStages], empty[kStages];
+};
+
+// The tensors of a kernel by role
+struct Maps {
+    const CUtensorMap* x1;
+    const CUtensorMap* x2;
+    const CUtensorMap* y1;
+    const CUtensorMap* y2;
+};
+
+// What a block does at a time: rows of one head, and the stream of `tiles` tiles of each of `heads` heads
+struct Item {
+    int batch, x_head, first_row;
+    int y_head, heads, first_tile, tiles;
+};
+template <bool kForKeys>
+__device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder& order, int i) {
+    const WorkItem w = order.at(i);
+    const int length = int(s.Tq), group = int(s.H) / int(s.K), all = (length + kStream - 1) / kStream;
+    const int x_heads = int(kForKeys ? s.K : s.H), batch = w.head / x_heads, head = w.head - batch * x_heads;
+    if constexpr (kForKeys) {  // early keys have the most queries
+        const int first = w.rank * (kRows / kStream);
+        return {batch, head, w.rank * kRows, head * group, group, first, all - first};
+    } else {
+        const int tile = order.tiles - 1 - w.rank;
+        return {batch, head, tile * kRows, head / group, 1, 0, min((tile + 1) * (kRows / kStream), all)};
+    }
+}
+
+// One thread
+template <int D, bool kForKeys>
+__device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
+                                        const AttentionBackward& a, const WorkOrder& order, const Maps& maps) {
+    using M = Smem<D>;
+    const AttentionShape& s = a.shape;
+    const BackwardStats stats(a);
+    Cursor<M::kStages> at;
+    for (int round = 0; item_in(order, round) < order.items(); ++round) {
+        const Item item = item_of<kForKeys>(s, order, item_in(order, round));
+        ptx::mbar_wait(&bars.x_empty, uint32_t(round & 1) ^ 1);
+        ptx::mbar_arrive_expect_tx(&bars.x_full, 4 * M::kTile);
+        for (int group = 0; group < 2; ++group) {
+            unsigned char* x = smem + M::kX + 2 * group * M::kTile;
+            const int row = item.first_row + group * kGroupRows;
+            load_panels<D>(x, kPanel, maps.x1, &bars.x_full, item.x_head, row, item.batch);
+            load_panels<D>(x + M::kTile, kPanel, maps.x2, &bars.x_full, item.x_head, row, item.batch);
+        }
+        for (int head = item.y_head; head < item.y_head + item.heads; ++head)
+            for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
+                unsigned char* y = smem + M::kY + 2 * at.stage * M::kTile;
+                uint64_t* full = &bars.full[at.stage];
+                const int row = (item.first_tile + tile) * kStream;
+                ptx::mbar_wait(&bars.empty[at.stage], at.parity ^ 1);
+                ptx::mbar_arrive_expect_tx(full, 2 * M::kTile + (kForKeys ? 2 * M::kStatBytes : 0));
+                load_panels<D>(y, kPanel, maps.y1, full, head, row, item.batch);
+                load_panels<D>(y + M::kTile, kPanel, maps.y2, full, head, row, item.batch);
+                if constexpr (kForKeys) {
+                    unsigned char* to = smem + M::kStats + 2 * at.stage * M::kStatBytes;
+                    const int64_t from = stats.row(item.batch * s.H + head, row);
+                    ptx::bulk_load(to, stats.lse2 + from, M::kStatBytes, full);
+                    ptx::bulk_load(to + M::kStatBytes, stats.delta + from, M::kStatBytes, full);
+                }
+            }
+    }
+}
+
+template <class T, int D, bool kForKeys>
+struct Consumer {
+    using M = Smem<D>;
+    unsigned char* smem;
+    Barriers<M::kStages>& bars;
+    int group;    // 0 or 1
+    float scale;  // of scores, for exp2
+    Cursor<M::kStages> at = {};
+    float s[kStream / 2], dp[kStream / 2];  // scores, then p; dp, then ds
+    uint32_t weights[kStream / 16][4];      // p, then ds, as A operands
+    float grad1[D / 2];                     // dk or dq
+    float grad2[kForKeys ? D / 2 : 2];      // dv
+    uint32_t x1[D / 16][4], x2[D / 16][4];  // q and d_o, for dq
+    float row_lse2[2], row_delta[2];        // of rows g and g + 8, for dq
+
+    __device__ __forceinline__ Consumer(unsigned char* smem, Barriers<M::kStages>& bars, int group, float scale)
+        : smem(smem), bars(bars), group(group), scale(scale) {}
+
+    __device__ __forceinline__ static int warp_row() { return int(threadIdx.x) % 128 / 32 * 16; }
+    __device__ __forceinline__ const unsigned char* x(int which) const {
+        return smem + M::kX + (2 * group + which) * M::kTile;
+    }
+    __device__ __forceinline__ const unsigned char* y(int which, int stage) const {
+        return smem + M::kY + (2 * stage + which) * M::kTile;
+    }
+    __device__ __forceinline__ void wait_full() { ptx::mbar_wait(&bars.full[at.stage], at.parity); }
+    // A tile that the other warpgroup sees
+    __device__ __forceinline__ void pass_over() {
+        wait_full();
+        release(&bars.empty[at.stage]);
+        at.advance();
+    }
+
+    // lse2 of the stage's queries, then delta
+    __device__ __forceinline__ const float* stats() const {
+        return reinterpret_cast<const float*>(smem + M::kStats + 2 * at.stage * M::kStatBytes);
+    }
+
+    __device__ __forceinline__ void start_scores() {
+        if constexpr (kForKeys)
+            start_product<T, D, kStream, kPanel, kPanel>(s, operand_rows(x(0)), operand_rows(y(0, at.stage)));
+        else
+            start_product<T, D, kStream, kPanel>(s, x1, operand_rows(y(0, at.stage)));
+    }
+    __device__ __forceinline__ void start_dp() {
+        if constexpr (kForKeys)
+            start_product<T, D, kStream, kPanel, kPanel>(dp, operand_rows(x(1)), operand_rows(y(1, at.stage)));
+        else
+            start_product<T, D, kStream, kPanel>(dp, x2, operand_rows(y(1, at.stage)));
+    }
+    // Enqueues grad1 += ds y. Behind dv and kAfterDv other groups
+    template <int kAfterDv>
+    __device__ __forceinline__ void start_grad1(int stage) {
+        if constexpr (kForKeys) {
+            ptx::wgmma_wait<kAfterDv>();
+            ptx::wgmma_pin(grad2);
+        }
+        pack_operand<T, kStream>(weights, dp);
+        start_weighted<T, D>(grad1, weights, operand_summed(y(0, stage), kPanel));
+    }
+
+    // s becomes p. diagonal: the tile's first position is that of the warpgroup's first row; queries do not see later
+    // keys.
+    __device__ __forceinline__ void probabilities(bool diagonal) {
+        const int lane = int(threadIdx.x) % 32, pair = lane % 4;
+        const float* lse2 = stats();
+#pragma unroll
+        for (int i = 0; i < kStream / 2; ++i)
+            s[i] = ptx::ex2(fmaf(s[i], scale, -(kForKeys ? lse2[i / 4 * 8 + 2 * pair + i % 2] : row_lse2[i % 4 / 2])));
+        if (diagonal) {
+            const int r = warp_row() + lane / 4 - 2 * pair;
+#pragma unroll
+            for (int i = 0; i < kStream / 2; ++i) {
+                const int column = i / 4 * 8 + i % 2, row = r + i % 4 / 2 * 8;
+                if (kForKeys ? column < row : column > row) s[i] = 0;
+            }
+        }
+        ptx::wgmma_pin(s);  // computed here, under the products in flight
+    }
+    // dp becomes ds.
+    __device__ __forceinline__ void score_gradients() {
+        const int pair = int(threadIdx.x) % 4;
+        const float* delta = stats() + kStream;
+#pragma unroll
+        for (int i = 0; i < kStream / 2; ++i)
+            dp[i] = s[i] * (dp[i] - (kForKeys ? delta[i / 4 * 8 + 2 * pair + i % 2] : row_delta[i % 4 / 2]));
+    }
+
+    // Both loops begin with nothing in flight, s holding p and dp complete, for the tile at `at`: ptxas would serialise
+    // products that are in flight where a loop begins again.
+    __device__ __forceinline__ void first_scores(bool diagonal) {
+        wait_full();
+        start_scores();
+        start_dp();
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_pin(s);
+        probabilities(diagonal);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(dp);
+    }
+    // From ds of the tile in `stage` to p and dp of the tile at `at`. dv, in flight at the beginning, and dk take turns
+    // with the registers of their A operand; under both the tensor cores have other work.
+    __device__ __forceinline__ void next_scores(int stage, bool diagonal) {
+        wait_full();
+        start_scores();
+        start_grad1<1>(stage);
+        start_dp();
+        ptx::wgmma_wait<2>();
+        ptx::wgmma_pin(s);
+        probabilities(diagonal);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(dp);
+        ptx::wgmma_pin(grad1);
+        release(&bars.empty[stage]);
+    }
+    __device__ __forceinline__ void last_gradient() {
+        start_grad1<0>(at.stage);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_pin(grad1);
+        release(&bars.empty[at.stage]);
+        at.advance();
+    }
+
+    // dk and dv of an item. Of each head the second warpgroup does not see the first tile.
+    __device__ __forceinline__ void keys(const Item& item) {
+        int left = item.heads * max(0, item.tiles - group), tile = group;
+        if (left == 0) {
+            for (int i = 0; i < item.heads * item.tiles; ++i) pass_over();
+            return release(&bars.x_empty);
+        }
+        if (group == 1) pass_over();
+        first_scores(true);
+        while (true) {
+            const int stage = at.stage;
+            pack_operand<T, kStream>(weights, s);
+            start_weighted<T, D>(grad2, weights, operand_summed(y(1, stage), kPanel));
+            score_gradients();
+            if (--left == 0) break;
+            at.advance();
+            if (++tile == item.tiles) {
+                tile = group;
+                if (group == 1) pass_over();
+            }
+            next_scores(stage, tile == group);
+        }
+        release(&bars.x_empty);
+        last_gradient();
+    }
+
+    // q and d_o as A operands
+    __device__ __forceinline__ void load_queries() {
+        const int lane = int(threadIdx.x) % 32, row = warp_row() + lane % 16;
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step) {
+            const int at_step = step / 4 * kPanel + row * 128 + ((step % 4 * 2 + lane / 16) ^ (row & 7)) * 16;
+            ptx::ldmatrix_x4(x1[step], x(0) + at_step);
+            ptx::ldmatrix_x4(x2[step], x(1) + at_step);
+        }
+    }
+
+    // dq of an item. The first warpgroup may see a tile less than the second.
+    __device__ __forceinline__ void queries(const Item& item) {
+        const int diagonal = item.first_row / kStream + group, mine = min(item.tiles, diagonal + 1);
+        load_queries();
+        release(&bars.x_empty);
+        first_scores(diagonal == 0);
+        for (int tile = 1; tile < mine; ++tile) {
+            const int stage = at.stage;
+            score_gradients();
+            at.advance();
+            next_scores(stage, tile == diagonal);
+        }
+        score_gradients();
+        last_gradient();
+        for (int tile = mine; tile < item.tiles; ++tile) pass_over();
+    }
+
+    // Rows of the warp, `count` of the warpgroup's 64 exist
+    __device__ __forceinline__ void store(void* out, int64_t at_row, int64_t row_stride, int count,
+                                          const float (&grad)[D / 2], float factor) {
+        const int row = group * kGroupRows + warp_row();
+        store_rows<T, D>(static_cast<T*>(out) + at_row + warp_row() * row_stride, row_stride, count - warp_row(),
+                         smem + M::kOut, row, grad, factor, factor);
+    }
+
+    // Each thread's two rows of q
+    __device__ __forceinline__ void load_stats(const AttentionBackward& a, const Item& item) {
+        const BackwardStats rows(a);
+        const int first = item.first_row + group * kGroupRows + warp_row() + int(threadIdx.x) % 32 / 4;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int t = min(first + 8 * h, int(rows.T_padded) - 1);
+            const int64_t from = rows.row(item.batch * a.shape.H + item.x_head, t);
+            row_lse2[h] = rows.lse2[from], row_delta[h] = rows.delta[from];
+        }
+    }
+
+    // The item is worked out anew, so that its fields need no registers while it is worked on.
+    __device__ __forceinline__ void finish(const AttentionBackward& a, const WorkOrder& order, int round) {
+        uint32_t again = uint32_t(round);
+        ptx::forget(again);
+        const AttentionShape& shape = a.shape;
+        const Item item = item_of<kForKeys>(shape, order, item_in(order, int(again)));
+        const int first = item.first_row + group * kGroupRows, count = int(shape.Tq) - first;
+        const int64_t column = int64_t(item.x_head) * D;
+        if constexpr (kForKeys) {
+            const int64_t to = item.batch * shape.kv_batch + int64_t(first) * shape.kv_row + column;
+            store(a.dk, to, shape.kv_row, count, grad1, shape.scale);
+            store(a.dv, to, shape.kv_row, count, grad2, 1.0f);
+        } else {
+            store(a.dq, item.batch * shape.q_batch + int64_t(first) * shape.q_row + column, shape.q_row, count, grad1,
+                  shape.scale);
+        }
+    }
+
+    __device__ __forceinline__ void run(const AttentionBackward& a, const WorkOrder& order) {
+        for (int round = 0; item_in(order, round) < order.items(); ++round) {
+            const Item item = item_of<kForKeys>(a.shape, order, item_in(order, round));
+#pragma unroll
+            for (int i = 0; i < D / 2; ++i) grad1[i] = 0;
+#pragma unroll
+            for (int i = 0; i < (kForKeys ? D / 2 : 2); ++i) grad2[i] = 0;
+            if constexpr (!kForKeys) load_stats(a, item);
+            ptx::mbar_wait(&bars.x_full, uint32_t(round & 1));
+            if constexpr (kForKeys)
+                keys(item);
+            else
+                queries(item);
+            finish(a, order, round);
+        }
+    }
+};
+
+// Starts the producer or a consumer.
+template <class T, int D, bool kForKeys>
+__device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
+                                          const AttentionBackward& a, const WorkOrder& order, const Maps& maps) {
+    if (threadIdx.x == 0) {
+        ptx::mbar_init(&bars.x_full, 1);
+        ptx::mbar_init(&bars.x_empty, 8);  // one lane of each consumer warp
+        for (int stage = 0; stage < Smem<D>::kStages; ++stage) {
+            ptx::mbar_init(&bars.full[stage], 1);
+            ptx::mbar_init(&bars.empty[stage], 8);
+        }
+        ptx::fence_mbar_init();
+    }
+    __syncthreads();
+    const int group = warpgroup();
+    if (group == 0) {
+        ptx::setmaxnreg_dec<kProducerRegisters>();
+        if (threadIdx.x == 0) produce<D, kForKeys>(smem, bars, a, order, maps);
+        return;
+    }
+    ptx::setmaxnreg_inc<kConsumerRegisters>();
+    Consumer<T, D, kForKeys>(smem, bars, group - 1, a.shape.scale * kLog2e).run(a, order);
+}
+
+// Grids of order.blocks blocks. The bodies exist for sm_90a alone, and with them the static shared memory by which the
+// host knows that this build has them.
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward_kv_wgmma_kernel(AttentionBackward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
+                                       const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
+                                       const __grid_constant__ CUtensorMap d_o) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    GPU_DYN_SMEM(smem);
+    __shared__ Barriers<Smem<D>::kStages> bars;
+    run_block<T, D, true>(smem, bars, a, order, {&k, &v, &q, &d_o});
+#endif
+}
+
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward_q_wgmma_kernel(AttentionBackward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
+                                      const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
+                                      const __grid_constant__ CUtensorMap d_o) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    GPU_DYN_SMEM(smem);
+    __shared__ Barriers<Smem<D>::kStages> bars;
+    run_block<T, D, false>(smem, bars, a, order, {&q, &d_o, &k, &v});
+#endif
+}
+
+}  // namespace
+
+bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
+    const AttentionShape& s = a.shape;
+    if (!wgmma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
+    bool done = false;
+    with_mma_shape(s, [&]<class T, int D>() {
+        const auto kv_kernel = attention_backward_kv_wgmma_kernel<T, D>;
+        const auto q_kernel = attention_backward_q_wgmma_kernel<T, D>;
+        if (!compiled_for_sm90a(reinterpret_cast<const void*>(kv_kernel))) return;
+        const auto map = [&](const void* base, int64_t heads, int64_t row, int64_t batch) {
+            return wgmma_map(base, D, heads, s.Tq, s.B, row, batch, kStream);
+        };
+        const CUtensorMap q = map(a.q, s.H, s.q_row, s.q_batch), k = map(a.k, s.K, s.kv_row, s.kv_batch),
+                          v = map(a.v, s.K, s.kv_row, s.kv_batch), d_o = map(a.d_o, s.H, s.o_row, s.o_batch);
+        const unsigned tiles = blocks_for(s.Tk, kRows);
+        // Streamed tiles; the start and end of an item take about as long as three.
+        const int64_t group = s.H / s.K, bytes = 4 * s.Tq * D;
+        const double step = kRows / kStream, kv_step = step * double(group);
+        const WorkOrder kv_order = work_order({s.B * s.K, 1, tiles, bytes * group, kv_step, 3 + kv_step}),
+                        q_order = work_order({s.B * s.H, group, tiles, bytes, step, 3 + step});
+        const auto config = [&](const WorkOrder& order) {
+            return LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream);
+        };
+        launch(kv_kernel, config(kv_order), a, kv_order, q, k, v, d_o);
+        launch(q_kernel, config(q_order), a, q_order, q, k, v, d_o);
+        done = true;
+    });
+    return done;
+}
+
+}  // namespace rz

@@ -1,0 +1,26 @@
+#pragma once
+// Faster CUDA attention for the shapes it covers. Each returns false, having enqueued nothing, where it covers the
+// shape or the device not. The backward pass finds BackwardStats (attention_mma.cuh) in its workspace.
+//
+//                 on                 types       D                  lengths
+//   wgmma         sm_90a             bf16, fp16  64, 80, 96, 128    forward Tq <= Tk, backward Tq = Tk
+//   mma           sm_80 and later    the same    the same           the same
+//   attention.cu  any                all         even, up to 256    the same
+//
+// wgmma and mma: pointers aligned to 16 bytes, strides a multiple of 8 elements. All: any B and T, H a multiple of K.
+
+#include "kernels/attention/attention.h"
+
+namespace rz {
+
+// The fastest kernels that may be used: all, for tests and for comparing them. Not to be changed while work is
+// enqueued.
+enum class AttentionPath { fma, mma, wgmma };
+AttentionPath& attention_path();
+
+bool attention_forward_mma(const AttentionForward&, CudaStream);
+bool attention_forward_wgmma(const AttentionForward&, CudaStream);
+bool attention_backward_mma(const AttentionBackward&, CudaStream);
+bool attention_backward_wgmma(const AttentionBackward&, CudaStream);
+
+}  // namespace rz

@@ -1,0 +1,201 @@
+// Attention forward on tensor cores (sm_80 and later), after FlashAttention-2 (Dao 2023): a block owns 128 queries of
+// one head, a warp 32 of them; keys and values stream through two buffers, one barrier per tile. P stays in registers:
+// the accumulator of q k^T is the A operand of p v.
+#include "kernels/attention/attention_mma.cuh"
+
+namespace rz {
+namespace {
+
+constexpr int kRows = 128, kKeys = 64, kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kWarpRows = kRows / kWarps, kM = kWarpRows / 16, kN = kKeys / 8;
+
+template <int D>
+constexpr int kSmemBytes = SmemRows<D>::bytes(kRows + 4 * kKeys);
+
+// Running maximum (of unscaled scores) and this lane's share of the row sums, for rows g and g + 8 of each 16
+struct RowState {
+    float top[kM][2], sum[kM][2];
+};
+
+template <class T, int D>
+__device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned char* smem, int k, int row) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[m][n][e] = 0;
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) {
+        uint32_t a[kM][4];
+#pragma unroll
+        for (int m = 0; m < kM; ++m) load_a<D>(a[m], smem, 0, row + 16 * m, step);
+#pragma unroll
+        for (int n = 0; n < kN; n += 2) {
+            uint32_t b0[2], b1[2];
+            load_b<D>(b0, b1, smem, k, 8 * n, step);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                mma<T>(s[m][n], a[m], b0);
+                mma<T>(s[m][n + 1], a[m], b1);
+            }
+        }
+    }
+}
+
+// `first_hidden`: how many keys of the tile the warp's first row sees; each next row sees one more.
+__device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int first_hidden) {
+    const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * n + 2 * pair + e % 2 >= first_hidden + 16 * m + g + 8 * (e / 2)) s[m][n][e] = -INFINITY;
+}
+
+// s becomes exp2(scale * (s - new maximum)); state and o are rescaled to the new maximum.
+template <int D>
+__device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], float (&o)[kM][D / 8][4], RowState& state,
+                                               float scale) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float top = state.top[m][h];
+#pragma unroll
+            for (int n = 0; n < kN; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
+            const float shrink = ptx::ex2((state.top[m][h] - top) * scale), base = top * scale;
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < kN; ++n)
+#pragma unroll
+                for (int e = 2 * h; e < 2 * h + 2; ++e) {
+                    s[m][n][e] = ptx::ex2(fmaf(s[m][n][e], scale, -base));
+                    sum += s[m][n][e];
+                }
+            state.sum[m][h] = state.sum[m][h] * shrink + sum;
+            state.top[m][h] = top;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) o[m][n][2 * h] *= shrink, o[m][n][2 * h + 1] *= shrink;
+        }
+}
+
+template <class T, int D>
+__device__ __forceinline__ void add_values(float (&o)[kM][D / 8][4], const float (&p)[kM][kN][4],
+                                           const unsigned char* smem, int v) {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+        uint32_t a[kM][4];
+#pragma unroll
+        for (int m = 0; m < kM; ++m) to_a<T>(a[m], p[m][2 * step], p[m][2 * step + 1]);
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 2) {
+            uint32_t b0[2], b1[2];
+            load_b_trans<D>(b0, b1, smem, v, 16 * step, n / 2);
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                mma<T>(o[m][n], a[m], b0);
+                mma<T>(o[m][n + 1], a[m], b1);
+            }
+        }
+    }
+}
+
+// Normalises, stores the log-sum-exp, and stores o through the warp's own rows of the query tile.
+template <class T, int D>
+__device__ __forceinline__ void finish(const AttentionForward& a, float (&o)[kM][D / 8][4], RowState& state,
+                                       unsigned char* tile, int row, int t0) {
+    const AttentionShape& s = a.shape;
+    const int lane = int(threadIdx.x) % 32, g = lane / 4;
+    const int64_t head = blockIdx.x, batch = blockIdx.y;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+        float inverse[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float sum = state.sum[m][h];
+            sum += __shfl_xor_sync(kFullWarp, sum, 1);
+            sum += __shfl_xor_sync(kFullWarp, sum, 2);
+            inverse[h] = 1.0f / sum;
+            const int t = t0 + row + 16 * m + g + 8 * h;
+            if (lane % 4 == 0 && t < s.Tq)
+                a.lse[(batch * s.H + head) * s.Tq + t] = state.top[m][h] * s.scale + logf(sum);
+        }
+        accumulators_to_tile<T, D>(tile, row + 16 * m, o[m], inverse[0], inverse[1]);
+    }
+    __syncwarp();
+    T* out = static_cast<T*>(a.o) + batch * s.o_batch + int64_t(t0 + row) * s.o_row + head * D;
+    store_tile_rows<T, D, kWarpRows>(out, s.o_row, int(s.Tq) - t0 - row, tile, row);
+}
+
+// Grid (H, B, query tiles), the longest tiles first; the heads of a group are neighbours and share keys in L2.
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(AttentionForward a) {
+    using Rows = SmemRows<D>;
+    GPU_DYN_SMEM(smem);
+    // The queries, then two stages of keys and values
+    constexpr int kStages = Rows::bytes(kRows), kStage = Rows::bytes(2 * kKeys), kValues = Rows::bytes(kKeys);
+    const AttentionShape& s = a.shape;
+    const int64_t head = blockIdx.x, batch = blockIdx.y, kv_head = head / (s.H / s.K);
+    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.Tk - s.Tq);
+    const int64_t kv_at = batch * s.kv_batch + kv_head * D;
+    const int row = int(threadIdx.x) / 32 * kWarpRows;     // the warp's first
+    const int seen = offset + min(t0 + kRows, int(s.Tq));  // keys that the tile's last query sees
+    const int tiles = (seen + kKeys - 1) / kKeys;
+
+    const auto fetch = [&](int tile) {
+        unsigned char* stage = smem + kStages + tile % 2 * kStage;
+        const int64_t from = kv_at + int64_t(tile) * kKeys * s.kv_row;
+        const int count = int(s.Tk) - tile * kKeys;
+        copy_rows<T, D, kKeys>(stage, static_cast<const T*>(a.k) + from, s.kv_row, count, kThreads);
+        copy_rows<T, D, kKeys>(stage + kValues, static_cast<const T*>(a.v) + from, s.kv_row, count, kThreads);
+    };
+    copy_rows<T, D, kRows>(smem, static_cast<const T*>(a.q) + batch * s.q_batch + int64_t(t0) * s.q_row + head * D,
+                           s.q_row, int(s.Tq) - t0, kThreads);
+    fetch(0);
+    ptx::cp_async_commit();
+
+    float o[kM][D / 8][4] = {};
+    RowState state;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) state.top[m][h] = -INFINITY, state.sum[m][h] = 0;
+    for (int tile = 0; tile < tiles; ++tile) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
+        if (tile + 1 < tiles) fetch(tile + 1);
+        ptx::cp_async_commit();
+        const int j0 = tile * kKeys;
+        const int warp_first = offset + t0 + row;       // position of the warp's first row
+        if (j0 > warp_first + kWarpRows - 1) continue;  // the warp sees none of it
+        const int stage = kStages + tile % 2 * kStage;
+        float p[kM][kN][4];
+        scores<T, D>(p, smem, stage, row);
+        if (j0 + kKeys - 1 > warp_first) apply_mask(p, warp_first + 1 - j0);
+        online_softmax<D>(p, o, state, s.scale * kLog2e);
+        add_values<T, D>(o, p, smem, stage + kValues);
+    }
+    finish<T, D>(a, o, state, smem, row, t0);
+}
+
+}  // namespace
+
+bool attention_forward_mma(const AttentionForward& a, CudaStream stream) {
+    const AttentionShape& s = a.shape;
+    if (attention_path() < AttentionPath::mma || !mma_covers(s, a.o, a.q, a.k, a.v)) return false;
+    const unsigned tiles = blocks_for(s.Tq, kRows);
+    if (tiles > 65535) return false;
+    with_mma_shape(s, [&]<class T, int D>() {
+        launch(attention_forward_mma_kernel<T, D>,
+               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), kSmemBytes<D>, stream), a);
+    });
+    return true;
+}
+
+}  // namespace rz

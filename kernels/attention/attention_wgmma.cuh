@@ -1,0 +1,202 @@
+#pragma once
+// What the attention kernels for Hopper (sm_90a) share: the pipeline through shared memory, products by wgmma of tiles
+// that TMA has brought, and on the host the order of their work.
+//
+// A tile in shared memory is a row of panels, each of 64 elements (128 bytes) per row under TMA's 128-byte swizzle.
+// Where D is not a multiple of 64, TMA fills the last panel's other columns with zeros, and no product reads them.
+
+#include <vector>
+
+#include "kernels/attention/attention_mma.cuh"
+#include "kernels/attention/attention_order.h"
+
+namespace rz {
+
+template <int D>
+constexpr int kPanels = (D + 63) / 64;
+
+// What this block takes in a round; nothing where that is not below order.items().
+__device__ __forceinline__ int item_in(const WorkOrder& order, int round) { return order.item(int(blockIdx.x), round); }
+
+// ---- pipeline
+
+template <int kStages>
+struct Cursor {
+    int stage = 0;
+    uint32_t parity = 0;  // of the stage's barrier `full` in this pass
+    __device__ __forceinline__ void advance() {
+        if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+};
+
+// One lane of each consumer warp, when every lane has seen the phase of `full` that is left and has read what it needs.
+__device__ __forceinline__ void release(uint64_t* empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbar_arrive(empty);
+}
+
+// parity, known only when `sum`, a sum of exponentials, is. What waits for it can't be moved before their computation,
+// nor they behind it. (Such a sum is never that negative number.)
+__device__ __forceinline__ uint32_t once_known(float sum, uint32_t parity) {
+    return __float_as_uint(sum) == 0x80000001u ? parity ^ 1 : parity;
+}
+
+// A tile of D columns by its panels, `panel_bytes` apart
+template <int D>
+__device__ __forceinline__ void load_panels(unsigned char* tile, int panel_bytes, const CUtensorMap* map, uint64_t* bar,
+                                            int head, int row, int batch) {
+    for (int p = 0; p < kPanels<D>; ++p) ptx::tma_load_4d(tile + p * panel_bytes, map, bar, 64 * p, head, row, batch);
+}
+
+// The warpgroup of the calling thread, as a value that the compiler knows to be the same in the whole warp
+__device__ __forceinline__ int warpgroup() { return __shfl_sync(kFullWarp, int(threadIdx.x) / 128, 0); }
+
+// ---- products. Each enqueues and commits one group; what it reads and writes is not to be touched before the wait.
+
+template <class T, int N, bool kTransB, class A>
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const A& a, uint64_t b, bool accumulate) {
+    if constexpr (std::is_same_v<A, uint64_t> && std::is_same_v<T, __nv_bfloat16>)
+        ptx::wgmma_bf16<N, false, kTransB>(d, a, b, accumulate);
+    else if constexpr (std::is_same_v<A, uint64_t>)
+        ptx::wgmma_fp16<N, false, kTransB>(d, a, b, accumulate);
+    else if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        ptx::wgmma_bf16<N, kTransB>(d, a, b, accumulate);
+    else
+        ptx::wgmma_fp16<N, kTransB>(d, a, b, accumulate);
+}
+
+// The descriptor of 16 columns from 16 step of a tile that operand_rows() describes
+template <int kPanelBytes>
+__device__ __forceinline__ uint64_t columns(uint64_t tile, int step) {
+    return ptx::wgmma_advance(tile, uint32_t(step / 4 * kPanelBytes + step % 4 * 32));
+}
+
+// out (64 x N) = x y^T: x are 64 rows, y are N rows of D elements in panels of as many bytes as the constants say.
+template <class T, int D, int N, int kPanelX, int kPanelY>
+__device__ __forceinline__ void start_product(float (&out)[N / 2], uint64_t x, uint64_t y) {
+    if constexpr (D > 96) {  // or the descriptors of all steps stay in registers that are needed
+        uint32_t low = uint32_t(x);
+        ptx::forget(low);
+        x = (x & 0xffffffff00000000) | low;
+    }
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+        wgmma<T, N, false>(out, columns<kPanelX>(x, step), columns<kPanelY>(y, step), step > 0);
+    ptx::wgmma_commit();
+}
+
+// The same with x in registers, as A operands of D / 16 steps.
+template <class T, int D, int N, int kPanelY>
+__device__ __forceinline__ void start_product(float (&out)[N / 2], uint32_t (&x)[D / 16][4], uint64_t y) {
+    ptx::wgmma_pin(x);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) wgmma<T, N, false>(out, x[step], columns<kPanelY>(y, step), step > 0);
+    ptx::wgmma_commit();
+}
+
+// sum (64 x D) += weights y, y of 16 kSteps rows
+template <class T, int D, int kSteps>
+__device__ __forceinline__ void start_weighted(float (&sum)[D / 2], uint32_t (&weights)[kSteps][4], uint64_t y) {
+    ptx::wgmma_pin(sum);
+    ptx::wgmma_pin(weights);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        wgmma<T, D, true>(sum, weights[step], ptx::wgmma_advance(y, uint32_t(step) * 16 * 128), true);
+    ptx::wgmma_commit();
+}
+
+// A tile as an operand whose rows are the product's rows or columns, and as one whose rows are summed over
+__device__ __forceinline__ uint64_t operand_rows(const unsigned char* tile) { return ptx::wgmma_descriptor_128(tile); }
+__device__ __forceinline__ uint64_t operand_summed(const unsigned char* tile, uint32_t panel_bytes) {
+    return ptx::wgmma_descriptor(tile, panel_bytes, 1024, 1);
+}
+
+// A thread's part of 64 x N accumulators as A operands of the next product
+template <class T, int N>
+__device__ __forceinline__ void pack_operand(uint32_t (&a)[N / 16][4], const float (&x)[N / 2]) {
+#pragma unroll
+    for (int step = 0; step < N / 16; ++step)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[step][r] = pack_pair<T>(x[8 * step + 2 * r], x[8 * step + 2 * r + 1]);
+}
+
+// A warp stores its 16 rows (`count` of them exist) of 64 x D accumulators, times a factor for rows g and g + 8,
+// through its rows of a tile that no other warp uses.
+template <class T, int D>
+__device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count, unsigned char* tile, int row,
+                                           const float (&sum)[D / 2], float factor_low, float factor_high) {
+    float acc[D / 8][4];
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) acc[i / 4][i % 4] = sum[i];
+    uint32_t first = uint32_t(row);
+    ptx::forget(first);  // or its addresses would be kept in registers from one item to the next
+    row = int(first);
+    __syncwarp();  // what was stored through these rows before has been read
+    accumulators_to_tile<T, D>(tile, row, acc, factor_low, factor_high);
+    __syncwarp();
+    store_tile_rows<T, D, 16>(out, row_stride, count, tile, row);
+}
+
+// ---- host side
+
+// Whether the wgmma kernels take this shape on the current device, given its pointers.
+template <class... P>
+bool wgmma_covers(const AttentionShape& s, const P*... pointers) {
+    return attention_path() >= AttentionPath::wgmma && mma_covers(s, pointers...);
+}
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+    int device = 0, value = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess)
+        fail("attention: the CUDA device does not tell its attribute %d", int(attribute));
+    return value;
+}
+
+// Whether this kernel, which uses static shared memory in code for sm_90a only, can run on the current device: a build
+// for other architectures lacks that code.
+inline bool compiled_for_sm90a(const void* kernel) {
+    if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return false;
+#if defined(__CUDACC__)
+    cudaFuncAttributes attributes{};
+    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    return attributes.sharedSizeBytes > 0;
+#else
+    return kernel != nullptr;
+#endif
+}
+
+// The order for the current device. A thread keeps what it has chosen for its last shapes.
+inline WorkOrder work_order(const WorkShape& shape) {
+    struct Known {
+        WorkShape shape;
+        int blocks;
+        int64_t l2;
+        WorkOrder order;
+    };
+    constexpr size_t kKeep = 16;
+    static thread_local std::vector<Known> known;
+    const int blocks = device_attribute(cudaDevAttrMultiProcessorCount);
+    const int64_t l2 = device_attribute(cudaDevAttrL2CacheSize);
+    for (const Known& k : known)
+        if (k.shape == shape && k.blocks == blocks && k.l2 == l2) return k.order;
+    if (known.size() == kKeep) known.erase(known.begin());
+    known.push_back({shape, blocks, l2, choose_work_order(shape, blocks, l2)});
+    return known.back().order;
+}
+
+// A tensor (B, T, heads, D) for TMA, in boxes of `rows` rows of 64 elements of one head. Rows beyond T and columns
+// beyond D read as zero.
+inline CUtensorMap wgmma_map(const void* base, int64_t D, int64_t heads, int64_t T, int64_t B, int64_t row,
+                             int64_t batch, int rows) {
+    const auto u = [](int64_t x) { return uint64_t(x); };
+    return ptx::tensor_map(base, {u(D), u(heads), u(T), u(B)}, {u(2 * D), u(2 * row), u(2 * batch)},
+                           {64, 1, uint32_t(rows), 1}, 128);
+}
+
+}  // namespace rz

@@ -1,0 +1,190 @@
+// Vectors of fp32 lanes for one instruction set. Included inside a pass of kernels/cpu/simd.h, in the pass's namespace;
+// no #pragma once. A loop over a row is
+//
+//   for_vectors(C, [&](int64_t c, auto lanes) RZ_LAMBDA { store(y + c, load(x + c, lanes) * scale, lanes); });
+//
+// where the last call may cover fewer than kLanes elements: those load as zeros behind the end, and are not stored.
+
+typedef float Vec __attribute__((vector_size(RZ_SIMD_WIDTH)));
+typedef float VecU __attribute__((vector_size(RZ_SIMD_WIDTH), aligned(4), may_alias));
+typedef uint32_t VecBits __attribute__((vector_size(RZ_SIMD_WIDTH)));
+typedef uint16_t VecHalf __attribute__((vector_size(RZ_SIMD_WIDTH / 2)));
+typedef uint16_t VecHalfU __attribute__((vector_size(RZ_SIMD_WIDTH / 2), aligned(2), may_alias));
+
+constexpr int64_t kLanes = RZ_SIMD_WIDTH / 4;
+
+struct AllLanes {};
+struct SomeLanes {
+    int64_t count;
+};
+
+RZ_INLINE VecBits bits_of(Vec x) { return std::bit_cast<VecBits>(x); }
+RZ_INLINE Vec from_bits(VecBits x) { return std::bit_cast<Vec>(x); }
+
+template <class T>
+RZ_INLINE Vec load(const T* p, AllLanes = {}) {
+    if constexpr (std::is_same_v<T, float>) {
+        return *reinterpret_cast<const VecU*>(p);
+    } else if constexpr (std::is_same_v<T, bf16>) {
+        return from_bits(__builtin_convertvector(VecHalf(*reinterpret_cast<const VecHalfU*>(p)), VecBits) << 16);
+    } else {
+        Vec x;
+        for (int64_t i = 0; i < kLanes; ++i) x[i] = float(p[i]);
+        return x;
+    }
+}
+
+// x's bits as bf16, rounded to nearest even, in the low halves
+RZ_INLINE VecBits bf16_bits(Vec x) {
+    const VecBits u = bits_of(x);
+    const VecBits rounded = u + 0x7fffu + ((u >> 16) & 1u);
+    return (x != x ? u | 0x400000u : rounded) >> 16;
+}
+
+// x as bf16. Where the CPU has an instruction for it, values below the smallest normal become 0.
+RZ_INLINE VecHalf bf16_halves(Vec x) {
+#ifdef RZ_SIMD_BF16
+    return (VecHalf)_mm512_cvtneps_pbh((__m512)x);
+#else
+    return __builtin_convertvector(bf16_bits(x), VecHalf);
+#endif
+}
+
+template <class T>
+RZ_INLINE void store(T* p, Vec x, AllLanes = {}) {
+    if constexpr (std::is_same_v<T, float>) {
+        *reinterpret_cast<VecU*>(p) = x;
+    } else if constexpr (std::is_same_v<T, bf16>) {
+        *reinterpret_cast<VecHalfU*>(p) = bf16_halves(x);
+    } else {
+        for (int64_t i = 0; i < kLanes; ++i) p[i] = T(x[i]);
+    }
+}
+
+template <class T>
+RZ_INLINE Vec load(const T* p, SomeLanes lanes) {
+    T all[kLanes] = {};
+    __builtin_memcpy(all, p, size_t(lanes.count) * sizeof(T));
+    return load(all);
+}
+
+template <class T>
+RZ_INLINE void store(T* p, Vec x, SomeLanes lanes) {
+    T all[kLanes];
+    store(all, x);
+    __builtin_memcpy(p, all, size_t(lanes.count) * sizeof(T));
+}
+
+// x rounded to T
+template <class T>
+RZ_INLINE Vec rounded(Vec x) {
+    if constexpr (std::is_same_v<T, float>) return x;
+    if constexpr (std::is_same_v<T, bf16>) return from_bits(__builtin_convertvector(bf16_halves(x), VecBits) << 16);
+    T all[kLanes];
+    store(all, x);
+    return load(all);
+}
+
+#define RZ_LAMBDA __attribute__((always_inline))
+
+template <class F>
+RZ_INLINE void for_vectors(int64_t n, F&& body) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) body(i, AllLanes{});
+    if (i < n) body(i, SomeLanes{n - i});
+}
+
+// x with lanes i and i ^ distance swapped
+template <int distance>
+RZ_INLINE Vec swapped(Vec x) {
+    VecBits order;
+    for (uint32_t i = 0; i < kLanes; ++i) order[i] = i ^ distance;
+    return __builtin_shuffle(x, order);
+}
+
+// Transposes a square of kLanes vectors: at each power of two the off-diagonal quarters change places.
+template <int distance = 1>
+RZ_INLINE void transpose(Vec (&x)[kLanes]) {
+    VecBits upper, lower;
+    for (uint32_t i = 0; i < kLanes; ++i) {
+        upper[i] = i & distance ? (i ^ distance) + kLanes : i;
+        lower[i] = i & distance ? i + kLanes : i ^ distance;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i)
+        if (!(i & distance)) {
+            const Vec a = x[i], b = x[i | distance];
+            x[i] = __builtin_shuffle(a, b, upper);
+            x[i | distance] = __builtin_shuffle(a, b, lower);
+        }
+    if constexpr (2 * distance < kLanes) transpose<2 * distance>(x);
+}
+
+// The sum, or the maximum, of all lanes, in a fixed tree.
+RZ_INLINE float sum_of(Vec x) {
+    if constexpr (kLanes > 8) x += swapped<8>(x);
+    if constexpr (kLanes > 4) x += swapped<4>(x);
+    x += swapped<2>(x);
+    x += swapped<1>(x);
+    return x[0];
+}
+
+RZ_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+RZ_INLINE float max_of(Vec x) {
+    if constexpr (kLanes > 8) x = larger(x, swapped<8>(x));
+    if constexpr (kLanes > 4) x = larger(x, swapped<4>(x));
+    x = larger(x, swapped<2>(x));
+    x = larger(x, swapped<1>(x));
+    return x[0];
+}
+
+RZ_INLINE Vec splat(float x) { return x - Vec{}; }
+// The larger and the smaller; a NaN in x stays.
+RZ_INLINE Vec at_least(Vec x, float bound) { return splat(bound) > x ? splat(bound) : x; }
+RZ_INLINE Vec at_most(Vec x, float bound) { return splat(bound) < x ? splat(bound) : x; }
+
+// e^x with a relative error below 2e-7 (three units of 2^-24). x is clamped to [-87.3, 88.3] first: e^-87.3 is 1.2e-38,
+// the smallest normal number. NaN stays NaN.
+//
+// x = n ln2 + r with |r| <= ln2/2: e^x = 2^n e^r, e^r by a polynomial of degree 7. Adding 1.5 * 2^23 + 127 rounds to an
+// integer and leaves it, with the exponent's bias, in the low bits of the sum.
+RZ_INLINE Vec exp(Vec x) {
+    constexpr float kMagic = 12582912.0f + 127.0f;
+    x = at_most(at_least(x, -87.3f), 88.3f);
+    const Vec shifted = x * 1.44269504f + kMagic;
+    const Vec n = shifted - kMagic;
+    Vec r = x - n * 0.693359375f;  // ln2 in two parts: the first product is exact
+    r = r + n * 2.12194440e-4f;
+    Vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * from_bits(bits_of(shifted) << 23);
+}
+
+// ln(x) for normal x > 0, within three units in the last place. x = 2^e m with m in [sqrt(1/2), sqrt(2)); polynomial in
+// m - 1.
+RZ_INLINE Vec log(Vec x) {
+    typedef int32_t VecInt __attribute__((vector_size(RZ_SIMD_WIDTH)));
+    const VecInt e = VecInt(bits_of(x) - 0x3f3504f3u) >> 23;
+    const Vec exponent = __builtin_convertvector(e, Vec);
+    const Vec y = from_bits(bits_of(x) - (VecBits(e) << 23)) - 1.0f;
+    Vec p = 7.0376836292e-2f * y - 1.1514610310e-1f;
+    p = p * y + 1.1676998740e-1f;
+    p = p * y - 1.2420140846e-1f;
+    p = p * y + 1.4249322787e-1f;
+    p = p * y - 1.6668057665e-1f;
+    p = p * y + 2.0000714765e-1f;
+    p = p * y - 2.4999993993e-1f;
+    p = p * y + 3.3333331174e-1f;
+    const Vec z = y * y;
+    const Vec low = p * y * z + exponent * -2.12194440e-4f - 0.5f * z;
+    return exponent * 0.693359375f + (y + low);
+}
+
+// 1 / (1 + e^-x)
+RZ_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }

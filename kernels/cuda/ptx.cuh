@@ -1,0 +1,700 @@
+// The only file with inline PTX: one small wrapper per instruction, each with its functional model beside it (the
+// models live in test/simt/). All pointers are generic; the conversion to a 32-bit shared address happens in here.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "kernels/cuda/gpu.cuh"
+
+#include <cuda.h>
+
+#if defined(SIMT_EMU)
+#define PTX_FN inline
+#define PTX_AT , simt::Site at = simt::Site::current()
+#define PTX_AT0 simt::Site at = simt::Site::current()
+#else
+#define PTX_FN __device__ __forceinline__
+#define PTX_AT
+#define PTX_AT0
+#endif
+
+namespace rz::ptx {
+
+#if !defined(SIMT_EMU)
+PTX_FN uint32_t smem_u32(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+#endif
+
+// No instruction, but the compiler can't know x afterwards: it computes again from x what it might have kept in
+// registers.
+PTX_FN void forget([[maybe_unused]] uint32_t& x) {
+#if !defined(SIMT_EMU)
+    asm volatile("" : "+r"(x));
+#endif
+}
+
+// ---- cp.async: global to shared, asynchronous. Both addresses aligned to the size. Only src_bytes are read; the rest
+// of the destination becomes zero (src_bytes = 0 is how a tail row is masked; src must still be a valid pointer).
+
+PTX_FN void cp_async4(void* dst, const void* src, int src_bytes = 4 PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::cp_async(dst, src, 4, src_bytes, at);
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem_u32(dst)), "l"(src), "r"(src_bytes)
+                 : "memory");
+#endif
+}
+
+PTX_FN void cp_async8(void* dst, const void* src, int src_bytes = 8 PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::cp_async(dst, src, 8, src_bytes, at);
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_u32(dst)), "l"(src), "r"(src_bytes)
+                 : "memory");
+#endif
+}
+
+PTX_FN void cp_async16(void* dst, const void* src, int src_bytes = 16 PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::cp_async(dst, src, 16, src_bytes, at);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_u32(dst)), "l"(src), "r"(src_bytes)
+                 : "memory");
+#endif
+}
+
+PTX_FN void cp_async_commit() {
+#if defined(SIMT_EMU)
+    simt::cp_async_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most N of this thread's groups are in flight. Other threads see the data only after a barrier.
+template <int N>
+PTX_FN void cp_async_wait() {
+#if defined(SIMT_EMU)
+    simt::cp_async_wait(N);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// ---- ldmatrix: 1, 2 or 4 matrices of 8x8 16-bit values. Lane 8i+j gives the address (16-byte aligned, shared) of row
+// j of matrix i. Lane l receives in r[i] elements (l/4, 2(l%4)) and (l/4, 2(l%4)+1) of matrix i, or of its transpose.
+
+#if defined(SIMT_EMU)
+#define PTX_LDMATRIX(n, trans, ...) simt::ldmatrix(r, row, n, trans, at)
+#else
+#define PTX_LDMATRIX(n, trans, text, ...) \
+    asm volatile("ldmatrix.sync.aligned.m8n8." text:__VA_ARGS__ : "r"(smem_u32(row)) : "memory")
+#endif
+
+PTX_FN void ldmatrix_x1(uint32_t (&r)[1], const void* row PTX_AT) {
+    PTX_LDMATRIX(1, false, "x1.shared.b16 {%0}, [%1];", "=r"(r[0]));
+}
+PTX_FN void ldmatrix_x1_trans(uint32_t (&r)[1], const void* row PTX_AT) {
+    PTX_LDMATRIX(1, true, "x1.trans.shared.b16 {%0}, [%1];", "=r"(r[0]));
+}
+PTX_FN void ldmatrix_x2(uint32_t (&r)[2], const void* row PTX_AT) {
+    PTX_LDMATRIX(2, false, "x2.shared.b16 {%0,%1}, [%2];", "=r"(r[0]), "=r"(r[1]));
+}
+PTX_FN void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row PTX_AT) {
+    PTX_LDMATRIX(2, true, "x2.trans.shared.b16 {%0,%1}, [%2];", "=r"(r[0]), "=r"(r[1]));
+}
+PTX_FN void ldmatrix_x4(uint32_t (&r)[4], const void* row PTX_AT) {
+    PTX_LDMATRIX(4, false, "x4.shared.b16 {%0,%1,%2,%3}, [%4];", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]));
+}
+PTX_FN void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row PTX_AT) {
+    PTX_LDMATRIX(4, true, "x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]));
+}
+
+// ---- mma.sync: D[16x8] = A[16x16] B[16x8] + C[16x8], 16-bit inputs, f32 accumulator. d and c may be one array.
+// With g = lane/4, t = lane%4 (two 16-bit values per register, the lower column or k in the lower half):
+//   a[0] (g, 2t..)   a[1] (g+8, 2t..)   a[2] (g, 2t+8..)   a[3] (g+8, 2t+8..)
+//   b[0] (k 2t.., n g)   b[1] (k 2t+8.., n g)     c[0],c[1] (g, 2t..)   c[2],c[3] (g+8, 2t..)
+
+#if defined(SIMT_EMU)
+#define PTX_MMA(type, model) simt::mma_m16n8k16(d, a, b, c, model, at)
+#else
+#define PTX_MMA(type, model)                                                                                          \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                               \
+                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"                                     \
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), \
+                   "f"(c[3]))
+#endif
+
+PTX_FN void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                              const float (&c)[4] PTX_AT) {
+    PTX_MMA("bf16", simt::Half::bf16);
+}
+PTX_FN void mma_m16n8k16_fp16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                              const float (&c)[4] PTX_AT) {
+    PTX_MMA("f16", simt::Half::fp16);
+}
+
+// ---- named barriers: id 1..15 (0 is __syncthreads), threads a multiple of 32 counting syncs and arrivals together
+
+PTX_FN void bar_sync(int id, int threads PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::named_barrier(id, threads, true, at);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+PTX_FN void bar_arrive(int id, int threads PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::named_barrier(id, threads, false, at);
+#else
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// ---- fast approximations. Subnormal inputs and results become zero, except of sqrt.
+
+// 2^x, relative error below 2^-22; ex2(-inf) = 0
+PTX_FN float ex2(float x) {
+#if defined(SIMT_EMU)
+    return simt::ex2(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+// log2(x), absolute error below 2^-22 near 1, relative error below 2^-22 elsewhere
+PTX_FN float lg2(float x) {
+#if defined(SIMT_EMU)
+    return simt::lg2(x);
+#else
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+// 1/x, error at most 1 ulp
+PTX_FN float rcp(float x) {
+#if defined(SIMT_EMU)
+    return simt::rcp(x);
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+// sqrt(x), relative error at most 2^-23
+PTX_FN float sqrt(float x) {
+#if defined(SIMT_EMU)
+    return sqrtf(x);
+#else
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+// ============================================================ Hopper =================================================
+// sm_90 and, for wgmma and setmaxnreg, sm_90a. In code for older architectures these trap, so that one file serves all.
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define PTX_SM90(...) asm volatile(__VA_ARGS__)
+#else
+#define PTX_SM90(...) __trap()
+#endif
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PTX_SM90A(...) asm volatile(__VA_ARGS__)
+#else
+#define PTX_SM90A(...) __trap()
+#endif
+
+// stmatrix: the inverse of ldmatrix; lane 8i+j gives the address of row j of matrix i.
+PTX_FN void stmatrix_x4(void* row, const uint32_t (&r)[4] PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::stmatrix(row, r, 4, false, at);
+#else
+    PTX_SM90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(smem_u32(row)), "r"(r[0]), "r"(r[1]),
+             "r"(r[2]), "r"(r[3])
+             : "memory");
+#endif
+}
+PTX_FN void stmatrix_x4_trans(void* row, const uint32_t (&r)[4] PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::stmatrix(row, r, 4, true, at);
+#else
+    PTX_SM90("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(smem_u32(row)), "r"(r[0]),
+             "r"(r[1]), "r"(r[2]), "r"(r[3])
+             : "memory");
+#endif
+}
+
+// ---- clusters: blocks along x; shared memory of the others through map_rank. Nobody may return while others read it.
+
+PTX_FN uint32_t cluster_rank() {
+#if defined(SIMT_EMU)
+    return simt::cluster_rank();
+#else
+    uint32_t r = 0;
+    PTX_SM90("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+#endif
+}
+PTX_FN void cluster_sync(PTX_AT0) {
+#if defined(SIMT_EMU)
+    simt::cluster_barrier(at);
+#else
+    PTX_SM90("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// The same place in block `rank`'s dynamic shared memory.
+template <class T>
+PTX_FN T* map_rank(T* p, uint32_t rank) {
+#if defined(SIMT_EMU)
+    return static_cast<T*>(simt::map_rank(p, rank));
+#else
+    uint64_t r = 0;
+    PTX_SM90("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(reinterpret_cast<uint64_t>(p)), "r"(rank));
+    return reinterpret_cast<T*>(r);
+#endif
+}
+
+// ---- mbarrier: a 64-bit word in shared memory. A phase is complete when `count` arrivals have been made and all bytes
+// announced have come; wait(parity) returns once the phase of that parity is complete (a new barrier is in phase 0).
+
+PTX_FN void mbar_init(uint64_t* bar, uint32_t count PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::mbar_init(bar, count, at);
+#else
+    PTX_SM90("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_u32(bar)), "r"(count) : "memory");
+#endif
+}
+PTX_FN void mbar_arrive(uint64_t* bar PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::mbar_arrive(bar, 0, at);
+#else
+    PTX_SM90("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_u32(bar)) : "memory");
+#endif
+}
+// Arrives, and announces bytes that bulk copies will bring in this phase.
+PTX_FN void mbar_arrive_expect_tx(uint64_t* bar, uint32_t bytes PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::mbar_arrive(bar, bytes, at);
+#else
+    PTX_SM90("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_u32(bar)), "r"(bytes) : "memory");
+#endif
+}
+// Arrives at the barrier of block `rank` of the cluster.
+PTX_FN void mbar_arrive_remote(uint64_t* bar, uint32_t rank PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::mbar_arrive(static_cast<uint64_t*>(simt::map_rank(bar, rank)), 0, at);
+#else
+    PTX_SM90(
+        "{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(smem_u32(bar)),
+        "r"(rank)
+        : "memory");
+#endif
+}
+PTX_FN void mbar_wait(uint64_t* bar, uint32_t parity PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::mbar_wait(bar, parity, at);
+#else
+    PTX_SM90(
+        "{\n.reg .pred p;\nwait_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra wait_%=;\n}" ::"r"(
+            smem_u32(bar)),
+        "r"(parity)
+        : "memory");
+#endif
+}
+
+// ---- fences: no effect in the emulator, which is sequentially consistent and so can't tell when one is missing
+
+// After mbar_init, before other threads, blocks or copies use the barriers (then a block or cluster barrier).
+PTX_FN void fence_mbar_init() {
+#if !defined(SIMT_EMU)
+    PTX_SM90("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// Between ordinary writes to shared memory and a bulk copy or wgmma that reads them.
+PTX_FN void fence_proxy_async() {
+#if !defined(SIMT_EMU)
+    PTX_SM90("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// ---- bulk copies of a run of bytes: 16-byte aligned, a multiple of 16 bytes. Called by one thread.
+
+PTX_FN void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::bulk_load(dst, src, bytes, bar, at);
+#else
+    PTX_SM90(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_u32(dst)),
+        "l"(src), "r"(bytes), "r"(smem_u32(bar))
+        : "memory");
+#endif
+}
+PTX_FN void bulk_store(void* dst, const void* src, uint32_t bytes PTX_AT) {
+#if defined(SIMT_EMU)
+    simt::bulk_store(dst, src, bytes, at);
+#else
+    PTX_SM90("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_u32(src)), "r"(bytes)
+             : "memory");
+#endif
+}
+// Stores (bulk_store, tma_store) of this thread: commit a group, wait until at most N groups are in flight.
+PTX_FN void bulk_commit() {
+#if defined(SIMT_EMU)
+    simt::bulk_commit();
+#else
+    PTX_SM90("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+template <int N>
+PTX_FN void bulk_wait() {
+#if defined(SIMT_EMU)
+    simt::bulk_wait(N);
+#else
+    PTX_SM90("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+// Waits only until the shared memory has been read and may be used again.
+template <int N>
+PTX_FN void bulk_wait_read() {
+#if defined(SIMT_EMU)
+    simt::bulk_wait(N);
+#else
+    PTX_SM90("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// ---- TMA: one thread moves a box of a tensor; the tensor map is a `const __grid_constant__ CUtensorMap` parameter
+// made by tensor_map() below. Coordinates are elements, innermost first; outside the tensor reads give zero and writes
+// are dropped, and the full box counts as transferred bytes. dst and src: dynamic shared memory, 128-byte aligned (1024
+// for the 128-byte swizzle).
+
+PTX_FN void tma_load_2d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y PTX_AT) {
+#if defined(SIMT_EMU)
+    const int coords[2] = {x, y};
+    simt::tma_load(dst, map, bar, coords, 2, 0, at);
+#else
+    PTX_SM90(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%3, %4}], [%2];" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y)
+        : "memory");
+#endif
+}
+PTX_FN void tma_store_2d(const CUtensorMap* map, const void* src, int x, int y PTX_AT) {
+#if defined(SIMT_EMU)
+    const int coords[2] = {x, y};
+    simt::tma_store(map, src, coords, 2, at);
+#else
+    PTX_SM90("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+             "r"(smem_u32(src)), "r"(x), "r"(y)
+             : "memory");
+#endif
+}
+PTX_FN void tma_load_3d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y, int z PTX_AT) {
+#if defined(SIMT_EMU)
+    const int coords[3] = {x, y, z};
+    simt::tma_load(dst, map, bar, coords, 3, 0, at);
+#else
+    PTX_SM90(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%3, %4, %5}], [%2];" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+#endif
+}
+PTX_FN void tma_store_3d(const CUtensorMap* map, const void* src, int x, int y, int z PTX_AT) {
+#if defined(SIMT_EMU)
+    const int coords[3] = {x, y, z};
+    simt::tma_store(map, src, coords, 3, at);
+#else
+    PTX_SM90("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+             "r"(smem_u32(src)), "r"(x), "r"(y), "r"(z)
+             : "memory");
+#endif
+}
+PTX_FN void tma_load_4d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y, int z, int w PTX_AT) {
+#if defined(SIMT_EMU)
+    const int coords[4] = {x, y, z, w};
+    simt::tma_load(dst, map, bar, coords, 4, 0, at);
+#else
+    PTX_SM90(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%3, %4, %5, %6}], [%2];" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+#endif
+}
+PTX_FN void tma_store_4d(const CUtensorMap* map, const void* src, int x, int y, int z, int w PTX_AT) {
+#if defined(SIMT_EMU)
+    const int coords[4] = {x, y, z, w};
+    simt::tma_store(map, src, coords, 4, at);
+#else
+    PTX_SM90("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+             "r"(smem_u32(src)), "r"(x), "r"(y), "r"(z), "r"(w)
+             : "memory");
+#endif
+}
+// Into the same place of every block of the cluster whose bit is set in `blocks`; each block's own barrier gets the
+// bytes.
+PTX_FN void tma_load_2d_multicast(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y,
+                                  uint16_t blocks PTX_AT) {
+#if defined(SIMT_EMU)
+    const int coords[2] = {x, y};
+    simt::tma_load(dst, map, bar, coords, 2, blocks, at);
+#else
+    PTX_SM90(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_u32(dst)),
+        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "h"(blocks)
+        : "memory");
+#endif
+}
+
+// Host: describes a tensor of 16-bit values for TMA. dims: innermost first; strides: bytes, of dims[1], dims[2]...,
+// multiples of 16; box: what one copy moves (its inner bytes must fit the swizzle: 128, 64, 32 or 0 = none).
+inline CUtensorMap tensor_map(const void* base, std::initializer_list<uint64_t> dims,
+                              std::initializer_list<uint64_t> strides, std::initializer_list<uint32_t> box,
+                              int swizzle_bytes) {
+    using Encode = decltype(&cuTensorMapEncodeTiled);
+    static const Encode encode = [] {
+        void* fn = nullptr;
+        cudaDriverEntryPointQueryResult found;
+        const cudaError_t err =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found);
+        if (err != cudaSuccess || !fn)
+            fail("the CUDA driver has no cuTensorMapEncodeTiled (%s)", cudaGetErrorString(err));
+        return reinterpret_cast<Encode>(fn);
+    }();
+    if (dims.size() != box.size() || strides.size() + 1 != dims.size() || dims.size() > 5)
+        fail("tensor_map: %zu dims, %zu strides, %zu box sides", dims.size(), strides.size(), box.size());
+    const CUtensorMapSwizzle swizzle = swizzle_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                       : swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                       : swizzle_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                             : CU_TENSOR_MAP_SWIZZLE_NONE;
+    const uint32_t ones[5] = {1, 1, 1, 1, 1};
+    const std::vector<cuuint64_t> d(dims.begin(), dims.end()), s(strides.begin(), strides.end());
+    CUtensorMap map;
+    const CUresult r = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, uint32_t(dims.size()), const_cast<void*>(base),
+                              d.data(), s.data(), box.begin(), ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        fail("cuTensorMapEncodeTiled: error %d for base %p, %zu dims, inner box %u, swizzle %d", int(r), base,
+             dims.size(), *box.begin(), swizzle_bytes);
+    return map;
+}
+
+// ---- wgmma: D[64xN] (+)= A[64x16] B[16xN] by the four warps of a warpgroup, asynchronous. 16-bit inputs, f32 sums.
+// Thread l of the warpgroup holds in d[4j+q] row 16(l/32) + l%32/4 + 8(q/2), column 8j + 2(l%4) + q%2. Operands in
+// shared memory are named by descriptors; A may lie in registers instead (as in mma.m16n8k16, 16 rows per warp).
+// Order: fence, wgmma..., commit, wait; in between neither d, a nor the operands may be touched. The compiler does not
+// know that d arrives with the wait: wgmma_pin(d) behind it holds reads of d there, and before the fence it holds
+// writes of d or a.
+
+// layout: 1 = 128-byte, 2 = 64-byte, 3 = 32-byte swizzle, 0 = none. p: dynamic shared memory; offsets in bytes.
+//   K-major, swizzled:  rows of 128/64/32 bytes, `stride` between groups of 8 rows, `leading` not used
+//   MN-major, swizzled: rows along MN, `leading` between runs of 64/32/16 elements along MN, `stride` between 8 values
+//   of k none:               8x8 blocks of 128 bytes; K-major: `leading` between blocks along k, `stride` along MN;
+//                       MN-major: `stride` between blocks along MN, `leading` along k
+PTX_FN uint64_t wgmma_descriptor(const void* p, uint32_t leading, uint32_t stride, uint32_t layout) {
+#if defined(SIMT_EMU)
+    const uint32_t address = simt::shared_address(p);
+#else
+    const uint32_t address = smem_u32(p);
+#endif
+    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4 & 0x3fff) << 16 |
+           uint64_t(stride >> 4 & 0x3fff) << 32 | uint64_t(layout) << 62;
+}
+// The usual K-major tile with rows of 128 swizzled bytes (64 values), as tma_load writes it.
+PTX_FN uint64_t wgmma_descriptor_128(const void* p) { return wgmma_descriptor(p, 16, 1024, 1); }
+// The descriptor of what lies `bytes` (a multiple of 16) further on. Only the address's half of it is computed.
+PTX_FN uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
+    return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
+}
+
+PTX_FN void wgmma_fence() {
+#if !defined(SIMT_EMU)
+    PTX_SM90A("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+// No instruction: values of x from before this point are not used after it, nor the other way round.
+template <int N>
+PTX_FN void wgmma_pin([[maybe_unused]] float (&x)[N]) {
+#if !defined(SIMT_EMU)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
+#endif
+}
+template <int M, int N>
+PTX_FN void wgmma_pin([[maybe_unused]] uint32_t (&x)[M][N]) {
+#if !defined(SIMT_EMU)
+#pragma unroll
+    for (int i = 0; i < M * N; ++i) asm volatile("" : "+r"(x[i / N][i % N])::"memory");
+#endif
+}
+PTX_FN void wgmma_commit(PTX_AT0) {
+#if defined(SIMT_EMU)
+    simt::wgmma_commit(at);
+#else
+    PTX_SM90A("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+template <int N>
+PTX_FN void wgmma_wait(PTX_AT0) {
+#if defined(SIMT_EMU)
+    simt::wgmma_wait(N, at);
+#else
+    PTX_SM90A("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+}
+
+#if !defined(SIMT_EMU)
+// Register lists of 8 operands: names in the text, and constraints.
+#define PTX_T0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define PTX_T1 "%8,%9,%10,%11,%12,%13,%14,%15"
+#define PTX_T2 "%16,%17,%18,%19,%20,%21,%22,%23"
+#define PTX_T3 "%24,%25,%26,%27,%28,%29,%30,%31"
+#define PTX_T4 "%32,%33,%34,%35,%36,%37,%38,%39"
+#define PTX_T5 "%40,%41,%42,%43,%44,%45,%46,%47"
+#define PTX_T6 "%48,%49,%50,%51,%52,%53,%54,%55"
+#define PTX_T7 "%56,%57,%58,%59,%60,%61,%62,%63"
+#define PTX_T8 "%64,%65,%66,%67,%68,%69,%70,%71"
+#define PTX_T9 "%72,%73,%74,%75,%76,%77,%78,%79"
+#define PTX_T10 "%80,%81,%82,%83,%84,%85,%86,%87"
+#define PTX_T11 "%88,%89,%90,%91,%92,%93,%94,%95"
+#define PTX_T12 "%96,%97,%98,%99,%100,%101,%102,%103"
+#define PTX_T13 "%104,%105,%106,%107,%108,%109,%110,%111"
+#define PTX_T14 "%112,%113,%114,%115,%116,%117,%118,%119"
+#define PTX_T15 "%120,%121,%122,%123,%124,%125,%126,%127"
+#define PTX_D8(i)                                                                                               \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
+#define PTX_T_16 PTX_T0
+#define PTX_D_16 PTX_D8(0)
+#define PTX_T_32 PTX_T0 "," PTX_T1
+#define PTX_D_32 PTX_D8(0), PTX_D8(8)
+#define PTX_T_64 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3
+#define PTX_D_64 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24)
+#define PTX_T_80 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4
+#define PTX_D_80 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32)
+#define PTX_T_96 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5
+#define PTX_D_96 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40)
+#define PTX_T_128 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7
+#define PTX_D_128 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56)
+#define PTX_T_160 \
+    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9
+#define PTX_D_160 \
+    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), PTX_D8(72)
+#define PTX_T_192                                                                                             \
+    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 \
+           "," PTX_T10 "," PTX_T11
+#define PTX_D_192                                                                                             \
+    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), \
+        PTX_D8(72), PTX_D8(80), PTX_D8(88)
+#define PTX_T_256                                                                                             \
+    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 \
+           "," PTX_T10 "," PTX_T11 "," PTX_T12 "," PTX_T13 "," PTX_T14 "," PTX_T15
+#define PTX_D_256                                                                                             \
+    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), \
+        PTX_D8(72), PTX_D8(80), PTX_D8(88), PTX_D8(96), PTX_D8(104), PTX_D8(112), PTX_D8(120)
+// Operands after the r = N/2 results: SS has %r, %r+1 (descriptors), %r+2 (accumulate), %r+3, %r+4 (transposes);
+// RS has %r..%r+3 (a), %r+4 (descriptor), %r+5 (accumulate), %r+6 (transpose).
+#define PTX_WGMMA_SS(type, n, A, B, P, TA, TB)                                                                    \
+    if constexpr (N == n)                                                                                         \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
+              "." type " {" PTX_T_##n "}, %" A ", %" B ", p, 1, 1, %" TA ", %" TB ";\n}"                          \
+              : PTX_D_##n                                                                                         \
+              : "l"(desc_a), "l"(desc_b), "r"(int(accumulate)), "n"(int(kTransA)), "n"(int(kTransB)))
+#define PTX_WGMMA_RS(type, n, A0, A1, A2, A3, B, P, TB)                                                           \
+    if constexpr (N == n)                                                                                         \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %" P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
+              "." type " {" PTX_T_##n "}, {%" A0 ",%" A1 ",%" A2 ",%" A3 "}, %" B ", p, 1, 1, %" TB ";\n}"        \
+              : PTX_D_##n                                                                                         \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(int(accumulate)), "n"(int(kTransB)))
+#define PTX_WGMMA_SS_ALL(type)                              \
+    PTX_WGMMA_SS(type, 16, "8", "9", "10", "11", "12");     \
+    PTX_WGMMA_SS(type, 32, "16", "17", "18", "19", "20");   \
+    PTX_WGMMA_SS(type, 64, "32", "33", "34", "35", "36");   \
+    PTX_WGMMA_SS(type, 80, "40", "41", "42", "43", "44");   \
+    PTX_WGMMA_SS(type, 96, "48", "49", "50", "51", "52");   \
+    PTX_WGMMA_SS(type, 128, "64", "65", "66", "67", "68");  \
+    PTX_WGMMA_SS(type, 160, "80", "81", "82", "83", "84");  \
+    PTX_WGMMA_SS(type, 192, "96", "97", "98", "99", "100"); \
+    PTX_WGMMA_SS(type, 256, "128", "129", "130", "131", "132");
+#define PTX_WGMMA_RS_ALL(type)                                            \
+    PTX_WGMMA_RS(type, 16, "8", "9", "10", "11", "12", "13", "14");       \
+    PTX_WGMMA_RS(type, 32, "16", "17", "18", "19", "20", "21", "22");     \
+    PTX_WGMMA_RS(type, 64, "32", "33", "34", "35", "36", "37", "38");     \
+    PTX_WGMMA_RS(type, 80, "40", "41", "42", "43", "44", "45", "46");     \
+    PTX_WGMMA_RS(type, 96, "48", "49", "50", "51", "52", "53", "54");     \
+    PTX_WGMMA_RS(type, 128, "64", "65", "66", "67", "68", "69", "70");    \
+    PTX_WGMMA_RS(type, 160, "80", "81", "82", "83", "84", "85", "86");    \
+    PTX_WGMMA_RS(type, 192, "96", "97", "98", "99", "100", "101", "102"); \
+    PTX_WGMMA_RS(type, 256, "128", "129", "130", "131", "132", "133", "134");
+#endif
+
+template <int N>
+inline constexpr bool wgmma_has_n =
+    N == 16 || N == 32 || N == 64 || N == 80 || N == 96 || N == 128 || N == 160 || N == 192 || N == 256;
+
+// Both operands in shared memory. kTrans: the operand is MN-major.
+template <int N, bool kTransA = false, bool kTransB = false>
+PTX_FN void wgmma_bf16(float (&d)[N / 2], uint64_t desc_a, uint64_t desc_b, bool accumulate PTX_AT) {
+    static_assert(wgmma_has_n<N>, "wgmma: no wrapper for this N");
+#if defined(SIMT_EMU)
+    simt::wgmma(d, N, nullptr, desc_a, desc_b, accumulate, kTransA, kTransB, simt::Half::bf16, at);
+#else
+    PTX_WGMMA_SS_ALL("bf16")
+#endif
+}
+template <int N, bool kTransA = false, bool kTransB = false>
+PTX_FN void wgmma_fp16(float (&d)[N / 2], uint64_t desc_a, uint64_t desc_b, bool accumulate PTX_AT) {
+    static_assert(wgmma_has_n<N>, "wgmma: no wrapper for this N");
+#if defined(SIMT_EMU)
+    simt::wgmma(d, N, nullptr, desc_a, desc_b, accumulate, kTransA, kTransB, simt::Half::fp16, at);
+#else
+    PTX_WGMMA_SS_ALL("f16")
+#endif
+}
+// A in registers (K-major).
+template <int N, bool kTransB = false>
+PTX_FN void wgmma_bf16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t desc_b, bool accumulate PTX_AT) {
+    static_assert(wgmma_has_n<N>, "wgmma: no wrapper for this N");
+#if defined(SIMT_EMU)
+    simt::wgmma(d, N, a, 0, desc_b, accumulate, false, kTransB, simt::Half::bf16, at);
+#else
+    PTX_WGMMA_RS_ALL("bf16")
+#endif
+}
+template <int N, bool kTransB = false>
+PTX_FN void wgmma_fp16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t desc_b, bool accumulate PTX_AT) {
+    static_assert(wgmma_has_n<N>, "wgmma: no wrapper for this N");
+#if defined(SIMT_EMU)
+    simt::wgmma(d, N, a, 0, desc_b, accumulate, false, kTransB, simt::Half::fp16, at);
+#else
+    PTX_WGMMA_RS_ALL("f16")
+#endif
+}
+
+// ---- registers per thread moved between warpgroups; all warps of a warpgroup execute it. Multiples of 8, 24 to 256.
+
+template <int N>
+PTX_FN void setmaxnreg_inc() {
+#if !defined(SIMT_EMU)
+    PTX_SM90A("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+template <int N>
+PTX_FN void setmaxnreg_dec() {
+#if !defined(SIMT_EMU)
+    PTX_SM90A("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
+}  // namespace rz::ptx

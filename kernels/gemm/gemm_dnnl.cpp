@@ -1,0 +1,155 @@
+#include "kernels/gemm/gemm_dnnl.h"
+
+#ifndef RZ_HAVE_DNNL
+
+namespace rz {
+bool gemm_dnnl(const Gemm&) { return false; }
+const char* gemm_dnnl_version() { return nullptr; }
+}  // namespace rz
+
+#else
+
+#include <array>
+#include <bit>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "kernels/scratch.h"
+
+namespace rz {
+
+namespace {
+
+// Everything that a primitive depends on.
+using Key = std::array<int64_t, 12>;
+
+Key key_of(const Gemm& g) {
+    return {g.M,
+            g.N,
+            g.K,
+            g.trans_a,
+            g.trans_b,
+            std::bit_cast<int32_t>(g.alpha),
+            std::bit_cast<int32_t>(g.beta),
+            g.lda,
+            g.ldb,
+            g.ldc,
+            int64_t(g.dtype),
+            int64_t(g.c_dtype)};
+}
+
+struct Plan {
+    dnnl::matmul matmul;  // empty: oneDNN has nothing fast for this product
+    dnnl::memory::desc a, b, c, scratch;
+};
+
+dnnl::engine& engine() {
+    static auto* e = new dnnl::engine(dnnl::engine::kind::cpu, 0);  // never destroyed: threads may outlive statics
+    return *e;
+}
+
+dnnl::memory::data_type type_of(DType t) {
+    return t == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+}
+
+// oneDNN 3 changed how both are said. c = alpha a b + beta c.
+dnnl::primitive_attr attributes(const Gemm& g) {
+    dnnl::primitive_attr attr;
+    dnnl::post_ops ops;
+    attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+#if DNNL_VERSION_MAJOR >= 3
+    if (g.alpha != 1) ops.append_eltwise(dnnl::algorithm::eltwise_linear, g.alpha, 0.0f);
+#else
+    if (g.alpha != 1) attr.set_output_scales(0, {g.alpha});
+#endif
+    if (g.beta != 0) ops.append_sum(g.beta);
+    attr.set_post_ops(ops);
+    return attr;
+}
+
+dnnl::matmul::primitive_desc describe(const Plan& plan, const dnnl::primitive_attr& attr) {
+#if DNNL_VERSION_MAJOR >= 3
+    return {engine(), plan.a, plan.b, plan.c, attr};
+#else
+    return {dnnl::matmul::desc(plan.a, plan.b, plan.c), attr, engine()};
+#endif
+}
+
+Plan make_plan(const Gemm& g) {
+    Plan plan;
+    plan.a = {{g.M, g.K}, type_of(g.dtype), g.trans_a ? dnnl::memory::dims{1, g.lda} : dnnl::memory::dims{g.lda, 1}};
+    plan.b = {{g.K, g.N}, type_of(g.dtype), g.trans_b ? dnnl::memory::dims{1, g.ldb} : dnnl::memory::dims{g.ldb, 1}};
+    plan.c = {{g.M, g.N}, type_of(g.c_dtype), dnnl::memory::dims{g.ldc, 1}};
+    try {
+        const dnnl::matmul::primitive_desc pd = describe(plan, attributes(g));
+        if (std::string(pd.impl_info_str()).find("ref") != std::string::npos) return plan;
+        plan.scratch = pd.scratchpad_desc();
+        plan.matmul = dnnl::matmul(pd);
+    } catch (const dnnl::error&) {
+        plan.matmul = {};
+    }
+    return plan;
+}
+
+// The most recently used plans. Making one compiles code (about a millisecond), so a step must not.
+class PlanCache {
+   public:
+    std::shared_ptr<const Plan> find(const Gemm& g) {
+        const Key key = key_of(g);
+        std::lock_guard lock(mutex_);
+        if (auto it = index_.find(key); it != index_.end()) {
+            order_.splice(order_.begin(), order_, it->second);
+            return it->second->second;
+        }
+        order_.emplace_front(key, std::make_shared<const Plan>(make_plan(g)));
+        index_[key] = order_.begin();
+        if (order_.size() > kCapacity) {
+            index_.erase(order_.back().first);
+            order_.pop_back();
+        }
+        return order_.front().second;
+    }
+
+   private:
+    static constexpr size_t kCapacity = 512;
+    std::mutex mutex_;
+    std::list<std::pair<Key, std::shared_ptr<const Plan> > > order_;
+    std::map<Key, decltype(order_)::iterator> index_;
+};
+
+}  // namespace
+
+bool gemm_dnnl(const Gemm& g) {
+    if (g.dtype == DType::f16 || g.c_dtype == DType::f16) return false;
+    if (g.N == 1 && g.ldc != 1) return false;  // oneDNN 3.7 writes between the rows of such a C
+    static auto* cache = new PlanCache;
+    const std::shared_ptr<const Plan> plan = cache->find(g);
+    if (!plan->matmul) return false;
+    try {
+        thread_local dnnl::stream stream(engine());
+        const dnnl::memory a(plan->a, engine(), const_cast<void*>(g.a)), b(plan->b, engine(), const_cast<void*>(g.b)),
+            c(plan->c, engine(), g.c);
+        const int64_t bytes = int64_t(plan->scratch.get_size());
+        const dnnl::memory scratch(plan->scratch, engine(), bytes ? thread_scratch<0>(bytes) : nullptr);
+        plan->matmul.execute(
+            stream, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, scratch}});
+        stream.wait();
+    } catch (const dnnl::error& error) {
+        fail("gemm: oneDNN: %s (M=%lld N=%lld K=%lld)", error.what(), (long long)g.M, (long long)g.N, (long long)g.K);
+    }
+    return true;
+}
+
+const char* gemm_dnnl_version() {
+    static const std::string name = [] {
+        const dnnl_version_t* v = dnnl_version();
+        return format("oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+    }();
+    return name.c_str();
+}
+
+}  // namespace rz
+#endif

@@ -1,0 +1,184 @@
+#include "kernels/gemm/gemm_tuning.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <thread>
+
+namespace rz {
+namespace {
+
+constexpr const char* kVersion =
+    "gemm1";  // a line: version, key (with tabs of its own), algorithm in hex, microseconds, checksum
+constexpr int64_t kLargestFile = 16 << 20;
+constexpr size_t kLongestLine = 4096;
+
+// FNV-1a over everything before the last tab: finds accidents.
+std::string checksum(std::string_view text) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    return format("%016llx", (unsigned long long)hash);
+}
+
+struct Descriptor {
+    int fd;
+    ~Descriptor() {
+        if (fd >= 0) close(fd);
+    }
+};
+
+// The file's bytes; empty where there is none that could be a cache. Never waits, as a named pipe would make it.
+std::string read_whole(const std::string& path) {
+    const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    struct stat info {};
+    if (file.fd < 0 || fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size > kLargestFile) return "";
+    std::string text(size_t(info.st_size), '\0');
+    size_t at = 0;
+    while (at < text.size()) {
+        const ssize_t n = ::read(file.fd, text.data() + at, text.size() - at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        at += size_t(n);
+    }
+    text.resize(at);
+    return text;
+}
+
+// Calls found(line) for each whole line, without its end.
+template <class Found>
+void for_lines(std::string_view text, const Found& found) {
+    for (size_t begin = 0; begin < text.size();) {
+        const size_t end = text.find('\n', begin);
+        if (end == std::string_view::npos) return;
+        found(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+}
+
+bool from_hex(std::string_view hex, GemmChoice& bytes) {
+    if (hex.size() != 2 * bytes.size() || hex.find_first_not_of("0123456789abcdef") != std::string_view::npos)
+        return false;
+    const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+    for (size_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<unsigned char>(digit(hex[2 * i]) * 16 + digit(hex[2 * i + 1]));
+    return true;
+}
+
+std::string prefix_of(const std::string& key) { return std::string(kVersion) + "\t" + key + "\t"; }
+
+// Whether the line is whole, and so worth keeping when the file is written anew.
+bool intact(std::string_view line) {
+    const size_t tab = line.rfind('\t');
+    return line.size() <= kLongestLine && line.starts_with(std::string(kVersion) + "\t") &&
+           tab != std::string_view::npos && line.substr(tab + 1) == checksum(line.substr(0, tab));
+}
+
+[[noreturn]] void cannot_write(const std::string& path, const char* what) {
+    fail("--gemm-cache %s: %s: %s; choose a file in a writable folder", path.c_str(), what, std::strerror(errno));
+}
+
+void write_whole(const std::string& path, const std::string& text) {
+    const std::string temporary = path + format(".%d.tmp", int(getpid()));
+    bool good = false;
+    {
+        const Descriptor file{open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644)};
+        if (file.fd < 0) cannot_write(path, "open");
+        size_t at = 0;
+        while (at < text.size()) {
+            const ssize_t n = ::write(file.fd, text.data() + at, text.size() - at);
+            if (n < 0 && errno == EINTR) continue;
+            if (n <= 0) break;
+            at += size_t(n);
+        }
+        good = at == text.size() && fsync(file.fd) == 0;
+    }
+    if (good && rename(temporary.c_str(), path.c_str()) == 0) return;
+    const int reason = errno;
+    unlink(temporary.c_str());
+    errno = reason;
+    cannot_write(path, "write");
+}
+
+}  // namespace
+
+std::string default_gemm_cache() {
+    const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+    if (cache && *cache) return std::string(cache) + "/ringzero/gemm_tuning.txt";
+    return home && *home ? std::string(home) + "/.cache/ringzero/gemm_tuning.txt" : "";
+}
+
+std::string set_gemm_tuning(Device device, bool measure, const std::string& cache_file) {
+    gemm_tuning() = {};
+    if (!measure && cache_file.empty()) return "";
+    if (!device.is_cuda())
+        return format("--gemm-%s has no effect on the CPU: it chooses among cuBLASLt's algorithms for a GPU",
+                      measure ? "tune on" : "cache");
+    std::string path = cache_file.empty() ? default_gemm_cache() : cache_file;
+    std::string note;
+    if (measure && !path.empty()) {
+        const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+        std::error_code error;
+        std::filesystem::create_directories(folder, error);
+        if (error || access(folder.c_str(), W_OK | X_OK) != 0) {
+            if (error) errno = error.value();
+            if (!cache_file.empty()) cannot_write(path, "its folder");
+            note = "--gemm-tune on: choices are not kept, since " + path + " can't be written";
+            path.clear();
+        }
+    }
+    gemm_tuning() = {.measure = measure, .cache_file = path};
+    if (note.empty() && measure)
+        note = path.empty() ? "--gemm-tune on: choices are not kept; --gemm-cache FILE keeps them"
+                            : "--gemm-tune on: choices are kept in " + path;
+    return note;
+}
+
+GemmTuningTurn::GemmTuningTurn(const std::string& cache_file, double patience) {
+    if (cache_file.empty()) return;
+    fd_ = open((cache_file + ".turn").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
+    while (fd_ >= 0 && !(held_ = flock(fd_, LOCK_EX | LOCK_NB) == 0) && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
+GemmTuningTurn::~GemmTuningTurn() {
+    if (fd_ >= 0) close(fd_);  // and with it the lock
+}
+
+std::vector<GemmChoice> read_gemm_cache(const std::string& path, const std::string& key, size_t bytes) {
+    std::vector<GemmChoice> choices;
+    const std::string text = read_whole(path), prefix = prefix_of(key);
+    for_lines(text, [&](std::string_view line) {
+        GemmChoice choice(bytes);
+        if (!line.starts_with(prefix) || !intact(line)) return;
+        const std::string_view rest = line.substr(prefix.size());
+        if (from_hex(rest.substr(0, rest.find('\t')), choice)) choices.push_back(choice);
+    });
+    return choices;
+}
+
+void write_gemm_cache(const std::string& path, const std::string& key, const GemmChoice& choice, double microseconds) {
+    // Others that write at this moment: wait for them for a while; a lost line is only measured again.
+    const Descriptor lock{open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)};
+    for (int i = 0; lock.fd >= 0 && flock(lock.fd, LOCK_EX | LOCK_NB) != 0 && i < 200; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::string text;
+    const std::string old = read_whole(path), prefix = prefix_of(key);
+    for_lines(old, [&](std::string_view line) {
+        if (intact(line) && !line.starts_with(prefix)) text.append(line).push_back('\n');
+    });
+    std::string line = prefix;
+    for (const unsigned char b : choice) line += format("%02x", b);
+    line += format("\t%.1f", microseconds);
+    write_whole(path, text + line + "\t" + checksum(line) + "\n");
+}
+
+}  // namespace rz

@@ -1,0 +1,166 @@
+#include "llama/base/atomic_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/fault.h"
+
+namespace rz {
+
+[[noreturn]] static void fail_errno(const std::string& path, const char* call) {
+    const int error = errno;
+    const char* hint = error == ENOSPC || error == EDQUOT  ? ": free some space or choose another folder"
+                       : error == EFBIG                    ? ": raise the file size limit (ulimit -f)"
+                       : error == EACCES || error == EROFS ? ": choose a folder you may write to"
+                                                           : "";
+    fail("%s: %s failed: %s%s", path.c_str(), call, std::strerror(error), hint);
+}
+
+std::string parent_folder(const std::string& path) {
+    const size_t slash = path.find_last_of('/');
+    return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+void fsync_folder(const std::string& folder) {
+    const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) fail_errno(folder, "open");
+    const int result = ::fsync(fd);
+    const int error = errno;
+    ::close(fd);
+    errno = error;
+    if (result != 0 && error != EINVAL) fail_errno(folder, "fsync");  // EINVAL: a file system that can't
+}
+
+void make_folder(const std::string& folder) {
+    struct stat st;
+    if (::stat(folder.c_str(), &st) == 0) {
+        require(S_ISDIR(st.st_mode), "%s: exists and is not a folder", folder.c_str());
+        return;
+    }
+    const std::string parent = parent_folder(folder);
+    if (parent != folder && parent != ".") make_folder(parent);
+    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail_errno(folder, "mkdir");
+    fsync_folder(parent);
+}
+
+// Network file systems answer so for a while when a server restarts: whether to try again, after a pause that doubles.
+static bool try_again(int error, int& attempt, const std::string& path, const char* call) {
+    constexpr int kAttempts = 4;
+    if ((error != EIO && error != ESTALE && error != EAGAIN) || attempt >= kAttempts) return false;
+    std::fprintf(stderr, "train_llama: %s: %s failed: %s; trying again\n", path.c_str(), call, std::strerror(error));
+    ::usleep(50000u << attempt++);
+    return true;
+}
+
+void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path) {
+    const char* p = static_cast<const char*>(data);
+    int attempt = 0;
+    while (bytes > 0) {
+        ssize_t n = -1;
+        if ((errno = fault_errno("file.write")) == 0)
+            n = ::pwrite(fd, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = EIO;
+        if (n <= 0 && try_again(errno, attempt, path, "write")) continue;
+        if (n <= 0) fail_errno(path, "write");
+        attempt = 0;
+        p += n, offset += n, bytes -= n;
+    }
+}
+
+AtomicFile::AtomicFile(std::string path, int64_t bytes) : path_(std::move(path)) {
+    static std::atomic<int> count = 0;
+    temporary_ = format("%s.tmp-%d-%d", path_.c_str(), int(::getpid()), count++);
+    if ((errno = fault_errno("file.open")) == 0)
+        fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ < 0) fail_errno(temporary_, "open");
+    if (bytes <= 0) return;
+    // EOPNOTSUPP and EINVAL: this file system reserves nothing; a full disk will show while writing.
+    if (::fallocate(fd_, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS) {
+        const int error = errno;
+        ::close(fd_);
+        ::unlink(temporary_.c_str());
+        errno = error;
+        fail_errno(path_, format("reserving %s", human_bytes(bytes).c_str()).c_str());
+    }
+}
+
+AtomicFile::~AtomicFile() {
+    if (fd_ >= 0) ::close(fd_);
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::append(const void* data, int64_t bytes) {
+    write_at(end_, data, bytes);
+    end_ += bytes;
+}
+
+void AtomicFile::write_at(int64_t offset, const void* data, int64_t bytes) {
+    require(fd_ >= 0, "%s: written to after commit", path_.c_str());
+    write_all(fd_, offset, data, bytes, path_);
+}
+
+void AtomicFile::commit() {
+    require(fd_ >= 0, "%s: committed twice", path_.c_str());
+    // Never tried again: after a failed fsync the kernel takes the lost pages for written.
+    if ((errno = fault_errno("file.fsync")) != 0 || ::fsync(fd_) != 0) fail_errno(path_, "fsync");
+    const int fd = fd_;
+    fd_ = -1;
+    const int unclosed = fault_errno("file.close");
+    if (::close(fd) != 0 || (errno = unclosed) != 0) fail_errno(path_, "close");
+    if ((errno = fault_errno("file.rename")) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+        fail_errno(path_, "rename");
+    temporary_.clear();
+    fsync_folder(parent_folder(path_));
+}
+
+void write_file_atomically(const std::string& path, std::string_view content) {
+    AtomicFile file(path);
+    file.append(content.data(), int64_t(content.size()));
+    file.commit();
+}
+
+std::string read_file(const std::string& path) {
+    for (int attempt = 0;;) {
+        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (fd < 0 && try_again(errno, attempt, path, "open")) continue;
+        if (fd < 0) fail_errno(path, "open");
+        std::string content;
+        ssize_t n = 0;
+        for (;;) {
+            constexpr size_t kPiece = 1 << 16;
+            const size_t size = content.size();
+            content.resize(size + kPiece);
+            n = (errno = fault_errno("file.read")) == 0 ? ::read(fd, content.data() + size, kPiece) : -1;
+            content.resize(size + size_t(std::max<ssize_t>(n, 0)));
+            if (n == 0 || (n < 0 && errno != EINTR)) break;
+        }
+        const int error = errno;
+        ::close(fd);
+        if (n == 0) return content;
+        if (try_again(error, attempt, path, "read")) continue;
+        errno = error;
+        fail_errno(path, "read");
+    }
+}
+
+void copy_file_atomically(const std::string& from, const std::string& to) {
+    namespace fs = std::filesystem;
+    std::error_code none;
+    if (fs::equivalent(from, to, none)) return;
+    const std::string content = read_file(from);
+    AtomicFile file(to, int64_t(content.size()));
+    file.append(content.data(), int64_t(content.size()));
+    file.commit();
+}
+
+}  // namespace rz

@@ -1,0 +1,249 @@
+#include "llama/base/fault.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "kernels/runtime/check.h"
+#include "llama/model/presets.h"
+
+namespace rz {
+
+namespace {
+
+struct Point {
+    const char *name, *where;
+};
+constexpr Point kPoints[] = {
+    {"start", "before anything is read or allocated"},
+    {"step", "at the top of every training step"},
+    {"gradient", "before a step's first backward pass; nan, inf: an element of this rank's gradients"},
+    {"loss", "where a step's loss is judged; spike: ten times this rank's loss"},
+    {"weights", "after a step's update; flip: one bit of one parameter of this rank, nan: all of them"},
+    {"masters", "the same of its master weights"},
+    {"moments", "the same of AdamW's m"},
+    {"end", "after the last step, before the final weights are written"},
+    {"file.open", "before a file is created for writing"},
+    {"file.write", "before each write"},
+    {"file.fsync", "before each fsync of a file"},
+    {"file.close", "before a written file is closed"},
+    {"file.rename", "before a file gets its real name"},
+    {"file.read", "before each read of a small file (configuration, manifest)"},
+    {"log.write", "before each line of metrics.jsonl"},
+    {"checkpoint.mkdir", "before a checkpoint's temporary folder is made"},
+    {"checkpoint.made", "after it was made"},
+    {"checkpoint.snapshot", "before the state is copied"},
+    {"checkpoint.shard", "before each of this rank's state files is written; errno too"},
+    {"checkpoint.shard.done", "after each of them was written and before its fsync"},
+    {"checkpoint.fsync", "before each fsync of a state file; errno too"},
+    {"checkpoint.agreed", "after all ranks wrote theirs, before the manifest"},
+    {"checkpoint.manifest", "before the manifest is written; errno too"},
+    {"checkpoint.manifest.done", "after it was written"},
+    {"checkpoint.rename", "before the folder gets its real name; errno too"},
+    {"checkpoint.renamed", "after it got it"},
+    {"checkpoint.latest", "before the hint `latest` is written; errno too"},
+    {"checkpoint.gc", "before each old checkpoint is removed"},
+    {"checkpoint.gc.done", "after it was removed"},
+    {"resume.manifest", "before a manifest is read; errno too"},
+    {"resume.shard", "before each state file is read; errno too"},
+    {"resume.done", "after the state was loaded"},
+};
+
+struct Action {
+    const char* name;
+    FaultAction action;
+};
+constexpr Action kActions[] = {
+    {"kill", FaultAction::kill},   {"stop", FaultAction::stop},     {"term", FaultAction::term},
+    {"usr1", FaultAction::usr1},   {"int", FaultAction::interrupt}, {"sleep", FaultAction::sleep},
+    {"error", FaultAction::error}, {"eio", FaultAction::eio},       {"enospc", FaultAction::enospc},
+    {"efbig", FaultAction::efbig}, {"eacces", FaultAction::eacces}, {"estale", FaultAction::estale},
+    {"nan", FaultAction::nan},     {"inf", FaultAction::inf},       {"flip", FaultAction::flip},
+    {"spike", FaultAction::spike},
+};
+
+struct Armed {
+    FaultSpec spec;
+    int64_t hits = 0;
+};
+std::mutex mutex;
+std::vector<Armed> armed;
+int own_rank = 0;
+
+bool is_number(const std::string& text) {
+    return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+template <class Table>
+[[noreturn]] void no_such(const char* what, const std::string& name, const Table& table) {
+    std::vector<std::string> names;
+    for (const auto& row : table) names.emplace_back(row.name);
+    fail("FAULT: there is no %s '%s'; nearest: %s", what, name.c_str(), nearest_name(name, names).c_str());
+}
+
+void parse_action(const std::string& text, FaultSpec& spec) {
+    const size_t equals = text.find('=');
+    const std::string name = text.substr(0, equals);
+    const Action* found = nullptr;
+    for (const Action& a : kActions)
+        if (name == a.name) found = &a;
+    if (!found) no_such("action", name, kActions);
+    spec.action = found->action;
+    require((equals != std::string::npos) == (spec.action == FaultAction::sleep),
+            "FAULT: '%s': sleep takes a time (sleep=2.5), the other actions take nothing", text.c_str());
+    if (spec.action != FaultAction::sleep) return;
+    char* end = nullptr;
+    spec.seconds = std::strtod(text.c_str() + equals + 1, &end);
+    require(*end == '\0' && end != text.c_str() + equals + 1 && spec.seconds >= 0, "FAULT: '%s' is no time in seconds",
+            text.c_str());
+}
+
+FaultSpec parse_fault(const std::string& text) {
+    std::vector<std::string> fields;
+    for (size_t at = 0; at <= text.size();) {
+        const size_t colon = std::min(text.find(':', at), text.size());
+        fields.push_back(text.substr(at, colon - at));
+        at = colon + 1;
+    }
+    FaultSpec spec{.point = fields[0]};
+    bool known = false;
+    for (const Point& p : kPoints) known = known || spec.point == p.name;
+    if (!known) no_such("point", spec.point, kPoints);
+    int numbers = 0;
+    for (size_t i = 1; i < fields.size(); ++i) {
+        std::string f = fields[i];
+        const bool onwards = !f.empty() && f.back() == '+';
+        if (onwards) f.pop_back();
+        if (f == "*" || is_number(f)) {
+            require(numbers < 2 && !(onwards && (numbers == 0 || f == "*")),
+                    "FAULT: '%s' is not point[:rank][:nth][:action]", text.c_str());
+            if (++numbers == 1) {
+                spec.rank = f == "*" ? -1 : std::atoi(f.c_str());
+            } else {
+                spec.first = f == "*" ? 1 : std::atoi(f.c_str());
+                spec.last = f == "*" || onwards ? INT64_MAX : spec.first;
+                require(spec.first > 0, "FAULT: '%s': times are counted from 1", text.c_str());
+            }
+        } else {
+            require(i + 1 == fields.size(), "FAULT: '%s' is not point[:rank][:nth][:action]", text.c_str());
+            parse_action(fields[i], spec);
+        }
+    }
+    return spec;
+}
+
+int error_number(FaultAction action) {
+    switch (action) {
+        case FaultAction::eio:
+            return EIO;
+        case FaultAction::enospc:
+            return ENOSPC;
+        case FaultAction::efbig:
+            return EFBIG;
+        case FaultAction::eacces:
+            return EACCES;
+        case FaultAction::estale:
+            return ESTALE;
+        default:
+            return 0;
+    }
+}
+
+void act(const FaultSpec& spec, const char* point, int64_t hit) {
+    int signal = 0;
+    switch (spec.action) {
+        case FaultAction::kill:
+            signal = SIGKILL;
+            break;
+        case FaultAction::stop:
+            signal = SIGSTOP;
+            break;
+        case FaultAction::term:
+            signal = SIGTERM;
+            break;
+        case FaultAction::usr1:
+            signal = SIGUSR1;
+            break;
+        case FaultAction::interrupt:
+            signal = SIGINT;
+            break;
+        default:
+            break;
+    }
+    std::fprintf(stderr, "fault: rank %d comes by %s for the %lld. time\n", own_rank, point, (long long)hit);
+    std::fflush(stderr);
+    if (signal) {
+        ::raise(signal);  // in this thread: a handler has run when this returns
+        if (signal == SIGKILL || signal == SIGSTOP) ::usleep(100000);  // the whole process, in a moment
+    }
+    if (spec.action == FaultAction::sleep) ::usleep(useconds_t(spec.seconds * 1e6));
+    if (spec.action == FaultAction::error) fail("fault: an error at %s", point);
+}
+
+}  // namespace
+
+std::vector<FaultSpec> parse_faults(const std::string& text) {
+    std::vector<FaultSpec> specs;
+    if (text.empty()) return specs;
+    for (size_t at = 0; at <= text.size();) {
+        const size_t comma = std::min(text.find(',', at), text.size());
+        specs.push_back(parse_fault(text.substr(at, comma - at)));
+        at = comma + 1;
+    }
+    return specs;
+}
+
+std::string fault_table() {
+    std::string text;
+    for (const Point& p : kPoints) text += format("  %-25s %s\n", p.name, p.where);
+    return text;
+}
+
+void arm_faults(int rank) {
+    const char* text = std::getenv("FAULT");
+    arm_faults(rank, text ? text : "");
+}
+
+void arm_faults(int rank, const std::string& text) {
+    const std::vector<FaultSpec> specs = parse_faults(text);
+    std::lock_guard lock(mutex);
+    own_rank = rank;
+    armed.clear();
+    for (const FaultSpec& s : specs)
+        if (s.rank < 0 || s.rank == rank) armed.push_back({s});
+    detail::faults_armed = !armed.empty();
+}
+
+namespace detail {
+
+bool faults_armed = false;
+
+FaultAction fault_hit(const char* point) {
+    FaultAction result = FaultAction::none;
+    std::vector<std::pair<FaultSpec, int64_t>> due;
+    {
+        std::lock_guard lock(mutex);
+        for (Armed& a : armed) {
+            if (a.spec.point != point) continue;
+            ++a.hits;
+            if (a.hits >= a.spec.first && a.hits <= a.spec.last) due.emplace_back(a.spec, a.hits);
+        }
+    }
+    for (const auto& [spec, hit] : due) {
+        act(spec, point, hit);
+        result = spec.action;
+    }
+    return result;
+}
+
+int fault_errno_hit(const char* point) { return error_number(fault_hit(point)); }
+
+}  // namespace detail
+
+}  // namespace rz

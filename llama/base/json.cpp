@@ -1,0 +1,108 @@
+#include "llama/base/json.h"
+
+#include <cmath>
+#include <fstream>
+#include <set>
+#include <vector>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+Json parse_json(std::string_view text, const std::string& where) {
+    constexpr int kMaxDepth = 100;
+    std::vector<std::set<std::string>> keys;  // of the objects that are open
+    const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+        if (depth > kMaxDepth) fail("%s: JSON nested deeper than %d", where.c_str(), kMaxDepth);
+        if (event == Json::parse_event_t::object_start) keys.emplace_back();
+        if (event == Json::parse_event_t::object_end) keys.pop_back();
+        if (event == Json::parse_event_t::key) {
+            const auto& key = parsed.get_ref<const std::string&>();
+            if (!keys.back().insert(key).second) fail("%s: duplicate JSON key \"%s\"", where.c_str(), key.c_str());
+        }
+        return true;
+    };
+    try {
+        return Json::parse(text.begin(), text.end(), watch);
+    } catch (const Json::exception& e) {
+        fail("%s: not valid JSON: %s", where.c_str(), e.what());
+    }
+}
+
+Json read_json(const std::string& path, int64_t max_bytes) {
+    std::ifstream file(path, std::ios::binary | std::ios::ate);
+    require(file.good(), "%s: cannot be opened", path.c_str());
+    const int64_t bytes = int64_t(file.tellg());
+    require(bytes >= 0 && bytes <= max_bytes, "%s: %lld bytes are too many for this JSON file (at most %lld)",
+            path.c_str(), (long long)bytes, (long long)max_bytes);
+    std::string text(size_t(bytes), '\0');
+    file.seekg(0);
+    file.read(text.data(), bytes);
+    require(file.gcount() == bytes, "%s: read %lld of %lld bytes", path.c_str(), (long long)file.gcount(),
+            (long long)bytes);
+    return parse_json(text, path);
+}
+
+std::string json_excerpt(const Json& value) {
+    if (value.is_structured() && value.size() > 16) return format("%s of %zu", value.type_name(), value.size());
+    std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    if (text.size() > 80) text = text.substr(0, 77) + "...";
+    return text;
+}
+
+const Json* json_find(const Json& object, const char* key) {
+    const auto it = object.find(key);
+    return it == object.end() || it->is_null() ? nullptr : &*it;
+}
+
+const Json& json_at(const Json& object, const char* key, const std::string& where) {
+    require(object.is_object(), "%s: expected a JSON object with \"%s\", found %s", where.c_str(), key,
+            json_excerpt(object).c_str());
+    const Json* value = json_find(object, key);
+    require(value != nullptr, "%s: \"%s\" is missing", where.c_str(), key);
+    return *value;
+}
+
+int64_t json_int(const Json& value, const char* key, int64_t min, int64_t max, const std::string& where) {
+    const bool fits =
+        value.is_number_unsigned() ? value.get<uint64_t>() <= uint64_t(INT64_MAX) : value.is_number_integer();
+    const int64_t x = fits ? value.get<int64_t>() : 0;
+    require(fits && x >= min && x <= max, "%s: %s = %s must be a whole number from %lld to %lld", where.c_str(), key,
+            json_excerpt(value).c_str(), (long long)min, (long long)max);
+    return x;
+}
+
+double json_number(const Json& value, const char* key, double min, double max, const std::string& where) {
+    const double x = value.is_number() ? value.get<double>() : NAN;
+    require(x >= min && x <= max, "%s: %s = %s must be a number from %g to %g", where.c_str(), key,
+            json_excerpt(value).c_str(), min, max);
+    return x;
+}
+
+bool json_bool(const Json& value, const char* key, const std::string& where) {
+    require(value.is_boolean(), "%s: %s = %s must be true or false", where.c_str(), key, json_excerpt(value).c_str());
+    return value.get<bool>();
+}
+
+std::string json_string(const Json& value, const char* key, const std::string& where) {
+    require(value.is_string(), "%s: %s = %s must be a string", where.c_str(), key, json_excerpt(value).c_str());
+    return value.get<std::string>();
+}
+
+bool valid_utf8(std::string_view text) {
+    const auto byte = [&](size_t i) { return i < text.size() ? uint8_t(text[i]) : 0; };
+    for (size_t i = 0; i < text.size();) {
+        const uint8_t lead = byte(i);
+        const size_t more = lead < 0x80 ? 0 : lead < 0xc2 ? 4 : lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : lead < 0xf5 ? 3 : 4;
+        if (more == 4) return false;
+        for (size_t k = 1; k <= more; ++k)
+            if ((byte(i + k) & 0xc0) != 0x80) return false;
+        const uint8_t second = byte(i + 1);
+        if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f)) return false;  // overlong; surrogates
+        if ((lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) return false;  // overlong; > U+10FFFF
+        i += more + 1;
+    }
+    return true;
+}
+
+}  // namespace rz

@@ -1,0 +1,439 @@
+#include "llama/checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+
+#include "llama/base/atomic_file.h"
+#include "llama/base/fault.h"
+#include "llama/checkpoint/finite.h"
+#include "llama/model/hf.h"
+#include "llama/base/sum_hash.h"
+
+namespace rz {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kPieceBytes = int64_t(4) << 20;
+constexpr const char* kReports = "ranks.tmp";  // in the temporary folder: how far each rank is, and its hashes
+
+const char* path_of(StatePart part) {
+    switch (part) {
+        case StatePart::model:
+            return "model.safetensors";
+        case StatePart::master:
+            return "optimizer/master.safetensors";
+        case StatePart::m:
+            return "optimizer/m.safetensors";
+        case StatePart::v:
+            return "optimizer/v.safetensors";
+        case StatePart::count_:
+            break;
+    }
+    fail("no such part of a checkpoint");
+}
+
+static const void* data_of(const OwnedRange& r, StatePart part) {
+    return part == StatePart::model ? r.param : part == StatePart::master ? r.master : part == StatePart::m ? r.m : r.v;
+}
+
+static double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// ---- shares ---------------------------------------------------------------------------------------------------------
+
+// Element `by` further on, in every array.
+static OwnedRange cut(const OwnedRange& r, int64_t by, int64_t count, const ZeroOptions& o) {
+    const auto move = [&](void* p, DType d) -> void* { return static_cast<char*>(p) + by * size_of(d); };
+    return {r.unit,
+            {r.elements.begin + by, r.elements.begin + by + count},
+            r.logical + by,
+            move(r.param, o.param_dtype),
+            move(r.master, o.master_dtype),
+            move(r.m, o.adam_dtype),
+            move(r.v, o.adam_dtype),
+            move(r.grad, o.grad_dtype)};
+}
+
+static ElementRange share_of(const OwnedRange& r, const Zero& zero) {
+    const std::vector<int64_t> cuts = even_offsets(r.elements.size(), zero.holders(), 256);
+    return {cuts[size_t(zero.holder())], cuts[size_t(zero.holder()) + 1]};
+}
+
+std::vector<OwnedRange> own_share(const Zero& zero) {
+    std::vector<OwnedRange> share;
+    for (const OwnedRange& r : zero.owned())
+        if (const ElementRange s = share_of(r, zero); s.size() > 0)
+            share.push_back(cut(r, s.begin, s.size(), zero.options()));
+    return share;
+}
+
+// Calls body(tensor index, first element within the tensor, count, first element within the range) for what the range
+// holds of each tensor, in pieces of at most kPieceBytes; padding is left out.
+template <class Body>
+static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t element_bytes, const Body& body) {
+    const Unit& unit = table.units()[size_t(r.unit)];
+    const int64_t most = kPieceBytes / element_bytes;
+    for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
+        const Tensor& t = table.tensors()[size_t(i)];
+        const int64_t begin = std::max(r.logical, t.offset),
+                      end = std::min(r.logical + r.elements.size(), t.offset + t.size);
+        for (int64_t at = begin; at < end; at += most)
+            body(size_t(i), at - t.offset, std::min(most, end - at), at - r.logical);
+    }
+}
+
+// ---- saving ---------------------------------------------------------------------------------------------------------
+
+// A save on its way. Each rank has a slot in the file of reports, reserved before anything is written, so that a full
+// disk can still be reported: u64 status, then its hashes, then 512 bytes of text.
+struct CheckpointWriter::Job {
+    Manifest manifest;
+    std::string folder;
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    SaveReport report = {};
+    std::atomic<bool> done = false;
+};
+enum SlotStatus : uint64_t {
+    kWriting = 0,
+    kWritten = 0x6e657474697277,
+    kFailed = 0x64656c696166,
+    kNotFinite = 0x6e616e
+};
+constexpr int64_t kSlotText = 512;
+
+static int64_t slot_bytes(size_t hashes) { return 8 + 8 * int64_t(hashes) + kSlotText; }
+
+[[noreturn]] static void fail_call(const std::string& path, const char* call) {
+    const int error = errno;
+    fail("%s: %s failed: %s", path.c_str(), call, std::strerror(error));
+}
+
+namespace {
+struct File {  // closes itself
+    File(const std::string& p, int flags) : path(p), fd(::open(p.c_str(), flags | O_CLOEXEC, 0666)) {
+        if (fd < 0) fail_call(path, "open");
+    }
+    ~File() {
+        if (fd >= 0) ::close(fd);
+    }
+    File(const File&) = delete;
+    void sync_and_close() {
+        if (::fsync(fd) != 0) fail_call(path, "fsync");
+        const int f = fd;
+        fd = -1;
+        if (::close(f) != 0) fail_call(path, "close");
+    }
+    std::string path;
+    int fd;
+};
+}  // namespace
+
+static void read_all(int fd, int64_t offset, void* data, int64_t bytes, const std::string& path) {
+    char* p = static_cast<char*>(data);
+    while (bytes > 0) {
+        const ssize_t n = ::pread(fd, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) fail("%s: ends at byte %lld", path.c_str(), (long long)offset);
+        if (n < 0) fail_call(path, "read");
+        p += n, offset += n, bytes -= n;
+    }
+}
+
+// A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0
+// syncs it later, in write_share().
+static void create_sized(const std::string& path, int64_t bytes, const std::string& head) {
+    File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+    if (::ftruncate(file.fd, bytes) != 0) fail_call(path, "ftruncate");
+    if (::fallocate(file.fd, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS)
+        fail_call(path, format("reserving %s", human_bytes(bytes).c_str()).c_str());
+    write_all(file.fd, 0, head.data(), int64_t(head.size()), path);
+}
+
+CheckpointWriter::CheckpointWriter(Process& process, Device device, Stream& compute, const Zero& zero,
+                                   const ParamTable& table, const ModelConfig& config, SaveOptions options)
+    : process_(process),
+      device_(device),
+      compute_(compute),
+      zero_(zero),
+      table_(table),
+      config_(config),
+      options_(std::move(options)),
+      store_(options_.run_folder),
+      share_(own_share(zero)) {
+    plan();
+}
+
+CheckpointWriter::~CheckpointWriter() {
+    if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointWriter::plan() {
+    const ZeroOptions& o = zero_.options();
+    int64_t elements = 0;
+    for (const OwnedRange& r : share_) elements += r.elements.size();
+    const auto add = [&](StatePart part, DType dtype) {
+        parts_.push_back({part, dtype, layout_safetensors(tensor_specs(table_, dtype)), copy_bytes_});
+        copy_bytes_ = checked_add(copy_bytes_, round_up(elements * size_of(dtype), 256), "copy of the state");
+    };
+    add(StatePart::model, o.param_dtype);
+    if (o.master_dtype != o.param_dtype) add(StatePart::master, o.master_dtype);
+    add(StatePart::m, o.adam_dtype);
+    add(StatePart::v, o.adam_dtype);
+}
+
+std::string CheckpointWriter::prepare() try {
+    const std::string& folder = job_->folder;
+    int64_t bytes = int64_t(1) << 20;  // for the small files
+    for (const PartFile& p : parts_) bytes = checked_add(bytes, p.layout.file_size, "checkpoint");
+    make_folder(store_.folder());
+    struct statvfs disk;
+    const auto free_bytes = [&] {
+        return ::statvfs(store_.folder().c_str(), &disk) == 0 ? int64_t(disk.f_bavail) * int64_t(disk.f_frsize)
+                                                              : INT64_MAX;
+    };
+    // Room may be made by deleting old ones early, but never the newest.
+    if (free_bytes() < bytes && options_.keep > 0)
+        store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every);
+    require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(),
+            human_bytes(bytes).c_str(), human_bytes(free_bytes()).c_str());
+    if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_call(folder, "mkdir");
+    fs::create_directories(folder + "/optimizer");
+    fault_point("checkpoint.made");
+    const size_t hashes = parts_.size() * table_.tensors().size();
+    create_sized(folder + "/" + kReports, slot_bytes(hashes) * process_.size(), "");
+    for (const PartFile& p : parts_) create_sized(folder + "/" + path_of(p.part), p.layout.file_size, p.layout.header);
+    return "";
+} catch (const std::exception& error) {
+    std::error_code none;
+    fs::remove_all(job_->folder, none);
+    return error.what();
+}
+
+void CheckpointWriter::take_copy() {
+    fault_point("checkpoint.snapshot");
+    if (!options_.background) {
+        compute_.synchronize();
+        return;
+    }
+    if (!copy_)
+        copy_ = Buffer::host_for(device_, copy_bytes_, MemKind::workspace, "copy of the state for the checkpoint");
+    for (const PartFile& p : parts_) {
+        int64_t at = p.at;
+        for (const OwnedRange& r : share_) {
+            const int64_t bytes = r.elements.size() * size_of(p.dtype);
+            compute_.copy(copy_.bytes_at(at), data_of(r, p.part), bytes);
+            at += bytes;
+        }
+    }
+    compute_.synchronize();
+}
+
+void CheckpointWriter::save(Manifest manifest) {
+    join();
+    const auto start = std::chrono::steady_clock::now();
+    job_ = std::make_unique<Job>();
+    // One name on all ranks, new at every attempt.
+    uint64_t attempt = uint64_t(start.time_since_epoch().count()) ^ (uint64_t(::getpid()) << 40);
+    process_.broadcast(&attempt, 8, 0);
+    const std::string id = format("%s-%08llx", manifest.run_id.c_str(), (unsigned long long)(attempt & 0xffffffff));
+    job_->folder = store_.temporary(manifest.step, id);
+    job_->report.step = manifest.step;
+    job_->report.folder = store_.path(manifest.step);
+    job_->manifest = std::move(manifest);
+    job_->manifest.run_id = id;
+    const std::string problem = process_.is_root() ? prepare() : "";
+    int64_t bad = problem.empty() ? 0 : 1;
+    process_.broadcast(&bad, 8, 0);
+    if (bad) {
+        job_->report.error = problem;
+        job_->report.stall_seconds = seconds_since(start);
+        job_->done = true;
+        return;
+    }
+    take_copy();
+    job_->report.stall_seconds = seconds_since(start);
+    if (options_.background) {
+        thread_ = std::thread([this, job = job_.get()] { write(*job); });
+    } else {
+        write(*job_);
+        job_->report.stall_seconds = seconds_since(start);
+    }
+}
+
+// What a rank does: its share, its slot; rank 0 then completes the checkpoint. Nothing is thrown from here.
+void CheckpointWriter::write(Job& job) {
+    device_.make_current();
+    std::vector<uint64_t> hashes(parts_.size() * table_.tensors().size(), 0);
+    std::string error;
+    uint64_t status = kWritten;
+    try {
+        write_share(job, hashes);
+    } catch (const NotFinite& e) {
+        error = e.what(), status = kNotFinite;
+    } catch (const std::exception& e) {
+        error = e.what(), status = kFailed;
+    }
+    try {
+        File reports(job.folder + "/" + kReports, O_WRONLY);
+        const int64_t slot = slot_bytes(hashes.size()) * process_.rank();
+        error.resize(std::min<size_t>(error.size(), kSlotText - 1));
+        write_all(reports.fd, slot + 8, hashes.data(), int64_t(hashes.size()) * 8, reports.path);
+        write_all(reports.fd, slot + 8 + int64_t(hashes.size()) * 8, error.c_str(), int64_t(error.size()) + 1,
+                  reports.path);
+        write_all(reports.fd, slot, &status, 8, reports.path);
+        reports.sync_and_close();
+        if (process_.is_root()) complete(job);
+    } catch (const NotFinite& e) {
+        job.report.error = e.what(), job.report.not_finite = true;
+    } catch (const std::exception& e) {  // also: rank 0 has given up and removed the folder
+        job.report.error = error.empty() ? e.what() : error;
+        job.report.not_finite = status == kNotFinite;
+    }
+    if (process_.is_root() && !job.report.error.empty()) {
+        std::error_code none;
+        fs::remove_all(job.folder, none);
+    }
+    job.report.write_seconds = seconds_since(job.start);
+    job.done = true;
+}
+
+void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
+    const size_t tensors = table_.tensors().size();
+    std::vector<char> staging(size_t(options_.background ? 0 : kPieceBytes)), back(static_cast<size_t>(kPieceBytes));
+    for (size_t p = 0; p < parts_.size(); ++p) {
+        const PartFile& part = parts_[p];
+        const int64_t e = size_of(part.dtype);
+        File file(job.folder + "/" + path_of(part.part), O_RDWR);
+        if ((errno = fault_errno("checkpoint.shard")) != 0) fail_call(file.path, "write");
+        int64_t at = part.at;
+        for (const OwnedRange& r : share_) {
+            for_each_piece(table_, r, e, [&](size_t tensor, int64_t first, int64_t count, int64_t within) {
+                const void* data = options_.background ? copy_.bytes_at(at + within * e) : staging.data();
+                if (!options_.background) {
+                    compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within * e,
+                                  count * e);
+                    compute_.synchronize();
+                }
+                hashes[p * tensors + tensor] += sum_hash(data, first, count, e);
+                require_finite(data, first, count, part.dtype,
+                               format("the state of step %lld is not finite: %s", (long long)job.manifest.step,
+                                      path_of(part.part)),
+                               table_.tensors()[tensor].name);
+                write_all(file.fd, part.layout.offsets[tensor] + first * e, data, count * e, file.path);
+            });
+            at += r.elements.size() * e;
+        }
+        fault_point("checkpoint.shard.done");
+        if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_call(file.path, "fsync");
+        // Verified before an older checkpoint may go.
+        std::vector<uint64_t> again(tensors, 0);
+        for (const OwnedRange& r : share_)
+            for_each_piece(table_, r, e, [&](size_t tensor, int64_t first, int64_t count, int64_t) {
+                read_all(file.fd, part.layout.offsets[tensor] + first * e, back.data(), count * e, file.path);
+                again[tensor] += sum_hash(back.data(), first, count, e);
+            });
+        for (size_t i = 0; i < tensors; ++i)
+            require(again[i] == hashes[p * tensors + i], "%s: %s was read back with other contents than were written",
+                    file.path.c_str(), table_.tensors()[i].name.c_str());
+        const int fd = file.fd;
+        file.fd = -1;
+        if (::close(fd) != 0) fail_call(file.path, "close");
+    }
+}
+
+// Rank 0: waits for every slot and adds the hashes.
+void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t bytes = slot_bytes(hashes.size());
+    std::vector<uint64_t> theirs(hashes.size());
+    for (int rank = 0; rank < process_.size(); ++rank) {
+        for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
+            File reports(job.folder + "/" + kReports, O_RDONLY);  // opened anew: network file systems then look again
+            uint64_t status = 0;
+            read_all(reports.fd, bytes * rank, &status, 8, reports.path);
+            if (status != kWriting) {
+                char text[kSlotText] = {};
+                read_all(reports.fd, bytes * rank + 8, theirs.data(), int64_t(theirs.size()) * 8, reports.path);
+                read_all(reports.fd, bytes * (rank + 1) - kSlotText, text, kSlotText - 1, reports.path);
+                if (status == kNotFinite) throw NotFinite(format("rank %d: %s", rank, text));
+                require(status == kWritten, "rank %d: %s", rank, text);
+                break;
+            }
+            require(seconds_since(start) < options_.timeout_s, "rank %d has not written its part after %.0f s", rank,
+                    options_.timeout_s);
+            std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+        }
+        for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
+    }
+}
+
+void CheckpointWriter::complete(Job& job) {
+    std::vector<uint64_t> hashes(parts_.size() * table_.tensors().size(), 0);
+    await_parts(job, hashes);
+    fault_point("checkpoint.agreed");
+    fs::remove(job.folder + "/" + kReports);
+    Manifest& m = job.manifest;
+    for (size_t p = 0; p < parts_.size(); ++p) {
+        const PartFile& part = parts_[p];
+        ManifestFile f{.path = path_of(part.part),
+                       .bytes = part.layout.file_size,
+                       .hash = text_hash(part.layout.header),
+                       .holds_tensors = true,
+                       .dtype = part.dtype,
+                       .tensors = {}};
+        for (size_t i = 0; i < table_.tensors().size(); ++i)
+            f.tensors[table_.tensors()[i].name] = hashes[p * table_.tensors().size() + i];
+        job.report.bytes += f.bytes;
+        m.files.push_back(f);
+    }
+    write_file_atomically(job.folder + "/config.json", config_to_json(config_, zero_.options().param_dtype));
+    if (!options_.tokenizer_from.empty()) copy_tokenizer_files(options_.tokenizer_from, job.folder);
+    for (const auto& entry : fs::directory_iterator(job.folder)) {
+        const std::string name = entry.path().filename();
+        if (!entry.is_regular_file() || m.find(name)) continue;
+        const std::string text = read_file(entry.path());
+        m.files.push_back({.path = name, .bytes = int64_t(text.size()), .hash = text_hash(text), .tensors = {}});
+    }
+    fsync_folder(job.folder + "/optimizer");
+    if ((errno = fault_errno("checkpoint.manifest")) != 0) fail_call(job.folder + "/" + kManifestName, "write");
+    write_file_atomically(job.folder + "/" + kManifestName, m.to_json());
+    fault_point("checkpoint.manifest.done");
+    check_checkpoint(job.folder);
+    store_.publish(m.step, m.run_id);
+    try {
+        store_.collect(options_.keep, options_.keep_every);
+    } catch (const Error&) {  // an old one that can't be deleted is no reason to call the new one failed
+    }
+}
+
+void CheckpointWriter::join() {
+    if (thread_.joinable()) thread_.join();
+    if (!job_) return;
+    last_ok_ = job_->report.error.empty();
+    reports_.push_back(job_->report);
+    job_.reset();
+}
+
+std::vector<SaveReport> CheckpointWriter::reports() {
+    if (job_ && job_->done) join();
+    return std::move(reports_);
+}
+
+bool CheckpointWriter::finish() {
+    join();
+    int64_t ok = last_ok_;
+    process_.broadcast(&ok, 8, 0);
+    return ok != 0;
+}
+
+}  // namespace rz

@@ -1,0 +1,107 @@
+#pragma once
+// A checkpoint's tensors between the ranks and the files. The files hold whole tensors under Hugging Face's names, in
+// the order of the table, so they do not depend on how many ranks wrote them nor on how many read them:
+//
+//   model.safetensors             parameters, in --dtype
+//   optimizer/master.safetensors  master weights, unless they are the parameters
+//   optimizer/m.safetensors       AdamW's moments
+//   optimizer/v.safetensors
+//
+// Every rank writes and reads what it owns, in parallel; nothing is gathered. Several hosts need a shared file system.
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/process.h"
+#include "llama/checkpoint/checkpoint_store.h"
+#include "llama/model/config.h"
+#include "llama/model/param_table.h"
+#include "llama/checkpoint/safetensors.h"
+#include "zero/zero.h"
+
+namespace rz {
+
+enum class StatePart : int { model, master, m, v, count_ };
+const char* path_of(StatePart);
+
+struct SaveOptions {
+    std::string run_folder;
+    int64_t keep = 2;            // newest checkpoints that stay; 0: all
+    int64_t keep_every = 0;      // of older ones, those whose step is a multiple stay too; 0: none
+    bool background = true;      // write a copy while training goes on; costs the copy's memory. false: training waits
+    std::string tokenizer_from;  // folder or file; empty: none
+    double timeout_s = 600;      // that rank 0 waits for the others' parts
+};
+
+struct SaveReport {
+    int64_t step = -1;
+    std::string folder, error;  // error empty: the checkpoint is there, read back and verified
+    int64_t bytes = 0;
+    double stall_seconds = 0;  // that training waited, on this rank
+    double write_seconds = 0;  // until it was complete
+    bool not_finite = false;   // the error: the state itself holds NaN or infinity
+};
+
+class CheckpointWriter {
+   public:
+    // All arguments outlive this. `compute` is the stream on which the state is final.
+    CheckpointWriter(Process& process, Device device, Stream& compute, const Zero& zero, const ParamTable& table,
+                     const ModelConfig& config, SaveOptions options);
+    ~CheckpointWriter();  // waits for the save under way
+
+    // Collective. Copies the state as it is after the work enqueued so far and writes it. A save still under way is
+    // waited for. What can't be saved (disk full) is reported, not thrown: training goes on, and no half checkpoint
+    // stays. Nor does one of a state that is not finite.
+    void save(Manifest manifest);
+    // Rank 0: what ended since the last call. Never blocks.
+    std::vector<SaveReport> reports();
+    // Collective: waits for the save under way; whether the last one succeeded (false if there was none).
+    bool finish();
+
+   private:
+    struct Job;
+    struct PartFile {
+        StatePart part;
+        DType dtype;
+        SafetensorsLayout layout;
+        int64_t at;  // of this rank's copy, bytes
+    };
+    void plan();
+    std::string prepare();  // rank 0: folder and files; returns what went wrong
+    void take_copy();
+    void write(Job& job);
+    void write_share(Job& job, std::vector<uint64_t>& hashes);
+    void complete(Job& job);
+    void await_parts(Job& job, std::vector<uint64_t>& hashes);
+    void join();
+
+    Process& process_;
+    Device device_;
+    Stream& compute_;
+    const Zero& zero_;
+    const ParamTable& table_;
+    const ModelConfig& config_;
+    SaveOptions options_;
+    CheckpointStore store_;
+    std::vector<OwnedRange> share_;  // of this rank alone
+    std::vector<PartFile> parts_;
+    int64_t copy_bytes_ = 0;
+    Buffer copy_;
+    std::unique_ptr<Job> job_;
+    std::thread thread_;
+    std::vector<SaveReport> reports_;
+    bool last_ok_ = false;
+};
+
+// Collective: reads the state of a checked checkpoint into what each rank owns, and publishes it. Returns what is wrong
+// with the files (the same text on every rank; the state is then undefined, and another checkpoint may be read), or "".
+// `notes` receives a line for every type that was converted.
+std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
+                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes);
+
+// The part of what this rank keeps that it alone writes.
+std::vector<OwnedRange> own_share(const Zero& zero);
+
+}  // namespace rz

@@ -1,0 +1,186 @@
+// Reading a checkpoint (checkpoint.h).
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/base/fault.h"
+#include "llama/checkpoint/finite.h"
+#include "llama/model/hf.h"
+#include "llama/base/sum_hash.h"
+
+namespace rz {
+
+constexpr int64_t kPiece = int64_t(1) << 20;  // elements
+
+namespace {
+
+// One tensor file. Everything it should be is known from the table: its first bytes are compared, nothing in it is
+// believed.
+class PartReader {
+   public:
+    PartReader(const std::string& folder, const ManifestFile& file, const ParamTable& table)
+        : path_(folder + "/" + file.path),
+          dtype_(file.dtype),
+          table_(table),
+          layout_(layout_safetensors(tensor_specs(table, file.dtype))) {
+        fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+        require(fd_ >= 0, "%s: can't be opened: %s", path_.c_str(), std::strerror(errno));
+        struct stat st;
+        require(::fstat(fd_, &st) == 0 && int64_t(st.st_size) == layout_.file_size,
+                "%s: has %lld bytes, the model's tensors need %lld", path_.c_str(), (long long)st.st_size,
+                (long long)layout_.file_size);
+        std::string head(layout_.header.size(), '\0');
+        read_bytes(0, head.data(), int64_t(head.size()));
+        require(head == layout_.header, "%s: its header is not that of this model's tensors in %s", path_.c_str(),
+                safetensors_type(file.dtype).c_str());
+        hashes_.resize(table.tensors().size());
+    }
+    ~PartReader() {
+        if (fd_ >= 0) ::close(fd_);
+    }
+    PartReader(const PartReader&) = delete;
+
+    DType dtype() const { return dtype_; }
+    const std::vector<uint64_t>& hashes() const { return hashes_; }
+
+    // Elements of a tensor as they are stored; counted in the hash if no other rank does.
+    void read(size_t tensor, int64_t first, int64_t count, bool hash, void* out) {
+        const int64_t e = size_of(dtype_);
+        read_bytes(layout_.offsets[tensor] + first * e, out, count * e);
+        if (hash) hashes_[tensor] += sum_hash(out, first, count, e);
+        require_finite(out, first, count, dtype_, path_, table_.tensors()[tensor].name);
+    }
+
+   private:
+    void read_bytes(int64_t offset, void* data, int64_t bytes) {
+        char* p = static_cast<char*>(data);
+        while (bytes > 0) {
+            const int simulated = fault_errno("resume.shard");
+            const ssize_t n = simulated ? -1 : ::pread(fd_, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
+            if (simulated) errno = simulated;
+            if (n < 0 && errno == EINTR) continue;
+            require(n >= 0, "%s: read failed: %s", path_.c_str(), std::strerror(errno));
+            require(n > 0, "%s: ends at byte %lld", path_.c_str(), (long long)offset);
+            p += n, offset += n, bytes -= n;
+        }
+    }
+
+    std::string path_;
+    DType dtype_;
+    const ParamTable& table_;
+    SafetensorsLayout layout_;
+    int fd_ = -1;
+    std::vector<uint64_t> hashes_;
+};
+
+const ManifestFile& tensor_file(const Manifest& manifest, StatePart part, const std::string& folder) {
+    const ManifestFile* f = manifest.find(path_of(part));
+    require(f != nullptr && f->holds_tensors, "%s/%s: the manifest does not list it", folder.c_str(), path_of(part));
+    return *f;
+}
+
+// Where elements of an owned range go.
+struct Target {
+    void* data;
+    DType dtype;
+};
+
+// Reads one range of a file into `to`, converted; with no data only into the hash.
+void read_range(PartReader& reader, const ParamTable& table, const OwnedRange& r, int64_t share_begin,
+                int64_t share_end, Target to, Buffer& stored, Buffer& converted, Stream& stream) {
+    const Unit& unit = table.units()[size_t(r.unit)];
+    for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
+        const Tensor& t = table.tensors()[size_t(i)];
+        const int64_t begin = std::max(r.logical, t.offset),
+                      end = std::min(r.logical + r.elements.size(), t.offset + t.size);
+        for (int64_t at = begin, next; at < end; at = next) {
+            // Pieces end where the own share begins and ends: only it is hashed here.
+            next = std::min(end, at + kPiece);
+            for (const int64_t edge : {r.logical + share_begin, r.logical + share_end})
+                if (edge > at) next = std::min(next, edge);
+            const bool hash = at >= r.logical + share_begin && at < r.logical + share_end;
+            if (!hash && to.data == nullptr) continue;
+            const int64_t count = next - at;
+            reader.read(size_t(i), at - t.offset, count, hash, stored.data());
+            if (to.data == nullptr) continue;
+            const bool same = reader.dtype() == to.dtype;
+            if (!same) convert(stored.data(), reader.dtype(), converted.data(), to.dtype, count, t.name.c_str());
+            stream.copy(static_cast<char*>(to.data) + (at - r.logical) * size_of(to.dtype),
+                        same ? stored.data() : converted.data(), count * size_of(to.dtype));
+            stream.synchronize();  // the buffers are filled again
+        }
+    }
+}
+
+}  // namespace
+
+// The first text of any rank, on all of them.
+static std::string agreed(Process& process, const std::string& own) {
+    const std::vector<std::string> all = process.all_gather_text(own);
+    for (size_t r = 0; r < all.size(); ++r)
+        if (!all[r].empty()) return all.size() > 1 ? format("rank %zu: ", r) + all[r] : all[r];
+    return "";
+}
+
+std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
+                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes) {
+    const ZeroOptions& o = zero.options();
+    const bool has_master = manifest.find(path_of(StatePart::master)) != nullptr;
+    std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
+    for (int p = 0; p < int(StatePart::count_); ++p)
+        if (StatePart(p) != StatePart::master || has_master)
+            order.push_back({StatePart(p), order.size() * table.tensors().size()});
+    std::vector<uint64_t> hashes(order.size() * table.tensors().size(), 0);
+    std::string problem;
+    try {
+        Buffer stored = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being read");
+        Buffer converted = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being converted");
+        for (const auto& [part, at] : order) {
+            PartReader reader(folder, tensor_file(manifest, part, folder), table);
+            const DType want = part == StatePart::m || part == StatePart::v ? o.adam_dtype : o.master_dtype;
+            const bool read = part != StatePart::model || !has_master;
+            if (notes && read && want != reader.dtype())
+                notes->push_back(format("%s: %s is read as %s", path_of(part), safetensors_type(reader.dtype()).c_str(),
+                                        safetensors_type(want).c_str()));
+            for (const OwnedRange& r : zero.owned()) {
+                const std::vector<int64_t> cuts = even_offsets(r.elements.size(), zero.holders(), 256);
+                void* to = !read ? nullptr : part == StatePart::m ? r.m : part == StatePart::v ? r.v : r.master;
+                read_range(reader, table, r, cuts[size_t(zero.holder())], cuts[size_t(zero.holder()) + 1], {to, want},
+                           stored, converted, compute);
+            }
+            std::copy(reader.hashes().begin(), reader.hashes().end(), hashes.begin() + int64_t(at));
+        }
+    } catch (const Error& error) {
+        problem = error.what();
+    }
+    if (const std::string text = agreed(process, problem); !text.empty()) return text;
+
+    std::vector<uint64_t> all(hashes.size() * size_t(process.size())), sums(hashes.size(), 0);
+    process.all_gather(hashes.data(), int64_t(hashes.size()) * 8, all.data());
+    for (size_t i = 0; i < all.size(); ++i) sums[i % sums.size()] += all[i];
+    for (const auto& [part, at] : order) {
+        const ManifestFile& f = tensor_file(manifest, part, folder);
+        for (size_t i = 0; i < table.tensors().size(); ++i) {
+            const std::string& name = table.tensors()[i].name;
+            const auto want = f.tensors.find(name);
+            if (want == f.tensors.end())
+                return format("%s/%s: the manifest has no hash of %s", folder.c_str(), f.path.c_str(), name.c_str());
+            if (want->second != sums[at + i])
+                return format(
+                    "%s/%s: tensor %s has the hash %016llx, the manifest says %016llx: its contents were changed",
+                    folder.c_str(), f.path.c_str(), name.c_str(), (unsigned long long)sums[at + i],
+                    (unsigned long long)want->second);
+        }
+    }
+    zero.publish();
+    compute.synchronize();
+    return "";
+}
+
+}  // namespace rz

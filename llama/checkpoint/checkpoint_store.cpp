@@ -1,0 +1,154 @@
+#include "llama/checkpoint/checkpoint_store.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
+#include "llama/base/fault.h"
+#include "llama/base/sum_hash.h"
+
+namespace rz {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] static void fail_rename(const std::string& to) {
+    const int error = errno;
+    fail("%s: rename failed: %s", to.c_str(), std::strerror(error));
+}
+
+static std::string step_name(int64_t step) { return format("step_%09lld", (long long)step); }
+
+// -1 unless `name` is "step_" and digits.
+static int64_t step_of(const std::string& name) {
+    if (name.rfind("step_", 0) != 0 || name.size() < 6 || name.size() > 5 + 18) return -1;
+    if (name.find_first_not_of("0123456789", 5) != std::string::npos) return -1;
+    const int64_t step = std::stoll(name.substr(5));
+    return step_name(step) == name ? step : -1;  // path() would not find another spelling
+}
+
+std::string CheckpointStore::path(int64_t step) const { return folder_ + "/" + step_name(step); }
+
+std::string CheckpointStore::temporary(int64_t step, const std::string& id) const {
+    return folder_ + "/.tmp-" + step_name(step) + "-" + id;
+}
+
+static std::vector<std::string> names_in(const std::string& folder) {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+        names.push_back(it->path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+std::vector<int64_t> CheckpointStore::steps() const {
+    std::vector<int64_t> steps;
+    for (const std::string& name : names_in(folder_)) {
+        std::error_code none;
+        const int64_t step = step_of(name);
+        if (step >= 0 && fs::exists(folder_ + "/" + name + "/" + kManifestName, none)) steps.push_back(step);
+    }
+    std::sort(steps.begin(), steps.end());
+    return steps;
+}
+
+// Out of the way in one move first: a deletion that is cut short must not leave half a checkpoint under its name.
+void CheckpointStore::remove(const std::string& name) const {
+    std::error_code error;
+    std::string trash = name;
+    if (name[0] != '.') {
+        trash = ".trash-" + name;
+        fs::remove_all(folder_ + "/" + trash, error);
+        fs::rename(folder_ + "/" + name, folder_ + "/" + trash, error);
+        require(!error, "%s/%s: can't be deleted: %s", folder_.c_str(), name.c_str(), error.message().c_str());
+        fsync_folder(folder_);
+    }
+    fs::remove_all(folder_ + "/" + trash, error);
+    require(!error, "%s/%s: can't be deleted: %s", folder_.c_str(), trash.c_str(), error.message().c_str());
+}
+
+void CheckpointStore::clean() const {
+    for (const std::string& name : names_in(folder_))
+        if (name.rfind(".tmp-", 0) == 0 || name.rfind(".trash-", 0) == 0) remove(name);
+}
+
+void CheckpointStore::publish(int64_t step, const std::string& id) const {
+    const std::string from = temporary(step, id), to = path(step);
+    fsync_folder(from);
+    std::error_code none;
+    const bool replaces = fs::exists(to, none);
+    if ((errno = fault_errno("checkpoint.rename")) != 0) fail_rename(to);
+    if (replaces) {
+        constexpr unsigned kExchange = 1 << 1;  // RENAME_EXCHANGE: both names exist at every moment
+        if (::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), kExchange) != 0) {
+            remove(step_name(step));
+            if (::rename(from.c_str(), to.c_str()) != 0) fail_rename(to);
+        }
+    } else if (::rename(from.c_str(), to.c_str()) != 0) {
+        fail_rename(to);
+    }
+    fsync_folder(folder_);
+    fault_point("checkpoint.renamed");
+    if (replaces) fs::remove_all(from, none);
+    try {
+        if ((errno = fault_errno("checkpoint.latest")) != 0) fail_rename(folder_ + "/latest");
+        write_file_atomically(folder_ + "/latest", step_name(step) + "\n");
+    } catch (const Error&) {  // a hint; the checkpoint is there
+    }
+}
+
+void CheckpointStore::collect(int64_t keep, int64_t every) const {
+    if (keep <= 0) return;
+    const std::vector<int64_t> all = steps();
+    for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
+        if (every > 0 && all[size_t(i)] % every == 0) continue;
+        fault_point("checkpoint.gc");
+        remove(step_name(all[size_t(i)]));
+        fault_point("checkpoint.gc.done");
+    }
+}
+
+std::vector<int64_t> CheckpointStore::abandon_after(int64_t step, const std::string& id) const {
+    std::vector<int64_t> moved;
+    for (const int64_t s : steps())
+        if (s > step) {
+            const std::string to = path(s) + "-abandoned-" + id;
+            if (::rename(path(s).c_str(), to.c_str()) != 0) fail_rename(to);
+            moved.push_back(s);
+        }
+    if (!moved.empty()) fsync_folder(folder_);
+    return moved;
+}
+
+Manifest check_checkpoint(const std::string& folder) {
+    const std::string path = folder + "/" + kManifestName;
+    struct stat st;
+    require(::stat(path.c_str(), &st) == 0, "%s: not a checkpoint: it holds no %s", folder.c_str(), kManifestName);
+    require(st.st_size <= 256 << 20, "%s: %lld bytes are too many for a manifest", path.c_str(), (long long)st.st_size);
+    if (const int error = fault_errno("resume.manifest"); error != 0)
+        fail("%s: read failed: %s", path.c_str(), std::strerror(error));
+    const Manifest manifest = Manifest::from_json(read_file(path), path);
+    for (const ManifestFile& f : manifest.files) {
+        const std::string file = folder + "/" + f.path;
+        require(::stat(file.c_str(), &st) == 0, "%s: missing", file.c_str());
+        require(S_ISREG(st.st_mode), "%s: not a file", file.c_str());
+        require(int64_t(st.st_size) == f.bytes, "%s: has %lld bytes, the manifest says %lld", file.c_str(),
+                (long long)st.st_size, (long long)f.bytes);
+        if (f.holds_tensors) continue;
+        const uint64_t hash = text_hash(read_file(file));
+        require(hash == f.hash, "%s: its contents have the hash %016llx, the manifest says %016llx: it was changed",
+                file.c_str(), (unsigned long long)hash, (unsigned long long)f.hash);
+    }
+    return manifest;
+}
+
+}  // namespace rz

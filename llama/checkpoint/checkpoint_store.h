@@ -1,0 +1,51 @@
+#pragma once
+// The folder that holds the checkpoints of one run:
+//
+//   RUN/checkpoints/step_000000300/          model.safetensors, config.json, tokenizer files: opens in transformers as
+//   it lies
+//                                            optimizer/{master,m,v}.safetensors, manifest.json
+//   RUN/checkpoints/latest                   the newest one's name: a hint for people and scripts, never read
+//   RUN/checkpoints/.tmp-step_...-ID         one that is being written
+//   RUN/checkpoints/.trash-...               one that is being deleted
+//   RUN/checkpoints/step_...-abandoned-ID    newer than the one that a run was told to go on from
+//
+// Functions here are for one rank; none is collective.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llama/checkpoint/manifest.h"
+
+namespace rz {
+
+class CheckpointStore {
+   public:
+    explicit CheckpointStore(const std::string& run_folder) : folder_(run_folder + "/checkpoints") {}
+
+    const std::string& folder() const { return folder_; }
+    std::string path(int64_t step) const;
+    std::string temporary(int64_t step, const std::string& id) const;
+    // Steps that have a folder with a manifest, ascending; nothing about them has been checked.
+    std::vector<int64_t> steps() const;
+
+    // Deletes what a killed run left half written or half deleted. Only while no other run uses the folder.
+    void clean() const;
+    // Makes temporary(step, id), complete and synced, the checkpoint of `step`; one of the same step is replaced by it
+    // in one move. Writes `latest`.
+    void publish(int64_t step, const std::string& id) const;
+    // Deletes all but the newest `keep` and every multiple of `every`. keep 0 keeps all, every 0 no multiples.
+    void collect(int64_t keep, int64_t every) const;
+    // Renames checkpoints newer than `step`, so that they are not gone on from; returns their steps.
+    std::vector<int64_t> abandon_after(int64_t step, const std::string& id) const;
+
+   private:
+    void remove(const std::string& name) const;
+    std::string folder_;
+};
+
+// Reads the manifest and compares the sizes of all files and the hashes of the small ones. Throws an Error naming the
+// file, what was expected and what was found.
+Manifest check_checkpoint(const std::string& folder);
+
+}  // namespace rz

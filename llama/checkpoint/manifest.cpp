@@ -1,0 +1,152 @@
+#include "llama/checkpoint/manifest.h"
+
+#include "llama/base/json.h"
+#include "llama/checkpoint/safetensors.h"
+
+namespace rz {
+
+constexpr const char* kFormat = "ringzero checkpoint";
+constexpr int64_t kMost = int64_t(1) << 60;
+
+static std::string hex(uint64_t hash) { return format("%016llx", (unsigned long long)hash); }
+
+static uint64_t parse_hash(const Json& value, const char* key, const std::string& where) {
+    const std::string text = json_string(value, key, where);
+    require(text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
+            "%s: %s: %s is not a hash of 16 hexadecimal digits", where.c_str(), key, json_excerpt(value).c_str());
+    return std::stoull(text, nullptr, 16);
+}
+
+static bool is_inside(const std::string& path) {
+    return !path.empty() && path[0] != '/' && path.find("..") == std::string::npos &&
+           path.find('\\') == std::string::npos && path.find('\0') == std::string::npos && path.size() < 256;
+}
+
+static DType parse_type(const std::string& text, const std::string& where) {
+    for (const DType d : {DType::f32, DType::bf16, DType::f16})
+        if (text == safetensors_type(d)) return d;
+    fail("%s: dtype: \"%s\" is none of F32, BF16, F16", where.c_str(), text.c_str());
+}
+
+const ManifestFile* Manifest::find(std::string_view path) const {
+    for (const ManifestFile& f : files)
+        if (f.path == path) return &f;
+    return nullptr;
+}
+
+std::string Manifest::to_json() const {
+    OrderedJson list = OrderedJson::array();
+    for (const ManifestFile& f : files) {
+        OrderedJson entry = {{"path", f.path}, {"bytes", f.bytes}, {"hash", hex(f.hash)}};
+        if (f.holds_tensors) {
+            entry["dtype"] = safetensors_type(f.dtype);
+            OrderedJson tensors = OrderedJson::object();
+            for (const auto& [name, hash] : f.tensors) tensors[name] = hex(hash);
+            entry["tensors"] = tensors;
+        }
+        list.push_back(entry);
+    }
+    OrderedJson undone = OrderedJson::array();
+    for (const Rollback& r : rollbacks)
+        undone.push_back({{"from", r.from}, {"to", r.to}, {"samples", r.samples}, {"reason", r.reason}});
+    const OrderedJson json = {{"format", kFormat},
+                              {"version", kManifestVersion},
+                              {"run_id", run_id},
+                              {"commit", commit},
+                              {"written_at", written_at},
+                              {"device", device},
+                              {"step", step},
+                              {"updates", updates},
+                              {"samples", samples},
+                              {"tokens", tokens},
+                              {"data_hash", hex(data_hash)},
+                              {"validations", validations},
+                              {"seconds", seconds},
+                              {"rollbacks", undone},
+                              {"ranks", ranks},
+                              {"zero", zero},
+                              {"flags", flags},
+                              {"data", parse_json(data.empty() ? "{}" : data, "data")},
+                              {"guards", parse_json(guards.empty() ? "{}" : guards, "guards")},
+                              {"files", list}};
+    return json.dump(1) + "\n";
+}
+
+static ManifestFile parse_file(const Json& entry, const std::string& where) {
+    require(entry.is_object(), "%s: files: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
+    ManifestFile f;
+    f.path = json_string(json_at(entry, "path", where), "path", where);
+    require(is_inside(f.path), "%s: files: \"%s\" is no path inside the checkpoint", where.c_str(), f.path.c_str());
+    const std::string place = where + ": " + f.path;
+    f.bytes = json_int(json_at(entry, "bytes", place), "bytes", 0, kMost, place);
+    f.hash = parse_hash(json_at(entry, "hash", place), "hash", place);
+    const Json* tensors = json_find(entry, "tensors");
+    if (tensors == nullptr) return f;
+    require(tensors->is_object(), "%s: tensors is not an object", place.c_str());
+    f.holds_tensors = true;
+    f.dtype = parse_type(json_string(json_at(entry, "dtype", place), "dtype", place), place);
+    for (const auto& [name, hash] : tensors->items()) f.tensors[name] = parse_hash(hash, name.c_str(), place);
+    return f;
+}
+
+static Rollback parse_rollback(const Json& entry, const std::string& where) {
+    require(entry.is_object(), "%s: rollbacks: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
+    const std::string place = where + ": rollbacks";
+    const auto get = [&](const char* key) { return json_int(json_at(entry, key, place), key, 0, kMost, place); };
+    return {get("from"), get("to"), get("samples"), json_string(json_at(entry, "reason", place), "reason", place)};
+}
+
+static std::string object_text(const Json& json, const char* key, const std::string& where) {
+    const Json& value = json_at(json, key, where);
+    require(value.is_object(), "%s: %s is not an object", where.c_str(), key);
+    return value.dump();
+}
+
+Manifest Manifest::from_json(std::string_view text, const std::string& where) {
+    const Json json = parse_json(text, where);
+    require(json.is_object(), "%s: not a JSON object", where.c_str());
+    const auto get_text = [&](const char* key) { return json_string(json_at(json, key, where), key, where); };
+    const auto get_int = [&](const char* key, int64_t max) {
+        return json_int(json_at(json, key, where), key, 0, max, where);
+    };
+    require(get_text("format") == kFormat, "%s: its format is \"%s\", not \"%s\"", where.c_str(),
+            get_text("format").c_str(), kFormat);
+    const int64_t version = get_int("version", kMost);
+    require(version == kManifestVersion,
+            "%s: version %lld; this program reads version %d: use the program that wrote it", where.c_str(),
+            (long long)version, kManifestVersion);
+    Manifest m;
+    m.run_id = get_text("run_id");
+    m.commit = get_text("commit");
+    m.written_at = get_text("written_at");
+    m.device = get_text("device");
+    m.step = get_int("step", kMost);
+    // Older manifests do not have it: skipped updates counted then.
+    m.updates = json_find(json, "updates") ? get_int("updates", m.step) : m.step;
+    m.samples = get_int("samples", kMost);
+    m.tokens = get_int("tokens", kMost);
+    m.data_hash = parse_hash(json_at(json, "data_hash", where), "data_hash", where);
+    m.validations = get_int("validations", kMost);
+    m.seconds = json_number(json_at(json, "seconds", where), "seconds", 0, 1e18, where);
+    if (const Json* undone = json_find(json, "rollbacks")) {  // older manifests do not have it
+        require(undone->is_array(), "%s: rollbacks is not a list", where.c_str());
+        for (const Json& entry : *undone) m.rollbacks.push_back(parse_rollback(entry, where));
+    }
+    m.ranks = get_int("ranks", int64_t(1) << 30);
+    m.zero = get_int("zero", 3);
+    const Json& flags = json_at(json, "flags", where);
+    require(flags.is_object(), "%s: flags is not an object", where.c_str());
+    for (const auto& [name, value] : flags.items()) m.flags[name] = json_string(value, name.c_str(), where);
+    m.data = object_text(json, "data", where);
+    m.guards = object_text(json, "guards", where);
+    const Json& files = json_at(json, "files", where);
+    require(files.is_array() && !files.empty(), "%s: files is not a list", where.c_str());
+    for (const Json& entry : files) {
+        m.files.push_back(parse_file(entry, where));
+        require(m.find(m.files.back().path) == &m.files.back(), "%s: files: %s is listed twice", where.c_str(),
+                m.files.back().path.c_str());
+    }
+    return m;
+}
+
+}  // namespace rz

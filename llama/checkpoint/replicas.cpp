@@ -1,0 +1,155 @@
+#include "llama/checkpoint/replicas.h"
+
+#include <algorithm>
+
+#include "llama/train/guards.h"
+#include "llama/base/sum_hash.h"
+
+namespace rz {
+
+static constexpr int64_t kPiece = int64_t(4) << 20;  // elements
+
+static const char* name_of(StatePart part) {
+    switch (part) {
+        case StatePart::model:
+            return "the parameters";
+        case StatePart::master:
+            return "the master weights";
+        case StatePart::m:
+            return "AdamW's m";
+        case StatePart::v:
+            return "AdamW's v";
+        case StatePart::count_:
+            break;
+    }
+    fail("no such part of a state");
+}
+
+static DType type_of(const ZeroOptions& o, StatePart part) {
+    return part == StatePart::model ? o.param_dtype : part == StatePart::master ? o.master_dtype : o.adam_dtype;
+}
+
+// How far apart the ranks are that hold the same: 1 if all do, 0 if no two do.
+static int distance_of_copies(const Mesh& mesh, const Zero& zero, StatePart part) {
+    if (mesh.size() == 1) return 0;
+    const int stage = zero.options().stage;
+    if (stage == 0 || (part == StatePart::model && stage < 3)) return 1;
+    return mesh.replicas() > 1 ? mesh.shard_size() : 0;
+}
+
+bool has_replicas(const Mesh& mesh, const Zero& zero) { return distance_of_copies(mesh, zero, StatePart::model) > 0; }
+
+// Calls visit(data on the device, elements, offset of the first in the flat buffer, unit) for what this rank holds.
+template <class Visit>
+static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
+    if (part == StatePart::model && zero.options().stage < 3) {
+        for (int u = 0; u < int(zero.units().size()); ++u) {
+            const UnitLayout& unit = zero.units()[size_t(u)];
+            visit(static_cast<char*>(const_cast<void*>(zero.gather(u))), unit.padded, unit.offset, u);
+            zero.release(u);
+        }
+        return;
+    }
+    for (const OwnedRange& r : zero.owned()) {
+        void* data = part == StatePart::model    ? r.param
+                     : part == StatePart::master ? r.master
+                     : part == StatePart::m      ? r.m
+                                                 : r.v;
+        visit(static_cast<char*>(data), r.elements.size(), r.logical, r.unit);
+    }
+}
+
+// sum_hash of each tensor, as far as this rank holds it.
+static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& zero, StatePart part,
+                                          const ParamTable& table) {
+    constexpr int64_t kEach = int64_t(1) << 16;
+    const int64_t e = size_of(type_of(zero.options(), part));
+    Buffer staging;
+    if (device.is_cuda()) staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "state being compared");
+    std::vector<uint64_t> hashes(table.tensors().size(), 0);
+    visit_state(zero, part, [&](char* data, int64_t elements, int64_t offset, int u) {
+        const Unit& unit = table.units()[size_t(u)];
+        for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
+            const Tensor& t = table.tensors()[size_t(i)];
+            const int64_t end = std::min(offset + elements, t.offset + t.size);
+            for (int64_t at = std::max(offset, t.offset); at < end; at += kPiece) {
+                const int64_t n = std::min(kPiece, end - at);
+                const char* here = data + (at - offset) * e;
+                if (staging) compute.copy(staging.data(), here, n * e);
+                compute.synchronize();
+                if (staging) here = staging.as<char>();
+                uint64_t sum = 0;
+#pragma omp parallel for reduction(+ : sum) schedule(static)
+                for (int64_t k = 0; k < n; k += kEach)
+                    sum += sum_hash(here + k * e, at - t.offset + k, std::min(kEach, n - k), e);
+                hashes[size_t(i)] += sum;
+            }
+        }
+    });
+    return hashes;
+}
+
+// "rank 1 (hash ...), ..." of the ranks that differ, or "". `all` has a value per rank.
+static std::string odd_ranks(const std::vector<uint64_t>& all, int apart) {
+    std::string text;
+    for (int first = 0; first < apart; ++first) {
+        std::vector<uint64_t> copies;
+        for (size_t r = size_t(first); r < all.size(); r += size_t(apart)) copies.push_back(all[r]);
+        const std::vector<int> odd = odd_ones_out(copies);
+        for (int i : odd) {
+            const int r = first + i * apart;
+            text += format("%srank %d (hash %016llx)", text.empty() ? "" : ", ", r, (unsigned long long)all[size_t(r)]);
+        }
+        if (!odd.empty() && odd.size() == copies.size())
+            text += copies.size() == 2 ? ": one of the two is wrong" : ": no majority";
+    }
+    return text;
+}
+
+// Collective, and only where a part differs: the tensors that do.
+static std::string odd_tensors(Process& process, const std::vector<uint64_t>& own, int apart, const ParamTable& table) {
+    std::vector<uint64_t> all(own.size() * size_t(process.size())), values(static_cast<size_t>(process.size()));
+    process.all_gather(own.data(), int64_t(own.size()) * 8, all.data());
+    constexpr int kNamed = 3;
+    std::string text;
+    int odd = 0;
+    for (size_t i = 0; i < own.size(); ++i) {
+        for (size_t r = 0; r < values.size(); ++r) values[r] = all[r * own.size() + i];
+        if (odd_ranks(values, apart).empty()) continue;
+        if (++odd <= kNamed) text += (text.empty() ? "" : ", ") + table.tensors()[i].name;
+    }
+    return odd > kNamed ? text + format(" and %d more", odd - kNamed) : text;
+}
+
+std::string compare_replicas(Process& process, const Mesh& mesh, Device device, Stream& compute, Zero& zero,
+                             const ParamTable& table) {
+    const ZeroOptions& o = zero.options();
+    std::string text;
+    for (int p = 0; p < int(StatePart::count_); ++p) {
+        const StatePart part = StatePart(p);
+        const int apart = distance_of_copies(mesh, zero, part);
+        if (apart == 0 || (part == StatePart::master && o.master_dtype == o.param_dtype)) continue;
+        const std::vector<uint64_t> own = hash_tensors(device, compute, zero, part, table);
+        const uint64_t hash = sum_hash(own.data(), 0, int64_t(own.size()), 8);
+        std::vector<uint64_t> all(size_t(process.size()));
+        process.all_gather(&hash, sizeof hash, all.data());
+        const std::string ranks = odd_ranks(all, apart);
+        if (ranks.empty()) continue;
+        text += format("%s%s of these ranks are not those that the others hold: %s, in %s", text.empty() ? "" : "; ",
+                       name_of(part), ranks.c_str(), odd_tensors(process, own, apart, table).c_str());
+    }
+    return text;
+}
+
+void damage_state(Stream& compute, Zero& zero, StatePart part, bool nan) {
+    char* last = nullptr;
+    visit_state(zero, part, [&](char* data, int64_t, int64_t, int) { last = data; });
+    uint32_t word = 0;
+    compute.copy(&word, last, 4);
+    compute.synchronize();
+    word = nan ? 0x7fc07fc0u : word ^ 1u << 9;  // fp32's NaN, and two of bf16's
+    compute.copy(last, &word, 4);
+    compute.synchronize();
+}
+
+}  // namespace rz

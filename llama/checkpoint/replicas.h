@@ -1,0 +1,27 @@
+#pragma once
+// Ranks that hold copies of the same state hold the same bits, since every one of them makes the same updates. A
+// difference is a fault of memory, of a device or of this program.
+
+#include <string>
+
+#include "comm/mesh.h"
+#include "comm/process.h"
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/model/param_table.h"
+#include "zero/zero.h"
+
+namespace rz {
+
+// Collective. Compares parameters, master weights and AdamW's moments among the ranks that hold the same: parameters
+// unless they are sliced (ZeRO-3), the rest with ZeRO-0; with hybrid sharding all of it along a column of the mesh. ""
+// if all copies agree; else names what differs, the tensors and the ranks that differ from the majority. Waits for the
+// stream; on CUDA everything that is compared is copied to the host once.
+std::string compare_replicas(Process&, const Mesh&, Device, Stream& compute, Zero&, const ParamTable&);
+
+// Whether anything is held by two ranks.
+bool has_replicas(const Mesh&, const Zero&);
+
+// Spoils one element of a part of the state that this rank holds: flips a bit, or makes it NaN. A fault on request.
+void damage_state(Stream& compute, Zero&, StatePart, bool nan);
+
+}  // namespace rz

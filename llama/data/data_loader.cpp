@@ -1,0 +1,146 @@
+#include "llama/data/data_loader.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/json.h"
+
+namespace rz {
+namespace {
+
+uint64_t mix(uint64_t x) {  // splitmix64's finalizer
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+uint64_t fnv1a(const uint8_t* p, int64_t n, uint64_t hash) {
+    for (int64_t i = 0; i < n; ++i) hash = (hash ^ p[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+uint64_t hash_head_and_tail(const MappedFile& file) {
+    constexpr int64_t kPart = 64 << 10;
+    const int64_t part = std::min(kPart, file.size());
+    const uint64_t head = fnv1a(file.data(), part, 0xcbf29ce484222325ull);
+    return fnv1a(file.data() + file.size() - part, part, head);
+}
+
+}  // namespace
+
+Permutation::Permutation(int64_t n, uint64_t seed, uint64_t epoch) : n_(n) {
+    require(n > 0, "a permutation of %ld elements", n);
+    const int bits = std::max(2, int(std::bit_width(uint64_t(n - 1))));
+    left_bits_ = bits / 2;
+    right_bits_ = bits - left_bits_;
+    uint64_t state = mix(seed + 0x9e3779b97f4a7c15ull) ^ mix(epoch * 0xd1342543de82ef95ull + 1);
+    for (auto& key : keys_) key = mix(state += 0x9e3779b97f4a7c15ull);
+}
+
+int64_t Permutation::operator()(int64_t i) const {
+    const uint64_t left_mask = (1ull << left_bits_) - 1, right_mask = (1ull << right_bits_) - 1;
+    uint64_t x = uint64_t(i);
+    do {
+        uint64_t left = x >> right_bits_, right = x & right_mask;
+        for (int r = 0; r < kRounds; r += 2) {
+            left ^= mix(right ^ keys_[r]) & left_mask;
+            right ^= mix(left ^ keys_[r + 1]) & right_mask;
+        }
+        x = left << right_bits_ | right;
+    } while (x >= uint64_t(n_));
+    return int64_t(x);
+}
+
+DataLoader::DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab, DataOrder order)
+    : shards_(std::move(shards)), T_(T), vocab_(vocab), seed_(seed), order_(order) {
+    require(T > 0, "sequence length %ld; it must be at least 1", T);
+    require(vocab > 0, "a vocabulary of %ld ids", vocab);
+    require(!shards_.empty(), "no data files given");
+    int64_t longest = 0;
+    first_sample_.push_back(0);
+    for (const auto& shard : shards_) {
+        longest = std::max(longest, shard.tokens());
+        tokens_ += shard.tokens();
+        first_sample_.push_back(first_sample_.back() + std::max<int64_t>(0, shard.tokens() - 1) / T);
+    }
+    require(samples() > 0,
+            "%s: the longest of %zu data files has %ld tokens, but one sample of sequence length %ld "
+            "takes %ld; use --seq-len %ld or less, or more data",
+            shards_[0].path().c_str(), shards_.size(), longest, T, T + 1, std::max<int64_t>(longest - 1, 0));
+}
+
+int64_t DataLoader::sample_at(int64_t position) const {
+    require(position >= 0, "data position %ld is negative", position);
+    const int64_t epoch = position / samples(), i = position % samples();
+    if (order_ == DataOrder::kSequential) return i;
+    return Permutation(samples(), seed_, uint64_t(epoch))(i);
+}
+
+void DataLoader::batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const {
+    for (int64_t b = 0; b < count; ++b) {
+        const int64_t sample = sample_at(position + b);
+        const auto next = std::upper_bound(first_sample_.begin(), first_sample_.end(), sample);
+        const int64_t s = next - first_sample_.begin() - 1;
+        const int64_t begin = (sample - first_sample_[s]) * T_;
+        int32_t *in = inputs + b * T_, *out = targets + b * T_;
+        shards_[s].read(begin, T_, vocab_, in);
+        std::memcpy(out, in + 1, size_t(T_ - 1) * sizeof(int32_t));
+        shards_[s].read(begin + T_, 1, vocab_, out + T_ - 1);
+    }
+}
+
+DataFingerprint DataLoader::fingerprint() const {
+    DataFingerprint f{T_, seed_, order_ == DataOrder::kShuffled, {}};
+    for (const auto& shard : shards_)
+        f.shards.push_back({shard.path().substr(shard.path().rfind('/') + 1), shard.file_bytes(), shard.tokens(),
+                            shard.token_bytes(), hash_head_and_tail(shard.file())});
+    return f;
+}
+
+std::string DataFingerprint::to_json() const {
+    Json list = Json::array();
+    for (const auto& s : shards)
+        list.push_back({{"name", s.name},
+                        {"bytes", s.bytes},
+                        {"tokens", s.tokens},
+                        {"token_bytes", s.token_bytes},
+                        {"hash", format("%016lx", s.hash)}});
+    return Json{{"seq_len", seq_len}, {"seed", seed}, {"shuffled", shuffled}, {"shards", list}}.dump();
+}
+
+DataFingerprint DataFingerprint::from_json(std::string_view text) {
+    const char* where = "data fingerprint";
+    const Json json = parse_json(text, where);
+    try {
+        DataFingerprint f{json.at("seq_len"), json.at("seed"), json.at("shuffled"), {}};
+        for (const Json& s : json.at("shards"))
+            f.shards.push_back({s.at("name"), s.at("bytes"), s.at("tokens"), s.at("token_bytes"),
+                                std::stoull(s.at("hash").get<std::string>(), nullptr, 16)});
+        return f;
+    } catch (const std::exception& e) {
+        fail("%s: %s", where, e.what());
+    }
+}
+
+std::string DataFingerprint::difference(const DataFingerprint& now) const {
+    const auto text = [](int64_t v) { return std::to_string(v); };
+    if (seq_len != now.seq_len) return "sequence length was " + text(seq_len) + ", now " + text(now.seq_len);
+    if (seed != now.seed) return "data seed was " + std::to_string(seed) + ", now " + std::to_string(now.seed);
+    if (shuffled != now.shuffled) return "data order was changed between shuffled and sequential";
+    for (size_t i = 0; i < std::min(shards.size(), now.shards.size()); ++i) {
+        const Shard &a = shards[i], &b = now.shards[i];
+        if (a.name != b.name) return "data file " + text(int64_t(i)) + " was " + a.name + ", now " + b.name;
+        if (a.bytes != b.bytes) return b.name + " had " + text(a.bytes) + " bytes, now " + text(b.bytes);
+        if (a.tokens != b.tokens || a.token_bytes != b.token_bytes)
+            return b.name + " had " + text(a.tokens) + " tokens of " + text(a.token_bytes) + " bytes, now " +
+                   text(b.tokens) + " of " + text(b.token_bytes);
+        if (a.hash != b.hash) return b.name + " has the same size but other contents";
+    }
+    if (shards.size() != now.shards.size())
+        return "there were " + text(int64_t(shards.size())) + " data files, now " + text(int64_t(now.shards.size()));
+    return {};
+}
+
+}  // namespace rz

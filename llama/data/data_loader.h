@@ -1,0 +1,86 @@
+#pragma once
+// Samples from token shards, in an order that is a pure function of (seed, position).
+//
+// A sample is a window of T + 1 tokens: T inputs and, one further, T targets. Windows start every T tokens of a
+// shard, never cross shards, and are numbered through all shards in order; a shard of n tokens holds
+// max(0, (n - 1) / T) of them. Epoch e of the training stream is the permutation (seed, e) of all samples, so the
+// state of the loader is one number, `position`, and any rank reads any part of a batch with no other state:
+// the order of the data never depends on how many ranks there are.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llama/data/token_shards.h"
+
+namespace rz {
+
+// A bijection of [0, n) chosen by (seed, epoch), evaluated at one point in O(1) with no table: an 8-round Feistel
+// network over the next power of two, walked until it lands inside [0, n) (Black and Rogaway, "Ciphers with
+// arbitrary finite domains", 2002). Not for cryptography.
+class Permutation {
+   public:
+    Permutation(int64_t n, uint64_t seed, uint64_t epoch);
+    int64_t operator()(int64_t i) const;  // i in [0, n)
+
+   private:
+    static constexpr int kRounds = 8;
+    int64_t n_;
+    int left_bits_, right_bits_;
+    uint64_t keys_[kRounds];
+};
+
+// What the data was, to be stored in a checkpoint and compared when the run goes on.
+struct DataFingerprint {
+    struct Shard {
+        std::string name;  // without folders: a dataset may move
+        int64_t bytes = 0, tokens = 0;
+        int token_bytes = 0;
+        uint64_t hash = 0;  // FNV-1a of the first and last 64 KiB
+        bool operator==(const Shard&) const = default;
+    };
+    int64_t seq_len = 0;
+    uint64_t seed = 0;
+    bool shuffled = true;
+    std::vector<Shard> shards;
+    bool operator==(const DataFingerprint&) const = default;
+
+    std::string to_json() const;
+    static DataFingerprint from_json(std::string_view text);
+    // One line that names the first difference, from the point of view of a run that goes on; empty: none.
+    std::string difference(const DataFingerprint& now) const;
+};
+
+enum class DataOrder { kShuffled, kSequential };
+
+class DataLoader {
+   public:
+    // Throws if no shard holds a window of T + 1 tokens. `vocab` as given to open_shards.
+    DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab,
+               DataOrder order = DataOrder::kShuffled);
+
+    int64_t seq_len() const { return T_; }
+    int64_t samples() const { return first_sample_.back(); }  // in one epoch
+    int64_t tokens() const { return tokens_; }                // in all shards
+    int64_t vocab() const { return vocab_; }
+
+    // Samples [position, position + count) of the endless stream of epochs.
+    //   inputs, targets  (count, T)  targets[b][t] = inputs[b][t + 1]; every id is in [0, vocab)
+    // Throws, naming file and place, at an id outside the vocabulary. Const and safe from several threads.
+    void batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const;
+
+    // The number in [0, samples()) of the sample at `position` of the stream.
+    int64_t sample_at(int64_t position) const;
+
+    DataFingerprint fingerprint() const;
+
+   private:
+    std::vector<TokenShard> shards_;
+    std::vector<int64_t> first_sample_;  // per shard, then the total
+    int64_t T_, vocab_, tokens_ = 0;
+    uint64_t seed_;
+    DataOrder order_;
+};
+
+}  // namespace rz

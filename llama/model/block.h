@@ -1,0 +1,91 @@
+#pragma once
+// One transformer block, forward and backward, on whatever memory it is given:
+//
+//   resid = previous mid + previous branch            (the residual stream at the block's entrance)
+//   h1    = rmsnorm(resid)
+//   qkv   = rope(h1 Wqkv^T),  o = attention(qkv),  branch = o Wo^T
+//   mid   = resid + branch
+//   h2    = rmsnorm(mid)
+//   gate_up = h2 Wgu^T,  branch = swiglu(gate_up) Wdown^T        (added to mid at the next block's entrance)
+//
+// q, k and v projections lie side by side in the flat buffer, so they are one matrix; so do gate and up.
+
+#include "kernels/attention/attention.h"
+#include "llama/model/config.h"
+#include "llama/model/param_table.h"
+
+namespace rz {
+
+// Where a block's tensors begin, in elements from the start of its unit. The same for every block.
+struct BlockOffsets {
+    int64_t norm1, qkv, out, norm2, gate_up, down;
+    explicit BlockOffsets(const ParamTable&);
+};
+
+struct BlockShape {
+    int64_t B, T;                // new rows: N = B * T
+    int64_t first_position = 0;  // > 0 when a cache already holds that many positions (B is 1 then)
+    int64_t rows() const { return B * T; }
+};
+
+// What the backward pass reads again. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim, F = ffn.
+struct BlockActivations {
+    void* resid = nullptr;    // (N, C)
+    void* h1 = nullptr;       // (N, C)
+    void* qkv = nullptr;      // (N, Q) rotated; the rows of a cache start first_position rows before
+    void* o = nullptr;        // (N, heads * head_dim)
+    void* mid = nullptr;      // (N, C)
+    void* h2 = nullptr;       // (N, C)
+    void* gate_up = nullptr;  // (N, 2F)
+    float* rstd1 = nullptr;   // (N)
+    float* rstd2 = nullptr;   // (N)
+    float* lse = nullptr;     // (B, heads, T)
+};
+
+// Memory that lives within one block's pass.
+struct BlockScratch {
+    void* branch = nullptr;     // (N, C)   the block's last output, until the next block adds it
+    void* act = nullptr;        // (N, F)   swiglu output; its gradient in the backward pass
+    void* dqkv = nullptr;       // (N, Q)
+    void* dh = nullptr;         // (N, max(C, heads * head_dim))
+    void* attention = nullptr;  // attention_backward_workspace
+    float* norm = nullptr;      // rmsnorm_backward_scratch(C)
+};
+
+class Block {
+   public:
+    Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
+          const float* sin_table);
+
+    // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
+    // is the unit's parameters.
+    void forward(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const BlockScratch&,
+                 const void* previous_mid) const;
+
+    // dresid (N, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
+    // gradients) is added to. Overwrites a.gate_up. With gate_up_again, gate_up is recomputed first.
+    void backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
+                  void* dresid, bool gate_up_again) const;
+
+    AttentionShape attention_shape(const BlockShape&) const;
+
+   private:
+    void gate_up(Stream&, int64_t N, const char* w, const BlockActivations& a) const;
+    void mlp_backward(Stream&, int64_t N, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
+                      void* dresid) const;
+    void attention_backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a,
+                            const BlockScratch&, void* dresid) const;
+
+    ModelConfig config_;
+    BlockOffsets at_;
+    DType dtype_, grad_dtype_;
+    const float *cos_, *sin_;
+};
+
+// y = x W^T, dx = dy W, dW += dy^T x for a weight stored (out, in), as Hugging Face stores it.
+void linear(Stream&, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType);
+void linear_backward_input(Stream&, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out, DType);
+void linear_backward_weight(Stream&, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out, DType,
+                            DType grad_dtype);
+
+}  // namespace rz

@@ -1,0 +1,310 @@
+#include "llama/model/config.h"
+
+#include <cmath>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/json.h"
+
+namespace rz {
+
+// The bounds keep every product of two fields within 64 bits; larger products are checked.
+constexpr ConfigField kFields[] = {
+    {"dim", "hidden_size", &ModelConfig::dim, 8, 1 << 20, "width of the residual stream, a multiple of 8"},
+    {"layers", "num_hidden_layers", &ModelConfig::layers, 1, 1 << 16, "transformer blocks"},
+    {"heads", "num_attention_heads", &ModelConfig::heads, 1, 1 << 16, "query heads"},
+    {"kv-heads", "num_key_value_heads", &ModelConfig::kv_heads, 1, 1 << 16, "key and value heads; 0: as many as heads"},
+    {"head-dim", "head_dim", &ModelConfig::head_dim, 2, 1 << 16, "width of a head, even; 0: dim / heads"},
+    {"ffn", "intermediate_size", &ModelConfig::ffn, 1, 1 << 24, "width of the MLP"},
+    {"vocab", "vocab_size", &ModelConfig::vocab, 1, INT32_MAX, "token ids are in [0, vocab)"},
+    {"max-seq-len", "max_position_embeddings", &ModelConfig::max_seq_len, 1, INT32_MAX, "longest sequence"},
+};
+
+std::span<const ConfigField> config_fields() { return kFields; }
+
+// "heads (num_attention_heads) = 7"
+static std::string named(const ModelConfig& config, int64_t ModelConfig::*member) {
+    for (const ConfigField& f : kFields)
+        if (f.member == member) return format("%s (%s) = %lld", f.name, f.key, (long long)(config.*member));
+    return "?";
+}
+
+// "4 or 8": the divisors of n next to x.
+static std::string nearest_divisors(int64_t n, int64_t x) {
+    int64_t below = 0, above = 0;
+    for (int64_t d = std::min(x, n); d >= 1 && below == 0; --d)
+        if (n % d == 0) below = d;
+    for (int64_t d = x; d <= n && above == 0; ++d)
+        if (n % d == 0) above = d;
+    return above == 0 || above == below ? std::to_string(below)
+                                        : format("%lld or %lld", (long long)below, (long long)above);
+}
+
+static void require_finite(double x, double min, double max, const char* name) {
+    require(x >= min && x <= max, "%s = %g must be a number from %g to %g", name, x, min, max);
+}
+
+void ModelConfig::resolve() {
+    const auto in_range = [&](const ConfigField& f) {
+        require(this->*f.member >= f.min && this->*f.member <= f.max, "%s must be from %lld to %lld",
+                named(*this, f.member).c_str(), (long long)f.min, (long long)f.max);
+    };
+    for (const ConfigField& f : kFields)
+        if (this->*f.member != 0 || (f.member != &ModelConfig::kv_heads && f.member != &ModelConfig::head_dim))
+            in_range(f);
+    if (kv_heads == 0) kv_heads = heads;
+    require(dim % 8 == 0, "%s must be a multiple of 8: nearest %lld or %lld", named(*this, &ModelConfig::dim).c_str(),
+            (long long)std::max<int64_t>(8, dim / 8 * 8), (long long)round_up(dim, 8));
+    require(dim % heads == 0, "%s does not divide %s: nearest heads %s", named(*this, &ModelConfig::heads).c_str(),
+            named(*this, &ModelConfig::dim).c_str(), nearest_divisors(dim, heads).c_str());
+    require(heads % kv_heads == 0, "%s does not divide %s: nearest kv-heads %s",
+            named(*this, &ModelConfig::kv_heads).c_str(), named(*this, &ModelConfig::heads).c_str(),
+            nearest_divisors(heads, kv_heads).c_str());
+    if (head_dim == 0) head_dim = dim / heads;
+    require(head_dim % 2 == 0, "%s must be even, since RoPE rotates pairs: nearest %lld or %lld",
+            named(*this, &ModelConfig::head_dim).c_str(), (long long)std::max<int64_t>(2, head_dim - 1),
+            (long long)head_dim + 1);
+    require_finite(rope_theta, 1, 1e15, "rope-theta (rope_theta)");
+    require_finite(norm_eps, 0, 1, "norm-eps (rms_norm_eps)");
+    require_finite(init_std, 0, 100, "init-std (initializer_range)");
+    const RopeScaling& s = rope_scaling;
+    require_finite(s.factor, 1, 1e6, "rope_scaling factor");
+    require_finite(s.low_freq_factor, 1e-6, 1e6, "rope_scaling low_freq_factor");
+    require_finite(s.high_freq_factor, 1e-6, 1e6, "rope_scaling high_freq_factor");
+    require(s.high_freq_factor > s.low_freq_factor,
+            "rope_scaling high_freq_factor = %g must exceed low_freq_factor = %g", s.high_freq_factor,
+            s.low_freq_factor);
+    require(s.original_max_position >= 1 && s.original_max_position <= INT32_MAX,
+            "rope_scaling original_max_position_embeddings = %lld must be from 1 to %d",
+            (long long)s.original_max_position, INT32_MAX);
+    // The largest buffer holds 8 bytes per parameter at most.
+    checked_mul(parameter_count(), 8,
+                "the model's size (hidden_size, intermediate_size, num_hidden_layers, vocab_size)");
+}
+
+int64_t ModelConfig::matmul_parameters() const {
+    constexpr const char* kWhat = "parameter count (hidden_size, intermediate_size, num_hidden_layers, vocab_size)";
+    const int64_t attention = checked_mul(dim, checked_add(qkv_rows(), q_rows(), kWhat), kWhat);
+    const int64_t mlp = checked_mul(3 * dim, ffn, kWhat);
+    return checked_add(checked_mul(layers, checked_add(attention, mlp, kWhat), kWhat), checked_mul(vocab, dim, kWhat),
+                       kWhat);
+}
+
+int64_t ModelConfig::parameter_count() const {
+    const int64_t norms = (2 * layers + 1) * dim;
+    return checked_add(checked_add(matmul_parameters(), norms, "parameter count"), tied ? 0 : vocab * dim,
+                       "parameter count");
+}
+
+static std::string human_count(int64_t n) {
+    const double x = double(n);
+    if (x >= 1e9) return format("%.*fB", x < 1e10 ? 2 : 1, x / 1e9);
+    if (x >= 1e6) return format("%.*fM", x < 1e8 ? 1 : 0, x / 1e6);
+    return format("%.1fk", x / 1e3);
+}
+
+std::string summary(const ModelConfig& c) {
+    const std::string kv = c.kv_heads == c.heads ? "" : format(" (%lld kv)", (long long)c.kv_heads);
+    const std::string scaling = c.rope_scaling.factor == 1 ? "" : format(", llama3 rope x%g", c.rope_scaling.factor);
+    return format("%s parameters: dim %lld, %lld layers, %lld heads%s of %lld, ffn %lld, vocab %lld, %s%s",
+                  human_count(c.parameter_count()).c_str(), (long long)c.dim, (long long)c.layers, (long long)c.heads,
+                  kv.c_str(), (long long)c.head_dim, (long long)c.ffn, (long long)c.vocab, c.tied ? "tied" : "untied",
+                  scaling.c_str());
+}
+
+std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b) {
+    std::string out;
+    const auto compare = [&](const char* name, double x, double y) {
+        if (x != y)
+            out += format("%s: %.15g in %.*s, %.15g in %.*s\n", name, x, int(name_a.size()), name_a.data(), y,
+                          int(name_b.size()), name_b.data());
+    };
+    for (const ConfigField& f : kFields)
+        if (f.member != &ModelConfig::max_seq_len) compare(f.name, double(a.*f.member), double(b.*f.member));
+    compare("tied", a.tied, b.tied);
+    compare("norm-eps", a.norm_eps, b.norm_eps);
+    compare("rope-theta", a.rope_theta, b.rope_theta);
+    const RopeScaling &s = a.rope_scaling, &t = b.rope_scaling;
+    compare("rope_scaling factor", s.factor, t.factor);
+    if (s.factor == 1 && t.factor == 1) return out;
+    compare("rope_scaling low_freq_factor", s.low_freq_factor, t.low_freq_factor);
+    compare("rope_scaling high_freq_factor", s.high_freq_factor, t.high_freq_factor);
+    compare("rope_scaling original_max_position_embeddings", double(s.original_max_position),
+            double(t.original_max_position));
+    return out;
+}
+
+// ---- config.json ----
+
+struct RopeSettings {
+    double theta;
+    RopeScaling scaling;
+};
+
+// `object` is rope_scaling (transformers 4) or rope_parameters (5); `name` says which.
+static RopeSettings read_rope(const Json& object, const char* name, double theta, const std::string& where) {
+    require(object.is_object(), "%s: %s = %s must be an object or null", where.c_str(), name,
+            json_excerpt(object).c_str());
+    const std::string inside = where + ": " + name;
+    RopeSettings rope{theta, {}};
+    if (const Json* x = json_find(object, "rope_theta")) rope.theta = json_number(*x, "rope_theta", 1, 1e15, inside);
+    if (const Json* x = json_find(object, "partial_rotary_factor"))
+        require(json_number(*x, "partial_rotary_factor", 0, 1, inside) == 1,
+                "%s: partial_rotary_factor = %s: only 1 is supported", inside.c_str(), json_excerpt(*x).c_str());
+    const Json* type = json_find(object, "rope_type");
+    if (type == nullptr) type = json_find(object, "type");
+    const std::string kind = type == nullptr ? "default" : json_string(*type, "rope_type", inside);
+    if (kind == "default") return rope;
+    require(kind == "llama3", "%s: rope_type \"%s\" is not supported: only \"default\" and \"llama3\" are",
+            inside.c_str(), kind.c_str());
+    const auto number = [&](const char* key, double min) {
+        return json_number(json_at(object, key, inside), key, min, 1e6, inside);
+    };
+    rope.scaling.factor = number("factor", 1);
+    rope.scaling.low_freq_factor = number("low_freq_factor", 1e-6);
+    rope.scaling.high_freq_factor = number("high_freq_factor", 1e-6);
+    constexpr const char* kOriginal = "original_max_position_embeddings";
+    rope.scaling.original_max_position = json_int(json_at(object, kOriginal, inside), kOriginal, 1, INT32_MAX, inside);
+    return rope;
+}
+
+static bool same(const RopeScaling& a, const RopeScaling& b) {
+    return a.factor == b.factor && a.low_freq_factor == b.low_freq_factor && a.high_freq_factor == b.high_freq_factor &&
+           a.original_max_position == b.original_max_position;
+}
+
+static void read_rope(const Json& json, ModelConfig& config, const std::string& where) {
+    double theta = 10000;  // absent from Llama-1 and early Llama-2 files
+    if (const Json* x = json_find(json, "rope_theta")) theta = json_number(*x, "rope_theta", 1, 1e15, where);
+    const Json* legacy = json_find(json, "rope_scaling");
+    const Json* current = json_find(json, "rope_parameters");
+    RopeSettings rope{theta, {}};
+    if (legacy != nullptr) rope = read_rope(*legacy, "rope_scaling", theta, where);
+    if (current != nullptr) {
+        const RopeSettings newer = read_rope(*current, "rope_parameters", theta, where);
+        const bool theta_agrees = json_find(json, "rope_theta") == nullptr || newer.theta == theta;
+        const bool scaling_agrees = legacy == nullptr || same(newer.scaling, rope.scaling);
+        require(theta_agrees && scaling_agrees, "%s: rope_parameters contradicts %s: keep one of them", where.c_str(),
+                theta_agrees ? "rope_scaling" : "rope_theta");
+        rope = newer;
+    }
+    config.rope_theta = rope.theta;
+    config.rope_scaling = rope.scaling;
+}
+
+// Refuses what would compute something else than this program does.
+static void refuse_unsupported(const Json& json, const std::string& where) {
+    const Json* architectures = json_find(json, "architectures");
+    const Json* type = json_find(json, "model_type");
+    require(architectures != nullptr || type != nullptr,
+            "%s: neither architectures nor model_type says what model this is", where.c_str());
+    if (architectures != nullptr) {
+        bool found = false;
+        if (architectures->is_array())
+            for (const Json& name : *architectures) found |= name == "LlamaForCausalLM";
+        require(found, "%s: architectures = %s is not supported: only LlamaForCausalLM is", where.c_str(),
+                json_excerpt(*architectures).c_str());
+    }
+    if (type != nullptr)
+        require(*type == "llama", "%s: model_type = %s is not supported: only \"llama\" is", where.c_str(),
+                json_excerpt(*type).c_str());
+    for (const char* key : {"attention_bias", "mlp_bias", "rope_interleaved"})
+        if (const Json* x = json_find(json, key))
+            require(!json_bool(*x, key, where), "%s: %s = true is not supported", where.c_str(), key);
+    if (const Json* x = json_find(json, "hidden_act"))
+        require(*x == "silu", "%s: hidden_act = %s is not supported: only \"silu\" is", where.c_str(),
+                json_excerpt(*x).c_str());
+    if (const Json* x = json_find(json, "attention_dropout"))
+        require(json_number(*x, "attention_dropout", 0, 1, where) == 0,
+                "%s: attention_dropout = %s is not supported: set it to 0", where.c_str(), json_excerpt(*x).c_str());
+    if (const Json* x = json_find(json, "partial_rotary_factor"))
+        require(json_number(*x, "partial_rotary_factor", 0, 1, where) == 1,
+                "%s: partial_rotary_factor = %s: only 1 is supported", where.c_str(), json_excerpt(*x).c_str());
+    require(json_find(json, "quantization_config") == nullptr,
+            "%s: quantization_config is present: quantised weights are not supported, use the unquantised model",
+            where.c_str());
+}
+
+static int64_t read_token_id(const Json& value, const char* key, const std::string& where) {
+    return std::max<int64_t>(-1, json_int(value, key, INT32_MIN, INT32_MAX, where));  // old files say -1 for none
+}
+
+static void read_token_ids(const Json& json, ModelConfig& config, const std::string& where) {
+    const auto has = [&](const char* key) { return json.contains(key); };
+    const auto id = [&](const char* key) {
+        const Json* x = json_find(json, key);
+        return x == nullptr ? -1 : read_token_id(*x, key, where);
+    };
+    config.bos = has("bos_token_id") ? id("bos_token_id") : 1;
+    config.pad = id("pad_token_id");
+    config.eos.clear();
+    const Json* eos = json_find(json, "eos_token_id");
+    if (eos != nullptr && eos->is_array())
+        for (const Json& x : *eos) config.eos.push_back(read_token_id(x, "eos_token_id", where));
+    else
+        config.eos.push_back(has("eos_token_id") ? id("eos_token_id") : 2);
+    std::erase_if(config.eos, [](int64_t x) { return x < 0; });
+}
+
+ModelConfig config_from_json(std::string_view text, const std::string& where) {
+    const Json json = parse_json(text, where);
+    require(json.is_object(), "%s: expected a JSON object, found %s", where.c_str(), json_excerpt(json).c_str());
+    refuse_unsupported(json, where);
+    ModelConfig config;
+    for (const ConfigField& f : kFields) {
+        const bool derived = f.member == &ModelConfig::kv_heads || f.member == &ModelConfig::head_dim;
+        const bool has_default = f.member == &ModelConfig::max_seq_len;
+        const Json* x = json_find(json, f.key);
+        require(x != nullptr || derived || has_default, "%s: \"%s\" is missing", where.c_str(), f.key);
+        if (x != nullptr) config.*f.member = json_int(*x, f.key, f.min, f.max, where);
+    }
+    config.norm_eps = 1e-6;  // LlamaConfig's default, though every popular file says 1e-5
+    if (const Json* x = json_find(json, "rms_norm_eps")) config.norm_eps = json_number(*x, "rms_norm_eps", 0, 1, where);
+    if (const Json* x = json_find(json, "initializer_range"))
+        config.init_std = json_number(*x, "initializer_range", 0, 100, where);
+    if (const Json* x = json_find(json, "tie_word_embeddings"))
+        config.tied = json_bool(*x, "tie_word_embeddings", where);
+    read_rope(json, config, where);
+    read_token_ids(json, config, where);
+    try {
+        config.resolve();
+    } catch (const Error& e) {
+        fail("%s: %s", where.c_str(), e.what());
+    }
+    return config;
+}
+
+std::string config_to_json(const ModelConfig& c, DType weights) {
+    const auto id = [](int64_t x) { return x < 0 ? OrderedJson(nullptr) : OrderedJson(x); };
+    const char* dtype = weights == DType::f32 ? "float32" : weights == DType::bf16 ? "bfloat16" : "float16";
+    OrderedJson json;
+    json["architectures"] = {"LlamaForCausalLM"};
+    json["model_type"] = "llama";
+    for (const ConfigField& f : kFields) json[f.key] = c.*f.member;
+    json["hidden_act"] = "silu";
+    json["rms_norm_eps"] = c.norm_eps;
+    json["initializer_range"] = c.init_std;
+    json["tie_word_embeddings"] = c.tied;
+    json["attention_bias"] = false;
+    json["mlp_bias"] = false;
+    json["attention_dropout"] = 0.0;
+    json["rope_theta"] = c.rope_theta;
+    if (c.rope_scaling.factor == 1)
+        json["rope_scaling"] = nullptr;
+    else
+        json["rope_scaling"] = {{"rope_type", "llama3"},
+                                {"factor", c.rope_scaling.factor},
+                                {"low_freq_factor", c.rope_scaling.low_freq_factor},
+                                {"high_freq_factor", c.rope_scaling.high_freq_factor},
+                                {"original_max_position_embeddings", c.rope_scaling.original_max_position}};
+    json["bos_token_id"] = id(c.bos);
+    json["eos_token_id"] = c.eos.empty()       ? OrderedJson(nullptr)
+                           : c.eos.size() == 1 ? OrderedJson(c.eos[0])
+                                               : OrderedJson(c.eos);
+    json["pad_token_id"] = id(c.pad);
+    json["use_cache"] = true;
+    json["torch_dtype"] = dtype;
+    json["dtype"] = dtype;
+    return json.dump(2) + "\n";
+}
+
+}  // namespace rz

@@ -1,0 +1,166 @@
+#include "llama/model/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/philox.h"
+#include "kernels/rmsnorm.h"
+#include "llama/model/model.h"
+
+namespace rz {
+
+int32_t choose_token(const std::vector<float>& logits, const Sampling& how, int64_t position) {
+    const auto higher = [&](int32_t a, int32_t b) {
+        return logits[size_t(a)] != logits[size_t(b)] ? logits[size_t(a)] > logits[size_t(b)] : a < b;
+    };
+    std::vector<int32_t> ids(logits.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    if (how.temperature <= 0 || how.top_k == 1) return *std::min_element(ids.begin(), ids.end(), higher);
+
+    if (how.top_k > 0 && size_t(how.top_k) < ids.size()) {
+        std::partial_sort(ids.begin(), ids.begin() + how.top_k, ids.end(), higher);
+        ids.resize(size_t(how.top_k));
+    } else {
+        std::sort(ids.begin(), ids.end(), higher);
+    }
+    std::vector<double> weight(ids.size());
+    const double largest = logits[size_t(ids[0])];
+    for (size_t i = 0; i < ids.size(); ++i) weight[i] = std::exp((logits[size_t(ids[i])] - largest) / how.temperature);
+    double total = std::accumulate(weight.begin(), weight.end(), 0.0);
+    if (how.top_p < 1) {
+        double kept = 0;
+        size_t n = 0;
+        while (n < weight.size() && kept < how.top_p * total) kept += weight[n++];
+        n = std::max<size_t>(n, 1);
+        weight.resize(n);
+        total = kept > 0 ? kept : weight[0];
+    }
+    constexpr uint64_t kSamplingStream = 0x73616d706c65ull;  // apart from the streams that initialise tensors
+    const double draw = philox4x32(how.seed, uint64_t(position), kSamplingStream).w[0] * 0x1p-32 * total;
+    double sum = 0;
+    for (size_t i = 0; i < weight.size(); ++i) {
+        sum += weight[i];
+        if (draw < sum) return ids[i];
+    }
+    return ids[weight.size() - 1];
+}
+
+constexpr int64_t kPrefill = 256;  // positions at a time: bounds the activations, not the prompt
+
+static Block decoder_block(const ModelConfig& c, const ParamTable& t, DType dtype, Device device, Stream& s,
+                           int64_t positions, Buffer& cos_table, Buffer& sin_table) {
+    make_rope_tables(c, positions, device, s, cos_table, sin_table);
+    return Block(c, t, dtype, dtype, cos_table.as<float>(), sin_table.as<float>());
+}
+
+Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Device device, Stream& stream,
+                 ParameterSource& parameters, int64_t max_positions)
+    : config_(c),
+      table_(table),
+      dtype_(dtype),
+      device_(device),
+      stream_(stream),
+      parameters_(parameters),
+      max_positions_(std::min(max_positions, c.max_seq_len)),
+      block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_)) {
+    const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
+    auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
+        return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
+            .data();
+    };
+    for (int64_t l = 0; l < c.layers; ++l)
+        cache_.push_back(take(max_positions_, c.qkv_rows(), e, MemKind::activations, "key and value cache"));
+    a_.resid = take(n, c.dim, e, MemKind::activations, "residual");
+    a_.h1 = take(n, c.dim, e, MemKind::activations, "attention norm");
+    a_.o = take(n, c.q_rows(), e, MemKind::activations, "attention output");
+    a_.mid = take(n, c.dim, e, MemKind::activations, "middle residual");
+    a_.h2 = take(n, c.dim, e, MemKind::activations, "ffn norm");
+    a_.gate_up = take(n, 2 * c.ffn, e, MemKind::activations, "gate and up");
+    a_.rstd1 = static_cast<float*>(take(n, 1, 4, MemKind::activations, "attention rstd"));
+    a_.rstd2 = static_cast<float*>(take(n, 1, 4, MemKind::activations, "ffn rstd"));
+    a_.lse = static_cast<float*>(take(n, c.heads, 4, MemKind::activations, "attention lse"));
+    scratch_.branch = take(n, c.dim, e, MemKind::workspace, "branch output");
+    scratch_.act = take(n, c.ffn, e, MemKind::workspace, "swiglu output");
+    tokens_ = static_cast<int32_t*>(take(n, 1, 4, MemKind::data, "tokens"));
+    logits_ = take(1, c.vocab, e, MemKind::workspace, "logits");
+    logits32_ = static_cast<float*>(take(1, c.vocab, 4, MemKind::workspace, "logits"));
+    host_.resize(size_t(c.vocab));
+}
+
+std::vector<float> Decoder::append(const std::vector<int32_t>& tokens) {
+    require(!tokens.empty(), "generation needs at least one token to start from");
+    require(position_ + int64_t(tokens.size()) <= max_positions_, "%lld tokens do not fit: position %lld of %lld",
+            (long long)tokens.size(), (long long)position_, (long long)max_positions_);
+    for (int32_t t : tokens)
+        require(t >= 0 && t < config_.vocab, "token %d is outside the model's vocabulary of %lld", t,
+                (long long)config_.vocab);
+    const int64_t total = int64_t(tokens.size());
+    for (int64_t first = 0; first < total; first += kPrefill)
+        forward_chunk(tokens.data() + first, std::min(kPrefill, total - first));
+    stream_.copy(host_.data(), logits32_, config_.vocab * 4);
+    stream_.synchronize();
+    return host_;
+}
+
+void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
+    const ModelConfig& c = config_;
+    const int64_t e = size_of(dtype_);
+    stream_.copy(tokens_, tokens, count * 4);
+    embedding_forward(stream_, {.x = a_.resid,
+                                .table = parameters_.gather(0),
+                                .tokens = tokens_,
+                                .N = count,
+                                .C = c.dim,
+                                .V = c.vocab,
+                                .dtype = dtype_});
+    parameters_.release(0);
+    const void* previous_mid = nullptr;
+    for (int64_t l = 0; l < c.layers; ++l) {
+        a_.qkv = static_cast<char*>(cache_[size_t(l)]) + position_ * c.qkv_rows() * e;
+        const int unit = int(l) + 1;
+        block_.forward(stream_, {.B = 1, .T = count, .first_position = position_},
+                       static_cast<const char*>(parameters_.gather(unit)), a_, scratch_, previous_mid);
+        parameters_.release(unit);
+        previous_mid = a_.mid;
+    }
+    const int last = int(c.layers) + 1;
+    const char* w = static_cast<const char*>(parameters_.gather(last));
+    const auto within = [&](const Tensor& t) { return (t.offset - table_.units()[size_t(t.unit)].offset) * e; };
+    rmsnorm_forward(stream_, {.y = a_.h1,
+                              .rstd = a_.rstd1,
+                              .sum = a_.resid,
+                              .x = scratch_.branch,
+                              .residual = previous_mid,
+                              .w = w + within(table_.final_norm()),
+                              .N = count,
+                              .C = c.dim,
+                              .eps = float(c.norm_eps),
+                              .dtype = dtype_});
+    const Tensor& head = table_.head();
+    const char* head_w = static_cast<const char*>(parameters_.gather(head.unit)) + within(head);
+    linear(stream_, logits_, static_cast<char*>(a_.h1) + (count - 1) * c.dim * e, head_w, 1, c.dim, c.vocab, dtype_);
+    if (head.unit != last) parameters_.release(head.unit);
+    parameters_.release(last);
+    cast(stream_, {.out = logits32_, .x = logits_, .n = c.vocab, .out_dtype = DType::f32, .dtype = dtype_});
+    stream_.synchronize();  // the caller's tokens and tokens_ are used again
+    position_ += count;
+}
+
+int64_t generate(Decoder& decoder, const ModelConfig& config, const std::vector<int32_t>& prompt, int64_t max_tokens,
+                 const Sampling& how, const std::function<bool(int32_t)>& emit) {
+    std::vector<float> logits = decoder.append(prompt);
+    int64_t made = 0;
+    while (made < max_tokens) {
+        const int32_t token = choose_token(logits, how, decoder.position());
+        if (std::find(config.eos.begin(), config.eos.end(), int64_t(token)) != config.eos.end()) break;
+        ++made;
+        if (!emit(token) || made == max_tokens || decoder.position() == decoder.max_positions()) break;
+        logits = decoder.append({token});
+    }
+    return made;
+}
+
+}  // namespace rz

@@ -1,0 +1,63 @@
+#pragma once
+// Text from a model: one sequence, a cache of keys and values, and a choice of the next token.
+
+#include <functional>
+#include <vector>
+
+#include "llama/model/block.h"
+#include "zero/zero.h"
+
+namespace rz {
+
+struct Sampling {
+    double temperature = 0.8;  // 0: the likeliest token
+    int64_t top_k = 0;         // 0: all
+    double top_p = 1.0;
+    uint64_t seed = 0;
+};
+
+// The next token: softmax(logits / temperature) cut to top_k, then to the fewest tokens that reach top_p, then drawn
+// with the `position`-th number of the seed's Philox stream. Ties go to the lower id, so the same logits give the same
+// token.
+int32_t choose_token(const std::vector<float>& logits, const Sampling&, int64_t position);
+
+// The forward pass of one sequence, a few tokens at a time. The cache holds rotated qkv rows as the projection writes
+// them, so nothing is copied: attention reads k and v in place.
+class Decoder {
+   public:
+    Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions);
+
+    // Appends tokens (ids below the vocabulary) and returns the logits (V) after the last one. Synchronises.
+    std::vector<float> append(const std::vector<int32_t>& tokens);
+    int64_t position() const { return position_; }
+    int64_t max_positions() const { return max_positions_; }
+    void reset() { position_ = 0; }
+
+   private:
+    void forward_chunk(const int32_t* tokens, int64_t count);
+
+    ModelConfig config_;
+    const ParamTable& table_;
+    DType dtype_;
+    Device device_;
+    Stream& stream_;
+    ParameterSource& parameters_;
+    int64_t max_positions_, position_ = 0;
+    Buffer cos_, sin_;
+    Block block_;
+    std::vector<Buffer> buffers_;
+    std::vector<void*> cache_;  // per layer (max_positions, Q)
+    BlockActivations a_;
+    BlockScratch scratch_;
+    int32_t* tokens_ = nullptr;
+    void* logits_ = nullptr;
+    float* logits32_ = nullptr;
+    std::vector<float> host_;
+};
+
+// Continues `prompt` (not empty) by up to max_tokens, calling emit for each new token; stops after emit returns false,
+// at one of the config's eos ids, or when the positions are used up. Returns the number of new tokens.
+int64_t generate(Decoder&, const ModelConfig&, const std::vector<int32_t>& prompt, int64_t max_tokens, const Sampling&,
+                 const std::function<bool(int32_t)>& emit);
+
+}  // namespace rz

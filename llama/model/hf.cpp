@@ -1,0 +1,303 @@
+#include "llama/model/hf.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "llama/base/json.h"
+
+namespace rz {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kConfig = "config.json";
+constexpr const char* kHead = "lm_head.weight";
+
+static bool is_file(const std::string& path) {
+    std::error_code none;
+    return fs::is_regular_file(path, none);
+}
+static bool is_folder(const std::string& path) {
+    std::error_code none;
+    return fs::is_directory(path, none);
+}
+
+// Of a file whose size is looked at first: a sparse one may claim terabytes.
+static std::string read_text(const std::string& path) {
+    constexpr uintmax_t kLargest = 256 << 20;
+    std::error_code none;
+    const uintmax_t bytes = fs::file_size(path, none);
+    require(none || bytes <= kLargest, "%s: %llu bytes are too many for this file (at most %llu); is it another one?",
+            path.c_str(), (unsigned long long)bytes, (unsigned long long)kLargest);
+    return read_file(path);
+}
+
+static std::string shape_text(const std::vector<int64_t>& shape) {
+    std::string text;
+    for (const int64_t extent : shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
+    return "[" + text + "]";
+}
+
+// ---- finding a model ----
+
+static std::string hub_cache() {
+    const auto env = [](const char* name) {
+        const char* value = std::getenv(name);
+        return std::string(value == nullptr ? "" : value);
+    };
+    if (const std::string s = env("HF_HUB_CACHE"); !s.empty()) return s;
+    if (const std::string s = env("HF_HOME"); !s.empty()) return s + "/hub";
+    if (const std::string s = env("XDG_CACHE_HOME"); !s.empty()) return s + "/huggingface/hub";
+    return env("HOME") + "/.cache/huggingface/hub";
+}
+
+// "org/name": letters, digits, '-', '_' and '.', no part that is only dots.
+static bool is_repo_id(const std::string& s) {
+    const size_t slash = s.find('/');
+    if (slash == std::string::npos || slash == 0 || slash + 1 == s.size()) return false;
+    for (const std::string& part : {s.substr(0, slash), s.substr(slash + 1)})
+        if (part.find_first_not_of('.') == std::string::npos) return false;
+    return std::all_of(s.begin(), s.end(), [&](const char& c) {
+        return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.' || &c == &s[slash];
+    });
+}
+
+static std::string download_command(const std::string& repo) {
+    const std::string name = repo.substr(repo.find('/') + 1);
+    return format(
+        "  hf download %s --include \"*.json\" \"*.safetensors\" \"tokenizer*\"\n"
+        "or, without Python, into a folder that you then name instead (a sharded model has %s and the files it "
+        "lists):\n"
+        "  for f in config.json generation_config.json tokenizer.json tokenizer_config.json %s; do\n"
+        "    curl -fL --create-dirs -o %s/$f https://huggingface.co/%s/resolve/main/$f; done",
+        repo.c_str(), kIndex, kWeights, name.c_str(), repo.c_str());
+}
+
+static std::string trimmed(std::string s) {
+    const size_t first = s.find_first_not_of(" \t\r\n"), last = s.find_last_not_of(" \t\r\n");
+    return first == std::string::npos ? "" : s.substr(first, last - first + 1);
+}
+
+static std::string resolve_repo(const std::string& repo, const std::string& revision) {
+    std::string folder = "models--" + repo;
+    folder.replace(folder.find('/'), 1, "--");
+    const std::string root = hub_cache() + "/" + folder;
+    require(is_folder(root), "%s: no such folder, and no such repo in the Hugging Face cache (%s). Fetch it with\n%s",
+            repo.c_str(), hub_cache().c_str(), download_command(repo).c_str());
+    std::string snapshot = revision;
+    if (is_file(root + "/refs/" + revision)) snapshot = trimmed(read_text(root + "/refs/" + revision));
+    require(!snapshot.empty() && snapshot.find('/') == std::string::npos && snapshot[0] != '.',
+            "%s: refs/%s names no snapshot", root.c_str(), revision.c_str());
+    const std::string path = root + "/snapshots/" + snapshot;
+    require(is_file(path + "/" + kConfig), "%s: the cache has no config.json of revision %s (%s). Fetch it with\n%s",
+            repo.c_str(), revision.c_str(), path.c_str(), download_command(repo).c_str());
+    return path;
+}
+
+std::string resolve_model(const std::string& spec) {
+    if (is_folder(spec)) {
+        require(is_file(spec + "/" + kConfig), "%s: holds no config.json, so it is not a Hugging Face model",
+                spec.c_str());
+        return spec;
+    }
+    if (is_file(spec)) {
+        const std::string file = fs::path(spec).filename();
+        require(file == kConfig || file == kWeights || file == kIndex,
+                "%s: name the model's folder, or its %s, %s or %s", spec.c_str(), kConfig, kWeights, kIndex);
+        return resolve_model(parent_folder(spec));
+    }
+    const size_t at = spec.find('@');
+    const std::string repo = spec.substr(0, at);
+    require(is_repo_id(repo), "%s: no such folder or file, and not a repo id of the form org/name", spec.c_str());
+    const std::string revision = at == std::string::npos ? "main" : spec.substr(at + 1);
+    require(!revision.empty() && revision.find('/') == std::string::npos && revision[0] != '.',
+            "%s: bad revision \"%s\"", spec.c_str(), revision.c_str());
+    return resolve_repo(repo, revision);
+}
+
+ModelConfig load_config(const std::string& folder) {
+    const std::string path = folder + "/" + kConfig;
+    return config_from_json(read_text(path), path);
+}
+
+// ---- reading ----
+
+std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& path) {
+    const Json json = parse_json(text, path);
+    const Json& map = json_at(json, "weight_map", path);
+    require(map.is_object() && !map.empty(), "%s: weight_map must be an object of tensor and file names", path.c_str());
+    std::map<std::string, std::string> files;
+    for (const auto& [tensor, value] : map.items()) {
+        const std::string file = json_string(value, tensor.c_str(), path);
+        const bool plain = !file.empty() && file.find_first_of("/\\") == std::string::npos &&
+                           file.find("..") == std::string::npos && file.find('\0') == std::string::npos;
+        require(plain, "%s: weight_map places %s in %s: only plain file names of the same folder are allowed",
+                path.c_str(), tensor.c_str(), json_excerpt(value).c_str());
+        files[tensor] = file;
+    }
+    return files;
+}
+
+void HfWeights::open_shards(const std::string& folder) {
+    const std::map<std::string, std::string> index =
+        parse_weight_map(read_text(folder + "/" + kIndex), folder + "/" + kIndex);
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : index) names.insert(file);
+    std::map<std::string, const Safetensors*> open;
+    files_.reserve(names.size());  // places_ points into it
+    for (const std::string& file : names) {
+        if (!is_file(folder + "/" + file)) {
+            problems_.push_back("missing file: " + file + ", which the index lists");
+            continue;
+        }
+        files_.emplace_back(folder + "/" + file);
+        open[file] = &files_.back();
+        for (const StoredTensor& t : files_.back().tensors()) {
+            const auto it = index.find(t.name);
+            if (it == index.end())
+                problems_.push_back("not in the index: " + t.name + ", stored in " + file);
+            else if (it->second != file)
+                problems_.push_back("stored in " + file + ": " + t.name + ", which the index places in " + it->second);
+        }
+    }
+    for (const auto& [tensor, file] : index)
+        if (open.count(file) && open[file]->find(tensor) == nullptr)
+            problems_.push_back("not in " + file + ": " + tensor + ", which the index places there");
+}
+
+void HfWeights::index_tensors() {
+    for (const Safetensors& file : files_)
+        for (const StoredTensor& t : file.tensors()) {
+            const auto [it, is_new] = places_.emplace(t.name, Place{&file, &t});
+            if (!is_new)
+                problems_.push_back("stored twice: " + t.name + ", in " + it->second.file->path() + " and " +
+                                    file.path());
+        }
+}
+
+void HfWeights::compare_with(const ParamTable& table) {
+    int64_t elements[3] = {};
+    for (const Tensor& t : table.tensors()) {
+        const auto it = places_.find(t.name);
+        if (it == places_.end()) {
+            const char* hint =
+                t.name == kHead ? "; if the head is the embedding, config.json must say tie_word_embeddings" : "";
+            problems_.push_back("missing: " + t.name + " " + shape_text(t.shape) + hint);
+            continue;
+        }
+        const StoredTensor& stored = *it->second.tensor;
+        if (stored.shape != t.shape)
+            problems_.push_back("wrong shape: " + t.name + " is " + shape_text(stored.shape) +
+                                ", config.json makes it " + shape_text(t.shape));
+        if (!stored.dtype())
+            problems_.push_back("wrong type: " + t.name + " is " + stored.type +
+                                ", only F32, BF16 and F16 are weights");
+        else
+            elements[int(*stored.dtype())] += t.size;
+    }
+    for (const Safetensors& file : files_)
+        for (const StoredTensor& t : file.tensors()) {
+            const bool ignored = t.name.ends_with(".rotary_emb.inv_freq") || (table.tied() && t.name == kHead);
+            if (table.find(t.name) == nullptr && !ignored)
+                problems_.push_back("unexpected: " + t.name + " " + t.type + " " + shape_text(t.shape));
+        }
+    dtype_ = DType(std::max_element(elements, elements + 3) - elements);
+}
+
+void HfWeights::check_stored_head(const ParamTable& table) {
+    const auto it = places_.find(kHead);
+    if (!table.tied() || it == places_.end()) return;
+    const Place& head = it->second;
+    const Place& embedding = place(table.embedding());
+    const bool same = head.tensor->type == embedding.tensor->type && head.tensor->shape == embedding.tensor->shape &&
+                      !std::memcmp(head.file->data(*head.tensor), embedding.file->data(*embedding.tensor),
+                                   size_t(head.tensor->bytes()));
+    if (!same)
+        warnings_.push_back(head.file->path() +
+                            ": lm_head.weight differs from the embedding and is ignored, since config.json says "
+                            "tie_word_embeddings");
+}
+
+HfWeights::HfWeights(const std::string& folder, const ParamTable& table) {
+    if (is_file(folder + "/" + kWeights))
+        files_.emplace_back(folder + "/" + kWeights);
+    else if (is_file(folder + "/" + kIndex))
+        open_shards(folder);
+    else
+        fail(
+            "%s: holds neither %s nor %s%s", folder.c_str(), kWeights, kIndex,
+            is_file(folder + "/pytorch_model.bin") || is_file(folder + "/pytorch_model.bin.index.json")
+                ? ", only pytorch_model.bin: load it in transformers and call save_pretrained, which writes safetensors"
+                : "");
+    index_tensors();
+    compare_with(table);
+    if (!problems_.empty()) {
+        constexpr size_t kShown = 40;
+        std::string list;
+        for (size_t i = 0; i < std::min(problems_.size(), kShown); ++i) list += "\n  " + problems_[i];
+        if (problems_.size() > kShown) list += format("\n  and %zu more", problems_.size() - kShown);
+        fail("%s: the weights do not match the model (%zu problems):%s", folder.c_str(), problems_.size(),
+             list.c_str());
+    }
+    check_stored_head(table);
+}
+
+const HfWeights::Place& HfWeights::place(const Tensor& t) const {
+    const auto it = places_.find(t.name);
+    require(it != places_.end(), "%s: not a tensor of this model", t.name.c_str());
+    return it->second;
+}
+
+DType HfWeights::stored_dtype(const Tensor& t) const { return *place(t).tensor->dtype(); }
+
+void HfWeights::read(const Tensor& t, int64_t first, int64_t count, DType dtype, void* out) const {
+    const Place& p = place(t);
+    p.file->read(*p.tensor, first, count, dtype, out);
+}
+
+// ---- writing ----
+
+std::vector<TensorSpec> tensor_specs(const ParamTable& table, DType dtype) {
+    std::vector<TensorSpec> specs;
+    for (const Tensor& t : table.tensors()) specs.push_back({t.name, safetensors_type(dtype), t.shape});
+    return specs;
+}
+
+void save_model(const std::string& folder, const ModelConfig& config, const ParamTable& table, DType dtype,
+                const WeightSource& source, const std::string& tokenizer_from) {
+    constexpr int64_t kPiece = 1 << 22;  // elements
+    make_folder(folder);
+    require(!is_file(folder + "/" + kIndex), "%s: holds a sharded model (%s): choose another folder", folder.c_str(),
+            kIndex);
+    if (!tokenizer_from.empty()) copy_tokenizer_files(tokenizer_from, folder);
+    SafetensorsWriter writer(folder + "/" + kWeights, tensor_specs(table, dtype));
+    int64_t largest = 0;
+    for (const Tensor& t : table.tensors()) largest = std::max(largest, std::min(t.size, kPiece));
+    std::vector<char> piece(size_t(largest * size_of(dtype)));
+    for (size_t i = 0; i < table.tensors().size(); ++i) {
+        const Tensor& t = table.tensors()[i];
+        for (int64_t first = 0; first < t.size; first += kPiece) {
+            const int64_t count = std::min(kPiece, t.size - first);
+            source(t, first, count, piece.data());
+            writer.write(i, first * size_of(dtype), piece.data(), count * size_of(dtype));
+        }
+    }
+    writer.commit();
+    write_file_atomically(folder + "/" + kConfig, config_to_json(config, dtype));
+}
+
+void copy_tokenizer_files(const std::string& from, const std::string& to) {
+    const std::string folder = is_folder(from) ? from : parent_folder(from);
+    require(is_folder(folder), "%s: no such folder to copy the tokenizer from", folder.c_str());
+    for (const char* file :
+         {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+          "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"})
+        if (is_file(folder + "/" + file)) copy_file_atomically(folder + "/" + file, to + "/" + file);
+}
+
+}  // namespace rz

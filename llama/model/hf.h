@@ -1,0 +1,80 @@
+#pragma once
+// Hugging Face model folders: config.json and safetensors under Hugging Face's tensor names, in one file or in shards.
+// Import and export copy bytes: RoPE runs in the same half-rotated layout, so no weight is permuted.
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "llama/model/config.h"
+#include "llama/model/param_table.h"
+#include "llama/checkpoint/safetensors.h"
+
+namespace rz {
+
+// The folder that `spec` means: a folder with a config.json; the path of a config.json, model.safetensors or
+// model.safetensors.index.json; or a repo id "org/name", optionally "@revision", in the local Hugging Face cache
+// ($HF_HUB_CACHE, $HF_HOME/hub, $XDG_CACHE_HOME/huggingface/hub, ~/.cache/huggingface/hub: the first that is set).
+// Nothing is downloaded: if the repo is not there, the error has the command that fetches it.
+std::string resolve_model(const std::string& spec);
+
+// The folder's config.json, resolved.
+ModelConfig load_config(const std::string& folder);
+
+// The weight_map of a model.safetensors.index.json: tensor -> file. Refuses names that are no plain file names.
+std::map<std::string, std::string> parse_weight_map(std::string_view json, const std::string& where);
+
+// A folder's weights, checked against a table before any is read.
+class HfWeights {
+   public:
+    // Throws one error with the whole list of what is wrong: tensors that are missing, unexpected, of another shape, of
+    // a type that is no weight, or stored twice; shards that are missing or not what the index says.
+    // "*.rotary_emb.inv_freq" of old files is ignored. A tied model may carry lm_head.weight; a warning says if it is
+    // not the embedding.
+    HfWeights(const std::string& folder, const ParamTable&);
+
+    const std::vector<std::string>& warnings() const { return warnings_; }
+    DType stored_dtype(const Tensor&) const;
+    // The type of all weights, or of most parameters if they are mixed: what an export should use.
+    DType dtype() const { return dtype_; }
+
+    // Elements [first, first + count) of a tensor of the table, converted. Any thread.
+    void read(const Tensor&, int64_t first, int64_t count, DType, void* out) const;
+
+   private:
+    struct Place {
+        const Safetensors* file;
+        const StoredTensor* tensor;
+    };
+    void open_shards(const std::string& folder);
+    void index_tensors();
+    void compare_with(const ParamTable&);
+    void check_stored_head(const ParamTable&);
+    const Place& place(const Tensor&) const;
+
+    std::vector<Safetensors> files_;
+    std::unordered_map<std::string, Place> places_;
+    std::vector<std::string> problems_, warnings_;
+    DType dtype_ = DType::f32;
+};
+
+// Writes elements [first, first + count) of the tensor to `out`, in the type that is being saved. Called for every
+// tensor once, in order, piece by piece.
+using WeightSource = std::function<void(const Tensor&, int64_t first, int64_t count, void* out)>;
+
+// Writes model.safetensors and config.json into `folder` (made if need be), each whole or not at all, and copies the
+// tokenizer's files from `tokenizer_from` if that is not empty. Refuses a folder with another model's index of shards.
+void save_model(const std::string& folder, const ModelConfig&, const ParamTable&, DType, const WeightSource&,
+                const std::string& tokenizer_from = "");
+
+// `from` is a folder or a file in it. Copies what there is of tokenizer.json, tokenizer.model, generation_config.json
+// and their like.
+void copy_tokenizer_files(const std::string& from, const std::string& to);
+
+// The tensors of `table` as one safetensors file would hold them, in table order.
+std::vector<TensorSpec> tensor_specs(const ParamTable&, DType);
+
+}  // namespace rz

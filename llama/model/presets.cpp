@@ -1,0 +1,107 @@
+#include "llama/model/presets.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+struct Shape {
+    int64_t dim, ffn, layers, heads, kv_heads, vocab;
+};
+
+static ModelConfig make(const Shape& s, bool tied, int64_t max_seq_len, double theta, int64_t bos, int64_t eos) {
+    ModelConfig c;
+    c.dim = s.dim, c.ffn = s.ffn, c.layers = s.layers, c.heads = s.heads, c.kv_heads = s.kv_heads, c.vocab = s.vocab;
+    c.tied = tied;
+    c.max_seq_len = max_seq_len;
+    c.rope_theta = theta;
+    c.bos = bos;
+    if (eos >= 0) c.eos = {eos};
+    return c;
+}
+
+static ModelConfig smollm2(const Shape& s, double theta) {
+    ModelConfig c = make(s, true, 8192, theta, 0, 0);
+    if (s.dim == 576) c.init_std = 1.0 / 24;
+    return c;
+}
+
+static ModelConfig llama3(const Shape& s, bool tied, double factor) {
+    ModelConfig c = make(s, tied, 131072, 5e5, 128000, 128001);
+    c.rope_scaling = {.factor = factor, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position = 8192};
+    return c;
+}
+
+std::span<const Preset> presets() {
+    // clang-format off
+    //                                dim   ffn  layers heads kv  vocab
+    static const std::vector<Preset> all = {
+        {"bytes", make({256, 688, 4, 8, 4, 512}, false, 2048, 1e4, -1, -1),
+         "quickstart: bytes of text, minutes on two cores"},
+        {"tiny", make({512, 1280, 5, 8, 4, 32000}, false, 2048, 1e4, 1, 2), "~46M"},
+        {"small", make({1024, 2560, 24, 16, 4, 32000}, false, 2048, 1e4, 1, 2), "~318M"},
+        {"medium", make({2048, 6144, 24, 16, 8, 32000}, false, 4096, 1e4, 1, 2), "~1.34B"},
+        {"gpt2-124m", make({768, 2048, 12, 12, 12, 50304}, true, 1024, 1e4, 50256, 50256), "a LLaMA of GPT-2's size"},
+        {"gpt2-355m", make({1024, 2752, 24, 16, 16, 50304}, true, 1024, 1e4, 50256, 50256),
+         "a LLaMA of GPT-2 medium's size"},
+        {"smollm2-135m", smollm2({576, 1536, 30, 9, 3, 49152}, 1e5), "HuggingFaceTB/SmolLM2-135M"},
+        {"smollm2-360m", smollm2({960, 2560, 32, 15, 5, 49152}, 1e5), "HuggingFaceTB/SmolLM2-360M"},
+        {"smollm2-1.7b", smollm2({2048, 8192, 24, 32, 32, 49152}, 130000), "HuggingFaceTB/SmolLM2-1.7B"},
+        {"tinyllama-1.1b", make({2048, 5632, 22, 32, 4, 32000}, false, 2048, 1e4, 1, 2), "TinyLlama-1.1B"},
+        {"llama3.2-1b", llama3({2048, 8192, 16, 32, 8, 128256}, true, 32), "meta-llama/Llama-3.2-1B"},
+        {"llama3.2-3b", llama3({3072, 8192, 28, 24, 8, 128256}, true, 32), "meta-llama/Llama-3.2-3B"},
+        {"llama3.1-8b", llama3({4096, 14336, 32, 32, 8, 128256}, false, 8), "meta-llama/Llama-3.1-8B"},
+        {"llama3.1-70b", llama3({8192, 28672, 80, 64, 8, 128256}, false, 8), "meta-llama/Llama-3.1-70B"},
+        {"llama3.1-405b", llama3({16384, 53248, 126, 128, 8, 128256}, false, 8), "meta-llama/Llama-3.1-405B"},
+    };
+    // clang-format on
+    return all;
+}
+
+// Levenshtein distance.
+static size_t edits(std::string_view a, std::string_view b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+std::string nearest_name(std::string_view text, std::span<const std::string> candidates) {
+    const auto best = std::min_element(candidates.begin(), candidates.end(),
+                                       [&](const auto& a, const auto& b) { return edits(text, a) < edits(text, b); });
+    return best == candidates.end() ? "" : *best;
+}
+
+const Preset& find_preset(std::string_view name) {
+    std::vector<std::string> names;
+    for (const Preset& p : presets()) {
+        if (name == p.name) return p;
+        names.push_back(p.name);
+    }
+    std::string list;
+    for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
+    fail("no preset is called \"%.*s\": nearest is %s; there are %s", int(name.size()), name.data(),
+         nearest_name(name, names).c_str(), list.c_str());
+}
+
+std::string preset_table() {
+    std::string out;
+    for (const Preset& p : presets()) {
+        ModelConfig c = p.config;
+        c.resolve();
+        out += format("%-15s %s%s%s\n", p.name, summary(c).c_str(), *p.about ? "  # " : "", p.about);
+    }
+    return out;
+}
+
+}  // namespace rz

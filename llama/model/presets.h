@@ -1,0 +1,29 @@
+#pragma once
+// Architectures by name, for training from scratch. Loading never uses them: a model's own config.json is the only
+// truth.
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "llama/model/config.h"
+
+namespace rz {
+
+struct Preset {
+    const char* name;
+    ModelConfig config;  // not resolved: head_dim follows dim and heads if those are overridden
+    const char* about;
+};
+std::span<const Preset> presets();
+
+// Throws naming the nearest preset if there is none of this name. Override fields, then call resolve().
+const Preset& find_preset(std::string_view name);
+
+// The candidate with the fewest edits to `text`, for error messages; empty if there are none.
+std::string nearest_name(std::string_view text, std::span<const std::string> candidates);
+
+// One line per preset: name, parameters, shape, remark.
+std::string preset_table();
+
+}  // namespace rz

@@ -1,0 +1,150 @@
+#include "llama/report/event_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
+
+namespace rz {
+namespace {
+
+constexpr std::array<uint32_t, 256> make_crc_table() {
+    std::array<uint32_t, 256> table{};
+    for (uint32_t i = 0; i < 256; ++i) {
+        uint32_t c = i;
+        for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ (c & 1 ? 0x82f63b78u : 0);  // Castagnoli, reflected
+        table[i] = c;
+    }
+    return table;
+}
+
+uint32_t masked_crc(std::string_view bytes) {
+    const uint32_t c = crc32c(bytes);
+    return std::rotr(c, 15) + 0xa282ead8u;
+}
+
+template <class T>
+void put_raw(std::string& out, T value) {
+    out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void put_varint(std::string& out, uint64_t value) {
+    for (; value >= 0x80; value >>= 7) out.push_back(char(value | 0x80));
+    out.push_back(char(value));
+}
+
+// protobuf wire types
+enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+void put_tag(std::string& out, int field, Wire wire) { put_varint(out, uint64_t(field) << 3 | wire); }
+void put_bytes(std::string& out, int field, std::string_view bytes) {
+    put_tag(out, field, kBytes);
+    put_varint(out, bytes.size());
+    out.append(bytes);
+}
+
+std::string event_begin(double wall, int64_t step) {
+    std::string event;
+    put_tag(event, 1, kFixed64);
+    put_raw(event, wall);
+    if (step != 0) {
+        put_tag(event, 2, kVarint);
+        put_varint(event, uint64_t(step));
+    }
+    return event;
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+uint32_t crc32c(std::string_view bytes) {
+    static constexpr auto kTable = make_crc_table();
+    uint32_t c = ~0u;
+    for (const char b : bytes) c = (c >> 8) ^ kTable[(c ^ uint8_t(b)) & 0xff];
+    return ~c;
+}
+
+std::string event_version(double wall) {
+    std::string event = event_begin(wall, 0);
+    put_bytes(event, 3, "brain.Event:2");
+    return event;
+}
+
+std::string event_session_start(double wall, int64_t step) {
+    std::string event = event_begin(wall, step);
+    put_bytes(event, 7, "\x08\x01");  // SessionLog { status: START }
+    return event;
+}
+
+std::string event_scalars(double wall, int64_t step, const std::vector<EventFile::Scalar>& scalars) {
+    std::string summary;
+    for (const auto& [tag, value] : scalars) {
+        std::string one;
+        put_bytes(one, 1, tag);
+        put_tag(one, 2, kFixed32);
+        put_raw(one, value);
+        put_bytes(summary, 1, one);
+    }
+    std::string event = event_begin(wall, step);
+    put_bytes(event, 5, summary);
+    return event;
+}
+
+std::string event_record(std::string_view event) {
+    std::string length, record;
+    put_raw(length, uint64_t(event.size()));
+    record = length;
+    put_raw(record, masked_crc(length));
+    record += event;
+    put_raw(record, masked_crc(event));
+    return record;
+}
+
+EventFile::EventFile(const std::string& folder, int64_t step) {
+    char host[256] = "localhost";
+    ::gethostname(host, sizeof host - 1);
+    make_folder(folder);
+    const double wall = now();
+    for (int uid = 0; fd_ < 0; ++uid) {
+        path_ = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host,
+                       int(::getpid()), uid);
+        fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+        require(fd_ >= 0 || errno == EEXIST, "%s: cannot be created: %s", path_.c_str(), std::strerror(errno));
+    }
+    if (append(event_record(event_version(wall)) + event_record(event_session_start(wall, step)))) return;
+    const int error = errno;
+    ::close(fd_);
+    fail("%s: cannot be written: %s", path_.c_str(), std::strerror(error));
+}
+
+EventFile::~EventFile() { ::close(fd_); }
+
+bool EventFile::append(const std::string& record) {
+    const off_t before = ::lseek(fd_, 0, SEEK_END);
+    size_t done = 0;
+    while (done < record.size()) {
+        const ssize_t n = ::write(fd_, record.data() + done, record.size() - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        done += size_t(n);
+    }
+    if (done == record.size()) return true;
+    const int error = errno;
+    if (before < 0 || ::ftruncate(fd_, before) != 0)
+        ::lseek(fd_, 0, SEEK_END);  // a torn record is all that can be left
+    errno = error;
+    return false;
+}
+
+bool EventFile::write(int64_t step, const std::vector<Scalar>& scalars) {
+    return scalars.empty() || append(event_record(event_scalars(now(), step, scalars)));
+}
+
+}  // namespace rz

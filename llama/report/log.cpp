@@ -1,0 +1,168 @@
+#include "llama/report/log.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+
+#include "kernels/runtime/check.h"
+#include "kernels/runtime/memory.h"
+#include "llama/base/atomic_file.h"
+#include "llama/base/fault.h"
+#include "llama/report/plot.h"
+
+namespace rz {
+
+std::string duration(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0) return "?";
+    const long long s = std::llround(seconds);
+    if (s < 60) return format("%llds", s);
+    if (s < 3600) return format("%lldm%02llds", s / 60, s % 60);
+    if (s < 86400) return format("%lldh%02lldm", s / 3600, s / 60 % 60);
+    return format("%lldd%02lldh", s / 86400, s / 3600 % 24);
+}
+
+static std::string short_number(double x) {
+    if (x >= 1e6) return format("%.2fM", x / 1e6);
+    if (x >= 1e4) return format("%.1fk", x / 1e3);
+    return format("%.0f", x);
+}
+
+static std::string rate(double flops) {
+    return flops >= 1e12 ? format("%.1f TFLOP/s", flops / 1e12) : format("%.1f GFLOP/s", flops / 1e9);
+}
+
+// JSON has no NaN or infinity.
+static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x) : "null"; }
+
+// Drops what an earlier start of the run logged at or after `step`, and a line that it did not finish.
+static void truncate_metrics(const std::string& path, int64_t step) {
+    if (std::FILE* file = std::fopen(path.c_str(), "r"); file == nullptr)
+        return;
+    else
+        std::fclose(file);
+    const std::string text = read_file(path);
+    std::string kept;
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+        const std::string line = text.substr(at, end + 1 - at);  // sscanf would look for the end of the whole text
+        long long logged = -1;
+        if (std::sscanf(line.c_str(), "{\"step\":%lld", &logged) == 1 && logged >= 0 && logged < step) kept += line;
+    }
+    if (kept != text) write_file_atomically(path, kept);
+}
+
+Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step)
+    : facts_(facts), folder_(folder), start_(std::chrono::steady_clock::now()) {
+    colour_ = isatty(1) && !std::getenv("NO_COLOR");
+    if (facts_.quiet || folder_.empty()) return;
+    const std::string path = folder_ + "/metrics.jsonl";
+    if (first_step > 1) truncate_metrics(path, first_step);
+    metrics_ = std::fopen(path.c_str(), first_step > 1 ? "a" : "w");
+    require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
+    events_ = std::make_unique<EventFile>(folder_, first_step);
+}
+
+Log::~Log() {
+    if (metrics_) std::fclose(metrics_);
+}
+
+void Log::line(const std::string& text) {
+    if (facts_.quiet) return;
+    std::fputs((text + "\n").c_str(), stdout);
+    std::fflush(stdout);
+}
+
+std::string Log::eta(int64_t step) const {
+    if (recent_seconds_ <= 0) return "?";
+    return duration(double(facts_.steps - step) * recent_seconds_);
+}
+
+void Log::step(const StepReport& r, bool print) {
+    if (first_step_ < 0) first_step_ = r.step;
+    // The first step pays for first touches and plans; it says nothing about the others.
+    if (r.step > first_step_)
+        recent_seconds_ = recent_seconds_ <= 0 ? r.seconds : 0.9 * recent_seconds_ + 0.1 * r.seconds;
+    if (facts_.quiet) return;
+    const double tokens_per_second = double(r.tokens) / r.seconds, flops = tokens_per_second * facts_.flops_per_token;
+    const DeviceKind where = MemoryLedger::get().peak(DeviceKind::cuda) > 0 ? DeviceKind::cuda : DeviceKind::cpu;
+    const int64_t memory = MemoryLedger::get().peak(where);
+    if (print || !r.note.empty()) {
+        const int width = int(std::to_string(facts_.steps).size());
+        const std::string speed =
+            facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);
+        const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
+        line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
+                    width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm,
+                    r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
+                    human_bytes(memory).c_str(), eta(r.step).c_str(), r.note.empty() ? "" : " | ", r.note.c_str()));
+    }
+    std::string json = format(
+        "{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
+        "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
+        (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(), number(r.learning_rate).c_str(),
+        number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
+        number(tokens_per_second).c_str(), number(flops).c_str(), (long long)memory);
+    if (r.comm_seconds >= 0)
+        json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
+                       number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
+                       number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(),
+                       (long long)r.bytes_sent);
+    write_json(json + r.json + "}");
+    if (events_ && !events_->write(r.step, {{"train/loss", float(r.loss)},
+                                            {"train/grad_norm", float(r.grad_norm)},
+                                            {"train/learning_rate", float(r.learning_rate)},
+                                            {"speed/tokens_per_second", float(tokens_per_second)}}))
+        warn_once("TensorBoard's events");
+}
+
+void Log::validation(const ValidationReport& r) {
+    if (facts_.quiet) return;
+    const char *green = colour_ ? "\033[1;32m" : "", *plain = colour_ ? "\033[0m" : "";
+    const std::string bits = r.bits_per_byte >= 0 ? format(" (%.4f bits per byte)", r.bits_per_byte) : "";
+    line(format("step %lld | %svalidation loss %.4f nats%s%s | %s", (long long)r.step, green, r.loss, bits.c_str(),
+                plain, duration(r.seconds).c_str()));
+    std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
+    if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
+    write_json(json + "}");
+    if (events_ && !events_->write(r.step, {{"val/loss", float(r.loss)}})) warn_once("TensorBoard's events");
+    plot();
+}
+
+void Log::event(int64_t step, const std::string& text, const std::string& name, const std::string& json) {
+    line(text);
+    if (!facts_.quiet) write_json(format("{\"step\":%lld,\"%s\":%s}", (long long)step, name.c_str(), json.c_str()));
+}
+
+void Log::plot() {
+    if (!metrics_) return;
+    try {
+        write_loss_plot(folder_ + "/loss.svg", folder_ + "/metrics.jsonl", facts_.title, "");
+    } catch (const Error&) {
+        warn_once("loss.svg");
+    }
+}
+
+void Log::finish() {
+    plot();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    line("done in " + duration(seconds));
+}
+
+// A full disk must not end a run: one warning, then silence.
+void Log::write_json(const std::string& object) {
+    if (!metrics_) return;
+    errno = fault_errno("log.write");
+    if (errno == 0 && std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
+    warn_once("metrics.jsonl");
+    std::clearerr(metrics_);
+}
+
+void Log::warn_once(const char* what) {
+    if (!warned_)
+        std::fprintf(stderr, "train_llama: can't write %s in %s: %m; training goes on without it\n", what,
+                     folder_.c_str());
+    warned_ = true;
+}
+
+}  // namespace rz

@@ -1,0 +1,76 @@
+#pragma once
+// What a run tells: one line per step for people, one JSON object per step for programs.
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "llama/report/event_file.h"
+
+namespace rz {
+
+struct StepReport {
+    int64_t step;
+    double loss, grad_norm, learning_rate;
+    double seconds;  // of this step
+    int64_t tokens;  // in this step, over all ranks
+    int64_t tokens_so_far;
+    uint64_t data_hash;  // of all tokens so far, whatever the ranks
+    // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
+    double comm_seconds = -1, exposed_seconds = 0;
+    int64_t bytes_sent = 0;
+    std::string note = {};  // what is wrong with the step; it is then printed in any case
+    std::string json = {};  // more members of its JSON object, each after a comma
+};
+
+struct ValidationReport {
+    int64_t step;
+    double loss;           // nats per token
+    double bits_per_byte;  // < 0 if the data's bytes are unknown
+    double seconds;
+};
+
+struct RunFacts {
+    int64_t steps;           // of the whole run
+    double flops_per_token;  // forward and backward
+    std::string title;       // of the loss curve
+    double peak_flops;       // of all devices together; 0: unknown, then FLOP/s are shown instead of MFU
+    bool quiet = false;      // not the rank that talks
+};
+
+// Writes to stdout, and with a folder to metrics.jsonl, TensorBoard's event file and loss.svg.
+class Log {
+   public:
+    // `first_step` is the first that this run will log; above 1 the files of an earlier run are continued.
+    Log(const RunFacts& facts, const std::string& folder, int64_t first_step);
+    ~Log();
+    Log(const Log&) = delete;
+
+    void line(const std::string& text);  // plain text, from the rank that talks
+    void step(const StepReport&, bool print);
+    void validation(const ValidationReport&);
+    // A line, and {"step":step,"name":json} for programs.
+    void event(int64_t step, const std::string& text, const std::string& name, const std::string& json);
+    void plot();    // rewrites loss.svg from metrics.jsonl
+    void finish();  // the last plot and the closing line
+
+   private:
+    void write_json(const std::string& object);
+    void warn_once(const char* what);
+    std::string eta(int64_t step) const;
+
+    RunFacts facts_;
+    std::string folder_;
+    bool colour_;
+    std::FILE* metrics_ = nullptr;
+    std::unique_ptr<EventFile> events_;
+    std::chrono::steady_clock::time_point start_;
+    int64_t first_step_ = -1;
+    double recent_seconds_ = 0;  // exponential mean
+    bool warned_ = false;
+};
+
+std::string duration(double seconds);  // "1h02m", "3m05s", "12s"
+
+}  // namespace rz

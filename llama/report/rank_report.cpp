@@ -1,0 +1,63 @@
+#include "llama/report/rank_report.h"
+
+#include <unistd.h>
+
+#include <vector>
+
+#include "kernels/runtime/memory.h"
+#include "llama/base/json.h"
+
+namespace rz {
+
+static OrderedJson own_facts(const Process& process, Device device, int64_t steps, int64_t bytes_sent) {
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    OrderedJson peak = OrderedJson::object();
+    const MemoryLedger& ledger = MemoryLedger::get();
+    for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
+    peak["total"] = ledger.peak(device.kind);
+    return {{"rank", process.rank()},   {"host", host},
+            {"device", device.name()},  {"steps", steps},
+            {"bytes_sent", bytes_sent}, {"memory_peak", std::move(peak)}};
+}
+
+// One line: the least and the most of a number, each with the first rank that has it.
+static std::string extremes(const std::string& name, const std::vector<int64_t>& values) {
+    size_t least = 0, most = 0;
+    for (size_t r = 1; r < values.size(); ++r) {
+        if (values[r] < values[least]) least = r;
+        if (values[r] > values[most]) most = r;
+    }
+    if (values[most] == 0) return "";
+    std::string line = format("  %-12s %12s", name.c_str(), human_bytes(values[most]).c_str());
+    if (values.size() > 1)
+        line += format("  rank %-5zu %12s  rank %zu", most, human_bytes(values[least]).c_str(), least);
+    return line + "\n";
+}
+
+RankReport gather_rank_report(Process& process, Device device, int64_t steps, int64_t bytes_sent) {
+    OrderedJson ranks = OrderedJson::array();
+    for (const std::string& one : process.all_gather_text(own_facts(process, device, steps, bytes_sent).dump()))
+        ranks.push_back(OrderedJson::parse(one));
+
+    RankReport report;
+    report.text = ranks.size() == 1 ? format("  %-12s %12s\n", "memory", "at the peak")
+                                    : format("  %-12s %12s  %-10s %12s\n", "peak memory", "most", "on", "least");
+    auto column = [&](auto&& get) {
+        std::vector<int64_t> values;
+        for (const OrderedJson& rank : ranks) values.push_back(get(rank));
+        return values;
+    };
+    for (const auto& [kind, unused] : ranks[0]["memory_peak"].items())
+        report.text +=
+            extremes(kind, column([&](const OrderedJson& r) { return r["memory_peak"][kind].get<int64_t>(); }));
+    report.text += extremes("sent", column([](const OrderedJson& r) { return r["bytes_sent"].get<int64_t>(); }));
+    report.text.pop_back();
+    report.json = "[\n";
+    for (size_t r = 0; r < ranks.size(); ++r)
+        report.json += " " + ranks[r].dump() + (r + 1 < ranks.size() ? ",\n" : "\n");
+    report.json += "]\n";
+    return report;
+}
+
+}  // namespace rz

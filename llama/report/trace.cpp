@@ -1,0 +1,59 @@
+#include "llama/report/trace.h"
+
+#include "llama/base/atomic_file.h"
+
+namespace rz {
+
+enum Row : int { kSteps = 0, kCompute = 1, kCommunication = 2 };
+
+void Trace::begin_step(int64_t step) {
+    if (step < first_ || step > last_) return;
+    if (step == first_) {
+        compute_.synchronize();
+        process_.barrier();  // the clocks of all ranks begin here
+        origin_ = compute_.record(/*timing=*/true);
+        compute_.set_op_timer(&timer_);
+        meter_.begin_trace();
+    }
+    steps_.emplace_back(step, compute_.record(/*timing=*/true));
+}
+
+bool Trace::end_step(int64_t step, const std::string& path) {
+    if (step != last_ || steps_.empty()) return false;
+    compute_.set_op_timer(nullptr);
+    steps_.emplace_back(step + 1, compute_.record(/*timing=*/true));
+    std::string text;
+    for (const std::string& rank : process_.all_gather_text(events())) text += (text.empty() ? "" : ",\n") + rank;
+    if (process_.is_root())
+        write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
+    return true;
+}
+
+std::string Trace::events() {
+    const int rank = process_.rank();
+    std::string text =
+        format("{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", rank, rank);
+    const auto row = [&](Row r, const char* name) {
+        text += format(",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}",
+                       rank, r, name);
+    };
+    row(kSteps, "steps"), row(kCompute, "compute"), row(kCommunication, "communication");
+    const auto span = [&](Row r, const std::string& name, const Event& begin, const Event& end,
+                          const std::string& args) {
+        const double at = begin.seconds_since(origin_), seconds = end.seconds_since(begin);
+        text += format(",\n{\"ph\":\"X\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f%s}",
+                       name.c_str(), rank, r, 1e6 * at, 1e6 * seconds, args.c_str());
+    };
+    steps_.back().second.synchronize();
+    for (size_t i = 0; i + 1 < steps_.size(); ++i)
+        span(kSteps, format("step %lld", (long long)steps_[i].first), steps_[i].second, steps_[i + 1].second, "");
+    for (const OpTimer::Span& s : timer_.take_spans()) span(kCompute, s.name, s.start, s.stop, "");
+    for (const CommMeter::Span& s : meter_.take_trace()) {
+        const bool wait = s.op == "wait";
+        span(wait ? kCompute : kCommunication, wait ? "wait for communication" : s.op, s.began, s.ended,
+             wait ? "" : format(",\"args\":{\"bytes_sent\":%lld}", (long long)s.bytes_sent));
+    }
+    return text;
+}
+
+}  // namespace rz

@@ -1,0 +1,106 @@
+#pragma once
+// Text to token ids and back. Read are
+//
+//   tokenizer.json    byte-level BPE, split like GPT-2, Llama-3 or SmolLM2, or not at all (plain bytes);
+//                     BPE over characters with byte fallback, as Llama-2 and TinyLlama write it (a space is U+2581)
+//   tokenizer.model   SentencePiece BPE with byte fallback, as Llama-2 has it
+//
+// What is none of these (another model, normalizer, pre-tokenizer or decoder, a flag with an effect that is not
+// implemented) is refused, quoting the JSON: a tokenizer that is nearly right is wrong.
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "llama/tokenizer/bpe.h"
+#include "llama/tokenizer/pretokenize.h"
+#include "llama/tokenizer/unicode.h"
+
+namespace rz {
+
+class Tokenizer {
+   public:
+    // `path` is one of these files or a folder that holds one. A tokenizer_config.json beside a tokenizer.json names
+    // bos and eos.
+    static Tokenizer load(const std::string& path);
+    // The same from memory; `where` stands in front of errors.
+    static Tokenizer parse(std::string_view tokenizer_json, const std::string& where,
+                           std::string_view tokenizer_config_json = {});
+    static Tokenizer parse_sentencepiece(std::string_view model, const std::string& where);
+
+    // No bos is added. Special tokens in the text ("<|endoftext|>") become their ids only with allow_special; else they
+    // are text like any other. Invalid UTF-8 is kept byte for byte by byte-level tokenizers. Throws if the text needs a
+    // byte for which the vocabulary has no token (only tokenizers of synthetic data lack any). O(n log n).
+    std::vector<int32_t> encode(std::string_view text, bool allow_special = false) const;
+
+    // Always valid UTF-8: U+FFFD stands for invalid parts and for ids outside the vocabulary.
+    std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
+
+    // The bytes of one token, as they stand in the middle of a text; may be part of a character.
+    std::string_view bytes_of(int32_t id) const;
+
+    int64_t vocab_size() const { return int64_t(tokens_.size()); }  // largest id + 1
+    int32_t bos_id() const { return bos_; }                         // -1: none
+    int32_t eos_id() const { return eos_; }                         // -1: none
+    bool is_special(int32_t id) const;
+    int32_t find(std::string_view token) const;  // id of an added token or a vocabulary entry by its text; -1: none
+    PreTokenizer pre_tokenizer() const { return split_; }
+
+    // Decodes a stream of tokens; the parts joined are what decode() gives. Holds back incomplete characters.
+    // The tokenizer must outlive it.
+    class Stream {
+       public:
+        explicit Stream(const Tokenizer& tokenizer, bool skip_special = false)
+            : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+        std::string push(int32_t id);
+        std::string finish();
+
+       private:
+        const Tokenizer* tokenizer_;
+        bool skip_special_, begun_ = false;
+        unicode::Utf8Stream utf8_;
+    };
+
+   private:
+    friend class TokenizerReader;
+    friend class SentencePieceReader;
+    enum class Space { kBytes, kEverySegment, kFirstSegment };  // how spaces are written; where U+2581 is prepended
+
+    struct Token {
+        std::string bytes;
+        bool present = false, special = false;
+    };
+    struct AddedNode {  // of a trie over the bytes of all added tokens
+        std::map<uint8_t, int32_t> next;
+        int32_t id = -1;
+    };
+    struct Hash : std::hash<std::string_view> {
+        using is_transparent = void;
+    };
+
+    void add_to_trie(std::string_view content, int32_t id);
+    int32_t match_added(std::string_view text, size_t at, bool allow_special, size_t& length) const;
+    void encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const;
+    void encode_bytes(std::string_view piece, std::vector<int32_t>& symbols) const;
+    void encode_characters(std::string_view text, std::vector<int32_t>& symbols) const;
+    // The byte that a token such as <0x0A> stands for; -1 if it is none.
+    static int fallback_byte(std::string_view name);
+
+    std::string where_;
+    std::vector<Token> tokens_;                                              // by id
+    std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> vocab_;  // by bytes; without added tokens
+    int32_t byte_token_[256];
+    Bpe bpe_;
+    bool ignore_merges_ = false;
+    PreTokenizer split_ = PreTokenizer::kNone;
+    Space space_ = Space::kBytes;
+    bool prepend_always_ = true;  // U+2581 also before text that begins with it
+    std::vector<AddedNode> added_{1};
+    int32_t bos_ = -1, eos_ = -1;
+};
+
+}  // namespace rz

@@ -1,0 +1,47 @@
+#pragma once
+// What the tokenizers need of Unicode: UTF-8, and the classes letter, number and white space.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace rz::unicode {
+
+// Inclusive, ascending, not touching. The tables are in unicode_tables.cpp, which dev/golden/make_unicode_tables.py
+// writes.
+struct CodeRange {
+    uint32_t first, last;
+};
+extern const CodeRange kLetters[];
+extern const int kLettersSize;
+extern const CodeRange kNumbers[];
+extern const int kNumbersSize;
+
+enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };  // \p{L}, \p{N}, \s (White_Space)
+CharClass char_class(uint32_t code_point);
+
+enum class Utf8 : uint8_t { kValid, kInvalid, kIncomplete };
+struct Utf8Char {
+    uint32_t code_point;  // U+FFFD unless valid
+    int bytes;            // >= 1: of the character, or of the longest part that could have begun one
+    Utf8 status;          // kIncomplete: the text ends inside a sequence that is valid so far
+};
+// The character at text[at]; at < text.size(). Refuses overlong forms, surrogates and values past U+10FFFF.
+Utf8Char next_char(std::string_view text, size_t at);
+
+void append_utf8(std::string& out, uint32_t code_point);
+
+inline constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
+
+// Passes valid UTF-8 through. Every invalid part becomes one U+FFFD, cut as the Unicode Standard recommends (3.9,
+// "maximal subparts"), which Python and Rust do as well. Holds back a sequence that later bytes may complete.
+class Utf8Stream {
+   public:
+    std::string push(std::string_view bytes);
+    std::string finish();  // what was held back, as U+FFFD
+
+   private:
+    std::string held_;
+};
+
+}  // namespace rz::unicode

@@ -1,0 +1,114 @@
+#include "llama/train/guards.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/json.h"
+
+namespace rz {
+
+static double median(std::vector<double> x) {
+    const size_t half = x.size() / 2;
+    std::nth_element(x.begin(), x.begin() + long(half), x.end());
+    if (x.size() % 2 == 1) return x[half];
+    return 0.5 * (x[half] + *std::max_element(x.begin(), x.begin() + long(half)));
+}
+
+double SpikeDetector::observe(double x) {
+    if (!std::isfinite(x)) return 0;
+    double z = 0;
+    if (window_.size() >= kLeast) {
+        std::vector<double> values(window_.begin(), window_.end());
+        const double middle = median(values);
+        for (double& v : values) v = std::abs(v - middle);
+        z = (x - middle) / std::max({1.4826 * median(values), floor_ * std::abs(middle), 1e-12});
+    }
+    window_.push_back(x);
+    if (window_.size() > kWindow) window_.pop_front();
+    return z;
+}
+
+Json SpikeDetector::to_json() const { return Json(std::vector<double>(window_.begin(), window_.end())); }
+
+void SpikeDetector::from_json(const Json& json, const std::string& where) {
+    require(json.is_array() && json.size() <= kWindow, "%s: a window of at most %zu numbers is expected, found %s",
+            where.c_str(), kWindow, json_excerpt(json).c_str());
+    std::deque<double> window;
+    for (const Json& v : json) window.push_back(json_number(v, "window", -1e300, 1e300, where));
+    window_ = std::move(window);
+}
+
+Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
+    Verdict v;
+    v.skipped = !std::isfinite(loss) || !std::isfinite(grad_norm);
+    if (v.skipped) {
+        ++skipped_;
+        ++in_a_row_;
+        v.note = format("update skipped (%lld so far)", (long long)skipped_);
+        if (options_.max_skips > 0 && in_a_row_ >= options_.max_skips)
+            v.give_up = format(
+                "the loss or the gradient was not finite %lld steps in a row, up to step %lld (--max-skips %lld)",
+                (long long)in_a_row_, (long long)step, (long long)options_.max_skips);
+        return v;
+    }
+    in_a_row_ = 0;
+    if (options_.spike_z <= 0) return v;
+    v.loss_z = loss_.observe(loss);
+    v.norm_z = norm_.observe(grad_norm);
+    const bool of_loss = v.loss_z >= options_.spike_z;
+    v.spike = of_loss || v.norm_z >= options_.spike_z;
+    if (!v.spike) return v;
+    ++spikes_;
+    v.note = format("spike of the %s, z %.1f", of_loss ? "loss" : "norm", of_loss ? v.loss_z : v.norm_z);
+    if (options_.on_spike != "warn")
+        v.give_up = format("%s at step %lld (--on-spike %s, --spike-z %g)", v.note.c_str(), (long long)step,
+                           options_.on_spike.c_str(), options_.spike_z);
+    return v;
+}
+
+Json Guards::to_json() const {
+    return {{"skipped", skipped_},
+            {"skipped_in_a_row", in_a_row_},
+            {"spikes", spikes_},
+            {"loss", loss_.to_json()},
+            {"norm", norm_.to_json()}};
+}
+
+void Guards::from_json(const Json& json, const std::string& where) {
+    Guards read(options_);
+    auto count = [&](const char* key) { return json_int(json_at(json, key, where), key, 0, INT64_MAX, where); };
+    read.skipped_ = count("skipped");
+    read.in_a_row_ = count("skipped_in_a_row");
+    read.spikes_ = count("spikes");
+    read.loss_.from_json(json_at(json, "loss", where), where + ": loss");
+    read.norm_.from_json(json_at(json, "norm", where), where + ": norm");
+    *this = std::move(read);
+}
+
+int StragglerDetector::observe(const std::vector<double>& own_seconds) {
+    if (own_seconds.size() < 2) return -1;
+    if (mean_.size() != own_seconds.size()) mean_.clear(), steps_ = 0;
+    if (mean_.empty()) mean_ = own_seconds;
+    for (size_t r = 0; r < mean_.size(); ++r) mean_[r] = 0.7 * mean_[r] + 0.3 * own_seconds[r];
+    if (++steps_ < 5) return -1;
+    const size_t slowest = size_t(std::max_element(mean_.begin(), mean_.end()) - mean_.begin());
+    std::vector<double> rest = mean_;
+    rest.erase(rest.begin() + long(slowest));
+    seconds_ = mean_[slowest];
+    others_ = median(std::move(rest));
+    return seconds_ > 2 * others_ && seconds_ > others_ + 5e-3 ? int(slowest) : -1;
+}
+
+std::vector<int> odd_ones_out(const std::vector<uint64_t>& values) {
+    uint64_t majority = 0;
+    bool found = false;
+    for (uint64_t v : values)
+        if (2 * std::count(values.begin(), values.end(), v) > long(values.size())) majority = v, found = true;
+    std::vector<int> odd;
+    for (size_t r = 0; r < values.size(); ++r)
+        if (!found || values[r] != majority) odd.push_back(int(r));
+    return odd;
+}
+
+}  // namespace rz

@@ -1,0 +1,126 @@
+#include "llama/train/health.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llama/base/json.h"
+
+namespace rz {
+
+Health::Health(const Options& o, Process& process)
+    : process_(process),
+      status_(std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps)),
+      guards_(GuardOptions{}),
+      limit_(o.time_limit.empty() ? 0 : parse_duration(o.time_limit), wall_clock()) {
+    set_guards(o);
+    install_stop_signals();
+    std::shared_ptr<RunLock> lock;
+    if (process.is_root() && !o.out.empty()) lock = std::make_shared<RunLock>(o.out);
+    process.barrier();  // nobody writes a status into a folder that another run holds
+    // Both outlive this object: the hook is called when an error has left main's function already.
+    process.on_failure([status = status_, lock](int code, const std::string& reason) { status->failed(code, reason); });
+    status_->running(0);
+}
+
+void Health::set_guards(const Options& o) {
+    rolls_back_ = o.on_spike == "rollback";
+    guards_.set_options({.max_skips = o.max_skips, .spike_z = o.spike_z, .on_spike = o.on_spike});
+}
+
+StopCause Health::own_stop() const {
+    if (const StopCause cause = stop_signal(); cause != StopCause::none) return cause;
+    if (process_.is_root() && limit_.reached(save_seconds_, step_seconds_)) return StopCause::time_limit;
+    return StopCause::none;
+}
+
+void Health::take_stop(StopCause cause, int rank) {
+    if (cause == StopCause::none || end_) return;
+    end_ = End{kExitRequeue, describe_stop(cause, rank), true};
+}
+
+void Health::report_end(int exit_code, const std::string& reason) {
+    if (!known_) known_ = End{exit_code, reason, false};
+    if (process_.size() == 1) take_end(exit_code);
+}
+
+void Health::take_end(int exit_code) {
+    if (exit_code != 0 && (!end_ || end_->saves)) end_with(exit_code, known_ ? known_->reason : "");
+}
+
+void Health::agree() {
+    int64_t code = known_ ? known_->exit_code : 0;
+    process_.broadcast(&code, 8, 0);
+    take_end(int(code));
+}
+
+void Health::look_for_stop() {
+    if (process_.size() == 1) take_stop(own_stop(), 0);
+}
+
+Judgement Health::judge(const StepNumbers& n) {
+    struct Vote {
+        double loss_sum, own_seconds, seconds;
+        uint64_t data_hash;
+        StopCause stop;
+        int32_t end;  // exit code of what rank 0 knows, or 0
+    };
+    const Vote own{n.loss_sum, n.own_seconds, n.seconds, n.data_hash, own_stop(), known_ ? known_->exit_code : 0};
+    std::vector<Vote> votes(size_t(process_.size()));
+    process_.all_gather(&own, sizeof own, votes.data());
+
+    Judgement j;
+    double sum = 0, slowest = 0;  // in rank order: the same bits everywhere
+    std::vector<double> own_seconds;
+    for (const Vote& v : votes) {
+        sum += v.loss_sum;
+        j.data_hash += v.data_hash;
+        slowest = std::max(slowest, v.seconds);
+        own_seconds.push_back(v.own_seconds);
+    }
+    step_seconds_ = std::max(slowest, 0.9 * step_seconds_);
+
+    j.loss = sum / n.tokens;
+    const Verdict verdict = guards_.observe(n.step, j.loss, n.grad_norm);
+    j.note = verdict.note;
+    if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());
+    if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
+    name_slow_rank(own_seconds, j);
+    // The first reason stands: steps that were under way already are still judged.
+    if (!verdict.give_up.empty() && (!end_ || end_->saves))
+        end_ = End{kExitNumbers, verdict.give_up, false, rolls_back_ ? n.step : 0};
+    take_end(votes[0].end);
+    for (int r = 0; r < process_.size(); ++r) take_stop(votes[size_t(r)].stop, r);
+    status_->running(n.step);
+    return j;
+}
+
+// A line at first, then ever more rarely: 1, 10, 100, ... steps of the same rank.
+void Health::name_slow_rank(const std::vector<double>& own_seconds, Judgement& j) {
+    const int slow = stragglers_.observe(own_seconds);
+    if (slow != slow_rank_) slow_steps_ = 0;
+    slow_rank_ = slow;
+    if (slow < 0) return;
+    const double ratio = stragglers_.seconds() / std::max(stragglers_.others(), 1e-9);
+    j.json += format(",\"slow_rank\":%d,\"slow_ratio\":%.3g", slow, ratio);
+    ++slow_steps_;
+    for (int64_t at = 1; at <= slow_steps_; at *= 10)
+        if (at == slow_steps_)
+            j.line =
+                format("slow     rank %d computes %.0f ms a step, the others %.0f ms (%.1f x): everyone waits for it",
+                       slow, 1e3 * stragglers_.seconds(), 1e3 * stragglers_.others(), ratio);
+}
+
+std::string Health::state() const { return guards_.to_json().dump(); }
+
+void Health::restore(const std::string& state, const std::string& where) {
+    const Json json = parse_json(state, where);
+    if (json.is_object() && json.empty()) return;
+    guards_.from_json(json, where);
+}
+
+void Health::saved(int64_t step, double seconds) {
+    save_seconds_ = seconds;
+    status_->saved(step);
+}
+
+}  // namespace rz

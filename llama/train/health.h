@@ -1,0 +1,91 @@
+#pragma once
+// What keeps a run safe besides its checkpoints, in one object: the lock on the output folder, run_status.json,
+// requests to stop, and the guards. Made before anything large is allocated.
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/process.h"
+#include "llama/train/guards.h"
+#include "llama/train/options.h"
+#include "llama/train/run_lock.h"
+#include "llama/train/run_status.h"
+#include "llama/train/stop.h"
+
+namespace rz {
+
+// Of a step that is done, on this rank
+struct StepNumbers {
+    int64_t step = 0;
+    double loss_sum = 0;     // over this rank's targets
+    double tokens = 1;       // targets of all ranks
+    double grad_norm = 0;    // the same on all ranks
+    double seconds = 0;      // of the step
+    double own_seconds = 0;  // of them, without waiting for other ranks
+    uint64_t data_hash = 0;  // of the tokens that this rank consumed
+};
+
+struct Judgement {
+    double loss = 0;         // mean over all ranks
+    uint64_t data_hash = 0;  // sum over all ranks
+    std::string note;        // for the step's line; "" if all is well
+    std::string json;        // more members for the step's JSON object: ",\"key\":value"
+    std::string line;        // a line of its own, or ""
+};
+
+class Health {
+   public:
+    // Rank 0 takes the lock; throws if it can't. Handlers for signals are installed.
+    Health(const Options&, Process&);
+    void set_guards(const Options&);  // once it is known which of them a checkpoint has
+    Health(const Health&) = delete;
+
+    // Collective, once per step in order: one small message carries loss, request to stop and time of each rank.
+    Judgement judge(const StepNumbers&);
+
+    // Why the run ends behind this step, the same on every rank; nothing if it goes on.
+    struct End {
+        int exit_code;
+        std::string reason;
+        bool saves;             // the state is good and is saved first
+        int64_t undo_from = 0;  // > 0: the step that went wrong, with --on-spike rollback
+    };
+    const std::optional<End>& end() const { return end_; }
+    // Steps are judged one late; one process asks here for signals and the time limit at once.
+    void look_for_stop();
+    void end_with(int exit_code, const std::string& reason) { end_ = End{exit_code, reason, false}; }
+    // Rank 0, of what it alone knows: all ranks hear of it with the next step that is judged, or in agree().
+    void report_end(int exit_code, const std::string& reason);
+    void agree();  // collective
+    // The run goes on from an earlier state.
+    void forget_end() { end_.reset(), known_.reset(); }
+
+    // Numbers that a run goes on with: Guards::to_json as text, for the manifest. "{}" is a fresh start.
+    std::string state() const;
+    void restore(const std::string& state, const std::string& where);
+
+    RunStatus& status() { return *status_; }
+    // How long a save takes, as long as none was made: its bytes at 200 MB/s.
+    void expect_save(int64_t bytes) { save_seconds_ = 0.5 + double(bytes) / 200e6; }
+    void saved(int64_t step, double seconds);  // rank 0: a checkpoint is complete
+
+   private:
+    void take_stop(StopCause cause, int rank);
+    void take_end(int exit_code);
+    StopCause own_stop() const;
+    void name_slow_rank(const std::vector<double>& own_seconds, Judgement&);
+
+    Process& process_;
+    std::shared_ptr<RunStatus> status_;
+    bool rolls_back_ = false;
+    Guards guards_;
+    StragglerDetector stragglers_;
+    TimeLimit limit_;
+    double save_seconds_ = 0, step_seconds_ = 0;  // of the last save (until then a guess), of the slowest recent step
+    int slow_rank_ = -1;
+    int64_t slow_steps_ = 0;
+    std::optional<End> end_, known_;  // known_: to rank 0
+};
+
+}  // namespace rz

@@ -1,0 +1,188 @@
+#include "llama/train/resume.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/fault.h"
+#include "llama/model/hf.h"
+
+namespace rz {
+
+namespace fs = std::filesystem;
+
+static bool is_step(const std::string& text) {
+    return !text.empty() && text.size() <= 15 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// Rank 0. Takes the newest good one of `steps`, descending; tells about those that are not.
+static std::optional<ResumePoint> newest_good(const CheckpointStore& store, const std::vector<int64_t>& steps,
+                                              std::vector<std::string> notes) {
+    for (size_t i = 0; i < steps.size(); ++i) {
+        ResumePoint point{
+            .folder = store.path(steps[i]), .manifest = {}, .may_fall_back = true, .older = {}, .notes = notes};
+        try {
+            point.manifest = check_checkpoint(point.folder);
+            require(point.manifest.step == steps[i], "%s: its manifest is of step %lld", point.folder.c_str(),
+                    (long long)point.manifest.step);
+        } catch (const Error& error) {
+            notes.push_back(std::string("checkpoint refused: ") + error.what());
+            continue;
+        }
+        point.older.assign(steps.begin() + int64_t(i) + 1, steps.end());
+        return point;
+    }
+    if (steps.empty()) return std::nullopt;
+    std::string all;
+    for (const std::string& n : notes) all += "\n  " + n;
+    fail("%s: none of its checkpoints can be gone on from:%s\n  move them away to begin anew", store.folder().c_str(),
+         all.c_str());
+}
+
+static std::vector<int64_t> descending(std::vector<int64_t> steps) {
+    std::reverse(steps.begin(), steps.end());
+    return steps;
+}
+
+static std::optional<ResumePoint> choose(const Options& o) {
+    std::error_code none;
+    const CheckpointStore own(o.out);
+    if (!o.out.empty()) own.clean();
+    const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.steps());
+    if (o.resume == "auto") {
+        require(!o.out.empty(),
+                "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
+        std::optional<ResumePoint> point = newest_good(own, steps, {});
+        return point;
+    }
+    if (is_step(o.resume)) {
+        require(!o.out.empty(), "--resume %s is a step of the run in --out, which is not given: name the run's folder",
+                o.resume.c_str());
+        const int64_t step = std::stoll(o.resume);
+        std::string have;
+        for (auto it = steps.rbegin(); it != steps.rend(); ++it)
+            have += (have.empty() ? "" : ", ") + std::to_string(*it);
+        require(std::find(steps.begin(), steps.end(), step) != steps.end(),
+                "--resume %s: %s holds no such checkpoint; it has: %s", o.resume.c_str(), own.folder().c_str(),
+                have.empty() ? "none" : have.c_str());
+        ResumePoint point{.folder = own.path(step), .manifest = check_checkpoint(own.path(step))};
+        require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
+                (long long)point.manifest.step);
+        return point;
+    }
+    const bool inside = !o.resume.empty() && fs::equivalent(fs::path(o.resume).parent_path(), own.folder(), none);
+    require(steps.empty() || inside,
+            "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto goes on from there; "
+            "another --out begins anew",
+            o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
+    if (o.resume.empty()) return std::nullopt;
+    require(fs::is_directory(o.resume, none), "--resume %s: neither \"auto\" nor a step nor a folder",
+            o.resume.c_str());
+    if (!fs::exists(o.resume + "/" + kManifestName, none) && fs::is_directory(o.resume + "/checkpoints", none)) {
+        const CheckpointStore other(o.resume);
+        const std::vector<int64_t> theirs = descending(other.steps());
+        require(!theirs.empty(), "--resume %s: this run has no checkpoints", o.resume.c_str());
+        return newest_good(other, theirs, {});
+    }
+    return ResumePoint{.folder = o.resume, .manifest = check_checkpoint(o.resume)};
+}
+
+// Rank 0's point on all ranks.
+static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Process& process) {
+    if (process.size() == 1) return point;
+    const bool root = process.is_root();
+    const std::string folder = process.all_gather_text(root && point ? point->folder : "")[0];
+    if (folder.empty()) return std::nullopt;
+    const std::string manifest = process.all_gather_text(root ? point->manifest.to_json() : "")[0];
+    int64_t automatic = root ? point->may_fall_back : 0;
+    process.broadcast(&automatic, 8, 0);
+    if (!root) {
+        point = ResumePoint{.folder = folder, .manifest = Manifest::from_json(manifest, folder)};
+        point->may_fall_back = automatic != 0;
+    }
+    return point;
+}
+
+std::optional<ResumePoint> find_checkpoint(const Options& o, Process& process) {
+    return share(process.is_root() ? choose(o) : std::nullopt, process);
+}
+
+std::optional<ResumePoint> find_rollback(const Options& o, Process& process, int64_t from) {
+    std::optional<ResumePoint> point;
+    if (process.is_root()) {
+        const CheckpointStore store(o.out);
+        std::vector<int64_t> before = descending(store.steps());
+        std::erase_if(before, [&](int64_t step) { return step >= from; });
+        std::vector<int64_t> old = before;
+        std::erase_if(old, [&](int64_t step) { return step > from - o.rollback_steps; });
+        if (old.empty() && !before.empty()) old = {before.back()};
+        try {
+            point = newest_good(store, old, {});
+        } catch (const Error& error) {
+            std::fprintf(stderr, "train_llama: %s\n", error.what());
+        }
+    }
+    return share(point, process);
+}
+
+ResumePoint fall_back(const Options& o, Process& process, const ResumePoint& point, const std::string& why) {
+    std::optional<ResumePoint> next;
+    if (process.is_root()) {
+        require(!point.older.empty(), "%s: there is no older checkpoint to fall back to", why.c_str());
+        std::vector<std::string> notes = point.notes;
+        notes.push_back("checkpoint refused: " + why);
+        // The run that the point belongs to: RUN/checkpoints/step_N
+        const std::string run = fs::path(point.folder).parent_path().parent_path();
+        next = newest_good(CheckpointStore(run.empty() ? o.out : run), point.older, notes);
+    }
+    return *share(next, process);
+}
+
+// The largest number of sequences, at most --batch, that makes up the same update on these ranks.
+static std::string fit_batch(Options& o, int64_t ranks) {
+    const int64_t sequences = o.batch_tokens / o.seq_len;
+    if (o.batch_tokens % o.seq_len != 0 || sequences % ranks != 0) {
+        fail(
+            "the checkpoint's updates are of %lld tokens (%lld sequences of %lld), which do not divide "
+            "among %lld ranks\n"
+            "  nearest: a number of ranks that divides %lld, or another --batch-tokens",
+            (long long)o.batch_tokens, (long long)sequences, (long long)o.seq_len, (long long)ranks,
+            (long long)sequences);
+    }
+    const int64_t asked = o.batch;
+    while (sequences / ranks % o.batch != 0) --o.batch;
+    if (o.batch == asked) return "";
+    return format("--batch %lld, was %lld: so that an update stays at %lld tokens on %lld ranks", (long long)o.batch,
+                  (long long)asked, (long long)o.batch_tokens, (long long)ranks);
+}
+
+std::vector<std::string> adopt_options(Options& o, const Manifest& manifest, int64_t ranks) {
+    std::vector<std::string> lines = adopt_flags(o, manifest.flags);
+    if (!o.given.count("batch-tokens"))
+        if (const std::string line = fit_batch(o, ranks); !line.empty()) lines.push_back(line);
+    if (manifest.ranks != ranks || manifest.zero != o.zero)
+        lines.push_back(format("%lld ranks with --zero %lld, was %lld with --zero %lld", (long long)ranks,
+                               (long long)o.zero, (long long)manifest.ranks, (long long)manifest.zero));
+    return lines;
+}
+
+ModelConfig resumed_config(const Options& o, const ResumePoint& point, int64_t data_vocab) {
+    const ModelConfig stored = load_config(point.folder);
+    ModelConfig asked = stored;
+    if (o.given.count("preset") || o.given.count("init-from"))
+        asked = model_config(o, data_vocab);
+    else
+        override_fields(o, asked);
+    const std::string table = differences(stored, asked, "the checkpoint", "what is asked for");
+    require(
+        table.empty(),
+        "%s holds another model than is asked for:\n%s\n  leave the model's flags out to go on with it, or begin in "
+        "another --out",
+        point.folder.c_str(), table.c_str());
+    ModelConfig config = stored;
+    if (o.fields.count("max-seq-len")) config.max_seq_len = asked.max_seq_len;  // RoPE reaches as far as it is told to
+    check_fit(o, config, data_vocab);
+    return config;
+}
+
+}  // namespace rz

@@ -1,0 +1,41 @@
+#pragma once
+// Which checkpoint a run goes on from, and as what.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/process.h"
+#include "llama/checkpoint/checkpoint_store.h"
+#include "llama/train/options.h"
+
+namespace rz {
+
+struct ResumePoint {
+    std::string folder;
+    Manifest manifest;
+    bool may_fall_back = false;           // --resume auto: an older one will do if this one's tensors are damaged
+    std::vector<int64_t> older = {};      // steps of the same run, descending
+    std::vector<std::string> notes = {};  // rank 0: lines for the user
+    bool rolls_back = false;              // its last rollback is what brought the run here
+};
+
+// Collective. --resume auto takes the newest checkpoint in --out whose manifest, sizes and small files are right; a
+// step or a folder must be right. Nothing if the run begins. Throws if --out holds checkpoints and nothing was said
+// about them.
+std::optional<ResumePoint> find_checkpoint(const Options&, Process&);
+// Collective: the newest good one among `point.older`; throws if there is none. `why` is what was wrong with the point.
+ResumePoint fall_back(const Options&, Process&, const ResumePoint& point, const std::string& why);
+
+// Collective: what a run that went wrong at step `from` goes back to: the newest good checkpoint --rollback-steps
+// before it, or the oldest one before it. Nothing if there is none.
+std::optional<ResumePoint> find_rollback(const Options&, Process&, int64_t from);
+
+// The options of the run that goes on: the checkpoint's flags where none were given. The tokens of an update stay what
+// they were unless --batch-tokens is given: --batch shrinks if it has to. Returns lines for the user.
+std::vector<std::string> adopt_options(Options&, const Manifest&, int64_t ranks);
+
+// The checkpoint's model. Throws with a table of differences if flags ask for another.
+ModelConfig resumed_config(const Options&, const ResumePoint&, int64_t data_vocab);
+
+}  // namespace rz

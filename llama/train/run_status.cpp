@@ -1,0 +1,88 @@
+#include "llama/train/run_status.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/json.h"
+#include "llama/train/stop.h"
+#include "llama/base/version.h"
+
+namespace rz {
+
+static std::string utc_now() {
+    char text[32] = {};
+    const time_t now = time(nullptr);
+    tm parts{};
+    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
+    return text;
+}
+
+RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps)
+    : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps) {}
+
+void RunStatus::running(int64_t step) {
+    std::lock_guard lock(mutex_);
+    step_ = step;
+    if (rank_ != 0 || wall_clock() - written_ < 1) return;
+    write("running", 0, "", rank_, /*durable=*/false);
+}
+
+void RunStatus::saved(int64_t step) {
+    std::lock_guard lock(mutex_);
+    saved_step_ = step;
+    if (rank_ == 0) write("running", 0, "", rank_, /*durable=*/false);
+}
+
+void RunStatus::finished(int64_t step) {
+    std::lock_guard lock(mutex_);
+    step_ = step;
+    if (rank_ == 0) write("finished", 0, "", rank_, /*durable=*/true);
+    ended_ = true;
+}
+
+void RunStatus::stopped(int64_t step, int exit_code, const std::string& reason) {
+    std::lock_guard lock(mutex_);
+    step_ = step;
+    if (rank_ == 0) write("stopped", exit_code, reason, rank_, /*durable=*/true);
+    ended_ = true;
+}
+
+void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    write("failed", exit_code, reason, rank < 0 ? rank_ : rank, /*durable=*/true);
+}
+
+// Plain calls: an injected or real fault of the checkpoint's files must not keep the reason from being written.
+void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
+    if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
+    written_ = wall_clock();
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    OrderedJson json = {
+        {"state", state},          {"step", step_},           {"steps", steps_},     {"saved_step", saved_step_},
+        {"exit_code", exit_code},  {"reason", reason},        {"rank", rank},        {"host", host},
+        {"pid", int(getpid())},    {"ranks", ranks_},         {"started", started_}, {"updated", utc_now()},
+        {"rollbacks", rollbacks_}, {"commit", build_commit()}};
+    const std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+    const std::string path = folder_ + "/run_status.json", temporary = format("%s.tmp-%d", path.c_str(), rank_);
+    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool good = fd >= 0 && ::write(fd, text.data(), text.size()) == ssize_t(text.size());
+    if (good && durable) good = fsync(fd) == 0;
+    if (fd >= 0) good = close(fd) == 0 && good;
+    good = good && rename(temporary.c_str(), path.c_str()) == 0;
+    if (good) return;
+    const int error = errno;
+    unlink(temporary.c_str());
+    if (!warned_) std::fprintf(stderr, "train_llama: can't write %s: %s\n", path.c_str(), std::strerror(error));
+    warned_ = true;
+}
+
+}  // namespace rz

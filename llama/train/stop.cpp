@@ -1,0 +1,147 @@
+#include "llama/train/stop.h"
+
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+namespace {
+
+std::atomic<int32_t> asked = 0;           // StopCause
+std::atomic<int64_t> interrupted_ms = 0;  // when the first SIGINT came
+static_assert(std::atomic<int32_t>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+
+int64_t now_ms() {
+    timespec t{};
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1000 + t.tv_nsec / 1000000;
+}
+
+void say(const char* text) {
+    if (write(2, text, std::strlen(text)) < 0) return;  // nobody listens
+}
+
+void take(StopCause cause) {
+    int32_t none = 0;
+    asked.compare_exchange_strong(none, int32_t(cause));
+}
+
+void handle(int signal) {
+    if (signal == SIGTERM) take(StopCause::terminate);
+    if (signal == SIGUSR1) take(StopCause::usr1);
+    if (signal != SIGINT) return;
+    take(StopCause::interrupt);
+    int64_t first = 0;
+    const int64_t now = now_ms();
+    if (interrupted_ms.compare_exchange_strong(first, now)) return;
+    if (now - first < 300) return;
+    say("interrupted twice: ends without saving; the last checkpoint is whole\n");
+    _exit(128 + SIGINT);
+}
+
+}  // namespace
+
+void install_stop_signals() {
+    struct sigaction action {};
+    action.sa_handler = handle;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    for (int s : {SIGTERM, SIGUSR1, SIGINT}) sigaction(s, &action, nullptr);
+    action.sa_handler = SIG_IGN;
+    for (int s : {SIGXFSZ, SIGPIPE}) sigaction(s, &action, nullptr);
+}
+
+StopCause stop_signal() { return StopCause(asked.load()); }
+
+void forget_stop_signal() {
+    asked = 0;
+    interrupted_ms = 0;
+}
+
+std::string describe_stop(StopCause cause, int rank) {
+    switch (cause) {
+        case StopCause::terminate:
+            return format("SIGTERM on rank %d", rank);
+        case StopCause::usr1:
+            return format("SIGUSR1 on rank %d", rank);
+        case StopCause::interrupt:
+            return format("SIGINT on rank %d", rank);
+        case StopCause::time_limit:
+            return "the time limit";
+        case StopCause::none:
+            break;
+    }
+    return "nothing";
+}
+
+double parse_duration(const std::string& text) {
+    auto refuse = [&] {
+        fail("'%s' is not a length of time; examples: 90 (seconds), 90m, 3h30m, 2d, 1:30:00", text.c_str());
+    };
+    double total = 0;
+    const char* at = text.c_str();
+    if (text.find(':') != std::string::npos) {  // [days-]hours:minutes:seconds or minutes:seconds, as Slurm writes it
+        int fields = 0;
+        while (*at) {
+            char* end = nullptr;
+            if (*at < '0' || *at > '9') refuse();
+            const double x = double(std::strtoul(at, &end, 10));
+            if (end - at > 9 || (fields > 0 && x >= 60) || ++fields > 3) refuse();
+            total = total * 60 + x;
+            at = end;
+            if (*at == ':' && at[1])
+                ++at;
+            else if (*at)
+                refuse();
+        }
+        return total;
+    }
+    double last = INFINITY;
+    if (!*at) refuse();
+    while (*at) {
+        if ((*at < '0' || *at > '9') && *at != '.') refuse();
+        char* end = nullptr;
+        const size_t digits = std::strspn(at, "0123456789.");
+        const double x = std::strtod(std::string(at, digits).c_str(), &end);
+        if (*end || digits > 12) refuse();
+        at += digits;
+        const double unit = *at == 'd' ? 86400 : *at == 'h' ? 3600 : *at == 'm' ? 60 : *at == 's' || !*at ? 1 : 0;
+        if (unit == 0 || unit >= last) refuse();
+        last = unit;
+        total += x * unit;
+        if (*at) ++at;
+    }
+    return total;
+}
+
+double wall_clock() {
+    timespec t{};
+    clock_gettime(CLOCK_REALTIME, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+TimeLimit::TimeLimit(double seconds, double started) {
+    if (seconds > 0) end_ = started + seconds;
+    if (const char* slurm = std::getenv("SLURM_JOB_END_TIME")) {
+        const double end = std::strtod(slurm, nullptr);
+        if (end > 0 && (end_ == 0 || end < end_)) end_ = end;
+    }
+}
+
+bool TimeLimit::reached(double save_seconds, double step_seconds, double now) const {
+    return end_ > 0 && now + step_seconds + 2 * save_seconds >= end_;
+}
+
+bool TimeLimit::reached(double save_seconds, double step_seconds) const {
+    return reached(save_seconds, step_seconds, wall_clock());
+}
+
+}  // namespace rz

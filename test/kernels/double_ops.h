@@ -1,0 +1,265 @@
+#pragma once
+// Forward passes in double, written as the formulas stand in the headers: what the CPU ops are tested against. And
+// tensors whose values both sides read from the same bits.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+#include "kernels/runtime/memory.h"
+#include "kernels/cpu/simd_level.h"
+
+namespace rz::test {
+
+using Doubles = std::vector<double>;
+
+// Largest relative error of one rounding to t.
+inline double rounding(DType t) { return t == DType::f32 ? 0x1p-24 : t == DType::bf16 ? 0x1p-8 : 0x1p-11; }
+
+// Largest error of rounding x to t once, and a hair. fp16 has fewer bits below 2^-14.
+inline double rounding_at(DType t, double x) {
+    return std::max(1.01 * rounding(t) * std::abs(x), t == DType::f16 ? 0x1p-25 : 1e-37);
+}
+
+inline Doubles random_doubles(int64_t n, uint64_t seed, double std = 1) {
+    std::mt19937_64 generator(seed);
+    std::normal_distribution<double> draw(0, std);
+    Doubles x(static_cast<size_t>(n));
+    for (double& v : x) v = draw(generator);
+    return x;
+}
+
+// n elements of dtype, 256-byte aligned, with a guard behind them that finish() checks.
+class Tensor {
+   public:
+    // NaN everywhere: an element that the op leaves out can't pass.
+    Tensor(int64_t n, DType dtype)
+        : n_(n), dtype_(dtype), memory_(Device{}, n * size_of(dtype) + kGuard, MemKind::workspace, "test") {
+        memset(memory_.data(), 0xff, size_t(memory_.bytes()));
+    }
+    // Values rounded to dtype.
+    Tensor(const Doubles& values, DType dtype) : Tensor(int64_t(values.size()), dtype) {
+        with_dtype(dtype, [&]<class T>() {
+            for (int64_t i = 0; i < n_; ++i) static_cast<T*>(memory_.data())[i] = T(float(values[size_t(i)]));
+        });
+    }
+    ~Tensor() {
+        for (int64_t i = 0; i < kGuard; ++i)
+            if (memory_.as<unsigned char>()[n_ * size_of(dtype_) + i] != 0xff) {
+                ADD_FAILURE() << "byte " << i << " behind a tensor of " << n_ << " elements was overwritten";
+                break;
+            }
+    }
+
+    void* data() const { return memory_.data(); }
+    template <class T>
+    T* as() const {
+        return memory_.as<T>();
+    }
+    int64_t size() const { return n_; }
+    DType dtype() const { return dtype_; }
+    Doubles values() const {
+        Doubles x(static_cast<size_t>(n_));
+        with_dtype(dtype_, [&]<class T>() {
+            for (int64_t i = 0; i < n_; ++i) x[size_t(i)] = double(float(static_cast<const T*>(memory_.data())[i]));
+        });
+        return x;
+    }
+    std::string bits() const { return {memory_.as<char>(), size_t(n_ * size_of(dtype_))}; }
+
+   private:
+    static constexpr int64_t kGuard = 64;
+    int64_t n_;
+    DType dtype_;
+    Buffer memory_;
+};
+
+inline Tensor random_tensor(int64_t n, DType dtype, uint64_t seed, double std = 1) {
+    return Tensor(random_doubles(n, seed, std), dtype);
+}
+
+inline double largest(const Doubles& x) {
+    double m = 0;
+    for (double v : x) m = std::max(m, std::abs(v));
+    return m;
+}
+
+inline void expect_close(const char* what, const Doubles& got, const Doubles& want,
+                         const std::function<double(size_t)>& tolerance) {
+    ASSERT_EQ(got.size(), want.size()) << what;
+    for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_LE(std::abs(got[i] - want[i]), tolerance(i))  // a NaN is not less
+            << what << "[" << i << "]: got " << got[i] << ", want " << want[i];
+}
+
+// Central differences of loss at x, at up to `samples` elements, against grad. In double with this step the difference
+// itself errs by less than 1e-7 of the gradient's scale.
+inline void expect_gradient(const char* what, const Doubles& grad, Doubles x,
+                            const std::function<double(const Doubles&)>& loss,
+                            const std::function<double(size_t)>& tolerance, int64_t samples = 60) {
+    ASSERT_EQ(grad.size(), x.size()) << what;
+    const double h = 1e-5, own_error = 1e-7 * (1 + largest(grad));
+    const size_t stride = std::max<size_t>(1, x.size() / size_t(samples));
+    for (size_t i = 0; i < x.size(); i += stride) {
+        const double keep = x[i];
+        x[i] = keep + h;
+        const double above = loss(x);
+        x[i] = keep - h;
+        const double below = loss(x);
+        x[i] = keep;
+        const double want = (above - below) / (2 * h);
+        ASSERT_LE(std::abs(grad[i] - want), tolerance(i) + own_error)
+            << what << "[" << i << "]: got " << grad[i] << ", central difference " << want;
+    }
+}
+
+inline double dot(const Doubles& a, const Doubles& b) {
+    double s = 0;
+    for (size_t i = 0; i < a.size(); ++i) s += a[i] * b[i];
+    return s;
+}
+
+// ---- the formulas ---------------------------------------------------------------------------------------------------
+
+inline Doubles rmsnorm(const Doubles& x, const Doubles& w, double eps) {
+    const size_t C = w.size();
+    Doubles y(x.size());
+    for (size_t row = 0; row < x.size(); row += C) {
+        double squares = 0;
+        for (size_t c = 0; c < C; ++c) squares += x[row + c] * x[row + c];
+        const double rstd = 1 / std::sqrt(squares / double(C) + eps);
+        for (size_t c = 0; c < C; ++c) y[row + c] = x[row + c] * rstd * w[c];
+    }
+    return y;
+}
+
+inline Doubles swiglu(const Doubles& gate_up, int64_t F) {
+    Doubles h(gate_up.size() / 2);
+    for (size_t i = 0; i < h.size(); ++i) {
+        const size_t n = i / size_t(F), f = i % size_t(F);
+        const double g = gate_up[n * size_t(2 * F) + f], u = gate_up[n * size_t(2 * F) + size_t(F) + f];
+        h[i] = g / (1 + std::exp(-g)) * u;
+    }
+    return h;
+}
+
+// log(sum exp) - logit of the target, per row; 0 where the target is negative
+inline Doubles cross_entropy(const Doubles& logits, const std::vector<int32_t>& targets) {
+    const size_t V = logits.size() / targets.size();
+    Doubles loss(targets.size());
+    for (size_t n = 0; n < targets.size(); ++n) {
+        if (targets[n] < 0) continue;
+        double max = -1e300, sum = 0;
+        for (size_t v = 0; v < V; ++v) max = std::max(max, logits[n * V + v]);
+        for (size_t v = 0; v < V; ++v) sum += std::exp(logits[n * V + v] - max);
+        loss[n] = max + std::log(sum) - logits[n * V + size_t(targets[n])];
+    }
+    return loss;
+}
+
+// A packed qkv row: H query heads, K key heads, K value heads; o (B, Tq, H, D) dense. Queries are the last Tq of Tk
+// rows.
+struct PackedAttention {
+    int64_t B, Tq, Tk, H, K, D;
+
+    int64_t row() const { return (H + 2 * K) * D; }
+    int64_t query(int64_t b, int64_t t, int64_t h) const { return (b * Tk + Tk - Tq + t) * row() + h * D; }
+    int64_t key(int64_t b, int64_t t, int64_t kv) const { return (b * Tk + t) * row() + (H + kv) * D; }
+    int64_t value(int64_t b, int64_t t, int64_t kv) const { return key(b, t, kv) + K * D; }
+    int64_t out(int64_t b, int64_t t, int64_t h) const { return ((b * Tq + t) * H + h) * D; }
+    double scale() const { return 1 / std::sqrt(double(D)); }
+    AttentionShape shape(DType dtype) const {
+        return {B, Tq, Tk, H, K, D, row(), Tk * row(), row(), Tk * row(), H * D, Tq * H * D, float(scale()), dtype};
+    }
+
+    // Row t's probabilities over its visible keys, and its log-sum-exp.
+    double probabilities(const Doubles& qkv, int64_t b, int64_t h, int64_t t, Doubles& p) const {
+        const int64_t keys = Tk - Tq + t + 1, kv = h / (H / K);
+        p.assign(size_t(keys), 0);
+        double max = -1e300, sum = 0;
+        for (int64_t j = 0; j < keys; ++j) {
+            double s = 0;
+            for (int64_t d = 0; d < D; ++d) s += qkv[size_t(query(b, t, h) + d)] * qkv[size_t(key(b, j, kv) + d)];
+            p[size_t(j)] = s * scale();
+            max = std::max(max, p[size_t(j)]);
+        }
+        for (double& v : p) sum += v = std::exp(v - max);
+        for (double& v : p) v /= sum;
+        return max + std::log(sum);
+    }
+
+    Doubles forward(const Doubles& qkv, Doubles* lse = nullptr) const {
+        Doubles o(size_t(B * Tq * H * D), 0), p;
+        if (lse) lse->assign(size_t(B * H * Tq), 0);
+        for (int64_t b = 0; b < B; ++b)
+            for (int64_t h = 0; h < H; ++h)
+                for (int64_t t = 0; t < Tq; ++t) {
+                    const double row_lse = probabilities(qkv, b, h, t, p);
+                    if (lse) (*lse)[size_t((b * H + h) * Tq + t)] = row_lse;
+                    for (size_t j = 0; j < p.size(); ++j)
+                        for (int64_t d = 0; d < D; ++d)
+                            o[size_t(out(b, t, h) + d)] += p[j] * qkv[size_t(value(b, int64_t(j), h / (H / K)) + d)];
+                }
+        return o;
+    }
+
+    // What a relative error of every probability, every dS term and every stored o would add up to, per element of o
+    // and of dqkv: the scale of rounding errors. Multiply by the size of one rounding.
+    Doubles forward_scale(const Doubles& qkv) const {
+        Doubles magnitudes = qkv;
+        for (int64_t b = 0; b < B; ++b)
+            for (int64_t t = 0; t < Tk; ++t)
+                for (int64_t i = 0; i < K * D; ++i)
+                    magnitudes[size_t(value(b, t, 0) + i)] = std::abs(qkv[size_t(value(b, t, 0) + i)]);
+        return forward(magnitudes);
+    }
+    Doubles backward_scale(const Doubles& qkv, const Doubles& d_o, const Doubles& o) const {
+        Doubles scale_of(qkv.size(), 0), p;
+        for (int64_t b = 0; b < B; ++b)
+            for (int64_t h = 0; h < H; ++h)
+                for (int64_t t = 0; t < Tq; ++t) {
+                    const int64_t kv = h / (H / K);
+                    probabilities(qkv, b, h, t, p);
+                    double delta = 0;
+                    for (int64_t d = 0; d < D; ++d)
+                        delta += std::abs(o[size_t(out(b, t, h) + d)] * d_o[size_t(out(b, t, h) + d)]);
+                    for (int64_t j = 0; j < int64_t(p.size()); ++j) {
+                        double dp = 0;
+                        for (int64_t d = 0; d < D; ++d)
+                            dp += std::abs(d_o[size_t(out(b, t, h) + d)] * qkv[size_t(value(b, j, kv) + d)]);
+                        const double ds = p[size_t(j)] * (dp + delta) * scale();
+                        for (int64_t d = 0; d < D; ++d) {
+                            scale_of[size_t(query(b, t, h) + d)] += ds * std::abs(qkv[size_t(key(b, j, kv) + d)]);
+                            scale_of[size_t(key(b, j, kv) + d)] += ds * std::abs(qkv[size_t(query(b, t, h) + d)]);
+                            scale_of[size_t(value(b, j, kv) + d)] +=
+                                p[size_t(j)] * std::abs(d_o[size_t(out(b, t, h) + d)]);
+                        }
+                    }
+                }
+        return scale_of;
+    }
+};
+
+// Every instruction set of this CPU, and back to the best afterwards.
+inline std::vector<SimdLevel> simd_levels() {
+    const SimdLevel best = simd_level();
+    std::vector<SimdLevel> levels;
+    for (SimdLevel level : {SimdLevel::baseline, SimdLevel::avx2, SimdLevel::avx512, SimdLevel::avx512_bf16})
+        if (set_simd_level(level)) levels.push_back(level);
+    set_simd_level(best);
+    return levels;
+}
+
+struct AtSimdLevel {
+    SimdLevel before = simd_level();
+    explicit AtSimdLevel(SimdLevel level) { set_simd_level(level); }
+    ~AtSimdLevel() { set_simd_level(before); }
+};
+
+}  // namespace rz::test

@@ -1,0 +1,108 @@
+// AdamW: CUDA kernel against the CPU op.
+#include "kernels/adamw.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t n, first;
+    DType param_dtype, grad_dtype;
+    int64_t offset;  // the range begins this many elements into its buffers: a slice may lie anywhere
+    DType master_dtype = DType::f32, adam_dtype = DType::f32;
+};
+
+class AdamWTest : public testing::TestWithParam<Case> {};
+
+AdamW make(KernelRun& run, const Case& c, float grad_scale) {
+    const int64_t n = c.n + c.offset;
+    const Data w = normal(n, c.master_dtype, 1), m = normal(n, c.adam_dtype, 2, 0.1f),
+               grad = normal(n, c.grad_dtype, 4);
+    Data v = normal(n, c.adam_dtype, 3, 0.1f), param = zeros(n, c.param_dtype);
+    for (int64_t i = 0; i < n; ++i) v.set(i, float(v.at(i) * v.at(i))), param.set(i, float(w.at(i)));
+    AdamW a;
+    a.master = run.inout<char>("master", w) + c.offset * size_of(c.master_dtype);
+    a.m = run.inout<char>("m", m) + c.offset * size_of(c.adam_dtype);
+    a.v = run.inout<char>("v", v) + c.offset * size_of(c.adam_dtype);
+    a.param = c.param_dtype == c.master_dtype ? a.master
+                                              : run.inout<char>("param", param) + c.offset * size_of(c.param_dtype);
+    a.grad = run.input<char>(grad) + c.offset * size_of(c.grad_dtype);
+    a.grad_scale = run.input<float>(std::vector<float>{grad_scale});
+    // Segments that end inside a vector, are one element long, or lie before the range
+    std::vector<int64_t> ends = {c.first / 2, c.first + 1, c.first + 2, c.first + 7, c.first + c.n / 2 + 1};
+    ends.push_back(c.first + c.n + 3);
+    std::sort(ends.begin(), ends.end());
+    a.segment_end = run.input<int64_t>(ends);
+    a.decays = run.input<uint8_t>(std::vector<uint8_t>{1, 0, 1, 0, 1, 0});
+    a.segments = int64_t(ends.size());
+    a.n = c.n, a.first = c.first;
+    a.lr = 0.01f, a.beta1 = 0.9f, a.beta2 = 0.95f, a.eps = 1e-8f, a.weight_decay = 0.1f, a.step = 3;
+    a.param_dtype = c.param_dtype, a.grad_dtype = c.grad_dtype;
+    a.master_dtype = c.master_dtype, a.adam_dtype = c.adam_dtype, a.seed = 12345;
+    return a;
+}
+
+// m: two products and a sum of values below 1 and 5. v: the same, positive, so relative. w: m / sqrt(v) has a few
+// relative roundings, and is below 3 / sqrt(1 - beta2) = 14 except where v was tiny, in which case its own relative
+// error counts; lr scales it. param, and what is rounded by chance: one ulp off where fp32 results that differ in their
+// last bits fall on two sides of a boundary.
+TEST_P(AdamWTest, Update) {
+    const Case c = GetParam();
+    const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, 0.7f)); };
+    const double eps = std::ldexp(1.0, -24);
+    std::map<std::string, Tolerance> tolerances = {
+        {"m", {2 * eps, 8 * eps}}, {"v", {8 * eps, 0}}, {"master", {4 * eps, 0.01 * 14 * 32 * eps}}};
+    if (c.adam_dtype != DType::f32)
+        for (const char* name : {"m", "v"}) tolerances[name].relative = ulp(c.adam_dtype);
+    if (c.master_dtype != DType::f32) tolerances["master"].relative = ulp(c.master_dtype);
+    if (c.param_dtype != c.master_dtype) tolerances["param"] = {ulp(c.param_dtype), 0.01 * 14 * 32 * eps};
+    compare_on_devices(op, tolerances);
+}
+
+// The tolerance above would pass any way of rounding. Both devices must draw the same chance for the same element: then
+// a value rounds apart only where the boundary lies between two fp32 results 8 units of 2^-24 apart or less, of the
+// 2^16 units between bf16 neighbours. That is one in 8192; other chances would round a third of the elements apart.
+TEST(AdamWRounding, ChanceIsTheSameOnBothDevices) {
+    std::string why;
+    if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
+    for (const Case& c : {Case{20000, 400, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},
+                          Case{20000, 404, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},  // half a vector on
+                          Case{20000, 401, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16}}) {
+        const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, 0.7f)); };
+        const auto want = run_on(Device{DeviceKind::cpu, 0}, op), got = run_on(Device{DeviceKind::cuda, 0}, op);
+        for (const char* name : {"master", "m", "v"}) {
+            const auto &a = want.at(name).values, &b = got.at(name).values;
+            int64_t apart = 0;
+            for (size_t i = 0; i < a.size(); ++i) apart += a[i] != b[i];
+            EXPECT_LE(apart, 20) << name;
+        }
+    }
+}
+
+TEST_P(AdamWTest, BadStepWritesNothing) {
+    const Case c = GetParam();
+    for (const float bad : {NAN, INFINITY}) {
+        const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, bad)); };
+        compare_on_devices(op, {});
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AdamWTest,
+                         testing::Values(Case{1, 0, DType::f32, DType::f32, 0},            //
+                                         Case{40, 8, DType::bf16, DType::bf16, 0},         //
+                                         Case{9001, 1 << 20, DType::bf16, DType::f32, 0},  // several blocks, ragged
+                                         Case{4103, 5, DType::f32, DType::f32, 0},         //
+                                         Case{333, 100, DType::bf16, DType::bf16, 3},      // unaligned: scalars
+                                         Case{100, 9, DType::f16, DType::f32, 0},
+                                         Case{64, 4, DType::f32, DType::bf16, 0},
+                                         // bf16 moments, then bf16 masters too; vectors, and ranges inside a group of
+                                         // random words
+                                         Case{5003, 16, DType::bf16, DType::bf16, 0, DType::f32, DType::bf16},
+                                         Case{301, 6, DType::f32, DType::f32, 0, DType::f32, DType::bf16},
+                                         Case{5003, 1 << 20, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},
+                                         Case{333, 7, DType::bf16, DType::f32, 3, DType::bf16, DType::bf16},
+                                         Case{4101, 12, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},
+                                         Case{130, 8, DType::bf16, DType::bf16, 0, DType::bf16, DType::f32}));
+
+}  // namespace
+}  // namespace rz::test

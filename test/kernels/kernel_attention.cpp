@@ -1,0 +1,176 @@
+// Attention: CUDA kernels against the CPU op.
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_cuda.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t B, Tq, Tk, H, K, D;
+    DType dtype;
+    bool packed = false;  // q, k and v side by side in one row
+    bool large = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+    return out << "B" << c.B << "_T" << c.Tq << "of" << c.Tk << "_H" << c.H << "over" << c.K << "_D" << c.D << "_"
+               << name_of(c.dtype) << (c.packed ? "_packed" : "");
+}
+
+AttentionShape shape_of(const Case& c) {
+    AttentionShape s;
+    s.B = c.B, s.Tq = c.Tq, s.Tk = c.Tk, s.H = c.H, s.K = c.K, s.D = c.D;
+    const int64_t row = (c.H + 2 * c.K) * c.D;
+    s.q_row = c.packed ? row : c.H * c.D;
+    s.kv_row = c.packed ? row : c.K * c.D;
+    s.o_row = c.H * c.D;
+    s.q_batch = s.q_row * c.Tq, s.kv_batch = s.kv_row * c.Tk, s.o_batch = s.o_row * c.Tq;
+    s.scale = 1 / std::sqrt(float(c.D));
+    s.dtype = c.dtype;
+    return s;
+}
+
+// q, k and v, or where their gradients go: three tensors, or the parts of one
+struct Qkv {
+    char* q;
+    char* k;
+    char* v;
+};
+
+template <class Place>
+Qkv place(const Case& c, const AttentionShape& s, Place&& place_tensor) {
+    if (!c.packed)
+        return {place_tensor("q", c.B * s.q_batch), place_tensor("k", c.B * s.kv_batch),
+                place_tensor("v", c.B * s.kv_batch)};
+    char* all = place_tensor("qkv", c.B * s.q_batch);
+    const int64_t width = size_of(c.dtype) * c.D;
+    return {all, all + c.H * width, all + (c.H + c.K) * width};
+}
+
+Qkv inputs(KernelRun& run, const Case& c, const AttentionShape& s) {
+    return place(c, s, [&, seed = uint64_t(0)](const char*, int64_t n) mutable {
+        return const_cast<char*>(run.input<char>(normal(n, c.dtype, ++seed)));
+    });
+}
+
+void forward(KernelRun& run, const Case& c) {
+    const AttentionShape s = shape_of(c);
+    const Qkv in = inputs(run, c, s);
+    AttentionForward a;
+    a.o = run.output("o", c.B * s.o_batch, c.dtype);
+    a.lse = run.output<float>("lse", c.B * c.H * c.Tq, DType::f32);
+    a.q = in.q, a.k = in.k, a.v = in.v;
+    a.shape = s;
+    attention_forward(run.stream(), a);
+}
+
+class Attention : public testing::TestWithParam<Case> {
+   protected:
+    void SetUp() override {
+        if (GetParam().large && skip_large()) GTEST_SKIP() << "set KERNEL_TESTS_LARGE to run this in the emulator";
+    }
+    void TearDown() override { attention_path() = AttentionPath::wgmma; }
+    // Rounding of one value to dtype, relative to it
+    double rounding() const { return ulp(GetParam().dtype) / 2; }
+    void check_forward();
+    void check_backward();
+};
+
+// o is an average of values below 5, weighted by p. Scores (about 1, D roundings) and exponentials are within 2^-18.
+// Where p is rounded to dtype for the tensor cores, each weight moves by at most `rounding` of itself and so the
+// average by at most `rounding` of the average of |v|, about 1; twice that is allowed. Then one rounding of o.
+void Attention::check_forward() {
+    const Case c = GetParam();
+    const double small = std::ldexp(1.0, -18) * 8;
+    const double weights = c.dtype == DType::f32 ? 0 : 2 * rounding();
+    compare_on_devices([&](KernelRun& run) { forward(run, c); },
+                       {{"o", {ulp(c.dtype), small + weights}}, {"lse", {0, small}}});
+}
+
+bool wgmma_covers(const Case& c) {
+    return c.dtype != DType::f32 && (c.D == 64 || c.D == 80 || c.D == 96 || c.D == 128);
+}
+
+TEST_P(Attention, Forward) { check_forward(); }
+
+// What older devices run where Forward has used wgmma
+TEST_P(Attention, ForwardWithoutWgmma) {
+    const Case c = GetParam();
+    if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";
+    attention_path() = AttentionPath::mma;
+    check_forward();
+}
+
+// Rounded to dtype on their way into the tensor cores: p, where dv sums p * d_o, and ds = p (dp - delta), where dq and
+// dk sum scale * ds * k and q. Over a row p sums to 1; over a column to about 1 + ln(T) at most at random inputs, here
+// below 8, and over a group's heads to as many times that. |dp - delta| is about sqrt(D), which scale undoes. Errors of
+// single terms have random signs, so that their sum stays below `rounding` times that sum of p, times a typical 3 for
+// the largest of many.
+void Attention::check_backward() {
+    const Case c = GetParam();
+    if (c.Tq != c.Tk) GTEST_SKIP() << "only whole sequences have gradients";
+    const AttentionShape s = shape_of(c);
+    // o and lse come from the CPU, so that both sides start from the same bits
+    const auto before = run_on(Device{DeviceKind::cpu, 0}, [&](KernelRun& run) { forward(run, c); });
+    const Data o{c.dtype, before.at("o").bytes}, lse{DType::f32, before.at("lse").bytes},
+        d_o = normal(c.B * s.o_batch, c.dtype, 9);
+    const auto op = [&](KernelRun& run) {
+        const Qkv in = inputs(run, c, s);
+        const Qkv grad = place(
+            c, s, [&](const char* name, int64_t n) { return run.output<char>(std::string("d") + name, n, c.dtype); });
+        AttentionBackward a;
+        a.dq = grad.q, a.dk = grad.k, a.dv = grad.v;
+        a.q = in.q, a.k = in.k, a.v = in.v;
+        a.o = run.input(o);
+        a.d_o = run.input(d_o);
+        a.lse = run.input<float>(lse);
+        a.workspace = run.scratch(attention_backward_workspace(s));
+        a.shape = s;
+        attention_backward(run.stream(), a);
+    };
+    const double small = std::ldexp(1.0, -17) * double(8 * c.H / c.K);
+    const double column = c.dtype == DType::f32 ? 0 : 3 * rounding() * 8 * double(c.H / c.K);
+    const double row = c.dtype == DType::f32 ? 0 : 3 * rounding();
+    std::map<std::string, Tolerance> tolerances = {{"dq", {ulp(c.dtype), small + row}},
+                                                   {"dk", {ulp(c.dtype), small + column}},
+                                                   {"dv", {ulp(c.dtype), small + column}}};
+    if (c.packed) tolerances = {{"dqkv", {ulp(c.dtype), small + column}}};
+    compare_on_devices(op, tolerances);
+}
+
+TEST_P(Attention, Backward) { check_backward(); }
+
+TEST_P(Attention, BackwardWithoutWgmma) {
+    const Case c = GetParam();
+    if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";
+    attention_path() = AttentionPath::mma;
+    check_backward();
+}
+
+constexpr auto f32 = DType::f32, b16 = DType::bf16, h16 = DType::f16;
+INSTANTIATE_TEST_SUITE_P(Fma, Attention,
+                         testing::Values(Case{1, 1, 1, 1, 1, 6, f32}, Case{2, 33, 33, 3, 1, 6, f32},
+                                         Case{1, 65, 65, 9, 3, 16, f32, true}, Case{1, 64, 64, 1, 1, 64, f32},
+                                         Case{1, 50, 50, 2, 1, 80, f32}, Case{1, 129, 129, 1, 1, 128, f32},
+                                         Case{1, 37, 37, 2, 1, 256, f32}, Case{1, 33, 33, 2, 2, 34, b16},
+                                         Case{1, 19, 19, 1, 1, 130, b16, true}, Case{1, 40, 40, 2, 1, 72, h16},
+                                         Case{2, 3, 40, 2, 1, 16, f32}, Case{1, 1, 70, 3, 1, 48, b16},
+                                         Case{1, 1000, 1000, 2, 1, 64, f32, true, true}));
+INSTANTIATE_TEST_SUITE_P(TensorCore, Attention,
+                         testing::Values(Case{1, 1, 1, 1, 1, 64, b16}, Case{2, 127, 127, 2, 1, 64, b16},
+                                         Case{1, 129, 129, 9, 3, 64, b16, true}, Case{1, 67, 67, 15, 5, 64, b16, true},
+                                         Case{1, 200, 200, 2, 1, 80, b16}, Case{1, 150, 150, 2, 2, 96, b16, true},
+                                         Case{1, 129, 129, 2, 1, 128, b16, true}, Case{1, 257, 257, 1, 1, 128, b16},
+                                         Case{1, 70, 70, 2, 1, 64, h16}, Case{1, 66, 66, 1, 1, 128, h16},
+                                         Case{2, 1, 70, 2, 1, 64, b16}, Case{1, 5, 133, 2, 1, 128, b16},
+                                         Case{1, 130, 190, 1, 1, 80, b16}, Case{1, 33, 33, 2, 1, 80, h16},
+                                         Case{1, 33, 33, 2, 1, 96, h16},
+                                         // Several rounds and sections of work for the emulator's 4 multiprocessors
+                                         Case{3, 330, 330, 4, 2, 64, b16}, Case{2, 290, 290, 6, 3, 128, b16, true},
+                                         Case{1, 300, 500, 5, 1, 96, b16},
+                                         Case{1, 1000, 1000, 9, 3, 64, b16, true, true},
+                                         Case{2, 1000, 1000, 4, 2, 128, b16, true, true}));
+
+}  // namespace
+}  // namespace rz::test

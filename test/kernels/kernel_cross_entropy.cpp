@@ -1,0 +1,135 @@
+// Cross-entropy and the loss sum: CUDA kernels against the CPU ops.
+#include "kernels/cross_entropy.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t N, V;
+    DType dtype;
+};
+
+class CrossEntropyTest : public testing::TestWithParam<Case> {};
+
+// Each exponential: argument x - max, in units of log2, rounded (|x - max| < 16: 2^-20 of the result) and approximated
+// (2^-22); the sum of V of them in another order: below 2^-17. So the log-sum-exp and each probability are within
+// 2^-16, of 1 and of themselves.
+constexpr double kProbability = 1.0 / (1 << 16);
+
+void check(const Case& c, const Data& logits, const std::vector<int32_t>& targets, bool write_gradient) {
+    const float scale = 1.0f / float(c.N);
+    const auto op = [&](KernelRun& run) {
+        CrossEntropy a;
+        a.loss = run.output<float>("loss", c.N, DType::f32);
+        a.logits = run.inout("logits", logits);
+        a.targets = run.input<int32_t>(targets);
+        a.N = c.N, a.V = c.V, a.grad_scale = scale, a.write_gradient = write_gradient, a.dtype = c.dtype;
+        cross_entropy(run.stream(), a);
+    };
+    const Tolerance gradient{ulp(c.dtype) + kProbability, double(scale) * kProbability};
+    compare_on_devices(op, {{"loss", {0, 2 * kProbability}}, {"logits", write_gradient ? gradient : Tolerance{}}});
+}
+
+std::vector<int32_t> draw_targets(const Case& c) {
+    std::mt19937 generator(3);
+    std::vector<int32_t> targets(size_t(c.N));
+    for (auto& t : targets) t = int32_t(generator() % uint64_t(c.V));
+    targets.back() = int32_t(c.V - 1);  // in the ragged end of a row
+    if (c.N > 1) targets.front() = 0;
+    if (c.N > 2) targets[1] = kIgnoreTarget;
+    return targets;
+}
+
+TEST_P(CrossEntropyTest, GradientInPlace) {
+    const Case c = GetParam();
+    check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), true);
+}
+
+TEST_P(CrossEntropyTest, LossAlone) {
+    const Case c = GetParam();
+    check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), false);
+}
+
+TEST(CrossEntropyLimits, HugeAndMaskedLogits) {
+    const Case c{2, 40, DType::f32};
+    Data logits = normal(c.N * c.V, c.dtype, 4);
+    for (int64_t i = 0; i < c.V; ++i) logits.set(i, 1e4f + float(i));      // exp would overflow
+    for (int64_t i = c.V; i < 2 * c.V - 2; ++i) logits.set(i, -INFINITY);  // all but two masked
+    check(c, logits, {39, 79 - 40}, true);
+}
+
+// 1e5 log2 e is off by 2^-8 when rounded to fp32, an exponential of it by as much: no loss and no gradient may show it.
+TEST(CrossEntropyLimits, FarFromZero) {
+    const Case c{3, 300, DType::f32};
+    Data logits = normal(c.N * c.V, c.dtype, 4);
+    for (int64_t i = 0; i < c.N * c.V; ++i)
+        logits.set(i, float(std::round(logits.at(i) * 128) / 128 + (i < c.V ? 1e5 : -1e5)));
+    check(c, logits, {0, 150, 299}, true);
+}
+
+// Else a step whose loss is no number could be applied: the norm of its gradient would be one.
+TEST(CrossEntropyLimits, AnInfiniteLossHasNoFiniteGradient) {
+    const Case c{2, 70, DType::bf16};
+    Data logits = normal(c.N * c.V, c.dtype, 4);
+    logits.set(3, -INFINITY);
+    const auto op = [&](KernelRun& run) {
+        CrossEntropy a;
+        a.loss = run.output<float>("loss", c.N, DType::f32);
+        a.logits = run.inout("logits", logits);
+        a.targets = run.input<int32_t>(std::vector<int32_t>{3, 5});
+        a.N = c.N, a.V = c.V, a.grad_scale = 1, a.write_gradient = true, a.dtype = c.dtype;
+        cross_entropy(run.stream(), a);
+    };
+    std::vector<Device> devices{{DeviceKind::cpu, 0}};
+    if (cuda_device_count() > 0) devices.push_back({DeviceKind::cuda, 0});
+    for (const Device& device : devices) {
+        const auto out = run_on(device, op);
+        EXPECT_EQ(out.at("loss").values[0], INFINITY) << device.name();
+        EXPECT_TRUE(std::isnan(out.at("logits").values[3])) << device.name();
+        EXPECT_TRUE(std::isfinite(out.at("loss").values[1])) << device.name();
+        for (int64_t i = c.V; i < 2 * c.V; ++i)
+            EXPECT_TRUE(std::isfinite(out.at("logits").values[size_t(i)])) << device.name();
+    }
+}
+
+TEST(CrossEntropyLimits, NaNReachesTheLoss) {
+    const Case c{1, 70, DType::bf16};
+    Data logits = normal(c.V, c.dtype, 4);
+    logits.set(69, NAN);
+    const auto op = [&](KernelRun& run) {
+        CrossEntropy a;
+        a.loss = run.inout<float>("loss", zeros(1, DType::f32));
+        a.logits = run.inout("logits", logits);
+        a.targets = run.input<int32_t>(std::vector<int32_t>{3});
+        a.N = 1, a.V = c.V, a.grad_scale = 1, a.write_gradient = false, a.dtype = c.dtype;
+        cross_entropy(run.stream(), a);
+    };
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    EXPECT_TRUE(std::isnan(run_on(Device{DeviceKind::cuda, 0}, op).at("loss").values[0]));
+}
+
+TEST(CrossEntropySum, AddsToWhatIsThere) {
+    for (const int64_t n : {1, 255, 257, 5000}) {
+        const Data x = normal(n, DType::f32, 5, 1, 3);
+        const auto op = [&](KernelRun& run) {
+            SumF32 a{run.inout_f64("out", {2.5}), run.input<float>(x), n};
+            sum_f32(run.stream(), a);
+        };
+        compare_on_devices(op, {{"out", {std::ldexp(double(n), -53) * 4, 0}}});  // n additions in double
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyTest,
+                         testing::Values(Case{1, 2, DType::f32}, Case{3, 256, DType::bf16}, Case{5, 259, DType::bf16},
+                                         Case{4, 1000, DType::f32}, Case{3, 32000, DType::bf16},
+                                         Case{3, 32003, DType::bf16},  // every row starts at another alignment
+                                         Case{2, 40001, DType::f32},   // beyond the registers: in shared memory
+                                         Case{2, 128256, DType::bf16},
+                                         Case{2, 128259, DType::bf16},  // Llama 3's, and ragged
+                                         Case{1, 190007, DType::bf16},
+                                         Case{1, 100001, DType::f32},  // beyond that: read again
+                                         Case{2, 777, DType::f16}));
+
+}  // namespace
+}  // namespace rz::test

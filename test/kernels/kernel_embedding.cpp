@@ -1,0 +1,101 @@
+// Embedding: CUDA kernels against the CPU op.
+#include "kernels/embedding.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t N, C, V, hot;  // every token is below `hot`
+    DType dtype, grad_dtype;
+};
+
+std::vector<int32_t> draw_tokens(const Case& c) {
+    std::mt19937 generator(7);
+    std::vector<int32_t> tokens(size_t(c.N));
+    for (auto& t : tokens) t = int32_t(generator() % uint32_t(c.hot));
+    tokens.back() = int32_t(c.V - 1);
+    return tokens;
+}
+
+class Embedding : public testing::TestWithParam<Case> {};
+
+TEST_P(Embedding, Forward) {
+    const Case c = GetParam();
+    const Data table = normal(c.V * c.C, c.dtype, 1);
+    const auto tokens = draw_tokens(c);
+    const auto op = [&](KernelRun& run) {
+        EmbeddingForward a;
+        a.x = run.output("x", c.N * c.C, c.dtype);
+        a.table = run.input(table);
+        a.tokens = run.input<int32_t>(tokens);
+        a.N = c.N, a.C = c.C, a.V = c.V, a.dtype = c.dtype;
+        embedding_forward(run.stream(), a);
+    };
+    compare_on_devices(op, {});  // a copy
+}
+
+// A sum of r rows of a hot token: r roundings of a sum that stays below 5 sqrt(r), then one to grad_dtype.
+TEST_P(Embedding, Backward) {
+    const Case c = GetParam();
+    const Data dx = normal(c.N * c.C, c.dtype, 2), before = normal(c.V * c.C, c.grad_dtype, 3);
+    const auto tokens = draw_tokens(c);
+    std::vector<int32_t> rows(size_t(c.N)), starts(size_t(c.N + 1)), ids(size_t(c.N));
+    const int64_t distinct = embedding_plan(tokens.data(), c.N, c.V, rows.data(), starts.data(), ids.data());
+    const auto op = [&](KernelRun& run) {
+        EmbeddingBackward a;
+        a.dtable = run.inout("dtable", before);
+        a.dx = run.input(dx);
+        a.rows = run.input<int32_t>(rows);
+        a.starts = run.input<int32_t>(starts);
+        a.ids = run.input<int32_t>(ids);
+        a.distinct = distinct, a.N = c.N, a.C = c.C, a.V = c.V, a.dtype = c.dtype, a.grad_dtype = c.grad_dtype;
+        embedding_backward(run.stream(), a);
+    };
+    const double r = double(c.N);
+    compare_on_devices(op, {{"dtable", {ulp(c.grad_dtype), r * std::ldexp(5 * std::sqrt(r), -24)}}});
+}
+
+// A plan may be made longer by tokens that have no rows: nothing of theirs is read or written, and no bit changes.
+TEST(EmbeddingPlan, TokensWithoutRowsChangeNothing) {
+    const int64_t N = 20, C = 16, V = 9, most = 9;
+    std::vector<int32_t> tokens, rows(size_t(20)), starts(size_t(21)), ids(size_t(20), 1 << 30);
+    for (int64_t n = 0; n < N; ++n) tokens.push_back(int32_t(n * n % 5));
+    const int64_t distinct = embedding_plan(tokens.data(), N, V, rows.data(), starts.data(), ids.data());
+    ASSERT_LT(distinct, most);
+    for (int64_t i = distinct; i < most; ++i) starts[size_t(i + 1)] = int32_t(N);
+    const Data dx = normal(N * C, DType::bf16, 2);
+    Data before = normal(V * C, DType::bf16, 3);
+    for (int64_t c = 0; c < C; ++c) before.set(c, -0.0f);  // adding nothing would make it +0
+    const auto with = [&](int64_t count) {
+        return [&, count](KernelRun& run) {
+            embedding_backward(run.stream(), {.dtable = run.inout("dtable", before),
+                                              .dx = run.input(dx),
+                                              .rows = run.input<int32_t>(rows),
+                                              .starts = run.input<int32_t>(starts),
+                                              .ids = run.input<int32_t>(ids),
+                                              .distinct = count,
+                                              .N = N,
+                                              .C = C,
+                                              .V = V,
+                                              .dtype = DType::bf16,
+                                              .grad_dtype = DType::bf16});
+        };
+    };
+    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::cuda}) {
+        if (kind == DeviceKind::cuda && cuda_device_count() == 0) continue;
+        EXPECT_TRUE(run_on(Device{kind, 0}, with(most)).at("dtable").bytes ==
+                    run_on(Device{kind, 0}, with(distinct)).at("dtable").bytes);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Embedding,
+                         testing::Values(Case{1, 8, 3, 1, DType::bf16, DType::bf16},         // one token
+                                         Case{129, 576, 40, 40, DType::bf16, DType::f32},    //
+                                         Case{200, 33, 300, 2, DType::bf16, DType::f32},     // two hot tokens; scalars
+                                         Case{65, 6, 32003, 32003, DType::f32, DType::f32},  // nearly all distinct
+                                         Case{30, 4100, 9, 9, DType::f32, DType::f32},  // several slices of columns
+                                         Case{50, 64, 11, 11, DType::f16, DType::f16}));
+
+}  // namespace
+}  // namespace rz::test

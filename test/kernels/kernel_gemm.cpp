@@ -1,0 +1,147 @@
+// GEMM: cuBLASLt (its stand-in, in the emulator) behind our row-major interface against the CPU op.
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <list>
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/gemm_tuning.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t M, N, K;
+    bool trans_a, trans_b;
+    float beta;
+    DType dtype, c_dtype;
+    int64_t gap;  // of every row stride beyond dense
+};
+
+class GemmTest : public testing::TestWithParam<Case> {};
+
+// A sum of K products of about 1 in another order: the rounding errors of partial sums of size sqrt(K) add up like a
+// random walk, to about K * 2^-24; eight times that is allowed. Then one rounding to C.
+TEST_P(GemmTest, MatchesCpu) {
+    const Case c = GetParam();
+    const int64_t a_rows = c.trans_a ? c.K : c.M, a_columns = (c.trans_a ? c.M : c.K) + c.gap;
+    const int64_t b_rows = c.trans_b ? c.N : c.K, b_columns = (c.trans_b ? c.K : c.N) + c.gap;
+    const Data a = normal(a_rows * a_columns, c.dtype, 1), b = normal(b_rows * b_columns, c.dtype, 2),
+               before = normal(c.M * (c.N + c.gap), c.c_dtype, 3);
+    const auto op = [&](KernelRun& run) {
+        Gemm g;
+        g.c = run.inout("c", before);  // with gaps between rows that stay as they are
+        g.a = run.input(a);
+        g.b = run.input(b);
+        g.M = c.M, g.N = c.N, g.K = c.K, g.trans_a = c.trans_a, g.trans_b = c.trans_b;
+        g.alpha = 0.5f, g.beta = c.beta, g.dtype = c.dtype, g.c_dtype = c.c_dtype;
+        if (c.gap > 0) g.lda = a_columns, g.ldb = b_columns, g.ldc = c.N + c.gap;
+        gemm(run.stream(), g);
+    };
+    compare_on_devices(op, {{"c", {ulp(c.c_dtype), 8 * std::ldexp(double(c.K), -24)}}});
+}
+
+// With beta 0, what C held must not matter, even if it is NaN.
+TEST(GemmLimits, BetaZeroIgnoresC) {
+    const Data a = normal(64, DType::f32, 1), b = normal(64, DType::f32, 2);
+    const auto op = [&](KernelRun& run) {
+        Gemm g;
+        g.c = run.output("c", 64, DType::f32);
+        g.a = run.input(a);
+        g.b = run.input(b);
+        g.M = g.N = g.K = 8, g.dtype = g.c_dtype = DType::f32;
+        gemm(run.stream(), g);
+    };
+    compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(8.0, -24)}}});
+}
+
+// A choice is measured once, written, and read afterwards; damaged lines do no harm; the product stays right
+// throughout.
+TEST(GemmTuningTest, MeasuresWritesAndReads) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    const std::string path = testing::TempDir() + "/ringzero_gemm_tuning_" + std::to_string(getpid());
+    std::filesystem::remove(path);
+    const Data a = normal(24 * 16, DType::bf16, 1), b = normal(40 * 16, DType::bf16, 2),
+               c = normal(24 * 40, DType::f32, 3);
+    const auto op = [&](KernelRun& run) {
+        Gemm g;
+        g.c = run.inout("c", c);
+        g.a = run.input(a);
+        g.b = run.input(b);
+        g.M = 24, g.N = 40, g.K = 16, g.trans_b = true, g.beta = 1, g.dtype = DType::bf16, g.c_dtype = DType::f32;
+        gemm(run.stream(), g);
+    };
+    const auto check = [&](GemmTuning tuning, int64_t measured, int64_t read) {
+        gemm_tuning() = tuning;
+        compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(16.0, -24)}}});
+        EXPECT_EQ(gemm_tuning().measured, measured);
+        EXPECT_EQ(gemm_tuning().read, read);
+    };
+    std::ofstream(path) << "damaged\n\t\t\t\n";
+    check({.measure = true, .cache_file = path}, 1, 0);
+    check({.measure = false, .cache_file = path}, 0, 1);
+    std::ifstream file(path);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;  // damaged lines went when it was written
+    const std::string copy = path + "_cut";
+    std::ofstream(copy) << text.substr(0, text.size() - 40);  // the algorithm is cut off
+    check({.measure = false, .cache_file = copy}, 0, 0);
+    gemm_tuning() = GemmTuning{};
+    std::filesystem::remove(path);
+    std::filesystem::remove(copy);
+}
+
+// 32 MiB from Hopper on, 4 MiB before; one per stream.
+TEST(GemmWorkspace, DependsOnTheArchitecture) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    const Device device{DeviceKind::cuda, 0};
+    // A new stream may have the handle of one that is gone, and so its workspace: until one takes memory.
+    std::list<Stream> streams;
+    const auto taken = [&] {
+        int64_t bytes = 0;
+        for (int i = 0; i < 100 && bytes == 0; ++i) {
+            Stream& stream = streams.emplace_back(device, "another");
+            Buffer abc(device, 3 * 8 * 8 * 4, MemKind::data, "test");
+            stream.zero(abc.data(), abc.bytes());
+            const int64_t before = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace);
+            gemm(stream, {.c = abc.data(),
+                          .a = abc.bytes_at(256),
+                          .b = abc.bytes_at(512),
+                          .M = 8,
+                          .N = 8,
+                          .K = 8,
+                          .dtype = DType::f32,
+                          .c_dtype = DType::f32});
+            stream.synchronize();
+            bytes = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace) - before;
+        }
+        return bytes;
+    };
+#ifdef SIMT_EMU
+    setenv("SIMT_ARCH", "80", 1);
+    EXPECT_EQ(taken(), int64_t(4) << 20);
+    setenv("SIMT_ARCH", "90", 1);
+    EXPECT_EQ(taken(), int64_t(32) << 20);
+    unsetenv("SIMT_ARCH");
+#else
+    const int64_t bytes = taken();
+    EXPECT_TRUE(bytes == int64_t(4) << 20 || bytes == int64_t(32) << 20) << bytes;
+#endif
+}
+
+constexpr auto f32 = DType::f32, b16 = DType::bf16;
+INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
+                         testing::Values(Case{1, 1, 1, false, false, 0, f32, f32, 0},        //
+                                         Case{17, 40, 24, false, true, 0, b16, b16, 0},      // y = x w^T
+                                         Case{17, 24, 40, false, false, 0, b16, b16, 0},     // dx = dy w
+                                         Case{40, 24, 17, true, false, 1, b16, f32, 0},      // dw += dy^T x
+                                         Case{40, 24, 17, true, false, 1, b16, b16, 0},      //
+                                         Case{33, 8, 16, true, true, 0.5f, f32, f32, 0},     //
+                                         Case{12, 16, 8, false, true, 1, f32, f32, 8},       // strided rows
+                                         Case{65, 129, 127, false, true, 0, f32, f32, 0},    //
+                                         Case{8, 32003, 16, false, true, 0, b16, b16, 0}));  // a head
+
+}  // namespace
+}  // namespace rz::test

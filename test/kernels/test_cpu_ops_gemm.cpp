@@ -1,0 +1,199 @@
+// GEMM against sums in double: every combination of transposes, beta and types, through oneDNN and through our own
+// loops.
+
+#include <omp.h>
+
+#include "kernels/gemm/gemm.h"
+#include "test/kernels/double_ops.h"
+
+namespace rz::test {
+namespace {
+
+struct Product {
+    int64_t M, N, K;
+    bool trans_a, trans_b;
+    float alpha, beta;
+    DType dtype, c_dtype;
+    int64_t padding;  // added to every row stride
+
+    std::string text() const {
+        return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld", long(M), long(N), long(K),
+                      trans_a, trans_b, double(alpha), double(beta), name_of(dtype), name_of(c_dtype), long(padding));
+    }
+};
+
+void expect_product(const Product& p, void (*run)(const Gemm&)) {
+    SCOPED_TRACE(p.text());
+    const int64_t lda = (p.trans_a ? p.M : p.K) + p.padding, ldb = (p.trans_b ? p.K : p.N) + p.padding,
+                  ldc = p.N + p.padding;
+    const Tensor a = random_tensor((p.trans_a ? p.K : p.M) * lda, p.dtype, 1);
+    const Tensor b = random_tensor((p.trans_b ? p.N : p.K) * ldb, p.dtype, 2);
+    // With beta 0 what C held must not matter, NaN included.
+    const Tensor c = p.beta == 0 ? Tensor(p.M * ldc, p.c_dtype) : random_tensor(p.M * ldc, p.c_dtype, 3);
+    const Doubles av = a.values(), bv = b.values(), before = c.values();
+    const bool dense = p.padding == 0;
+    run({.c = c.data(),
+         .a = a.data(),
+         .b = b.data(),
+         .M = p.M,
+         .N = p.N,
+         .K = p.K,
+         .trans_a = p.trans_a,
+         .trans_b = p.trans_b,
+         .alpha = p.alpha,
+         .beta = p.beta,
+         .dtype = p.dtype,
+         .c_dtype = p.c_dtype,
+         .lda = dense ? 0 : lda,
+         .ldb = dense ? 0 : ldb,
+         .ldc = dense ? 0 : ldc});
+    const Doubles got = c.values();
+    for (int64_t m = 0; m < p.M; ++m)
+        for (int64_t n = 0; n < ldc; ++n) {
+            const size_t i = size_t(m * ldc + n);
+            if (n >= p.N) {  // between the rows
+                ASSERT_TRUE(got[i] == before[i] || (std::isnan(got[i]) && std::isnan(before[i]))) << m << ", " << n;
+                continue;
+            }
+            double sum = 0, terms = 0;
+            for (int64_t k = 0; k < p.K; ++k) {
+                const double x = av[size_t(p.trans_a ? k * lda + m : m * lda + k)] *
+                                 bv[size_t(p.trans_b ? n * ldb + k : k * ldb + n)];
+                sum += x, terms += std::abs(x);
+            }
+            const double old = p.beta == 0 ? 0 : double(p.beta) * before[i];
+            const double want = double(p.alpha) * sum + old;
+            // K products summed in fp32 in any order, then alpha, beta and the rounding to C. Where C is 16 bits wide,
+            // a library may round the product before it adds beta C.
+            const double stored = rounding_at(p.c_dtype, want) + (p.beta == 0 ? 0 : rounding_at(p.c_dtype, want - old));
+            const double tolerance =
+                (double(p.K) + 4) * 0x1p-24 * (std::abs(double(p.alpha)) * terms + std::abs(old)) + stored;
+            ASSERT_LE(std::abs(got[i] - want), tolerance) << m << ", " << n << ": got " << got[i] << ", want " << want;
+        }
+}
+
+class GemmTest : public testing::TestWithParam<std::tuple<bool, bool, float>> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, GemmTest,
+                         testing::Combine(testing::Bool(), testing::Bool(), testing::Values(0.0f, 1.0f, 0.5f)));
+
+void every_type(Product p, void (*run)(const Gemm&)) {
+    for (DType dtype : {DType::f32, DType::bf16, DType::f16})
+        for (DType c_dtype : {DType::f32, dtype}) {
+            p.dtype = dtype, p.c_dtype = c_dtype;
+            expect_product(p, run);
+            if (dtype == DType::f32) break;
+        }
+}
+
+constexpr int64_t kShapes[][3] = {{1, 1, 1}, {3, 5, 7}, {1, 65, 33}, {33, 1, 64}, {64, 48, 1}, {37, 130, 65}};
+
+TEST_P(GemmTest, LibraryMatchesDouble) {
+    const auto [trans_a, trans_b, beta] = GetParam();
+    for (auto [M, N, K] : kShapes)
+        for (int64_t padding : {0, 3}) every_type({M, N, K, trans_a, trans_b, 1, beta, {}, {}, padding}, gemm_cpu);
+    every_type({20, 30, 40, trans_a, trans_b, -0.75f, beta, {}, {}, 0}, gemm_cpu);
+}
+
+TEST_P(GemmTest, OwnLoopsMatchDouble) {
+    const auto [trans_a, trans_b, beta] = GetParam();
+    for (SimdLevel level : simd_levels()) {
+        const AtSimdLevel at(level);
+        SCOPED_TRACE(name_of(level));
+        for (auto [M, N, K] : kShapes)
+            for (int64_t padding : {0, 3})
+                every_type({M, N, K, trans_a, trans_b, 1, beta, {}, {}, padding}, gemm_reference);
+        // More than one tile in every direction
+        expect_product({175, 270, 260, trans_a, trans_b, -0.75f, beta, DType::f32, DType::f32, 0}, gemm_reference);
+        expect_product({175, 270, 260, trans_a, trans_b, 1, beta, DType::bf16, DType::bf16, 0}, gemm_reference);
+    }
+}
+
+// The bits of an element must depend on its row of A and column of B alone.
+TEST(Gemm, OwnLoopsGiveTheSameBitsForAnyRowsAndThreads) {
+    const int64_t M = 400, N = 300, K = 513;
+    for (SimdLevel level : simd_levels()) {
+        const AtSimdLevel at(level);
+        const Tensor a = random_tensor(M * K, DType::f32, 1), b = random_tensor(N * K, DType::f32, 2);
+        const Tensor whole(M * N, DType::f32), parts(M * N, DType::f32);
+        Gemm g{.c = whole.data(),
+               .a = a.data(),
+               .b = b.data(),
+               .M = M,
+               .N = N,
+               .K = K,
+               .trans_b = true,
+               .dtype = DType::f32,
+               .c_dtype = DType::f32};
+        gemm_reference(g);
+        const int before = omp_get_max_threads();
+        omp_set_num_threads(3);
+        for (int64_t m = 0, rows = 1; m < M; m += rows, rows = std::min(M - m, 2 * rows + 1)) {
+            g.M = rows, g.a = a.as<float>() + m * K, g.c = parts.as<float>() + m * N;
+            gemm_reference(g);
+        }
+        omp_set_num_threads(before);
+        EXPECT_EQ(whole.bits(), parts.bits()) << name_of(level);
+    }
+}
+
+TEST(Gemm, SameCallSameBits) {
+    const Tensor a = random_tensor(128 * 512, DType::bf16, 1), b = random_tensor(256 * 512, DType::bf16, 2);
+    const auto run = [&] {
+        const Tensor c(128 * 256, DType::f32);
+        gemm_cpu({.c = c.data(),
+                  .a = a.data(),
+                  .b = b.data(),
+                  .M = 128,
+                  .N = 256,
+                  .K = 512,
+                  .trans_b = true,
+                  .dtype = DType::bf16,
+                  .c_dtype = DType::f32});
+        return c.bits();
+    };
+    const std::string first = run();
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(first, run());
+}
+
+TEST(Gemm, EmptyProducts) {
+    const Tensor a(16, DType::f32), c(Doubles(16, 3.0), DType::f32);
+    Gemm g{.c = c.data(),
+           .a = a.data(),
+           .b = a.data(),
+           .M = 4,
+           .N = 4,
+           .K = 0,
+           .beta = 0.5f,
+           .dtype = DType::f32,
+           .c_dtype = DType::f32};
+    gemm_cpu(g);  // K = 0: C = beta C
+    EXPECT_EQ(c.values(), Doubles(16, 1.5));
+    g.M = 0, g.K = 4;
+    gemm_cpu(g);
+    EXPECT_EQ(c.values(), Doubles(16, 1.5));
+}
+
+TEST(Gemm, RefusesStridesThatAreTooShort) {
+    Stream stream(Device{}, "test");
+    const Tensor x(64, DType::f32);
+    const Gemm g{.c = x.data(),
+                 .a = x.data(),
+                 .b = x.data(),
+                 .M = 4,
+                 .N = 4,
+                 .K = 8,
+                 .dtype = DType::f32,
+                 .c_dtype = DType::f32,
+                 .lda = 7};
+    try {
+        gemm(stream, g);
+        ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("lda is 7 but a row holds 8"), std::string::npos) << error.what();
+    }
+}
+
+TEST(Gemm, NamesItsLibrary) { EXPECT_NE(std::string(gemm_library(DeviceKind::cpu)), ""); }
+
+}  // namespace
+}  // namespace rz::test

@@ -1,0 +1,181 @@
+// The file that keeps cuBLASLt's algorithms: what is written is read, and nothing else is.
+#include <thread>
+#include <memory>
+#include <chrono>
+#include <atomic>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "kernels/gemm/gemm_tuning.h"
+
+namespace rz {
+namespace {
+
+class GemmCacheTest : public testing::Test {
+   protected:
+    void SetUp() override {
+        folder_ = testing::TempDir() + "/ringzero_gemm_cache_" + std::to_string(getpid());
+        std::filesystem::create_directories(folder_);
+        path_ = folder_ + "/cache.txt";
+    }
+    void TearDown() override {
+        std::filesystem::remove_all(folder_);
+        gemm_tuning() = {};
+    }
+    std::string text() const {
+        std::ifstream file(path_, std::ios::binary);
+        return {std::istreambuf_iterator<char>(file), {}};
+    }
+    void set_text(const std::string& text) const { std::ofstream(path_, std::ios::binary) << text; }
+
+    std::string folder_, path_;
+    const std::string key_ =
+        "NVIDIA H200, cuBLASLt 13.1.0\tbf16 (24 x 40 x 16), B^T, C bf16, strides 16 16 40, aligned to 256";
+    const GemmChoice choice_ = {0, 1, 0xff, 0x7f, 10, 9, 32, 255};
+};
+
+TEST_F(GemmCacheTest, WhatIsWrittenIsRead) {
+    EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty());
+    const GemmChoice other = {8, 7, 6, 5, 4, 3, 2, 1};
+    write_gemm_cache(path_, key_, choice_, 12.5);
+    write_gemm_cache(path_, key_ + "2", other, 1);
+    EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{choice_});
+    EXPECT_EQ(read_gemm_cache(path_, key_ + "2", 8), std::vector<GemmChoice>{other});
+    EXPECT_TRUE(read_gemm_cache(path_, key_.substr(0, key_.size() - 1), 8).empty());  // a key is no prefix
+    EXPECT_TRUE(read_gemm_cache(path_, key_, 16).empty());                            // another library's size
+    write_gemm_cache(path_, key_, other, 2);
+    EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{other});
+    EXPECT_EQ(read_gemm_cache(path_, key_ + "2", 8), std::vector<GemmChoice>{other});
+}
+
+// Any byte changed or lost anywhere in the line: passed over. Only the key's own letters may spell another key.
+TEST_F(GemmCacheTest, DamagedLinesArePassedOver) {
+    write_gemm_cache(path_, key_, choice_, 12.5);
+    const std::string good = text();
+    for (size_t i = 0; i < good.size(); ++i) {
+        for (const char c : {char(good[i] ^ 1), '\n', '\t', '\0', char(0xff)}) {
+            if (c == good[i]) continue;
+            std::string bad = good;
+            bad[i] = c;
+            set_text(bad);
+            EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty()) << "byte " << i << " became " << int(c);
+        }
+        set_text(good.substr(0, i));
+        EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty()) << "cut at " << i;
+    }
+    // What stands around it does not hide the good line, and goes when the file is written again.
+    set_text("damaged\n\t\t\t\n" + std::string(100000, 'x') + "\n" + std::string("\0\0\n", 3) + good +
+             "no end of line");
+    EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{choice_});
+    write_gemm_cache(path_, key_ + "2", choice_, 1);
+    EXPECT_EQ(text().find("damaged"), std::string::npos);
+    EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{choice_});
+}
+
+TEST_F(GemmCacheTest, NoiseIsPassedOver) {
+    std::mt19937 random(1);
+    for (int i = 0; i < 200; ++i) {
+        std::string noise = "gemm1\t" + key_ + "\t";
+        for (int j = 0; j < 200; ++j) noise += "\t\n0123456789abcdef\xff"[random() % 19];
+        set_text(noise);
+        EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty());
+    }
+}
+
+// No regular file, or one too big: as if there were none. A pipe without a writer must not make anyone wait.
+TEST_F(GemmCacheTest, NotARegularFile) {
+    ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+    EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty());
+    EXPECT_TRUE(read_gemm_cache(folder_, key_, 8).empty());
+    EXPECT_TRUE(read_gemm_cache("/dev/zero", key_, 8).empty());
+    std::filesystem::remove(path_);
+    write_gemm_cache(path_, key_, choice_, 1);
+    std::filesystem::resize_file(path_, 64 << 20);
+    EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty());
+}
+
+// Writers at the same time lose no line, and a reader never sees half a file.
+TEST_F(GemmCacheTest, WritersAtTheSameTime) {
+    write_gemm_cache(path_, key_, choice_, 1);
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < 3; ++rank) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+            for (int i = 0; i < 10; ++i)
+                write_gemm_cache(path_, key_ + format(" rank %d shape %d", rank, i),
+                                 GemmChoice(8, (unsigned char)(rank * 10 + i)), 1);
+            _exit(0);
+        }
+        children.push_back(pid);
+    }
+    for (int i = 0; i < 200; ++i) ASSERT_EQ(read_gemm_cache(path_, key_, 8).size(), 1u);
+    for (const pid_t pid : children) {
+        int status = -1;
+        ASSERT_EQ(waitpid(pid, &status, 0), pid);
+        EXPECT_EQ(status, 0);
+    }
+    for (int rank = 0; rank < 3; ++rank)
+        for (int i = 0; i < 10; ++i)
+            EXPECT_EQ(read_gemm_cache(path_, key_ + format(" rank %d shape %d", rank, i), 8),
+                      std::vector<GemmChoice>{GemmChoice(8, (unsigned char)(rank * 10 + i))});
+}
+
+TEST_F(GemmCacheTest, UnwritableIsSaid) {
+    try {
+        write_gemm_cache(folder_ + "/nowhere/cache.txt", key_, choice_, 1);
+        FAIL() << "it was written";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("/nowhere/cache.txt"), std::string::npos) << error.what();
+    }
+}
+
+TEST_F(GemmCacheTest, FlagsSayWhatTheyDo) {
+    const Device cpu{}, cuda{DeviceKind::cuda, 0};
+    EXPECT_EQ(set_gemm_tuning(cpu, false, ""), "");
+    EXPECT_NE(set_gemm_tuning(cpu, true, "").find("no effect on the CPU"), std::string::npos);
+    EXPECT_FALSE(gemm_tuning().measure);
+    EXPECT_NE(set_gemm_tuning(cpu, false, path_).find("no effect on the CPU"), std::string::npos);
+    EXPECT_EQ(set_gemm_tuning(cuda, false, ""), "");
+    EXPECT_EQ(set_gemm_tuning(cuda, false, path_), "");
+    EXPECT_FALSE(gemm_tuning().measure);
+    EXPECT_EQ(gemm_tuning().cache_file, path_);
+    EXPECT_NE(set_gemm_tuning(cuda, true, folder_ + "/made/cache.txt").find("/made/cache.txt"), std::string::npos);
+    EXPECT_TRUE(gemm_tuning().measure);
+    EXPECT_TRUE(std::filesystem::is_directory(folder_ + "/made"));
+    setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
+    set_gemm_tuning(cuda, true, "");
+    EXPECT_EQ(gemm_tuning().cache_file, folder_ + "/ringzero/gemm_tuning.txt");
+    unsetenv("XDG_CACHE_HOME");
+    std::ofstream(folder_ + "/file") << "x";
+    EXPECT_THROW(set_gemm_tuning(cuda, true, folder_ + "/file/cache.txt"), Error);
+}
+
+// One at a time; who waits gets its turn when the other is done, and not before.
+TEST_F(GemmCacheTest, TurnsAreTaken) {
+    auto first = std::make_unique<GemmTuningTurn>(path_);
+    EXPECT_TRUE(first->held());
+    EXPECT_FALSE(GemmTuningTurn(path_, /*patience=*/0.05).held());
+    EXPECT_TRUE(GemmTuningTurn(path_ + "other", 0.05).held());
+    std::atomic<bool> given{false}, too_early{false};
+    std::thread other([&] {
+        const GemmTuningTurn turn(path_, 20);
+        too_early = !given;
+        EXPECT_TRUE(turn.held());
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    given = true;
+    first.reset();
+    other.join();
+    EXPECT_FALSE(too_early);
+    EXPECT_FALSE(GemmTuningTurn("").held());
+    EXPECT_FALSE(GemmTuningTurn("/nowhere/at/all", 5).held()) << "no file can be made there, and nobody waits for it";
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,114 @@
+// Checkpoints between ranks: written in one sharding, read in every other.
+
+#include <filesystem>
+
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/base/fault.h"
+#include "test/comm/mpi_main.h"
+#include "test/zero/zero_case.h"
+
+namespace rz {
+namespace {
+
+// One value per logical element and array, so that any rank knows what any other wrote.
+float value(int64_t i, int k) { return float((i * 7 + k * 13) % 1009 - 500) / 64; }
+
+std::string shared_folder(Process& process) {
+    std::string folder = std::filesystem::temp_directory_path() / "rz_mpi_checkpoint_XXXXXX";
+    if (process.is_root()) require(::mkdtemp(folder.data()) != nullptr, "can't make a folder: %m");
+    process.broadcast(folder.data(), int64_t(folder.size()), 0);
+    return folder;
+}
+
+struct Sharded {
+    Sharded(Mesh& mesh, int stage, DType param) : config(zero_case::toy(false)), table(config), stream(cpu, "compute") {
+        ZeroOptions o;
+        o.stage = stage, o.param_dtype = o.grad_dtype = o.wire_dtype = param;
+        zero = std::make_unique<Zero>(cpu, stream, unit_layouts(table), decay_segments(table), o, AdamWOptions{}, mesh);
+    }
+    template <class Body>
+    void each(const Body& body) {  // body(master, m, v, logical index) of elements that are no padding
+        for (const OwnedRange& r : zero->owned()) {
+            const int64_t held = table.units()[size_t(r.unit)].size - r.elements.begin;
+            for (int64_t i = 0; i < std::min(held, r.elements.size()); ++i)
+                body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
+                     r.logical + i);
+        }
+    }
+    const Device cpu{DeviceKind::cpu, 0};
+    ModelConfig config;
+    ParamTable table;
+    Stream stream;
+    std::unique_ptr<Zero> zero;
+};
+
+TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
+    Process& process = test_process();
+    const std::string folder = shared_folder(process);
+    const Device cpu{DeviceKind::cpu, 0};
+    std::vector<std::pair<int, int>> shardings = {{0, 0}, {1, 0}, {3, 0}};  // stage, shard size
+    if (process.size() % 2 == 0) shardings.push_back({3, process.size() / 2});
+    int64_t step = 0;
+    for (const DType param : {DType::f32, DType::bf16})
+        for (const auto& [stage, shard] : shardings) {
+            Mesh mesh(process, cpu, {.shard_size = shard});
+            Sharded a(mesh, stage, param);
+            a.each([](float& w, float& m, float& v, int64_t i) { w = value(i, 1), m = value(i, 2), v = value(i, 3); });
+            a.zero->publish();
+            CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
+                                    {.run_folder = folder, .tokenizer_from = "", .timeout_s = 30});
+            Manifest manifest;
+            manifest.run_id = "test";
+            manifest.step = ++step;
+            writer.save(manifest);
+            ASSERT_TRUE(writer.finish());
+            const std::string path = CheckpointStore(folder).path(step);
+            const Manifest written = check_checkpoint(path);
+            for (const auto& [to_stage, to_shard] : shardings) {
+                Mesh to_mesh(process, cpu, {.shard_size = to_shard});
+                Sharded b(to_mesh, to_stage, param);
+                ASSERT_EQ(load_state(path, written, b.table, process, cpu, b.stream, *b.zero, nullptr), "");
+                int64_t wrong = 0, seen = 0;
+                b.each([&](float w, float m, float v, int64_t i) {
+                    wrong += w != value(i, 1) || m != value(i, 2) || v != value(i, 3);
+                    ++seen;
+                });
+                EXPECT_EQ(wrong, 0) << "of " << seen << ": stage " << stage << " to " << to_stage;
+            }
+            process.barrier();
+        }
+    if (process.is_root()) std::filesystem::remove_all(folder);
+}
+
+// Rank 1's disk fails: no rank has a checkpoint, all ranks know, and the next save works.
+TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
+    Process& process = test_process();
+    if (process.size() < 2) GTEST_SKIP() << "needs two ranks";
+    const std::string folder = shared_folder(process);
+    const Device cpu{DeviceKind::cpu, 0};
+    Mesh mesh(process, cpu);
+    Sharded a(mesh, 3, DType::f32);
+    CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
+                            {.run_folder = folder, .tokenizer_from = "", .timeout_s = 30});
+    arm_faults(process.rank(), "checkpoint.fsync:1:1:eio");
+    Manifest manifest;
+    manifest.run_id = "test";
+    manifest.step = 1;
+    writer.save(manifest);
+    EXPECT_FALSE(writer.finish());
+    manifest.step = 2;
+    writer.save(manifest);
+    EXPECT_TRUE(writer.finish());
+    arm_faults(process.rank(), "");
+    if (process.is_root()) {
+        const std::vector<SaveReport> reports = writer.reports();
+        ASSERT_EQ(reports.size(), 2u);
+        EXPECT_NE(reports[0].error.find("rank 1"), std::string::npos) << reports[0].error;
+        EXPECT_EQ(CheckpointStore(folder).steps(), (std::vector<int64_t>{2}));
+    }
+    process.barrier();
+    if (process.is_root()) std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,490 @@
+// Checkpoints in one process: the hash, the manifest's reader, the folder's rules, and save and load.
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "kernels/elementwise.h"
+#include "llama/base/atomic_file.h"
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/checkpoint/finite.h"
+#include "llama/model/hf.h"
+#include "llama/model/model.h"
+#include "llama/base/sum_hash.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+    Folder() {
+        char name[] = "/tmp/rz_checkpoint_XXXXXX";
+        path = ::mkdtemp(name);
+    }
+    ~Folder() { fs::remove_all(path); }
+    std::string path;
+};
+
+void write_text(const std::string& path, const std::string& text) {
+    fs::create_directories(fs::path(path).parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+}
+
+// ---- hash ----
+
+TEST(SumHash, PartsAddUpInAnyOrder) {
+    std::mt19937 rng(1);
+    std::vector<uint32_t> data(1000);
+    for (uint32_t& x : data) x = rng();
+    for (const int64_t e : {1, 2, 4, 8}) {
+        const int64_t n = int64_t(data.size()) * 4 / e;
+        const char* bytes = reinterpret_cast<const char*>(data.data());
+        const uint64_t whole = sum_hash(bytes, 0, n, e);
+        const int64_t a = n / 3, b = n / 2 + 1;
+        EXPECT_EQ(whole, sum_hash(bytes + b * e, b, n - b, e) + sum_hash(bytes, 0, a, e) +
+                             sum_hash(bytes + a * e, a, b - a, e));
+    }
+    EXPECT_THROW(sum_hash(data.data(), 0, 1, 3), Error);
+}
+
+TEST(SumHash, AnyBitAndAnySwapShows) {
+    std::vector<uint16_t> data(64);
+    for (size_t i = 0; i < data.size(); ++i) data[i] = uint16_t(i / 8);
+    const uint64_t want = sum_hash(data.data(), 0, 64, 2);
+    for (size_t i = 0; i < data.size(); ++i)
+        for (int bit = 0; bit < 16; ++bit) {
+            data[i] ^= uint16_t(1 << bit);
+            ASSERT_NE(sum_hash(data.data(), 0, 64, 2), want);
+            data[i] ^= uint16_t(1 << bit);
+        }
+    for (size_t i = 8; i < data.size(); ++i) {
+        std::swap(data[i], data[0]);
+        ASSERT_NE(sum_hash(data.data(), 0, 64, 2), want);
+        std::swap(data[i], data[0]);
+    }
+    EXPECT_NE(text_hash(std::string("a\0", 2)), text_hash("a"));
+}
+
+// ---- manifest ----
+
+Manifest example() {
+    Manifest m;
+    m.run_id = "abc", m.commit = "1234567", m.written_at = "2026-11-21T12:00:00Z", m.device = "a \"device\"";
+    m.step = 300, m.updates = 298, m.samples = 4096, m.tokens = int64_t(1) << 45, m.data_hash = 0xfedcba9876543210ull;
+    m.validations = 3, m.seconds = 0.1, m.ranks = 4, m.zero = 3;
+    m.rollbacks = {{290, 200, 5000, "a \"spike\""}, {295, 100, 1, ""}};
+    m.flags = {{"lr", "0.001"}, {"val-data", ""}};
+    m.data = R"({"seed":1})";
+    m.guards = R"({"skipped":0})";
+    m.files = {{"config.json", 12, 0xffffffffffffffffull, false, DType::f32, {}},
+               {"model.safetensors", int64_t(1) << 40, 1, true, DType::bf16, {{"a", 2}, {"b", 0x8000000000000000ull}}}};
+    return m;
+}
+
+TEST(Manifest, SurvivesARoundTrip) {
+    const Manifest m = example();
+    EXPECT_EQ(Manifest::from_json(m.to_json(), "here"), m);
+}
+
+// Which counted skipped updates and knew no rollbacks.
+TEST(Manifest, ReadsThatOfAnEarlierVersion) {
+    std::string text = example().to_json();
+    const size_t at = text.find(" \"updates\": 298,\n");
+    ASSERT_NE(at, std::string::npos);
+    text.erase(at, text.find('\n', at) + 1 - at);
+    const size_t list = text.find(" \"rollbacks\": ["), end = text.find(" ],\n", list);
+    ASSERT_NE(end, std::string::npos);
+    text.erase(list, end + 4 - list);
+    const Manifest m = Manifest::from_json(text, "here");
+    EXPECT_EQ(m.updates, 300);
+    EXPECT_TRUE(m.rollbacks.empty());
+}
+
+TEST(Manifest, RefusesWhatIsWrongNamingIt) {
+    const std::string good = example().to_json();
+    const std::vector<std::tuple<std::string, std::string, std::string>> cases = {
+        {"\"version\": 1", "\"version\": 2", "this program reads version 1"},
+        {"ringzero checkpoint", "other", "format"},
+        {"\"step\": 300", "\"step\": -1", "step"},
+        {"\"step\": 300", "\"step\": 1e30", "step"},
+        {"\"step\": 300", "\"step\": \"300\"", "step"},
+        {"\"updates\": 298", "\"updates\": 301", "updates"},
+        {"\"zero\": 3", "\"zero\": 4", "zero"},
+        {"\"from\": 290", "\"from\": -1", "from"},
+        {"\"samples\": 5000", "\"samples\": \"5000\"", "samples"},
+        {"config.json", "../config.json", "no path inside"},
+        {"config.json", "/etc/passwd", "no path inside"},
+        {"config.json", "model.safetensors", "listed twice"},
+        {"BF16", "I8", "dtype"},
+        {"fedcba9876543210", "fedcba987654321", "data_hash"},
+        {"fedcba9876543210", "fedcba987654321G", "data_hash"},
+        {"\"files\"", "\"fails\"", "files"},
+    };
+    for (const auto& [from, to, says] : cases) {
+        std::string bad = good;
+        ASSERT_NE(bad.find(from), std::string::npos) << from;
+        bad.replace(bad.find(from), from.size(), to);
+        try {
+            Manifest::from_json(bad, "/run/manifest.json");
+            ADD_FAILURE() << "accepted " << to;
+        } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+            EXPECT_EQ(std::string(error.what()).find("/run/manifest.json"), 0u) << error.what();
+        }
+    }
+    for (size_t n : {size_t(0), size_t(1), good.size() / 2, good.size() - 2})
+        EXPECT_THROW(Manifest::from_json(good.substr(0, n), "x"), Error) << n;
+}
+
+// Deterministic damage of every kind: an Error or a manifest, nothing else.
+TEST(Manifest, DamagedBytesNeverCrash) {
+    const std::string good = example().to_json();
+    std::mt19937 rng(7);
+    for (int i = 0; i < 3000; ++i) {
+        std::string bad = good;
+        for (int k = 0; k < 1 + int(rng() % 4); ++k) bad[rng() % bad.size()] = char(rng());
+        try {
+            Manifest::from_json(bad, "x");
+        } catch (const Error&) {
+        }
+    }
+}
+
+// ---- the folder ----
+
+TEST(CheckpointStore, CountsOnlyCompleteOnesAndCleansUp) {
+    Folder f;
+    CheckpointStore store(f.path);
+    EXPECT_TRUE(store.steps().empty());
+    for (int64_t step : {20, 5, 100}) write_text(store.path(step) + "/manifest.json", "{}");
+    fs::create_directories(store.path(7));  // no manifest
+    write_text(store.folder() + "/step_12x/manifest.json", "{}");
+    write_text(store.folder() + "/step_12/manifest.json", "{}");
+    write_text(store.folder() + "/.tmp-step_000000030-a/manifest.json", "{}");
+    write_text(store.folder() + "/.trash-step_000000002/manifest.json", "{}");
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{5, 20, 100}));
+    store.clean();
+    EXPECT_FALSE(fs::exists(store.folder() + "/.tmp-step_000000030-a"));
+    EXPECT_FALSE(fs::exists(store.folder() + "/.trash-step_000000002"));
+    store.collect(0, 0);
+    EXPECT_EQ(store.steps().size(), 3u);
+    store.collect(1, 5);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{5, 20, 100})) << "all are multiples of 5";
+    store.collect(1, 20);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{20, 100}));
+    store.collect(2, 0);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{20, 100}));
+    EXPECT_EQ(store.abandon_after(20, "x"), (std::vector<int64_t>{100}));
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{20}));
+    EXPECT_TRUE(fs::exists(store.path(100) + "-abandoned-x/manifest.json"));
+}
+
+TEST(CheckpointStore, PublishReplacesInOneMove) {
+    Folder f;
+    CheckpointStore store(f.path);
+    write_text(store.temporary(3, "a") + "/manifest.json", "first");
+    store.publish(3, "a");
+    EXPECT_EQ(read_file(store.path(3) + "/manifest.json"), "first");
+    write_text(store.temporary(3, "b") + "/manifest.json", "second");
+    store.publish(3, "b");
+    EXPECT_EQ(read_file(store.path(3) + "/manifest.json"), "second");
+    EXPECT_FALSE(fs::exists(store.temporary(3, "b")));
+    EXPECT_EQ(read_file(store.folder() + "/latest"), "step_000000003\n");
+}
+
+// ---- save and load ----
+
+ModelConfig toy() {
+    ModelConfig c;
+    c.dim = 24, c.layers = 2, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 16;
+    c.resolve();
+    return c;
+}
+
+// A state on one process; every array is full of its own values.
+struct State {
+    explicit State(DType param, DType master = DType::f32, DType adam = DType::f32)
+        : config(toy()), table(config), stream(cpu, "compute"), mesh(cpu) {
+        ZeroOptions o;
+        o.param_dtype = o.grad_dtype = o.wire_dtype = param;
+        o.master_dtype = master, o.adam_dtype = adam;
+        zero = std::make_unique<Zero>(cpu, stream, unit_layouts(table), decay_segments(table), o, AdamWOptions{}, mesh);
+    }
+    // Values that all types hold exactly, and nothing in the padding.
+    void fill() {
+        const ZeroOptions& o = zero->options();
+        for (const OwnedRange& r : zero->owned())
+            for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
+                set(r.master, o.master_dtype, i, value(r.logical + i, 1));
+                set(r.m, o.adam_dtype, i, value(r.logical + i, 2));
+                set(r.v, o.adam_dtype, i, value(r.logical + i, 3));
+            }
+        zero->publish();
+        stream.synchronize();
+    }
+    static float value(int64_t i, int k) { return float((i * 7 + k * 13) % 101 - 50) / 32; }
+    static void set(void* p, DType d, int64_t i, float x) {
+        with_dtype(d, [&]<class E>() { static_cast<E*>(p)[i] = E(x); });
+    }
+    static float get(const void* p, DType d, int64_t i) {
+        return with_dtype(d, [&]<class E>() { return float(static_cast<const E*>(p)[i]); });
+    }
+    void expect_filled() {
+        const ZeroOptions& o = zero->options();
+        for (const OwnedRange& r : zero->owned())
+            for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
+                ASSERT_EQ(get(r.param, o.param_dtype, i), value(r.logical + i, 1));
+                ASSERT_EQ(get(r.master, o.master_dtype, i), value(r.logical + i, 1));
+                ASSERT_EQ(get(r.m, o.adam_dtype, i), value(r.logical + i, 2));
+                ASSERT_EQ(get(r.v, o.adam_dtype, i), value(r.logical + i, 3));
+            }
+    }
+    const Device cpu{DeviceKind::cpu, 0};
+    ModelConfig config;
+    ParamTable table;
+    Stream stream;
+    Mesh mesh;
+    std::unique_ptr<Zero> zero;
+};
+
+struct Saved {
+    explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32)
+        : state(param, master, adam) {
+        state.fill();
+        writer = std::make_unique<CheckpointWriter>(
+            process, state.cpu, state.stream, *state.zero, state.table, state.config,
+            SaveOptions{.run_folder = folder.path, .background = background, .tokenizer_from = ""});
+    }
+    std::string save(int64_t step) {
+        Manifest m = example();
+        m.files.clear();
+        m.step = m.updates = step;
+        writer->save(m);
+        return writer->finish() ? CheckpointStore(folder.path).path(step) : "";
+    }
+    std::string load(State& into, const std::string& path) {
+        const Manifest m = check_checkpoint(path);
+        return load_state(path, m, into.table, process, into.cpu, into.stream, *into.zero, nullptr);
+    }
+    Process process;
+    Folder folder;
+    State state;
+    std::unique_ptr<CheckpointWriter> writer;
+};
+
+TEST(Checkpoint, ComesBackInEveryType) {
+    for (const bool background : {true, false})
+        for (const DType param : {DType::f32, DType::bf16}) {
+            Saved saved(param, background);
+            const std::string path = saved.save(5);
+            ASSERT_NE(path, "");
+            EXPECT_EQ(fs::exists(path + "/optimizer/master.safetensors"), param == DType::bf16);
+            for (const DType other : {DType::f32, DType::bf16}) {
+                State into(other);
+                EXPECT_EQ(saved.load(into, path), "");
+                into.expect_filled();
+            }
+        }
+    Saved narrow(DType::bf16, true, DType::bf16, DType::bf16);
+    const std::string path = narrow.save(5);
+    ASSERT_NE(path, "");
+    State into(DType::f32);
+    EXPECT_EQ(narrow.load(into, path), "");
+    into.expect_filled();
+}
+
+TEST(Checkpoint, IsAHuggingFaceModel) {
+    Saved saved(DType::bf16);
+    const std::string path = saved.save(5);
+    const HfWeights weights(path, saved.state.table);
+    EXPECT_EQ(weights.dtype(), DType::bf16);
+    EXPECT_EQ(differences(load_config(path), saved.state.config, "a", "b"), "");
+    for (const Tensor& t : saved.state.table.tensors()) {
+        std::vector<float> values(static_cast<size_t>(t.size));
+        weights.read(t, 0, t.size, DType::f32, values.data());
+        for (int64_t i = 0; i < t.size; ++i) ASSERT_EQ(values[size_t(i)], State::value(t.offset + i, 1)) << t.name;
+    }
+}
+
+TEST(Checkpoint, TheStateOfTheSaveIsSavedNotALaterOne) {
+    Saved saved(DType::f32);
+    Manifest m = example();
+    m.files.clear();
+    saved.writer->save(m);
+    for (const OwnedRange& r : saved.state.zero->owned()) saved.state.stream.zero(r.m, r.elements.size() * 4);
+    ASSERT_TRUE(saved.writer->finish());
+    State into(DType::f32);
+    EXPECT_EQ(saved.load(into, CheckpointStore(saved.folder.path).path(m.step)), "");
+    into.expect_filled();
+}
+
+void flip_bit(const std::string& path, int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    if (at < 0) at += int64_t(fs::file_size(path));
+    file.seekg(at);
+    const char c = char(file.get() ^ 1);
+    file.seekp(at);
+    file.put(c);
+}
+
+TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
+    Saved saved(DType::bf16);
+    const std::string good = saved.save(5), bad = saved.folder.path + "/bad";
+    const auto damaged = [&](const std::function<void()>& damage) {
+        fs::remove_all(bad);
+        fs::copy(good, bad, fs::copy_options::recursive);
+        damage();
+        State into(DType::bf16);
+        try {
+            return saved.load(into, bad);
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+    };
+    EXPECT_EQ(damaged([] {}), "");
+    for (const char* file :
+         {"model.safetensors", "optimizer/master.safetensors", "optimizer/m.safetensors", "optimizer/v.safetensors"})
+        for (const int64_t at : {int64_t(9), int64_t(-1), int64_t(fs::file_size(good + "/" + file) / 2)}) {
+            const std::string text = damaged([&] { flip_bit(bad + "/" + file, at); });
+            EXPECT_NE(text.find(file), std::string::npos) << text;
+            if (at == -1) {
+                EXPECT_NE(text.find("tensor lm_head.weight"), std::string::npos) << text;
+            }
+        }
+    EXPECT_NE(damaged([&] { flip_bit(bad + "/config.json", 20); }).find("config.json"), std::string::npos);
+    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 100); }).find("has 100 bytes"),
+              std::string::npos);
+    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 0); }).find("has 0 bytes"),
+              std::string::npos);
+    EXPECT_NE(damaged([&] { fs::remove(bad + "/optimizer/v.safetensors"); }).find("v.safetensors: missing"),
+              std::string::npos);
+    EXPECT_NE(damaged([&] { fs::remove(bad + "/manifest.json"); }).find("not a checkpoint"), std::string::npos);
+    EXPECT_NE(damaged([&] { write_text(bad + "/manifest.json", ""); }).find("manifest.json"), std::string::npos);
+    EXPECT_NE(damaged([&] {
+                  fs::copy_file(bad + "/optimizer/m.safetensors", bad + "/optimizer/v.safetensors",
+                                fs::copy_options::overwrite_existing);
+              }).find("v.safetensors"),
+              std::string::npos);
+}
+
+TEST(Checkpoint, AnotherModelsFilesAreRefused) {
+    Saved saved(DType::f32);
+    const std::string path = saved.save(5);
+    ModelConfig other = toy();
+    other.ffn = 24;
+    other.resolve();
+    const ParamTable table(other);
+    Mesh mesh(saved.state.cpu);
+    Stream stream(saved.state.cpu, "compute");
+    Zero zero(saved.state.cpu, stream, unit_layouts(table), decay_segments(table), {}, {}, mesh);
+    EXPECT_NE(load_state(path, check_checkpoint(path), table, saved.process, saved.state.cpu, stream, zero, nullptr),
+              "");
+}
+
+void set_element(const OwnedRange& r, StatePart part, const ZeroOptions& o, int64_t i, float x) {
+    const bool adam = part == StatePart::m || part == StatePart::v;
+    void* p = part == StatePart::model    ? r.param
+              : part == StatePart::master ? r.master
+              : part == StatePart::m      ? r.m
+                                          : r.v;
+    State::set(p, adam ? o.adam_dtype : part == StatePart::model ? o.param_dtype : o.master_dtype, i, x);
+}
+
+// The one before stays, and the message names tensor, element and step.
+TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
+    for (const bool background : {true, false})
+        for (const StatePart part : {StatePart::model, StatePart::master, StatePart::m, StatePart::v})
+            for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+                Saved saved(DType::bf16, background, DType::f32, part == StatePart::v ? DType::bf16 : DType::f32);
+                ASSERT_NE(saved.save(5), "");
+                const OwnedRange& r = saved.state.zero->owned()[1];  // block 0
+                const Tensor& t = saved.state.table.block(0, kGate);
+                const int64_t at = t.offset - r.logical + 77;
+                set_element(r, part, saved.state.zero->options(), at, bad);
+                EXPECT_EQ(saved.save(6), "");
+                const std::vector<SaveReport> reports = saved.writer->reports();
+                ASSERT_EQ(reports.size(), 2u);
+                EXPECT_TRUE(reports[1].not_finite);
+                EXPECT_NE(
+                    reports[1].error.find(format("the state of step 6 is not finite: %s: tensor %s, element 77 is %s",
+                                                 path_of(part), t.name.c_str(), std::isnan(bad) ? "nan" : "-inf")),
+                    std::string::npos)
+                    << reports[1].error;
+                const CheckpointStore store(saved.folder.path);
+                EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));
+                set_element(r, part, saved.state.zero->options(), at, 1);
+                EXPECT_NE(saved.save(7), "");
+                EXPECT_FALSE(saved.writer->reports().back().not_finite);
+            }
+}
+
+// As an earlier version may have left it: every hash is right.
+TEST(Checkpoint, OneThatIsNotFiniteIsNotGoneOnFrom) {
+    Saved saved(DType::f32);
+    const std::string path = saved.save(5), file = "optimizer/v.safetensors";
+    const Tensor& last = saved.state.table.tensors().back();
+    std::vector<float> values(static_cast<size_t>(last.size));
+    const int64_t at = int64_t(fs::file_size(path + "/" + file)) - last.size * 4;
+    std::fstream data(path + "/" + file, std::ios::in | std::ios::out | std::ios::binary);
+    data.seekg(at).read(reinterpret_cast<char*>(values.data()), last.size * 4);
+    values[3] = std::numeric_limits<float>::infinity();
+    data.seekp(at).write(reinterpret_cast<const char*>(values.data()), last.size * 4);
+    data.close();
+    Manifest m = check_checkpoint(path);
+    for (ManifestFile& f : m.files)
+        if (f.path == file) f.tensors[last.name] = sum_hash(values.data(), 0, last.size, 4);
+    write_text(path + "/manifest.json", m.to_json());
+    State into(DType::f32);
+    const std::string problem = saved.load(into, path);
+    EXPECT_NE(problem.find(file + ": tensor " + last.name + ", element 3 is inf"), std::string::npos) << problem;
+}
+
+TEST(Finite, FindsTheFirstInEveryTypeAndPlace) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+        for (const int64_t at : {0, 1, 4095, 4096, 8999}) {
+            std::vector<char> bytes(static_cast<size_t>(9000 * size_of(dtype)));
+            for (int64_t i = 0; i < 9000; ++i) State::set(bytes.data(), dtype, i, i % 2 ? -60000.0f : 1e-7f);
+            EXPECT_EQ(first_not_finite(bytes.data(), 9000, dtype), -1);
+            State::set(bytes.data(), dtype, 8999, std::numeric_limits<float>::quiet_NaN());
+            State::set(bytes.data(), dtype, at, -std::numeric_limits<float>::infinity());
+            EXPECT_EQ(first_not_finite(bytes.data(), 9000, dtype), at);
+            EXPECT_EQ(first_not_finite(bytes.data(), at, dtype), -1);
+        }
+}
+
+// What can't be written leaves the one before, and nothing half done; the next save works again.
+TEST(Checkpoint, AFileSizeLimitLeavesTheOneBefore) {
+    Saved saved(DType::f32);
+    ASSERT_NE(saved.save(5), "");
+    struct rlimit before;
+    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+    struct rlimit small = before;
+    small.rlim_cur = 20000;
+    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    const std::string failed = saved.save(6);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    std::signal(SIGXFSZ, handler);
+    EXPECT_EQ(failed, "");
+    const std::vector<SaveReport> reports = saved.writer->reports();
+    ASSERT_EQ(reports.size(), 2u);
+    EXPECT_EQ(reports[0].error, "");
+    EXPECT_NE(reports[1].error.find("File too large"), std::string::npos) << reports[1].error;
+    const CheckpointStore store(saved.folder.path);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));
+    int entries = 0;
+    for ([[maybe_unused]] const auto& e : fs::directory_iterator(store.folder())) ++entries;
+    EXPECT_EQ(entries, 2) << "step_000000005 and latest";
+    EXPECT_NE(saved.save(7), "");
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{5, 7}));
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,241 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/runtime/check.h"
+#include "llama/model/config.h"
+#include "llama/model/presets.h"
+
+namespace rz {
+namespace {
+
+// The error's text, or "" if there was none.
+template <class F>
+std::string error_of(F&& f) {
+    try {
+        f();
+        return "";
+    } catch (const Error& e) {
+        return e.what();
+    }
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+ModelConfig toy() {
+    ModelConfig c;
+    c.dim = 64, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.ffn = 96, c.vocab = 50;
+    return c;
+}
+
+constexpr const char* kRequired =
+    R"("model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,"num_hidden_layers":2,)"
+    R"("num_attention_heads":4)";
+
+ModelConfig read(const std::string& more) {
+    return config_from_json("{" + std::string(kRequired) + (more.empty() ? "" : "," + more) + "}", "c.json");
+}
+std::string refusal(const std::string& more) {
+    return error_of([&] { read(more); });
+}
+
+TEST(Presets, HaveThePublishedCounts) {
+    const std::pair<const char*, int64_t> exact[] = {
+        {"smollm2-135m", 134'515'008},     {"smollm2-360m", 361'821'120},    {"smollm2-1.7b", 1'711'376'384},
+        {"tinyllama-1.1b", 1'100'048'384}, {"llama3.2-1b", 1'235'814'400},   {"llama3.2-3b", 3'212'749'824},
+        {"llama3.1-8b", 8'030'261'248},    {"llama3.1-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
+    };
+    for (const auto& [name, count] : exact) {
+        ModelConfig c = find_preset(name).config;
+        c.resolve();
+        EXPECT_EQ(c.parameter_count(), count) << name;
+    }
+}
+
+TEST(Presets, AreWithinTwoPercentOfTheirNames) {
+    const std::pair<const char*, double> about[] = {
+        {"tiny", 46e6}, {"small", 318e6}, {"medium", 1.34e9}, {"gpt2-124m", 124e6}, {"gpt2-355m", 355e6}};
+    for (const auto& [name, count] : about) {
+        ModelConfig c = find_preset(name).config;
+        c.resolve();
+        EXPECT_NEAR(double(c.parameter_count()), count, 0.02 * count) << name;
+    }
+}
+
+TEST(Presets, OwnOnesHaveGroupedQueriesAndLlamasVocabulary) {
+    for (const char* name : {"tiny", "small", "medium"}) {
+        EXPECT_EQ(find_preset(name).config.vocab, 32000) << name;
+        EXPECT_LT(find_preset(name).config.kv_heads, find_preset(name).config.heads) << name;
+    }
+}
+
+TEST(Presets, UnknownNameGetsTheNearest) {
+    const std::string e = error_of([] { find_preset("llama3.1-8B"); });
+    EXPECT_TRUE(contains(e, "nearest is llama3.1-8b")) << e;
+}
+
+TEST(Presets, EveryOneSurvivesConfigJson) {
+    for (const Preset& p : presets()) {
+        ModelConfig c = p.config;
+        c.resolve();
+        const ModelConfig back = config_from_json(config_to_json(c, DType::bf16), p.name);
+        EXPECT_EQ(differences(c, back, "preset", "file"), "") << p.name;
+        EXPECT_EQ(back.max_seq_len, c.max_seq_len);
+        EXPECT_EQ(back.init_std, c.init_std);
+        EXPECT_EQ(back.bos, c.bos);
+        EXPECT_EQ(back.eos, c.eos);
+        EXPECT_EQ(back.pad, c.pad);
+    }
+}
+
+TEST(Config, DerivesHeadDimAndKvHeads) {
+    ModelConfig c = toy();
+    c.kv_heads = 0;
+    c.resolve();
+    EXPECT_EQ(c.head_dim, 16);
+    EXPECT_EQ(c.kv_heads, 4);
+    EXPECT_EQ(c.qkv_rows(), 12 * 16);
+}
+
+TEST(Config, RefusalsNameTheFieldAndTheNearestValue) {
+    const auto refused = [](auto&& change, const std::string& part) {
+        ModelConfig c = toy();
+        change(c);
+        const std::string e = error_of([&] { c.resolve(); });
+        EXPECT_TRUE(contains(e, part)) << "got: " << e;
+    };
+    refused([](auto& c) { c.heads = 7; },
+            "heads (num_attention_heads) = 7 does not divide dim (hidden_size) = 64: nearest heads 4 or 8");
+    refused([](auto& c) { c.kv_heads = 3; },
+            "kv-heads (num_key_value_heads) = 3 does not divide heads (num_attention_heads) = 4");
+    refused([](auto& c) { c.dim = 60; }, "nearest 56 or 64");
+    refused([](auto& c) { c.head_dim = 15; }, "nearest 14 or 16");
+    refused([](auto& c) { c.vocab = int64_t(1e18); },
+            "vocab (vocab_size) = 1000000000000000000 must be from 1 to 2147483647");
+    refused([](auto& c) { c.layers = -1; }, "layers (num_hidden_layers) = -1");
+    refused([](auto& c) { c.norm_eps = NAN; }, "norm-eps");
+    refused([](auto& c) { c.rope_theta = INFINITY; }, "rope-theta");
+    refused([](auto& c) { c.dim = 1 << 20, c.ffn = 1 << 24, c.layers = 1 << 16; }, "does not fit");
+}
+
+TEST(ConfigJson, MinimalFileGetsTransformersDefaults) {
+    const ModelConfig c = read("");
+    EXPECT_EQ(c.kv_heads, 4);
+    EXPECT_EQ(c.head_dim, 16);
+    EXPECT_EQ(c.max_seq_len, 2048);
+    EXPECT_EQ(c.norm_eps, 1e-6);
+    EXPECT_EQ(c.rope_theta, 10000);
+    EXPECT_EQ(c.rope_scaling.factor, 1);
+    EXPECT_FALSE(c.tied);
+    EXPECT_EQ(c.bos, 1);
+    EXPECT_EQ(c.eos, std::vector<int64_t>{2});
+    EXPECT_EQ(c.pad, -1);
+}
+
+TEST(ConfigJson, AcceptsWhatRealFilesContain) {
+    EXPECT_EQ(read(R"("pad_token_id":null,"eos_token_id":[128001,128008,128009])").eos.size(), 3u);
+    EXPECT_EQ(read(R"("bos_token_id":null,"eos_token_id":null)").bos, -1);
+    EXPECT_TRUE(read(R"("eos_token_id":null)").eos.empty());
+    EXPECT_EQ(read(R"("pad_token_id":-1)").pad, -1);
+    EXPECT_EQ(read(R"("num_key_value_heads":null,"head_dim":null,"rope_scaling":null)").head_dim, 16);
+    EXPECT_EQ(read(R"("head_dim":32)").head_dim, 32);
+    read(R"("architectures":["LlamaForCausalLM"],"is_llama_config":true,"rope_interleaved":false,"_name_or_path":"x",
+            "use_cache":true,"transformers_version":"4.40.1","neftune_noise_alpha":null,"pretraining_tp":1,
+            "attention_bias":false,"mlp_bias":false,"attention_dropout":0.0,"hidden_act":"silu",)"
+         R"("torch_dtype":"bfloat16")");
+}
+
+TEST(ConfigJson, ReadsRopeInBothForms) {
+    const char* const factors =
+        R"("factor":32.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192)";
+    const std::string v4 =
+        R"("rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3",)" + std::string(factors) + "}";
+    const std::string older = R"("rope_theta":500000.0,"rope_scaling":{"type":"llama3",)" + std::string(factors) + "}";
+    const std::string v5 =
+        R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + std::string(factors) + "}";
+    for (const std::string& text : {v4, older, v5, v4 + "," + v5}) {
+        const ModelConfig c = read(text);
+        EXPECT_EQ(c.rope_theta, 500000) << text;
+        EXPECT_EQ(c.rope_scaling.factor, 32) << text;
+        EXPECT_EQ(c.rope_scaling.low_freq_factor, 1) << text;
+        EXPECT_EQ(c.rope_scaling.high_freq_factor, 4) << text;
+        EXPECT_EQ(c.rope_scaling.original_max_position, 8192) << text;
+    }
+    EXPECT_EQ(read(R"("rope_parameters":{"rope_type":"default","rope_theta":130000})").rope_theta, 130000);
+    EXPECT_EQ(read(R"("rope_parameters":{"rope_type":"default"},"rope_theta":130000)").rope_theta, 130000);
+    EXPECT_TRUE(contains(refusal(R"("rope_theta":10000,)" + v5), "contradicts rope_theta"));
+    EXPECT_TRUE(contains(refusal(v4 + R"(,"rope_parameters":{"rope_type":"default","rope_theta":500000})"),
+                         "contradicts rope_scaling"));
+}
+
+TEST(ConfigJson, RefusesByName) {
+    const std::pair<const char*, const char*> cases[] = {
+        {R"("rope_scaling":{"rope_type":"yarn","factor":2})", "\"yarn\""},
+        {R"("rope_scaling":{"type":"linear","factor":2})", "\"linear\""},
+        {R"("rope_parameters":{"rope_type":"dynamic","factor":2})", "\"dynamic\""},
+        {R"("rope_parameters":{"rope_type":"longrope"})", "\"longrope\""},
+        {R"("rope_scaling":{"rope_type":"llama3","factor":8})", "low_freq_factor"},
+        {R"("rope_parameters":{"rope_type":"default","partial_rotary_factor":0.5})", "partial_rotary_factor"},
+        {R"("rope_scaling":"llama3")", "rope_scaling"},
+        {R"("rope_theta":"10000")", "rope_theta"},
+        {R"("rope_theta":0)", "rope_theta"},
+        {R"("attention_bias":true)", "attention_bias"},
+        {R"("mlp_bias":true)", "mlp_bias"},
+        {R"("rope_interleaved":true)", "rope_interleaved"},
+        {R"("attention_dropout":0.1)", "attention_dropout"},
+        {R"("hidden_act":"gelu")", "hidden_act"},
+        {R"("architectures":["MistralForCausalLM"])", "MistralForCausalLM"},
+        {R"("quantization_config":{"bits":4})", "quantization_config"},
+        {R"("num_key_value_heads":3)", "num_key_value_heads"},
+        {R"("num_key_value_heads":0)", "num_key_value_heads"},
+        {R"("head_dim":15)", "head_dim"},
+        {R"("max_position_embeddings":1000000000000000000)", "max_position_embeddings"},
+        {R"("max_position_embeddings":1e18)", "max_position_embeddings"},
+        {R"("max_position_embeddings":2048.5)", "max_position_embeddings"},
+        {R"("max_position_embeddings":99999999999999999999)", "max_position_embeddings"},
+        {R"("tie_word_embeddings":1)", "tie_word_embeddings"},
+        {R"("eos_token_id":"</s>")", "eos_token_id"},
+        {R"("rms_norm_eps":1e999)", "not valid JSON"},
+        {R"("use_cache":true,"use_cache":true)", "duplicate JSON key \"use_cache\""},
+    };
+    for (const auto& [text, part] : cases) {
+        const std::string e = refusal(text);
+        EXPECT_TRUE(contains(e, part)) << text << "\n  got: " << e;
+        EXPECT_EQ(e.rfind("c.json: ", 0), 0u) << "an error names the file: " << e;
+    }
+    const auto whole = [](const std::string& text) { return error_of([&] { config_from_json(text, "c.json"); }); };
+    EXPECT_TRUE(contains(whole("{}"), "model_type"));
+    EXPECT_TRUE(contains(whole("[1]"), "object"));
+    EXPECT_TRUE(contains(whole(""), "not valid JSON"));
+    EXPECT_TRUE(contains(whole(R"({"model_type":"mistral"})"), "mistral"));
+    EXPECT_TRUE(contains(whole(R"({"model_type":"llama"})"), "hidden_size"));
+    const std::string heads = R"({"model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,)"
+                              R"("num_hidden_layers":2,"num_attention_heads":7})";
+    EXPECT_TRUE(contains(whole(heads), "num_attention_heads"));
+    EXPECT_TRUE(contains(whole(std::string(500, '[')), "nested"));
+}
+
+TEST(ConfigJson, WritesTheFormBothMajorVersionsRead) {
+    ModelConfig c = toy();
+    c.rope_scaling.factor = 8;
+    c.eos = {3, 4};
+    c.resolve();
+    const std::string text = config_to_json(c, DType::bf16);
+    for (const char* part :
+         {"\"rope_theta\": 10000.0", "\"rope_type\": \"llama3\"", "\"torch_dtype\": \"bfloat16\"",
+          "\"dtype\": \"bfloat16\"", "\"LlamaForCausalLM\"", "\"pad_token_id\": null", "\"rms_norm_eps\": 1e-05"})
+        EXPECT_TRUE(contains(text, part)) << part << " is not in\n" << text;
+    EXPECT_FALSE(contains(text, "rope_parameters"));
+}
+
+TEST(Config, DifferencesNameFieldAndBothValues) {
+    ModelConfig a = toy(), b = toy();
+    a.resolve(), b.resolve();
+    EXPECT_EQ(differences(a, b, "run", "file"), "");
+    b.layers = 3;
+    b.max_seq_len = 1;  // changes no weight
+    EXPECT_EQ(differences(a, b, "run", "file"), "layers: 2 in run, 3 in file\n");
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,89 @@
+#include "llama/base/fault.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+namespace {
+
+std::string refusal(const std::string& text) {
+    try {
+        parse_faults(text);
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "accepted";
+}
+
+struct Disarm {
+    ~Disarm() { arm_faults(0, ""); }
+};
+
+TEST(Fault, ReadsEveryForm) {
+    auto one = [](const char* text) { return parse_faults(text).at(0); };
+    EXPECT_EQ(one("step").action, FaultAction::kill);
+    EXPECT_EQ(one("step").rank, -1);
+    EXPECT_EQ(one("step").first, 1);
+    EXPECT_EQ(one("step:2").rank, 2);
+    EXPECT_EQ(one("step:*:7").first, 7);
+    EXPECT_EQ(one("step:*:7").last, 7);
+    EXPECT_EQ(one("step:0:7+:stop").last, INT64_MAX);
+    EXPECT_EQ(one("step:0:*:stop").first, 1);
+    EXPECT_EQ(one("step:0:*:stop").last, INT64_MAX);
+    EXPECT_EQ(one("step:stop").action, FaultAction::stop);
+    EXPECT_DOUBLE_EQ(one("step:1:sleep=2.5").seconds, 2.5);
+    EXPECT_EQ(parse_faults("step:1:2:nan,checkpoint.gc").size(), 2u);
+    EXPECT_TRUE(parse_faults("").empty());
+}
+
+TEST(Fault, RefusesWithTheNearest) {
+    EXPECT_NE(refusal("stap").find("nearest: step"), std::string::npos);
+    EXPECT_NE(refusal("step:1:1:kil").find("nearest: kill"), std::string::npos);
+    for (const char* text : {"step:1:2:3", "step:kill:1", "step:1:0", "step:sleep", "step:sleep=", "step:kill=3",
+                             "step:1+", "step,", "step:1:2:kill:stop"})
+        EXPECT_NE(refusal(text), "accepted") << text;
+}
+
+TEST(Fault, HappensOnTheNthTimeOnItsRankOnly) {
+    Disarm disarm;
+    arm_faults(1, "weights:1:2:flip,gradient:*:2+:nan,file.write:0:1:eio,file.fsync:1:1:enospc");
+    EXPECT_EQ(fault_point("weights"), FaultAction::none);
+    EXPECT_EQ(fault_point("weights"), FaultAction::flip);
+    EXPECT_EQ(fault_point("weights"), FaultAction::none);
+    EXPECT_EQ(fault_point("gradient"), FaultAction::none);
+    EXPECT_EQ(fault_point("gradient"), FaultAction::nan);
+    EXPECT_EQ(fault_point("gradient"), FaultAction::nan);
+    EXPECT_EQ(fault_errno("file.write"), 0);  // rank 0's
+    EXPECT_EQ(fault_errno("file.fsync"), ENOSPC);
+    EXPECT_EQ(fault_errno("file.fsync"), 0);
+    arm_faults(1, "step:error");
+    EXPECT_THROW(fault_point("step"), Error);
+    arm_faults(0, "step:1:error");
+    EXPECT_NO_THROW(fault_point("step"));
+}
+
+// A point that the table lacks could never be asked for; one that the code lacks would be a fault that never happens.
+TEST(Fault, TableAndCodeHaveTheSamePoints) {
+    if (!std::filesystem::exists("llama/base/fault.cpp")) GTEST_SKIP() << "run from the repository's root";
+    std::set<std::string> used;
+    const std::regex call("fault_(?:point|errno)\\(\"([a-z.]+)\"");
+    std::vector<std::filesystem::path> files = {"train_llama.cu"};
+    for (const auto& entry : std::filesystem::directory_iterator("llama")) files.push_back(entry.path());
+    for (const auto& path : files) {
+        if (path.filename() == "fault.h" || !path.has_extension()) continue;
+        std::ifstream file(path);
+        const std::string text((std::istreambuf_iterator<char>(file)), {});
+        for (std::sregex_iterator it(text.begin(), text.end(), call), end; it != end; ++it) used.insert((*it)[1]);
+    }
+    for (const std::string& point : used) EXPECT_NO_THROW(parse_faults(point)) << point;
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,144 @@
+#include "llama/train/guards.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/json.h"
+
+namespace rz {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+
+double noisy(int i) { return 3.0 + 0.05 * std::sin(12.9898 * i) + 0.02 * std::cos(78.233 * i); }
+
+TEST(SpikeDetector, FlagsTenfoldAndOnlyThat) {
+    SpikeDetector d(0.01);
+    for (int i = 0; i < 300; ++i) ASSERT_LT(std::abs(d.observe(noisy(i))), 6) << i;
+    EXPECT_GT(d.observe(30), 100);
+    for (int i = 0; i < 300; ++i) ASSERT_LT(std::abs(d.observe(noisy(i))), 6) << "after the spike, " << i;
+}
+
+// A window that took a NaN in would answer NaN for ever: llm.c's does.
+TEST(SpikeDetector, NanNeverEnters) {
+    SpikeDetector with(0.01), without(0.01);
+    for (int i = 0; i < 50; ++i) {
+        const double a = without.observe(noisy(i));
+        EXPECT_EQ(with.observe(kNan), 0);
+        EXPECT_EQ(with.observe(kInf), 0);
+        EXPECT_EQ(with.observe(-kInf), 0);
+        EXPECT_EQ(with.observe(noisy(i)), a);
+    }
+    EXPECT_EQ(with.to_json(), without.to_json());
+}
+
+TEST(SpikeDetector, ConstantLossIsNoSpike) {
+    SpikeDetector d(0.01);
+    for (int i = 0; i < 40; ++i) ASSERT_EQ(d.observe(2.0), 0);
+    EXPECT_LT(d.observe(2.0 + 1e-6), 1e-3) << "a deviation of zero must not divide";
+}
+
+TEST(SpikeDetector, FallingLossIsNoSpike) {
+    SpikeDetector d(0.01);
+    for (int i = 0; i < 500; ++i) ASSERT_LT(d.observe(10 * std::exp(-i / 50.0) + noisy(i)), 4) << i;
+}
+
+TEST(Guards, StateIsRestoredToTheBit) {
+    Guards a({.max_skips = 0});
+    std::mt19937 random(1);
+    std::uniform_real_distribution<double> loss(2, 4);
+    for (int i = 0; i < 200; ++i) a.observe(i, i % 17 == 3 ? kNan : loss(random), 0.3 * loss(random));
+    Guards b({.max_skips = 0});
+    b.from_json(parse_json(a.to_json().dump(), "the manifest"), "the manifest");
+    EXPECT_EQ(a.to_json(), b.to_json());
+    for (int i = 0; i < 200; ++i) {
+        const double l = i == 77 ? 40.0 : loss(random), n = loss(random);
+        const Verdict x = a.observe(i, l, n), y = b.observe(i, l, n);
+        ASSERT_EQ(x.loss_z, y.loss_z);
+        ASSERT_EQ(x.norm_z, y.norm_z);
+        ASSERT_EQ(x.spike, y.spike);
+    }
+    EXPECT_EQ(a.skipped(), b.skipped());
+    EXPECT_GE(a.spikes(), 1);
+}
+
+TEST(Guards, RefusesBrokenState) {
+    Guards g({});
+    g.observe(1, 2.0, 1.0);
+    const Json good = g.to_json();
+    for (const char* key : {"skipped", "skipped_in_a_row", "spikes", "loss", "norm"}) {
+        Json bad = good;
+        bad.erase(key);
+        EXPECT_THROW(g.from_json(bad, "m"), Error) << key;
+        bad = good;
+        bad[key] = "x";
+        EXPECT_THROW(g.from_json(bad, "m"), Error) << key;
+        bad = good;
+        bad[key] = key[0] == 's' ? Json(-1) : Json(std::vector<double>(SpikeDetector::kWindow + 1, 1.0));
+        EXPECT_THROW(g.from_json(bad, "m"), Error) << key;
+    }
+    EXPECT_EQ(g.to_json(), good);
+}
+
+TEST(Guards, GivesUpAfterSoManyInARow) {
+    Guards g({.max_skips = 3});
+    EXPECT_TRUE(g.observe(1, kNan, 1).skipped);
+    EXPECT_TRUE(g.observe(2, 1, kInf).skipped);
+    EXPECT_FALSE(g.observe(3, 1, 1).skipped);
+    EXPECT_EQ(g.skipped_in_a_row(), 0);
+    EXPECT_EQ(g.observe(4, kNan, kNan).give_up, "");
+    EXPECT_EQ(g.observe(5, kNan, kNan).give_up, "");
+    EXPECT_NE(g.observe(6, kNan, kNan).give_up.find("3 steps in a row"), std::string::npos);
+    EXPECT_EQ(g.skipped(), 5);
+}
+
+TEST(Guards, StopsOnASpikeOnlyIfAsked) {
+    for (bool stop : {false, true}) {
+        Guards g({.on_spike = stop ? "stop" : "warn"});
+        for (int i = 0; i < 40; ++i) ASSERT_FALSE(g.observe(i, noisy(i), 1.0 + 0.1 * (i % 3)).spike);
+        const Verdict v = g.observe(41, 30, 1.1);
+        EXPECT_TRUE(v.spike);
+        EXPECT_NE(v.note.find("spike of the loss, z "), std::string::npos) << v.note;
+        EXPECT_EQ(!v.give_up.empty(), stop);
+    }
+    Guards off({.spike_z = 0});
+    for (int i = 0; i < 40; ++i) ASSERT_FALSE(off.observe(i, i == 39 ? 1e9 : 1, 1).spike);
+}
+
+TEST(StragglerDetector, NamesTheSlowRank) {
+    StragglerDetector d;
+    int named = -1;
+    for (int i = 0; i < 20; ++i) named = d.observe({0.1, 0.11, 0.33, 0.09});
+    EXPECT_EQ(named, 2);
+    EXPECT_NEAR(d.seconds(), 0.33, 1e-6);
+    EXPECT_NEAR(d.others(), 0.1, 1e-6);
+}
+
+TEST(StragglerDetector, OneSlowStepIsNone) {
+    StragglerDetector d;
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(d.observe({0.1, i == 10 ? 0.3 : 0.1, 0.1}), -1) << i;
+    StragglerDetector two;
+    int named = -1;
+    for (int i = 0; i < 20; ++i) named = two.observe({0.3, 0.1});
+    EXPECT_EQ(named, 0) << "of two ranks the slower";
+    StragglerDetector quick;
+    for (int i = 0; i < 20; ++i) EXPECT_EQ(quick.observe({0.001, 0.004, 0.001}), -1) << "milliseconds are noise";
+    EXPECT_EQ(StragglerDetector().observe({1.0}), -1);
+}
+
+TEST(OddOnesOut, MajorityVote) {
+    using V = std::vector<int>;
+    EXPECT_EQ(odd_ones_out({7, 7, 7}), V{});
+    EXPECT_EQ(odd_ones_out({7, 8, 7, 7}), V{1});
+    EXPECT_EQ(odd_ones_out({7, 8, 9, 7, 7}), (V{1, 2}));
+    EXPECT_EQ(odd_ones_out({7, 8}), (V{0, 1}));
+    EXPECT_EQ(odd_ones_out({7, 7, 8, 8}), (V{0, 1, 2, 3}));
+    EXPECT_EQ(odd_ones_out({7}), V{});
+}
+
+}  // namespace
+}  // namespace rz

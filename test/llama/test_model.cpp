@@ -1,0 +1,358 @@
+// The whole model: against Hugging Face's stored numbers, against itself, and against finite differences.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "comm/mesh.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
+#include "llama/model/generate.h"
+#include "llama/model/hf.h"
+#include "llama/model/model.h"
+#include "llama/checkpoint/safetensors.h"
+#include "llama/model/weights.h"
+
+namespace rz {
+namespace {
+
+const Device kCpu{DeviceKind::cpu, 0};
+
+// A model on one CPU rank, with batches given as plain vectors.
+struct TestModel {
+    ModelConfig config;
+    ParamTable table;
+    Stream stream{kCpu, "compute"};
+    Mesh mesh{kCpu};
+    Zero zero;
+    Model model;
+
+    TestModel(const ModelConfig& c, int64_t B, int64_t T, DType dtype = DType::f32,
+              Recompute recompute = Recompute::none, AdamWOptions adamw = {})
+        : config(c),
+          table(c),
+          zero(kCpu, stream, unit_layouts(table), decay_segments(table),
+               {.param_dtype = dtype, .grad_dtype = DType::f32}, adamw, mesh),
+          model(
+              c, table,
+              {.B = B, .T = T, .dtype = dtype, .grad_dtype = DType::f32, .recompute = recompute, .logits_bytes = 4096},
+              kCpu, stream, zero) {}
+
+    struct Batch {
+        int64_t B, T;
+        std::vector<int32_t> tokens, targets, rows, starts, ids;
+        int64_t distinct;
+    };
+    Batch batch(int64_t B, int64_t T, std::vector<int32_t> tokens, std::vector<int32_t> targets) const {
+        const size_t N = size_t(B * T);
+        Batch b{B,
+                T,
+                std::move(tokens),
+                std::move(targets),
+                std::vector<int32_t>(N),
+                std::vector<int32_t>(N + 1),
+                std::vector<int32_t>(N),
+                0};
+        b.distinct =
+            embedding_plan(b.tokens.data(), int64_t(N), config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
+        return b;
+    }
+    Batch random_batch(int64_t B, int64_t T, unsigned seed) const {
+        std::mt19937 rng(seed);
+        std::vector<int32_t> a, b;
+        for (int64_t i = 0; i < B * T; ++i) {
+            a.push_back(int32_t(rng() % uint64_t(config.vocab)));
+            b.push_back(int32_t(rng() % uint64_t(config.vocab)));
+        }
+        return batch(B, T, a, b);
+    }
+    static DeviceBatch on_device(const Batch& b) {
+        return {b.B, b.T, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), b.distinct};
+    }
+
+    double loss(const Batch& b) {  // mean over tokens
+        model.reset_loss();
+        model.evaluate(on_device(b));
+        stream.synchronize();
+        return *model.loss_sum() / double(b.B * b.T);
+    }
+    double train(const Batch& b) {
+        model.reset_loss();
+        model.train(on_device(b), 1.0f / float(b.B * b.T));
+        stream.synchronize();
+        return *model.loss_sum() / double(b.B * b.T);
+    }
+    void step(float lr, int64_t n) {
+        zero.update(lr, n);
+        stream.synchronize();
+    }
+    float* master(const Tensor& t) {
+        return static_cast<float*>(zero.owned()[size_t(t.unit)].master) +
+               (t.offset - table.units()[size_t(t.unit)].offset);
+    }
+    const float* grad(const Tensor& t) {
+        return static_cast<const float*>(zero.gradients(t.unit)) + (t.offset - table.units()[size_t(t.unit)].offset);
+    }
+    std::vector<float> logits(const Batch& b) {
+        std::vector<float> out(size_t(b.B * b.T * config.vocab));
+        model.logits(on_device(b), out.data());
+        stream.synchronize();
+        return out;
+    }
+};
+
+ModelConfig toy(bool tied = false) {
+    ModelConfig c;
+    c.dim = 24, c.layers = 2, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
+    c.tied = tied;
+    c.init_std = 0.2;
+    c.resolve();
+    return c;
+}
+
+// ---- Hugging Face's numbers ---------------------------------------------------------------------------------------
+
+std::vector<float> stored(const Safetensors& file, const std::string& name) {
+    const StoredTensor* t = file.find(name);
+    EXPECT_NE(t, nullptr) << name;
+    std::vector<float> out(size_t(t->elements));
+    file.read(*t, 0, t->elements, DType::f32, out.data());
+    return out;
+}
+
+std::vector<int32_t> stored_ids(const Safetensors& file, const std::string& name) {
+    const StoredTensor* t = file.find(name);
+    EXPECT_NE(t, nullptr) << name;
+    EXPECT_EQ(t->type, "I32");
+    std::vector<int32_t> out(size_t(t->elements));
+    std::memcpy(out.data(), file.data(*t), out.size() * 4);
+    return out;
+}
+
+// Largest difference over the largest value: relative to the tensor's scale, since single elements may be sums that
+// cancel.
+double distance(const std::vector<float>& want, const float* got) {
+    double worst = 0, scale = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+        worst = std::max(worst, std::abs(double(want[i]) - double(got[i])));
+        scale = std::max(scale, std::abs(double(want[i])));
+    }
+    return worst / scale;
+}
+
+class ModelGolden : public testing::TestWithParam<const char*> {};
+
+TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
+    const std::string folder = std::string("test/golden/model/") + GetParam();
+    const ModelConfig config = load_config(folder);
+    const Safetensors expected(folder + "/expected.safetensors");
+    const std::vector<int32_t> ids = stored_ids(expected, "inputs"), targets = stored_ids(expected, "targets");
+    const auto& shape = expected.find("inputs")->shape;
+    const int64_t B = shape[0], T = shape[1];
+
+    TestModel m(config, B, T);
+    load_weights(folder, m.table, kCpu, m.stream, m.zero);
+
+    const auto batch = m.batch(B, T, ids, targets);
+    const double count =
+        double(std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t != kIgnoreTarget; }));
+
+    // fp32 sums of a few dozen terms in another order: 1e-4 leaves two digits to spare and no error of substance room.
+    EXPECT_LT(distance(stored(expected, "logits"), m.logits(batch).data()), 1e-4);
+    m.model.reset_loss();
+    m.model.train(TestModel::on_device(batch), float(1 / count));
+    m.stream.synchronize();
+    const double loss = stored(expected, "loss")[0];
+    EXPECT_NEAR(*m.model.loss_sum() / count, loss, 1e-4 * loss);
+
+    int compared = 0;
+    for (const Tensor& t : m.table.tensors()) {
+        if (!expected.find("grad." + t.name)) continue;
+        EXPECT_LT(distance(stored(expected, "grad." + t.name), m.grad(t)), 1e-4) << t.name;
+        ++compared;
+    }
+    EXPECT_GE(compared, 9) << "the golden file holds gradients of a block's tensors at least";
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden, testing::Values("gqa", "tied", "llama3_rope"));
+
+// ---- the model against itself ---------------------------------------------------------------------------------------
+
+TEST(Model, GradientsMatchCentralDifferences) {
+    for (bool tied : {false, true}) {
+        TestModel m(toy(tied), 2, 7);
+        initialise_weights(m.table, 5, m.stream, m.zero);
+        const auto batch = m.random_batch(2, 7, 3);
+        m.train(batch);
+        std::mt19937 rng(1);
+        for (const Tensor& t : m.table.tensors()) {
+            // Along one random direction per tensor: a directional derivative sums many elements, so fp32 noise of the
+            // loss (about 1e-7 of it) over a step of 1e-2 leaves 1e-5 absolute, next to derivatives of order 0.1.
+            std::vector<float> direction(size_t(t.size)), before(size_t(t.size));
+            double want = 0, norm = 0;
+            for (auto& d : direction) {
+                d = float(std::normal_distribution<double>()(rng));
+                norm += double(d) * d;
+            }
+            for (size_t i = 0; i < direction.size(); ++i) {
+                direction[i] /= float(std::sqrt(norm));
+                want += double(direction[i]) * double(m.grad(t)[i]);
+                before[i] = m.master(t)[i];
+            }
+            const float h = 1e-2f;
+            double side[2];
+            for (int s = 0; s < 2; ++s) {
+                for (size_t i = 0; i < before.size(); ++i) m.master(t)[i] = before[i] + (s ? h : -h) * direction[i];
+                m.zero.publish();
+                side[s] = m.loss(batch);
+            }
+            std::copy(before.begin(), before.end(), m.master(t));
+            m.zero.publish();
+            EXPECT_NEAR((side[1] - side[0]) / (2 * h), want, 2e-4 + 1e-2 * std::abs(want))
+                << t.name << (tied ? " tied" : "");
+        }
+    }
+}
+
+TEST(Model, ALaterTokenNeverChangesAnEarlierLogit) {
+    TestModel m(toy(), 1, 9);
+    initialise_weights(m.table, 5, m.stream, m.zero);
+    auto batch = m.random_batch(1, 9, 4);
+    const auto before = m.logits(batch);
+    for (int64_t changed = 0; changed < 9; ++changed) {
+        auto other = batch;
+        other.tokens[size_t(changed)] = (other.tokens[size_t(changed)] + 1) % int32_t(m.config.vocab);
+        const auto after = m.logits(other);
+        const size_t earlier = size_t(changed * m.config.vocab);
+        EXPECT_TRUE(std::equal(before.begin(), before.begin() + long(earlier), after.begin())) << changed;
+        EXPECT_FALSE(std::equal(before.begin() + long(earlier), before.end(), after.begin() + long(earlier)))
+            << changed;
+    }
+}
+
+TEST(Model, TiedHeadsGradientIsTheSumOfBothUses) {
+    TestModel tied(toy(true), 1, 8), untied(toy(false), 1, 8);
+    initialise_weights(tied.table, 5, tied.stream, tied.zero);
+    tied.stream.synchronize();
+    for (const Tensor& t : untied.table.tensors()) {
+        const Tensor* same = tied.table.find(t.name);
+        const Tensor& from = same ? *same : tied.table.embedding();  // the untied head starts as the embedding
+        std::copy_n(tied.master(from), t.size, untied.master(t));
+    }
+    untied.zero.publish();
+    const auto batch = tied.random_batch(1, 8, 6);
+    EXPECT_EQ(tied.train(batch), untied.train(batch));
+    const float* sum = tied.grad(tied.table.embedding());
+    const float* input = untied.grad(untied.table.embedding());
+    const float* output = untied.grad(untied.table.head());
+    for (int64_t i = 0; i < tied.table.embedding().size; ++i) {
+        // Both sums have the same fp32 terms; the tied one rounds once more when it adds onto the other use.
+        EXPECT_NEAR(sum[i], input[i] + output[i], 3e-7f * (std::abs(input[i]) + std::abs(output[i])));
+    }
+}
+
+TEST(Model, OverfitsOneBatch) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+        AdamWOptions adamw;
+        adamw.weight_decay = 0;
+        TestModel m(toy(), 2, 16, dtype, Recompute::none, adamw);
+        initialise_weights(m.table, 5, m.stream, m.zero);
+        const auto batch = m.random_batch(2, 16, 8);
+        const double first = m.train(batch);
+        EXPECT_NEAR(first, std::log(37.0), 1.5);
+        m.step(1e-2f, 1);
+        double loss = first;
+        for (int64_t step = 2; step <= 200; ++step) {
+            loss = m.train(batch);
+            m.step(1e-2f, step);
+        }
+        EXPECT_LT(loss, 0.05) << name_of(dtype);
+    }
+}
+
+std::vector<float> weights_after(int steps, Recompute recompute, DType dtype) {
+    TestModel m(toy(), 2, 11, dtype, recompute);
+    initialise_weights(m.table, 9, m.stream, m.zero);
+    for (int s = 1; s <= steps; ++s) {
+        m.train(m.random_batch(2, 11, unsigned(s)));
+        m.step(1e-3f, s);
+    }
+    std::vector<float> all;
+    for (const Tensor& t : m.table.tensors()) all.insert(all.end(), m.master(t), m.master(t) + t.size);
+    return all;
+}
+
+TEST(Model, SameSeedSameBitsAndRecomputationChangesNone) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+        const auto once = weights_after(4, Recompute::none, dtype);
+        EXPECT_EQ(once, weights_after(4, Recompute::none, dtype));
+        EXPECT_EQ(once, weights_after(4, Recompute::mlp, dtype));
+        EXPECT_EQ(once, weights_after(4, Recompute::block, dtype));
+        EXPECT_NE(once, weights_after(3, Recompute::none, dtype));
+    }
+}
+
+TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
+    TestModel m(toy(), 1, 8);
+    initialise_weights(m.table, 5, m.stream, m.zero);
+    m.train(m.random_batch(1, 8, 1));
+    m.step(1e-3f, 1);
+    std::vector<float> before(m.master(m.table.embedding()), m.master(m.table.embedding()) + m.table.size());
+    m.train(m.random_batch(1, 8, 2));
+    static_cast<float*>(m.zero.gradients(1))[3] = NAN;
+    m.step(1e-3f, 2);
+    EXPECT_FALSE(std::isfinite(*m.zero.grad_norm()));
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
+    m.train(m.random_batch(1, 8, 3));  // and the next step is a good one
+    m.step(1e-3f, 2);
+    EXPECT_TRUE(std::isfinite(*m.zero.grad_norm()));
+    EXPECT_FALSE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
+}
+
+// ---- generation -----------------------------------------------------------------------------------------------------
+
+TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
+    for (bool tied : {false, true}) {
+        TestModel m(toy(tied), 1, 20);
+        initialise_weights(m.table, 5, m.stream, m.zero);
+        const auto batch = m.random_batch(1, 20, 2);
+        const auto all = m.logits(batch);
+        Decoder decoder(m.config, m.table, DType::f32, kCpu, m.stream, m.zero, 20);
+        const std::vector<int32_t> prompt(batch.tokens.begin(), batch.tokens.begin() + 7);
+        auto got = decoder.append(prompt);
+        for (size_t t = 6;; ++t) {
+            const std::vector<float> want(all.begin() + long(t) * 37, all.begin() + long(t + 1) * 37);
+            EXPECT_LT(distance(want, got.data()), 1e-5) << t;  // fp32, other tile sizes
+            if (t + 1 == 20) break;
+            got = decoder.append({batch.tokens[t + 1]});
+        }
+        EXPECT_THROW(decoder.append({0}), Error);
+    }
+}
+
+TEST(Generate, SamplingObeysItsOptions) {
+    const std::vector<float> logits{1, 4, 3, 2, 4};
+    EXPECT_EQ(choose_token(logits, {.temperature = 0}, 0), 1);  // ties go to the lower id
+    std::vector<int> seen(5);
+    for (int64_t i = 0; i < 4000; ++i) ++seen[size_t(choose_token(logits, {.temperature = 1, .seed = 7}, i))];
+    double total = 0;
+    for (float x : logits) total += std::exp(x);
+    for (size_t i = 0; i < 5; ++i) {
+        const double p = std::exp(logits[i]) / total, sigma = std::sqrt(4000 * p * (1 - p));
+        EXPECT_NEAR(seen[i], 4000 * p, 5 * sigma) << i;
+    }
+    for (int64_t i = 0; i < 200; ++i) {
+        const int32_t k = choose_token(logits, {.temperature = 5, .top_k = 2, .seed = 7}, i);
+        EXPECT_TRUE(k == 1 || k == 4);
+        const int32_t p = choose_token(logits, {.temperature = 1, .top_p = 0.5, .seed = 7}, i);
+        EXPECT_TRUE(p == 1 || p == 4);
+        EXPECT_EQ(choose_token(logits, {.temperature = 1, .seed = 7}, i),
+                  choose_token(logits, {.temperature = 1, .seed = 7}, i));
+    }
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,153 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "kernels/runtime/check.h"
+#include "llama/model/param_table.h"
+#include "llama/model/presets.h"
+
+namespace rz {
+namespace {
+
+ModelConfig preset(const char* name) {
+    ModelConfig c = find_preset(name).config;
+    c.resolve();
+    return c;
+}
+
+class EveryPreset : public testing::TestWithParam<const char*> {};
+
+TEST_P(EveryPreset, TensorsFillUnitsWithoutHoles) {
+    const ModelConfig c = preset(GetParam());
+    const ParamTable table(c);
+    int64_t parameters = 0, offset = 0;
+    size_t t = 0;
+    ASSERT_EQ(int64_t(table.units().size()), c.layers + 2);
+    for (size_t u = 0; u < table.units().size(); ++u) {
+        const Unit& unit = table.units()[u];
+        ASSERT_EQ(unit.offset, offset);
+        ASSERT_EQ(unit.offset % 256, 0);
+        ASSERT_EQ(unit.block % 256, 0);
+        ASSERT_EQ(unit.padded % unit.block, 0);
+        ASSERT_LE(unit.blocks(), 1024);
+        ASSERT_LT(unit.padded - unit.size, unit.block) << "padding is less than a block";
+        ASSERT_EQ(size_t(unit.first_tensor), t);
+        int64_t inside = unit.offset;
+        for (int i = 0; i < unit.tensors; ++i, ++t) {
+            const Tensor& tensor = table.tensors()[t];
+            ASSERT_EQ(tensor.offset, inside) << tensor.name;
+            ASSERT_EQ(tensor.offset % 8, 0) << tensor.name << " is 16-byte aligned in bf16";
+            ASSERT_EQ(tensor.unit, int(u));
+            ASSERT_EQ(table.find(tensor.name), &tensor);
+            int64_t size = 1;
+            for (const int64_t extent : tensor.shape) size *= extent;
+            ASSERT_EQ(tensor.size, size);
+            inside += size;
+            parameters += size;
+        }
+        ASSERT_EQ(unit.offset + unit.size, inside);
+        offset += unit.padded;
+    }
+    EXPECT_EQ(t, table.tensors().size());
+    EXPECT_EQ(int64_t(t), 9 * c.layers + (c.tied ? 2 : 3));
+    EXPECT_EQ(table.size(), offset);
+    EXPECT_EQ(table.parameters(), parameters);
+    EXPECT_EQ(parameters, c.parameter_count()) << "the formula and the table are written independently";
+}
+
+TEST_P(EveryPreset, SlicesAreWholeBlocksAndCoverEachUnitOnce) {
+    const ParamTable table(preset(GetParam()));
+    for (const int ranks : {1, 2, 3, 5, 8, 64, 1000})
+        for (size_t u = 0; u < table.units().size(); ++u) {
+            const Unit& unit = table.units()[u];
+            int64_t end = 0, smallest = INT64_MAX, largest = 0;
+            for (int r = 0; r < ranks; ++r) {
+                const ElementRange slice = unit.slice(r, ranks);
+                ASSERT_EQ(slice.begin, end);
+                ASSERT_EQ(slice.begin % unit.block, 0);
+                end = slice.end;
+                smallest = std::min(smallest, slice.size());
+                largest = std::max(largest, slice.size());
+            }
+            ASSERT_EQ(end, unit.padded);
+            ASSERT_LE(largest - smallest, unit.block);
+        }
+}
+
+INSTANTIATE_TEST_SUITE_P(Presets, EveryPreset,
+                         testing::Values("bytes", "tiny", "small", "medium", "gpt2-124m", "smollm2-135m",
+                                         "smollm2-360m", "llama3.2-1b", "llama3.1-405b"));
+
+TEST(ParamTable, OrderIsThatOfTheForwardPass) {
+    ModelConfig c;
+    c.dim = 64, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.head_dim = 32, c.ffn = 96, c.vocab = 51;
+    c.resolve();
+    const ParamTable table(c);
+    const std::vector<std::string> want = {
+        "model.embed_tokens.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.k_proj.weight",
+        "model.layers.0.self_attn.v_proj.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+        "model.layers.0.post_attention_layernorm.weight",
+        "model.layers.0.mlp.gate_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.layers.1.input_layernorm.weight",
+    };
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(table.tensors()[i].name, want[i]);
+    EXPECT_EQ(table.tensors().back().name, "lm_head.weight");
+    EXPECT_EQ(table.block(1, kV).name, "model.layers.1.self_attn.v_proj.weight");
+    EXPECT_EQ(table.block(1, kDown).name, "model.layers.1.mlp.down_proj.weight");
+    EXPECT_EQ(table.block(0, kQ).shape, (std::vector<int64_t>{128, 64}));
+    EXPECT_EQ(table.block(0, kK).shape, (std::vector<int64_t>{64, 64}));
+    EXPECT_EQ(table.block(0, kO).shape, (std::vector<int64_t>{64, 128}));
+    EXPECT_EQ(table.final_norm().name, "model.norm.weight");
+    EXPECT_EQ(table.head().shape, (std::vector<int64_t>{51, 64}));
+    EXPECT_EQ(table.find("lm_head.bias"), nullptr);
+}
+
+TEST(ParamTable, TiedHeadIsTheEmbedding) {
+    const ParamTable table(preset("smollm2-135m"));
+    EXPECT_EQ(&table.head(), &table.embedding());
+    EXPECT_EQ(table.find("lm_head.weight"), nullptr);
+    EXPECT_EQ(table.tensors().back().name, "model.norm.weight");
+    EXPECT_EQ(table.units().back().padded, 768) << "576 rounded up to 256s";
+}
+
+TEST(ParamTable, MatricesDecayAndLastProjectionsStartSmaller) {
+    ModelConfig c = preset("tiny");
+    const ParamTable table(c);
+    for (const Tensor& t : table.tensors()) {
+        EXPECT_EQ(t.decay, t.shape.size() == 2) << t.name;
+        EXPECT_EQ(t.init == Init::kOnes, t.shape.size() == 1) << t.name;
+    }
+    EXPECT_DOUBLE_EQ(table.block(0, kO).init_std, 0.02 / std::sqrt(10.0));
+    EXPECT_DOUBLE_EQ(table.block(4, kDown).init_std, 0.02 / std::sqrt(10.0));
+    EXPECT_DOUBLE_EQ(table.block(0, kUp).init_std, 0.02);
+    c.depth_scaled_init = false;
+    EXPECT_DOUBLE_EQ(ParamTable(c).block(0, kO).init_std, 0.02);
+}
+
+TEST(ParamTable, DecaySegmentsAgreeWithTensors) {
+    for (const char* name : {"tiny", "smollm2-135m"}) {
+        const ParamTable table(preset(name));
+        const auto segments = table.decay_segments();
+        EXPECT_EQ(segments.back().end, table.size());
+        for (const Tensor& t : table.tensors())
+            for (const int64_t i : {t.offset, t.offset + t.size - 1}) {
+                size_t s = 0;
+                while (segments[s].end <= i) ++s;
+                EXPECT_EQ(segments[s].decay, t.decay) << t.name;
+            }
+        for (size_t s = 1; s < segments.size(); ++s) {
+            EXPECT_LT(segments[s - 1].end, segments[s].end);
+            EXPECT_NE(segments[s - 1].decay, segments[s].decay);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,155 @@
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
+#include "llama/report/plot.h"
+
+namespace rz {
+namespace {
+
+int count(const std::string& text, const std::string& part) {
+    int n = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+}
+
+// Every opened element is closed, in order, and attributes are quoted.
+void expect_well_formed(const std::string& svg) {
+    std::vector<std::string> open;
+    for (size_t at = svg.find('<'); at != std::string::npos; at = svg.find('<', at + 1)) {
+        const size_t end = svg.find('>', at);
+        ASSERT_NE(end, std::string::npos);
+        const std::string tag = svg.substr(at + 1, end - at - 1);
+        EXPECT_EQ(count(tag, "\"") % 2, 0) << tag;
+        const std::string name = tag.substr(0, tag.find_first_of(" /", 1));
+        if (tag[0] == '/') {
+            ASSERT_FALSE(open.empty());
+            EXPECT_EQ("/" + open.back(), tag);
+            open.pop_back();
+        } else if (tag.back() != '/') {
+            open.push_back(name);
+        }
+    }
+    EXPECT_TRUE(open.empty());
+    EXPECT_EQ(svg.find("nan"), std::string::npos);
+    EXPECT_EQ(svg.find("inf"), std::string::npos);
+}
+
+TEST(Plot, TicksAreRoundAndCoverTheRange) {
+    EXPECT_EQ(round_ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+    EXPECT_EQ(round_ticks(1, 2000, 4), (std::vector<double>{0, 500, 1000, 1500, 2000}));
+    EXPECT_EQ(round_ticks(-3, 3, 3), (std::vector<double>{-4, -2, 0, 2, 4}));
+    for (const double scale : {1e-12, 1e-3, 0.7, 3.0, 1e9})
+        for (int n = 1; n <= 10; ++n) {
+            const std::vector<double> t = round_ticks(1.2 * scale, 6.1 * scale, n);
+            EXPECT_LE(t.front(), 1.2 * scale * (1 + 1e-9));
+            EXPECT_GE(t.back(), 6.1 * scale * (1 - 1e-9));
+            EXPECT_LE(int(t.size()), n + 3);
+        }
+}
+
+TEST(Plot, ShowsEachCurveOnceAndNamesIt) {
+    const Curve a{.name = "a <b> & \"c\"", .points = {{0, 1}, {1, 2}, {2, 1.5}}, .marks = true};
+    const Curve b{.name = "second", .points = {{0, 2}, {2, 3}}, .faint = true};
+    const std::string svg = plot_svg({"Title", "x axis", "y axis", "note"}, {a, b});
+    expect_well_formed(svg);
+    EXPECT_EQ(count(svg, "stroke-linejoin"), 2);
+    EXPECT_EQ(count(svg, "<circle"), 3);
+    for (const char* part : {"a &lt;b&gt; &amp; &quot;c&quot;", "second", ">Title<", ">x axis<", ">y axis<", ">note<"})
+        EXPECT_EQ(count(svg, part) >= 1, true) << part;
+    EXPECT_EQ(svg, plot_svg({"Title", "x axis", "y axis", "note"}, {a, b}));
+}
+
+TEST(Plot, LongTitlesShrinkAndThenEnd) {
+    const auto size_of_title = [](const std::string& title) {
+        const std::string svg = plot_svg({.title = title}, {{.name = "c", .points = {{0, 0}, {1, 1}}}});
+        expect_well_formed(svg);
+        const size_t text = svg.find("<text"), size = svg.find("font-size=\"", text) + 11;
+        const size_t from = svg.find('>', text) + 1, to = svg.find('<', from);
+        return std::pair(std::stoi(svg.substr(size)), svg.substr(from, to - from));
+    };
+    EXPECT_EQ(size_of_title("short"), std::pair(17, std::string("short")));
+    for (const size_t n : {70u, 80u, 100u, 120u}) {
+        const auto [size, shown] = size_of_title(std::string(n, 'm'));
+        EXPECT_LT(size, 17);
+        EXPECT_EQ(shown.size(), n);
+        EXPECT_LE(double(n) * 0.62 * size, 722) << "from 70 to 792 pixels";
+    }
+    std::string greek;
+    for (int i = 0; i < 200; ++i) greek += "\u03b1";
+    const auto [size, shown] = size_of_title("a" + greek);
+    EXPECT_EQ(size, 9);
+    EXPECT_EQ(shown.substr(shown.size() - 3), "...");
+    EXPECT_EQ(shown.size() % 2, 0u) << "a, whole letters of two bytes, three dots";
+}
+
+TEST(Plot, PointsLandWhereTheyBelong) {
+    // x from 0 to 10 over [70, 776], y from 0 to 1 over [396, 84] pixels; the corners lie on ticks.
+    const std::string svg = plot_svg({}, {{.name = "c", .points = {{0, 0}, {10, 1}}}});
+    EXPECT_EQ(count(svg, "\"M70.0 396.0L776.0 84.0\""), 1) << svg;
+}
+
+TEST(Plot, NonFinitePointsInterruptTheLine) {
+    const std::string svg = plot_svg({}, {{.name = "c", .points = {{0, 1}, {1, 2}, {2, NAN}, {3, 2}, {4, INFINITY}}}});
+    expect_well_formed(svg);
+    const size_t path = svg.find("stroke-linejoin");
+    const size_t begin = svg.rfind("<path", path);
+    EXPECT_EQ(count(svg.substr(begin, path - begin), "M"), 2);
+}
+
+TEST(Plot, DegenerateInputsStillDraw) {
+    for (const std::vector<Curve>& curves : {std::vector<Curve>{}, std::vector<Curve>{{.name = "none"}},
+                                             std::vector<Curve>{{.name = "x", .points = {{0, NAN}}}}}) {
+        const std::string svg = plot_svg({}, curves);
+        expect_well_formed(svg);
+        EXPECT_EQ(count(svg, "nothing to plot yet"), 1);
+    }
+    for (const double v : {0.0, 5.0, -1e30, 1e-30})
+        expect_well_formed(plot_svg({}, {{.name = "one", .points = {{v, v}}}}));
+}
+
+TEST(Plot, ThinningKeepsSpikes) {
+    Curve c{.name = "c"};
+    for (int i = 0; i < 100000; ++i) c.points.emplace_back(i, i == 54321 ? 9.0 : 1.0);
+    const std::string svg = plot_svg({}, {c});
+    EXPECT_LT(svg.size(), 100000u);
+    EXPECT_NE(svg.find(" 115.2L"), std::string::npos) << "9 on an axis from 0 to 10";
+}
+
+TEST(Plot, CurvesComeFromMetricsAndLaterLinesWin) {
+    char name[] = "/tmp/ringzero_test_XXXXXX";
+    const std::string folder = ::mkdtemp(name);
+    const std::string metrics = folder + "/metrics.jsonl";
+    std::string text;
+    for (int i = 1; i <= 5; ++i) text += format("{\"step\":%d,\"loss\":%d}\n", i, 10 * i);
+    text += "{\"step\":3,\"val_loss\":7.5}\n{\"step\":4,\"loss\":1}\n{\"step\":5,\"loss\":null}\n{\"step\":6,\"lo";
+    write_file_atomically(metrics, text);
+    const Curve loss = read_curve(metrics, "loss", "train");
+    EXPECT_EQ(loss.name, "train");
+    EXPECT_EQ(loss.points, (std::vector<std::pair<double, double>>{{1, 10}, {2, 20}, {3, 30}, {4, 1}}));
+    EXPECT_EQ(read_curve(metrics, "val_loss", "").points.size(), 1u);
+    write_loss_plot(folder + "/loss.svg", metrics, "t", "n");
+    const std::string svg = read_file(folder + "/loss.svg");
+    expect_well_formed(svg);
+    EXPECT_EQ(count(svg, "stroke-linejoin"), 2);
+    EXPECT_THROW(read_curve(folder + "/absent", "loss", ""), Error);
+    std::filesystem::remove_all(folder);
+}
+
+TEST(Plot, SmoothingKeepsALineALine) {
+    Curve c{.name = "c"};
+    for (int i = 0; i < 1000; ++i) c.points.emplace_back(i, 3.0 * i + (i % 2 ? 1 : -1));
+    const Curve s = smoothed(c, "s");
+    ASSERT_EQ(s.points.size(), 1000u);
+    for (int i = 20; i < 980; ++i) EXPECT_NEAR(s.points[size_t(i)].second, 3.0 * i, 1.0 / 21 + 1e-9);
+    EXPECT_EQ(s.points[0], c.points[0]);
+    EXPECT_NEAR(s.points[999].second, 3.0 * (999 - 5), 1.0 / 11 + 1e-9) << "the mean of the last eleven";
+}
+
+}  // namespace
+}  // namespace rz

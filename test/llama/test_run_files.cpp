@@ -1,0 +1,235 @@
+// The lock on an output folder, its run_status.json, and file errors on the way to the disk.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
+#include "llama/base/fault.h"
+#include "llama/base/json.h"
+#include "llama/train/run_lock.h"
+#include "llama/train/run_status.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+    std::string path;
+    Folder() {
+        char name[] = "/tmp/ringzero-test-XXXXXX";
+        path = mkdtemp(name);
+    }
+    ~Folder() { fs::remove_all(path); }
+};
+
+std::string refusal(const std::string& folder) {
+    try {
+        RunLock lock(folder, 0.1);
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+// Runs body in a child; returns once it says that it is ready. The child then waits to be killed.
+pid_t child_that(const std::function<void()>& body) {
+    int ends[2];
+    if (pipe(ends) != 0) abort();
+    const pid_t child = fork();
+    if (child == 0) {
+        body();
+        if (write(ends[1], "x", 1) == 1) pause();
+        _exit(1);
+    }
+    close(ends[1]);
+    char ready;
+    EXPECT_EQ(read(ends[0], &ready, 1), 1);
+    close(ends[0]);
+    return child;
+}
+
+class RunLockTest : public testing::TestWithParam<bool> {
+   protected:
+    void SetUp() override { RunLock::pretend_no_flock(GetParam()); }
+    void TearDown() override { RunLock::pretend_no_flock(false); }
+};
+
+TEST_P(RunLockTest, SecondRunIsRefusedAndToldWho) {
+    Folder folder;
+    const pid_t child = child_that([&] { new RunLock(folder.path); });
+    const std::string text = refusal(folder.path);
+    EXPECT_NE(text.find(format("pid %d on host ", int(child))), std::string::npos) << text;
+    EXPECT_NE(text.find("another run writes there"), std::string::npos) << text;
+    EXPECT_NE(text.find(folder.path), std::string::npos) << text;
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    EXPECT_EQ(refusal(folder.path), "") << "the lock of a dead process";
+    EXPECT_EQ(refusal(folder.path), "") << "and after that one has gone";
+}
+
+TEST_P(RunLockTest, OneOfManyWins) {
+    Folder folder;
+    int won = 0;
+    std::vector<pid_t> children;
+    for (int i = 0; i < 8; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            try {
+                RunLock lock(folder.path, 0.0);
+                usleep(400000);
+                _exit(7);
+            } catch (const Error&) {
+                _exit(8);
+            }
+        }
+        children.push_back(child);
+    }
+    for (pid_t child : children) {
+        int status = 0;
+        waitpid(child, &status, 0);
+        won += WIFEXITED(status) && WEXITSTATUS(status) == 7;
+    }
+    EXPECT_EQ(won, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(FlockOrNot, RunLockTest, testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "file" : "flock"; });
+
+TEST(RunLock, LockOfAnotherHostIsNotBroken) {
+    Folder folder;
+    RunLock::pretend_no_flock(true);
+    write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
+    EXPECT_NE(refusal(folder.path).find("delete " + folder.path + "/run.lock.owner"), std::string::npos)
+        << refusal(folder.path);
+    RunLock::pretend_no_flock(false);
+}
+
+TEST(RunLock, WaitsForOneThatIsEnding) {
+    Folder folder;
+    const pid_t child = child_that([&] { new RunLock(folder.path); });
+    if (fork() == 0) {
+        usleep(200000);
+        kill(child, SIGKILL);
+        _exit(0);
+    }
+    EXPECT_NO_THROW(RunLock(folder.path, 5.0));
+    while (waitpid(-1, nullptr, 0) > 0) {
+    }
+}
+
+TEST(RunLock, FolderThatCannotBe) {
+    Folder folder;
+    write_file_atomically(folder.path + "/file", "x");
+    EXPECT_NE(refusal(folder.path + "/file").find("is not a folder"), std::string::npos)
+        << refusal(folder.path + "/file");
+    EXPECT_NE(refusal(folder.path + "/file/below"), "");
+    EXPECT_NE(refusal("/proc/ringzero"), "");
+    EXPECT_EQ(refusal(folder.path + "/new/and/deeper"), "");
+}
+
+Json status_in(const std::string& folder) { return read_json(folder + "/run_status.json"); }
+
+TEST(RunStatus, TellsTheStory) {
+    Folder folder;
+    RunStatus s(folder.path, 0, 4, 1000);
+    s.running(1);
+    EXPECT_EQ(status_in(folder.path)["state"], "running");
+    EXPECT_EQ(status_in(folder.path)["pid"], int(getpid()));
+    s.running(2);  // within a second: not written
+    EXPECT_EQ(status_in(folder.path)["step"], 1);
+    s.saved(2);
+    EXPECT_EQ(status_in(folder.path)["saved_step"], 2);
+    EXPECT_EQ(status_in(folder.path)["step"], 2);
+    s.stopped(3, 75, "SIGTERM on rank 2");
+    const Json j = status_in(folder.path);
+    EXPECT_EQ(j["state"], "stopped");
+    EXPECT_EQ(j["exit_code"], 75);
+    EXPECT_EQ(j["reason"], "SIGTERM on rank 2");
+    EXPECT_EQ(j["step"], 3);
+    EXPECT_EQ(j["steps"], 1000);
+    s.running(4);
+    s.failed(70, "too late");
+    EXPECT_EQ(status_in(folder.path), j) << "an end is final";
+    for (const auto& entry : fs::directory_iterator(folder.path)) EXPECT_EQ(entry.path().filename(), "run_status.json");
+}
+
+TEST(RunStatus, OtherRanksOnlyReportTheirFailure) {
+    Folder folder;
+    RunStatus s(folder.path, 3, 4, 10);
+    s.running(1);
+    s.saved(1);
+    EXPECT_FALSE(fs::exists(folder.path + "/run_status.json"));
+    s.failed(70, "line one\nline \"two\" \xff");
+    const Json j = status_in(folder.path);
+    EXPECT_EQ(j["rank"], 3);
+    EXPECT_EQ(j["state"], "failed");
+    EXPECT_EQ(std::string(j["reason"]).substr(0, 20), "line one\nline \"two\" ");
+}
+
+TEST(RunStatus, WithoutAFolderNothingHappensAndAFullDiskIsNoError) {
+    RunStatus none("", 0, 1, 10);
+    none.running(1);
+    none.failed(70, "x");
+    RunStatus broken("/proc/nowhere", 0, 1, 10);
+    testing::internal::CaptureStderr();
+    broken.running(1);
+    broken.saved(1);
+    broken.failed(70, "x");
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("can't write /proc/nowhere/run_status.json"), std::string::npos);
+    EXPECT_EQ(said.find("can't write"), said.rfind("can't write")) << "one warning";
+}
+
+std::string write_error(const char* fault, const std::string& path) {
+    arm_faults(0, fault);
+    testing::internal::CaptureStderr();
+    std::string error;
+    try {
+        write_file_atomically(path, "new");
+    } catch (const Error& e) {
+        error = e.what();
+    }
+    testing::internal::GetCapturedStderr();
+    arm_faults(0, "");
+    return error;
+}
+
+TEST(FileFaults, EveryFailedCallIsSeenAndLeavesTheOldFile) {
+    Folder folder;
+    const std::string path = folder.path + "/file";
+    write_file_atomically(path, "old");
+    for (const char* call : {"open", "write", "fsync", "close", "rename"})
+        for (const char* action : {"enospc", "eio", "efbig"}) {
+            const std::string error = write_error(format("file.%s:0:*:%s", call, action).c_str(), path);
+            EXPECT_NE(error.find(std::string(call) + " failed"), std::string::npos)
+                << call << " " << action << ": " << error;
+            EXPECT_EQ(read_file(path), "old") << call << " " << action;
+            EXPECT_EQ(std::distance(fs::directory_iterator(folder.path), {}), 1) << "what was begun is removed";
+        }
+    EXPECT_NE(write_error("file.write:0:1:enospc", path).find("free some space"), std::string::npos);
+}
+
+// A server that restarts answers EIO or a stale handle for a while.
+TEST(FileFaults, PassingErrorsOfANetworkFileSystemAreTriedAgain) {
+    Folder folder;
+    const std::string path = folder.path + "/file";
+    EXPECT_EQ(write_error("file.write:0:1:eio", path), "");
+    EXPECT_EQ(write_error("file.write:0:1:estale,file.write:0:2:eio", path), "");
+    EXPECT_EQ(read_file(path), "new");
+    EXPECT_NE(write_error("file.fsync:0:1:eio", path), "") << "a second fsync would succeed without the lost pages";
+    arm_faults(0, "file.read:0:1:eio");
+    EXPECT_EQ(read_file(path), "new");
+    arm_faults(0, "file.read:0:*:eio");
+    EXPECT_THROW(read_file(path), Error);
+    arm_faults(0, "");
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,69 @@
+#include "llama/train/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "llama/train/options.h"
+
+namespace rz {
+namespace {
+
+constexpr double kPeak = 3e-4, kFloor = 3e-5;
+
+Schedule make(Decay decay, int64_t cooldown = 0) {
+    return {.decay = decay, .peak = kPeak, .floor = kFloor, .warmup = 10, .cooldown = cooldown, .steps = 110};
+}
+
+TEST(Schedule, AllWarmUpAlikeAndEndAtTheFloor) {
+    for (const Decay decay : {Decay::cosine, Decay::linear, Decay::constant, Decay::wsd}) {
+        const Schedule s = make(decay, 20);
+        for (int64_t step = 1; step <= 10; ++step) EXPECT_DOUBLE_EQ(s.at(step), kPeak * double(step) / 10);
+        for (int64_t step = 11; step <= 130; ++step) EXPECT_LE(s.at(step), s.at(step - 1)) << step;
+        EXPECT_EQ(s.at(110), decay == Decay::constant ? kPeak : kFloor);
+        EXPECT_EQ(s.at(500), s.at(110));
+    }
+}
+
+TEST(Schedule, ShapesAreThoseOfThePapers) {
+    const double span = kPeak - kFloor;
+    EXPECT_DOUBLE_EQ(make(Decay::cosine).at(60), kFloor + span / 2);
+    EXPECT_DOUBLE_EQ(make(Decay::cosine).at(35), kFloor + span * (1 + std::sqrt(0.5)) / 2);
+    EXPECT_DOUBLE_EQ(make(Decay::linear).at(35), kFloor + span * 0.75);
+    const Schedule wsd = make(Decay::wsd, 20);
+    EXPECT_EQ(wsd.at(90), kPeak);
+    EXPECT_DOUBLE_EQ(wsd.at(95), kFloor + span * 0.5) << "a quarter through: 1 - sqrt(1/4)";
+    EXPECT_EQ(make(Decay::wsd, 0).at(109), kPeak);
+    EXPECT_LT(make(Decay::wsd, 110).at(11), kPeak) << "a cooldown over the whole run begins after the warm-up";
+}
+
+Options parsed(std::vector<const char*> flags, int expect = 0) {
+    flags.insert(flags.begin(), "train_llama");
+    Options o;
+    int code = 0;
+    testing::internal::CaptureStderr();
+    const bool ok = parse_options(int(flags.size()), const_cast<char**>(flags.data()), o, code);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(ok ? 0 : code, expect) << said;
+    return o;
+}
+
+TEST(Schedule, DefaultsHangOnTheRun) {
+    const Options o = parsed({"--steps", "500", "--lr", "1e-3"});
+    EXPECT_EQ(o.lr_schedule, "cosine");
+    EXPECT_EQ(o.warmup, 50);
+    EXPECT_DOUBLE_EQ(o.min_lr, 1e-4);
+    EXPECT_EQ(parsed({"--steps", "500", "--lr-schedule", "wsd"}).cooldown, 100);
+    EXPECT_EQ(parsed({"--steps", "500", "--lr-schedule", "constant", "--lr", "2e-3"}).min_lr, 2e-3);
+}
+
+TEST(Schedule, WhatSaysNothingTogetherIsRefused) {
+    parsed({"--cooldown", "20"}, 2);
+    parsed({"--lr-schedule", "constant", "--min-lr", "1e-5"}, 2);
+    parsed({"--lr-schedule", "wsd", "--steps", "100", "--cooldown", "101"}, 2);
+    parsed({"--lr-schedule", "wsx"}, 2);
+    parsed({"--lr", "1e-3", "--min-lr", "2e-3"}, 2);
+    parsed({"--lr", "1e-3", "--min-lr", "1e-3"});
+    parsed({"--lr-schedule", "wsd", "--steps", "100", "--cooldown", "100"});
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# Checkpoints of the program as a user runs it: a run that is cut into pieces is the run that never was. Ends with
+# "N passed, N failed".
+#
+#   test/program/test_resume.sh ./train_llama
+set -uo pipefail
+program=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+says() { grep -qF -- "$1" "$work/log"; }
+launch() {  # launch RANKS ARGS...   its output is in the log
+  local ranks=$1
+  shift
+  if [ "$ranks" = 1 ]; then "$program" "$@" > "$work/log" 2>&1
+  else timeout 120 mpirun -n "$ranks" "$program" "$@" > "$work/log" 2>&1; fi
+}
+model=(--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu)
+# 2000 tokens: 62 samples of 32, an epoch ends in the sixth step of 12
+train=(--data "$work/data" --batch 2 --batch-tokens 384 --seq-len 32 --val-tokens 512 --val-every 5 --steps 14 --keep 0)
+refused() {  # refused TEXT ARGS...   with exit code 70
+  local text=$1 rc=0
+  shift
+  launch 1 "$@" || rc=$?
+  [ $rc = 70 ] && says "$text"
+}
+weights() { sha256sum < "$work/$1/final/model.safetensors"; }
+metrics() { sed -e 's/,"seconds":[^,]*//; s/,"tokens_per_second":[^,]*//; s/,"flops":[^,]*//; s/,"memory_bytes":[^,}]*//; s/,"comm_seconds.*}/}/' "$work/$1/metrics.jsonl"; }
+# The first `step` steps of a run, as a killed one leaves it: its last lines may be of steps that no checkpoint has.
+cut_at() {  # cut_at FROM TO STEP
+  mkdir -p "$work/$2"
+  cp -r "$work/$1/checkpoints" "$work/$1/metrics.jsonl" "$work/$2/"
+  for folder in "$work/$2"/checkpoints/step_*; do
+    [ $((10#${folder##*_})) -le "$3" ] || rm -r "$folder"
+  done
+  printf '{"step":9,"lo' >> "$work/$2/metrics.jsonl"
+}
+
+python3 data_prep/prepare.py stdlib --max-bytes 400K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+python3 - "$work/data" <<'PY'
+import glob, struct, sys  # a short first shard and the rest: shard ends and epoch ends come by within a few steps
+path = glob.glob(sys.argv[1] + "/*train*.bin")[0]
+data = open(path, "rb").read()
+head = list(struct.unpack("<256i", data[:1024]))
+head[2] = 2000
+open(path, "wb").write(struct.pack("<256i", *head) + data[1024:1024 + 4000])
+PY
+
+# ---- one process ----
+check "a run with checkpoints" launch 1 "${model[@]}" "${train[@]}" --save-every 1 --out "$work/whole"
+check "says where they are" says "checkpoints/step_000000014"
+launch 1 "${model[@]}" "${train[@]}" --save-every 0 --out "$work/plain"
+check "saving changes nothing" test "$(weights whole)" = "$(weights plain)"
+check "--save-every 0 saves none" test ! -e "$work/plain/checkpoints"
+# Boundaries: the beginning, an evaluated step, the end of an epoch, the last but one, the last
+for step in 1 5 6 13 14; do
+  cut_at whole "from$step" $step
+  check "goes on from step $step" launch 1 --device cpu --out "$work/from$step" --resume auto
+  check "same weights from step $step" test "$(weights "from$step")" = "$(weights whole)"
+  check "same metrics from step $step" test "$(metrics "from$step")" = "$(metrics whole)"
+done
+cut_at whole waits 7
+check "without background saving" launch 1 --device cpu --out "$work/waits" --resume 7 --no-background-save
+check "same weights without background saving" test "$(weights waits)" = "$(weights whole)"
+launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --save-every 4 --out "$work/bf16"
+cut_at bf16 bf16cut 8
+check "bf16 goes on" launch 1 --device cpu --out "$work/bf16cut" --resume auto
+check "same bf16 weights" test "$(weights bf16cut)" = "$(weights bf16)"
+launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --adam-dtype bf16 --master-dtype bf16 --save-every 4 --out "$work/narrow"
+cut_at narrow narrowcut 8
+check "bf16 masters and moments go on" launch 1 --device cpu --out "$work/narrowcut" --resume auto
+check "same bf16 masters" test "$(weights narrowcut)" = "$(weights narrow)"
+
+# ---- what was kept, and what is refused ----
+launch 1 "${model[@]}" "${train[@]}" --keep 2 --save-every 3 --out "$work/keep"
+check "--keep 2 keeps the newest two" test "$(ls "$work/keep/checkpoints")" = "latest
+step_000000012
+step_000000014"
+launch 1 "${model[@]}" "${train[@]}" --keep 2 --keep-every 6 --save-every 3 --lr-schedule wsd --cooldown 4 --out "$work/every"
+check "--keep-every 6 keeps step 6 too" test "$(ls "$work/every/checkpoints")" = "latest
+step_000000006
+step_000000012
+step_000000014"
+rates() { sed -n 's/.*"step":\([0-9]*\),.*"lr":\([^,]*\),.*/\1 \2/p' "$work/$1/metrics.jsonl"; }
+planned=$(rates every)
+check "a schedule of its own" test "$planned" != "$(rates keep)"
+check "a run goes on from a kept step" launch 1 --out "$work/every" --resume 6
+check "in the same schedule" test "$(rates every)" = "$planned"
+check "a run is not begun over another" refused "--resume auto goes on from there" "${model[@]}" "${train[@]}" --out "$work/keep"
+check "an unknown step" refused "it has: 12, 14" --out "$work/keep" --resume 9
+check "auto without --out" refused "--out, which is not given" "${model[@]}" "${train[@]}" --resume auto
+check "no such folder" refused 'neither "auto" nor a step nor a folder' --out "$work/new" --resume "$work/nothing"
+check "another model" refused "layers: 2 in the checkpoint, 3 in what is asked for" --out "$work/keep" --resume auto --layers 3
+check "--resume auto begins where there is nothing" launch 1 "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh" --resume auto
+check "a changed flag is named and wins" launch 1 --device cpu --out "$work/fresh" --resume auto --steps 4 --lr 5e-4
+check "the flag" says "--lr 5e-4, was 0.001"
+check "it went on" says "step 4/4"
+cut_at whole other 6
+shard=$(ls "$work"/data/*train*.bin)
+cp "$shard" "$work/shard"
+printf 'A' | dd of="$shard" bs=1 seek=1500 conv=notrunc 2>/dev/null
+check "changed data are refused" refused "--allow-data-change" --device cpu --out "$work/other" --resume auto
+check "unless allowed" launch 1 --device cpu --out "$work/other" --resume auto --allow-data-change
+cp "$work/shard" "$shard"
+check "a checkpoint of another run" launch 1 --device cpu --out "$work/branch" --resume "$work/whole/checkpoints/step_000000010"
+check "ends as that run" test "$(weights branch)" = "$(weights whole)"
+
+# ---- damage ----
+cut_at whole hurt 10
+printf 'X' | dd of="$work/hurt/checkpoints/step_000000010/optimizer/m.safetensors" bs=1 seek=30000 conv=notrunc 2>/dev/null
+truncate -s -1 "$work/hurt/checkpoints/step_000000009/model.safetensors"
+rm "$work/hurt/checkpoints/step_000000008/optimizer/v.safetensors"
+mkdir "$work/hurt/checkpoints/.tmp-step_000000011-dead"
+check "an explicit step does not fall back" refused "optimizer/m.safetensors: tensor" --device cpu --out "$work/hurt" --resume 10
+check "auto falls back past three bad ones" launch 1 --device cpu --out "$work/hurt" --resume auto
+check "names the tensor" says "m.safetensors: tensor model."
+check "names the short file" says "step_000000009/model.safetensors: has"
+check "names the missing file" says "step_000000008/optimizer/v.safetensors: missing"
+check "same weights after all" test "$(weights hurt)" = "$(weights whole)"
+check "left-overs are gone" test ! -e "$work/hurt/checkpoints/.tmp-step_000000011-dead"
+
+# ---- export ----
+check "exports a checkpoint" launch 1 export --from "$work/whole/checkpoints/step_000000014" --to "$work/exported"
+check "byte for byte" cmp -s "$work/exported/model.safetensors" "$work/whole/final/model.safetensors"
+check "twice is the same" launch 1 export --from "$work/exported" --to "$work/again"
+check "byte for byte again" cmp -s "$work/exported/model.safetensors" "$work/again/model.safetensors"
+check "the golden model, byte for byte" python3 - "$program" "$work" test/golden/model <<'PY'
+import glob, json, os, struct, subprocess, sys
+program, work, golden = sys.argv[1:]
+def tensors(path):
+    data = open(path, "rb").read()
+    n = struct.unpack("<Q", data[:8])[0]
+    head = json.loads(data[8:8 + n])
+    return {k: (v["dtype"], v["shape"], data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]])
+            for k, v in head.items() if k != "__metadata__"}
+models = [d for d in sorted(glob.glob(golden + "/*")) if os.path.exists(d + "/model.safetensors")]
+assert models
+for d in models:
+    out = os.path.join(work, "golden-" + os.path.basename(d))
+    subprocess.run([program, "export", "--from", d, "--to", out], check=True, stdout=subprocess.DEVNULL)
+    a, b = tensors(d + "/model.safetensors"), tensors(out + "/model.safetensors")
+    a.pop("lm_head.weight", None) if "lm_head.weight" not in b else None
+    assert a == b, d
+PY
+check "in another type" launch 1 export --from "$work/exported" --to "$work/half" --dtype fp16
+check "generates from a checkpoint" launch 1 generate --from "$work/whole/checkpoints/step_000000014" --prompt "def " --max-tokens 4
+check "or from a run's folder" launch 1 generate --from "$work/whole" --prompt "def " --max-tokens 4
+rm -r "$work/keep/final"
+check "or from one that was killed" launch 1 generate --from "$work/keep" --prompt "def " --max-tokens 4
+
+# ---- several ranks ----
+if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; then
+  hash_of() { grep -o '"data_hash":"[0-9a-f]*"' "$work/$1/metrics.jsonl" | tail -n 1; }
+  final_loss() { grep -o '"val_loss":[0-9.]*' "$work/$1/metrics.jsonl" | tail -n 1 | cut -d: -f2; }
+  # Rounding of sums in another order, grown over 14 steps: far below a thousandth of the loss.
+  close() { python3 -c "import sys; a, b = map(float, sys.argv[1:]); sys.exit(abs(a - b) > 1e-4 * a)" "$(final_loss "$1")" "$(final_loss "$2")"; }
+  check "three ranks" launch 3 "${model[@]}" "${train[@]}" --batch 4 --save-every 2 --zero 3 --out "$work/three"
+  for stage in 0 1 2 3; do
+    cut_at three "three$stage" 8
+    check "three ranks go on, --zero $stage" launch 3 --device cpu --zero $stage --out "$work/three$stage" --resume auto
+    check "same weights, --zero $stage" test "$(weights "three$stage")" = "$(weights three)"
+  done
+  check "same tokens as one rank" test "$(hash_of three)" = "$(hash_of whole)"
+  check "same loss as one rank" close three whole
+  # 4 -> 2 -> 3 -> 1 ranks
+  check "four ranks" launch 4 "${model[@]}" "${train[@]}" --batch 1 --steps 4 --save-every 4 --zero 3 --out "$work/moves"
+  check "two ranks" launch 2 --device cpu --zero 1 --out "$work/moves" --resume auto --steps 7
+  check "three ranks" launch 3 --device cpu --zero 2 --out "$work/moves" --resume auto --steps 10
+  check "one rank" launch 1 --device cpu --out "$work/moves" --resume auto --steps 14
+  check "same tokens, 4 -> 2 -> 3 -> 1" test "$(hash_of moves)" = "$(hash_of whole)"
+  cut_at whole ranks 6
+  check "one to four, hybrid" launch 4 --device cpu --zero 3 --shard-size 2 --out "$work/ranks" --resume auto --batch 2
+  check "a smaller batch keeps the update" says "--batch 1, was 2"
+  check "same tokens, 1 -> 4" test "$(hash_of ranks)" = "$(hash_of whole)"
+  check "same loss, 1 -> 4" close ranks whole
+  check "five ranks do not divide" bash -c "! timeout 60 mpirun -n 5 '$program' --device cpu --out '$work/ranks' --resume auto --steps 20 > '$work/log' 2>&1 && grep -q 'do not divide among 5 ranks' '$work/log'"
+  check "a folder that is not shared" bash -c "! timeout 60 mpirun -n 1 '$program' ${model[*]} ${train[*]} --out '$work/here' \\
+    : -n 1 '$program' ${model[*]} ${train[*]} --out '$work/there' > '$work/log' 2>&1 && grep -q 'is not seen by rank 1' '$work/log'"
+else
+  skip "runs on several ranks: no MPI here"
+fi
+summary

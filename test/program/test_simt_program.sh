@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# The program's CUDA path on the emulator against its CPU path: the same toy run, the same losses. Ends with counts.
+#
+#   test/program/test_simt_program.sh ./train_llama_simt ./train_llama
+#   ON_A_GPU=1 test/program/test_simt_program.sh ./train_llama ./train_llama      the same on a real one, but for several ranks
+set -uo pipefail
+simt=$(realpath "$1") cpu=$(realpath "$2")
+cd "$(dirname "$0")/../.." || exit
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS=1
+passed=0 failed=0
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+
+toy="--data $work/data --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 2 --seq-len 24
+     --val-every 0 --val-tokens 48 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1"
+
+# compare NAME TOLERANCE RUN...: losses of two runs, relative. fp32: sums in another order move a loss of 5 by less than 1e-5 at
+# first, and five updates multiply that by about ten. bf16: one rounding is 2^-9; a loss averages hundreds of tokens.
+compare() {
+  local name=$1 tolerance=$2 a=$3 b=$4
+  if python3 - "$a" "$b" "$tolerance" <<'PY'; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; tail -n 20 "$work/log"; fi
+import json, sys
+a, b = ([json.loads(l)["loss"] for l in open(p + "/metrics.jsonl") if '"loss"' in l] for p in sys.argv[1:3])
+print([round(x, 6) for x in a], [round(x, 6) for x in b])
+assert len(a) == len(b) == 5
+sys.exit(any(not abs(x - y) <= float(sys.argv[3]) * x for x, y in zip(a, b)))
+PY
+}
+
+# shellcheck disable=SC2086
+{
+  "$cpu" $toy --device cpu --out "$work/cpu" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --out "$work/simt" > "$work/log" 2>&1
+  compare "fp32" 1e-4 "$work/cpu" "$work/simt"
+  "$cpu" $toy --device cpu --dtype bf16 --out "$work/cpu16" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --dtype bf16 --out "$work/simt16" > "$work/log" 2>&1
+  compare "bf16" 4e-3 "$work/cpu16" "$work/simt16"
+  "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --out "$work/launches" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1
+  compare "CUDA graphs, to the bit" 0 "$work/launches" "$work/graphs"
+  if [ "$(grep -c "is one graph from" "$work/log")" = 1 ] && cmp "$work/launches/final/model.safetensors" "$work/graphs/final/model.safetensors"; then
+    passed=$((passed + 1))
+  else failed=$((failed + 1)); echo "FAILED: one graph, and the same weights"; fi
+  # Nothing in a step makes the host wait for the device, but for the report of the step before: one event. Counted in what five more
+  # steps of three micro-batches add.
+  [ -n "${ON_A_GPU:-}" ] || for how in "--cuda-graphs off" "--cuda-graphs on" "--adam-dtype bf16 --dtype bf16 --recompute mlp --zero 3"; do
+    for steps in 6 11; do
+      rm -rf "$work/waits" "$work/waits-$steps"
+      SIMT_WAITS=$work/waits-$steps "$simt" ${toy/--steps 5 --save-every 3/--steps $steps --save-every 0} --device cuda --batch-tokens 144 $how --out "$work/waits" > "$work/log" 2>&1
+    done
+    more=$(diff <(sort "$work/waits-6") <(sort "$work/waits-11") | grep '^[<>]' | sort | uniq -c | xargs)
+    if [ "$more" = "5 > cudaEventSynchronize" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: five steps wait, $how: $more"; fi
+  done
+  narrow="--dtype bf16 --adam-dtype bf16 --master-dtype bf16"
+  "$cpu" $toy --device cpu $narrow --out "$work/cpu_narrow" > "$work/log" 2>&1
+  "$simt" $toy --device cuda $narrow --out "$work/simt_narrow" > "$work/log" 2>&1
+  compare "bf16 throughout, rounded by the same chance" 4e-3 "$work/cpu_narrow" "$work/simt_narrow"
+  "$simt" $toy --device cuda --recompute block --out "$work/recompute" > "$work/log" 2>&1
+  compare "recompute, to the bit" 0 "$work/simt" "$work/recompute"
+  # A checkpoint of either backend goes on on the other: the first steps are gone on from, the rest is compared.
+  for pair in "cpu cuda $simt" "simt cpu $cpu"; do
+    read -r from device program <<< "$pair"
+    mkdir -p "$work/to-$device"
+    cp -r "$work/$from/checkpoints" "$work/$from/metrics.jsonl" "$work/to-$device/"
+    rm -r "$work/to-$device/checkpoints/step_000000005"
+    "$program" --device "$device" --out "$work/to-$device" --resume auto > "$work/log" 2>&1
+    compare "from a checkpoint of the other backend, on $device" 1e-4 "$work/$from" "$work/to-$device"
+  done
+  if [ -z "${ON_A_GPU:-}" ] && command -v mpirun > /dev/null; then
+    many="${toy/--batch 2/--batch 1}"
+    mpirun -n 2 "$cpu" $many --device cpu --out "$work/cpu2" > "$work/log" 2>&1
+    # Blocks as graphs, between which ranks communicate; pool slots change under them, and a validation shares them.
+    for how in "--zero 0" "--zero 2 --accumulate-locally" "--zero 3 --transport mpi" "--zero 3 --prefetch 0 --recompute block"; do
+      for graphs in off on; do
+        rm -rf "${work:?}/$graphs"
+        timeout 200 mpirun -n 2 "$simt" $many --batch-tokens 96 --val-every 2 --device cuda $how --cuda-graphs $graphs --out "$work/$graphs" > "$work/log" 2>&1
+      done
+      compare "CUDA graphs, two ranks, $how, to the bit" 0 "$work/off" "$work/on"
+      if grep -q "graphs of their own" "$work/log" && cmp "$work/off/final/model.safetensors" "$work/on/final/model.safetensors"; then
+        passed=$((passed + 1))
+      else failed=$((failed + 1)); echo "FAILED: graphs of blocks, and the same weights, $how"; fi
+    done
+    # Ranks that tune at the same time use the same algorithms (the emulator's differ in their last bits): another run
+    # from the file that they left has the same weights.
+    for tune in on off; do
+      timeout 200 mpirun -n 2 "$simt" $many --device cuda --gemm-tune $tune --gemm-cache "$work/gemm.txt" --out "$work/tune-$tune" > "$work/log" 2>&1
+    done
+    if [ -s "$work/gemm.txt" ] && cmp "$work/tune-on/final/model.safetensors" "$work/tune-off/final/model.safetensors"; then
+      passed=$((passed + 1))
+    else failed=$((failed + 1)); echo "FAILED: two ranks tune alike"; fi
+    for transport in nccl mpi; do
+      timeout 200 mpirun -n 2 "$simt" $many --device cuda --zero 3 --transport $transport --out "$work/$transport" > "$work/log" 2>&1
+      compare "two ranks over $transport, ZeRO-3" 1e-4 "$work/cpu2" "$work/$transport"
+    done
+  fi
+}
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

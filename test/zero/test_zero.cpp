@@ -1,0 +1,307 @@
+// ZeRO over threads: every stage, split and schedule gives the weights it promises. No MPI; under ThreadSanitizer this
+// is the race test of the streams, the collectives and zero/ together (a send reads the sender's memory in place, so
+// memory that is reused or read too early is a race).
+//
+// Three and four ranks and fp32: with two ranks, or bf16 values, any order of summation gives the same bits and
+// equality would prove nothing.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "comm/loopback.h"
+#include "test/zero/zero_case.h"
+
+namespace rz {
+namespace {
+
+using zero_case::Case;
+using zero_case::Result;
+
+Result run(int ranks, const Case& how, MeshOptions mesh_options = {}) {
+    if (ranks == 1) {
+        Mesh mesh({DeviceKind::cpu, 0}, mesh_options);
+        return zero_case::train(mesh, how);
+    }
+    LoopbackHub hub(ranks);
+    std::vector<Result> results(static_cast<size_t>(ranks));
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, mesh_options);
+        results[size_t(rank)] = zero_case::train(mesh, how);
+    });
+    for (const Result& r : results)
+        if (how.bad_step == 0)  // NaN norms equal nothing
+            EXPECT_EQ(r, results[0]) << "ranks disagree";
+        else
+            EXPECT_TRUE(r.weights == results[0].weights && r.updates == results[0].updates) << "ranks disagree";
+    return results[0];
+}
+
+Case stage(int s) {
+    Case c;
+    c.zero.stage = s;
+    return c;
+}
+
+class ZeroRanks : public testing::TestWithParam<int> {};
+
+TEST_P(ZeroRanks, AllStagesAndSchedulesGiveTheSameBits) {
+    const int ranks = GetParam();
+    const Result want = run(ranks, stage(0));
+    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(ranks, stage(s)), want) << "stage " << s;
+
+    for (int s = 0; s <= 3; ++s) {
+        Case late = stage(s);
+        late.zero.overlap = false;
+        EXPECT_EQ(run(ranks, late), want) << "no overlap, stage " << s;
+        EXPECT_EQ(run(ranks, stage(s), {.collectives = {.chunk_bytes = 512}}), want) << "small chunks, stage " << s;
+    }
+    for (int prefetch : {0, 3}) {
+        Case c = stage(3);
+        c.zero.prefetch = prefetch;
+        EXPECT_EQ(run(ranks, c), want) << "prefetch " << prefetch;
+    }
+    for (Recompute recompute : {Recompute::mlp, Recompute::block}) {
+        Case c = stage(3);
+        c.recompute = recompute;
+        EXPECT_EQ(run(ranks, c), want);
+    }
+    Case other = stage(0);
+    other.steps = 9;
+    EXPECT_NE(run(ranks, other), want);
+}
+
+TEST_P(ZeroRanks, TiedHeadsToo) {
+    Case base = stage(0);
+    base.tied = true;
+    const Result want = run(GetParam(), base);
+    for (int s = 1; s <= 3; ++s) {
+        Case c = base;
+        c.zero.stage = s;
+        EXPECT_EQ(run(GetParam(), c), want) << "stage " << s;
+    }
+}
+
+TEST_P(ZeroRanks, DirectGivesTheSameBitsInEveryStage) {
+    const Result want = run(GetParam(), stage(0), {.algorithm = "direct"});
+    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(GetParam(), stage(s), {.algorithm = "direct"}), want);
+}
+
+TEST_P(ZeroRanks, Bf16StagesAgree) {
+    Case base;
+    base.zero.param_dtype = base.zero.grad_dtype = DType::bf16;
+    const Result want = run(GetParam(), base);
+    for (int s = 1; s <= 3; ++s) {
+        Case c = base;
+        c.zero.stage = s;
+        EXPECT_EQ(run(GetParam(), c), want) << "stage " << s;
+    }
+}
+
+// The chance that bf16 masters and moments are rounded by hangs on the logical offset alone.
+TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
+    Case base;
+    base.zero.adam_dtype = DType::bf16;
+    base.zero.rounding_seed = 7;
+    for (DType master : {DType::f32, DType::bf16}) {
+        base.zero.master_dtype = master;
+        if (master == DType::bf16) base.zero.param_dtype = base.zero.grad_dtype = DType::bf16;
+        const Result want = run(GetParam(), base);
+        for (int s = 1; s <= 3; ++s) {
+            Case c = base;
+            c.zero.stage = s;
+            EXPECT_EQ(run(GetParam(), c), want) << "stage " << s << ", " << name_of(master) << " masters";
+        }
+        Case other = base;
+        other.zero.rounding_seed = 8;
+        EXPECT_NE(run(GetParam(), other), want) << name_of(master) << " masters";
+    }
+}
+
+// As in PyTorch, where a skipped optimizer.step() leaves the state's step: the run goes on as if the bad step
+// had not been, its bias correction included.
+TEST_P(ZeroRanks, ASkippedUpdateIsAsIfItHadNotBeen) {
+    for (const int bad : {1, 4}) {
+        Case without = stage(0);
+        without.left_out = bad;
+        const Result want = run(GetParam(), without);
+        EXPECT_EQ(want.updates, 9);
+        for (int s = 0; s <= 3; ++s) {
+            Case c = stage(s);
+            c.bad_step = bad;
+            Result got = run(GetParam(), c);
+            ASSERT_EQ(got.norms.size(), 10u);
+            EXPECT_TRUE(std::isnan(got.norms[size_t(bad - 1)]));
+            got.norms.erase(got.norms.begin() + bad - 1);
+            EXPECT_EQ(got, want) << "stage " << s << ", step " << bad;
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ZeroRanks, testing::Values(3, 4));
+
+TEST(Zero, AccumulatedLocallyAllStagesGiveTheSameBits) {
+    Case base = stage(0);
+    base.micro_batches = 3;
+    const Result want = run(3, base);
+    for (int s = 1; s <= 3; ++s) {
+        Case c = base;
+        c.zero.stage = s;
+        c.zero.accumulate_locally = true;
+        EXPECT_EQ(run(3, c), want) << "stage " << s;
+    }
+}
+
+// Relative to the largest weight.
+double distance(const Result& a, const Result& b) {
+    double worst = 0, scale = 0;
+    for (size_t i = 0; i < a.weights.size(); ++i) {
+        worst = std::max(worst, std::abs(double(a.weights[i]) - b.weights[i]));
+        scale = std::max(scale, std::abs(double(a.weights[i])));
+    }
+    return worst / scale;
+}
+
+// Another order of summation changes a gradient element by a few units of 2^-24 of its largest term. AdamW divides by
+// the root of the second moment, so where a gradient is nothing but such noise an update of up to lr = 1e-2 may differ
+// in size; where it is not, the relative change stays about 1e-6 and accumulates over 10 steps. The norms are sums over
+// all elements and see only the latter. With eps raised to 1e-3 noise of 1e-8 moves an update by at most lr * 1e-5: 10
+// steps stay below 1e-5 of weights of order 0.1 with a factor of 10 to spare.
+constexpr double kOtherOrder = 1e-4;
+
+Case steady(int s) {
+    Case c = stage(s);
+    c.clip = 0;
+    return c;
+}
+
+TEST(Zero, ReducingEveryMicroBatchDiffersOnlyByRounding) {
+    Case base = steady(0);
+    base.micro_batches = 3;
+    const Result want = run(3, base);
+    for (int s = 2; s <= 3; ++s) {
+        Case c = base;
+        c.zero.stage = s;
+        const Result got = run(3, c);
+        for (size_t i = 0; i < want.norms.size(); ++i)
+            EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
+        EXPECT_LT(distance(got, want), 10 * kOtherOrder);
+    }
+}
+
+TEST(Zero, ManyRanksEqualOneWithTheSameGlobalBatch) {
+    Case one = steady(0);
+    one.B = 12;
+    const Result want = run(1, one);
+    for (int ranks : {2, 3, 4})
+        for (int s : {0, 3}) {
+            Case c = steady(s);
+            c.B = 12 / ranks;
+            const Result got = run(ranks, c);
+            for (size_t i = 0; i < want.norms.size(); ++i)
+                EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
+            EXPECT_LT(distance(got, want), 10 * kOtherOrder) << ranks << " ranks, stage " << s;
+        }
+}
+
+TEST(Zero, HybridShardingDiffersOnlyByRounding) {
+    const Result want = run(4, steady(0));
+    for (int s = 1; s <= 3; ++s) {
+        const Result got = run(4, steady(s), {.shard_size = 2});
+        for (size_t i = 0; i < want.norms.size(); ++i)
+            EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
+        EXPECT_LT(distance(got, want), 10 * kOtherOrder) << "stage " << s;
+        Case accumulated = steady(s);
+        accumulated.micro_batches = 2;
+        run(4, accumulated, {.shard_size = 2});  // ranks agree
+    }
+}
+
+TEST(Zero, OneRankRunsEveryStageWithTheSameBits) {
+    const Result want = run(1, stage(0));
+    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(1, stage(s)), want) << "stage " << s;
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+// The ZeRO paper's table 1 (K = 12) with gradients of 2 bytes, and the same with 4, measured by the ledger. Ranks are
+// threads and the ledger counts the whole process, so the N ranks' bytes are divided by N. test_zero_program.cpp has
+// the ledgers of single ranks.
+TEST(Zero, BytesPerParameterAreThePapers) {
+    const auto& ledger = MemoryLedger::get();
+    auto bytes = [&](MemKind k) { return double(ledger.now(DeviceKind::cpu, k)); };
+    ModelConfig c = zero_case::toy(false);
+    c.dim = 128, c.heads = 4, c.kv_heads = 2, c.head_dim = 32, c.ffn = 512, c.vocab = 512;
+    c.resolve();
+    const ParamTable table(c);
+    const double P = double(table.parameters());
+    struct Kind {
+        int N;
+        DType grad, master = DType::f32, adam = DType::f32;
+        double K = 12;  // bytes of the optimizer: masters, m and v; bf16 masters are the parameters
+    };
+    for (const auto& [N, grad_dtype, master, adam, K] : {Kind{2, DType::bf16},
+                                                         {4, DType::bf16},
+                                                         {4, DType::f32},
+                                                         {7, DType::f32},
+                                                         {4, DType::bf16, DType::f32, DType::bf16, 8},
+                                                         {4, DType::bf16, DType::bf16, DType::bf16, 4}})
+        for (int s = 0; s <= 3; ++s) {
+            const double g = double(size_of(grad_dtype));
+            const double parameters = s >= 3 ? 2.0 / N : 2, gradients = s >= 2 ? g / N : g,
+                         optimizer = s >= 1 ? K / N : K;
+            LoopbackHub hub(N);
+            std::atomic<int> built{0};
+            double measured[3] = {};
+            const ZeroOptions options{.stage = s,
+                                      .param_dtype = DType::bf16,
+                                      .grad_dtype = grad_dtype,
+                                      .wire_dtype = grad_dtype,
+                                      .master_dtype = master,
+                                      .adam_dtype = adam};
+            hub.run([&, ranks = N](int rank) {
+                Mesh mesh(hub, rank);
+                Stream compute({DeviceKind::cpu, 0}, "compute");
+                Zero zero({DeviceKind::cpu, 0}, compute, unit_layouts(table), decay_segments(table), options, {}, mesh);
+                ++built;
+                while (built < ranks) std::this_thread::yield();
+                if (rank == 0) {
+                    measured[0] = bytes(MemKind::parameters) / ranks / P;
+                    measured[1] = bytes(MemKind::gradients) / ranks / P;
+                    measured[2] = bytes(MemKind::optimizer) / ranks / P;
+                }
+                mesh.world().barrier(compute);
+                compute.synchronize();
+            });
+            // Padding: a unit of n parameters ends at a multiple of its block (at most 1024 blocks of a multiple of
+            // 256), here below 0.1 % of it. The optimizer also knows which elements decay: some 200 bytes per rank.
+            EXPECT_NEAR(measured[0], parameters, 0.001 * parameters) << "stage " << s << ", " << N << " ranks";
+            EXPECT_NEAR(measured[1], gradients, 0.001 * gradients) << "stage " << s << ", " << N << " ranks";
+            EXPECT_NEAR(measured[2], optimizer, 0.001 * optimizer + 500 / P) << "stage " << s << ", " << N << " ranks";
+        }
+}
+
+TEST(Zero, Bf16MastersBeginAsTheRoundedFp32Ones) {
+    Case c;
+    c.zero.param_dtype = c.zero.grad_dtype = DType::bf16;
+    c.steps = 0;
+    const Result want = run(3, c);
+    c.zero.master_dtype = DType::bf16;
+    EXPECT_EQ(run(3, c), want);
+}
+
+TEST(Zero, NarrowMastersNeedParametersOfTheirType) {
+    Case c;
+    c.zero.master_dtype = DType::bf16;
+    try {
+        run(1, c);
+        FAIL();
+    } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("nearest: --master-dtype fp32"), std::string::npos) << e.what();
+    }
+}
+
+}  // namespace
+}  // namespace rz

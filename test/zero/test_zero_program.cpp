@@ -1,0 +1,241 @@
+// The real program on several ranks: what every ZeRO stage keeps in memory, by the ledger of each rank, and what it
+// sends, by the program's own count exactly and by the network interfaces' counters within 2 % (between network
+// namespaces; skipped where those can't be made).
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "comm/collectives.h"
+#include "comm/mpi_transport.h"
+#include "llama/base/json.h"
+#include "llama/model/param_table.h"
+#include "llama/model/presets.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Split {
+    int stage, hosts, shard, micro_batches;
+    std::string flags() const {
+        return format("--zero %d --shard-size %d --batch-tokens %d", stage, shard, kTokens * hosts * micro_batches);
+    }
+    static constexpr int kTokens = 16;  // of a micro-batch of one rank: little compute, and bytes don't depend on it
+};
+
+// ---- the formulas ---------------------------------------------------------------------------------------------------
+
+// What member r of a ring sends: its hops carry every slice but one, the own slice in a reduce-scatter, the right
+// neighbour's in an all-gather.
+int64_t sent_by_scatter(Offsets slices, int r, int64_t element) {
+    return (slices.back() - (slices[size_t(r) + 1] - slices[size_t(r)])) * element;
+}
+int64_t sent_by_gather(Offsets slices, int r, int64_t element) {
+    return sent_by_scatter(slices, (r + 1) % int(slices.size() - 1), element);
+}
+
+// Per step, to the byte. fp32 throughout.
+int64_t formula(const std::vector<UnitLayout>& units, const Split& s, int rank) {
+    const int member = rank % s.shard, row = rank / s.shard, rows = s.hosts / s.shard;
+    const int64_t M = s.micro_batches;
+    int64_t scatters = 0, gathers = 0, block_gathers = 0, across = 0;
+    std::vector<int64_t> blocks(size_t(s.shard) + 1, 0);  // of the norm: where each member's begin
+    for (size_t u = 0; u < units.size(); ++u) {
+        const auto slices = units[u].slice_offsets(s.shard);
+        scatters += sent_by_scatter(slices, member, 4);
+        gathers += sent_by_gather(slices, member, 4);
+        if (u > 0 && u + 1 < units.size()) block_gathers += sent_by_gather(slices, member, 4);
+        if (rows > 1) {
+            const auto parts = even_offsets(units[u].slice(member, s.shard).size(), rows);
+            across += sent_by_scatter(parts, row, 4) + sent_by_gather(parts, row, 4);
+        }
+        for (int r = 0; r <= s.shard; ++r) blocks[size_t(r)] += slices[size_t(r)] / units[u].block;
+    }
+    const int64_t norm = sent_by_gather(blocks, member, sizeof(double));
+    switch (s.stage) {
+        case 0:
+            return scatters + gathers;
+        case 1:
+            return scatters + gathers + norm + across;
+        case 2:
+            return M * scatters + gathers + norm + across;
+        default:
+            return M * (gathers + block_gathers + scatters) + norm + across;
+    }
+}
+
+// The table in zero/zero.h: passes over the parameters, each (S - 1) / S of them; embedding and head once in stage 3's
+// forward pass only; and what the columns of hybrid sharding add.
+double table(const ParamTable& params, const Split& s) {
+    const double M = s.micro_batches, f = double(s.shard - 1) / s.shard, rows = double(s.hosts) / s.shard;
+    const double P = double(params.parameters());
+    const double once = double(params.units().front().size + params.units().back().size);
+    const double passes[4] = {2 * P, 2 * P, (M + 1) * P, M * (3 * P - once)};
+    return 4 * (f * passes[s.stage] + 2 * (rows - 1) / rows * P / s.shard * (rows > 1));
+}
+
+// ---- runs -----------------------------------------------------------------------------------------------------------
+
+struct Measured {
+    std::vector<double> wire;               // bytes that each host sent, start-up and all
+    std::vector<int64_t> first_rank_steps;  // that rank 0 counted, step by step
+    Json ranks;                             // ranks.json
+};
+
+class ZeroProgram : public testing::Test {
+   protected:
+    void SetUp() override {
+        if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
+        ASSERT_TRUE(fs::exists("dev/net/netns_hosts.sh") && fs::exists("train_llama"))
+            << "run make first, and start this in the repository root";
+        folder_ = fs::temp_directory_path() / ("rz-zero-program-" + std::to_string(getpid()));
+        fs::create_directories(folder_);
+        std::ofstream shard(folder_ / "tokens.bin", std::ios::binary);
+        constexpr int32_t kIds = 20000;
+        int32_t header[256] = {20240520, 1, kIds};
+        shard.write(reinterpret_cast<const char*>(header), sizeof header);
+        for (int32_t i = 0; i < kIds; ++i) {
+            const uint16_t id = uint16_t(i * 7919 % 503);
+            shard.write(reinterpret_cast<const char*>(&id), 2);
+        }
+    }
+    void TearDown() override {
+        if (!folder_.empty()) fs::remove_all(folder_);
+    }
+
+    // The exit code of `launcher` ./train_llama ...; what it said is in log().
+    int run(const std::string& launcher, const std::string& flags, int steps, Measured& out) {
+        const fs::path counts = folder_ / "counts", dir = folder_ / "out";
+        fs::remove(counts);
+        fs::remove_all(dir);
+        const std::string command = format(
+            "COUNTS=%s OMP_NUM_THREADS=1 timeout 60 %s ./train_llama --device cpu --preset bytes --train-data "
+            "%s/tokens.bin "
+            "--batch 1 --seq-len %d --val-every 0 --steps %d --timeout 30 --out %s %s > %s/log 2>&1",
+            counts.c_str(), launcher.c_str(), folder_.c_str(), Split::kTokens, steps, dir.c_str(), flags.c_str(),
+            folder_.c_str());
+        const int status = std::system(command.c_str());
+        if (status != 0) return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        std::ifstream lines(counts);
+        for (std::string line; std::getline(lines, line);) {
+            long long host = 0, bytes = 0;
+            if (std::sscanf(line.c_str(), "# host %lld sent %lld bytes", &host, &bytes) == 2)
+                out.wire.push_back(double(bytes));
+        }
+        out.ranks = read_json(dir / "ranks.json");
+        std::ifstream metrics(dir / "metrics.jsonl");
+        for (std::string line; std::getline(metrics, line);)
+            if (const Json row = parse_json(line, "metrics.jsonl"); row.contains("loss"))
+                out.first_rank_steps.push_back(row["bytes_sent"].get<int64_t>());
+        return 0;
+    }
+
+    std::string log() const {
+        std::ifstream file(folder_ / "log");
+        return {std::istreambuf_iterator<char>(file), {}};
+    }
+
+    static ParamTable parameters() {
+        ModelConfig config = find_preset("bytes").config;
+        config.resolve();
+        return ParamTable(config);
+    }
+
+    fs::path folder_;
+};
+
+TEST_F(ZeroProgram, EveryStageSendsWhatTheTableSays) {
+    const ParamTable params = parameters();
+    const std::vector<UnitLayout> units(params.units().begin(), params.units().end());
+    constexpr int kFew = 1, kMore = 5;
+    for (const Split& s : {Split{0, 3, 3, 1}, Split{1, 3, 3, 1}, Split{2, 3, 3, 1}, Split{3, 3, 3, 1},
+                           Split{2, 3, 3, 2}, Split{3, 3, 3, 2}, Split{3, 4, 2, 1}}) {
+        SCOPED_TRACE(s.flags());
+        const std::string launcher = format("dev/net/netns_hosts.sh %d --", s.hosts);
+        Measured few, more;
+        const int code = run(launcher, s.flags(), kFew, few);
+        if (code == 77) GTEST_SKIP() << log();
+        ASSERT_EQ(code, 0) << log();
+        ASSERT_EQ(run(launcher, s.flags(), kMore, more), 0) << log();
+        ASSERT_EQ(int(more.ranks.size()), s.hosts);
+        ASSERT_EQ(int(more.wire.size()), s.hosts);
+        ASSERT_EQ(int(few.wire.size()), s.hosts);
+        for (int64_t bytes : more.first_rank_steps) EXPECT_EQ(bytes, formula(units, s, 0));
+        EXPECT_EQ(int(more.first_rank_steps.size()), kMore);
+        for (int r = 0; r < s.hosts; ++r) {
+            SCOPED_TRACE(format("rank %d", r));
+            const int64_t want = formula(units, s, r);
+            EXPECT_EQ(more.ranks[size_t(r)]["bytes_sent"].get<int64_t>(), kMore * want);
+            // Padding, slices that are a block longer or shorter, and the sums of the gradient norm: below 2 % here.
+            EXPECT_NEAR(double(want), table(params, s), 0.02 * table(params, s));
+            // Start-up, saving and shutdown are the same in both runs. What is left above the payload: TCP, IP and
+            // Ethernet headers (66 bytes per segment of up to 64 KiB), acknowledgements, the loss's few bytes.
+            const double on_wire = (more.wire[size_t(r)] - few.wire[size_t(r)]) / (kMore - kFew);
+            EXPECT_NEAR(on_wire, table(params, s), 0.02 * table(params, s));
+            std::printf("  %-42s rank %d: %9.0f bytes on the wire, %9lld of payload (%.3f), table %9.0f\n",
+                        s.flags().c_str(), r, on_wire, (long long)want, on_wire / double(want), table(params, s));
+        }
+    }
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+// Units that are whole only for a while: so many slots for each distinct size.
+int64_t pool(const std::vector<UnitLayout>& units, int slots, int64_t element) {
+    std::map<int64_t, int> of_size;
+    for (const UnitLayout& u : units) ++of_size[u.padded];
+    int64_t bytes = 0;
+    for (const auto& [size, count] : of_size) bytes += std::min(slots, count) * size * element;
+    return bytes;
+}
+
+// ZeRO, table 1: 2 bytes of parameters, 2 of gradients and 12 of optimizer per parameter in bf16, each divided by N
+// from the stage on that slices it. By kind, on every rank, to the byte; all three within the padding of the paper's
+// figure.
+TEST_F(ZeroProgram, EveryRankKeepsWhatThePapersTableSays) {
+    const ParamTable params = parameters();
+    const std::vector<UnitLayout> units(params.units().begin(), params.units().end());
+    const double P = double(params.parameters());
+    for (int N : {2, 3})
+        for (int stage = 0; stage <= 3; ++stage) {
+            const Split s{stage, N, N, 1};
+            Measured m;
+            ASSERT_EQ(run(format("mpirun -n %d", N), s.flags() + " --dtype bf16", 1, m), 0) << log();
+            ASSERT_EQ(int(m.ranks.size()), N);
+            const double table[4] = {16, 4 + 12.0 / N, 2 + 14.0 / N, 16.0 / N};
+            for (int r = 0; r < N; ++r) {
+                SCOPED_TRACE(s.flags() + format(", rank %d", r));
+                int64_t own = 0, largest = 0;
+                for (const UnitLayout& u : units) {
+                    own += u.slice(r, N).size();
+                    largest = std::max(largest, u.slice(r, N).size());
+                }
+                const Json& peak = m.ranks[size_t(r)]["memory_peak"];
+                auto bytes = [&](const char* kind) { return peak[kind].get<int64_t>(); };
+                EXPECT_EQ(bytes("parameters"), 2 * (stage >= 3 ? own : params.size()));
+                EXPECT_EQ(bytes("gradients"), 2 * (stage >= 2 ? own : params.size()));
+                const int64_t states = 12 * (stage >= 1 ? own : params.size());
+                EXPECT_GE(bytes("optimizer"), states);
+                EXPECT_LE(bytes("optimizer"),
+                          states + 9 * int64_t(params.decay_segments().size()));  // which elements decay
+                int64_t gathered = 0;
+                if (stage >= 2)
+                    gathered += pool(units, 2, 2) + 2 * largest;  // gradients on their way, and a slice of others'
+                if (stage >= 3) gathered += pool(units, 2, 2);    // --prefetch 1
+                EXPECT_EQ(bytes("gathered"), gathered);
+                // Padding and slices a block longer than others': at most 1/1024 of a unit each, and 256 elements.
+                const double measured = double(bytes("parameters") + bytes("gradients") + bytes("optimizer")) / P;
+                EXPECT_NEAR(measured, table[stage], 0.005 * table[stage]);
+            }
+        }
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,117 @@
+#pragma once
+// A toy LLaMA trained for a few steps under any sharding: what the ZeRO tests compare.
+
+#include <omp.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "kernels/embedding.h"
+#include "llama/model/model.h"
+
+namespace rz::zero_case {
+
+struct Case {
+    ZeroOptions zero;
+    Recompute recompute = Recompute::none;
+    bool tied = false;
+    int steps = 10;
+    int64_t micro_batches = 1;
+    int64_t B = 2;      // sequences per rank and micro-batch
+    double clip = 0.5;  // below the first norms: clipping takes part
+    int bad_step = 0;   // in this step the last rank has a gradient that is no number
+    int left_out = 0;   // this step is not made at all
+};
+
+inline ModelConfig toy(bool tied) {
+    ModelConfig c;
+    // 3 layers, 37 tokens, odd sizes: nothing divides by 3 or 4 ranks
+    c.dim = 24, c.layers = 3, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 16;
+    c.tied = tied;
+    c.init_std = 0.1;
+    c.resolve();
+    return c;
+}
+
+struct Result {
+    std::vector<float> weights;  // of all units, without padding
+    std::vector<float> norms;    // of each step that was made
+    int64_t updates = 0;         // that AdamW counted
+    bool operator==(const Result&) const = default;
+};
+
+// Global sequence s holds tokens drawn from a generator seeded by s, so every split of the batch sees the same data.
+inline void fill_sequences(int64_t first, int64_t count, int64_t T, int64_t V, int32_t* tokens, int32_t* targets) {
+    for (int64_t s = 0; s < count; ++s) {
+        std::mt19937 rng(uint32_t(first + s) * 2654435761u + 17);
+        for (int64_t t = 0; t < T; ++t) {
+            tokens[s * T + t] = int32_t(rng() % uint32_t(V));
+            targets[s * T + t] = int32_t(rng() % uint32_t(V));
+        }
+    }
+}
+
+inline Result train(Mesh& mesh, const Case& how) {
+    const Device cpu{DeviceKind::cpu, 0};
+    const ModelConfig config = toy(how.tied);
+    const ParamTable table(config);
+    Stream compute(cpu, "compute");
+    compute.enqueue_host([] { omp_set_num_threads(1); });  // ranks outnumber cores; the setting is the worker thread's
+    AdamWOptions adamw;
+    adamw.max_norm = float(how.clip);
+    Zero zero(cpu, compute, unit_layouts(table), decay_segments(table), how.zero, adamw, mesh);
+    const int64_t T = 11, N = how.B * T;
+    Model model(config, table,
+                {.B = how.B,
+                 .T = T,
+                 .dtype = how.zero.param_dtype,
+                 .grad_dtype = how.zero.grad_dtype,
+                 .recompute = how.recompute,
+                 .logits_bytes = 4096},
+                cpu, compute, zero);
+    initialise_weights(table, 11, compute, zero);
+
+    Result result;
+    std::vector<int32_t> tokens(static_cast<size_t>(N)), targets(tokens), rows(tokens), starts(size_t(N + 1)),
+        ids(tokens);
+    const int64_t per_pass = how.B * mesh.size();
+    for (int step = 1; step <= how.steps; ++step) {
+        if (step == how.left_out) continue;
+        if (step == how.bad_step && mesh.rank() == mesh.size() - 1) {
+            static const uint32_t kNan = 0x7fc00000;
+            const int64_t e = size_of(how.zero.grad_dtype);
+            void* gradient = zero.gradients(int(table.units().size()) - 1);
+            compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
+        }
+        for (int64_t m = 0; m < how.micro_batches; ++m) {
+            const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + mesh.rank() * how.B;
+            fill_sequences(first, how.B, T, config.vocab, tokens.data(), targets.data());
+            const int64_t distinct =
+                embedding_plan(tokens.data(), N, config.vocab, rows.data(), starts.data(), ids.data());
+            zero.set_last_micro_batch(m == how.micro_batches - 1);
+            model.train({how.B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct},
+                        1.0f / float(N * mesh.size() * how.micro_batches));
+            compute.synchronize();  // the token vectors are filled again
+        }
+        zero.update(1e-2f, step);
+        compute.synchronize();
+        result.norms.push_back(*zero.grad_norm());
+    }
+    compute.copy(&result.updates, zero.updates(), 8);
+    zero.begin_forward();
+    for (int u = 0; u < int(table.units().size()); ++u) {
+        const void* p = zero.gather(u);
+        compute.synchronize();
+        with_dtype(how.zero.param_dtype, [&]<class E>() {
+            const E* e = static_cast<const E*>(p);
+            for (int64_t i = 0; i < table.units()[size_t(u)].size; ++i) result.weights.push_back(float(e[i]));
+        });
+        zero.release(u);
+    }
+    return result;
+}
+
+}  // namespace rz::zero_case
