@@ -1,0 +1,238 @@
+#include "llama/parallel/program.h"
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+int StepShape::gathered_slots(int64_t bytes) const {
+    const auto same = std::count(unit_bytes.begin(), unit_bytes.end(), bytes);
+    return int(std::min<int64_t>(1 + shard.prefetch, same));
+}
+
+static bool covers(const Instr& i, int unit) { return i.first_unit <= unit && unit <= i.last_unit; }
+
+std::vector<int> reads(const Instr& i, const StepShape& shape) {
+    if (!i.computes() || i.what == Do::weight_grad) return {};
+    const bool forward = i.what == Do::forward;
+    std::vector<int> units;
+    for (int u = i.first_unit; u <= i.last_unit; ++u)
+        if (forward || u > 0) units.push_back(u);
+    if (!forward) std::reverse(units.begin(), units.end());
+    const bool has_head = covers(i, shape.last_unit()) && forward != shape.trains;
+    if (has_head && std::find(units.begin(), units.end(), shape.head_unit()) == units.end())
+        units.insert(forward ? units.end() : units.begin() + 1, shape.head_unit());
+    return units;
+}
+
+std::vector<int> writes(const Instr& i, const StepShape& shape) {
+    if (i.what != Do::backward && i.what != Do::input_grad && i.what != Do::weight_grad) return {};
+    std::vector<int> units;
+    // The head's weight gradient comes with its input gradient.
+    if (i.what != Do::weight_grad && covers(i, shape.last_unit())) units.push_back(shape.head_unit());
+    if (i.what != Do::input_grad)
+        for (int u = i.last_unit; u >= i.first_unit; --u)
+            if (std::find(units.begin(), units.end(), u) == units.end()) units.push_back(u);
+    return units;
+}
+
+// ---- generators -----------------------------------------------------------------------------------------------------
+
+// A reduce of each unit after the last instruction that adds to its gradients: of each micro-batch, or of the step.
+static std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape& shape) {
+    std::map<std::pair<int, int>, size_t> last_write;  // by unit and micro-batch (-1: the step)
+    std::map<int, int> last_micro_batch;               // by unit
+    const auto key = [&](int unit, const Instr& i) {
+        return std::pair(unit, shape.shard.reduce_each ? i.micro_batch : -1);
+    };
+    for (size_t at = 0; at < code.size(); ++at)
+        for (int u : writes(code[at], shape)) {
+            last_write[key(u, code[at])] = at;
+            last_micro_batch[u] = code[at].micro_batch;
+        }
+    std::vector<Instr> out;
+    for (size_t at = 0; at < code.size(); ++at) {
+        const Instr& i = code[at];
+        out.push_back(i);
+        for (int u : writes(i, shape))
+            if (last_write.at(key(u, i)) == at)
+                out.push_back({.what = Do::reduce,
+                               .stage = i.stage,
+                               .first_unit = u,
+                               .last_unit = u,
+                               .micro_batch = i.micro_batch,
+                               .last = i.micro_batch == last_micro_batch.at(u)});
+    }
+    return out;
+}
+
+Program single_stage_program(const StepShape& shape) {
+    require(shape.stages.size() == 1 && shape.stages[0].first_unit == 0 &&
+                shape.stages[0].last_unit == shape.last_unit() && shape.units() >= 3,
+            "a single-stage program holds all %d units, at least 3, in one stage", shape.units());
+    require(shape.micro_batches > 0, "a step of %d micro-batches: there must be at least one", shape.micro_batches);
+    const int stage = shape.stages[0].stage;
+    std::vector<Instr> code;
+    const auto pass = [&](Do what, int unit, int micro_batch) {
+        code.push_back({.what = what,
+                        .stage = stage,
+                        .first_unit = unit,
+                        .last_unit = unit,
+                        .micro_batch = micro_batch,
+                        .slot = 0});
+    };
+    for (int m = 0; m < shape.micro_batches; ++m) {
+        for (int u = 0; u < shape.units(); ++u) pass(Do::forward, u, m);
+        for (int u = shape.last_unit(); shape.trains && u >= 0; --u) pass(Do::backward, u, m);
+    }
+    return {.code = place_gathers(place_reduces(code, shape), shape), .slots = {{stage, 1, 0}}};
+}
+
+namespace {
+
+// Walks the code and keeps which units are whole and how many of each size.
+class GatherPass {
+   public:
+    GatherPass(const std::vector<Instr>& code, const StepShape& shape)
+        : code_(code), shape_(shape), held_(size_t(shape.units())) {
+        for (size_t at = 0; at < code.size(); ++at)
+            if (code[at].computes()) compute_.push_back(at);
+    }
+
+    std::vector<Instr> run() {
+        size_t k = 0;  // among the compute instructions
+        for (const Instr& i : code_) {
+            if (!i.computes()) {
+                out_.push_back(i);
+                continue;
+            }
+            const std::vector<int> now = reads(i, shape_);
+            for (int u : now)
+                if (!held_[size_t(u)]) {
+                    require(has_room(u), "unit %d can't be gathered for the %s: %d of its size are whole already", u,
+                            describe(i).c_str(), whole_[shape_.unit_bytes[size_t(u)]]);
+                    gather(u, i);
+                }
+            if (!now.empty()) prefetch(k);
+            out_.push_back(i);
+            for (auto u = now.rbegin(); u != now.rend(); ++u)
+                if (!reads_unit(k + 1, *u)) release(*u, i);
+            ++k;
+        }
+        return std::move(out_);
+    }
+
+   private:
+    const Instr& compute(size_t k) const { return code_[compute_[k]]; }
+    bool reads_unit(size_t k, int unit) const {
+        if (k >= compute_.size()) return false;
+        const std::vector<int> units = reads(compute(k), shape_);
+        return std::find(units.begin(), units.end(), unit) != units.end();
+    }
+    bool has_room(int unit) {
+        const int64_t bytes = shape_.unit_bytes[size_t(unit)];
+        return whole_[bytes] < shape_.gathered_slots(bytes);
+    }
+    void gather(int unit, const Instr& user) {
+        out_.push_back({.what = Do::gather,
+                        .stage = user.stage,
+                        .first_unit = unit,
+                        .last_unit = unit,
+                        .micro_batch = user.micro_batch});
+        held_[size_t(unit)] = true;
+        ++whole_[shape_.unit_bytes[size_t(unit)]];
+    }
+    void release(int unit, const Instr& user) {
+        out_.push_back({.what = Do::release,
+                        .stage = user.stage,
+                        .first_unit = unit,
+                        .last_unit = unit,
+                        .micro_batch = user.micro_batch});
+        held_[size_t(unit)] = false;
+        --whole_[shape_.unit_bytes[size_t(unit)]];
+    }
+    void prefetch(size_t k) {
+        std::map<int, size_t> read_at;  // by unit, the last of the instructions looked at that reads it
+        for (int u : reads(compute(k), shape_)) read_at[u] = k;
+        int left = shape_.shard.prefetch;
+        for (size_t next = k + 1; next < compute_.size(); ++next) {
+            const Instr& user = compute(next);
+            if (user.micro_batch != compute(k).micro_batch && !shape_.shard.prefetch_next_micro_batch) return;
+            for (int u : reads(user, shape_)) {
+                const auto before = read_at.find(u);
+                if (before != read_at.end() && before->second + 1 < next) return;  // released in between
+                const bool seen = before != read_at.end();
+                read_at[u] = next;
+                if (seen) continue;
+                if (left-- == 0) return;
+                if (held_[size_t(u)]) continue;
+                if (!has_room(u)) return;
+                gather(u, user);
+            }
+        }
+    }
+
+    const std::vector<Instr>& code_;
+    const StepShape& shape_;
+    std::vector<size_t> compute_;   // positions of the compute instructions
+    std::vector<bool> held_;        // by unit
+    std::map<int64_t, int> whole_;  // units that are whole, by size
+    std::vector<Instr> out_;
+};
+
+}  // namespace
+
+std::vector<Instr> place_gathers(const std::vector<Instr>& code, const StepShape& shape) {
+    return shape.shard.sharded_parameters ? GatherPass(code, shape).run() : code;
+}
+
+// ---- text -----------------------------------------------------------------------------------------------------------
+
+const char* name_of(Do what) {
+    switch (what) {
+        case Do::gather:
+            return "gather";
+        case Do::recv:
+            return "recv";
+        case Do::forward:
+            return "forward";
+        case Do::backward:
+            return "backward";
+        case Do::input_grad:
+            return "input_grad";
+        case Do::weight_grad:
+            return "weight_grad";
+        case Do::send:
+            return "send";
+        case Do::reduce:
+            return "reduce";
+        case Do::release:
+            return "release";
+    }
+    fail("an instruction of kind %d", int(what));
+}
+
+std::string describe(const Instr& i) {
+    std::string s = name_of(i.what);
+    if (i.what == Do::send || i.what == Do::recv)
+        s += format(" from unit %d to unit %d", i.first_unit, i.last_unit);
+    else if (i.first_unit == i.last_unit)
+        s += format(" of unit %d", i.first_unit);
+    else
+        s += format(" of units %d to %d", i.first_unit, i.last_unit);
+    s += format(", stage %d, micro-batch %d", i.stage, i.micro_batch);
+    if (i.slot >= 0) s += format(", slot %d", i.slot);
+    if (i.w_slot >= 0) s += format(", weight slot %d", i.w_slot);
+    if (i.lane >= 0) s += format(", lane %d", i.lane);
+    return i.last ? s + ", last" : s;
+}
+
+std::string text_of(const Program& program) {
+    std::string s;
+    for (const Instr& i : program.code) s += describe(i) + "\n";
+    return s;
+}
+
+}  // namespace rz
