@@ -85,12 +85,14 @@ void rmsnorm_backward_t(const RmsnormBackward& a) {
     for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
         alignas(64) float sum[kColumns];
         const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;
-        for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(sum + c, load(dw + c0 + c, lanes), lanes); });
+        for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(sum + c, Vec{}, lanes); });
         for (int64_t p = 0; p < parts; ++p)
             for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA {
                 store(sum + c, load(sum + c, lanes) + load(a.scratch + p * a.C + c0 + c, lanes), lanes);
             });
-        for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA { store(dw + c0 + c, load(sum + c, lanes), lanes); });
+        for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA {
+            store(dw + c0 + c, load(dw + c0 + c, lanes) + load(sum + c, lanes), lanes);
+        });
     }
 }
 

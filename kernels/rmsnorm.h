@@ -25,7 +25,8 @@ struct RmsnormForward {
 // dx = dresidual + rstd * (dy*w - xhat * mean(dy*w*xhat)),   xhat = x * rstd
 // dw += sum over rows of dy * xhat
 //
-// Two runs on one kind of device give the same bits: dw is summed over a fixed partition of the rows, in order.
+// Two runs on one kind of device give the same bits: the sum over rows is taken from zero over a fixed partition of the
+// rows, in order, in fp32, and added to dw once.
 struct RmsnormBackward {
     void* dx;                         // (N, C) dtype        =   may alias dresidual or dy
     void* dw;                         // (C) grad_dtype      +=
