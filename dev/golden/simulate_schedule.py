@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""How long a pipeline schedule takes: a second simulator, for test/golden/pipeline_times.txt.
+
+    simulate_schedule.py TRAIN_LLAMA > test/golden/pipeline_times.txt
+
+Schedules are read as text from `TRAIN_LLAMA schedule --csv -`. Times are found by relaxation: every start is 0, then is
+raised until no rule is broken (the cell before, the inputs, the message before on the same lane). That is the least
+solution, and shares nothing with llama/parallel/simulate.cpp but the rules. Costs are ticks of one task of one stage.
+
+Each line: schedule, ranks, micro-batches, stages a rank, ticks of F, I, W and a message, makespan, idle ticks by rank.
+"""
+import re
+import subprocess
+import sys
+
+GRID = [(2, 4), (3, 6), (4, 8), (4, 16), (6, 12), (8, 16), (8, 32), (1, 2), (5, 10), (7, 14)]
+COSTS = [(1, 1, 1, 0), (1, 2, 1, 0), (2, 1, 3, 0), (100, 120, 87, 0), (4, 4, 4, 1), (3, 5, 2, 2), (7, 1, 1, 9)]
+NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-v", 2), ("dualpipe", 1),
+         ("dualpipev", 2)]
+
+
+def read(text):
+    """By rank, cells as lists of (stage, op, micro-batch)."""
+    task = re.compile(r"(\d+)([FIWB])(\d+)")
+    return [[[(int(s), op, int(m)) for s, op, m in task.findall(field)] for field in row.split(",") if field]
+            for row in text.splitlines()]
+
+
+def simulate(ranks, cost, message):
+    stages = 1 + max(s for cells in ranks for cell in cells for s, _, _ in cell)
+    made, start = {}, {}
+    for r, cells in enumerate(ranks):
+        for k, cell in enumerate(cells):
+            start[r, k] = 0
+            for s, op, m in cell:
+                if op != "W":
+                    made["F" if op == "F" else "I", s, m] = (r, k)
+    length = {(r, k): sum(cost["I"] + cost["W"] if op == "B" else cost[op] for _, op, _ in cell)
+              for r, cells in enumerate(ranks) for k, cell in enumerate(cells)}
+    lanes, inputs = {}, {}
+    for r, cells in enumerate(ranks):
+        for k, cell in enumerate(cells):
+            for s, op, m in cell:
+                if op == "W":
+                    continue
+                kind, other = ("F", s - 1) if op == "F" else ("I", s + 1)
+                if 0 <= other < stages:
+                    inputs.setdefault((r, k), []).append((kind, other, m))
+    readers = {tensor: cell for cell, tensors in inputs.items() for tensor in tensors}
+    for r, cells in enumerate(ranks):
+        for k, cell in enumerate(cells):
+            for s, op, m in cell:
+                tensor = ("F" if op == "F" else "I", s, m)
+                if op != "W" and tensor in readers and readers[tensor][0] != r:
+                    lanes.setdefault((r, readers[tensor][0]), []).append(tensor)
+    leaves = {tensor: 0 for lane in lanes.values() for tensor in lane}
+    changed = True
+    while changed:
+        changed = False
+
+        def raise_to(table, key, value):
+            nonlocal changed
+            if table[key] < value:
+                table[key], changed = value, True
+
+        for r, cells in enumerate(ranks):
+            for k in range(len(cells)):
+                if k:
+                    raise_to(start, (r, k), start[r, k - 1] + length[r, k - 1])
+                for tensor in inputs.get((r, k), []):
+                    if tensor in leaves:
+                        raise_to(start, (r, k), leaves[tensor] + message)
+                    else:
+                        raise_to(start, (r, k), start[made[tensor]] + length[made[tensor]])
+        for lane in lanes.values():
+            for k, tensor in enumerate(lane):
+                raise_to(leaves, tensor, start[made[tensor]] + length[made[tensor]])
+                if k:
+                    raise_to(leaves, tensor, leaves[lane[k - 1]] + message)
+        if max(start.values()) > 10**9:
+            sys.exit("simulate_schedule.py: the schedule never ends")
+    makespan = max(start[key] + length[key] for key in start)
+    busy = [sum(length[r, k] for k in range(len(cells))) for r, cells in enumerate(ranks)]
+    return makespan, [makespan - b for b in busy]
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    for name, v in NAMES:
+        for p, m in GRID:
+            command = [sys.argv[1], "schedule", "--pp", str(p), "--micro-batches", str(m), "--pp-schedule", name, "--csv", "-"]
+            if name == "interleaved":
+                command += ["--pp-stages-per-rank", str(v)]
+            run = subprocess.run(command, capture_output=True, text=True)
+            if run.returncode:
+                continue  # dualpipe on odd ranks
+            ranks = read(run.stdout)
+            for f, i, w, c in COSTS:
+                makespan, idle = simulate(ranks, {"F": f, "I": i, "W": w}, c)
+                print(name, p, m, v, f, i, w, c, makespan, *idle)
+
+
+if __name__ == "__main__":
+    main()
