@@ -104,10 +104,11 @@ void Zero::allocate(const DecaySegments& decay) {
             "decay segments do not cover the parameters");
     segment_end_ = Buffer(device_, segments_ * 8, MemKind::optimizer, "decay segments");
     segment_decays_ = Buffer(device_, segments_, MemKind::optimizer, "decay flags");
-    compute_.copy(segment_end_.data(), decay.end.data(), segments_ * 8);
-    compute_.copy(segment_decays_.data(), decay.decays.data(), segments_);
     scalars_ = take(2, 4, MemKind::workspace, "gradient norm and scale");
     count_ = take(3, 8, MemKind::workspace, "count of updates and bias correction");
+    // Nothing may throw between these copies and the wait: `decay` is the caller's.
+    compute_.copy(segment_end_.data(), decay.end.data(), segments_ * 8);
+    compute_.copy(segment_decays_.data(), decay.decays.data(), segments_);
     compute_.synchronize();
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "kernels/runtime/op_timer.h"
 
@@ -126,6 +128,13 @@ struct Stream::Worker {
         changed.notify_all();
     }
 
+    // Keeps it until what is queued now is done. Nothing to do for an idle worker.
+    void hold(const std::shared_ptr<void>& memory) {
+        std::lock_guard lock(mutex);
+        if (queue.empty() && !busy) return;
+        queue.push_back({[memory] {}, /*always=*/true});
+    }
+
     void loop() {
         std::unique_lock lock(mutex);
         for (;;) {
@@ -159,9 +168,45 @@ struct Stream::Worker {
     }
 };
 
+// The CPU streams of this process. Never destroyed: buffers may outlive any static.
+struct LiveStreams {
+    std::mutex mutex;
+    std::vector<Stream*> streams;
+};
+static LiveStreams& live_streams() {
+    static LiveStreams& live = *new LiveStreams;
+    return live;
+}
+
+void free_after_queued_work(Device device, bool pinned, void* data) noexcept {
+#ifdef RZ_CUDA
+    if (device.is_cuda()) {
+        cudaDeviceSynchronize();  // cudaFreeHost() does not promise to
+        pinned ? cudaFreeHost(data) : cudaFree(data);
+        return;
+    }
+#endif
+    (void)device, (void)pinned;
+    struct Memory {
+        void* data = nullptr;
+        ~Memory() { std::free(data); }
+    };
+    std::shared_ptr<Memory> memory;
+    try {
+        memory = std::make_shared<Memory>();
+        memory->data = data;
+        std::lock_guard lock(live_streams().mutex);
+        for (Stream* stream : live_streams().streams) stream->worker_->hold(memory);
+    } catch (const std::exception&) {  // no memory for the note: better never freed than too early
+        if (memory) memory->data = nullptr;
+    }
+}
+
 Stream::Stream(Device device, std::string name, bool high_priority) : device_(device), name_(std::move(name)) {
     if (!device.is_cuda()) {
         worker_ = std::make_shared<Worker>();
+        std::lock_guard lock(live_streams().mutex);
+        live_streams().streams.push_back(this);
         return;
     }
 #ifdef RZ_CUDA
@@ -176,6 +221,10 @@ Stream::Stream(Device device, std::string name, bool high_priority) : device_(de
 }
 
 Stream::~Stream() {
+    if (worker_) {
+        std::lock_guard lock(live_streams().mutex);
+        std::erase(live_streams().streams, this);
+    }
 #ifdef RZ_CUDA
     if (cuda_) {
         cudaStreamSynchronize(cuda_);

@@ -62,6 +62,11 @@ class Event {
     std::shared_ptr<Impl> impl_;
 };
 
+// Frees memory of Buffer, but not before the work that is queued at this moment, on any stream, is done: a Buffer may go
+// while work that uses it is queued, also when a constructor throws. On the CPU nothing waits: the streams hold the memory
+// until they have come that far. On CUDA this waits for the device, as cudaFree() does. Host memory only if `pinned`.
+void free_after_queued_work(Device device, bool pinned, void* data) noexcept;
+
 class Stream {
    public:
     // `high_priority` matters on CUDA only: communication is not to queue behind compute.
@@ -105,6 +110,7 @@ class Stream {
     void set_op_timer(OpTimer* timer) { op_timer_ = timer; }
 
    private:
+    friend void free_after_queued_work(Device, bool, void*) noexcept;
     void enqueue_cpu(std::function<void()> work);
     void end_op(const Event& start, const char* name);
     void end_op(const Event& start, const std::type_info& type);

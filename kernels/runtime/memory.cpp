@@ -148,15 +148,7 @@ Buffer::~Buffer() { release(); }
 void Buffer::release() {
     if (!data_) return;
     MemoryLedger::get().remove(pinned_ ? DeviceKind::cpu : device_.kind, kind_, bytes_);
-#ifdef RZ_CUDA
-    if (device_.is_cuda()) {
-        pinned_ ? cudaFreeHost(data_) : cudaFree(data_);
-        data_ = nullptr;
-        return;
-    }
-#endif
-    std::free(data_);
-    data_ = nullptr;
+    free_after_queued_work(device_, pinned_, std::exchange(data_, nullptr));
 }
 
 Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }

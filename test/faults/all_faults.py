@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""Fails, kills or shortens every file operation of the program, one at a time, and every allocation and thread.
+
+    test/faults/all_faults.py PROGRAM SHIM [--quick] [--only NAME[,NAME]] [--jobs N] [--case NAME:WHERE:DO]
+
+PROGRAM is train_llama, SHIM the library made of file_faults.cpp. A case is a start of the program in which one call goes
+wrong; what is asked of each is in judge(). --quick: about a minute, for `make test`. --case: one case again, as it is named
+in the report, keeping its folder. Ends with "N passed, N failed, 0 skipped".
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHAPE = ("--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 "
+         "--seq-len 32 --threads 1").split()
+TRAIN = SHAPE + "--val-every 0 --val-tokens 256 --steps 6 --save-every 2".split()
+EXIT_CODES = {0, 2, 70, 71, 72, 73, 75}  # comm/process.h
+
+
+@dataclasses.dataclass
+class Start:
+    """One start of the program in a folder of its own."""
+    code: int
+    output: str
+    seconds: float
+
+
+class Setting:
+    """The text, the undisturbed runs and the folders that cases begin with."""
+
+    def __init__(self, program, shim, work):
+        self.program, self.shim, self.work = program, shim, pathlib.Path(work)
+        self.data = self.work / "data"
+        prepare = [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K"]
+        subprocess.run(prepare + ["--out", str(self.data)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        whole = self.work / "whole"
+        self.must(self.train(whole))
+        self.reference = weights(whole)
+        self.base = self.work / "base"
+        self.must(self.train(self.base, FAULT="step:0:4:term"), 75)
+        self.generated = self.must(self.run(generate_command(self.program, whole)))
+        self.exported = self.work / "exported"
+        self.must(self.run(export_command(self.program, whole, self.exported)))
+
+    def must(self, start, code=0):
+        if start.code != code:
+            sys.exit(f"the undisturbed program ended with {start.code}:\n{start.output}")
+        return start.output
+
+    def run(self, command, **more):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT") and k != "SLURM_JOB_END_TIME"}
+        env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **more)
+        began = time.monotonic()
+        try:
+            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=40)
+            code, output = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as late:
+            code, output = "hang", late.stdout or b""
+        return Start(code, output.decode(errors="replace"), time.monotonic() - began)
+
+    def train(self, out, *flags, **more):
+        return self.run([self.program, *TRAIN, "--data", str(self.data), "--out", str(out), *flags], **more)
+
+    def resume(self, out, *flags, **more):
+        return self.train(out, "--resume", "auto", *flags, **more)
+
+
+def generate_command(program, folder):
+    flags = "--prompt def --max-tokens 4 --temperature 0 --device cpu --threads 1"
+    return [program, "generate", "--from", str(folder), *flags.split()]
+
+
+def export_command(program, folder, to):
+    return [program, "export", "--from", str(folder), "--to", str(to), "--dtype", "bf16"]
+
+
+def weights(folder):
+    file = folder / "final/model.safetensors"
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
+
+def steps(folder):
+    names = [p.name for p in (folder / "checkpoints").glob("step_*")]
+    return sorted(int(n[5:]) for n in names if re.fullmatch(r"step_\d+", n))
+
+
+# ---- what is started, and what must hold afterwards --------------------------------------------------------------------
+
+
+class Scenario:
+    def __init__(self, name, setting):
+        self.name, self.setting = name, setting
+        self.paths = True  # file operations count; else allocations and threads
+
+    def prepare(self, folder):
+        if self.name.startswith("resume"):
+            shutil.copytree(self.setting.base, folder / "out")
+
+    def start(self, folder, **fault):
+        s, out = self.setting, folder / "out"
+        env = dict(fault, LD_PRELOAD=s.shim)
+        if self.paths:
+            env["FAULT_PATHS"] = f"{folder}/:{s.data}/" if self.name != "export" else f"{folder}/:{s.work}/whole/"
+            if self.name == "generate":
+                env["FAULT_PATHS"] = f"{s.work}/whole/"
+        else:
+            env["FAULT_KINDS"] = "memory,threads"
+        kind = self.name.split("-")[0]
+        if kind == "train":
+            return s.train(out, **env)
+        if kind == "resume":
+            return s.resume(out, **env)
+        if kind == "generate":
+            return s.run(generate_command(s.program, s.work / "whole"), **env)
+        return s.run(export_command(s.program, s.work / "whole", out), **env)
+
+    def trace(self):
+        """Every counted call of a start without faults: (number, site, operation, path)."""
+        with tempfile.TemporaryDirectory(dir=self.setting.work) as name:
+            folder = pathlib.Path(name)
+            self.prepare(folder)
+            log = folder / "trace"
+            done = self.start(folder, FAULT_TRACE=str(log))
+            if done.code != 0:
+                sys.exit(f"{self.name}: the undisturbed start ended with {done.code}:\n{done.output}")
+            return [tuple(line.split(" ", 3)) for line in log.read_text(errors="replace").splitlines()]
+
+    def judge(self, folder, done, killed):
+        """What is wrong after a start in which a call failed; empty if nothing is."""
+        s, out = self.setting, folder / "out"
+        if done.code == "hang":
+            return "hangs"
+        if done.code == -9 and killed:
+            pass
+        elif done.code not in EXIT_CODES:
+            return f"exit code {done.code}"
+        if done.code not in (0, -9) and "train_llama: " not in done.output and "FAULT" not in done.output.split("\n")[-2]:
+            if not re.search(r"\w+ \w+", done.output.replace("FAULT:", "")):
+                return "no message"
+        kind = self.name.split("-")[0]
+        if kind == "generate":
+            return "" if done.code != 0 or plain(done.output) == plain(s.generated) else "exit code 0 with other text"
+        if kind == "export":
+            if done.code != 0:
+                return ""
+            same = all((out / f.name).exists() and (out / f.name).read_bytes() == f.read_bytes() for f in s.exported.iterdir())
+            return "" if same else "exit code 0 with other files"
+        return self.judge_run(out, done)
+
+    def judge_run(self, out, done):
+        s = self.setting
+        before = steps(s.base)[-1] if self.name.startswith("resume") else 0
+        had = steps(out)
+        if before and (not had or had[-1] < before):
+            return f"the checkpoint of step {before} is gone: {had}"
+        if before and "resumed  " not in done.output and re.search(r"^step +1/", done.output, re.M):
+            return "began anew without a word"
+        if done.code == 0:
+            return "" if weights(out) == s.reference else "exit code 0 with other weights"
+        again = s.resume(out) if before or had or (out / "metrics.jsonl").exists() else s.train(out, "--resume", "auto")
+        if again.code == 70 and not had and "--overwrite" in again.output:
+            again = s.train(out, "--overwrite")
+        elif again.code != 0 and not had:
+            again = s.train(out, "--resume", "auto")
+        if again.code != 0:
+            return f"the next start ends with {again.code}: {again.output[-400:]}"
+        if had and "resumed  " not in again.output:
+            return "the next start began anew"
+        return "" if weights(out) == s.reference else "the next start ends with other weights"
+
+
+def plain(text):
+    """Without what the shim says and the line with the speed."""
+    return [line for line in text.splitlines() if not line.startswith("FAULT:") and "tokens/s" not in line]
+
+
+@dataclasses.dataclass
+class Case:
+    scenario: Scenario
+    where: str  # "at=17" or "site=0123456789ab:1"
+    do: str
+    call: str   # for people
+
+    def name(self):
+        return f"{self.scenario.name}:{self.where}:{self.do}"
+
+    def run(self, keep=False):
+        work = self.scenario.setting.work
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="case-", dir=work))
+        try:
+            self.scenario.prepare(folder)
+            key, value = self.where.split("=")
+            done = self.scenario.start(folder, FAULT_DO=self.do, **{f"FAULT_{key.upper()}": value})
+            problem = self.scenario.judge(folder, done, self.do == "kill")
+            return self, problem, done
+        finally:
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def distinct(trace, operations=None):
+    """The first call of every place in the program."""
+    seen = {}
+    for number, site, operation, path in trace:
+        if site not in seen and (operations is None or operation in operations):
+            seen[site] = (f"site={site}:1", f"{operation} {path}")
+    return list(seen.values())
+
+
+TRANSFERS = {"read", "write"}
+OTHERS = ["ENOSPC", "ESTALE", "EACCES", "ENOENT"]
+
+
+def choose(setting, quick, only):
+    cases = []
+
+    def add(scenario, wheres, *actions):
+        cases.extend(Case(scenario, where, do, call) for do in actions for where, call in wheres)
+
+    def wanted(name):
+        return not only or name in only
+
+    for name in ("resume", "train", "generate", "export"):
+        if not wanted(name):
+            continue
+        scenario = Scenario(name, setting)
+        trace = scenario.trace()
+        every = [(f"at={number}", f"{operation} {path}") for number, _, operation, path in trace]
+        if quick:
+            if name == "resume":
+                add(scenario, distinct(trace), "EIO")
+            elif name == "train":
+                add(scenario, every[::40], "kill")
+            continue
+        add(scenario, every, "EIO")
+        if name in ("resume", "train"):
+            add(scenario, every, "kill")
+        add(scenario, distinct(trace), *OTHERS)
+        add(scenario, distinct(trace, TRANSFERS), "short")
+    for name in ("resume-memory", "generate-memory"):
+        if quick or not wanted(name):
+            continue
+        scenario = Scenario(name, setting)
+        scenario.paths = False
+        add(scenario, distinct(scenario.trace()), "ENOMEM")
+    return cases
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("shim")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--case", default="")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        setting = Setting(os.path.abspath(args.program), os.path.abspath(args.shim), work)
+        if args.case:
+            name, where, do = re.fullmatch(r"([^:]+):(.*):(\w+)", args.case).groups()
+            scenario = Scenario(name, setting)
+            scenario.paths = not name.endswith("memory")
+            _, problem, done = Case(scenario, where, do, "").run(keep=True)
+            print(done.output, problem or "passed", sep="\n")
+            return 1 if problem else 0
+        cases = choose(setting, args.quick, args.only.split(",") if args.only else [])
+        failed, began = 0, time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            for case, problem, done in pool.map(Case.run, cases):
+                if not problem:
+                    continue
+                failed += 1
+                print(f"FAILED: {case.name()}  ({case.call})\n  {problem}\n  " + "\n  ".join(done.output.splitlines()[-6:]))
+        print(f"{len(cases)} cases in {time.monotonic() - began:.0f} s")
+        print(f"{len(cases) - failed} passed, {failed} failed, 0 skipped")
+        return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,532 @@
+// LD_PRELOAD library: counts what a program asks of the operating system, and makes one of these calls go wrong.
+//
+//   FAULT_PATHS=a:b      file operations count where a path holds one of these
+//   FAULT_TRACE=file     one line per counted call: number, site, operation, path
+//   FAULT_AT=k           the k-th counted call (from 1), or FAULT_SITE=site:n, the n-th from one place in the program
+//   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the transfer)
+//   FAULT_EVER=1         every later one too
+//   FAULT_KINDS=         files (default), memory, threads: what is counted
+//   FAULT_RANK=r         only in this rank of a job
+//   FAULT_RECORD=file    writes every change to the files with its data, for states that a power cut could leave
+//
+// A site is a hash of the return addresses on the stack, relative to where each module was loaded: the same in every start.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <link.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+// The library wraps both spellings of a call; the headers must not turn one into the other.
+#undef open
+#undef open64
+#undef fopen
+#undef fopen64
+#undef stat
+#undef stat64
+
+namespace {
+
+struct Settings {
+    char paths[1024] = {};
+    bool on = false, files = true, memory = false, threads = false, ever = false, kill = false, cut = false;
+    int error = 0, trace = -1, record = -1;
+    long at = 0, site_nth = 0;
+    uint64_t site = 0;
+};
+Settings settings;
+std::atomic<long> counted{0};
+std::atomic<long> at_site{0};
+std::atomic<bool> ready{false};
+thread_local bool inside = false;  // what the library itself does is not counted
+
+int errno_of(const char* name) {
+    static const struct {
+        const char* name;
+        int value;
+    } kNames[] = {{"EIO", EIO},       {"ENOSPC", ENOSPC}, {"ESTALE", ESTALE}, {"EACCES", EACCES},  {"ENOMEM", ENOMEM},
+                  {"EROFS", EROFS},   {"EDQUOT", EDQUOT}, {"ENOENT", ENOENT}, {"EINTR", EINTR},    {"EMFILE", EMFILE},
+                  {"EAGAIN", EAGAIN}, {"EFBIG", EFBIG},   {"ENOLCK", ENOLCK}, {"ENOTDIR", ENOTDIR}};
+    for (const auto& n : kNames)
+        if (!strcmp(n.name, name)) return n.value;
+    return atoi(name);
+}
+
+int open_log(const char* variable) {
+    const char* path = getenv(variable);
+    if (!path || !settings.on) return -1;
+    return int(syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+}
+
+__attribute__((constructor)) void read_settings() {
+    const char *paths = getenv("FAULT_PATHS"), *rank = getenv("FAULT_RANK"), *own = getenv("PMI_RANK");
+    const char *kinds = getenv("FAULT_KINDS"), *action = getenv("FAULT_DO"), *site = getenv("FAULT_SITE");
+    const char* program = getenv("FAULT_PROGRAM");
+    if (paths) snprintf(settings.paths, sizeof settings.paths, "%s", paths);
+    settings.on = (paths || kinds) && !strcmp(program_invocation_short_name, program ? program : "train_llama");
+    if (rank && (!own || strcmp(rank, own))) settings.on = false;
+    if (kinds) {
+        settings.files = strstr(kinds, "files");
+        settings.memory = strstr(kinds, "memory");
+        settings.threads = strstr(kinds, "threads");
+    }
+    if (action && !strcmp(action, "kill"))
+        settings.kill = true;
+    else if (action && !strcmp(action, "short"))
+        settings.cut = true;
+    else if (action)
+        settings.error = errno_of(action);
+    if (const char* at = getenv("FAULT_AT")) settings.at = atol(at);
+    if (site) {
+        char* end = nullptr;
+        settings.site = strtoull(site, &end, 16);
+        settings.site_nth = *end == ':' ? atol(end + 1) : 1;
+    }
+    settings.ever = getenv("FAULT_EVER") != nullptr;
+    settings.trace = open_log("FAULT_TRACE");
+    settings.record = open_log("FAULT_RECORD");
+    void* frames[4];
+    backtrace(frames, 4);  // loads what it needs now, not inside a call
+    ready = true;
+}
+
+template <class F>
+F* real(const char* name) {
+    return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
+}
+// The next definition of this function, looked up once.
+#define REAL(name) static auto* const real_##name = real<decltype(name)>(#name)
+
+uint64_t site_here() {
+    void* frames[24];
+    const int n = backtrace(frames, 24);
+    uint64_t hash = 1469598103934665603ull;
+    for (int i = 2; i < n; ++i) {
+        Dl_info info;
+        if (!dladdr(frames[i], &info) || !info.dli_fbase) continue;
+        hash = (hash ^ uint64_t(static_cast<char*>(frames[i]) - static_cast<char*>(info.dli_fbase))) * 1099511628211ull;
+    }
+    return hash >> 16;
+}
+
+bool counts(const char* path) {
+    if (!path) return false;
+    for (const char* p = settings.paths; *p;) {
+        const char* end = strchrnul(p, ':');
+        if (end > p && memmem(path, strlen(path), p, size_t(end - p))) return true;
+        p = *end ? end + 1 : end;
+    }
+    return false;
+}
+
+enum class Fate { goes_on, fails, is_cut };
+
+// Counts a call and decides. errno is set where it fails.
+Fate count(const char* operation, const char* path) {
+    const uint64_t site = settings.trace >= 0 || settings.site ? site_here() : 0;
+    const long number = ++counted;
+    if (settings.trace >= 0) {
+        char line[1400];
+        const int n =
+            snprintf(line, sizeof line, "%ld %012llx %s %s\n", number, (unsigned long long)site, operation, path);
+        if (syscall(SYS_write, settings.trace, line, size_t(n)) < 0) _exit(99);
+    }
+    long now = 0, wanted = settings.at;
+    if (settings.site) {
+        if (site != settings.site) return Fate::goes_on;
+        now = ++at_site, wanted = settings.site_nth;
+    } else {
+        now = number;
+    }
+    if (!wanted || (settings.ever ? now < wanted : now != wanted)) return Fate::goes_on;
+    if (settings.kill)
+        for (;;) syscall(SYS_kill, getpid(), SIGKILL);
+    char line[1400];
+    const int n = snprintf(line, sizeof line, "FAULT: %s %s (call %ld)\n", operation, path, number);
+    if (syscall(SYS_write, 2, line, size_t(n)) < 0) _exit(99);
+    if (settings.cut) return Fate::is_cut;
+    if (!settings.error) return Fate::goes_on;
+    errno = settings.error;
+    return Fate::fails;
+}
+
+Fate file_call(const char* operation, const char* path, const char* other = nullptr) {
+    if (!ready || inside || !settings.on || !settings.files || !(counts(path) || counts(other))) return Fate::goes_on;
+    inside = true;
+    const Fate fate = count(operation, path);
+    inside = false;
+    return fate;
+}
+
+bool memory_fails(const char* operation) {
+    if (!ready || inside || !settings.on || !settings.memory) return false;
+    inside = true;
+    const Fate fate = count(operation, "-");
+    inside = false;
+    return fate == Fate::fails;
+}
+
+struct PathOf {
+    char text[2300] = {};
+    explicit PathOf(int fd) {
+        if (!settings.on || !ready || inside) return;
+        char link[64];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        const long n = syscall(SYS_readlinkat, AT_FDCWD, link, text, sizeof text - 1);
+        text[n > 0 ? n : 0] = 0;
+    }
+    explicit PathOf(const char* path) : PathOf(AT_FDCWD, path) {}
+    PathOf(int folder, const char* path) {
+        if (!settings.on || !ready || inside || !path) return;
+        if (path[0] == '/') {
+            snprintf(text, sizeof text, "%s", path);
+            return;
+        }
+        if (folder != AT_FDCWD)
+            memcpy(text, PathOf(folder).text, sizeof text);
+        else if (syscall(SYS_getcwd, text, sizeof text) < 0)
+            text[0] = 0;
+        const size_t n = strlen(text);
+        snprintf(text + n, sizeof text - n, "/%s", path);
+    }
+};
+
+// ---- the record of changes: "operation offset bytes path other\n" and then the bytes --------------------------------------
+
+pthread_mutex_t record_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+void record(const char* operation, const char* path, const char* other = "-", long offset = 0,
+            const void* data = nullptr, size_t bytes = 0) {
+    if (settings.record < 0 || inside || !(counts(path) || counts(other))) return;
+    const int saved = errno;
+    char line[4800];
+    const int n = snprintf(line, sizeof line, "%s %ld %zu %s %s\n", operation, offset, bytes, path, other);
+    pthread_mutex_lock(&record_mutex);
+    bool good = syscall(SYS_write, settings.record, line, size_t(n)) == n;
+    for (size_t done = 0; good && done < bytes;) {
+        const long k = syscall(SYS_write, settings.record, static_cast<const char*>(data) + done, bytes - done);
+        good = k > 0;
+        done += size_t(k > 0 ? k : 0);
+    }
+    pthread_mutex_unlock(&record_mutex);
+    if (!good) _exit(99);
+    errno = saved;
+}
+
+int opened(int fd, const char* path, int flags) {
+    if (fd >= 0 && (flags & O_CREAT)) record("create", path);
+    if (fd >= 0 && (flags & O_TRUNC)) record("truncate", path);
+    return fd;
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- opening -----------------------------------------------------------------------------------------------------------
+
+#define MODE_ARGUMENT                      \
+    mode_t mode = 0;                       \
+    if (flags & (O_CREAT | __O_TMPFILE)) { \
+        va_list rest;                      \
+        va_start(rest, flags);             \
+        mode = va_arg(rest, mode_t);       \
+        va_end(rest);                      \
+    }
+
+#define WRAP_OPEN(name)                                                   \
+    int name(const char* path, int flags, ...) {                          \
+        REAL(name);                                                       \
+        MODE_ARGUMENT                                                     \
+        const PathOf whole(path);                                         \
+        if (file_call("open", whole.text) == Fate::fails) return -1;      \
+        return opened(real_##name(path, flags, mode), whole.text, flags); \
+    }
+WRAP_OPEN(open)
+WRAP_OPEN(open64)
+
+#define WRAP_OPENAT(name)                                                         \
+    int name(int folder, const char* path, int flags, ...) {                      \
+        REAL(name);                                                               \
+        MODE_ARGUMENT                                                             \
+        const PathOf whole(folder, path);                                         \
+        if (file_call("open", whole.text) == Fate::fails) return -1;              \
+        return opened(real_##name(folder, path, flags, mode), whole.text, flags); \
+    }
+WRAP_OPENAT(openat)
+WRAP_OPENAT(openat64)
+
+#define WRAP_FOPEN(name)                                                         \
+    FILE* name(const char* path, const char* how) {                              \
+        REAL(name);                                                              \
+        if (file_call("open", PathOf(path).text) == Fate::fails) return nullptr; \
+        return real_##name(path, how);                                           \
+    }
+WRAP_FOPEN(fopen)
+WRAP_FOPEN(fopen64)
+
+int close(int fd) {
+    REAL(close);
+    if (file_call("close", PathOf(fd).text) != Fate::fails) return real_close(fd);
+    const int error = errno;
+    real_close(fd);  // Linux lets go of the descriptor in any case
+    errno = error;
+    return -1;
+}
+
+// ---- reading and writing -------------------------------------------------------------------------------------------------
+
+ssize_t read(int fd, void* data, size_t bytes) {
+    REAL(read);
+    const Fate fate = file_call("read", PathOf(fd).text);
+    if (fate == Fate::fails) return -1;
+    return real_read(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes);
+}
+
+ssize_t write(int fd, const void* data, size_t bytes) {
+    REAL(write);
+    const PathOf path(fd);
+    const Fate fate = file_call("write", path.text);
+    if (fate == Fate::fails) return -1;
+    const off_t end = settings.record >= 0 ? lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR) : 0;
+    const ssize_t n = real_write(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes);
+    if (n > 0) record("write", path.text, "-", end, data, size_t(n));
+    return n;
+}
+
+#define WRAP_PREAD(name, offset_type)                                                            \
+    ssize_t name(int fd, void* data, size_t bytes, offset_type at) {                             \
+        REAL(name);                                                                              \
+        const Fate fate = file_call("read", PathOf(fd).text);                                    \
+        if (fate == Fate::fails) return -1;                                                      \
+        return real_##name(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes, at); \
+    }
+WRAP_PREAD(pread, off_t)
+WRAP_PREAD(pread64, off64_t)
+
+#define WRAP_PWRITE(name, offset_type)                                                                      \
+    ssize_t name(int fd, const void* data, size_t bytes, offset_type at) {                                  \
+        REAL(name);                                                                                         \
+        const PathOf path(fd);                                                                              \
+        const Fate fate = file_call("write", path.text);                                                    \
+        if (fate == Fate::fails) return -1;                                                                 \
+        const ssize_t n = real_##name(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes, at); \
+        if (n > 0) record("write", path.text, "-", long(at), data, size_t(n));                              \
+        return n;                                                                                           \
+    }
+WRAP_PWRITE(pwrite, off_t)
+WRAP_PWRITE(pwrite64, off64_t)
+
+int fsync(int fd) {
+    REAL(fsync);
+    const PathOf path(fd);
+    if (file_call("fsync", path.text) == Fate::fails) return -1;
+    const int result = real_fsync(fd);
+    if (result == 0) record("sync", path.text);
+    return result;
+}
+
+#define WRAP_TRUNCATE(name, offset_type)                                \
+    int name(int fd, offset_type bytes) {                               \
+        REAL(name);                                                     \
+        const PathOf path(fd);                                          \
+        if (file_call("truncate", path.text) == Fate::fails) return -1; \
+        const int result = real_##name(fd, bytes);                      \
+        if (result == 0) record("resize", path.text, "-", long(bytes)); \
+        return result;                                                  \
+    }
+WRAP_TRUNCATE(ftruncate, off_t)
+WRAP_TRUNCATE(ftruncate64, off64_t)
+
+#define WRAP_FALLOCATE(name, offset_type)                                               \
+    int name(int fd, int mode, offset_type at, offset_type bytes) {                     \
+        REAL(name);                                                                     \
+        const PathOf path(fd);                                                          \
+        if (file_call("reserve", path.text) == Fate::fails) return -1;                  \
+        const int result = real_##name(fd, mode, at, bytes);                            \
+        if (result == 0 && mode == 0) record("grow", path.text, "-", long(at + bytes)); \
+        return result;                                                                  \
+    }
+WRAP_FALLOCATE(fallocate, off_t)
+WRAP_FALLOCATE(fallocate64, off64_t)
+
+void* mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t at) noexcept {
+    if (fd >= 0 && ready && file_call("mmap", PathOf(fd).text) == Fate::fails) return MAP_FAILED;
+    return reinterpret_cast<void*>(syscall(SYS_mmap, address, bytes, protection, flags, fd, at));
+}
+
+// ---- names ---------------------------------------------------------------------------------------------------------------
+
+int rename(const char* from, const char* to) noexcept {
+    REAL(rename);
+    const PathOf whole(from), target(to);
+    if (file_call("rename", whole.text, target.text) == Fate::fails) return -1;
+    const int result = real_rename(from, to);
+    if (result == 0) record("rename", whole.text, target.text);
+    return result;
+}
+
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+    REAL(renameat2);
+    const PathOf whole(from_folder, from), target(to_folder, to);
+    if (file_call("rename", whole.text, target.text) == Fate::fails) return -1;
+    const int result = real_renameat2(from_folder, from, to_folder, to, flags);
+    if (result == 0) record(flags & 2 ? "exchange" : "rename", whole.text, target.text);
+    return result;
+}
+
+int link(const char* from, const char* to) noexcept {
+    REAL(link);
+    if (file_call("link", PathOf(from).text, PathOf(to).text) == Fate::fails) return -1;
+    return real_link(from, to);
+}
+
+int mkdir(const char* path, mode_t mode) noexcept {
+    REAL(mkdir);
+    const PathOf whole(path);
+    if (file_call("mkdir", whole.text) == Fate::fails) return -1;
+    const int result = real_mkdir(path, mode);
+    if (result == 0) record("mkdir", whole.text);
+    return result;
+}
+
+#define WRAP_REMOVE(name)                                              \
+    int name(const char* path) noexcept {                              \
+        REAL(name);                                                    \
+        const PathOf whole(path);                                      \
+        if (file_call("remove", whole.text) == Fate::fails) return -1; \
+        const int result = real_##name(path);                          \
+        if (result == 0) record("remove", whole.text);                 \
+        return result;                                                 \
+    }
+WRAP_REMOVE(unlink)
+WRAP_REMOVE(rmdir)
+WRAP_REMOVE(remove)
+
+int unlinkat(int folder, const char* path, int flags) noexcept {
+    REAL(unlinkat);
+    const PathOf whole(folder, path);
+    if (file_call("remove", whole.text) == Fate::fails) return -1;
+    const int result = real_unlinkat(folder, path, flags);
+    if (result == 0) record("remove", whole.text);
+    return result;
+}
+
+// ---- looking -------------------------------------------------------------------------------------------------------------
+
+#define WRAP_STAT(name, type)                                               \
+    int name(const char* path, type* out) noexcept {                        \
+        REAL(name);                                                         \
+        if (file_call("stat", PathOf(path).text) == Fate::fails) return -1; \
+        return real_##name(path, out);                                      \
+    }
+WRAP_STAT(stat, struct stat)
+WRAP_STAT(lstat, struct stat)
+WRAP_STAT(stat64, struct stat64)
+WRAP_STAT(lstat64, struct stat64)
+
+#define WRAP_FSTAT(name, type)                                            \
+    int name(int fd, type* out) noexcept {                                \
+        REAL(name);                                                       \
+        if (file_call("stat", PathOf(fd).text) == Fate::fails) return -1; \
+        return real_##name(fd, out);                                      \
+    }
+WRAP_FSTAT(fstat, struct stat)
+WRAP_FSTAT(fstat64, struct stat64)
+
+int fstatat(int folder, const char* path, struct stat* out, int flags) noexcept {
+    REAL(fstatat);
+    if (file_call("stat", PathOf(folder, path).text) == Fate::fails) return -1;
+    return real_fstatat(folder, path, out, flags);
+}
+
+int access(const char* path, int mode) noexcept {
+    REAL(access);
+    if (file_call("access", PathOf(path).text) == Fate::fails) return -1;
+    return real_access(path, mode);
+}
+
+DIR* opendir(const char* path) {
+    REAL(opendir);
+    if (file_call("opendir", PathOf(path).text) == Fate::fails) return nullptr;
+    return real_opendir(path);
+}
+DIR* fdopendir(int fd) {
+    REAL(fdopendir);
+    if (file_call("opendir", PathOf(fd).text) == Fate::fails) return nullptr;
+    return real_fdopendir(fd);
+}
+struct dirent* readdir(DIR* folder) {
+    REAL(readdir);
+    if (file_call("readdir", PathOf(dirfd(folder)).text) == Fate::fails) return nullptr;
+    return real_readdir(folder);
+}
+struct dirent64* readdir64(DIR* folder) {
+    REAL(readdir64);
+    if (file_call("readdir", PathOf(dirfd(folder)).text) == Fate::fails) return nullptr;
+    return real_readdir64(folder);
+}
+
+#define WRAP_STATVFS(name, type)                                               \
+    int name(const char* path, type* out) noexcept {                           \
+        REAL(name);                                                            \
+        if (file_call("statvfs", PathOf(path).text) == Fate::fails) return -1; \
+        return real_##name(path, out);                                         \
+    }
+WRAP_STATVFS(statvfs, struct statvfs)
+WRAP_STATVFS(statvfs64, struct statvfs64)
+
+int flock(int fd, int operation) noexcept {
+    REAL(flock);
+    if (file_call("flock", PathOf(fd).text) == Fate::fails) return -1;
+    return real_flock(fd, operation);
+}
+
+// ---- memory and threads --------------------------------------------------------------------------------------------------
+
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+
+void* malloc(size_t bytes) { return memory_fails("malloc") ? nullptr : __libc_malloc(bytes); }
+void* calloc(size_t n, size_t bytes) { return memory_fails("calloc") ? nullptr : __libc_calloc(n, bytes); }
+void* realloc(void* old, size_t bytes) { return memory_fails("realloc") ? nullptr : __libc_realloc(old, bytes); }
+void* aligned_alloc(size_t alignment, size_t bytes) {
+    return memory_fails("aligned_alloc") ? nullptr : __libc_memalign(alignment, bytes);
+}
+int posix_memalign(void** out, size_t alignment, size_t bytes) {
+    if (memory_fails("posix_memalign")) return ENOMEM;
+    *out = __libc_memalign(alignment, bytes);
+    return *out ? 0 : ENOMEM;
+}
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) noexcept {
+    REAL(pthread_create);
+    if (ready && !inside && settings.on && settings.threads) {
+        inside = true;
+        const Fate fate = count("pthread_create", "-");
+        inside = false;
+        if (fate == Fate::fails) return settings.error;
+    }
+    return real_pthread_create(thread, attributes, body, argument);
+}
+
+}  // extern "C"
