@@ -133,7 +133,7 @@ endif
 # Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are
 # not instrumented; GEMM is then our own loops.
 TSAN := $(BUILD)/tsan
-TSAN_SOURCES := $(CPP_SOURCES) test/comm/test_comm.cpp test/zero/test_zero.cpp
+TSAN_SOURCES := $(CPP_SOURCES) test/comm/test_comm.cpp test/comm/test_mesh.cpp test/zero/test_zero.cpp
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<

@@ -4,56 +4,140 @@
 #include <omp.h>
 #endif
 
+#include <algorithm>
+
 #include "comm/loopback.h"
 #include "comm/process.h"
+#include "comm/watch.h"
 
 namespace rz {
 
-void Mesh::check_shape(int rank, int size, const MeshOptions& options) {
-    rank_ = rank;
-    size_ = size;
-    shard_size_ = options.shard_size == 0 ? size : options.shard_size;
-    if (shard_size_ > 0 && size % shard_size_ == 0) return;
-    int below = std::min(std::max(shard_size_, 1), size), above = below;
-    while (size % below != 0) --below;
-    while (size % above != 0) ++above;
-    fail("--shard-size %d does not divide %d ranks\n  nearest: --shard-size %d or %d", shard_size_, size, below, above);
+// ---- links ----------------------------------------------------------------------------------------------------------
+
+void Link::move(const char* op, const Message& message) {
+    if (message.bytes == 0) return;
+    MessageGroup group;
+    group.messages.push_back(message);
+    if (Watch* watch = transport_->watch())
+        group.seq = watch->queue(op, transport_->group().c_str(), message.bytes), group.is_last = true;
+    transport_->exchange(stream_, group);
 }
 
-void Mesh::fill(const MeshOptions& options) {
-    for (Group* group : {&world_, &shard_, &replicate_})
-        group->collectives = make_collectives(options.algorithm, *group->transport, options.collectives);
+void Link::send(const void* data, int64_t bytes) {
+    require(transport_->rank() == 0, "link %s: this end receives", transport_->group().c_str());
+    move("send", {const_cast<void*>(data), bytes, 1, true});
 }
 
-Mesh::Mesh(Process& process, Device device, const MeshOptions& options) {
-    check_shape(process.rank(), process.size(), options);
-    world_.transport = process.make_transport(options.transport, device, 0, rank_, "world");
-    shard_.transport = process.make_transport(options.transport, device, replica(), rank_, "shard");
-    replicate_.transport = process.make_transport(options.transport, device, shard_rank(), rank_, "replicate");
-    fill(options);
+void Link::recv(void* data, int64_t bytes) {
+    require(transport_->rank() == 1, "link %s: this end sends", transport_->group().c_str());
+    move("recv", {data, bytes, 0, false});
 }
 
-Mesh::Mesh(Device device, const MeshOptions& options) {
-    check_shape(0, 1, options);
-    world_.transport = std::make_unique<SelfTransport>(device, "world");
-    shard_.transport = std::make_unique<SelfTransport>(device, "shard");
-    replicate_.transport = std::make_unique<SelfTransport>(device, "replicate");
-    fill(options);
+Link& Mesh::link(const Links& links, int pp_rank) const {
+    for (const auto& link : links)
+        if (link->peer() == pp_rank) return *link;
+    fail("no link between ranks %d and %d of the %d on the pp axis: there are links between neighbours only",
+         pp().rank(), pp_rank, pp().size());
 }
 
-Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options) {
-    check_shape(rank, hub.size(), options);
-    std::vector<int> row, column;
-    for (int c = 0; c < shard_size_; ++c) row.push_back(replica() * shard_size_ + c);
-    for (int r = 0; r < replicas(); ++r) column.push_back(r * shard_size_ + shard_rank());
-    world_.transport = hub.transport(rank);
-    shard_.transport = hub.subgroup(rank, row, "row" + std::to_string(replica()));
-    replicate_.transport = hub.subgroup(rank, column, "column" + std::to_string(shard_rank()));
-    fill(options);
+// Pairs that have no rank in common are made together: first those that begin at an even place, then at an odd one,
+// then last and first; all of one direction before the other.
+void Mesh::build_links(Device device, bool one_lane, const Open& open) {
+    const std::vector<int> line = grid_.members(Axis::pp, world_.rank);
+    const int size = int(line.size()), own = place(Axis::pp).rank;
+    if (size == 1) return;
+    const auto open_pair = [&](int from, int to) {
+        const bool here = from == own || to == own;
+        auto transport = open(here ? std::vector<int>{line[size_t(from)], line[size_t(to)]} : std::vector<int>{},
+                              format("pp %d>%d", from, to));
+        if (!here) return;
+        auto stream = one_lane ? nullptr : make_comm_stream(device);
+        Stream& used = one_lane ? *stream_ : *stream;
+        const int peer = from == own ? to : from;
+        (from == own ? links_to_ : links_from_)
+            .push_back(std::make_unique<Link>(std::move(transport), peer, std::move(stream), used));
+    };
+    const auto open_pairs = [&](int first, bool forward) {
+        const int at = own - (own - first + 2) % 2;  // where the pair begins that may hold this rank
+        if (at < 0 || at + 1 == size)
+            open({}, "pp");
+        else
+            open_pair(forward ? at : at + 1, forward ? at + 1 : at);
+    };
+    for (const bool forward : {true, false}) {
+        open_pairs(0, forward);
+        if (size > 2) {
+            open_pairs(1, forward);
+            open_pair(forward ? size - 1 : 0, forward ? 0 : size - 1);
+        }
+    }
+}
+
+// ---- groups ---------------------------------------------------------------------------------------------------------
+
+void Mesh::build_axis(Axis axis, const MeshOptions& options, const Open& open) {
+    const int size = grid_.size(axis);
+    const bool of_data = axis == Axis::data || axis == Axis::shard || axis == Axis::replicate;
+    if (of_data && axis != Axis::data && size == data().size()) {
+        axes_[size_t(axis)] = &data();
+        return;
+    }
+    Group group;
+    if (size == 1 && axis != Axis::data)
+        group.transport =
+            std::make_unique<SelfTransport>(data().transport().device(), name_of(axis), nullptr, world_.rank);
+    else
+        group.transport = open(grid_.members(axis, world_.rank), name_of(axis));
+    group.collectives = make_collectives(of_data ? options.algorithm : "direct", *group.transport, options.collectives);
+    require(group.transport->rank() == place(axis).rank, "axis %s: rank %d of the job stands at %d, not at %d",
+            name_of(axis), world_.rank, group.transport->rank(), place(axis).rank);
+    axes_[size_t(axis)] = group.collectives.get();
+    groups_.push_back(std::move(group));
+}
+
+void Mesh::build(Device device, const MeshOptions& options, const Open& open) {
+    stream_ = make_comm_stream(device);
+    for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate, Axis::tp, Axis::cp, Axis::pp, Axis::model})
+        build_axis(axis, options, open);
+    const bool staged = device.is_cuda() && std::string(pp().transport().name()) == "mpi";
+    build_links(device, options.one_lane || staged, open);
+}
+
+Mesh::Mesh(Process& process, Device device, const MeshOptions& options)
+    : grid_(process.size(), options.grid), world_{process.rank(), process.size()} {
+    build(device, options, [&](const std::vector<int>& members, const std::string& name) {
+        const int color = members.empty() ? -1 : *std::min_element(members.begin(), members.end());
+        const auto key = std::find(members.begin(), members.end(), world_.rank) - members.begin();
+        return process.make_transport(options.transport, device, color, int(key), name);
+    });
+}
+
+Mesh::Mesh(Device device, const MeshOptions& options) : grid_(1, options.grid) {
+    build(device, options, [&](const std::vector<int>&, const std::string& name) {
+        return std::make_unique<SelfTransport>(device, name);
+    });
+}
+
+Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options)
+    : grid_(hub.size(), options.grid), world_{rank, hub.size()} {
+    build({DeviceKind::cpu, 0}, options,
+          [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
+              if (members.empty()) return nullptr;
+              return hub.subgroup(rank, members, name + format(" of %d", members.front()));
+          });
+}
+
+Mesh::~Mesh() = default;
+
+bool Mesh::is_first_reader() const {
+    return place(Axis::tp).rank == 0 && place(Axis::cp).rank == 0 && place(Axis::pp).rank == 0;
 }
 
 int64_t Mesh::bytes_sent() const {
-    return world_.transport->bytes_sent() + shard_.transport->bytes_sent() + replicate_.transport->bytes_sent();
+    int64_t bytes = 0;
+    for (const Group& group : groups_) bytes += group.transport->bytes_sent();
+    for (const auto& link : links_to_) bytes += link->bytes_sent();
+    return bytes;
 }
 
 std::unique_ptr<Stream> make_comm_stream(Device device) {

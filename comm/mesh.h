@@ -1,25 +1,32 @@
 #pragma once
-// Ranks as a grid of `replicate` rows of `shard` columns: rank = row * shard + column. The members of a row shard the
-// state between them; the members of a column hold the same slice. Each row, each column and the whole job is a group
-// with a transport of its own. Which streams their collectives may be on:
+// The ranks of a job on named axes (comm/grid.h), each axis with the group of ranks that stand on it together, and the
+// links between neighbours on the pp axis. Everything is made by the constructor, in one order on every rank:
+// communicators made on first use, in different orders, hang.
+//
+//   mesh.data().all_reduce(...)            collectives; data().rank() and data().size() are this rank's place
+//   mesh.place(Axis::dp)                   dp has a place and no collectives: gradients are summed over data
+//   mesh.link_to(next).send(p, bytes)      enqueued on the link's stream, met by link_from(here).recv() there
+//
+// Which streams the collectives may be on:
 //
 //   CPU memory               any; ranks may even enqueue different groups in different order
 //   CUDA memory over NCCL    one for all groups, or several put in one order, the same on all ranks, by events. To
 //                            enqueue in one order is enough only with NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26; off
 //                            unless set)
-//   CUDA memory over MPI     one stream for all groups: CUDA may run the host functions of all streams on one thread,
-//                            where two groups that wait would block each other
+//   CUDA memory over MPI     one stream for all groups and links: CUDA may run the host functions of all streams on one
+//                            thread, where two groups that wait would block each other
 //
-// zero/ puts all of them on one stream, which is right everywhere.
-//
-//   shard = size()   plain ZeRO: one row
-//   shard = S < N    hybrid sharding: rows should lie inside a host, which they do if S divides the ranks per host
-//   shard = 1        plain data parallelism: one column
+// zero/ puts data, shard and replicate on stream(), which is right everywhere. They are one group where they have the
+// same members; tp, cp, pp and model never share one with them, so that they may be on other streams.
 
+#include <array>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/collectives.h"
+#include "comm/grid.h"
 
 namespace rz {
 
@@ -27,10 +34,34 @@ class LoopbackHub;
 class Process;
 
 struct MeshOptions {
-    int shard_size = 0;  // 0: all ranks
+    GridOptions grid = {};
     std::string transport = "auto";
-    std::string algorithm = "ring";
+    std::string algorithm = "ring";  // of data, shard and replicate; the others sum in ascending rank order ("direct")
     CollectiveOptions collectives = {};
+    bool one_lane = false;  // all links on stream(); always so for CUDA memory over MPI
+};
+
+// One direction between two neighbours on the pp axis: a transport of its own, and a stream of its own unless the mesh
+// has one lane. The k-th send is met by the k-th recv; sizes must agree.
+class Link {
+   public:
+    Link(std::unique_ptr<Transport> transport, int peer, std::unique_ptr<Stream> own_stream, Stream& stream)
+        : transport_(std::move(transport)), peer_(peer), own_stream_(std::move(own_stream)), stream_(stream) {}
+
+    int peer() const { return peer_; }          // on the pp axis
+    Stream& stream() const { return stream_; }  // where messages are enqueued, in order
+    // Enqueue and return. `data` may be used again, or is there, once the stream has passed the call.
+    void send(const void* data, int64_t bytes);
+    void recv(void* data, int64_t bytes);
+    int64_t bytes_sent() const { return transport_->bytes_sent(); }
+
+   private:
+    void move(const char* op, const Message& message);
+
+    std::unique_ptr<Transport> transport_;  // of two members: 0 sends, 1 receives
+    int peer_;
+    std::unique_ptr<Stream> own_stream_;
+    Stream& stream_;
 };
 
 class Mesh {
@@ -41,30 +72,55 @@ class Mesh {
     explicit Mesh(Device device, const MeshOptions& options = {});
     // A rank of an in-process loopback.
     Mesh(LoopbackHub& hub, int rank, const MeshOptions& options = {});
+    ~Mesh();
 
-    int rank() const { return rank_; }
-    int size() const { return size_; }
-    int shard_rank() const { return rank_ % shard_size_; }
-    int shard_size() const { return shard_size_; }
-    int replica() const { return rank_ / shard_size_; }
-    int replicas() const { return size_ / shard_size_; }
+    const Grid& grid() const { return grid_; }
+    Place world() const { return world_; }  // in the job
+    Place place(Axis axis) const { return grid_.place(axis, world_.rank); }
 
-    Collectives& world() { return *world_.collectives; }
-    Collectives& shard() { return *shard_.collectives; }          // this rank's row
-    Collectives& replicate() { return *replicate_.collectives; }  // this rank's column
+    // The group of the ranks that stand on an axis with this one.
+    Collectives& tp() const { return on(Axis::tp); }
+    Collectives& cp() const { return on(Axis::cp); }
+    Collectives& pp() const { return on(Axis::pp); }
+    Collectives& data() const { return on(Axis::data); }
+    Collectives& shard() const { return on(Axis::shard); }
+    Collectives& replicate() const { return on(Axis::replicate); }
+    Collectives& model() const { return on(Axis::model); }
 
-    int64_t bytes_sent() const;  // from this rank, all groups
+    // Whether this is the first of the tp, cp and pp peers, which all read the same samples: what is counted per sample
+    // is counted once.
+    bool is_first_reader() const;
+
+    // For collectives that overlap compute.
+    Stream& stream() const { return *stream_; }
+
+    // To and from a neighbour on the pp axis; first and last are neighbours too.
+    Link& link_to(int pp_rank) const { return link(links_to_, pp_rank); }
+    Link& link_from(int pp_rank) const { return link(links_from_, pp_rank); }
+
+    int64_t bytes_sent() const;  // from this rank, all groups and links
 
    private:
     struct Group {
         std::unique_ptr<Transport> transport;
         std::unique_ptr<Collectives> collectives;
     };
-    void check_shape(int rank, int size, const MeshOptions& options);
-    void fill(const MeshOptions& options);
+    // Makes the group of these ranks of the job; all ranks call it together. No members: this rank is in none.
+    using Open = std::function<std::unique_ptr<Transport>(const std::vector<int>& members, const std::string& name)>;
+    using Links = std::vector<std::unique_ptr<Link>>;
 
-    int rank_ = 0, size_ = 1, shard_size_ = 1;
-    Group world_, shard_, replicate_;
+    void build(Device device, const MeshOptions& options, const Open& open);
+    void build_axis(Axis axis, const MeshOptions& options, const Open& open);
+    void build_links(Device device, bool one_lane, const Open& open);
+    Collectives& on(Axis axis) const { return *axes_[size_t(axis)]; }
+    Link& link(const Links& links, int pp_rank) const;
+
+    Grid grid_;
+    Place world_;
+    std::vector<Group> groups_;
+    std::array<Collectives*, size_t(Axis::count_)> axes_ = {};
+    Links links_to_, links_from_;
+    std::unique_ptr<Stream> stream_;  // the first to go: nothing is freed under its work
 };
 
 // The stream for collectives: high priority on CUDA; on the CPU its additions use one thread, since they share the

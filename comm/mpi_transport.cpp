@@ -351,7 +351,8 @@ std::unique_ptr<HostTransport> make_mpi_transport(int color, int key, const std:
     std::vector<int> world_ranks;
     {
         std::lock_guard lock(mpi_mutex);
-        check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &comm->comm), "MPI_Comm_split");
+        check(MPI_Comm_split(MPI_COMM_WORLD, color < 0 ? MPI_UNDEFINED : color, key, &comm->comm), "MPI_Comm_split");
+        if (comm->comm == MPI_COMM_NULL) return nullptr;
         MPI_Comm_set_errhandler(comm->comm, MPI_ERRORS_RETURN);
         MPI_Comm_rank(comm->comm, &rank);
         MPI_Comm_size(comm->comm, &size);

@@ -24,7 +24,8 @@ MpiWorld mpi_init();  // once per process
 void mpi_finalize();
 [[noreturn]] void mpi_abort(int code);
 
-// Members: the ranks that pass the same color, ordered by key, then rank. Collective over all ranks of the job.
+// Members: the ranks that pass the same color, ordered by key, then rank; color -1: none, and nullptr. Collective over
+// all ranks of the job.
 std::unique_ptr<HostTransport> make_mpi_transport(int color, int key, const std::string& group, Device device,
                                                   std::shared_ptr<Watch> watch);
 

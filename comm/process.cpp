@@ -272,10 +272,8 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
     struct Place {
         int32_t color, key, rank;
     };
-    std::vector<Place> all(static_cast<size_t>(size_));
-    const Place own{color, key, rank_};
-    all_gather(&own, sizeof own, all.data());
-    std::erase_if(all, [&](const Place& p) { return p.color != color; });
+    std::vector<Place> all = all_gather(Place{color, key, rank_});
+    std::erase_if(all, [&](const Place& p) { return p.color != color || color < 0; });
     std::stable_sort(all.begin(), all.end(), [](const Place& a, const Place& b) { return a.key < b.key; });
     std::vector<int> members;
     int place = 0;
@@ -288,10 +286,12 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
     require(!nccl || device.is_cuda(),
             "--transport nccl moves memory of CUDA devices; use --device cuda or --transport mpi");
     if (kind == "auto") nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;
-    const bool alone = max(int64_t(members.size())) == 1;  // every group has one member, so nobody needs a library
+    const bool alone = max(int64_t(members.size())) <= 1;  // every group has one member, so nobody needs a library
+    if (alone && color < 0) return nullptr;
     if (alone && !(nccl && kind != "auto")) return std::make_unique<SelfTransport>(device, group, watch_, rank_);
     if (nccl) {
-        const std::vector<std::string> ids = all_gather_text(place == 0 ? nccl_unique_id() : "");
+        const std::vector<std::string> ids = all_gather_text(color >= 0 && place == 0 ? nccl_unique_id() : "");
+        if (color < 0) return nullptr;
         return make_nccl_transport(ids[size_t(members[0])], place, members, group, device, watch_);
     }
     Alarm alarm(bring_up_s(watch_->timeout_s()), "MPI_Comm_split");
@@ -338,16 +338,20 @@ void Process::all_gather(const void* own, int64_t bytes, void* all) {
 }
 
 double Process::sum(double x) {
-    std::vector<double> all(static_cast<size_t>(size_));
-    all_gather(&x, sizeof x, all.data());
     double total = 0;
-    for (double v : all) total += v;
+    for (double v : all_gather(x)) total += v;
+    return total;
+}
+
+std::vector<uint64_t> Process::sums(const std::vector<uint64_t>& own) {
+    std::vector<uint64_t> all(own.size() * size_t(size_)), total(own.size(), 0);
+    all_gather(own.data(), int64_t(own.size()) * 8, all.data());
+    for (size_t i = 0; i < all.size(); ++i) total[i % own.size()] += all[i];
     return total;
 }
 
 int64_t Process::max(int64_t x) {
-    std::vector<int64_t> all(static_cast<size_t>(size_));
-    all_gather(&x, sizeof x, all.data());
+    const std::vector<int64_t> all = all_gather(x);
     return *std::max_element(all.begin(), all.end());
 }
 
@@ -355,9 +359,7 @@ std::vector<std::string> Process::all_gather_text(const std::string& own) {
     const int64_t width = max(int64_t(own.size()));
     std::string padded = own, all(size_t(width * size_), '\0');
     padded.resize(size_t(width));
-    std::vector<int64_t> lengths(static_cast<size_t>(size_));
-    const int64_t length = int64_t(own.size());
-    all_gather(&length, sizeof length, lengths.data());
+    const std::vector<int64_t> lengths = all_gather(int64_t(own.size()));
     all_gather(padded.data(), width, all.data());
     std::vector<std::string> texts;
     for (int64_t r = 0; r < size_; ++r) texts.push_back(all.substr(size_t(r * width), size_t(lengths[size_t(r)])));

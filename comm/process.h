@@ -27,6 +27,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "comm/transport.h"
@@ -63,6 +64,7 @@ class Process {
     int local_rank() const { return local_rank_; }
     int local_size() const { return local_size_; }
     bool is_root() const { return rank_ == 0; }
+    bool alone() const { return size_ == 1; }
     bool uses_mpi() const { return uses_mpi_; }
     const std::string& run_directory() const { return run_directory_; }
     const std::shared_ptr<Watch>& watch() const { return watch_; }
@@ -83,8 +85,9 @@ class Process {
     // Collective.
     Device choose_device(const std::string& what, const std::string& transport, std::string* note);
 
-    // A group of the ranks that pass the same color, ordered by key, then rank. kind: "auto" (NCCL for CUDA devices
-    // that are not shared, else MPI; nothing for a group of one), "mpi", "nccl". Collective over all ranks.
+    // A group of the ranks that pass the same color, ordered by key, then rank; color -1: this rank is in none and gets
+    // nullptr. kind: "auto" (NCCL for CUDA devices that are not shared, else MPI; nothing for a group of one), "mpi",
+    // "nccl". Collective over all ranks.
     std::unique_ptr<Transport> make_transport(const std::string& kind, Device device, int color, int key,
                                               const std::string& group);
 
@@ -92,7 +95,16 @@ class Process {
     void barrier();
     void broadcast(void* data, int64_t bytes, int root);
     void all_gather(const void* own, int64_t bytes, void* all);  // `bytes` from each, in rank order
-    double sum(double x);                                        // in rank order: the same bits everywhere
+    template <class T>
+    std::vector<T> all_gather(const T& own) {
+        static_assert(std::is_trivially_copyable_v<T>);
+        std::vector<T> all(static_cast<size_t>(size_));
+        all_gather(&own, sizeof own, all.data());
+        return all;
+    }
+    // Element by element over the ranks, which pass equally many; modulo 2^64.
+    std::vector<uint64_t> sums(const std::vector<uint64_t>& own);
+    double sum(double x);  // in rank order: the same bits everywhere
     int64_t max(int64_t x);
     std::vector<std::string> all_gather_text(const std::string& own);
 

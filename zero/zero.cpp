@@ -23,29 +23,29 @@ Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const 
            ZeroOptions options, AdamWOptions adamw, Mesh& mesh, CommMeter* meter)
     : device_(device),
       compute_(compute),
-      comm_(make_comm_stream(device)),
+      comm_(&mesh.stream()),
       units_(std::move(units)),
       options_(options),
       adamw_(adamw),
       mesh_(mesh),
       meter_(meter) {
     require(options_.stage >= 0 && options_.stage <= 3, "--zero %d: the stages are 0, 1, 2 and 3", options_.stage);
-    require(options_.stage > 0 || mesh.shard_size() == mesh.size(), "--shard-size %d needs --zero 1, 2 or 3",
-            mesh.shard_size());
+    require(options_.stage > 0 || mesh.shard().size() == mesh.data().size(), "--shard-size %d needs --zero 1, 2 or 3",
+            mesh.shard().size());
     require(
         options_.master_dtype == DType::f32 || options_.master_dtype == options_.param_dtype,
         "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
         "  nearest: --master-dtype fp32",
         name_of(options_.master_dtype), name_of(options_.param_dtype));
     require(options_.prefetch >= 0, "--prefetch %d: it can't be negative", options_.prefetch);
-    row_rank_ = slices_state() ? mesh.shard_rank() : mesh.rank();
-    row_size_ = slices_state() ? mesh.shard_size() : mesh.size();
+    row_rank_ = slices_state() ? mesh.shard().rank() : mesh.data().rank();
+    row_size_ = slices_state() ? mesh.shard().size() : mesh.data().size();
     for (const UnitLayout& u : units_) {
         require(u.offset == total_, "unit %s begins at %lld, expected %lld", u.name.c_str(), (long long)u.offset,
                 (long long)total_);
         const ElementRange range = own(int(state_.size()));
         state_.push_back({.slices = u.slice_offsets(row_size_),
-                          .across = even_offsets(range.size(), mesh.replicas()),
+                          .across = even_offsets(range.size(), mesh.replicate().size()),
                           .own_at = own_total_});
         total_ = checked_add(total_, u.padded, "parameters");
         own_total_ += range.size();
@@ -154,7 +154,7 @@ void Zero::index_block_sums() {
 
 void Zero::compute_waits(const Event& event) {
     if (!event.valid()) return;
-    if (meter_ && mesh_.size() > 1)
+    if (meter_ && mesh_.data().size() > 1)
         meter_->wait(compute_, event);
     else
         compute_.wait(event);
@@ -209,15 +209,15 @@ void* Zero::gradients(int unit) {
 
 void Zero::reduce(int unit) {
     UnitState& s = state_[size_t(unit)];
-    if (whole_gradients() && (!last_micro_batch_ || mesh_.size() == 1)) return;
+    if (whole_gradients() && (!last_micro_batch_ || mesh_.data().size() == 1)) return;
     comm_->wait(compute_.record());
     void* whole = gradients(unit);
     if (!slices_state()) {
-        mesh_.world().all_reduce(*comm_, {.out = whole,
-                                          .in = whole,
-                                          .offsets = s.slices,
-                                          .dtype = options_.grad_dtype,
-                                          .wire = options_.wire_dtype});
+        mesh_.data().all_reduce(*comm_, {.out = whole,
+                                         .in = whole,
+                                         .offsets = s.slices,
+                                         .dtype = options_.grad_dtype,
+                                         .wire = options_.wire_dtype});
     } else {
         reduce_slices(unit, whole);
     }
@@ -247,7 +247,7 @@ void Zero::reduce_slices(int unit, void* whole) {
                             .a_dtype = options_.grad_dtype,
                             .b_dtype = options_.grad_dtype});
     s.slices_begun = true;
-    if (last_micro_batch_ && mesh_.replicas() > 1)
+    if (last_micro_batch_ && mesh_.replicate().size() > 1)
         mesh_.replicate().all_reduce(*comm_, {.out = slice,
                                               .in = slice,
                                               .offsets = s.across,
@@ -305,7 +305,7 @@ void Zero::update_range(const OwnedRange& r, int64_t elements, float learning_ra
 }
 
 void Zero::update(float learning_rate, int64_t step) {
-    if (mesh_.size() > 1 || !whole_gradients()) compute_waits(comm_->record());
+    if (mesh_.data().size() > 1 || !whole_gradients()) compute_waits(comm_->record());
     sum_blocks();
     clip_scale(compute_, {.norm = scalars_.as<float>(),
                           .scale = scalars_.as<float>() + 1,

@@ -141,8 +141,9 @@ class Zero : public ParameterSource {
     // Elements whose gradients, masters and moments this rank keeps.
     int64_t owned_elements() const;
     // How many ranks keep the very same, and which of them this one is: they share the work of writing it.
-    int holders() const { return slices_state() ? mesh_.replicas() : mesh_.size(); }
-    int holder() const { return slices_state() ? mesh_.replica() : mesh_.rank(); }
+    int holders() const { return copies().size(); }
+    int holder() const { return copies().rank(); }
+    const Mesh& mesh() const { return mesh_; }
 
    private:
     struct UnitState {
@@ -156,6 +157,7 @@ class Zero : public ParameterSource {
     };
 
     bool slices_state() const { return options_.stage >= 1; }
+    const Collectives& copies() const { return slices_state() ? mesh_.replicate() : mesh_.data(); }
     bool whole_gradients() const { return options_.stage <= 1 || options_.accumulate_locally; }
     bool whole_parameters() const { return options_.stage <= 2; }
     ElementRange own(int unit) const;
@@ -173,7 +175,7 @@ class Zero : public ParameterSource {
 
     Device device_;
     Stream& compute_;
-    std::unique_ptr<Stream> comm_;
+    Stream* comm_;  // the mesh's
     std::vector<UnitLayout> units_;
     ZeroOptions options_;
     AdamWOptions adamw_;

@@ -210,7 +210,7 @@ std::string CheckpointWriter::prepare() try {
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
     const size_t hashes = parts_.size() * table_.tensors().size();
-    create_sized(folder + "/" + kReports, slot_bytes(hashes) * process_.size(), "");
+    create_sized(folder + "/" + kReports, slot_bytes(hashes) * zero_.mesh().world().size, "");
     for (const PartFile& p : parts_) create_sized(folder + "/" + path_of(p.part), p.layout.file_size, p.layout.header);
     return "";
 } catch (const std::exception& error) {
@@ -285,7 +285,7 @@ void CheckpointWriter::write(Job& job) {
     }
     try {
         File reports(job.folder + "/" + kReports, O_WRONLY);
-        const int64_t slot = slot_bytes(hashes.size()) * process_.rank();
+        const int64_t slot = slot_bytes(hashes.size()) * zero_.mesh().world().rank;
         error.resize(std::min<size_t>(error.size(), kSlotText - 1));
         write_all(reports.fd, slot + 8, hashes.data(), int64_t(hashes.size()) * 8, reports.path);
         write_all(reports.fd, slot + 8 + int64_t(hashes.size()) * 8, error.c_str(), int64_t(error.size()) + 1,
@@ -356,7 +356,7 @@ void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t bytes = slot_bytes(hashes.size());
     std::vector<uint64_t> theirs(hashes.size());
-    for (int rank = 0; rank < process_.size(); ++rank) {
+    for (int rank = 0; rank < zero_.mesh().world().size; ++rank) {
         for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
             File reports(job.folder + "/" + kReports, O_RDONLY);  // opened anew: network file systems then look again
             uint64_t status = 0;

@@ -161,9 +161,7 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
     }
     if (const std::string text = agreed(process, problem); !text.empty()) return text;
 
-    std::vector<uint64_t> all(hashes.size() * size_t(process.size())), sums(hashes.size(), 0);
-    process.all_gather(hashes.data(), int64_t(hashes.size()) * 8, all.data());
-    for (size_t i = 0; i < all.size(); ++i) sums[i % sums.size()] += all[i];
+    const std::vector<uint64_t> sums = process.sums(hashes);
     for (const auto& [part, at] : order) {
         const ManifestFile& f = tensor_file(manifest, part, folder);
         for (size_t i = 0; i < table.tensors().size(); ++i) {

@@ -29,15 +29,15 @@ static DType type_of(const ZeroOptions& o, StatePart part) {
     return part == StatePart::model ? o.param_dtype : part == StatePart::master ? o.master_dtype : o.adam_dtype;
 }
 
-// How far apart the ranks are that hold the same: 1 if all do, 0 if no two do.
-static int distance_of_copies(const Mesh& mesh, const Zero& zero, StatePart part) {
-    if (mesh.size() == 1) return 0;
+// The axis on which the ranks stand that hold the same.
+static Axis axis_of_copies(const Zero& zero, StatePart part) {
     const int stage = zero.options().stage;
-    if (stage == 0 || (part == StatePart::model && stage < 3)) return 1;
-    return mesh.replicas() > 1 ? mesh.shard_size() : 0;
+    return stage == 0 || (part == StatePart::model && stage < 3) ? Axis::data : Axis::replicate;
 }
 
-bool has_replicas(const Mesh& mesh, const Zero& zero) { return distance_of_copies(mesh, zero, StatePart::model) > 0; }
+bool has_replicas(const Mesh& mesh, const Zero& zero) {
+    return mesh.grid().size(axis_of_copies(zero, StatePart::model)) > 1;
+}
 
 // Calls visit(data on the device, elements, offset of the first in the flat buffer, unit) for what this rank holds.
 template <class Visit>
@@ -89,17 +89,18 @@ static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& 
     return hashes;
 }
 
-// "rank 1 (hash ...), ..." of the ranks that differ, or "". `all` has a value per rank.
-static std::string odd_ranks(const std::vector<uint64_t>& all, int apart) {
+// "rank 1 (hash ...), ..." of the ranks that differ from the others on their axis, or "". `all` has a value per rank.
+static std::string odd_ranks(const std::vector<uint64_t>& all, const Grid& grid, Axis axis) {
     std::string text;
-    for (int first = 0; first < apart; ++first) {
+    for (int first = 0; first < grid.ranks(); ++first) {
+        const std::vector<int> members = grid.members(axis, first);
+        if (members.front() != first) continue;  // seen already
         std::vector<uint64_t> copies;
-        for (size_t r = size_t(first); r < all.size(); r += size_t(apart)) copies.push_back(all[r]);
+        for (const int r : members) copies.push_back(all[size_t(r)]);
         const std::vector<int> odd = odd_ones_out(copies);
-        for (int i : odd) {
-            const int r = first + i * apart;
-            text += format("%srank %d (hash %016llx)", text.empty() ? "" : ", ", r, (unsigned long long)all[size_t(r)]);
-        }
+        for (const int i : odd)
+            text += format("%srank %d (hash %016llx)", text.empty() ? "" : ", ", members[size_t(i)],
+                           (unsigned long long)copies[size_t(i)]);
         if (!odd.empty() && odd.size() == copies.size())
             text += copies.size() == 2 ? ": one of the two is wrong" : ": no majority";
     }
@@ -107,15 +108,16 @@ static std::string odd_ranks(const std::vector<uint64_t>& all, int apart) {
 }
 
 // Collective, and only where a part differs: the tensors that do.
-static std::string odd_tensors(Process& process, const std::vector<uint64_t>& own, int apart, const ParamTable& table) {
-    std::vector<uint64_t> all(own.size() * size_t(process.size())), values(static_cast<size_t>(process.size()));
+static std::string odd_tensors(Process& process, const std::vector<uint64_t>& own, const Grid& grid, Axis axis,
+                               const ParamTable& table) {
+    std::vector<uint64_t> all(own.size() * size_t(grid.ranks())), values(static_cast<size_t>(grid.ranks()));
     process.all_gather(own.data(), int64_t(own.size()) * 8, all.data());
     constexpr int kNamed = 3;
     std::string text;
     int odd = 0;
     for (size_t i = 0; i < own.size(); ++i) {
         for (size_t r = 0; r < values.size(); ++r) values[r] = all[r * own.size() + i];
-        if (odd_ranks(values, apart).empty()) continue;
+        if (odd_ranks(values, grid, axis).empty()) continue;
         if (++odd <= kNamed) text += (text.empty() ? "" : ", ") + table.tensors()[i].name;
     }
     return odd > kNamed ? text + format(" and %d more", odd - kNamed) : text;
@@ -124,19 +126,18 @@ static std::string odd_tensors(Process& process, const std::vector<uint64_t>& ow
 std::string compare_replicas(Process& process, const Mesh& mesh, Device device, Stream& compute, Zero& zero,
                              const ParamTable& table) {
     const ZeroOptions& o = zero.options();
+    const Grid& grid = mesh.grid();
     std::string text;
     for (int p = 0; p < int(StatePart::count_); ++p) {
         const StatePart part = StatePart(p);
-        const int apart = distance_of_copies(mesh, zero, part);
-        if (apart == 0 || (part == StatePart::master && o.master_dtype == o.param_dtype)) continue;
+        const Axis axis = axis_of_copies(zero, part);
+        if (grid.size(axis) == 1 || (part == StatePart::master && o.master_dtype == o.param_dtype)) continue;
         const std::vector<uint64_t> own = hash_tensors(device, compute, zero, part, table);
-        const uint64_t hash = sum_hash(own.data(), 0, int64_t(own.size()), 8);
-        std::vector<uint64_t> all(size_t(process.size()));
-        process.all_gather(&hash, sizeof hash, all.data());
-        const std::string ranks = odd_ranks(all, apart);
+        const std::vector<uint64_t> all = process.all_gather(sum_hash(own.data(), 0, int64_t(own.size()), 8));
+        const std::string ranks = odd_ranks(all, grid, axis);
         if (ranks.empty()) continue;
         text += format("%s%s of these ranks are not those that the others hold: %s, in %s", text.empty() ? "" : "; ",
-                       name_of(part), ranks.c_str(), odd_tensors(process, own, apart, table).c_str());
+                       name_of(part), ranks.c_str(), odd_tensors(process, own, grid, axis, table).c_str());
     }
     return text;
 }

@@ -40,7 +40,7 @@ void Health::take_stop(StopCause cause, int rank) {
 
 void Health::report_end(int exit_code, const std::string& reason) {
     if (!known_) known_ = End{exit_code, reason, false};
-    if (process_.size() == 1) take_end(exit_code);
+    if (process_.alone()) take_end(exit_code);
 }
 
 void Health::take_end(int exit_code) {
@@ -54,7 +54,7 @@ void Health::agree() {
 }
 
 void Health::look_for_stop() {
-    if (process_.size() == 1) take_stop(own_stop(), 0);
+    if (process_.alone()) take_stop(own_stop(), 0);
 }
 
 Judgement Health::judge(const StepNumbers& n) {
@@ -65,8 +65,7 @@ Judgement Health::judge(const StepNumbers& n) {
         int32_t end;  // exit code of what rank 0 knows, or 0
     };
     const Vote own{n.loss_sum, n.own_seconds, n.seconds, n.data_hash, own_stop(), known_ ? known_->exit_code : 0};
-    std::vector<Vote> votes(size_t(process_.size()));
-    process_.all_gather(&own, sizeof own, votes.data());
+    const std::vector<Vote> votes = process_.all_gather(own);
 
     Judgement j;
     double sum = 0, slowest = 0;  // in rank order: the same bits everywhere
@@ -89,7 +88,7 @@ Judgement Health::judge(const StepNumbers& n) {
     if (!verdict.give_up.empty() && (!end_ || end_->saves))
         end_ = End{kExitNumbers, verdict.give_up, false, rolls_back_ ? n.step : 0};
     take_end(votes[0].end);
-    for (int r = 0; r < process_.size(); ++r) take_stop(votes[size_t(r)].stop, r);
+    for (size_t r = 0; r < votes.size(); ++r) take_stop(votes[r].stop, int(r));
     status_->running(n.step);
     return j;
 }

@@ -565,6 +565,8 @@ void check_fit(const Options& o, const ModelConfig& c, int64_t data_vocab) {
             (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
 }
 
+GridOptions grid_options(const Options& o) { return {.shard_size = int(o.shard_size)}; }
+
 int64_t micro_batches(const Options& o, int64_t ranks) {
     const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
     if (o.batch_tokens == 0) return 1;

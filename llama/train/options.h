@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/grid.h"
 #include "llama/model/config.h"
 
 namespace rz {
@@ -119,8 +120,12 @@ void override_fields(const Options&, ModelConfig& config);
 // Throws if the sequences or the data's vocabulary do not fit the model.
 void check_fit(const Options&, const ModelConfig&, int64_t data_vocab);
 
-// Micro-batches per update. Throws with the nearest valid values if batch_tokens does not divide.
+// Micro-batches per update of `ranks` on the dp axis. Throws with the nearest valid values if batch_tokens does not
+// divide.
 int64_t micro_batches(const Options&, int64_t ranks);
+
+// The axes of the mesh that are asked for.
+GridOptions grid_options(const Options&);
 
 DType parse_dtype(const std::string& flag, const std::string& value);
 

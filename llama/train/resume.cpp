@@ -89,7 +89,7 @@ static std::optional<ResumePoint> choose(const Options& o) {
 
 // Rank 0's point on all ranks.
 static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Process& process) {
-    if (process.size() == 1) return point;
+    if (process.alone()) return point;
     const bool root = process.is_root();
     const std::string folder = process.all_gather_text(root && point ? point->folder : "")[0];
     if (folder.empty()) return std::nullopt;
@@ -159,7 +159,8 @@ static std::string fit_batch(Options& o, int64_t ranks) {
 std::vector<std::string> adopt_options(Options& o, const Manifest& manifest, int64_t ranks) {
     std::vector<std::string> lines = adopt_flags(o, manifest.flags);
     if (!o.given.count("batch-tokens"))
-        if (const std::string line = fit_batch(o, ranks); !line.empty()) lines.push_back(line);
+        if (const std::string line = fit_batch(o, Grid(int(ranks), grid_options(o)).size(Axis::dp)); !line.empty())
+            lines.push_back(line);
     if (manifest.ranks != ranks || manifest.zero != o.zero)
         lines.push_back(format("%lld ranks with --zero %lld, was %lld with --zero %lld", (long long)ranks,
                                (long long)o.zero, (long long)manifest.ranks, (long long)manifest.zero));

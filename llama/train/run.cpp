@@ -50,7 +50,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
       paths_(find_data(o)),
       config_(from ? resumed_config(o, *from, paths_.vocab) : model_config(o, paths_.vocab)),
       table_(config_),
-      micro_batches_(rz::micro_batches(o, p.size())) {
+      micro_batches_(rz::micro_batches(o, Grid(p.size(), grid_options(o)).size(Axis::dp))) {
     require(!paths_.train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
@@ -82,7 +82,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     if (o.threads > 0 && !device_.is_cuda()) compute_->enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
     mesh_ =
         std::make_unique<Mesh>(process, device_,
-                               MeshOptions{.shard_size = int(o.shard_size),
+                               MeshOptions{.grid = grid_options(o),
                                            .transport = o.transport,
                                            .algorithm = o.collectives,
                                            .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter_}});
@@ -170,17 +170,17 @@ void Run::announce(const ParamTable&, const std::string& note) {
     const Options& o = options;
     if (!note.empty()) log_->line(note);
     log_->line("model    " + summary(config_));
-    log_->line(format("device   %s, %d rank%s, %s GEMM, %s weights", device_.name().c_str(), process.size(),
-                      process.size() == 1 ? "" : "s", gemm_library(device_.kind), o.dtype.c_str()));
-    if (process.size() > 1)
+    log_->line(format("device   %s, %d rank%s, %s GEMM, %s weights", device_.name().c_str(), mesh_->world().size,
+                      mesh_->world().size == 1 ? "" : "s", gemm_library(device_.kind), o.dtype.c_str()));
+    if (mesh_->world().size > 1)
         log_->line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
-                          mesh_->shard_size(), mesh_->replicas(), mesh_->world().name(),
-                          mesh_->world().transport().name()));
+                          mesh_->shard().size(), mesh_->replicate().size(), mesh_->data().name(),
+                          mesh_->data().transport().name()));
     log_->line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
                       (long long)train_data_->tokens(), paths_.train.size(), paths_.train.size() == 1 ? "" : "s",
                       val_data_ ? (long long)val_data_->tokens() : 0ll));
     log_->line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
-                      (long long)o.batch, (long long)o.seq_len, process.size(), (long long)micro_batches_,
+                      (long long)o.batch, (long long)o.seq_len, mesh_->place(Axis::dp).size, (long long)micro_batches_,
                       (long long)tokens_per_step()));
     log_->line(format(
         "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
@@ -192,13 +192,13 @@ void Run::announce(const ParamTable&, const std::string& note) {
 
 // ---- a step ---------------------------------------------------------------------------------------------------------
 
-int64_t Run::tokens_per_step() const { return options.batch * options.seq_len * micro_batches_ * process.size(); }
+int64_t Run::tokens_per_step() const { return options.seq_len * samples_per_step(); }
 
 DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
-    const int64_t per_pass = options.batch * process.size();
-    const int64_t position = samples_before(step) + micro_batch * per_pass + process.rank() * options.batch;
+    const Place dp = mesh_->place(Axis::dp);
+    const int64_t position = samples_before(step) + (micro_batch * dp.size + dp.rank) * options.batch;
     const DeviceBatch batch = feeder_->next(*train_data_, position);
-    data_hash_ += feeder_->data_hash();
+    if (mesh_->is_first_reader()) data_hash_ += feeder_->data_hash();
     return batch;
 }
 
@@ -267,7 +267,7 @@ void Run::report(Probe& probe) {
                  .tokens = tokens_per_step(),
                  .tokens_so_far = resumed_.tokens + tokens_per_step() * (probe.step - resumed_.step),
                  .data_hash = 0};
-    if (process.size() > 1) {
+    if (mesh_->world().size > 1) {
         const CommTotals comm = meter_.take_complete(std::move(probe.comm));
         r.comm_seconds = comm.total_s;
         r.exposed_seconds = comm.exposed_s;
@@ -291,8 +291,9 @@ void Run::validate(int64_t step) {
     const auto start = std::chrono::steady_clock::now();
     const Options& o = options;
     const int64_t sequences = std::min(std::max<int64_t>(1, o.val_tokens / o.seq_len), val_data_->samples());
-    for (int64_t first = 0; first < sequences; first += o.batch * process.size())
-        model->evaluate(feeder_->next(*val_data_, first + process.rank() * o.batch, sequences));
+    const Place dp = mesh_->place(Axis::dp);
+    for (int64_t first = 0; first < sequences; first += o.batch * dp.size)
+        model->evaluate(feeder_->next(*val_data_, first + dp.rank * o.batch, sequences));
     Probe& probe = probes_[0];
     compute_->copy(probe.host.data(), model->loss_sum(), 8);
     model->reset_loss();
@@ -306,7 +307,7 @@ void Run::validate(int64_t step) {
                       .bits_per_byte = bytes > 0 ? loss / M_LN2 / bytes : -1,
                       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
     if (o.sample_every > 0 && validations_++ % o.sample_every == 0 && step > 0) print_sample(step);
-    if (process.size() > 1) meter_.take();  // not part of a step
+    if (mesh_->world().size > 1) meter_.take();  // not part of a step
     bytes_before_ = mesh_->bytes_sent();
     last_done_ = compute_->record(/*timing=*/true);
 }

@@ -94,7 +94,7 @@ class Run {
     void check_folder_is_shared();
     Manifest manifest_at(int64_t step) const;
     int64_t samples_before(int64_t step) const;  // of the data stream, consumed before this step
-    int64_t samples_per_step() const { return options.batch * micro_batches_ * process.size(); }
+    int64_t samples_per_step() const { return options.batch * micro_batches_ * mesh_->place(Axis::dp).size; }
 
     Health& health_;
     Device device_;

@@ -46,7 +46,7 @@ Manifest Run::manifest_at(int64_t step) const {
     m.validations = validations_;
     m.rollbacks = resumed_.rollbacks;
     m.seconds = resumed_.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
-    m.ranks = process.size();
+    m.ranks = mesh_->world().size;
     m.zero = options.zero;
     m.flags = options.kept_flags;
     m.flags["batch-tokens"] = std::to_string(tokens_per_step());
@@ -90,27 +90,28 @@ void Run::choose_run_id() {
 
 // Every rank writes its own slices into --out.
 void Run::check_folder_is_shared() {
-    if (process.size() == 1 || options.out.empty()) return;
+    if (process.alone() || options.out.empty()) return;
     const std::string probe = options.out + "/.seen-by-all-" + run_id_;
     if (process.is_root()) write_file_atomically(probe, "");
     process.barrier();
-    std::string problem;
+    std::string blind;  // this host, if it does not see the file
     // A network file system may remember for some seconds that a file is not there.
     for (int tries = 0; ::access(probe.c_str(), F_OK) != 0; ++tries) {
         if (tries == 50) {
             char host[256] = {};
             ::gethostname(host, sizeof host - 1);
-            problem = format(
-                "--out %s: what rank 0 wrote there is not seen by rank %d on %s\n"
-                "  ranks on several hosts need a folder on a shared file system, at the same path",
-                options.out.c_str(), process.rank(), host);
+            blind = host;
             break;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    const std::vector<std::string> problems = process.all_gather_text(problem);
+    const std::vector<std::string> hosts = process.all_gather_text(blind);
     if (process.is_root()) ::unlink(probe.c_str());
-    for (const std::string& p : problems) require(p.empty(), "%s", p.c_str());
+    for (size_t r = 0; r < hosts.size(); ++r)
+        require(hosts[r].empty(),
+                "--out %s: what rank 0 wrote there is not seen by rank %zu on %s\n"
+                "  ranks on several hosts need a folder on a shared file system, at the same path",
+                options.out.c_str(), r, hosts[r].c_str());
 }
 
 void Run::check_data(const Manifest& m) {

@@ -373,7 +373,7 @@ TEST_F(CollectivesTest, MeshRowsAndColumns) {
     for (int shard = 1; shard <= process.size(); ++shard) {
         if (process.size() % shard != 0) continue;
         MeshOptions options;
-        options.shard_size = shard;
+        options.grid.shard_size = shard;
         options.transport = transport_kind() == "mpi" ? "auto" : transport_kind();
         Mesh mesh(process, test_device(), options);
         EXPECT_EQ(mesh.shard().size(), shard);
@@ -398,11 +398,67 @@ TEST_F(CollectivesTest, MeshRowsAndColumns) {
         }
         EXPECT_EQ(total(mesh.shard()), row);
         EXPECT_EQ(total(mesh.replicate()), column);
-        EXPECT_EQ(total(mesh.world()), (1 << process.size()) - 1);
+        EXPECT_EQ(total(mesh.data()), (1 << process.size()) - 1);
     }
     MeshOptions bad;
-    bad.shard_size = process.size() + 1;
+    bad.grid.shard_size = process.size() + 1;
     EXPECT_THROW(Mesh(process, test_device(), bad), Error);
+}
+
+// All axes at once, with pp outermost and tp innermost: each group sums over its own ranks, and a token goes around
+// every line of the pp axis, in both directions at once.
+TEST_F(CollectivesTest, MeshAxesAndLinks) {
+    auto& process = test_process();
+    const int N = process.size();
+    const std::string transport = transport_kind() == "mpi" ? "auto" : transport_kind();
+    for (const auto& [tp, pp] : {std::pair(1, N), {N, 1}, {2, 2}, {1, 2}, {2, 3}}) {
+        if (N % (tp * pp) != 0) {
+            EXPECT_THROW(Grid(N, {.tp = tp, .pp = pp}), Error);
+            continue;
+        }
+        Mesh mesh(process, test_device(), {.grid = {.tp = tp, .pp = pp}, .transport = transport});
+        const int dp = N / tp / pp, rank = process.rank(), t = rank % tp, d = rank / tp % dp, p = rank / tp / dp;
+        const auto total = [&](Collectives& group) {
+            Memory value(test_device(), 4);
+            value.set(stream_, to_bytes({float(1 << rank)}, DType::f32));
+            const auto offsets = even_offsets(1, group.size());
+            group.all_reduce(stream_, {.out = value.buffer.data(),
+                                       .in = value.buffer.data(),
+                                       .offsets = offsets,
+                                       .dtype = DType::f32,
+                                       .wire = DType::f32});
+            return int(to_floats(value.get(stream_).data(), 1, DType::f32)[0]);
+        };
+        int tps = 0, dps = 0, pps = 0, models = 0;
+        for (int r = 0; r < N; ++r) {
+            const bool same_t = r % tp == t, same_d = r / tp % dp == d, same_p = r / tp / dp == p;
+            tps |= (same_d && same_p) << r, dps |= (same_t && same_p) << r;
+            pps |= (same_t && same_d) << r, models |= same_d << r;
+        }
+        EXPECT_EQ(total(mesh.tp()), tps);
+        EXPECT_EQ(total(mesh.data()), dps);
+        EXPECT_EQ(total(mesh.pp()), pps);
+        EXPECT_EQ(total(mesh.model()), models);
+        if (pp == 1 || test_device().is_cuda()) continue;
+        const int next = (p + 1) % pp, previous = (p + pp - 1) % pp;
+        int up = rank, down = 1000 + rank;
+        const auto pass_on = [&](int& token, Link& from, Link& to) {
+            if (p != 0) from.recv(&token, 4);
+            to.stream().wait(from.stream().record());
+            to.send(&token, 4);
+            if (p == 0) from.recv(&token, 4);
+        };
+        pass_on(up, mesh.link_from(previous), mesh.link_to(next));
+        if (pp > 2) pass_on(down, mesh.link_from(next), mesh.link_to(previous));
+        for (const int peer : {next, previous}) {
+            mesh.link_to(peer).stream().synchronize();
+            mesh.link_from(peer).stream().synchronize();
+        }
+        EXPECT_EQ(up, t + tp * d) << "the first stage's rank";
+        if (pp > 2) {
+            EXPECT_EQ(down, 1000 + t + tp * d);
+        }
+    }
 }
 
 TEST_F(CollectivesTest, MeterSeesCallsBytesAndExposedTime) {

@@ -124,7 +124,7 @@ TEST(Loopback, MeshOfTwoByTwo) {
     LoopbackHub hub(4);
     hub.run([&](int rank) {
         MeshOptions options;
-        options.shard_size = 2;
+        options.grid.shard_size = 2;
         Mesh mesh(hub, rank, options);
         Stream rows(kCpu, "rows"), columns(kCpu, "columns");
         const auto offsets = even_offsets(1, 2);
@@ -141,7 +141,7 @@ TEST(Loopback, MeshOfTwoByTwo) {
     EXPECT_THROW(LoopbackHub(3).run([](int) {
         Mesh({DeviceKind::cpu, 0}, [] {
             MeshOptions o;
-            o.shard_size = 2;
+            o.grid.shard_size = 2;
             return o;
         }());
     }),

@@ -51,7 +51,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
     int64_t step = 0;
     for (const DType param : {DType::f32, DType::bf16})
         for (const auto& [stage, shard] : shardings) {
-            Mesh mesh(process, cpu, {.shard_size = shard});
+            Mesh mesh(process, cpu, {.grid = {.shard_size = shard}});
             Sharded a(mesh, stage, param);
             a.each([](float& w, float& m, float& v, int64_t i) { w = value(i, 1), m = value(i, 2), v = value(i, 3); });
             a.zero->publish();
@@ -65,7 +65,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             const std::string path = CheckpointStore(folder).path(step);
             const Manifest written = check_checkpoint(path);
             for (const auto& [to_stage, to_shard] : shardings) {
-                Mesh to_mesh(process, cpu, {.shard_size = to_shard});
+                Mesh to_mesh(process, cpu, {.grid = {.shard_size = to_shard}});
                 Sharded b(to_mesh, to_stage, param);
                 ASSERT_EQ(load_state(path, written, b.table, process, cpu, b.stream, *b.zero, nullptr), "");
                 int64_t wrong = 0, seen = 0;

@@ -28,7 +28,7 @@ TEST(ZeroOverMpi, AllStagesGiveTheSameBits) {
 TEST(ZeroOverMpi, HybridAndAccumulationAgreeBetweenRanks) {
     Process& process = test_process();
     if (process.size() % 2 != 0) GTEST_SKIP() << "needs an even number of ranks";
-    Mesh mesh(process, {DeviceKind::cpu, 0}, {.shard_size = 2});
+    Mesh mesh(process, {DeviceKind::cpu, 0}, {.grid = {.shard_size = 2}});
     Case c;
     c.steps = 2;
     c.micro_batches = 2;

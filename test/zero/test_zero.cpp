@@ -209,13 +209,13 @@ TEST(Zero, ManyRanksEqualOneWithTheSameGlobalBatch) {
 TEST(Zero, HybridShardingDiffersOnlyByRounding) {
     const Result want = run(4, steady(0));
     for (int s = 1; s <= 3; ++s) {
-        const Result got = run(4, steady(s), {.shard_size = 2});
+        const Result got = run(4, steady(s), {.grid = {.shard_size = 2}});
         for (size_t i = 0; i < want.norms.size(); ++i)
             EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
         EXPECT_LT(distance(got, want), 10 * kOtherOrder) << "stage " << s;
         Case accumulated = steady(s);
         accumulated.micro_batches = 2;
-        run(4, accumulated, {.shard_size = 2});  // ranks agree
+        run(4, accumulated, {.grid = {.shard_size = 2}});  // ranks agree
     }
 }
 
@@ -272,7 +272,7 @@ TEST(Zero, BytesPerParameterAreThePapers) {
                     measured[1] = bytes(MemKind::gradients) / ranks / P;
                     measured[2] = bytes(MemKind::optimizer) / ranks / P;
                 }
-                mesh.world().barrier(compute);
+                mesh.data().barrier(compute);
                 compute.synchronize();
             });
             // Padding: a unit of n parameters ends at a multiple of its block (at most 1024 blocks of a multiple of

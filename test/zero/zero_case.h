@@ -77,23 +77,24 @@ inline Result train(Mesh& mesh, const Case& how) {
     Result result;
     std::vector<int32_t> tokens(static_cast<size_t>(N)), targets(tokens), rows(tokens), starts(size_t(N + 1)),
         ids(tokens);
-    const int64_t per_pass = how.B * mesh.size();
+    const Place data = mesh.place(Axis::data);
+    const int64_t per_pass = how.B * data.size;
     for (int step = 1; step <= how.steps; ++step) {
         if (step == how.left_out) continue;
-        if (step == how.bad_step && mesh.rank() == mesh.size() - 1) {
+        if (step == how.bad_step && data.rank == data.size - 1) {
             static const uint32_t kNan = 0x7fc00000;
             const int64_t e = size_of(how.zero.grad_dtype);
             void* gradient = zero.gradients(int(table.units().size()) - 1);
             compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
         }
         for (int64_t m = 0; m < how.micro_batches; ++m) {
-            const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + mesh.rank() * how.B;
+            const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + data.rank * how.B;
             fill_sequences(first, how.B, T, config.vocab, tokens.data(), targets.data());
             const int64_t distinct =
                 embedding_plan(tokens.data(), N, config.vocab, rows.data(), starts.data(), ids.data());
             zero.set_last_micro_batch(m == how.micro_batches - 1);
             model.train({how.B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct},
-                        1.0f / float(N * mesh.size() * how.micro_batches));
+                        1.0f / float(N * data.size * how.micro_batches));
             compute.synchronize();  // the token vectors are filled again
         }
         zero.update(1e-2f, step);

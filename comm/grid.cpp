@@ -1,0 +1,154 @@
+#include "comm/grid.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+const char* name_of(Axis axis) {
+    constexpr const char* kNames[] = {"tp", "cp", "dp", "pp", "data", "shard", "replicate", "model"};
+    require(axis < Axis::count_, "no such axis of the mesh");
+    return kNames[size_t(axis)];
+}
+
+// ---- refusals -------------------------------------------------------------------------------------------------------
+
+static std::string text_of(const GridOptions& o, const GridOptions& asked) {
+    std::string text;
+    const auto add = [&](const char* flag, int value, int before) {
+        if (value != 1 || before != 1) text += format("%s%s %d", text.empty() ? "" : " ", flag, value);
+    };
+    add("--pp", o.pp, asked.pp), add("--cp", o.cp, asked.cp), add("--tp", o.tp, asked.tp);
+    return text;
+}
+
+// The sizes next to those asked for whose product divides `ranks`: as few of them changed as can be, by as little.
+static std::vector<GridOptions> nearest_sizes(int ranks, const GridOptions& asked) {
+    struct Choice {
+        int changed, distance;
+        GridOptions sizes;
+    };
+    std::vector<Choice> choices;
+    std::vector<int> divisors;
+    for (int d = 1; d <= ranks; ++d)
+        if (ranks % d == 0) divisors.push_back(d);
+    for (const int pp : divisors)
+        for (const int cp : divisors)
+            for (const int tp : divisors) {
+                if (int64_t(tp) * cp * pp > ranks || ranks % (tp * cp * pp) != 0) continue;
+                if ((asked.tp == 1 && tp > 1) || (asked.cp == 1 && cp > 1) || (asked.pp == 1 && pp > 1)) continue;
+                GridOptions o = asked;
+                o.tp = tp, o.cp = cp, o.pp = pp;
+                choices.push_back({(tp != asked.tp) + (cp != asked.cp) + (pp != asked.pp),
+                                   std::abs(tp - asked.tp) + std::abs(cp - asked.cp) + std::abs(pp - asked.pp), o});
+            }
+    std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
+        if (a.changed != b.changed) return a.changed < b.changed;
+        if (a.distance != b.distance) return a.distance < b.distance;
+        return a.sizes.pp * a.sizes.cp * a.sizes.tp > b.sizes.pp * b.sizes.cp * b.sizes.tp;
+    });
+    std::vector<GridOptions> nearest;
+    for (size_t i = 0; i < std::min<size_t>(choices.size(), 2); ++i) nearest.push_back(choices[i].sizes);
+    return nearest;
+}
+
+static void check_sizes(int ranks, const GridOptions& o) {
+    for (const auto& [flag, size] : {std::pair("--tp", o.tp), {"--cp", o.cp}, {"--pp", o.pp}})
+        require(size >= 1, "%s %d: an axis has at least one rank\n  nearest: %s 1", flag, size, flag);
+    std::array<Axis, 4> sorted = o.order;
+    std::sort(sorted.begin(), sorted.end());
+    require(sorted == (std::array<Axis, 4>{Axis::tp, Axis::cp, Axis::dp, Axis::pp}),
+            "the order of the axes %s, %s, %s, %s: each of tp, cp, dp and pp stands in it once", name_of(o.order[0]),
+            name_of(o.order[1]), name_of(o.order[2]), name_of(o.order[3]));
+    const int64_t product = int64_t(o.tp) * o.cp * o.pp;
+    if (product <= ranks && ranks % product == 0) return;
+    std::string nearest;
+    for (const GridOptions& n : nearest_sizes(ranks, o)) nearest += (nearest.empty() ? "" : " or ") + text_of(n, o);
+    fail("%s with %d rank%s: %lld does not divide %d\n  nearest: %s", text_of(o, o).c_str(), ranks,
+         ranks == 1 ? "" : "s", (long long)product, ranks, nearest.c_str());
+}
+
+static void check_shard_size(int shard_size, int data_ranks, int ranks) {
+    if (shard_size > 0 && data_ranks % shard_size == 0) return;
+    int below = std::min(std::max(shard_size, 1), data_ranks), above = below;
+    while (data_ranks % below != 0) --below;
+    while (data_ranks % above != 0) ++above;
+    const std::string nearest =
+        below == above ? format("--shard-size %d", below) : format("--shard-size %d or %d", below, above);
+    fail("--shard-size %d does not divide %d %s\n  nearest: %s", shard_size, data_ranks,
+         data_ranks == ranks ? "ranks" : format("data ranks (of %d ranks)", ranks).c_str(), nearest.c_str());
+}
+
+// ---- places ---------------------------------------------------------------------------------------------------------
+
+// Whether the ranks that stand on `axis` together differ in a coordinate.
+static bool varies(Axis axis, Axis coordinate) {
+    switch (axis) {
+        case Axis::tp:
+        case Axis::cp:
+        case Axis::dp:
+        case Axis::pp:
+            return axis == coordinate;
+        case Axis::data:
+        case Axis::shard:
+        case Axis::replicate:
+            return coordinate == Axis::dp || coordinate == Axis::cp;
+        case Axis::model:
+            return coordinate == Axis::tp || coordinate == Axis::pp;
+        case Axis::count_:
+            break;
+    }
+    fail("no such axis of the mesh");
+}
+
+Grid::Grid(int ranks, const GridOptions& o) : ranks_(ranks), order_(o.order) {
+    require(ranks >= 1, "a mesh of %d ranks", ranks);
+    check_sizes(ranks, o);
+    size_ = {o.tp, o.cp, ranks / (o.tp * o.cp * o.pp), o.pp};
+    int stride = 1;
+    for (const Axis axis : order_) {
+        stride_[size_t(axis)] = stride;
+        stride *= size_[size_t(axis)];
+    }
+    shard_size_ = o.shard_size == 0 ? size(Axis::data) : o.shard_size;
+    check_shard_size(shard_size_, size(Axis::data), ranks);
+}
+
+int Grid::size(Axis axis) const {
+    if (axis == Axis::shard) return shard_size_;
+    int size = 1;
+    for (const Axis a : order_)
+        if (varies(axis, a)) size *= size_[size_t(a)];
+    return axis == Axis::replicate ? size / shard_size_ : size;
+}
+
+Place Grid::place(Axis axis, int rank) const {
+    require(rank >= 0 && rank < ranks_, "rank %d of a mesh of %d", rank, ranks_);
+    Place place;
+    for (const Axis a : order_)
+        if (varies(axis, a)) {
+            place.rank += coordinate(a, rank) * place.size;
+            place.size *= size_[size_t(a)];
+        }
+    if (axis == Axis::shard) return {place.rank % shard_size_, shard_size_};
+    if (axis == Axis::replicate) return {place.rank / shard_size_, place.size / shard_size_};
+    return place;
+}
+
+std::vector<int> Grid::members(Axis axis, int rank) const {
+    const auto together = [&](int r) {
+        for (const Axis a : order_)
+            if (!varies(axis, a) && coordinate(a, r) != coordinate(a, rank)) return false;
+        if (axis == Axis::shard) return place(Axis::replicate, r) == place(Axis::replicate, rank);
+        if (axis == Axis::replicate) return place(Axis::shard, r) == place(Axis::shard, rank);
+        return true;
+    };
+    std::vector<int> list;
+    for (int r = 0; r < ranks_; ++r)
+        if (together(r)) list.push_back(r);
+    return list;
+}
+
+}  // namespace rz

@@ -1,0 +1,209 @@
+// The named axes: where ranks stand, by nested loops as the oracle, and the groups and links of meshes of threads.
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "comm/loopback.h"
+#include "comm/mesh.h"
+#include "kernels/runtime/check.h"
+
+namespace rz {
+namespace {
+
+constexpr Axis kGroups[] = {Axis::tp, Axis::cp, Axis::pp, Axis::data, Axis::shard, Axis::replicate, Axis::model};
+
+struct Coordinates {
+    int tp, cp, dp, pp;
+};
+
+// In the default order, pp outermost.
+std::vector<Coordinates> by_loops(int tp, int cp, int dp, int pp) {
+    std::vector<Coordinates> all;
+    for (int p = 0; p < pp; ++p)
+        for (int d = 0; d < dp; ++d)
+            for (int c = 0; c < cp; ++c)
+                for (int t = 0; t < tp; ++t) all.push_back({t, c, d, p});
+    return all;
+}
+
+bool together(Axis axis, const Coordinates& a, const Coordinates& b, int cp, int shard) {
+    const int x = a.dp * cp + a.cp, y = b.dp * cp + b.cp;
+    const bool same_part = a.tp == b.tp && a.pp == b.pp, same_samples = a.cp == b.cp && a.dp == b.dp;
+    switch (axis) {
+        case Axis::tp:
+            return same_samples && a.pp == b.pp;
+        case Axis::cp:
+            return same_part && a.dp == b.dp;
+        case Axis::dp:
+            return same_part && a.cp == b.cp;
+        case Axis::pp:
+            return same_samples && a.tp == b.tp;
+        case Axis::data:
+            return same_part;
+        case Axis::shard:
+            return same_part && x / shard == y / shard;
+        case Axis::replicate:
+            return same_part && x % shard == y % shard;
+        case Axis::model:
+            return same_samples;
+        case Axis::count_:
+            break;
+    }
+    return false;
+}
+
+std::string refusal(int ranks, const GridOptions& options) {
+    try {
+        Grid(ranks, options);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+TEST(Grid, PlacesAreThoseOfNestedLoops) {
+    const std::array<int, 4> shapes[] = {{1, 1, 1, 1}, {1, 1, 5, 1}, {2, 1, 2, 2},
+                                         {2, 3, 2, 2}, {1, 2, 3, 4}, {4, 2, 16, 8}};
+    for (const auto& [tp, cp, dp, pp] : shapes) {
+        const std::vector<Coordinates> at = by_loops(tp, cp, dp, pp);
+        const int ranks = int(at.size()), shard = dp % 2 == 0 ? 2 * cp : cp;
+        const Grid grid(ranks, {.tp = tp, .cp = cp, .pp = pp, .shard_size = shard});
+        for (int r = 0; r < ranks; r += 1 + ranks / 100) {
+            const Coordinates& own = at[size_t(r)];
+            EXPECT_EQ(grid.place(Axis::tp, r), (Place{own.tp, tp}));
+            EXPECT_EQ(grid.place(Axis::cp, r), (Place{own.cp, cp}));
+            EXPECT_EQ(grid.place(Axis::dp, r), (Place{own.dp, dp}));
+            EXPECT_EQ(grid.place(Axis::pp, r), (Place{own.pp, pp}));
+            for (int a = 0; a < int(Axis::count_); ++a) {
+                std::vector<int> want;
+                for (int other = 0; other < ranks; ++other)
+                    if (together(Axis(a), own, at[size_t(other)], cp, shard)) want.push_back(other);
+                ASSERT_EQ(grid.members(Axis(a), r), want) << name_of(Axis(a)) << " of rank " << r;
+                const Place place = grid.place(Axis(a), r);
+                ASSERT_EQ(place.size, int(want.size())) << name_of(Axis(a));
+                ASSERT_EQ(place.size, grid.size(Axis(a))) << name_of(Axis(a));
+                ASSERT_EQ(want[size_t(place.rank)], r) << name_of(Axis(a));
+            }
+        }
+    }
+}
+
+TEST(Grid, AnyOrderOfTheAxesIsAPermutationOfTheRanks) {
+    std::array<Axis, 4> order = {Axis::tp, Axis::cp, Axis::dp, Axis::pp};
+    do {
+        const Grid grid(24, {.tp = 2, .cp = 3, .pp = 2, .order = order});
+        std::vector<int> seen(24, 0);
+        for (int r = 0; r < 24; ++r) {
+            int index = 0;
+            for (const Axis a : {Axis::pp, Axis::dp, Axis::cp, Axis::tp})
+                index = index * grid.size(a) + grid.place(a, r).rank;
+            ++seen[size_t(index)];
+        }
+        EXPECT_EQ(seen, std::vector<int>(24, 1));
+        EXPECT_EQ(grid.members(order[0], 0)[1], 1) << "the first axis is innermost";
+        EXPECT_EQ(grid.members(order[3], 0)[1], 24 / grid.size(order[3])) << "the last one is outermost";
+    } while (std::next_permutation(order.begin(), order.end()));
+    EXPECT_NE(refusal(4, {.order = {Axis::tp, Axis::tp, Axis::dp, Axis::pp}}).find("stands in it once"),
+              std::string::npos);
+}
+
+TEST(Grid, RefusalsNameWhatWasAskedAndTheNearestThatWorks) {
+    EXPECT_EQ(refusal(8, {.tp = 2, .pp = 3}),
+              "--pp 3 --tp 2 with 8 ranks: 6 does not divide 8\n  nearest: --pp 4 --tp 2 or --pp 2 --tp 2");
+    EXPECT_EQ(refusal(6, {.tp = 4}), "--tp 4 with 6 ranks: 4 does not divide 6\n  nearest: --tp 3 or --tp 6");
+    EXPECT_EQ(refusal(1, {.pp = 2}), "--pp 2 with 1 rank: 2 does not divide 1\n  nearest: --pp 1");
+    EXPECT_EQ(refusal(4, {.cp = 0}), "--cp 0: an axis has at least one rank\n  nearest: --cp 1");
+    EXPECT_EQ(refusal(6, {.shard_size = 4}), "--shard-size 4 does not divide 6 ranks\n  nearest: --shard-size 3 or 6");
+    EXPECT_EQ(refusal(8, {.tp = 2, .shard_size = 8}),
+              "--shard-size 8 does not divide 4 data ranks (of 8 ranks)\n  nearest: --shard-size 4");
+    EXPECT_EQ(refusal(8, {.tp = 2, .cp = 2, .pp = 2}), "");
+}
+
+float sum_over(Collectives& group, int rank) {
+    Stream stream({DeviceKind::cpu, 0}, "test");
+    float x = float(1 << rank);
+    const auto offsets = even_offsets(1, group.size());
+    group.all_reduce(stream, {.out = &x, .in = &x, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+    stream.synchronize();
+    return x;
+}
+
+TEST(MeshOfThreads, EveryAxisSumsOverItsOwnRanks) {
+    const std::array<int, 4> shapes[] = {{1, 1, 4, 1}, {2, 1, 2, 2}, {1, 2, 2, 3}, {3, 1, 1, 2}};
+    for (const auto& [tp, cp, dp, pp] : shapes) {
+        const std::vector<Coordinates> at = by_loops(tp, cp, dp, pp);
+        const int shard = dp % 2 == 0 ? cp * dp / 2 : cp;
+        LoopbackHub hub(int(at.size()));
+        hub.run([&, tp = tp, cp = cp, pp = pp](int rank) {
+            Mesh mesh(hub, rank, {.grid = {.tp = tp, .cp = cp, .pp = pp, .shard_size = shard}});
+            Collectives* groups[] = {&mesh.tp(),    &mesh.cp(),        &mesh.pp(),   &mesh.data(),
+                                     &mesh.shard(), &mesh.replicate(), &mesh.model()};
+            for (size_t g = 0; g < std::size(kGroups); ++g) {
+                int want = 0;
+                for (size_t r = 0; r < at.size(); ++r)
+                    if (together(kGroups[g], at[size_t(rank)], at[r], cp, shard)) want |= 1 << r;
+                EXPECT_EQ(int(sum_over(*groups[g], rank)), want) << name_of(kGroups[g]) << " of rank " << rank;
+                EXPECT_EQ(groups[g]->rank(), mesh.place(kGroups[g]).rank);
+            }
+            const Coordinates& own = at[size_t(rank)];
+            EXPECT_EQ(mesh.is_first_reader(), own.tp == 0 && own.cp == 0 && own.pp == 0);
+        });
+    }
+}
+
+// Every rank asks for what comes from both neighbours before it sends anything: on one stream that would hang.
+TEST(MeshOfThreads, LinksOfADirectionWaitForNoOther) {
+    for (const int pp : {2, 3, 4, 5}) {
+        LoopbackHub hub(2 * pp);
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {.grid = {.pp = pp}});
+            const int own = mesh.pp().rank(), next = (own + 1) % pp, previous = (own + pp - 1) % pp;
+            std::vector<int> out = {100 + rank, 200 + rank}, in = {0, 0};
+            mesh.link_from(previous).recv(&in[0], 4);
+            if (pp > 2) mesh.link_from(next).recv(&in[1], 4);
+            mesh.link_to(next).send(&out[0], 4);
+            if (pp > 2) mesh.link_to(previous).send(&out[1], 4);
+            for (const int peer : {next, previous}) {
+                mesh.link_from(peer).stream().synchronize();
+                mesh.link_to(peer).stream().synchronize();
+            }
+            EXPECT_EQ(in[0], 100 + rank % 2 + 2 * previous);
+            EXPECT_EQ(in[1], pp > 2 ? 200 + rank % 2 + 2 * next : 0);
+            EXPECT_EQ(mesh.bytes_sent(), pp > 2 ? 8 : 4);
+            EXPECT_THROW(mesh.link_to(own), Error);
+            EXPECT_THROW(mesh.link_to(next).recv(&in[0], 4), Error);
+            if (pp > 3) {
+                EXPECT_THROW(mesh.link_to((own + 2) % pp), Error);
+            }
+        });
+    }
+}
+
+TEST(MeshOfThreads, OneLanePutsAllLinksOnTheMeshesStream) {
+    LoopbackHub hub(3);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.pp = 3}, .one_lane = true});
+        const int next = (rank + 1) % 3, previous = (rank + 2) % 3;
+        EXPECT_EQ(&mesh.link_to(next).stream(), &mesh.stream());
+        EXPECT_EQ(&mesh.link_from(next).stream(), &mesh.stream());
+        int token = rank == 0 ? 1 : 0;  // travels around once, in one order of all messages
+        if (rank != 0) mesh.link_from(previous).recv(&token, 4);
+        mesh.stream().enqueue_host([&] { token *= 2; });
+        mesh.link_to(next).send(&token, 4);
+        if (rank == 0) mesh.link_from(previous).recv(&token, 4);
+        mesh.stream().synchronize();
+        EXPECT_EQ(token, rank == 0 ? 8 : 2 << rank);
+    });
+}
+
+TEST(MeshOfOneProcess, HasEveryAxis) {
+    const Mesh mesh({DeviceKind::cpu, 0}, {});
+    EXPECT_EQ(mesh.world(), (Place{0, 1}));
+    for (Collectives* group : {&mesh.tp(), &mesh.cp(), &mesh.pp(), &mesh.data(), &mesh.shard(), &mesh.model()})
+        EXPECT_EQ(sum_over(*group, 3), 8);
+    EXPECT_THROW(mesh.link_to(0), Error);
+}
+
+}  // namespace
+}  // namespace rz
