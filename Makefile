@@ -2,9 +2,10 @@
 #
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
-#   make test         every test that needs no GPU   (SECTIONS="unit python mpi tsan program simt" picks some)
+#   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt" picks some)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
 #   make test-gpu     the kernel tests on the GPU
+#   make learn        sixteen lessons: solutions pass, exercises fail (dev/learn/README.md)
 #   make bench        the microbenchmarks and tools in dev/
 #   make lint         static checks that take seconds (dev/build/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
@@ -146,7 +147,7 @@ test: deps-test
 	@dev/build/run_tests.sh $(BUILD) $(OBJ) $(SECTIONS)
 
 .PHONY: test-build deps-test
-test-build: train_llama $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS))
+test-build: train_llama learn-build $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS))
 # What was installed is looked for again: config.mk was written before.
 deps-test:
 	@dev/build/install_deps.sh --check || { dev/build/install_deps.sh && rm -f $(CONFIG); }
@@ -176,6 +177,8 @@ $(foreach s,$(DEV_SOURCES),$(eval $(call dev_tool,$s)))
 tools bench: $(DEV_TOOLS)
 	@ln -sfn $(FLAVOUR)/dev $(BUILD)/dev
 	@echo "built: $(DEV_TOOLS:$(OBJ)/%=$(BUILD)/%)"
+
+include dev/learn/learn.mk
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,94 @@
+#include <vector>
+
+#include "dev/learn/lesson.h"
+#include "kernels/attention/attention.h"
+
+using namespace learn;
+
+double attend(double* o, const double* q, const double* k, const double* v, int t, int D, double scale);
+
+constexpr int T = 40, D = 16;
+using Matrix = std::vector<double>;
+
+static Matrix random_matrix(unsigned first) {
+    Matrix m(T * D);
+    for (unsigned i = 0; i < T * D; ++i) m[i] = noise(first + i);
+    return m;
+}
+
+// softmax(q k^T) v for one row, the long way: all scores, then their maximum, then the sum.
+static void textbook_row(double* o, const Matrix& q, const Matrix& k, const Matrix& v, int t, double scale) {
+    double p[T], largest = -INFINITY, sum = 0;
+    for (int s = 0; s <= t; ++s) {
+        p[s] = 0;
+        for (int d = 0; d < D; ++d) p[s] += scale * q[size_t(t * D + d)] * k[size_t(s * D + d)];
+        largest = std::fmax(largest, p[s]);
+    }
+    for (int s = 0; s <= t; ++s) sum += p[s] = std::exp(p[s] - largest);
+    for (int d = 0; d < D; ++d) {
+        o[d] = 0;
+        for (int s = 0; s <= t; ++s) o[d] += p[s] / sum * v[size_t(s * D + d)];
+    }
+}
+
+static double worst_row(const Matrix& q, const Matrix& k, const Matrix& v, double scale) {
+    Matrix o(T * D, NAN);
+    double worst = 0, row[D];
+    for (int t = 0; t < T; ++t) {
+        attend(o.data(), q.data(), k.data(), v.data(), t, D, scale);
+        textbook_row(row, q, k, v, t, scale);
+        const double d = distance(&o[size_t(t * D)], row, D);
+        worst = std::fmax(worst, d);
+    }
+    return worst;
+}
+
+static void check_against_program(const Matrix& q, const Matrix& k, const Matrix& v, double scale) {
+    const std::vector<float> fq(q.begin(), q.end()), fk(k.begin(), k.end()), fv(v.begin(), v.end());
+    std::vector<float> fo(T * D), lse(T);
+    rz::attention_forward_cpu({.o = fo.data(),
+                               .lse = lse.data(),
+                               .q = fq.data(),
+                               .k = fk.data(),
+                               .v = fv.data(),
+                               .shape = {.B = 1,
+                                         .Tq = T,
+                                         .Tk = T,
+                                         .H = 1,
+                                         .K = 1,
+                                         .D = D,
+                                         .q_row = D,
+                                         .q_batch = T * D,
+                                         .kv_row = D,
+                                         .kv_batch = T * D,
+                                         .o_row = D,
+                                         .o_batch = T * D,
+                                         .scale = float(scale),
+                                         .dtype = rz::DType::f32}});
+    Matrix o(T * D, NAN);
+    double my_lse[T];
+    for (int t = 0; t < T; ++t) my_lse[t] = attend(o.data(), q.data(), k.data(), v.data(), t, D, scale);
+    // fp32: a score of size 10 is off by 16 terms * 2^-24 * 10, and exp passes that on: 2^-16 covers both.
+    close("rz::attention_forward: largest difference", distance(o, fo, T * D), 0, 1.0 / (1 << 16));
+    close("its log-sum-exp: largest difference", distance(my_lse, lse, T), 0, 1.0 / (1 << 16));
+}
+
+int main() {
+    Matrix q = random_matrix(0), k = random_matrix(1000), v = random_matrix(2000), o(T * D, NAN);
+    attend(o.data(), q.data(), k.data(), v.data(), 0, D, 1);
+    close("the first token sees itself: o[0] - v[0]", distance(o, v, D), 0, 1e-15);
+
+    const Matrix zero(T * D, 0.0);
+    const double lse = attend(o.data(), zero.data(), k.data(), v.data(), 9, D, 1);
+    double mean = 0;
+    for (int s = 0; s < 10; ++s) mean += v[size_t(s * D)] / 10;
+    close("equal scores give the mean of the first ten values", o[9 * D], mean, 1e-14);
+    close("and their log-sum-exp is log 10", lse, 2.302585093, 1e-8);
+
+    close("against the textbook's softmax: worst row", worst_row(q, k, v, 0.25), 0, 1e-13);
+    for (double& x : q) x *= 1000;  // scores of several thousand: exp alone would overflow
+    close("scores of thousands: worst row", worst_row(q, k, v, 1), 0, 1e-9);
+    for (double& x : q) x /= 250;
+    check_against_program(q, k, v, 0.25);
+    return verdict("one pass, O(D) memory: a new maximum rescales what was summed before");
+}

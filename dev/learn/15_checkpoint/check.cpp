@@ -1,0 +1,105 @@
+#include <sys/resource.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "dev/learn/lesson.h"
+#include "kernels/adamw.h"
+#include "llama/data/data_loader.h"
+
+using namespace learn;
+
+struct State {
+    std::vector<float> weights, m, v;
+    int64_t updates = 0;
+    int64_t position = 0;
+};
+bool save(const std::string& path, const State& s);
+bool load(const std::string& path, State& s);
+
+constexpr int n = 512;
+
+// One step of a toy run: its sample by the program's permutation, its update by the program's AdamW.
+static void step(State& s) {
+    const int64_t sample = rz::Permutation(1000, /*seed=*/7, uint64_t(s.position / 1000))(s.position % 1000);
+    std::vector<float> gradient(n);
+    for (unsigned i = 0; i < n; ++i) gradient[i] = s.weights[i] - float(noise(unsigned(sample) * n + i));
+    const float scale = 1;
+    const int64_t end = n;
+    const uint8_t decays = 1;
+    rz::adamw_cpu({.param = s.weights.data(),
+                   .master = s.weights.data(),
+                   .m = s.m.data(),
+                   .v = s.v.data(),
+                   .grad = gradient.data(),
+                   .grad_scale = &scale,
+                   .n = n,
+                   .segment_end = &end,
+                   .decays = &decays,
+                   .segments = 1,
+                   .lr = 0.02f,
+                   .beta1 = 0.9f,
+                   .beta2 = 0.95f,
+                   .eps = 1e-8f,
+                   .weight_decay = 0.1f,
+                   .step = s.updates + 1,
+                   .param_dtype = rz::DType::f32,
+                   .grad_dtype = rz::DType::f32});
+    ++s.updates, ++s.position;
+}
+
+static State fresh() {
+    State s{std::vector<float>(n), std::vector<float>(n), std::vector<float>(n)};
+    for (unsigned i = 0; i < n; ++i) s.weights[i] = float(noise(i));
+    return s;
+}
+
+static bool same(const State& a, const State& b) {
+    return a.weights.size() == b.weights.size() &&
+           std::memcmp(a.weights.data(), b.weights.data(), a.weights.size() * 4) == 0 && a.updates == b.updates &&
+           a.position == b.position;
+}
+
+// A disk that is full after `bytes` bytes.
+static bool save_on_full_disk(const std::string& path, const State& s, rlim_t bytes) {
+    rlimit whole{};
+    getrlimit(RLIMIT_FSIZE, &whole);
+    const rlimit limit{bytes, whole.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const bool saved = save(path, s);
+    setrlimit(RLIMIT_FSIZE, &whole);
+    return saved;
+}
+
+int main() {
+    std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit then fails, as on a full disk
+    char folder[] = "/tmp/lesson15.XXXXXX";
+    if (!mkdtemp(folder)) return 1;
+    const std::string path = std::string(folder) + "/checkpoint";
+
+    State straight = fresh(), before_the_end = fresh();
+    for (int i = 0; i < 20; ++i) step(straight);
+    for (int i = 0; i < 10; ++i) step(before_the_end);
+    expect(save(path, before_the_end), "saved after step 10");
+    State resumed;
+    expect(load(path, resumed) && resumed.weights == before_the_end.weights, "loaded: the same weights");
+    resumed.m.resize(n), resumed.v.resize(n);
+    for (int i = 0; i < 10; ++i) step(resumed);
+    expect(same(resumed, straight), "ten more steps: the same weights as twenty in one go, to the bit");
+
+    expect(!save_on_full_disk(path, straight, 1000), "a disk that is full after 1000 bytes: save says so");
+    State old;
+    expect(load(path, old) && old.weights == before_the_end.weights && old.position == 10,
+           "and the checkpoint of step 10 is still there");
+    State none;
+    expect(!load(std::string(folder) + "/nothing", none), "a file that is not there is not loaded");
+
+    std::remove((path + ".tmp").c_str());
+    std::remove(path.c_str());
+    rmdir(folder);
+    return verdict("what a step reads is what must be saved; what has its name must be whole");
+}
