@@ -5,6 +5,7 @@
 //   mpirun -n 4 train_llama --data ... --zero 3             four
 //   train_llama --out runs/first --resume auto              go on after whatever happened
 //   train_llama generate --from runs/first/final --prompt "def "
+//   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 
 #include <cstdio>
 
@@ -61,6 +62,7 @@ int main(int argc, char** argv) {
     int exit_code = 0;
     if (!parse_options(argc, argv, options, exit_code)) return exit_code;
     try {
+        if (options.command == Options::Command::schedule) return schedule_command(options.study);
         Process process({.timeout_s = options.timeout});
         return process.run([&] { return run_command(options, process); });
     } catch (const std::exception& error) {

@@ -4,8 +4,8 @@
     make_schedule_golden.py                     with an installed torch
     make_schedule_golden.py --pytorch DIR       with the folder torch/distributed/pipelining of any torch wheel
 
-Each line: schedule, ranks, micro-batches, stages a rank, FNV-1a of the text that PyTorch's own CSV writer would print for
-it, idle fields left out. Orders are pure Python, so the second form needs none of torch's libraries: what
+Each line: schedule, ranks, micro-batches, stages a rank, FNV-1a of the text that PyTorch's own CSV writer would print
+for it, idle fields left out. Orders are pure Python, so the second form needs none of torch's libraries: what
 schedules.py imports beside them is replaced by placeholders. DualPipe and ZB-H1 are not in PyTorch. Of 1f1b the last
 rank is left out: torch 2.9.1 numbers its forwards from 1 in the printed order, which is not what it runs.
 """

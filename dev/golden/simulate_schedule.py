@@ -89,7 +89,8 @@ def main():
         sys.exit(__doc__)
     for name, v in NAMES:
         for p, m in GRID:
-            command = [sys.argv[1], "schedule", "--pp", str(p), "--micro-batches", str(m), "--pp-schedule", name, "--csv", "-"]
+            command = [sys.argv[1], "schedule", "--pp", str(p), "--micro-batches", str(m), "--pp-schedule", name,
+                       "--csv", "-"]
             if name == "interleaved":
                 command += ["--pp-stages-per-rank", str(v)]
             run = subprocess.run(command, capture_output=True, text=True)

@@ -1,7 +1,7 @@
 #pragma once
-// Pipeline schedules as data: which rank runs which task of which stage and micro-batch, in which order. Generators make
-// them, a text form reads and writes them, a checker proves them complete and free of deadlock; simulate.h says how long
-// they take, pipeline_program.h turns them into each rank's program.
+// Pipeline schedules as data: which rank runs which task of which stage and micro-batch, in which order. Generators
+// make them, a text form reads and writes them, a checker proves them complete and free of deadlock; simulate.h says
+// how long they take, pipeline_program.h turns them into each rank's program.
 //
 // A stage is a run of the model's units. Tasks of a stage and micro-batch m:
 //
@@ -70,9 +70,9 @@ std::string find_pipeline_refusal(PipelineKind, const PipelineShape&);
 // Throws the refusal.
 PipelineSchedule make_pipeline(PipelineKind, const PipelineShape&);
 
-// ---- text: PyTorch's grammar of pipeline schedules -------------------------------------------------------------------
-// One row for each rank, fields separated by commas: 0F3, 1I2, 1W2, 0B1, (0F4;3B1)OVERLAP_F_B. Empty fields are idle and
-// are not kept.
+// ---- text: PyTorch's grammar of pipeline schedules ------------------------------------------------------------------
+// One row for each rank, fields separated by commas: 0F3, 1I2, 1W2, 0B1, (0F4;3B1)OVERLAP_F_B. Empty fields are idle
+// and are not kept.
 
 std::string csv_of(const PipelineSchedule&);
 PipelineSchedule parse_pipeline_csv(std::string_view text);  // throws naming rank, field and text
@@ -81,7 +81,7 @@ std::string text_of(const Task&);
 std::string text_of(const Cell&);
 uint64_t text_hash(const PipelineSchedule&);  // FNV-1a of csv_of
 
-// ---- checks ----------------------------------------------------------------------------------------------------------
+// ---- checks ---------------------------------------------------------------------------------------------------------
 
 // Empty if the schedule is right, else rank, position and task of what is wrong:
 //   - each stage has F, I and W (or F and B) of each micro-batch exactly once, on its rank

@@ -59,6 +59,9 @@ class Simulator {
         next_.resize(size_t(s.ranks));
         free_at_.resize(size_t(s.ranks));
         lane_free_.resize(size_t(s.ranks));
+        arrival_.assign(2 * size_t(s.stages) * size_t(s.micro_batches), -1);
+        message_of_.assign(arrival_.size(), -1);
+        for (int r = 0; r < s.ranks; ++r) ready_.push_back(ready(r));
     }
 
     // Always the earliest event: a cell that starts, or a message that leaves.
@@ -96,28 +99,30 @@ class Simulator {
         return std::nullopt;
     }
 
-    // When the cell's tensors are there, or -1.
-    int64_t inputs_at(const Cell& c) const {
-        int64_t at = 0;
-        for (const Task& t : tasks(c))
+    size_t index_of(const Task& t) const {
+        return ((t.op == Op::F ? 0 : size_t(s_.stages)) + size_t(t.stage)) * size_t(s_.micro_batches) +
+               size_t(t.micro_batch);
+    }
+
+    // When the rank's next cell may start; -1: not known yet, or there is none.
+    int64_t ready(int r) const {
+        const auto& cells = s_.order[size_t(r)];
+        if (next_[size_t(r)] == cells.size()) return -1;
+        int64_t at = free_at_[size_t(r)];
+        for (const Task& t : tasks(cells[next_[size_t(r)]]))
             if (const auto input = input_of(t)) {
-                const auto there = arrival_.find(*input);
-                if (there == arrival_.end()) return -1;
-                at = std::max(at, there->second);
+                const int64_t there = arrival_[index_of(*input)];
+                if (there < 0) return -1;
+                at = std::max(at, there);
             }
         return at;
     }
 
     Choice earliest_cell() const {
         Choice best;
-        for (int r = 0; r < s_.ranks; ++r) {
-            const auto& cells = s_.order[size_t(r)];
-            if (next_[size_t(r)] == cells.size()) continue;
-            const int64_t inputs = inputs_at(cells[next_[size_t(r)]]);
-            if (inputs < 0) continue;
-            const int64_t at = std::max(inputs, free_at_[size_t(r)]);
-            if (best.index < 0 || at < best.at) best = {at, r};
-        }
+        for (int r = 0; r < s_.ranks; ++r)
+            if (ready_[size_t(r)] >= 0 && (best.index < 0 || ready_[size_t(r)] < best.at))
+                best = {ready_[size_t(r)], r};
         return best;
     }
 
@@ -126,24 +131,24 @@ class Simulator {
         int64_t cost = 0;
         for (const Task& t : tasks(cell)) cost += costs_.of(t);
         const int64_t end = at + cost, idle = at - free_at_[size_t(r)];
-        run_.spans[size_t(r)].push_back({at, end, idle});
+        run_.spans[size_t(r)].push_back({at, end, at + costs_.of(cell.a), idle});
         run_.ranks[size_t(r)].busy += cost;
         free_at_[size_t(r)] = end;
         run_.makespan = std::max(run_.makespan, end);
         for (const Task& t : tasks(cell)) {
             if (const auto input = input_of(t))
-                if (const auto m = message_of_.find(*input); m != message_of_.end())
-                    run_.messages[m->second].taken = at;
+                if (const int64_t m = message_of_[index_of(*input)]; m >= 0) run_.messages[size_t(m)].taken = at;
             if (t.op == Op::W) continue;
             const Task made{t.op == Op::F ? Op::F : Op::I, t.stage, t.micro_batch};
             const Task reader{made.op, t.stage + (t.op == Op::F ? 1 : -1), t.micro_batch};
             if (reader.stage < 0 || reader.stage >= s_.stages) continue;
             if (home(reader) == r)
-                arrival_[made] = end;
+                arrival_[index_of(made)] = end;
             else
                 waiting_.push_back(
                     {.made_by = made, .from = r, .to = home(reader), .made = end, .sent = 0, .arrived = 0, .taken = 0});
         }
+        ready_[size_t(r)] = ready(r);
     }
 
     int64_t leaves_at(const PipelineRun::Message& m) const {
@@ -172,9 +177,10 @@ class Simulator {
         m.sent = at;
         m.arrived = at + costs_.message;
         pair_free_[{m.from, m.to}] = lane_free_[size_t(m.from)] = lane_free_[size_t(m.to)] = m.arrived;
-        arrival_[m.made_by] = m.arrived;
-        message_of_[m.made_by] = run_.messages.size();
+        arrival_[index_of(m.made_by)] = m.arrived;
+        message_of_[index_of(m.made_by)] = int64_t(run_.messages.size());
         run_.messages.push_back(m);
+        ready_[size_t(m.to)] = ready(m.to);
     }
 
     void count_rank(int r) {
@@ -236,8 +242,9 @@ class Simulator {
     std::vector<int64_t> free_at_;    // by rank
     std::vector<int64_t> lane_free_;  // by rank, with one lane
     std::map<std::pair<int, int>, int64_t> pair_free_;
-    std::map<Task, int64_t> arrival_;  // of the tensor that the task made, where it is read
-    std::map<Task, size_t> message_of_;
+    std::vector<int64_t> ready_;       // by rank
+    std::vector<int64_t> arrival_;     // of the tensor that a task made, where it is read; -1: not yet
+    std::vector<int64_t> message_of_;  // that carries it; -1: none
     std::vector<PipelineRun::Message> waiting_;
 };
 

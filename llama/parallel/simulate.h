@@ -1,10 +1,10 @@
 #pragma once
-// How long a schedule takes, to the last tick. Time is integer, so that equality can be demanded: of the formulas in the
-// papers, of other simulators, and of the executor on a virtual clock.
+// How long a schedule takes, to the last tick. Time is integer, so that equality can be demanded: of the formulas in
+// the papers, of other simulators, and of the executor on a virtual clock.
 //
-// A rank runs its cells in order; a cell starts when the rank is free and its inputs are there, and takes the sum of its
-// tasks. A tensor for another rank leaves when the cell that made it ends and travels `message` ticks on a lane, which
-// carries one at a time, in the order in which they were made.
+// A rank runs its cells in order; a cell starts when the rank is free and its inputs are there, and takes the sum of
+// its tasks. A tensor for another rank leaves when the cell that made it ends and travels `message` ticks on a lane,
+// which carries one at a time, in the order in which they were made.
 //
 //   lanes     one lane for each directed pair of ranks
 //   one_lane  one lane for each rank, used by all that it sends and receives. All ranks keep one order, that in which
@@ -28,6 +28,7 @@ struct PipelineCosts {
 struct PipelineRun {
     struct Span {
         int64_t start, end;
+        int64_t cut;   // a fused cell: where the forward's share ends
         int64_t wait;  // of the time before it, how long the rank was idle for want of a message
     };
     struct Message {

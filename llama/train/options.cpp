@@ -387,6 +387,7 @@ static int report(const CLI::App& app, const CLI::ParseError& error) {
 static const char* name_of(Options::Command command) {
     return command == Options::Command::generate       ? "generate"
            : command == Options::Command::export_model ? "export"
+           : command == Options::Command::schedule     ? "schedule"
                                                        : "training";
 }
 
@@ -459,14 +460,20 @@ static bool parse(Options& o, int& exit_code) {
     CLI::App* exports =
         app.add_subcommand("export", "Write a model folder for Hugging Face's libraries, vLLM and llama.cpp");
     add_export(*exports, o);
+    CLI::App* schedule = app.add_subcommand("schedule", "Draw, time and compare pipeline schedules");
+    add_schedule_options(*schedule, o.study);
     try {
         app.parse(std::vector<std::string>(o.arguments.rbegin(), o.arguments.rend()));
     } catch (const CLI::ParseError& error) {
-        exit_code = report(generate->parsed() ? *generate : exports->parsed() ? *exports : app, error);
+        CLI::App* named = &app;
+        for (CLI::App* command : {generate, exports, schedule})
+            if (command->parsed()) named = command;
+        exit_code = report(*named, error);
         return false;
     }
     if (generate->parsed()) o.command = Options::Command::generate;
     if (exports->parsed()) o.command = Options::Command::export_model;
+    if (schedule->parsed()) o.command = Options::Command::schedule;
     note_flags(app, o);
     try {
         settle_schedule(o);

@@ -9,11 +9,12 @@
 
 #include "comm/grid.h"
 #include "llama/model/config.h"
+#include "llama/parallel/study.h"
 
 namespace rz {
 
 struct Options {
-    enum class Command { train, generate, export_model } command = Command::train;
+    enum class Command { train, generate, export_model, schedule } command = Command::train;
 
     // How the run was asked for: every argument, the flags given there or in a --config file, and the value of every
     // flag that a resumed run takes from its checkpoint unless it is given again.
@@ -101,6 +102,8 @@ struct Options {
     int64_t max_tokens = 256;
     double temperature = 0.8, top_p = 1.0;
     int64_t top_k = 0;
+
+    ScheduleStudy study;  // schedule
 };
 
 // Parses and checks each value by itself. On --help, or an error, prints and returns false with `exit_code` set

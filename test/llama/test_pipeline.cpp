@@ -28,7 +28,7 @@ PipelineRun run_of(Kind kind, int P, int M, int V = 0, int64_t F = kUnit, int64_
     return simulate(s, PipelineCosts::even(s, F, I, W));
 }
 
-// ---- published numbers -----------------------------------------------------------------------------------------------
+// ---- published numbers ----------------------------------------------------------------------------------------------
 
 TEST(Pipeline, MakespanAndIdleAreThePublishedOnes) {
     struct Row {
@@ -155,7 +155,7 @@ TEST(Pipeline, BubblesAreTheFormulas) {
     EXPECT_GT(compared, 3000);
 }
 
-// ---- oracles from elsewhere ------------------------------------------------------------------------------------------
+// ---- oracles from elsewhere -----------------------------------------------------------------------------------------
 
 TEST(Pipeline, OrdersArePyTorchs) {
     std::ifstream file("test/golden/pipelines.txt");
@@ -211,7 +211,7 @@ TEST(Pipeline, TimesAreThoseOfTheOtherSimulator) {
     EXPECT_GT(compared, 500);
 }
 
-// ---- every shape, text, refusals -------------------------------------------------------------------------------------
+// ---- every shape, text, refusals ------------------------------------------------------------------------------------
 
 template <class F>
 void for_each_schedule(const F& f) {
@@ -291,7 +291,7 @@ TEST(Pipeline, RefusalsNameTheNearestShape) {
     for (Kind kind : pipeline_kinds()) EXPECT_EQ(parse_pipeline_kind(name_of(kind)), kind);
 }
 
-// ---- the checker -----------------------------------------------------------------------------------------------------
+// ---- the checker ----------------------------------------------------------------------------------------------------
 
 TEST(Pipeline, CheckerRefusesEveryDroppedTask) {
     int mutants = 0;

@@ -1,0 +1,240 @@
+#include "llama/parallel/study.h"
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
+#include "llama/parallel/draw.h"
+
+namespace rz {
+namespace {
+
+constexpr int64_t kTick = 1'000'000;  // ticks of a cost of 1, for each stage of a rank: six decimals are exact
+
+struct Costs {
+    double forward, input, weight;
+};
+
+Costs parse_costs(const std::string& text) {
+    std::istringstream in(text);
+    double x[3] = {};
+    char comma[3] = {};
+    in >> x[0] >> comma[0] >> x[1] >> comma[1] >> x[2];
+    require(in && comma[0] == ',' && comma[1] == ',' && !(in >> comma[2]),
+            "--cost %s: it must be three numbers, of F, I and W\n  nearest: --cost 1,1,1", text.c_str());
+    for (const double c : x)
+        require(c > 0 && c <= 1e6, "--cost %s: each must be above 0 and at most 1e6\n  nearest: --cost 1,1,1",
+                text.c_str());
+    return {x[0], x[1], x[2]};
+}
+
+struct Timed {
+    PipelineSchedule schedule;
+    PipelineRun run;
+    double unit;  // ticks of a cost of 1
+};
+
+Timed timed(PipelineSchedule schedule, const ScheduleStudy& o) {
+    check_pipeline(schedule);
+    const Costs c = parse_costs(o.cost);
+    const int64_t v = schedule.stages_per_rank();
+    const auto ticks = [&](double cost) { return std::llround(cost * double(kTick)) * v; };
+    PipelineCosts costs =
+        PipelineCosts::even(schedule, ticks(c.forward), ticks(c.input), ticks(c.weight), ticks(o.message));
+    costs.one_lane = o.one_lane;
+    PipelineRun run = simulate(schedule, costs);
+    return {std::move(schedule), std::move(run), double(kTick * v)};
+}
+
+PipelineSchedule schedule_of(const ScheduleStudy& o) {
+    const auto& kinds = pipeline_kinds();
+    const bool known =
+        std::any_of(kinds.begin(), kinds.end(), [&](PipelineKind k) { return o.schedule == name_of(k); });
+    std::ifstream file(o.schedule);
+    if (!known && file) {
+        std::stringstream text;
+        text << file.rdbuf();
+        PipelineSchedule s = parse_pipeline_csv(text.str());
+        require(o.pp == 0 || o.pp == s.ranks, "--pp %d, but %s has rows for %d ranks\n  nearest: --pp %d", o.pp,
+                o.schedule.c_str(), s.ranks, s.ranks);
+        require(o.micro_batches == 0 || o.micro_batches == s.micro_batches,
+                "--micro-batches %d, but %s has %d\n  nearest: --micro-batches %d", o.micro_batches, o.schedule.c_str(),
+                s.micro_batches, s.micro_batches);
+        require(o.stages_per_rank == 0, "--pp-stages-per-rank with a file, which says it itself\n  leave it out");
+        return s;
+    }
+    const PipelineKind kind = parse_pipeline_kind(o.schedule);
+    require(o.pp > 0, "--pp is not given: how many ranks the pipeline has\n  nearest: --pp 4");
+    return make_pipeline(kind, {o.pp, o.micro_batches ? o.micro_batches : 2 * o.pp, o.stages_per_rank});
+}
+
+int peak(const PipelineRun& run, int PipelineRun::Rank::*what) {
+    int most = 0;
+    for (const auto& r : run.ranks) most = std::max(most, r.*what);
+    return most;
+}
+
+// Held at most on any rank, in the memory of one forward pass of 1/pp of the model: a forward holds 13.5 values of the
+// model's width for each token and block, a pending weight gradient 3.5 more.
+double peak_activations(const PipelineSchedule& s) {
+    constexpr int kForward = 27, kPending = 7;  // halves
+    int most = 0;
+    for (const auto& cells : s.order) {
+        int held = 0;
+        const auto pass = [&](const Task& t) {
+            held += t.op == Op::F   ? kForward
+                    : t.op == Op::I ? kPending
+                    : t.op == Op::B ? -kForward
+                                    : -kForward - kPending;
+            most = std::max(most, held);
+        };
+        for (const Cell& c : cells) {
+            pass(c.a);
+            if (c.with) pass(*c.with);
+        }
+    }
+    return double(most) / kForward / s.stages_per_rank();
+}
+
+std::string rank_table(const Timed& t) {
+    std::string out =
+        "\n rank    busy    idle  of the span  warm-up  steady   drain   in flight  pending W  queue F, B\n";
+    for (size_t r = 0; r < t.run.ranks.size(); ++r) {
+        const auto& k = t.run.ranks[r];
+        const auto in_units = [&](int64_t ticks) { return double(ticks) / t.unit; };
+        out +=
+            format("%5zu %7.4g %7.4g %12.4g %8.4g %7.4g %7.4g %11d %10d %8d %2d\n", r, in_units(k.busy),
+                   in_units(t.run.makespan - k.busy), in_units(k.span_idle()), in_units(k.warm_up), in_units(k.steady),
+                   in_units(k.drain), k.peak_forward, k.peak_weight, k.peak_queue_forward, k.peak_queue_backward);
+    }
+    return out;
+}
+
+std::string summary_of(const Timed& t, const ScheduleStudy& o) {
+    const PipelineSchedule& s = t.schedule;
+    return format("%s: %d ranks, %d stages, %d micro-batches, F, I, W = %s, message %g%s\n", o.schedule.c_str(),
+                  s.ranks, s.stages, s.micro_batches, o.cost.c_str(), o.message,
+                  o.one_lane ? ", one lane for each rank" : "") +
+           format("makespan %.6g  utilisation %.1f %% of the step, %.1f %% of the ranks' own spans\n",
+                  double(t.run.makespan) / t.unit, 100 * t.run.util_step(), 100 * t.run.util_span()) +
+           format("peak activations %.4g forwards of 1/%d of the model, pending weight gradients included\n",
+                  peak_activations(s), s.ranks) +
+           format("text %016llx\n", (unsigned long long)text_hash(s));
+}
+
+std::string comparison(const ScheduleStudy& o) {
+    require(o.pp > 0, "--compare needs --pp\n  nearest: --pp 4");
+    const int M = o.micro_batches ? o.micro_batches : 2 * o.pp;
+    std::string out =
+        format("%d ranks, %d micro-batches, F, I, W = %s, message %g\n\n", o.pp, M, o.cost.c_str(), o.message) +
+        "schedule       stages  makespan    idle  step %  span %  activations  pending W  queue  "
+        "parameters  90 % from\n";
+    std::string missing;
+    const auto row = [&](PipelineKind kind, int v) {
+        const std::string name = name_of(kind) + (kind == PipelineKind::interleaved ? format(" %d", v) : std::string());
+        const PipelineShape shape{o.pp, M, v};
+        if (const std::string why = find_pipeline_refusal(kind, shape); !why.empty()) {
+            missing += why.substr(0, why.find('\n')) + "\n";
+            return;
+        }
+        const Timed t = timed(make_pipeline(kind, shape), o);
+        int64_t idle = 0;
+        for (const auto& r : t.run.ranks) idle = std::max(idle, t.run.makespan - r.busy);
+        const int enough = micro_batches_for(kind, o.pp, v, 0.9);
+        out +=
+            format("%-14s %6d %9.5g %7.4g %7.1f %7.1f %12.4g %10d %6d %10dx %10s\n", name.c_str(), t.schedule.stages,
+                   double(t.run.makespan) / t.unit, double(idle) / t.unit, 100 * t.run.util_step(),
+                   100 * t.run.util_span(), peak_activations(t.schedule), peak(t.run, &PipelineRun::Rank::peak_weight),
+                   std::max(peak(t.run, &PipelineRun::Rank::peak_queue_forward),
+                            peak(t.run, &PipelineRun::Rank::peak_queue_backward)),
+                   kind == PipelineKind::dualpipe ? 2 : 1, enough ? format("M = %d", enough).c_str() : "-");
+    };
+    for (const PipelineKind kind : pipeline_kinds()) {
+        row(kind, default_stages_per_rank(kind));
+        if (kind == PipelineKind::interleaved) row(kind, 4);
+    }
+    out +=
+        "\nactivations: held at most, in forwards of 1/pp of the model, pending weight gradients included\n"
+        "90 % from: the fewest micro-batches that keep ranks busy for 90 % of the step at equal costs, no messages\n";
+    return out + (missing.empty() ? "" : "\n" + missing);
+}
+
+void write_or_print(const std::string& path, const std::string& text) {
+    if (path == "-")
+        std::cout << text;
+    else
+        write_file_atomically(path, text);
+}
+
+}  // namespace
+
+int micro_batches_for(PipelineKind kind, int pp, int stages_per_rank, double utilisation) {
+    // The bubble does not grow with M, so utilisation does: the first M by bisection among those that exist.
+    std::vector<int> counts;
+    for (int m = 1; m <= 64 * pp; ++m)
+        if (find_pipeline_refusal(kind, {pp, m, stages_per_rank}).empty()) counts.push_back(m);
+    const auto reaches = [&](int m) {
+        const PipelineSchedule s = make_pipeline(kind, {pp, m, stages_per_rank});
+        const int64_t one = s.stages_per_rank();
+        return simulate(s, PipelineCosts::even(s, one, one, one)).util_step() >= utilisation - 1e-12;
+    };
+    const auto first = std::partition_point(counts.begin(), counts.end(), [&](int m) { return !reaches(m); });
+    return first == counts.end() ? 0 : *first;
+}
+
+void add_schedule_options(CLI::App& app, ScheduleStudy& o) {
+    app.add_option("--pp", o.pp, "Ranks of the pipeline")->check(CLI::Range(1, 1024));
+    app.add_option("--micro-batches", o.micro_batches, "Micro-batches of a step (default: 2 x pp)")
+        ->check(CLI::Range(1, 65536));
+    app.add_option("--pp-schedule", o.schedule,
+                   "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's schedule text")
+        ->capture_default_str();
+    app.add_option("--pp-stages-per-rank", o.stages_per_rank, "Stages of each rank (interleaved; default: 2)")
+        ->check(CLI::Range(1, 64));
+    app.add_option("--cost", o.cost, "Time of F, I and W of 1/pp of the model")->capture_default_str();
+    app.add_option("--comm", o.message, "Time that a tensor travels between two ranks")
+        ->check(CLI::Range(0.0, 1e6))
+        ->capture_default_str();
+    app.add_flag("--one-lane", o.one_lane, "One lane for each rank, as CUDA over MPI has, not one for each pair");
+    app.add_flag("--compare", o.compare, "All schedules side by side instead of one");
+    app.add_option("--csv", o.csv, "Write the schedule as PyTorch's text to this file; - is standard output");
+    app.add_option("--svg", o.svg, "Write the picture as SVG to this file; - is standard output");
+    app.add_option("--columns", o.columns, "Characters that the makespan is wide in the terminal (default: what fits)")
+        ->check(CLI::Range(10, 10000));
+}
+
+int schedule_command(const ScheduleStudy& o) {
+    if (o.compare) {
+        require(o.csv.empty() && o.svg.empty(),
+                "--compare shows all schedules; --csv and --svg write one\n  leave one out");
+        std::cout << comparison(o);
+        return 0;
+    }
+    const Timed t = timed(schedule_of(o), o);
+    if (!o.csv.empty()) write_or_print(o.csv, csv_of(t.schedule));
+    const std::string summary = summary_of(t, o);
+    if (!o.svg.empty()) {
+        const size_t first = summary.find('\n'), second = summary.find('\n', first + 1);
+        write_or_print(o.svg, draw_svg(t.schedule, t.run,
+                                       {.title = summary.substr(0, first),
+                                        .note = summary.substr(first + 1, second - first - 1),
+                                        .ticks_per_unit = t.unit}));
+    }
+    if (o.csv == "-" || o.svg == "-") return 0;
+    // Four characters for a full stage's F where that is not too wide.
+    const int wide = int(std::clamp(4 * double(t.run.makespan) / t.unit, 40.0, 150.0));
+    std::cout << summary << "\n"
+              << draw_text(t.schedule, t.run, o.columns ? o.columns : wide, isatty(STDOUT_FILENO) == 1)
+              << rank_table(t);
+    return 0;
+}
+
+}  // namespace rz

@@ -1,0 +1,118 @@
+#include "llama/parallel/study.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "kernels/runtime/check.h"
+#include "llama/parallel/draw.h"
+#include "llama/train/options.h"
+
+namespace rz {
+namespace {
+
+// What the command prints. The arguments stand as a user would write them.
+std::string printed(const std::string& line) {
+    std::vector<std::string> words = {"train_llama", "schedule"};
+    for (size_t at = 0; at < line.size();) {
+        const size_t end = std::min(line.find(' ', at), line.size());
+        words.push_back(line.substr(at, end - at));
+        at = end + 1;
+    }
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    Options o;
+    int code = 0;
+    testing::internal::CaptureStderr();
+    const bool ok = parse_options(int(argv.size()), argv.data(), o, code);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(ok) << said;
+    EXPECT_EQ(o.command, Options::Command::schedule);
+    testing::internal::CaptureStdout();
+    try {
+        EXPECT_EQ(schedule_command(o.study), 0);
+    } catch (const std::exception& e) {
+        return testing::internal::GetCapturedStdout() + e.what();
+    }
+    return testing::internal::GetCapturedStdout();
+}
+
+TEST(ScheduleStudy, DrawsAndTimesOneSchedule) {
+    const std::string got = printed("--pp 2 --micro-batches 3 --pp-schedule 1f1b --columns 36");
+    EXPECT_NE(got.find("1f1b: 2 ranks, 2 stages, 3 micro-batches"), std::string::npos) << got;
+    EXPECT_NE(got.find("makespan 12  utilisation 75.0 % of the step"), std::string::npos) << got;
+    EXPECT_NE(got.find("   0 F0 F1 ......B0    F2 B1    ...B2    \n"), std::string::npos) << got;
+    EXPECT_NE(got.find("   1 ...F0 B0    F1 B1    F2 B2    ......\n"), std::string::npos) << got;
+}
+
+TEST(ScheduleStudy, UpperStagesAreSmallLettersAndNumbersGoWhereThereIsNoRoom) {
+    const PipelineSchedule s = make_pipeline(PipelineKind::zb_v, {1, 1});
+    const PipelineRun run = simulate(s, PipelineCosts::even(s, 2, 2, 2));
+    EXPECT_EQ(draw_text(s, run, 12, false), "   0 F0f0i0w0I0W0\n");
+    EXPECT_EQ(draw_text(s, run, 10, false).size(), 16u);
+    EXPECT_NE(draw_text(s, run, 12, true).find("\x1b["), std::string::npos);
+    EXPECT_THROW(draw_text(s, run, 9, false), Error);
+}
+
+TEST(ScheduleStudy, SvgHasATaskForEachTaskAndTheSameBytesTwice) {
+    const PipelineSchedule s = make_pipeline(PipelineKind::dualpipev, {4, 8});
+    const PipelineRun run = simulate(s, PipelineCosts::even(s, 4, 4, 4, 1));
+    const std::string svg = draw_svg(s, run, {.title = "a < b", .note = "c & d", .ticks_per_unit = 4});
+    EXPECT_EQ(svg, draw_svg(s, run, {.title = "a < b", .note = "c & d", .ticks_per_unit = 4}));
+    size_t tasks = 0, titles = 0;
+    for (const auto& cells : s.order)
+        for (const Cell& c : cells) tasks += c.with ? 2 : 1;
+    for (size_t at = 0; (at = svg.find("<title>", at)) != std::string::npos; ++at) ++titles;
+    EXPECT_EQ(titles, tasks);
+    EXPECT_NE(svg.find("a &lt; b"), std::string::npos);
+    EXPECT_NE(svg.find("c &amp; d"), std::string::npos);
+    EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(ScheduleStudy, WritesPyTorchsTextAndReadsItBack) {
+    EXPECT_EQ(printed("--pp 2 --micro-batches 2 --pp-schedule gpipe --csv -"), "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
+    const std::string path = testing::TempDir() + "schedule_study.csv";
+    printed("--pp 3 --micro-batches 6 --pp-schedule dualpipev --csv " + path);
+    const std::string got = printed("--pp-schedule " + path);
+    EXPECT_NE(got.find("3 ranks, 6 stages, 6 micro-batches"), std::string::npos) << got;
+    EXPECT_NE(got.find("makespan 20 "), std::string::npos) << got;
+    EXPECT_NE(printed("--pp 4 --pp-schedule " + path).find("nearest: --pp 3"), std::string::npos);
+    EXPECT_NE(printed("--micro-batches 4 --pp-schedule " + path).find("nearest: --micro-batches 6"), std::string::npos);
+    std::ofstream(path) << "0F0,0B0,0B0\n";
+    EXPECT_NE(printed("--pp-schedule " + path).find("rank 0, position 2 (0B0)"), std::string::npos);
+    std::remove(path.c_str());
+}
+
+TEST(ScheduleStudy, ComparesAllSchedules) {
+    const std::string got = printed("--pp 4 --micro-batches 8 --compare");
+    for (const char* row : {"gpipe               4        33       9    72.7    84.2            8          0",
+                            "1f1b                4        33       9    72.7    84.2            4          0",
+                            "interleaved 4      16     26.25    2.25    91.4    95.5         4.75          0",
+                            "zb-h1               4        27       3    88.9    94.1        5.037          4",
+                            "zb-v                8      25.5     1.5    94.1   100.0        4.407          7",
+                            "dualpipe            4        26       2    92.3    94.1            5          2",
+                            "dualpipev           8        27       3    88.9    91.4          4.5          4"})
+        EXPECT_NE(got.find(row), std::string::npos) << row << "\n" << got;
+    EXPECT_NE(printed("--pp 3 --micro-batches 6 --compare").find("--pp 3 is odd"), std::string::npos);
+}
+
+TEST(ScheduleStudy, FewestMicroBatchesForAUtilisation) {
+    // 1f1b: M / (M + P - 1) >= 0.9 from M = 9 (P - 1). zb-h1 loses P - 1 of 3 M + P - 1.
+    EXPECT_EQ(micro_batches_for(PipelineKind::f1b1, 4, 0, 0.9), 27);
+    EXPECT_EQ(micro_batches_for(PipelineKind::zb_h1, 4, 0, 0.9), 9);
+    EXPECT_EQ(micro_batches_for(PipelineKind::f1b1, 1, 0, 0.9), 1);
+    EXPECT_EQ(micro_batches_for(PipelineKind::f1b1, 4, 0, 1.0), 0);
+}
+
+TEST(ScheduleStudy, RefusesWhatItCannotDo) {
+    EXPECT_NE(printed("--micro-batches 4").find("--pp is not given"), std::string::npos);
+    EXPECT_NE(printed("--pp 4 --cost 1,1").find("--cost 1,1: it must be three numbers"), std::string::npos);
+    EXPECT_NE(printed("--pp 4 --cost 1,0,1").find("above 0"), std::string::npos);
+    EXPECT_NE(printed("--pp 4 --cost 1,1,1,1").find("three numbers"), std::string::npos);
+    EXPECT_NE(printed("--pp 4 --pp-schedule zbv").find("there is no such schedule"), std::string::npos);
+    EXPECT_NE(printed("--pp 4 --compare --csv -").find("leave one out"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace rz
