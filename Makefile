@@ -2,8 +2,9 @@
 #
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
-#   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt" picks some)
+#   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt ptx" picks some)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
+#   make test-ptx     the compiled kernels' PTX, run on the CPU (make test has the quick part)
 #   make test-gpu     the kernel tests on the GPU
 #   make learn        sixteen lessons: solutions pass, exercises fail (dev/learn/README.md)
 #   make bench        the microbenchmarks and tools in dev/
@@ -11,7 +12,7 @@
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
 #
 # Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs
-#           SM="80 90a"  GPU architectures (PTX of the first is added)
+#           SM="80 90a"  GPU architectures (code and PTX of each)
 
 CXX   ?= g++
 BUILD ?= build
@@ -56,8 +57,8 @@ CUDA_DEFS := -DRZ_CUDA $(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS)) -I$(CUDA
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart $(if $(HAVE_NCCL),$(NCCL_LIBS))
 OPENMP := -fopenmp
 
-GENCODE := $(foreach s,$(SM),-gencode arch=compute_$(s),code=sm_$(s)) \
-           -gencode arch=compute_$(firstword $(SM)),code=compute_$(firstword $(SM))
+# Each object also holds the PTX that its code was assembled from: test/ptx runs it.
+GENCODE := $(foreach s,$(SM),-gencode arch=compute_$(s),code=[sm_$(s),compute_$(s)])
 # Warnings are errors in `make test` only (WERROR=1): another compiler knows others.
 NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Wno-psabi \
              $(if $(WERROR),--Werror all-warnings) -DRZ_CUDA
@@ -129,6 +130,7 @@ $(OBJ)/kernel_tests: $(KERNEL_OBJECTS) $(LIB)
 
 ifneq ($(HAVE_CUDA),)
 include test/simt/simt.mk
+include test/ptx/ptx.mk
 endif
 
 # Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are
@@ -147,7 +149,7 @@ test: deps-test
 	@dev/build/run_tests.sh $(BUILD) $(OBJ) $(SECTIONS)
 
 .PHONY: test-build deps-test
-test-build: train_llama learn-build $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS))
+test-build: train_llama learn-build $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
 # What was installed is looked for again: config.mk was written before.
 deps-test:
 	@dev/build/install_deps.sh --check || { dev/build/install_deps.sh && rm -f $(CONFIG); }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
 #
-#   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt (default: all)
+#   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt ptx (default: all)
 set -uo pipefail
 build=$1 obj=$2
 shift 2
-sections=${*:-lint unit learn python mpi tsan program simt}
+sections=${*:-lint unit learn python mpi tsan program simt ptx}
 logs=$build/test-logs
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0 table=""
@@ -68,7 +68,10 @@ for section in $sections; do
         { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
       run simt-program test/program/test_simt_program.sh ./train_llama_simt ./train_llama ;;
-    *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt" >&2
+    ptx)
+      [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }
+      run ptx test/ptx/run.sh "$build/ptx" quick ;;
+    *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx" >&2
        exit 2 ;;
   esac
 done

@@ -120,11 +120,13 @@ TEST(GemmWorkspace, DependsOnTheArchitecture) {
         return bytes;
     };
 #ifdef SIMT_EMU
+    const char* const set = getenv("SIMT_ARCH");
+    const std::string before = set ? set : "";
     setenv("SIMT_ARCH", "80", 1);
     EXPECT_EQ(taken(), int64_t(4) << 20);
     setenv("SIMT_ARCH", "90", 1);
     EXPECT_EQ(taken(), int64_t(32) << 20);
-    unsetenv("SIMT_ARCH");
+    before.empty() ? unsetenv("SIMT_ARCH") : setenv("SIMT_ARCH", before.c_str(), 1);
 #else
     const int64_t bytes = taken();
     EXPECT_TRUE(bytes == int64_t(4) << 20 || bytes == int64_t(32) << 20) << bytes;

@@ -1,0 +1,10 @@
+// Reports at the end of a program, where the environment asks for them.
+//   PTX_COVERAGE=file   kernels, and the lines of each that nothing executed
+//   PTX_COUNTS=file     issue slots by kind, sectors and bank conflicts, by kernel
+#pragma once
+
+namespace ptx {
+
+void write_reports();
+
+}  // namespace ptx

@@ -1,0 +1,223 @@
+// What nvcc's host code calls to register and launch kernels. Each launch runs the kernel's PTX; all else of the CUDA
+// runtime (memory, streams, events, graphs) is the emulator's.
+#include "test/ptx/cudart.h"
+
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "test/ptx/coverage.h"
+#include "test/ptx/machine.h"
+#include "test/ptx/unpack.h"
+#include "test/simt/control.h"
+#include "test/simt/streams.h"
+
+namespace ptx {
+namespace {
+
+// Registered with one fat binary: which PTX is taken depends on the device and is decided at the first use.
+struct FatBinary {
+    const void* data;
+    std::map<int, Module*> by_arch;
+};
+struct Stub {
+    FatBinary* binary;
+    std::string name;
+    int max_dynamic_shared = 48 << 10;
+};
+struct Config {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+};
+
+// Never destroyed: registration runs before main, and reports after it.
+auto& stubs() {
+    static auto& s = *new std::map<const void*, Stub>;  // a function: it is used before statics are made
+    return s;
+}
+auto& loaded = *new std::vector<std::unique_ptr<Module>>;
+auto& launched = *new std::vector<std::string>;
+auto& edit = *new std::function<std::string(const std::string&)>;
+thread_local std::vector<Config> configs;
+uint64_t launches = 0;
+
+int device_arch() {
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+    return major * 10 + minor;
+}
+
+// As the driver chooses: PTX of exactly this architecture with its own features (sm_90a), or the newest not newer.
+Module& module_for(FatBinary& binary) {
+    const int arch = device_arch();
+    Module*& m = binary.by_arch[arch];
+    if (m) return *m;
+    std::string best;
+    int best_rank = -1;
+    for (std::string& text : unpack_ptx(binary.data)) {
+        const size_t at = text.find(".target sm_");
+        if (at == std::string::npos) continue;
+        const int target = atoi(text.c_str() + at + 11);
+        const size_t end = text.find_first_not_of("0123456789", at + 11);
+        const bool special = end != std::string::npos && text[end] == 'a';
+        const int rank = special ? target == arch ? 1000 : -1 : target <= arch ? target : -1;
+        if (rank > best_rank) best_rank = rank, best = std::move(text);
+    }
+    if (best_rank < 0)
+        throw std::runtime_error("the program has no PTX for sm_" + std::to_string(arch) +
+                                 "; build it with SM=\"80 90a\"");
+    loaded.push_back(std::make_unique<Module>(edit ? edit(best) : best));
+    return *(m = loaded.back().get());
+}
+
+Kernel& kernel_of(const void* stub) {
+    const auto it = stubs().find(stub);
+    if (it == stubs().end()) throw std::runtime_error("a launch of what is not a registered kernel");
+    return module_for(*it->second.binary).kernel(it->second.name);
+}
+
+cudaError_t reported(const std::string& kernel, const char* what) {
+    fprintf(stderr, "ptx: %s: %s\n", kernel.c_str(), what);
+    return cudaErrorLaunchFailure;
+}
+
+cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, size_t shared, unsigned cluster,
+                   cudaStream_t stream) {
+    Kernel* k = nullptr;
+    try {
+        k = &kernel_of(stub);
+    } catch (const std::exception& e) {
+        return reported(stubs().count(stub) ? stubs()[stub].name : "?", e.what());
+    }
+    if (int(shared) > stubs()[stub].max_dynamic_shared) {
+        fprintf(stderr, "ptx: %s: %zu bytes of dynamic shared memory, where cudaFuncSetAttribute has allowed %d\n",
+                k->demangled().c_str(), shared, stubs()[stub].max_dynamic_shared);
+        return cudaErrorInvalidValue;
+    }
+    std::vector<unsigned char> params(k->param_bytes);
+    for (size_t i = 0; i < k->param_size.size(); i++)
+        memcpy(params.data() + k->param_offset[i], args[i], k->param_size[i]);
+    Launch l;
+    l.grid = {grid.x, grid.y, grid.z}, l.block = {block.x, block.y, block.z};
+    l.dynamic_shared = uint32_t(shared), l.cluster = cluster, l.resident = options().resident;
+    l.check_order = options().check_order;
+    return simt::enqueue(stream, [=, params = std::move(params)]() mutable -> cudaError_t {
+        l.seed = options().in_order ? 0 : simt::options().seed * 1009 + ++launches;
+        launched.push_back(k->demangled());
+        try {
+            Machine machine(*k, l, params);
+            machine.counts = counts();
+            machine.run();
+        } catch (const std::exception& e) {
+            return reported(k->demangled() + ", seed " + std::to_string(l.seed), e.what());
+        }
+        return cudaSuccess;
+    });
+}
+
+}  // namespace
+
+Options& options() {
+    static Options o = [] {
+        Options x;
+        x.check_order = getenv("PTX_ORDER") && atoi(getenv("PTX_ORDER"));
+        x.in_order = getenv("PTX_SEED") && !strcmp(getenv("PTX_SEED"), "0");
+        return x;
+    }();
+    return o;
+}
+Counts* counts() {
+    static Counts* const c = getenv("PTX_COUNTS") ? new Counts : nullptr;
+    return c;
+}
+std::vector<std::string> take_launched() { return std::exchange(launched, {}); }
+const std::vector<std::unique_ptr<Module>>& modules() { return loaded; }
+void set_edit(std::function<std::string(const std::string&)> f) { edit = std::move(f); }
+
+}  // namespace ptx
+
+using namespace ptx;
+
+extern "C" {
+
+void** __cudaRegisterFatBinary(void* wrapper) {
+    static const bool once = [] {
+        watch_memory();
+        atexit(write_reports);
+        return true;
+    }();
+    (void)once;
+    return reinterpret_cast<void**>(
+        new FatBinary{*reinterpret_cast<const void* const*>(static_cast<char*>(wrapper) + 8), {}});
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(void** binary, const char* stub, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
+                            int*) {
+    stubs()[stub] = {reinterpret_cast<FatBinary*>(binary), name};
+}
+void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+char __cudaInitModule(void**) { return 1; }
+unsigned __cudaPushCallConfiguration(dim3 g, dim3 b, size_t shared, void* stream) {
+    return configs.push_back({g, b, shared, static_cast<cudaStream_t>(stream)}), 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* g, dim3* b, size_t* shared, void* stream) {
+    const Config c = configs.back();
+    configs.pop_back();
+    *g = c.grid, *b = c.block, *shared = c.shared, *static_cast<cudaStream_t*>(stream) = c.stream;
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchKernel(const void* f, dim3 g, dim3 b, void** args, size_t shared, cudaStream_t s) {
+    return launch(f, g, b, args, shared, 1, s);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* f, void** args) {
+    unsigned cluster = 1;
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
+            cluster = c->attrs[i].val.clusterDim.x * c->attrs[i].val.clusterDim.y * c->attrs[i].val.clusterDim.z;
+    return launch(f, c->gridDim, c->blockDim, args, c->dynamicSmemBytes, cluster, c->stream);
+}
+// CUDA 13's host code goes through a kernel handle.
+cudaError_t __cudaGetKernel(cudaKernel_t* k, const void* f) {
+    return *k = cudaKernel_t(const_cast<void*>(f)), cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 g, dim3 b, void** args, size_t shared, cudaStream_t s) {
+    return launch(k, g, b, args, shared, 1, s);
+}
+cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t k, dim3 g, dim3 b, void** args, size_t shared, cudaStream_t s) {
+    return launch(k, g, b, args, shared, 1, s);
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* f) {
+    *a = cudaFuncAttributes{};
+    try {
+        const Kernel& k = kernel_of(f);
+        a->sharedSizeBytes = k.static_shared, a->localSizeBytes = k.local_bytes;
+        a->maxThreadsPerBlock = int(k.max_threads), a->numRegs = 32;
+        a->maxDynamicSharedSizeBytes = stubs()[f].max_dynamic_shared;
+        a->ptxVersion = a->binaryVersion = device_arch();
+    } catch (const std::exception& e) {
+        return reported(stubs().count(f) ? stubs()[f].name : "?", e.what());
+    }
+    return cudaSuccess;
+}
+// Linked with --wrap: the emulator's does nothing.
+cudaError_t __wrap_cudaFuncSetAttribute(const void* f, cudaFuncAttribute attribute, int value) {
+    constexpr int kMost = 227 << 10;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (!stubs().count(f) || value < 0 || value > kMost) return cudaErrorInvalidValue;
+    stubs()[f].max_dynamic_shared = value;
+    return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, const void*, int, size_t, unsigned) {
+    return *n = 1, cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int* n, const void*, const cudaLaunchConfig_t*) {
+    return *n = 2, cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,239 @@
+// ldmatrix, stmatrix, mma.sync and wgmma: what the lanes hold, around the models that the emulator uses too.
+#include "test/ptx/census.h"
+#include "test/ptx/counts.h"
+#include "test/ptx/ops.h"
+#include "test/simt/models.h"
+
+namespace ptx {
+namespace {
+
+// .sync.aligned: the lanes wait until all 32 are here.
+Step together(Step s) {
+    if (!s) return s;
+    return [s](Warp& w, u32 lanes) {
+        if (const u32 all = w.meet(lanes, ~0u)) {
+            if (all != ~0u) fail("some lanes of the warp do not exist or have returned");
+            s(w, all);
+        }
+    };
+}
+
+float f32(u64 x) { return get<float>(x); }
+float half(u64 x, int h, bool bf16) { return models::half_to_float(u16(x >> 16 * h), bf16); }
+
+Step matrix_move(const Inst& i) {
+    const bool load = i.part[0] == "ldmatrix", trans = i.has("trans");
+    if (!i.has("m8n8") || i.part.back() != "b16") return {};
+    const Operand &r = i.operand.at(load ? 0 : 1), &a = i.operand.at(load ? 1 : 0);
+    const Inst* const inst = &i;
+    return [=, rows = r.rows](Warp& w, u32) {
+        unsigned char* at[32];
+        u32 addresses[32];
+        const auto n = u32(rows.size());
+        OrderCheck* const order = w.machine->order.get();
+        for (u32 j = 0; j < n * 8; j++) {
+            addresses[j] = shared_address(w, a, j);
+            at[j] = w.at(Space::shared, addresses[j], 16, j, !load);
+            if (order && load) order->warp_read(w, at[j], 16, j);
+            if (order && !load) order->access(w, at[j], 16, j, Access::write);
+        }
+        if (w.machine->counts) w.machine->counts->matrix(*inst, addresses, n * 8);
+        for (u32 m = 0; m < n; m++)
+            for (int l = 0; l < 32; l++) {
+                u64& lane = w.row(rows[m])[l];
+                u16 halves[2] = {u16(lane), u16(lane >> 16)};
+                for (int h = 0; h < 2; h++) {
+                    int row, column;
+                    models::matrix_place(l, h, trans, &row, &column);
+                    unsigned char* p = at[m * 8 + u32(row)] + 2 * column;
+                    load ? memcpy(&halves[h], p, 2) : memcpy(p, &halves[h], 2);
+                }
+                if (load) lane = halves[0] | u32(halves[1]) << 16;
+            }
+    };
+}
+
+// m16n8k16 and m16n8k8 of 16-bit values, sums in f32
+Step mma(const Inst& i) {
+    const bool bf16 = i.part.back() == "f32" && i.part.at(i.part.size() - 2) == "bf16";
+    const int k = i.has("m16n8k16") ? 16 : i.has("m16n8k8") ? 8 : 0;
+    const std::string& type = i.part[i.part.size() - 2];
+    const bool plain = i.has("row") && i.has("col") && i.part[i.part.size() - 4] == "f32" && i.part.back() == "f32";
+    if (!k || !plain || (type != "bf16" && type != "f16") || i.has("sp")) return {};
+    return [o = i.operand, bf16, k](Warp& w, u32) {
+        float a[16 * 16], b[16 * 8], c[16 * 8];
+        const auto b_source = [&](int r) {
+            return w.row(o[2].kind == Operand::vector ? o[2].rows[size_t(r)] : o[2].slot);
+        };
+        for (int l = 0; l < 32; l++) {
+            for (int h = 0; h < 2; h++) {
+                for (int r = 0; r < k / 4; r++)
+                    a[models::a_row(l, r) * k + models::a_column(l, r, h)] =
+                        half(w.row(o[1].rows[size_t(r)])[l], h, bf16);
+                for (int r = 0; r < k / 8; r++)
+                    b[models::b_row(l, k == 8 ? 0 : r, h) % k * 8 + models::b_column(l)] =
+                        half(b_source(r)[l], h, bf16);
+            }
+            for (int r = 0; r < 4; r++)
+                c[models::d_row(l, r) * 8 + models::d_column(l, r)] = f32(w.row(o[3].rows[size_t(r)])[l]);
+        }
+        models::multiply(c, a, b, 8, k);
+        for (int l = 0; l < 32; l++)
+            for (int r = 0; r < 4; r++)
+                w.row(o[0].rows[size_t(r)])[l] = put(c[models::d_row(l, r) * 8 + models::d_column(l, r)]);
+    };
+}
+
+// ---- wgmma: each warp computes its own 16 rows, when it waits
+
+struct Wgmma {
+    int n;
+    bool bf16, from_registers, trans_a, trans_b, accumulate;
+    float scale_a, scale_b;
+    u64 a, b;  // descriptors
+    std::vector<u32> d_rows, a_rows;
+    std::vector<u64> a_held;  // the A registers when it was issued
+};
+
+unsigned char* operand_at(Warp& w, u32 address) {
+    return w.machine->shared_at(*w.block, (address & 0x3ffff) | w.block->rank << kRankShift, 16, "wgmma");
+}
+
+// Calls f(pointer to 16 bytes) for what this warp reads of both operands.
+template <class F>
+void for_each_operand(Warp& w, const Wgmma& g, F f) {
+    const auto at = [&](int, int, u32 address) { f(operand_at(w, address)); };
+    if (!g.from_registers) models::for_each_chunk(g.a, int(w.id % 4 * 16), 16, g.trans_a, at);
+    models::for_each_chunk(g.b, 0, g.n, g.trans_b, at);
+}
+
+void compute(Warp& w, const Wgmma& g) {
+    static thread_local float a[16 * 16], b[16 * 256], c[16 * 256];
+    const auto value = [&](const unsigned char* p, int e) {
+        u16 v;
+        memcpy(&v, p + 2 * e, 2);
+        return models::half_to_float(v, g.bf16);
+    };
+    if (g.from_registers) {
+        for (int l = 0; l < 32; l++)
+            for (int r = 0; r < 4; r++)
+                for (int h = 0; h < 2; h++)
+                    a[models::a_row(l, models::flip == models::Flip::a_register_operand ? r ^ 1 : r) * 16 +
+                      models::a_column(l, r, h)] = g.scale_a * half(g.a_held[size_t(r) * 32 + size_t(l)], h, g.bf16);
+    } else {
+        models::for_each_chunk(g.a, int(w.id % 4 * 16), 16, g.trans_a, [&](int m, int k, u32 address) {
+            const unsigned char* p = operand_at(w, address);
+            const bool along = models::along_mn(g.trans_a);
+            for (int e = 0; e < 8; e++) a[(along ? m + e : m) * 16 + (along ? k : k + e)] = g.scale_a * value(p, e);
+        });
+    }
+    models::for_each_chunk(g.b, 0, g.n, g.trans_b, [&](int n, int k, u32 address) {
+        const unsigned char* p = operand_at(w, address);
+        const bool along = models::along_mn(g.trans_b);
+        for (int e = 0; e < 8; e++) b[(along ? k : k + e) * g.n + (along ? n + e : n)] = g.scale_b * value(p, e);
+    });
+    const auto place = [&](int l, int e) { return models::d_row(l, e) * g.n + models::d_column(l, e); };
+    for (int l = 0; l < 32; l++)
+        for (int e = 0; e < g.n / 2; e++) c[place(l, e)] = g.accumulate ? f32(w.row(g.d_rows[size_t(e)])[l]) : 0.0f;
+    models::multiply(c, a, b, g.n);
+    for (int l = 0; l < 32; l++)
+        for (int e = 0; e < g.n / 2; e++) w.row(g.d_rows[size_t(e)])[l] = put(c[place(l, e)]);
+}
+
+void issue(Warp& w, const Wgmma& g) {
+    if ((w.id / 4 + 1) * 128 > w.block->threads) fail("wgmma: the four warps of this warpgroup do not all exist");
+    auto held = std::make_shared<Wgmma>(g);
+    for (u32 r : g.a_rows) held->a_held.insert(held->a_held.end(), w.row(r), w.row(r) + 32);
+    Warp* const warp = &w;
+    OrderCheck* const order = w.machine->order.get();
+    if (order) for_each_operand(w, g, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, false); });
+    w.wgmma.ops.push_back([warp, held, order] {
+        for (size_t r = 0; r < held->a_rows.size(); r++)
+            if (memcmp(warp->row(held->a_rows[r]), held->a_held.data() + 32 * r, 256) != 0)
+                fail("A register %zu of a wgmma was written before it was waited for", r);
+        compute(*warp, *held);
+        if (order) for_each_operand(*warp, *held, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, true); });
+    });
+}
+
+// d, a (descriptor or registers), b, accumulate, scale-a, scale-b [, trans-a], trans-b
+Step wgmma_multiply(const Inst& i) {
+    const auto& o = i.operand;
+    std::string shape;
+    for (const std::string& p : i.part)
+        if (p.rfind("m64n", 0) == 0) shape = p;
+    const std::string& type = i.part.back();
+    if (shape.size() < 5 || shape.substr(shape.find('k')) != "k16" || i.has("sp") || o.size() < 7) return {};
+    if ((type != "bf16" && type != "f16") || i.part[i.part.size() - 3] != "f32") return {};
+    const bool from_registers = o[1].kind == Operand::vector;
+    const size_t trans = from_registers ? 6 : 7;
+    if (o.size() != trans + 1) return {};
+    Wgmma g{};
+    g.n = atoi(shape.c_str() + 4), g.bf16 = type == "bf16", g.from_registers = from_registers;
+    g.trans_a = !from_registers && o[6].offset, g.trans_b = o[trans].offset;
+    g.scale_a = float(o[4].offset),
+    g.scale_b = float(o[5].offset) * (models::flip == models::Flip::scale_sign ? -1 : 1);
+    g.d_rows = o[0].rows, g.a_rows = o[1].rows;
+    return [g, a = o[1].slot, b = o[2].slot, p = o[3].slot](Warp& w, u32) {
+        Wgmma now = g;
+        for (u32 l = 1; l < 32; l++)
+            if (w.row(b)[l] != w.row(b)[0] || (!g.from_registers && w.row(a)[l] != w.row(a)[0]))
+                fail("wgmma: the lanes disagree on a descriptor");
+        now.a = g.from_registers ? 0 : w.row(a)[0], now.b = w.row(b)[0];
+        now.accumulate = (w.row(p)[0] & 1) != (models::flip == models::Flip::accumulate);
+        count_descriptors(g.n, now.a, now.b, g.from_registers, g.trans_a, g.trans_b);
+        issue(w, now);
+    };
+}
+
+Step wgmma(const Inst& i) {
+    if (i.part[1] == "fence") return [](Warp&, u32) {};
+    if (i.part[1] == "commit_group")
+        return [](Warp& w, u32) {
+            w.wgmma.commit();
+            // Late, always, when order is checked: its marks must last until the wait.
+            if (w.machine->launch.seed && !w.machine->order && !w.machine->late()) w.wgmma.wait(0);
+        };
+    if (i.part[1] == "wait_group") return [n = size_t(i.operand.at(0).offset)](Warp& w, u32) { w.wgmma.wait(n); };
+    if (i.part[1] == "mma_async") return wgmma_multiply(i);
+    return {};
+}
+
+}  // namespace
+
+std::map<std::string, uint64_t>& descriptors() {
+    static auto& counts = *new std::map<std::string, uint64_t>;
+    return counts;
+}
+
+void count_descriptors(int n, uint64_t a, uint64_t b, bool registers, bool trans_a, bool trans_b) {
+    struct Key {
+        int n;
+        u32 a, b;
+        bool operator==(const Key&) const = default;
+    };
+    static thread_local Key last;
+    static thread_local u64* count = nullptr;
+    const Key key{n * 8 + registers * 4 + trans_a * 2 + trans_b, u32(a >> 16 & 0x3fff) ^ u32(a >> 32),
+                  u32(b >> 16 & 0x3fff) ^ u32(b >> 32)};
+    if (count && key == last) return void(++*count);
+    const auto text = [](u64 d, bool mn) {
+        static const char* const swizzle[] = {"none", "128B", "64B", "32B"};
+        return std::string(mn ? "MN-major " : "K-major ") + swizzle[d >> 62] + " lbo " +
+               std::to_string((d >> 16 & 0x3fff) << 4) + " sbo " + std::to_string((d >> 32 & 0x3fff) << 4);
+    };
+    last = key;
+    count = &descriptors()["n" + std::to_string(n) + "  A " + (registers ? "registers" : text(a, trans_a)) + "  B " +
+                           text(b, trans_b)];
+    ++*count;
+}
+
+Step bind_tensor(const Inst& i) {
+    const std::string& op = i.part[0];
+    if (op == "ldmatrix" || op == "stmatrix") return together(matrix_move(i));
+    if (op == "mma") return together(mma(i));
+    if (op == "wgmma") return together(wgmma(i));
+    return {};
+}
+
+}  // namespace ptx

@@ -1,0 +1,51 @@
+#!/bin/bash
+# run.sh PTX_DIR quick|all: runs what ptx.mk has built, prints each step's time, exits 1 if one fails.
+#   quick   the kernel tests on the PTX for each architecture, under one seed
+#   all     the same under more seeds and in order, and which lines of PTX none of them executed
+# J: processes at a time (default: cores).
+set -u
+dir=$(realpath "$1")
+what=${2:-quick}
+jobs=${J:-$(nproc)}
+failed=()
+begin=$SECONDS
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+step() {  # step NAME COMMAND...
+    local name=$1 start=$SECONDS
+    shift
+    echo "== ptx: $name"
+    "$@" || failed+=("$name")
+    echo "== ptx: $name: $((SECONDS - start)) s"
+}
+sharded() {  # sharded BINARY: a GoogleTest program in $jobs processes
+    local binary=$1 i status=0 pids=() log
+    log=$(mktemp -d)
+    for ((i = 0; i < jobs; i++)); do
+        GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$i "$binary" --gtest_brief=1 > "$log/$i" 2>&1 &
+        pids+=($!)
+    done
+    for ((i = 0; i < jobs; i++)); do
+        if wait "${pids[i]}"; then
+            grep -a -E '^\[ +(PASSED|SKIPPED)' "$log/$i"
+        else
+            status=1
+            cat "$log/$i"
+        fi
+    done
+    rm -rf "$log"
+    return $status
+}
+
+read -r -a arches < "$dir/arches"
+for arch in "${arches[@]}"; do
+    export SIMT_ARCH=$arch
+    step "kernel tests, PTX for sm_$arch" sharded "$dir/kernel_tests"
+    [[ $what == all ]] || continue
+    for seed in 2 3; do SIMT_SEED=$seed step "kernel tests, PTX for sm_$arch, seed $seed" sharded "$dir/kernel_tests"; done
+    rm -f "$dir/coverage_$arch.txt"
+    PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$arch.txt step "kernel tests, PTX for sm_$arch, in order" "$dir/kernel_tests" --gtest_brief=1
+    tail -n 1 "$dir/coverage_$arch.txt"
+done
+echo "== ptx: $((SECONDS - begin)) s in all${failed[*]:+, FAILED: $(printf '%s; ' "${failed[@]}")}"
+[[ ${#failed[@]} == 0 ]]

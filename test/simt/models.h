@@ -1,0 +1,209 @@
+// Models of tensor-core operands, swizzles and TMA tiles, as pure functions of addresses, lanes and plain memory. They
+// know nobody who calls: the emulator runs them on fibers' arguments, test/ptx on rows of registers.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "test/simt/tensor_map.h"
+
+namespace models {
+
+// test/ptx turns one property wrong at a time, to see which proven kernel fails for it. A constant elsewhere.
+enum class Flip {
+    none,
+    a_registers,
+    a_halves,
+    b_registers,
+    d_rows,
+    swizzle_32,
+    swizzle_64,
+    swizzle_128,
+    strides_mn,
+    strides_k,
+    strides_plain,
+    transposition,
+    parity,
+    out_of_bounds,
+    tx_bytes,
+    multicast,
+    accumulate,
+    ldmatrix_trans,
+    tma_swizzle_32,
+    tma_swizzle_64,
+    tma_swizzle_128,
+    a_register_operand,
+    scale_sign,
+    count
+};
+#ifdef MODELS_FLIP
+inline Flip flip = Flip::none;
+#else
+constexpr Flip flip = Flip::none;
+#endif
+
+inline float half_to_float(uint16_t bits, bool bf16) {
+    return bf16 ? std::bit_cast<float>(uint32_t(bits) << 16) : float(std::bit_cast<_Float16>(bits));
+}
+
+// ---- c[16][n] += a[16][k_count] b[k_count][n], in order of k in fp32, fused. Tensor cores round and order otherwise.
+
+#if defined(__SANITIZE_ADDRESS__)
+#define MODELS_UNCHECKED __attribute__((no_sanitize("address", "undefined")))
+#else
+#define MODELS_UNCHECKED
+#endif
+__attribute__((always_inline)) MODELS_UNCHECKED inline void multiply_loops(float* __restrict__ c,
+                                                                           const float* __restrict__ a,
+                                                                           const float* __restrict__ b, int n,
+                                                                           int k_count) {
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < k_count; k++) {
+            const float x = a[i * k_count + k];
+            for (int j = 0; j < n; j++) c[i * n + j] = __builtin_fmaf(x, b[k * n + j], c[i * n + j]);
+        }
+}
+MODELS_UNCHECKED __attribute__((optimize("O3"))) inline void multiply_baseline(float* c, const float* a, const float* b,
+                                                                               int n, int k_count) {
+    multiply_loops(c, a, b, n, k_count);
+}
+#if defined(__x86_64__)
+MODELS_UNCHECKED __attribute__((optimize("O3"), target("avx2,fma"))) inline void multiply_avx2(float* c, const float* a,
+                                                                                               const float* b, int n,
+                                                                                               int k_count) {
+    multiply_loops(c, a, b, n, k_count);
+}
+#endif
+inline void multiply(float* c, const float* a, const float* b, int n, int k_count = 16) {
+#if defined(__x86_64__)
+    static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (avx2) return multiply_avx2(c, a, b, n, k_count);
+#endif
+    multiply_baseline(c, a, b, n, k_count);
+}
+
+// ---- fragments of m16n8k16 and m16n8k8: where lane l's half h of register r lies
+
+inline int a_row(int l, int r) { return l / 4 + (flip == Flip::a_registers ? r / 2 : r % 2) * 8; }
+inline int a_column(int l, int r, int h) {
+    return l % 4 * 2 + (flip == Flip::a_registers ? r % 2 : r / 2) * 8 + (flip == Flip::a_halves ? 1 - h : h);
+}
+inline int b_row(int l, int r, int h) { return l % 4 * 2 + (flip == Flip::b_registers ? 1 - r : r) * 8 + h; }
+inline int b_column(int l) { return l / 4; }
+// Accumulator i of lane l; of wgmma too: 16 rows per warp, any n
+inline int d_row(int l, int i) { return l / 4 + (flip == Flip::d_rows ? 1 - i % 4 / 2 : i % 4 / 2) * 8; }
+inline int d_column(int l, int i) { return i / 4 * 8 + l % 4 * 2 + i % 2; }
+// ldmatrix and stmatrix: lane l's half h of an 8x8 matrix
+inline void matrix_place(int l, int h, bool trans, int* row, int* column) {
+    *row = l / 4, *column = l % 4 * 2 + h;
+    if (trans != (flip == Flip::ldmatrix_trans)) std::swap(*row, *column);
+}
+
+// ---- swizzles and wgmma's descriptors
+
+// Exchanges 16-byte chunks within rows of 32, 64 or 128 bytes (mode 1, 2, 3; 0: none) by bits of the address.
+inline uint32_t swizzled(uint32_t address, uint32_t mode, bool tma) {
+    constexpr uint32_t mask[4] = {0, 0x10, 0x30, 0x70};
+    constexpr uint32_t wrong[4] = {0, 0x00, 0x10, 0x30};
+    const uint32_t wrong_mode = flip >= Flip::tma_swizzle_32 && flip <= Flip::tma_swizzle_128 && tma
+                                    ? uint32_t(flip) - uint32_t(Flip::tma_swizzle_32) + 1
+                                : flip >= Flip::swizzle_32 && flip <= Flip::swizzle_128
+                                    ? uint32_t(flip) - uint32_t(Flip::swizzle_32) + 1
+                                    : 0;
+    const bool turned = mode && mode == wrong_mode;
+    return address ^ ((address >> 3) & (turned ? wrong : mask)[mode]);
+}
+
+// Calls f(mn, k, shared address of 8 elements of 16 bits): along k if K-major, along mn if not.
+template <class F>
+void for_each_chunk(uint64_t descriptor, int mn_begin, int mn_count, bool trans, F f) {
+    const auto field = [descriptor](int bit) { return uint32_t(descriptor >> bit & 0x3fff) << 4; };
+    const uint32_t start = field(0), layout = uint32_t(descriptor >> 62);
+    const bool swap = flip == Flip::strides_mn      ? layout && trans
+                      : flip == Flip::strides_k     ? layout && !trans
+                      : flip == Flip::strides_plain ? !layout
+                                                    : false;
+    const uint32_t leading = field(swap ? 32 : 16), stride = field(swap ? 16 : 32);
+    constexpr uint32_t kRow[4] = {16, 128, 64, 32}, kMode[4] = {0, 3, 2, 1};
+    const uint32_t row = kRow[layout], atom = row / 2;  // elements per swizzled row
+    const auto at = [&](uint32_t a) { return swizzled(a, kMode[layout], false); };
+    const auto begin = uint32_t(mn_begin), end = uint32_t(mn_begin + mn_count);
+    if (trans == (flip == Flip::transposition)) {
+        for (uint32_t mn = begin; mn < end; mn++)
+            for (uint32_t k = 0; k < 16; k += 8)
+                f(int(mn - begin), int(k),
+                  at(start + mn % 8 * row + mn / 8 * stride + (layout ? k * 2 : k / 8 * leading)));
+        return;
+    }
+    for (uint32_t k = 0; k < 16; k++)
+        for (uint32_t mn = begin; mn < end; mn += 8)
+            f(int(mn - begin), int(k),
+              at(layout ? start + mn % atom * 2 + mn / atom * leading + k % 8 * row + k / 8 * stride
+                        : start + k % 8 * 16 + mn / 8 * stride + k / 8 * leading));
+}
+// Whether for_each_chunk gives runs along mn
+inline bool along_mn(bool trans) { return trans != (flip == Flip::transposition); }
+
+// ---- TMA tiles
+
+using simt::TensorMap;
+
+struct Coordinates {
+    int x[5];
+};
+inline uint32_t tile_bytes(const TensorMap& m) {
+    uint32_t n = m.element;
+    for (uint32_t d = 0; d < m.rank; d++) n *= m.box[d];
+    return n;
+}
+
+// Calls f(global pointer, shared offset, bytes, inside) for every run of a tile: at most 16 bytes, in shared memory
+// contiguous and aligned to 16 before the tensor's edge cuts it.
+template <class F>
+void for_each_run(const TensorMap& m, uint32_t shared_address, const int* coordinates, F f) {
+    uint32_t rows = 1;
+    for (uint32_t d = 1; d < m.rank; d++) rows *= m.box[d];
+    const uint32_t per_run = 16u / m.element;
+    for (uint32_t row = 0; row < rows; row++) {
+        bool row_inside = true;
+        int64_t offset = 0;
+        for (uint32_t d = 1, rest = row; d < m.rank; rest /= m.box[d++]) {
+            const int64_t x = int64_t(coordinates[d]) + rest % m.box[d];
+            row_inside &= x >= 0 && x < int64_t(m.dim[d]);
+            offset += x * int64_t(m.stride[d]);
+        }
+        for (uint32_t i = 0; i < m.box[0]; i += per_run) {
+            const uint32_t linear = shared_address + (row * m.box[0] + i) * m.element;
+            const uint32_t to = swizzled(linear, m.swizzle, true) - shared_address;
+            for (uint32_t e = 0; e < per_run;) {
+                const int64_t x = int64_t(coordinates[0]) + i + e;
+                const bool inside = row_inside && x >= 0 && x < int64_t(m.dim[0]);
+                const int64_t edge = !row_inside ? per_run : x < 0 ? -x : inside ? int64_t(m.dim[0]) - x : per_run;
+                const auto n = uint32_t(std::min<int64_t>(edge, per_run - e));
+                f(m.base + offset + x * m.element, to + e * m.element, n * m.element, inside);
+                e += n;
+            }
+        }
+    }
+}
+
+// ---- mbarrier: one 64-bit word of shared memory
+
+struct MBarrier {
+    uint32_t phase : 1, valid : 7, expected : 12, pending : 12;
+    int32_t tx;  // bytes still to come; negative while they run ahead of their announcement
+};
+static_assert(sizeof(MBarrier) == sizeof(uint64_t));
+constexpr uint32_t kMBarrierValid = 0x5a;
+
+inline MBarrier new_mbarrier(uint32_t count) { return {0, kMBarrierValid, count & 0xfff, count & 0xfff, 0}; }
+// True if this ends the phase.
+inline bool complete_phase(MBarrier& m) {
+    if (m.pending || m.tx) return false;
+    m.phase ^= 1, m.pending = m.expected;
+    return true;
+}
+
+}  // namespace models
