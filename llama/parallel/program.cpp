@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "kernels/runtime/check.h"
 
@@ -9,7 +10,7 @@ namespace rz {
 
 int StepShape::gathered_slots(int64_t bytes) const {
     const auto same = std::count(unit_bytes.begin(), unit_bytes.end(), bytes);
-    return int(std::min<int64_t>(1 + shard.prefetch, same));
+    return int(std::min<int64_t>(shard.whole_units > 0 ? shard.whole_units : 1 + shard.prefetch, same));
 }
 
 static bool covers(const Instr& i, int unit) { return i.first_unit <= unit && unit <= i.last_unit; }
@@ -40,30 +41,31 @@ std::vector<int> writes(const Instr& i, const StepShape& shape) {
 
 // ---- generators -----------------------------------------------------------------------------------------------------
 
-// A reduce of each unit after the last instruction that adds to its gradients: of each micro-batch, or of the step.
-static std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape& shape) {
-    std::map<std::pair<int, int>, size_t> last_write;  // by unit and micro-batch (-1: the step)
-    std::map<int, int> last_micro_batch;               // by unit
-    const auto key = [&](int unit, const Instr& i) {
-        return std::pair(unit, shape.shard.reduce_each ? i.micro_batch : -1);
-    };
+std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape& shape) {
+    std::map<std::pair<int, int>, size_t> last_of;  // by unit and micro-batch: the last instruction that adds
+    std::map<int, size_t> last;                     // by unit
     for (size_t at = 0; at < code.size(); ++at)
-        for (int u : writes(code[at], shape)) {
-            last_write[key(u, code[at])] = at;
-            last_micro_batch[u] = code[at].micro_batch;
-        }
+        for (int u : writes(code[at], shape)) last_of[{u, code[at].micro_batch}] = last[u] = at;
+    std::map<int, std::set<int>> open;  // by unit: micro-batches that have added some and will add more
     std::vector<Instr> out;
     for (size_t at = 0; at < code.size(); ++at) {
         const Instr& i = code[at];
         out.push_back(i);
-        for (int u : writes(i, shape))
-            if (last_write.at(key(u, i)) == at)
+        for (int u : writes(i, shape)) {
+            if (last_of.at({u, i.micro_batch}) > at) {
+                open[u].insert(i.micro_batch);
+                continue;
+            }
+            open[u].erase(i.micro_batch);
+            const bool ends = last.at(u) == at;
+            if (ends || (shape.shard.reduce_each && open[u].empty()))
                 out.push_back({.what = Do::reduce,
                                .stage = i.stage,
                                .first_unit = u,
                                .last_unit = u,
                                .micro_batch = i.micro_batch,
-                               .last = i.micro_batch == last_micro_batch.at(u)});
+                               .last = ends});
+        }
     }
     return out;
 }

@@ -43,7 +43,7 @@ struct Instr {
     int first_unit = 0, last_unit = 0;  // send and recv: the unit that the tensor leaves, the unit that it enters
     int micro_batch = 0;
     int slot = -1, w_slot = -1;  // activations, pending weight gradients; -1: not used
-    int lane = -1;               // send, recv
+    int lane = -1;               // send, recv: the link's other end, a rank of the pp axis
     bool last = false;           // reduce: completes the step
 
     bool operator==(const Instr&) const = default;
@@ -54,6 +54,8 @@ struct Instr {
 
 struct StageUnits {
     int stage, first_unit, last_unit;
+    // Of the step, those that pass the stage on this rank; -1: all. DualPipe's ranks see half of them.
+    int first_micro_batch = 0, micro_batches = -1;
     bool operator==(const StageUnits&) const = default;
 };
 
@@ -75,6 +77,7 @@ struct ShardPolicy {
     bool reduce_each = false;         // gradients are reduced after each micro-batch, not once at the end of the step
     int prefetch = 0;                 // gathers ahead of use; 0 where compute waits for each collective
     bool prefetch_next_micro_batch = false;  // whether they may belong to a later micro-batch
+    int whole_units = 0;                     // of one size, whole at once; 0: 1 + prefetch
 };
 
 // What a rank's program is made from and checked against.
@@ -89,7 +92,7 @@ struct StepShape {
     int units() const { return int(unit_bytes.size()); }
     int last_unit() const { return units() - 1; }
     int head_unit() const { return tied ? 0 : last_unit(); }
-    // Units of this size that can be whole at once: 1 + prefetch, but not more than there are.
+    // Units of this size that can be whole at once: as many as the policy says, but not more than there are.
     int gathered_slots(int64_t bytes) const;
 };
 
@@ -110,14 +113,19 @@ Program single_stage_program(const StepShape& shape);
 // the micro-batch.
 std::vector<Instr> place_gathers(const std::vector<Instr>& code, const StepShape& shape);
 
+// Adds the reduces to code without them: of each unit after the last instruction that adds to its gradients, in each
+// micro-batch or in the step. Where the head's dW comes long before the rest of its unit's gradients, several
+// micro-batches are reduced together.
+std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape& shape);
+
 // Empty if the program may run, else what is wrong: rank, position, instruction, reason. Checks that
 //   - each micro-batch passes each unit of each stage once forward and once backward, in ascending order of
 //   micro-batches
 //   - parameters are whole when read, gathered once, never more at once than memory slots, released in the end
 //   - no slot is taken while it is in use, and all are free in the end
 //   - a tensor is received before the stage reads it, and sent after the stage wrote it
-//   - gradients of a unit are reduced once for each micro-batch (or once), after all that adds to them and before the
-//     next micro-batch adds; `last` stands at the last one and nowhere else
+//   - gradients of a unit are reduced once for each micro-batch (or once), after all that adds to them and, where they
+//     could be, before the next micro-batch adds; `last` stands at the last one and nowhere else
 std::string find_program_error(const Program&, const StepShape&, int rank);
 void check_program(const Program&, const StepShape&, int rank);  // throws it
 

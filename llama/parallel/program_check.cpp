@@ -42,8 +42,9 @@ class Checker {
     std::string step(const Instr& i) {
         const StageUnits* stage = find_stage(i.stage);
         if (!stage) return "this rank does not hold the stage";
-        if (i.micro_batch < 0 || i.micro_batch >= shape_.micro_batches)
-            return format("the step has %d micro-batches", shape_.micro_batches);
+        const auto [first, end] = micro_batches_of(*stage);
+        if (i.micro_batch < first || i.micro_batch >= end)
+            return format("micro-batches %d to %d pass the stage", first, end - 1);
         if (i.last && i.what != Do::reduce) return "only a reduce can be the last";
         if ((i.lane >= 0) != (i.what == Do::send || i.what == Do::recv)) return "a lane belongs to send and recv";
         switch (i.what) {
@@ -100,7 +101,8 @@ class Checker {
     std::string add_gradients(int unit, int micro_batch) {
         std::set<int>& pending = unreduced_[unit];
         if (reduced_last_.count(unit)) return format("the gradients of unit %d were reduced for the last time", unit);
-        if (shape_.shard.reduce_each && !pending.empty() && !pending.count(micro_batch))
+        const auto complete = [&](int m) { return last_write_.at({unit, m}) < at_; };
+        if (shape_.shard.reduce_each && !pending.empty() && std::all_of(pending.begin(), pending.end(), complete))
             return format("the gradients of unit %d still hold micro-batch %d: reduce them first", unit,
                           *pending.begin());
         pending.insert(micro_batch);
@@ -118,14 +120,14 @@ class Checker {
                               (long long)last_write_.at({unit, m}));
         if (!pending.count(i.micro_batch)) return format("its gradients hold micro-batch %d", *pending.begin());
         reduced_[unit] += int(pending.size());
-        const bool complete = reduced_[unit] == shape_.micro_batches;
+        const int all = micro_batches_into(unit);
+        const bool complete = reduced_[unit] == all;
         if (!shape_.shard.reduce_each && !complete)
-            return format("gradients are kept whole, and hold %d of %d micro-batches", int(pending.size()),
-                          shape_.micro_batches);
+            return format("gradients are kept whole, and hold %d of %d micro-batches", int(pending.size()), all);
         if (i.last != complete)
             return format(complete ? "it completes the step but is not the last"
                                    : "it is the last, but %d micro-batches are not reduced",
-                          shape_.micro_batches - reduced_[unit]);
+                          all - reduced_[unit]);
         pending.clear();
         if (complete) reduced_last_.insert(unit);
         return "";
@@ -256,7 +258,7 @@ class Checker {
 
     std::string end() {
         for (const StageUnits& stage : shape_.stages)
-            for (int m = 0; m < shape_.micro_batches; ++m)
+            for (int m = micro_batches_of(stage).first; m < micro_batches_of(stage).second; ++m)
                 if (const std::string why = complete(stage, passes_[{stage.stage, m}]); !why.empty())
                     return format("stage %d, micro-batch %d: %s", stage.stage, m, why.c_str());
         for (int u = 0; u < shape_.units(); ++u)
@@ -284,6 +286,19 @@ class Checker {
         if (i.first_unit != i.last_unit || i.first_unit < 0 || i.first_unit >= shape_.units())
             return format("it names one of %d units", shape_.units());
         return "";
+    }
+    // First, and the one after the last.
+    std::pair<int, int> micro_batches_of(const StageUnits& s) const {
+        return {s.first_micro_batch,
+                s.micro_batches < 0 ? shape_.micro_batches : s.first_micro_batch + s.micro_batches};
+    }
+    // How many add to the unit's gradients: those of its stage, or, of a tied head, of the last stage.
+    int micro_batches_into(int unit) const {
+        for (const int end : {unit, shape_.last_unit()})
+            for (const StageUnits& s : shape_.stages)
+                if (s.first_unit <= end && end <= s.last_unit)
+                    return micro_batches_of(s).second - micro_batches_of(s).first;
+        return 0;
     }
     static int units_of(const StageUnits& stage) { return stage.last_unit - stage.first_unit + 1; }
     const StageUnits* find_stage(int stage) const {

@@ -1,0 +1,120 @@
+#include "llama/parallel/stage_cut.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <numeric>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+std::vector<UnitFlops> unit_flops(const ModelConfig& c, int64_t T, bool recompute) {
+    const int64_t head = checked_mul(c.vocab, c.dim, "head");
+    const int64_t block = (c.matmul_parameters() - head) / c.layers;
+    const int64_t scores = checked_mul(c.q_rows(), T, "attention");  // causal: 2 matmuls of half the square
+    const int64_t forward = checked_mul(2, checked_add(block, scores, "block"), "block");
+    std::vector<UnitFlops> out;
+    out.push_back({0, 0, 0});
+    for (int64_t l = 0; l < c.layers; ++l)
+        out.push_back({forward, 2 * block + 4 * scores + (recompute ? forward : 0), 2 * block});
+    out.push_back({0, 6 * head, 0});
+    return out;
+}
+
+std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>& units, int stages) {
+    const int n = int(units.size());
+    require(stages >= 1 && stages <= n,
+            "%d stages of %d units (embedding, %d blocks, head): each stage needs one\n  nearest: %d stages", stages, n,
+            n - 2, n);
+    std::vector<double> before(size_t(n) + 1);  // cost of the units before, exact: below 2^53
+    for (int u = 0; u < n; ++u) before[size_t(u) + 1] = before[size_t(u)] + double(units[size_t(u)].total());
+    const auto cost = [&](int first, int end) { return before[size_t(end)] - before[size_t(first)]; };
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    // best[s][end]: of the first `end` units in s stages. First the least largest cost, then with that as the limit the
+    // least sum of squares.
+    double limit = kNever;
+    std::vector<std::vector<int>> cut_at;
+    for (const bool squares : {false, true}) {
+        std::vector<double> best(size_t(n) + 1, kNever);
+        best[0] = 0;
+        cut_at.clear();
+        for (int s = 1; s <= stages; ++s) {
+            std::vector<double> next(size_t(n) + 1, kNever);
+            auto& from = cut_at.emplace_back(size_t(n) + 1, -1);
+            for (int end = s; end <= n; ++end)
+                for (int first = s - 1; first < end; ++first) {
+                    const double c = cost(first, end);
+                    if (best[size_t(first)] == kNever || c > limit) continue;
+                    const double total = squares ? best[size_t(first)] + c * c : std::max(best[size_t(first)], c);
+                    if (total < next[size_t(end)]) next[size_t(end)] = total, from[size_t(end)] = first;
+                }
+            best = next;
+        }
+        if (!squares) limit = best[size_t(n)];
+    }
+    std::vector<StageUnits> out(static_cast<size_t>(stages));
+    for (int s = stages, end = n; s > 0; --s) {
+        const int first = cut_at[size_t(s) - 1][size_t(end)];
+        out[size_t(s) - 1] = {s - 1, first, end - 1};
+        end = first;
+    }
+    return out;
+}
+
+std::vector<StageUnits> parse_stage_cut(std::string_view text, int64_t blocks, int stages) {
+    const std::string asked(text);
+    std::vector<int64_t> counts;
+    for (const char *at = text.data(), *end = at + text.size();;) {
+        int64_t n = -1;
+        const auto [after, bad] = std::from_chars(at, end, n);
+        require(bad == std::errc() && n >= 0 && n <= blocks && (after == end || *after == ','),
+                "--pp-cut %s: it must be the number of blocks of each of %d stages, separated by commas", asked.c_str(),
+                stages);
+        counts.push_back(n);
+        if (after == end) break;
+        at = after + 1;
+    }
+    require(int(counts.size()) == stages, "--pp-cut %s: it names %lld stages, there are %d", asked.c_str(),
+            (long long)counts.size(), stages);
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t(0));
+    require(total == blocks, "--pp-cut %s: these are %lld blocks, the model has %lld", asked.c_str(), (long long)total,
+            (long long)blocks);
+    std::vector<StageUnits> out;
+    int next = 0;
+    for (int s = 0; s < stages; ++s) {
+        const int units = int(counts[size_t(s)]) + (s == 0) + (s == stages - 1);
+        require(units > 0, "--pp-cut %s: stage %d has no block; only the first and the last may have none",
+                asked.c_str(), s);
+        out.push_back({s, next, next + units - 1});
+        next += units;
+    }
+    return out;
+}
+
+std::string text_of(const std::vector<StageUnits>& cut, int64_t blocks) {
+    std::string out;
+    for (const StageUnits& s : cut) {
+        const int first = std::max(s.first_unit, 1), last = int(std::min<int64_t>(s.last_unit, blocks));
+        out += (out.empty() ? "" : ",") + std::to_string(std::max(0, last - first + 1));
+    }
+    return out;
+}
+
+PipelineCosts costs_of(const std::vector<StageUnits>& cut, const std::vector<UnitFlops>& units) {
+    PipelineCosts costs;
+    for (const StageUnits& s : cut) {
+        UnitFlops sum{0, 0, 0};
+        for (int u = s.first_unit; u <= s.last_unit; ++u) {
+            const UnitFlops& f = units[size_t(u)];
+            sum = {checked_add(sum.forward, f.forward, "stage"), checked_add(sum.input, f.input, "stage"),
+                   checked_add(sum.weight, f.weight, "stage")};
+        }
+        costs.forward.push_back(sum.forward);
+        costs.input.push_back(sum.input);
+        costs.weight.push_back(sum.weight);
+    }
+    return costs;
+}
+
+}  // namespace rz
