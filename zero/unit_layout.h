@@ -20,10 +20,11 @@ struct ElementRange {
 
 struct UnitLayout {
     std::string name;
-    int64_t offset = 0;  // elements, in the flat buffer; a multiple of 256
-    int64_t size = 0;    // elements that hold parameters
-    int64_t block = 0;   // elements, a multiple of 256
-    int64_t padded = 0;  // elements with the padding at the end; a whole number of blocks
+    int64_t offset = 0;   // elements, in the flat buffer; a multiple of 256
+    int64_t size = 0;     // elements that hold parameters
+    int64_t block = 0;    // elements, a multiple of 256
+    int64_t padded = 0;   // elements with the padding at the end; a whole number of blocks
+    int64_t logical = 0;  // of the first element in the whole model's buffer: `offset` where a rank holds all of it
 
     int64_t blocks() const { return padded / block; }
     // Rank r's elements within the unit: whole blocks, the first (blocks % ranks) ranks one more. May be empty.
@@ -46,7 +47,7 @@ inline UnitLayout make_unit(std::string name, int64_t offset, int64_t size) {
     constexpr int64_t kMaxBlocks = 1024, kAlign = 256;
     require(size > 0, "unit %s holds no parameters", name.c_str());
     const int64_t block = round_up(ceil_div(size, kMaxBlocks), kAlign);
-    return {std::move(name), offset, size, block, round_up(size, block)};
+    return {std::move(name), offset, size, block, round_up(size, block), offset};
 }
 
 }  // namespace rz

@@ -1,6 +1,7 @@
 #include "zero/zero.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "kernels/adamw.h"
@@ -100,7 +101,8 @@ void Zero::allocate(const DecaySegments& decay) {
     }
 
     segments_ = int64_t(decay.end.size());
-    require(segments_ > 0 && decay.decays.size() == decay.end.size() && decay.end.back() >= total_,
+    require(segments_ > 0 && decay.decays.size() == decay.end.size() &&
+                decay.end.back() >= units_.back().logical + units_.back().padded,
             "decay segments do not cover the parameters");
     segment_end_ = Buffer(device_, segments_ * 8, MemKind::optimizer, "decay segments");
     segment_decays_ = Buffer(device_, segments_, MemKind::optimizer, "decay flags");
@@ -117,34 +119,57 @@ void Zero::index_owned() {
     for (int u = 0; u < int(units_.size()); ++u) {
         const ElementRange range = own(u);
         if (range.size() == 0) continue;
-        const int64_t logical = units_[size_t(u)].offset + range.begin, own_at = state_[size_t(u)].own_at;
-        void* param = params_.bytes_at((whole_parameters() ? logical : own_at) * pe);
-        void* grad = whole_gradients() ? grads_.bytes_at(logical * ge) : own_grads_.bytes_at(own_at * ge);
+        const UnitLayout& unit = units_[size_t(u)];
+        const int64_t local = unit.offset + range.begin, own_at = state_[size_t(u)].own_at;
+        void* param = params_.bytes_at((whole_parameters() ? local : own_at) * pe);
+        void* grad = whole_gradients() ? grads_.bytes_at(local * ge) : own_grads_.bytes_at(own_at * ge);
         void* master = master_ ? master_.bytes_at(own_at * size_of(options_.master_dtype)) : param;
         const int64_t adam_at = own_at * size_of(options_.adam_dtype);
-        owned_.push_back({u, range, logical, param, master, m_.bytes_at(adam_at), v_.bytes_at(adam_at), grad});
+        owned_.push_back({u, range, local, unit.logical + range.begin, param, master, m_.bytes_at(adam_at),
+                          v_.bytes_at(adam_at), grad});
     }
 }
 
-// Each rank sums the blocks that it owns; gathered, they stand rank by rank, and block_order_ finds them in block
-// order.
+// `own` of every stage, one after the other; stage_sums_ says where each begins. The ranks of a row have the same.
+std::vector<int64_t> Zero::gather_stages(const std::vector<int64_t>& own) {
+    Collectives& pp = mesh_.pp();
+    // An int64 travels as two fp32 words: a gather copies bits.
+    const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {
+        std::vector<int64_t> all(size_t(offsets.back() / 2));
+        Buffer from(device_, int64_t(mine.size()) * 8, MemKind::workspace, "places of block sums");
+        Buffer to(device_, int64_t(all.size()) * 8, MemKind::workspace, "places of block sums");
+        comm_->copy(from.data(), mine.data(), from.bytes());
+        pp.all_gather(*comm_, {.out = to.data(), .in = from.data(), .offsets = offsets, .dtype = DType::f32});
+        comm_->copy(all.data(), to.data(), to.bytes());
+        comm_->synchronize();
+        return all;
+    };
+    const std::vector<int64_t> counts = gather({int64_t(own.size())}, even_offsets(2 * pp.size(), pp.size(), 2));
+    stage_sums_ = {0};
+    for (const int64_t count : counts) stage_sums_.push_back(stage_sums_.back() + 2 * count);
+    return gather(own, stage_sums_);
+}
+
+// Each rank sums the blocks that it owns; gathered, they stand rank by rank and stage by stage, and block_order_ finds
+// them in logical order.
 void Zero::index_block_sums() {
-    for (const UnitLayout& u : units_) blocks_ += u.blocks();
-    block_sums_ = Buffer(device_, blocks_ * 8, MemKind::workspace, "block sums of the gradient norm");
-    if (!slices_state() || row_size_ == 1) return;
-    block_sum_offsets_ = {0};
-    std::vector<int32_t> order(size_t(blocks_), 0);
-    int64_t position = 0;
-    for (int r = 0; r < row_size_; ++r) {
-        int64_t first_block = 0;
+    std::vector<int64_t> places;  // logical offset of each block, in the order in which the sums are gathered
+    const bool in_rows = slices_state() && row_size_ > 1;
+    if (in_rows) row_sums_ = {0};
+    for (int r = 0; r < (in_rows ? row_size_ : 1); ++r) {
         for (const UnitLayout& u : units_) {
-            const ElementRange slice = u.slice(r, row_size_);
-            for (int64_t b = slice.begin / u.block; b < slice.end / u.block; ++b)
-                order[size_t(first_block + b)] = int32_t(position++);
-            first_block += u.blocks();
+            const ElementRange slice = in_rows ? u.slice(r, row_size_) : ElementRange{0, u.padded};
+            for (int64_t at = slice.begin; at < slice.end; at += u.block) places.push_back(u.logical + at);
         }
-        block_sum_offsets_.push_back(2 * position);
+        if (in_rows) row_sums_.push_back(2 * int64_t(places.size()));
     }
+    if (mesh_.pp().size() > 1) places = gather_stages(places);
+    blocks_ = int64_t(places.size());
+    block_sums_ = Buffer(device_, blocks_ * 8, MemKind::workspace, "block sums of the gradient norm");
+    if (row_sums_.empty() && stage_sums_.empty()) return;
+    std::vector<int32_t> order(places.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return places[size_t(a)] < places[size_t(b)]; });
     block_order_ = Buffer(device_, blocks_ * 4, MemKind::workspace, "order of the block sums");
     compute_.copy(block_order_.data(), order.data(), blocks_ * 4);
     compute_.synchronize();
@@ -258,9 +283,12 @@ void Zero::reduce_slices(int unit, void* whole) {
 // ---- the update -----------------------------------------------------------------------------------------------------
 
 void Zero::sum_blocks() {
-    const bool rank_by_rank = !block_sum_offsets_.empty();
-    const int64_t first = rank_by_rank ? block_sum_offsets_[size_t(row_rank_)] / 2 : 0;
-    double* sums = block_sums_.as<double>() + first;
+    const auto place = [](const std::vector<int64_t>& offsets, int rank) {
+        return offsets.empty() ? 0 : offsets[size_t(rank)] / 2;
+    };
+    double* stage = block_sums_.as<double>() + place(stage_sums_, mesh_.pp().rank());
+    double* own = stage + place(row_sums_, row_rank_);
+    double* sums = own;
     for (const OwnedRange& r : owned_) {
         const UnitLayout& u = units_[size_t(r.unit)];
         sum_squares(
@@ -268,13 +296,14 @@ void Zero::sum_blocks() {
             {.partial = sums, .x = r.grad, .n = r.elements.size(), .block = u.block, .dtype = options_.grad_dtype});
         sums += r.elements.size() / u.block;
     }
-    if (!rank_by_rank) return;
+    if (row_sums_.empty() && stage_sums_.empty()) return;
     comm_->wait(compute_.record());
     // A double travels as two fp32 words: a gather copies bits.
-    mesh_.shard().all_gather(*comm_, {.out = block_sums_.data(),
-                                      .in = block_sums_.as<double>() + first,
-                                      .offsets = block_sum_offsets_,
-                                      .dtype = DType::f32});
+    if (!row_sums_.empty())
+        mesh_.shard().all_gather(*comm_, {.out = stage, .in = own, .offsets = row_sums_, .dtype = DType::f32});
+    if (!stage_sums_.empty())
+        mesh_.pp().all_gather(*comm_,
+                              {.out = block_sums_.data(), .in = stage, .offsets = stage_sums_, .dtype = DType::f32});
     compute_waits(comm_->record());
 }
 
@@ -305,6 +334,11 @@ void Zero::update_range(const OwnedRange& r, int64_t elements, float learning_ra
 }
 
 void Zero::update(float learning_rate, int64_t step) {
+    require(
+        mesh_.tp().size() == 1,
+        "an update with %d ranks on the tp axis: what each of them holds whole would count %d times in the gradient "
+        "norm",
+        mesh_.tp().size(), mesh_.tp().size());
     if (mesh_.data().size() > 1 || !whole_gradients()) compute_waits(comm_->record());
     sum_blocks();
     clip_scale(compute_, {.norm = scalars_.as<float>(),
@@ -320,11 +354,24 @@ void Zero::update(float learning_rate, int64_t step) {
                                .beta1 = double(adamw_.beta1),
                                .beta2 = double(adamw_.beta2)});
     if (!slices_state())
-        update_range(owned_.front(), total_, learning_rate, step);  // the units lie side by side: one launch
+        update_whole(learning_rate, step);
     else
         update_slices([&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
     if (whole_gradients()) compute_.zero(grads_.data(), grads_.bytes());
     for (UnitState& s : state_) s.slices_begun = false;
+}
+
+// Units that lie side by side, here and in the whole model, take one launch.
+void Zero::update_whole(float learning_rate, int64_t step) {
+    for (size_t first = 0, next; first < owned_.size(); first = next) {
+        int64_t elements = 0;
+        for (next = first; next < owned_.size(); ++next) {
+            const OwnedRange& r = owned_[next];
+            if (r.logical - r.local != owned_[first].logical - owned_[first].local) break;
+            elements += r.elements.size();
+        }
+        update_range(owned_[first], elements, learning_rate, step);
+    }
 }
 
 void Zero::set_updates(int64_t updates) {

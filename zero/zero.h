@@ -14,6 +14,10 @@
 // bytes to the last one).
 //
 // A rank owns one slice of every unit (unit_layout.h), never one range of the whole: a gather then uses every link.
+// Units are those that this rank holds, at the offsets of its own flat buffer; where a pipeline shares them out, they
+// keep the logical offsets of the whole model, which draw the stochastic rounding and order the sums of the gradient
+// norm, so that neither depends on the pipeline.
+//
 // The model announces three things about a unit and never waits by itself:
 //
 //   gather(u)     its parameters are read by compute work enqueued after this call
@@ -60,7 +64,7 @@ struct AdamWOptions {
     float max_norm = 1.0f;  // of the global gradient; <= 0 clips nothing
 };
 
-// Which logical offsets decay: runs in ascending order that cover the flat buffer.
+// Which logical offsets decay: runs in ascending order that cover the units.
 struct DecaySegments {
     std::vector<int64_t> end;
     std::vector<uint8_t> decays;
@@ -70,7 +74,8 @@ struct DecaySegments {
 struct OwnedRange {
     int unit;
     ElementRange elements;  // within the unit; not empty
-    int64_t logical;        // offset of the first element in the flat buffer
+    int64_t local;          // offset of the first element in the flat buffer of this rank
+    int64_t logical;        // and in that of the whole model
     void* param;            // param_dtype
     void* master;           // master_dtype; == param where the two have the same dtype
     void* m;                // adam_dtype
@@ -164,12 +169,14 @@ class Zero : public ParameterSource {
     void allocate(const DecaySegments& decay);
     void index_owned();
     void index_block_sums();
+    std::vector<int64_t> gather_stages(const std::vector<int64_t>& own);
     void start_gather(int unit);
     void prefetch(int unit);
     void reduce_slices(int unit, void* whole);
     void compute_waits(const Event& event);
     void sum_blocks();
     void update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
+    void update_whole(float learning_rate, int64_t step);
     void update_slices(const std::function<void(const OwnedRange&)>& change);
     void spread_parameters(int unit);
 
@@ -194,8 +201,10 @@ class Zero : public ParameterSource {
     Buffer segment_end_, segment_decays_, scalars_;
     Buffer count_;  // int64 updates made, double[2] bias correction
     int64_t segments_ = 0;
-    Buffer block_sums_, block_order_;         // doubles, rank by rank; int32, from block order to that
-    std::vector<int64_t> block_sum_offsets_;  // per rank of the row, in halves of a double
+    // The sums of the gradient norm's blocks: doubles, stage by stage, rank by rank in a stage; and int32, from logical
+    // order to that. Offsets are in halves of a double.
+    Buffer block_sums_, block_order_;
+    std::vector<int64_t> row_sums_, stage_sums_;  // per rank of the row, within a stage; per rank of the pp axis
     int64_t blocks_ = 0;
 };
 

@@ -29,6 +29,7 @@
 #include "kernels/runtime/graph.h"
 #include "kernels/runtime/op_timer.h"
 #include "llama/base/atomic_file.h"
+#include "llama/checkpoint/export_weights.h"
 #include "llama/report/device_peak.h"
 #include "llama/base/json.h"
 #include "llama/model/model.h"
@@ -286,8 +287,8 @@ void curve(const Shape& s, const Settings& o) {
     {
         Trainer t(s, o, DType::f32);
         initialise_weights(t.table, 1, t.compute, t.zero);
-        t.zero.begin_forward();
-        save_weights(weights, s.config, t.table, DType::f32, o.device, t.compute, t.zero, true, "");
+        Process alone;
+        export_weights(weights, s.config, t.table, alone, o.device, t.compute, t.zero, "");
     }
     const std::vector<int32_t> text = synthetic_text(s, o.steps);
     write_file_atomically(o.curve + "/tokens.i32", {reinterpret_cast<const char*>(text.data()), text.size() * 4});

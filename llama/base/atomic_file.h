@@ -19,6 +19,7 @@ class AtomicFile {
     AtomicFile& operator=(const AtomicFile&) = delete;
 
     const std::string& path() const { return path_; }
+    const std::string& temporary() const { return temporary_; }  // what it is called until commit()
     void append(const void* data, int64_t bytes);
     // At any offset, from any thread.
     void write_at(int64_t offset, const void* data, int64_t bytes);

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
@@ -56,6 +57,7 @@ static OwnedRange cut(const OwnedRange& r, int64_t by, int64_t count, const Zero
     const auto move = [&](void* p, DType d) -> void* { return static_cast<char*>(p) + by * size_of(d); };
     return {r.unit,
             {r.elements.begin + by, r.elements.begin + by + count},
+            r.local + by,
             r.logical + by,
             move(r.param, o.param_dtype),
             move(r.master, o.master_dtype),
@@ -77,19 +79,12 @@ std::vector<OwnedRange> own_share(const Zero& zero) {
     return share;
 }
 
-// Calls body(tensor index, first element within the tensor, count, first element within the range) for what the range
-// holds of each tensor, in pieces of at most kPieceBytes; padding is left out.
-template <class Body>
-static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t element_bytes, const Body& body) {
-    const Unit& unit = table.units()[size_t(r.unit)];
-    const int64_t most = kPieceBytes / element_bytes;
-    for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
-        const Tensor& t = table.tensors()[size_t(i)];
-        const int64_t begin = std::max(r.logical, t.offset),
-                      end = std::min(r.logical + r.elements.size(), t.offset + t.size);
-        for (int64_t at = begin; at < end; at += most)
-            body(size_t(i), at - t.offset, std::min(most, end - at), at - r.logical);
-    }
+// Calls body for what this rank alone writes of the range, in pieces of at most kPieceBytes.
+static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t element_bytes,
+                           const std::function<void(const TensorRun&)>& body) {
+    table.for_each_run(r.local, r.local + r.elements.size(), kPieceBytes / element_bytes, [&](const TensorRun& run) {
+        if (run.owned) body(run);
+    });
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
@@ -317,19 +312,19 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
         if ((errno = fault_errno("checkpoint.shard")) != 0) fail_call(file.path, "write");
         int64_t at = part.at;
         for (const OwnedRange& r : share_) {
-            for_each_piece(table_, r, e, [&](size_t tensor, int64_t first, int64_t count, int64_t within) {
-                const void* data = options_.background ? copy_.bytes_at(at + within * e) : staging.data();
+            for_each_piece(table_, r, e, [&](const TensorRun& run) {
+                const int64_t within = (run.local - r.local) * e, bytes = run.count * e;
+                const void* data = options_.background ? copy_.bytes_at(at + within) : staging.data();
                 if (!options_.background) {
-                    compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within * e,
-                                  count * e);
+                    compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within, bytes);
                     compute_.synchronize();
                 }
-                hashes[p * tensors + tensor] += sum_hash(data, first, count, e);
-                require_finite(data, first, count, part.dtype,
+                hashes[p * tensors + size_t(run.tensor)] += sum_hash(data, run.first, run.count, e);
+                require_finite(data, run.first, run.count, part.dtype,
                                format("the state of step %lld is not finite: %s", (long long)job.manifest.step,
                                       path_of(part.part)),
-                               table_.tensors()[tensor].name);
-                write_all(file.fd, part.layout.offsets[tensor] + first * e, data, count * e, file.path);
+                               table_.tensors()[size_t(run.tensor)].name);
+                write_all(file.fd, part.layout.offsets[size_t(run.tensor)] + run.first * e, data, bytes, file.path);
             });
             at += r.elements.size() * e;
         }
@@ -338,9 +333,10 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
         // Verified before an older checkpoint may go.
         std::vector<uint64_t> again(tensors, 0);
         for (const OwnedRange& r : share_)
-            for_each_piece(table_, r, e, [&](size_t tensor, int64_t first, int64_t count, int64_t) {
-                read_all(file.fd, part.layout.offsets[tensor] + first * e, back.data(), count * e, file.path);
-                again[tensor] += sum_hash(back.data(), first, count, e);
+            for_each_piece(table_, r, e, [&](const TensorRun& run) {
+                const size_t tensor = size_t(run.tensor);
+                read_all(file.fd, part.layout.offsets[tensor] + run.first * e, back.data(), run.count * e, file.path);
+                again[tensor] += sum_hash(back.data(), run.first, run.count, e);
             });
         for (size_t i = 0; i < tensors; ++i)
             require(again[i] == hashes[p * tensors + i], "%s: %s was read back with other contents than were written",

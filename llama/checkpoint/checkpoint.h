@@ -101,7 +101,10 @@ class CheckpointWriter {
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
                        Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes);
 
-// The part of what this rank keeps that it alone writes.
+// The part of what this rank keeps that it alone writes, but for runs that another holder owns.
 std::vector<OwnedRange> own_share(const Zero& zero);
+
+// Collective: the first text of any rank that is not empty, on all of them, with the rank where there are several.
+std::string first_problem(Process& process, const std::string& own);
 
 }  // namespace rz

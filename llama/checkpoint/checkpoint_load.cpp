@@ -91,37 +91,33 @@ struct Target {
     DType dtype;
 };
 
-// Reads one range of a file into `to`, converted; with no data only into the hash.
-void read_range(PartReader& reader, const ParamTable& table, const OwnedRange& r, int64_t share_begin,
-                int64_t share_end, Target to, Buffer& stored, Buffer& converted, Stream& stream) {
-    const Unit& unit = table.units()[size_t(r.unit)];
-    for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
-        const Tensor& t = table.tensors()[size_t(i)];
-        const int64_t begin = std::max(r.logical, t.offset),
-                      end = std::min(r.logical + r.elements.size(), t.offset + t.size);
-        for (int64_t at = begin, next; at < end; at = next) {
-            // Pieces end where the own share begins and ends: only it is hashed here.
-            next = std::min(end, at + kPiece);
-            for (const int64_t edge : {r.logical + share_begin, r.logical + share_end})
-                if (edge > at) next = std::min(next, edge);
-            const bool hash = at >= r.logical + share_begin && at < r.logical + share_end;
-            if (!hash && to.data == nullptr) continue;
-            const int64_t count = next - at;
-            reader.read(size_t(i), at - t.offset, count, hash, stored.data());
-            if (to.data == nullptr) continue;
+// Reads one range of a file into `to`, converted; with no data only into the hash. Of what several ranks hold only
+// `share` of the range is hashed here.
+void read_range(PartReader& reader, const ParamTable& table, const OwnedRange& r, ElementRange share, Target to,
+                Buffer& stored, Buffer& converted, Stream& stream) {
+    const auto read = [&](int64_t begin, int64_t end, bool in_share) {
+        table.for_each_run(r.local + begin, r.local + end, kPiece, [&](const TensorRun& run) {
+            const bool hash = in_share && run.owned;
+            if (!hash && to.data == nullptr) return;
+            reader.read(size_t(run.tensor), run.first, run.count, hash, stored.data());
+            if (to.data == nullptr) return;
             const bool same = reader.dtype() == to.dtype;
-            if (!same) convert(stored.data(), reader.dtype(), converted.data(), to.dtype, count, t.name.c_str());
-            stream.copy(static_cast<char*>(to.data) + (at - r.logical) * size_of(to.dtype),
-                        same ? stored.data() : converted.data(), count * size_of(to.dtype));
+            if (!same)
+                convert(stored.data(), reader.dtype(), converted.data(), to.dtype, run.count,
+                        table.tensors()[size_t(run.tensor)].name.c_str());
+            stream.copy(static_cast<char*>(to.data) + (run.local - r.local) * size_of(to.dtype),
+                        same ? stored.data() : converted.data(), run.count * size_of(to.dtype));
             stream.synchronize();  // the buffers are filled again
-        }
-    }
+        });
+    };
+    read(0, share.begin, false);
+    read(share.begin, share.end, true);
+    read(share.end, r.elements.size(), false);
 }
 
 }  // namespace
 
-// The first text of any rank, on all of them.
-static std::string agreed(Process& process, const std::string& own) {
+std::string first_problem(Process& process, const std::string& own) {
     const std::vector<std::string> all = process.all_gather_text(own);
     for (size_t r = 0; r < all.size(); ++r)
         if (!all[r].empty()) return all.size() > 1 ? format("rank %zu: ", r) + all[r] : all[r];
@@ -151,15 +147,15 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
             for (const OwnedRange& r : zero.owned()) {
                 const std::vector<int64_t> cuts = even_offsets(r.elements.size(), zero.holders(), 256);
                 void* to = !read ? nullptr : part == StatePart::m ? r.m : part == StatePart::v ? r.v : r.master;
-                read_range(reader, table, r, cuts[size_t(zero.holder())], cuts[size_t(zero.holder()) + 1], {to, want},
-                           stored, converted, compute);
+                const size_t holder = size_t(zero.holder());
+                read_range(reader, table, r, {cuts[holder], cuts[holder + 1]}, {to, want}, stored, converted, compute);
             }
             std::copy(reader.hashes().begin(), reader.hashes().end(), hashes.begin() + int64_t(at));
         }
     } catch (const Error& error) {
         problem = error.what();
     }
-    if (const std::string text = agreed(process, problem); !text.empty()) return text;
+    if (const std::string text = first_problem(process, problem); !text.empty()) return text;
 
     const std::vector<uint64_t> sums = process.sums(hashes);
     for (const auto& [part, at] : order) {

@@ -1,6 +1,5 @@
 #include "llama/checkpoint/finite.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -59,19 +58,14 @@ std::string find_not_finite(Process& process, Device device, Stream& compute, co
     std::string problem;
     try {
         Buffer staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "weights being checked");
-        for (const OwnedRange& r : zero.owned()) {
-            const Unit& unit = table.units()[size_t(r.unit)];
-            for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
-                const Tensor& t = table.tensors()[size_t(i)];
-                const int64_t end = std::min(r.logical + r.elements.size(), t.offset + t.size);
-                for (int64_t at = std::max(r.logical, t.offset); at < end; at += kPiece) {
-                    const int64_t n = std::min(kPiece, end - at);
-                    compute.copy(staging.data(), static_cast<const char*>(r.param) + (at - r.logical) * e, n * e);
-                    compute.synchronize();
-                    require_finite(staging.data(), at - t.offset, n, dtype, "the weights", t.name);
-                }
-            }
-        }
+        for (const OwnedRange& r : zero.owned())
+            table.for_each_run(r.local, r.local + r.elements.size(), kPiece, [&](const TensorRun& run) {
+                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e,
+                             run.count * e);
+                compute.synchronize();
+                require_finite(staging.data(), run.first, run.count, dtype, "the weights",
+                               table.tensors()[size_t(run.tensor)].name);
+            });
     } catch (const NotFinite& error) {
         problem = error.what();
     }

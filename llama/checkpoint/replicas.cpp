@@ -39,13 +39,13 @@ bool has_replicas(const Mesh& mesh, const Zero& zero) {
     return mesh.grid().size(axis_of_copies(zero, StatePart::model)) > 1;
 }
 
-// Calls visit(data on the device, elements, offset of the first in the flat buffer, unit) for what this rank holds.
+// Calls visit(data on the device, elements, offset of the first in the local flat buffer) for what this rank holds.
 template <class Visit>
 static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
     if (part == StatePart::model && zero.options().stage < 3) {
         for (int u = 0; u < int(zero.units().size()); ++u) {
             const UnitLayout& unit = zero.units()[size_t(u)];
-            visit(static_cast<char*>(const_cast<void*>(zero.gather(u))), unit.padded, unit.offset, u);
+            visit(static_cast<char*>(const_cast<void*>(zero.gather(u))), unit.padded, unit.offset);
             zero.release(u);
         }
         return;
@@ -55,7 +55,7 @@ static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
                      : part == StatePart::master ? r.master
                      : part == StatePart::m      ? r.m
                                                  : r.v;
-        visit(static_cast<char*>(data), r.elements.size(), r.logical, r.unit);
+        visit(static_cast<char*>(data), r.elements.size(), r.local);
     }
 }
 
@@ -67,24 +67,18 @@ static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& 
     Buffer staging;
     if (device.is_cuda()) staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "state being compared");
     std::vector<uint64_t> hashes(table.tensors().size(), 0);
-    visit_state(zero, part, [&](char* data, int64_t elements, int64_t offset, int u) {
-        const Unit& unit = table.units()[size_t(u)];
-        for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
-            const Tensor& t = table.tensors()[size_t(i)];
-            const int64_t end = std::min(offset + elements, t.offset + t.size);
-            for (int64_t at = std::max(offset, t.offset); at < end; at += kPiece) {
-                const int64_t n = std::min(kPiece, end - at);
-                const char* here = data + (at - offset) * e;
-                if (staging) compute.copy(staging.data(), here, n * e);
-                compute.synchronize();
-                if (staging) here = staging.as<char>();
-                uint64_t sum = 0;
+    visit_state(zero, part, [&](const char* data, int64_t elements, int64_t offset) {
+        table.for_each_run(offset, offset + elements, kPiece, [&](const TensorRun& run) {
+            const char* here = data + (run.local - offset) * e;
+            if (staging) compute.copy(staging.data(), here, run.count * e);
+            compute.synchronize();
+            if (staging) here = staging.as<char>();
+            uint64_t sum = 0;
 #pragma omp parallel for reduction(+ : sum) schedule(static)
-                for (int64_t k = 0; k < n; k += kEach)
-                    sum += sum_hash(here + k * e, at - t.offset + k, std::min(kEach, n - k), e);
-                hashes[size_t(i)] += sum;
-            }
-        }
+            for (int64_t k = 0; k < run.count; k += kEach)
+                sum += sum_hash(here + k * e, run.first + k, std::min(kEach, run.count - k), e);
+            hashes[size_t(run.tensor)] += sum;
+        });
     });
     return hashes;
 }
@@ -144,7 +138,7 @@ std::string compare_replicas(Process& process, const Mesh& mesh, Device device, 
 
 void damage_state(Stream& compute, Zero& zero, StatePart part, bool nan) {
     char* last = nullptr;
-    visit_state(zero, part, [&](char* data, int64_t, int64_t, int) { last = data; });
+    visit_state(zero, part, [&](char* data, int64_t, int64_t) { last = data; });
     uint32_t word = 0;
     compute.copy(&word, last, 4);
     compute.synchronize();

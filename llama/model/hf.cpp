@@ -268,13 +268,17 @@ std::vector<TensorSpec> tensor_specs(const ParamTable& table, DType dtype) {
     return specs;
 }
 
-void save_model(const std::string& folder, const ModelConfig& config, const ParamTable& table, DType dtype,
-                const WeightSource& source, const std::string& tokenizer_from) {
-    constexpr int64_t kPiece = 1 << 22;  // elements
+void prepare_model_folder(const std::string& folder, const std::string& tokenizer_from) {
     make_folder(folder);
     require(!is_file(folder + "/" + kIndex), "%s: holds a sharded model (%s): choose another folder", folder.c_str(),
             kIndex);
     if (!tokenizer_from.empty()) copy_tokenizer_files(tokenizer_from, folder);
+}
+
+void save_model(const std::string& folder, const ModelConfig& config, const ParamTable& table, DType dtype,
+                const WeightSource& source, const std::string& tokenizer_from) {
+    constexpr int64_t kPiece = 1 << 22;  // elements
+    prepare_model_folder(folder, tokenizer_from);
     SafetensorsWriter writer(folder + "/" + kWeights, tensor_specs(table, dtype));
     int64_t largest = 0;
     for (const Tensor& t : table.tensors()) largest = std::max(largest, std::min(t.size, kPiece));

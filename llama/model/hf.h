@@ -65,6 +65,10 @@ class HfWeights {
 // tensor once, in order, piece by piece.
 using WeightSource = std::function<void(const Tensor&, int64_t first, int64_t count, void* out)>;
 
+// Makes the folder if need be, refuses one with another model's index of shards, and copies the tokenizer's files from
+// `tokenizer_from` if that is not empty.
+void prepare_model_folder(const std::string& folder, const std::string& tokenizer_from);
+
 // Writes model.safetensors and config.json into `folder` (made if need be), each whole or not at all, and copies the
 // tokenizer's files from `tokenizer_from` if that is not empty. Refuses a folder with another model's index of shards.
 void save_model(const std::string& folder, const ModelConfig&, const ParamTable&, DType, const WeightSource&,

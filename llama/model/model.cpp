@@ -266,7 +266,7 @@ void Model::backward(const DeviceBatch& b) {
 
 // ---- the table's views for zero/, and what training needs once ------------------------------------------------------
 
-std::vector<UnitLayout> unit_layouts(const ParamTable& table) { return {table.units().begin(), table.units().end()}; }
+std::vector<UnitLayout> unit_layouts(const ParamTable& table) { return table.held_units(); }
 
 DecaySegments decay_segments(const ParamTable& table) {
     DecaySegments out;
@@ -279,23 +279,18 @@ DecaySegments decay_segments(const ParamTable& table) {
 
 void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, Zero& zero) {
     const DType dtype = zero.options().master_dtype;
-    for (const OwnedRange& own : zero.owned()) {
-        const auto& unit = table.units()[size_t(own.unit)];
-        for (int i = unit.first_tensor; i < unit.first_tensor + unit.tensors; ++i) {
-            const Tensor& t = table.tensors()[size_t(i)];
-            const int64_t begin = std::max(own.logical, t.offset);
-            const int64_t end = std::min(own.logical + own.elements.size(), t.offset + t.size);
-            if (begin >= end) continue;
-            random_normal(stream, {.x = static_cast<char*>(own.master) + (begin - own.logical) * size_of(dtype),
-                                   .n = end - begin,
-                                   .first = begin - t.offset,
+    for (const OwnedRange& own : zero.owned())
+        table.for_each_run(own.local, own.local + own.elements.size(), INT64_MAX, [&](const TensorRun& run) {
+            const Tensor& t = table.tensors()[size_t(run.tensor)];
+            random_normal(stream, {.x = static_cast<char*>(own.master) + (run.local - own.local) * size_of(dtype),
+                                   .n = run.count,
+                                   .first = run.first,
                                    .seed = seed,
-                                   .stream = uint64_t(i),
+                                   .stream = uint64_t(run.tensor),
                                    .mean = t.init == Init::kOnes ? 1.0f : 0.0f,
                                    .std = t.init == Init::kOnes ? 0.0f : float(t.init_std),
                                    .dtype = dtype});
-        }
-    }
+        });
     zero.publish();
 }
 

@@ -1,18 +1,20 @@
 #include "llama/model/param_table.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/runtime/check.h"
 
 namespace rz {
 
-void ParamTable::add(std::string name, std::vector<int64_t> shape, Init init, double init_std) {
+void ParamTable::add(std::string name, std::vector<int64_t> shape, Init init, double init_std, Split split,
+                     int64_t grain) {
     int64_t size = 1;
     for (const int64_t extent : shape) size = checked_mul(size, extent, name.c_str());
     const bool decay = shape.size() > 1;
     by_name_.emplace(name, int(tensors_.size()));
-    tensors_.push_back(
-        {std::move(name), std::move(shape), int(units_.size()), size_ + unit_size_, size, decay, init, init_std});
+    tensors_.push_back({std::move(name), std::move(shape), int(units_.size()), size_ + unit_size_, size, decay, init,
+                        init_std, split, grain});
     unit_size_ = checked_add(unit_size_, size, "size of a unit");
     parameters_ = checked_add(parameters_, size, "parameter count");
 }
@@ -24,30 +26,110 @@ void ParamTable::end_unit(std::string name) {
     unit_size_ = 0;
 }
 
-ParamTable::ParamTable(const ModelConfig& c) : tied_(c.tied) {
+ParamTable::ParamTable(const ModelConfig& config, Holding holding) : tied_(config.tied) {
+    add_tensors(config);
+    hold(holding);
+}
+
+void ParamTable::add_tensors(const ModelConfig& c) {
     const double std = c.init_std;
     const double last_std = c.depth_scaled_init ? std / std::sqrt(2.0 * double(c.layers)) : std;
-    const auto matrix = [&](std::string name, int64_t rows, int64_t cols, double init_std) {
-        add(std::move(name), {rows, cols}, Init::kNormal, init_std);
+    const auto by_rows = [&](std::string name, int64_t rows, int64_t cols, int64_t grain) {
+        add(std::move(name), {rows, cols}, Init::kNormal, std, Split::rows, grain);
     };
-    matrix("model.embed_tokens.weight", c.vocab, c.dim, std);
+    const auto by_cols = [&](std::string name, int64_t rows, int64_t cols, int64_t grain) {
+        add(std::move(name), {rows, cols}, Init::kNormal, last_std, Split::cols, grain);
+    };
+    by_rows("model.embed_tokens.weight", c.vocab, c.dim, 1);
     end_unit("embedding");
     for (int64_t l = 0; l < c.layers; ++l) {
         const std::string prefix = "model.layers." + std::to_string(l) + ".";
         add(prefix + "input_layernorm.weight", {c.dim}, Init::kOnes);
-        matrix(prefix + "self_attn.q_proj.weight", c.q_rows(), c.dim, std);
-        matrix(prefix + "self_attn.k_proj.weight", c.kv_rows(), c.dim, std);
-        matrix(prefix + "self_attn.v_proj.weight", c.kv_rows(), c.dim, std);
-        matrix(prefix + "self_attn.o_proj.weight", c.dim, c.q_rows(), last_std);
+        by_rows(prefix + "self_attn.q_proj.weight", c.q_rows(), c.dim, c.head_dim);
+        by_rows(prefix + "self_attn.k_proj.weight", c.kv_rows(), c.dim, c.head_dim);
+        by_rows(prefix + "self_attn.v_proj.weight", c.kv_rows(), c.dim, c.head_dim);
+        by_cols(prefix + "self_attn.o_proj.weight", c.dim, c.q_rows(), c.head_dim);
         add(prefix + "post_attention_layernorm.weight", {c.dim}, Init::kOnes);
-        matrix(prefix + "mlp.gate_proj.weight", c.ffn, c.dim, std);
-        matrix(prefix + "mlp.up_proj.weight", c.ffn, c.dim, std);
-        matrix(prefix + "mlp.down_proj.weight", c.dim, c.ffn, last_std);
+        by_rows(prefix + "mlp.gate_proj.weight", c.ffn, c.dim, 1);
+        by_rows(prefix + "mlp.up_proj.weight", c.ffn, c.dim, 1);
+        by_cols(prefix + "mlp.down_proj.weight", c.dim, c.ffn, 1);
         end_unit("block " + std::to_string(l));
     }
     add("model.norm.weight", {c.dim}, Init::kOnes);
-    if (!c.tied) matrix("lm_head.weight", c.vocab, c.dim, std);
+    if (!c.tied) by_rows("lm_head.weight", c.vocab, c.dim, 1);
     end_unit("head");
+}
+
+// ---- what is held ---------------------------------------------------------------------------------------------------
+
+// Which of `groups` part `part` has: as many as the others or one more; with fewer groups than parts, neighbours have
+// the same one, and the first of them owns it.
+struct Cut {
+    int64_t begin, end;
+    bool owned;
+};
+static Cut cut_groups(int64_t groups, int part, int parts) {
+    const int64_t each = groups / parts, extra = groups % parts;
+    if (each > 0) {
+        const int64_t begin = part * each + std::min<int64_t>(part, extra);
+        return {begin, begin + each + (part < extra ? 1 : 0), true};
+    }
+    const int64_t group = part * groups / parts;
+    return {group, group + 1, part == 0 || (part - 1) * groups / parts != group};
+}
+
+HeldPiece ParamTable::piece_of(int tensor, const Holding& holding, int64_t local) const {
+    const Tensor& t = tensors_[size_t(tensor)];
+    const int64_t rows = t.shape.size() > 1 ? t.shape[0] : 1, cols = t.size / rows;
+    HeldPiece piece{tensor, rows, cols, 0, cols, local, true};
+    if (t.split == Split::none) {
+        piece.owned = holding.part == 0;
+        return piece;
+    }
+    int64_t& extent = t.split == Split::rows ? piece.rows : piece.cols;
+    const Cut cut = cut_groups(extent / t.grain, holding.part, holding.parts);
+    extent = (cut.end - cut.begin) * t.grain;
+    piece.first = cut.begin * t.grain * (t.split == Split::rows ? cols : 1);
+    piece.owned = cut.owned;
+    return piece;
+}
+
+void ParamTable::hold(const Holding& holding) {
+    require(holding.parts >= 1 && holding.part >= 0 && holding.part < holding.parts, "part %d of %d of a table",
+            holding.part, holding.parts);
+    std::vector<int> units = holding.units;
+    for (int u = 0; holding.units.empty() && u < int(units_.size()); ++u) units.push_back(u);
+    int64_t local = 0;
+    for (size_t i = 0; i < units.size(); ++i) {
+        const int u = units[i];
+        require(u >= 0 && u < int(units_.size()) && (i == 0 || u > units[i - 1]),
+                "a rank that holds unit %d: units 0 to %zu ascend", u, units_.size() - 1);
+        const Unit& unit = units_[size_t(u)];
+        const int64_t begin = local;
+        for (int t = unit.first_tensor; t < unit.first_tensor + unit.tensors; ++t) {
+            held_.push_back(piece_of(t, holding, local));
+            local += held_.back().size();
+        }
+        held_units_.push_back(make_unit(unit.name, begin, local - begin));
+        held_units_.back().logical = unit.offset;
+        local = begin + held_units_.back().padded;
+    }
+}
+
+void ParamTable::for_each_run(int64_t begin, int64_t end, int64_t most,
+                              const std::function<void(const TensorRun&)>& body) const {
+    require(most > 0, "runs of %lld elements", (long long)most);
+    auto p = std::partition_point(held_.begin(), held_.end(),
+                                  [&](const HeldPiece& piece) { return piece.local + piece.size() <= begin; });
+    for (; p != held_.end() && p->local < end; ++p) {
+        const int64_t stop = std::min(end - p->local, p->size());
+        for (int64_t at = std::max<int64_t>(begin - p->local, 0), count; at < stop; at += count) {
+            const int64_t row = at / p->cols, col = at % p->cols;
+            count = std::min(most, stop - at);
+            if (p->cols < p->stride) count = std::min(count, p->cols - col);  // the next row is elsewhere in the tensor
+            body({p->tensor, p->first + row * p->stride + col, count, p->local + at, p->owned});
+        }
+    }
 }
 
 const Tensor* ParamTable::find(std::string_view name) const {
@@ -65,13 +147,15 @@ const Tensor& ParamTable::head() const { return tied_ ? embedding() : tensors_.b
 
 std::vector<ParamTable::DecaySegment> ParamTable::decay_segments() const {
     std::vector<DecaySegment> segments;
-    for (const Tensor& t : tensors_) {
-        if (segments.empty() || segments.back().decay != t.decay) {
-            if (!segments.empty()) segments.back().end = t.offset;
-            segments.push_back({0, t.decay});
-        }
+    size_t unit = 0;
+    for (const HeldPiece& p : held_) {
+        while (p.local >= held_units_[unit].offset + held_units_[unit].padded) ++unit;
+        const bool decay = tensors_[size_t(p.tensor)].decay;
+        if (!segments.empty() && segments.back().decay == decay) continue;
+        if (!segments.empty()) segments.back().end = held_units_[unit].logical + p.local - held_units_[unit].offset;
+        segments.push_back({0, decay});
     }
-    if (!segments.empty()) segments.back().end = size_;
+    if (!segments.empty()) segments.back().end = held_units_.back().logical + held_units_.back().padded;
     return segments;
 }
 

@@ -8,8 +8,14 @@
 //
 // There is no padding between the tensors of a unit; how it ends and is cut is zero/unit_layout.h's. Padding is
 // initialised to zero and stays zero.
+//
+// A rank may hold a part of it (Holding): some units, some rows or columns of a tensor. Tensors, shapes and offsets are
+// then still those of the whole model (logical); what is held lies, piece by piece in the same order, in a local flat
+// buffer (physical), whose units begin at 0. for_each_run() is the one way from the one to the other: initialisation,
+// files, hashes and checks walk parameters with it, so that files hold whole tensors whoever holds them.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -22,6 +28,10 @@ namespace rz {
 
 enum class Init { kNormal, kOnes };
 
+// How the holders of a unit share a tensor: by rows (the outputs of a matrix), by columns (its inputs), or each has it
+// whole.
+enum class Split { none, rows, cols };
+
 struct Tensor {
     std::string name;            // Hugging Face's
     std::vector<int64_t> shape;  // row-major, [out, in] for matrices
@@ -31,6 +41,30 @@ struct Tensor {
     bool decay;      // matrices decay, norms don't
     Init init;
     double init_std;  // of kNormal
+    Split split;
+    int64_t grain;  // rows or columns that stay together: those of a head
+};
+
+// What a rank holds of the table.
+struct Holding {
+    std::vector<int> units = {};  // ascending; none: all of them
+    int part = 0, parts = 1;      // of every tensor that is split
+};
+
+// What is held of a tensor: `rows` x `cols` elements from `first` on, one row `stride` elements after the other in the
+// tensor; adjacent from `local` on in the local flat buffer. A vector is one row.
+struct HeldPiece {
+    int tensor;
+    int64_t rows, cols, first, stride, local;
+    bool owned;  // of the holders of the same elements, this one counts and writes them
+    int64_t size() const { return rows * cols; }
+};
+
+// Elements [first, first + count) of a tensor that lie at [local, local + count) in the local flat buffer.
+struct TensorRun {
+    int tensor;
+    int64_t first, count, local;
+    bool owned;
 };
 
 // "embedding", "block 3", "head"; where it lies, its blocks and its slices.
@@ -44,7 +78,7 @@ enum BlockTensor { kInputNorm, kQ, kK, kV, kO, kPostNorm, kGate, kUp, kDown, kBl
 
 class ParamTable {
    public:
-    explicit ParamTable(const ModelConfig& config);  // resolved
+    explicit ParamTable(const ModelConfig& config, Holding holding = {});  // resolved
 
     const std::vector<Tensor>& tensors() const { return tensors_; }
     const std::vector<Unit>& units() const { return units_; }
@@ -60,8 +94,16 @@ class ParamTable {
     const Tensor& head() const;  // the embedding if tied
     bool tied() const { return tied_; }
 
-    // Maximal runs of the flat buffer with the same weight decay (padding joins the run before it): `end` is exclusive,
-    // the last one is size(). What AdamW's segments are made of.
+    // What is held: units at local offsets, each of whole blocks of its own; pieces in the order of the local buffer.
+    const std::vector<UnitLayout>& held_units() const { return held_units_; }
+    const std::vector<HeldPiece>& held() const { return held_; }
+    // Calls body for what lies in [begin, end) of the local flat buffer, ascending, in runs of at most `most` elements;
+    // padding is left out.
+    void for_each_run(int64_t begin, int64_t end, int64_t most,
+                      const std::function<void(const TensorRun&)>& body) const;
+
+    // Maximal runs with the same weight decay (padding joins the run before it), in logical offsets: a held unit's
+    // elements count from its logical offset. `end` is exclusive. What AdamW's segments are made of.
     struct DecaySegment {
         int64_t end;
         bool decay;
@@ -69,11 +111,17 @@ class ParamTable {
     std::vector<DecaySegment> decay_segments() const;
 
    private:
-    void add(std::string name, std::vector<int64_t> shape, Init init, double init_std = 0);
+    void add(std::string name, std::vector<int64_t> shape, Init init, double init_std = 0, Split split = Split::none,
+             int64_t grain = 1);
     void end_unit(std::string name);
+    void add_tensors(const ModelConfig&);
+    void hold(const Holding&);
+    HeldPiece piece_of(int tensor, const Holding&, int64_t local) const;
 
     std::vector<Tensor> tensors_;
     std::vector<Unit> units_;
+    std::vector<UnitLayout> held_units_;
+    std::vector<HeldPiece> held_;
     std::unordered_map<std::string, int> by_name_;
     int64_t size_ = 0, parameters_ = 0;
     int64_t unit_size_ = 0;  // of the unit that is being filled

@@ -1,5 +1,5 @@
 #pragma once
-// Weights between files and devices.
+// Weights from files to devices (checkpoint/export_weights.h has the way back).
 
 #include <string>
 
@@ -13,10 +13,5 @@ namespace rz {
 void load_weights(const std::string& folder, const ParamTable&, Device, Stream&, Zero&);
 // The same into resident parameters.
 void load_weights(const std::string& folder, const ParamTable&, DType, Device, Stream&, ResidentParameters&);
-
-// Saves a model folder that opens in Hugging Face's libraries. All ranks call it, each unit is gathered in turn and
-// `writes` says who writes the file. Synchronises.
-void save_weights(const std::string& folder, const ModelConfig&, const ParamTable&, DType, Device, Stream&,
-                  ParameterSource&, bool writes, const std::string& tokenizer_from);
 
 }  // namespace rz

@@ -10,6 +10,7 @@
 #include "kernels/gemm/gemm_tuning.h"
 #include "llama/base/atomic_file.h"
 #include "llama/report/device_peak.h"
+#include "llama/checkpoint/export_weights.h"
 #include "llama/checkpoint/finite.h"
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
@@ -344,9 +345,7 @@ int Run::finish() {
     if (health_.end() && !(health_.end()->saves && last_step_ == options.steps)) return finish_early(last_save_good);
     if (!options.out.empty()) {
         const std::string folder = options.out + "/final";
-        zero->begin_forward();
-        save_weights(folder, config_, table_, zero->options().param_dtype, device_, *compute_, *zero, process.is_root(),
-                     paths_.tokenizer);
+        export_weights(folder, config_, table_, process, device_, *compute_, *zero, paths_.tokenizer);
         log_->line("saved    " + folder);
     }
     compute_->synchronize();

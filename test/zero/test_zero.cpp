@@ -283,6 +283,81 @@ TEST(Zero, BytesPerParameterAreThePapers) {
         }
 }
 
+// Updates of gradients that are given, with the units shared out among the stages of a pipeline; the model's weights by
+// logical offset, and the norms. The gradients' sizes differ by so much that the order of their sums shows.
+struct Updated {
+    std::vector<float> weights, norms;
+    bool operator==(const Updated&) const = default;
+};
+Updated update_stages(const std::vector<std::vector<int>>& stages, int data, const ZeroOptions& options) {
+    const ModelConfig config = zero_case::toy(false);
+    const int64_t size = ParamTable(config).size();
+    const auto gradient = [](int64_t i, int rank, int step) {
+        const uint64_t x =
+            uint64_t(i + 7919 * step) * 0x9e3779b97f4a7c15ull + uint64_t(rank + 1) * 0xd1b54a32d192ed03ull;
+        return float(int64_t(x >> 40) - (1 << 23)) * std::exp2(float((x >> 8) % 12) - 34);
+    };
+    LoopbackHub hub(data * int(stages.size()));
+    Updated result{.weights = std::vector<float>(size_t(size), 0.0f), .norms = {}};
+    std::vector<std::vector<float>> norms(static_cast<size_t>(hub.size()));
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.pp = int(stages.size())}});
+        const ParamTable table(config, {.units = stages[size_t(mesh.pp().rank())]});
+        Stream compute({DeviceKind::cpu, 0}, "compute");
+        compute.enqueue_host([] { omp_set_num_threads(1); });
+        AdamWOptions adamw;
+        adamw.max_norm = 1e-3f;
+        Zero zero({DeviceKind::cpu, 0}, compute, unit_layouts(table), decay_segments(table), options, adamw, mesh);
+        initialise_weights(table, 11, compute, zero);
+        for (int step = 1; step <= 3; ++step) {
+            for (int u = 0; u < int(zero.units().size()); ++u) {
+                const UnitLayout& unit = zero.units()[size_t(u)];
+                float* g = static_cast<float*>(zero.gradients(u));
+                compute.synchronize();
+                for (int64_t i = 0; i < unit.size; ++i) g[i] += gradient(unit.logical + i, mesh.data().rank(), step);
+                zero.reduce(u);
+            }
+            zero.update(1e-2f, step);
+            compute.synchronize();
+            norms[size_t(rank)].push_back(*zero.grad_norm());
+        }
+        zero.begin_forward();
+        for (int u = 0; u < int(zero.units().size()); ++u) {
+            const UnitLayout& unit = zero.units()[size_t(u)];
+            const void* p = zero.gather(u);
+            compute.synchronize();
+            if (mesh.data().rank() == 0)
+                with_dtype(options.param_dtype, [&]<class E>() {
+                    for (int64_t i = 0; i < unit.size; ++i)
+                        result.weights[size_t(unit.logical + i)] = float(static_cast<const E*>(p)[i]);
+                });
+            zero.release(u);
+        }
+        compute.synchronize();
+    });
+    for (const auto& n : norms) EXPECT_EQ(n, norms[0]) << "ranks disagree on the norm";
+    result.norms = norms[0];
+    return result;
+}
+
+// Stochastic rounding is drawn from logical offsets and the norm is summed in their order, whoever holds the units.
+TEST(Zero, StagesOfAPipelineUpdateToTheSameBits) {
+    const ZeroOptions narrow{.param_dtype = DType::bf16,
+                             .wire_dtype = DType::f32,
+                             .master_dtype = DType::bf16,
+                             .adam_dtype = DType::bf16,
+                             .rounding_seed = 3};
+    for (const ZeroOptions& types : {ZeroOptions{}, narrow}) {
+        ZeroOptions options = types;
+        const Updated want = update_stages({{0, 1, 2, 3, 4}}, 3, options);
+        for (int s = 0; s <= 3; ++s) {
+            options.stage = s;
+            EXPECT_EQ(update_stages({{0, 1}, {2, 3, 4}}, 3, options), want) << "two stages, ZeRO " << s;
+            EXPECT_EQ(update_stages({{0, 4}, {1, 3}, {2}}, 3, options), want) << "both ends on one rank, ZeRO " << s;
+        }
+    }
+}
+
 TEST(Zero, Bf16MastersBeginAsTheRoundedFp32Ones) {
     Case c;
     c.zero.param_dtype = c.zero.grad_dtype = DType::bf16;

@@ -1,0 +1,19 @@
+#pragma once
+// The weights as a model folder that opens in Hugging Face's libraries, written by all ranks.
+
+#include <string>
+
+#include "comm/process.h"
+#include "llama/model/config.h"
+#include "llama/model/param_table.h"
+#include "zero/zero.h"
+
+namespace rz {
+
+// Collective. Every rank writes what it owns of the parameters into the one file; nothing is gathered. The files appear
+// whole or not at all; what fails on one rank is thrown on all. Several hosts need a shared file system. Waits for the
+// stream.
+void export_weights(const std::string& folder, const ModelConfig&, const ParamTable&, Process&, Device, Stream& compute,
+                    const Zero&, const std::string& tokenizer_from);
+
+}  // namespace rz

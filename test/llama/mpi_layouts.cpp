@@ -1,0 +1,171 @@
+// Checkpoints do not know who held what: written and read by ranks that hold all of the model, some units, some rows
+// and columns.
+
+#include <filesystem>
+
+#include "llama/base/atomic_file.h"
+#include "llama/base/fault.h"
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/checkpoint/export_weights.h"
+#include "llama/checkpoint/finite.h"
+#include "llama/checkpoint/replicas.h"
+#include "test/comm/mpi_main.h"
+#include "test/zero/zero_case.h"
+
+namespace rz {
+namespace {
+
+const Device kCpu{DeviceKind::cpu, 0};
+
+struct Layout {
+    int tp, pp, stage;
+    std::string text() const { return format("--tp %d --pp %d --zero %d", tp, pp, stage); }
+};
+
+// Those of 5 units that fit the number of ranks, with as many of them as can be.
+std::vector<Layout> layouts(int ranks) {
+    std::vector<Layout> list;
+    for (const Layout& l : {Layout{1, 1, 3}, Layout{ranks, 1, 0}, Layout{1, ranks, 0}, Layout{2, ranks / 2, 1},
+                            Layout{ranks / 2, 1, 2}, Layout{2, 1, 0}, Layout{1, 2, 0}, Layout{2, 2, 3}})
+        if (l.tp > 0 && l.pp > 0 && l.pp <= 5 && ranks % (l.tp * l.pp) == 0) list.push_back(l);
+    return list;
+}
+
+Holding holding(const Mesh& mesh) {
+    const Place stage = mesh.place(Axis::pp), part = mesh.place(Axis::tp);
+    const std::vector<int64_t> cuts = even_offsets(5, stage.size);
+    Holding h{.units = {}, .part = part.rank, .parts = part.size};
+    for (int64_t u = cuts[size_t(stage.rank)]; u < cuts[size_t(stage.rank) + 1]; ++u) h.units.push_back(int(u));
+    return h;
+}
+
+struct Held {
+    Held(Process& process, const Layout& l)
+        : mesh(process, kCpu, {.grid = {.tp = l.tp, .pp = l.pp}}),
+          config(zero_case::toy(false)),
+          table(config, holding(mesh)),
+          stream(kCpu, "compute"),
+          zero(kCpu, stream, unit_layouts(table), decay_segments(table),
+               {.stage = l.stage, .param_dtype = DType::bf16, .grad_dtype = DType::bf16}, AdamWOptions{}, mesh) {}
+    template <class Body>
+    void each(const Body& body) {  // body(master, m, v, tensor, element)
+        for (const OwnedRange& r : zero.owned())
+            table.for_each_run(r.local, r.local + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
+                const int64_t at = run.local - r.local;
+                for (int64_t i = at; i < at + run.count; ++i)
+                    body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
+                         run.tensor, run.first + i - at);
+            });
+    }
+    Mesh mesh;
+    ModelConfig config;
+    ParamTable table;
+    Stream stream;
+    Zero zero;
+};
+
+float value(int tensor, int64_t element, int k) {
+    return float((element * 7 + tensor * 31 + k * 13) % 1009 - 500) / 64;
+}
+
+TEST(LayoutsOverMpi, SavedByAnyReadByAnyTheSameBytes) {
+    Process& process = test_process();
+    std::string folder = std::filesystem::temp_directory_path() / "rz_mpi_layouts_XXXXXX";
+    if (process.is_root()) require(::mkdtemp(folder.data()) != nullptr, "can't make a folder: %m");
+    process.broadcast(folder.data(), int64_t(folder.size()), 0);
+    const std::vector<Layout> all = layouts(process.size());
+    ASSERT_GE(all.size(), 1u);
+    std::vector<std::string> written;  // by the first layout: path and contents of each file of tensors
+    for (size_t l = 0; l < all.size(); ++l) {
+        SCOPED_TRACE(all[l].text());
+        Held held(process, all[l]);
+        initialise_weights(held.table, 5, held.stream, held.zero);
+        held.stream.synchronize();
+        held.each([](float&, float& m, float& v, int t, int64_t i) { m = value(t, i, 1), v = value(t, i, 2); });
+        CheckpointWriter writer(process, kCpu, held.stream, held.zero, held.table, held.config,
+                                {.run_folder = folder, .keep = 0, .tokenizer_from = "", .timeout_s = 30});
+        Manifest manifest;
+        manifest.run_id = "test";
+        manifest.step = int64_t(l) + 1;
+        writer.save(manifest);
+        ASSERT_TRUE(writer.finish());
+        const std::string path = CheckpointStore(folder).path(manifest.step);
+        const std::string exported = folder + "/export";
+        export_weights(exported, held.config, held.table, process, kCpu, held.stream, held.zero, "");
+        std::vector<std::string> files = {read_file(exported + "/model.safetensors")};
+        for (int p = 0; p < int(StatePart::count_); ++p) files.push_back(read_file(path + "/" + path_of(StatePart(p))));
+        EXPECT_TRUE(files[0] == files[1]) << "what is exported is not the checkpoint's";
+        if (l == 0) written = files;
+        for (size_t f = 0; f < files.size(); ++f)
+            EXPECT_TRUE(files[f] == written[f]) << "file " << f << " is not that of " << all[0].text();
+        const Manifest first = check_checkpoint(CheckpointStore(folder).path(1)), now = check_checkpoint(path);
+        EXPECT_EQ(first.find("optimizer/m.safetensors")->tensors, now.find("optimizer/m.safetensors")->tensors);
+        process.barrier();
+        // Read by the next layout, into a state of other values.
+        Held next(process, all[(l + 1) % all.size()]);
+        next.each([](float& w, float& m, float& v, int, int64_t) { w = m = v = -1; });
+        ASSERT_EQ(load_state(path, now, next.table, process, kCpu, next.stream, next.zero, nullptr), "");
+        const Safetensors masters(path + "/" + path_of(StatePart::master));
+        int64_t wrong = 0, seen = 0;
+        next.each([&](float w, float m, float v, int t, int64_t i) {
+            float want = 0;
+            masters.read(*masters.find(next.table.tensors()[size_t(t)].name), i, 1, DType::f32, &want);
+            wrong += w != want || m != value(t, i, 1) || v != value(t, i, 2);
+            ++seen;
+        });
+        EXPECT_EQ(wrong, 0) << "of " << seen << ", read with " << all[(l + 1) % all.size()].text();
+        EXPECT_EQ(find_not_finite(process, kCpu, next.stream, next.zero, next.table), "");
+        process.barrier();
+    }
+    if (process.is_root()) std::filesystem::remove_all(folder);
+}
+
+// The last rank's disk is full: every rank knows, no file stays, and the next export works.
+TEST(LayoutsOverMpi, AnExportFailsOnAllRanksOrNone) {
+    Process& process = test_process();
+    std::string folder = std::filesystem::temp_directory_path() / "rz_mpi_layouts_XXXXXX";
+    if (process.is_root()) require(::mkdtemp(folder.data()) != nullptr, "can't make a folder: %m");
+    process.broadcast(folder.data(), int64_t(folder.size()), 0);
+    Held held(process, {1, 1, 1});
+    initialise_weights(held.table, 5, held.stream, held.zero);
+    const auto run = [&]() -> std::string {
+        try {
+            export_weights(folder, held.config, held.table, process, kCpu, held.stream, held.zero, "");
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "";
+    };
+    const int last = process.size() - 1, hit = last == 0 ? 2 : 1;  // rank 0 writes the header first
+    arm_faults(process.rank(), format("file.write:%d:%d:enospc", last, hit).c_str());
+    const std::string text = run();
+    EXPECT_NE(text.find("model.safetensors: write failed: No space left on device"), std::string::npos) << text;
+    EXPECT_EQ(text.find(format("rank %d: ", last)) == 0, last > 0) << text;
+    process.barrier();
+    EXPECT_TRUE(std::filesystem::is_empty(folder)) << "half an export stays";
+    process.barrier();
+    arm_faults(process.rank(), "");
+    EXPECT_EQ(run(), "");
+    EXPECT_TRUE(std::filesystem::exists(folder + "/config.json"));
+    process.barrier();
+    if (process.is_root()) std::filesystem::remove_all(folder);
+}
+
+// A copy that differs is named, with the rank, whatever the axes: here the last rank of the job.
+TEST(LayoutsOverMpi, ADamagedCopyIsNamed) {
+    Process& process = test_process();
+    for (const Layout& l : layouts(process.size())) {
+        Held held(process, l);
+        initialise_weights(held.table, 5, held.stream, held.zero);
+        const Mesh& mesh = held.mesh;
+        EXPECT_EQ(compare_replicas(process, mesh, kCpu, held.stream, held.zero, held.table), "") << l.text();
+        if (mesh.world().rank == mesh.world().size - 1) damage_state(held.stream, held.zero, StatePart::m, false);
+        const std::string text = compare_replicas(process, mesh, kCpu, held.stream, held.zero, held.table);
+        const int copies = mesh.grid().size(l.stage == 0 ? Axis::data : Axis::replicate);
+        const std::string last = format("rank %d (hash", mesh.world().size - 1);
+        EXPECT_EQ(text.find(last) != std::string::npos, copies > 1) << l.text() << ": " << text;
+    }
+}
+
+}  // namespace
+}  // namespace rz
