@@ -128,32 +128,33 @@ class RankBuilder {
     void take_slots() {
         std::map<int, Pool> forward, weight;              // by stage
         std::map<std::pair<int, int>, int> slot, w_slot;  // by stage and micro-batch
-        // A slot is free when its micro-batch's weight gradient is done and its input's gradient has been carried away,
-        // and both stand before in the code.
+        // A slot is free when its micro-batch's input gradient is done and has been carried away, and both stand before in
+        // the code.
         std::map<std::pair<int, int>, int> holds;  // by stage and micro-batch: of the two, how many are left
         std::map<std::pair<int, int>, int64_t> done_at;
-        for (const Timed& t : code_) {
-            const bool gradient = t.instr.what == Do::send && t.instr.last_unit < t.instr.first_unit;
-            if (gradient || ends_micro_batch(t.instr)) ++holds[{t.instr.stage, t.instr.micro_batch}];
-        }
+        const auto releases = [](const Instr& i) {
+            return i.what == Do::input_grad || i.what == Do::backward ||
+                   (i.what == Do::send && i.last_unit < i.first_unit);
+        };
+        for (const Timed& t : code_) holds[{t.instr.stage, t.instr.micro_batch}] += releases(t.instr);
         for (Timed& t : code_) {
             Instr& i = t.instr;
             const std::pair key(i.stage, i.micro_batch);
             if (i.what == Do::input_grad) w_slot[key] = weight[i.stage].take(t.start);
+            if (i.what == Do::input_grad || i.what == Do::weight_grad) i.w_slot = w_slot.at(key);
+            if (i.what == Do::weight_grad) {
+                weight[i.stage].free_at[size_t(i.w_slot)] = t.end;
+                continue;
+            }
             if (!slot.count(key)) slot[key] = forward[i.stage].take(t.start);
             i.slot = slot.at(key);
-            if (i.what == Do::input_grad || i.what == Do::weight_grad) i.w_slot = w_slot.at(key);
-            if (i.what == Do::weight_grad) weight[i.stage].free_at[size_t(i.w_slot)] = t.end;
-            const bool gradient = i.what == Do::send && i.last_unit < i.first_unit;
-            if (!gradient && !ends_micro_batch(i)) continue;
+            if (!releases(i)) continue;
             done_at[key] = std::max(done_at[key], t.end);
             if (--holds[key] == 0) forward[i.stage].free_at[size_t(i.slot)] = done_at[key];
         }
         for (const StageUnits& s : shape_.stages)
             slots_.push_back({s.stage, int(forward[s.stage].free_at.size()), int(weight[s.stage].free_at.size())});
     }
-    static bool ends_micro_batch(const Instr& i) { return i.what == Do::weight_grad || i.what == Do::backward; }
-
     // Where units are gathered or reduced one by one, so are they computed.
     std::vector<Instr> units_one_by_one() const {
         const bool by_use = o_.shard.sharded_parameters && o_.gather == GatherFor::op;

@@ -5,8 +5,9 @@
 //              cell that starts after the tensor was sent. So the k-th send of a lane is the k-th recv, and a recv is
 //              posted when the tensor comes, not when it is needed.
 //   slots      a micro-batch takes a slot of its stage when its input is received (or, without one, at its forward) and
-//              keeps it until its weight gradient is done; the least recently freed slot first. A slot counts as free
-//              when, in the simulation, its last user has ended, so a recv never waits for it.
+//              keeps it until its input gradient is done and sent; a weight slot from then until its weight gradient is
+//              done. The least recently freed slot first. One counts as free when, in the simulation, its last user has
+//              ended, so a recv never waits for it.
 //   reduces    after the last instruction that adds to a unit's gradients. That instruction is cut into one a unit, so
 //              that the reduces overlap it.
 //   gathers    where parameters are sharded: for the step, a window of stages, or each use.

@@ -8,8 +8,8 @@
 //   recv, send   one tensor of N x C between two units that lie on different ranks, on `lane`
 //   forward      units first_unit..last_unit, ascending, of one micro-batch, into activation slot `slot`
 //   backward     input and weight gradient of units last_unit..first_unit, descending, unit by unit
-//   input_grad   only what the unit below waits for; keeps in weight slot `w_slot` what weight_grad reads
-//   weight_grad  only what is added to gradients, from `slot` and `w_slot`; reads no parameters
+//   input_grad   only what the unit below waits for; moves into weight slot `w_slot` what weight_grad reads
+//   weight_grad  only what is added to gradients, from `w_slot` alone; reads no parameters
 //   release      the compute work enqueued so far was the last to read the unit until its next gather
 //   reduce       the compute work enqueued so far has completed the unit's gradients: of this micro-batch, or, where
 //                gradients are kept whole, of all. `last`: of the step, so sums across replicas follow.

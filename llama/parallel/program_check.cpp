@@ -36,6 +36,7 @@ class Checker {
         int forward = 0, backward = 0;  // units passed
         int input = 0, weight = 0;      // units passed by the halves
         int slot = -1, w_slot = -1;
+        bool ended = false;  // the last pass that reads or writes the slot is complete
         bool sent = false, gradient_sent = false;
     };
 
@@ -152,7 +153,7 @@ class Checker {
         if (p.forward < units_of(stage)) return "";
         if (const StageUnits* above = neighbour(stage.last_unit + 1, &StageUnits::first_unit))
             passes_[{above->stage, i.micro_batch}].entered = true;
-        if (!shape_.trains && !sends_output(stage)) free_slots(i, p);
+        if (!shape_.trains) p.ended = true, free_slot(i, stage, p);
         return "";
     }
 
@@ -170,7 +171,9 @@ class Checker {
                              : format("unit %d comes next", stage.last_unit - done);
         if (done == 0)
             if (const std::string why = ascending(i.what, i); !why.empty()) return why;
-        if (i.slot != p.slot) return format("the micro-batch is in slot %d", p.slot);
+        if (i.what == Do::weight_grad ? i.slot >= 0 : i.slot != p.slot)
+            return i.what == Do::weight_grad ? "it reads its weight slot only"
+                                             : format("the micro-batch is in slot %d", p.slot);
         if (i.what == Do::input_grad && done == 0)
             if (const std::string why = take_weight_slot(i); !why.empty()) return why;
         if (i.w_slot != p.w_slot)
@@ -181,7 +184,8 @@ class Checker {
         if (i.what != Do::weight_grad && done == n)
             if (const StageUnits* below = neighbour(stage.first_unit - 1, &StageUnits::last_unit))
                 passes_[{below->stage, i.micro_batch}].gradient = true;
-        if (i.what != Do::input_grad && done == n) free_slots(i, p);
+        if (done == n && i.what == Do::weight_grad) w_slot_user_.erase({i.stage, p.w_slot});
+        if (done == n && i.what != Do::weight_grad) p.ended = true, free_slot(i, stage, p);
         return "";
     }
 
@@ -213,9 +217,10 @@ class Checker {
         return "";
     }
 
-    void free_slots(const Instr& i, const Pass& p) {
-        slot_user_.erase({i.stage, p.slot});
-        w_slot_user_.erase({i.stage, p.w_slot});
+    // A slot is in use until the last pass over it is complete and what it holds for another rank is sent.
+    void free_slot(const Instr& i, const StageUnits& stage, const Pass& p) {
+        const bool sends = shape_.trains ? sends_gradient(stage) : sends_output(stage);
+        if (p.ended && (!sends || (shape_.trains ? p.gradient_sent : p.sent))) slot_user_.erase({i.stage, p.slot});
     }
 
     // ---- messages
@@ -243,14 +248,16 @@ class Checker {
             if (p.sent) return "the output was sent already";
             p.sent = true;
             if (i.slot != p.slot) return format("the micro-batch is in slot %d", p.slot);
-            if (!shape_.trains) free_slots(i, p);
+            if (!shape_.trains) free_slot(i, stage, p);
             return "";
         }
         if (i.first_unit != stage.first_unit || i.last_unit != i.first_unit - 1 || i.last_unit < 0)
             return format("no tensor crosses there: the stage has units %d to %d", stage.first_unit, stage.last_unit);
         if (std::max(p.backward, p.input) < n) return "the stage has not written its input's gradient";
         if (p.gradient_sent) return "the gradient was sent already";
+        if (i.slot != p.slot) return format("the micro-batch is in slot %d", p.slot);
         p.gradient_sent = true;
+        free_slot(i, stage, p);
         return "";
     }
 
@@ -275,8 +282,7 @@ class Checker {
         if (!shape_.trains) return "";
         if (p.backward < n && p.input < n) return format("%d of %d units passed backward", p.backward + p.input, n);
         if (p.backward < n && p.weight < n) return format("%d of %d weight gradients", p.weight, n);
-        const bool below_elsewhere = stage.first_unit > 0 && !neighbour(stage.first_unit - 1, &StageUnits::last_unit);
-        if (below_elsewhere && !p.gradient_sent) return "its input's gradient is not sent";
+        if (sends_gradient(stage) && !p.gradient_sent) return "its input's gradient is not sent";
         return "";
     }
 
@@ -314,6 +320,9 @@ class Checker {
     }
     bool sends_output(const StageUnits& stage) const {
         return stage.last_unit < shape_.last_unit() && !neighbour(stage.last_unit + 1, &StageUnits::first_unit);
+    }
+    bool sends_gradient(const StageUnits& stage) const {
+        return stage.first_unit > 0 && !neighbour(stage.first_unit - 1, &StageUnits::last_unit);
     }
     StageSlots slots(int stage) const {
         for (const StageSlots& s : program_.slots)

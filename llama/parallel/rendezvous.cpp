@@ -140,10 +140,10 @@ class AllRanks {
             return;
         }
         if (i.first_unit != stage.first_unit) return;
-        if (i.what != Do::weight_grad)
-            if (const StageUnits* below = stage_at(rank, stage.first_unit - 1, &StageUnits::last_unit))
-                mine.gradient[{below->stage, i.micro_batch}] = end;
-        if (i.what != Do::input_grad) leave(rank, i, end);
+        if (i.what == Do::weight_grad) return;
+        if (const StageUnits* below = stage_at(rank, stage.first_unit - 1, &StageUnits::last_unit))
+            mine.gradient[{below->stage, i.micro_batch}] = end;
+        leave(rank, i, end);
     }
 
     // A slot is free when its micro-batch has left and its gradient has been carried away.

@@ -79,7 +79,7 @@ TEST(PipelineProgram, SlotsAreThoseTheSimulationHolds) {
                 for (const Cell& c : s.order[size_t(r)])
                     for (const Task* t : {&c.a, c.with ? &*c.with : nullptr}) {
                         if (!t || t->stage != slots.stage) continue;
-                        held += t->op == Op::F ? 1 : t->op == Op::I ? 0 : -1;
+                        held += t->op == Op::F ? 1 : t->op == Op::W ? 0 : -1;
                         pending += t->op == Op::I ? 1 : t->op == Op::W ? -1 : 0;
                         most = std::max(most, held), most_pending = std::max(most_pending, pending);
                     }

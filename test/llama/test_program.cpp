@@ -298,7 +298,9 @@ StepShape middle_stage() {
 }
 
 Program middle_program() {
-    const auto compute = [](Do what, int m, int w_slot = -1) { return Instr{what, 1, 2, 3, m, m, w_slot}; };
+    const auto compute = [](Do what, int m, int w_slot = -1) {
+        return Instr{what, 1, 2, 3, m, what == Do::weight_grad ? -1 : m, w_slot};
+    };
     const auto message = [](Do what, int from, int to, int m, int lane) {
         return Instr{what, 1, from, to, m, m, -1, lane};
     };
@@ -364,7 +366,7 @@ TEST(StepProgram, TheHeadsGradientComesWithTheInputHalfSoItsUnitIsReducedAfterBo
               {Do::forward, 1, 2, 3, 0, 0},
               {Do::input_grad, 1, 2, 3, 0, 0, 0},
               {Do::send, 1, 2, 1, 0, 0, -1, 1},
-              {Do::weight_grad, 1, 2, 3, 0, 0, 0},
+              {Do::weight_grad, 1, 2, 3, 0, -1, 0},
               {.what = Do::reduce, .stage = 1, .first_unit = 3, .last_unit = 3, .last = true},
               {.what = Do::reduce, .stage = 1, .first_unit = 2, .last_unit = 2, .last = true}};
     EXPECT_EQ(find_program_error(p, shape, 1), "");
