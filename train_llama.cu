@@ -21,11 +21,7 @@ static int train(Run& run) {
     if (run.options.val_every > 0 && run.first_step() == 1) run.validate(0);
     for (int64_t step = run.first_step(); step <= run.options.steps; ++step) {
         run.begin_step(step);
-        for (int64_t m = 0; m < run.micro_batches(); ++m) {
-            const DeviceBatch batch = run.fetch(step, m);
-            run.zero->set_last_micro_batch(m == run.micro_batches() - 1);
-            run.train(batch);
-        }
+        run.train(step);
         run.zero->update(float(run.schedule.at(step)), step);
         run.end_step(step);
         if (run.stops(step)) break;

@@ -91,7 +91,10 @@ void rmsnorm_backward_t(const RmsnormBackward& a) {
                 store(sum + c, load(sum + c, lanes) + load(a.scratch + p * a.C + c0 + c, lanes), lanes);
             });
         for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA {
-            store(dw + c0 + c, load(dw + c0 + c, lanes) + load(sum + c, lanes), lanes);
+            if (dw)
+                store(dw + c0 + c, load(dw + c0 + c, lanes) + load(sum + c, lanes), lanes);
+            else
+                store(a.dw_sum + c0 + c, load(sum + c, lanes), lanes);
         });
     }
 }
@@ -151,7 +154,9 @@ void rmsnorm_backward(Stream& stream, const RmsnormBackward& a) {
     check_grad_dtype(op, a.grad_dtype, a.dtype);
     if (a.N == 0) return;
     check_pointer(op, "dx", a.dx, 16);
-    check_pointer(op, "dw", a.dw, 16);
+    require(!a.dw != !a.dw_sum, "%s: dw or dw_sum is needed, and not both", op);
+    if (a.dw) check_pointer(op, "dw", a.dw, 16);
+    if (a.dw_sum) check_pointer(op, "dw_sum", a.dw_sum, 16);
     check_pointer(op, "dy", a.dy, 16);
     check_pointer(op, "x", a.x, 16);
     check_pointer(op, "w", a.w, 16);

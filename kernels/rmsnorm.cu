@@ -321,9 +321,9 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
     }
 }
 
-// dw += column sums of partial: thread row j adds parts j, j + 16, ... in order, then the 16 sums are added in order.
+// dw += column sums of partial, or dw_sum = them: thread row j adds parts j, j + 16, ... in order, then the 16 sums are added in order.
 template <class G>
-__global__ void rmsnorm_dw_kernel(G* dw, const float* partial, int parts, int C) {
+__global__ void rmsnorm_dw_kernel(G* dw, float* dw_sum, const float* partial, int parts, int C) {
     __shared__ float sums[kReduceRows][kReduceColumns];
     const int c = int(blockIdx.x) * kReduceColumns + int(threadIdx.x);
     float sum = 0;
@@ -335,7 +335,10 @@ __global__ void rmsnorm_dw_kernel(G* dw, const float* partial, int parts, int C)
     __syncthreads();
     if (threadIdx.y != 0 || c >= C) return;
     for (int j = 1; j < kReduceRows; ++j) sum += sums[j][threadIdx.x];
-    dw[c] = from_float<G>(to_float(dw[c]) + sum);
+    if (dw_sum)
+        dw_sum[c] = sum;
+    else
+        dw[c] = from_float<G>(to_float(dw[c]) + sum);
 }
 
 template <class T, int kVec>
@@ -414,7 +417,7 @@ void rmsnorm_backward_cuda(const RmsnormBackward& a, CudaStream stream) {
     with_device_type(a.grad_dtype, [&]<class G>() {
         launch(rmsnorm_dw_kernel<G>,
                LaunchConfig(dim3(blocks_for(a.C, kReduceColumns)), dim3(kReduceColumns, kReduceRows), 0, stream),
-               static_cast<G*>(a.dw), static_cast<const float*>(a.scratch), parts, int(a.C));
+               static_cast<G*>(a.dw), a.dw_sum, static_cast<const float*>(a.scratch), parts, int(a.C));
     });
 }
 

@@ -26,10 +26,12 @@ struct RmsnormForward {
 // dw += sum over rows of dy * xhat
 //
 // Two runs on one kind of device give the same bits: the sum over rows is taken from zero over a fixed partition of the
-// rows, in order, in fp32, and added to dw once.
+// rows, in order, in fp32, and added to dw once, or, with dw_sum, left there for whoever adds it later: then the bits of
+// dw are the same.
 struct RmsnormBackward {
     void* dx;                         // (N, C) dtype        =   may alias dresidual or dy
-    void* dw;                         // (C) grad_dtype      +=
+    void* dw = nullptr;               // (C) grad_dtype      +=   this or
+    float* dw_sum = nullptr;          // (C) f32             =    this
     const void* dy;                   // (N, C) dtype
     const void* x;                    // (N, C) dtype        what was normalised (the forward pass's sum)
     const void* w;                    // (C) dtype

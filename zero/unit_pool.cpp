@@ -27,8 +27,6 @@ int UnitPool::find_free(int unit) const {
     return best;
 }
 
-bool UnitPool::has_free_slot(int unit) const { return find_free(unit) >= 0; }
-
 void* UnitPool::acquire(int unit, Stream& stream) {
     const int i = find_free(unit);
     require(i >= 0, "unit %d: all slots of its size are in use; a unit was not released", unit);

@@ -18,7 +18,6 @@ class UnitPool {
 
     bool holds(int unit) const { return slot_of_[size_t(unit)] >= 0; }
     void* data(int unit) const { return slots_[size_t(slot_of_[size_t(unit)])].memory.data(); }
-    bool has_free_slot(int unit) const;
     // Takes a free slot for the unit and makes `stream` wait for its last use. Throws if none is free.
     void* acquire(int unit, Stream& stream);
     // The slot may be taken again once `last_use` is complete.

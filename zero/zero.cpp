@@ -90,8 +90,8 @@ void Zero::allocate(const DecaySegments& decay) {
     v_ = take(own_total_, size_of(o.adam_dtype), MemKind::optimizer, "AdamW v");
 
     if (!whole_parameters())
-        gathered_ = UnitPool(device_, units_, 1 + (o.overlap ? o.prefetch : 0), o.param_dtype, MemKind::gathered,
-                             "gathered parameters");
+        gathered_ =
+            UnitPool(device_, units_, gathered_at_once(), o.param_dtype, MemKind::gathered, "gathered parameters");
     if (!whole_gradients()) {
         unreduced_ =
             UnitPool(device_, units_, o.overlap ? 2 : 1, o.grad_dtype, MemKind::gathered, "unreduced gradients");
@@ -185,18 +185,10 @@ void Zero::compute_waits(const Event& event) {
         compute_.wait(event);
 }
 
-const void* Zero::gather(int unit) {
-    UnitState& s = state_[size_t(unit)];
-    if (!whole_parameters()) {
-        if (!gathered_.holds(unit)) start_gather(unit);
-        if (options_.overlap) prefetch(unit);
-    }
-    compute_waits(std::exchange(s.ready, Event()));
-    if (!whole_parameters()) return gathered_.data(unit);
-    return params_.bytes_at(units_[size_t(unit)].offset * size_of(options_.param_dtype));
-}
+int Zero::gathered_at_once() const { return whole_parameters() ? 0 : 1 + (options_.overlap ? options_.prefetch : 0); }
 
-void Zero::start_gather(int unit) {
+void Zero::gather(int unit) {
+    if (whole_parameters()) return;
     UnitState& s = state_[size_t(unit)];
     void* whole = gathered_.acquire(unit, *comm_);
     comm_->wait(s.own_ready);
@@ -207,15 +199,11 @@ void Zero::start_gather(int unit) {
     s.ready = comm_->record();
 }
 
-void Zero::prefetch(int unit) {
-    const int first = direction_ > 0 ? 0 : 1;  // the backward pass of the embedding reads no parameters
-    for (int i = 1; i <= options_.prefetch; ++i) {
-        const int next = unit + i * direction_;
-        if (next < first || next >= int(units_.size())) return;
-        if (gathered_.holds(next)) continue;
-        if (!gathered_.has_free_slot(next)) return;
-        start_gather(next);
-    }
+const void* Zero::parameters(int unit) {
+    compute_waits(std::exchange(state_[size_t(unit)].ready, Event()));
+    if (whole_parameters()) return params_.bytes_at(units_[size_t(unit)].offset * size_of(options_.param_dtype));
+    require(gathered_.holds(unit), "unit %s is read without being gathered", units_[size_t(unit)].name.c_str());
+    return gathered_.data(unit);
 }
 
 void Zero::release(int unit) {
@@ -232,9 +220,9 @@ void* Zero::gradients(int unit) {
     return whole;
 }
 
-void Zero::reduce(int unit) {
+void Zero::reduce(int unit, bool last) {
     UnitState& s = state_[size_t(unit)];
-    if (whole_gradients() && (!last_micro_batch_ || mesh_.data().size() == 1)) return;
+    if (whole_gradients() && (!last || mesh_.data().size() == 1)) return;
     comm_->wait(compute_.record());
     void* whole = gradients(unit);
     if (!slices_state()) {
@@ -244,14 +232,14 @@ void Zero::reduce(int unit) {
                                          .dtype = options_.grad_dtype,
                                          .wire = options_.wire_dtype});
     } else {
-        reduce_slices(unit, whole);
+        reduce_slices(unit, whole, last);
     }
     s.reduced = comm_->record();
     if (!whole_gradients()) unreduced_.give_back(unit, s.reduced);
     if (!options_.overlap) compute_waits(s.reduced);
 }
 
-void Zero::reduce_slices(int unit, void* whole) {
+void Zero::reduce_slices(int unit, void* whole, bool last) {
     UnitState& s = state_[size_t(unit)];
     const int64_t e = size_of(options_.grad_dtype);
     const ElementRange range = own(unit);
@@ -272,7 +260,7 @@ void Zero::reduce_slices(int unit, void* whole) {
                             .a_dtype = options_.grad_dtype,
                             .b_dtype = options_.grad_dtype});
     s.slices_begun = true;
-    if (last_micro_batch_ && mesh_.replicate().size() > 1)
+    if (last && mesh_.replicate().size() > 1)
         mesh_.replicate().all_reduce(*comm_, {.out = slice,
                                               .in = slice,
                                               .offsets = s.across,
@@ -394,7 +382,7 @@ void Zero::spread_parameters(int unit) {
     if (options_.stage == 0 || (whole_parameters() && row_size_ == 1)) return;
     UnitState& s = state_[size_t(unit)];
     s.own_ready = compute_.record();
-    if (!whole_parameters()) return;  // start_gather() waits
+    if (!whole_parameters()) return;  // gather() waits
     comm_->wait(std::exchange(s.own_ready, Event()));
     const int64_t e = size_of(options_.param_dtype);
     char* whole = params_.bytes_at(units_[size_t(unit)].offset * e);

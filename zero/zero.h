@@ -18,11 +18,13 @@
 // keep the logical offsets of the whole model, which draw the stochastic rounding and order the sums of the gradient
 // norm, so that neither depends on the pipeline.
 //
-// The model announces three things about a unit and never waits by itself:
+// Whoever runs the model announces three things about a unit and never waits by itself:
 //
-//   gather(u)     its parameters are read by compute work enqueued after this call
-//   release(u)    the compute work enqueued so far was the last to read them for now
+//   gather(u)     its parameters will be read: the all-gather starts
+//   release(u)    the compute work enqueued so far was the last to read them until the next gather
 //   reduce(u)     the compute work enqueued so far has completed its gradients
+//
+// and asks for memory: parameters(u) makes the compute stream wait until they are whole, gradients(u) is where they add.
 //
 // Everything here enqueues and returns. Work on the compute stream is ordered with the communication stream by events.
 //
@@ -83,21 +85,39 @@ struct OwnedRange {
     void* grad;             // grad_dtype: the reduced gradient, once reduce() is done
 };
 
-// Where a forward pass finds parameters.
+// Where parameters are found.
 class ParameterSource {
    public:
     virtual ~ParameterSource() = default;
-    // Parameters of the unit, `padded` elements; valid on the compute stream until release(u).
-    virtual const void* gather(int unit) = 0;
+    virtual void gather(int unit) = 0;
+    // Parameters of the unit, `padded` elements; valid on the compute stream from here until release(u). Where units are
+    // gathered, only after gather(u).
+    virtual const void* parameters(int unit) = 0;
     virtual void release(int unit) = 0;
+    // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do nothing.
+    virtual int gathered_at_once() const = 0;
+};
+
+// Where gradients are added.
+class GradientSink {
+   public:
+    virtual ~GradientSink() = default;
+    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid
+    // until reduce(u).
+    virtual void* gradients(int unit) = 0;
+    // `last`: of the step. Where gradients are kept whole there is no other.
+    virtual void reduce(int unit, bool last) = 0;
+    virtual bool reduces_each_micro_batch() const = 0;
 };
 
 // All parameters in memory and nothing else: for generation.
 class ResidentParameters : public ParameterSource {
    public:
     ResidentParameters(Device device, Stream& stream, const std::vector<UnitLayout>& units, DType dtype);
-    const void* gather(int unit) override { return bytes(unit); }
+    void gather(int) override {}
+    const void* parameters(int unit) override { return bytes(unit); }
     void release(int) override {}
+    int gathered_at_once() const override { return 0; }
     char* bytes(int unit) const { return params_.bytes_at(units_[size_t(unit)].offset * size_of(dtype_)); }
 
    private:
@@ -106,25 +126,20 @@ class ResidentParameters : public ParameterSource {
     Buffer params_;
 };
 
-class Zero : public ParameterSource {
+class Zero : public ParameterSource, public GradientSink {
    public:
     // `mesh` outlives this. `meter` may be nullptr.
     Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const DecaySegments& decay, ZeroOptions options,
          AdamWOptions adamw, Mesh& mesh, CommMeter* meter = nullptr);
     ~Zero() override;
 
-    // In which order units will be asked for: prefetch follows it.
-    void begin_forward() { direction_ = +1; }
-    void begin_backward() { direction_ = -1; }
-    // Whether the gradients of the pass that follows are the last before update().
-    void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
-
-    const void* gather(int unit) override;
+    void gather(int unit) override;
+    const void* parameters(int unit) override;
     void release(int unit) override;
-    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid
-    // until reduce(u).
-    void* gradients(int unit);
-    void reduce(int unit);
+    int gathered_at_once() const override;
+    void* gradients(int unit) override;
+    void reduce(int unit, bool last) override;
+    bool reduces_each_micro_batch() const override { return !whole_gradients(); }
 
     // Clips by the global norm and updates what this rank owns. A non-finite gradient leaves every bit of the state.
     // `step` counts from 1 and draws the stochastic rounding. AdamW's bias correction goes by the updates that were
@@ -170,9 +185,7 @@ class Zero : public ParameterSource {
     void index_owned();
     void index_block_sums();
     std::vector<int64_t> gather_stages(const std::vector<int64_t>& own);
-    void start_gather(int unit);
-    void prefetch(int unit);
-    void reduce_slices(int unit, void* whole);
+    void reduce_slices(int unit, void* whole, bool last);
     void compute_waits(const Event& event);
     void sum_blocks();
     void update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
@@ -190,8 +203,6 @@ class Zero : public ParameterSource {
     CommMeter* meter_;
     int row_rank_, row_size_;            // among those that share slices
     int64_t total_ = 0, own_total_ = 0;  // padded elements: of all units, of own slices
-    int direction_ = +1;
-    bool last_micro_batch_ = true;
 
     Buffer params_, grads_, own_grads_, master_, m_, v_, arrived_;
     UnitPool gathered_, unreduced_;

@@ -87,7 +87,7 @@ struct Trainer {
                  .grad_dtype = dtype,
                  .recompute = o.recompute,
                  .logits_bytes = o.logits_bytes},
-                o.device, compute, zero),
+                o.device, compute, zero, &zero),
           vocab(s.config.vocab) {
         if (!o.device.is_cuda()) compute.enqueue_host([n = omp_get_max_threads()] { omp_set_num_threads(n); });
     }

@@ -45,7 +45,8 @@ static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
     if (part == StatePart::model && zero.options().stage < 3) {
         for (int u = 0; u < int(zero.units().size()); ++u) {
             const UnitLayout& unit = zero.units()[size_t(u)];
-            visit(static_cast<char*>(const_cast<void*>(zero.gather(u))), unit.padded, unit.offset);
+            zero.gather(u);
+            visit(static_cast<char*>(const_cast<void*>(zero.parameters(u))), unit.padded, unit.offset);
             zero.release(u);
         }
         return;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "kernels/runtime/memory.h"
+#include "llama/data/batch.h"
 #include "llama/data/data_loader.h"
-#include "llama/model/model.h"
 
 namespace rz {
 

@@ -1,35 +1,20 @@
 #include "llama/model/block.h"
 
 #include <cmath>
+#include <utility>
 
-#include "kernels/gemm/gemm.h"
+#include "kernels/elementwise.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/swiglu.h"
+#include "llama/model/linear.h"
 
 namespace rz {
 
-void linear(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType t) {
-    gemm(s, {.c = y, .a = x, .b = w, .M = N, .N = out, .K = in, .trans_b = true, .dtype = t, .c_dtype = t});
-}
-
-void linear_backward_input(Stream& s, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out,
-                           DType t) {
-    gemm(s, {.c = dx, .a = dy, .b = w, .M = N, .N = in, .K = out, .dtype = t, .c_dtype = t});
-}
-
-void linear_backward_weight(Stream& s, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out,
-                            DType t, DType grad_dtype) {
-    gemm(s, {.c = dw,
-             .a = dy,
-             .b = x,
-             .M = out,
-             .N = in,
-             .K = N,
-             .trans_a = true,
-             .beta = 1,
-             .dtype = t,
-             .c_dtype = grad_dtype});
+void add_norm_gradient(Stream& s, void* dw, const float* sum, int64_t C, DType grad_dtype) {
+    reduce_add(
+        s,
+        {.out = dw, .a = dw, .b = sum, .n = C, .out_dtype = grad_dtype, .a_dtype = grad_dtype, .b_dtype = DType::f32});
 }
 
 BlockOffsets::BlockOffsets(const ParamTable& table) {
@@ -118,29 +103,21 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
     linear(s, scratch.branch, scratch.act, w + at_.down * e, N, c.ffn, c.dim, dtype_);
 }
 
+// Both halves at once: what is pending lies where the pass works anyway, and the gradient of the residual stream is one
+// buffer throughout.
 void Block::backward(Stream& s, const BlockShape& shape, const char* w, char* dw, const BlockActivations& a,
                      const BlockScratch& scratch, void* dresid, bool gate_up_again) const {
-    if (gate_up_again) gate_up(s, shape.rows(), w, a);
-    mlp_backward(s, shape.rows(), w, dw, a, scratch, dresid);
-    attention_backward(s, shape, w, dw, a, scratch, dresid);
-}
-
-void Block::mlp_backward(Stream& s, int64_t N, const char* w, char* dw, const BlockActivations& a,
-                         const BlockScratch& scratch, void* dresid) const {
-    const ModelConfig& c = config_;
-    const int64_t e = size_of(dtype_), ge = size_of(grad_dtype_);
-    linear_backward_input(s, scratch.act, dresid, w + at_.down * e, N, c.ffn, c.dim, dtype_);
-    swiglu_backward(s, {.dgate_up = a.gate_up,
-                        .dh = scratch.act,
-                        .gate_up = a.gate_up,
-                        .h = scratch.act,  // the activation again, over its gradient
-                        .N = N,
-                        .F = c.ffn,
-                        .dtype = dtype_});
-    linear_backward_weight(s, dw + at_.down * ge, dresid, scratch.act, N, c.ffn, c.dim, dtype_, grad_dtype_);
-    linear_backward_weight(s, dw + at_.gate_up * ge, a.gate_up, a.h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_);
-    linear_backward_input(s, scratch.dh, a.gate_up, w + at_.gate_up * e, N, c.dim, 2 * c.ffn, dtype_);
-    rmsnorm_backward(s, {.dx = dresid,
+    const int64_t N = shape.rows(), e = size_of(dtype_), ge = size_of(grad_dtype_);
+    if (gate_up_again) gate_up(s, N, w, a);
+    const PendingBlock p{.h1 = a.h1,
+                         .h2 = a.h2,
+                         .o = a.o,
+                         .gate_up = a.gate_up,
+                         .act = scratch.act,
+                         .dqkv = scratch.dqkv,
+                         .dout = dresid,
+                         .dmid = dresid};
+    RmsnormBackward norm{.dx = dresid,
                          .dw = dw + at_.norm2 * ge,
                          .dy = scratch.dh,
                          .x = a.mid,
@@ -149,31 +126,104 @@ void Block::mlp_backward(Stream& s, int64_t N, const char* w, char* dw, const Bl
                          .dresidual = dresid,
                          .scratch = scratch.norm,
                          .N = N,
-                         .C = c.dim,
+                         .C = config_.dim,
                          .dtype = dtype_,
-                         .grad_dtype = grad_dtype_});
+                         .grad_dtype = grad_dtype_};
+    mlp_inputs(s, N, w, p, scratch);
+    mlp_weights(s, N, dw, p);
+    rmsnorm_backward(s, norm);
+    attention_inputs(s, shape, w, a, p, scratch);
+    attention_weights(s, N, dw, p);
+    norm.dw = dw + at_.norm1 * ge;
+    norm.x = a.resid;
+    norm.w = w + at_.norm1 * e;
+    norm.rstd = a.rstd1;
+    rmsnorm_backward(s, norm);
 }
 
-void Block::attention_backward(Stream& s, const BlockShape& shape, const char* w, char* dw, const BlockActivations& a,
-                               const BlockScratch& scratch, void* dresid) const {
+void exchange(BlockActivations& a, PendingBlock& p) {
+    std::swap(a.h1, p.h1);
+    std::swap(a.h2, p.h2);
+    std::swap(a.o, p.o);
+    std::swap(a.gate_up, p.gate_up);
+}
+
+void Block::input_grad(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
+                       const PendingBlock& p, const BlockScratch& scratch, void* dresid) const {
+    const int64_t N = shape.rows(), e = size_of(dtype_);
+    RmsnormBackward norm{.dx = p.dmid,
+                         .dw_sum = p.dw_norm2,
+                         .dy = scratch.dh,
+                         .x = a.mid,
+                         .w = w + at_.norm2 * e,
+                         .rstd = a.rstd2,
+                         .dresidual = p.dout,
+                         .scratch = scratch.norm,
+                         .N = N,
+                         .C = config_.dim,
+                         .dtype = dtype_,
+                         .grad_dtype = grad_dtype_};
+    mlp_inputs(s, N, w, p, scratch);
+    rmsnorm_backward(s, norm);
+    attention_inputs(s, shape, w, a, p, scratch);
+    norm.dx = dresid;
+    norm.dw_sum = p.dw_norm1;
+    norm.x = a.resid;
+    norm.w = w + at_.norm1 * e;
+    norm.rstd = a.rstd1;
+    norm.dresidual = p.dmid;
+    rmsnorm_backward(s, norm);
+}
+
+void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const PendingBlock& p) const {
+    const int64_t N = shape.rows();
+    mlp_weights(s, N, dw, p);
+    attention_weights(s, N, dw, p);
+    add_norm_gradient(s, dw + at_.norm2 * size_of(grad_dtype_), p.dw_norm2, config_.dim, grad_dtype_);
+    add_norm_gradient(s, dw + at_.norm1 * size_of(grad_dtype_), p.dw_norm1, config_.dim, grad_dtype_);
+}
+
+// Leaves the gradient of h2 in scratch.dh, that of gate and up in p.gate_up, and swiglu's output in p.act.
+void Block::mlp_inputs(Stream& s, int64_t N, const char* w, const PendingBlock& p, const BlockScratch& scratch) const {
+    const ModelConfig& c = config_;
+    const int64_t e = size_of(dtype_);
+    linear_backward_input(s, p.act, p.dout, w + at_.down * e, N, c.ffn, c.dim, dtype_);
+    swiglu_backward(s, {.dgate_up = p.gate_up,
+                        .dh = p.act,
+                        .gate_up = p.gate_up,
+                        .h = p.act,  // the activation again, over its gradient
+                        .N = N,
+                        .F = c.ffn,
+                        .dtype = dtype_});
+    linear_backward_input(s, scratch.dh, p.gate_up, w + at_.gate_up * e, N, c.dim, 2 * c.ffn, dtype_);
+}
+
+void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p) const {
+    const ModelConfig& c = config_;
+    const int64_t ge = size_of(grad_dtype_);
+    linear_backward_weight(s, dw + at_.down * ge, p.dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, p.h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_);
+}
+
+// Leaves the gradient of h1 in scratch.dh and that of qkv in p.dqkv.
+void Block::attention_inputs(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
+                             const PendingBlock& p, const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
-    const int64_t qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_), ge = size_of(grad_dtype_);
-
-    linear_backward_weight(s, dw + at_.out * ge, dresid, a.o, N, heads_dim, c.dim, dtype_, grad_dtype_);
-    linear_backward_input(s, scratch.dh, dresid, w + at_.out * e, N, heads_dim, c.dim, dtype_);
-    rz::attention_backward(s, {.dq = scratch.dqkv,
-                               .dk = at(scratch.dqkv, heads_dim, dtype_),
-                               .dv = at(scratch.dqkv, heads_dim + kv_dim, dtype_),
+    const int64_t qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_);
+    linear_backward_input(s, scratch.dh, p.dmid, w + at_.out * e, N, heads_dim, c.dim, dtype_);
+    rz::attention_backward(s, {.dq = p.dqkv,
+                               .dk = at(p.dqkv, heads_dim, dtype_),
+                               .dv = at(p.dqkv, heads_dim + kv_dim, dtype_),
                                .d_o = scratch.dh,
                                .q = a.qkv,
                                .k = at(a.qkv, heads_dim, dtype_),
                                .v = at(a.qkv, heads_dim + kv_dim, dtype_),
-                               .o = a.o,
+                               .o = p.o,
                                .lse = a.lse,
                                .workspace = scratch.attention,
                                .shape = attention_shape(shape)});
-    rope(s, {.x = scratch.dqkv,
+    rope(s, {.x = p.dqkv,
              .cos_table = cos_,
              .sin_table = sin_,
              .N = N,
@@ -183,20 +233,14 @@ void Block::attention_backward(Stream& s, const BlockShape& shape, const char* w
              .row_stride = qkv_dim,
              .inverse = true,
              .dtype = dtype_});
-    linear_backward_weight(s, dw + at_.qkv * ge, scratch.dqkv, a.h1, N, c.dim, qkv_dim, dtype_, grad_dtype_);
-    linear_backward_input(s, scratch.dh, scratch.dqkv, w + at_.qkv * e, N, c.dim, qkv_dim, dtype_);
-    rmsnorm_backward(s, {.dx = dresid,
-                         .dw = dw + at_.norm1 * ge,
-                         .dy = scratch.dh,
-                         .x = a.resid,
-                         .w = w + at_.norm1 * e,
-                         .rstd = a.rstd1,
-                         .dresidual = dresid,
-                         .scratch = scratch.norm,
-                         .N = N,
-                         .C = c.dim,
-                         .dtype = dtype_,
-                         .grad_dtype = grad_dtype_});
+    linear_backward_input(s, scratch.dh, p.dqkv, w + at_.qkv * e, N, c.dim, qkv_dim, dtype_);
+}
+
+void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p) const {
+    const ModelConfig& c = config_;
+    const int64_t ge = size_of(grad_dtype_), heads_dim = c.heads * c.head_dim;
+    linear_backward_weight(s, dw + at_.out * ge, p.dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, p.h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_);
 }
 
 }  // namespace rz

@@ -9,6 +9,10 @@
 //   gate_up = h2 Wgu^T,  branch = swiglu(gate_up) Wdown^T        (added to mid at the next block's entrance)
 //
 // q, k and v projections lie side by side in the flat buffer, so they are one matrix; so do gate and up.
+//
+// The backward pass has two halves. input_grad computes what the block below waits for and keeps in a PendingBlock what
+// weight_grad reads; weight_grad alone touches gradients, and reads no parameters. backward is both on shared memory, op
+// by op, and gives the same bits.
 
 #include "kernels/attention/attention.h"
 #include "llama/model/config.h"
@@ -42,6 +46,20 @@ struct BlockActivations {
     float* lse = nullptr;     // (B, heads, T)
 };
 
+// What weight_grad reads. All dtype unless noted.
+struct PendingBlock {
+    void* h1 = nullptr;         // (N, C)
+    void* h2 = nullptr;         // (N, C)
+    void* o = nullptr;          // (N, heads * head_dim)
+    void* gate_up = nullptr;    // (N, 2F)  the gradient of gate and up
+    void* act = nullptr;        // (N, F)   swiglu output
+    void* dqkv = nullptr;       // (N, Q)
+    void* dout = nullptr;       // (N, C)   gradient of the block's output, mid + branch
+    void* dmid = nullptr;       // (N, C)   gradient of mid
+    float* dw_norm1 = nullptr;  // (C) f32  this micro-batch's sum for the norm's weight
+    float* dw_norm2 = nullptr;  // (C) f32
+};
+
 // Memory that lives within one block's pass.
 struct BlockScratch {
     void* branch = nullptr;     // (N, C)   the block's last output, until the next block adds it
@@ -67,14 +85,22 @@ class Block {
     void backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
                   void* dresid, bool gate_up_again) const;
 
+    // dresid (N, C) =: the gradient of resid, from that of the block's output in p.dout. The forward pass's h1, h2, o and
+    // gate_up are in `p` already: exchange() comes first.
+    void input_grad(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const PendingBlock& p,
+                    const BlockScratch&, void* dresid) const;
+    // dw += what `p` holds.
+    void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& p) const;
+
     AttentionShape attention_shape(const BlockShape&) const;
 
    private:
     void gate_up(Stream&, int64_t N, const char* w, const BlockActivations& a) const;
-    void mlp_backward(Stream&, int64_t N, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
-                      void* dresid) const;
-    void attention_backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a,
-                            const BlockScratch&, void* dresid) const;
+    void mlp_inputs(Stream&, int64_t N, const char* w, const PendingBlock& p, const BlockScratch&) const;
+    void mlp_weights(Stream&, int64_t N, char* dw, const PendingBlock& p) const;
+    void attention_inputs(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const PendingBlock& p,
+                          const BlockScratch&) const;
+    void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p) const;
 
     ModelConfig config_;
     BlockOffsets at_;
@@ -82,10 +108,10 @@ class Block {
     const float *cos_, *sin_;
 };
 
-// y = x W^T, dx = dy W, dW += dy^T x for a weight stored (out, in), as Hugging Face stores it.
-void linear(Stream&, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType);
-void linear_backward_input(Stream&, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out, DType);
-void linear_backward_weight(Stream&, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out, DType,
-                            DType grad_dtype);
+// h1, h2, o and gate_up change places: `p` keeps what a forward pass left in `a`, and `a` can serve another micro-batch.
+void exchange(BlockActivations& a, PendingBlock& p);
+
+// dw (C) grad_dtype += sum (C): what a norm's input half has summed.
+void add_norm_gradient(Stream&, void* dw, const float* sum, int64_t C, DType grad_dtype);
 
 }  // namespace rz

@@ -8,6 +8,7 @@
 #include "kernels/embedding.h"
 #include "kernels/philox.h"
 #include "kernels/rmsnorm.h"
+#include "llama/model/linear.h"
 #include "llama/model/model.h"
 
 namespace rz {
@@ -66,6 +67,10 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
       parameters_(parameters),
       max_positions_(std::min(max_positions, c.max_seq_len)),
       block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_)) {
+    const StepShape shape = step_shape(table, dtype, parameters, nullptr, {{0, 0, int(table.units().size()) - 1}}, 1,
+                                       /*trains=*/false);
+    program_ = single_stage_program(shape);
+    check_program(program_, shape, 0);
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
         return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
@@ -106,28 +111,33 @@ std::vector<float> Decoder::append(const std::vector<int32_t>& tokens) {
 }
 
 void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
+    stream_.copy(tokens_, tokens, count * 4);
+    for (const Instr& i : program_.code) {
+        if (i.what == Do::gather) parameters_.gather(i.first_unit);
+        if (i.what == Do::forward)
+            for (int u = i.first_unit; u <= i.last_unit; ++u) forward_unit(u, count);
+        if (i.what == Do::release) parameters_.release(i.first_unit);
+    }
+    stream_.synchronize();  // the caller's tokens and tokens_ are used again
+    position_ += count;
+}
+
+void Decoder::forward_unit(int unit, int64_t count) {
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
-    stream_.copy(tokens_, tokens, count * 4);
-    embedding_forward(stream_, {.x = a_.resid,
-                                .table = parameters_.gather(0),
-                                .tokens = tokens_,
-                                .N = count,
-                                .C = c.dim,
-                                .V = c.vocab,
-                                .dtype = dtype_});
-    parameters_.release(0);
-    const void* previous_mid = nullptr;
-    for (int64_t l = 0; l < c.layers; ++l) {
-        a_.qkv = static_cast<char*>(cache_[size_t(l)]) + position_ * c.qkv_rows() * e;
-        const int unit = int(l) + 1;
-        block_.forward(stream_, {.B = 1, .T = count, .first_position = position_},
-                       static_cast<const char*>(parameters_.gather(unit)), a_, scratch_, previous_mid);
-        parameters_.release(unit);
-        previous_mid = a_.mid;
+    const char* w = static_cast<const char*>(parameters_.parameters(unit));
+    if (unit == 0) {
+        embedding_forward(
+            stream_,
+            {.x = a_.resid, .table = w, .tokens = tokens_, .N = count, .C = c.dim, .V = c.vocab, .dtype = dtype_});
+        return;
     }
-    const int last = int(c.layers) + 1;
-    const char* w = static_cast<const char*>(parameters_.gather(last));
+    const void* previous_mid = unit > 1 ? a_.mid : nullptr;
+    if (unit <= int(c.layers)) {
+        a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * c.qkv_rows() * e;
+        block_.forward(stream_, {.B = 1, .T = count, .first_position = position_}, w, a_, scratch_, previous_mid);
+        return;
+    }
     const auto within = [&](const Tensor& t) { return (t.offset - table_.units()[size_t(t.unit)].offset) * e; };
     rmsnorm_forward(stream_, {.y = a_.h1,
                               .rstd = a_.rstd1,
@@ -140,13 +150,9 @@ void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
                               .eps = float(c.norm_eps),
                               .dtype = dtype_});
     const Tensor& head = table_.head();
-    const char* head_w = static_cast<const char*>(parameters_.gather(head.unit)) + within(head);
+    const char* head_w = static_cast<const char*>(parameters_.parameters(head.unit)) + within(head);
     linear(stream_, logits_, static_cast<char*>(a_.h1) + (count - 1) * c.dim * e, head_w, 1, c.dim, c.vocab, dtype_);
-    if (head.unit != last) parameters_.release(head.unit);
-    parameters_.release(last);
     cast(stream_, {.out = logits32_, .x = logits_, .n = c.vocab, .out_dtype = DType::f32, .dtype = dtype_});
-    stream_.synchronize();  // the caller's tokens and tokens_ are used again
-    position_ += count;
 }
 
 int64_t generate(Decoder& decoder, const ModelConfig& config, const std::vector<int32_t>& prompt, int64_t max_tokens,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "llama/model/block.h"
+#include "llama/parallel/program.h"
 #include "zero/zero.h"
 
 namespace rz {
@@ -35,6 +36,7 @@ class Decoder {
 
    private:
     void forward_chunk(const int32_t* tokens, int64_t count);
+    void forward_unit(int unit, int64_t count);
 
     ModelConfig config_;
     const ParamTable& table_;
@@ -42,6 +44,7 @@ class Decoder {
     Device device_;
     Stream& stream_;
     ParameterSource& parameters_;
+    Program program_;  // one forward pass
     int64_t max_positions_, position_ = 0;
     Buffer cos_, sin_;
     Block block_;

@@ -108,17 +108,18 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                                 : o.recompute == "block" ? Recompute::block
                                                          : Recompute::none;
     model = std::make_unique<Model>(config_, table_,
-                                    ModelOptions{.B = o.batch,
+                                    StageOptions{.B = o.batch,
                                                  .T = o.seq_len,
                                                  .dtype = dtype,
                                                  .grad_dtype = grad_dtype,
                                                  .recompute = recompute,
                                                  .logits_bytes = logits_bytes(o, device_)},
-                                    device_, *compute_, *zero);
+                                    device_, *compute_, *zero, zero.get());
+    program_ = model->training_program(micro_batches_);
     const bool graphs = o.cuda_graphs == "on";
     whole_graph_ = graphs && p.size() == 1 && o.zero <= 1;
     if (graphs) check_graphs();
-    if (graphs && !whole_graph_) model->replay_graphs();
+    if (graphs) model->replay_graphs(whole_graph_ ? Model::Replay::micro_batches : Model::Replay::blocks);
     // end_step() waits for the step before, so with two steps' batches the host never waits inside a step.
     feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab,
                                             /*ahead=*/std::min<int64_t>(2 * micro_batches_, 128) - 1,
@@ -195,7 +196,7 @@ void Run::announce(const ParamTable&, const std::string& note) {
 
 int64_t Run::tokens_per_step() const { return options.seq_len * samples_per_step(); }
 
-DeviceBatch Run::fetch(int64_t step, int64_t micro_batch) {
+DeviceBatch Run::batch(int64_t step, int64_t micro_batch) {
     const Place dp = mesh_->place(Axis::dp);
     const int64_t position = samples_before(step) + (micro_batch * dp.size + dp.rank) * options.batch;
     const DeviceBatch batch = feeder_->next(*train_data_, position);
@@ -210,15 +211,10 @@ void Run::check_graphs() const {
             "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
 }
 
-void Run::train(const DeviceBatch& batch) {
-    const float scale = grad_scale();
-    const auto enqueue = [&] { model->train(batch, scale); };
-    if (whole_graph_)  // every other pointer of a batch follows from these
-        micro_batch_.run(*compute_, GraphSet::key(batch.tokens, batch.B, batch.T, batch.distinct, scale), enqueue);
-    else
-        enqueue();
+void Run::train(int64_t step) {
+    model->run(program_, {.pass = Pass::train, .grad_scale = grad_scale()}, [&](int64_t m) { return batch(step, m); });
     // A micro-batch that is recorded again would be worth knowing; of the pieces, that they are replayed.
-    const int64_t lines = whole_graph_ ? micro_batch_.recorded() : std::min<int64_t>(model->graphs().replayed(), 1);
+    const int64_t lines = whole_graph_ ? model->graphs_recorded() : std::min<int64_t>(model->graphs_replayed(), 1);
     if (lines == graph_lines_) return;
     graph_lines_ = lines;
     log_->line(
@@ -321,7 +317,6 @@ void Run::print_sample(int64_t step) {
     Decoder decoder(config_, table_, zero->options().param_dtype, device_, *compute_, *zero,
                     int64_t(prompt.size()) + options.sample_tokens);
     std::vector<int32_t> tokens = prompt;
-    zero->begin_forward();
     generate(decoder, config_, prompt, options.sample_tokens, {.seed = options.seed + uint64_t(step)}, [&](int32_t t) {
         tokens.push_back(t);
         return true;

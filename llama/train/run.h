@@ -43,11 +43,11 @@ class Run {
     int64_t micro_batches() const { return micro_batches_; }
     float grad_scale() const { return 1.0f / float(tokens_per_step()); }  // mean over the targets of the global batch
     int64_t tokens_per_step() const;
-    DeviceBatch fetch(int64_t step, int64_t micro_batch);
-    // Forward and backward of a micro-batch: enqueued op by op or, with --cuda-graphs on, as one graph from the second
-    // one on; where ranks communicate inside it, as a graph per block and pass, between which zero/ does what it does
-    // without graphs.
-    void train(const DeviceBatch&);
+    // A micro-batch of this rank, on its way to the device.
+    DeviceBatch batch(int64_t step, int64_t micro_batch);
+    // Forward and backward of the step's micro-batches: enqueued op by op or, with --cuda-graphs on, a micro-batch as one
+    // graph; where ranks communicate inside it, as a graph per block and pass.
+    void train(int64_t step);
     bool validates(int64_t step) const;
     bool saves(int64_t step) const;
 
@@ -119,8 +119,8 @@ class Run {
     std::unique_ptr<DataLoader> train_data_, val_data_;
     std::unique_ptr<BatchFeeder> feeder_;
     bool whole_graph_ = false;  // nothing in a micro-batch communicates: it is one graph
-    GraphSet micro_batch_;
-    int64_t graph_lines_ = 0;  // about graphs, in the log
+    Program program_;           // of a step
+    int64_t graph_lines_ = 0;   // about graphs, in the log
     std::unique_ptr<CheckpointWriter> writer_;
     std::unique_ptr<Trace> trace_;
     std::unique_ptr<Log> log_;

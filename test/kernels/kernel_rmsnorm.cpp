@@ -85,6 +85,28 @@ TEST_P(Rmsnorm, Backward) {
     compare_on_devices(op, {{"dx", {ulp(c.dtype), 8 * kSum}}, {"dw", {ulp(c.grad_dtype), dw_rounding}}});
 }
 
+// The sum of dw, left for who adds it later.
+TEST_P(Rmsnorm, BackwardLeavesTheSumOfDw) {
+    const Case c = GetParam();
+    const Data x = normal(c.N * c.C, c.dtype, 1, 2), w = normal(c.C, c.dtype, 2, 0.3f, 1),
+               dy = normal(c.N * c.C, c.dtype, 3), rstd = normal(c.N, DType::f32, 6, 0.05f, 0.5f);
+    const auto op = [&](KernelRun& run) {
+        RmsnormBackward a;
+        a.dx = run.output("dx", c.N * c.C, c.dtype);
+        a.dw_sum = static_cast<float*>(run.output("dw_sum", c.C, DType::f32));
+        a.dy = run.input(dy);
+        a.x = run.input(x);
+        a.w = run.input(w);
+        a.rstd = run.input<float>(rstd);
+        a.scratch = static_cast<float*>(run.scratch(4 * rmsnorm_backward_scratch(c.C)));
+        a.N = c.N, a.C = c.C, a.dtype = c.dtype, a.grad_dtype = c.grad_dtype;
+        rmsnorm_backward(run.stream(), a);
+    };
+    const double n = double(c.N);
+    compare_on_devices(op, {{"dx", {ulp(c.dtype), 8 * kSum}},
+                            {"dw_sum", {ulp(DType::f32), n * std::ldexp(4 * std::sqrt(n) + 4, -24)}}});
+}
+
 constexpr auto f32 = DType::f32, bf16_ = DType::bf16, f16_ = DType::f16;
 INSTANTIATE_TEST_SUITE_P(Shapes, Rmsnorm,
                          testing::Values(Case{1, 8, bf16_, f32, false},       // one row, one vector

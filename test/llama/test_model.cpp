@@ -39,7 +39,7 @@ struct TestModel {
           model(
               c, table,
               {.B = B, .T = T, .dtype = dtype, .grad_dtype = DType::f32, .recompute = recompute, .logits_bytes = 4096},
-              kCpu, stream, zero) {}
+              kCpu, stream, zero, &zero) {}
 
     struct Batch {
         int64_t B, T;

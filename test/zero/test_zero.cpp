@@ -315,16 +315,16 @@ Updated update_stages(const std::vector<std::vector<int>>& stages, int data, con
                 float* g = static_cast<float*>(zero.gradients(u));
                 compute.synchronize();
                 for (int64_t i = 0; i < unit.size; ++i) g[i] += gradient(unit.logical + i, mesh.data().rank(), step);
-                zero.reduce(u);
+                zero.reduce(u, /*last=*/true);
             }
             zero.update(1e-2f, step);
             compute.synchronize();
             norms[size_t(rank)].push_back(*zero.grad_norm());
         }
-        zero.begin_forward();
         for (int u = 0; u < int(zero.units().size()); ++u) {
             const UnitLayout& unit = zero.units()[size_t(u)];
-            const void* p = zero.gather(u);
+            zero.gather(u);
+            const void* p = zero.parameters(u);
             compute.synchronize();
             if (mesh.data().rank() == 0)
                 with_dtype(options.param_dtype, [&]<class E>() {

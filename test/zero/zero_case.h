@@ -71,7 +71,8 @@ inline Result train(Mesh& mesh, const Case& how) {
                  .grad_dtype = how.zero.grad_dtype,
                  .recompute = how.recompute,
                  .logits_bytes = 4096},
-                cpu, compute, zero);
+                cpu, compute, zero, &zero);
+    const Program program = model.training_program(how.micro_batches);
     initialise_weights(table, 11, compute, zero);
 
     Result result;
@@ -87,24 +88,23 @@ inline Result train(Mesh& mesh, const Case& how) {
             void* gradient = zero.gradients(int(table.units().size()) - 1);
             compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
         }
-        for (int64_t m = 0; m < how.micro_batches; ++m) {
+        const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(N * data.size * how.micro_batches)};
+        model.run(program, goal, [&](int64_t m) -> DeviceBatch {
+            compute.synchronize();  // the token vectors are filled again
             const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + data.rank * how.B;
             fill_sequences(first, how.B, T, config.vocab, tokens.data(), targets.data());
             const int64_t distinct =
                 embedding_plan(tokens.data(), N, config.vocab, rows.data(), starts.data(), ids.data());
-            zero.set_last_micro_batch(m == how.micro_batches - 1);
-            model.train({how.B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct},
-                        1.0f / float(N * data.size * how.micro_batches));
-            compute.synchronize();  // the token vectors are filled again
-        }
+            return {how.B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct};
+        });
         zero.update(1e-2f, step);
         compute.synchronize();
         result.norms.push_back(*zero.grad_norm());
     }
     compute.copy(&result.updates, zero.updates(), 8);
-    zero.begin_forward();
     for (int u = 0; u < int(table.units().size()); ++u) {
-        const void* p = zero.gather(u);
+        zero.gather(u);
+        const void* p = zero.parameters(u);
         compute.synchronize();
         with_dtype(how.zero.param_dtype, [&]<class E>() {
             const E* e = static_cast<const E*>(p);

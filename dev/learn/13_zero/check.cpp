@@ -52,21 +52,19 @@ static Measured measure(int stage, const rz::ParamTable& table) {
         stream.synchronize();
         const int64_t before = mesh.bytes_sent();
         const int units = int(zero.units().size());
-        zero.begin_forward();
         for (int u = 0; u < units; ++u) {
             zero.gather(u);
+            zero.parameters(u);
             if (u < units - 1) zero.release(u);
         }
-        zero.begin_backward();
         for (int u = units - 1; u >= 0; --u) {
-            if (u > 0) zero.gather(u);  // nobody reads the embedding's parameters in the backward pass
+            if (u > 0 && u < units - 1) zero.gather(u);  // the last is still there; nobody reads the embedding's now
             zero.gradients(u);
             if (u > 0) zero.release(u);
-            zero.reduce(u);
+            zero.reduce(u, /*last=*/true);
         }
         zero.update(1e-3f, 1);
-        zero.begin_forward();
-        if (stage < 3) zero.gather(0);
+        if (stage < 3) zero.parameters(0);
         stream.synchronize();
         sent += mesh.bytes_sent() - before;
     });

@@ -1,0 +1,30 @@
+#include "llama/model/linear.h"
+
+#include "kernels/gemm/gemm.h"
+
+namespace rz {
+
+void linear(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType t) {
+    gemm(s, {.c = y, .a = x, .b = w, .M = N, .N = out, .K = in, .trans_b = true, .dtype = t, .c_dtype = t});
+}
+
+void linear_backward_input(Stream& s, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out,
+                           DType t) {
+    gemm(s, {.c = dx, .a = dy, .b = w, .M = N, .N = in, .K = out, .dtype = t, .c_dtype = t});
+}
+
+void linear_backward_weight(Stream& s, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out,
+                            DType t, DType grad_dtype) {
+    gemm(s, {.c = dw,
+             .a = dy,
+             .b = x,
+             .M = out,
+             .N = in,
+             .K = N,
+             .trans_a = true,
+             .beta = 1,
+             .dtype = t,
+             .c_dtype = grad_dtype});
+}
+
+}  // namespace rz

@@ -1,0 +1,367 @@
+#include "llama/model/stage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/rope.h"
+#include "llama/model/linear.h"
+
+namespace rz {
+
+void make_rope_tables(const ModelConfig& c, int64_t positions, Device device, Stream& stream, Buffer& cos_table,
+                      Buffer& sin_table) {
+    const int64_t n = checked_mul(positions, c.head_dim / 2, "rope table");
+    std::vector<float> cos_host(n), sin_host(n);
+    rope_tables(cos_host.data(), sin_host.data(), positions, c.head_dim, c.rope_theta, c.rope_scaling);
+    cos_table = Buffer(device, n * 4, MemKind::workspace, "rope cos");
+    sin_table = Buffer(device, n * 4, MemKind::workspace, "rope sin");
+    stream.copy(cos_table.data(), cos_host.data(), n * 4);
+    stream.copy(sin_table.data(), sin_host.data(), n * 4);
+    stream.synchronize();  // the host vectors end here
+}
+
+// ---- workspace ------------------------------------------------------------------------------------------------------
+
+static Block make_block(const ModelConfig& c, const ParamTable& table, const StageOptions& o, Device device, Stream& s,
+                        Buffer& cos_table, Buffer& sin_table) {
+    make_rope_tables(c, o.T, device, s, cos_table, sin_table);
+    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>());
+}
+
+static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
+    require(o.B > 0 && o.T > 0, "micro-batch %lld x %lld: both must be positive", (long long)o.B, (long long)o.T);
+    require(o.T <= c.max_seq_len, "--seq-len %lld is longer than the model's max_seq_len %lld", (long long)o.T,
+            (long long)c.max_seq_len);
+    return checked_mul(o.B, o.T, "micro-batch");
+}
+
+Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageOptions& o, bool with_head,
+                     Device device, Stream& compute)
+    : stream_(compute), block_(make_block(c, table, o, device, compute, cos_, sin_)) {
+    const int64_t N = rows_of(o, c), e = size_of(o.dtype), heads_dim = c.heads * c.head_dim;
+    auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
+        const int64_t bytes = checked_mul(checked_mul(rows, columns, name), element, name);
+        return buffers_.emplace_back(device, bytes, kind, name).data();
+    };
+    scratch_.branch = take(N, c.dim, e, MemKind::workspace, "branch output");
+    scratch_.act = take(N, c.ffn, e, MemKind::workspace, "swiglu output");
+    scratch_.dqkv = take(N, c.qkv_rows(), e, MemKind::workspace, "qkv gradient");
+    scratch_.dh = take(N, std::max(c.dim, heads_dim), e, MemKind::workspace, "norm gradient");
+    const BlockShape largest{.B = o.B, .T = o.T};
+    scratch_.attention = take(1, attention_backward_workspace(block_.attention_shape(largest)), 1, MemKind::workspace,
+                              "attention backward");
+    scratch_.norm =
+        static_cast<float*>(take(1, rmsnorm_backward_scratch(c.dim), 4, MemKind::workspace, "norm partials"));
+    if (with_head) {
+        losses_ = static_cast<float*>(take(N, 1, 4, MemKind::activations, "token losses"));
+        chunk_rows_ = std::clamp<int64_t>(o.logits_bytes / (c.vocab * e), 1, N);
+        chunk_rows_ = ceil_div(N, ceil_div(N, chunk_rows_));  // equal chunks
+        logits_ = take(chunk_rows_, c.vocab, e, MemKind::workspace, "logits chunk");
+    }
+    loss_sum_ = Buffer(device, 8, MemKind::workspace, "loss sum");
+    reset_loss();
+}
+
+// ---- slots ----------------------------------------------------------------------------------------------------------
+
+Stage::Stage(const ModelConfig& config, const ParamTable& table, const StageOptions& options, int first_unit,
+             int last_unit, int forward_slots, int weight_slots, Device device, Stream& compute, Workspace& workspace,
+             ParameterSource& parameters, GradientSink* gradients)
+    : config_(config),
+      table_(table),
+      options_(options),
+      first_unit_(first_unit),
+      last_unit_(last_unit),
+      model_last_(int(table.units().size()) - 1),
+      device_(device),
+      stream_(compute),
+      work_(workspace),
+      parameters_(parameters),
+      gradients_(gradients) {
+    require(first_unit >= 0 && last_unit <= model_last_ && first_block() <= last_block(),
+            "a stage of units %d to %d: it must hold a block, units 1 to %d", first_unit, last_unit, model_last_ - 1);
+    require(forward_slots > 0 && weight_slots >= 0, "a stage with %d forward slots and %d weight slots", forward_slots,
+            weight_slots);
+    require(weight_slots == 0 || options.recompute == Recompute::none,
+            "a pending weight gradient keeps the activations that recomputation would not: a schedule that parts the "
+            "backward pass needs recomputation off");
+    for (int s = 0; s < forward_slots; ++s) add_slot(s);
+    for (int s = 0; s < weight_slots; ++s) add_weight_slot(s);
+}
+
+void* Stage::take(int64_t rows, int64_t columns, int64_t element, MemKind kind, const std::string& name) {
+    const int64_t bytes = checked_mul(checked_mul(rows, columns, name.c_str()), element, name.c_str());
+    return buffers_.emplace_back(device_, bytes, kind, name).data();
+}
+
+void Stage::add_slot(int number) {
+    const ModelConfig& c = config_;
+    const int64_t N = rows_of(options_, c), e = size_of(options_.dtype), heads_dim = c.heads * c.head_dim;
+    const std::string of_slot = number > 0 ? format(", slot %d", number) : "";
+    const bool share = options_.recompute == Recompute::block, share_gate_up = options_.recompute != Recompute::none;
+    Slot slot;
+    for (int unit = first_block(); unit <= last_block(); ++unit) {
+        BlockActivations a;
+        auto act = [&](const char* name, int64_t columns) {
+            return take(N, columns, e, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot);
+        };
+        auto row = [&](const char* name, int64_t columns) {
+            return static_cast<float*>(
+                take(N, columns, 4, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot));
+        };
+        // What is computed again is the same memory for all blocks and slots.
+        const bool first = number == 0 && unit == first_block();
+        const BlockActivations shared = first ? a : (slots_.empty() ? slot : slots_.front()).blocks.front();
+        if (share && !first) a = shared;
+        a.resid = act("residual", c.dim);
+        if (!share || first) {
+            a.h1 = act("attention norm", c.dim);
+            a.rstd1 = row("attention rstd", 1);
+            a.qkv = act("qkv", c.qkv_rows());
+            a.o = act("attention output", heads_dim);
+            a.lse = row("attention lse", c.heads);
+            a.mid = act("middle residual", c.dim);
+            a.h2 = act("ffn norm", c.dim);
+            a.rstd2 = row("ffn rstd", 1);
+            a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", 2 * c.ffn);
+        }
+        slot.blocks.push_back(a);
+    }
+    const auto whole = [&](const char* name) { return take(N, c.dim, e, MemKind::activations, name + of_slot); };
+    if (has_head()) {
+        slot.final_resid = whole("final residual");
+        slot.final_norm = whole("final norm");
+        slot.final_rstd = static_cast<float*>(take(N, 1, 4, MemKind::activations, "final rstd" + of_slot));
+    } else {
+        slot.output = whole("stage output");
+    }
+    if (gradients_) slot.gradient = whole("residual gradient");
+    slots_.push_back(std::move(slot));
+}
+
+void Stage::add_weight_slot(int number) {
+    const ModelConfig& c = config_;
+    const int64_t N = rows_of(options_, c), e = size_of(options_.dtype);
+    WeightSlot slot;
+    for (int unit = first_block(); unit <= last_block(); ++unit) {
+        auto pending = [&](const char* name, int64_t columns) {
+            return take(N, columns, e, MemKind::activations,
+                        format("%s of block %d, weight slot %d", name, unit - 1, number));
+        };
+        auto sum = [&](const char* name) {
+            return static_cast<float*>(take(1, c.dim, 4, MemKind::activations,
+                                            format("%s of block %d, weight slot %d", name, unit - 1, number)));
+        };
+        slot.blocks.push_back({.h1 = pending("attention norm", c.dim),
+                               .h2 = pending("ffn norm", c.dim),
+                               .o = pending("attention output", c.heads * c.head_dim),
+                               .gate_up = pending("gate and up gradient", 2 * c.ffn),
+                               .act = pending("swiglu output", c.ffn),
+                               .dqkv = pending("qkv gradient", c.qkv_rows()),
+                               .dout = pending("output gradient", c.dim),
+                               .dmid = pending("middle gradient", c.dim),
+                               .dw_norm1 = sum("attention norm's weight gradient"),
+                               .dw_norm2 = sum("ffn norm's weight gradient")});
+    }
+    if (has_embedding())
+        slot.embedding_gradient =
+            take(N, c.dim, e, MemKind::activations, format("embedding gradient, weight slot %d", number));
+    if (has_head())
+        slot.dw_final_norm = static_cast<float*>(
+            take(1, c.dim, 4, MemKind::activations, format("final norm's weight gradient, weight slot %d", number)));
+    weight_slots_.push_back(std::move(slot));
+}
+
+void Stage::check(const DeviceBatch& b) const {
+    require(b.B > 0 && b.T > 0 && b.T <= options_.T && b.B * b.T <= options_.B * options_.T,
+            "a batch of %lld x %lld does not fit a model built for %lld x %lld", (long long)b.B, (long long)b.T,
+            (long long)options_.B, (long long)options_.T);
+}
+
+// ---- passes ---------------------------------------------------------------------------------------------------------
+
+const char* Stage::parameters(const Tensor& t) {
+    const int64_t within = t.offset - table_.units()[size_t(t.unit)].offset;
+    return static_cast<const char*>(parameters_.parameters(t.unit)) + within * size_of(options_.dtype);
+}
+
+char* Stage::gradients(const Tensor& t) {
+    const int64_t within = t.offset - table_.units()[size_t(t.unit)].offset;
+    return static_cast<char*>(gradients_->gradients(t.unit)) + within * size_of(options_.grad_dtype);
+}
+
+// The key names the piece and holds what it records by value and may change.
+void Stage::piece(const GraphSet::Key& key, const std::function<void()>& enqueue) {
+    if (replays_)
+        graphs_.run(stream_, key, enqueue);
+    else
+        enqueue();
+}
+
+void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) {
+    check(b);
+    const Slot& s = slots_[size_t(slot)];
+    const int64_t N = b.B * b.T, C = config_.dim;
+    if (unit == 0) {
+        embedding_forward(stream_, {.x = s.blocks.front().resid,
+                                    .table = parameters_.parameters(0),
+                                    .tokens = b.tokens,
+                                    .N = N,
+                                    .C = C,
+                                    .V = config_.vocab,
+                                    .dtype = options_.dtype});
+        return;
+    }
+    if (unit == model_last_) {
+        final_norm(s, N);
+        if (goal.pass == Pass::loss) head(s, b, goal);
+        if (goal.pass == Pass::logits)
+            linear(stream_, goal.logits, s.final_norm, parameters(table_.head()), N, C, config_.vocab, options_.dtype);
+        return;
+    }
+    const BlockActivations& a = s.blocks[index(unit)];
+    const void* previous_mid = unit == first_block() ? nullptr : s.blocks[index(unit) - 1].mid;
+    const char* w = static_cast<const char*>(parameters_.parameters(unit));
+    piece(GraphSet::key(Piece::forward, unit, slot, w, a.h1, b.B, b.T),
+          [&] { work_.block().forward(stream_, {.B = b.B, .T = b.T}, w, a, work_.scratch(), previous_mid); });
+    if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
+        reduce_add(stream_, {.out = s.output,
+                             .a = work_.scratch().branch,
+                             .b = a.mid,
+                             .n = N * C,
+                             .out_dtype = options_.dtype,
+                             .a_dtype = options_.dtype,
+                             .b_dtype = options_.dtype});
+}
+
+void Stage::final_norm(const Slot& s, int64_t N) {
+    rmsnorm_forward(stream_, {.y = s.final_norm,
+                              .rstd = s.final_rstd,
+                              .sum = s.final_resid,
+                              .x = work_.scratch().branch,
+                              .residual = s.blocks.back().mid,
+                              .w = parameters(table_.final_norm()),
+                              .N = N,
+                              .C = config_.dim,
+                              .eps = float(config_.norm_eps),
+                              .dtype = options_.dtype});
+}
+
+// Chunk by chunk: logits, losses, and in training the gradient of the final norm's output, into scratch.dh, and the
+// head's weight gradient. The head is in the last unit, or, if tied, in the embedding's.
+void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
+    const ModelConfig& c = config_;
+    const DType t = options_.dtype;
+    const int64_t N = b.B * b.T, e = size_of(t), chunk = work_.chunk_rows();
+    const bool trains = goal.pass == Pass::train;
+    const char* w = parameters(table_.head());
+    char* dw = trains ? gradients(table_.head()) : nullptr;
+    const auto chunks = [&] {
+        for (int64_t first = 0; first < N; first += chunk) {
+            const int64_t rows = std::min(chunk, N - first);
+            const char* x = static_cast<const char*>(s.final_norm) + first * c.dim * e;
+            linear(stream_, work_.logits(), x, w, rows, c.dim, c.vocab, t);
+            cross_entropy(stream_, {.loss = work_.losses() + first,
+                                    .logits = work_.logits(),
+                                    .targets = b.targets + first,
+                                    .N = rows,
+                                    .V = c.vocab,
+                                    .grad_scale = goal.grad_scale,
+                                    .write_gradient = trains,
+                                    .dtype = t});
+            if (!trains) continue;
+            char* dx = static_cast<char*>(work_.scratch().dh) + first * c.dim * e;
+            linear_backward_input(stream_, dx, work_.logits(), w, rows, c.dim, c.vocab, t);
+            linear_backward_weight(stream_, dw, work_.logits(), x, rows, c.dim, c.vocab, t, options_.grad_dtype);
+        }
+        sum_f32(stream_, {.out = work_.loss_sum(), .x = work_.losses(), .n = N});
+    };
+    const Piece what = trains ? Piece::head : Piece::loss;
+    piece(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale), chunks);
+}
+
+void Stage::final_norm_backward(const Slot& s, int64_t N, void* dx, float* dw_sum) {
+    rmsnorm_backward(stream_, {.dx = dx,
+                               .dw = dw_sum ? nullptr : gradients(table_.final_norm()),
+                               .dw_sum = dw_sum,
+                               .dy = work_.scratch().dh,
+                               .x = s.final_resid,
+                               .w = parameters(table_.final_norm()),
+                               .rstd = s.final_rstd,
+                               .scratch = work_.scratch().norm,
+                               .N = N,
+                               .C = config_.dim,
+                               .dtype = options_.dtype,
+                               .grad_dtype = options_.grad_dtype});
+}
+
+void Stage::embedding_gradient(const void* dx, const DeviceBatch& b) {
+    embedding_backward(stream_, {.dtable = gradients_->gradients(0),
+                                 .dx = dx,
+                                 .rows = b.rows,
+                                 .starts = b.starts,
+                                 .ids = b.ids,
+                                 .distinct = b.distinct,
+                                 .N = b.B * b.T,
+                                 .C = config_.dim,
+                                 .V = config_.vocab,
+                                 .dtype = options_.dtype,
+                                 .grad_dtype = options_.grad_dtype});
+}
+
+void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal) {
+    check(b);
+    const Slot& s = slots_[size_t(slot)];
+    if (unit == 0) return embedding_gradient(s.gradient, b);
+    if (unit == model_last_) {
+        head(s, b, goal);
+        return final_norm_backward(s, b.B * b.T, s.gradient, nullptr);
+    }
+    const BlockActivations& a = s.blocks[index(unit)];
+    const BlockShape shape{.B = b.B, .T = b.T};
+    const char* w = static_cast<const char*>(parameters_.parameters(unit));
+    char* dw = static_cast<char*>(gradients_->gradients(unit));
+    piece(GraphSet::key(Piece::backward, unit, slot, w, dw, a.h1, b.B, b.T), [&] {
+        if (options_.recompute == Recompute::block)
+            work_.block().forward(stream_, shape, w, a, work_.scratch(), nullptr);
+        work_.block().backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
+                               options_.recompute == Recompute::mlp);
+    });
+}
+
+void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b, const Goal& goal) {
+    check(b);
+    Slot& s = slots_[size_t(slot)];
+    WeightSlot& pending = weight_slots_[size_t(weight_slot)];
+    if (unit == 0) return std::swap(s.gradient, pending.embedding_gradient);
+    if (unit == model_last_) {
+        head(s, b, goal);
+        return final_norm_backward(s, b.B * b.T, pending.blocks.back().dout, pending.dw_final_norm);
+    }
+    BlockActivations& a = s.blocks[index(unit)];
+    PendingBlock& p = pending.blocks[index(unit)];
+    if (unit == last_unit_) std::swap(s.gradient, p.dout);  // what came from the stage above
+    void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
+    const char* w = static_cast<const char*>(parameters_.parameters(unit));
+    exchange(a, p);
+    piece(GraphSet::key(Piece::input_grad, unit, w, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T),
+          [&] { work_.block().input_grad(stream_, {.B = b.B, .T = b.T}, w, a, p, work_.scratch(), dresid); });
+}
+
+void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
+    const WeightSlot& pending = weight_slots_[size_t(weight_slot)];
+    if (unit == 0) return embedding_gradient(pending.embedding_gradient, b);
+    if (unit == model_last_)
+        return add_norm_gradient(stream_, gradients(table_.final_norm()), pending.dw_final_norm, config_.dim,
+                                 options_.grad_dtype);
+    const PendingBlock& p = pending.blocks[index(unit)];
+    char* dw = static_cast<char*>(gradients_->gradients(unit));
+    piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T),
+          [&] { work_.block().weight_grad(stream_, {.B = b.B, .T = b.T}, dw, p); });
+}
+
+}  // namespace rz

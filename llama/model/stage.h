@@ -1,0 +1,158 @@
+#pragma once
+// A run of the model's units on one rank: their activations, forward and backward pass. The whole model is one stage; of
+// a pipeline a rank has one or two. A stage is told which unit to work on, in which slot, and never decides what comes
+// next (llama/parallel/program.h does); parameters are whole when it is called, and gradients are where the sink says.
+//
+// One tensor (N, C) enters a stage and one leaves it: the residual stream. In between a block leaves two, mid and branch,
+// which the next one adds as it reads them, so the forward units of a micro-batch are called one after the other.
+//
+// Slots hold what several micro-batches in flight need at once: a forward slot the activations from forward to backward
+// (or input_grad), a weight slot what weight_grad reads after input_grad.
+
+#include <memory>
+#include <vector>
+
+#include "kernels/runtime/graph.h"
+#include "kernels/runtime/memory.h"
+#include "llama/data/batch.h"
+#include "llama/model/block.h"
+#include "llama/model/config.h"
+#include "llama/model/param_table.h"
+#include "zero/zero.h"
+
+namespace rz {
+
+// What the backward pass computes again instead of keeping. Bits do not change.
+enum class Recompute { none, mlp, block };  // mlp: the 2F-wide gate_up; block: everything but the residual stream
+
+struct StageOptions {
+    int64_t B, T;  // largest micro-batch
+    DType dtype = DType::f32, grad_dtype = DType::f32;
+    Recompute recompute = Recompute::none;
+    int64_t logits_bytes = int64_t(1) << 30;  // largest chunk of logits
+};
+
+// What a pass is for.
+enum class Pass {
+    train,  // forward of the last unit is the final norm; its backward is the head (logits, loss, dX, dW), then the norm's
+    loss,    // forward only; the token losses are added to Workspace::loss_sum()
+    logits,  // forward only
+};
+struct Goal {
+    Pass pass;
+    float grad_scale =
+        0;  // train: gradients are those of grad_scale * (sum of token losses); 1 / targets of the update
+    void* logits = nullptr;  // logits: where they go, (B*T, V) dtype, on the device
+};
+
+// Memory and tables that the stages of a rank use one after the other.
+class Workspace {
+   public:
+    // `with_head`: one of the stages has the last unit.
+    Workspace(const ModelConfig&, const ParamTable&, const StageOptions&, bool with_head, Device, Stream& compute);
+
+    const Block& block() const { return block_; }
+    const BlockScratch& scratch() const { return scratch_; }
+    void* logits() const { return logits_; }  // (chunk_rows, V) dtype
+    int64_t chunk_rows() const { return chunk_rows_; }
+    float* losses() const { return losses_; }  // (N)
+
+    // (1) double on the device: the token losses added up since reset_loss(). Without a head it stays zero.
+    double* loss_sum() const { return loss_sum_.as<double>(); }
+    void reset_loss() { stream_.zero(loss_sum_.data(), 8); }
+
+   private:
+    Stream& stream_;
+    Buffer cos_, sin_;
+    Block block_;
+    std::vector<Buffer> buffers_;
+    BlockScratch scratch_;
+    void* logits_ = nullptr;
+    float* losses_ = nullptr;
+    int64_t chunk_rows_ = 0;
+    Buffer loss_sum_;
+};
+
+class Stage {
+   public:
+    // Units first_unit..last_unit, at least one block among them. The workspace, parameters and gradients outlive this;
+    // `gradients` may be nullptr for forward-only work. weight_slots > 0 needs Recompute::none, since a pending weight
+    // gradient keeps what recomputation would have saved.
+    Stage(const ModelConfig&, const ParamTable&, const StageOptions&, int first_unit, int last_unit, int forward_slots,
+          int weight_slots, Device, Stream& compute, Workspace&, ParameterSource&, GradientSink* gradients);
+
+    int first_unit() const { return first_unit_; }
+    int last_unit() const { return last_unit_; }
+
+    // Each enqueues one unit of a micro-batch and returns. `slot` keeps the activations until its backward or input_grad
+    // of the stage's first unit. Throws if the batch is larger than the stage was built for.
+    void forward(int unit, int slot, const DeviceBatch&, const Goal&);
+    void backward(int unit, int slot, const DeviceBatch&, const Goal&);
+    void input_grad(int unit, int slot, int weight_slot, const DeviceBatch&, const Goal&);
+    void weight_grad(int unit, int weight_slot, const DeviceBatch&);
+
+    // (N, C) dtype of a slot: what enters the first unit (with unit 0: the embedding writes it), what leaves the last
+    // unit (not with the model's last unit), and the gradient of either, which the backward pass turns from that of the
+    // output into that of the input.
+    void* input(int slot) const { return slots_[size_t(slot)].blocks.front().resid; }
+    void* output(int slot) const { return slots_[size_t(slot)].output; }
+    void* gradient(int slot) const { return slots_[size_t(slot)].gradient; }
+
+    // From now on each block's passes and the head are replayed as CUDA graphs. What is done between them is not
+    // recorded.
+    void replay_graphs() { replays_ = true; }
+    const GraphSet& graphs() const { return graphs_; }
+
+   private:
+    struct Slot {
+        std::vector<BlockActivations> blocks;
+        void *output = nullptr, *gradient = nullptr;         // (N, C)
+        void *final_resid = nullptr, *final_norm = nullptr;  // (N, C)   with the model's last unit
+        float* final_rstd = nullptr;                         // (N)
+    };
+    struct WeightSlot {
+        std::vector<PendingBlock> blocks;
+        void* embedding_gradient = nullptr;  // (N, C)  with unit 0
+        float* dw_final_norm = nullptr;      // (C)     with the model's last unit
+    };
+    enum class Piece { forward, backward, input_grad, weight_grad, head, loss };
+
+    bool has_embedding() const { return first_unit_ == 0; }
+    bool has_head() const { return last_unit_ == model_last_; }
+    int first_block() const { return std::max(first_unit_, 1); }
+    int last_block() const { return has_head() ? last_unit_ - 1 : last_unit_; }
+    bool is_block(int unit) const { return unit >= 1 && unit < model_last_; }
+    size_t index(int unit) const { return size_t(unit - first_block()); }
+
+    void add_slot(int number);
+    void add_weight_slot(int number);
+    void* take(int64_t rows, int64_t columns, int64_t element, MemKind kind, const std::string& name);
+    const char* parameters(const Tensor&);
+    char* gradients(const Tensor&);
+    void check(const DeviceBatch&) const;
+    void final_norm(const Slot&, int64_t N);
+    void head(const Slot&, const DeviceBatch&, const Goal&);
+    void final_norm_backward(const Slot&, int64_t N, void* dx, float* dw_sum);
+    void embedding_gradient(const void* dx, const DeviceBatch&);
+    void piece(const GraphSet::Key& key, const std::function<void()>& enqueue);
+
+    ModelConfig config_;
+    const ParamTable& table_;
+    StageOptions options_;
+    int first_unit_, last_unit_, model_last_;
+    Device device_;
+    Stream& stream_;
+    Workspace& work_;
+    ParameterSource& parameters_;
+    GradientSink* gradients_;
+    std::vector<Buffer> buffers_;
+    std::vector<Slot> slots_;
+    std::vector<WeightSlot> weight_slots_;
+    bool replays_ = false;
+    GraphSet graphs_;
+};
+
+// Fills RoPE tables (positions, head_dim / 2) on a device; waits for the stream.
+void make_rope_tables(const ModelConfig&, int64_t positions, Device, Stream&, Buffer& cos_table, Buffer& sin_table);
+
+}  // namespace rz
