@@ -5,6 +5,7 @@
 #   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt ptx" picks some)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
 #   make test-ptx     the compiled kernels' PTX, run on the CPU (make test has the quick part)
+#   make test-faults-all  the program under a failure of each of its calls, one at a time (an hour)
 #   make test-gpu     the kernel tests on the GPU
 #   make learn        sixteen lessons: solutions pass, exercises fail (dev/learn/README.md)
 #   make bench        the microbenchmarks and tools in dev/
@@ -148,8 +149,9 @@ test: deps-test
 	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 test-build
 	@dev/build/run_tests.sh $(BUILD) $(OBJ) $(SECTIONS)
 
+FAULT_SHIM := $(BUILD)/libfile_faults.so
 .PHONY: test-build deps-test
-test-build: train_llama learn-build $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
+test-build: train_llama $(FAULT_SHIM) learn-build $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
 # What was installed is looked for again: config.mk was written before.
 deps-test:
 	@dev/build/install_deps.sh --check || { dev/build/install_deps.sh && rm -f $(CONFIG); }
@@ -161,6 +163,15 @@ test-unit: $(OBJ)/unit_tests
 .PHONY: test-faults
 test-faults: train_llama
 	test/program/test_faults.sh ./train_llama
+
+# Every file operation fails once, and is where the program is killed once; every allocation and thread fails: an hour of one
+# core. `make test` has a minute of it.
+$(FAULT_SHIM): test/faults/file_faults.cpp
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 -O1 -g1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
+.PHONY: test-faults-all
+test-faults-all: train_llama $(FAULT_SHIM)
+	test/faults/all_faults.py ./train_llama $(FAULT_SHIM)
 
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests

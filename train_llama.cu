@@ -40,7 +40,7 @@ static int run_command(Options options, Process& process) {
     arm_faults(process.rank());
     fault_point("start");
     Health health(options, process);
-    std::optional<ResumePoint> from = find_checkpoint(options, process);
+    std::optional<ResumePoint> from = find_checkpoint(options, process, health.status().saved_step());
     if (from)
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());

@@ -10,8 +10,8 @@
 #
 # Adds --resume auto to the command. Ends with
 #   0   the run has finished             75  it was asked to stop; its state is saved
-#   2   the command line is wrong         3  given up: no new checkpoint between two restarts, or too many restarts;
-#                                            the last lines say why each start ended
+#   2   the command line is wrong, or another supervisor keeps this run going
+#   3   given up: no new checkpoint between two restarts, or too many restarts; the last lines say why each start ended
 # Signals (TERM, USR1, INT) are passed on to the run. What counts is run_status.json; mpirun's exit code is not trusted.
 set -uo pipefail
 max_restarts=20 backoff=5 requeue=exit
@@ -27,22 +27,39 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ "${1:-}" = -- ] && shift
 [ $# -gt 0 ] || usage
+say() { echo "supervise: $*" >&2; }
 command=("$@") out=
 for ((i = 0; i < $#; ++i)); do
   case ${command[i]} in
     --out) out=${command[i + 1]:-} ;;
     --out=*) out=${command[i]#--out=} ;;
-    --resume | --resume=*) echo "supervise: leave --resume out: it is given by this script" >&2; exit 2 ;;
+    --resume | --resume=*) say "leave --resume out: it is given by this script"; exit 2 ;;
+    --overwrite) say "leave --overwrite out: every restart would begin anew"; exit 2 ;;
   esac
 done
-[ -n "$out" ] || { echo "supervise: the command needs --out FOLDER, where checkpoints and run_status.json are" >&2; exit 2; }
+[ -n "$out" ] || { say "the command needs --out FOLDER, where checkpoints and run_status.json are"; exit 2; }
 
-say() { echo "supervise: $*" >&2; }
-field() { python3 -c "
+# One supervisor per run; nothing in the folder is touched without this lock. It is not inherited by the run.
+mkdir -p -- "$out" || exit 2
+exec 9>> "$out/supervise.lock" || exit 2
+flock -n 9 || { say "another supervisor keeps the run in $out going"; exit 2; }
+
+# field NAME...: the values in run_status.json, one per line; empty lines where there are none
+field() {
+  python3 -c '
 import json, sys
-try: print(json.load(open('$out/run_status.json')).get('$1', ''))
-except Exception: pass" 2> /dev/null; }
-newest() { ls "$out/checkpoints" 2> /dev/null | sed -n 's/^step_0*\([0-9][0-9]*\)$/\1/p' | tail -n 1; }
+try: status = json.load(open(sys.argv[1], errors="replace"))
+except (OSError, ValueError): status = {}
+for name in sys.argv[2:]: print(str(status.get(name, "")).split("\n")[0])' "$out/run_status.json" "$@"
+}
+newest() {
+  local name step=0
+  for name in "$out"/checkpoints/step_*; do
+    name=${name##*/step_}
+    [[ $name =~ ^[0-9]+$ ]] && step=$((10#$name > step ? 10#$name : step))
+  done
+  echo "$step"
+}
 
 job='' stopping=''
 pass_on() {  # bash tells of it once wait returns
@@ -56,10 +73,8 @@ trap 'pass_on TERM' INT  # children that bash starts in the background ignore IN
 pause=$backoff history="" idle=0
 for ((attempt = 0; ; ++attempt)); do
   before=$(newest)
-  before=${before:-0}
-  # A status of an earlier start must not be taken for this one's.
-  [ -e "$out/run_status.json" ] && mv -f "$out/run_status.json" "$out/run_status.previous.json"
-  "${command[@]}" --resume auto &
+  earlier=$(field started pid host)  # a status of an earlier start must not be taken for this one's
+  "${command[@]}" --resume auto 9>&- &
   job=$!
   rc=0
   wait "$job" || rc=$?
@@ -68,9 +83,9 @@ for ((attempt = 0; ; ++attempt)); do
     wait "$job" || rc=$?
   done
   job=
-  state=$(field state) reason=$(field reason | head -n 1) code=$(field exit_code)
+  { read -r state; read -r reason; read -r code; read -r step; } <<< "$(field state reason exit_code step)"
+  [ "$(field started pid host)" != "$earlier" ] || state=
   after=$(newest)
-  after=${after:-0}
   case $state in
     finished)
       say "finished after $attempt restart$([ $attempt = 1 ] || echo s)"
@@ -82,7 +97,7 @@ for ((attempt = 0; ; ++attempt)); do
         exit 75
       fi ;;
     failed) why="failed with exit code $code: $reason" ;;
-    running) why="killed at step $(field step) without a word (mpirun's exit code $rc)" ;;
+    running) why="killed at step $step without a word (mpirun's exit code $rc)" ;;
     *) why="did not come as far as training (exit code $rc)" ;;
   esac
   history="$history
@@ -109,7 +124,7 @@ for ((attempt = 0; ; ++attempt)); do
     exit 3
   fi
   say "$why; starts again from step $after in $pause s (restart $((attempt + 1)) of at most $max_restarts)"
-  sleep "$pause" &
+  sleep "$pause" 9>&- &
   wait $! || true
   [ -n "$stopping" ] && { say "a signal came while nothing ran"; exit 75; }
   [ $idle -gt 0 ] && pause=$((pause * 2 > 300 ? 300 : pause * 2))

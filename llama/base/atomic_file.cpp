@@ -1,5 +1,6 @@
 #include "llama/base/atomic_file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59,6 +60,44 @@ static bool try_again(int error, int& attempt, const std::string& path, const ch
     std::fprintf(stderr, "train_llama: %s: %s failed: %s; trying again\n", path.c_str(), call, std::strerror(error));
     ::usleep(50000u << attempt++);
     return true;
+}
+
+// False at the end of the folder.
+static bool next_name(DIR* folder, std::string& name) {
+    for (;;) {
+        errno = 0;
+        const dirent* entry = ::readdir(folder);
+        if (!entry) return false;
+        name = entry->d_name;
+        if (name != "." && name != "..") return true;
+    }
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+    for (int attempt = 0;;) {
+        DIR* const open = ::opendir(folder.c_str());
+        if (!open && errno == ENOENT) return {};
+        if (!open && try_again(errno, attempt, folder, "opening the folder")) continue;
+        if (!open) fail_errno(folder, "opening the folder");
+        std::vector<std::string> names;
+        for (std::string name; next_name(open, name);) names.push_back(name);
+        const int error = errno;
+        ::closedir(open);
+        std::sort(names.begin(), names.end());
+        if (error == 0) return names;
+        if (try_again(error, attempt, folder, "reading the folder")) continue;
+        errno = error;
+        fail_errno(folder, "reading the folder");
+    }
+}
+
+bool path_exists(const std::string& path) {
+    for (int attempt = 0;;) {
+        struct stat st;
+        if (::lstat(path.c_str(), &st) == 0) return true;
+        if (errno == ENOENT || errno == ENOTDIR) return false;
+        if (!try_again(errno, attempt, path, "stat")) fail_errno(path, "stat");
+    }
 }
 
 void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path) {

@@ -407,7 +407,7 @@ void CheckpointWriter::complete(Job& job) {
     check_checkpoint(job.folder);
     store_.publish(m.step, m.run_id);
     try {
-        store_.collect(options_.keep, options_.keep_every);
+        store_.collect(options_.keep, options_.keep_every, m.step);
     } catch (const Error&) {  // an old one that can't be deleted is no reason to call the new one failed
     }
 }

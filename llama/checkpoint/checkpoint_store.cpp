@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,23 +40,17 @@ std::string CheckpointStore::temporary(int64_t step, const std::string& id) cons
     return folder_ + "/.tmp-" + step_name(step) + "-" + id;
 }
 
-static std::vector<std::string> names_in(const std::string& folder) {
-    std::vector<std::string> names;
-    std::error_code error;
-    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-        names.push_back(it->path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
+std::vector<int64_t> CheckpointStore::folders() const {
+    std::vector<int64_t> steps;
+    for (const std::string& name : names_in(folder_))
+        if (const int64_t step = step_of(name); step >= 0) steps.push_back(step);
+    std::sort(steps.begin(), steps.end());
+    return steps;
 }
 
 std::vector<int64_t> CheckpointStore::steps() const {
-    std::vector<int64_t> steps;
-    for (const std::string& name : names_in(folder_)) {
-        std::error_code none;
-        const int64_t step = step_of(name);
-        if (step >= 0 && fs::exists(folder_ + "/" + name + "/" + kManifestName, none)) steps.push_back(step);
-    }
-    std::sort(steps.begin(), steps.end());
+    std::vector<int64_t> steps = folders();
+    std::erase_if(steps, [&](int64_t step) { return !path_exists(path(step) + "/" + kManifestName); });
     return steps;
 }
 
@@ -84,12 +77,11 @@ void CheckpointStore::clean() const {
 void CheckpointStore::publish(int64_t step, const std::string& id) const {
     const std::string from = temporary(step, id), to = path(step);
     fsync_folder(from);
-    std::error_code none;
-    const bool replaces = fs::exists(to, none);
+    const bool replaces = path_exists(to);
     if ((errno = fault_errno("checkpoint.rename")) != 0) fail_rename(to);
     if (replaces) {
-        constexpr unsigned kExchange = 1 << 1;  // RENAME_EXCHANGE: both names exist at every moment
-        if (::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), kExchange) != 0) {
+        // Both names exist at every moment.
+        if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
             remove(step_name(step));
             if (::rename(from.c_str(), to.c_str()) != 0) fail_rename(to);
         }
@@ -98,6 +90,7 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
     }
     fsync_folder(folder_);
     fault_point("checkpoint.renamed");
+    std::error_code none;
     if (replaces) fs::remove_all(from, none);
     try {
         if ((errno = fault_errno("checkpoint.latest")) != 0) fail_rename(folder_ + "/latest");
@@ -106,9 +99,12 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
     }
 }
 
-void CheckpointStore::collect(int64_t keep, int64_t every) const {
+void CheckpointStore::collect(int64_t keep, int64_t every, int64_t published) const {
     if (keep <= 0) return;
-    const std::vector<int64_t> all = steps();
+    std::vector<int64_t> all = steps();
+    // The newest by time, whatever its number.
+    if (const auto own = std::find(all.begin(), all.end(), published); own != all.end())
+        std::rotate(own, own + 1, all.end());
     for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
         if (every > 0 && all[size_t(i)] % every == 0) continue;
         fault_point("checkpoint.gc");
@@ -132,14 +128,16 @@ std::vector<int64_t> CheckpointStore::abandon_after(int64_t step, const std::str
 Manifest check_checkpoint(const std::string& folder) {
     const std::string path = folder + "/" + kManifestName;
     struct stat st;
-    require(::stat(path.c_str(), &st) == 0, "%s: not a checkpoint: it holds no %s", folder.c_str(), kManifestName);
+    require(path_exists(path), "%s: not a checkpoint: it holds no %s", folder.c_str(), kManifestName);
+    require(::stat(path.c_str(), &st) == 0, "%s: stat failed: %s", path.c_str(), std::strerror(errno));
     require(st.st_size <= 256 << 20, "%s: %lld bytes are too many for a manifest", path.c_str(), (long long)st.st_size);
     if (const int error = fault_errno("resume.manifest"); error != 0)
         fail("%s: read failed: %s", path.c_str(), std::strerror(error));
     const Manifest manifest = Manifest::from_json(read_file(path), path);
     for (const ManifestFile& f : manifest.files) {
         const std::string file = folder + "/" + f.path;
-        require(::stat(file.c_str(), &st) == 0, "%s: missing", file.c_str());
+        require(path_exists(file), "%s: missing", file.c_str());
+        require(::stat(file.c_str(), &st) == 0, "%s: stat failed: %s", file.c_str(), std::strerror(errno));
         require(S_ISREG(st.st_mode), "%s: not a file", file.c_str());
         require(int64_t(st.st_size) == f.bytes, "%s: has %lld bytes, the manifest says %lld", file.c_str(),
                 (long long)st.st_size, (long long)f.bytes);

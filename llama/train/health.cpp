@@ -4,21 +4,27 @@
 #include <cmath>
 
 #include "llama/base/json.h"
+#include "llama/train/resume.h"
 
 namespace rz {
 
 Health::Health(const Options& o, Process& process)
     : process_(process),
-      status_(std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps)),
       guards_(GuardOptions{}),
       limit_(o.time_limit.empty() ? 0 : parse_duration(o.time_limit), wall_clock()) {
     set_guards(o);
     install_stop_signals();
-    std::shared_ptr<RunLock> lock;
-    if (process.is_root() && !o.out.empty()) lock = std::make_shared<RunLock>(o.out);
+    if (process.is_root() && !o.out.empty()) {
+        lock_ = std::make_shared<RunLock>(o.out);
+        if (o.overwrite)
+            if (const std::string to = set_aside(o.out); !to.empty())
+                std::printf("moved    the earlier run to %s\n", to.c_str());
+    }
     process.barrier();  // nobody writes a status into a folder that another run holds
+    status_ = std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps);
     // Both outlive this object: the hook is called when an error has left main's function already.
-    process.on_failure([status = status_, lock](int code, const std::string& reason) { status->failed(code, reason); });
+    process.on_failure(
+        [status = status_, lock = lock_](int code, const std::string& reason) { status->failed(code, reason); });
     status_->running(0);
 }
 
@@ -89,6 +95,7 @@ Judgement Health::judge(const StepNumbers& n) {
         end_ = End{kExitNumbers, verdict.give_up, false, rolls_back_ ? n.step : 0};
     take_end(votes[0].end);
     for (size_t r = 0; r < votes.size(); ++r) take_stop(votes[r].stop, int(r));
+    if (lock_ && !lock_->held()) report_end(kExitError, lock_->lost());
     status_->running(n.step);
     return j;
 }

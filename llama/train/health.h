@@ -77,6 +77,7 @@ class Health {
     void name_slow_rank(const std::vector<double>& own_seconds, Judgement&);
 
     Process& process_;
+    std::shared_ptr<RunLock> lock_;  // rank 0, with --out
     std::shared_ptr<RunStatus> status_;
     bool rolls_back_ = false;
     Guards guards_;

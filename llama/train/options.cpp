@@ -264,6 +264,8 @@ void add_output(CLI::App& app, Options& o) {
     Group out{app, "Output"};
     out.text("--out", o.out,
              "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
+    out.flag("--overwrite", o.overwrite,
+             "Begin in a folder that holds an earlier run, which is moved into OUT/before-TIME");
     out.whole("--log-every", o.log_every, 1, kBig, "Steps between printed lines");
     out.whole("--trace-steps", o.trace_steps, 0, 1000,
               "Steps, from the third on, whose timeline is drawn in trace.json (for ui.perfetto.dev)");
@@ -437,6 +439,10 @@ static void check_given(const Options& o) {
                 "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
     require(o.on_spike != "rollback" || !o.out.empty(),
             "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
+    require(!o.overwrite || !o.out.empty(), "--overwrite is about the folder --out, which is not given: leave it out");
+    require(!o.overwrite || o.resume.empty(),
+            "--overwrite begins anew and --resume %s goes on with an earlier run\n  leave one of them out",
+            o.resume.c_str());
     for (const char* flag : {"save-every", "keep-every"})
         require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
                 "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);

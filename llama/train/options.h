@@ -87,6 +87,7 @@ struct Options {
 
     // output
     std::string out;
+    bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
     bool no_background_save = false, allow_data_change = false;
     std::string resume;  // "", "auto", a step, or a checkpoint's folder

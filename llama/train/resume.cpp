@@ -1,9 +1,16 @@
 #include "llama/train/resume.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
 #include <filesystem>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/model/hf.h"
 
@@ -35,8 +42,8 @@ static std::optional<ResumePoint> newest_good(const CheckpointStore& store, cons
     if (steps.empty()) return std::nullopt;
     std::string all;
     for (const std::string& n : notes) all += "\n  " + n;
-    fail("%s: none of its checkpoints can be gone on from:%s\n  move them away to begin anew", store.folder().c_str(),
-         all.c_str());
+    fail("%s: none of its checkpoints can be resumed from:%s\n  another --out begins anew, or --overwrite",
+         store.folder().c_str(), all.c_str());
 }
 
 static std::vector<int64_t> descending(std::vector<int64_t> steps) {
@@ -44,15 +51,38 @@ static std::vector<int64_t> descending(std::vector<int64_t> steps) {
     return steps;
 }
 
-static std::optional<ResumePoint> choose(const Options& o) {
+// A run that begins writes its own metrics, checkpoints and weights over what it finds: not over those of a run that has
+// saved something or, unless it is to be resumed, that has made a step.
+static void refuse_used_folder(const Options& o, const CheckpointStore& own, int64_t saved_step) {
+    if (o.out.empty()) return;
+    std::string found;
+    struct stat st;
+    if (path_exists(own.folder() + "/latest"))
+        found = "checkpoints/latest names " + read_file(own.folder() + "/latest");
+    else if (saved_step >= 0)
+        found = format("run_status.json says that step %lld was saved", (long long)saved_step);
+    else if (path_exists(o.out + "/final"))
+        found = "final/ has its weights";
+    else if (o.resume != "auto" && ::stat((o.out + "/metrics.jsonl").c_str(), &st) == 0 && st.st_size > 0)
+        found = "metrics.jsonl has its steps";
+    while (!found.empty() && found.back() == '\n') found.pop_back();
+    require(
+        found.empty(),
+        "--out %s holds an earlier run (%s)%s\n  another --out begins anew; --overwrite does so here, and moves what is there aside",
+        o.out.c_str(), found.c_str(), o.resume == "auto" ? ", but no checkpoint to resume from" : "");
+}
+
+static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
     std::error_code none;
     const CheckpointStore own(o.out);
     if (!o.out.empty()) own.clean();
-    const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.steps());
+    // Also those without a manifest: they are named, and nothing begins anew beside them.
+    const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.folders());
     if (o.resume == "auto") {
         require(!o.out.empty(),
                 "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
         std::optional<ResumePoint> point = newest_good(own, steps, {});
+        if (!point) refuse_used_folder(o, own, saved_step);
         return point;
     }
     if (is_step(o.resume)) {
@@ -73,14 +103,15 @@ static std::optional<ResumePoint> choose(const Options& o) {
     const bool inside = !o.resume.empty() && fs::equivalent(fs::path(o.resume).parent_path(), own.folder(), none);
     require(steps.empty() || inside,
             "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto goes on from there; "
-            "another --out begins anew",
+            "another --out begins anew; --overwrite does so here, and moves what is there aside",
             o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
+    if (!inside) refuse_used_folder(o, own, saved_step);
     if (o.resume.empty()) return std::nullopt;
     require(fs::is_directory(o.resume, none), "--resume %s: neither \"auto\" nor a step nor a folder",
             o.resume.c_str());
     if (!fs::exists(o.resume + "/" + kManifestName, none) && fs::is_directory(o.resume + "/checkpoints", none)) {
         const CheckpointStore other(o.resume);
-        const std::vector<int64_t> theirs = descending(other.steps());
+        const std::vector<int64_t> theirs = descending(other.folders());
         require(!theirs.empty(), "--resume %s: this run has no checkpoints", o.resume.c_str());
         return newest_good(other, theirs, {});
     }
@@ -103,20 +134,40 @@ static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Proces
     return point;
 }
 
-std::optional<ResumePoint> find_checkpoint(const Options& o, Process& process) {
-    return share(process.is_root() ? choose(o) : std::nullopt, process);
+std::optional<ResumePoint> find_checkpoint(const Options& o, Process& process, int64_t saved_step) {
+    return share(process.is_root() ? choose(o, saved_step) : std::nullopt, process);
+}
+
+std::string set_aside(const std::string& out) {
+    std::vector<std::string> names = names_in(out);
+    std::erase_if(names,
+                  [](const std::string& n) { return n.rfind("run.lock", 0) == 0 || n.rfind("before-", 0) == 0; });
+    if (names.empty()) return "";
+    char when[32] = {};
+    const time_t now = time(nullptr);
+    tm parts{};
+    strftime(when, sizeof when, "%Y%m%dT%H%M%SZ", gmtime_r(&now, &parts));
+    std::string to = out + "/before-" + when;
+    for (int n = 2; path_exists(to); ++n) to = format("%s/before-%s-%d", out.c_str(), when, n);
+    make_folder(to);
+    for (const std::string& name : names)
+        if (::rename((out + "/" + name).c_str(), (to + "/" + name).c_str()) != 0)
+            fail("%s/%s: can't be moved to %s: %s", out.c_str(), name.c_str(), to.c_str(), std::strerror(errno));
+    fsync_folder(to);
+    fsync_folder(out);
+    return to;
 }
 
 std::optional<ResumePoint> find_rollback(const Options& o, Process& process, int64_t from) {
     std::optional<ResumePoint> point;
     if (process.is_root()) {
         const CheckpointStore store(o.out);
-        std::vector<int64_t> before = descending(store.steps());
-        std::erase_if(before, [&](int64_t step) { return step >= from; });
-        std::vector<int64_t> old = before;
-        std::erase_if(old, [&](int64_t step) { return step > from - o.rollback_steps; });
-        if (old.empty() && !before.empty()) old = {before.back()};
         try {
+            std::vector<int64_t> before = descending(store.steps());
+            std::erase_if(before, [&](int64_t step) { return step >= from; });
+            std::vector<int64_t> old = before;
+            std::erase_if(old, [&](int64_t step) { return step > from - o.rollback_steps; });
+            if (old.empty() && !before.empty()) old = {before.back()};
             point = newest_good(store, old, {});
         } catch (const Error& error) {
             std::fprintf(stderr, "train_llama: %s\n", error.what());

@@ -139,6 +139,7 @@ void Run::load_checkpoint(ResumePoint from) {
         require(from.may_fall_back, "%s", problem.c_str());
         from = fall_back(options, process, from, problem);
     }
+    if (from.folder == CheckpointStore(options.out).path(resumed_.step)) health_.status().set_saved_step(resumed_.step);
     first_step_ = resumed_.step + 1;
     last_step_ = resumed_.step;
     zero->set_updates(updates_ = resumed_.updates);

@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/train/stop.h"
 #include "llama/base/version.h"
@@ -23,8 +24,24 @@ static std::string utc_now() {
     return text;
 }
 
+// Of the last checkpoint that an earlier start has told of; -1 if none has.
+static int64_t saved_before(const std::string& folder) {
+    const std::string path = folder + "/run_status.json";
+    try {
+        if (!path_exists(path)) return -1;
+        const Json json = parse_json(read_file(path), path);
+        const Json* step = json_find(json, "saved_step");
+        return step && step->is_number_integer() ? step->get<int64_t>() : -1;
+    } catch (const Error& error) {
+        std::fprintf(stderr, "train_llama: %s\n", error.what());
+        return -1;
+    }
+}
+
 RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps)
-    : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps) {}
+    : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps) {
+    if (rank_ == 0 && !folder_.empty()) saved_step_ = saved_before(folder_);
+}
 
 void RunStatus::running(int64_t step) {
     std::lock_guard lock(mutex_);
@@ -73,7 +90,8 @@ void RunStatus::write(const char* state, int exit_code, const std::string& reaso
         {"rollbacks", rollbacks_}, {"commit", build_commit()}};
     const std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     const std::string path = folder_ + "/run_status.json", temporary = format("%s.tmp-%d", path.c_str(), rank_);
-    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    unlink(temporary.c_str());  // of an earlier start; nor is a link followed
+    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     bool good = fd >= 0 && ::write(fd, text.data(), text.size()) == ssize_t(text.size());
     if (good && durable) good = fsync(fd) == 0;
     if (fd >= 0) good = close(fd) == 0 && good;

@@ -16,7 +16,8 @@ namespace rz {
 
 class RunStatus {
    public:
-    // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end.
+    // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end. On rank 0
+    // saved_step() begins as the status of an earlier start in this folder has it.
     RunStatus(std::string folder, int rank, int ranks, int64_t steps);
 
     void running(int64_t step);  // at most every second, and not fsynced: cheap enough for every step
@@ -30,6 +31,7 @@ class RunStatus {
     void set_rollbacks(int64_t n) { rollbacks_ = n; }
     int64_t step() const { return step_; }
     int64_t saved_step() const { return saved_step_; }
+    void set_saved_step(int64_t step) { saved_step_ = step; }
 
    private:
     void write(const char* state, int exit_code, const std::string& reason, int rank, bool durable);

@@ -183,6 +183,12 @@ TEST(CheckpointStore, CountsOnlyCompleteOnesAndCleansUp) {
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{20, 100}));
     EXPECT_EQ(store.abandon_after(20, "x"), (std::vector<int64_t>{100}));
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{20}));
+    // The one just published stays, whatever its number.
+    for (int64_t step : {40, 60, 7}) write_text(store.path(step) + "/manifest.json", "{}");
+    store.collect(2, 0, 7);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{7, 60}));
+    store.collect(1, 0, 7);
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{7}));
     EXPECT_TRUE(fs::exists(store.path(100) + "-abandoned-x/manifest.json"));
 }
 

@@ -111,6 +111,100 @@ TEST(RunLock, LockOfAnotherHostIsNotBroken) {
     RunLock::pretend_no_flock(false);
 }
 
+// One that is left by a dead process is broken by one of those that find it, however many come at once.
+TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
+    RunLock::pretend_no_flock(true);
+    const pid_t dead = fork();
+    if (dead == 0) _exit(0);
+    waitpid(dead, nullptr, 0);
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    for (int round = 0; round < 30; ++round) {
+        Folder folder;
+        write_file_atomically(folder.path + "/run.lock.owner",
+                              format("pid %d on host %s since then\n", int(dead), host));
+        int ends[2];
+        ASSERT_EQ(pipe(ends), 0);
+        std::vector<pid_t> children;
+        for (int i = 0; i < 8; ++i) {
+            const pid_t child = fork();
+            if (child == 0) {
+                close(ends[1]);
+                char go;
+                if (read(ends[0], &go, 1) != 0) _exit(9);  // all begin when the other end is closed
+                try {
+                    RunLock lock(folder.path, 0.0);
+                    usleep(50000);
+                    _exit(7);
+                } catch (const Error&) {
+                    _exit(8);
+                }
+            }
+            children.push_back(child);
+        }
+        close(ends[0]);
+        close(ends[1]);
+        int won = 0;
+        for (pid_t child : children) {
+            int status = 0;
+            waitpid(child, &status, 0);
+            won += WIFEXITED(status) && WEXITSTATUS(status) == 7;
+        }
+        ASSERT_EQ(won, 1) << "round " << round;
+    }
+    RunLock::pretend_no_flock(false);
+}
+
+TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
+    for (const char* name : {"run.lock", "run.lock.owner"}) {
+        Folder folder;
+        write_file_atomically(folder.path + "/" + name, "pid 1 on host elsewhere since then\n");
+        RunLock::pretend_no_flock(std::string(name) == "run.lock");
+        EXPECT_NE(refusal(folder.path).find("host elsewhere"), std::string::npos) << name;
+        RunLock::pretend_no_flock(false);
+    }
+}
+
+TEST(RunLock, RemovedWhileHeld) {
+    Folder folder;
+    const auto next_second = [] { usleep(1100000); };
+    RunLock lock(folder.path);
+    EXPECT_TRUE(lock.held());
+    fs::remove(folder.path + "/run.lock");
+    next_second();
+    EXPECT_TRUE(lock.held());
+    EXPECT_NE(refusal(folder.path), "") << "it was made again";
+    fs::remove(folder.path + "/run.lock");
+    const RunLock other(folder.path);
+    next_second();
+    EXPECT_FALSE(lock.held());
+    EXPECT_NE(lock.lost().find("another run has taken the folder"), std::string::npos);
+}
+
+TEST(RunLock, LinksAreNotFollowed) {
+    Folder folder;
+    const std::string target = folder.path + "/precious";
+    write_file_atomically(target, "untouched");
+    fs::create_symlink(target, folder.path + "/run.lock");
+    EXPECT_NE(refusal(folder.path).find("is a link"), std::string::npos) << refusal(folder.path);
+    fs::remove(folder.path + "/run.lock");
+    fs::create_symlink(target, folder.path + "/run_status.json.tmp-0");
+    RunStatus(folder.path, 0, 1, 10).running(1);
+    EXPECT_EQ(read_file(target), "untouched");
+}
+
+TEST(FolderTest, OnlyWhatIsNotThereIsMissing) {
+    Folder folder;
+    EXPECT_TRUE(names_in(folder.path + "/none").empty());
+    EXPECT_FALSE(path_exists(folder.path + "/none"));
+    write_file_atomically(folder.path + "/file", "");
+    EXPECT_EQ(names_in(folder.path), std::vector<std::string>{"file"});
+    EXPECT_THROW(names_in(folder.path + "/file"), Error);
+    fs::create_symlink("loop", folder.path + "/loop");
+    EXPECT_THROW(names_in(folder.path + "/loop"), Error);
+    EXPECT_THROW(path_exists(folder.path + "/loop/below"), Error);
+}
+
 TEST(RunLock, WaitsForOneThatIsEnding) {
     Folder folder;
     const pid_t child = child_that([&] { new RunLock(folder.path); });
@@ -158,6 +252,16 @@ TEST(RunStatus, TellsTheStory) {
     s.failed(70, "too late");
     EXPECT_EQ(status_in(folder.path), j) << "an end is final";
     for (const auto& entry : fs::directory_iterator(folder.path)) EXPECT_EQ(entry.path().filename(), "run_status.json");
+}
+
+TEST(RunStatus, KeepsWhatAnEarlierStartHasSaved) {
+    Folder folder;
+    RunStatus(folder.path, 0, 1, 10).saved(4);
+    RunStatus next(folder.path, 0, 1, 10);
+    EXPECT_EQ(next.saved_step(), 4);
+    next.failed(70, "no disk");
+    EXPECT_EQ(status_in(folder.path)["saved_step"], 4);
+    EXPECT_EQ(RunStatus(folder.path, 1, 2, 10).saved_step(), -1) << "only rank 0 tells of it";
 }
 
 TEST(RunStatus, OtherRanksOnlyReportTheirFailure) {

@@ -621,6 +621,28 @@ case_40() {
   check "40 passing EIO and ESTALE: no save failed" test -z "$(grep 'could not be saved' "$work/log")"
 }
 
+# Nothing begins over a run that has saved something, whatever became of its checkpoints.
+case_41() {
+  damaged c41
+  rm -r "$work/c41/checkpoints"
+  resume c41
+  check "41 checkpoints gone: refused" test $rc = 70
+  check "41 checkpoints gone: said, with the way on" says "holds an earlier run \(.*step 6 was saved\), but no checkpoint.*"
+  resume c41
+  check "41 checkpoints gone: still known at the next start" test $rc = 70
+  start c41
+  check "41 a used folder: refused" test $rc = 70
+  check "41 a used folder: the way on is named" says "--overwrite does so here, and moves what is there aside"
+  start c41 --overwrite
+  check "41 --overwrite: begins anew" as_undisturbed c41
+  check "41 --overwrite: the old run is kept" bash -c "grep -q '\"step\":5,' '$work'/c41/before-*/metrics.jsonl"
+  damaged c41b
+  rm "$work"/c41b/checkpoints/*/manifest.json
+  resume c41b
+  check "41 no manifests: refused" test $rc = 70
+  check "41 no manifests: both folders are named" says "step_000000004: not a checkpoint: it holds no manifest.json"
+}
+
 # ---- the supervisor --------------------------------------------------------------------------------------------------------
 
 supervised() {  # supervised OUT FLAGS... -- MORE ARGS: exit code in rc
@@ -663,8 +685,8 @@ case_supervise() {
 # ---- which ---------------------------------------------------------------------------------------------------------------
 
 all="01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 19b 20 20b 21 21b 22"
-all+=" 23 24 26 27 28 29 31 33 34 35 37 38 39 40 supervise"
-[ "$quick" ] && all="01 03 08 09 12 16 19 19b 20 20b 22 40"
+all+=" 23 24 26 27 28 29 31 33 34 35 37 38 39 40 41 supervise"
+[ "$quick" ] && all="01 03 08 09 12 16 19 19b 20 20b 22 40 41"
 [ "$only" ] && all=$only
 for n in $all; do
   began=$SECONDS before=$((passed + failed))
