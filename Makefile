@@ -7,6 +7,7 @@
 #   make test-ptx     the compiled kernels' PTX, run on the CPU (make test has the quick part)
 #   make test-faults-all  the program under a failure of each of its calls, one at a time (an hour)
 #   make test-gpu     the kernel tests on the GPU
+#   make install      into PREFIX=/usr/local, with recipes, man page, shell completion; make uninstall takes it away
 #   make learn        sixteen lessons: solutions pass, exercises fail (dev/learn/README.md)
 #   make bench        the microbenchmarks and tools in dev/
 #   make lint         static checks that take seconds (dev/build/lint.sh)
@@ -192,6 +193,13 @@ tools bench: $(DEV_TOOLS)
 	@echo "built: $(DEV_TOOLS:$(OBJ)/%=$(BUILD)/%)"
 
 include dev/learn/learn.mk
+
+PREFIX ?= /usr/local
+.PHONY: install uninstall
+install: train_llama
+	@dev/build/install.sh ./train_llama "$(DESTDIR)$(PREFIX)"
+uninstall:
+	@dev/build/install.sh --remove "$(DESTDIR)$(PREFIX)"
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Launch scripts run dry, the Slurm script against stand-ins, recipes read by the program, installation into a folder.
+# Ends with "N passed, N failed".
+#
+#   test/program/test_launch.sh ./train_llama
+set -uo pipefail
+program=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+says() { for t in "$@"; do grep -qF -- "$t" "$work/log" || { echo "does not say: $t"; return 1; }; done; }
+run_says() {  # run_says CODE TEXT... -- COMMAND...
+  local code=$1 rc=0 texts=()
+  shift
+  while [ "$1" != -- ]; do texts+=("$1"); shift; done
+  shift
+  "$@" > "$work/log" 2>&1 || rc=$?
+  [ $rc = "$code" ] || { echo "exit code $rc, expected $code: $*"; return 1; }
+  says "${texts[@]}"
+}
+
+# ---- one machine, several machines ----
+config=llama/configs/124m.toml
+check "one machine: the command" run_says 0 "dev/run/supervise.sh -- mpirun -n 3 ./train_llama --config $config --zero 1 --out runs/124m" -- \
+  env CUDA_VISIBLE_DEVICES= PATH="/usr/bin:/bin" dev/launch/one_machine.sh --ranks 3 --dry-run -- --config $config --zero 1
+check "one machine: --out is needed" run_says 2 "give --out FOLDER" -- dev/launch/one_machine.sh --dry-run -- --steps 3
+check "one machine: no flags" run_says 2 "one_machine.sh [--ranks N]" -- dev/launch/one_machine.sh --dry-run
+check "one machine: ranks" run_says 2 "a whole number from 1" -- dev/launch/one_machine.sh --ranks none --dry-run -- --out x
+check "one machine: no such recipe" run_says 2 "llama/configs/none.toml: can't read" -- \
+  dev/launch/one_machine.sh --dry-run -- --config llama/configs/none.toml
+printf '# two machines\nnode1\nnode2:4   # half a machine\n\n' > "$work/hosts"
+check "hosts: the command" run_says 0 "ssh node2 sha256sum" \
+  "mpirun -hosts node1:8\\,node2:4 -n 12 ./train_llama --config $config --out runs/124m" -- \
+  dev/launch/hosts.sh "$work/hosts" --dry-run -- --config $config
+printf 'node1\nnode1:4\n' > "$work/twice"
+check "hosts: twice" run_says 2 "node1 stands there twice" -- dev/launch/hosts.sh "$work/twice" --dry-run -- --out x
+printf 'node1 slots=8\n' > "$work/slots"
+check "hosts: another format" run_says 2 "is neither a host nor host:ranks" -- dev/launch/hosts.sh "$work/slots" --dry-run -- --out x
+check "hosts: nobody" run_says 2 "names no host" -- dev/launch/hosts.sh /dev/null --dry-run -- --out x
+
+# ---- Slurm: srun runs the program in one process here, scontrol takes a note ----
+mkdir -p "$work/bin"
+cat > "$work/bin/srun" << 'END'
+#!/usr/bin/env bash
+[ "$1" = --mpi=pmi2 ] || { echo "srun: $1"; exit 1; }
+shift
+exec "$@"
+END
+printf '#!/usr/bin/env bash\necho "$@" > "%s/requeued"\n' "$work" > "$work/bin/scontrol"
+chmod +x "$work"/bin/*
+python3 data_prep/prepare.py stdlib --max-bytes 100K --out "$work/data" > "$work/log" 2>&1
+small=(--data "$work/data" --device cpu --dim 32 --layers 1 --heads 2 --kv-heads 1 --head-dim 16 --ffn 32 --batch 2 --seq-len 32 --val-every 0)
+slurm=(env PATH="$work/bin:$PATH" SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1 bash dev/launch/slurm.sbatch)
+check "Slurm: a run that finishes" run_says 0 "supervise.sh ended with 0" -- "${slurm[@]}" "${small[@]}" --steps 3 --out "$work/slurm"
+check "Slurm: it is not requeued" test ! -e "$work/requeued"
+stopped() {  # TERM to the batch script, as --signal=B:TERM sends it
+  "${slurm[@]}" "${small[@]}" --steps 1000000 --out "$work/stopped" > "$work/log" 2>&1 &
+  local job=$! rc=0 i
+  for ((i = 0; i < 100; ++i)); do grep -q '^step ' "$work/log" 2> /dev/null && break; sleep 0.1; done
+  kill -TERM $job
+  wait $job || rc=$?
+  [ $rc = 75 ] && grep -q "requeue 7" "$work/requeued"
+}
+check "Slurm: at the end of the allocation it saves itself and is requeued" stopped
+check "Slurm: directives" bash -c "[ \$(grep -c '^#SBATCH --[a-z-]*=\?' dev/launch/slurm.sbatch) -ge 8 ] && ! grep -n '^#SBATCH' dev/launch/slurm.sbatch | tail -n 1 | grep -q ':set '"
+
+# ---- the container file: instructions, and the paths that they name ----
+container() {
+  python3 - << 'END'
+import os, re, shlex
+text = re.sub(r"\\\n", "", open("dev/launch/Containerfile").read())
+lines = [l.split(None, 1) for l in text.splitlines() if l.strip() and not l.startswith("#")]
+known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "ENTRYPOINT", "CMD", "ENV"}
+assert [w for w, _ in lines if w not in known] == [], lines
+assert [w for w, _ in lines][:2] == ["ARG", "FROM"] and lines[-2][0] == "ENTRYPOINT"
+for what, rest in lines:
+    if what == "COPY":
+        for source in rest.split()[:-1]:
+            assert os.path.exists(source), source
+    if what == "RUN":
+        for word in shlex.split(rest):
+            assert not word.startswith("dev/") or os.access(word, os.X_OK), word
+END
+}
+check "container: what it copies and runs is there" container
+check "container: the packages that it installs are known here" dev/build/install_deps.sh --program --check
+
+# ---- recipes ----
+recipes() { timeout 600 dev/launch/check_recipes.py --program "$program" > "$work/log" 2>&1; }
+check "recipes: the program takes every command, and each fits" recipes
+too_large() { ! timeout 600 dev/launch/check_recipes.py --program "$program" --gpu-gb 30 > "$work/log" 2>&1 && says "do not fit 30 GB"; }
+check "recipes: what does not fit is found" too_large
+memory() {  # its arithmetic beside the program's ledger, three ranks
+  mpirun -n 3 "$program" --device cpu --data "$work/data" --preset bytes --dtype bf16 --grad-dtype fp32 --batch 4 --seq-len 128 \
+    --steps 1 --val-every 0 --save-every 0 --recompute mlp --zero 3 --out "$work/memory" > "$work/log" 2>&1 || return 1
+  python3 - "$work/memory/ranks.json" >> "$work/log" 2>&1 << 'END'
+import json, sys
+sys.path.insert(0, "dev/launch")
+sys.dont_write_bytecode = True
+import check_recipes
+model = dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, head_dim=32,
+             intermediate_size=688, vocab_size=257, tie_word_embeddings=False)
+flags = {"zero": "3", "dtype": "bf16", "grad-dtype": "fp32", "batch": "4", "seq-len": "128", "recompute": "mlp"}
+said = check_recipes.memory(model, flags, 3)
+found = json.load(open(sys.argv[1]))[0]["memory_peak"]
+for kind in ("parameters", "gradients", "optimizer", "gathered", "activations"):
+    print(kind, said[kind], found[kind])
+    assert abs(said[kind] - found[kind]) < 0.01 * found[kind], kind
+END
+}
+check "recipes: memory as the program's ledger has it, within 1 %" memory
+
+# ---- installation: into a folder, used from there, taken away again ----
+prefix=$work/prefix
+check "install" run_says 0 "$prefix/bin/train_llama" -- dev/build/install.sh "$program" "$prefix"
+check "install: the program runs" run_says 0 "llama3.1-405b" -- "$prefix/bin/train_llama" --presets
+check "install: recipes lie beside it" test -r "$prefix/share/ringzero/configs/124m.toml"
+manual() {
+  local flag flags
+  "$program" --help > "$work/help"
+  flags=$(grep -oE '^  (-h,)?--[a-z0-9-]+' "$work/help" | grep -oE '[a-z0-9-]+$' | sed 's/^-*//')
+  [ "$(wc -w <<< "$flags")" -gt 50 ] || { echo "few flags: $flags"; return 1; }
+  sed 's/\\-/-/g' "$prefix/share/man/man1/train_llama.1" > "$work/log"
+  for flag in $flags; do grep -qF -- "\fB--$flag\fR" "$work/log" || { echo "not in the man page: --$flag"; return 1; }; done
+  says "Decoupled weight decay" "fp32|bf16=fp32" "TRAIN_LLAMA GENERATE" "Longest continuation"
+  ! command -v man > /dev/null || [ -z "$(man --warnings -l "$prefix/share/man/man1/train_llama.1" 2>&1 > /dev/null)" ]
+}
+check "install: the man page has every flag of --help, and man has no complaint" manual
+completes() {  # completes WORDS... = the last is completed to what the log then holds
+  bash -c ". '$prefix/share/bash-completion/completions/train_llama'; COMP_WORDS=(\"\$@\"); COMP_CWORD=\$((\$# - 1)); _train_llama '$program'; printf '%s\n' \"\${COMPREPLY[@]}\"" \
+    completes "$@" > "$work/log" 2>&1
+}
+check "completion: flags" bash -c "$(declare -f completes says); prefix='$prefix' program='$program' work='$work'; completes train_llama --weight && says --weight-decay"
+check "completion: choices" bash -c "$(declare -f completes says); prefix='$prefix' program='$program' work='$work'; completes train_llama --recompute b && says block"
+check "completion: presets" bash -c "$(declare -f completes says); prefix='$prefix' program='$program' work='$work'; completes train_llama --preset llama3.1-8 && says llama3.1-8b"
+check "completion: a subcommand's flags" bash -c "$(declare -f completes says); prefix='$prefix' program='$program' work='$work'; completes train_llama generate --top && says --top-k --top-p"
+check "uninstall" run_says 0 "removed" -- dev/build/install.sh --remove "$prefix"
+check "uninstall: nothing is left" test -z "$(find "$prefix" -type f)"
+
+summary
