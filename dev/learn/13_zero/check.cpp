@@ -3,6 +3,7 @@
 
 #include "comm/loopback.h"
 #include "dev/learn/lesson.h"
+#include "kernels/embedding.h"
 #include "llama/model/model.h"
 #include "llama/model/presets.h"
 
@@ -12,13 +13,28 @@ double bytes_per_parameter(int stage, int N);
 int passes(int stage);
 
 constexpr int kRanks = 4;
+constexpr rz::DType kNarrow = rz::DType::bf16;
 
-static rz::ParamTable small_table() {
+static rz::ModelConfig small_model() {
     rz::ModelConfig c = rz::find_preset("bytes").config;
     c.dim = 64, c.layers = 3, c.ffn = 128, c.heads = 4, c.kv_heads = 2, c.vocab = 512;
     c.resolve();
-    return rz::ParamTable(c);
+    return c;
 }
+
+// A micro-batch of two rows of 32 tokens.
+struct Batch {
+    static constexpr int64_t B = 2, T = 32, N = B * T;
+    std::vector<int32_t> tokens = std::vector<int32_t>(N), targets = tokens, rows = tokens, starts, ids = tokens;
+    int64_t distinct;
+    explicit Batch(int64_t vocab) : starts(N + 1) {
+        for (unsigned i = 0; i < N; ++i) tokens[i] = int32_t(i * 37 % 512), targets[i] = int32_t(i * 91 % 512);
+        distinct = rz::embedding_plan(tokens.data(), N, vocab, rows.data(), starts.data(), ids.data());
+    }
+    rz::DeviceBatch on_device() const {
+        return {B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct};
+    }
+};
 
 static int64_t state_bytes() {
     const rz::MemoryLedger& ledger = rz::MemoryLedger::get();
@@ -33,38 +49,28 @@ struct Measured {
 };
 
 // The program's own Zero on four ranks (threads): what its ledger counts, and what its ring sends in one step.
-static Measured measure(int stage, const rz::ParamTable& table) {
+static Measured measure(int stage) {
+    const rz::ModelConfig config = small_model();
+    const rz::ParamTable table(config);
+    const Batch batch(config.vocab);
     rz::LoopbackHub hub(kRanks, /*timeout_s=*/10);
     std::atomic<int64_t> bytes{0}, sent{0};
     hub.run([&](int rank) {
         rz::Stream stream(rz::Device{}, "compute");
         rz::Mesh mesh(hub, rank);
         rz::Zero zero(rz::Device{}, stream, rz::unit_layouts(table), rz::decay_segments(table),
-                      {.stage = stage,
-                       .param_dtype = rz::DType::bf16,
-                       .grad_dtype = rz::DType::bf16,
-                       .wire_dtype = rz::DType::bf16},
-                      {}, mesh);
+                      {.stage = stage, .param_dtype = kNarrow, .grad_dtype = kNarrow, .wire_dtype = kNarrow}, {}, mesh);
         mesh.data().barrier(stream);  // everybody's state exists
         stream.synchronize();
         if (rank == 0) bytes = state_bytes();
         mesh.data().barrier(stream);
+        rz::Model model(config, table, {.B = Batch::B, .T = Batch::T, .dtype = kNarrow, .grad_dtype = kNarrow},
+                        rz::Device{}, stream, zero, &zero);
+        rz::initialise_weights(table, 1, stream, zero);
         stream.synchronize();
         const int64_t before = mesh.bytes_sent();
-        const int units = int(zero.units().size());
-        for (int u = 0; u < units; ++u) {
-            zero.gather(u);
-            zero.parameters(u);
-            if (u < units - 1) zero.release(u);
-        }
-        for (int u = units - 1; u >= 0; --u) {
-            if (u > 0 && u < units - 1) zero.gather(u);  // the last is still there; nobody reads the embedding's now
-            zero.gradients(u);
-            if (u > 0) zero.release(u);
-            zero.reduce(u, /*last=*/true);
-        }
+        model.train(batch.on_device(), 1.0f / (kRanks * Batch::N));
         zero.update(1e-3f, 1);
-        if (stage < 3) zero.parameters(0);
         stream.synchronize();
         sent += mesh.bytes_sent() - before;
     });
@@ -85,9 +91,8 @@ int main() {
     close("stage 2 saves at most 8x", bytes_per_parameter(0, 1) / bytes_per_parameter(2, 1 << 30), 8, 1e-6);
     close("stage 3 saves Nx: 1024", bytes_per_parameter(0, 1) / bytes_per_parameter(3, 1024), 1024, 1e-6);
 
-    const rz::ParamTable table = small_table();
     for (int stage = 0; stage <= 3; ++stage) {
-        const Measured m = measure(stage, table);
+        const Measured m = measure(stage);
         std::printf("the program's state, stage %d on %d ranks:\n", stage, kRanks);
         // Besides, there are a few dozen bytes of decay segments per rank.
         close("bytes per parameter by its ledger", bytes_per_parameter(stage, kRanks), m.bytes_per_parameter, 0.005);

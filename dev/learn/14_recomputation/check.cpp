@@ -57,7 +57,7 @@ static Program program(rz::Recompute recompute) {
     rz::Mesh mesh{rz::Device{}};
     rz::Zero zero(rz::Device{}, stream, rz::unit_layouts(table), rz::decay_segments(table), {}, {}, mesh);
     const int64_t before = rz::MemoryLedger::get().now(rz::DeviceKind::cpu, rz::MemKind::activations);
-    rz::Model model(c, table, {.B = B, .T = T, .recompute = recompute}, rz::Device{}, stream, zero);
+    rz::Model model(c, table, {.B = B, .T = T, .recompute = recompute}, rz::Device{}, stream, zero, &zero);
     const int64_t bytes = rz::MemoryLedger::get().now(rz::DeviceKind::cpu, rz::MemKind::activations) - before;
     rz::initialise_weights(table, 1, stream, zero);
     std::vector<int32_t> tokens(N), targets(N), rows(N), starts(N + 1), ids(N);
