@@ -40,7 +40,7 @@ static void check_offsets(const char* op, Offsets offsets, int size) {
 template <class Body>
 void Collectives::measured(Stream& stream, const char* op, int64_t bytes, Body&& body) {
     Watch* watch = size() > 1 ? transport_.watch() : nullptr;
-    seq_ = watch ? watch->queue(op, transport_.group().c_str(), bytes) : 0;
+    seq_ = watch ? watch->queue(op, transport_.group().c_str(), transport_.world_rank(0), bytes) : 0;
     if (!options_.meter) {
         body();
         return;

@@ -14,23 +14,25 @@ namespace rz {
 
 // ---- links ----------------------------------------------------------------------------------------------------------
 
-void Link::move(const char* op, const Message& message) {
+void Link::move(const Message& message) {
     if (message.bytes == 0) return;
     MessageGroup group;
     group.messages.push_back(message);
-    if (Watch* watch = transport_->watch())
-        group.seq = watch->queue(op, transport_->group().c_str(), message.bytes), group.is_last = true;
+    if (Watch* watch = transport_->watch()) {
+        group.seq = watch->queue("transfer", transport_->group().c_str(), transport_->world_rank(0), message.bytes);
+        group.is_last = true;
+    }
     transport_->exchange(stream_, group);
 }
 
 void Link::send(const void* data, int64_t bytes) {
     require(transport_->rank() == 0, "link %s: this end receives", transport_->group().c_str());
-    move("send", {const_cast<void*>(data), bytes, 1, true});
+    move({const_cast<void*>(data), bytes, 1, true});
 }
 
 void Link::recv(void* data, int64_t bytes) {
     require(transport_->rank() == 1, "link %s: this end sends", transport_->group().c_str());
-    move("recv", {data, bytes, 0, false});
+    move({data, bytes, 0, false});
 }
 
 Link& Mesh::link(const Links& links, int pp_rank) const {

@@ -56,7 +56,7 @@ class Link {
     int64_t bytes_sent() const { return transport_->bytes_sent(); }
 
    private:
-    void move(const char* op, const Message& message);
+    void move(const Message& message);
 
     std::unique_ptr<Transport> transport_;  // of two members: 0 sends, 1 receives
     int peer_;

@@ -303,7 +303,7 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
 void Process::send_recv(std::vector<Message> messages) {
     std::erase_if(messages, [](const Message& m) { return m.bytes == 0; });
     if (messages.empty()) return;
-    const uint64_t seq = watch_ ? watch_->queue("control", "control", messages[0].bytes) : 0;
+    const uint64_t seq = watch_ ? watch_->queue("control", "control", 0, messages[0].bytes) : 0;
     if (watch_) watch_->running(seq, -1, -1);
     auto batch = control_->wire().post(messages);
     control_->wait(*batch, messages, seq);

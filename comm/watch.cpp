@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <map>
 
 namespace rz {
 
@@ -78,11 +79,29 @@ void Watch::set_step(int64_t step) {
     page_->step = step;
 }
 
-uint64_t Watch::queue(const char* op, const char* group, int64_t bytes) {
+int Watch::channel(const char* group, int first) {
+    Channel wanted;
+    set_name(wanted.group, sizeof wanted.group, group);
+    for (int c = 0; c < page_->channels_used; ++c)
+        if (page_->channels[c].first == first && std::strcmp(page_->channels[c].group, wanted.group) == 0) return c;
+    if (page_->channels_used == kChannels) return -1;
+    wanted.first = first;
+    page_->channels[page_->channels_used] = wanted;
+    return page_->channels_used++;
+}
+
+void Watch::join(const char* group, int first) {
+    std::lock_guard lock(mutex_);
+    channel(group, first);
+}
+
+uint64_t Watch::queue(const char* op, const char* group, int first, int64_t bytes) {
     std::lock_guard lock(mutex_);
     const uint64_t seq = ++page_->last_seq;
     OpRecord& r = page_->ops[seq % kKeptOps];
     r = OpRecord{};
+    r.channel = channel(group, first);
+    if (r.channel >= 0) r.number = ++page_->channels[r.channel].issued;
     r.step = page_->step;
     r.bytes = bytes;
     r.when = now_s();
@@ -126,6 +145,8 @@ bool Watch::read_page(int rank, StatusPage* page) const {
     close(fd);
     page->host[sizeof page->host - 1] = '\0';  // whatever stands in the file
     for (OpRecord& r : page->ops) r.op[sizeof r.op - 1] = r.group[sizeof r.group - 1] = '\0';
+    for (Channel& c : page->channels) c.group[sizeof c.group - 1] = '\0';
+    page->channels_used = std::clamp(page->channels_used, 0, kChannels);
     return whole && page->magic == kMagic;
 }
 
@@ -146,51 +167,79 @@ std::string Watch::own_report(const std::string& waiting_for) const {
     return text;
 }
 
-std::string Watch::job_report() const {
-    std::vector<StatusPage> pages;
-    std::vector<bool> seen;
-    uint64_t least = UINT64_MAX, issued_least = UINT64_MAX, issued_most = 0;
-    for (int r = 0; r < options_.size; ++r) {
-        pages.emplace_back();
-        seen.push_back(read_page(r, &pages.back()));
-        if (!seen.back()) continue;
-        least = std::min(least, pages.back().last_done);
-        issued_least = std::min(issued_least, pages.back().last_seq);
-        issued_most = std::max(issued_most, pages.back().last_seq);
+namespace {
+
+using GroupId = std::pair<std::string, int>;  // name and first member
+
+struct Issued {
+    uint64_t least = UINT64_MAX, most = 0;
+};
+
+// How many operations the members of each group have issued.
+std::map<GroupId, Issued> count_issued(const std::map<int, StatusPage>& pages) {
+    std::map<GroupId, Issued> groups;
+    for (const auto& [rank, page] : pages)
+        for (int c = 0; c < page.channels_used; ++c) {
+            Issued& issued = groups[{page.channels[c].group, page.channels[c].first}];
+            issued.least = std::min(issued.least, page.channels[c].issued);
+            issued.most = std::max(issued.most, page.channels[c].issued);
+        }
+    return groups;
+}
+
+// Whether others wait for this rank, in which group, and whether it waits for nobody itself.
+std::string verdict(const StatusPage& page, const std::map<GroupId, Issued>& groups) {
+    const Channel* behind = nullptr;
+    bool ahead = false;
+    for (int c = 0; c < page.channels_used; ++c) {
+        const Issued& issued = groups.at({page.channels[c].group, page.channels[c].first});
+        if (!behind && page.channels[c].issued < issued.most) behind = &page.channels[c];
+        ahead = ahead || page.channels[c].issued > issued.least;
     }
+    if (!behind) return "";
+    return format(ahead ? ", behind in group %s, and waits itself" : "  <- BEHIND in group %s: the others wait for it",
+                  behind->group);
+}
+
+// The same number must be the same operation for all members of a group. "" or the first that is not.
+std::string mismatch(const std::map<int, StatusPage>& pages) {
+    std::map<std::pair<GroupId, uint64_t>, std::pair<int, const OpRecord*>> known;
+    for (const auto& [rank, page] : pages)
+        for (const OpRecord& op : page.ops) {
+            if (op.seq == 0 || op.channel < 0 || op.channel >= page.channels_used) continue;
+            const Channel& channel = page.channels[op.channel];
+            const auto [it, is_new] = known.insert({{{channel.group, channel.first}, op.number}, {rank, &op}});
+            const OpRecord& other = *it->second.second;
+            if (is_new || (std::strcmp(op.op, other.op) == 0 && op.bytes == other.bytes)) continue;
+            if (op.state == OpState::done && other.state == OpState::done) continue;
+            return format("  MISMATCH at #%llu of group %s: rank %d issued %s of %lld B, rank %d %s of %lld B\n",
+                          (unsigned long long)op.number, channel.group, it->second.first, other.op,
+                          (long long)other.bytes, rank, op.op, (long long)op.bytes);
+        }
+    return "";
+}
+
+}  // namespace
+
+std::string Watch::job_report() const {
+    std::map<int, StatusPage> pages;
+    for (int r = 0; r < options_.size; ++r)
+        if (StatusPage page; read_page(r, &page)) pages[r] = page;
+    const std::map<GroupId, Issued> groups = count_issued(pages);
     std::string text = "all ranks, by their last sequence numbers:\n";
     for (int r = 0; r < options_.size; ++r) {
-        if (!seen[size_t(r)]) {
+        if (!pages.count(r)) {
             text += format("  rank %d: cannot be seen from here (another host, or it never started)\n", r);
             continue;
         }
-        const StatusPage& p = pages[size_t(r)];
+        const StatusPage& p = pages[r];
         const double silent = now_s() - p.heartbeat;
         text += format("  rank %d (%s, pid %d): step %lld, finished #%llu, issued #%llu", r, p.host, p.pid,
                        (long long)p.step, (unsigned long long)p.last_done, (unsigned long long)p.last_seq);
         if (silent > 2) text += format(", silent for %.1f s: the process is stopped or dead", silent);
-        if (p.last_seq == issued_least && issued_least < issued_most) text += "  <- BEHIND: the others wait for it";
-        text += "\n";
+        text += verdict(p, groups) + "\n";
     }
-    // The same number must be the same operation everywhere.
-    for (uint64_t s = least + 1; s <= least + 2; ++s) {
-        const OpRecord* reference = nullptr;
-        int reference_rank = 0;
-        for (int r = 0; r < options_.size; ++r) {
-            const OpRecord& op = pages[size_t(r)].ops[s % kKeptOps];
-            if (!seen[size_t(r)] || op.seq != s) continue;
-            if (!reference) {
-                reference = &op;
-                reference_rank = r;
-            } else if (std::strcmp(op.op, reference->op) != 0 || op.bytes != reference->bytes) {
-                text += format("  MISMATCH at #%llu: rank %d issued %s of %lld B, rank %d %s of %lld B\n",
-                               (unsigned long long)s, reference_rank, reference->op, (long long)reference->bytes, r,
-                               op.op, (long long)op.bytes);
-                return text;
-            }
-        }
-    }
-    return text;
+    return text + mismatch(pages);
 }
 
 void Watch::append_report(const std::string& text) const {

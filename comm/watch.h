@@ -2,10 +2,11 @@
 // Nothing waits for ever, and whoever gives up says why.
 //
 // Every rank keeps a status page: who it is, the training step, and its last operations with sequence numbers (a flight
-// recorder). All ranks issue the same sequence of collectives, so equal numbers mean the same operation and the rank
-// with the smallest number is the one that the others wait for. The pages are small files in a run directory, mapped
-// into memory: writing one costs a store, and it can be read by the other ranks of the host (of all hosts, if they
-// share the directory) and after the process was killed or stopped.
+// recorder). The members of a group issue the same sequence of operations in it, so that equal numbers in a group mean
+// the same operation and the members with more of them wait for those with fewer: the rank to look at waits for nobody
+// itself. Stages of a pipeline are members of different groups, so their totals may differ. The pages are small files
+// in a run directory, mapped into memory: writing one costs a store, and it can be read by the other ranks of the host
+// (of all hosts, if they share the directory) and after the process was killed or stopped.
 //
 // When a wait passes its deadline the rank writes `failure.txt` in the run directory and lets the others see it; each
 // adds its own report, then the first one adds a table of all ranks and ends the job through `on_failure` (MPI_Abort).
@@ -31,7 +32,9 @@ struct DeadlineError : Error {
 enum class OpState : int32_t { none = 0, queued = 1, running = 2, done = 3 };
 
 struct OpRecord {
-    uint64_t seq = 0;  // from 1; 0: unused
+    uint64_t seq = 0;      // of this rank, from 1; 0: unused
+    uint64_t number = 0;   // in its group, from 1
+    int32_t channel = -1;  // of the page: its group
     int64_t step = 0, bytes = 0;
     double when = 0;  // seconds since the epoch, of the last change
     OpState state = OpState::none;
@@ -39,6 +42,14 @@ struct OpRecord {
     int32_t to = -1, from = -1;  // world ranks of the latest hop
     char op[20] = {}, group[12] = {};
 };
+
+// A group that the rank is a member of. Its name and its first member, a rank of the job, tell it from other groups.
+struct Channel {
+    char group[12] = {};
+    int32_t first = -1;
+    uint64_t issued = 0;
+};
+constexpr int kChannels = 32;
 
 struct StatusPage {
     uint64_t magic = 0;
@@ -48,6 +59,8 @@ struct StatusPage {
     int64_t step = -1;
     uint64_t last_seq = 0, last_done = 0;
     OpRecord ops[kKeptOps];  // record of seq s at [s % kKeptOps]
+    int32_t channels_used = 0;
+    Channel channels[kChannels];
 };
 
 class Watch {
@@ -72,8 +85,11 @@ class Watch {
     // Shown in every report and in the records made from now on.
     void set_step(int64_t step);
 
+    // This rank is a member of a group, whether or not it issues anything in it.
+    void join(const char* group, int first);
+
     // The flight recorder. `queue` is called where an operation is enqueued, the others where it runs.
-    uint64_t queue(const char* op, const char* group, int64_t bytes);
+    uint64_t queue(const char* op, const char* group, int first, int64_t bytes);
     void running(uint64_t seq, int to, int from);
     void done(uint64_t seq);
 
@@ -93,6 +109,7 @@ class Watch {
     bool read_page(int rank, StatusPage* page) const;
 
    private:
+    int channel(const char* group, int first);  // with the mutex held; -1: there are too many
     void loop();
     void append_report(const std::string& text) const;
     std::string failure_path() const { return options_.directory + "/failure.txt"; }

@@ -13,7 +13,7 @@
 namespace rz {
 
 // Collective. Compares parameters, master weights and AdamW's moments among the ranks that hold the same: parameters
-// unless they are sliced (ZeRO-3), the rest with ZeRO-0; with hybrid sharding all of it along a column of the mesh. ""
+// unless they are sliced (ZeRO-3), the rest with ZeRO-0; with hybrid sharding all of it on the replicate axis. ""
 // if all copies agree; else names what differs, the tensors and the ranks that differ from the majority. Waits for the
 // stream; on CUDA everything that is compared is copied to the host once.
 std::string compare_replicas(Process&, const Mesh&, Device, Stream& compute, Zero&, const ParamTable&);

@@ -277,10 +277,10 @@ TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
         options.rank = 1;
         Watch second(options);
         second.set_step(3);
-        second.done(second.queue("all_gather", "world", 1 << 20));
+        second.done(second.queue("all_gather", "world", 0, 1 << 20));
         first.set_step(4);
-        first.done(first.queue("all_gather", "world", 1 << 20));
-        const uint64_t seq = first.queue("reduce_scatter", "world", 4096);
+        first.done(first.queue("all_gather", "world", 0, 1 << 20));
+        const uint64_t seq = first.queue("reduce_scatter", "world", 0, 4096);
         first.running(seq, 1, 1);
         const std::string job = first.job_report();
         EXPECT_NE(job.find("rank 1"), std::string::npos);
@@ -307,9 +307,51 @@ TEST(Watch, OperationsThatDisagreeAreNamed) {
         Watch first(options);
         options.rank = 1;
         Watch second(options);
-        first.queue("all_reduce", "world", 100);
-        second.queue("all_gather", "world", 100);
+        first.queue("all_reduce", "world", 0, 100);
+        second.queue("all_gather", "world", 0, 100);
         EXPECT_NE(first.job_report().find("MISMATCH at #1"), std::string::npos) << first.job_report();
+    }
+    std::filesystem::remove_all(directory);
+}
+
+// Stages of a pipeline: each issues other operations, as many as it has neighbours and micro-batches. The first one
+// stopped; the second waits for it, and the third for the second.
+TEST(Watch, TheStageThatWaitsForNobodyIsTheOneBehind) {
+    const auto directory = std::filesystem::temp_directory_path() / ("rz-stages-" + std::to_string(getpid()));
+    std::filesystem::create_directories(directory);
+    {
+        Watch::Options options;
+        options.size = 4;
+        options.directory = directory;
+        std::vector<std::unique_ptr<Watch>> ranks;
+        for (int r = 0; r < options.size; ++r) {
+            options.rank = r;
+            ranks.push_back(std::make_unique<Watch>(options));
+            ranks.back()->join("data", 0);
+            ranks.back()->done(ranks.back()->queue("all_reduce", "data", 0, 100));
+        }
+        const auto transfer = [&](int from, int to, bool sent, bool received) {
+            const std::string group = format("pp %d>%d", from, to);
+            for (const int r : {from, to}) ranks[size_t(r)]->join(group.c_str(), from);
+            if (sent) ranks[size_t(from)]->queue("transfer", group.c_str(), from, 64);
+            if (received) ranks[size_t(to)]->queue("transfer", group.c_str(), from, 64);
+        };
+        for (int i = 0; i < 3; ++i) transfer(0, 1, true, true);
+        for (int i = 0; i < 2; ++i) transfer(1, 2, true, true);
+        transfer(2, 3, true, true);
+        EXPECT_EQ(ranks[3]->job_report().find("BEHIND"), std::string::npos) << "numbers differ, and nobody is behind";
+        transfer(0, 1, false, true);
+        transfer(1, 2, false, true);
+        const std::string text = ranks[3]->job_report();
+        const size_t mark = text.find("<- BEHIND in group pp 0>1");
+        ASSERT_NE(mark, std::string::npos) << text;
+        EXPECT_EQ(text.rfind("  rank ", mark), text.find("  rank 0 ")) << text;
+        EXPECT_EQ(text.find("BEHIND", mark + 6), std::string::npos) << text;
+        EXPECT_NE(text.find("behind in group pp 1>2, and waits itself"), std::string::npos) << text;
+        EXPECT_EQ(text.find("MISMATCH"), std::string::npos) << text;
+        ranks[3]->queue("transfer", "pp 2>3", 2, 128);
+        ranks[2]->queue("transfer", "pp 2>3", 2, 64);
+        EXPECT_NE(ranks[0]->job_report().find("MISMATCH at #2 of group pp 2>3"), std::string::npos);
     }
     std::filesystem::remove_all(directory);
 }

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "comm/collectives.h"
+#include "comm/mesh.h"
 #include "comm/mpi_transport.h"
 #include "comm/process.h"
 
@@ -53,11 +54,32 @@ int train(Process& process, const std::string& fault) {
     return fault == "requeue" ? int(kExitRequeue) : 0;
 }
 
+// Each rank is a stage: numbers go up the pipeline and come back. The first stage hangs in a step.
+int pipeline(Process& process) {
+    Mesh mesh(process, {DeviceKind::cpu, 0}, {.grid = {.pp = process.size()}});
+    const int own = mesh.pp().rank(), last = mesh.pp().size() - 1;
+    for (int step = 0; step < 6; ++step) {
+        process.set_step(step);
+        if (own == 0 && step == kBadStep) misbehave("hang");
+        int up = 1, down = 1;
+        const auto pass = [&](Link& link, bool sends, int& x) {
+            sends ? link.send(&x, sizeof x) : link.recv(&x, sizeof x);
+            link.stream().synchronize();
+        };
+        if (own > 0) pass(mesh.link_from(own - 1), false, up);
+        if (own < last) pass(mesh.link_to(own + 1), true, up);
+        if (own < last) pass(mesh.link_from(own + 1), false, down);
+        if (own > 0) pass(mesh.link_to(own - 1), true, down);
+    }
+    return 0;
+}
+
 TEST(CommFaultRank, DISABLED_Body) {
     const char* fault = std::getenv("RZ_FAULT");
     if (!fault) GTEST_SKIP() << "run by the tests below";
     Process process({.timeout_s = kDeadline, .run_directory = std::getenv("RZ_RUN_DIR")});
-    const int code = process.run([&] { return train(process, fault); });
+    const int code =
+        process.run([&] { return fault == std::string("stage") ? pipeline(process) : train(process, fault); });
     std::fflush(nullptr);
     _exit(code);
 }
@@ -128,6 +150,17 @@ TEST_F(CommFaults, AHungRankIsNamedAtTheDeadline) {
     const size_t mark = job.reason.find("BEHIND");
     ASSERT_NE(mark, std::string::npos) << job.reason;
     EXPECT_EQ(job.reason.rfind("  rank ", mark), job.reason.rfind("  rank 1 ", mark)) << job.reason;
+}
+
+TEST_F(CommFaults, AHungStageIsNamedWithItsLink) {
+    const Outcome job = run_job("stage");
+    EXPECT_EQ(job.code, kExitDeadline) << job.output;
+    EXPECT_HAS(job.reason, "step 4: waited");
+    EXPECT_HAS(job.reason, "recv of 4 bytes from rank 0");
+    const size_t mark = job.reason.find("<- BEHIND in group pp 0>1");
+    ASSERT_NE(mark, std::string::npos) << job.reason;
+    EXPECT_EQ(job.reason.rfind("  rank ", mark), job.reason.rfind("  rank 0 ", mark)) << job.reason;
+    EXPECT_EQ(job.reason.find("MISMATCH"), std::string::npos) << job.reason;
 }
 
 TEST_F(CommFaults, AStoppedRankIsNamedAtTheDeadline) {
