@@ -1,4 +1,5 @@
-// The CUDA runtime that the project calls, on host memory; linked in place of libcudart.
+// The CUDA runtime that the project calls, on host memory; linked in place of libcudart. Memory, streams, events and
+// graphs are here, devices in fake_device.cpp.
 //
 // Device memory is allocated at its exact size and filled with 0xff (NaN). Streams are lazy: work is queued, and done
 // only when something synchronises or polls, streams interleaved at random within the order that events give. So a
@@ -6,8 +7,7 @@
 // several processes, one whose host waits for another without a CUDA call has its streams moved on after a while, as a
 // device would do it.
 // Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file
-// SIMT_WAITS. Environment: SIMT_STREAMS=now (no queueing), SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device),
-// SIMT_ARCH (80 or 90).
+// SIMT_WAITS. SIMT_STREAMS=now in the environment turns queueing off.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -21,6 +21,7 @@
 
 #include <sched.h>
 
+#include "test/simt/fake_device.h"
 #include "test/simt/runtime.h"
 #include "test/simt/streams.h"
 
@@ -98,7 +99,6 @@ auto& pinned = *new std::map<const char*, size_t>;
 auto& device_used = *new std::vector<size_t>(16);
 cudaError_t pending_error = cudaSuccess;
 uint64_t stream_rng = 0;
-thread_local int device = 0;
 thread_local bool in_host_function = false;
 
 // Not allowed in a host function. A real driver may return cudaErrorNotPermitted, or deadlock.
@@ -115,14 +115,6 @@ std::atomic<uint64_t> calls{0};
     calls++;                           \
     std::lock_guard<DeviceLock> locked(device_lock)
 
-size_t number_from(const char* variable, size_t otherwise) {
-    const char* s = getenv(variable);
-    return s ? strtoull(s, nullptr, 0) : otherwise;
-}
-// One device per rank that mpirun started on this machine (MPICH's launcher says how many), unless SIMT_DEVICES says
-// otherwise.
-int device_count() { return int(number_from("SIMT_DEVICES", number_from("MPI_LOCALNRANKS", 1))); }
-size_t device_memory() { return number_from("SIMT_MEMORY", size_t(16) << 30); }
 bool lazy() {
     static const bool now = getenv("SIMT_STREAMS") && !strcmp(getenv("SIMT_STREAMS"), "now");
     return !now;
@@ -134,10 +126,6 @@ uint32_t draw(uint32_t n) {
     return uint32_t(stream_rng >> 33) % n;
 }
 
-cudaError_t report(cudaError_t e) {
-    if (e != cudaSuccess) pending_error = e;
-    return e;
-}
 // What a synchronising call returns: the error of the work it waited for, once.
 cudaError_t take_error() {
     const cudaError_t e = pending_error;
@@ -276,6 +264,10 @@ bool pageable(const void* p) {
 }  // namespace
 
 namespace simt {
+cudaError_t report(cudaError_t e) {
+    if (e != cudaSuccess) pending_error = e;
+    return e;
+}
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work) {
     Operation op;
     op.work = std::move(work);
@@ -299,11 +291,12 @@ extern "C" {
 cudaError_t CUDARTAPI cudaMalloc(void** p, size_t bytes) {
     LOCKED;
     host_waits(__func__);
-    if (device_used[size_t(device)] + bytes > device_memory()) return *p = nullptr, report(cudaErrorMemoryAllocation);
+    if (device_used[size_t(current_device())] + bytes > device_memory())
+        return *p = nullptr, report(cudaErrorMemoryAllocation);
     if (posix_memalign(p, 256, bytes ? bytes : 1)) return *p = nullptr, report(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
-    device_used[size_t(device)] += bytes;
-    allocations[static_cast<char*>(*p)] = {bytes, device};
+    device_used[size_t(current_device())] += bytes;
+    allocations[static_cast<char*>(*p)] = {bytes, current_device()};
     if (race) race->allocated(*p, bytes);
     return cudaSuccess;
 }
@@ -350,14 +343,14 @@ cudaError_t CUDARTAPI cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     LOCKED;
     *total = device_memory();
-    *free_bytes = *total - device_used[size_t(device)];
+    *free_bytes = *total - device_used[size_t(current_device())];
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
     LOCKED;
     *a = cudaPointerAttributes{};
     a->type = room_at(p) != SIZE_MAX ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
-    a->device = device;
+    a->device = current_device();
     a->devicePointer = a->hostPointer = const_cast<void*>(p);
     return cudaSuccess;
 }
@@ -614,141 +607,11 @@ cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
     });
 }
 
-// ---- device
-
-cudaError_t CUDARTAPI cudaGetDeviceCount(int* n) { return *n = device_count(), *n ? cudaSuccess : cudaErrorNoDevice; }
-cudaError_t CUDARTAPI cudaSetDevice(int d) {
-    if (d < 0 || d >= device_count()) return report(cudaErrorInvalidDevice);
-    return device = d, cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaGetDevice(int* d) { return *d = device, cudaSuccess; }
-cudaError_t CUDARTAPI cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaDriverGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
-cudaError_t CUDARTAPI cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
-cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* p, int) {
-    memset(p, 0, sizeof *p);
-    const int arch = int(number_from("SIMT_ARCH", 90));
-    snprintf(p->name, sizeof p->name, "SIMT emulator (sm_%d)", arch);
-    p->totalGlobalMem = device_memory();
-    p->major = arch / 10, p->minor = arch % 10;
-    p->warpSize = 32;
-    p->multiProcessorCount = 4;
-    p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = 2048, p->maxBlocksPerMultiProcessor = 32;
-    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
-    p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = (arch >= 90 ? 227 : 163) << 10;
-    p->sharedMemPerMultiprocessor = (arch >= 90 ? 228 : 164) << 10;
-    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
-    p->l2CacheSize = 1 << 20;
-    p->memoryBusWidth = 5120;
-    return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int d) {
-    cudaDeviceProp p;
-    cudaGetDeviceProperties(&p, d);
-    switch (a) {
-        case cudaDevAttrMultiProcessorCount:
-            *v = p.multiProcessorCount;
-            break;
-        case cudaDevAttrComputeCapabilityMajor:
-            *v = p.major;
-            break;
-        case cudaDevAttrComputeCapabilityMinor:
-            *v = p.minor;
-            break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            *v = int(p.sharedMemPerBlockOptin);
-            break;
-        case cudaDevAttrMaxSharedMemoryPerBlock:
-            *v = int(p.sharedMemPerBlock);
-            break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-            *v = int(p.sharedMemPerMultiprocessor);
-            break;
-        case cudaDevAttrL2CacheSize:
-            *v = p.l2CacheSize;
-            break;
-        case cudaDevAttrMaxThreadsPerBlock:
-            *v = p.maxThreadsPerBlock;
-            break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor:
-            *v = p.maxThreadsPerMultiProcessor;
-            break;
-        case cudaDevAttrWarpSize:
-            *v = p.warpSize;
-            break;
-        default:
-            return report(cudaErrorNotSupported);
-    }
-    return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* text, int bytes, int d) {
-    return snprintf(text, size_t(bytes), "0000:%02x:00.0", d), cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) {
-    return *n = 2, cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaProfilerStart() { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaProfilerStop() { return cudaSuccess; }
+// ---- errors
 
 cudaError_t CUDARTAPI cudaGetLastError() {
     LOCKED;
     return take_error();
 }
 cudaError_t CUDARTAPI cudaPeekAtLastError() { return pending_error; }
-const char* CUDARTAPI cudaGetErrorName(cudaError_t e) {
-    switch (e) {
-        case cudaSuccess:
-            return "cudaSuccess";
-        case cudaErrorInvalidValue:
-            return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation:
-            return "cudaErrorMemoryAllocation";
-        case cudaErrorInvalidConfiguration:
-            return "cudaErrorInvalidConfiguration";
-        case cudaErrorInvalidDevice:
-            return "cudaErrorInvalidDevice";
-        case cudaErrorNoDevice:
-            return "cudaErrorNoDevice";
-        case cudaErrorNotReady:
-            return "cudaErrorNotReady";
-        case cudaErrorLaunchFailure:
-            return "cudaErrorLaunchFailure";
-        case cudaErrorNotSupported:
-            return "cudaErrorNotSupported";
-        case cudaErrorInvalidResourceHandle:
-            return "cudaErrorInvalidResourceHandle";
-        case cudaErrorStreamCaptureUnsupported:
-            return "cudaErrorStreamCaptureUnsupported";
-        case cudaErrorStreamCaptureUnjoined:
-            return "cudaErrorStreamCaptureUnjoined";
-        case cudaErrorStreamCaptureUnmatched:
-            return "cudaErrorStreamCaptureUnmatched";
-        default:
-            return "CUDA error";
-    }
-}
-const char* CUDARTAPI cudaGetErrorString(cudaError_t e) {
-    switch (e) {
-        case cudaSuccess:
-            return "no error";
-        case cudaErrorMemoryAllocation:
-            return "out of memory";
-        case cudaErrorInvalidConfiguration:
-            return "invalid configuration argument";
-        case cudaErrorNoDevice:
-            return "no CUDA-capable device is detected";
-        case cudaErrorInvalidDevice:
-            return "invalid device ordinal";
-        case cudaErrorLaunchFailure:
-            return last_error().empty() ? "launch failure" : last_error().c_str();
-        default:
-            return cudaGetErrorName(e);
-    }
-}
-
-// ---- the one driver entry point that TMA needs
-
-#include "test/simt/fake_driver.h"
-}
+}  // extern "C"

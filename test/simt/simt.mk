@@ -30,7 +30,7 @@ SIMT_HALF.plain   := plain
 SIMT_HALF.asan    := asan
 SIMT_HALF.race    := plain
 
-SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_cublaslt \
+SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_device fake_cublaslt \
                 $(if $(HAVE_NCCL),fake_nccl)
 SIMT_OPS     := $(sort $(wildcard kernels/*.cpp kernels/*/*.cpp))
 SIMT_REST    := $(sort $(foreach room,comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))

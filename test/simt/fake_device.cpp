@@ -1,0 +1,218 @@
+// The devices of the fake CUDA runtime: how many, their properties, the names of errors, and the one entry point of the
+// driver that TMA needs (cuTensorMapEncodeTiled, reached as on a real device).
+// Environment: SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80 or 90).
+#include "test/simt/fake_device.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <cuda.h>
+
+#include "test/simt/runtime.h"
+#include "test/simt/tensor_map.h"
+
+using namespace simt;
+
+namespace {
+
+thread_local int device = 0;
+
+// One device per rank that mpirun started on this machine (MPICH's launcher says how many), unless SIMT_DEVICES says
+// otherwise.
+int device_count() { return int(number_from("SIMT_DEVICES", number_from("MPI_LOCALNRANKS", 1))); }
+
+}  // namespace
+
+namespace simt {
+size_t number_from(const char* variable, size_t otherwise) {
+    const char* s = getenv(variable);
+    return s ? strtoull(s, nullptr, 0) : otherwise;
+}
+int current_device() { return device; }
+size_t device_memory() { return number_from("SIMT_MEMORY", size_t(16) << 30); }
+}  // namespace simt
+
+extern "C" {
+
+cudaError_t CUDARTAPI cudaGetDeviceCount(int* n) { return *n = device_count(), *n ? cudaSuccess : cudaErrorNoDevice; }
+cudaError_t CUDARTAPI cudaSetDevice(int d) {
+    if (d < 0 || d >= device_count()) return report(cudaErrorInvalidDevice);
+    return device = d, cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaGetDevice(int* d) { return *d = device, cudaSuccess; }
+cudaError_t CUDARTAPI cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaDriverGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
+cudaError_t CUDARTAPI cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
+cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+    memset(p, 0, sizeof *p);
+    const int arch = int(number_from("SIMT_ARCH", 90));
+    snprintf(p->name, sizeof p->name, "SIMT emulator (sm_%d)", arch);
+    p->totalGlobalMem = device_memory();
+    p->major = arch / 10, p->minor = arch % 10;
+    p->warpSize = 32;
+    p->multiProcessorCount = 4;
+    p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = 2048, p->maxBlocksPerMultiProcessor = 32;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = (arch >= 90 ? 227 : 163) << 10;
+    p->sharedMemPerMultiprocessor = (arch >= 90 ? 228 : 164) << 10;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+    p->l2CacheSize = 1 << 20;
+    p->memoryBusWidth = 5120;
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int d) {
+    cudaDeviceProp p;
+    cudaGetDeviceProperties(&p, d);
+    switch (a) {
+        case cudaDevAttrMultiProcessorCount:
+            *v = p.multiProcessorCount;
+            break;
+        case cudaDevAttrComputeCapabilityMajor:
+            *v = p.major;
+            break;
+        case cudaDevAttrComputeCapabilityMinor:
+            *v = p.minor;
+            break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *v = int(p.sharedMemPerBlockOptin);
+            break;
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            *v = int(p.sharedMemPerBlock);
+            break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *v = int(p.sharedMemPerMultiprocessor);
+            break;
+        case cudaDevAttrL2CacheSize:
+            *v = p.l2CacheSize;
+            break;
+        case cudaDevAttrMaxThreadsPerBlock:
+            *v = p.maxThreadsPerBlock;
+            break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor:
+            *v = p.maxThreadsPerMultiProcessor;
+            break;
+        case cudaDevAttrWarpSize:
+            *v = p.warpSize;
+            break;
+        default:
+            return report(cudaErrorNotSupported);
+    }
+    return cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* text, int bytes, int d) {
+    return snprintf(text, size_t(bytes), "0000:%02x:00.0", d), cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) {
+    return *n = 2, cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaProfilerStart() { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaProfilerStop() { return cudaSuccess; }
+
+const char* CUDARTAPI cudaGetErrorName(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess:
+            return "cudaSuccess";
+        case cudaErrorInvalidValue:
+            return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation:
+            return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration:
+            return "cudaErrorInvalidConfiguration";
+        case cudaErrorInvalidDevice:
+            return "cudaErrorInvalidDevice";
+        case cudaErrorNoDevice:
+            return "cudaErrorNoDevice";
+        case cudaErrorNotReady:
+            return "cudaErrorNotReady";
+        case cudaErrorLaunchFailure:
+            return "cudaErrorLaunchFailure";
+        case cudaErrorNotSupported:
+            return "cudaErrorNotSupported";
+        case cudaErrorInvalidResourceHandle:
+            return "cudaErrorInvalidResourceHandle";
+        case cudaErrorStreamCaptureUnsupported:
+            return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureUnjoined:
+            return "cudaErrorStreamCaptureUnjoined";
+        case cudaErrorStreamCaptureUnmatched:
+            return "cudaErrorStreamCaptureUnmatched";
+        default:
+            return "CUDA error";
+    }
+}
+const char* CUDARTAPI cudaGetErrorString(cudaError_t e) {
+    switch (e) {
+        case cudaSuccess:
+            return "no error";
+        case cudaErrorMemoryAllocation:
+            return "out of memory";
+        case cudaErrorInvalidConfiguration:
+            return "invalid configuration argument";
+        case cudaErrorNoDevice:
+            return "no CUDA-capable device is detected";
+        case cudaErrorInvalidDevice:
+            return "invalid device ordinal";
+        case cudaErrorLaunchFailure:
+            return last_error().empty() ? "launch failure" : last_error().c_str();
+        default:
+            return cudaGetErrorName(e);
+    }
+}
+
+// ---- the driver's tensor maps
+
+// The checks are the driver's documented ones.
+static CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
+                             const cuuint64_t* dim, const cuuint64_t* strides, const cuuint32_t* box,
+                             const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                             CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+    uint8_t element = 0;
+    switch (type) {
+        case CU_TENSOR_MAP_DATA_TYPE_UINT8:
+            element = 1;
+            break;
+        case CU_TENSOR_MAP_DATA_TYPE_UINT16:
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
+        case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
+            element = 2;
+            break;
+        case CU_TENSOR_MAP_DATA_TYPE_UINT32:
+        case CU_TENSOR_MAP_DATA_TYPE_INT32:
+        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+            element = 4;
+            break;
+        default:
+            return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
+        swizzle > CU_TENSOR_MAP_SWIZZLE_128B)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (rank < 1 || rank > 5 || uintptr_t(map) % 64 || uintptr_t(base) % 16) return CUDA_ERROR_INVALID_VALUE;
+    const uint32_t span = swizzle ? 16u << swizzle : UINT32_MAX;  // the inner box must fit the swizzle
+    if (box[0] * element % 16 || box[0] * element > span) return CUDA_ERROR_INVALID_VALUE;
+    simt::TensorMap m{};
+    m.magic = simt::TensorMap::kMagic;
+    m.rank = uint16_t(rank), m.element = element, m.swizzle = uint8_t(swizzle), m.base = static_cast<char*>(base);
+    for (cuuint32_t d = 0; d < rank; d++) {
+        if (!dim[d] || dim[d] > UINT32_MAX || !box[d] || box[d] > 256 || element_strides[d] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (d && (strides[d - 1] % 16 || strides[d - 1] >= (cuuint64_t(1) << 40))) return CUDA_ERROR_INVALID_VALUE;
+        m.dim[d] = uint32_t(dim[d]), m.box[d] = uint16_t(box[d]), m.stride[d] = d ? strides[d - 1] : element;
+    }
+    memset(static_cast<void*>(map), 0, sizeof *map);
+    memcpy(static_cast<void*>(map), &m, sizeof m);
+    return CUDA_SUCCESS;
+}
+
+cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char* symbol, void** fn, unsigned, unsigned long long,
+                                                       cudaDriverEntryPointQueryResult* result) {
+    const bool known = !strcmp(symbol, "cuTensorMapEncodeTiled");
+    *fn = known ? reinterpret_cast<void*>(encode_tiled) : nullptr;
+    if (result) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return known ? cudaSuccess : report(cudaErrorNotSupported);
+}
+}  // extern "C"
