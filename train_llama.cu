@@ -31,11 +31,7 @@ static int train(Run& run) {
     return run.finish();
 }
 
-static int run_command(Options options, Process& process) {
-    require(options.command == Options::Command::train || process.size() == 1,
-            "generate and export run in one process, this is one of %d: leave mpirun out", process.size());
-    if (options.command == Options::Command::generate) return generate_command(options);
-    if (options.command == Options::Command::export_model) return export_command(options);
+static int train_command(TrainOptions options, Process& process) {
     if (options.print_config) return print_config_command(options);
     arm_faults(process.rank());
     fault_point("start");
@@ -53,14 +49,22 @@ static int run_command(Options options, Process& process) {
     }
 }
 
+static int run_command(const Command& command, Process& process) {
+    if (const auto* train = std::get_if<TrainOptions>(&command)) return train_command(*train, process);
+    require(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
+            process.size());
+    if (const auto* generate = std::get_if<GenerateOptions>(&command)) return generate_command(*generate);
+    return export_command(std::get<ExportOptions>(command));
+}
+
 int main(int argc, char** argv) {
-    Options options;
-    int exit_code = 0;
-    if (!parse_options(argc, argv, options, exit_code)) return exit_code;
+    Command command;
+    if (const std::optional<int> exit_code = parse_command_line({argv + 1, argv + argc}, command)) return *exit_code;
+    const auto* options = std::get_if<TrainOptions>(&command);
     try {
-        if (options.command == Options::Command::schedule) return schedule_command(options.study);
-        Process process({.timeout_s = options.timeout});
-        return process.run([&] { return run_command(options, process); });
+        if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);
+        Process process(options ? ProcessOptions{.timeout_s = options->timeout} : ProcessOptions{});
+        return process.run([&] { return run_command(command, process); });
     } catch (const std::exception& error) {
         std::fprintf(stderr, "train_llama: %s\n", error.what());
         return kExitError;

@@ -162,18 +162,22 @@ void Collectives::mark_done(Stream& stream) {
     transport_.exchange(stream, group);
 }
 
-std::unique_ptr<Collectives> make_collectives(const std::string& algorithm, Transport& transport,
+std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& transport,
                                               const CollectiveOptions& asked) {
     CollectiveOptions options = asked;
     if (options.chunk_bytes == 0) options.chunk_bytes = transport.good_chunk_bytes();
     if (options.lanes == 0) options.lanes = transport.good_lanes();
     require(options.chunk_bytes >= 256 && options.lanes >= 1, "chunks of %lld bytes in %d lanes: at least 256 and 1",
             (long long)options.chunk_bytes, options.lanes);
-    if (algorithm == "ring") return make_ring(transport, options);
-    if (algorithm == "direct") return make_direct(transport, options);
-    require(algorithm == "library", "--collectives %s: it must be ring, direct or library", algorithm.c_str());
-    if (transport.size() == 1) return make_ring(transport, options);
-    return transport.library_collectives(options);
+    switch (algorithm) {
+        case Algorithm::ring:
+            return make_ring(transport, options);
+        case Algorithm::direct:
+            return make_direct(transport, options);
+        case Algorithm::library:
+            return transport.size() == 1 ? make_ring(transport, options) : transport.library_collectives(options);
+    }
+    __builtin_unreachable();
 }
 
 }  // namespace rz

@@ -124,8 +124,15 @@ class Collectives {
     uint64_t seq_ = 0;
 };
 
-// algorithm: "ring", "direct" or "library". The transport must outlive the result.
-std::unique_ptr<Collectives> make_collectives(const std::string& algorithm, Transport& transport,
+// library: NCCL's or MPI's own.
+enum class Algorithm { ring, direct, library };
+template <>
+inline constexpr auto kNames<Algorithm> = std::to_array<Named<Algorithm>>({{Algorithm::ring, "ring"},
+                                                                           {Algorithm::direct, "direct"},
+                                                                           {Algorithm::library, "library"}});
+
+// The transport must outlive the result.
+std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& transport,
                                               const CollectiveOptions& options = {});
 
 // The own algorithms (make_collectives picks).

@@ -90,7 +90,8 @@ void Mesh::build_axis(Axis axis, const MeshOptions& options, const Open& open) {
             std::make_unique<SelfTransport>(data().transport().device(), name_of(axis), nullptr, world_.rank);
     else
         group.transport = open(grid_.members(axis, world_.rank), name_of(axis));
-    group.collectives = make_collectives(of_data ? options.algorithm : "direct", *group.transport, options.collectives);
+    group.collectives =
+        make_collectives(of_data ? options.algorithm : Algorithm::direct, *group.transport, options.collectives);
     require(group.transport->rank() == place(axis).rank, "axis %s: rank %d of the job stands at %d, not at %d",
             name_of(axis), world_.rank, group.transport->rank(), place(axis).rank);
     axes_[size_t(axis)] = group.collectives.get();

@@ -35,8 +35,8 @@ class Process;
 
 struct MeshOptions {
     GridOptions grid = {};
-    std::string transport = "auto";
-    std::string algorithm = "ring";  // of data, shard and replicate; the others sum in ascending rank order ("direct")
+    TransportKind transport = TransportKind::automatic;
+    Algorithm algorithm = Algorithm::ring;  // of data, shard and replicate; the others sum in ascending rank order
     CollectiveOptions collectives = {};
     bool one_lane = false;  // all links on stream(); always so for CUDA memory over MPI
 };

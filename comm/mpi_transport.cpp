@@ -144,8 +144,16 @@ ElementType element_type(DType t) {
         MPI_Op_create(add_16bit<f16>, 1, &op);
         return op;
     }();
-    if (t == DType::f32) return {MPI_FLOAT, MPI_SUM};
-    return {MPI_UINT16_T, t == DType::bf16 ? add_bf16 : add_f16};
+    const MPI_Op add[] = {MPI_SUM, add_bf16, add_f16};  // in the table's order
+    static_assert(std::size(add) == std::size(kDTypes));
+    switch (t) {
+#define RZ_ROW(type, cpp, name, safetensors, config_json, nccl, mpi, dnnl, cublas) \
+    case DType::type:                                                              \
+        return {mpi, add[int(t)]};
+        RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+    }
+    __builtin_unreachable();
 }
 
 class MpiCollectives : public Collectives {
@@ -225,10 +233,10 @@ class MpiCollectives : public Collectives {
     bool staged() const { return host_.device().is_cuda(); }
 
     static int int_count(int64_t n) {
-        require(n <= INT32_MAX,
-                "--collectives library over MPI: %lld elements exceed its 32-bit counts\n  use "
-                "--collectives ring or direct",
-                (long long)n);
+        require(
+            n <= INT32_MAX,
+            "library collectives over MPI: %lld elements exceed its 32-bit counts\n  use ring or direct collectives",
+            (long long)n);
         return int(n);
     }
     std::vector<int> counts(Offsets offsets) const {

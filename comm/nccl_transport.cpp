@@ -195,7 +195,14 @@ void NcclTransport::do_finish(Stream& stream, const Transfer& transfer) {
 // ---- NCCL's own collectives -----------------------------------------------------------------------------------------
 
 ncclDataType_t nccl_type(DType t) {
-    return t == DType::f32 ? ncclFloat32 : t == DType::bf16 ? ncclBfloat16 : ncclFloat16;
+    switch (t) {
+#define RZ_ROW(type, cpp, name, safetensors, config_json, nccl, mpi, dnnl, cublas) \
+    case DType::type:                                                              \
+        return nccl;
+        RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+    }
+    __builtin_unreachable();
 }
 
 class NcclCollectives : public Collectives {
@@ -316,7 +323,7 @@ namespace rz {
 
 static constexpr char kNoNccl[] =
     "the NCCL transport is not in this program: it was built without CUDA or without NCCL\n"
-    "  use --transport mpi, or run make where nvcc and nccl.h are installed";
+    "  use transport mpi, or run make where nvcc and nccl.h are installed";
 
 bool built_with_nccl() { return false; }
 std::string nccl_unique_id() { fail("%s", kNoNccl); }

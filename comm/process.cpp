@@ -233,13 +233,12 @@ void Process::set_step(int64_t step) {
 
 // ---- devices and groups ---------------------------------------------------------------------------------------------
 
-Device Process::choose_device(const std::string& what, const std::string& transport, std::string* note) {
-    const Device device = pick_device(what, local_rank_, note);
+Device Process::choose_device(DeviceChoice choice, TransportKind transport, std::string* note) {
+    const Device device = pick_device(choice, local_rank_, note);
     const std::vector<std::string> kinds = all_gather_text(device.is_cuda() ? "cuda" : "cpu");
     for (int r = 0; r < size_; ++r)
-        require(kinds[size_t(r)] == kinds[0],
-                "rank 0 runs on %s and rank %d on %s: choose one with --device cpu or cuda", kinds[0].c_str(), r,
-                kinds[size_t(r)].c_str());
+        require(kinds[size_t(r)] == kinds[0], "rank 0 runs on %s and rank %d on %s: choose device cpu or cuda for all",
+                kinds[0].c_str(), r, kinds[size_t(r)].c_str());
     if (!device.is_cuda() || size_ == 1) return device;
 
     char host[256] = {};
@@ -256,19 +255,17 @@ Device Process::choose_device(const std::string& what, const std::string& transp
     }
     shares_gpu_ = anyone_shares;
     if (sharing > 1)
-        require(transport == "mpi" || transport == "nccl-shared",
+        require(transport == TransportKind::mpi || transport == TransportKind::nccl_shared,
                 "%d ranks on host %s, but %d GPUs are visible: ranks %d and others share one\n"
-                "  start %d ranks per host, or share the GPU on purpose (slow) with --transport mpi",
+                "  start %d ranks per host, or share the GPU on purpose (slow) with transport mpi",
                 local_size_, host, cuda_device_count(), first, cuda_device_count());
-    if (transport == "nccl-shared" && shares_gpu_) nccl_allow_shared_gpu(rank_);
+    if (transport == TransportKind::nccl_shared && shares_gpu_) nccl_allow_shared_gpu(rank_);
     if (note && sharing > 1) *note = format("%d ranks share this GPU: bandwidth figures mean nothing", sharing);
     return device;
 }
 
-std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Device device, int color, int key,
+std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device device, int color, int key,
                                                    const std::string& group) {
-    require(kind == "auto" || kind == "mpi" || kind == "nccl" || kind == "nccl-shared",
-            "--transport %s: it must be auto, mpi, nccl or nccl-shared", kind.c_str());
     struct Place {
         int32_t color, key, rank;
     };
@@ -282,13 +279,13 @@ std::unique_ptr<Transport> Process::make_transport(const std::string& kind, Devi
         members.push_back(p.rank);
     }
 
-    bool nccl = kind == "nccl" || kind == "nccl-shared";
-    require(!nccl || device.is_cuda(),
-            "--transport nccl moves memory of CUDA devices; use --device cuda or --transport mpi");
-    if (kind == "auto") nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;
+    bool nccl = kind == TransportKind::nccl || kind == TransportKind::nccl_shared;
+    require(!nccl || device.is_cuda(), "transport nccl moves memory of CUDA devices; use device cuda or transport mpi");
+    if (kind == TransportKind::automatic) nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;
     const bool alone = max(int64_t(members.size())) <= 1;  // every group has one member, so nobody needs a library
     if (alone && color < 0) return nullptr;
-    if (alone && !(nccl && kind != "auto")) return std::make_unique<SelfTransport>(device, group, watch_, rank_);
+    if (alone && !(nccl && kind != TransportKind::automatic))
+        return std::make_unique<SelfTransport>(device, group, watch_, rank_);
     if (nccl) {
         const std::vector<std::string> ids = all_gather_text(color >= 0 && place == 0 ? nccl_unique_id() : "");
         if (color < 0) return nullptr;

@@ -80,15 +80,14 @@ class Process {
     // Ends the whole job at once; the reason goes to stderr and failure.txt.
     [[noreturn]] void abort(int code, const std::string& reason);
 
-    // The device for --device and --transport. Refuses more ranks on a host than GPUs are visible (or two ranks on one
+    // The device that this rank uses. Refuses more ranks on a host than GPUs are visible (or two ranks on one
     // GPU), unless the MPI transport was asked for, which can share one. `note` may receive a line for the user.
     // Collective.
-    Device choose_device(const std::string& what, const std::string& transport, std::string* note);
+    Device choose_device(DeviceChoice choice, TransportKind transport, std::string* note);
 
     // A group of the ranks that pass the same color, ordered by key, then rank; color -1: this rank is in none and gets
-    // nullptr. kind: "auto" (NCCL for CUDA devices that are not shared, else MPI; nothing for a group of one), "mpi",
-    // "nccl". Collective over all ranks.
-    std::unique_ptr<Transport> make_transport(const std::string& kind, Device device, int color, int key,
+    // nullptr. Collective over all ranks.
+    std::unique_ptr<Transport> make_transport(TransportKind kind, Device device, int color, int key,
                                               const std::string& group);
 
     // Control plane.

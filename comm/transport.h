@@ -25,8 +25,19 @@
 #include <vector>
 
 #include "kernels/runtime/device.h"
+#include "kernels/runtime/names.h"
 
 namespace rz {
+
+// automatic: NCCL between CUDA devices that are not shared, else MPI, and nothing for a group of one. nccl_shared: NCCL
+// between ranks that share a GPU, which only tests do.
+enum class TransportKind { automatic, mpi, nccl, nccl_shared };
+template <>
+inline constexpr auto kNames<TransportKind> = std::to_array<Named<TransportKind>>({{TransportKind::automatic, "auto"},
+                                                                                   {TransportKind::mpi, "mpi"},
+                                                                                   {TransportKind::nccl, "nccl"},
+                                                                                   {TransportKind::nccl_shared,
+                                                                                    "nccl-shared"}});
 
 class Collectives;
 struct CollectiveOptions;

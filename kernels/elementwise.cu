@@ -15,17 +15,22 @@ struct Raw {
     uint4 words[2];  // the second of fp32 only
 
     __device__ __forceinline__ void load(const void* p, DType t, int64_t i) {
-        const uint4* from = reinterpret_cast<const uint4*>(static_cast<const char*>(p) + i * (t == DType::f32 ? 4 : 2));
+        const uint4* from = reinterpret_cast<const uint4*>(static_cast<const char*>(p) + i * size_of(t));
         words[0] = from[0];
         if (t == DType::f32) words[1] = from[1];
     }
     __device__ __forceinline__ void to(float (&v)[kVec], DType t) const {
-        if (t == DType::f32)
-            memcpy(v, words, sizeof v);
-        else if (t == DType::bf16)
-            convert<__nv_bfloat16>(v);
-        else
-            convert<__half>(v);
+        switch (t) {
+            case DType::f32:
+                memcpy(v, words, sizeof v);
+                break;
+            case DType::bf16:
+                convert<__nv_bfloat16>(v);
+                break;
+            case DType::f16:
+                convert<__half>(v);
+                break;
+        }
     }
     template <class T>
     __device__ __forceinline__ void convert(float (&v)[kVec]) const {
@@ -36,25 +41,38 @@ struct Raw {
 };
 
 __device__ __forceinline__ void store_any(void* p, DType t, int64_t i, const float (&v)[kVec]) {
-    if (t == DType::f32)
-        store(static_cast<float*>(p) + i, v);
-    else if (t == DType::bf16)
-        store(static_cast<__nv_bfloat16*>(p) + i, v);
-    else
-        store(static_cast<__half*>(p) + i, v);
+    switch (t) {
+        case DType::f32:
+            return store(static_cast<float*>(p) + i, v);
+        case DType::bf16:
+            return store(static_cast<__nv_bfloat16*>(p) + i, v);
+        case DType::f16:
+            return store(static_cast<__half*>(p) + i, v);
+    }
 }
 __device__ __forceinline__ float load_one(const void* p, DType t, int64_t i) {
-    if (t == DType::f32) return static_cast<const float*>(p)[i];
-    if (t == DType::bf16) return to_float(static_cast<const __nv_bfloat16*>(p)[i]);
-    return to_float(static_cast<const __half*>(p)[i]);
+    switch (t) {
+        case DType::f32:
+            return static_cast<const float*>(p)[i];
+        case DType::bf16:
+            return to_float(static_cast<const __nv_bfloat16*>(p)[i]);
+        case DType::f16:
+            return to_float(static_cast<const __half*>(p)[i]);
+    }
+    __builtin_unreachable();
 }
 __device__ __forceinline__ void store_one(void* p, DType t, int64_t i, float v) {
-    if (t == DType::f32)
-        static_cast<float*>(p)[i] = v;
-    else if (t == DType::bf16)
-        static_cast<__nv_bfloat16*>(p)[i] = from_float<__nv_bfloat16>(v);
-    else
-        static_cast<__half*>(p)[i] = from_float<__half>(v);
+    switch (t) {
+        case DType::f32:
+            static_cast<float*>(p)[i] = v;
+            return;
+        case DType::bf16:
+            static_cast<__nv_bfloat16*>(p)[i] = from_float<__nv_bfloat16>(v);
+            return;
+        case DType::f16:
+            static_cast<__half*>(p)[i] = from_float<__half>(v);
+            return;
+    }
 }
 
 // Elements [i, i + count), count < kVec or not aligned: one by one

@@ -30,15 +30,15 @@ Zero::Zero(Device device, Stream& compute, std::vector<UnitLayout> units, const 
       adamw_(adamw),
       mesh_(mesh),
       meter_(meter) {
-    require(options_.stage >= 0 && options_.stage <= 3, "--zero %d: the stages are 0, 1, 2 and 3", options_.stage);
-    require(options_.stage > 0 || mesh.shard().size() == mesh.data().size(), "--shard-size %d needs --zero 1, 2 or 3",
+    require(options_.stage >= 0 && options_.stage <= 3, "stage %d: the stages are 0, 1, 2 and 3", options_.stage);
+    require(options_.stage > 0 || mesh.shard().size() == mesh.data().size(), "shard_size %d needs stage 1, 2 or 3",
             mesh.shard().size());
     require(
         options_.master_dtype == DType::f32 || options_.master_dtype == options_.param_dtype,
-        "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
-        "  nearest: --master-dtype fp32",
+        "master_dtype %s with param_dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
+        "  nearest: master_dtype fp32",
         name_of(options_.master_dtype), name_of(options_.param_dtype));
-    require(options_.prefetch >= 0, "--prefetch %d: it can't be negative", options_.prefetch);
+    require(options_.prefetch >= 0, "prefetch %d: it can't be negative", options_.prefetch);
     row_rank_ = slices_state() ? mesh.shard().rank() : mesh.data().rank();
     row_size_ = slices_state() ? mesh.shard().size() : mesh.data().size();
     for (const UnitLayout& u : units_) {

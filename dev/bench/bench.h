@@ -37,12 +37,6 @@
 
 namespace rz::bench {
 
-inline DType parse_dtype(const std::string& name) {
-    for (DType t : {DType::f32, DType::bf16, DType::f16})
-        if (name == name_of(t)) return t;
-    fail("--dtype %s: it must be fp32, bf16 or fp16", name.c_str());
-}
-
 // One device's tensors. The same calls on two devices give the same bits, unless they are only to be timed: then the
 // device itself makes the numbers, which is quicker.
 class Memory {
@@ -153,8 +147,8 @@ class Bench {
             app_.add_option("--gemm-cache", gemm_cache, "file of the tuned choices");
             app_.add_option("--json", json_, "append one JSON object per row to this file");
             CLI11_PARSE(app_, argc, argv);
-            dtype_ = parse_dtype(dtype);
-            device_ = pick_device(device, 0, &note);
+            dtype_ = parse_dtype("--dtype", dtype);
+            device_ = pick_device(parse_name<DeviceChoice>("--device", device), 0, &note);
             device_.make_current();
             if (!note.empty()) std::printf("# %s\n", note.c_str());
             if (note = set_gemm_tuning(device_, gemm_tune == "on", gemm_cache); !note.empty())

@@ -73,14 +73,15 @@ int run(int argc, char** argv) {
 
     Process process;
     return process.run([&] {
-        const Device device = process.choose_device(f.device, "auto", nullptr);
+        const Device device =
+            process.choose_device(parse_name<DeviceChoice>("--device", f.device), TransportKind::automatic, nullptr);
         device.make_current();
         ModelConfig config = find_preset(f.preset).config;
         config.resolve();
         const ParamTable table(config);
         Stream compute(device, "compute");
         Mesh mesh(process, device);
-        const DType dtype = f.dtype == "bf16" ? DType::bf16 : DType::f32;
+        const DType dtype = parse_dtype("--dtype", f.dtype);
         Zero zero(device, compute, unit_layouts(table), decay_segments(table),
                   {.stage = f.stage, .param_dtype = dtype, .grad_dtype = dtype, .wire_dtype = dtype}, {}, mesh);
         initialise_weights(table, 1, compute, zero);

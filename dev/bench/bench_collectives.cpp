@@ -59,9 +59,10 @@ class Bench {
           device_(device),
           stream_(make_comm_stream(device)),
           type_(parse_type(o.type)),
-          transport_(process.make_transport(o.transport, device, 0, process.rank(), "world")) {
+          transport_(process.make_transport(parse_name<TransportKind>("--transport", o.transport), device, 0,
+                                            process.rank(), "world")) {
         for (const std::string& name : o.algorithms)
-            algorithms_[name] = make_collectives(name, *transport_, o.collectives);
+            algorithms_[name] = make_collectives(parse_name<Algorithm>("--algo", name), *transport_, o.collectives);
     }
 
     Transport& transport() { return *transport_; }
@@ -177,7 +178,8 @@ nlohmann::json figures(const Result& r, int64_t bytes, double factor) {
 
 int64_t run_all(Process& process, const Options& o) {
     std::string note;
-    const Device device = process.choose_device(o.device, o.transport, &note);
+    const Device device = process.choose_device(parse_name<DeviceChoice>("--device", o.device),
+                                                parse_name<TransportKind>("--transport", o.transport), &note);
     Bench bench(process, device, o);
     const int N = process.size();
     nlohmann::json rows = nlohmann::json::array();

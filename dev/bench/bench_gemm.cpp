@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
         dx.M = M, dx.N = K, dx.K = N;
         dw.M = N, dw.N = K, dw.K = M, dw.trans_a = true, dw.beta = 1;
         y.dtype = y.c_dtype = dx.dtype = dx.c_dtype = dw.dtype = t;
-        if (!grad.empty()) dw.c_dtype = bench::parse_dtype(grad);
+        if (!grad.empty()) dw.c_dtype = parse_dtype("--grad-dtype", grad);
         measure("y = x W^T", y);
         measure("dx = dy W", dx);
         measure("dW += dy^T x", dw);

@@ -376,16 +376,16 @@ int run(int argc, char** argv) {
     if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in Trainer
 
     std::string note;
-    o.device = pick_device(device_name, 0, &note);
+    o.device = pick_device(parse_name<DeviceChoice>("--device", device_name), 0, &note);
     if (!note.empty()) std::printf("# %s\n", note.c_str());
     if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty())
         std::printf("# %s\n", note.c_str());
     o.graphs = graphs == "on";
-    o.master_dtype = master_dtype == "bf16" ? DType::bf16 : DType::f32;
-    o.adam_dtype = adam_dtype == "bf16" ? DType::bf16 : DType::f32;
+    o.master_dtype = parse_dtype("--master-dtype", master_dtype);
+    o.adam_dtype = parse_dtype("--adam-dtype", adam_dtype);
     require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
     o.logits_bytes = (logits_mib > 0 ? logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
-    o.recompute = recompute == "mlp" ? Recompute::mlp : recompute == "block" ? Recompute::block : Recompute::none;
+    o.recompute = parse_name<Recompute>("--recompute", recompute);
     for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];
     std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(),
                 gemm_library(o.device.kind), build_commit(), omp_get_max_threads(), o.command.c_str());

@@ -39,12 +39,12 @@ Tokens read_inputs(const std::string& path, int64_t vocab) {
 }
 
 void run(const Request& r) {
-    const Device device = pick_device(r.device, 0, nullptr);
+    const Device device = pick_device(parse_name<DeviceChoice>("--device", r.device), 0, nullptr);
     const std::string folder = resolve_model(r.model);
     const ModelConfig config = load_config(folder);
     const ParamTable table(config);
     const Tokens tokens = read_inputs(r.in, config.vocab);
-    const DType dtype = r.dtype == "bf16" ? DType::bf16 : DType::f32;
+    const DType dtype = parse_dtype("--dtype", r.dtype);
 
     Stream stream(device, "compute");
     ResidentParameters parameters(device, stream, unit_layouts(table), dtype);

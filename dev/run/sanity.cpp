@@ -38,12 +38,12 @@ std::vector<float> all_reduce(Collectives& how, Stream& stream, Device device, i
     return host;
 }
 
-void check(Process& process, Device device, const std::string& kind) {
+void check(Process& process, Device device, TransportKind kind) {
     auto transport = process.make_transport(kind, device, 0, process.rank(), "world");
     auto stream = make_comm_stream(device);
     if (process.is_root()) std::printf("transport: %s\n", transport->name());
-    for (const char* name : {"ring", "direct", "library"}) {
-        auto how = make_collectives(name, *transport);
+    for (const auto& [algorithm, name] : kNames<Algorithm>) {
+        auto how = make_collectives(algorithm, *transport);
         int64_t wrong = 0;
         Timer timer;
         for (int64_t n : {1, 1000, 100003}) {
@@ -64,9 +64,9 @@ void check(Process& process, Device device, const std::string& kind) {
     }
 }
 
-int run(Process& process, const std::string& what, const std::string& transport) {
+int run(Process& process, DeviceChoice choice, TransportKind transport) {
     std::string note;
-    const Device device = process.choose_device(what, transport, &note);
+    const Device device = process.choose_device(choice, transport, &note);
     char host[256] = {};
     gethostname(host, sizeof host - 1);
     const auto lines = process.all_gather_text(format("rank %d of %d: host %s, pid %d, local rank %d of %d, %s%s%s",
@@ -97,5 +97,8 @@ int main(int argc, char** argv) {
     app.add_option("--timeout", timeout, "seconds, of every wait")->check(CLI::PositiveNumber)->capture_default_str();
     CLI11_PARSE(app, argc, argv);
     rz::Process process({.timeout_s = timeout});
-    return process.run([&] { return rz::run(process, device, transport); });
+    return process.run([&] {
+        return rz::run(process, rz::parse_name<rz::DeviceChoice>("--device", device),
+                       rz::parse_name<rz::TransportKind>("--transport", transport));
+    });
 }

@@ -118,12 +118,14 @@ __device__ __forceinline__ float block_max(float v, float* slots, int threads) {
 // with_device_type(t, [&]<class T>() { ... }), T the type that kernels use
 template <class F>
 void with_device_type(DType t, F&& f) {
-    if (t == DType::f32)
-        f.template operator()<float>();
-    else if (t == DType::bf16)
-        f.template operator()<__nv_bfloat16>();
-    else
-        f.template operator()<__half>();
+    switch (t) {
+        case DType::f32:
+            return f.template operator()<float>();
+        case DType::bf16:
+            return f.template operator()<__nv_bfloat16>();
+        case DType::f16:
+            return f.template operator()<__half>();
+    }
 }
 
 template <class... P>

@@ -26,7 +26,16 @@ void check_lt(cublasStatus_t status, const char* what) {
             cublasLtGetStatusString(status));
 }
 
-cudaDataType_t cuda_type(DType t) { return t == DType::f32 ? CUDA_R_32F : t == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F; }
+cudaDataType_t cuda_type(DType t) {
+    switch (t) {
+#define RZ_ROW(type, cpp, name, safetensors, config_json, nccl, mpi, dnnl, cublas) \
+    case DType::type:                                                              \
+        return cublas;
+        RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+    }
+    __builtin_unreachable();
+}
 
 // Everything that may change the choice of an algorithm. beta only as "zero or not"; addresses only by alignment.
 struct Key {

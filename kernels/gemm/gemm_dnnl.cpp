@@ -52,7 +52,14 @@ dnnl::engine& engine() {
 }
 
 dnnl::memory::data_type type_of(DType t) {
-    return t == DType::f32 ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
+    switch (t) {
+#define RZ_ROW(type, cpp, name, safetensors, config_json, nccl, mpi, one_dnn, cublas) \
+    case DType::type:                                                                 \
+        return dnnl::memory::data_type::one_dnn;
+        RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+    }
+    __builtin_unreachable();
 }
 
 // oneDNN 3 changed how both are said. c = alpha a b + beta c.

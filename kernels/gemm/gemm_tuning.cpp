@@ -82,7 +82,7 @@ bool intact(std::string_view line) {
 }
 
 [[noreturn]] void cannot_write(const std::string& path, const char* what) {
-    fail("--gemm-cache %s: %s: %s; choose a file in a writable folder", path.c_str(), what, std::strerror(errno));
+    fail("GEMM cache %s: %s: %s; choose a file in a writable folder", path.c_str(), what, std::strerror(errno));
 }
 
 void write_whole(const std::string& path, const std::string& text) {
@@ -119,8 +119,8 @@ std::string set_gemm_tuning(Device device, bool measure, const std::string& cach
     gemm_tuning() = {};
     if (!measure && cache_file.empty()) return "";
     if (!device.is_cuda())
-        return format("--gemm-%s has no effect on the CPU: it chooses among cuBLASLt's algorithms for a GPU",
-                      measure ? "tune on" : "cache");
+        return format("GEMM %s has no effect on the CPU: it chooses among cuBLASLt's algorithms for a GPU",
+                      measure ? "tuning" : "cache");
     std::string path = cache_file.empty() ? default_gemm_cache() : cache_file;
     std::string note;
     if (measure && !path.empty()) {
@@ -130,14 +130,14 @@ std::string set_gemm_tuning(Device device, bool measure, const std::string& cach
         if (error || access(folder.c_str(), W_OK | X_OK) != 0) {
             if (error) errno = error.value();
             if (!cache_file.empty()) cannot_write(path, "its folder");
-            note = "--gemm-tune on: choices are not kept, since " + path + " can't be written";
+            note = "GEMM tuning: choices are not kept, since " + path + " can't be written";
             path.clear();
         }
     }
     gemm_tuning() = {.measure = measure, .cache_file = path};
     if (note.empty() && measure)
-        note = path.empty() ? "--gemm-tune on: choices are not kept; --gemm-cache FILE keeps them"
-                            : "--gemm-tune on: choices are kept in " + path;
+        note = path.empty() ? "GEMM tuning: choices are not kept; a cache file keeps them"
+                            : "GEMM tuning: choices are kept in " + path;
     return note;
 }
 

@@ -361,15 +361,14 @@ int cuda_device_count(std::string* why) {
     return count;
 }
 
-Device pick_device(const std::string& what, int local_rank, std::string* note) {
-    require(what == "auto" || what == "cuda" || what == "cpu", "--device %s: it must be auto, cuda or cpu",
-            what.c_str());
+Device pick_device(DeviceChoice choice, int local_rank, std::string* note) {
     const Device cpu{DeviceKind::cpu, 0};
-    if (what == "cpu") return cpu;
+    if (choice == DeviceChoice::cpu) return cpu;
     std::string why;
     const int count = cuda_device_count(&why);
     if (count > 0) return {DeviceKind::cuda, local_rank % count};
-    require(what == "auto", "--device cuda: no usable CUDA device (%s)\n  use --device cpu or auto, or %s", why.c_str(),
+    require(choice == DeviceChoice::automatic,
+            "device cuda: no usable CUDA device (%s)\n  use device cpu or auto, or %s", why.c_str(),
             built_with_cuda() ? "install a driver for the GPU (nvidia-smi shows whether it works)"
                               : "run make where nvcc is installed");
     if (note) *note = "no GPU is used: " + why;

@@ -16,6 +16,7 @@
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/dtype.h"
+#include "kernels/runtime/names.h"
 
 struct CUstream_st;
 
@@ -40,9 +41,15 @@ struct Device {
 bool built_with_cuda();
 // Number of usable CUDA devices; 0 without a GPU, driver or CUDA build. `why` says which, if given.
 int cuda_device_count(std::string* why = nullptr);
-// what: "auto" (CUDA if usable, else CPU), "cuda" or "cpu". Throws if "cuda" can't be had. `note` receives one line for
-// the user when auto falls back.
-Device pick_device(const std::string& what, int local_rank, std::string* note);
+
+enum class DeviceChoice { automatic, cuda, cpu };  // automatic: CUDA if usable, else the CPU
+template <>
+inline constexpr auto kNames<DeviceChoice> = std::to_array<Named<DeviceChoice>>({{DeviceChoice::automatic, "auto"},
+                                                                                 {DeviceChoice::cuda, "cuda"},
+                                                                                 {DeviceChoice::cpu, "cpu"}});
+
+// Throws if CUDA is asked for and can't be had. `note` receives one line for the user when `automatic` falls back.
+Device pick_device(DeviceChoice choice, int local_rank, std::string* note);
 
 class Stream;
 class OpTimer;

@@ -4,13 +4,28 @@
 
 #include <bit>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 namespace rz {
 
-enum class DType : int { f32 = 0, bf16 = 1, f16 = 2 };
+struct bf16;
+struct f16;
 
-constexpr int64_t size_of(DType t) { return t == DType::f32 ? 4 : 2; }
-constexpr const char* name_of(DType t) { return t == DType::f32 ? "fp32" : t == DType::bf16 ? "bf16" : "fp16"; }
+// One row per type. NCCL's, MPI's, oneDNN's and cuBLASLt's names are read only where their headers are included. MPI
+// has no 2-byte floats: comm/ moves their bits and adds them itself.
+//
+//      type  C++    name    safetensors config.json  NCCL          MPI           oneDNN cuBLASLt
+#define RZ_DTYPES(ROW)                                                                         \
+    ROW(f32, float, "fp32", "F32", "float32", ncclFloat32, MPI_FLOAT, f32, CUDA_R_32F)         \
+    ROW(bf16, bf16, "bf16", "BF16", "bfloat16", ncclBfloat16, MPI_UINT16_T, bf16, CUDA_R_16BF) \
+    ROW(f16, f16, "fp16", "F16", "float16", ncclFloat16, MPI_UINT16_T, f16, CUDA_R_16F)
+
+enum class DType : int {
+#define RZ_ROW(type, ...) type,
+    RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+};
 
 struct bf16 {
     uint16_t bits;
@@ -30,19 +45,49 @@ struct f16 {
     explicit operator float() const { return float(value); }
 };
 
-template <class T>
-constexpr DType dtype_of = DType::f32;
-template <>
-inline constexpr DType dtype_of<bf16> = DType::bf16;
-template <>
-inline constexpr DType dtype_of<f16> = DType::f16;
+constexpr int64_t size_of(DType t) {
+    switch (t) {
+#define RZ_ROW(type, cpp, ...) \
+    case DType::type:          \
+        return sizeof(cpp);
+        RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+    }
+    __builtin_unreachable();
+}
+
+struct DTypeNames {
+    DType type;
+    const char *name, *safetensors, *config_json;  // name: in flags and messages
+};
+inline constexpr DTypeNames kDTypes[] = {
+#define RZ_ROW(type, cpp, name, safetensors, config_json, ...) {DType::type, name, safetensors, config_json},
+    RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+};
+constexpr const DTypeNames& names_of(DType t) { return kDTypes[int(t)]; }
+constexpr const char* name_of(DType t) { return names_of(t).name; }
+
+// The type that `text` names in one column: find_dtype("BF16", &DTypeNames::safetensors).
+constexpr std::optional<DType> find_dtype(std::string_view text, const char* DTypeNames::*column) {
+    for (const DTypeNames& row : kDTypes)
+        if (text == row.*column) return row.type;
+    return std::nullopt;
+}
+// By its name in flags; throws naming `what` and the names that there are.
+DType parse_dtype(const char* what, std::string_view text);
 
 // with_dtype(t, []<class T>() { ... });
 template <class F>
 decltype(auto) with_dtype(DType t, F&& f) {
-    if (t == DType::f32) return f.template operator()<float>();
-    if (t == DType::bf16) return f.template operator()<bf16>();
-    return f.template operator()<f16>();
+    switch (t) {
+#define RZ_ROW(type, cpp, ...) \
+    case DType::type:          \
+        return f.template operator()<cpp>();
+        RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+    }
+    __builtin_unreachable();
 }
 
 }  // namespace rz

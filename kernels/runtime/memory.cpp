@@ -136,8 +136,8 @@ Buffer::Buffer(Device device, bool pinned, int64_t bytes, MemKind kind, std::str
         data_ = allocate_host(bytes);
     const DeviceKind where = pinned ? DeviceKind::cpu : device.kind;
     require(data_ != nullptr,
-            "out of memory: %s for '%s' (%s), %s free on %s\n%s  try a smaller --batch or --seq-len, --recompute, or a "
-            "higher --zero stage on more ranks",
+            "out of memory: %s for '%s' (%s), %s free on %s\n%s  try a smaller batch or sequence, recomputation, or a "
+            "higher ZeRO stage on more ranks",
             human_bytes(bytes).c_str(), name_.c_str(), name_of(kind), human_bytes(device.free_bytes()).c_str(),
             device.name().c_str(), MemoryLedger::get().table(where).c_str());
     MemoryLedger::get().add(where, kind, bytes);

@@ -11,7 +11,7 @@
 #include <mutex>
 
 #include "kernels/runtime/check.h"
-#include "llama/model/presets.h"
+#include "llama/base/text.h"
 
 namespace rz {
 

@@ -23,8 +23,7 @@ static bool is_inside(const std::string& path) {
 }
 
 static DType parse_type(const std::string& text, const std::string& where) {
-    for (const DType d : {DType::f32, DType::bf16, DType::f16})
-        if (text == safetensors_type(d)) return d;
+    if (const std::optional<DType> t = find_dtype(text, &DTypeNames::safetensors)) return *t;
     fail("%s: dtype: \"%s\" is none of F32, BF16, F16", where.c_str(), text.c_str());
 }
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "llama/train/guards.h"
 #include "llama/base/sum_hash.h"
+#include "llama/base/majority.h"
 
 namespace rz {
 

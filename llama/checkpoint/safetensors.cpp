@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "llama/base/json.h"
-#include "llama/data/token_shards.h"
+#include "llama/base/mapped_file.h"
 
 namespace rz {
 
@@ -42,14 +42,9 @@ static int bits_of(std::string_view type) {
     return 0;
 }
 
-std::optional<DType> StoredTensor::dtype() const {
-    if (type == "F32") return DType::f32;
-    if (type == "BF16") return DType::bf16;
-    if (type == "F16") return DType::f16;
-    return std::nullopt;
-}
+std::optional<DType> StoredTensor::dtype() const { return find_dtype(type, &DTypeNames::safetensors); }
 
-std::string safetensors_type(DType t) { return t == DType::f32 ? "F32" : t == DType::bf16 ? "BF16" : "F16"; }
+std::string safetensors_type(DType t) { return names_of(t).safetensors; }
 
 namespace {
 

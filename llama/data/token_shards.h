@@ -15,26 +15,12 @@
 #include <string_view>
 #include <vector>
 
+#include "llama/base/mapped_file.h"
+
 namespace rz {
 
 enum class ShardFormat { kLlmcGpt2, kLlmcLlama3, kMegatron, kRaw16 };
 const char* format_name(ShardFormat format);  // "llm.c gpt-2 (uint16)" ...
-
-// A read-only mapping of a whole file, which must not shrink meanwhile (the kernel would end the program with SIGBUS).
-// The mapping lives as long as the object; moving it keeps addresses.
-class MappedFile {
-   public:
-    explicit MappedFile(const std::string& path);
-    MappedFile(MappedFile&& other) noexcept;
-    MappedFile& operator=(MappedFile&& other) noexcept;
-    ~MappedFile();
-    const uint8_t* data() const { return data_; }
-    int64_t size() const { return size_; }
-
-   private:
-    const uint8_t* data_ = nullptr;
-    int64_t size_ = 0;
-};
 
 class TokenShard {
    public:

@@ -275,7 +275,7 @@ ModelConfig config_from_json(std::string_view text, const std::string& where) {
 
 std::string config_to_json(const ModelConfig& c, DType weights) {
     const auto id = [](int64_t x) { return x < 0 ? OrderedJson(nullptr) : OrderedJson(x); };
-    const char* dtype = weights == DType::f32 ? "float32" : weights == DType::bf16 ? "bfloat16" : "float16";
+    const char* dtype = names_of(weights).config_json;
     OrderedJson json;
     json["architectures"] = {"LlamaForCausalLM"};
     json["model_type"] = "llama";

@@ -181,7 +181,7 @@ void HfWeights::index_tensors() {
 }
 
 void HfWeights::compare_with(const ParamTable& table) {
-    int64_t elements[3] = {};
+    int64_t elements[std::size(kDTypes)] = {};
     for (const Tensor& t : table.tensors()) {
         const auto it = places_.find(t.name);
         if (it == places_.end()) {
@@ -206,7 +206,7 @@ void HfWeights::compare_with(const ParamTable& table) {
             if (table.find(t.name) == nullptr && !ignored)
                 problems_.push_back("unexpected: " + t.name + " " + t.type + " " + shape_text(t.shape));
         }
-    dtype_ = DType(std::max_element(elements, elements + 3) - elements);
+    dtype_ = DType(std::max_element(std::begin(elements), std::end(elements)) - elements);
 }
 
 void HfWeights::check_stored_head(const ParamTable& table) {

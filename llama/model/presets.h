@@ -20,9 +20,6 @@ std::span<const Preset> presets();
 // Throws naming the nearest preset if there is none of this name. Override fields, then call resolve().
 const Preset& find_preset(std::string_view name);
 
-// The candidate with the fewest edits to `text`, for error messages; empty if there are none.
-std::string nearest_name(std::string_view text, std::span<const std::string> candidates);
-
 // One line per preset: name, parameters, shape, remark.
 std::string preset_table();
 

@@ -24,6 +24,9 @@ namespace rz {
 
 // What the backward pass computes again instead of keeping. Bits do not change.
 enum class Recompute { none, mlp, block };  // mlp: the 2F-wide gate_up; block: everything but the residual stream
+template <>
+inline constexpr auto kNames<Recompute> =
+    std::to_array<Named<Recompute>>({{Recompute::none, "none"}, {Recompute::mlp, "mlp"}, {Recompute::block, "block"}});
 
 struct StageOptions {
     int64_t B, T;  // largest micro-batch

@@ -1,6 +1,5 @@
 #include "llama/parallel/study.h"
 
-#include <CLI/CLI.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -188,27 +187,6 @@ int micro_batches_for(PipelineKind kind, int pp, int stages_per_rank, double uti
     };
     const auto first = std::partition_point(counts.begin(), counts.end(), [&](int m) { return !reaches(m); });
     return first == counts.end() ? 0 : *first;
-}
-
-void add_schedule_options(CLI::App& app, ScheduleStudy& o) {
-    app.add_option("--pp", o.pp, "Ranks of the pipeline")->check(CLI::Range(1, 1024));
-    app.add_option("--micro-batches", o.micro_batches, "Micro-batches of a step (default: 2 x pp)")
-        ->check(CLI::Range(1, 65536));
-    app.add_option("--pp-schedule", o.schedule,
-                   "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's schedule text")
-        ->capture_default_str();
-    app.add_option("--pp-stages-per-rank", o.stages_per_rank, "Stages of each rank (interleaved; default: 2)")
-        ->check(CLI::Range(1, 64));
-    app.add_option("--cost", o.cost, "Time of F, I and W of 1/pp of the model")->capture_default_str();
-    app.add_option("--comm", o.message, "Time that a tensor travels between two ranks")
-        ->check(CLI::Range(0.0, 1e6))
-        ->capture_default_str();
-    app.add_flag("--one-lane", o.one_lane, "One lane for each rank, as CUDA over MPI has, not one for each pair");
-    app.add_flag("--compare", o.compare, "All schedules side by side instead of one");
-    app.add_option("--csv", o.csv, "Write the schedule as PyTorch's text to this file; - is standard output");
-    app.add_option("--svg", o.svg, "Write the picture as SVG to this file; - is standard output");
-    app.add_option("--columns", o.columns, "Characters that the makespan is wide in the terminal (default: what fits)")
-        ->check(CLI::Range(10, 10000));
 }
 
 int schedule_command(const ScheduleStudy& o) {

@@ -6,10 +6,6 @@
 
 #include "llama/parallel/simulate.h"
 
-namespace CLI {
-class App;
-}
-
 namespace rz {
 
 struct ScheduleStudy {
@@ -25,7 +21,6 @@ struct ScheduleStudy {
     int columns = 0;       // 0: what fits
 };
 
-void add_schedule_options(CLI::App&, ScheduleStudy&);
 int schedule_command(const ScheduleStudy&);
 
 // The fewest micro-batches, at most 64 pp, with which the step keeps ranks busy for `utilisation`; 0: none do.

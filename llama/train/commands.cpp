@@ -30,11 +30,11 @@ static std::string model_folder(const std::string& from) {
     return resolve_model(steps.empty() ? from : store.path(steps.back()));
 }
 
-int generate_command(const Options& o) {
+int generate_command(const GenerateOptions& o) {
     std::string note;
     const Device device = pick_device(o.device, 0, &note);
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-    if (note = set_gemm_tuning(device, o.gemm_tune == "on", o.gemm_cache); !note.empty())
+    if (note = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache); !note.empty())
         std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
@@ -48,12 +48,11 @@ int generate_command(const Options& o) {
             "the prompt has %zu tokens, the model %lld positions: shorten it", prompt.size(),
             (long long)config.max_seq_len);
 
-    const DType dtype = parse_dtype("--dtype", o.dtype);
     Stream stream(device, "compute");
     if (o.threads > 0 && !device.is_cuda()) stream.enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
-    ResidentParameters parameters(device, stream, unit_layouts(table), dtype);
-    load_weights(folder, table, dtype, device, stream, parameters);
-    Decoder decoder(config, table, dtype, device, stream, parameters, int64_t(prompt.size()) + o.max_tokens);
+    ResidentParameters parameters(device, stream, unit_layouts(table), o.dtype);
+    load_weights(folder, table, o.dtype, device, stream, parameters);
+    Decoder decoder(config, table, o.dtype, device, stream, parameters, int64_t(prompt.size()) + o.max_tokens);
 
     std::fputs(o.prompt.c_str(), stdout);
     std::fflush(stdout);
@@ -86,21 +85,24 @@ std::string describe_model(const ModelConfig& config, const ParamTable& table) {
     return text;
 }
 
-int print_config_command(const Options& o) {
+int print_config_command(const TrainOptions& o) {
     const ModelConfig config = model_config(o, find_data(o).vocab);
     const ParamTable table(config);
     const double n = double(table.size());
     std::printf("%s\n", describe_model(config, table).c_str());
-    std::printf("%s\n", config_to_json(config, parse_dtype("--dtype", o.dtype)).c_str());
-    const double states[4] = {16, 4, 2, 0}, shared[4] = {0, 12, 14, 16};
+    std::printf("%s\n", config_to_json(config, o.dtype).c_str());
+    const BytesPerParameter b = bytes_per_parameter(o);
+    const int64_t shared[4] = {0, b.master + b.moments, b.gradient + b.master + b.moments, b.all()};  // by ZeRO stage
     std::printf(
-        "\nbytes per rank for parameters, gradients and AdamW in bf16 (the ZeRO paper's 16 per parameter), before "
-        "activations:\n");
+        "\nbytes per rank, before activations: %lld of parameters + %lld of gradients + %lld of masters + %lld of "
+        "Adam's moments = %lld per parameter\n",
+        (long long)b.parameter, (long long)b.gradient, (long long)b.master, (long long)b.moments, (long long)b.all());
     for (int ranks : {1, 8, 64}) {
         std::printf("  %3d ranks:", ranks);
         for (int stage = 0; stage < 4; ++stage)
-            std::printf("  --zero %d %10s", stage,
-                        human_bytes(int64_t(n * (states[stage] + shared[stage] / ranks))).c_str());
+            std::printf(
+                "  --zero %d %10s", stage,
+                human_bytes(int64_t(n * (double(b.all() - shared[stage]) + double(shared[stage]) / ranks))).c_str());
         std::printf("\n");
     }
     std::printf("\nFLOPs per token, forward and backward, at --seq-len %lld: %.4g\n", (long long)o.seq_len,
@@ -108,15 +110,13 @@ int print_config_command(const Options& o) {
     return 0;
 }
 
-int export_command(const Options& o) {
+int export_command(const ExportOptions& o) {
     const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
     const ParamTable table(config);
     const HfWeights weights(folder, table);
     for (const std::string& w : weights.warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
-    const DType dtype = o.export_dtype.empty()     ? weights.dtype()
-                        : o.export_dtype == "fp16" ? DType::f16
-                                                   : parse_dtype("--dtype", o.export_dtype);
+    const DType dtype = o.dtype.value_or(weights.dtype());
     std::error_code none;
     require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder",
             o.to.c_str());

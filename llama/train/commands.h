@@ -5,8 +5,8 @@
 
 namespace rz {
 
-int generate_command(const Options&);
-int print_config_command(const Options&);
-int export_command(const Options&);
+int generate_command(const GenerateOptions&);
+int print_config_command(const TrainOptions&);
+int export_command(const ExportOptions&);
 
 }  // namespace rz

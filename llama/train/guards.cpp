@@ -61,9 +61,9 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
     if (!v.spike) return v;
     ++spikes_;
     v.note = format("spike of the %s, z %.1f", of_loss ? "loss" : "norm", of_loss ? v.loss_z : v.norm_z);
-    if (options_.on_spike != "warn")
+    if (options_.on_spike != OnSpike::warn)
         v.give_up = format("%s at step %lld (--on-spike %s, --spike-z %g)", v.note.c_str(), (long long)step,
-                           options_.on_spike.c_str(), options_.spike_z);
+                           name_of(options_.on_spike), options_.spike_z);
     return v;
 }
 
@@ -98,17 +98,6 @@ int StragglerDetector::observe(const std::vector<double>& own_seconds) {
     seconds_ = mean_[slowest];
     others_ = median(std::move(rest));
     return seconds_ > 2 * others_ && seconds_ > others_ + 5e-3 ? int(slowest) : -1;
-}
-
-std::vector<int> odd_ones_out(const std::vector<uint64_t>& values) {
-    uint64_t majority = 0;
-    bool found = false;
-    for (uint64_t v : values)
-        if (2 * std::count(values.begin(), values.end(), v) > long(values.size())) majority = v, found = true;
-    std::vector<int> odd;
-    for (size_t r = 0; r < values.size(); ++r)
-        if (!found || values[r] != majority) odd.push_back(int(r));
-    return odd;
 }
 
 }  // namespace rz

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/runtime/names.h"
+
 namespace rz {
 
 // z = (x - median) / max(1.4826 MAD, floor |median|) against the last values. A spike counts as a value of the window
@@ -40,10 +42,15 @@ class SpikeDetector {
     std::deque<double> window_;
 };
 
+enum class OnSpike { warn, stop, rollback };  // stop, rollback: give_up is set
+template <>
+inline constexpr auto kNames<OnSpike> =
+    std::to_array<Named<OnSpike>>({{OnSpike::warn, "warn"}, {OnSpike::stop, "stop"}, {OnSpike::rollback, "rollback"}});
+
 struct GuardOptions {
-    int64_t max_skips = 10;         // 0: never gives up
-    double spike_z = 8;             // 0: no detector
-    std::string on_spike = "warn";  // or stop, rollback: give_up is set
+    int64_t max_skips = 10;  // 0: never gives up
+    double spike_z = 8;      // 0: no detector
+    OnSpike on_spike = OnSpike::warn;
 };
 
 struct Verdict {
@@ -91,8 +98,5 @@ class StragglerDetector {
     int64_t steps_ = 0;
     double seconds_ = 0, others_ = 0;
 };
-
-// Ranks whose value is not that of the majority; all, if there is none. Empty if all agree.
-std::vector<int> odd_ones_out(const std::vector<uint64_t>& values);
 
 }  // namespace rz

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "llama/base/json.h"
+#include "llama/base/clock.h"
 #include "llama/train/resume.h"
 
 namespace rz {
@@ -11,7 +12,7 @@ namespace rz {
 Health::Health(const Options& o, Process& process)
     : process_(process),
       guards_(GuardOptions{}),
-      limit_(o.time_limit.empty() ? 0 : parse_duration(o.time_limit), wall_clock()) {
+      limit_(o.time_limit, wall_clock()) {
     set_guards(o);
     install_stop_signals();
     if (process.is_root() && !o.out.empty()) {
@@ -29,7 +30,7 @@ Health::Health(const Options& o, Process& process)
 }
 
 void Health::set_guards(const Options& o) {
-    rolls_back_ = o.on_spike == "rollback";
+    rolls_back_ = o.on_spike == OnSpike::rollback;
     guards_.set_options({.max_skips = o.max_skips, .spike_z = o.spike_z, .on_spike = o.on_spike});
 }
 

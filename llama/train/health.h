@@ -8,7 +8,7 @@
 
 #include "comm/process.h"
 #include "llama/train/guards.h"
-#include "llama/train/options.h"
+#include "llama/train/options_train.h"
 #include "llama/train/run_lock.h"
 #include "llama/train/run_status.h"
 #include "llama/train/stop.h"

@@ -7,7 +7,7 @@
 
 #include "comm/process.h"
 #include "llama/checkpoint/checkpoint_store.h"
-#include "llama/train/options.h"
+#include "llama/train/options_train.h"
 
 namespace rz {
 

@@ -46,7 +46,7 @@ Run::~Run() = default;
 Run::Run(const Options& o, Process& p, Health& health, const std::optional<ResumePoint>& from)
     : options(o),
       process(p),
-      schedule{parse_decay(o.lr_schedule), o.lr, o.min_lr, o.warmup, o.cooldown, o.steps},
+      schedule{o.decay, o.lr, o.min_lr, o.warmup, o.cooldown, o.steps},
       health_(health),
       paths_(find_data(o)),
       config_(from ? resumed_config(o, *from, paths_.vocab) : model_config(o, paths_.vocab)),
@@ -55,6 +55,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     require(!paths_.train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
+    check_ranks(o, process.size());
     choose_run_id();
     check_folder_is_shared();
     const ShardOptions shards{.vocab = config_.vocab, .raw16 = o.raw16};
@@ -72,7 +73,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
     std::string note;
     device_ = process.choose_device(o.device, o.transport, &note);
     device_.make_current();
-    const std::string tuning = set_gemm_tuning(device_, o.gemm_tune == "on", o.gemm_cache);
+    const std::string tuning = set_gemm_tuning(device_, o.gemm_tune, o.gemm_cache);
     require(!gemm_tuning().measure || process.size() == 1 || !gemm_tuning().cache_file.empty(),
             "--gemm-tune on with %d ranks: they agree on algorithms through a file, and there is none\n"
             "  give --gemm-cache FILE, one that all ranks can write, or --gemm-tune off",
@@ -87,39 +88,32 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                                            .transport = o.transport,
                                            .algorithm = o.collectives,
                                            .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter_}});
-    const DType dtype = parse_dtype("--dtype", o.dtype);
-    const DType grad_dtype = o.grad_dtype.empty() ? dtype : parse_dtype("--grad-dtype", o.grad_dtype);
-    const DType wire = o.wire_dtype.empty() ? grad_dtype : parse_dtype("--wire-dtype", o.wire_dtype);
     zero = std::make_unique<Zero>(
         device_, *compute_, unit_layouts(table_), decay_segments(table_),
         ZeroOptions{.stage = int(o.zero),
-                    .param_dtype = dtype,
-                    .grad_dtype = grad_dtype,
-                    .wire_dtype = wire,
-                    .master_dtype = parse_dtype("--master-dtype", o.master_dtype),
-                    .adam_dtype = parse_dtype("--adam-dtype", o.adam_dtype),
+                    .param_dtype = o.dtype,
+                    .grad_dtype = o.gradient_dtype(),
+                    .wire_dtype = o.gradient_wire_dtype(),
+                    .master_dtype = o.master_dtype,
+                    .adam_dtype = o.adam_dtype,
                     .rounding_seed = o.seed,
                     .prefetch = int(o.prefetch),
                     .overlap = !o.no_overlap,
                     .accumulate_locally = o.accumulate_locally && o.zero >= 2},
         AdamWOptions{float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)}, *mesh_,
         &meter_);
-    const Recompute recompute = o.recompute == "mlp"     ? Recompute::mlp
-                                : o.recompute == "block" ? Recompute::block
-                                                         : Recompute::none;
     model = std::make_unique<Model>(config_, table_,
                                     StageOptions{.B = o.batch,
                                                  .T = o.seq_len,
-                                                 .dtype = dtype,
-                                                 .grad_dtype = grad_dtype,
-                                                 .recompute = recompute,
+                                                 .dtype = o.dtype,
+                                                 .grad_dtype = o.gradient_dtype(),
+                                                 .recompute = o.recompute,
                                                  .logits_bytes = logits_bytes(o, device_)},
                                     device_, *compute_, *zero, zero.get());
     program_ = model->training_program(micro_batches_);
-    const bool graphs = o.cuda_graphs == "on";
-    whole_graph_ = graphs && p.size() == 1 && o.zero <= 1;
-    if (graphs) check_graphs();
-    if (graphs) model->replay_graphs(whole_graph_ ? Model::Replay::micro_batches : Model::Replay::blocks);
+    whole_graph_ = o.cuda_graphs && p.size() == 1 && o.zero <= 1;
+    if (o.cuda_graphs) check_graphs();
+    if (o.cuda_graphs) model->replay_graphs(whole_graph_ ? Model::Replay::micro_batches : Model::Replay::blocks);
     // end_step() waits for the step before, so with two steps' batches the host never waits inside a step.
     feeder_ = std::make_unique<BatchFeeder>(device_, *compute_, o.batch, o.seq_len, config_.vocab,
                                             /*ahead=*/std::min<int64_t>(2 * micro_batches_, 128) - 1,
@@ -140,7 +134,7 @@ Run::Run(const Options& o, Process& p, Health& health, const std::optional<Resum
                          .quiet = !process.is_root()};
     health_.status().set_steps(o.steps);
     health_.status().set_rollbacks(int64_t(resumed_.rollbacks.size()));
-    if (!o.out.empty()) health_.expect_save(table_.size() * 16 / process.size());
+    if (!o.out.empty()) health_.expect_save(table_.size() * bytes_per_parameter(o).saved() / process.size());
     log_ = std::make_unique<Log>(facts, o.out, first_step_);
     if (from && from->rolls_back) tell_of_rollback();
     announce(table_, note + (note.empty() || tuning.empty() ? "" : "\n") + tuning);
@@ -173,7 +167,7 @@ void Run::announce(const ParamTable&, const std::string& note) {
     if (!note.empty()) log_->line(note);
     log_->line("model    " + summary(config_));
     log_->line(format("device   %s, %d rank%s, %s GEMM, %s weights", device_.name().c_str(), mesh_->world().size,
-                      mesh_->world().size == 1 ? "" : "s", gemm_library(device_.kind), o.dtype.c_str()));
+                      mesh_->world().size == 1 ? "" : "s", gemm_library(device_.kind), name_of(o.dtype)));
     if (mesh_->world().size > 1)
         log_->line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
                           mesh_->shard().size(), mesh_->replicate().size(), mesh_->data().name(),
@@ -187,7 +181,7 @@ void Run::announce(const ParamTable&, const std::string& note) {
     log_->line(format(
         "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
         "causal attention per token",
-        (long long)o.steps, o.lr, o.min_lr, o.lr_schedule.c_str(), (long long)o.warmup,
+        (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
         peak_flops(device_) > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak_flops(device_) / 1e12).c_str() : ""));
     log_->line(MemoryLedger::get().table(device_.kind));
 }

@@ -14,7 +14,7 @@
 #include "llama/train/health.h"
 #include "llama/report/log.h"
 #include "llama/model/model.h"
-#include "llama/train/options.h"
+#include "llama/train/options_train.h"
 #include "llama/train/resume.h"
 #include "llama/train/schedule.h"
 #include "llama/tokenizer/tokenizer.h"

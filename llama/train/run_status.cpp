@@ -13,6 +13,7 @@
 #include "llama/base/json.h"
 #include "llama/train/stop.h"
 #include "llama/base/version.h"
+#include "llama/base/clock.h"
 
 namespace rz {
 

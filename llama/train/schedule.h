@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <string>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/names.h"
 
 namespace rz {
 
@@ -18,13 +17,9 @@ enum class Decay {
           // al. 2024)
 };
 
-inline Decay parse_decay(const std::string& name) {
-    if (name == "cosine") return Decay::cosine;
-    if (name == "linear") return Decay::linear;
-    if (name == "constant") return Decay::constant;
-    require(name == "wsd", "--lr-schedule %s: it must be cosine, linear, constant or wsd", name.c_str());
-    return Decay::wsd;
-}
+template <>
+inline constexpr auto kNames<Decay> = std::to_array<Named<Decay>>(
+    {{Decay::cosine, "cosine"}, {Decay::linear, "linear"}, {Decay::constant, "constant"}, {Decay::wsd, "wsd"}});
 
 struct Schedule {
     Decay decay = Decay::cosine;

@@ -27,9 +27,6 @@ void forget_stop_signal();
 // "SIGTERM on rank 2", "the time limit"
 std::string describe_stop(StopCause cause, int rank);
 
-// "90", "90s", "90m", "3h30m", "2d12h", "1:30:00" in seconds. Throws with examples.
-double parse_duration(const std::string& text);
-
 // When a run has to end. 0: no limit.
 class TimeLimit {
    public:
@@ -44,7 +41,5 @@ class TimeLimit {
    private:
     double end_ = 0;
 };
-
-double wall_clock();  // seconds since the epoch
 
 }  // namespace rz

@@ -33,16 +33,17 @@ struct Memory {
     }
 };
 
-std::string transport_kind() {
+TransportKind transport_kind() {
     const char* kind = std::getenv("RZ_TEST_TRANSPORT");
-    return kind ? kind : "mpi";
+    return parse_name<TransportKind>("RZ_TEST_TRANSPORT", kind ? kind : "mpi");
 }
 
 Device test_device() {
     static const Device device = [] {
         const char* what = std::getenv("RZ_TEST_DEVICE");
         std::string note;
-        return test_process().choose_device(what ? what : "cpu", transport_kind(), &note);
+        return test_process().choose_device(parse_name<DeviceChoice>("RZ_TEST_DEVICE", what ? what : "cpu"),
+                                            transport_kind(), &note);
     }();
     return device;
 }
@@ -145,7 +146,9 @@ class CollectivesTest : public testing::Test {
    protected:
     Collectives& algorithm(const std::string& name) {
         auto& slot = made_[name];
-        if (!slot) slot = make_collectives(name, world(), {.chunk_bytes = kChunk, .lanes = 2, .meter = nullptr});
+        if (!slot)
+            slot = make_collectives(parse_name<Algorithm>("algorithm", name), world(),
+                                    {.chunk_bytes = kChunk, .lanes = 2, .meter = nullptr});
         return *slot;
     }
 
@@ -197,7 +200,8 @@ TEST_F(CollectivesTest, SeveralMebibytesInTheDefaultChunks) {
     const auto library = all_reduce(algorithm("library"), stream_, c);
     for (const char* name : {"ring", "direct"})
         for (int lanes : {1, 2}) {
-            auto how = make_collectives(name, world(), {.chunk_bytes = 1 << 20, .lanes = lanes, .meter = nullptr});
+            auto how = make_collectives(parse_name<Algorithm>("algorithm", name), world(),
+                                        {.chunk_bytes = 1 << 20, .lanes = lanes, .meter = nullptr});
             ASSERT_EQ(all_reduce(*how, stream_, c), library) << name << ", " << lanes << " lanes";
         }
 }
@@ -239,8 +243,8 @@ TEST_F(CollectivesTest, SameBitsForAllStages) {
             const std::vector<char> own_reference(reference.begin() + first * 4, reference.begin() + (first + own) * 4);
             for (int64_t chunk : {256, 1024, 100000})
                 for (int lanes : {1, 3}) {
-                    auto how =
-                        make_collectives(name, world(), {.chunk_bytes = chunk, .lanes = lanes, .meter = nullptr});
+                    auto how = make_collectives(parse_name<Algorithm>("algorithm", name), world(),
+                                                {.chunk_bytes = chunk, .lanes = lanes, .meter = nullptr});
                     ASSERT_EQ(all_reduce(*how, stream_, c, rough_value), reference)
                         << name << " " << chunk << " " << lanes;
                     ASSERT_EQ(reduce_scatter(*how, stream_, c, rough_value), own_reference) << name << " " << chunk;
@@ -339,7 +343,8 @@ TEST_F(CollectivesTest, TwoGroupsAtOnce) {
     if (test_device().is_cuda() && std::string(world().name()) == "mpi")
         GTEST_SKIP() << "staged groups belong on one stream (comm/mesh.h)";
     auto second_transport = process.make_transport(transport_kind(), test_device(), 0, process.rank(), "second");
-    auto second = make_collectives("ring", *second_transport, {.chunk_bytes = kChunk, .lanes = 2, .meter = nullptr});
+    auto second =
+        make_collectives(Algorithm::ring, *second_transport, {.chunk_bytes = kChunk, .lanes = 2, .meter = nullptr});
     Stream other(test_device(), "other");
     const Case c{.offsets = even_offsets(100003, world().size(), 64)};
     const auto mine = values_of(world().rank(), c);
@@ -374,7 +379,7 @@ TEST_F(CollectivesTest, MeshRowsAndColumns) {
         if (process.size() % shard != 0) continue;
         MeshOptions options;
         options.grid.shard_size = shard;
-        options.transport = transport_kind() == "mpi" ? "auto" : transport_kind();
+        options.transport = transport_kind() == TransportKind::mpi ? TransportKind::automatic : transport_kind();
         Mesh mesh(process, test_device(), options);
         EXPECT_EQ(mesh.shard().size(), shard);
         EXPECT_EQ(mesh.replicate().size(), process.size() / shard);
@@ -410,7 +415,8 @@ TEST_F(CollectivesTest, MeshRowsAndColumns) {
 TEST_F(CollectivesTest, MeshAxesAndLinks) {
     auto& process = test_process();
     const int N = process.size();
-    const std::string transport = transport_kind() == "mpi" ? "auto" : transport_kind();
+    const TransportKind transport =
+        transport_kind() == TransportKind::mpi ? TransportKind::automatic : transport_kind();
     for (const auto& [tp, pp] : {std::pair(1, N), {N, 1}, {2, 2}, {1, 2}, {2, 3}}) {
         if (N % (tp * pp) != 0) {
             EXPECT_THROW(Grid(N, {.tp = tp, .pp = pp}), Error);
@@ -464,7 +470,7 @@ TEST_F(CollectivesTest, MeshAxesAndLinks) {
 TEST_F(CollectivesTest, MeterSeesCallsBytesAndExposedTime) {
     if (world().size() == 1) GTEST_SKIP() << "one rank sends nothing";
     CommMeter meter;
-    auto how = make_collectives("ring", world(), {.chunk_bytes = kChunk, .lanes = 2, .meter = &meter});
+    auto how = make_collectives(Algorithm::ring, world(), {.chunk_bytes = kChunk, .lanes = 2, .meter = &meter});
     Stream compute(test_device(), "compute");
     const Case c{.offsets = even_offsets(int64_t(world().size()) << 16, world().size())};
     Memory data(test_device(), c.offsets.back() * 4);
@@ -503,9 +509,9 @@ TEST(Transport, RefusesWhatItCannotDo) {
     char byte = 0;
     EXPECT_THROW(world().send(stream, &byte, 1, world().size()), Error);
     EXPECT_THROW(world().send(stream, &byte, 1, world().rank()), Error) << "a message to oneself without its recv";
-    EXPECT_THROW(make_collectives("rings", world()), Error);
-    EXPECT_THROW(test_process().make_transport("tcp", test_device(), 0, 0, "x"), Error);
-    auto how = make_collectives("ring", world());
+    EXPECT_THROW(parse_name<Algorithm>("algorithm", "rings"), Error);
+    EXPECT_THROW(parse_name<TransportKind>("transport", "tcp"), Error);
+    auto how = make_collectives(Algorithm::ring, world());
     std::vector<int64_t> wrong(size_t(world().size()) + 2, 0);
     EXPECT_THROW(how->all_gather(stream, {.out = &byte, .in = &byte, .offsets = wrong, .dtype = DType::f32}), Error);
 }

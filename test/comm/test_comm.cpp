@@ -55,8 +55,8 @@ TEST_P(LoopbackTest, RingAndDirectSumExactly) {
     hub.run([&](int rank) {
         auto transport = hub.transport(rank);
         Stream stream(kCpu, "comm");
-        for (const char* name : {"ring", "direct"}) {
-            auto how = make_collectives(name, *transport, {.chunk_bytes = 1024, .lanes = 2, .meter = nullptr});
+        for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct}) {
+            auto how = make_collectives(algorithm, *transport, {.chunk_bytes = 1024, .lanes = 2, .meter = nullptr});
             std::mt19937 random(7);
             for (int round = 0; round < 12; ++round) {
                 std::vector<int64_t> offsets{0};
@@ -70,7 +70,8 @@ TEST_P(LoopbackTest, RingAndDirectSumExactly) {
                     {.out = out.data(), .in = in.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
                 how->barrier(stream);
                 stream.synchronize();
-                for (int64_t i = 0; i < n; ++i) ASSERT_EQ(out[size_t(i)], total(N, i)) << name << " element " << i;
+                for (int64_t i = 0; i < n; ++i)
+                    ASSERT_EQ(out[size_t(i)], total(N, i)) << name_of(algorithm) << " element " << i;
             }
         }
     });
@@ -87,7 +88,7 @@ TEST_P(LoopbackTest, ReductionsOverlapComputeThroughEvents) {
         auto transport = hub.transport(rank);
         Stream compute(kCpu, "compute"), comm(kCpu, "comm");
         CommMeter meter;
-        auto ring = make_collectives("ring", *transport, {.chunk_bytes = 2048, .lanes = 2, .meter = &meter});
+        auto ring = make_collectives(Algorithm::ring, *transport, {.chunk_bytes = 2048, .lanes = 2, .meter = &meter});
         const auto offsets = even_offsets(kUnit, N, 64);
         const int64_t first = offsets[size_t(rank)], own = offsets[size_t(rank) + 1] - first;
         std::vector<std::vector<float>> grads(kBuffers, std::vector<float>(kUnit)), sums(kUnits);
@@ -157,7 +158,7 @@ TEST(Loopback, AMissingRankIsNamedAtTheDeadline) {
         hub.watch(rank)->set_step(12);
         auto transport = hub.transport(rank);
         Stream stream(kCpu, "comm");
-        auto ring = make_collectives("ring", *transport);
+        auto ring = make_collectives(Algorithm::ring, *transport);
         const auto offsets = even_offsets(3000, 3);
         std::vector<float> x(3000);
         const auto began = std::chrono::steady_clock::now();
@@ -211,8 +212,8 @@ TEST(SelfTransport, CollectivesOfOneRank) {
     SelfTransport self(kCpu);
     Stream stream(kCpu, "test");
     const std::vector<int64_t> offsets{0, 3};
-    for (const char* name : {"ring", "direct", "library"}) {
-        auto how = make_collectives(name, self);
+    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::library}) {
+        auto how = make_collectives(algorithm, self);
         const float x[3] = {1, 2, 4};
         bf16 y[3];
         how->reduce_scatter(stream, {.out = y,
@@ -242,9 +243,9 @@ TEST(Process, OneProcessNeedsNoLibrary) {
     EXPECT_EQ(process.max(-3), -3);
     EXPECT_EQ(process.all_gather_text("a"), std::vector<std::string>{"a"});
     std::string note;
-    const Device device = process.choose_device("cpu", "auto", &note);
-    EXPECT_STREQ(process.make_transport("auto", device, 0, 0, "world")->name(), "self");
-    EXPECT_THROW(process.make_transport("nccl", device, 0, 0, "world"), Error);
+    const Device device = process.choose_device(DeviceChoice::cpu, TransportKind::automatic, &note);
+    EXPECT_STREQ(process.make_transport(TransportKind::automatic, device, 0, 0, "world")->name(), "self");
+    EXPECT_THROW(process.make_transport(TransportKind::nccl, device, 0, 0, "world"), Error);
     EXPECT_EQ(process.run([] { return 5; }), 5);
 }
 

@@ -35,8 +35,8 @@ void misbehave(const std::string& fault) {
 // A rank of a job of six steps.
 int train(Process& process, const std::string& fault) {
     const Device cpu{DeviceKind::cpu, 0};
-    auto transport = process.make_transport("mpi", cpu, 0, process.rank(), "world");
-    auto ring = make_collectives("ring", *transport, {.chunk_bytes = 4096, .lanes = 2, .meter = nullptr});
+    auto transport = process.make_transport(TransportKind::mpi, cpu, 0, process.rank(), "world");
+    auto ring = make_collectives(Algorithm::ring, *transport, {.chunk_bytes = 4096, .lanes = 2, .meter = nullptr});
     Stream stream(cpu, "comm");
     std::vector<float> x(10000, 1.0f);
     const auto offsets = even_offsets(int64_t(x.size()), process.size());

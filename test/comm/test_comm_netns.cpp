@@ -28,8 +28,8 @@ TEST(CommNetnsRank, DISABLED_Body) {
     const int code = process.run([&] {
         require(process.local_size() == process.size() || process.local_size() == 1, "unexpected ranks per host");
         const Device cpu{DeviceKind::cpu, 0};
-        auto transport = process.make_transport("mpi", cpu, 0, process.rank(), "world");
-        auto how = make_collectives(algorithm, *transport);
+        auto transport = process.make_transport(TransportKind::mpi, cpu, 0, process.rank(), "world");
+        auto how = make_collectives(parse_name<Algorithm>("RZ_NETNS", algorithm), *transport);
         Stream stream(cpu, "comm");
         const auto offsets = even_offsets(kElements, process.size());
         std::vector<float> x(kElements);

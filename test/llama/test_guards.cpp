@@ -8,6 +8,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/json.h"
+#include "llama/base/majority.h"
 
 namespace rz {
 namespace {
@@ -98,7 +99,7 @@ TEST(Guards, GivesUpAfterSoManyInARow) {
 
 TEST(Guards, StopsOnASpikeOnlyIfAsked) {
     for (bool stop : {false, true}) {
-        Guards g({.on_spike = stop ? "stop" : "warn"});
+        Guards g({.on_spike = stop ? OnSpike::stop : OnSpike::warn});
         for (int i = 0; i < 40; ++i) ASSERT_FALSE(g.observe(i, noisy(i), 1.0 + 0.1 * (i % 3)).spike);
         const Verdict v = g.observe(41, 30, 1.1);
         EXPECT_TRUE(v.spike);

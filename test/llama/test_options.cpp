@@ -10,14 +10,12 @@ namespace {
 
 // The exit code, 0 for accepted; `said` gets what was printed.
 int parse(std::vector<const char*> flags, std::string* said = nullptr) {
-    flags.insert(flags.begin(), "train_llama");
-    Options o;
-    int code = 0;
+    Command command;
     testing::internal::CaptureStderr();
-    const bool ok = parse_options(int(flags.size()), const_cast<char**>(flags.data()), o, code);
+    const std::optional<int> code = parse_command_line({flags.begin(), flags.end()}, command);
     const std::string text = testing::internal::GetCapturedStderr();
     if (said) *said = text;
-    return ok ? 0 : code;
+    return code.value_or(0);
 }
 
 TEST(Options, ContradictionsAreRefusedAndNamed) {

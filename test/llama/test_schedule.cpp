@@ -35,20 +35,18 @@ TEST(Schedule, ShapesAreThoseOfThePapers) {
     EXPECT_LT(make(Decay::wsd, 110).at(11), kPeak) << "a cooldown over the whole run begins after the warm-up";
 }
 
-Options parsed(std::vector<const char*> flags, int expect = 0) {
-    flags.insert(flags.begin(), "train_llama");
-    Options o;
-    int code = 0;
+TrainOptions parsed(std::vector<const char*> flags, int expect = 0) {
+    Command command;
     testing::internal::CaptureStderr();
-    const bool ok = parse_options(int(flags.size()), const_cast<char**>(flags.data()), o, code);
+    const std::optional<int> code = parse_command_line({flags.begin(), flags.end()}, command);
     const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(ok ? 0 : code, expect) << said;
-    return o;
+    EXPECT_EQ(code.value_or(0), expect) << said;
+    return std::get<TrainOptions>(command);
 }
 
 TEST(Schedule, DefaultsHangOnTheRun) {
-    const Options o = parsed({"--steps", "500", "--lr", "1e-3"});
-    EXPECT_EQ(o.lr_schedule, "cosine");
+    const TrainOptions o = parsed({"--steps", "500", "--lr", "1e-3"});
+    EXPECT_EQ(o.decay, Decay::cosine);
     EXPECT_EQ(o.warmup, 50);
     EXPECT_DOUBLE_EQ(o.min_lr, 1e-4);
     EXPECT_EQ(parsed({"--steps", "500", "--lr-schedule", "wsd"}).cooldown, 100);

@@ -14,24 +14,20 @@ namespace {
 
 // What the command prints. The arguments stand as a user would write them.
 std::string printed(const std::string& line) {
-    std::vector<std::string> words = {"train_llama", "schedule"};
+    std::vector<std::string> words = {"schedule"};
     for (size_t at = 0; at < line.size();) {
         const size_t end = std::min(line.find(' ', at), line.size());
         words.push_back(line.substr(at, end - at));
         at = end + 1;
     }
-    std::vector<char*> argv;
-    for (std::string& w : words) argv.push_back(w.data());
-    Options o;
-    int code = 0;
+    Command command;
     testing::internal::CaptureStderr();
-    const bool ok = parse_options(int(argv.size()), argv.data(), o, code);
+    const std::optional<int> code = parse_command_line(words, command);
     const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_TRUE(ok) << said;
-    EXPECT_EQ(o.command, Options::Command::schedule);
+    EXPECT_FALSE(code) << said;
     testing::internal::CaptureStdout();
     try {
-        EXPECT_EQ(schedule_command(o.study), 0);
+        EXPECT_EQ(schedule_command(std::get<ScheduleStudy>(command)), 0);
     } catch (const std::exception& e) {
         return testing::internal::GetCapturedStdout() + e.what();
     }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/clock.h"
 
 namespace rz {
 namespace {

@@ -594,7 +594,7 @@ case_37() {
 }
 case_38() {
   nvidia-smi -L > /dev/null 2>&1 && { skip "38 no GPU: there is one"; return; }
-  refused "38 --device cuda without a GPU" "--device cpu or auto" --data "$work/data" --device cuda
+  refused "38 --device cuda without a GPU" "device cpu or auto" --data "$work/data" --device cuda
 }
 case_39() {
   (ulimit -v 3000000; "$program" --preset llama3.1-8b --data "$work/data" --device cpu --batch 1 --seq-len 64 --out "$work/c39" > "$work/log" 2>&1)

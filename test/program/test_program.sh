@@ -45,7 +45,7 @@ check "val-every alone" refused 70 "--val-every: there are no validation data" -
   --train-data "$work/data/*_train_*.bin" --val-every 10
 check "no data"         refused 70 "data_prep/prepare.py" -- --steps 1
 check "no such data"    refused 70 "data_prep/prepare.py" -- --data "$work/nothing"
-check "cuda asked for"  bash -c "nvidia-smi -L >/dev/null 2>&1 || { '$program' --device cuda --data '$work/data' > '$work/log' 2>&1; [ \$? = 70 ] && grep -q -- '--device cpu or auto' '$work/log'; }"
+check "cuda asked for"  bash -c "nvidia-smi -L >/dev/null 2>&1 || { '$program' --device cuda --data '$work/data' > '$work/log' 2>&1; [ \$? = 70 ] && grep -q 'device cpu or auto' '$work/log'; }"
 printf 'stepz = 3\n' > "$work/bad.toml"
 check "config key"      refused 2 "did you mean steps" -- --config "$work/bad.toml"
 

@@ -12,7 +12,7 @@ using zero_case::Case;
 TEST(ZeroOverMpi, AllStagesGiveTheSameBits) {
     Process& process = test_process();
     const Device cpu{DeviceKind::cpu, 0};
-    for (const char* algorithm : {"ring", "direct"}) {
+    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct}) {
         Mesh mesh(process, cpu, {.algorithm = algorithm});
         Case base;
         base.steps = 4;
@@ -20,7 +20,7 @@ TEST(ZeroOverMpi, AllStagesGiveTheSameBits) {
         for (int s = 1; s <= 3; ++s) {
             Case c = base;
             c.zero.stage = s;
-            EXPECT_EQ(zero_case::train(mesh, c), want) << algorithm << ", stage " << s;
+            EXPECT_EQ(zero_case::train(mesh, c), want) << name_of(algorithm) << ", stage " << s;
         }
     }
 }

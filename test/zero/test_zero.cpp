@@ -85,8 +85,8 @@ TEST_P(ZeroRanks, TiedHeadsToo) {
 }
 
 TEST_P(ZeroRanks, DirectGivesTheSameBitsInEveryStage) {
-    const Result want = run(GetParam(), stage(0), {.algorithm = "direct"});
-    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(GetParam(), stage(s), {.algorithm = "direct"}), want);
+    const Result want = run(GetParam(), stage(0), {.algorithm = Algorithm::direct});
+    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(GetParam(), stage(s), {.algorithm = Algorithm::direct}), want);
 }
 
 TEST_P(ZeroRanks, Bf16StagesAgree) {

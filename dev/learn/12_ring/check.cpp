@@ -33,7 +33,7 @@ static Outcome run(int ranks) {
         o.bytes = transport->bytes_sent();
         for (int64_t i = 0; i < n; ++i) o.wrong_sums += whole[size_t(i)] != float(ranks * (ranks + 1) / 2 * (i % 97));
         ring_all_reduce(*transport, stream, random.data(), kSlice, scratch.data());
-        auto collectives = rz::make_collectives("ring", *transport);
+        auto collectives = rz::make_collectives(rz::Algorithm::ring, *transport);
         const std::vector<int64_t> offsets = rz::even_offsets(n, ranks);
         collectives->all_reduce(stream, {.out = program.data(),
                                          .in = program.data(),

@@ -1,0 +1,13 @@
+#pragma once
+// Times and lengths of time.
+
+#include <string>
+
+namespace rz {
+
+double wall_clock();  // seconds since the epoch
+
+// "90", "90s", "90m", "3h30m", "2d12h", "1:30:00" in seconds. Throws with examples.
+double parse_duration(const std::string& text);
+
+}  // namespace rz

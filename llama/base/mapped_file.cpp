@@ -1,0 +1,52 @@
+#include "llama/base/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+MappedFile::MappedFile(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fail("%s: cannot open: %s", path.c_str(), std::strerror(errno));
+    struct stat st;
+    if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        ::close(fd);
+        fail("%s: not a regular file%s", path.c_str(),
+             S_ISDIR(st.st_mode) ? ": it is a folder; name the files in it, as in 'DIR/*_train_*.bin'" : "");
+    }
+    size_ = st.st_size;
+    if (size_ > 0) {
+        void* p = ::mmap(nullptr, size_t(size_), PROT_READ, MAP_PRIVATE, fd, 0);
+        const int error = errno;
+        ::close(fd);
+        if (p == MAP_FAILED) fail("%s: cannot map %ld bytes: %s", path.c_str(), size_, std::strerror(error));
+        data_ = static_cast<const uint8_t*>(p);
+    } else {
+        ::close(fd);
+    }
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept : data_(other.data_), size_(other.size_) {
+    other.data_ = nullptr;
+    other.size_ = 0;
+}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+MappedFile::~MappedFile() {
+    if (data_) ::munmap(const_cast<uint8_t*>(data_), size_t(size_));
+}
+
+}  // namespace rz

@@ -1,0 +1,82 @@
+// parse_flags() by CLI11: the one file that includes it, since it is slow to compile.
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "llama/base/text.h"
+#include "llama/train/option_table.h"
+
+namespace rz {
+
+static CLI::Option* add_row(CLI::App& app, const OptionRow& row) {
+    if (row.turned_on) return app.add_flag(row.flag, *row.turned_on, row.help)->group(row.group);
+    CLI::Option* option = app.add_option_function<std::string>(row.flag, row.set, row.help)->group(row.group);
+    option->type_name(row.placeholder)->default_str(row.default_text)->required(row.required);
+    if (row.wrong) option->check(CLI::Validator([wrong = row.wrong](std::string& text) { return wrong(text); }, ""));
+    return option;
+}
+
+// "--stepz": "did you mean --steps?"
+static std::string did_you_mean(const CLI::App& app, const std::string& unknown) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options())
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    return nearest_name(unknown.substr(0, unknown.find('=')), names);
+}
+
+static int report(const CLI::App& app, const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+        app.exit(error);
+        return 0;
+    }
+    std::cerr << "train_llama: " << error.what() << '\n';
+    if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
+        for (const std::string& word : app.remaining())
+            if (word.rfind("-", 0) == 0)
+                std::cerr << "  " << word << " is no flag; did you mean " << did_you_mean(app, word) << "?\n";
+    }
+    if (const auto* config = dynamic_cast<const CLI::ConfigError*>(&error)) {
+        const std::string what = config->what();
+        const std::string key = what.substr(what.rfind(' ') + 1);
+        std::cerr << "  the keys of a --config file are the flags without dashes; did you mean "
+                  << did_you_mean(app, "--" + key).substr(2) << "?\n";
+    }
+    std::cerr << "  --help lists every flag with its default\n";
+    return 2;
+}
+
+std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::span<const CommandTable> tables,
+                               ParsedFlags& found) {
+    CLI::App app{tables[0].about, "train_llama"};
+    auto formatter = std::make_shared<CLI::Formatter>();
+    formatter->column_width(34);
+    app.formatter(formatter);
+    app.set_config("--config", "", "TOML file with any of these flags (without dashes); flags given here win");
+    app.allow_config_extras(false);
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"
+    std::vector<CLI::App*> apps{&app};
+    for (const CommandTable& table : tables.subspan(1)) apps.push_back(app.add_subcommand(table.name, table.about));
+    for (size_t i = 0; i < tables.size(); ++i)
+        for (const OptionRow& row : tables[i].rows) add_row(*apps[i], row);
+
+    const auto command = [&] {
+        for (size_t i = 1; i < apps.size(); ++i)
+            if (apps[i]->parsed()) return i;
+        return size_t(0);
+    };
+    try {
+        app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    } catch (const CLI::ParseError& error) {
+        return report(*apps[command()], error);
+    }
+    found.command = command();
+    for (const OptionRow& row : tables[0].rows) {
+        const CLI::Option* option = app.get_option(row.flag);
+        const std::string name = row.flag.substr(2);
+        if (option->count() > 0) found.given.insert(name);
+        found.values[name] = option->count() > 0 ? option->results().back() : option->get_default_str();
+    }
+    return std::nullopt;
+}
+
+}  // namespace rz

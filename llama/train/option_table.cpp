@@ -1,0 +1,129 @@
+#include "llama/train/option_table.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <sstream>
+
+#include "llama/base/text.h"
+
+namespace rz {
+
+std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max) {
+    errno = 0;
+    char* end = nullptr;
+    const long double real = std::strtold(text.c_str(), &end);
+    const std::string rest = end;
+    const bool digits = !text.empty() && text.find_first_not_of("0123456789", text[0] == '-') == std::string::npos;
+    if (digits && real >= (long double)min && real <= (long double)max) return "";
+    if (end == text.c_str() || std::isnan(real))
+        return format("'%s' is not a whole number; it must be from %lld to %lld", text.c_str(), (long long)min,
+                      (long long)max);
+    const long double nearest = std::min(std::max(std::floor(real + 0.5L), (long double)min), (long double)max);
+    const char* what = !rest.empty() ? "is not a whole number"
+                       : digits      ? "is out of range"
+                                     : "is not a plain whole number";
+    return format("%s %s; nearest valid value: %lld", text.c_str(), what, (long long)nearest);
+}
+
+std::string wrong_real_number(const std::string& text, double min, double max) {
+    char* end = nullptr;
+    const double real = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || std::isnan(real))
+        return format("'%s' is not a number; it must be from %g to %g", text.c_str(), min, max);
+    if (*end == '\0' && real >= min && real <= max) return "";
+    return format("%s %s; nearest valid value: %g", text.c_str(), *end ? "is not a number" : "is out of range",
+                  std::min(std::max(real, min), max));
+}
+
+static std::string joined(const std::vector<std::string>& names) {
+    std::string all;
+    for (const auto& n : names) all += (all.empty() ? "" : "|") + n;
+    return all;
+}
+
+std::string wrong_name(const std::string& text, const std::vector<std::string>& names) {
+    if (std::find(names.begin(), names.end(), text) != names.end()) return "";
+    return format("'%s' is not one of %s; nearest: %s", text.c_str(), joined(names).c_str(),
+                  nearest_name(text, names).c_str());
+}
+
+OptionRow& OptionGroup::add(const std::string& flag, const std::string& placeholder, const std::string& default_text,
+                            const std::string& help) {
+    OptionRow row;
+    row.group = heading_;
+    row.flag = flag;
+    row.placeholder = placeholder;
+    row.default_text = default_text;
+    row.help = help;
+    rows_.push_back(std::move(row));
+    return rows_.back();
+}
+
+OptionRow& OptionGroup::text(const char* flag, std::string& to, const char* help, const char* placeholder) {
+    OptionRow& row = add(flag, placeholder, to, help);
+    row.set = [&to](const std::string& text) { to = text; };
+    return row;
+}
+
+OptionRow& OptionGroup::whole(const char* flag, int64_t& to, int64_t min, int64_t max, const char* help) {
+    OptionRow& row = add(flag, "N", std::to_string(to), help);
+    row.wrong = [min, max](const std::string& text) { return wrong_whole_number(text, min, max); };
+    row.set = [&to](const std::string& text) { to = std::strtoll(text.c_str(), nullptr, 10); };
+    return row;
+}
+
+OptionRow& OptionGroup::given_whole(const std::string& flag, int64_t min, int64_t max, const std::string& help,
+                                    std::function<void(int64_t)> set) {
+    OptionRow& row = add(flag, "N", "", help);
+    row.wrong = [min, max](const std::string& text) { return wrong_whole_number(text, min, max); };
+    row.set = [set](const std::string& text) { set(std::strtoll(text.c_str(), nullptr, 10)); };
+    return row;
+}
+
+OptionRow& OptionGroup::checked(const char* flag, const char* placeholder, const char* help,
+                                std::function<std::string(const std::string&)> wrong,
+                                std::function<void(const std::string&)> set) {
+    OptionRow& row = add(flag, placeholder, "", help);
+    row.wrong = std::move(wrong);
+    row.set = std::move(set);
+    return row;
+}
+
+OptionRow& OptionGroup::real(const char* flag, double& to, double min, double max, const char* help) {
+    std::ostringstream text;
+    text << to;
+    OptionRow& row = add(flag, "X", text.str(), help);
+    row.wrong = [min, max](const std::string& text) { return wrong_real_number(text, min, max); };
+    row.set = [&to](const std::string& text) { to = double(std::strtold(text.c_str(), nullptr)); };
+    return row;
+}
+
+OptionRow& OptionGroup::turn_on(const char* flag, bool& to, const char* help) {
+    OptionRow& row = add(flag, "", "", help);
+    row.turned_on = &to;
+    return row;
+}
+
+OptionRow& OptionGroup::off_or_on(const char* flag, bool& to, const char* help) {
+    return one_of(flag, {"off", "on"}, to ? "on" : "off", help, [&to](const std::string& text) { to = text == "on"; });
+}
+
+OptionRow& OptionGroup::seed(uint64_t& to, const char* help) {
+    OptionRow& row = add("--seed", "N", std::to_string(to), help);
+    row.wrong = [](const std::string& text) { return wrong_whole_number(text, 0, INT64_MAX); };
+    row.set = [&to](const std::string& text) { to = std::strtoull(text.c_str(), nullptr, 10); };
+    return row;
+}
+
+OptionRow& OptionGroup::one_of(const std::string& flag, const std::vector<std::string>& names,
+                               const std::string& default_text, const std::string& help,
+                               std::function<void(const std::string&)> set) {
+    OptionRow& row = add(flag, joined(names), default_text, help);
+    row.wrong = [names](const std::string& text) { return wrong_name(text, names); };
+    row.set = std::move(set);
+    return row;
+}
+
+}  // namespace rz

@@ -1,0 +1,106 @@
+#pragma once
+// Flags as rows of a table: what --help shows, how a value is checked and where it goes. The options of each command
+// fill one; command_line.cpp parses with it. A value that is refused is answered with the nearest valid one.
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/names.h"
+
+namespace rz {
+
+struct OptionRow {
+    std::string group, flag, help;
+    std::string placeholder;   // "N", "PATH", "fp32|bf16"
+    std::string default_text;  // empty: none is shown
+    bool required = false;
+    bool* turned_on = nullptr;                             // of a flag that takes no value
+    std::function<std::string(const std::string&)> wrong;  // what is wrong with a value; "": nothing
+    std::function<void(const std::string&)> set;           // of a value that is right
+};
+
+// Checks of a value's text: what is wrong with it, or "".
+std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max);
+std::string wrong_real_number(const std::string& text, double min, double max);
+std::string wrong_name(const std::string& text, const std::vector<std::string>& names);
+
+// Adds rows under one heading of the help. A row's reference is good until the next row.
+class OptionGroup {
+   public:
+    OptionGroup(std::vector<OptionRow>& rows, std::string heading) : rows_(rows), heading_(std::move(heading)) {}
+
+    OptionRow& text(const char* flag, std::string& to, const char* help, const char* placeholder = "PATH");
+    OptionRow& whole(const char* flag, int64_t& to, int64_t min, int64_t max, const char* help);
+    // Hands on a value that is given; has no default.
+    OptionRow& given_whole(const std::string& flag, int64_t min, int64_t max, const std::string& help,
+                           std::function<void(int64_t)> set);
+    OptionRow& checked(const char* flag, const char* placeholder, const char* help,
+                       std::function<std::string(const std::string&)> wrong,
+                       std::function<void(const std::string&)> set);
+    OptionRow& real(const char* flag, double& to, double min, double max, const char* help);
+    OptionRow& turn_on(const char* flag, bool& to, const char* help);
+    OptionRow& off_or_on(const char* flag, bool& to, const char* help);
+    OptionRow& seed(uint64_t& to, const char* help);
+    // One of `names`; set() takes what was chosen.
+    OptionRow& one_of(const std::string& flag, const std::vector<std::string>& names, const std::string& default_text,
+                      const std::string& help, std::function<void(const std::string&)> set);
+
+    // One of some values of an enum, by name_of(); of all that have names if none are listed.
+    template <class E>
+    OptionRow& choice(const char* flag, E& to, const char* help, std::initializer_list<E> among = {}) {
+        return choose<E>(
+            flag, [&to](E value) { to = value; }, name_of(to), help, among);
+    }
+    template <class E>
+    OptionRow& choice(const char* flag, std::optional<E>& to, const char* help, std::initializer_list<E> among = {}) {
+        return choose<E>(
+            flag, [&to](E value) { to = value; }, to ? name_of(*to) : "", help, among);
+    }
+
+   private:
+    OptionRow& add(const std::string& flag, const std::string& placeholder, const std::string& default_text,
+                   const std::string& help);
+    template <class E>
+    OptionRow& choose(const char* flag, std::function<void(E)> set, const char* default_text, const char* help,
+                      std::vector<E> among) {
+        if constexpr (requires { kNames<E>.front(); })
+            if (among.empty())
+                for (const Named<E>& n : kNames<E>) among.push_back(n.value);
+        std::vector<std::string> names;
+        for (const E value : among) names.emplace_back(name_of(value));
+        return one_of(flag, names, default_text, help, [set, among](const std::string& text) {
+            for (const E value : among)
+                if (text == name_of(value)) set(value);
+        });
+    }
+
+    std::vector<OptionRow>& rows_;
+    std::string heading_;
+};
+
+// What a program or a command of it takes.
+struct CommandTable {
+    std::string name;  // of the command; the program's own has none
+    std::string about;
+    std::vector<OptionRow> rows;
+};
+
+struct ParsedFlags {
+    size_t command = 0;                         // index into the tables
+    std::set<std::string> given;                // flags of the program itself, without dashes
+    std::map<std::string, std::string> values;  // of all of those: as given, or the default's text
+};
+
+// Parses with the first table, the program's, and the others, its commands, and sets what the flags of the command say.
+// On --help or an error prints and returns the exit code: 0 or 2.
+std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::span<const CommandTable>,
+                               ParsedFlags& found);
+
+}  // namespace rz

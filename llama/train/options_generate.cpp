@@ -1,0 +1,25 @@
+#include "llama/train/options_generate.h"
+
+#include "llama/train/options_train.h"
+
+namespace rz {
+
+CommandTable command_table(GenerateOptions& o) {
+    CommandTable table{"generate", "Continue a prompt with a trained model", {}};
+    OptionGroup g(table.rows, "Generation");
+    g.text("--from", o.from, "A run's folder, a checkpoint, or any Hugging Face LLaMA").required = true;
+    g.text("--prompt", o.prompt, "Text to continue", "TEXT");
+    g.whole("--max-tokens", o.max_tokens, 1, 1 << 24, "Longest continuation");
+    g.real("--temperature", o.temperature, 0, 100, "0: always the likeliest token");
+    g.whole("--top-k", o.top_k, 0, 1 << 30, "Only the k likeliest; 0: all");
+    g.real("--top-p", o.top_p, 0, 1, "Only the likeliest that reach this probability together");
+    g.seed(o.seed, "Of the random choices");
+    g.text("--tokenizer", o.tokenizer, "tokenizer.json [the model folder's]");
+    g.choice("--device", o.device, "auto: CUDA where it is usable");
+    g.choice("--dtype", o.dtype, "Of weights and activations", {DType::f32, DType::bf16});
+    g.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+    add_gemm_rows(g, o.gemm_tune, o.gemm_cache);
+    return table;
+}
+
+}  // namespace rz

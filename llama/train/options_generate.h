@@ -1,0 +1,29 @@
+#pragma once
+// What `train_llama generate` can be asked for.
+
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/device.h"
+#include "llama/train/option_table.h"
+
+namespace rz {
+
+struct GenerateOptions {
+    std::string from;       // a run's folder, a checkpoint or a Hugging Face model
+    std::string tokenizer;  // empty: the model folder's
+    std::string prompt;
+    int64_t max_tokens = 256;
+    double temperature = 0.8, top_p = 1.0;
+    int64_t top_k = 0;  // 0: all
+    uint64_t seed = 1337;
+    DeviceChoice device = DeviceChoice::automatic;
+    DType dtype = DType::f32;
+    int64_t threads = 0;  // CPU; 0: what OpenMP chooses
+    bool gemm_tune = false;
+    std::string gemm_cache;
+};
+
+CommandTable command_table(GenerateOptions&);
+
+}  // namespace rz

@@ -1,0 +1,369 @@
+#include "llama/train/options_train.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "llama/base/clock.h"
+#include "llama/model/hf.h"
+#include "llama/model/presets.h"
+
+namespace rz {
+
+// ---- the table ------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kBig = int64_t(1) << 48;
+
+static const std::initializer_list<DType> kFloats = {DType::f32, DType::bf16};
+
+static std::vector<std::string> preset_names() {
+    std::vector<std::string> names;
+    for (const Preset& p : presets()) names.emplace_back(p.name);
+    return names;
+}
+
+static void add_model(OptionGroup g, TrainOptions& o) {
+    g.one_of("--preset", preset_names(), o.preset, "Architecture to start from; --presets lists them",
+             [&o](const std::string& text) { o.preset = text; })
+        .placeholder = "NAME";
+    g.text("--init-from", o.init_from, "Start from a Hugging Face LLaMA: folder, or repo id in the local cache");
+    for (const ConfigField& f : config_fields()) {
+        const int64_t min = f.min == 2 || f.member == &ModelConfig::kv_heads ? 0 : f.min;
+        g.given_whole("--" + std::string(f.name), min, f.max, std::string(f.help) + " [as the preset]",
+                      [&o, name = f.name](int64_t value) { o.fields[name] = value; });
+    }
+    g.choice("--head", o.head, "Share the head's weights with the embedding [as the preset]");
+    g.real("--rope-theta", o.rope_theta, 0, 1e12, "RoPE base; 0: as the preset");
+    g.real("--norm-eps", o.norm_eps, 0, 1, "RMSNorm epsilon; 0: as the preset");
+    g.real("--init-std", o.init_std, 0, 10, "Deviation of initial weights; 0: as the preset");
+}
+
+static std::string wrong_duration(const std::string& text) {
+    try {
+        parse_duration(text);
+        return "";
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+static void add_guards(OptionGroup g, TrainOptions& o) {
+    g.checked("--time-limit", "TIME",
+              "Save and stop (exit code 75) before this time is over: 90m, 3h30m, seconds [Slurm's end of the job]",
+              wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); });
+    g.whole("--max-skips", o.max_skips, 0, kBig,
+            "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
+    g.real("--spike-z", o.spike_z, 0, 1e6,
+           "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
+    g.choice(
+        "--on-spike", o.on_spike,
+        "stop: end with exit code 72, nothing saved after the spike; rollback: also for --max-skips, go on from an "
+        "older checkpoint without the data in between");
+    g.whole("--max-rollbacks", o.max_rollbacks, 1, kBig, "Rollbacks of the whole run, then it ends with exit code 72");
+    g.whole("--rollback-steps", o.rollback_steps, 1, kBig,
+            "To the newest checkpoint so many steps before the spike, or the oldest there is");
+    g.whole("--rollback-skip", o.rollback_skip, 0, kBig, "Batches beyond that of the spike that are left out as well");
+    g.whole("--check-replicas", o.check_replicas, 0, kBig,
+            "Steps between comparisons of the state over ranks that hold the same; 0: never");
+}
+
+void add_gemm_rows(OptionGroup& g, bool& tune, std::string& cache) {
+    g.off_or_on("--gemm-tune", tune, "Time cuBLASLt's algorithms at each new shape, keep the fastest");
+    g.text("--gemm-cache", cache,
+           "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]; all ranks must see it");
+}
+
+static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
+    OptionGroup data(rows, "Data");
+    data.text("--data", o.data, "Folder made by data_prep/prepare.py (train and val shards, tokenizer)");
+    data.text("--train-data", o.train_data, "Token shards instead: files or globs, comma-separated");
+    data.text("--val-data", o.val_data, "Validation shards");
+    data.text("--tokenizer", o.tokenizer, "tokenizer.json for samples [the data folder's]");
+    data.turn_on("--raw16", o.raw16, "Shards without a header are uint16 tokens (nanoGPT)");
+
+    OptionGroup batch(rows, "Batch and length of the run");
+    batch.whole("--batch", o.batch, 1, 1 << 20, "Sequences per rank and micro-batch");
+    batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Tokens per sequence");
+    batch.whole("--batch-tokens", o.batch_tokens, 0, kBig,
+                "Tokens per update over all ranks, by accumulation; 0: one micro-batch");
+    batch.whole("--steps", o.steps, 0, kBig, "Updates");
+}
+
+static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
+    OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)");
+    adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate");
+    adam.choice("--lr-schedule", o.decay,
+                "After the warm-up; wsd: the peak, and a decay by 1 - sqrt in the last --cooldown steps");
+    adam.real("--min-lr", o.min_lr, -1, 1e3, "Floor, which the last step has; -1: lr / 10");
+    adam.whole("--cooldown", o.cooldown, -1, kBig, "Steps of wsd's decay; -1: a fifth of the run");
+    adam.whole("--warmup", o.warmup, -1, kBig, "Steps of linear warm-up; -1: a tenth of the run, at most 2000");
+    adam.real("--beta1", o.beta1, 0, 0.999999, "First moment's decay");
+    adam.real("--beta2", o.beta2, 0, 0.999999, "Second moment's decay");
+    adam.real("--eps", o.eps, 0, 1, "Added to the root of the second moment");
+    adam.real("--weight-decay", o.weight_decay, 0, 1e3, "Decoupled weight decay");
+    adam.real("--clip", o.clip, 0, 1e9, "Largest global gradient norm; 0: no clipping");
+    adam.seed(o.seed, "Of weights, data order and samples");
+}
+
+static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
+    OptionGroup device(rows, "Device, precision and memory");
+    device.choice("--device", o.device, "auto: CUDA where it is usable");
+    device.choice("--dtype", o.dtype, "Of weights and activations", kFloats);
+    device.choice("--grad-dtype", o.grad_dtype, "Of gradients [--dtype]", kFloats);
+    device.choice("--adam-dtype", o.adam_dtype, "Of Adam's moments; bf16 rounds stochastically", kFloats);
+    device.choice(
+        "--master-dtype", o.master_dtype,
+        "Of master weights; bf16 needs --dtype bf16: the weights are their own masters, rounded stochastically",
+        kFloats);
+    device.off_or_on(
+        "--cuda-graphs", o.cuda_graphs,
+        "Replay each micro-batch as one CUDA graph, or, where ranks communicate in it, as one per block and pass");
+    device.choice("--recompute", o.recompute, "Activations computed again in the backward pass");
+    device.whole("--logits-mib", o.logits_mib, 0, 1 << 20,
+                 "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
+    device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+    add_gemm_rows(device, o.gemm_tune, o.gemm_cache);
+}
+
+static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
+    OptionGroup ranks(rows, "Many ranks (mpirun -n N)");
+    ranks.whole("--zero", o.zero, 0, 3, "What ranks share: 1 optimizer, 2 and gradients, 3 and parameters");
+    ranks.whole("--shard-size", o.shard_size, 0, 1 << 20, "Ranks that share one copy (hybrid sharding); 0: all");
+    ranks.whole("--prefetch", o.prefetch, 0, 1 << 10, "ZeRO-3: units gathered ahead of use");
+    ranks.turn_on("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile");
+    ranks.turn_on("--accumulate-locally", o.accumulate_locally,
+                  "ZeRO-2 and 3: reduce after the last micro-batch only; keeps whole gradients");
+    ranks.choice("--collectives", o.collectives, "Algorithm; library is NCCL's or MPI's own");
+    ranks.choice("--transport", o.transport, "What carries bytes; auto: NCCL between GPUs, else MPI",
+                 {TransportKind::automatic, TransportKind::mpi, TransportKind::nccl});
+    ranks.choice("--wire-dtype", o.wire_dtype, "Of gradients between ranks [--grad-dtype]", kFloats);
+    ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20, "KiB that one hop carries; 0: what suits the transport");
+    ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank may wait for another before the job ends");
+}
+
+static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
+    OptionGroup val(rows, "Validation and samples");
+    val.whole("--val-every", o.val_every, 0, kBig, "Steps between validations; 0: only at the end");
+    val.whole("--val-tokens", o.val_tokens, 1, kBig, "Tokens of each validation");
+    val.whole("--sample-every", o.sample_every, 0, kBig, "Validations between printed samples; 0: none");
+    val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Tokens of a sample");
+    val.text("--prompt", o.prompt, "What samples begin with", "TEXT");
+}
+
+static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
+    OptionGroup out(rows, "Output");
+    out.text("--out", o.out,
+             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
+    out.turn_on("--overwrite", o.overwrite,
+                "Begin in a folder that holds an earlier run, which is moved into OUT/before-TIME");
+    out.whole("--log-every", o.log_every, 1, kBig, "Steps between printed lines");
+    out.whole("--trace-steps", o.trace_steps, 0, 1000,
+              "Steps, from the third on, whose timeline is drawn in trace.json (for ui.perfetto.dev)");
+    out.turn_on("--print-config", o.print_config, "Show the model, its tensors and memory, and stop");
+    out.turn_on("--presets", o.presets, "List the presets and stop");
+
+    OptionGroup keep(rows, "Checkpoints (in --out)");
+    keep.text(
+        "--resume", o.resume,
+        "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder",
+        "auto|N|PATH");
+    keep.whole("--save-every", o.save_every, 0, kBig, "Steps between checkpoints, and one at the end; 0: none");
+    keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all").wrong =
+        [](const std::string& text) {
+            return text == "1" ? "1 would leave none while the next is written; nearest valid value: 2"
+                               : wrong_whole_number(text, 0, 1 << 20);
+        };
+    keep.whole("--keep-every", o.keep_every, 0, kBig,
+               "Of older ones, those at multiples of this step stay too; 0: none");
+    keep.turn_on("--no-background-save", o.no_background_save,
+                 "Training waits for each save, which then needs no memory for a copy of the state");
+    keep.turn_on("--allow-data-change", o.allow_data_change,
+                 "Resume although the data are not those of the checkpoint");
+}
+
+CommandTable command_table(TrainOptions& o) {
+    CommandTable table{"",
+                       "Trains a LLaMA, in raw CUDA C++ or on the CPU. Example:\n"
+                       "  train_llama --preset bytes --data data/stdlib --steps 300 --out runs/first\n"
+                       "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
+                       {}};
+    std::vector<OptionRow>& rows = table.rows;
+    add_model({rows, "Model"}, o);
+    add_data_and_batch(rows, o);
+    add_optimizer(rows, o);
+    add_device(rows, o);
+    add_ranks(rows, o);
+    add_validation(rows, o);
+    add_guards({rows, "Stopping and guards"}, o);
+    add_output(rows, o);
+    return table;
+}
+
+// ---- what was given, and what it means ------------------------------------------------------------------------------
+
+// Whether a run that goes on takes this flag from its checkpoint. What depends on the machine (device, threads, ranks)
+// it does not, and the model comes with the weights.
+static bool is_kept(const OptionRow& row) {
+    for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
+        if (row.group.rfind(kept, 0) == 0) return true;
+    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep", "keep-every",
+                             "max-skips", "spike-z", "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
+        if (row.flag.substr(2) == kept) return true;
+    return false;
+}
+
+// Defaults that depend on other flags, and flags that say nothing together.
+static void settle_schedule(TrainOptions& o) {
+    const bool wsd = o.decay == Decay::wsd, constant = o.decay == Decay::constant;
+    require(!o.given.count("cooldown") || o.cooldown < 0 || wsd,
+            "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd", name_of(o.decay));
+    require(!o.given.count("min-lr") || o.min_lr < 0 || !constant,
+            "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
+    if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
+    if (o.cooldown < 0) o.cooldown = wsd ? o.steps / 5 : 0;
+    require(!wsd || o.cooldown <= o.steps,
+            "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld", (long long)o.cooldown,
+            (long long)o.steps, (long long)o.steps);
+    if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
+    require(o.min_lr <= o.lr, "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g",
+            o.min_lr, o.lr, o.lr);
+}
+
+void settle(TrainOptions& o, const std::vector<std::string>& arguments, const CommandTable& table,
+            const ParsedFlags& found) {
+    o.arguments = arguments;
+    o.given = found.given;
+    for (const OptionRow& row : table.rows)
+        if (is_kept(row)) o.kept_flags[row.flag.substr(2)] = found.values.at(row.flag.substr(2));
+    settle_schedule(o);
+}
+
+// What was asked for on this command line: flags that contradict each other, or that would be taken and do nothing.
+void check_given(const TrainOptions& o) {
+    require(!o.given.count("preset") || o.init_from.empty(),
+            "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(),
+            o.init_from.c_str());
+    require(!o.raw16 || o.data.empty(),
+            "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
+    require(!o.given.count("prefetch") || o.zero == 3,
+            "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
+            (long long)o.zero);
+    require(!o.accumulate_locally || o.zero >= 2,
+            "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3", (long long)o.zero);
+    require(!o.given.count("sample-tokens") || o.sample_every > 0,
+            "--sample-tokens without samples\n  nearest: --sample-every 1");
+    require(o.on_spike == OnSpike::warn || o.spike_z > 0,
+            "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8",
+            name_of(o.on_spike));
+    for (const char* flag : {"max-rollbacks", "rollback-steps", "rollback-skip"})
+        require(!o.given.count(flag) || o.on_spike == OnSpike::rollback || !o.resume.empty(),
+                "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
+    require(o.on_spike != OnSpike::rollback || !o.out.empty(),
+            "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
+    require(!o.overwrite || !o.out.empty(), "--overwrite is about the folder --out, which is not given: leave it out");
+    require(!o.overwrite || o.resume.empty(),
+            "--overwrite begins anew and --resume %s goes on with an earlier run\n  leave one of them out",
+            o.resume.c_str());
+    for (const char* flag : {"save-every", "keep-every"})
+        require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
+                "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
+}
+
+static bool same_value(const std::string& a, const std::string& b) {
+    char *end_a = nullptr, *end_b = nullptr;
+    const double x = std::strtod(a.c_str(), &end_a), y = std::strtod(b.c_str(), &end_b);
+    const bool numbers = !a.empty() && !b.empty() && *end_a == '\0' && *end_b == '\0';
+    return numbers ? x == y : a == b;
+}
+
+std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string, std::string>& saved) {
+    std::vector<std::string> lines;
+    TrainOptions fresh;
+    std::vector<std::string> arguments = o.arguments;
+    for (const auto& [name, value] : saved) {
+        if (o.given.count(name)) {
+            const std::string& now = o.kept_flags[name];
+            if (!same_value(now, value))
+                lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
+        } else if (o.kept_flags.count(name)) {
+            if (!value.empty() && value != "false")
+                arguments.push_back("--" + name + (value == "true" ? "" : "=" + value));
+        } else {
+            lines.push_back(
+                format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
+        }
+    }
+    const CommandTable table = command_table(fresh);
+    ParsedFlags found;
+    require(!parse_flags(arguments, {&table, 1}, found), "the checkpoint's flags and those given do not go together");
+    settle(fresh, o.arguments, table, found);
+    fresh.given = o.given;
+    o = fresh;
+    return lines;
+}
+
+// ---- combinations ---------------------------------------------------------------------------------------------------
+
+BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
+    return {.parameter = size_of(o.dtype),
+            .gradient = size_of(o.gradient_dtype()),
+            .master = o.master_dtype == o.dtype ? 0 : size_of(o.master_dtype),
+            .moments = 2 * size_of(o.adam_dtype)};
+}
+
+void check_ranks(const TrainOptions& o, int64_t ranks) {
+    require(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks, "--shard-size %lld needs --zero 1, 2 or 3",
+            (long long)o.shard_size);
+    require(
+        o.master_dtype == DType::f32 || o.master_dtype == o.dtype,
+        "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
+        "  nearest: --master-dtype fp32",
+        name_of(o.master_dtype), name_of(o.dtype));
+}
+
+ModelConfig model_config(const TrainOptions& o, int64_t data_vocab) {
+    ModelConfig c = o.init_from.empty() ? find_preset(o.preset).config : load_config(resolve_model(o.init_from));
+    if (o.init_from.empty() && data_vocab > 0) c.vocab = data_vocab;
+    override_fields(o, c);
+    check_fit(o, c, data_vocab);
+    return c;
+}
+
+void override_fields(const TrainOptions& o, ModelConfig& c) {
+    for (const ConfigField& f : config_fields())
+        if (auto it = o.fields.find(f.name); it != o.fields.end()) c.*f.member = it->second;
+    if (o.head) c.tied = *o.head == Head::tied;
+    if (o.rope_theta > 0) c.rope_theta = o.rope_theta;
+    if (o.norm_eps > 0) c.norm_eps = o.norm_eps;
+    if (o.init_std > 0) c.init_std = o.init_std;
+    c.resolve();
+}
+
+void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) {
+    require(
+        o.seq_len <= c.max_seq_len,
+        "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
+        (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
+    require(data_vocab <= c.vocab,
+            "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: --vocab %lld",
+            (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
+}
+
+GridOptions grid_options(const TrainOptions& o) { return {.shard_size = int(o.shard_size)}; }
+
+int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
+    const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
+    if (o.batch_tokens == 0) return 1;
+    if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
+    const int64_t below = o.batch_tokens / micro;
+    std::string nearest;
+    if (below > 0)
+        nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
+    nearest += format("--batch-tokens %lld (%lld)", (long long)((below + 1) * micro), (long long)(below + 1));
+    fail(
+        "--batch-tokens %lld does not divide into micro-batches\n"
+        "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
+        (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro,
+        nearest.c_str());
+}
+
+}  // namespace rz

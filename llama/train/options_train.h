@@ -1,0 +1,153 @@
+#pragma once
+// Everything that training can be asked for, with its defaults: flags, --help and --config files share this table.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/grid.h"
+#include "llama/model/config.h"
+#include "llama/model/model.h"
+#include "llama/train/guards.h"
+#include "llama/train/option_table.h"
+#include "llama/train/schedule.h"
+
+namespace rz {
+
+enum class Head { tied, untied };
+template <>
+inline constexpr auto kNames<Head> = std::to_array<Named<Head>>({{Head::tied, "tied"}, {Head::untied, "untied"}});
+
+struct TrainOptions {
+    // How the run was asked for: every argument, the flags given there or in a --config file, and the value of every
+    // flag that a resumed run takes from its checkpoint unless it is given again.
+    std::vector<std::string> arguments;
+    std::set<std::string> given;
+    std::map<std::string, std::string> kept_flags;
+
+    // model
+    std::string preset = "bytes";
+    std::string init_from;                  // a Hugging Face folder, instead of preset and random weights
+    std::map<std::string, int64_t> fields;  // config_fields() that were given, by flag name; the preset has the rest
+    std::optional<Head> head;               // none: as the preset
+    double rope_theta = 0, norm_eps = 0, init_std = 0;  // 0: the preset's
+
+    // data
+    std::string data;        // folder made by data_prep/prepare.py
+    std::string train_data;  // or shards
+    std::string val_data;
+    std::string tokenizer;
+    bool raw16 = false;
+
+    // batch
+    int64_t batch = 8;  // sequences per rank and micro-batch
+    int64_t seq_len = 256;
+    int64_t batch_tokens = 0;  // tokens per update over all ranks; 0: one micro-batch each
+    int64_t steps = 1000;
+
+    // optimizer
+    double lr = 1e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
+    int64_t warmup = -1;            // < 0: a tenth of the steps, at most 2000
+    Decay decay = Decay::cosine;
+    int64_t cooldown = -1;  // wsd; < 0: a fifth of the steps
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
+    uint64_t seed = 1337;
+
+    // precision, memory, device
+    DType dtype = DType::f32;
+    std::optional<DType> grad_dtype;  // none: dtype
+    DType adam_dtype = DType::f32, master_dtype = DType::f32;
+    Recompute recompute = Recompute::none;
+    bool cuda_graphs = false;
+    int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
+    DeviceChoice device = DeviceChoice::automatic;
+    int64_t threads = 0;  // CPU; 0: what OpenMP chooses
+    bool gemm_tune = false;
+    std::string gemm_cache;  // cuBLASLt only; empty: default_gemm_cache() where tuned
+
+    // many ranks
+    int64_t zero = 0;
+    int64_t shard_size = 0;  // 0: all ranks
+    int64_t prefetch = 1;
+    bool no_overlap = false, accumulate_locally = false;
+    Algorithm collectives = Algorithm::ring;
+    TransportKind transport = TransportKind::automatic;
+    std::optional<DType> wire_dtype;  // none: grad_dtype
+    int64_t ring_chunk_kib = 0;       // 0: what suits the transport
+    double timeout = 600;             // seconds that a rank may wait for another
+
+    // validation and samples
+    int64_t val_every = 100;
+    int64_t val_tokens = 65536;
+    int64_t sample_every = 0;  // validations between samples; 0: never
+    int64_t sample_tokens = 200;
+    std::string prompt;  // what samples begin with
+
+    // stopping and guards
+    double time_limit = 0;  // seconds; 0: Slurm's end of the job, if there is one
+    int64_t max_skips = 10;
+    double spike_z = 8;
+    OnSpike on_spike = OnSpike::warn;
+    int64_t max_rollbacks = 3, rollback_steps = 100, rollback_skip = 100;
+    int64_t check_replicas = 0;
+
+    // output
+    std::string out;
+    bool overwrite = false;
+    int64_t save_every = 1000, keep = 2, keep_every = 0;
+    bool no_background_save = false, allow_data_change = false;
+    std::string resume;  // "", "auto", a step, or a checkpoint's folder
+    int64_t log_every = 1;
+    int64_t trace_steps = 0;
+    bool print_config = false;
+    bool presets = false;
+
+    DType gradient_dtype() const { return grad_dtype.value_or(dtype); }
+    DType gradient_wire_dtype() const { return wire_dtype.value_or(gradient_dtype()); }
+};
+using Options = TrainOptions;
+
+// Bytes of an element by purpose; masters are 0 where the parameters are their own.
+struct BytesPerParameter {
+    int64_t parameter, gradient, master, moments;
+    int64_t saved() const { return parameter + master + moments; }
+    int64_t all() const { return saved() + gradient; }
+};
+BytesPerParameter bytes_per_parameter(const TrainOptions&);
+
+CommandTable command_table(TrainOptions&);
+// Rows that commands share.
+void add_gemm_rows(OptionGroup&, bool& tune, std::string& cache);
+
+// After parse_flags() with that table: notes what was given and what a checkpoint keeps, and sets defaults that depend
+// on other flags.
+void settle(TrainOptions&, const std::vector<std::string>& arguments, const CommandTable&, const ParsedFlags&);
+// What was asked for on this command line: throws on flags that contradict each other, or that would do nothing.
+void check_given(const TrainOptions&);
+// Throws on what these ranks can't do.
+void check_ranks(const TrainOptions&, int64_t ranks);
+
+// Parses again with a checkpoint's flags where none were given. Returns one line for every flag that was given and
+// differs from the checkpoint's; flags that this program does not know are named too.
+std::vector<std::string> adopt_flags(TrainOptions& options, const std::map<std::string, std::string>& saved);
+
+// The model that the options ask for: preset (or init_from's config.json), then overrides; `data_vocab` > 0 is the
+// vocabulary of the data, used unless the preset or the user fixes one. Resolved.
+ModelConfig model_config(const TrainOptions&, int64_t data_vocab);
+
+// The fields that were given, over those of `config`; then resolve().
+void override_fields(const TrainOptions&, ModelConfig& config);
+// Throws if the sequences or the data's vocabulary do not fit the model.
+void check_fit(const TrainOptions&, const ModelConfig&, int64_t data_vocab);
+
+// Micro-batches per update of `ranks` on the dp axis. Throws with the nearest valid values if batch_tokens does not
+// divide.
+int64_t micro_batches(const TrainOptions&, int64_t ranks);
+
+// The axes of the mesh that are asked for.
+GridOptions grid_options(const TrainOptions&);
+
+}  // namespace rz
