@@ -13,7 +13,7 @@
 #   make lint         static checks that take seconds (dev/build/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
 #
-# Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs
+# Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs  V=1 (commands)
 #           SM="80 90a"  GPU architectures (code and PTX of each)
 
 CXX   ?= g++
@@ -51,7 +51,9 @@ endif
 # ---- flags -----------------------------------------------------------------------------------------------------------
 
 # -fno-math-errno and -fno-trapping-math let loops with sqrt and comparisons vectorise; neither changes a value.
-BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Wno-psabi -Wno-restrict -fno-math-errno -fno-trapping-math -I. -MMD -MP
+# -Werror=switch: a switch over an enum has no default, so a value that is added later is found everywhere.
+BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Werror=switch -Wno-psabi -Wno-restrict -fno-math-errno \
+                 -fno-trapping-math -I. -MMD -MP
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS))
 LIBS := $(if $(HAVE_DNNL),-ldnnl) $(if $(HAVE_MPI),$(MPI_LIBS)) -pthread
@@ -62,8 +64,14 @@ OPENMP := -fopenmp
 # Each object also holds the PTX that its code was assembled from: test/ptx runs it.
 GENCODE := $(foreach s,$(SM),-gencode arch=compute_$(s),code=[sm_$(s),compute_$(s)])
 # Warnings are errors in `make test` only (WERROR=1): another compiler knows others.
-NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Wno-psabi \
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Werror=switch,-Wno-psabi \
              $(if $(WERROR),--Werror all-warnings) -DRZ_CUDA
+
+# Each step of a build is one line, n/N first; V=1 shows the commands instead. N comes from a dry run, made at the first step.
+STEP :=
+STEPS = $(eval STEPS := $(shell $(MAKE) -n COUNTING=1 $(MAKEOVERRIDES) $(MAKECMDGOALS) 2>/dev/null | grep -c RZ_STEP))$(STEPS)
+say = $(if $(COUNTING),@: RZ_STEP,$(if $(V),@:,@echo '[$(eval STEP += 1)$(words $(STEP))/$(STEPS)] $(@:$(BUILD)/%=%)'))
+Q := $(if $(V),,@)
 
 # ---- the library and the program -------------------------------------------------------------------------------------
 
@@ -86,11 +94,13 @@ train_llama: $(OBJ)/train_llama
 	@cmp -s $< $@ || (cp $< $@.tmp && mv $@.tmp $@ && echo "built ./train_llama ($(FLAVOUR))")
 
 $(OBJ)/train_llama: $(OBJ)/train_llama.o $(LIB)
-	$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
+	$(say)
+	$(Q)$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
 
 $(OBJ)/train_llama.o: train_llama.cu Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -x c++ -c -o $@ $<
+	$(say)
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -x c++ -c -o $@ $<
 
 $(LIB): $(OBJECTS)
 	@rm -f $@
@@ -98,18 +108,24 @@ $(LIB): $(OBJECTS)
 
 $(OBJ)/%.o: %.cpp Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
+	$(say)
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
 
 $(OBJ)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+	$(say)
+	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# Where no loop is hot, compiling fast counts: flags, files and reports, and the tests. Bits do not depend on it.
+$(addprefix $(OBJ)/,llama/train/%.o llama/report/%.o llama/model/%.o llama/parallel/%.o test/%.o): BASE_CXXFLAGS += -O1
+$(OBJ)/llama/train/command_line.o: BASE_CXXFLAGS += -O0
 
 # The commit is known at run time from this one file, rebuilt when it changes.
 $(BUILD)/commit.txt: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
-$(OBJ)/llama/version.o: $(BUILD)/commit.txt
-$(OBJ)/llama/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"'
+$(OBJ)/llama/base/version.o: $(BUILD)/commit.txt
+$(OBJ)/llama/base/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"'
 .PHONY: FORCE
 FORCE:
 
@@ -124,11 +140,14 @@ MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
 KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
 
 $(OBJ)/unit_tests: $(UNIT_OBJECTS) $(LIB)
-	$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
+	$(say)
+	$(Q)$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
 $(OBJ)/mpi_tests: $(MPI_OBJECTS) $(LIB)
-	$(CXX) $(OPENMP) -o $@ $^ -lgtest $(FLAVOUR_LIBS)
+	$(say)
+	$(Q)$(CXX) $(OPENMP) -o $@ $^ -lgtest $(FLAVOUR_LIBS)
 $(OBJ)/kernel_tests: $(KERNEL_OBJECTS) $(LIB)
-	$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
+	$(say)
+	$(Q)$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
 
 ifneq ($(HAVE_CUDA),)
 include test/simt/simt.mk
@@ -138,12 +157,19 @@ endif
 # Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are
 # not instrumented; GEMM is then our own loops.
 TSAN := $(BUILD)/tsan
-TSAN_SOURCES := $(CPP_SOURCES) test/comm/test_comm.cpp test/comm/test_mesh.cpp test/zero/test_zero.cpp
+TSAN_TESTS := test/comm/test_comm.cpp test/comm/test_mesh.cpp test/zero/test_zero.cpp
+# The rooms that these tests reach; the linker says if another is needed.
+TSAN_LIB := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES))
+TSAN_SOURCES := $(TSAN_TESTS) $(TSAN_LIB)
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
-	$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
-$(TSAN)/tests: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o)
-	$(CXX) -fsanitize=thread -o $@ $^ $(GTEST) -lgomp -pthread
+	$(say)
+	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
+$(TSAN)/libringzero.a: $(TSAN_LIB:%.cpp=$(TSAN)/%.o)
+	@rm -f $@; ar rcs $@ $^
+$(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a
+	$(say)
+	$(Q)$(CXX) -fsanitize=thread -o $@ $^ $(GTEST) -lgomp -pthread
 
 .PHONY: test test-unit test-gpu
 test: deps-test
@@ -184,7 +210,8 @@ DEV_SOURCES := $(sort $(wildcard dev/*/*.cpp))
 DEV_TOOLS := $(foreach s,$(DEV_SOURCES),$(OBJ)/dev/$(basename $(notdir $s)))
 define dev_tool
 $(OBJ)/dev/$(basename $(notdir $(1))): $(1:%.cpp=$(OBJ)/%.o) $(LIB)
-	$$(CXX) $$(OPENMP) -o $$@ $$^ $$(FLAVOUR_LIBS)
+	$$(say)
+	$$(Q)$$(CXX) $$(OPENMP) -o $$@ $$^ $$(FLAVOUR_LIBS)
 endef
 $(foreach s,$(DEV_SOURCES),$(eval $(call dev_tool,$s)))
 .PHONY: bench tools

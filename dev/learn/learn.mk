@@ -8,15 +8,19 @@ LEARN_FLAGS := -std=c++20 -O1 -Wall -Wno-psabi -I. -MMD -MP $(LEARN_INCLUDE) $(F
 
 $(LEARN)/%.o: dev/learn/%.cpp
 	@mkdir -p $(@D)
+	$(say)
 	@$(CXX) $(LEARN_FLAGS) -c -o $@ $<
 $(LEARN)/%/solution: $(LEARN)/%/check.o $(LEARN)/%/solution.o $(LIB)
+	$(say)
 	@$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
 $(LEARN)/%/exercise: $(LEARN)/%/check.o $(LEARN)/%/exercise.o $(LIB)
+	$(say)
 	@$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
 LEARN_CFLAGS ?= -std=c11 -O3 -march=native -fopenmp
 $(LEARN)/train_llama: dev/learn/train_llama.c
 	@mkdir -p $(@D)
-	$(or $(CC),cc) $(LEARN_CFLAGS) -Wall -Wextra -o $@ $< -lm
+	$(say)
+	$(Q)$(or $(CC),cc) $(LEARN_CFLAGS) -Wall -Wextra -o $@ $< -lm
 
 .PHONY: learn learn-build lesson
 learn: learn-build

@@ -13,7 +13,11 @@ echo "all there"
 cuda=0
 nvidia-smi -L >/dev/null 2>&1 && cuda=auto
 say "building ./train_llama"
-make --no-print-directory -j"$(nproc)" CUDA=$cuda train_llama | { grep -v '^g++\|nvcc' || true; }
+# On a terminal the steps share a line.
+make --no-print-directory -j"$(nproc)" CUDA=$cuda train_llama | while IFS= read -r line; do
+  if [ -t 1 ] && [[ $line = \[* ]]; then printf '\r\033[K%s' "$line"; else printf '%s%s\n' "${cr-}" "$line"; fi
+  [ ! -t 1 ] || cr=$'\r\033[K'
+done
 
 say "text: the source of this machine's Python standard library, as bytes"
 python3 data_prep/prepare.py stdlib --out data/stdlib

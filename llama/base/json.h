@@ -3,6 +3,11 @@
 // than 100 is an error. Every error is an rz::Error that starts with `where` (a file's name). Include it from .cpp
 // files only: it is slow to compile.
 
+// What is not used here is left out of it: ranges and paths.
+#define JSON_HAS_RANGES 0
+#define JSON_HAS_FILESYSTEM 0
+#define JSON_HAS_EXPERIMENTAL_FILESYSTEM 0
+
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>

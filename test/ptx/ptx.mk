@@ -18,7 +18,8 @@ PTX_WRAP  := -Wl,--wrap=cudaFuncSetAttribute
 
 $(PTX)/%.o: test/ptx/%.cpp
 	@mkdir -p $(@D)
-	$(CXX) $(PTX_FLAGS) -c -o $@ $<
+	$(say)
+	$(Q)$(CXX) $(PTX_FLAGS) -c -o $@ $<
 $(PTX)/libptx.a: $(PTX_PARTS:%=$(PTX)/%.o)
 	@rm -f $@; ar rcs $@ $^
 
@@ -27,7 +28,8 @@ PTX_LIBS    := $(PTX)/libptx.a $(SIMT)/plain/libops.a $(SIMT)/plain/libemu.a
 PTX_LINK     = $(CXX) -fopenmp -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(PTX_WRAP)
 
 $(PTX)/kernel_tests: $(SIMT_TESTS:test/%.cpp=$(SIMT)/plain/t/%.o) $(PTX_KERNELS) $(PTX_LIBS)
-	$(PTX_LINK) $(SIMT_GTEST) $(SIMT_LIBS)
+	$(say)
+	$(Q)$(PTX_LINK) $(SIMT_GTEST) $(SIMT_LIBS)
 
 # Which devices run.sh pretends to be
 $(PTX)/arches: FORCE

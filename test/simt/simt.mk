@@ -15,7 +15,7 @@ SIMT_CUDA_INC ?= $(or $(CUDA_HOME),/usr/local/cuda)/include
 SIMT_BUILDS   := plain asan race
 
 # -fno-strict-aliasing: kernels read uint4 as bf16 pairs, which nvcc allows. -fno-omit-frame-pointer: reports name frames.
-SIMT_FLAGS := -std=c++20 -g1 -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -I. -isystem $(SIMT_CUDA_INC) -MMD -MP \
+SIMT_FLAGS := -std=c++20 -g1 -Wall -Wextra -Werror=switch -Wno-psabi -Wno-unknown-pragmas -I. -isystem $(SIMT_CUDA_INC) -MMD -MP \
               -fno-strict-aliasing -fno-omit-frame-pointer $(DEFS) $(CUDA_DEFS) -DSIMT_EMU -DSIMT_SOURCE_ROOT='"$(CURDIR)"'
 SIMT_SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
 SIMT_KERNEL.plain := -O2
@@ -43,10 +43,12 @@ SIMT_LIBS    := $(LIBS) -ldl -lrt -pthread
 define simt_half
 $(SIMT)/$(1)/e/%.o: test/simt/%.cpp
 	@mkdir -p $$(@D)
-	$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
+	$$(say)
+	$$(Q)$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
 $(SIMT)/$(1)/t/%.o: test/%.cpp
 	@mkdir -p $$(@D)
-	$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
+	$$(say)
+	$$(Q)$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
 $(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 $(SIMT)/$(1)/libops.a: $(SIMT_OPS:%.cpp=$(SIMT_OBJ.$(1))/%.o)
@@ -57,16 +59,19 @@ endef
 $(foreach h,plain asan,$(eval $(call simt_half,$(h))))
 $(SIMT_OBJ.asan)/%.o: %.cpp
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) -DRZ_COMMIT='"$(COMMIT)"' $(SIMT_HOST.asan) -c -o $@ $<
+	$(say)
+	$(Q)$(CXX) $(SIMT_FLAGS) -DRZ_COMMIT='"$(COMMIT)"' $(SIMT_HOST.asan) -c -o $@ $<
 $(SIMT_OBJ.asan)/train_llama.o: train_llama.cu
 	@mkdir -p $(@D)
-	$(CXX) -x c++ $(SIMT_FLAGS) $(SIMT_HOST.asan) -c -o $@ $<
+	$(say)
+	$(Q)$(CXX) -x c++ $(SIMT_FLAGS) $(SIMT_HOST.asan) -c -o $@ $<
 
 # simt_build(build, its half, the half's objects)
 define simt_build
 $(SIMT)/$(1)/k/%.o: %.cu
 	@mkdir -p $$(@D)
-	$$(CXX) -x c++ $$(SIMT_FLAGS) $$(SIMT_KERNEL.$(1)) -c -o $$@ $$<
+	$$(say)
+	$$(Q)$$(CXX) -x c++ $$(SIMT_FLAGS) $$(SIMT_KERNEL.$(1)) -c -o $$@ $$<
 $(SIMT)/$(1)/libkernels.a: $(SIMT_CU:%.cu=$(SIMT)/$(1)/k/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 SIMT_EMU.$(1) := $(if $(filter race,$(1)),$(SIMT)/plain/e/race.o) $(SIMT)/$(2)/libemu.a
@@ -74,20 +79,25 @@ SIMT_ALL.$(1) := $(SIMT)/$(2)/libops.a $(SIMT)/$(1)/libkernels.a $$(SIMT_EMU.$(1
 SIMT_LINK.$(1) = $$(CXX) $$(SIMT_HOST.$(2)) -o $$@ $$(filter %.o,$$^) -Wl,--start-group $$(filter %.a,$$^) -Wl,--end-group
 
 $(SIMT)/$(1)/kernel_tests: $(SIMT_TESTS:test/%.cpp=$(SIMT)/$(2)/t/%.o) $$(SIMT_ALL.$(1))
-	$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) $$(SIMT_LIBS)
+	$$(say)
+	$$(Q)$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) $$(SIMT_LIBS)
 $(SIMT)/$(1)/self_tests: $(SIMT)/$(1)/k/test/simt/selftest.o $(patsubst %,$(SIMT)/$(2)/e/%.o,test_selftest test_streams) \
                          $(3)/kernels/runtime/check.o $$(SIMT_EMU.$(1))
-	$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) -ldl -lrt -pthread
+	$$(say)
+	$$(Q)$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) -ldl -lrt -pthread
 $(SIMT)/$(1)/planted: $(patsubst %,$(SIMT)/$(1)/k/test/simt/%.o,planted selftest) $(SIMT)/$(2)/e/planted_main.o \
                       $(3)/kernels/runtime/check.o $$(SIMT_EMU.$(1))
-	$$(SIMT_LINK.$(1)) -ldl -lrt -pthread
+	$$(say)
+	$$(Q)$$(SIMT_LINK.$(1)) -ldl -lrt -pthread
 $(SIMT)/$(1)/train_llama_simt: $(3)/train_llama.o $(SIMT)/$(2)/librest.a $$(SIMT_ALL.$(1))
-	$$(SIMT_LINK.$(1)) $$(SIMT_LIBS)
+	$$(say)
+	$$(Q)$$(SIMT_LINK.$(1)) $$(SIMT_LIBS)
 endef
 $(foreach b,$(SIMT_BUILDS),$(eval $(call simt_build,$(b),$(SIMT_HALF.$(b)),$(SIMT_OBJ.$(SIMT_HALF.$(b))))))
 
 $(SIMT)/fidelity: $(SIMT)/plain/k/test/simt/fidelity.o $(OBJ)/kernels/runtime/check.o $(SIMT_EMU.plain)
-	$(SIMT_LINK.plain) -ldl -lrt -pthread
+	$(say)
+	$(Q)$(SIMT_LINK.plain) -ldl -lrt -pthread
 # On a machine with a GPU: $(SIMT)/fidelity_gpu write test/simt/golden
 $(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/cuda/gpu.cuh kernels/cuda/ptx.cuh
 	@mkdir -p $(@D)
