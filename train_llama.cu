@@ -10,25 +10,33 @@
 #include <cstdio>
 
 #include "comm/process.h"
-#include "llama/train/commands.h"
 #include "llama/base/fault.h"
-#include "llama/train/run.h"
+#include "llama/train/commands.h"
+#include "llama/train/trainer.h"
 
 using namespace rz;
 
-// One line per stage; everything is enqueued, nothing here waits for the device.
-static int train(Run& run) {
-    if (run.options.val_every > 0 && run.first_step() == 1) run.validate(0);
-    for (int64_t step = run.first_step(); step <= run.options.steps; ++step) {
-        run.begin_step(step);
-        run.train(step);
-        run.zero->update(float(run.schedule.at(step)), step);
-        run.end_step(step);
-        if (run.stops(step)) break;
-        if (run.validates(step)) run.validate(step);
-        if (run.saves(step)) run.save(step);
+// Everything is enqueued; nothing here waits for the device but the report of the step before.
+static RunEnd train(Trainer& t) {
+    const Options& o = t.options;
+    Model& model = t.core->model;
+    Zero& zero = t.core->zero;
+    if (o.val_every > 0 && t.start.first_step() == 1) validate(t, 0);
+    for (int64_t step = t.start.first_step(); step <= o.steps; ++step) {
+        begin_step(t, step);
+        // Forward and backward of every micro-batch, and the communication between them: gather a unit's parameters,
+        // reduce its gradients, release it, in the order that the program has (llama/parallel/program.h).
+        const Goal goal{.pass = Pass::train, .grad_scale = t.grad_scale()};
+        model.run(t.core->program, goal, [&](int64_t m) { return t.batches->training(step, m); });
+        // The global norm, clipping, and AdamW on what this rank owns; parameters return to the ranks that share them.
+        zero.update(float(t.lr.at(step)), step);
+        end_step(t, step);
+        // ---- diagnostics and files ----
+        if (ends(t, step)) break;
+        if (t.validates(step)) validate(t, step);
+        if (t.saves(step)) save(t, step);
     }
-    return run.finish();
+    return finish(t);
 }
 
 static int train_command(TrainOptions options, Process& process) {
@@ -42,10 +50,10 @@ static int train_command(TrainOptions options, Process& process) {
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
     health.set_guards(options);
     for (;;) {
-        Run run(options, process, health, from);
-        const int exit_code = train(run);
-        if (!run.rollback()) return exit_code;
-        from = run.rollback();  // the run is made anew, as if it had been started again there
+        Trainer trainer(options, process, health, from);
+        RunEnd end = train(trainer);
+        if (!end.rollback) return end.exit_code;
+        from = std::move(end.rollback);  // the run is made anew, as if it had been started again there
     }
 }
 

@@ -321,7 +321,8 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
     }
 }
 
-// dw += column sums of partial, or dw_sum = them: thread row j adds parts j, j + 16, ... in order, then the 16 sums are added in order.
+// dw += column sums of partial, or dw_sum = them: thread row j adds parts j, j + 16, ... in order, then the 16 sums are
+// added in order.
 template <class G>
 __global__ void rmsnorm_dw_kernel(G* dw, float* dw_sum, const float* partial, int parts, int C) {
     __shared__ float sums[kReduceRows][kReduceColumns];

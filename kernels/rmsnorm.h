@@ -26,8 +26,8 @@ struct RmsnormForward {
 // dw += sum over rows of dy * xhat
 //
 // Two runs on one kind of device give the same bits: the sum over rows is taken from zero over a fixed partition of the
-// rows, in order, in fp32, and added to dw once, or, with dw_sum, left there for whoever adds it later: then the bits of
-// dw are the same.
+// rows, in order, in fp32, and added to dw once, or, with dw_sum, left there for whoever adds it later: then the bits
+// of dw are the same.
 struct RmsnormBackward {
     void* dx;                         // (N, C) dtype        =   may alias dresidual or dy
     void* dw = nullptr;               // (C) grad_dtype      +=   this or

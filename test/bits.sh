@@ -81,7 +81,10 @@ bits() {
   [ "${1:-}" != --cut ] || { cut=$2; shift 2; }
   if [ -n "$only" ] && [[ ! $name =~ $only ]]; then return; fi
   if [ $list = 1 ]; then echo "$name: $what, $ranks ranks, $threads threads, $*"; return; fi
-  if [ "$what" = simt ] && { [ ! -x "$base/train_llama_simt" ] || [ ! -x "$new/train_llama_simt" ]; }; then skip "$name: no train_llama_simt"; return; fi
+  if [ "$what" = simt ] && ! { [ -x "$base/train_llama_simt" ] && [ -x "$new/train_llama_simt" ]; }; then
+    skip "$name: no train_llama_simt"
+    return
+  fi
   if [ "$what" = cpu ] && [ -n "$since" ] && [[ "$*" = *--batch-tokens* ]]; then from=$since; fi
   number=$((number + 1))
   d=$work/$number

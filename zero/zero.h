@@ -24,7 +24,8 @@
 //   release(u)    the compute work enqueued so far was the last to read them until the next gather
 //   reduce(u)     the compute work enqueued so far has completed its gradients
 //
-// and asks for memory: parameters(u) makes the compute stream wait until they are whole, gradients(u) is where they add.
+// and asks for memory: parameters(u) makes the compute stream wait until they are whole, gradients(u) is where they
+// add.
 //
 // Everything here enqueues and returns. Work on the compute stream is ordered with the communication stream by events.
 //
@@ -90,11 +91,12 @@ class ParameterSource {
    public:
     virtual ~ParameterSource() = default;
     virtual void gather(int unit) = 0;
-    // Parameters of the unit, `padded` elements; valid on the compute stream from here until release(u). Where units are
-    // gathered, only after gather(u).
+    // Parameters of the unit, `padded` elements; valid on the compute stream from here until release(u). Where units
+    // are gathered, only after gather(u).
     virtual const void* parameters(int unit) = 0;
     virtual void release(int unit) = 0;
-    // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do nothing.
+    // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do
+    // nothing.
     virtual int gathered_at_once() const = 0;
 };
 

@@ -69,9 +69,10 @@ class Event {
     std::shared_ptr<Impl> impl_;
 };
 
-// Frees memory of Buffer, but not before the work that is queued at this moment, on any stream, is done: a Buffer may go
-// while work that uses it is queued, also when a constructor throws. On the CPU nothing waits: the streams hold the memory
-// until they have come that far. On CUDA this waits for the device, as cudaFree() does. Host memory only if `pinned`.
+// Frees memory of Buffer, but not before the work that is queued at this moment, on any stream, is done: a Buffer may
+// go while work that uses it is queued, also when a constructor throws. On the CPU nothing waits: the streams hold the
+// memory until they have come that far. On CUDA this waits for the device, as cudaFree() does. Host memory only if
+// `pinned`.
 void free_after_queued_work(Device device, bool pinned, void* data) noexcept;
 
 class Stream {

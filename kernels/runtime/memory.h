@@ -34,8 +34,8 @@ class MemoryLedger {
     Row* rows_;
 };
 
-// Device memory, 256-byte aligned, uninitialised (NaN-filled in builds with RZ_POISON). Movable. Empty if bytes == 0. The
-// memory outlives the work that was enqueued before the Buffer went (free_after_queued_work).
+// Device memory, 256-byte aligned, uninitialised (NaN-filled in builds with RZ_POISON). Movable. Empty if bytes == 0.
+// The memory outlives the work that was enqueued before the Buffer went (free_after_queued_work).
 class Buffer {
    public:
     Buffer() = default;

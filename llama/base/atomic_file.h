@@ -41,8 +41,8 @@ std::string read_file(const std::string& path);
 // Does nothing if both are the same file.
 void copy_file_atomically(const std::string& from, const std::string& to);
 
-// What is in a folder, sorted; nothing if the folder is not there. Any other error throws, after retries: a folder that can't
-// be read is not an empty one.
+// What is in a folder, sorted; nothing if the folder is not there. Any other error throws, after retries: a folder that
+// can't be read is not an empty one.
 std::vector<std::string> names_in(const std::string& folder);
 
 // Whether there is anything of this name. False only if there is not; any other error throws, after retries.

@@ -26,8 +26,8 @@ class CheckpointStore {
     const std::string& folder() const { return folder_; }
     std::string path(int64_t step) const;
     std::string temporary(int64_t step, const std::string& id) const;
-    // Steps that have a folder with a manifest, ascending; nothing about them has been checked. Here and below, what can't be
-    // looked at throws: only what is not there counts as missing.
+    // Steps that have a folder with a manifest, ascending; nothing about them has been checked. Here and below, what
+    // can't be looked at throws: only what is not there counts as missing.
     std::vector<int64_t> steps() const;
     // Steps that have a folder, with a manifest or without.
     std::vector<int64_t> folders() const;
@@ -37,8 +37,8 @@ class CheckpointStore {
     // Makes temporary(step, id), complete and synced, the checkpoint of `step`; one of the same step is replaced by it
     // in one move. Writes `latest`.
     void publish(int64_t step, const std::string& id) const;
-    // Deletes all but the newest `keep` and every multiple of `every`, and never `published`. keep 0 keeps all, every 0 no
-    // multiples.
+    // Deletes all but the newest `keep` and every multiple of `every`, and never `published`. keep 0 keeps all, every 0
+    // no multiples.
     void collect(int64_t keep, int64_t every, int64_t published = -1) const;
     // Renames checkpoints newer than `step`, so that they are not gone on from; returns their steps.
     std::vector<int64_t> abandon_after(int64_t step, const std::string& id) const;

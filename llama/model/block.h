@@ -11,8 +11,8 @@
 // q, k and v projections lie side by side in the flat buffer, so they are one matrix; so do gate and up.
 //
 // The backward pass has two halves. input_grad computes what the block below waits for and keeps in a PendingBlock what
-// weight_grad reads; weight_grad alone touches gradients, and reads no parameters. backward is both on shared memory, op
-// by op, and gives the same bits.
+// weight_grad reads; weight_grad alone touches gradients, and reads no parameters. backward is both on shared memory,
+// op by op, and gives the same bits.
 
 #include "kernels/attention/attention.h"
 #include "llama/model/config.h"
@@ -85,8 +85,8 @@ class Block {
     void backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
                   void* dresid, bool gate_up_again) const;
 
-    // dresid (N, C) =: the gradient of resid, from that of the block's output in p.dout. The forward pass's h1, h2, o and
-    // gate_up are in `p` already: exchange() comes first.
+    // dresid (N, C) =: the gradient of resid, from that of the block's output in p.dout. The forward pass's h1, h2, o
+    // and gate_up are in `p` already: exchange() comes first.
     void input_grad(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const PendingBlock& p,
                     const BlockScratch&, void* dresid) const;
     // dw += what `p` holds.
@@ -108,7 +108,8 @@ class Block {
     const float *cos_, *sin_;
 };
 
-// h1, h2, o and gate_up change places: `p` keeps what a forward pass left in `a`, and `a` can serve another micro-batch.
+// h1, h2, o and gate_up change places: `p` keeps what a forward pass left in `a`, and `a` can serve another
+// micro-batch.
 void exchange(BlockActivations& a, PendingBlock& p);
 
 // dw (C) grad_dtype += sum (C): what a norm's input half has summed.

@@ -59,8 +59,8 @@ class Model {
     GraphSet micro_batches_;
 };
 
-// What a program depends on: the table's units, and how parameters and gradients are kept. `first`, `last`: the units of
-// each stage of this rank, ascending.
+// What a program depends on: the table's units, and how parameters and gradients are kept. `first`, `last`: the units
+// of each stage of this rank, ascending.
 StepShape step_shape(const ParamTable&, DType dtype, const ParameterSource&, const GradientSink*,
                      const std::vector<StageUnits>& stages, int64_t micro_batches, bool trains);
 

@@ -1,10 +1,12 @@
 #pragma once
-// A run of the model's units on one rank: their activations, forward and backward pass. The whole model is one stage; of
-// a pipeline a rank has one or two. A stage is told which unit to work on, in which slot, and never decides what comes
-// next (llama/parallel/program.h does); parameters are whole when it is called, and gradients are where the sink says.
+// A run of the model's units on one rank: their activations, forward and backward pass. The whole model is one stage;
+// of a pipeline a rank has one or two. A stage is told which unit to work on, in which slot, and never decides what
+// comes next (llama/parallel/program.h does); parameters are whole when it is called, and gradients are where the sink
+// says.
 //
-// One tensor (N, C) enters a stage and one leaves it: the residual stream. In between a block leaves two, mid and branch,
-// which the next one adds as it reads them, so the forward units of a micro-batch are called one after the other.
+// One tensor (N, C) enters a stage and one leaves it: the residual stream. In between a block leaves two, mid and
+// branch, which the next one adds as it reads them, so the forward units of a micro-batch are called one after the
+// other.
 //
 // Slots hold what several micro-batches in flight need at once: a forward slot the activations from forward to backward
 // (or input_grad), a weight slot what weight_grad reads after input_grad.
@@ -87,8 +89,8 @@ class Stage {
     int first_unit() const { return first_unit_; }
     int last_unit() const { return last_unit_; }
 
-    // Each enqueues one unit of a micro-batch and returns. `slot` keeps the activations until its backward or input_grad
-    // of the stage's first unit. Throws if the batch is larger than the stage was built for.
+    // Each enqueues one unit of a micro-batch and returns. `slot` keeps the activations until its backward or
+    // input_grad of the stage's first unit. Throws if the batch is larger than the stage was built for.
     void forward(int unit, int slot, const DeviceBatch&, const Goal&);
     void backward(int unit, int slot, const DeviceBatch&, const Goal&);
     void input_grad(int unit, int slot, int weight_slot, const DeviceBatch&, const Goal&);

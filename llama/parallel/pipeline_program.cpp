@@ -128,8 +128,8 @@ class RankBuilder {
     void take_slots() {
         std::map<int, Pool> forward, weight;              // by stage
         std::map<std::pair<int, int>, int> slot, w_slot;  // by stage and micro-batch
-        // A slot is free when its micro-batch's input gradient is done and has been carried away, and both stand before in
-        // the code.
+        // A slot is free when its micro-batch's input gradient is done and has been carried away, and both stand before
+        // in the code.
         std::map<std::pair<int, int>, int> holds;  // by stage and micro-batch: of the two, how many are left
         std::map<std::pair<int, int>, int64_t> done_at;
         const auto releases = [](const Instr& i) {

@@ -12,7 +12,7 @@
 #include "llama/model/hf.h"
 #include "llama/report/log.h"
 #include "llama/model/model.h"
-#include "llama/train/run.h"
+#include "llama/train/trainer.h"
 #include "llama/tokenizer/tokenizer.h"
 #include "llama/model/weights.h"
 

@@ -51,8 +51,8 @@ static std::vector<int64_t> descending(std::vector<int64_t> steps) {
     return steps;
 }
 
-// A run that begins writes its own metrics, checkpoints and weights over what it finds: not over those of a run that has
-// saved something or, unless it is to be resumed, that has made a step.
+// A run that begins writes its own metrics, checkpoints and weights over what it finds: not over those of a run that
+// has saved something or, unless it is to be resumed, that has made a step.
 static void refuse_used_folder(const Options& o, const CheckpointStore& own, int64_t saved_step) {
     if (o.out.empty()) return;
     std::string found;
@@ -66,10 +66,10 @@ static void refuse_used_folder(const Options& o, const CheckpointStore& own, int
     else if (o.resume != "auto" && ::stat((o.out + "/metrics.jsonl").c_str(), &st) == 0 && st.st_size > 0)
         found = "metrics.jsonl has its steps";
     while (!found.empty() && found.back() == '\n') found.pop_back();
-    require(
-        found.empty(),
-        "--out %s holds an earlier run (%s)%s\n  another --out begins anew; --overwrite does so here, and moves what is there aside",
-        o.out.c_str(), found.c_str(), o.resume == "auto" ? ", but no checkpoint to resume from" : "");
+    require(found.empty(),
+            "--out %s holds an earlier run (%s)%s\n  another --out begins anew; --overwrite does so "
+            "here, and moves what is there aside",
+            o.out.c_str(), found.c_str(), o.resume == "auto" ? ", but no checkpoint to resume from" : "");
 }
 
 static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {

@@ -23,9 +23,11 @@ struct ResumePoint {
 // Collective. --resume auto takes the newest checkpoint in --out whose manifest, sizes and small files are right; a
 // step or a folder must be right. Nothing if the run begins. Throws if --out holds checkpoints and nothing was said
 // about them.
-// `saved_step`: of the last checkpoint that run_status.json tells of, or -1. A run that begins finds nothing of another in --out.
+// `saved_step`: of the last checkpoint that run_status.json tells of, or -1. A run that begins finds nothing of another
+// in --out.
 std::optional<ResumePoint> find_checkpoint(const Options&, Process&, int64_t saved_step);
-// Rank 0, with the lock: moves all that lies in the folder into one inside it, and returns its name; "" if there was nothing.
+// Rank 0, with the lock: moves all that lies in the folder into one inside it, and returns its name; "" if there was
+// nothing.
 std::string set_aside(const std::string& out);
 // Collective: the newest good one among `point.older`; throws if there is none. `why` is what was wrong with the point.
 ResumePoint fall_back(const Options&, Process&, const ResumePoint& point, const std::string& why);

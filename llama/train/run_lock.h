@@ -1,9 +1,9 @@
 #pragma once
-// One run per output folder. The lock is the kernel's (flock on <folder>/run.lock), so it ends with the process that holds
-// it, however that ends, and holds between hosts where the file system passes it on (NFS, Lustre -o flock, GPFS). On a
-// file system without locks the file <folder>/run.lock.owner is the lock; one left by a dead process of this host is then
-// broken, one of another host has to be deleted by hand. Either way looks at the other's file, so that hosts which mount the
-// folder with and without locks refuse each other. No link is followed.
+// One run per output folder. The lock is the kernel's (flock on <folder>/run.lock), so it ends with the process that
+// holds it, however that ends, and holds between hosts where the file system passes it on (NFS, Lustre -o flock, GPFS).
+// On a file system without locks the file <folder>/run.lock.owner is the lock; one left by a dead process of this host
+// is then broken, one of another host has to be deleted by hand. Either way looks at the other's file, so that hosts
+// which mount the folder with and without locks refuse each other. No link is followed.
 
 #include <cstdint>
 #include <string>
@@ -19,8 +19,8 @@ class RunLock {
     RunLock(const RunLock&) = delete;
     RunLock& operator=(const RunLock&) = delete;
 
-    // False once the lock's file was removed or replaced; one that was only removed is made again. At most once a second it is
-    // looked at.
+    // False once the lock's file was removed or replaced; one that was only removed is made again. At most once a
+    // second it is looked at.
     bool held();
     std::string lost() const;  // what to say then
 

@@ -16,8 +16,8 @@ namespace rz {
 
 class RunStatus {
    public:
-    // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end. On rank 0
-    // saved_step() begins as the status of an earlier start in this folder has it.
+    // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end. On
+    // rank 0 saved_step() begins as the status of an earlier start in this folder has it.
     RunStatus(std::string folder, int rank, int ranks, int64_t steps);
 
     void running(int64_t step);  // at most every second, and not fsynced: cheap enough for every step

@@ -3,13 +3,14 @@
 //   FAULT_PATHS=a:b      file operations count where a path holds one of these
 //   FAULT_TRACE=file     one line per counted call: number, site, operation, path
 //   FAULT_AT=k           the k-th counted call (from 1), or FAULT_SITE=site:n, the n-th from one place in the program
-//   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the transfer)
-//   FAULT_EVER=1         every later one too
+//   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the
+//   transfer) FAULT_EVER=1         every later one too
 //   FAULT_KINDS=         files (default), memory, threads: what is counted
 //   FAULT_RANK=r         only in this rank of a job
 //   FAULT_RECORD=file    writes every change to the files with its data, for states that a power cut could leave
 //
-// A site is a hash of the return addresses on the stack, relative to where each module was loaded: the same in every start.
+// A site is a hash of the return addresses on the stack, relative to where each module was loaded: the same in every
+// start.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -208,7 +209,7 @@ struct PathOf {
     }
 };
 
-// ---- the record of changes: "operation offset bytes path other\n" and then the bytes --------------------------------------
+// ---- the record of changes: "operation offset bytes path other\n" and then the bytes --------------------------------
 
 pthread_mutex_t record_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -240,7 +241,7 @@ int opened(int fd, const char* path, int flags) {
 
 extern "C" {
 
-// ---- opening -----------------------------------------------------------------------------------------------------------
+// ---- opening --------------------------------------------------------------------------------------------------------
 
 #define MODE_ARGUMENT                      \
     mode_t mode = 0;                       \
@@ -291,7 +292,7 @@ int close(int fd) {
     return -1;
 }
 
-// ---- reading and writing -------------------------------------------------------------------------------------------------
+// ---- reading and writing --------------------------------------------------------------------------------------------
 
 ssize_t read(int fd, void* data, size_t bytes) {
     REAL(read);
@@ -372,7 +373,7 @@ void* mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t
     return reinterpret_cast<void*>(syscall(SYS_mmap, address, bytes, protection, flags, fd, at));
 }
 
-// ---- names ---------------------------------------------------------------------------------------------------------------
+// ---- names ----------------------------------------------------------------------------------------------------------
 
 int rename(const char* from, const char* to) noexcept {
     REAL(rename);
@@ -429,7 +430,7 @@ int unlinkat(int folder, const char* path, int flags) noexcept {
     return result;
 }
 
-// ---- looking -------------------------------------------------------------------------------------------------------------
+// ---- looking --------------------------------------------------------------------------------------------------------
 
 #define WRAP_STAT(name, type)                                               \
     int name(const char* path, type* out) noexcept {                        \
@@ -499,7 +500,7 @@ int flock(int fd, int operation) noexcept {
     return real_flock(fd, operation);
 }
 
-// ---- memory and threads --------------------------------------------------------------------------------------------------
+// ---- memory and threads ---------------------------------------------------------------------------------------------
 
 void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);

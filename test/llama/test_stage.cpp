@@ -1,6 +1,6 @@
-// Stages and the halves of the backward pass: however the model is cut and whatever order micro-batches take through it,
-// the gradients are those of the whole model, to the bit. The whole model's are checked against Hugging Face and finite
-// differences in test_model.cpp.
+// Stages and the halves of the backward pass: however the model is cut and whatever order micro-batches take through
+// it, the gradients are those of the whole model, to the bit. The whole model's are checked against Hugging Face and
+// finite differences in test_model.cpp.
 
 #include <gtest/gtest.h>
 

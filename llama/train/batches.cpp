@@ -1,0 +1,65 @@
+#include "llama/train/batches.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace rz {
+
+DataPaths find_data(const Options& o) {
+    DataPaths paths;
+    if (!o.data.empty()) {
+        require(o.train_data.empty() && o.val_data.empty(),
+                "--data names a folder with both: leave --train-data and --val-data out");
+        const Dataset d = load_dataset(o.data);
+        paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token};
+    }
+    if (!o.train_data.empty()) paths.train = expand_paths(o.train_data);
+    if (!o.val_data.empty()) paths.val = expand_paths(o.val_data);
+    if (!o.tokenizer.empty()) paths.tokenizer = o.tokenizer;
+    return paths;
+}
+
+DataSources open_data(const Options& o, DataPaths paths, int64_t vocab) {
+    require(!paths.train.empty(),
+            "no training data: --data FOLDER or --train-data FILES is needed\n"
+            "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
+    DataSources s{.paths = std::move(paths)};
+    const ShardOptions shards{.vocab = vocab, .raw16 = o.raw16};
+    s.train = std::make_unique<DataLoader>(open_shards(s.paths.train, shards), o.seq_len, o.seed, vocab);
+    if (!s.paths.val.empty())
+        s.val = std::make_unique<DataLoader>(open_shards(s.paths.val, shards), o.seq_len, o.seed, vocab,
+                                             DataOrder::kSequential);
+    if (!s.paths.tokenizer.empty() && o.sample_every > 0) s.tokenizer = Tokenizer::load(s.paths.tokenizer);
+    require(s.val || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
+            "--%s: there are no validation data\n  give --val-data, or a --data folder that has some",
+            o.sample_every > 0 ? "sample-every" : "val-every");
+    require(o.sample_every == 0 || s.tokenizer,
+            "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
+    return s;
+}
+
+// The report of a step is waited for in the step after it, so with two steps' batches the host never waits inside one.
+Batches::Batches(const DataSources& sources, Place dp, bool counts, int64_t batch, int64_t micro_batches, Device device,
+                 Stream& compute, bool same_plan)
+    : sources_(sources),
+      dp_(dp),
+      counts_(counts),
+      batch_(batch),
+      micro_batches_(micro_batches),
+      feeder_(device, compute, batch, sources.train->seq_len(), sources.train->vocab(),
+              /*ahead=*/std::min<int64_t>(2 * micro_batches, 128) - 1, same_plan) {}
+
+DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
+    const int64_t position = samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;
+    const DeviceBatch b = feeder_.next(*sources_.train, position);
+    if (counts_) hash_ += feeder_.data_hash();
+    return b;
+}
+
+DeviceBatch Batches::validation(int64_t first, int64_t end) {
+    return feeder_.next(*sources_.val, first + dp_.rank * batch_, end);
+}
+
+uint64_t Batches::take_hash() { return std::exchange(hash_, 0); }
+
+}  // namespace rz

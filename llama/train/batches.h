@@ -1,0 +1,69 @@
+#pragma once
+// Which tokens a step trains on: the paths that were asked for, the open shards, and each micro-batch of this rank as a
+// pure function of step and place on the data axis.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/grid.h"
+#include "llama/data/batch_feeder.h"
+#include "llama/data/data_loader.h"
+#include "llama/tokenizer/tokenizer.h"
+#include "llama/train/options_train.h"
+
+namespace rz {
+
+// Where tokens come from, as asked for by --data or by --train-data and --val-data.
+struct DataPaths {
+    std::vector<std::string> train, val;
+    std::string tokenizer;           // path, or empty
+    int64_t vocab = 0;               // 0: unknown
+    double val_bytes_per_token = 0;  // 0: unknown
+};
+DataPaths find_data(const Options&);
+
+struct DataSources {
+    DataPaths paths;
+    std::unique_ptr<DataLoader> train, val;  // val: nullptr if there is none
+    std::optional<Tokenizer> tokenizer;      // where samples are asked for
+};
+// Opens what the options ask for. Throws with what to give if something is missing.
+DataSources open_data(const Options&, DataPaths, int64_t vocab);
+
+// Where in the data a run begins: `samples` of the stream were passed before the step after `step`.
+struct DataPosition {
+    int64_t step = 0, samples = 0, tokens = 0;
+};
+
+class Batches {
+   public:
+    // dp: this rank's place on that axis. counts: whether it is the one of its tp, cp and pp peers, which read the
+    // same, whose tokens are counted. same_plan as in BatchFeeder. The sources outlive this.
+    Batches(const DataSources&, Place dp, bool counts, int64_t batch, int64_t micro_batches, Device, Stream& compute,
+            bool same_plan);
+
+    void start_from(const DataPosition& p) { from_ = p; }
+    int64_t samples_per_step() const { return batch_ * micro_batches_ * dp_.size; }
+    int64_t tokens_per_step() const { return samples_per_step() * sources_.train->seq_len(); }
+    int64_t samples_before(int64_t step) const { return from_.samples + (step - 1 - from_.step) * samples_per_step(); }
+    int64_t tokens_after(int64_t step) const { return from_.tokens + (step - from_.step) * tokens_per_step(); }
+
+    // On their way to the device; valid for work enqueued before the next call.
+    DeviceBatch training(int64_t step, int64_t micro_batch);
+    DeviceBatch validation(int64_t first, int64_t end);
+    // sum_hash of the training batches since the last call, 0 where they are another rank's to count.
+    uint64_t take_hash();
+
+   private:
+    const DataSources& sources_;
+    Place dp_;
+    bool counts_;
+    int64_t batch_, micro_batches_;
+    DataPosition from_;
+    BatchFeeder feeder_;
+    uint64_t hash_ = 0;
+};
+
+}  // namespace rz

@@ -1,0 +1,36 @@
+#pragma once
+// What trains: parameters and their state, the model, and the program of a step, on one rank of a mesh. No data, files
+// or reports: the trainer puts those around it, tests and benchmarks what they need.
+
+#include "llama/model/model.h"
+#include "llama/model/param_table.h"
+#include "zero/zero.h"
+
+namespace rz {
+
+struct CoreOptions {
+    ZeroOptions zero;
+    AdamWOptions adamw;
+    StageOptions stage;         // dtype and grad_dtype are zero's
+    int64_t micro_batches = 1;  // of an update, on each rank
+    bool graphs = false;  // replay CUDA graphs: of micro-batches where nothing in them communicates, else of blocks
+    int64_t threads = 0;  // OpenMP's on the compute stream's worker; 0: as it is
+};
+
+struct TrainingCore {
+    // The mesh and the meter outlive this. Weights are zero until they are initialised or loaded.
+    TrainingCore(const ModelConfig&, CoreOptions, Device, Mesh&, CommMeter* meter = nullptr);
+
+    ModelConfig config;
+    CoreOptions options;
+    Device device;
+    Mesh& mesh;
+    ParamTable table;
+    Stream compute;
+    Zero zero;
+    Model model;
+    Program program;    // of a step
+    bool whole_graphs;  // a micro-batch is one graph
+};
+
+}  // namespace rz

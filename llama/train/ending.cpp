@@ -1,0 +1,139 @@
+// How a run ends: normally, early, or by going back (trainer.h).
+
+#include <cstdio>
+#include <ctime>
+#include <utility>
+
+#include "llama/base/atomic_file.h"
+#include "llama/base/version.h"
+#include "llama/checkpoint/export_weights.h"
+#include "llama/checkpoint/finite.h"
+#include "llama/report/rank_report.h"
+#include "llama/train/trainer.h"
+
+namespace rz {
+
+static std::string now_utc() {
+    char text[32];
+    const std::time_t now = std::time(nullptr);
+    std::tm utc = {};
+    gmtime_r(&now, &utc);
+    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    return text;
+}
+
+Manifest manifest_at(const Trainer& t, int64_t step) {
+    const Manifest& resumed = t.start.resumed;
+    const Batches& batches = *t.batches;
+    Manifest m;
+    m.run_id = t.start.run_id;
+    m.commit = build_commit();
+    m.written_at = now_utc();
+    m.device = t.core->device.name();
+    m.step = step;
+    m.updates = t.metrics->updates();
+    m.samples = batches.samples_before(step + 1);
+    m.tokens = batches.tokens_after(step);
+    m.data_hash = t.metrics->data_hash();
+    m.validations = t.validations;
+    m.rollbacks = resumed.rollbacks;
+    m.seconds =
+        resumed.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - t.start.time).count();
+    m.ranks = t.mesh->world().size;
+    m.zero = t.options.zero;
+    m.flags = t.options.kept_flags;
+    m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
+    m.data = t.sources.train->fingerprint().to_json();
+    m.guards = t.health.state();
+    return m;
+}
+
+// PaLM (Chowdhery et al. 2022, section 5.1): back to a checkpoint some steps before the spike, and on without the
+// batches that were seen since then, and some more. The checkpoint's manifest gets the new place in the data before
+// anything else, so that a run which is killed from here on does the same.
+std::optional<ResumePoint> plan_rollback(Trainer& t, int64_t from) {
+    const Options& o = t.options;
+    const Health::End end = *t.health.end();
+    const std::vector<Rollback>& earlier = t.start.resumed.rollbacks;
+    std::optional<ResumePoint> point;
+    const auto refuse = [&](const std::string& why) {
+        t.health.end_with(end.exit_code, end.reason + why);
+        return std::nullopt;
+    };
+    if (int64_t(earlier.size()) >= o.max_rollbacks)
+        return refuse(format("; after %zu rollbacks (--max-rollbacks)", earlier.size()));
+    if (point = find_rollback(o, t.process, from); !point) return refuse("; there is no checkpoint to roll back to");
+    const int64_t next = t.batches->samples_before(from + 1) + o.rollback_skip * t.samples_per_step();
+    Manifest& m = point->manifest;
+    m.rollbacks = earlier;
+    m.rollbacks.push_back({from, m.step, next - m.samples, end.reason});
+    m.samples = next;
+    std::string problem;
+    if (t.process.is_root()) {
+        try {
+            write_file_atomically(point->folder + "/" + kManifestName, m.to_json());
+        } catch (const Error& error) {
+            problem = error.what();
+        }
+    }
+    problem = t.process.all_gather_text(problem)[0];
+    if (!problem.empty()) return refuse("; it can't be rolled back: " + problem);
+    t.health.forget_end();
+    t.health.status().saved(m.step);
+    point->rolls_back = true;
+    point->may_fall_back = false;  // an older one would lack the record
+    return point;
+}
+
+static int finish_early(Trainer& t, bool last_save_good) {
+    const Health::End& end = *t.health.end();
+    const int64_t saved = t.health.status().saved_step(), resumed = t.start.resumed.step, last = t.metrics->last_step();
+    std::string saves = saved >= 0    ? format("the last checkpoint is of step %lld", (long long)saved)
+                        : resumed > 0 ? format("the last checkpoint is that of step %lld", (long long)resumed)
+                        : t.saver     ? "there is no checkpoint yet"
+                                      : "nothing is saved without --out";
+    if (end.saves && t.saver && !last_save_good) saves = "THE STATE COULD NOT BE SAVED; " + saves;
+    t.log->line(format("%s behind step %lld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends",
+                       (long long)last, end.reason.c_str(), saves.c_str()));
+    if (end.exit_code == kExitRequeue) {
+        t.health.status().stopped(last, end.exit_code, end.reason);
+    } else if (t.process.is_root()) {
+        std::fprintf(stderr, "train_llama: %s\n", end.reason.c_str());
+        t.health.status().failed(end.exit_code, end.reason);
+    }
+    t.log->plot();
+    return end.exit_code;
+}
+
+RunEnd finish(Trainer& t) {
+    const std::string& out = t.options.out;
+    TrainingCore& core = *t.core;
+    Health& health = t.health;
+    t.metrics->flush();
+    const int64_t last = t.metrics->last_step();
+    const bool last_save_good = !t.saver || t.saver->finish();
+    health.agree();
+    if (!out.empty() && (!health.end() || health.end()->saves))
+        if (const std::string bad = find_not_finite(t.process, core.device, core.compute, core.zero, core.table);
+            !bad.empty())
+            health.end_with(kExitNumbers, format("not finite behind step %lld: ", (long long)last) + bad);
+    if (health.end() && health.end()->undo_from > 0)
+        if (std::optional<ResumePoint> point = plan_rollback(t, health.end()->undo_from))
+            return {kExitNumbers, std::move(point)};
+    if (health.end() && !(health.end()->saves && last == t.options.steps)) return {finish_early(t, last_save_good)};
+    if (!out.empty()) {
+        export_weights(out + "/final", core.config, core.table, t.process, core.device, core.compute, core.zero,
+                       t.sources.paths.tokenizer);
+        t.log->line("saved    " + out + "/final");
+    }
+    core.compute.synchronize();
+    const RankReport ranks =
+        gather_rank_report(t.process, core.device, t.metrics->steps_done(), t.metrics->bytes_in_steps());
+    t.log->line(ranks.text);
+    if (t.process.is_root() && !out.empty()) write_file_atomically(out + "/ranks.json", ranks.json);
+    t.log->finish();
+    health.status().finished(last);
+    return {kExitSuccess};
+}
+
+}  // namespace rz

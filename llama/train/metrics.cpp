@@ -1,0 +1,114 @@
+#include "llama/train/metrics.h"
+
+#include <cstring>
+#include <utility>
+
+#include "llama/base/fault.h"
+
+namespace rz {
+
+Metrics::Metrics(TrainingCore& core, CommMeter& meter, Batches& batches, const Schedule& lr, Health& health, Log& log,
+                 Trace* trace, const std::string& trace_file, int64_t steps, int64_t log_every)
+    : core_(core),
+      meter_(meter),
+      batches_(batches),
+      lr_(lr),
+      health_(health),
+      log_(log),
+      trace_(trace),
+      trace_file_(trace_file),
+      steps_(steps),
+      log_every_(log_every) {
+    for (Probe& probe : probes_) probe.host = Buffer::host_for(core.device, 24, MemKind::workspace, "step numbers");
+    last_done_ = core.compute.record(/*timing=*/true);
+    bytes_before_ = core.mesh.bytes_sent();
+}
+
+void Metrics::restore(int64_t updates, uint64_t data_hash, int64_t last_step) {
+    updates_ = updates;
+    data_hash_ = data_hash;
+    last_step_ = last_step;
+}
+
+void Metrics::begin(int64_t step) {
+    if (trace_) trace_->begin_step(step);
+}
+
+void Metrics::end(int64_t step) {
+    if (trace_ && trace_->end_step(step, trace_file_))
+        log_.line("trace    " + trace_file_ + ": open it in ui.perfetto.dev");
+    Probe& probe = probes_[size_t(step % 2)];
+    probe.step = step;
+    probe.data_hash = batches_.take_hash();
+    core_.compute.copy(probe.host.data(), core_.model.loss_sum(), 8);
+    core_.compute.copy(probe.host.bytes_at(8), core_.zero.grad_norm(), 4);
+    core_.compute.copy(probe.host.bytes_at(16), core_.zero.updates(), 8);
+    probe.done = core_.compute.record(/*timing=*/true);
+    probe.bytes_sent = core_.mesh.bytes_sent() - bytes_before_;
+    bytes_before_ += probe.bytes_sent;
+    core_.model.reset_loss();
+    probe.comm = meter_.cut();
+    report(probes_[size_t((step + 1) % 2)]);
+    last_step_ = step;
+}
+
+void Metrics::flush() {
+    // Steps are reported in order: the other one of the two is the older.
+    report(probes_[size_t((last_step_ + 1) % 2)]);
+    report(probes_[size_t(last_step_ % 2)]);
+}
+
+void Metrics::leave_out() {
+    if (core_.mesh.world().size > 1) meter_.take();
+    bytes_before_ = core_.mesh.bytes_sent();
+    last_done_ = core_.compute.record(/*timing=*/true);
+}
+
+void Metrics::report(Probe& probe) {
+    if (probe.step < 0) return;
+    probe.done.synchronize();
+    double loss_sum = 0;
+    float norm = 0;
+    std::memcpy(&loss_sum, probe.host.data(), 8);
+    std::memcpy(&norm, probe.host.bytes_at(8), 4);
+    std::memcpy(&updates_, probe.host.bytes_at(16), 8);
+    StepReport r{.step = probe.step,
+                 .loss = 0,
+                 .grad_norm = norm,
+                 .learning_rate = lr_.at(probe.step),
+                 .seconds = probe.done.seconds_since(last_done_),
+                 .tokens = batches_.tokens_per_step(),
+                 .tokens_so_far = batches_.tokens_after(probe.step),
+                 .data_hash = 0};
+    if (core_.mesh.world().size > 1) {
+        const CommTotals comm = meter_.take_complete(std::move(probe.comm));
+        r.comm_seconds = comm.total_s;
+        r.exposed_seconds = comm.exposed_s;
+        r.bytes_sent = probe.bytes_sent;
+    }
+    const Judgement judgement = judge(probe, loss_sum, norm, r.seconds - r.exposed_seconds, r.seconds);
+    r.loss = judgement.loss;
+    r.data_hash = data_hash_ += judgement.data_hash;
+    r.note = judgement.note;
+    r.json = judgement.json;
+    ++steps_done_;
+    bytes_in_steps_ += probe.bytes_sent;
+    last_done_ = probe.done;
+    log_.step(r, probe.step % log_every_ == 0 || probe.step == steps_ || probe.step == 1);
+    probe.step = -1;
+}
+
+Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, double own_seconds, double seconds) {
+    if (fault_point("loss") == FaultAction::spike) loss_sum *= 10;
+    Judgement j = health_.judge({.step = probe.step,
+                                 .loss_sum = loss_sum,
+                                 .tokens = double(batches_.tokens_per_step()),
+                                 .grad_norm = norm,
+                                 .seconds = seconds,
+                                 .own_seconds = own_seconds,
+                                 .data_hash = probe.data_hash});
+    if (!j.line.empty()) log_.line(j.line);
+    return j;
+}
+
+}  // namespace rz

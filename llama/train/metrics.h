@@ -1,0 +1,69 @@
+#pragma once
+// The numbers of each step: brought to the host without stopping the device, judged by health, agreed on by all ranks,
+// and reported one step late.
+
+#include <array>
+#include <memory>
+
+#include "comm/meter.h"
+#include "llama/report/log.h"
+#include "llama/report/trace.h"
+#include "llama/train/batches.h"
+#include "llama/train/core.h"
+#include "llama/train/health.h"
+#include "llama/train/schedule.h"
+
+namespace rz {
+
+class Metrics {
+   public:
+    // What it reads and writes outlives this. `trace` may be nullptr.
+    Metrics(TrainingCore&, CommMeter&, Batches&, const Schedule& lr, Health&, Log&, Trace* trace,
+            const std::string& trace_file, int64_t steps, int64_t log_every);
+
+    // Numbers of the run that is resumed.
+    void restore(int64_t updates, uint64_t data_hash, int64_t last_step);
+
+    void begin(int64_t step);
+    // Takes loss and gradient norm of the step just enqueued, and reports the step before: the host runs one ahead.
+    void end(int64_t step);
+    // Reports what is outstanding.
+    void flush();
+    // What was done since the last end() is not part of a step.
+    void leave_out();
+
+    int64_t last_step() const { return last_step_; }    // that end() was called for
+    int64_t updates() const { return updates_; }        // made by the reported steps: those that were not skipped
+    uint64_t data_hash() const { return data_hash_; }   // of all reported steps, all ranks
+    int64_t steps_done() const { return steps_done_; }  // by this process
+    int64_t bytes_in_steps() const { return bytes_in_steps_; }
+
+   private:
+    struct Probe {  // numbers of a step on their way to the host
+        int64_t step = -1;
+        Buffer host;  // double loss sum, float norm, at 16 int64 updates made
+        Event done;
+        uint64_t data_hash = 0;  // of this rank's tokens
+        CommMeter::Batch comm;   // what was enqueued in the step
+        int64_t bytes_sent = 0;  // by the step's collectives
+    };
+    void report(Probe&);
+    Judgement judge(const Probe&, double loss_sum, double norm, double own_seconds, double seconds);
+
+    TrainingCore& core_;
+    CommMeter& meter_;
+    Batches& batches_;
+    Schedule lr_;
+    Health& health_;
+    Log& log_;
+    Trace* trace_;
+    std::string trace_file_;
+    int64_t steps_, log_every_;
+    std::array<Probe, 2> probes_;
+    Event last_done_;
+    int64_t bytes_before_ = 0;  // sent when the step began
+    int64_t last_step_ = 0, updates_ = 0, steps_done_ = 0, bytes_in_steps_ = 0;
+    uint64_t data_hash_ = 0;
+};
+
+}  // namespace rz

@@ -1,0 +1,99 @@
+#include "llama/train/start.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <thread>
+
+#include "llama/base/atomic_file.h"
+#include "llama/base/fault.h"
+#include "llama/base/json.h"
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/checkpoint/checkpoint_store.h"
+
+namespace rz {
+
+std::string choose_run_id(Process& process) {
+    uint32_t id = std::random_device()();
+    process.broadcast(&id, sizeof id, 0);
+    return format("%08x", id);
+}
+
+// Every rank writes its own slices into --out.
+void check_folder_is_shared(const std::string& out, const std::string& run_id, Process& process) {
+    if (process.alone() || out.empty()) return;
+    const std::string probe = out + "/.seen-by-all-" + run_id;
+    if (process.is_root()) write_file_atomically(probe, "");
+    process.barrier();
+    std::string blind;  // this host, if it does not see the file
+    // A network file system may remember for some seconds that a file is not there.
+    for (int tries = 0; ::access(probe.c_str(), F_OK) != 0; ++tries) {
+        if (tries == 50) {
+            char host[256] = {};
+            ::gethostname(host, sizeof host - 1);
+            blind = host;
+            break;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    const std::vector<std::string> hosts = process.all_gather_text(blind);
+    if (process.is_root()) ::unlink(probe.c_str());
+    for (size_t r = 0; r < hosts.size(); ++r)
+        require(hosts[r].empty(),
+                "--out %s: what rank 0 wrote there is not seen by rank %zu on %s\n"
+                "  ranks on several hosts need a folder on a shared file system, at the same path",
+                out.c_str(), r, hosts[r].c_str());
+}
+
+static void check_data(Manifest& m, const Options& options, const DataLoader& data, const Process& process) {
+    const DataFingerprint was = DataFingerprint::from_json(m.data), now = data.fingerprint();
+    const std::string difference = was.difference(now);
+    if (difference.empty()) return;
+    require(options.allow_data_change,
+            "the training data are not those of the checkpoint: %s\n"
+            "  --allow-data-change goes on with them, from the same number of tokens",
+            difference.c_str());
+    if (process.is_root()) std::fprintf(stderr, "train_llama: the training data changed: %s\n", difference.c_str());
+    // The position counts samples; of another length, they are as many tokens further on.
+    if (was.seq_len != now.seq_len) m.samples = m.tokens / now.seq_len;
+}
+
+Manifest load_checkpoint(ResumePoint from, const Options& options, const DataLoader& data, Process& process,
+                         TrainingCore& core, Health& health, const std::string& run_id) {
+    Manifest m;
+    for (;;) {
+        m = from.manifest;
+        check_data(m, options, data, process);
+        std::vector<std::string> converted;
+        const std::string problem = load_state(from.folder, from.manifest, core.table, process, core.device,
+                                               core.compute, core.zero, &converted);
+        from.notes.insert(from.notes.end(), converted.begin(), converted.end());
+        if (problem.empty()) break;
+        require(from.may_fall_back, "%s", problem.c_str());
+        from = fall_back(options, process, from, problem);
+    }
+    if (from.folder == CheckpointStore(options.out).path(m.step)) health.status().set_saved_step(m.step);
+    core.zero.set_updates(m.updates);
+    health.restore(m.guards, from.folder + ": guards");
+    if (!process.is_root()) return m;
+    if (const CheckpointStore store(options.out); !options.out.empty())
+        for (const int64_t step : store.abandon_after(m.step, run_id))
+            from.notes.push_back(format("the checkpoint of step %lld is newer: renamed to %s-abandoned-%s",
+                                        (long long)step, store.path(step).c_str(), run_id.c_str()));
+    for (const std::string& note : from.notes) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
+    std::printf("resumed  %s: step %lld, %lld tokens\n", from.folder.c_str(), (long long)m.step, (long long)m.tokens);
+    if (m.step >= options.steps) std::printf("nothing is left to do: raise --steps to train further\n");
+    fault_point("resume.done");
+    return m;
+}
+
+void tell_of_rollback(Log& log, const Rollback& r, size_t count, int64_t most) {
+    log.event(r.to,
+              format("rollback %s: on from step %lld, without %lld sequences of the data (%zu of at most %lld)",
+                     r.reason.c_str(), (long long)r.to, (long long)r.samples, count, (long long)most),
+              "rollback", Json{{"from", r.from}, {"samples", r.samples}, {"reason", r.reason}}.dump());
+}
+
+}  // namespace rz

@@ -1,0 +1,27 @@
+#pragma once
+// How a run starts: its id, the folder that all ranks see, the state of a checkpoint, and the manifest that the next
+// checkpoint gets.
+
+#include <string>
+
+#include "llama/data/data_loader.h"
+#include "llama/report/log.h"
+#include "llama/train/core.h"
+#include "llama/train/health.h"
+#include "llama/train/resume.h"
+
+namespace rz {
+
+// Collective: a random number in hex, the same on all ranks.
+std::string choose_run_id(Process&);
+// Collective: throws if what rank 0 writes into `out` is not seen by every rank. Nothing if `out` is empty.
+void check_folder_is_shared(const std::string& out, const std::string& run_id, Process&);
+
+// Collective: the state of the checkpoint, or of an older one that may be used, into what this rank owns; guards into
+// health. Returns the manifest, with `samples` where the data continue.
+Manifest load_checkpoint(ResumePoint, const Options&, const DataLoader& data, Process&, TrainingCore&, Health&,
+                         const std::string& run_id);
+
+void tell_of_rollback(Log&, const Rollback&, size_t count, int64_t most);
+
+}  // namespace rz

@@ -1,0 +1,242 @@
+#include "llama/train/trainer.h"
+
+#include <cstring>
+#include <utility>
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/gemm_tuning.h"
+#include "llama/base/fault.h"
+#include "llama/base/version.h"
+#include "llama/checkpoint/replicas.h"
+#include "llama/model/hf.h"
+#include "llama/model/weights.h"
+#include "llama/report/device_peak.h"
+#include "llama/train/start.h"
+
+namespace rz {
+
+// ---- building: one function for each part ---------------------------------------------------------------------------
+
+static Device choose_device(const Options& o, Process& process, std::string& note) {
+    const Device device = process.choose_device(o.device, o.transport, &note);
+    device.make_current();
+    const std::string tuning = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache);
+    require(!gemm_tuning().measure || process.alone() || !gemm_tuning().cache_file.empty(),
+            "--gemm-tune on with %d ranks: they agree on algorithms through a file, and there is none\n"
+            "  give --gemm-cache FILE, one that all ranks can write, or --gemm-tune off",
+            process.size());
+    note += (note.empty() || tuning.empty() ? "" : "\n") + tuning;
+    return device;
+}
+
+static std::unique_ptr<Mesh> make_mesh(const Options& o, Process& process, Device device, CommMeter& meter) {
+    return std::make_unique<Mesh>(process, device,
+                                  MeshOptions{.grid = grid_options(o),
+                                              .transport = o.transport,
+                                              .algorithm = o.collectives,
+                                              .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter}});
+}
+
+static CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
+    require(!o.cuda_graphs || device.is_cuda(),
+            "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
+    require(!o.cuda_graphs || o.trace_steps == 0,
+            "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
+    return {.zero = {.stage = int(o.zero),
+                     .param_dtype = o.dtype,
+                     .grad_dtype = o.gradient_dtype(),
+                     .wire_dtype = o.gradient_wire_dtype(),
+                     .master_dtype = o.master_dtype,
+                     .adam_dtype = o.adam_dtype,
+                     .rounding_seed = o.seed,
+                     .prefetch = int(o.prefetch),
+                     .overlap = !o.no_overlap,
+                     .accumulate_locally = o.accumulate_locally && o.zero >= 2},
+            .adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)},
+            .stage = {.B = o.batch,
+                      .T = o.seq_len,
+                      .recompute = o.recompute,
+                      .logits_bytes = (o.logits_mib > 0   ? o.logits_mib
+                                       : device.is_cuda() ? 1024
+                                                          : 32)
+                                      << 20},
+            .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
+            .graphs = o.cuda_graphs,
+            .threads = o.threads};
+}
+
+static RunFacts run_facts(const Options& o, const TrainingCore& core, const Process& process) {
+    return {.steps = o.steps,
+            .flops_per_token = training_flops_per_token(core.config, o.seq_len),
+            .title = summary(core.config),
+            .peak_flops = peak_flops(core.device) * core.mesh.world().size,
+            .quiet = !process.is_root()};
+}
+
+static std::unique_ptr<Trace> make_trace(const Options& o, Process& process, TrainingCore& core, CommMeter& meter,
+                                         int64_t first_step) {
+    require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given",
+            (long long)o.trace_steps);
+    if (o.trace_steps == 0 || first_step > o.steps) return nullptr;
+    const int64_t first = std::min(first_step + 2, o.steps);
+    return std::make_unique<Trace>(process, core.compute, meter, first, std::min(o.trace_steps, o.steps - first + 1));
+}
+
+static SaveOptions save_options(const Options& o, const DataPaths& paths) {
+    return {.run_folder = o.out,
+            .keep = o.keep,
+            .keep_every = o.keep_every,
+            .background = !o.no_background_save,
+            .tokenizer_from = paths.tokenizer,
+            .timeout_s = o.timeout};
+}
+
+// What the run is, in the log's first lines.
+static void announce(Trainer& t, const std::string& note) {
+    const Options& o = t.options;
+    const TrainingCore& core = *t.core;
+    const int ranks = core.mesh.world().size;
+    Log& log = *t.log;
+    if (!note.empty()) log.line(note);
+    log.line("model    " + summary(core.config));
+    log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
+                    ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
+    if (ranks > 1)
+        log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
+                        core.mesh.shard().size(), core.mesh.replicate().size(), core.mesh.data().name(),
+                        core.mesh.data().transport().name()));
+    const DataSources& s = t.sources;
+    log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
+                    (long long)s.train->tokens(), s.paths.train.size(), s.paths.train.size() == 1 ? "" : "s",
+                    s.val ? (long long)s.val->tokens() : 0ll));
+    log.line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
+                    (long long)o.batch, (long long)o.seq_len, core.mesh.place(Axis::dp).size,
+                    (long long)core.options.micro_batches, (long long)t.batches->tokens_per_step()));
+    const double peak = peak_flops(core.device);
+    log.line(format(
+        "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
+        "causal attention per token",
+        (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
+        peak > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak / 1e12).c_str() : ""));
+    log.line(MemoryLedger::get().table(core.device.kind));
+}
+
+Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<ResumePoint>& from)
+    : options(o), process(p), health(h), lr{o.decay, o.lr, o.min_lr, o.warmup, o.cooldown, o.steps} {
+    DataPaths paths = find_data(o);
+    const ModelConfig config = from ? resumed_config(o, *from, paths.vocab) : model_config(o, paths.vocab);
+    check_ranks(o, process.size());
+    start.run_id = choose_run_id(process);
+    check_folder_is_shared(o.out, start.run_id, process);
+    sources = open_data(o, std::move(paths), config.vocab);
+    std::string note;
+    const Device device = choose_device(o, process, note);
+    mesh = make_mesh(o, process, device, meter);
+    core = std::make_unique<TrainingCore>(config, core_options(o, device, *mesh), device, *mesh, &meter);
+    batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->is_first_reader(), o.batch,
+                                        core->options.micro_batches, device, core->compute, core->whole_graphs);
+    if (from)
+        start.resumed = load_checkpoint(*from, o, *sources.train, process, *core, health, start.run_id);
+    else if (o.init_from.empty())
+        initialise_weights(core->table, o.seed, core->compute, core->zero);
+    else
+        load_weights(resolve_model(o.init_from), core->table, device, core->compute, core->zero);
+    core->compute.synchronize();
+    const Manifest& m = start.resumed;
+    start.rolled_back = from && from->rolls_back;
+    batches->start_from({.step = m.step, .samples = m.samples, .tokens = m.tokens});
+    validations = m.validations;
+
+    health.status().set_steps(o.steps);
+    health.status().set_rollbacks(int64_t(m.rollbacks.size()));
+    if (!o.out.empty()) health.expect_save(core->table.size() * bytes_per_parameter(o).saved() / mesh->world().size);
+    log = std::make_unique<Log>(run_facts(o, *core, process), o.out, start.first_step());
+    if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
+    announce(*this, note);
+    require(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
+            "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "
+            "nothing to compare\n"
+            "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
+            (long long)o.check_replicas, mesh->world().size, (long long)o.zero);
+    trace = make_trace(o, process, *core, meter, start.first_step());
+    if (!o.out.empty())
+        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths),
+                                        [this](int64_t step) { return manifest_at(*this, step); });
+    metrics = std::make_unique<Metrics>(*core, meter, *batches, lr, health, *log, trace.get(), o.out + "/trace.json",
+                                        o.steps, o.log_every);
+    metrics->restore(m.updates, m.data_hash, m.step);
+}
+
+// ---- what the loop does to all parts --------------------------------------------------------------------------------
+
+bool Trainer::saves(int64_t step) const {
+    return saver && options.save_every > 0 && (step % options.save_every == 0 || step == options.steps);
+}
+
+bool Trainer::validates(int64_t step) const {
+    return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
+}
+
+void begin_step(Trainer& t, int64_t step) {
+    t.process.set_step(step);
+    t.metrics->begin(step);
+    fault_point("step");
+    const FaultAction action = fault_point("gradient");
+    if (action != FaultAction::nan && action != FaultAction::inf) return;
+    // Gradients are added to what stands there, so that this element stays bad.
+    static const uint32_t kNan = 0x7fc00000, kInf = 0x7f800000;
+    Zero& zero = t.core->zero;
+    const int64_t e = size_of(zero.options().grad_dtype);
+    const char* value = reinterpret_cast<const char*>(action == FaultAction::nan ? &kNan : &kInf);
+    t.core->compute.copy(zero.gradients(int(zero.units().size()) - 1), value + (4 - e), e);
+}
+
+static void check_replicas(Trainer& t, int64_t step) {
+    Stream& stream = t.core->compute;
+    Zero& zero = t.core->zero;
+    for (const auto& [point, part] :
+         {std::pair("weights", StatePart::model), {"masters", StatePart::master}, {"moments", StatePart::m}})
+        if (const FaultAction action = fault_point(point); action == FaultAction::flip || action == FaultAction::nan)
+            damage_state(stream, zero, part, action == FaultAction::nan);
+    const int64_t every = t.options.check_replicas;
+    if (every == 0 || (step % every != 0 && !t.saves(step))) return;
+    const std::string difference = compare_replicas(t.process, *t.mesh, t.core->device, stream, zero, t.core->table);
+    if (!difference.empty()) t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
+}
+
+// A micro-batch that is recorded again would be worth knowing; of the pieces, that they are replayed.
+static void tell_of_graphs(Trainer& t) {
+    const Model& model = t.core->model;
+    const int64_t lines =
+        t.core->whole_graphs ? model.graphs_recorded() : std::min<int64_t>(model.graphs_replayed(), 1);
+    if (lines == t.graph_lines) return;
+    t.graph_lines = lines;
+    t.log->line(
+        t.core->whole_graphs
+            ? "graph    a micro-batch is one graph from here on"
+            : "graph    each block's forward and backward pass and the head are graphs of their own from here on");
+}
+
+void end_step(Trainer& t, int64_t step) {
+    tell_of_graphs(t);
+    t.metrics->end(step);
+    check_replicas(t, step);
+    if (t.saver) t.saver->report();
+}
+
+void save(Trainer& t, int64_t step) {
+    t.metrics->flush();
+    if (t.health.end() && !t.health.end()->saves) return;  // known only now, by a process that reports a step late
+    t.saver->save(step);
+    t.metrics->leave_out();
+}
+
+bool ends(Trainer& t, int64_t step) {
+    t.health.look_for_stop();
+    if (!t.health.end()) return false;
+    if (t.health.end()->saves && step == t.options.steps) return false;  // done anyway
+    if (t.health.end()->saves && t.saver) save(t, step);
+    return true;
+}
+
+}  // namespace rz

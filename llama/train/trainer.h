@@ -1,0 +1,89 @@
+#pragma once
+// A training run: the parts that train_llama.cu's loop uses, each built by one function from the options, and what the
+// loop does to them as a whole: validate, save, finish.
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/process.h"
+#include "llama/report/log.h"
+#include "llama/report/trace.h"
+#include "llama/train/batches.h"
+#include "llama/train/core.h"
+#include "llama/train/health.h"
+#include "llama/train/metrics.h"
+#include "llama/train/options_train.h"
+#include "llama/train/resume.h"
+#include "llama/train/saver.h"
+#include "llama/train/schedule.h"
+
+namespace rz {
+
+// What a run was when it began here: fresh, or as a checkpoint has it.
+struct RunStart {
+    std::string run_id;  // of this start
+    Manifest resumed;    // all zero if the run began
+    bool rolled_back = false;
+    std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
+    int64_t first_step() const { return resumed.step + 1; }
+};
+
+struct Trainer {
+    // Begins, or resumes from a checkpoint. Collective.
+    Trainer(const Options&, Process&, Health&, const std::optional<ResumePoint>& from = std::nullopt);
+
+    Options options;
+    Process& process;
+    Health& health;
+    Schedule lr;
+    RunStart start;
+    DataSources sources;
+    CommMeter meter;
+    std::unique_ptr<Mesh> mesh;
+    std::unique_ptr<TrainingCore> core;
+    std::unique_ptr<Batches> batches;
+    std::unique_ptr<Log> log;
+    std::unique_ptr<Trace> trace;  // nullptr: none is asked for
+    std::unique_ptr<Metrics> metrics;
+    std::unique_ptr<Saver> saver;  // nullptr without --out
+    int64_t validations = 0;       // of the whole run
+    int64_t graph_lines = 0;       // about graphs, in the log
+
+    float grad_scale() const {
+        return 1.0f / float(batches->tokens_per_step());
+    }  // mean over the global batch's targets
+    int64_t samples_per_step() const { return batches->samples_per_step(); }
+    bool saves(int64_t step) const;
+    bool validates(int64_t step) const;
+};
+
+// Before anything of a step is enqueued: what a fault on request spoils.
+void begin_step(Trainer&, int64_t step);
+// After a step is enqueued: numbers, replicas, saves that became complete.
+void end_step(Trainer&, int64_t step);
+// The loss on the validation data, and a sample every --sample-every validations.
+void validate(Trainer&, int64_t step);
+// Writes a checkpoint of the state after `step`; training continues meanwhile.
+void save(Trainer&, int64_t step);
+// Whether the run ends after this step, the same on all ranks; saved then, if it is good.
+bool ends(Trainer&, int64_t step);
+
+// How a run ended: the program's exit code, and from where it is to be made anew, if it went wrong and is rolled back.
+struct RunEnd {
+    int exit_code;
+    std::optional<ResumePoint> rollback = {};
+};
+// Reports what is outstanding and, unless the run was stopped, saves the final weights.
+RunEnd finish(Trainer&);
+
+// What the next checkpoint says of the run after `step`.
+Manifest manifest_at(const Trainer&, int64_t step);
+// What goes back where the numbers went bad at step `from`; nothing, with the reason in health, if that can't be.
+std::optional<ResumePoint> plan_rollback(Trainer&, int64_t from);
+
+// Shows the model that the options describe: every tensor, and bytes by kind. Needs no device and allocates nothing.
+std::string describe_model(const ModelConfig&, const ParamTable&);
+
+}  // namespace rz

@@ -1,0 +1,52 @@
+// Validation and samples of a run (trainer.h).
+
+#include <chrono>
+#include <cmath>
+
+#include "llama/model/generate.h"
+#include "llama/train/trainer.h"
+
+namespace rz {
+
+// Every rank draws the same tokens: sharded parameters have to be gathered by all.
+static void print_sample(Trainer& t, int64_t step) {
+    const Tokenizer& tokenizer = *t.sources.tokenizer;
+    TrainingCore& core = *t.core;
+    std::vector<int32_t> prompt = tokenizer.encode(t.options.prompt);
+    if (tokenizer.bos_id() >= 0) prompt.insert(prompt.begin(), tokenizer.bos_id());
+    if (prompt.empty()) prompt = tokenizer.encode("\n");
+    Decoder decoder(core.config, core.table, core.zero.options().param_dtype, core.device, core.compute, core.zero,
+                    int64_t(prompt.size()) + t.options.sample_tokens);
+    std::vector<int32_t> tokens = prompt;
+    generate(decoder, core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},
+             [&](int32_t token) {
+                 tokens.push_back(token);
+                 return true;
+             });
+    t.log->line("--- sample\n" + tokenizer.decode(tokens, /*skip_special=*/true) + "\n---");
+}
+
+void validate(Trainer& t, int64_t step) {
+    if (!t.sources.val) return;
+    t.metrics->flush();
+    const auto start = std::chrono::steady_clock::now();
+    const Options& o = t.options;
+    TrainingCore& core = *t.core;
+    const int64_t sequences = std::min(std::max<int64_t>(1, o.val_tokens / o.seq_len), t.sources.val->samples());
+    for (int64_t first = 0; first < sequences; first += o.batch * t.mesh->place(Axis::dp).size)
+        core.model.evaluate(t.batches->validation(first, sequences));
+    double loss_sum = 0;
+    core.compute.copy(&loss_sum, core.model.loss_sum(), 8);
+    core.model.reset_loss();
+    core.compute.synchronize();
+    const double loss = t.process.sum(loss_sum) / double(sequences * o.seq_len);
+    const double bytes = t.sources.paths.val_bytes_per_token;
+    t.log->validation({.step = step,
+                       .loss = loss,
+                       .bits_per_byte = bytes > 0 ? loss / M_LN2 / bytes : -1,
+                       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
+    if (o.sample_every > 0 && t.validations++ % o.sample_every == 0 && step > 0) print_sample(t, step);
+    t.metrics->leave_out();
+}
+
+}  // namespace rz
