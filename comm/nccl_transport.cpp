@@ -1,5 +1,6 @@
 #include "comm/nccl_transport.h"
 
+#include "comm/host.h"
 #include "comm/collectives.h"
 #include "comm/watch.h"
 
@@ -300,9 +301,7 @@ void nccl_allow_shared_gpu(int rank) {
         setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
         setenv("NCCL_MAX_CTAS", "8", 0);
     } else {
-        char host[200] = {};
-        gethostname(host, sizeof host - 1);
-        setenv("NCCL_HOSTID", (std::string(host) + "-r" + std::to_string(rank)).c_str(), 0);
+        setenv("NCCL_HOSTID", (host_name() + "-r" + std::to_string(rank)).c_str(), 0);
         setenv("NCCL_SOCKET_IFNAME", "lo", 0);
         setenv("NCCL_IB_DISABLE", "1", 0);
         setenv("NCCL_MNNVL_ENABLE", "0", 0);

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/host.h"
 #include "comm/mpi_transport.h"
 #include "comm/nccl_transport.h"
 #include "comm/watch.h"
@@ -159,14 +160,11 @@ void Process::bring_up(const ProcessOptions& options) {
     }
 }
 
-void Process::clear_run_directory() {
-    unlink((run_directory_ + "/failure.txt").c_str());
-    unlink((run_directory_ + "/success").c_str());
-}
+void Process::clear_run_directory() { unlink((run_directory_ + "/failure.txt").c_str()); }
 
 Process::~Process() {
     if (!finished_ && size_ > 1) abort(kExitError, "left without finishing");
-    if (!finished_) finish(kExitError);
+    if (!finished_) finish();
 }
 
 int Process::run(const std::function<int()>& body) {
@@ -176,17 +174,15 @@ int Process::run(const std::function<int()>& body) {
     } catch (const std::exception& error) {
         if (size_ > 1) abort(kExitError, error.what());
         report(kExitError, error.what());
-        finish(kExitError);
+        finish();
         return kExitError;
     }
-    finish(code);
+    finish();
     return code;
 }
 
-void Process::finish(int code) {
+void Process::finish() {
     if (uses_mpi_) barrier();
-    if (is_root() && code == 0 && !run_directory_.empty())
-        write_file(run_directory_ + "/success", "finished\n", O_TRUNC);
     control_.reset();
     watch_.reset();
     if (uses_mpi_) {
@@ -241,9 +237,8 @@ Device Process::choose_device(DeviceChoice choice, TransportKind transport, std:
                 kinds[0].c_str(), r, kinds[size_t(r)].c_str());
     if (!device.is_cuda() || size_ == 1) return device;
 
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
-    const std::vector<std::string> places = all_gather_text(std::string(host) + " " + gpu_bus_id(device));
+    const std::string host = host_name();
+    const std::vector<std::string> places = all_gather_text(host + " " + gpu_bus_id(device));
     int sharing = 0, first = -1;
     bool anyone_shares = false;
     for (int r = 0; r < size_; ++r) {
@@ -258,7 +253,7 @@ Device Process::choose_device(DeviceChoice choice, TransportKind transport, std:
         require(transport == TransportKind::mpi || transport == TransportKind::nccl_shared,
                 "%d ranks on host %s, but %d GPUs are visible: ranks %d and others share one\n"
                 "  start %d ranks per host, or share the GPU on purpose (slow) with transport mpi",
-                local_size_, host, cuda_device_count(), first, cuda_device_count());
+                local_size_, host.c_str(), cuda_device_count(), first, cuda_device_count());
     if (transport == TransportKind::nccl_shared && shares_gpu_) nccl_allow_shared_gpu(rank_);
     if (note && sharing > 1) *note = format("%d ranks share this GPU: bandwidth figures mean nothing", sharing);
     return device;

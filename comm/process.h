@@ -9,10 +9,10 @@
 // Under an MPI launcher (mpirun, srun --mpi=pmi2 or pmix) rank and size come from MPI; started plainly, it is a job of
 // one process and neither MPI nor NCCL is initialised.
 //
-// Exit codes. mpirun's own code for a rank that was killed varies (9, 11, 255, even 0), so a supervisor trusts these,
-// the reason in <run directory>/failure.txt, and above all the marker <run directory>/success:
+// Exit codes. mpirun's own code for a rank that was killed varies (9, 11, 255, even 0), so a supervisor trusts what the
+// program wrote about itself (run_status.json of train_llama) before them:
 //
-//   0    finished; `success` exists. 0 without it is a failure
+//   0    finished
 //   70   a rank failed with an error; failure.txt has its message
 //   71   a deadline passed: a rank hangs, was stopped or cannot be reached; failure.txt has every rank's report
 //   72   the numbers are bad: non-finite steps in a row, or a spike; the last checkpoint is from before
@@ -47,7 +47,7 @@ enum ExitCode : int {
 
 struct ProcessOptions {
     double timeout_s = 600;  // of every wait
-    // For status pages, failure.txt and success; "": a temporary one, removed after success. Ranks of other hosts are
+    // For status pages and failure.txt; "": a temporary one, removed after success. Ranks of other hosts are
     // seen in reports only if it is on a shared file system.
     std::string run_directory = {};
 };
@@ -112,7 +112,7 @@ class Process {
     void clear_run_directory();
     void report(int code, const std::string& reason);
     void call_hook(int code, const std::string& reason);
-    void finish(int code);
+    void finish();
     void send_recv(std::vector<Message> messages);
 
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;

@@ -11,6 +11,8 @@
 #include <cstring>
 #include <map>
 
+#include "comm/host.h"
+
 namespace rz {
 
 static constexpr uint64_t kMagic = 0x72696e677a65726full;  // "ringzero"
@@ -54,7 +56,7 @@ Watch::Watch(Options options) : options_(std::move(options)) {
     page_->rank = options_.rank;
     page_->size = options_.size;
     page_->pid = int(getpid());
-    gethostname(page_->host, sizeof(page_->host) - 1);
+    std::snprintf(page_->host, sizeof page_->host, "%s", host_name().c_str());
     page_->heartbeat = now_s();
     page_->magic = kMagic;
     if (mapped_) thread_ = std::thread([this] { loop(); });

@@ -70,8 +70,6 @@ ElementRange Zero::own(int unit) const {
     return slices_state() ? u.slice(row_rank_, row_size_) : ElementRange{0, u.padded};
 }
 
-int64_t Zero::owned_elements() const { return own_total_; }
-
 void Zero::allocate(const DecaySegments& decay) {
     auto take = [&](int64_t elements, int64_t size, MemKind kind, const char* name) {
         Buffer b(device_, checked_mul(elements, size, name), kind, name);

@@ -161,7 +161,6 @@ class Zero : public ParameterSource, public GradientSink {
     const std::vector<UnitLayout>& units() const { return units_; }
     const ZeroOptions& options() const { return options_; }
     // Elements whose gradients, masters and moments this rank keeps.
-    int64_t owned_elements() const;
     // How many ranks keep the very same, and which of them this one is: they share the work of writing it.
     int holders() const { return copies().size(); }
     int holder() const { return copies().rank(); }

@@ -10,6 +10,7 @@
 #include <cstdio>
 
 #include "comm/collectives.h"
+#include "comm/host.h"
 #include "comm/mesh.h"
 #include "comm/meter.h"
 #include "comm/mpi_transport.h"
@@ -67,10 +68,8 @@ void check(Process& process, Device device, TransportKind kind) {
 int run(Process& process, DeviceChoice choice, TransportKind transport) {
     std::string note;
     const Device device = process.choose_device(choice, transport, &note);
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
     const auto lines = process.all_gather_text(format("rank %d of %d: host %s, pid %d, local rank %d of %d, %s%s%s",
-                                                      process.rank(), process.size(), host, getpid(),
+                                                      process.rank(), process.size(), host_name().c_str(), getpid(),
                                                       process.local_rank(), process.local_size(), device.name().c_str(),
                                                       device.is_cuda() ? " at " : "", gpu_bus_id(device).c_str()) +
                                                (note.empty() ? "" : "\n  " + note));

@@ -17,7 +17,7 @@
 
 namespace rz {
 
-[[noreturn]] static void fail_errno(const std::string& path, const char* call) {
+void fail_errno(const std::string& path, const char* call) {
     const int error = errno;
     const char* hint = error == ENOSPC || error == EDQUOT  ? ": free some space or choose another folder"
                        : error == EFBIG                    ? ": raise the file size limit (ulimit -f)"
@@ -112,6 +112,19 @@ void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const st
         if (n <= 0 && try_again(errno, attempt, path, "write")) continue;
         if (n <= 0) fail_errno(path, "write");
         attempt = 0;
+        p += n, offset += n, bytes -= n;
+    }
+}
+
+void read_all(int fd, int64_t offset, void* data, int64_t bytes, const std::string& path, const char* fault) {
+    char* p = static_cast<char*>(data);
+    while (bytes > 0) {
+        ssize_t n = -1;
+        if (!fault || (errno = fault_errno(fault)) == 0)
+            n = ::pread(fd, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) fail_errno(path, "read");
+        require(n > 0, "%s: ends at byte %lld", path.c_str(), (long long)offset);
         p += n, offset += n, bytes -= n;
     }
 }

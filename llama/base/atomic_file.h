@@ -56,7 +56,12 @@ void make_folder(const std::string& folder);
 // The part before the last slash; "." if there is none.
 std::string parent_folder(const std::string& path);
 
-// Writes all of it or throws; retries interrupted and short writes.
+// Write or read all of it or throw; retry interrupted and short calls. fault: the point of base/fault.h that is passed
+// before each read.
 void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path);
+void read_all(int fd, int64_t offset, void* data, int64_t bytes, const std::string& path, const char* fault = nullptr);
+
+// Throws "PATH: CALL failed: errno's text", and what to do where that is known.
+[[noreturn]] void fail_errno(const std::string& path, const char* call);
 
 }  // namespace rz

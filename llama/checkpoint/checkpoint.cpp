@@ -108,49 +108,33 @@ constexpr int64_t kSlotText = 512;
 
 static int64_t slot_bytes(size_t hashes) { return 8 + 8 * int64_t(hashes) + kSlotText; }
 
-[[noreturn]] static void fail_call(const std::string& path, const char* call) {
-    const int error = errno;
-    fail("%s: %s failed: %s", path.c_str(), call, std::strerror(error));
-}
-
 namespace {
 struct File {  // closes itself
     File(const std::string& p, int flags) : path(p), fd(::open(p.c_str(), flags | O_CLOEXEC, 0666)) {
-        if (fd < 0) fail_call(path, "open");
+        if (fd < 0) fail_errno(path, "open");
     }
     ~File() {
         if (fd >= 0) ::close(fd);
     }
     File(const File&) = delete;
     void sync_and_close() {
-        if (::fsync(fd) != 0) fail_call(path, "fsync");
+        if (::fsync(fd) != 0) fail_errno(path, "fsync");
         const int f = fd;
         fd = -1;
-        if (::close(f) != 0) fail_call(path, "close");
+        if (::close(f) != 0) fail_errno(path, "close");
     }
     std::string path;
     int fd;
 };
 }  // namespace
 
-static void read_all(int fd, int64_t offset, void* data, int64_t bytes, const std::string& path) {
-    char* p = static_cast<char*>(data);
-    while (bytes > 0) {
-        const ssize_t n = ::pread(fd, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n == 0) fail("%s: ends at byte %lld", path.c_str(), (long long)offset);
-        if (n < 0) fail_call(path, "read");
-        p += n, offset += n, bytes -= n;
-    }
-}
-
 // A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0
 // syncs it later, in write_share().
 static void create_sized(const std::string& path, int64_t bytes, const std::string& head) {
     File file(path, O_WRONLY | O_CREAT | O_TRUNC);
-    if (::ftruncate(file.fd, bytes) != 0) fail_call(path, "ftruncate");
+    if (::ftruncate(file.fd, bytes) != 0) fail_errno(path, "ftruncate");
     if (::fallocate(file.fd, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS)
-        fail_call(path, format("reserving %s", human_bytes(bytes).c_str()).c_str());
+        fail_errno(path, format("reserving %s", human_bytes(bytes).c_str()).c_str());
     write_all(file.fd, 0, head.data(), int64_t(head.size()), path);
 }
 
@@ -201,7 +185,7 @@ std::string CheckpointWriter::prepare() try {
         store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every);
     require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(),
             human_bytes(bytes).c_str(), human_bytes(free_bytes()).c_str());
-    if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_call(folder, "mkdir");
+    if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_errno(folder, "mkdir");
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
     const size_t hashes = parts_.size() * table_.tensors().size();
@@ -309,7 +293,7 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
         const PartFile& part = parts_[p];
         const int64_t e = size_of(part.dtype);
         File file(job.folder + "/" + path_of(part.part), O_RDWR);
-        if ((errno = fault_errno("checkpoint.shard")) != 0) fail_call(file.path, "write");
+        if ((errno = fault_errno("checkpoint.shard")) != 0) fail_errno(file.path, "write");
         int64_t at = part.at;
         for (const OwnedRange& r : share_) {
             for_each_piece(table_, r, e, [&](const TensorRun& run) {
@@ -329,7 +313,7 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
             at += r.elements.size() * e;
         }
         fault_point("checkpoint.shard.done");
-        if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_call(file.path, "fsync");
+        if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_errno(file.path, "fsync");
         // Verified before an older checkpoint may go.
         std::vector<uint64_t> again(tensors, 0);
         for (const OwnedRange& r : share_)
@@ -343,7 +327,7 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
                     file.path.c_str(), table_.tensors()[i].name.c_str());
         const int fd = file.fd;
         file.fd = -1;
-        if (::close(fd) != 0) fail_call(file.path, "close");
+        if (::close(fd) != 0) fail_errno(file.path, "close");
     }
 }
 
@@ -401,7 +385,7 @@ void CheckpointWriter::complete(Job& job) {
         m.files.push_back({.path = name, .bytes = int64_t(text.size()), .hash = text_hash(text), .tensors = {}});
     }
     fsync_folder(job.folder + "/optimizer");
-    if ((errno = fault_errno("checkpoint.manifest")) != 0) fail_call(job.folder + "/" + kManifestName, "write");
+    if ((errno = fault_errno("checkpoint.manifest")) != 0) fail_errno(job.folder + "/" + kManifestName, "write");
     write_file_atomically(job.folder + "/" + kManifestName, m.to_json());
     fault_point("checkpoint.manifest.done");
     check_checkpoint(job.folder);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "llama/checkpoint/checkpoint.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/checkpoint/finite.h"
 #include "llama/model/hf.h"
@@ -36,7 +37,7 @@ class PartReader {
                 "%s: has %lld bytes, the model's tensors need %lld", path_.c_str(), (long long)st.st_size,
                 (long long)layout_.file_size);
         std::string head(layout_.header.size(), '\0');
-        read_bytes(0, head.data(), int64_t(head.size()));
+        read_all(fd_, 0, head.data(), int64_t(head.size()), path_, "resume.shard");
         require(head == layout_.header, "%s: its header is not that of this model's tensors in %s", path_.c_str(),
                 safetensors_type(file.dtype).c_str());
         hashes_.resize(table.tensors().size());
@@ -52,25 +53,12 @@ class PartReader {
     // Elements of a tensor as they are stored; counted in the hash if no other rank does.
     void read(size_t tensor, int64_t first, int64_t count, bool hash, void* out) {
         const int64_t e = size_of(dtype_);
-        read_bytes(layout_.offsets[tensor] + first * e, out, count * e);
+        read_all(fd_, layout_.offsets[tensor] + first * e, out, count * e, path_, "resume.shard");
         if (hash) hashes_[tensor] += sum_hash(out, first, count, e);
         require_finite(out, first, count, dtype_, path_, table_.tensors()[tensor].name);
     }
 
    private:
-    void read_bytes(int64_t offset, void* data, int64_t bytes) {
-        char* p = static_cast<char*>(data);
-        while (bytes > 0) {
-            const int simulated = fault_errno("resume.shard");
-            const ssize_t n = simulated ? -1 : ::pread(fd_, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
-            if (simulated) errno = simulated;
-            if (n < 0 && errno == EINTR) continue;
-            require(n >= 0, "%s: read failed: %s", path_.c_str(), std::strerror(errno));
-            require(n > 0, "%s: ends at byte %lld", path_.c_str(), (long long)offset);
-            p += n, offset += n, bytes -= n;
-        }
-    }
-
     std::string path_;
     DType dtype_;
     const ParamTable& table_;

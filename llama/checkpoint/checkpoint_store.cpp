@@ -19,11 +19,6 @@ namespace rz {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] static void fail_rename(const std::string& to) {
-    const int error = errno;
-    fail("%s: rename failed: %s", to.c_str(), std::strerror(error));
-}
-
 static std::string step_name(int64_t step) { return format("step_%09lld", (long long)step); }
 
 // -1 unless `name` is "step_" and digits.
@@ -78,22 +73,22 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
     const std::string from = temporary(step, id), to = path(step);
     fsync_folder(from);
     const bool replaces = path_exists(to);
-    if ((errno = fault_errno("checkpoint.rename")) != 0) fail_rename(to);
+    if ((errno = fault_errno("checkpoint.rename")) != 0) fail_errno(to, "rename");
     if (replaces) {
         // Both names exist at every moment.
         if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
             remove(step_name(step));
-            if (::rename(from.c_str(), to.c_str()) != 0) fail_rename(to);
+            if (::rename(from.c_str(), to.c_str()) != 0) fail_errno(to, "rename");
         }
     } else if (::rename(from.c_str(), to.c_str()) != 0) {
-        fail_rename(to);
+        fail_errno(to, "rename");
     }
     fsync_folder(folder_);
     fault_point("checkpoint.renamed");
     std::error_code none;
     if (replaces) fs::remove_all(from, none);
     try {
-        if ((errno = fault_errno("checkpoint.latest")) != 0) fail_rename(folder_ + "/latest");
+        if ((errno = fault_errno("checkpoint.latest")) != 0) fail_errno(folder_ + "/latest", "rename");
         write_file_atomically(folder_ + "/latest", step_name(step) + "\n");
     } catch (const Error&) {  // a hint; the checkpoint is there
     }
@@ -118,7 +113,7 @@ std::vector<int64_t> CheckpointStore::abandon_after(int64_t step, const std::str
     for (const int64_t s : steps())
         if (s > step) {
             const std::string to = path(s) + "-abandoned-" + id;
-            if (::rename(path(s).c_str(), to.c_str()) != 0) fail_rename(to);
+            if (::rename(path(s).c_str(), to.c_str()) != 0) fail_errno(to, "rename");
             moved.push_back(s);
         }
     if (!moved.empty()) fsync_folder(folder_);

@@ -35,7 +35,7 @@ static void write_share(const std::string& temporary, const std::string& path, c
     const int64_t e = size_of(zero.options().param_dtype);
     Buffer staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "weights being saved");
     const auto check = [&](bool ok, const char* call) {
-        require(ok, "%s: %s failed: %s", path.c_str(), call, std::strerror(errno));
+        if (!ok) fail_errno(path, call);
     };
     const int fd = ::open(temporary.c_str(), O_WRONLY | O_CLOEXEC);
     check(fd >= 0, "open");

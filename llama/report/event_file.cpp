@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 
@@ -108,12 +109,10 @@ std::string event_record(std::string_view event) {
 }
 
 EventFile::EventFile(const std::string& folder, int64_t step) {
-    char host[256] = "localhost";
-    ::gethostname(host, sizeof host - 1);
     make_folder(folder);
     const double wall = now();
     for (int uid = 0; fd_ < 0; ++uid) {
-        path_ = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host,
+        path_ = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host_name().c_str(),
                        int(::getpid()), uid);
         fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
         require(fd_ >= 0 || errno == EEXIST, "%s: cannot be created: %s", path_.c_str(), std::strerror(errno));

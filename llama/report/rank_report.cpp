@@ -1,24 +1,20 @@
 #include "llama/report/rank_report.h"
 
-#include <unistd.h>
-
 #include <vector>
 
+#include "comm/host.h"
 #include "kernels/runtime/memory.h"
 #include "llama/base/json.h"
 
 namespace rz {
 
 static OrderedJson own_facts(const Process& process, Device device, int64_t steps, int64_t bytes_sent) {
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
     OrderedJson peak = OrderedJson::object();
     const MemoryLedger& ledger = MemoryLedger::get();
     for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
     peak["total"] = ledger.peak(device.kind);
-    return {{"rank", process.rank()},   {"host", host},
-            {"device", device.name()},  {"steps", steps},
-            {"bytes_sent", bytes_sent}, {"memory_peak", std::move(peak)}};
+    return {{"rank", process.rank()}, {"host", host_name()},      {"device", device.name()},
+            {"steps", steps},         {"bytes_sent", bytes_sent}, {"memory_peak", std::move(peak)}};
 }
 
 // One line: the least and the most of a number, each with the first rank that has it.

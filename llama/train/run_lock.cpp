@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 
@@ -19,12 +20,6 @@ namespace rz {
 namespace {
 
 bool no_flock = false;
-
-std::string host_name() {
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
-    return host;
-}
 
 std::string first_line(const std::string& path) {
     std::string text;

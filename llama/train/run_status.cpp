@@ -8,6 +8,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
@@ -82,11 +83,9 @@ void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
 void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
     if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
     written_ = wall_clock();
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
     OrderedJson json = {
         {"state", state},          {"step", step_},           {"steps", steps_},     {"saved_step", saved_step_},
-        {"exit_code", exit_code},  {"reason", reason},        {"rank", rank},        {"host", host},
+        {"exit_code", exit_code},  {"reason", reason},        {"rank", rank},        {"host", host_name()},
         {"pid", int(getpid())},    {"ranks", ranks_},         {"started", started_}, {"updated", utc_now()},
         {"rollbacks", rollbacks_}, {"commit", build_commit()}};
     const std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";

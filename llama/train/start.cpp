@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "comm/host.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
@@ -31,9 +32,7 @@ void check_folder_is_shared(const std::string& out, const std::string& run_id, P
     // A network file system may remember for some seconds that a file is not there.
     for (int tries = 0; ::access(probe.c_str(), F_OK) != 0; ++tries) {
         if (tries == 50) {
-            char host[256] = {};
-            ::gethostname(host, sizeof host - 1);
-            blind = host;
+            blind = host_name();
             break;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
@@ -117,12 +118,10 @@ TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
     const pid_t dead = fork();
     if (dead == 0) _exit(0);
     waitpid(dead, nullptr, 0);
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
     for (int round = 0; round < 30; ++round) {
         Folder folder;
         write_file_atomically(folder.path + "/run.lock.owner",
-                              format("pid %d on host %s since then\n", int(dead), host));
+                              format("pid %d on host %s since then\n", int(dead), host_name().c_str()));
         int ends[2];
         ASSERT_EQ(pipe(ends), 0);
         std::vector<pid_t> children;
