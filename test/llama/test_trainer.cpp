@@ -1,0 +1,175 @@
+// The parts of a run, put together as the program does it and looked at one by one: numbers a step late, checkpoints,
+// rollback, resume. test/program/ has whole runs.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "llama/base/json.h"
+#include "llama/train/options.h"
+#include "llama/train/trainer.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TrainerTest : public testing::Test {
+   protected:
+    void SetUp() override {
+        folder_ = fs::temp_directory_path() / ("rz-trainer-" + std::to_string(getpid()));
+        fs::create_directories(folder_);
+        std::ofstream shard(folder_ / "tokens.bin", std::ios::binary);
+        constexpr int32_t kIds = 4000;
+        const int32_t header[256] = {20240520, 1, kIds};
+        shard.write(reinterpret_cast<const char*>(header), sizeof header);
+        for (int32_t i = 0; i < kIds; ++i) {
+            const uint16_t id = uint16_t(i * 7919 % 251);
+            shard.write(reinterpret_cast<const char*>(&id), 2);
+        }
+    }
+    void TearDown() override { fs::remove_all(folder_); }
+
+    TrainOptions options(std::vector<std::string> more = {}) const {
+        std::vector<std::string> all = {"--device",       "cpu",
+                                        "--preset",       "bytes",
+                                        "--dim",          "16",
+                                        "--layers",       "2",
+                                        "--heads",        "2",
+                                        "--kv-heads",     "1",
+                                        "--ffn",          "24",
+                                        "--head-dim",     "8",
+                                        "--batch",        "2",
+                                        "--seq-len",      "16",
+                                        "--batch-tokens", "64",
+                                        "--steps",        "8",
+                                        "--val-every",    "0",
+                                        "--train-data",   (folder_ / "tokens.bin").string(),
+                                        "--out",          (folder_ / "run").string()};
+        all.insert(all.end(), more.begin(), more.end());
+        Command command;
+        EXPECT_FALSE(parse_command_line(all, command).has_value());
+        return std::get<TrainOptions>(command);
+    }
+
+    static void step(Trainer& t, int64_t number) {
+        begin_step(t, number);
+        t.core->model.run(t.core->program, {.pass = Pass::train, .grad_scale = t.grad_scale()},
+                          [&](int64_t m) { return t.batches->training(number, m); });
+        t.core->zero.update(float(t.lr.at(number)), number);
+        end_step(t, number);
+    }
+    std::vector<Json> rows() const {
+        std::vector<Json> out;
+        std::ifstream file(folder_ / "run" / "metrics.jsonl");
+        for (std::string line; std::getline(file, line);) out.push_back(parse_json(line, "metrics.jsonl"));
+        return out;
+    }
+
+    fs::path folder_;
+    Process process_;
+};
+
+TEST_F(TrainerTest, NumbersAreReportedOneStepLate) {
+    const TrainOptions o = options();
+    Health health(o, process_);
+    Trainer t(o, process_, health);
+    EXPECT_EQ(t.start.first_step(), 1);
+    EXPECT_EQ(t.core->options.micro_batches, 2);
+    for (int64_t s = 1; s <= 3; ++s) {
+        step(t, s);
+        EXPECT_EQ(t.metrics->last_step(), s);
+        EXPECT_EQ(t.metrics->steps_done(), s - 1);
+    }
+    t.metrics->flush();
+    EXPECT_EQ(t.metrics->steps_done(), 3);
+    EXPECT_EQ(t.metrics->updates(), 3);
+    t.log.reset();  // writes what is buffered
+    const std::vector<Json> r = rows();
+    ASSERT_EQ(r.size(), 3u);
+    for (size_t i = 0; i < r.size(); ++i) {
+        EXPECT_EQ(r[i]["step"], int64_t(i + 1));
+        EXPECT_EQ(r[i]["tokens"], 64 * int64_t(i + 1));
+        EXPECT_NEAR(r[i]["loss"].get<double>(), std::log(512.0), 0.5);  // of a model that knows nothing yet
+    }
+}
+
+TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
+    const TrainOptions o = options({"--save-every", "3"});
+    std::vector<float> want;
+    {
+        Health health(o, process_);
+        Trainer t(o, process_, health);
+        for (int64_t s = 1; s <= 3; ++s) step(t, s);
+        EXPECT_TRUE(t.saves(3));
+        EXPECT_FALSE(t.saves(2));
+        save(t, 3);
+        ASSERT_TRUE(t.saver->finish());
+        EXPECT_EQ(health.status().saved_step(), 3);
+        step(t, 4);
+        t.core->compute.synchronize();
+        const OwnedRange& r = t.core->zero.owned().front();
+        want.assign(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
+    }
+    process_.on_failure(nullptr);  // which holds the folder's lock
+    TrainOptions again = options({"--save-every", "3", "--resume", "auto"});
+    Health health(again, process_);
+    const std::optional<ResumePoint> point = find_checkpoint(again, process_, health.status().saved_step());
+    ASSERT_TRUE(point.has_value());
+    EXPECT_EQ(point->manifest.step, 3);
+    EXPECT_EQ(point->manifest.samples, 3 * 4);
+    Trainer t(again, process_, health, point);
+    EXPECT_EQ(t.start.first_step(), 4);
+    EXPECT_EQ(t.batches->samples_before(4), 12);
+    step(t, 4);
+    t.core->compute.synchronize();
+    const OwnedRange& r = t.core->zero.owned().front();
+    const std::vector<float> got(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
+    EXPECT_TRUE(got == want) << "step 4 after resume differs from step 4 without";
+}
+
+TEST_F(TrainerTest, RollbackGoesToACheckpointBeforeTheSpikeAndSkipsData) {
+    const TrainOptions o = options({"--save-every", "2", "--keep", "0", "--on-spike", "rollback", "--rollback-steps",
+                                    "1", "--rollback-skip", "5", "--max-rollbacks", "1"});
+    Health health(o, process_);
+    Trainer t(o, process_, health);
+    for (int64_t s = 1; s <= 5; ++s) {
+        step(t, s);
+        if (t.saves(s)) save(t, s);
+    }
+    t.metrics->flush();
+    ASSERT_TRUE(t.saver->finish());
+    health.end_with(kExitNumbers, "a spike");
+    const std::optional<ResumePoint> point = plan_rollback(t, /*from=*/4);
+    ASSERT_TRUE(point.has_value());
+    EXPECT_EQ(point->manifest.step, 2);
+    // Steps 3 and 4 read 8 samples beyond the checkpoint's 8, and five more steps' are left out.
+    EXPECT_EQ(point->manifest.samples, 4 * 4 + 5 * 4);
+    ASSERT_EQ(point->manifest.rollbacks.size(), 1u);
+    EXPECT_EQ(point->manifest.rollbacks[0].reason, "a spike");
+    EXPECT_FALSE(health.end().has_value()) << "the run is made anew";
+
+    Trainer next(o, process_, health, point);
+    EXPECT_EQ(next.start.first_step(), 3);
+    EXPECT_EQ(next.batches->samples_before(3), 36);
+    health.end_with(kExitNumbers, "another");
+    EXPECT_FALSE(plan_rollback(next, 4).has_value());
+    ASSERT_TRUE(health.end().has_value());
+    EXPECT_NE(health.end()->reason.find("--max-rollbacks"), std::string::npos) << health.end()->reason;
+}
+
+TEST_F(TrainerTest, ARequestThatCannotBeMetStopsWithWhatToDo) {
+    TrainOptions o = options({"--check-replicas", "2"});
+    Health health(o, process_);
+    try {
+        Trainer t(o, process_, health);
+        FAIL() << "one rank holds nothing twice";
+    } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("no parameter is held twice"), std::string::npos) << e.what();
+    }
+}
+
+}  // namespace
+}  // namespace rz
