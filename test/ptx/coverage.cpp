@@ -33,6 +33,17 @@ void write_coverage(FILE* out) {
 }  // namespace
 
 void write_reports() {
+    if (const char* path = getenv("PTX_LINES")) {
+        FILE* out = fopen(path, "a");
+        if (!out) return perror(path);
+        for (const auto& m : modules())
+            for (const auto& [name, k] : m->kernels)
+                for (const Inst& i : k->code)
+                    if (i.executed)
+                        fprintf(out, "%s\t%d\t%s\t%s\n", name.c_str(), i.line, k->demangled().c_str(),
+                                m->line_of_text(i.line).c_str());
+        fclose(out);
+    }
     if (const char* path = getenv("PTX_COVERAGE")) {
         FILE* out = fopen(path, "a");
         if (!out) return perror(path);

@@ -41,20 +41,34 @@ auto& stubs() {
 }
 auto& loaded = *new std::vector<std::unique_ptr<Module>>;
 auto& launched = *new std::vector<std::string>;
-auto& edit = *new std::function<std::string(const std::string&)>;
 thread_local std::vector<Config> configs;
 uint64_t launches = 0;
 
-int device_arch() {
+int read_arch() {
     int major = 0, minor = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
     return major * 10 + minor;
 }
 
+// PTX_EDIT=kernel<tab>line<tab>new text: a mutant. The line is of the PTX text, the kernel a mangled name in it.
+std::string edited(const std::string& text) {
+    const char* const spec = getenv("PTX_EDIT");
+    if (!spec) return text;
+    const std::string e = spec;
+    const size_t tab = e.find('\t'), second = e.find('\t', tab + 1);
+    if (second == std::string::npos) throw std::runtime_error("PTX_EDIT is not kernel<tab>line<tab>text");
+    if (text.find(e.substr(0, tab) + "(") == std::string::npos) return text;
+    size_t begin = 0;
+    for (int line = atoi(e.c_str() + tab); line > 1 && begin < text.size(); line--) begin = text.find('\n', begin) + 1;
+    const size_t end = text.find('\n', begin);
+    fprintf(stderr, "ptx: edited: %s -> %s\n", text.substr(begin, end - begin).c_str(), e.c_str() + second + 1);
+    return text.substr(0, begin) + e.substr(second + 1) + text.substr(end);
+}
+
 // As the driver chooses: PTX of exactly this architecture with its own features (sm_90a), or the newest not newer.
 Module& module_for(FatBinary& binary) {
-    const int arch = device_arch();
+    const int arch = read_arch();
     Module*& m = binary.by_arch[arch];
     if (m) return *m;
     std::string best;
@@ -71,7 +85,7 @@ Module& module_for(FatBinary& binary) {
     if (best_rank < 0)
         throw std::runtime_error("the program has no PTX for sm_" + std::to_string(arch) +
                                  "; build it with SM=\"80 90a\"");
-    loaded.push_back(std::make_unique<Module>(edit ? edit(best) : best));
+    loaded.push_back(std::make_unique<Module>(edited(best)));
     return *(m = loaded.back().get());
 }
 
@@ -135,9 +149,9 @@ Counts* counts() {
     static Counts* const c = getenv("PTX_COUNTS") ? new Counts : nullptr;
     return c;
 }
+int device_arch() { return read_arch(); }
 std::vector<std::string> take_launched() { return std::exchange(launched, {}); }
 const std::vector<std::unique_ptr<Module>>& modules() { return loaded; }
-void set_edit(std::function<std::string(const std::string&)> f) { edit = std::move(f); }
 
 }  // namespace ptx
 
@@ -199,7 +213,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* f) {
         a->sharedSizeBytes = k.static_shared, a->localSizeBytes = k.local_bytes;
         a->maxThreadsPerBlock = int(k.max_threads), a->numRegs = 32;
         a->maxDynamicSharedSizeBytes = stubs()[f].max_dynamic_shared;
-        a->ptxVersion = a->binaryVersion = device_arch();
+        a->ptxVersion = a->binaryVersion = read_arch();
     } catch (const std::exception& e) {
         return reported(stubs().count(f) ? stubs()[f].name : "?", e.what());
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,8 +22,7 @@ Options& options();
 std::vector<std::string> take_launched();
 // The modules registered by the program whose PTX was looked at, in order.
 const std::vector<std::unique_ptr<Module>>& modules();
-// Changes PTX text before it is parsed; of modules not looked at yet.
-void set_edit(std::function<std::string(const std::string& text)> edit);
-Counts* counts();  // null unless PTX_COUNTS is set
+int device_arch();  // 80, 90
+Counts* counts();   // null unless PTX_COUNTS is set
 
 }  // namespace ptx

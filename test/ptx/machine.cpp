@@ -299,7 +299,7 @@ void Machine::land_some(bool all_wait) {
 void Machine::run_group(uint64_t first, uint32_t n) {
     constexpr uint64_t kLivelock = 3'000'000;
     for (uint32_t b = 0; b < n; b++) start(blocks[b], first + b, b);
-    if (order) order->start(n);
+    if (order) order->start(first, n);
     std::vector<Warp*> warps;
     for (uint32_t b = 0; b < n; b++)
         for (Warp& w : blocks[b].warps) warps.push_back(&w);

@@ -10,12 +10,12 @@ using models::MBarrier;
 
 // ---- mbarrier
 
-MBarrier* mbarrier_at(Warp& w, u32 address, u32 lane, const char* what) {
+MBarrier* mbarrier_at(Warp& w, u32 address, u32 lane, const char* what, bool async = false) {
     if (address & 7) fail("lane %u: mbarrier %#x is not aligned to 8 bytes", lane, address);
     auto* m = reinterpret_cast<MBarrier*>(w.machine->shared_at(*w.block, address, 8, what));
     if (m->valid != models::kMBarrierValid)
         fail("lane %u: %s on %#x, which is no mbarrier or not initialised", lane, what, address);
-    if (w.machine->order) w.machine->order->mbar_use(m, w, lane, what);
+    if (w.machine->order) w.machine->order->mbar_use(m, w, async, what);
     return m;
 }
 
@@ -72,7 +72,7 @@ Step try_wait(const Inst& i) {
             const bool flipped = models::flip == models::Flip::parity;
             const bool done = m->phase != ((u32(w.row(o.at(2).slot)[l]) & 1) ^ flipped);
             w.row(o[0].slot)[l] = done;
-            if (done && w.machine->order) w.machine->order->acquire(m, w, 1u << l);
+            if (done && w.machine->order) w.machine->order->acquire(m, w);
             if (!done) w.yields = true, w.machine->idle++;
         });
     };
@@ -142,7 +142,7 @@ Step bulk_bytes(const Inst& i) {
             unsigned char* at = machine->shared_at(*w.block, u32(load ? to : from), bytes, "bulk copy");
             order_global(w, l, reinterpret_cast<void*>(global), bytes, load ? Access::read : Access::write);
             if (load) {
-                MBarrier* m = mbarrier_at(w, shared_address(w, o.at(3), l), l, "bulk copy");
+                MBarrier* m = mbarrier_at(w, shared_address(w, o.at(3), l), l, "bulk copy", true);
                 if (machine->order) machine->order->async_write(w, at, bytes, l, m);
                 machine->land(
                     [=] { memcpy(at, reinterpret_cast<const void*>(from), bytes), arrive_tx(*machine, m, bytes); });
@@ -178,7 +178,7 @@ Tile tile_of(Warp& w, const Operand& o, u32 lane) {
 void load_tile(Warp& w, u32 lane, const Tile& t, u32 to_address, u32 bar_address) {
     Machine* const machine = w.machine;
     unsigned char* to = machine->shared_at(*w.block, to_address, t.bytes, "TMA load");
-    MBarrier* m = mbarrier_at(w, bar_address, lane, "TMA load");
+    MBarrier* m = mbarrier_at(w, bar_address, lane, "TMA load", true);
     if (machine->order) {
         machine->order->async_write(w, to, t.bytes, lane, m);
         models::for_each_run(t.map, to_address & kOffsetMask, t.at.x, [&](const char* g, u32, u32 n, bool inside) {
@@ -282,7 +282,7 @@ Step cluster_barrier(const Inst& i) {
         check_cluster(*w.machine, first);  // others may have returned meanwhile
         bool done = true;
         each(lanes, [&](u32 l) { done &= first.cluster_phases >= w.cluster_phase[l]; });
-        if (done && w.machine->order) w.machine->order->acquire(&first.cluster_arrived, w, lanes);
+        if (done && w.machine->order) w.machine->order->acquire(&first.cluster_arrived, w);
         if (done) return;
         w.yields = w.again = true, w.machine->idle++;
     };
@@ -309,7 +309,10 @@ Step bind_hopper(const Inst& i) {
     if (op == "cp" && i.has("bulk")) return bulk(i);
     if (op == "barrier" && i.has("cluster")) return cluster_barrier(i);
     if (op == "mapa") return map_rank(i);
-    if (op == "setmaxnreg") return [](Warp&, u32) {};
+    if (op == "setmaxnreg")
+        return [n = u32(i.operand.at(0).offset)](Warp& w, u32) {
+            if (w.machine->order) w.machine->order->set_registers(w, n);
+        };
     return {};
 }
 

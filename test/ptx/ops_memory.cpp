@@ -178,8 +178,8 @@ Step cp_async(const Inst& i) {
 
 Step fence(const Inst& i) {
     if (i.has("mbarrier_init"))
-        return [](Warp& w, u32 lanes) {
-            if (w.machine->order) w.machine->order->fence_mbar_init(w, lanes);
+        return [](Warp& w, u32) {
+            if (w.machine->order) w.machine->order->fence_mbar_init(w);
         };
     if (i.has("proxy") && (i.has("async") || i.has("async::generic")))
         return [](Warp& w, u32 lanes) {

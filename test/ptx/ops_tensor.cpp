@@ -146,13 +146,18 @@ void issue(Warp& w, const Wgmma& g) {
     for (u32 r : g.a_rows) held->a_held.insert(held->a_held.end(), w.row(r), w.row(r) + 32);
     Warp* const warp = &w;
     OrderCheck* const order = w.machine->order.get();
-    if (order) for_each_operand(w, g, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, false); });
+    if (order) {
+        for_each_operand(w, g, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, false); });
+        order->wgmma_begins(w, g.d_rows, g.a_rows);
+    }
     w.wgmma.ops.push_back([warp, held, order] {
         for (size_t r = 0; r < held->a_rows.size(); r++)
             if (memcmp(warp->row(held->a_rows[r]), held->a_held.data() + 32 * r, 256) != 0)
                 fail("A register %zu of a wgmma was written before it was waited for", r);
         compute(*warp, *held);
-        if (order) for_each_operand(*warp, *held, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, true); });
+        if (!order) return;
+        for_each_operand(*warp, *held, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, true); });
+        order->wgmma_ends(*warp, held->d_rows, held->a_rows);
     });
 }
 
@@ -187,7 +192,10 @@ Step wgmma_multiply(const Inst& i) {
 }
 
 Step wgmma(const Inst& i) {
-    if (i.part[1] == "fence") return [](Warp&, u32) {};
+    if (i.part[1] == "fence")
+        return [](Warp& w, u32) {
+            if (w.machine->order) w.machine->order->wgmma_fence(w);
+        };
     if (i.part[1] == "commit_group")
         return [](Warp& w, u32) {
             w.wgmma.commit();

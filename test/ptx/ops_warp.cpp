@@ -129,8 +129,9 @@ Step block_barrier(const Inst& i) {
         }
         if (!arrive) b.waiting.pop_back();
         if (OrderCheck* order = w.machine->order.get()) {
-            for (auto& [other, who] : b.waiting) order->acquire(&b, *other, who);
-            if (!arrive) order->acquire(&b, w, lanes);
+            if (!arrive) b.waiting.push_back({&w, lanes});
+            for (auto& [other, who] : b.waiting) order->acquire(&b, *other), order->warp_sync(*other, who);
+            if (!arrive) b.waiting.pop_back();
         }
         w.machine->release(b);
     };

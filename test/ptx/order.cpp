@@ -1,22 +1,391 @@
 #include "test/ptx/order.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "test/ptx/ops.h"
+
 namespace ptx {
-struct OrderCheck::State {};
-OrderCheck::OrderCheck(Machine&) {}
+namespace {
+
+constexpr u8 kNobody = 0xff, kAllLanes = 0xfe;  // lanes of a stamp
+constexpr u8 kAsync = 0xff;                     // warp of a stamp: a bulk copy; epoch: the barrier, tick: its phase
+
+struct Stamp {
+    u32 block = 0, epoch = 0, tick = 0;
+    u8 warp = 0, lane = kNobody, bytes = 0;  // bytes: which of the four
+    bool atomic = false;
+    bool empty() const { return lane == kNobody; }
+};
+// Four bytes of memory: who wrote them last, who has read them since
+struct Cell {
+    Stamp write, read[3];
+    u8 async_reads = 0;                           // under way
+    u8 copying_warp = 0, copying_lane = kNobody;  // a cp.async under way
+};
+
+// Up to where a warp is known: all before `epoch`, and of that epoch these lanes up to `tick`.
+struct Seen {
+    u32 epoch = 0, lanes = 0, tick = 0;
+    bool covers(const Stamp& s) const {
+        if (s.epoch != epoch) return s.epoch < epoch;
+        if (s.tick > tick) return false;
+        return s.lane == kAllLanes ? lanes != 0 : lanes >> s.lane & 1;
+    }
+    void join(const Seen& o) {
+        if (o.epoch > epoch) {
+            *this = o;
+        } else if (o.epoch == epoch) {
+            lanes |= o.lanes, tick = std::max(tick, o.tick);
+        }
+    }
+};
+struct Clock {
+    std::vector<Seen> warps, proxied;
+    std::vector<u32> phases;  // of the mbarriers
+    void join(const Clock& o) {
+        warps.resize(std::max(warps.size(), o.warps.size()));
+        proxied.resize(std::max(proxied.size(), o.proxied.size()));
+        phases.resize(std::max(phases.size(), o.phases.size()));
+        for (size_t i = 0; i < o.warps.size(); i++) warps[i].join(o.warps[i]);
+        for (size_t i = 0; i < o.proxied.size(); i++) proxied[i].join(o.proxied[i]);
+        for (size_t i = 0; i < o.phases.size(); i++) phases[i] = std::max(phases[i], o.phases[i]);
+    }
+};
+
+struct WarpState {
+    u32 epoch = 1, tick = 1, registers = 0;
+    Clock clock;
+    std::vector<u8> touched, in_flight;  // rows of wgmma
+};
+struct Barrier64 {
+    u32 id = 0, complete = 0;  // phases
+    Stamp init;
+    bool fenced = false;
+    Clock pending, published;
+};
+constexpr size_t kPage = 1024;  // cells
+struct Page {
+    Cell cell[kPage];
+};
+
+}  // namespace
+
+struct OrderCheck::State {
+    Machine& m;
+    uint64_t first = 0;
+    u32 blocks = 0, per_block = 1, barriers = 0;
+    std::vector<WarpState> warps;
+    std::vector<std::vector<Cell>> shared;
+    std::unordered_map<uint64_t, std::unique_ptr<Page>> global;
+    std::unordered_map<const void*, Clock> objects;
+    std::unordered_map<const void*, Barrier64> mbars;
+
+    u32 index(const Warp& w) const { return w.block->slot * per_block + w.id; }
+    WarpState& of(const Warp& w) { return warps[index(w)]; }
+    u32 block_number(const Warp& w) const { return u32(first + w.block->slot); }
+
+    Stamp stamp(const Warp& w, u32 lane, u8 bytes) {
+        const WarpState& s = of(w);
+        Stamp x;
+        x.block = block_number(w), x.epoch = s.epoch, x.tick = s.tick, x.warp = u8(w.id), x.lane = u8(lane),
+        x.bytes = bytes;
+        return x;
+    }
+    // Whether what the stamp tells of comes before what this lane does now
+    bool ordered(const Stamp& s, const Warp& w, u32 lane) {
+        const WarpState& me = of(w);
+        if (s.warp == kAsync) return s.epoch < me.clock.phases.size() && me.clock.phases[s.epoch] >= s.tick;
+        if (s.block < first || s.block >= first + blocks) return false;  // another block, not resident any more
+        const u32 other = u32(s.block - first) * per_block + s.warp;
+        if (other == index(w) && (s.lane == lane || s.lane == kAllLanes || lane == kAllLanes || s.epoch < me.epoch))
+            return true;
+        return other < me.clock.warps.size() && me.clock.warps[other].covers(s);
+    }
+    bool proxied(const Stamp& s, const Warp& w) {
+        if (s.warp == kAsync) return true;
+        const auto& p = of(w).clock.proxied;
+        const u64 other = (s.block - first) * per_block + s.warp;
+        return other < p.size() && p[other].covers(s);
+    }
+
+    // Calls f(cell, which of its bytes) for the cells of an access.
+    template <class F>
+    void cells(const Warp& w, const unsigned char* p, u32 bytes, F f) {
+        for (u32 slot = 0; slot < blocks; slot++) {
+            auto& memory = m.blocks[slot].shared;
+            if (p < memory.data() || p >= memory.data() + memory.size()) continue;
+            if (shared[slot].empty()) shared[slot].resize(memory.size() / 4 + 1);
+            visit(
+                u64(p - memory.data()), bytes, [&](u64 i) -> Cell& { return shared[slot][i]; }, f);
+            return;
+        }
+        (void)w;
+        visit(
+            u64(p), bytes,
+            [&](u64 i) -> Cell& {
+                auto& page = global[i / kPage];
+                if (!page) page = std::make_unique<Page>();
+                return page->cell[i % kPage];
+            },
+            f);
+    }
+    template <class Find, class F>
+    static void visit(u64 begin, u32 bytes, Find find, F f) {
+        for (u64 a = begin & ~u64(3); a < begin + bytes; a += 4) {
+            u8 mask = 0xf;
+            if (a < begin) mask = u8(mask & 0xf << (begin - a));
+            if (a + 4 > begin + bytes) mask = u8(mask & 0xf >> (a + 4 - begin - bytes));
+            f(find(a / 4), mask);
+        }
+    }
+
+    std::string describe(const Stamp& s) const {
+        if (s.warp == kAsync) return "an asynchronous copy into it, whose mbarrier phase this warp has not waited for";
+        std::string lane = s.lane == kAllLanes ? "all lanes" : "lane " + std::to_string(s.lane);
+        return "block " + std::to_string(s.block) + " warp " + std::to_string(s.warp) + " " + lane;
+    }
+    void idle_memory(const Cell& c, const char* what) {
+        if (c.copying_lane != kNobody)
+            fail("%s of memory into which a cp.async of warp %u lane %u is still under way", what, c.copying_warp,
+                 c.copying_lane);
+    }
+    void after_writes(const Cell& c, const Warp& w, u32 lane, u8 mask, const char* what, bool atomic) {
+        idle_memory(c, what);
+        if (c.write.empty() || !(c.write.bytes & mask) || (atomic && c.write.atomic) || ordered(c.write, w, lane))
+            return;
+        fail("race: %s by lane %u without order after the write by %s", what, lane, describe(c.write).c_str());
+    }
+    void after_reads(const Cell& c, const Warp& w, u32 lane, u8 mask, const char* what) {
+        if (c.async_reads) fail("%s by lane %u of memory that a bulk copy or wgmma is still reading", what, lane);
+        for (const Stamp& r : c.read)
+            if (!r.empty() && r.bytes & mask && !ordered(r, w, lane))
+                fail("race: %s by lane %u without order after the read by %s", what, lane, describe(r).c_str());
+    }
+    // Keeps the reads of different warps apart; one whose warp has gone on takes the place of its own older one.
+    void add_read(Cell& c, const Stamp& s) {
+        for (Stamp& r : c.read)
+            if (r.empty() || (r.block == s.block && r.warp == s.warp &&
+                              (r.lane == s.lane || s.lane == kAllLanes || r.epoch < s.epoch))) {
+                r = s;
+                return;
+            }
+        c.read[m.random() % 3] = s;
+    }
+    void written(Cell& c, const Stamp& s) {
+        const u8 kept = c.write.empty() ? 0 : u8(c.write.bytes & ~s.bytes);
+        c.write = s;
+        c.write.bytes |= kept;  // a neighbour's bytes count as written now
+        for (Stamp& r : c.read) r.bytes = u8(r.bytes & ~s.bytes);
+    }
+    Barrier64& mbar(const void* p) {
+        auto [it, fresh] = mbars.try_emplace(p);
+        if (fresh) it->second.id = barriers++;
+        return it->second;
+    }
+};
+
+OrderCheck::OrderCheck(Machine& m) : s_(new State{m, 0, 0, 1, 0, {}, {}, {}, {}, {}}) {}
 OrderCheck::~OrderCheck() = default;
-void OrderCheck::start(uint32_t) {}
-void OrderCheck::end() {}
-void OrderCheck::access(Warp&, const unsigned char*, uint32_t, uint32_t, Access) {}
-void OrderCheck::warp_read(Warp&, const unsigned char*, uint32_t, uint32_t) {}
-void OrderCheck::copy_begins(Warp&, const unsigned char*, uint32_t, uint32_t) {}
-void OrderCheck::copy_ends(Warp&, const unsigned char*, uint32_t, uint32_t) {}
-void OrderCheck::async_read(Warp&, const unsigned char*, uint32_t, uint32_t, bool) {}
-void OrderCheck::async_write(Warp&, const unsigned char*, uint32_t, uint32_t, const void*) {}
-void OrderCheck::warp_sync(Warp&, uint32_t) {}
-void OrderCheck::release(const void*, Warp&, uint32_t) {}
-void OrderCheck::acquire(const void*, Warp&, uint32_t) {}
-void OrderCheck::phase(const void*) {}
-void OrderCheck::mbar_init(const void*, Warp&, uint32_t) {}
-void OrderCheck::mbar_use(const void*, Warp&, uint32_t, const char*) {}
-void OrderCheck::fence_proxy(Warp&, uint32_t) {}
-void OrderCheck::fence_mbar_init(Warp&, uint32_t) {}
+
+void OrderCheck::start(uint64_t first_block, uint32_t blocks) {
+    State& s = *s_;
+    s.first = first_block, s.blocks = blocks, s.per_block = u32(s.m.blocks[0].warps.size());
+    s.warps.assign(size_t(blocks) * s.per_block, {});
+    s.shared.assign(blocks, {});
+    s.objects.clear(), s.mbars.clear(), s.barriers = 0;
+    for (WarpState& w : s.warps) w.touched.resize(s.m.kernel.slots, 1), w.in_flight.resize(s.m.kernel.slots);
+}
+
+void OrderCheck::end() {
+    State& s = *s_;
+    for (u32 b = 0; b < s.blocks; b++) {
+        u64 registers = 0;
+        bool all = true;
+        for (u32 w = 0; w < s.per_block; w++) {
+            const u32 n = s.warps[b * s.per_block + w].registers;
+            registers += u64(n) * 32, all &= n != 0;
+        }
+        if (all && registers > 65536)
+            fail("setmaxnreg: the block's warps ask for %llu of 65536 registers", (unsigned long long)registers);
+    }
+}
+
+// ---- accesses
+
+void OrderCheck::access(Warp& w, const unsigned char* p, uint32_t bytes, uint32_t lane, Access kind) {
+    State& s = *s_;
+    s.cells(w, p, bytes, [&](Cell& c, u8 mask) {
+        Stamp now = s.stamp(w, lane, mask);
+        const char* what = kind == Access::read ? "a read" : kind == Access::write ? "a write" : "an atomic";
+        s.after_writes(c, w, lane, mask, what, kind == Access::atomic);
+        if (kind == Access::read) return s.add_read(c, now);
+        s.after_reads(c, w, lane, mask, what);
+        now.atomic = kind == Access::atomic;
+        s.written(c, now);
+    });
+}
+
+void OrderCheck::warp_read(Warp& w, const unsigned char* p, uint32_t bytes, uint32_t lane) {
+    State& s = *s_;
+    s.cells(w, p, bytes, [&](Cell& c, u8 mask) {
+        s.after_writes(c, w, lane, mask, "a read", false);
+        s.add_read(c, s.stamp(w, kAllLanes, mask));
+    });
+}
+
+void OrderCheck::copy_begins(Warp& w, const unsigned char* to, uint32_t bytes, uint32_t lane) {
+    State& s = *s_;
+    s.cells(w, to, bytes, [&](Cell& c, u8 mask) {
+        s.after_writes(c, w, lane, mask, "a cp.async", false);
+        s.after_reads(c, w, lane, mask, "a cp.async");
+        c.copying_warp = u8(w.id), c.copying_lane = u8(lane);
+    });
+}
+
+void OrderCheck::copy_ends(Warp& w, const unsigned char* to, uint32_t bytes, uint32_t lane) {
+    State& s = *s_;
+    s.cells(w, to, bytes, [&](Cell& c, u8 mask) {
+        c.copying_lane = kNobody;
+        s.written(c, s.stamp(w, lane, mask));
+    });
+}
+
+void OrderCheck::async_read(Warp& w, const unsigned char* p, uint32_t bytes, uint32_t lane, bool done) {
+    State& s = *s_;
+    s.cells(w, p, bytes, [&](Cell& c, u8 mask) {
+        if (done) {
+            c.async_reads--;
+            return s.add_read(c, s.stamp(w, lane, mask));
+        }
+        s.after_writes(c, w, lane, mask, "a read by the async proxy", false);
+        if (!c.write.empty() && !s.proxied(c.write, w))
+            fail("no fence.proxy.async between the write by %s and this read by the async proxy",
+                 s.describe(c.write).c_str());
+        c.async_reads++;
+    });
+}
+
+void OrderCheck::async_write(Warp& w, const unsigned char* p, uint32_t bytes, uint32_t lane, const void* mbar) {
+    State& s = *s_;
+    const Barrier64& b = s.mbar(mbar);
+    s.cells(w, p, bytes, [&](Cell& c, u8 mask) {
+        s.after_writes(c, w, lane, mask, "a copy into it", false);
+        s.after_reads(c, w, lane, mask, "a copy into it");
+        Stamp now = s.stamp(w, lane, mask);
+        now.warp = kAsync, now.epoch = b.id, now.tick = b.complete + 1;
+        s.written(c, now);
+    });
+}
+
+// ---- synchronisation
+
+void OrderCheck::warp_sync(Warp& w, uint32_t lanes) {
+    if (lanes == w.live) s_->of(w).epoch++;
+}
+
+void OrderCheck::release(const void* object, Warp& w, uint32_t lanes) {
+    State& s = *s_;
+    WarpState& me = s.of(w);
+    Clock now = me.clock;
+    now.warps.resize(std::max<size_t>(now.warps.size(), s.warps.size()));
+    now.warps[s.index(w)].join({me.epoch, lanes, me.tick});
+    me.tick++;
+    const auto it = s.mbars.find(object);
+    (it != s.mbars.end() ? it->second.pending : s.objects[object]).join(now);
+}
+
+void OrderCheck::acquire(const void* object, Warp& w) {
+    State& s = *s_;
+    Clock& mine = s.of(w).clock;
+    const auto it = s.mbars.find(object);
+    if (it == s.mbars.end()) return mine.join(s.objects[object]);
+    mine.join(it->second.published);
+    mine.phases.resize(std::max<size_t>(mine.phases.size(), it->second.id + 1));
+    mine.phases[it->second.id] = it->second.complete;
+}
+
+void OrderCheck::phase(const void* mbar) {
+    Barrier64& b = s_->mbar(mbar);
+    b.complete++;
+    b.published.join(b.pending);
+}
+
+void OrderCheck::mbar_init(const void* mbar, Warp& w, uint32_t lane) {
+    Barrier64& b = s_->mbar(mbar);
+    b.init = s_->stamp(w, lane, 0xf), b.fenced = false;
+}
+
+void OrderCheck::mbar_use(const void* mbar, Warp& w, bool by_async_proxy, const char* what) {
+    State& s = *s_;
+    const Barrier64& b = s.mbar(mbar);
+    if (b.init.empty()) return;
+    const bool own = b.init.block == s.block_number(w) && b.init.warp == w.id;
+    if (!own && !s.ordered(b.init, w, kAllLanes))
+        fail("%s: without order after the mbarrier's init by %s", what, s.describe(b.init).c_str());
+    if (by_async_proxy && !b.fenced)
+        fail("%s: no fence.mbarrier_init or fence.proxy.async since the mbarrier's init", what);
+}
+
+void OrderCheck::fence_mbar_init(Warp& w) {
+    for (auto& [p, b] : s_->mbars)
+        if (b.init.block == s_->block_number(w) && b.init.warp == w.id) b.fenced = true;
+}
+
+void OrderCheck::fence_proxy(Warp& w, uint32_t lanes) {
+    State& s = *s_;
+    WarpState& me = s.of(w);
+    Clock& c = me.clock;
+    c.proxied.resize(s.warps.size());
+    for (size_t i = 0; i < c.warps.size(); i++) c.proxied[i].join(c.warps[i]);
+    c.proxied[s.index(w)].join({me.epoch, lanes, me.tick});
+    me.tick++;
+    fence_mbar_init(w);
+}
+
+// ---- registers of wgmma
+
+void OrderCheck::registers_touched(Warp& w, const std::vector<uint32_t>& rows) {
+    WarpState& me = s_->of(w);
+    for (u32 r : rows) {
+        if (me.in_flight[r]) fail("a register of a wgmma that has not been waited for is touched");
+        me.touched[r] = 1;
+    }
+}
+void OrderCheck::wgmma_fence(Warp& w) { std::fill(s_->of(w).touched.begin(), s_->of(w).touched.end(), 0); }
+void OrderCheck::wgmma_begins(Warp& w, const std::vector<uint32_t>& d, const std::vector<uint32_t>& a) {
+    WarpState& me = s_->of(w);
+    for (const auto* list : {&d, &a})
+        for (u32 r : *list) {
+            if (me.touched[r]) fail("no wgmma.fence since a register of this wgmma was touched by another instruction");
+            me.in_flight[r]++;
+        }
+}
+void OrderCheck::wgmma_ends(Warp& w, const std::vector<uint32_t>& d, const std::vector<uint32_t>& a) {
+    for (const auto* list : {&d, &a})
+        for (u32 r : *list) s_->of(w).in_flight[r]--;
+}
+void OrderCheck::set_registers(Warp& w, uint32_t count) {
+    if (count < 24 || count > 256 || count % 8) fail("setmaxnreg: %u is no multiple of 8 from 24 to 256", count);
+    s_->of(w).registers = count;
+}
+
+Step watch_registers(const Inst& i, const std::vector<bool>& wgmma_rows) {
+    if (i.part[0] == "wgmma" || !i.step) return i.step;
+    std::vector<u32> rows;
+    const auto add = [&](u32 r) {
+        if (r < wgmma_rows.size() && wgmma_rows[r]) rows.push_back(r);
+    };
+    for (const Operand& o : i.operand) {
+        if (o.kind == Operand::row || o.kind == Operand::address) add(o.slot);
+        for (u32 r : o.rows) add(r);
+    }
+    if (i.guard >= 0) add(u32(i.guard));
+    if (rows.empty()) return i.step;
+    return [rows, step = i.step](Warp& w, u32 lanes) {
+        if (w.machine->order) w.machine->order->registers_touched(w, rows);
+        step(w, lanes);
+    };
+}
+
 }  // namespace ptx

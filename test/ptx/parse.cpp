@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "test/ptx/memory.h"
+#include "test/ptx/order.h"
 #include "test/ptx/module.h"
 
 namespace ptx {
@@ -447,7 +448,16 @@ Kernel& Module::kernel(const std::string& name) {
     parser.t = tokenize(text_.substr(e->second.begin, e->second.end - e->second.begin), e->second.line);
     parser.entry(*fresh);
     analyse_flow(*fresh);
-    for (Inst& i : fresh->code) i.step = bind(i);
+    std::vector<bool> wgmma_rows(fresh->slots);
+    bool has_wgmma = false;
+    for (Inst& i : fresh->code) {
+        i.step = bind(i);
+        if (i.part[0] != "wgmma") continue;
+        for (const Operand& o : i.operand)
+            for (uint32_t r : o.rows) wgmma_rows[r] = has_wgmma = true;
+    }
+    if (has_wgmma)
+        for (Inst& i : fresh->code) i.step = watch_registers(i, wgmma_rows);
     k = std::move(fresh);
     return *k;
 }

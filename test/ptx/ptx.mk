@@ -27,7 +27,7 @@ PTX_KERNELS := $(CU_SOURCES:%.cu=$(OBJ)/%.cu.o)
 PTX_LIBS    := $(PTX)/libptx.a $(SIMT)/plain/libops.a $(SIMT)/plain/libemu.a
 PTX_LINK     = $(CXX) -fopenmp -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(PTX_WRAP)
 
-$(PTX)/kernel_tests: $(SIMT_TESTS:test/%.cpp=$(SIMT)/plain/t/%.o) $(PTX_KERNELS) $(PTX_LIBS)
+$(PTX)/kernel_tests: $(PTX)/expect_kernels.o $(SIMT_TESTS:test/%.cpp=$(SIMT)/plain/t/%.o) $(PTX_KERNELS) $(PTX_LIBS)
 	$(say)
 	$(Q)$(PTX_LINK) $(SIMT_GTEST) $(SIMT_LIBS)
 

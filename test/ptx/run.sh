@@ -1,6 +1,6 @@
 #!/bin/bash
 # run.sh PTX_DIR quick|all: runs what ptx.mk has built, prints each step's time, exits 1 if one fails.
-#   quick   the kernel tests on the PTX for each architecture, under one seed
+#   quick   the kernel tests on the PTX for each architecture, under one seed, with memory order checked
 #   all     the same under more seeds and in order, and which lines of PTX none of them executed
 # J: processes at a time (default: cores).
 set -u
@@ -40,7 +40,7 @@ sharded() {  # sharded BINARY: a GoogleTest program in $jobs processes
 read -r -a arches < "$dir/arches"
 for arch in "${arches[@]}"; do
     export SIMT_ARCH=$arch
-    step "kernel tests, PTX for sm_$arch" sharded "$dir/kernel_tests"
+    PTX_ORDER=1 step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
     [[ $what == all ]] || continue
     for seed in 2 3; do SIMT_SEED=$seed step "kernel tests, PTX for sm_$arch, seed $seed" sharded "$dir/kernel_tests"; done
     rm -f "$dir/coverage_$arch.txt"

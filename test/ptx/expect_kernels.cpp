@@ -1,0 +1,103 @@
+// Linked into the kernel tests: each must have launched the kernels that it is there for. Else a wrong attribute, or a
+// path that is silently not taken, would test another kernel twice.
+//   PTX_TESTS=file   a line per test: milliseconds, its name, the kernels that it launched
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <regex>
+#include <set>
+
+#include "test/ptx/cudart.h"
+
+namespace ptx {
+namespace {
+
+struct Rule {
+    const char* test;   // regular expressions: of suite.name
+    const char* shape;  // of the parameter, if it has one
+    int from_arch, to_arch;
+    std::vector<const char*> kernels;  // each must have run
+    const char* never;                 // and none with this in its name
+};
+
+constexpr int kAny = 1000;
+#define TENSOR_CORE "_D(64|80|96|128)_(bf16|f16|fp16)"
+
+const Rule kRules[] = {
+    {".*/Attention.Forward",
+     ".*" TENSOR_CORE ".*",
+     90,
+     90,
+     {"attention_forward_wgmma_kernel<"},
+     "attention_forward_mma"},
+    {".*/Attention.Forward", ".*" TENSOR_CORE ".*", 80, 89, {"attention_forward_mma_kernel<"}, "wgmma"},
+    {".*/Attention.ForwardWithoutWgmma", ".*" TENSOR_CORE ".*", 80, kAny, {"attention_forward_mma_kernel<"}, "wgmma"},
+    {".*/Attention.Forward", ".*_f32.*", 0, kAny, {"attention_forward_kernel<float"}, "mma"},
+    {".*/Attention.Backward",
+     ".*" TENSOR_CORE ".*",
+     90,
+     90,
+     {"attention_delta_kernel<", "attention_backward_kv_wgmma_kernel<", "attention_backward_q_wgmma_kernel<"},
+     "q_mma_kernel"},
+    {".*/Attention.Backward",
+     ".*" TENSOR_CORE ".*",
+     80,
+     89,
+     {"attention_delta_kernel<", "attention_backward_kv_mma_kernel<", "attention_backward_q_mma_kernel<"},
+     "wgmma"},
+    {".*/Attention.BackwardWithoutWgmma",
+     ".*" TENSOR_CORE ".*",
+     80,
+     kAny,
+     {"attention_delta_kernel<", "attention_backward_kv_mma_kernel<", "attention_backward_q_mma_kernel<"},
+     "wgmma"},
+    {".*/Attention.Backward",
+     ".*_f32.*",
+     0,
+     kAny,
+     {"attention_delta_kernel<float", "attention_backward_kv_kernel<float", "attention_backward_q_kernel<float"},
+     "mma"},
+};
+
+class Listener : public testing::EmptyTestEventListener {
+    void OnTestStart(const testing::TestInfo&) override { take_launched(); }
+    void OnTestEnd(const testing::TestInfo& info) override {
+        const std::vector<std::string> launched = take_launched();
+        record(info, launched);
+        if (info.result()->Skipped() || info.result()->Failed()) return;
+        const std::string test = std::string(info.test_suite_name()) + "." + without_index(info.name());
+        const std::string shape = info.value_param() ? info.value_param() : "";
+        for (const Rule& r : kRules)
+            if (device_arch() >= r.from_arch && device_arch() <= r.to_arch &&
+                std::regex_match(test, std::regex(r.test)) && std::regex_match(shape, std::regex(r.shape)))
+                check(r, launched, test + " " + shape);
+    }
+    static std::string without_index(const std::string& s) { return s.substr(0, s.find('/')); }
+    static void check(const Rule& r, const std::vector<std::string>& launched, const std::string& test) {
+        const auto any = [&](const char* part) {
+            for (const std::string& s : launched)
+                if (s.find(part) != std::string::npos) return true;
+            return false;
+        };
+        for (const char* k : r.kernels)
+            if (!any(k)) ADD_FAILURE() << test << " has passed without launching " << k;
+        if (r.never && any(r.never)) ADD_FAILURE() << test << " has launched a kernel called " << r.never;
+    }
+    static void record(const testing::TestInfo& info, const std::vector<std::string>& launched) {
+        static FILE* const out = getenv("PTX_TESTS") ? fopen(getenv("PTX_TESTS"), "a") : nullptr;
+        if (!out || launched.empty()) return;
+        fprintf(out, "%lld\t%s.%s", (long long)info.result()->elapsed_time(), info.test_suite_name(), info.name());
+        for (const std::string& k : std::set<std::string>(launched.begin(), launched.end()))
+            fprintf(out, "\t%s", k.c_str());
+        fprintf(out, "\n"), fflush(out);
+    }
+};
+
+const bool installed = [] {
+    testing::UnitTest::GetInstance()->listeners().Append(new Listener);
+    return true;
+}();
+
+}  // namespace
+}  // namespace ptx
