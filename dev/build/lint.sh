@@ -21,6 +21,7 @@ say "files of more than 700 lines:" "$big"
 say "left to do:" "$todo"
 
 test/simt/lint.sh || found=1
+if up=$(dev/build/arrows.sh); then echo "includes point down only"; else say "includes that point up or aside:" "$up"; fi
 # Formatting: by the one version that install_deps.sh knows, since each formats a little differently.
 format=""
 for c in clang-format clang-format-14 build/tools/bin/clang-format; do

@@ -18,7 +18,7 @@
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 #include "zero/zero.h"
 
 namespace rz {

@@ -10,7 +10,7 @@
 
 #include "llama/base/atomic_file.h"
 #include "llama/checkpoint/checkpoint.h"
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 #include "llama/model/hf.h"
 
 namespace rz {

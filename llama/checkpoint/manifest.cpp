@@ -1,7 +1,7 @@
 #include "llama/checkpoint/manifest.h"
 
 #include "llama/base/json.h"
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 
 namespace rz {
 

@@ -11,7 +11,7 @@
 
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 
 namespace rz {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 //
 //    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
 //        test/fuzz/fuzz_shards.cpp llama/data/{token_shards,data_loader}.cpp llama/base/{json,atomic_file,fault}.cpp \
-//        llama/model/{presets,config}.cpp llama/checkpoint/safetensors.cpp \
+//        llama/model/{presets,config}.cpp llama/base/safetensors.cpp \
 //        kernels/runtime/check.cpp -o build/fuzz_shards
 #include <unistd.h>
 

@@ -4,7 +4,7 @@
 //
 //    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
 //        test/fuzz/fuzz_tokenizer.cpp llama/tokenizer/*.cpp llama/base/{json,atomic_file,fault}.cpp \
-//        llama/model/{presets,config}.cpp llama/checkpoint/safetensors.cpp llama/data/token_shards.cpp \
+//        llama/model/{presets,config}.cpp llama/base/safetensors.cpp llama/data/token_shards.cpp \
 //        kernels/runtime/check.cpp -o build/fuzz_tokenizer
 #include <cstdint>
 #include <cstdlib>

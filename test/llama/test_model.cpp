@@ -13,7 +13,7 @@
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
 #include "llama/model/model.h"
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 #include "llama/model/weights.h"
 
 namespace rz {

@@ -6,7 +6,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/model/presets.h"
-#include "llama/parallel/stage_cut.h"
+#include "llama/model/stage_cut.h"
 
 namespace rz {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 
 namespace rz {
 namespace {

@@ -1,4 +1,4 @@
-#include "llama/checkpoint/safetensors.h"
+#include "llama/base/safetensors.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "llama/parallel/stage_cut.h"
+#include "llama/model/stage_cut.h"
 
 #include <algorithm>
 #include <charconv>
