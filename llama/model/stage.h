@@ -39,7 +39,7 @@ struct StageOptions {
 
 // What a pass is for.
 enum class Pass {
-    train,   // forward of the last unit is the final norm; its backward is the head (logits, loss, dX, dW) and the norm's
+    train,   // forward of the last unit is the final norm; its backward is the head (logits, loss, dX, dW) and the norm
     loss,    // forward only; the token losses are added to Workspace::loss_sum()
     logits,  // forward only
 };
