@@ -12,11 +12,11 @@ namespace rz {
 static int64_t ints(int64_t N) { return 5 * N + 1; }
 
 BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
-                         bool same_plan)
+                         bool same_plan, int64_t held)
     : stream_(stream), B_(B), T_(T), vocab_(vocab), same_plan_(same_plan), staging_(size_t(ahead) + 1) {
     const int64_t bytes = checked_mul(ints(checked_mul(B, T, "micro-batch")), 4, "micro-batch");
     for (Staging& s : staging_) s.host = Buffer::host_for(device, bytes, MemKind::data, "token staging");
-    device_ = Buffer(device, bytes, MemKind::data, "tokens");
+    for (int64_t i = 0; i < held; ++i) device_.emplace_back(device, bytes, MemKind::data, "tokens");
 }
 
 DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t end) {
@@ -35,10 +35,12 @@ DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t 
             host[3 * N + distinct + 1] = int32_t(N);
             host[4 * N + 1 + distinct] = 0;
         }
-    stream_.copy(device_.data(), host, staging.host.bytes());
+    const Buffer& there = device_[device_turn_];
+    device_turn_ = (device_turn_ + 1) % device_.size();
+    stream_.copy(there.data(), host, staging.host.bytes());
     staging.copied = stream_.record();
 
-    const int32_t* p = device_.as<int32_t>();
+    const int32_t* p = there.as<int32_t>();
     return {.B = B_,
             .T = T_,
             .tokens = p,

@@ -13,13 +13,14 @@ namespace rz {
 class BatchFeeder {
    public:
     // ahead: how many batches the host may be ahead of the device, from 1 up; beyond, next() waits.
+    // held: how many batches are used at a time, by work that is still to be enqueued.
     // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work
     // recorded for one batch fits all.
     BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
-                bool same_plan = false);
+                bool same_plan = false, int64_t held = 1);
 
     // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are
-    // ignored. Valid for work enqueued on the stream until the next call.
+    // ignored. Valid for work enqueued on the stream until the `held`-th call after this one.
     DeviceBatch next(const DataLoader& data, int64_t position, int64_t end = INT64_MAX);
     // sum_hash of the last one's inputs, by their place in the stream of tokens: sums over ranks and micro-batches do
     // not depend on how a batch was split.
@@ -34,8 +35,8 @@ class BatchFeeder {
         Event copied;
     };
     std::vector<Staging> staging_;
-    Buffer device_;
-    size_t turn_ = 0;
+    std::vector<Buffer> device_;
+    size_t turn_ = 0, device_turn_ = 0;
     uint64_t data_hash_ = 0;
 };
 

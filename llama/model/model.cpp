@@ -36,6 +36,75 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
     forward_ = make_program(1, false);
 }
 
+Model::Model(const ModelConfig& config, const ParamTable& table, const StageOptions& options,
+             const RankProgram& training, const RankProgram& evaluation, Mesh& mesh, Device device, Stream& compute,
+             ParameterSource& parameters, GradientSink* gradients)
+    : table_(table),
+      dtype_(options.dtype),
+      stream_(compute),
+      parameters_(parameters),
+      gradients_(gradients),
+      workspace_(config, table, options, training.shape.stages.back().last_unit == training.shape.last_unit(), device,
+                 compute),
+      step_(std::make_unique<Executor>(training.program, training.shape, compute, &mesh)),
+      evaluation_(std::make_unique<Executor>(evaluation.program, evaluation.shape, compute, &mesh)),
+      boundary_bytes_(
+          checked_mul(checked_mul(options.B * options.T, config.dim, "message"), size_of(options.dtype), "message")) {
+    for (size_t s = 0; s < training.shape.stages.size(); ++s) {
+        const StageUnits& held = training.shape.stages[s];
+        const StageSlots& slots = training.program.slots[s];
+        stage_numbers_.push_back(held.stage);
+        stages_.push_back(std::make_unique<Stage>(config, table, options, held.first_unit, held.last_unit,
+                                                  slots.forward, slots.weight, device, compute, workspace_, parameters,
+                                                  gradients));
+    }
+}
+
+// The device's buffers are taken in turn, so one is free again when as many micro-batches have begun since.
+int64_t Model::batches_held() const {
+    std::vector<int> begun;
+    int64_t held = 1;
+    if (!step_) return held;
+    for (const Instr& i : step_->program().code) {
+        if (!i.computes()) continue;
+        auto at = std::find(begun.begin(), begun.end(), i.micro_batch);
+        if (at == begun.end()) at = begun.insert(at, i.micro_batch);
+        held = std::max<int64_t>(held, begun.end() - at);
+    }
+    return held;
+}
+
+Stage& Model::stage(int number) {
+    for (size_t s = 0; s < stage_numbers_.size(); ++s)
+        if (stage_numbers_[s] == number) return *stages_[s];
+    fail("this rank does not hold stage %d", number);
+}
+
+void Model::compute(const Instr& i) {
+    const DeviceBatch b = batch_(i.micro_batch);
+    Stage& s = stage(i.stage);
+    if (i.what == Do::forward)
+        for (int u = i.first_unit; u <= i.last_unit; ++u) s.forward(u, i.slot, b, *goal_);
+    else
+        for (int u = i.last_unit; u >= i.first_unit; --u) {
+            if (i.what == Do::backward) s.backward(u, i.slot, b, *goal_);
+            if (i.what == Do::input_grad) s.input_grad(u, i.slot, i.w_slot, b, *goal_);
+            if (i.what == Do::weight_grad) s.weight_grad(u, i.w_slot, b);
+        }
+}
+
+void* Model::boundary(Boundary which, int number, int slot) {
+    switch (which) {
+        case Boundary::input:
+            return stage(number).input(slot);
+        case Boundary::output:
+            return stage(number).output(slot);
+        case Boundary::gradient:
+            return stage(number).gradient(slot);
+    }
+    fail("a boundary of kind %d", int(which));
+}
+
 Program Model::make_program(int64_t micro_batches, bool trains) const {
     const StepShape shape = step_shape(table_, dtype_, parameters_, gradients_,
                                        {{0, stages_[0]->first_unit(), stages_[0]->last_unit()}}, micro_batches, trains);
@@ -45,6 +114,7 @@ Program Model::make_program(int64_t micro_batches, bool trains) const {
 }
 
 Program Model::training_program(int64_t micro_batches) const {
+    if (step_) return step_->program();
     require(gradients_, "a model that was built without gradients can't train");
     return make_program(micro_batches, true);
 }
@@ -84,6 +154,12 @@ void Model::run(const Program& program, const Goal& goal, const Batches& batch_o
             if (number == m) return b;
         return batches.emplace_back(m, batch_of(m)).second;
     };
+    if (step_) {
+        goal_ = &goal;
+        batch_ = batch;
+        (goal.pass == Pass::train ? step_ : evaluation_)->run(*this);
+        return;
+    }
     for (size_t at = 0; at < code.size();) {
         const DeviceBatch b = batch(code[at].micro_batch);
         size_t end = at + 1;

@@ -7,15 +7,24 @@
 #include <vector>
 
 #include "llama/model/stage.h"
+#include "llama/parallel/executor.h"
+#include "llama/parallel/pipeline_program.h"
 #include "llama/parallel/program.h"
 
 namespace rz {
 
-class Model {
+class Model : private ProgramHost {
    public:
     // The whole model as one stage. `gradients` may be nullptr: forward only. All references outlive this.
     Model(const ModelConfig&, const ParamTable&, const StageOptions&, Device, Stream& compute, ParameterSource&,
           GradientSink* gradients);
+
+    // One rank of a pipeline: its stages, and its programs of a step and of the evaluation of a micro-batch, which
+    // run() and evaluate() run. Collective: all ranks of the pp axis run the same ones in the same order.
+    Model(const ModelConfig&, const ParamTable&, const StageOptions&, const RankProgram& training,
+          const RankProgram& evaluation, Mesh&, Device, Stream& compute, ParameterSource&, GradientSink*);
+    // Micro-batches whose data must be on the device at once.
+    int64_t batches_held() const;
 
     // The program of a step of so many micro-batches; checked.
     Program training_program(int64_t micro_batches) const;
@@ -44,6 +53,13 @@ class Model {
     int64_t graphs_replayed() const;
 
    private:
+    void compute(const Instr&) override;
+    void gather(const Instr& i) override { parameters_.gather(i.first_unit); }
+    void release(const Instr& i) override { parameters_.release(i.first_unit); }
+    void reduce(const Instr& i) override { gradients_->reduce(i.first_unit, i.last); }
+    void* boundary(Boundary, int stage, int slot) override;
+    int64_t boundary_bytes(int) override { return boundary_bytes_; }
+    Stage& stage(int number);
     void execute(const Instr&, const DeviceBatch&, const Goal&);
     Program make_program(int64_t micro_batches, bool trains) const;
 
@@ -54,6 +70,12 @@ class Model {
     GradientSink* gradients_;
     Workspace workspace_;
     std::vector<std::unique_ptr<Stage>> stages_;
+    std::vector<int> stage_numbers_;
+    // Of a pipeline.
+    std::unique_ptr<Executor> step_, evaluation_;
+    int64_t boundary_bytes_ = 0;
+    const Goal* goal_ = nullptr;  // of the program that is being enqueued
+    std::function<DeviceBatch(int)> batch_;
     Program one_, forward_;  // of one micro-batch: training, forward only
     bool whole_micro_batches_ = false;
     GraphSet micro_batches_;

@@ -23,26 +23,30 @@ std::vector<UnitFlops> unit_flops(const ModelConfig& c, int64_t T, bool recomput
 }
 
 std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>& units, int stages) {
-    const int n = int(units.size());
-    require(stages >= 1 && stages <= n,
-            "%d stages of %d units (embedding, %d blocks, head): each stage needs one\n  nearest: %d stages", stages, n,
-            n - 2, n);
-    std::vector<double> before(size_t(n) + 1);  // cost of the units before, exact: below 2^53
-    for (int u = 0; u < n; ++u) before[size_t(u) + 1] = before[size_t(u)] + double(units[size_t(u)].total());
+    const int blocks = int(units.size()) - 2;
+    require(stages >= 1 && stages <= blocks, "%d stages of %d blocks: each stage needs one\n  nearest: %d stages",
+            stages, blocks, blocks);
+    std::vector<double> before(size_t(blocks) + 1);  // cost of the blocks before, exact: below 2^53
+    for (int b = 0; b < blocks; ++b) {
+        int64_t cost = units[size_t(b) + 1].total();
+        if (b == 0) cost += units.front().total();
+        if (b == blocks - 1) cost += units.back().total();
+        before[size_t(b) + 1] = before[size_t(b)] + double(cost);
+    }
     const auto cost = [&](int first, int end) { return before[size_t(end)] - before[size_t(first)]; };
     constexpr double kNever = std::numeric_limits<double>::infinity();
-    // best[s][end]: of the first `end` units in s stages. First the least largest cost, then with that as the limit the
+    // best[end]: of the first `end` blocks in s stages. First the least largest cost, then with that as the limit the
     // least sum of squares.
     double limit = kNever;
     std::vector<std::vector<int>> cut_at;
     for (const bool squares : {false, true}) {
-        std::vector<double> best(size_t(n) + 1, kNever);
+        std::vector<double> best(size_t(blocks) + 1, kNever);
         best[0] = 0;
         cut_at.clear();
         for (int s = 1; s <= stages; ++s) {
-            std::vector<double> next(size_t(n) + 1, kNever);
-            auto& from = cut_at.emplace_back(size_t(n) + 1, -1);
-            for (int end = s; end <= n; ++end)
+            std::vector<double> next(size_t(blocks) + 1, kNever);
+            auto& from = cut_at.emplace_back(size_t(blocks) + 1, -1);
+            for (int end = s; end <= blocks; ++end)
                 for (int first = s - 1; first < end; ++first) {
                     const double c = cost(first, end);
                     if (best[size_t(first)] == kNever || c > limit) continue;
@@ -51,12 +55,12 @@ std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>& units, int stag
                 }
             best = next;
         }
-        if (!squares) limit = best[size_t(n)];
+        if (!squares) limit = best[size_t(blocks)];
     }
     std::vector<StageUnits> out(static_cast<size_t>(stages));
-    for (int s = stages, end = n; s > 0; --s) {
+    for (int s = stages, end = blocks; s > 0; --s) {
         const int first = cut_at[size_t(s) - 1][size_t(end)];
-        out[size_t(s) - 1] = {s - 1, first, end - 1};
+        out[size_t(s) - 1] = {s - 1, s == 1 ? 0 : first + 1, s == stages ? blocks + 1 : end};
         end = first;
     }
     return out;
@@ -84,8 +88,7 @@ std::vector<StageUnits> parse_stage_cut(std::string_view text, int64_t blocks, i
     int next = 0;
     for (int s = 0; s < stages; ++s) {
         const int units = int(counts[size_t(s)]) + (s == 0) + (s == stages - 1);
-        require(units > 0, "--pp-cut %s: stage %d has no block; only the first and the last may have none",
-                asked.c_str(), s);
+        require(counts[size_t(s)] > 0, "--pp-cut %s: stage %d has no block: each needs one", asked.c_str(), s);
         out.push_back({s, next, next + units - 1});
         next += units;
     }

@@ -22,9 +22,10 @@ struct UnitFlops {
 // are made, used and dropped there. `recompute`: a block's forward pass is run again before its input half.
 std::vector<UnitFlops> unit_flops(const ModelConfig&, int64_t T, bool recompute = false);
 
-// Least largest cost; among those, least sum of squares. Needs as many units as stages.
+// Least largest cost; among those, least sum of squares. Each stage holds a block, the first the embedding too, the
+// last norm and head; needs as many blocks as stages.
 std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>&, int stages);
-// "3,4,4,1": blocks of each stage; the embedding goes with the first, norm and head with the last.
+// "3,4,4,1": blocks of each stage, at least one.
 std::vector<StageUnits> parse_stage_cut(std::string_view text, int64_t blocks, int stages);
 std::string text_of(const std::vector<StageUnits>& cut, int64_t blocks);  // the same text
 

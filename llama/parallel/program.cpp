@@ -13,6 +13,24 @@ int StepShape::gathered_slots(int64_t bytes) const {
     return int(std::min<int64_t>(shard.whole_units > 0 ? shard.whole_units : 1 + shard.prefetch, same));
 }
 
+const StageUnits& StepShape::stage(int number) const {
+    for (const StageUnits& s : stages)
+        if (s.stage == number) return s;
+    fail("this rank does not hold stage %d", number);
+}
+
+const StageUnits* StepShape::below(const StageUnits& stage, int micro_batch) const {
+    for (const StageUnits& s : stages)
+        if (s.last_unit == stage.first_unit - 1 && s.passed_by(micro_batch)) return &s;
+    return nullptr;
+}
+
+const StageUnits* StepShape::above(const StageUnits& stage, int micro_batch) const {
+    for (const StageUnits& s : stages)
+        if (s.first_unit == stage.last_unit + 1 && s.passed_by(micro_batch)) return &s;
+    return nullptr;
+}
+
 static bool covers(const Instr& i, int unit) { return i.first_unit <= unit && unit <= i.last_unit; }
 
 std::vector<int> reads(const Instr& i, const StepShape& shape) {

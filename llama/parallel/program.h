@@ -56,6 +56,10 @@ struct StageUnits {
     int stage, first_unit, last_unit;
     // Of the step, those that pass the stage on this rank; -1: all. DualPipe's ranks see half of them.
     int first_micro_batch = 0, micro_batches = -1;
+    bool passed_by(int micro_batch) const {
+        return micro_batches < 0 ||
+               (first_micro_batch <= micro_batch && micro_batch < first_micro_batch + micro_batches);
+    }
     bool operator==(const StageUnits&) const = default;
 };
 
@@ -82,14 +86,18 @@ struct ShardPolicy {
 
 // What a rank's program is made from and checked against.
 struct StepShape {
-    std::vector<StageUnits> stages;   // of this rank, ascending
-    std::vector<int64_t> unit_bytes;  // whole parameters, of all units of the model: a memory slot serves one size
+    std::vector<StageUnits> stages = {};   // of this rank, ascending
+    std::vector<int64_t> unit_bytes = {};  // whole parameters, of all units of the model: a memory slot serves one size
     bool tied = false;
     bool trains = true;  // false: forward only
     int micro_batches = 1;
-    ShardPolicy shard;
+    ShardPolicy shard = {};
 
     int units() const { return int(unit_bytes.size()); }
+    const StageUnits& stage(int number) const;  // throws if it is on another rank
+    // The stage of this rank that the micro-batch comes from or goes to next; nullptr: it is on another rank, or none.
+    const StageUnits* below(const StageUnits&, int micro_batch) const;
+    const StageUnits* above(const StageUnits&, int micro_batch) const;
     int last_unit() const { return units() - 1; }
     int head_unit() const { return tied ? 0 : last_unit(); }
     // Units of this size that can be whole at once: as many as the policy says, but not more than there are.

@@ -151,7 +151,7 @@ class Checker {
         if (i.slot != p.slot) return format("the micro-batch is in slot %d", p.slot);
         p.forward += i.last_unit - i.first_unit + 1;
         if (p.forward < units_of(stage)) return "";
-        if (const StageUnits* above = neighbour(stage.last_unit + 1, &StageUnits::first_unit))
+        if (const StageUnits* above = shape_.above(stage, i.micro_batch))
             passes_[{above->stage, i.micro_batch}].entered = true;
         if (!shape_.trains) p.ended = true, free_slot(i, stage, p);
         return "";
@@ -182,7 +182,7 @@ class Checker {
         done += i.last_unit - i.first_unit + 1;
         if (i.what == Do::weight_grad && done > p.input) return "its input gradient is not complete";
         if (i.what != Do::weight_grad && done == n)
-            if (const StageUnits* below = neighbour(stage.first_unit - 1, &StageUnits::last_unit))
+            if (const StageUnits* below = shape_.below(stage, i.micro_batch))
                 passes_[{below->stage, i.micro_batch}].gradient = true;
         if (done == n && i.what == Do::weight_grad) w_slot_user_.erase({i.stage, p.w_slot});
         if (done == n && i.what != Do::weight_grad) p.ended = true, free_slot(i, stage, p);
@@ -312,17 +312,11 @@ class Checker {
             if (s.stage == stage) return &s;
         return nullptr;
     }
-    // The stage of this rank of which `end` is `unit`.
-    const StageUnits* neighbour(int unit, int StageUnits::*end) const {
-        for (const StageUnits& s : shape_.stages)
-            if (s.*end == unit) return &s;
-        return nullptr;
-    }
     bool sends_output(const StageUnits& stage) const {
-        return stage.last_unit < shape_.last_unit() && !neighbour(stage.last_unit + 1, &StageUnits::first_unit);
+        return stage.last_unit < shape_.last_unit() && !shape_.above(stage, stage.first_micro_batch);
     }
     bool sends_gradient(const StageUnits& stage) const {
-        return stage.first_unit > 0 && !neighbour(stage.first_unit - 1, &StageUnits::last_unit);
+        return stage.first_unit > 0 && !shape_.below(stage, stage.first_micro_batch);
     }
     StageSlots slots(int stage) const {
         for (const StageSlots& s : program_.slots)

@@ -75,26 +75,17 @@ class AllRanks {
         }
     }
 
-    const StageUnits* stage_at(int rank, int unit, int StageUnits::*end) const {
-        for (const StageUnits& s : ranks_[size_t(rank)].shape.stages)
-            if (s.*end == unit) return &s;
-        return nullptr;
-    }
-    const StageUnits& stage_of(int rank, const Instr& i) const {
-        for (const StageUnits& s : ranks_[size_t(rank)].shape.stages)
-            if (s.stage == i.stage) return s;
-        fail("rank %d does not hold stage %d", rank, i.stage);
-    }
+    const StepShape& shape(int rank) const { return ranks_[size_t(rank)].shape; }
 
     // When the tensors that the instruction reads are there; kNotYet.
     int64_t inputs_at(int rank, const Instr& i) {
         Rank& mine = state_[size_t(rank)];
-        const StageUnits& stage = stage_of(rank, i);
+        const StageUnits& stage = shape(rank).stage(i.stage);
         const Place place(i.stage, i.micro_batch);
         if (i.what == Do::forward && i.first_unit == stage.first_unit && stage.first_unit > 0)
             return mine.input.count(place) ? mine.input.at(place) : kNotYet;
         const bool first_half = i.what == Do::backward || i.what == Do::input_grad;
-        if (first_half && i.last_unit == stage.last_unit && stage.last_unit < ranks_[size_t(rank)].shape.last_unit())
+        if (first_half && i.last_unit == stage.last_unit && stage.last_unit < shape(rank).last_unit())
             return mine.gradient.count(place) ? mine.gradient.at(place) : kNotYet;
         return 0;
     }
@@ -113,7 +104,7 @@ class AllRanks {
         if (mine.next == mine.compute.size()) return false;
         const size_t position = mine.compute[mine.next];
         const Instr& i = at(rank, position);
-        const StageUnits& stage = stage_of(rank, i);
+        const StageUnits& stage = shape(rank).stage(i.stage);
         int64_t start = inputs_at(rank, i);
         if (start == kNotYet) return false;
         if (i.what == Do::forward && i.first_unit == stage.first_unit) {
@@ -135,13 +126,13 @@ class AllRanks {
         Rank& mine = state_[size_t(rank)];
         if (i.what == Do::forward) {
             if (i.last_unit == stage.last_unit)
-                if (const StageUnits* above = stage_at(rank, stage.last_unit + 1, &StageUnits::first_unit))
+                if (const StageUnits* above = shape(rank).above(stage, i.micro_batch))
                     mine.input[{above->stage, i.micro_batch}] = end;
             return;
         }
         if (i.first_unit != stage.first_unit) return;
         if (i.what == Do::weight_grad) return;
-        if (const StageUnits* below = stage_at(rank, stage.first_unit - 1, &StageUnits::last_unit))
+        if (const StageUnits* below = shape(rank).below(stage, i.micro_batch))
             mine.gradient[{below->stage, i.micro_batch}] = end;
         leave(rank, i, end);
     }
@@ -155,8 +146,8 @@ class AllRanks {
     }
     void free_if_done(int rank, const Instr& i) {
         const SlotKey place{rank, i.stage, i.micro_batch};
-        const bool elsewhere = stage_of(rank, i).first_unit > 0 &&
-                               !stage_at(rank, stage_of(rank, i).first_unit - 1, &StageUnits::last_unit);
+        const StageUnits& stage = shape(rank).stage(i.stage);
+        const bool elsewhere = stage.first_unit > 0 && !shape(rank).below(stage, i.micro_batch);
         if (left_[place] && (!elsewhere || gradient_gone_[place])) slots_[{rank, i.stage, i.slot}].in_use_by = -1;
     }
     int64_t slot_free(int rank, const Instr& i) {

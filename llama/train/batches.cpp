@@ -40,14 +40,14 @@ DataSources open_data(const Options& o, DataPaths paths, int64_t vocab) {
 
 // The report of a step is waited for in the step after it, so with two steps' batches the host never waits inside one.
 Batches::Batches(const DataSources& sources, Place dp, bool counts, int64_t batch, int64_t micro_batches, Device device,
-                 Stream& compute, bool same_plan)
+                 Stream& compute, bool same_plan, int64_t held)
     : sources_(sources),
       dp_(dp),
       counts_(counts),
       batch_(batch),
       micro_batches_(micro_batches),
       feeder_(device, compute, batch, sources.train->seq_len(), sources.train->vocab(),
-              /*ahead=*/std::min<int64_t>(2 * micro_batches, 128) - 1, same_plan) {}
+              /*ahead=*/std::min<int64_t>(2 * micro_batches, 128) - 1, same_plan, held) {}
 
 DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
     const int64_t position = samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;

@@ -40,9 +40,9 @@ struct DataPosition {
 class Batches {
    public:
     // dp: this rank's place on that axis. counts: whether it is the one of its tp, cp and pp peers, which read the
-    // same, whose tokens are counted. same_plan as in BatchFeeder. The sources outlive this.
+    // same, whose tokens are counted. same_plan and held as in BatchFeeder. The sources outlive this.
     Batches(const DataSources&, Place dp, bool counts, int64_t batch, int64_t micro_batches, Device, Stream& compute,
-            bool same_plan);
+            bool same_plan, int64_t held = 1);
 
     void start_from(const DataPosition& p) { from_ = p; }
     int64_t samples_per_step() const { return batch_ * micro_batches_ * dp_.size; }
@@ -50,7 +50,7 @@ class Batches {
     int64_t samples_before(int64_t step) const { return from_.samples + (step - 1 - from_.step) * samples_per_step(); }
     int64_t tokens_after(int64_t step) const { return from_.tokens + (step - from_.step) * tokens_per_step(); }
 
-    // On their way to the device; valid for work enqueued before the next call.
+    // On their way to the device; valid for work enqueued before the `held`-th call after this one.
     DeviceBatch training(int64_t step, int64_t micro_batch);
     DeviceBatch validation(int64_t first, int64_t end);
     // sum_hash of the training batches since the last call, 0 where they are another rank's to count.

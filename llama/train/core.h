@@ -4,6 +4,8 @@
 
 #include "llama/model/model.h"
 #include "llama/model/param_table.h"
+#include "llama/parallel/held_units.h"
+#include "llama/model/pipeline_plan.h"
 #include "zero/zero.h"
 
 namespace rz {
@@ -15,6 +17,7 @@ struct CoreOptions {
     int64_t micro_batches = 1;  // of an update, on each rank
     bool graphs = false;  // replay CUDA graphs: of micro-batches where nothing in them communicates, else of blocks
     int64_t threads = 0;  // OpenMP's on the compute stream's worker; 0: as it is
+    PipelineOptions pipeline = {};  // where the mesh has a pp axis
 };
 
 struct TrainingCore {
@@ -25,9 +28,11 @@ struct TrainingCore {
     CoreOptions options;
     Device device;
     Mesh& mesh;
+    std::optional<PipelinePlan> plan;  // with a pp axis
     ParamTable table;
     Stream compute;
     Zero zero;
+    HeldUnits units;  // what `zero` holds, by its number in the whole model
     Model model;
     Program program;    // of a step
     bool whole_graphs;  // a micro-batch is one graph

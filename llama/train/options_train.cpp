@@ -132,6 +132,16 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.turn_on("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile");
     ranks.turn_on("--accumulate-locally", o.accumulate_locally,
                   "ZeRO-2 and 3: reduce after the last micro-batch only; keeps whole gradients");
+    ranks.turn_on("--no-accumulate-locally", o.no_accumulate_locally,
+                  "ZeRO-2 and 3 with --pp: reduce at every weight gradient");
+    ranks.whole("--pp", o.pp, 1, 1 << 10, "Ranks of the pipeline, which hold the model's stages");
+    ranks.text("--pp-schedule", o.pp_schedule,
+               "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev, or a file of PyTorch's schedule text [zb-v or 1f1b]",
+               "NAME");
+    ranks.whole("--pp-stages-per-rank", o.pp_stages_per_rank, 0, 64, "Stages of each rank (interleaved); 0: 2");
+    ranks.text("--pp-cut", o.pp_cut, "Blocks of each stage, such as 3,3,4,2 [balanced by FLOPs]", "LIST");
+    ranks.text("--pp-gather", o.pp_gather, "ZeRO-3: parameters are gathered for the step, window:K (stages) or op",
+               "HOW");
     ranks.choice("--collectives", o.collectives, "Algorithm; library is NCCL's or MPI's own");
     ranks.choice("--transport", o.transport, "What carries bytes; auto: NCCL between GPUs, else MPI",
                  {TransportKind::automatic, TransportKind::mpi, TransportKind::nccl});
@@ -249,6 +259,19 @@ void check_given(const TrainOptions& o) {
             (long long)o.zero);
     require(!o.accumulate_locally || o.zero >= 2,
             "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3", (long long)o.zero);
+    for (const char* flag : {"pp-schedule", "pp-stages-per-rank", "pp-cut", "pp-gather", "no-accumulate-locally"})
+        require(!o.given.count(flag) || o.pp > 1 || !o.resume.empty(),
+                "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
+    require(!o.given.count("pp-gather") || o.zero == 3 || !o.resume.empty(),
+            "--pp-gather is about gathered parameters, which --zero %lld does not have\n  nearest: --zero 3",
+            (long long)o.zero);
+    require(!o.no_accumulate_locally || o.zero >= 2 || !o.resume.empty(),
+            "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
+    require(!o.no_accumulate_locally || !o.accumulate_locally,
+            "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
+    require(o.pp == 1 || o.sample_every == 0,
+            "--sample-every with --pp %lld: no rank holds the whole model\n  nearest: --sample-every 0",
+            (long long)o.pp);
     require(!o.given.count("sample-tokens") || o.sample_every > 0,
             "--sample-tokens without samples\n  nearest: --sample-every 1");
     require(o.on_spike == OnSpike::warn || o.spike_z > 0,
@@ -348,7 +371,7 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
             (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
 }
 
-GridOptions grid_options(const TrainOptions& o) { return {.shard_size = int(o.shard_size)}; }
+GridOptions grid_options(const TrainOptions& o) { return {.pp = int(o.pp), .shard_size = int(o.shard_size)}; }
 
 int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
     const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");

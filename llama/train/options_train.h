@@ -73,6 +73,10 @@ struct TrainOptions {
     int64_t shard_size = 0;  // 0: all ranks
     int64_t prefetch = 1;
     bool no_overlap = false, accumulate_locally = false;
+    int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
+    std::string pp_schedule, pp_cut;         // empty: zb-v or 1f1b; balanced by FLOPs
+    std::string pp_gather = "step";
+    bool no_accumulate_locally = false;
     Algorithm collectives = Algorithm::ring;
     TransportKind transport = TransportKind::automatic;
     std::optional<DType> wire_dtype;  // none: grad_dtype
@@ -105,6 +109,8 @@ struct TrainOptions {
     bool print_config = false;
     bool presets = false;
 
+    // ZeRO-2 and 3 keep whole gradients until the last micro-batch.
+    bool accumulates_locally() const { return zero >= 2 && (accumulate_locally || (pp > 1 && !no_accumulate_locally)); }
     DType gradient_dtype() const { return grad_dtype.value_or(dtype); }
     DType gradient_wire_dtype() const { return wire_dtype.value_or(gradient_dtype()); }
 };

@@ -51,7 +51,7 @@ static CoreOptions core_options(const Options& o, Device device, const Mesh& mes
                      .rounding_seed = o.seed,
                      .prefetch = int(o.prefetch),
                      .overlap = !o.no_overlap,
-                     .accumulate_locally = o.accumulate_locally && o.zero >= 2},
+                     .accumulate_locally = o.accumulates_locally()},
             .adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)},
             .stage = {.B = o.batch,
                       .T = o.seq_len,
@@ -62,7 +62,11 @@ static CoreOptions core_options(const Options& o, Device device, const Mesh& mes
                                       << 20},
             .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
             .graphs = o.cuda_graphs,
-            .threads = o.threads};
+            .threads = o.threads,
+            .pipeline = {.schedule = o.pp_schedule,
+                         .stages_per_rank = int(o.pp_stages_per_rank),
+                         .cut = o.pp_cut,
+                         .gather = o.pp_gather}};
 }
 
 static RunFacts run_facts(const Options& o, const TrainingCore& core, const Process& process) {
@@ -105,6 +109,15 @@ static void announce(Trainer& t, const std::string& note) {
         log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
                         core.mesh.shard().size(), core.mesh.replicate().size(), core.mesh.data().name(),
                         core.mesh.data().transport().name()));
+    if (core.plan)
+        for (const std::string& line : core.plan->text(core.config.layers)) log.line(line);
+    if (core.plan && o.zero >= 2 && !o.accumulate_locally && o.accumulates_locally()) {
+        const UnitLayout& last = core.table.held_units().back();
+        log.line(format(
+            "         gradients are accumulated locally, %s on this rank; --no-accumulate-locally reduces them at "
+            "every weight gradient",
+            human_bytes((last.offset + last.padded) * size_of(o.gradient_dtype())).c_str()));
+    }
     const DataSources& s = t.sources;
     log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
                     (long long)s.train->tokens(), s.paths.train.size(), s.paths.train.size() == 1 ? "" : "s",
@@ -134,7 +147,8 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     mesh = make_mesh(o, process, device, meter);
     core = std::make_unique<TrainingCore>(config, core_options(o, device, *mesh), device, *mesh, &meter);
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->is_first_reader(), o.batch,
-                                        core->options.micro_batches, device, core->compute, core->whole_graphs);
+                                        core->options.micro_batches, device, core->compute, core->whole_graphs,
+                                        core->model.batches_held());
     if (from)
         start.resumed = load_checkpoint(*from, o, *sources.train, process, *core, health, start.run_id);
     else if (o.init_from.empty())

@@ -271,31 +271,32 @@ TEST(StageCut, NoOtherCutHasACheaperLargestStage) {
     for (const auto& list : costs) {
         std::vector<UnitFlops> units;
         for (int c : list) units.push_back({c, 0, 0});
-        const int n = int(units.size());
-        for (int stages = 1; stages <= n; ++stages) {
+        const int blocks = int(units.size()) - 2;
+        for (int stages = 1; stages <= blocks; ++stages) {
             const auto cut = cut_stages(units, stages);
-            // Every other cut: bits between units.
+            // Every other cut: bits between blocks.
             int64_t best = INT64_MAX;
-            for (int bits = 0; bits < 1 << (n - 1); ++bits) {
+            for (int bits = 0; bits < 1 << (blocks - 1); ++bits) {
                 if (__builtin_popcount(unsigned(bits)) != stages - 1) continue;
-                std::vector<StageUnits> other = {{0, 0, 0}};
-                for (int u = 1; u < n; ++u)
-                    if (bits >> (u - 1) & 1)
-                        other.push_back({int(other.size()), u, u});
+                std::vector<StageUnits> other = {{0, 0, 1}};
+                for (int b = 1; b < blocks; ++b)
+                    if (bits >> (b - 1) & 1)
+                        other.push_back({int(other.size()), b + 1, b + 1});
                     else
-                        other.back().last_unit = u;
+                        other.back().last_unit = b + 1;
+                other.back().last_unit = blocks + 1;
                 best = std::min(best, largest(other, units));
             }
-            EXPECT_EQ(largest(cut, units), best) << n << " units, " << stages << " stages";
+            EXPECT_EQ(largest(cut, units), best) << blocks << " blocks, " << stages << " stages";
             ASSERT_EQ(int(cut.size()), stages);
             for (int s = 0; s < stages; ++s) {
                 EXPECT_EQ(cut[size_t(s)].stage, s);
                 EXPECT_EQ(cut[size_t(s)].first_unit, s == 0 ? 0 : cut[size_t(s) - 1].last_unit + 1);
                 EXPECT_LE(cut[size_t(s)].first_unit, cut[size_t(s)].last_unit);
             }
-            EXPECT_EQ(cut.back().last_unit, n - 1);
+            EXPECT_EQ(cut.back().last_unit, blocks + 1);
         }
-        EXPECT_THROW(cut_stages(units, n + 1), Error);
+        EXPECT_THROW(cut_stages(units, blocks + 1), Error);
     }
 }
 
@@ -313,13 +314,14 @@ TEST(StageCut, FlopsAreThoseOfTheWholeModel) {
 }
 
 TEST(StageCut, TextOfACutReadsBack) {
-    const auto cut = parse_stage_cut("0,4,3,1", 8, 4);
-    EXPECT_EQ(cut, (std::vector<StageUnits>{{0, 0, 0}, {1, 1, 4}, {2, 5, 7}, {3, 8, 9}}));
-    EXPECT_EQ(text_of(cut, 8), "0,4,3,1");
-    EXPECT_EQ(text_of(parse_stage_cut("8,0", 8, 2), 8), "8,0");
+    const auto cut = parse_stage_cut("1,3,3,1", 8, 4);
+    EXPECT_EQ(cut, (std::vector<StageUnits>{{0, 0, 1}, {1, 2, 4}, {2, 5, 7}, {3, 8, 9}}));
+    EXPECT_EQ(text_of(cut, 8), "1,3,3,1");
+    EXPECT_EQ(text_of(parse_stage_cut("8", 8, 1), 8), "8");
     for (const char* bad : {"", "4", "4,4,", "4,x", "5,4", "4,-4,8", "9,0"})
         EXPECT_THROW(parse_stage_cut(bad, 8, 2), Error) << bad;
-    EXPECT_THROW(parse_stage_cut("4,0,4", 8, 3), Error) << "a stage in the middle needs a block";
+    EXPECT_THROW(parse_stage_cut("4,0,4", 8, 3), Error) << "each stage needs a block";
+    EXPECT_THROW(parse_stage_cut("8,0", 8, 2), Error);
 }
 
 // The numbers of stage_cut.h: half a stage's forward more on the last stage.

@@ -1,0 +1,38 @@
+#pragma once
+// What pipeline parallelism makes of a model: schedule, cut, each rank's programs, and what they should cost.
+
+#include "llama/model/param_table.h"
+#include "llama/parallel/pipeline_program.h"
+#include "llama/parallel/stage_cut.h"
+
+namespace rz {
+
+struct PipelineOptions {
+    int pp = 1;
+    std::string schedule;         // a name or a file; empty: zb-v where it exists and nothing is recomputed, else 1f1b
+    int stages_per_rank = 0;      // 0: the schedule's own
+    std::string cut;              // blocks of each stage; empty: balanced by FLOPs
+    std::string gather = "step";  // or window:K, or op
+    bool recompute = false;
+    int64_t T = 0;
+};
+
+struct PipelinePlan {
+    std::string name;  // of the schedule
+    PipelineSchedule schedule;
+    std::vector<StageUnits> cut;
+    PipelineCosts costs;                  // FLOPs of a token
+    std::vector<RankProgram> training;    // by rank: a step
+    std::vector<RankProgram> evaluation;  // by rank: forward only, one micro-batch
+    PipelineRun predicted;                // of the step, by FLOPs, messages free
+
+    // For the log: schedule, cut, predicted utilisation and what the cut costs, how to reach 90 %.
+    std::vector<std::string> text(int64_t blocks) const;
+};
+
+// Refuses with the nearest valid value: shapes that the schedule does not exist for, stages without a block, halves of
+// the backward pass with recomputation, a tied head whose two uses are on different ranks.
+PipelinePlan plan_pipeline(const PipelineOptions&, const ModelConfig&, const ParamTable&, DType param_dtype,
+                           int64_t micro_batches, const ShardPolicy&);
+
+}  // namespace rz

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Pipelines under mpirun: whatever the schedule, the cut and the ZeRO stage, weights, loss, norm and data are those of
+# one rank, or of the same data ranks without a pipeline, to the bit. Ends with "N passed, N failed".
+#
+#   test/program/test_pipeline.sh ./train_llama           (what make test runs)
+#   test/program/test_pipeline.sh ./train_llama --all     every schedule at 2, 3 and 4 ranks, every ZeRO stage
+set -uo pipefail
+program=$(realpath "$1")
+all=${2:-}
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+model=(--data "$work/data" --preset bytes --seq-len 32 --batch 1 --layers 8 --dim 32 --heads 4 --ffn 64 --device cpu
+  --threads 1 --steps 10 --save-every 0 --val-every 0 --val-tokens 64 --timeout 30)
+[ -n "$all" ] || model+=(--steps 4)
+
+train() {  # train NAME RANKS FLAGS...
+  local name=$1 ranks=$2
+  shift 2
+  timeout 120 mpirun -n "$ranks" "$program" "${model[@]}" "$@" --out "$work/$name" > "$work/log" 2>&1
+}
+same() {  # same NAME REFERENCE: final weights, and what was logged of each step but the times
+  cmp "$work/$1/final/model.safetensors" "$work/$2/final/model.safetensors" || return 1
+  python3 - "$work/$1/metrics.jsonl" "$work/$2/metrics.jsonl" << 'END'
+import json, sys
+keys = ("step", "loss", "grad_norm", "lr", "data_hash", "val_loss")
+a, b = ([{k: j[k] for k in keys if k in j} for j in map(json.loads, open(path))] for path in sys.argv[1:])
+sys.exit(0 if a and a == b else f"metrics differ:\n{a}\n{b}")
+END
+}
+as() { train "$1" "${@:3}" && same "$1" "$2"; }  # as NAME REFERENCE RANKS FLAGS...
+refused() {  # refused RANKS TEXT FLAGS...
+  local ranks=$1 text=$2
+  shift 2
+  ! train refused "$ranks" "$@" && grep -qF -- "$text" "$work/log"
+}
+
+check "one rank" train one 1 --batch-tokens 256 --head untied
+check "zb-v by default" as default one 2 --pp 2 --batch-tokens 256 --head untied
+check "  says so" grep -qF "pipeline zb-v: 4 stages on 2 ranks, blocks" "$work/log"
+for pp in 2 3 4; do
+  for schedule in gpipe 1f1b interleaved zb-h1 zb-v dualpipev; do
+    case $all$pp$schedule in 31f1b | 4zb-v | --all*) ;; *) continue ;; esac
+    [ "$pp$schedule" != 3interleaved ] || continue  # 8 micro-batches do not divide
+    check "$schedule on $pp" as "$pp$schedule" one "$pp" --pp "$pp" --pp-schedule "$schedule" --batch-tokens 256 --head untied
+  done
+done
+if [ -n "$all" ]; then
+  check "dp 3" train dp3 3 --batch-tokens 384 --head untied
+  for zero in 0 1 2 3; do
+    for schedule in 1f1b zb-v dualpipev; do
+      check "dp 3, zero $zero, $schedule" as "dp3$zero$schedule" dp3 6 --pp 2 --pp-schedule "$schedule" --zero "$zero" \
+        --batch-tokens 384 --head untied
+    done
+  done
+else
+  check "dp 3" train dp3 3 --batch-tokens 384 --head untied
+  check "dp 3, zero 3, zb-v" as dp3zb dp3 6 --pp 2 --pp-schedule zb-v --zero 3 --batch-tokens 384 --head untied
+fi
+for gather in window:1 op; do
+  [ -n "$all" ] || [ $gather = op ] || continue
+  check "gathers for $gather" as "gather$gather" dp3 6 --pp 2 --zero 3 --pp-gather $gather --batch-tokens 384 --head untied
+done
+check "uneven cut" as cut one 2 --pp 2 --pp-schedule 1f1b --pp-cut 7,1 --batch-tokens 256 --head untied
+check "recomputation takes 1f1b" as recompute one 2 --pp 2 --recompute block --batch-tokens 256 --head untied
+"$program" schedule --pp 2 --micro-batches 8 --pp-schedule zb-h1 --csv "$work/schedule.csv" > "$work/log" 2>&1
+check "a schedule from a file" as file one 2 --pp 2 --pp-schedule "$work/schedule.csv" --batch-tokens 256 --head untied
+
+# Saved by one layout, resumed by another.
+even=(--lr-schedule constant --warmup 0 --batch-tokens 256 --head untied)
+check "saves" train half 2 --pp 2 --steps 2 --save-every 2 "${even[@]}"
+check "whole run" train whole 1 --steps 4 "${even[@]}"
+for layout in "1 --pp 1" "3 --pp 3"; do
+  rm -rf "$work/resumed"
+  cp -r "$work/half" "$work/resumed"
+  # shellcheck disable=SC2086
+  check "resumed by $layout" train resumed $layout --resume auto --steps 4
+  check "  the same bits" cmp "$work/resumed/final/model.safetensors" "$work/whole/final/model.safetensors"
+done
+
+check "refused: too many stages" refused 4 "makes 16 stages of 8 blocks" --pp 4 --pp-schedule interleaved --pp-stages-per-rank 4
+check "refused: dualpipe" refused 2 "nearest: --pp-schedule dualpipev" --pp 2 --pp-schedule dualpipe --batch-tokens 256
+check "refused: tied on two ranks" refused 2 "nearest: --pp-schedule zb-v" --pp 2 --pp-schedule 1f1b --head tied
+check "refused: recomputation" refused 2 "nearest: --pp-schedule 1f1b" --pp 2 --pp-schedule zb-v --recompute mlp
+check "refused: too few micro-batches" refused 2 "needs at least 2 x pp = 4" --pp 2 --pp-schedule dualpipev
+check "refused: a cut" refused 2 "these are 7 blocks" --pp 2 --pp-schedule 1f1b --pp-cut 3,4
+check "refused: --pp-cut without --pp" refused 1 "and --pp is 1" --pp-cut 3,5
+summary
