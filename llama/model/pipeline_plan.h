@@ -3,7 +3,7 @@
 
 #include "llama/model/param_table.h"
 #include "llama/parallel/pipeline_program.h"
-#include "llama/parallel/stage_cut.h"
+#include "llama/model/stage_cut.h"
 
 namespace rz {
 
