@@ -374,7 +374,7 @@ TEST(Zero, NarrowMastersNeedParametersOfTheirType) {
         run(1, c);
         FAIL();
     } catch (const Error& e) {
-        EXPECT_NE(std::string(e.what()).find("nearest: --master-dtype fp32"), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("nearest: master_dtype fp32"), std::string::npos) << e.what();
     }
 }
 
