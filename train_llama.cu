@@ -41,7 +41,7 @@ static RunEnd train(Trainer& t) {
 
 static int train_command(TrainOptions options, Process& process) {
     if (options.print_config) return print_config_command(options);
-    arm_faults(process.rank());
+    const FaultScope armed(Faults(process.rank()));
     fault_point("start");
     Health health(options, process);
     std::optional<ResumePoint> from = find_checkpoint(options, process, health.status().saved_step());

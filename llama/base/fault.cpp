@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <mutex>
+#include <utility>
 
 #include "kernels/runtime/check.h"
 #include "llama/base/text.h"
@@ -67,14 +67,6 @@ constexpr Action kActions[] = {
     {"nan", FaultAction::nan},     {"inf", FaultAction::inf},       {"flip", FaultAction::flip},
     {"spike", FaultAction::spike},
 };
-
-struct Armed {
-    FaultSpec spec;
-    int64_t hits = 0;
-};
-std::mutex mutex;
-std::vector<Armed> armed;
-int own_rank = 0;
 
 bool is_number(const std::string& text) {
     return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
@@ -155,7 +147,7 @@ int error_number(FaultAction action) {
     }
 }
 
-void act(const FaultSpec& spec, const char* point, int64_t hit) {
+void act(const FaultSpec& spec, int rank, const char* point, int64_t hit) {
     int signal = 0;
     switch (spec.action) {
         case FaultAction::kill:
@@ -176,7 +168,7 @@ void act(const FaultSpec& spec, const char* point, int64_t hit) {
         default:
             break;
     }
-    std::fprintf(stderr, "fault: rank %d comes by %s for the %lld. time\n", own_rank, point, (long long)hit);
+    std::fprintf(stderr, "fault: rank %d comes by %s for the %lld. time\n", rank, point, (long long)hit);
     std::fflush(stderr);
     if (signal) {
         ::raise(signal);  // in this thread: a handler has run when this returns
@@ -199,51 +191,69 @@ std::vector<FaultSpec> parse_faults(const std::string& text) {
     return specs;
 }
 
-std::string fault_table() {
-    std::string text;
-    for (const Point& p : kPoints) text += format("  %-25s %s\n", p.name, p.where);
-    return text;
-}
-
-void arm_faults(int rank) {
-    const char* text = std::getenv("FAULT");
-    arm_faults(rank, text ? text : "");
-}
-
-void arm_faults(int rank, const std::string& text) {
-    const std::vector<FaultSpec> specs = parse_faults(text);
-    std::lock_guard lock(mutex);
-    own_rank = rank;
-    armed.clear();
-    for (const FaultSpec& s : specs)
-        if (s.rank < 0 || s.rank == rank) armed.push_back({s});
-    detail::faults_armed = !armed.empty();
-}
-
 namespace detail {
 
-bool faults_armed = false;
+class FaultState : public std::enable_shared_from_this<FaultState> {
+   public:
+    FaultState(int rank, const std::string& text) : rank_(rank) {
+        for (const FaultSpec& s : parse_faults(text))
+            if (s.rank < 0 || s.rank == rank) armed_.push_back({s});
+    }
+    bool any() const { return !armed_.empty(); }
 
-FaultAction fault_hit(const char* point) {
-    FaultAction result = FaultAction::none;
-    std::vector<std::pair<FaultSpec, int64_t>> due;
-    {
-        std::lock_guard lock(mutex);
-        for (Armed& a : armed) {
-            if (a.spec.point != point) continue;
-            ++a.hits;
-            if (a.hits >= a.spec.first && a.hits <= a.spec.last) due.emplace_back(a.spec, a.hits);
+    FaultAction hit(const char* point) {
+        FaultAction result = FaultAction::none;
+        std::vector<std::pair<FaultSpec, int64_t>> due;
+        {
+            std::lock_guard lock(mutex_);
+            for (Armed& a : armed_) {
+                if (a.spec.point != point) continue;
+                ++a.hits;
+                if (a.hits >= a.spec.first && a.hits <= a.spec.last) due.emplace_back(a.spec, a.hits);
+            }
         }
+        for (const auto& [spec, hit] : due) {
+            act(spec, rank_, point, hit);
+            result = spec.action;
+        }
+        return result;
     }
-    for (const auto& [spec, hit] : due) {
-        act(spec, point, hit);
-        result = spec.action;
-    }
-    return result;
-}
+
+   private:
+    struct Armed {
+        FaultSpec spec;
+        int64_t hits = 0;
+    };
+    int rank_;
+    std::mutex mutex_;
+    std::vector<Armed> armed_;
+};
+
+FaultAction fault_hit(const char* point) { return faults->hit(point); }
 
 int fault_errno_hit(const char* point) { return error_number(fault_hit(point)); }
 
 }  // namespace detail
+
+Faults::Faults(int rank) {
+    const char* text = std::getenv("FAULT");
+    *this = Faults(rank, text ? text : "");
+}
+
+Faults::Faults(int rank, const std::string& text) {
+    auto state = std::make_shared<detail::FaultState>(rank, text);
+    if (state->any()) state_ = std::move(state);
+}
+
+Faults Faults::here() {
+    Faults faults;
+    if (detail::faults) faults.state_ = detail::faults->shared_from_this();
+    return faults;
+}
+
+FaultScope::FaultScope(Faults faults)
+    : faults_(std::move(faults)), before_(std::exchange(detail::faults, faults_.state_.get())) {}
+
+FaultScope::~FaultScope() { detail::faults = before_; }
 
 }  // namespace rz

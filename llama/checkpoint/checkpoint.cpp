@@ -242,7 +242,10 @@ void CheckpointWriter::save(Manifest manifest) {
     take_copy();
     job_->report.stall_seconds = seconds_since(start);
     if (options_.background) {
-        thread_ = std::thread([this, job = job_.get()] { write(*job); });
+        thread_ = std::thread([this, job = job_.get(), faults = Faults::here()] {
+            const FaultScope armed(faults);
+            write(*job);
+        });
     } else {
         write(*job_);
         job_->report.stall_seconds = seconds_since(start);

@@ -90,7 +90,7 @@ TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
     Sharded a(mesh, 3, DType::f32);
     CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
                             {.run_folder = folder, .tokenizer_from = "", .timeout_s = 30});
-    arm_faults(process.rank(), "checkpoint.fsync:1:1:eio");
+    const FaultScope armed(Faults(process.rank(), "checkpoint.fsync:1:1:eio"));
     Manifest manifest;
     manifest.run_id = "test";
     manifest.step = 1;
@@ -99,7 +99,6 @@ TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
     manifest.step = 2;
     writer.save(manifest);
     EXPECT_TRUE(writer.finish());
-    arm_faults(process.rank(), "");
     if (process.is_root()) {
         const std::vector<SaveReport> reports = writer.reports();
         ASSERT_EQ(reports.size(), 2u);

@@ -137,14 +137,15 @@ TEST(LayoutsOverMpi, AnExportFailsOnAllRanksOrNone) {
         return "";
     };
     const int last = process.size() - 1, hit = last == 0 ? 2 : 1;  // rank 0 writes the header first
-    arm_faults(process.rank(), format("file.write:%d:%d:enospc", last, hit).c_str());
-    const std::string text = run();
+    const std::string text = [&] {
+        const FaultScope armed(Faults(process.rank(), format("file.write:%d:%d:enospc", last, hit)));
+        return run();
+    }();
     EXPECT_NE(text.find("model.safetensors: write failed: No space left on device"), std::string::npos) << text;
     EXPECT_EQ(text.find(format("rank %d: ", last)) == 0, last > 0) << text;
     process.barrier();
     EXPECT_TRUE(std::filesystem::is_empty(folder)) << "half an export stays";
     process.barrier();
-    arm_faults(process.rank(), "");
     EXPECT_EQ(run(), "");
     EXPECT_TRUE(std::filesystem::exists(folder + "/config.json"));
     process.barrier();

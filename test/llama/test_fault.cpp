@@ -7,6 +7,8 @@
 #include <fstream>
 #include <regex>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "kernels/runtime/check.h"
 
@@ -21,10 +23,6 @@ std::string refusal(const std::string& text) {
     }
     return "accepted";
 }
-
-struct Disarm {
-    ~Disarm() { arm_faults(0, ""); }
-};
 
 TEST(Fault, ReadsEveryForm) {
     auto one = [](const char* text) { return parse_faults(text).at(0); };
@@ -52,8 +50,7 @@ TEST(Fault, RefusesWithTheNearest) {
 }
 
 TEST(Fault, HappensOnTheNthTimeOnItsRankOnly) {
-    Disarm disarm;
-    arm_faults(1, "weights:1:2:flip,gradient:*:2+:nan,file.write:0:1:eio,file.fsync:1:1:enospc");
+    const FaultScope armed(Faults(1, "weights:1:2:flip,gradient:*:2+:nan,file.write:0:1:eio,file.fsync:1:1:enospc"));
     EXPECT_EQ(fault_point("weights"), FaultAction::none);
     EXPECT_EQ(fault_point("weights"), FaultAction::flip);
     EXPECT_EQ(fault_point("weights"), FaultAction::none);
@@ -63,10 +60,33 @@ TEST(Fault, HappensOnTheNthTimeOnItsRankOnly) {
     EXPECT_EQ(fault_errno("file.write"), 0);  // rank 0's
     EXPECT_EQ(fault_errno("file.fsync"), ENOSPC);
     EXPECT_EQ(fault_errno("file.fsync"), 0);
-    arm_faults(1, "step:error");
-    EXPECT_THROW(fault_point("step"), Error);
-    arm_faults(0, "step:1:error");
-    EXPECT_NO_THROW(fault_point("step"));
+    {
+        const FaultScope inner(Faults(1, "step:error"));
+        EXPECT_THROW(fault_point("step"), Error);
+    }
+    {
+        const FaultScope inner(Faults(0, "step:1:error"));
+        EXPECT_NO_THROW(fault_point("step"));
+    }
+    EXPECT_EQ(fault_point("gradient"), FaultAction::nan) << "the outer scope's faults are back";
+}
+
+// Ranks as threads: each has its own faults and counts its own hits; a thread that a rank starts shares the rank's.
+TEST(Fault, RanksInOneProcessHaveTheirOwn) {
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 4; ++rank)
+        ranks.emplace_back([rank] {
+            EXPECT_EQ(fault_point("weights"), FaultAction::none) << "no scope, no fault";
+            const FaultScope armed(Faults(rank, "weights:2:3:flip,loss:*:2:spike"));
+            fault_point("weights"), fault_point("loss");
+            std::thread([rank, faults = Faults::here()] {
+                const FaultScope same(faults);
+                EXPECT_EQ(fault_point("weights"), FaultAction::none);
+                EXPECT_EQ(fault_point("loss"), FaultAction::spike);
+            }).join();
+            EXPECT_EQ(fault_point("weights"), rank == 2 ? FaultAction::flip : FaultAction::none);
+        });
+    for (std::thread& rank : ranks) rank.join();
 }
 
 // A point that the table lacks could never be asked for; one that the code lacks would be a fault that never happens.

@@ -291,7 +291,7 @@ TEST(RunStatus, WithoutAFolderNothingHappensAndAFullDiskIsNoError) {
 }
 
 std::string write_error(const char* fault, const std::string& path) {
-    arm_faults(0, fault);
+    const FaultScope armed(Faults(0, fault));
     testing::internal::CaptureStderr();
     std::string error;
     try {
@@ -300,7 +300,6 @@ std::string write_error(const char* fault, const std::string& path) {
         error = e.what();
     }
     testing::internal::GetCapturedStderr();
-    arm_faults(0, "");
     return error;
 }
 
@@ -327,11 +326,12 @@ TEST(FileFaults, PassingErrorsOfANetworkFileSystemAreTriedAgain) {
     EXPECT_EQ(write_error("file.write:0:1:estale,file.write:0:2:eio", path), "");
     EXPECT_EQ(read_file(path), "new");
     EXPECT_NE(write_error("file.fsync:0:1:eio", path), "") << "a second fsync would succeed without the lost pages";
-    arm_faults(0, "file.read:0:1:eio");
-    EXPECT_EQ(read_file(path), "new");
-    arm_faults(0, "file.read:0:*:eio");
+    {
+        const FaultScope armed(Faults(0, "file.read:0:1:eio"));
+        EXPECT_EQ(read_file(path), "new");
+    }
+    const FaultScope armed(Faults(0, "file.read:0:*:eio"));
     EXPECT_THROW(read_file(path), Error);
-    arm_faults(0, "");
 }
 
 }  // namespace
