@@ -9,6 +9,7 @@
 
 #include "comm/host_transport.h"
 #include "comm/watch.h"
+#include "kernels/runtime/context.h"
 
 namespace rz {
 
@@ -37,6 +38,12 @@ struct LoopbackHub::Shared {
     std::mutex mutex;
     std::map<std::string, std::shared_ptr<Group>> groups;
     std::vector<std::shared_ptr<Watch>> watches;
+    std::deque<RankContext> contexts;
+    DeviceKind kind = DeviceKind::cpu;
+    // planned only
+    PlannedLink link;
+    double timeout_s = 0;
+    std::map<std::string, std::shared_ptr<PlannedMail>> mail;
 };
 
 namespace {
@@ -121,10 +128,19 @@ LoopbackHub::LoopbackHub(int ranks, double timeout_s) : ranks_(ranks), shared_(n
         options.size = ranks;
         options.timeout_s = timeout_s;
         shared_->watches.push_back(std::make_shared<Watch>(options));
+        shared_->contexts.emplace_back();
     }
 }
 
+LoopbackHub::LoopbackHub(int ranks, PlannedLink link, double timeout_s) : LoopbackHub(ranks, timeout_s) {
+    shared_->kind = DeviceKind::planned;
+    shared_->link = std::move(link);
+    shared_->timeout_s = timeout_s;
+}
+
 LoopbackHub::~LoopbackHub() = default;
+
+Device LoopbackHub::device(int rank) const { return {shared_->kind, 0, &shared_->contexts[size_t(rank)]}; }
 
 std::shared_ptr<Watch> LoopbackHub::watch(int rank) { return shared_->watches[size_t(rank)]; }
 
@@ -147,9 +163,15 @@ std::unique_ptr<Transport> LoopbackHub::subgroup(int rank, const std::vector<int
     for (size_t i = 0; i < members.size(); ++i)
         if (members[i] == rank) place = int(i);
     require(place >= 0, "loopback group '%s' does not contain rank %d", name.c_str(), rank);
+    if (shared_->kind == DeviceKind::planned) {
+        std::lock_guard lock(shared_->mutex);
+        std::shared_ptr<PlannedMail>& mail = shared_->mail[name];
+        if (!mail) mail = make_planned_mail(int(members.size()), shared_->timeout_s);
+        return make_planned_transport(name, place, members, device(rank), shared_->link, mail);
+    }
     auto wire = std::make_unique<LoopbackWire<Group>>(group(name, int(members.size())), place);
-    return std::make_unique<HostTransport>("loopback", std::move(wire), name, place, members,
-                                           Device{DeviceKind::cpu, 0}, watch(rank));
+    return std::make_unique<HostTransport>("loopback", std::move(wire), name, place, members, device(rank),
+                                           watch(rank));
 }
 
 void LoopbackHub::run(const std::function<void(int)>& body) {

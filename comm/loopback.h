@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 
+#include "comm/planned_transport.h"
 #include "comm/transport.h"
 
 namespace rz {
@@ -17,8 +18,12 @@ namespace rz {
 class LoopbackHub {
    public:
     explicit LoopbackHub(int ranks, double timeout_s = 60);
+    // Ranks on planned devices, each as device(rank).context->planned says when its first stream is made.
+    LoopbackHub(int ranks, PlannedLink link, double timeout_s = 60);
     ~LoopbackHub();
     int size() const { return ranks_; }
+    // The CPU or a planned device, with a context of this rank's own.
+    Device device(int rank) const;
 
     // The group of all ranks, as seen by `rank`. Each call with a new `name` makes another group (its own queues); all
     // members must use the same name.

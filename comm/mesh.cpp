@@ -123,11 +123,21 @@ Mesh::Mesh(Device device, const MeshOptions& options) : grid_(1, options.grid) {
 
 Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options)
     : grid_(hub.size(), options.grid), world_{rank, hub.size()} {
-    build({DeviceKind::cpu, 0}, options,
+    build(hub.device(rank), options,
           [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
               if (members.empty()) return nullptr;
               return hub.subgroup(rank, members, name + format(" of %d", members.front()));
           });
+}
+
+Mesh::Mesh(Device device, int rank, int size, const PlannedLink& link, const MeshOptions& options)
+    : grid_(size, options.grid), world_{rank, size} {
+    require(rank >= 0 && rank < size, "rank %d of %d", rank, size);
+    build(device, options, [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
+        if (members.empty()) return nullptr;
+        const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
+        return make_planned_transport(name, int(place), members, device, link);
+    });
 }
 
 Mesh::~Mesh() = default;
@@ -146,7 +156,7 @@ int64_t Mesh::bytes_sent() const {
 std::unique_ptr<Stream> make_comm_stream(Device device) {
     auto stream = std::make_unique<Stream>(device, "communication", /*high_priority=*/true);
 #ifdef _OPENMP
-    if (!device.is_cuda()) stream->enqueue_host([] { omp_set_num_threads(1); });
+    if (device.kind == DeviceKind::cpu) stream->enqueue_host([] { omp_set_num_threads(1); });
 #endif
     return stream;
 }

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "comm/collectives.h"
+#include "comm/planned_transport.h"
 #include "comm/grid.h"
 
 namespace rz {
@@ -72,6 +73,8 @@ class Mesh {
     explicit Mesh(Device device, const MeshOptions& options = {});
     // A rank of an in-process loopback.
     Mesh(LoopbackHub& hub, int rank, const MeshOptions& options = {});
+    // Rank `rank` of `size` on a planned device, without the others (planned_transport.h).
+    Mesh(Device device, int rank, int size, const PlannedLink& link, const MeshOptions& options = {});
     ~Mesh();
 
     const Grid& grid() const { return grid_; }

@@ -230,7 +230,8 @@ void Process::set_step(int64_t step) {
 // ---- devices and groups ---------------------------------------------------------------------------------------------
 
 Device Process::choose_device(DeviceChoice choice, TransportKind transport, std::string* note) {
-    const Device device = pick_device(choice, local_rank_, note);
+    Device device = pick_device(choice, local_rank_, note);
+    device.context = &context_;
     const std::vector<std::string> kinds = all_gather_text(device.is_cuda() ? "cuda" : "cpu");
     for (int r = 0; r < size_; ++r)
         require(kinds[size_t(r)] == kinds[0], "rank 0 runs on %s and rank %d on %s: choose device cpu or cuda for all",

@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "comm/transport.h"
+#include "kernels/runtime/context.h"
 
 namespace rz {
 
@@ -80,9 +81,9 @@ class Process {
     // Ends the whole job at once; the reason goes to stderr and failure.txt.
     [[noreturn]] void abort(int code, const std::string& reason);
 
-    // The device that this rank uses. Refuses more ranks on a host than GPUs are visible (or two ranks on one
-    // GPU), unless the MPI transport was asked for, which can share one. `note` may receive a line for the user.
-    // Collective.
+    // The device that this rank uses, with its context. Refuses more ranks on a host than GPUs are visible (or two
+    // ranks on one GPU), unless the MPI transport was asked for, which can share one. `note` may receive a line for the
+    // user. Collective.
     Device choose_device(DeviceChoice choice, TransportKind transport, std::string* note);
 
     // A group of the ranks that pass the same color, ordered by key, then rank; color -1: this rank is in none and gets
@@ -115,6 +116,7 @@ class Process {
     void finish();
     void send_recv(std::vector<Message> messages);
 
+    RankContext context_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
     std::string run_directory_;

@@ -1,5 +1,6 @@
 #pragma once
-// Memory for tiles and packed panels of the CPU ops: one block per thread, kept and grown, counted as workspace.
+// Memory for tiles and packed panels of the CPU ops: one block per thread, kept and grown. It belongs to the threads of
+// OpenMP, not to a rank, so no ledger counts it.
 
 #include "kernels/runtime/memory.h"
 

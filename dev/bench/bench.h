@@ -27,6 +27,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/context.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/cpu/simd_level.h"
 #include "llama/base/version.h"
@@ -149,6 +150,7 @@ class Bench {
             CLI11_PARSE(app_, argc, argv);
             dtype_ = parse_dtype("--dtype", dtype);
             device_ = pick_device(parse_name<DeviceChoice>("--device", device), 0, &note);
+            device_.context = &context_;
             device_.make_current();
             if (!note.empty()) std::printf("# %s\n", note.c_str());
             if (note = set_gemm_tuning(device_, gemm_tune == "on", gemm_cache); !note.empty())
@@ -335,6 +337,7 @@ class Bench {
     int iterations_ = 15;
     bool best_ = false, profile_ = false;
     DType dtype_ = DType::bf16;
+    RankContext context_;
     Device device_;
     Buffer flush_;
     double copy_rate_ = 0, gemm_rate_ = 0;

@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
                         gemm(s, a);
                 };
             };
-            GemmTuning& tuning = gemm_tuning();
+            GemmTuning& tuning = gemm_tuning(*b.device().context);
             const bool tuned = b.device().is_cuda() && (tuning.measure || !tuning.cache_file.empty());
             b.measure({tuned ? std::string(name) + ", tuned" : name, bench::joined(shape), 0, flops, tolerance, check},
                       op);

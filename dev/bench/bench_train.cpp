@@ -26,6 +26,7 @@
 #include "kernels/embedding.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/context.h"
 #include "kernels/runtime/graph.h"
 #include "kernels/runtime/op_timer.h"
 #include "llama/base/atomic_file.h"
@@ -138,8 +139,9 @@ void append_row(const Settings& o, OrderedJson row) {
 void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double seconds) {
     const double rate = double(s.B * s.T) / seconds, per_token = training_flops_per_token(s.config, s.T);
     const double flops = rate * per_token, peak = peak_flops(o.device);
-    const MemoryLedger& ledger = MemoryLedger::get();
+    const MemoryLedger& ledger = o.device.context->memory;
     const int64_t bytes = ledger.peak(o.device.kind);
+    const GemmTuning& tuning = gemm_tuning(*o.device.context);
     if (peak > 0)
         std::printf(
             "# MFU of %s: tokens/s x (6 x %.1f M matrix parameters + 6 x %lld layers x %lld x %lld "
@@ -180,7 +182,7 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
                    {"memory", memory},
                    {"cuda_graphs", o.graphs},
                    {"gemm", gemm_library(o.device.kind)},
-                   {"gemm_tuned", gemm_tuning().measured + gemm_tuning().read}});
+                   {"gemm_tuned", tuning.measured + tuning.read}});
 }
 
 void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceBatch& batch, int first_step) {
@@ -219,7 +221,7 @@ void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceB
 }
 
 void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
-    MemoryLedger::get().reset_peaks();
+    o.device.context->memory.reset_peaks();
     Trainer t(s, o, s.dtype);
     initialise_weights(t.table, 1, t.compute, t.zero);
     std::mt19937_64 rng(1);
@@ -376,7 +378,9 @@ int run(int argc, char** argv) {
     if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in Trainer
 
     std::string note;
+    RankContext context;
     o.device = pick_device(parse_name<DeviceChoice>("--device", device_name), 0, &note);
+    o.device.context = &context;
     if (!note.empty()) std::printf("# %s\n", note.c_str());
     if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty())
         std::printf("# %s\n", note.c_str());

@@ -51,7 +51,9 @@ mpi() {  # mpi NAME RANKS COMMAND...
 for section in $sections; do
   case $section in
     lint) run lint dev/build/lint.sh ;;
-    unit) run unit "$obj/unit_tests" --gtest_brief=1 ;;
+    unit)
+      run unit "$obj/unit_tests" --gtest_brief=1
+      run statics dev/build/statics.sh "$obj/libringzero.a" ;;
     learn) run learn dev/learn/run.sh "$obj/learn" ;;
     python) run python python3 test/data_prep/test_data_prep.py ;;
     mpi)

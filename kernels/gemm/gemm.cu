@@ -10,6 +10,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/cuda/gpu.cuh"
+#include "kernels/runtime/context.h"
 #include "kernels/runtime/cuda_check.h"
 #include "kernels/runtime/memory.h"
 
@@ -138,10 +139,11 @@ cublasStatus_t multiply(cublasLtHandle_t handle, const Plan& plan, const cublasL
 // Times every suggestion on the caller's A and B, with another C and with the L2 cache filled anew before each run, as
 // it is in a training step. Returns false where there is no memory for that, the stream is being captured, or none ran.
 bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, Workspace workspace,
-                     CudaStream stream, float* microseconds) {
+                     Stream& on, float* microseconds) {
+    const CudaStream stream = on.cuda();
     cudaStreamCaptureStatus capture;
     CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
-    const Device device{DeviceKind::cuda, key.device};
+    const Device device = on.device();
     int l2 = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, key.device));
     const int64_t c_bytes = key.M * key.ldc * size_of(key.c_dtype), flush_bytes = 2 * int64_t(l2) + 256;
@@ -188,9 +190,9 @@ std::string cache_key(const Key& key) {
 }
 
 // The first choice for this key that the library still accepts.
-bool read_choice(cublasLtHandle_t handle, const Key& key, Plan& plan, size_t workspace) {
-    if (gemm_tuning().cache_file.empty()) return false;
-    for (const GemmChoice& choice : read_gemm_cache(gemm_tuning().cache_file, cache_key(key), sizeof plan.algorithm)) {
+bool read_choice(const GemmTuning& tuning, cublasLtHandle_t handle, const Key& key, Plan& plan, size_t workspace) {
+    if (tuning.cache_file.empty()) return false;
+    for (const GemmChoice& choice : read_gemm_cache(tuning.cache_file, cache_key(key), sizeof plan.algorithm)) {
         cublasLtMatmulAlgo_t algorithm;
         cublasLtMatmulHeuristicResult_t result{};
         std::memcpy(&algorithm, choice.data(), sizeof algorithm);
@@ -204,91 +206,33 @@ bool read_choice(cublasLtHandle_t handle, const Key& key, Plan& plan, size_t wor
     return false;
 }
 
-void write_choice(const Key& key, const Plan& plan, float microseconds) {
+void write_choice(const GemmTuning& tuning, const Key& key, const Plan& plan, float microseconds) {
     GemmChoice choice(sizeof plan.algorithm);
     std::memcpy(choice.data(), &plan.algorithm, sizeof plan.algorithm);
-    write_gemm_cache(gemm_tuning().cache_file, cache_key(key), choice, double(microseconds));
+    write_gemm_cache(tuning.cache_file, cache_key(key), choice, double(microseconds));
 }
 
-void choose_algorithm(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, Workspace workspace,
-                      CudaStream stream) {
-    GemmTuning& tuning = gemm_tuning();
+void choose_algorithm(GemmTuning& tuning, cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a,
+                      Workspace workspace, Stream& stream) {
     float microseconds = 0;
-    if (read_choice(handle, key, plan, workspace.bytes)) {
+    if (read_choice(tuning, handle, key, plan, workspace.bytes)) {
         ++tuning.read;
         return;
     }
     if (tuning.measure) {
         const GemmTuningTurn turn(tuning.cache_file);  // who waited finds the choice in the file
-        if (read_choice(handle, key, plan, workspace.bytes)) {
+        if (read_choice(tuning, handle, key, plan, workspace.bytes)) {
             ++tuning.read;
             return;
         }
         if (measure_fastest(handle, plan, key, a, workspace, stream, &microseconds)) {
             ++tuning.measured;
-            if (!tuning.cache_file.empty()) write_choice(key, plan, microseconds);
+            if (!tuning.cache_file.empty()) write_choice(tuning, key, plan, microseconds);
             return;
         }
     }
     plan.algorithm = suggestions(handle, key, plan, workspace.bytes, 1).found[0].algo;
 }
-
-// Handles, workspaces and plans of all devices. Lives as long as the process: at exit the driver may be gone already.
-class Library {
-   public:
-    static Library& get() {
-        static Library& library = *new Library;
-        return library;
-    }
-
-    void run(const Key& key, const Gemm& a, CudaStream stream) {
-        cublasLtHandle_t handle;
-        Workspace workspace;
-        const Plan* plan;
-        {
-            const std::scoped_lock lock(mutex_);
-            handle = handle_of(key.device);
-            workspace = workspace_of(key.device, stream);
-            plan = &plan_of(key, a, handle, workspace, stream);
-        }
-        check_lt(multiply(handle, *plan, plan->algorithm, a, a.c, workspace, stream), "cublasLtMatmul");
-    }
-
-   private:
-    cublasLtHandle_t handle_of(int device) {
-        cublasLtHandle_t& handle = handles_[device];
-        if (handle == nullptr) check_lt(cublasLtCreate(&handle), "cublasLtCreate");
-        return handle;
-    }
-
-    // One per stream, since products on two streams may run at once.
-    Workspace workspace_of(int device, CudaStream stream) {
-        Buffer& buffer = workspaces_[{device, stream}];
-        if (!buffer) {
-            int major = 0;
-            CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-            buffer = Buffer(Device{DeviceKind::cuda, device}, int64_t(major >= 9 ? kHopperWorkspace : kWorkspace),
-                            MemKind::workspace, "cuBLASLt workspace");
-        }
-        return {buffer.data(), size_t(buffer.bytes())};
-    }
-
-    const Plan& plan_of(const Key& key, const Gemm& a, cublasLtHandle_t handle, Workspace workspace,
-                        CudaStream stream) {
-        const GemmTuning& tuning = gemm_tuning();
-        const auto index = std::make_tuple(key, tuning.measure, tuning.cache_file);
-        const auto found = plans_.find(index);
-        if (found != plans_.end()) return found->second;
-        Plan plan = make_plan(key);
-        choose_algorithm(handle, plan, key, a, workspace, stream);
-        return plans_.emplace(index, plan).first->second;
-    }
-
-    std::mutex mutex_;
-    std::map<int, cublasLtHandle_t> handles_;
-    std::map<std::pair<int, CudaStream>, Buffer> workspaces_;
-    std::map<std::tuple<Key, bool, std::string>, Plan> plans_;
-};
 
 // Largest power of two up to 256 that divides every address
 int common_alignment(const Gemm& a) {
@@ -299,11 +243,78 @@ int common_alignment(const Gemm& a) {
 
 }  // namespace
 
-void gemm_cuda(const Gemm& a, CudaStream stream) {
+// Handles, workspaces and plans of one rank.
+class GemmPlans {
+   public:
+    static GemmPlans& of(RankContext& rank) {
+        const std::scoped_lock lock(rank.gemm_mutex);
+        if (!rank.gemm_plans) rank.gemm_plans = std::make_shared<GemmPlans>();
+        return *rank.gemm_plans;
+    }
+
+    ~GemmPlans() {
+        for (auto& [index, plan] : plans_) {
+            cublasLtMatmulDescDestroy(plan.operation);
+            for (cublasLtMatrixLayout_t layout : {plan.first, plan.second, plan.result})
+                cublasLtMatrixLayoutDestroy(layout);
+        }
+        for (const auto& [device, handle] : handles_) cublasLtDestroy(handle);
+    }
+
+    void run(const Key& key, const Gemm& a, Stream& stream) {
+        GemmTuning& tuning = gemm_tuning(stream.context());
+        cublasLtHandle_t handle;
+        Workspace workspace;
+        const Plan* plan;
+        {
+            const std::scoped_lock lock(mutex_);
+            handle = handle_of(key.device);
+            workspace = workspace_of(stream);
+            plan = &plan_of(tuning, key, a, handle, workspace, stream);
+        }
+        check_lt(multiply(handle, *plan, plan->algorithm, a, a.c, workspace, stream.cuda()), "cublasLtMatmul");
+    }
+
+   private:
+    cublasLtHandle_t handle_of(int device) {
+        cublasLtHandle_t& handle = handles_[device];
+        if (handle == nullptr) check_lt(cublasLtCreate(&handle), "cublasLtCreate");
+        return handle;
+    }
+
+    // One per stream, since products on two streams may run at once.
+    Workspace workspace_of(Stream& stream) {
+        const int device = stream.device().index;
+        Buffer& buffer = workspaces_[{device, stream.cuda()}];
+        if (!buffer) {
+            int major = 0;
+            CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+            buffer =
+                Buffer(Device{DeviceKind::cuda, device, &stream.context()},
+                       int64_t(major >= 9 ? kHopperWorkspace : kWorkspace), MemKind::workspace, "cuBLASLt workspace");
+        }
+        return {buffer.data(), size_t(buffer.bytes())};
+    }
+
+    const Plan& plan_of(GemmTuning& tuning, const Key& key, const Gemm& a, cublasLtHandle_t handle, Workspace workspace,
+                        Stream& stream) {
+        const auto index = std::make_tuple(key, tuning.measure, tuning.cache_file);
+        const auto found = plans_.find(index);
+        if (found != plans_.end()) return found->second;
+        Plan plan = make_plan(key);
+        choose_algorithm(tuning, handle, plan, key, a, workspace, stream);
+        return plans_.emplace(index, plan).first->second;
+    }
+
+    std::mutex mutex_;
+    std::map<int, cublasLtHandle_t> handles_;
+    std::map<std::pair<int, CudaStream>, Buffer> workspaces_;
+    std::map<std::tuple<Key, bool, std::string>, Plan> plans_;
+};
+
+void gemm_cuda(const Gemm& a, Stream& stream) {
     if (a.M == 0 || a.N == 0) return;
-    int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    const Key key{device,
+    const Key key{stream.device().index,
                   a.M,
                   a.N,
                   a.K,
@@ -316,7 +327,7 @@ void gemm_cuda(const Gemm& a, CudaStream stream) {
                   a.dtype,
                   a.c_dtype,
                   common_alignment(a)};
-    Library::get().run(key, a, stream);
+    GemmPlans::of(stream.context()).run(key, a, stream);
 }
 
 const char* gemm_library_cuda() {

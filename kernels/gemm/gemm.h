@@ -26,7 +26,7 @@ struct Gemm {
 
 void gemm(Stream&, const Gemm&);
 void gemm_cpu(const Gemm&);
-void gemm_cuda(const Gemm&, CudaStream);
+void gemm_cuda(const Gemm&, Stream&);
 
 // Our own loops with a fixed order of summation over K; the reference for the libraries.
 void gemm_reference(const Gemm&);

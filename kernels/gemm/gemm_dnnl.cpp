@@ -14,7 +14,6 @@ const char* gemm_dnnl_version() { return nullptr; }
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "kernels/scratch.h"
@@ -101,12 +100,11 @@ Plan make_plan(const Gemm& g) {
     return plan;
 }
 
-// The most recently used plans. Making one compiles code (about a millisecond), so a step must not.
+// The most recently used plans of a thread. Making one compiles code (about a millisecond), so a step must not.
 class PlanCache {
    public:
     std::shared_ptr<const Plan> find(const Gemm& g) {
         const Key key = key_of(g);
-        std::lock_guard lock(mutex_);
         if (auto it = index_.find(key); it != index_.end()) {
             order_.splice(order_.begin(), order_, it->second);
             return it->second->second;
@@ -122,7 +120,6 @@ class PlanCache {
 
    private:
     static constexpr size_t kCapacity = 512;
-    std::mutex mutex_;
     std::list<std::pair<Key, std::shared_ptr<const Plan> > > order_;
     std::map<Key, decltype(order_)::iterator> index_;
 };
@@ -132,8 +129,8 @@ class PlanCache {
 bool gemm_dnnl(const Gemm& g) {
     if (g.dtype == DType::f16 || g.c_dtype == DType::f16) return false;
     if (g.N == 1 && g.ldc != 1) return false;  // oneDNN 3.7 writes between the rows of such a C
-    static auto* cache = new PlanCache;
-    const std::shared_ptr<const Plan> plan = cache->find(g);
+    thread_local PlanCache cache;
+    const std::shared_ptr<const Plan> plan = cache.find(g);
     if (!plan->matmul) return false;
     try {
         thread_local dnnl::stream stream(engine());

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <thread>
 
+#include "kernels/runtime/context.h"
+
 namespace rz {
 namespace {
 
@@ -109,6 +111,12 @@ void write_whole(const std::string& path, const std::string& text) {
 
 }  // namespace
 
+GemmTuning& gemm_tuning(RankContext& rank) {
+    const std::scoped_lock lock(rank.gemm_mutex);
+    if (!rank.gemm_tuning) rank.gemm_tuning = std::make_shared<GemmTuning>();
+    return *rank.gemm_tuning;
+}
+
 std::string default_gemm_cache() {
     const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
     if (cache && *cache) return std::string(cache) + "/ringzero/gemm_tuning.txt";
@@ -116,7 +124,9 @@ std::string default_gemm_cache() {
 }
 
 std::string set_gemm_tuning(Device device, bool measure, const std::string& cache_file) {
-    gemm_tuning() = {};
+    require(device.context, "gemm tuning is kept by rank: the device needs a context");
+    GemmTuning& tuning = gemm_tuning(*device.context);
+    tuning = {};
     if (!measure && cache_file.empty()) return "";
     if (!device.is_cuda())
         return format("GEMM %s has no effect on the CPU: it chooses among cuBLASLt's algorithms for a GPU",
@@ -134,7 +144,7 @@ std::string set_gemm_tuning(Device device, bool measure, const std::string& cach
             path.clear();
         }
     }
-    gemm_tuning() = {.measure = measure, .cache_file = path};
+    tuning = {.measure = measure, .cache_file = path};
     if (note.empty() && measure)
         note = path.empty() ? "GEMM tuning: choices are not kept; a cache file keeps them"
                             : "GEMM tuning: choices are kept in " + path;

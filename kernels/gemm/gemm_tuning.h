@@ -22,15 +22,12 @@ struct GemmTuning {
     int64_t measured = 0, read = 0;  // shapes decided in either way so far; counted by gemm
 };
 
-// For the process. To be set before products are enqueued; without CUDA it has no effect.
-inline GemmTuning& gemm_tuning() {
-    static GemmTuning tuning;
-    return tuning;
-}
+// Of this rank. To be set before products are enqueued; without CUDA it has no effect.
+GemmTuning& gemm_tuning(RankContext&);
 
-// --gemm-tune off|on and --gemm-cache FILE, for the process. `on` without a file takes default_gemm_cache(); a file
-// without `on` is read and never written. Returns what the user should know: that nothing is tuned on this device, or
-// where choices are kept. Throws where the given file can't be written.
+// --gemm-tune off|on and --gemm-cache FILE, for the rank of `device`. `on` without a file takes default_gemm_cache(); a
+// file without `on` is read and never written. Returns what the user should know: that nothing is tuned on this device,
+// or where choices are kept. Throws where the given file can't be written.
 std::string set_gemm_tuning(Device device, bool measure, const std::string& cache_file);
 
 // $XDG_CACHE_HOME/ringzero/gemm_tuning.txt, or under ~/.cache; empty if neither variable is set.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/runtime/context.h"
 #include "kernels/runtime/op_timer.h"
 
 #ifdef RZ_CUDA
@@ -32,6 +34,10 @@ struct Event::Impl {
     std::condition_variable changed;
     bool signalled = false;
     Clock::time_point when;
+    // planned: a time on the clocks of the context, which must be there as long as someone waits
+    RankContext* planned = nullptr;
+    std::shared_ptr<RankContext> kept;  // of a stream that has a context of its own
+    Ticks time = 0;
     // CUDA
     bool is_cuda = false;
 #ifdef RZ_CUDA
@@ -55,7 +61,7 @@ struct Event::Impl {
 };
 
 bool Event::done() const {
-    if (!impl_) return true;
+    if (!impl_ || impl_->planned) return true;
 #ifdef RZ_CUDA
     if (impl_->is_cuda) {
         const cudaError_t status = cudaEventQuery(impl_->cuda);
@@ -70,6 +76,11 @@ bool Event::done() const {
 
 void Event::synchronize() const {
     if (!impl_) return;
+    if (impl_->planned) {
+        Ticks& host = impl_->planned->planned.host;
+        host = std::max(host, impl_->time);
+        return;
+    }
 #ifdef RZ_CUDA
     if (impl_->is_cuda) {
         CUDA_CHECK(cudaEventSynchronize(impl_->cuda));
@@ -80,8 +91,9 @@ void Event::synchronize() const {
 }
 
 double Event::seconds_since(const Event& start) const {
-    require(impl_ && start.impl_ && impl_->is_cuda == start.impl_->is_cuda,
+    require(impl_ && start.impl_ && impl_->is_cuda == start.impl_->is_cuda && !impl_->planned == !start.impl_->planned,
             "Event::seconds_since: both events must have been recorded, on devices of one kind");
+    if (impl_->planned) return kSecondsPerTick * double(impl_->time - start.impl_->time);
 #ifdef RZ_CUDA
     if (impl_->is_cuda) {
         float ms = 0;
@@ -202,7 +214,13 @@ void free_after_queued_work(Device device, bool pinned, void* data) noexcept {
     }
 }
 
-Stream::Stream(Device device, std::string name, bool high_priority) : device_(device), name_(std::move(name)) {
+Stream::Stream(Device device, std::string name, bool high_priority)
+    : device_(device),
+      own_context_(device.context ? nullptr : std::make_shared<RankContext>()),
+      context_(device.context ? device.context : own_context_.get()),
+      name_(std::move(name)),
+      executes_(context_->planned.executes) {
+    if (device.is_planned()) return;
     if (!device.is_cuda()) {
         worker_ = std::make_shared<Worker>();
         std::lock_guard lock(live_streams().mutex);
@@ -238,6 +256,13 @@ void Stream::enqueue_cpu(std::function<void()> work) { worker_->push(std::move(w
 Event Stream::record(bool timing) {
     Event event;
     event.impl_ = std::make_shared<Event::Impl>();
+    if (device_.is_planned()) {
+        plan({});
+        event.impl_->planned = context_;
+        event.impl_->kept = own_context_;
+        event.impl_->time = clock_;
+        return event;
+    }
 #ifdef RZ_CUDA
     if (cuda_) {
         event.impl_->is_cuda = true;
@@ -265,6 +290,8 @@ static void CUDART_CB run_host_function(void* data) {
 
 void Stream::wait(const Event& event) {
     if (!event.impl_) return;
+    if (event.impl_->planned) return wait_until(event.impl_->time);
+    if (device_.is_planned()) return event.synchronize();
 #ifdef RZ_CUDA
     if (cuda_ && event.impl_->is_cuda) {
         CUDA_CHECK(cudaStreamWaitEvent(cuda_, event.impl_->cuda, 0));
@@ -283,6 +310,7 @@ void Stream::wait(const Event& event) {
 }
 
 void Stream::synchronize() {
+    if (device_.is_planned()) return record().synchronize();
 #ifdef RZ_CUDA
     if (cuda_) {
         CUDA_CHECK(cudaStreamSynchronize(cuda_));
@@ -293,6 +321,10 @@ void Stream::synchronize() {
 }
 
 void Stream::enqueue_host(std::function<void()> work) {
+    if (device_.is_planned()) {
+        if (executes_) work();
+        return;
+    }
 #ifdef RZ_CUDA
     if (cuda_) {
         auto held = std::make_unique<std::function<void()>>(std::move(work));
@@ -304,29 +336,49 @@ void Stream::enqueue_host(std::function<void()> work) {
     enqueue_cpu(std::move(work));
 }
 
-void Stream::end_op(const Event& start, const char* name) { op_timer_->add(name, start, record(true)); }
-void Stream::end_op(const Event& start, const std::type_info& type) {
-    op_timer_->add(OpTimer::name_of(type), start, record(true));
+// What is enqueued now starts when the host has come here and the work before is done.
+void Stream::plan(const OpCall& op) {
+    const PlannedMachine& machine = context_->planned;
+    wait_until(machine.host);
+    if (!machine.cost || !(op.type || op.label)) return;
+    const Ticks time = machine.cost(op, *this);
+    require(time >= 0 && !__builtin_add_overflow(clock_, time, &clock_),
+            "stream '%s': %s costs %lld ticks, from %lld on: a cost is not negative, and clocks end at 2^63",
+            name_.c_str(), op.name().c_str(), (long long)time, (long long)clock_);
 }
+
+void Stream::end_op(const Event& start, const OpCall& op) { op_timer_->add(op.name(), start, record(true)); }
 
 void Stream::copy(void* dst, const void* src, int64_t bytes) {
     if (bytes == 0) return;
+    const OpCall call{.label = "copy", .bytes = bytes};
     const Event start = op_timer_ ? record(true) : Event{};
-    if (!cuda_) enqueue_cpu([=] { std::memcpy(dst, src, size_t(bytes)); });
+    if (device_.is_planned()) {
+        if (executes_) std::memcpy(dst, src, size_t(bytes));
+        plan(call);
+    } else if (!cuda_) {
+        enqueue_cpu([=] { std::memcpy(dst, src, size_t(bytes)); });
+    }
 #ifdef RZ_CUDA
     if (cuda_) CUDA_CHECK(cudaMemcpyAsync(dst, src, size_t(bytes), cudaMemcpyDefault, cuda_));
 #endif
-    if (op_timer_) end_op(start, "copy");
+    if (op_timer_) end_op(start, call);
 }
 
 void Stream::zero(void* dst, int64_t bytes) {
     if (bytes == 0) return;
+    const OpCall call{.label = "zero", .bytes = bytes};
     const Event start = op_timer_ ? record(true) : Event{};
-    if (!cuda_) enqueue_cpu([=] { std::memset(dst, 0, size_t(bytes)); });
+    if (device_.is_planned()) {
+        if (executes_) std::memset(dst, 0, size_t(bytes));
+        plan(call);
+    } else if (!cuda_) {
+        enqueue_cpu([=] { std::memset(dst, 0, size_t(bytes)); });
+    }
 #ifdef RZ_CUDA
     if (cuda_) CUDA_CHECK(cudaMemsetAsync(dst, 0, size_t(bytes), cuda_));
 #endif
-    if (op_timer_) end_op(start, "zero");
+    if (op_timer_) end_op(start, call);
 }
 
 // ---- devices --------------------------------------------------------------------------------------------------------
@@ -384,6 +436,7 @@ static std::string cpu_name() {
 }
 
 std::string Device::name() const {
+    if (is_planned()) return "planned device";
 #ifdef RZ_CUDA
     if (is_cuda()) {
         cudaDeviceProp prop;
@@ -401,6 +454,7 @@ void Device::make_current() const {
 }
 
 int64_t Device::free_bytes() const {
+    if (is_planned()) return total_bytes() - (context ? context->memory.now(kind) : 0);
 #ifdef RZ_CUDA
     if (is_cuda()) {
         size_t free = 0, total = 0;
@@ -413,6 +467,7 @@ int64_t Device::free_bytes() const {
 }
 
 int64_t Device::total_bytes() const {
+    if (is_planned()) return context ? context->planned.memory_bytes : PlannedMachine{}.memory_bytes;
 #ifdef RZ_CUDA
     if (is_cuda()) {
         size_t free = 0, total = 0;

@@ -1,9 +1,10 @@
 #pragma once
-// Devices, streams, events and memory, with the same meaning on both backends.
+// Devices, streams, events and memory, with the same meaning on every backend.
 //
 // A stream is an in-order queue. On CUDA it is a cudaStream_t; on the CPU it is a worker thread that runs one piece of
 // work after the other (the work itself may use OpenMP). An event marks a point in one stream and another stream may
-// wait for it. So the overlap of communication with compute is one code, and a missing wait is a data race on both.
+// wait for it. So the overlap of communication with compute is one code, and a missing wait is a data race on both. On
+// the planned device (planned.h) a stream is a virtual clock.
 //
 // Nothing here synchronises unless its name says so.
 
@@ -17,6 +18,7 @@
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/dtype.h"
 #include "kernels/runtime/names.h"
+#include "kernels/runtime/planned.h"
 
 struct CUstream_st;
 
@@ -24,16 +26,23 @@ namespace rz {
 
 using CudaStream = CUstream_st*;  // cudaStream_t, named without CUDA's headers
 
-enum class DeviceKind { cpu, cuda };
+enum class DeviceKind { cpu, cuda, planned };
+
+struct RankContext;
 
 struct Device {
     DeviceKind kind = DeviceKind::cpu;
     int index = 0;
+    // Whose device this is (context.h): its buffers are counted there. nullptr: nothing is counted, and each stream
+    // makes a context for itself.
+    RankContext* context = nullptr;
 
     bool is_cuda() const { return kind == DeviceKind::cuda; }
-    bool operator==(const Device&) const = default;
+    bool is_planned() const { return kind == DeviceKind::planned; }
+    // The same hardware, whosever it is.
+    bool operator==(const Device& other) const { return kind == other.kind && index == other.index; }
     std::string name() const;   // "NVIDIA H200", "AMD EPYC 9654 (2 threads)"
-    void make_current() const;  // cudaSetDevice for the calling thread; nothing on the CPU
+    void make_current() const;  // cudaSetDevice for the calling thread; else nothing
     int64_t free_bytes() const;
     int64_t total_bytes() const;
 };
@@ -84,6 +93,7 @@ class Stream {
     Stream& operator=(const Stream&) = delete;
 
     Device device() const { return device_; }
+    RankContext& context() const { return *context_; }
     const std::string& name() const { return name_; }
 
     Event record(bool timing = false);
@@ -99,19 +109,27 @@ class Stream {
 
     CudaStream cuda() const { return cuda_; }
 
-    // Ops call this: enqueues cpu(args) on the worker, or calls cuda(args, stream) at once. Args are copied.
-    template <class Args>
-    void run(const Args& args, void (*cpu)(const Args&), std::type_identity_t<void (*)(const Args&, CudaStream)> cuda) {
+    // On a planned device: when what was enqueued so far ends, and to start what follows no earlier than `time`.
+    Ticks clock() const { return clock_; }
+    void wait_until(Ticks time) { clock_ = clock_ < time ? time : clock_; }
+
+    // Ops call this: enqueues cpu(args) on the worker, or calls cuda(args, stream) at once; `stream` is a CudaStream,
+    // or this where the op needs to know whose it is. Args are copied.
+    template <class Args, class Cuda>
+    void run(const Args& args, void (*cpu)(const Args&), Cuda cuda) {
         const Event start = op_timer_ ? record(true) : Event{};
-        if (device_.is_cuda())
-            cuda(args, cuda_);
-        else
+        const char* label = nullptr;
+        if constexpr (requires { args.label(); }) label = args.label();
+        if (device_.is_planned()) {
+            if (executes_) cpu(args);
+            plan({.label = label, .type = &typeid(Args), .args = &args});
+        } else if (!device_.is_cuda())
             enqueue_cpu([args, cpu] { cpu(args); });
-        if (!op_timer_) return;
-        if constexpr (requires { args.label(); })
-            end_op(start, args.label());
-        else
-            end_op(start, typeid(Args));
+        else if constexpr (std::is_invocable_v<Cuda, const Args&, CudaStream>)
+            cuda(args, cuda_);
+        else if constexpr (std::is_invocable_v<Cuda, const Args&, Stream&>)
+            cuda(args, *this);
+        if (op_timer_) end_op(start, {.label = label, .type = &typeid(Args), .args = nullptr, .bytes = 0});
     }
 
     // From now on (nullptr: no longer) adds up the time of each op by name. See op_timer.h.
@@ -120,13 +138,17 @@ class Stream {
    private:
     friend void free_after_queued_work(Device, bool, void*) noexcept;
     void enqueue_cpu(std::function<void()> work);
-    void end_op(const Event& start, const char* name);
-    void end_op(const Event& start, const std::type_info& type);
+    void plan(const OpCall& op);
+    void end_op(const Event& start, const OpCall& op);
 
     Device device_;
+    std::shared_ptr<RankContext> own_context_;  // where the device has none
+    RankContext* context_;
     std::string name_;
     CudaStream cuda_ = nullptr;
     OpTimer* op_timer_ = nullptr;
+    bool executes_ = false;  // planned only, as the clock
+    Ticks clock_ = 0;
     struct Worker;
     std::shared_ptr<Worker> worker_;
 };

@@ -8,13 +8,15 @@
 #include <mutex>
 #include <utility>
 
+#include "kernels/runtime/context.h"
+
 #ifdef RZ_CUDA
 #include "kernels/runtime/cuda_check.h"
 #endif
 
 namespace rz {
 
-constexpr int kKinds = int(MemKind::count_);
+constexpr int kKinds = int(MemKind::count_), kDeviceKinds = int(DeviceKind::planned) + 1;
 
 const char* name_of(MemKind kind) {
     static const char* const kNames[kKinds] = {"parameters",  "gradients", "optimizer", "gathered",
@@ -30,12 +32,9 @@ struct MemoryLedger::Row {
     int64_t total = 0, total_peak = 0;
 };
 
-MemoryLedger::MemoryLedger() : rows_(new Row[2]) {}
+MemoryLedger::MemoryLedger() : rows_(new Row[kDeviceKinds]) {}
 
-MemoryLedger& MemoryLedger::get() {
-    static MemoryLedger& ledger = *new MemoryLedger;  // buffers may outlive any static
-    return ledger;
-}
+MemoryLedger::~MemoryLedger() = default;
 
 void MemoryLedger::add(DeviceKind where, MemKind kind, int64_t bytes) {
     Row& row = rows_[int(where)];
@@ -79,7 +78,7 @@ int64_t MemoryLedger::peak(DeviceKind where) const {
 }
 
 void MemoryLedger::reset_peaks() {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kDeviceKinds; ++i) {
         std::lock_guard lock(rows_[i].mutex);
         rows_[i].peak = rows_[i].now;
         rows_[i].total_peak = rows_[i].total;
@@ -112,6 +111,11 @@ static void* allocate_host(int64_t bytes) {
     return data;
 }
 
+// Whether the memory is counted and nothing more.
+static bool charged_only(Device device) {
+    return device.is_planned() && !(device.context && device.context->planned.executes);
+}
+
 Buffer::Buffer(Device device, int64_t bytes, MemKind kind, std::string name)
     : Buffer(device, /*pinned=*/false, bytes, kind, std::move(name)) {}
 
@@ -133,21 +137,26 @@ Buffer::Buffer(Device device, bool pinned, int64_t bytes, MemKind kind, std::str
         }
     } else
 #endif
+        if (charged_only(device)) {
+        if (pinned || bytes <= device.free_bytes()) data_ = detail::reserve_addresses(bytes, /*usable=*/pinned);
+    } else {
         data_ = allocate_host(bytes);
+    }
     const DeviceKind where = pinned ? DeviceKind::cpu : device.kind;
     require(data_ != nullptr,
             "out of memory: %s for '%s' (%s), %s free on %s\n%s  try a smaller batch or sequence, recomputation, or a "
             "higher ZeRO stage on more ranks",
             human_bytes(bytes).c_str(), name_.c_str(), name_of(kind), human_bytes(device.free_bytes()).c_str(),
-            device.name().c_str(), MemoryLedger::get().table(where).c_str());
-    MemoryLedger::get().add(where, kind, bytes);
+            device.name().c_str(), device.context ? device.context->memory.table(where).c_str() : "");
+    if (device.context) device.context->memory.add(where, kind, bytes);
 }
 
 Buffer::~Buffer() { release(); }
 
 void Buffer::release() {
     if (!data_) return;
-    MemoryLedger::get().remove(pinned_ ? DeviceKind::cpu : device_.kind, kind_, bytes_);
+    if (device_.context) device_.context->memory.remove(pinned_ ? DeviceKind::cpu : device_.kind, kind_, bytes_);
+    if (charged_only(device_)) return detail::release_addresses(std::exchange(data_, nullptr), bytes_);
     free_after_queued_work(device_, pinned_, std::exchange(data_, nullptr));
 }
 

@@ -12,10 +12,14 @@ namespace rz {
 enum class MemKind : int { parameters, gradients, optimizer, gathered, activations, comm, workspace, data, count_ };
 const char* name_of(MemKind kind);
 
-// Bytes now and at the peak, by kind, for this process. Host staging memory is counted under its kind on the host side.
+// Bytes now and at the peak, by kind, of one rank (context.h). Host staging memory is counted under its kind on the
+// host side.
 class MemoryLedger {
    public:
-    static MemoryLedger& get();
+    MemoryLedger();
+    ~MemoryLedger();
+    MemoryLedger(const MemoryLedger&) = delete;
+    MemoryLedger& operator=(const MemoryLedger&) = delete;
 
     void add(DeviceKind where, MemKind kind, int64_t bytes);
     void remove(DeviceKind where, MemKind kind, int64_t bytes);
@@ -29,13 +33,12 @@ class MemoryLedger {
 
    private:
     struct Row;
-    MemoryLedger();
-    ~MemoryLedger() = delete;  // lives as long as the process
-    Row* rows_;
+    std::unique_ptr<Row[]> rows_;  // by DeviceKind
 };
 
-// Device memory, 256-byte aligned, uninitialised (NaN-filled in builds with RZ_POISON). Movable. Empty if bytes == 0.
-// The memory outlives the work that was enqueued before the Buffer went (free_after_queued_work).
+// Device memory, counted by the ledger of the rank whose device it is. 256-byte aligned, uninitialised (NaN-filled in
+// builds with RZ_POISON). Movable. Empty if bytes == 0. The memory outlives the work that was enqueued before the
+// Buffer went (free_after_queued_work).
 class Buffer {
    public:
     Buffer() = default;

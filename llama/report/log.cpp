@@ -85,8 +85,6 @@ void Log::step(const StepReport& r, bool print) {
         recent_seconds_ = recent_seconds_ <= 0 ? r.seconds : 0.9 * recent_seconds_ + 0.1 * r.seconds;
     if (facts_.quiet) return;
     const double tokens_per_second = double(r.tokens) / r.seconds, flops = tokens_per_second * facts_.flops_per_token;
-    const DeviceKind where = MemoryLedger::get().peak(DeviceKind::cuda) > 0 ? DeviceKind::cuda : DeviceKind::cpu;
-    const int64_t memory = MemoryLedger::get().peak(where);
     if (print || !r.note.empty()) {
         const int width = int(std::to_string(facts_.steps).size());
         const std::string speed =
@@ -95,14 +93,15 @@ void Log::step(const StepReport& r, bool print) {
         line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
                     width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm,
                     r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
-                    human_bytes(memory).c_str(), eta(r.step).c_str(), r.note.empty() ? "" : " | ", r.note.c_str()));
+                    human_bytes(r.memory_bytes).c_str(), eta(r.step).c_str(), r.note.empty() ? "" : " | ",
+                    r.note.c_str()));
     }
     std::string json = format(
         "{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
         "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
         (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(), number(r.learning_rate).c_str(),
         number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
-        number(tokens_per_second).c_str(), number(flops).c_str(), (long long)memory);
+        number(tokens_per_second).c_str(), number(flops).c_str(), (long long)r.memory_bytes);
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),

@@ -3,14 +3,14 @@
 #include <vector>
 
 #include "comm/host.h"
-#include "kernels/runtime/memory.h"
+#include "kernels/runtime/context.h"
 #include "llama/base/json.h"
 
 namespace rz {
 
 static OrderedJson own_facts(const Process& process, Device device, int64_t steps, int64_t bytes_sent) {
     OrderedJson peak = OrderedJson::object();
-    const MemoryLedger& ledger = MemoryLedger::get();
+    const MemoryLedger& ledger = device.context->memory;
     for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
     peak["total"] = ledger.peak(device.kind);
     return {{"rank", process.rank()}, {"host", host_name()},      {"device", device.name()},

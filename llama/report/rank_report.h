@@ -15,7 +15,7 @@ struct RankReport {
 };
 
 // Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger
-// counted on `device`.
+// of the device's context counted there.
 RankReport gather_rank_report(Process& process, Device device, int64_t steps, int64_t bytes_sent);
 
 }  // namespace rz

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/context.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
@@ -32,7 +33,9 @@ static std::string model_folder(const std::string& from) {
 
 int generate_command(const GenerateOptions& o) {
     std::string note;
-    const Device device = pick_device(o.device, 0, &note);
+    RankContext context;
+    Device device = pick_device(o.device, 0, &note);
+    device.context = &context;
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     if (note = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache); !note.empty())
         std::fprintf(stderr, "train_llama: %s\n", note.c_str());

@@ -65,7 +65,7 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       program(model.training_program(options.micro_batches)),
       whole_graphs(options.graphs && mesh.world().size == 1 && options.zero.stage <= 1) {
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.
-    if (options.threads > 0 && !device.is_cuda())
+    if (options.threads > 0 && device.kind == DeviceKind::cpu)
         compute.enqueue_host([n = int(options.threads)] { omp_set_num_threads(n); });
     if (options.graphs) model.replay_graphs(whole_graphs ? Model::Replay::micro_batches : Model::Replay::blocks);
 }

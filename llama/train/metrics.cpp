@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/runtime/context.h"
 #include "llama/base/fault.h"
 
 namespace rz {
@@ -79,7 +80,8 @@ void Metrics::report(Probe& probe) {
                  .seconds = probe.done.seconds_since(last_done_),
                  .tokens = batches_.tokens_per_step(),
                  .tokens_so_far = batches_.tokens_after(probe.step),
-                 .data_hash = 0};
+                 .data_hash = 0,
+                 .memory_bytes = core_.device.context->memory.peak(core_.device.kind)};
     if (core_.mesh.world().size > 1) {
         const CommTotals comm = meter_.take_complete(std::move(probe.comm));
         r.comm_seconds = comm.total_s;

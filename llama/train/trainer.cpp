@@ -5,6 +5,7 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/context.h"
 #include "llama/base/fault.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/replicas.h"
@@ -21,7 +22,8 @@ static Device choose_device(const Options& o, Process& process, std::string& not
     const Device device = process.choose_device(o.device, o.transport, &note);
     device.make_current();
     const std::string tuning = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache);
-    require(!gemm_tuning().measure || process.alone() || !gemm_tuning().cache_file.empty(),
+    const GemmTuning& gemm = gemm_tuning(*device.context);
+    require(!gemm.measure || process.alone() || !gemm.cache_file.empty(),
             "--gemm-tune on with %d ranks: they agree on algorithms through a file, and there is none\n"
             "  give --gemm-cache FILE, one that all ranks can write, or --gemm-tune off",
             process.size());
@@ -131,7 +133,7 @@ static void announce(Trainer& t, const std::string& note) {
         "causal attention per token",
         (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
         peak > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak / 1e12).c_str() : ""));
-    log.line(MemoryLedger::get().table(core.device.kind));
+    log.line(core.device.context->memory.table(core.device.kind));
 }
 
 Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<ResumePoint>& from)

@@ -7,6 +7,7 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/context.h"
 #include "test/kernels/kernel_test.h"
 
 namespace rz::test {
@@ -74,10 +75,11 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
         gemm(run.stream(), g);
     };
     const auto check = [&](GemmTuning tuning, int64_t measured, int64_t read) {
-        gemm_tuning() = tuning;
-        compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(16.0, -24)}}});
-        EXPECT_EQ(gemm_tuning().measured, measured);
-        EXPECT_EQ(gemm_tuning().read, read);
+        RankContext context;
+        gemm_tuning(context) = tuning;
+        compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(16.0, -24)}}}, &context);
+        EXPECT_EQ(gemm_tuning(context).measured, measured);
+        EXPECT_EQ(gemm_tuning(context).read, read);
     };
     std::ofstream(path) << "damaged\n\t\t\t\n";
     check({.measure = true, .cache_file = path}, 1, 0);
@@ -88,7 +90,6 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
     const std::string copy = path + "_cut";
     std::ofstream(copy) << text.substr(0, text.size() - 40);  // the algorithm is cut off
     check({.measure = false, .cache_file = copy}, 0, 0);
-    gemm_tuning() = GemmTuning{};
     std::filesystem::remove(path);
     std::filesystem::remove(copy);
 }
@@ -96,7 +97,8 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
 // 32 MiB from Hopper on, 4 MiB before; one per stream.
 TEST(GemmWorkspace, DependsOnTheArchitecture) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
-    const Device device{DeviceKind::cuda, 0};
+    RankContext context;
+    const Device device{DeviceKind::cuda, 0, &context};
     // A new stream may have the handle of one that is gone, and so its workspace: until one takes memory.
     std::list<Stream> streams;
     const auto taken = [&] {
@@ -105,7 +107,7 @@ TEST(GemmWorkspace, DependsOnTheArchitecture) {
             Stream& stream = streams.emplace_back(device, "another");
             Buffer abc(device, 3 * 8 * 8 * 4, MemKind::data, "test");
             stream.zero(abc.data(), abc.bytes());
-            const int64_t before = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace);
+            const int64_t before = context.memory.now(DeviceKind::cuda, MemKind::workspace);
             gemm(stream, {.c = abc.data(),
                           .a = abc.bytes_at(256),
                           .b = abc.bytes_at(512),
@@ -115,7 +117,7 @@ TEST(GemmWorkspace, DependsOnTheArchitecture) {
                           .dtype = DType::f32,
                           .c_dtype = DType::f32});
             stream.synchronize();
-            bytes = MemoryLedger::get().now(DeviceKind::cuda, MemKind::workspace) - before;
+            bytes = context.memory.now(DeviceKind::cuda, MemKind::workspace) - before;
         }
         return bytes;
     };

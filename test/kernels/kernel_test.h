@@ -219,14 +219,15 @@ inline void expect_close(const std::string& name, const std::vector<double>& got
 }
 
 // Skips the test where there is neither a device nor the emulator. Compares every output of `op` with its tolerance
-// (exactly, where it has none).
-inline void compare_on_devices(const Op& op, const std::map<std::string, Tolerance>& tolerances) {
+// (exactly, where it has none). Both runs on the CUDA device are `context`'s; without one each has its own.
+inline void compare_on_devices(const Op& op, const std::map<std::string, Tolerance>& tolerances,
+                               RankContext* context = nullptr) {
     std::string why;
     if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
     const auto want = run_on(Device{DeviceKind::cpu, 0}, op);
-    const auto first = run_on(Device{DeviceKind::cuda, 0}, op);
+    const auto first = run_on(Device{DeviceKind::cuda, 0, context}, op);
     next_schedule();
-    const auto second = run_on(Device{DeviceKind::cuda, 0}, op);
+    const auto second = run_on(Device{DeviceKind::cuda, 0, context}, op);
     ASSERT_EQ(first.size(), want.size());
     for (const auto& [name, tolerance] : tolerances) ASSERT_TRUE(want.count(name)) << "no output " << name;
     for (const auto& [name, result] : want) {

@@ -13,6 +13,7 @@
 #include <random>
 
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/context.h"
 
 namespace rz {
 namespace {
@@ -24,10 +25,7 @@ class GemmCacheTest : public testing::Test {
         std::filesystem::create_directories(folder_);
         path_ = folder_ + "/cache.txt";
     }
-    void TearDown() override {
-        std::filesystem::remove_all(folder_);
-        gemm_tuning() = {};
-    }
+    void TearDown() override { std::filesystem::remove_all(folder_); }
     std::string text() const {
         std::ifstream file(path_, std::ios::binary);
         return {std::istreambuf_iterator<char>(file), {}};
@@ -136,21 +134,23 @@ TEST_F(GemmCacheTest, UnwritableIsSaid) {
 }
 
 TEST_F(GemmCacheTest, FlagsSayWhatTheyDo) {
-    const Device cpu{}, cuda{DeviceKind::cuda, 0};
+    RankContext context;
+    const Device cpu{DeviceKind::cpu, 0, &context}, cuda{DeviceKind::cuda, 0, &context};
+    const GemmTuning& tuning = gemm_tuning(context);
     EXPECT_EQ(set_gemm_tuning(cpu, false, ""), "");
     EXPECT_NE(set_gemm_tuning(cpu, true, "").find("no effect on the CPU"), std::string::npos);
-    EXPECT_FALSE(gemm_tuning().measure);
+    EXPECT_FALSE(tuning.measure);
     EXPECT_NE(set_gemm_tuning(cpu, false, path_).find("no effect on the CPU"), std::string::npos);
     EXPECT_EQ(set_gemm_tuning(cuda, false, ""), "");
     EXPECT_EQ(set_gemm_tuning(cuda, false, path_), "");
-    EXPECT_FALSE(gemm_tuning().measure);
-    EXPECT_EQ(gemm_tuning().cache_file, path_);
+    EXPECT_FALSE(tuning.measure);
+    EXPECT_EQ(tuning.cache_file, path_);
     EXPECT_NE(set_gemm_tuning(cuda, true, folder_ + "/made/cache.txt").find("/made/cache.txt"), std::string::npos);
-    EXPECT_TRUE(gemm_tuning().measure);
+    EXPECT_TRUE(tuning.measure);
     EXPECT_TRUE(std::filesystem::is_directory(folder_ + "/made"));
     setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
     set_gemm_tuning(cuda, true, "");
-    EXPECT_EQ(gemm_tuning().cache_file, folder_ + "/ringzero/gemm_tuning.txt");
+    EXPECT_EQ(tuning.cache_file, folder_ + "/ringzero/gemm_tuning.txt");
     unsetenv("XDG_CACHE_HOME");
     std::ofstream(folder_ + "/file") << "x";
     EXPECT_THROW(set_gemm_tuning(cuda, true, folder_ + "/file/cache.txt"), Error);

@@ -7,11 +7,12 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <array>
 #include <cmath>
-#include <thread>
+#include <vector>
 
 #include "comm/loopback.h"
+#include "kernels/runtime/context.h"
 #include "test/zero/zero_case.h"
 
 namespace rz {
@@ -226,12 +227,9 @@ TEST(Zero, OneRankRunsEveryStageWithTheSameBits) {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// The ZeRO paper's table 1 (K = 12) with gradients of 2 bytes, and the same with 4, measured by the ledger. Ranks are
-// threads and the ledger counts the whole process, so the N ranks' bytes are divided by N. test_zero_program.cpp has
-// the ledgers of single ranks.
+// The ZeRO paper's table 1 (K = 12) with gradients of 2 bytes, and the same with 4: the mean of the ranks' ledgers.
+// Each ledger counts its own rank: whole units, or that rank's slices, to the byte.
 TEST(Zero, BytesPerParameterAreThePapers) {
-    const auto& ledger = MemoryLedger::get();
-    auto bytes = [&](MemKind k) { return double(ledger.now(DeviceKind::cpu, k)); };
     ModelConfig c = zero_case::toy(false);
     c.dim = 128, c.heads = 4, c.kv_heads = 2, c.head_dim = 32, c.ffn = 512, c.vocab = 512;
     c.resolve();
@@ -253,28 +251,37 @@ TEST(Zero, BytesPerParameterAreThePapers) {
             const double parameters = s >= 3 ? 2.0 / N : 2, gradients = s >= 2 ? g / N : g,
                          optimizer = s >= 1 ? K / N : K;
             LoopbackHub hub(N);
-            std::atomic<int> built{0};
-            double measured[3] = {};
             const ZeroOptions options{.stage = s,
                                       .param_dtype = DType::bf16,
                                       .grad_dtype = grad_dtype,
                                       .wire_dtype = grad_dtype,
                                       .master_dtype = master,
                                       .adam_dtype = adam};
-            hub.run([&, ranks = N](int rank) {
+            std::vector<std::array<int64_t, 3>> bytes(static_cast<size_t>(N));
+            hub.run([&](int rank) {
+                const Device device = hub.device(rank);
+                const MemoryLedger& ledger = device.context->memory;
                 Mesh mesh(hub, rank);
-                Stream compute({DeviceKind::cpu, 0}, "compute");
-                Zero zero({DeviceKind::cpu, 0}, compute, unit_layouts(table), decay_segments(table), options, {}, mesh);
-                ++built;
-                while (built < ranks) std::this_thread::yield();
-                if (rank == 0) {
-                    measured[0] = bytes(MemKind::parameters) / ranks / P;
-                    measured[1] = bytes(MemKind::gradients) / ranks / P;
-                    measured[2] = bytes(MemKind::optimizer) / ranks / P;
-                }
+                Stream compute(device, "compute");
+                Zero zero(device, compute, unit_layouts(table), decay_segments(table), options, {}, mesh);
+                bytes[size_t(rank)] = {ledger.now(DeviceKind::cpu, MemKind::parameters),
+                                       ledger.now(DeviceKind::cpu, MemKind::gradients),
+                                       ledger.now(DeviceKind::cpu, MemKind::optimizer)};
                 mesh.data().barrier(compute);
                 compute.synchronize();
             });
+            double measured[3] = {};
+            for (int rank = 0; rank < N; ++rank) {
+                int64_t whole = 0, slices = 0;
+                for (const UnitLayout& u : unit_layouts(table)) {
+                    whole += u.padded;
+                    slices += u.slice(rank, N).size();
+                }
+                const std::array<int64_t, 3>& b = bytes[size_t(rank)];
+                EXPECT_EQ(b[0], (s >= 3 ? slices : whole) * 2) << "stage " << s << ", rank " << rank << " of " << N;
+                EXPECT_EQ(b[1], (s >= 2 ? slices : whole) * size_of(grad_dtype)) << "stage " << s << ", rank " << rank;
+                for (int k = 0; k < 3; ++k) measured[k] += double(b[size_t(k)]) / N / P;
+            }
             // Padding: a unit of n parameters ends at a multiple of its block (at most 1024 blocks of a multiple of
             // 256), here below 0.1 % of it. The optimizer also knows which elements decay: some 200 bytes per rank.
             EXPECT_NEAR(measured[0], parameters, 0.001 * parameters) << "stage " << s << ", " << N << " ranks";

@@ -10,6 +10,7 @@
 
 #include "comm/mesh.h"
 #include "kernels/embedding.h"
+#include "kernels/runtime/context.h"
 #include "llama/model/model.h"
 
 namespace rz::zero_case {
@@ -54,15 +55,18 @@ inline void fill_sequences(int64_t first, int64_t count, int64_t T, int64_t V, i
     }
 }
 
+// On the mesh's device. A planned one that executes nothing has no results.
 inline Result train(Mesh& mesh, const Case& how) {
-    const Device cpu{DeviceKind::cpu, 0};
+    const Device device = mesh.data().transport().device();
+    const bool executes = !device.is_planned() || device.context->planned.executes;
     const ModelConfig config = toy(how.tied);
     const ParamTable table(config);
-    Stream compute(cpu, "compute");
-    compute.enqueue_host([] { omp_set_num_threads(1); });  // ranks outnumber cores; the setting is the worker thread's
+    Stream compute(device, "compute");
+    if (device.kind == DeviceKind::cpu)  // ranks outnumber cores; the setting is the worker thread's
+        compute.enqueue_host([] { omp_set_num_threads(1); });
     AdamWOptions adamw;
     adamw.max_norm = float(how.clip);
-    Zero zero(cpu, compute, unit_layouts(table), decay_segments(table), how.zero, adamw, mesh);
+    Zero zero(device, compute, unit_layouts(table), decay_segments(table), how.zero, adamw, mesh);
     const int64_t T = 11, N = how.B * T;
     Model model(config, table,
                 {.B = how.B,
@@ -71,7 +75,7 @@ inline Result train(Mesh& mesh, const Case& how) {
                  .grad_dtype = how.zero.grad_dtype,
                  .recompute = how.recompute,
                  .logits_bytes = 4096},
-                cpu, compute, zero, &zero);
+                device, compute, zero, &zero);
     const Program program = model.training_program(how.micro_batches);
     initialise_weights(table, 11, compute, zero);
 
@@ -99,7 +103,7 @@ inline Result train(Mesh& mesh, const Case& how) {
         });
         zero.update(1e-2f, step);
         compute.synchronize();
-        result.norms.push_back(*zero.grad_norm());
+        if (executes) result.norms.push_back(*zero.grad_norm());
     }
     compute.copy(&result.updates, zero.updates(), 8);
     for (int u = 0; u < int(table.units().size()); ++u) {
@@ -108,6 +112,7 @@ inline Result train(Mesh& mesh, const Case& how) {
         compute.synchronize();
         with_dtype(how.zero.param_dtype, [&]<class E>() {
             const E* e = static_cast<const E*>(p);
+            if (!executes) return;
             for (int64_t i = 0; i < table.units()[size_t(u)].size; ++i) result.weights.push_back(float(e[i]));
         });
         zero.release(u);

@@ -4,6 +4,7 @@
 #include "comm/loopback.h"
 #include "dev/learn/lesson.h"
 #include "kernels/embedding.h"
+#include "kernels/runtime/context.h"
 #include "llama/model/model.h"
 #include "llama/model/presets.h"
 
@@ -36,8 +37,7 @@ struct Batch {
     }
 };
 
-static int64_t state_bytes() {
-    const rz::MemoryLedger& ledger = rz::MemoryLedger::get();
+static int64_t state_bytes(const rz::MemoryLedger& ledger) {
     int64_t bytes = 0;
     for (const rz::MemKind kind : {rz::MemKind::parameters, rz::MemKind::gradients, rz::MemKind::optimizer})
         bytes += ledger.now(rz::DeviceKind::cpu, kind);
@@ -56,16 +56,14 @@ static Measured measure(int stage) {
     rz::LoopbackHub hub(kRanks, /*timeout_s=*/10);
     std::atomic<int64_t> bytes{0}, sent{0};
     hub.run([&](int rank) {
-        rz::Stream stream(rz::Device{}, "compute");
+        const rz::Device device = hub.device(rank);
+        rz::Stream stream(device, "compute");
         rz::Mesh mesh(hub, rank);
-        rz::Zero zero(rz::Device{}, stream, rz::unit_layouts(table), rz::decay_segments(table),
+        rz::Zero zero(device, stream, rz::unit_layouts(table), rz::decay_segments(table),
                       {.stage = stage, .param_dtype = kNarrow, .grad_dtype = kNarrow, .wire_dtype = kNarrow}, {}, mesh);
-        mesh.data().barrier(stream);  // everybody's state exists
-        stream.synchronize();
-        if (rank == 0) bytes = state_bytes();
-        mesh.data().barrier(stream);
-        rz::Model model(config, table, {.B = Batch::B, .T = Batch::T, .dtype = kNarrow, .grad_dtype = kNarrow},
-                        rz::Device{}, stream, zero, &zero);
+        bytes += state_bytes(device.context->memory);
+        rz::Model model(config, table, {.B = Batch::B, .T = Batch::T, .dtype = kNarrow, .grad_dtype = kNarrow}, device,
+                        stream, zero, &zero);
         rz::initialise_weights(table, 1, stream, zero);
         stream.synchronize();
         const int64_t before = mesh.bytes_sent();

@@ -3,6 +3,7 @@
 
 #include "dev/learn/lesson.h"
 #include "kernels/embedding.h"
+#include "kernels/runtime/context.h"
 #include "llama/model/model.h"
 #include "llama/model/presets.h"
 
@@ -53,12 +54,13 @@ static Program program(rz::Recompute recompute) {
     c.resolve();
     constexpr int64_t B = 2, T = 32, N = B * T;
     const rz::ParamTable table(c);
-    rz::Stream stream(rz::Device{}, "compute");
-    rz::Mesh mesh{rz::Device{}};
-    rz::Zero zero(rz::Device{}, stream, rz::unit_layouts(table), rz::decay_segments(table), {}, {}, mesh);
-    const int64_t before = rz::MemoryLedger::get().now(rz::DeviceKind::cpu, rz::MemKind::activations);
-    rz::Model model(c, table, {.B = B, .T = T, .recompute = recompute}, rz::Device{}, stream, zero, &zero);
-    const int64_t bytes = rz::MemoryLedger::get().now(rz::DeviceKind::cpu, rz::MemKind::activations) - before;
+    rz::RankContext context;
+    const rz::Device device{rz::DeviceKind::cpu, 0, &context};
+    rz::Stream stream(device, "compute");
+    rz::Mesh mesh{device};
+    rz::Zero zero(device, stream, rz::unit_layouts(table), rz::decay_segments(table), {}, {}, mesh);
+    rz::Model model(c, table, {.B = B, .T = T, .recompute = recompute}, device, stream, zero, &zero);
+    const int64_t bytes = context.memory.now(rz::DeviceKind::cpu, rz::MemKind::activations);
     rz::initialise_weights(table, 1, stream, zero);
     std::vector<int32_t> tokens(N), targets(N), rows(N), starts(N + 1), ids(N);
     for (unsigned i = 0; i < N; ++i) tokens[i] = int32_t(i * 37 % 256), targets[i] = int32_t(i * 91 % 256);

@@ -1,0 +1,155 @@
+#include "comm/planned_transport.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "comm/watch.h"
+#include "kernels/runtime/context.h"
+
+namespace rz {
+
+PlannedLink even_link(Ticks latency, int64_t bytes_per_second) {
+    require(latency >= 0 && bytes_per_second > 0, "a link of %lld ticks and %lld bytes per second", (long long)latency,
+            (long long)bytes_per_second);
+    return [=](int, int, int64_t bytes, Ticks ready) {
+        const __int128 ticks = (__int128(bytes) * kTicksPerSecond + bytes_per_second - 1) / bytes_per_second;
+        return ready + latency + Ticks(ticks);
+    };
+}
+
+class PlannedMail {
+   public:
+    struct Letter {
+        int64_t bytes;
+        Ticks arrival;
+        std::vector<char> content;  // where ops are executed
+    };
+
+    PlannedMail(int size, double timeout_s) : timeout_s_(timeout_s), boxes_(size_t(size)) {}
+
+    void put(int from, int to, Letter letter) {
+        Box& box = boxes_[size_t(to)];
+        {
+            std::lock_guard lock(box.mutex);
+            box.letters[from].push_back(std::move(letter));
+        }
+        box.changed.notify_all();
+    }
+
+    Letter take(int from, int to) {
+        Box& box = boxes_[size_t(to)];
+        std::unique_lock lock(box.mutex);
+        std::deque<Letter>& letters = box.letters[from];
+        if (!box.changed.wait_for(lock, std::chrono::duration<double>(timeout_s_), [&] { return !letters.empty(); }))
+            throw DeadlineError(
+                format("member %d waited %.1f s for a message that member %d did not send", to, timeout_s_, from));
+        Letter letter = std::move(letters.front());
+        letters.pop_front();
+        return letter;
+    }
+
+   private:
+    struct Box {
+        std::mutex mutex;
+        std::condition_variable changed;
+        std::map<int, std::deque<Letter>> letters;  // by sender
+    };
+
+    double timeout_s_;
+    std::vector<Box> boxes_;  // by receiver
+};
+
+std::shared_ptr<PlannedMail> make_planned_mail(int size, double timeout_s) {
+    return std::make_shared<PlannedMail>(size, timeout_s);
+}
+
+namespace {
+
+class PlannedTransport : public Transport {
+   public:
+    PlannedTransport(std::string group, int rank, std::vector<int> world_ranks, Device device, PlannedLink link,
+                     std::shared_ptr<PlannedMail> mail)
+        : Transport(std::move(group), rank, std::move(world_ranks), device, nullptr),
+          link_(std::move(link)),
+          mail_(std::move(mail)) {
+        require(device.is_planned(), "the planned transport of group '%s' needs a planned device",
+                this->group().c_str());
+    }
+
+    const char* name() const override { return "planned"; }
+
+   protected:
+    struct State {
+        std::vector<Message> receives;
+        Ticks began = 0, sent = 0;  // sent: all that this rank sends has arrived
+    };
+
+    Transfer do_start(Stream& stream, const MessageGroup& group) override {
+        auto state = std::make_shared<State>();
+        stream.wait_until(stream.context().planned.host);
+        state->began = state->sent = stream.clock();
+        for (const Message& m : group.messages) {
+            if (!m.is_send) {
+                state->receives.push_back(m);
+                continue;
+            }
+            const Ticks arrival = arrives(rank(), m.peer, m.bytes, state->began);
+            state->sent = std::max(state->sent, arrival);
+            if (!mail_) continue;
+            PlannedMail::Letter letter{m.bytes, arrival, {}};
+            const char* data = static_cast<const char*>(m.data);
+            if (executes(stream)) letter.content.assign(data, data + m.bytes);
+            mail_->put(rank(), m.peer, std::move(letter));
+        }
+        return {state};
+    }
+
+    void do_finish(Stream& stream, const Transfer& transfer) override {
+        const State& state = *std::static_pointer_cast<State>(transfer.state);
+        stream.wait_until(state.sent);
+        for (const Message& m : state.receives) {
+            if (!mail_) {
+                stream.wait_until(arrives(m.peer, rank(), m.bytes, state.began));
+                continue;
+            }
+            const PlannedMail::Letter letter = mail_->take(m.peer, rank());
+            require(letter.bytes == m.bytes, "rank %d receives %lld bytes from rank %d, which sends %lld",
+                    world_rank(rank()), (long long)m.bytes, world_rank(m.peer), (long long)letter.bytes);
+            stream.wait_until(letter.arrival);
+            if (!executes(stream)) continue;
+            require(int64_t(letter.content.size()) == m.bytes, "rank %d executes ops and rank %d does not",
+                    world_rank(rank()), world_rank(m.peer));
+            std::memcpy(m.data, letter.content.data(), size_t(m.bytes));
+        }
+    }
+
+   private:
+    static bool executes(const Stream& stream) { return stream.context().planned.executes; }
+
+    Ticks arrives(int from, int to, int64_t bytes, Ticks ready) const {
+        if (from == to || !link_) return ready;
+        const Ticks arrival = link_(world_rank(from), world_rank(to), bytes, ready);
+        require(arrival >= ready, "a message arrives at %lld that leaves at %lld", (long long)arrival,
+                (long long)ready);
+        return arrival;
+    }
+
+    PlannedLink link_;
+    std::shared_ptr<PlannedMail> mail_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_planned_transport(std::string group, int rank, std::vector<int> world_ranks,
+                                                  Device device, PlannedLink link, std::shared_ptr<PlannedMail> mail) {
+    return std::make_unique<PlannedTransport>(std::move(group), rank, std::move(world_ranks), device, std::move(link),
+                                              std::move(mail));
+}
+
+}  // namespace rz

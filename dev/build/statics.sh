@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Several ranks live in one process, so what changes while one runs belongs to its context (kernels/runtime/context.h).
+# Looks for variables of the process in a built library: writable, and not of a thread.
+#
+#   dev/build/statics.sh build/cuda/libringzero.a
+set -uo pipefail
+[ $# = 1 ] && [ -f "$1" ] || { sed -n '5s/^# *//p' "$0" >&2; exit 2; }
+
+# Those that may be: what a process has one of, and what is set once.
+allowed='
+rz::(anonymous namespace)::active                process.cpp: the job that exit() would leave
+rz::(anonymous namespace)::asked                 stop.cpp: a signal comes to the process
+rz::(anonymous namespace)::interrupted_ms        the same
+rz::(anonymous namespace)::mpi_mutex             mpi_transport.cpp: MPI is initialised once in a process
+rz::(anonymous namespace)::element_type(         its types too
+rz::(anonymous namespace)::no_flock              run_lock.cpp: how the process locks files
+rz::AtomicFile::AtomicFile(                      names of temporary files differ within a process
+rz::live_streams()::live                         device.cpp: the streams that a buffer outlives
+rz::attention_path()::path                       set before ops run, by tests
+rz::current()::level                             simd_level.cpp: the same
+rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
+rz::gemm_dnnl_version()::name                    made once
+rz::gemm_library_cuda()::name                    made once
+rz::presets()::all                               made once
+rz::pipeline_kinds()::all                        made once
+rz::ptx::tensor_map(                             made once
+rz::(anonymous namespace)::kSpaceMark            constant
+'
+mapfile -t variables < <(nm -C -f sysv "$1" 2> /dev/null | awk -F'|' '
+  { gsub(/^ +| +$/, "", $1); gsub(/ /, "", $4); gsub(/ /, "", $7) }
+  $1 ~ /^rz::/ && $4 == "OBJECT" && $7 ~ /^\.(bss|data)(\.|$)/ && $7 !~ /^\.data\.rel\.ro/ { print $1 }' | sort -u)
+[ ${#variables[@]} -gt 0 ] || { echo "$1: no symbols were found; is it the built library?"; exit 1; }
+found=0
+for v in "${variables[@]}"; do
+  known=0
+  while IFS= read -r row; do
+    name=${row%%  *}
+    [ -z "$name" ] || case $v in "$name"*) known=1 ;; esac
+  done <<< "$allowed"
+  [ $known = 1 ] || { echo "a variable of the process: $v"; found=$((found + 1)); }
+done
+echo "$((${#variables[@]} - found)) passed, $found failed"
+[ $found = 0 ]

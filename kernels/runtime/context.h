@@ -1,0 +1,32 @@
+#pragma once
+// What belongs to one rank of a job. Several ranks may live in one process, as threads in tests: nothing below main is
+// process-wide, and whatever a rank counts or chooses is found through the context that its Device carries. Process
+// (comm/process.h) and LoopbackHub (comm/loopback.h) own the contexts of their ranks.
+
+#include <memory>
+#include <mutex>
+
+#include "kernels/runtime/memory.h"
+#include "kernels/runtime/planned.h"
+
+namespace rz {
+
+struct GemmTuning;
+class GemmPlans;
+
+// Outlives every stream, buffer and event of its rank.
+struct RankContext {
+    RankContext() = default;
+    RankContext(const RankContext&) = delete;
+    RankContext& operator=(const RankContext&) = delete;
+
+    MemoryLedger memory;
+    PlannedMachine planned;  // what its planned device is
+
+    // Of kernels/gemm, which makes them at the first use, under `gemm_mutex`.
+    std::mutex gemm_mutex;
+    std::shared_ptr<GemmTuning> gemm_tuning;
+    std::shared_ptr<GemmPlans> gemm_plans;
+};
+
+}  // namespace rz
