@@ -172,10 +172,10 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     out.turn_on("--presets", o.presets, "List the presets and stop");
 
     OptionGroup keep(rows, "Checkpoints (in --out)");
-    keep.text(
-        "--resume", o.resume,
+    keep.checked(
+        "--resume", "auto|N|PATH",
         "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder",
-        "auto|N|PATH");
+        nullptr, [&o](const std::string& text) { o.resume = parse_resume(text); });
     keep.whole("--save-every", o.save_every, 0, kBig, "Steps between checkpoints, and one at the end; 0: none");
     keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all").wrong =
         [](const std::string& text) {
@@ -260,12 +260,12 @@ void check_given(const TrainOptions& o) {
     require(!o.accumulate_locally || o.zero >= 2,
             "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3", (long long)o.zero);
     for (const char* flag : {"pp-schedule", "pp-stages-per-rank", "pp-cut", "pp-gather", "no-accumulate-locally"})
-        require(!o.given.count(flag) || o.pp > 1 || !o.resume.empty(),
+        require(!o.given.count(flag) || o.pp > 1 || o.resume.asked(),
                 "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
-    require(!o.given.count("pp-gather") || o.zero == 3 || !o.resume.empty(),
+    require(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),
             "--pp-gather is about gathered parameters, which --zero %lld does not have\n  nearest: --zero 3",
             (long long)o.zero);
-    require(!o.no_accumulate_locally || o.zero >= 2 || !o.resume.empty(),
+    require(!o.no_accumulate_locally || o.zero >= 2 || o.resume.asked(),
             "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
     require(!o.no_accumulate_locally || !o.accumulate_locally,
             "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
@@ -278,14 +278,14 @@ void check_given(const TrainOptions& o) {
             "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8",
             name_of(o.on_spike));
     for (const char* flag : {"max-rollbacks", "rollback-steps", "rollback-skip"})
-        require(!o.given.count(flag) || o.on_spike == OnSpike::rollback || !o.resume.empty(),
+        require(!o.given.count(flag) || o.on_spike == OnSpike::rollback || o.resume.asked(),
                 "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
     require(o.on_spike != OnSpike::rollback || !o.out.empty(),
             "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
     require(!o.overwrite || !o.out.empty(), "--overwrite is about the folder --out, which is not given: leave it out");
-    require(!o.overwrite || o.resume.empty(),
+    require(!o.overwrite || !o.resume.asked(),
             "--overwrite begins anew and --resume %s goes on with an earlier run\n  leave one of them out",
-            o.resume.c_str());
+            o.resume.text.c_str());
     for (const char* flag : {"save-every", "keep-every"})
         require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
                 "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
@@ -325,6 +325,15 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
 }
 
 // ---- combinations ---------------------------------------------------------------------------------------------------
+
+ResumeFrom parse_resume(const std::string& text) {
+    using enum ResumeFrom::Kind;
+    const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
+    if (text.empty()) return {};
+    if (text == "auto") return {newest, 0, text};
+    if (digits && text.size() <= 15) return {step, std::strtoll(text.c_str(), nullptr, 10), text};
+    return {folder, 0, text};
+}
 
 BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
     return {.parameter = size_of(o.dtype),

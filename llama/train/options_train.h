@@ -21,6 +21,17 @@ enum class Head { tied, untied };
 template <>
 inline constexpr auto kNames<Head> = std::to_array<Named<Head>>({{Head::tied, "tied"}, {Head::untied, "untied"}});
 
+// What --resume says.
+struct ResumeFrom {
+    enum class Kind { nothing, newest, step, folder } kind = Kind::nothing;
+    int64_t step = 0;
+    std::string text;  // as it was given: of `folder`, a checkpoint's or a run's folder
+
+    bool asked() const { return kind != Kind::nothing; }
+    bool newest() const { return kind == Kind::newest; }
+};
+ResumeFrom parse_resume(const std::string& text);
+
 struct TrainOptions {
     // How the run was asked for: every argument, the flags given there or in a --config file, and the value of every
     // flag that a resumed run takes from its checkpoint unless it is given again.
@@ -103,7 +114,7 @@ struct TrainOptions {
     bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
     bool no_background_save = false, allow_data_change = false;
-    std::string resume;  // "", "auto", a step, or a checkpoint's folder
+    ResumeFrom resume;
     int64_t log_every = 1;
     int64_t trace_steps = 0;
     bool print_config = false;

@@ -18,10 +18,6 @@ namespace rz {
 
 namespace fs = std::filesystem;
 
-static bool is_step(const std::string& text) {
-    return !text.empty() && text.size() <= 15 && text.find_first_not_of("0123456789") == std::string::npos;
-}
-
 // Rank 0. Takes the newest good one of `steps`, descending; tells about those that are not.
 static std::optional<ResumePoint> newest_good(const CheckpointStore& store, const std::vector<int64_t>& steps,
                                               std::vector<std::string> notes) {
@@ -63,59 +59,59 @@ static void refuse_used_folder(const Options& o, const CheckpointStore& own, int
         found = format("run_status.json says that step %lld was saved", (long long)saved_step);
     else if (path_exists(o.out + "/final"))
         found = "final/ has its weights";
-    else if (o.resume != "auto" && ::stat((o.out + "/metrics.jsonl").c_str(), &st) == 0 && st.st_size > 0)
+    else if (!o.resume.newest() && ::stat((o.out + "/metrics.jsonl").c_str(), &st) == 0 && st.st_size > 0)
         found = "metrics.jsonl has its steps";
     while (!found.empty() && found.back() == '\n') found.pop_back();
     require(found.empty(),
             "--out %s holds an earlier run (%s)%s\n  another --out begins anew; --overwrite does so "
             "here, and moves what is there aside",
-            o.out.c_str(), found.c_str(), o.resume == "auto" ? ", but no checkpoint to resume from" : "");
+            o.out.c_str(), found.c_str(), o.resume.newest() ? ", but no checkpoint to resume from" : "");
 }
 
 static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
     std::error_code none;
+    const std::string& from = o.resume.text;
     const CheckpointStore own(o.out);
     if (!o.out.empty()) own.clean();
     // Also those without a manifest: they are named, and nothing begins anew beside them.
     const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.folders());
-    if (o.resume == "auto") {
+    if (o.resume.newest()) {
         require(!o.out.empty(),
                 "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
         std::optional<ResumePoint> point = newest_good(own, steps, {});
         if (!point) refuse_used_folder(o, own, saved_step);
         return point;
     }
-    if (is_step(o.resume)) {
+    if (o.resume.kind == ResumeFrom::Kind::step) {
         require(!o.out.empty(), "--resume %s is a step of the run in --out, which is not given: name the run's folder",
-                o.resume.c_str());
-        const int64_t step = std::stoll(o.resume);
+                from.c_str());
+        const int64_t step = o.resume.step;
         std::string have;
         for (auto it = steps.rbegin(); it != steps.rend(); ++it)
             have += (have.empty() ? "" : ", ") + std::to_string(*it);
         require(std::find(steps.begin(), steps.end(), step) != steps.end(),
-                "--resume %s: %s holds no such checkpoint; it has: %s", o.resume.c_str(), own.folder().c_str(),
+                "--resume %s: %s holds no such checkpoint; it has: %s", from.c_str(), own.folder().c_str(),
                 have.empty() ? "none" : have.c_str());
         ResumePoint point{.folder = own.path(step), .manifest = check_checkpoint(own.path(step))};
         require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
                 (long long)point.manifest.step);
         return point;
     }
-    const bool inside = !o.resume.empty() && fs::equivalent(fs::path(o.resume).parent_path(), own.folder(), none);
+    const bool inside = o.resume.asked() && fs::equivalent(fs::path(from).parent_path(), own.folder(), none);
     require(steps.empty() || inside,
             "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto goes on from there; "
             "another --out begins anew; --overwrite does so here, and moves what is there aside",
             o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
     if (!inside) refuse_used_folder(o, own, saved_step);
-    if (o.resume.empty()) return std::nullopt;
-    require(fs::is_directory(o.resume, none), "--resume %s: neither \"auto\" nor a step nor a folder",
-            o.resume.c_str());
-    if (!fs::exists(o.resume + "/" + kManifestName, none) && fs::is_directory(o.resume + "/checkpoints", none)) {
-        const CheckpointStore other(o.resume);
+    if (!o.resume.asked()) return std::nullopt;
+    require(fs::is_directory(from, none), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
+    if (!fs::exists(from + "/" + kManifestName, none) && fs::is_directory(from + "/checkpoints", none)) {
+        const CheckpointStore other(from);
         const std::vector<int64_t> theirs = descending(other.folders());
-        require(!theirs.empty(), "--resume %s: this run has no checkpoints", o.resume.c_str());
+        require(!theirs.empty(), "--resume %s: this run has no checkpoints", from.c_str());
         return newest_good(other, theirs, {});
     }
-    return ResumePoint{.folder = o.resume, .manifest = check_checkpoint(o.resume)};
+    return ResumePoint{.folder = from, .manifest = check_checkpoint(from)};
 }
 
 // Rank 0's point on all ranks.

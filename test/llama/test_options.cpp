@@ -58,5 +58,60 @@ TEST(Options, WhatGoesTogetherIsAccepted) {
     }
 }
 
+TrainOptions training(const std::vector<std::string>& flags) {
+    Command command;
+    EXPECT_FALSE(parse_command_line(flags, command));
+    return std::get<TrainOptions>(command);
+}
+
+TEST(Options, BytesOfAParameterFollowTheTypes) {
+    const struct {
+        std::vector<std::string> flags;
+        int64_t all, saved;
+    } cases[] = {
+        {{}, 4 + 4 + 0 + 8, 12},
+        {{"--dtype", "bf16"}, 2 + 2 + 4 + 8, 14},
+        {{"--dtype", "bf16", "--grad-dtype", "fp32"}, 2 + 4 + 4 + 8, 14},
+        {{"--dtype", "bf16", "--master-dtype", "bf16", "--adam-dtype", "bf16"}, 2 + 2 + 0 + 4, 6},
+    };
+    for (const auto& c : cases) {
+        const BytesPerParameter b = bytes_per_parameter(training(c.flags));
+        EXPECT_EQ(b.all(), c.all);
+        EXPECT_EQ(b.saved(), c.saved);
+    }
+}
+
+TEST(Options, TypesThatAreNotGivenFollowThoseThatAre) {
+    EXPECT_EQ(training({"--dtype", "bf16"}).gradient_wire_dtype(), DType::bf16);
+    EXPECT_EQ(training({"--dtype", "bf16", "--grad-dtype", "fp32"}).gradient_wire_dtype(), DType::f32);
+    EXPECT_EQ(training({"--grad-dtype", "fp32", "--wire-dtype", "bf16"}).gradient_wire_dtype(), DType::bf16);
+}
+
+TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {
+    TrainOptions o = training({"--lr", "5e-3", "--on-spike", "stop", "--spike-z", "8", "--threads", "2"});
+    EXPECT_EQ(o.kept_flags.at("lr"), "5e-3");
+    EXPECT_EQ(o.kept_flags.at("eps"), "1e-08");
+    EXPECT_EQ(o.kept_flags.at("grad-dtype"), "");
+    EXPECT_EQ(o.kept_flags.count("threads"), 0u) << "the machine's, not the run's";
+    // Resumed with another rate: the checkpoint's other flags come back, as enums.
+    TrainOptions resumed = training({"--lr", "1e-3"});
+    const std::vector<std::string> lines = adopt_flags(resumed, o.kept_flags);
+    ASSERT_EQ(lines.size(), 1u);
+    EXPECT_EQ(lines[0], "--lr 1e-3, was 5e-3");
+    EXPECT_EQ(resumed.on_spike, OnSpike::stop);
+    EXPECT_EQ(resumed.lr, 1e-3);
+}
+
+TEST(Options, ResumeIsTheNewestAStepOrAFolder) {
+    using Kind = ResumeFrom::Kind;
+    EXPECT_EQ(training({}).resume.kind, Kind::nothing);
+    EXPECT_EQ(training({"--resume", "auto", "--out", "o"}).resume.kind, Kind::newest);
+    const ResumeFrom step = training({"--resume", "0012", "--out", "o"}).resume;
+    EXPECT_EQ(step.kind, Kind::step);
+    EXPECT_EQ(step.step, 12);
+    EXPECT_EQ(training({"--resume", "runs/12"}).resume.kind, Kind::folder);
+    EXPECT_EQ(training({"--resume", "1234567890123456"}).resume.kind, Kind::folder) << "too long for a step";
+}
+
 }  // namespace
 }  // namespace rz
