@@ -1,5 +1,5 @@
 # The lessons. make learn: every solution passes its check, every exercise as it stands fails it.
-# make lesson N=3: the check of lesson 3 on its exercise.cpp, which is yours to edit.
+# make lesson N=3: the check of lesson 3 on its exercise.cpp, which is yours to edit. make speedrun: a loss to reach.
 
 LEARN := $(OBJ)/learn
 LESSONS := $(notdir $(patsubst %/,%,$(sort $(wildcard dev/learn/[0-9][0-9]_*/))))
@@ -28,5 +28,10 @@ learn: learn-build
 learn-build: train_llama $(LEARN)/train_llama $(foreach l,$(LESSONS),$(LEARN)/$l/solution $(LEARN)/$l/exercise)
 lesson: $(if $(LESSON),$(LEARN)/$(LESSON)/exercise)
 	@$(if $(LESSON),$<,echo "make lesson N=1 to N=$(words $(LESSONS)): one of dev/learn/README.md" && exit 2)
+
+# dev/learn/speedrun/README.md
+.PHONY: speedrun
+speedrun: train_llama
+	@dev/learn/speedrun/speedrun.py --seeds $(or $(SEEDS),5) $(if $(RECORD),--record)
 
 -include $(wildcard $(LEARN)/*/*.d)

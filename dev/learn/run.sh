@@ -24,6 +24,9 @@ done
 
 . dev/learn/test_train_llama.sh
 
+speedrun() { dev/learn/speedrun/speedrun.py --check --data "$work/speedrun" > "$work/log" 2>&1; }
+check "speedrun: its data are the fixed ones, and record.toml trains" speedrun
+
 # The pages: what they name exists, and an exercise is its solution but for the holes.
 pages() { dev/learn/check_pages.py > "$work/log" 2>&1; }
 check "pages, pictures and exercises" pages

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Trains with record.toml on the speedrun's data, seed after seed: was the loss reached, and in how many CPU seconds?
+
+  dev/learn/speedrun/speedrun.py [--program ./train_llama] [--seeds 5] [--record] [--check]      (make speedrun)
+
+--record appends a line to records.jsonl and writes a log, if the rules (README.md) are kept. --check prepares the data, takes three steps and
+stops: what the tests run.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOP = os.path.join(HERE, "../../..")
+TARGET, WORST = 1.70, 1.71
+FIXED = ["--device", "cpu", "--threads", "2", "--val-every", "0", "--val-tokens", "131072", "--save-every", "0"]
+DATA = ["synthetic", "--order", "2", "--symbols", "16", "--tokens", "4e6", "--val-tokens", "2e5"]
+HASHES = {
+    "synthetic_train_000000.bin": "6c2f9ac907eb48a526abe52ae176f42a02d5447b271f884b070159a42789cb4e",
+    "synthetic_val_000000.bin": "2db548fb5853130d0b0512da173c6a3d46c8f89b291a1993a4bb69df542fa948",
+}
+RESERVED = {"data", "train-data", "val-data", "val-tokens", "seed", "init-from", "device", "threads", "out"}
+
+
+def prepare(folder):
+    if not os.path.exists(f"{folder}/dataset.json"):
+        subprocess.run([sys.executable, "data_prep/prepare.py", *DATA, "--out", folder, "--quiet"], check=True)
+    for name, want in HASHES.items():
+        with open(f"{folder}/{name}", "rb") as f:
+            if hashlib.sha256(f.read()).hexdigest() != want:
+                sys.exit(f"speedrun: {folder}/{name} is not the speedrun's data; remove the folder and start again")
+
+
+def read_config():
+    with open(f"{HERE}/record.toml") as f:
+        text = f.read()
+    bad = RESERVED & set(re.findall(r"^([a-z-]+) *=", text, re.M))
+    if bad:
+        sys.exit(f"speedrun: record.toml may not set {', '.join(sorted(bad))} (README.md)")
+    return text
+
+
+def run(program, data, seed, extra):
+    """(CPU seconds, seconds, validation loss, what it printed)"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "NO_COLOR": "1"}
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run([program, "--config", f"{HERE}/record.toml", "--data", data, "--seed", str(seed), "--log-every", "100", *FIXED, *extra],
+                          capture_output=True, text=True, env=environment)
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - start
+    found = re.findall(r"^step (\d+) \| validation loss ([0-9.]+) nats", done.stdout, re.M)
+    if done.returncode or not found:
+        sys.exit(f"speedrun: seed {seed} ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu, seconds, float(found[-1][1]), done.stdout
+
+
+def cpu_name():
+    with open("/proc/cpuinfo") as f:
+        return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default="./train_llama")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--data", default="data/speedrun")
+    o = parser.parse_args()
+    os.chdir(TOP)
+    program, config = os.path.abspath(o.program), read_config()
+    prepare(o.data)
+    if o.check:
+        cpu, _, loss, _ = run(program, o.data, 1, ["--steps", "3"])
+        print(f"three steps: loss {loss}, {cpu:.1f} CPU seconds")
+        sys.exit(0 if 2 < loss < 3.5 else 1)
+
+    runs, logs = [], []
+    for seed in range(1, o.seeds + 1):
+        cpu, seconds, loss, log = run(program, o.data, seed, [])
+        runs.append((cpu, seconds, loss))
+        logs.append(f"==== seed {seed}: {cpu:.2f} CPU seconds, {seconds:.2f} seconds, loss {loss:.4f}\n{log}")
+        print(f"seed {seed}: loss {loss:.4f}   {cpu:6.2f} CPU seconds   {seconds:6.2f} by the clock", flush=True)
+    n = len(runs)
+    score, loss = sum(r[0] for r in runs) / n, sum(r[2] for r in runs) / n
+    error = math.sqrt(sum((r[0] - score) ** 2 for r in runs) / (n - 1) / n) if n > 1 else float("nan")
+    reached = loss <= TARGET and max(r[2] for r in runs) <= WORST
+    print(f"mean loss {loss:.4f}: {'reached' if reached else f'not reached, {TARGET} is asked'}")
+    print(f"score {score:.2f} CPU seconds, standard error {error:.2f}, on {cpu_name()}")
+    if o.record:
+        if not reached or n < 5:
+            sys.exit("speedrun: no record: the loss must be reached, with 5 seeds")
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        date = time.strftime("%Y-%m-%d", time.gmtime())
+        entry = {"date": date, "commit": commit, "cpu": cpu_name(), "score": round(score, 2), "standard_error": round(error, 2),
+                 "mean_loss": round(loss, 4), "losses": [r[2] for r in runs], "cpu_seconds": [round(r[0], 2) for r in runs],
+                 "seconds": [round(r[1], 2) for r in runs], "load_average": round(os.getloadavg()[0], 1),
+                 "config": hashlib.sha256(config.encode()).hexdigest()[:12]}
+        with open(f"{HERE}/records.jsonl", "a") as f:
+            f.write(json.dumps(entry) + "\n")
+        os.makedirs(f"{HERE}/logs", exist_ok=True)
+        with open(f"{HERE}/logs/{date}-{commit}.txt", "w") as f:
+            f.write("".join(logs))
+    sys.exit(0 if reached else 1)
+
+
+main()
