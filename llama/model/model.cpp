@@ -50,6 +50,7 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
       evaluation_(std::make_unique<Executor>(evaluation.program, evaluation.shape, compute, &mesh)),
       boundary_bytes_(
           checked_mul(checked_mul(options.B * options.T, config.dim, "message"), size_of(options.dtype), "message")) {
+    step_->keep_times();
     for (size_t s = 0; s < training.shape.stages.size(); ++s) {
         const StageUnits& held = training.shape.stages[s];
         const StageSlots& slots = training.program.slots[s];

@@ -23,6 +23,8 @@ class Model : private ProgramHost {
     // run() and evaluate() run. Collective: all ranks of the pp axis run the same ones in the same order.
     Model(const ModelConfig&, const ParamTable&, const StageOptions&, const RankProgram& training,
           const RankProgram& evaluation, Mesh&, Device, Stream& compute, ParameterSource&, GradientSink*);
+    // When the tasks of the latest step were, of a pipeline; readable when its work is done.
+    StepEvents take_times() { return step_ ? step_->take_times() : StepEvents{}; }
     // Micro-batches whose data must be on the device at once.
     int64_t batches_held() const;
 

@@ -15,6 +15,8 @@ Executor::Executor(Program program, StepShape shape, Stream& compute, Mesh* mesh
 
 void Executor::run(ProgramHost& host) {
     passages_.clear();
+    times_ = {};
+    if (keeps_times_) times_.begin = compute_.record(/*timing=*/true);
     for (const Instr& i : program_.code) {
         switch (i.what) {
             case Do::gather:
@@ -51,7 +53,12 @@ void Executor::compute(const Instr& i, ProgramHost& host) {
         compute_.wait(p.gradient_here);
         compute_.wait(events(i.stage, i.slot).gradient_sent);
     }
+    // A pass of the stage is one task, also where its units come one by one.
+    const bool begins = forward ? i.first_unit == s.first_unit : i.last_unit == s.last_unit;
+    const bool ends = forward ? i.last_unit == s.last_unit : i.first_unit == s.first_unit;
+    if (keeps_times_ && begins) times_.tasks.push_back({i, compute_.record(/*timing=*/true), {}});
     host.compute(i);
+    if (keeps_times_ && ends) times_.tasks.back().end = compute_.record(/*timing=*/true);
     if (forward && i.last_unit == s.last_unit) {
         p.output_written = compute_.record();
         if (!shape_.trains) events(i.stage, i.slot).free = p.output_written;
@@ -105,7 +112,9 @@ void Executor::recv(const Instr& i, ProgramHost& host) {
               host.boundary_bytes(i.micro_batch));
     host.after_message(i, link.stream());
     Passage& p = passage(i.stage, i.micro_batch);
-    (up ? p.input_here : p.gradient_here) = link.stream().record();
+    const Event here = link.stream().record(keeps_times_);
+    (up ? p.input_here : p.gradient_here) = here;
+    if (keeps_times_) times_.arrivals.push_back({i, here});
 }
 
 }  // namespace rz

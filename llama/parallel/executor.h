@@ -12,10 +12,12 @@
 // What an instruction computes is the host's business: a model, or a test that only counts.
 
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "comm/mesh.h"
 #include "llama/parallel/program.h"
+#include "llama/parallel/telemetry.h"
 
 namespace rz {
 
@@ -45,6 +47,9 @@ class Executor {
     Executor(Program, StepShape, Stream& compute, Mesh* mesh);
 
     void run(ProgramHost&);
+    // Keeps the times of each run from now on; those of the latest one, to be read when its work is done.
+    void keep_times() { keeps_times_ = true; }
+    StepEvents take_times() { return std::exchange(times_, {}); }
     const Program& program() const { return program_; }
     const StepShape& shape() const { return shape_; }
 
@@ -75,6 +80,8 @@ class Executor {
     Mesh* mesh_;
     std::map<std::pair<int, int>, Passage> passages_;   // by stage and micro-batch, of this run
     std::map<std::pair<int, int>, SlotEvents> events_;  // by stage and slot
+    bool keeps_times_ = false;
+    StepEvents times_;
 };
 
 }  // namespace rz

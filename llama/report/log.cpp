@@ -87,8 +87,8 @@ void Log::step(const StepReport& r, bool print) {
     const double tokens_per_second = double(r.tokens) / r.seconds, flops = tokens_per_second * facts_.flops_per_token;
     if (print || !r.note.empty()) {
         const int width = int(std::to_string(facts_.steps).size());
-        const std::string speed =
-            facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);
+        std::string speed = facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);
+        if (r.utilisation >= 0) speed += format(", stages busy %.0f%%", 100 * r.utilisation);
         const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
         line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
                     width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm,

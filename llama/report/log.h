@@ -21,8 +21,9 @@ struct StepReport {
     // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
     double comm_seconds = -1, exposed_seconds = 0;
     int64_t bytes_sent = 0;
-    std::string note = {};  // what is wrong with the step; it is then printed in any case
-    std::string json = {};  // more members of its JSON object, each after a comma
+    double utilisation = -1;  // of a pipeline: how much of the step its ranks are busy
+    std::string note = {};    // what is wrong with the step; it is then printed in any case
+    std::string json = {};    // more members of its JSON object, each after a comma
 };
 
 struct ValidationReport {

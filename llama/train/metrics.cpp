@@ -4,13 +4,16 @@
 #include <utility>
 
 #include "kernels/runtime/context.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 
 namespace rz {
 
-Metrics::Metrics(TrainingCore& core, CommMeter& meter, Batches& batches, const Schedule& lr, Health& health, Log& log,
-                 Trace* trace, const std::string& trace_file, int64_t steps, int64_t log_every)
-    : core_(core),
+Metrics::Metrics(Process& process, TrainingCore& core, CommMeter& meter, Batches& batches, const Schedule& lr,
+                 Health& health, Log& log, Trace* trace, const std::string& trace_file, int64_t steps,
+                 int64_t log_every)
+    : process_(process),
+      core_(core),
       meter_(meter),
       batches_(batches),
       lr_(lr),
@@ -49,6 +52,7 @@ void Metrics::end(int64_t step) {
     bytes_before_ += probe.bytes_sent;
     core_.model.reset_loss();
     probe.comm = meter_.cut();
+    probe.times = core_.model.take_times();
     report(probes_[size_t((step + 1) % 2)]);
     last_step_ = step;
 }
@@ -93,11 +97,29 @@ void Metrics::report(Probe& probe) {
     r.data_hash = data_hash_ += judgement.data_hash;
     r.note = judgement.note;
     r.json = judgement.json;
+    if (core_.plan) report_pipeline(probe, r);
     ++steps_done_;
     bytes_in_steps_ += probe.bytes_sent;
     last_done_ = probe.done;
     log_.step(r, probe.step % log_every_ == 0 || probe.step == steps_ || probe.step == 1);
     probe.step = -1;
+}
+
+void Metrics::report_pipeline(const Probe& probe, StepReport& r) {
+    const std::vector<TaskTime> tasks = task_times(probe.times);
+    const int size = core_.mesh.world().size;
+    std::vector<int> places;
+    for (int rank = 0; rank < size; ++rank) places.push_back(core_.mesh.grid().place(Axis::pp, rank).rank);
+    const PipelineSummary s = summarise(process_.all_gather(pipeline_numbers(tasks)), places);
+    r.utilisation = s.util_step;
+    r.json += ",\"pipeline\":" + s.json;
+    if (task_steps_ <= 0) return;
+    for (const TaskTime& t : tasks) task_lines_ += json_line(t, probe.step, core_.mesh.world().rank);
+    if (--task_steps_ == 0 || probe.step == steps_) {
+        task_steps_ = 0;
+        write_file_atomically(task_file_, task_lines_);
+        log_.line("tasks    " + task_file_ + ", and one for each other rank");
+    }
 }
 
 Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, double own_seconds, double seconds) {

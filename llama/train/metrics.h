@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "comm/meter.h"
+#include "comm/process.h"
 #include "llama/report/log.h"
 #include "llama/report/trace.h"
 #include "llama/train/batches.h"
@@ -18,8 +19,10 @@ namespace rz {
 class Metrics {
    public:
     // What it reads and writes outlives this. `trace` may be nullptr.
-    Metrics(TrainingCore&, CommMeter&, Batches&, const Schedule& lr, Health&, Log&, Trace* trace,
+    Metrics(Process&, TrainingCore&, CommMeter&, Batches&, const Schedule& lr, Health&, Log&, Trace* trace,
             const std::string& trace_file, int64_t steps, int64_t log_every);
+    // Of the next `steps` steps, a line for each of this rank's tasks in the pipeline goes to this file.
+    void write_tasks(const std::string& file, int64_t steps) { task_file_ = file, task_steps_ = steps; }
 
     // Numbers of the run that is resumed.
     void restore(int64_t updates, uint64_t data_hash, int64_t last_step);
@@ -46,10 +49,13 @@ class Metrics {
         uint64_t data_hash = 0;  // of this rank's tokens
         CommMeter::Batch comm;   // what was enqueued in the step
         int64_t bytes_sent = 0;  // by the step's collectives
+        StepEvents times;        // of a pipeline
     };
+    void report_pipeline(const Probe&, StepReport&);
     void report(Probe&);
     Judgement judge(const Probe&, double loss_sum, double norm, double own_seconds, double seconds);
 
+    Process& process_;
     TrainingCore& core_;
     CommMeter& meter_;
     Batches& batches_;
@@ -64,6 +70,8 @@ class Metrics {
     int64_t bytes_before_ = 0;  // sent when the step began
     int64_t last_step_ = 0, updates_ = 0, steps_done_ = 0, bytes_in_steps_ = 0;
     uint64_t data_hash_ = 0;
+    std::string task_file_, task_lines_;
+    int64_t task_steps_ = 0;
 };
 
 }  // namespace rz

@@ -142,6 +142,9 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.text("--pp-cut", o.pp_cut, "Blocks of each stage, such as 3,3,4,2 [balanced by FLOPs]", "LIST");
     ranks.text("--pp-gather", o.pp_gather, "ZeRO-3: parameters are gathered for the step, window:K (stages) or op",
                "HOW");
+    ranks.whole(
+        "--pp-tasks", o.pp_tasks, 0, 1 << 20,
+        "Steps whose tasks are written to OUT/pipeline_tasks.RANK.jsonl, with when each was ready, began and ended");
     ranks.choice("--collectives", o.collectives, "Algorithm; library is NCCL's or MPI's own");
     ranks.choice("--transport", o.transport, "What carries bytes; auto: NCCL between GPUs, else MPI",
                  {TransportKind::automatic, TransportKind::mpi, TransportKind::nccl});
@@ -269,6 +272,8 @@ void check_given(const TrainOptions& o) {
             "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
     require(!o.no_accumulate_locally || !o.accumulate_locally,
             "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
+    require(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),
+            "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
     require(o.pp == 1 || o.sample_every == 0,
             "--sample-every with --pp %lld: no rank holds the whole model\n  nearest: --sample-every 0",
             (long long)o.pp);

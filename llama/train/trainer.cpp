@@ -178,8 +178,10 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     if (!o.out.empty())
         saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths),
                                         [this](int64_t step) { return manifest_at(*this, step); });
-    metrics = std::make_unique<Metrics>(*core, meter, *batches, lr, health, *log, trace.get(), o.out + "/trace.json",
-                                        o.steps, o.log_every);
+    metrics = std::make_unique<Metrics>(process, *core, meter, *batches, lr, health, *log, trace.get(),
+                                        o.out + "/trace.json", o.steps, o.log_every);
+    if (core->plan && o.pp_tasks > 0)
+        metrics->write_tasks(o.out + format("/pipeline_tasks.%d.jsonl", mesh->world().rank), o.pp_tasks);
     metrics->restore(m.updates, m.data_hash, m.step);
 }
 

@@ -46,6 +46,21 @@ for pp in 2 3 4; do
     check "$schedule on $pp" as "$pp$schedule" one "$pp" --pp "$pp" --pp-schedule "$schedule" --batch-tokens 256 --head untied
   done
 done
+told() {  # told NAME: what each step says of the pipeline is what the schedule holds
+  python3 - "$work/$1" << 'END'
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+steps = [j["pipeline"] for j in map(json.loads, open(folder / "metrics.jsonl")) if "pipeline" in j]
+tasks = [list(map(json.loads, open(folder / f"pipeline_tasks.{r}.jsonl"))) for r in range(4)]
+good = steps and all(p["in_flight"] == [8] * 4 and p["pending_weight"] == [1, 3, 5, 7] and 0 < p["util_step"] <= p["util_span"] <= 1
+                     for p in steps)
+good = good and all(len(t) == 2 * 2 * 8 * 3 and all(a["t1"] <= b["t0"] for a, b in zip(t, t[1:]) if a["step"] == b["step"])
+                    for t in tasks)
+sys.exit(0 if good else f"{steps}\n{[len(t) for t in tasks]}")
+END
+}
+check "zb-v on 4, with its tasks" as tasks one 4 --pp 4 --pp-schedule zb-v --batch-tokens 256 --head untied --pp-tasks 2
+check "  what it held" told tasks
 if [ -n "$all" ]; then
   check "dp 3" train dp3 3 --batch-tokens 384 --head untied
   for zero in 0 1 2 3; do

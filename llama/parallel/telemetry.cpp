@@ -1,0 +1,111 @@
+#include "llama/parallel/telemetry.h"
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/runtime/check.h"
+
+namespace rz {
+
+static bool is_backward(Do what) { return what == Do::backward || what == Do::input_grad; }
+
+std::vector<TaskTime> task_times(const StepEvents& step) {
+    struct Key {
+        int stage, micro_batch;
+        bool forward;
+        auto operator<=>(const Key&) const = default;
+    };
+    std::map<Key, double> arrived;
+    for (const auto& a : step.arrivals)
+        arrived[{a.instr.stage, a.instr.micro_batch, a.instr.last_unit > a.instr.first_unit}] =
+            a.at.seconds_since(step.begin);
+    std::vector<TaskTime> out;
+    std::map<Key, double> taken;
+    for (const auto& t : step.tasks) {
+        TaskTime time{t.instr.what,
+                      t.instr.stage,
+                      t.instr.micro_batch,
+                      0,
+                      t.start.seconds_since(step.begin),
+                      t.end.seconds_since(step.begin),
+                      0};
+        const Key key{time.stage, time.micro_batch, time.what == Do::forward};
+        const bool reads = time.what == Do::forward || is_backward(time.what);
+        if (const auto at = arrived.find(key); reads && at != arrived.end()) {
+            time.ready = at->second;
+            taken[key] = time.start;
+        }
+        out.push_back(time);
+    }
+    for (TaskTime& t : out) {
+        const Key key{t.stage, t.micro_batch, t.what == Do::forward};
+        if (t.ready == 0) continue;
+        for (const auto& [other, at] : arrived)
+            if (other.stage == key.stage && other.forward == key.forward && at <= t.start && taken[other] >= t.start)
+                ++t.queue;
+    }
+    return out;
+}
+
+std::string json_line(const TaskTime& t, int64_t step, int rank) {
+    return format(
+        "{\"step\":%lld,\"rank\":%d,\"op\":\"%s\",\"stage\":%d,\"mb\":%d,\"ready\":%.6f,\"t0\":%.6f,\"t1\":%.6f,"
+        "\"queue\":%d}\n",
+        (long long)step, rank, name_of(t.what), t.stage, t.micro_batch, t.ready, t.start, t.end, t.queue);
+}
+
+PipelineNumbers pipeline_numbers(const std::vector<TaskTime>& tasks) {
+    PipelineNumbers n;
+    if (tasks.empty()) return n;
+    size_t first_backward = tasks.size(), last_forward = 0;
+    int held = 0, pending = 0;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+        const Do what = tasks[i].what;
+        n.busy += tasks[i].end - tasks[i].start;
+        if (is_backward(what)) first_backward = std::min(first_backward, i);
+        if (what == Do::forward) last_forward = i;
+        held += what == Do::forward ? 1 : what == Do::input_grad ? 0 : -1;
+        pending += what == Do::input_grad ? 1 : what == Do::weight_grad ? -1 : 0;
+        n.in_flight = std::max(n.in_flight, held);
+        n.pending_weight = std::max(n.pending_weight, pending);
+        int& queue = what == Do::forward ? n.queue_forward : n.queue_backward;
+        queue = std::max(queue, tasks[i].queue);
+    }
+    double before = 0;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+        const double idle = std::max(0.0, tasks[i].start - before);
+        (i <= first_backward ? n.warm_up : i > last_forward ? n.drain : n.steady) += idle;
+        n.waiting += std::clamp(tasks[i].ready - before, 0.0, idle);
+        before = tasks[i].end;
+    }
+    n.length = tasks.back().end;
+    n.span = n.length - tasks.front().start;
+    return n;
+}
+
+PipelineSummary summarise(std::vector<PipelineNumbers> ranks, const std::vector<int>& pp) {
+    double busy = 0, span = 0, longest = 0;
+    for (const PipelineNumbers& r : ranks) busy += r.busy, span += r.span, longest = std::max(longest, r.length);
+    std::map<int, PipelineNumbers> by_place;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+        ranks[r].drain += longest - ranks[r].length;  // until the last rank ends
+        by_place.insert({pp[r], ranks[r]});
+    }
+    const auto list = [&](const char* name, auto member, const char* form) {
+        std::string s = format(",\"%s\":[", name);
+        for (const auto& [place, n] : by_place) s += (place ? "," : "") + format(form, n.*member);
+        return s + "]";
+    };
+    PipelineSummary out{longest > 0 ? busy / (longest * double(ranks.size())) : 1, span > 0 ? busy / span : 1, ""};
+    out.json = format("{\"util_step\":%.4f,\"util_span\":%.4f", out.util_step, out.util_span) +
+               list("busy", &PipelineNumbers::busy, "%.6f") + list("warm_up", &PipelineNumbers::warm_up, "%.6f") +
+               list("steady", &PipelineNumbers::steady, "%.6f") + list("drain", &PipelineNumbers::drain, "%.6f") +
+               list("waiting", &PipelineNumbers::waiting, "%.6f") +
+               list("queue_forward", &PipelineNumbers::queue_forward, "%d") +
+               list("queue_backward", &PipelineNumbers::queue_backward, "%d") +
+               list("in_flight", &PipelineNumbers::in_flight, "%d") +
+               list("pending_weight", &PipelineNumbers::pending_weight, "%d") + "}";
+    return out;
+}
+
+}  // namespace rz
