@@ -40,7 +40,7 @@ static RunEnd train(Trainer& t) {
 }
 
 static int train_command(TrainOptions options, Process& process) {
-    if (options.print_config) return print_config_command(options);
+    if (options.print_config) return process.is_root() ? print_config_command(options) : 0;
     const FaultScope armed(Faults(process.rank()));
     fault_point("start");
     Health health(options, process);

@@ -27,4 +27,9 @@ std::string nearest_name(std::string_view text, std::span<const std::string> can
     return best == candidates.end() ? "" : *best;
 }
 
+std::string similar_name(std::string_view text, std::span<const std::string> candidates) {
+    const std::string best = nearest_name(text, candidates);
+    return 3 * edits(text, best) <= std::max(text.size(), best.size()) ? best : "";
+}
+
 }  // namespace rz

@@ -2,8 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <map>
 
 #include "llama/base/text.h"
+#include "llama/base/version.h"
 #include "llama/train/option_table.h"
 
 namespace rz {
@@ -16,13 +18,58 @@ static CLI::Option* add_row(CLI::App& app, const OptionRow& row) {
     return option;
 }
 
-// "--stepz": "did you mean --steps?"
+// What other trainers call it.
+static const std::map<std::string, std::string> kSynonyms = {
+    {"learning-rate", "--lr"},
+    {"max-lr", "--lr"},
+    {"epochs", "--steps (an epoch is the data's tokens / --batch-tokens steps)"},
+    {"num-epochs", "--steps (an epoch is the data's tokens / --batch-tokens steps)"},
+    {"max-steps", "--steps"},
+    {"iters", "--steps"},
+    {"max-iters", "--steps"},
+    {"num-iterations", "--steps"},
+    {"gradient-accumulation-steps", "--grad-accum"},
+    {"accumulation-steps", "--grad-accum"},
+    {"batch-size", "--batch"},
+    {"micro-batch-size", "--batch"},
+    {"global-batch-size", "--batch-tokens (in tokens)"},
+    {"block-size", "--seq-len"},
+    {"context-length", "--seq-len"},
+    {"sequence-length", "--seq-len"},
+    {"max-grad-norm", "--clip"},
+    {"grad-clip", "--clip"},
+    {"warmup-steps", "--warmup"},
+    {"bf16", "--dtype bf16"},
+    {"precision", "--dtype"},
+    {"gradient-checkpointing", "--recompute block"},
+    {"activation-checkpointing", "--recompute block"},
+    {"fsdp", "--zero 3"},
+    {"zero-stage", "--zero"},
+    {"pipeline-parallel-size", "--pp"},
+    {"output-dir", "--out"},
+    {"out-dir", "--out"},
+    {"save-steps", "--save-every"},
+    {"eval-every", "--val-every"},
+    {"eval-interval", "--val-every"},
+    {"model", "--preset, or --init-from for weights"},
+    {"load", "--init-from"},
+    {"gpus", "mpirun -n N ./train_llama ..."},
+    {"nproc-per-node", "mpirun -n N ./train_llama ..."},
+};
+
+// "--stepz": "did you mean --steps?"; "" for a word that is like none.
 static std::string did_you_mean(const CLI::App& app, const std::string& unknown) {
+    std::string name = unknown.substr(0, unknown.find('='));
+    std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+    std::replace(bare.begin(), bare.end(), '_', '-');
+    if (const auto known = kSynonyms.find(bare); known != kSynonyms.end()) return known->second;
     std::vector<std::string> names;
     for (const CLI::Option* option : app.get_options())
-        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-    return nearest_name(unknown.substr(0, unknown.find('=')), names);
+        for (const std::string& n : option->get_lnames()) names.push_back("--" + n);
+    return similar_name("--" + bare, names);
 }
+
+static std::string question(const std::string& meant) { return meant.empty() ? "" : "; did you mean " + meant + "?"; }
 
 static int report(const CLI::App& app, const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
@@ -33,13 +80,14 @@ static int report(const CLI::App& app, const CLI::ParseError& error) {
     if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
         for (const std::string& word : app.remaining())
             if (word.rfind("-", 0) == 0)
-                std::cerr << "  " << word << " is no flag; did you mean " << did_you_mean(app, word) << "?\n";
+                std::cerr << "  " << word << " is no flag" << question(did_you_mean(app, word)) << "\n";
     }
     if (const auto* config = dynamic_cast<const CLI::ConfigError*>(&error)) {
         const std::string what = config->what();
         const std::string key = what.substr(what.rfind(' ') + 1);
-        std::cerr << "  the keys of a --config file are the flags without dashes; did you mean "
-                  << did_you_mean(app, "--" + key).substr(2) << "?\n";
+        const std::string meant = did_you_mean(app, "--" + key);
+        std::cerr << "  the keys of a --config file are the flags without dashes"
+                  << question(meant.substr(0, 2) == "--" ? meant.substr(2) : meant) << "\n";
     }
     std::cerr << "  --help lists every flag with its default\n";
     return 2;
@@ -53,6 +101,8 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     app.formatter(formatter);
     app.set_config("--config", "", "TOML file with any of these flags (without dashes); flags given here win");
     app.allow_config_extras(false);
+    app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit(),
+                         "Print the version and stop");
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"
     std::vector<CLI::App*> apps{&app};
     for (const CommandTable& table : tables.subspan(1)) apps.push_back(app.add_subcommand(table.name, table.about));

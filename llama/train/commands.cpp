@@ -123,6 +123,11 @@ int export_command(const ExportOptions& o) {
     std::error_code none;
     require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder",
             o.to.c_str());
+    const bool holds_model = std::filesystem::exists(o.to + "/config.json", none) ||
+                             std::filesystem::exists(o.to + "/model.safetensors", none) ||
+                             std::filesystem::exists(o.to + "/model.safetensors.index.json", none);
+    require(!holds_model || o.overwrite, "--to %s holds a model already\n  choose another folder, or --overwrite",
+            o.to.c_str());
     const auto start = std::chrono::steady_clock::now();
     auto shown = start;
     int64_t done = 0;

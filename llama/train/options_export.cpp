@@ -7,6 +7,7 @@ CommandTable command_table(ExportOptions& o) {
     OptionGroup g(table.rows, "Export");
     g.text("--from", o.from, "A run's folder, a checkpoint, or any Hugging Face LLaMA").required = true;
     g.text("--to", o.to, "Folder to write: config.json, model.safetensors and the tokenizer's files").required = true;
+    g.turn_on("--overwrite", o.overwrite, "Replace a model that --to holds already");
     g.choice("--dtype", o.dtype, "Of the weights written [as stored]", {DType::f32, DType::bf16, DType::f16});
     g.text("--tokenizer", o.tokenizer, "Folder or tokenizer.json whose files are copied [--from's]");
     return table;

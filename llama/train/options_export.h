@@ -11,6 +11,7 @@ namespace rz {
 
 struct ExportOptions {
     std::string from, to;
+    bool overwrite = false;      // a model that is there already
     std::optional<DType> dtype;  // of the weights written; none: as stored
     std::string tokenizer;       // whose files are copied; empty: those of `from`
 };

@@ -85,6 +85,8 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Tokens per sequence");
     batch.whole("--batch-tokens", o.batch_tokens, 0, kBig,
                 "Tokens per update over all ranks, by accumulation; 0: one micro-batch");
+    batch.whole("--grad-accum", o.grad_accum, 0, 1 << 20,
+                "Micro-batches of each rank per update, in place of --batch-tokens; 0: by --batch-tokens");
     batch.whole("--steps", o.steps, 0, kBig, "Updates");
 }
 
@@ -120,7 +122,8 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     device.choice("--recompute", o.recompute, "Activations computed again in the backward pass");
     device.whole("--logits-mib", o.logits_mib, 0, 1 << 20,
                  "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
-    device.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+    device.whole("--threads", o.threads, 0, 1 << 16,
+                 "CPU threads; 0: OMP_NUM_THREADS, or the cores divided among the ranks of this host");
     add_gemm_rows(device, o.gemm_tune, o.gemm_cache);
 }
 
@@ -216,6 +219,7 @@ CommandTable command_table(TrainOptions& o) {
 // Whether a run that goes on takes this flag from its checkpoint. What depends on the machine (device, threads, ranks)
 // it does not, and the model comes with the weights.
 static bool is_kept(const OptionRow& row) {
+    if (row.flag == "--grad-accum") return false;  // its tokens are kept, which any number of ranks can divide
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
         if (row.group.rfind(kept, 0) == 0) return true;
     for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep", "keep-every",
@@ -255,6 +259,12 @@ void check_given(const TrainOptions& o) {
     require(!o.given.count("preset") || o.init_from.empty(),
             "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(),
             o.init_from.c_str());
+    require(o.grad_accum == 0 || !o.given.count("batch-tokens"),
+            "--grad-accum %lld and --batch-tokens %lld both say how large an update is\n  leave one of them out",
+            (long long)o.grad_accum, (long long)o.batch_tokens);
+    require(!o.given.count("warmup") || o.warmup <= o.steps || o.steps == 0 || o.resume.asked(),
+            "--warmup %lld is longer than the run: --steps %lld never reaches --lr\n  nearest: --warmup %lld",
+            (long long)o.warmup, (long long)o.steps, (long long)o.steps);
     require(!o.raw16 || o.data.empty(),
             "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require(!o.given.count("prefetch") || o.zero == 3,
@@ -389,6 +399,7 @@ GridOptions grid_options(const TrainOptions& o) { return {.pp = int(o.pp), .shar
 
 int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
     const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
+    if (o.grad_accum > 0) return o.grad_accum;
     if (o.batch_tokens == 0) return 1;
     if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
     const int64_t below = o.batch_tokens / micro;

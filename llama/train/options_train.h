@@ -57,6 +57,7 @@ struct TrainOptions {
     int64_t batch = 8;  // sequences per rank and micro-batch
     int64_t seq_len = 256;
     int64_t batch_tokens = 0;  // tokens per update over all ranks; 0: one micro-batch each
+    int64_t grad_accum = 0;    // or micro-batches of each rank per update; 0: by batch_tokens
     int64_t steps = 1000;
 
     // optimizer

@@ -205,7 +205,7 @@ static std::string fit_batch(Options& o, int64_t ranks) {
 
 std::vector<std::string> adopt_options(Options& o, const Manifest& manifest, int64_t ranks) {
     std::vector<std::string> lines = adopt_flags(o, manifest.flags);
-    if (!o.given.count("batch-tokens"))
+    if (!o.given.count("batch-tokens") && !o.given.count("grad-accum"))
         if (const std::string line = fit_batch(o, Grid(int(ranks), grid_options(o)).size(Axis::dp)); !line.empty())
             lines.push_back(line);
     if (manifest.ranks != ranks || manifest.zero != o.zero)

@@ -1,5 +1,8 @@
 #include "llama/train/trainer.h"
 
+#include <omp.h>
+
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -39,7 +42,13 @@ static std::unique_ptr<Mesh> make_mesh(const Options& o, Process& process, Devic
                                               .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter}});
 }
 
-static CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
+// Ranks that each take every core slow each other down: they divide the host's, unless the user says otherwise.
+static int64_t cpu_threads(const Options& o, const Process& process) {
+    if (o.threads > 0 || process.local_size() == 1 || std::getenv("OMP_NUM_THREADS")) return o.threads;
+    return std::max(1, omp_get_num_procs() / process.local_size());
+}
+
+static CoreOptions core_options(const Options& o, Device device, const Mesh& mesh, const Process& process) {
     require(!o.cuda_graphs || device.is_cuda(),
             "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
     require(!o.cuda_graphs || o.trace_steps == 0,
@@ -64,7 +73,7 @@ static CoreOptions core_options(const Options& o, Device device, const Mesh& mes
                                       << 20},
             .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
             .graphs = o.cuda_graphs,
-            .threads = o.threads,
+            .threads = cpu_threads(o, process),
             .pipeline = {.schedule = o.pp_schedule,
                          .stages_per_rank = int(o.pp_stages_per_rank),
                          .cut = o.pp_cut,
@@ -107,6 +116,9 @@ static void announce(Trainer& t, const std::string& note) {
     log.line("model    " + summary(core.config));
     log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
                     ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
+    if (ranks > 1 && !core.device.is_cuda() && core.options.threads > 0)
+        log.line(format("threads  %lld for each of %d ranks on this host", (long long)core.options.threads,
+                        t.process.local_size()));
     if (ranks > 1)
         log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
                         core.mesh.shard().size(), core.mesh.replicate().size(), core.mesh.data().name(),
@@ -147,7 +159,7 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     std::string note;
     const Device device = choose_device(o, process, note);
     mesh = make_mesh(o, process, device, meter);
-    core = std::make_unique<TrainingCore>(config, core_options(o, device, *mesh), device, *mesh, &meter);
+    core = std::make_unique<TrainingCore>(config, core_options(o, device, *mesh, process), device, *mesh, &meter);
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->is_first_reader(), o.batch,
                                         core->options.micro_batches, device, core->compute, core->whole_graphs,
                                         core->model.batches_held());

@@ -32,6 +32,11 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--on-spike", "stop", "--spike-z", "0"}, "nearest: --spike-z 8"},
         {{"--save-every", "10"}, "--out"},
         {{"--keep-every", "10"}, "--out"},
+        {{"--grad-accum", "2", "--batch-tokens", "4096"}, "leave one of them out"},
+        {{"--warmup", "50", "--steps", "10"}, "nearest: --warmup 10"},
+        {{"--learning-rate", "1"}, "did you mean --lr?"},
+        {{"--max_steps=7"}, "did you mean --steps?"},
+        {{"--stepz", "7"}, "did you mean --steps?"},
         {{"--data", "d", "generate", "--from", "m"}, "--data is a flag of training"},
         {{"--steps", "3", "export", "--from", "m", "--to", "n"}, "does nothing for export"},
     };
@@ -39,6 +44,15 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         std::string said;
         EXPECT_EQ(parse(c.flags, &said), 2) << c.says;
         EXPECT_NE(said.find(c.says), std::string::npos) << "expected: " << c.says << "\nfound: " << said;
+    }
+}
+
+TEST(Options, AWordThatIsLikeNoFlagGetsNoSuggestion) {
+    for (const char* word : {"--wandb", "--quux", "--x"}) {
+        std::string said;
+        EXPECT_EQ(parse({word}, &said), 2);
+        EXPECT_EQ(said.find("did you mean"), std::string::npos) << said;
+        EXPECT_NE(said.find("is no flag"), std::string::npos) << said;
     }
 }
 
