@@ -46,8 +46,8 @@ Batches::Batches(const DataSources& sources, Place dp, bool counts, int64_t batc
       counts_(counts),
       batch_(batch),
       micro_batches_(micro_batches),
-      feeder_(device, compute, batch, sources.train->seq_len(), sources.train->vocab(),
-              /*ahead=*/std::min<int64_t>(2 * micro_batches, 128) - 1, same_plan, held) {}
+      feeder_(device, compute, batch, sources.train->seq_len(), sources.train->vocab(), ahead(micro_batches), same_plan,
+              held) {}
 
 DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
     const int64_t position = samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;

@@ -2,6 +2,7 @@
 // Which tokens a step trains on: the paths that were asked for, the open shards, and each micro-batch of this rank as a
 // pure function of step and place on the data axis.
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,6 +44,9 @@ class Batches {
     // same, whose tokens are counted. same_plan and held as in BatchFeeder. The sources outlive this.
     Batches(const DataSources&, Place dp, bool counts, int64_t batch, int64_t micro_batches, Device, Stream& compute,
             bool same_plan, int64_t held = 1);
+
+    // How many batches the host fills while the device works.
+    static int64_t ahead(int64_t micro_batches) { return std::min<int64_t>(2 * micro_batches, 128) - 1; }
 
     void start_from(const DataPosition& p) { from_ = p; }
     int64_t samples_per_step() const { return batch_ * micro_batches_ * dp_.size; }

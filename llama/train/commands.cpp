@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
+#include <set>
 
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
@@ -13,6 +15,7 @@
 #include "llama/model/hf.h"
 #include "llama/report/log.h"
 #include "llama/model/model.h"
+#include "llama/train/plan_memory.h"
 #include "llama/train/trainer.h"
 #include "llama/tokenizer/tokenizer.h"
 #include "llama/model/weights.h"
@@ -88,26 +91,44 @@ std::string describe_model(const ModelConfig& config, const ParamTable& table) {
     return text;
 }
 
+static void print_memory(const TrainOptions& o, const ModelConfig& config) {
+    constexpr int kRanks[] = {1, 8, 64};
+    const DeviceKind kind = pick_device(o.device, 0, nullptr).kind;
+    std::optional<PlannedMemory> plans[4][3];  // by ZeRO stage and ranks; none where these ranks can't be so
+    std::set<std::string> refused;
+    for (int stage = 0; stage <= 3; ++stage)
+        for (int r = 0; r < 3; ++r) {
+            TrainOptions asked = o;
+            asked.zero = stage;
+            try {
+                plans[stage][r] = plan_memory(asked, config, kind, /*rank=*/0, kRanks[r]);
+            } catch (const Error& error) {
+                refused.insert(error.what());
+            }
+        }
+    const auto row = [&](const char* name, int64_t stage, const auto& text) {
+        std::printf("  %-12s", name);
+        for (const std::optional<PlannedMemory>& plan : plans[stage])
+            std::printf(" %19s", plan ? text(*plan).c_str() : "-");
+        std::printf("\n");
+    };
+    std::printf("\nbytes of rank 0 at the peak of a step, --batch %lld, --seq-len %lld, on %s:\n", (long long)o.batch,
+                (long long)o.seq_len, kind == DeviceKind::cpu ? "the CPU" : "a GPU, beside what CUDA's libraries take");
+    std::printf("  --zero %lld     %15d rank %13d ranks %13d ranks\n", (long long)o.zero, 1, 8, 64);
+    for (int k = 0; k < int(MemKind::count_); ++k)
+        row(name_of(MemKind(k)), o.zero, [k](const PlannedMemory& m) { return std::to_string(m.peak[size_t(k)]); });
+    row("at once", o.zero, [](const PlannedMemory& m) { return std::to_string(m.total); });
+    for (int stage = 0; stage <= 3; ++stage)
+        row(format("--zero %d", stage).c_str(), stage, [](const PlannedMemory& m) { return human_bytes(m.total); });
+    for (const std::string& why : refused) std::printf("  -: %s\n", why.c_str());
+}
+
 int print_config_command(const TrainOptions& o) {
     const ModelConfig config = model_config(o, find_data(o).vocab);
     const ParamTable table(config);
-    const double n = double(table.size());
     std::printf("%s\n", describe_model(config, table).c_str());
     std::printf("%s\n", config_to_json(config, o.dtype).c_str());
-    const BytesPerParameter b = bytes_per_parameter(o);
-    const int64_t shared[4] = {0, b.master + b.moments, b.gradient + b.master + b.moments, b.all()};  // by ZeRO stage
-    std::printf(
-        "\nbytes per rank, before activations: %lld of parameters + %lld of gradients + %lld of masters + %lld of "
-        "Adam's moments = %lld per parameter\n",
-        (long long)b.parameter, (long long)b.gradient, (long long)b.master, (long long)b.moments, (long long)b.all());
-    for (int ranks : {1, 8, 64}) {
-        std::printf("  %3d ranks:", ranks);
-        for (int stage = 0; stage < 4; ++stage)
-            std::printf(
-                "  --zero %d %10s", stage,
-                human_bytes(int64_t(n * (double(b.all() - shared[stage]) + double(shared[stage]) / ranks))).c_str());
-        std::printf("\n");
-    }
+    print_memory(o, config);
     std::printf("\nFLOPs per token, forward and backward, at --seq-len %lld: %.4g\n", (long long)o.seq_len,
                 training_flops_per_token(config, o.seq_len));
     return 0;

@@ -23,9 +23,16 @@ Metrics::Metrics(Process& process, TrainingCore& core, CommMeter& meter, Batches
       trace_file_(trace_file),
       steps_(steps),
       log_every_(log_every) {
-    for (Probe& probe : probes_) probe.host = Buffer::host_for(core.device, 24, MemKind::workspace, "step numbers");
+    Numbers numbers = make_numbers(core.device);
+    for (size_t i = 0; i < probes_.size(); ++i) probes_[i].host = std::move(numbers[i]);
     last_done_ = core.compute.record(/*timing=*/true);
     bytes_before_ = core.mesh.bytes_sent();
+}
+
+Metrics::Numbers Metrics::make_numbers(Device device) {
+    Numbers numbers;
+    for (Buffer& b : numbers) b = Buffer::host_for(device, 24, MemKind::workspace, "step numbers");
+    return numbers;
 }
 
 void Metrics::restore(int64_t updates, uint64_t data_hash, int64_t last_step) {

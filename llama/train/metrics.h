@@ -30,6 +30,10 @@ class Metrics {
     void begin(int64_t step);
     // Takes loss and gradient norm of the step just enqueued, and reports the step before: the host runs one ahead.
     void end(int64_t step);
+    // Memory for the numbers of two steps: the host runs one ahead.
+    using Numbers = std::array<Buffer, 2>;
+    static Numbers make_numbers(Device);
+
     // Reports what is outstanding.
     void flush();
     // What was done since the last end() is not part of a step.

@@ -34,12 +34,11 @@ static Device choose_device(const Options& o, Process& process, std::string& not
     return device;
 }
 
-static std::unique_ptr<Mesh> make_mesh(const Options& o, Process& process, Device device, CommMeter& meter) {
-    return std::make_unique<Mesh>(process, device,
-                                  MeshOptions{.grid = grid_options(o),
-                                              .transport = o.transport,
-                                              .algorithm = o.collectives,
-                                              .collectives = {.chunk_bytes = o.ring_chunk_kib << 10, .meter = &meter}});
+MeshOptions mesh_options(const Options& o) {
+    return {.grid = grid_options(o),
+            .transport = o.transport,
+            .algorithm = o.collectives,
+            .collectives = {.chunk_bytes = o.ring_chunk_kib << 10}};
 }
 
 // Ranks that each take every core slow each other down: they divide the host's, unless the user says otherwise.
@@ -48,7 +47,13 @@ static int64_t cpu_threads(const Options& o, const Process& process) {
     return std::max(1, omp_get_num_procs() / process.local_size());
 }
 
-static CoreOptions core_options(const Options& o, Device device, const Mesh& mesh, const Process& process) {
+static std::unique_ptr<Mesh> make_mesh(const Options& o, Process& process, Device device, CommMeter& meter) {
+    MeshOptions options = mesh_options(o);
+    options.collectives.meter = &meter;
+    return std::make_unique<Mesh>(process, device, options);
+}
+
+CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
     require(!o.cuda_graphs || device.is_cuda(),
             "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
     require(!o.cuda_graphs || o.trace_steps == 0,
@@ -73,7 +78,7 @@ static CoreOptions core_options(const Options& o, Device device, const Mesh& mes
                                       << 20},
             .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
             .graphs = o.cuda_graphs,
-            .threads = cpu_threads(o, process),
+            .threads = o.threads,
             .pipeline = {.schedule = o.pp_schedule,
                          .stages_per_rank = int(o.pp_stages_per_rank),
                          .cut = o.pp_cut,
@@ -159,7 +164,9 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     std::string note;
     const Device device = choose_device(o, process, note);
     mesh = make_mesh(o, process, device, meter);
-    core = std::make_unique<TrainingCore>(config, core_options(o, device, *mesh, process), device, *mesh, &meter);
+    CoreOptions of_core = core_options(o, device, *mesh);
+    of_core.threads = cpu_threads(o, process);
+    core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, &meter);
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->is_first_reader(), o.batch,
                                         core->options.micro_batches, device, core->compute, core->whole_graphs,
                                         core->model.batches_held());

@@ -59,6 +59,10 @@ struct Trainer {
     bool validates(int64_t step) const;
 };
 
+// What the options say of the parts below, on devices of this kind.
+MeshOptions mesh_options(const Options&);
+CoreOptions core_options(const Options&, Device, const Mesh&);
+
 // Before anything of a step is enqueued: what a fault on request spoils.
 void begin_step(Trainer&, int64_t step);
 // After a step is enqueued: numbers, replicas, saves that became complete.

@@ -7,8 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "kernels/runtime/context.h"
 #include "llama/base/json.h"
 #include "llama/train/options.h"
+#include "llama/train/plan_memory.h"
 #include "llama/train/trainer.h"
 
 namespace rz {
@@ -168,6 +170,33 @@ TEST_F(TrainerTest, ARequestThatCannotBeMetStopsWithWhatToDo) {
         FAIL() << "one rank holds nothing twice";
     } catch (const Error& e) {
         EXPECT_NE(std::string(e.what()).find("no parameter is held twice"), std::string::npos) << e.what();
+    }
+}
+
+// What --print-config says is what a run takes, by kind and to the byte.
+TEST_F(TrainerTest, TakesThePlannedMemoryToTheByte) {
+    using Flags = std::vector<std::string>;
+    for (const Flags& flags : {Flags{},
+                               {"--zero", "1", "--dtype", "bf16"},
+                               {"--zero", "2", "--recompute", "mlp", "--batch-tokens", "32"},
+                               {"--zero", "2", "--dtype", "bf16", "--grad-dtype", "fp32"},
+                               {"--zero", "3", "--recompute", "block", "--prefetch", "3"},
+                               {"--zero", "3", "--no-overlap", "--head", "tied", "--logits-mib", "1"},
+                               {"--dtype", "bf16", "--adam-dtype", "bf16", "--master-dtype", "bf16"},
+                               {"--vocab", "9000", "--batch-tokens", "128"}}) {
+        std::string text;
+        for (const std::string& f : flags) text += f + " ";
+        SCOPED_TRACE(text);
+        TrainOptions o = options(flags);
+        o.out.clear();
+        Health health(o, process_);
+        Trainer t(o, process_, health);
+        const MemoryLedger& ledger = t.core->device.context->memory;
+        for (int number = 1; number <= 3; ++number) step(t, number);
+        const PlannedMemory plan = plan_memory(o, t.core->config, DeviceKind::cpu, 0, 1);
+        for (int k = 0; k < int(MemKind::count_); ++k)
+            EXPECT_EQ(plan.peak[size_t(k)], ledger.now(DeviceKind::cpu, MemKind(k))) << name_of(MemKind(k));
+        EXPECT_EQ(plan.total, ledger.now(DeviceKind::cpu));
     }
 }
 

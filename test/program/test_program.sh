@@ -56,6 +56,7 @@ check "help lists groups and defaults" bash -c "grep -q 'Optimizer (AdamW' '$wor
 check "presets" says llama3.1-405b
 "$program" --preset llama3.1-405b --print-config > "$work/log" 2>&1
 check "print-config" says "model.layers.0.self_attn.q_proj.weight"
+check "plans memory that this machine does not have" says "3247060292051"  # bytes of m and v
 
 # ---- a run, its files, and generation from them ----
 check "trains" trained --steps 6 --val-every 3 --lr 1e-2 --out "$work/run" --sample-every 1 --sample-tokens 8
