@@ -6,7 +6,7 @@
 set -uo pipefail
 [ $# = 1 ] && [ -f "$1" ] || { sed -n '5s/^# *//p' "$0" >&2; exit 2; }
 
-# Those that may be: what a process has one of, and what is set once.
+# Those that may be: what a process has one of, and what is set once. Constants have names like kThis.
 allowed='
 rz::(anonymous namespace)::active                process.cpp: the job that exit() would leave
 rz::(anonymous namespace)::asked                 stop.cpp: a signal comes to the process
@@ -24,7 +24,6 @@ rz::gemm_library_cuda()::name                    made once
 rz::presets()::all                               made once
 rz::pipeline_kinds()::all                        made once
 rz::ptx::tensor_map(                             made once
-rz::(anonymous namespace)::kSpaceMark            constant
 '
 mapfile -t variables < <(nm -C -f sysv "$1" 2> /dev/null | awk -F'|' '
   { gsub(/^ +| +$/, "", $1); gsub(/ /, "", $4); gsub(/ /, "", $7) }
@@ -33,6 +32,7 @@ mapfile -t variables < <(nm -C -f sysv "$1" 2> /dev/null | awk -F'|' '
 found=0
 for v in "${variables[@]}"; do
   known=0
+  case ${v##*::} in k[A-Z]*) known=1 ;; esac
   while IFS= read -r row; do
     name=${row%%  *}
     [ -z "$name" ] || case $v in "$name"*) known=1 ;; esac
