@@ -2,32 +2,27 @@
 #include <algorithm>
 #include <memory>
 
+#include "test/simt/models.h"
 #include "test/simt/runtime.h"
-#include "test/simt/tensor_map.h"
 
 namespace simt {
 namespace {
 
-// ---- mbarrier: one 64-bit word of shared memory
+using models::MBarrier;
+using models::TensorMap;
 
-struct MBarrier {
-    uint32_t phase : 1, valid : 7, expected : 12, pending : 12;
-    int32_t tx;  // bytes still to come; negative while they run ahead of their announcement
-};
-static_assert(sizeof(MBarrier) == sizeof(uint64_t));
-constexpr uint32_t kValid = 0x5a;
+// ---- mbarrier
 
 MBarrier* checked(uint64_t* bar, const char* op, Site at) {
     auto* m = reinterpret_cast<MBarrier*>(bar);
     if (uintptr_t(bar) & 7) fail("%s at %s: mbarrier %p is not 8-byte aligned", op, where(at).c_str(), (void*)bar);
-    if (m->valid != kValid) fail("%s at %s: mbarrier %p is not initialised", op, where(at).c_str(), (void*)bar);
+    if (m->valid != models::kMBarrierValid)
+        fail("%s at %s: mbarrier %p is not initialised", op, where(at).c_str(), (void*)bar);
     return m;
 }
 
 void complete_phase(MBarrier* m) {
-    if (m->pending || m->tx) return;
-    m->phase ^= 1;
-    m->pending = m->expected;
+    if (!models::complete_phase(*m)) return;
     progress();
     if (race) race->phase(m);
     for (uint32_t i = 0; i < resident_count(); i++) {
@@ -54,45 +49,6 @@ const unsigned char* from_address(uint32_t a, size_t bytes, const char* op) {
     return b->smem + (a - kSmemBase);
 }
 
-uint32_t swizzled(uint32_t address, uint32_t mode) {
-    constexpr uint32_t mask[4] = {0, 0x10, 0x30, 0x70};  // none, 32, 64, 128 bytes
-    return address ^ ((address >> 3) & mask[mode]);
-}
-
-// Calls f(global pointer, shared offset, bytes, inside) for every run of a tile: f sees at most 16 bytes at a time, in
-// shared memory contiguous and aligned to 16.
-template <class F>
-void for_each_run(const TensorMap& m, uint32_t smem_address, const int* coords, F f) {
-    uint32_t rows = 1;
-    for (uint32_t d = 1; d < m.rank; d++) rows *= m.box[d];
-    const uint32_t per_run = 16 / m.element;
-    for (uint32_t row = 0; row < rows; row++) {
-        bool row_inside = true;
-        int64_t offset = 0;
-        for (uint32_t d = 1, rest = row; d < m.rank; rest /= m.box[d++]) {
-            const int64_t x = int64_t(coords[d]) + rest % m.box[d];
-            row_inside &= x >= 0 && x < int64_t(m.dim[d]);
-            offset += x * int64_t(m.stride[d]);
-        }
-        for (uint32_t i = 0; i < m.box[0]; i += per_run) {
-            const uint32_t linear = smem_address + (row * m.box[0] + i) * m.element;
-            const uint32_t to = swizzled(linear, m.swizzle) - smem_address;
-            for (uint32_t e = 0; e < per_run;) {  // split where the tensor's edge cuts a run
-                const int64_t x = int64_t(coords[0]) + i + e;
-                const bool inside = row_inside && x >= 0 && x < int64_t(m.dim[0]);
-                const int64_t edge = !row_inside ? per_run : x < 0 ? -x : inside ? int64_t(m.dim[0]) - x : per_run;
-                const uint32_t n = uint32_t(std::min<int64_t>(edge, per_run - e));
-                f(m.base + offset + x * m.element, to + e * m.element, n * m.element, inside);
-                e += n;
-            }
-        }
-    }
-}
-
-struct Coords {
-    int x[5];
-};
-
 const TensorMap& checked_map(const void* map, int rank, const char* op, Site at) {
     const auto& m = *static_cast<const TensorMap*>(map);
     if (m.magic != TensorMap::kMagic) fail("%s at %s: not a tensor map", op, where(at).c_str());
@@ -100,22 +56,16 @@ const TensorMap& checked_map(const void* map, int rank, const char* op, Site at)
     return m;
 }
 
-uint32_t tile_bytes(const TensorMap& m) {
-    uint32_t n = m.element;
-    for (uint32_t d = 0; d < m.rank; d++) n *= m.box[d];
-    return n;
-}
-
-void load_tile_into(const TensorMap& m, unsigned char* dst, uint64_t* bar, const Coords& c, Site at) {
-    const uint32_t bytes = tile_bytes(m), address = kSmemBase + uint32_t(dst - owner_of_shared(dst)->smem);
+void load_tile_into(const TensorMap& m, unsigned char* dst, uint64_t* bar, const models::Coordinates& c, Site at) {
+    const uint32_t bytes = models::tile_bytes(m), address = kSmemBase + uint32_t(dst - owner_of_shared(dst)->smem);
     if (race) {
         race->async_write(dst, bytes, bar, at);
-        for_each_run(m, address, c.x, [&](const char* global, uint32_t, uint32_t n, bool inside) {
+        models::for_each_run(m, address, c.x, [&](const char* global, uint32_t, uint32_t n, bool inside) {
             if (inside) race->access(global, n, Access::read, at);
         });
     }
     auto land = [=] {
-        for_each_run(m, address, c.x, [&](const char* global, uint32_t to, uint32_t n, bool inside) {
+        models::for_each_run(m, address, c.x, [&](const char* global, uint32_t to, uint32_t n, bool inside) {
             if (inside)
                 memcpy(dst + to, global, n);
             else
@@ -141,7 +91,7 @@ void mbar_init(uint64_t* bar, uint32_t count, Site at) {
     if (count < 1 || count > 4095) fail("mbarrier.init at %s: count %u", where(at).c_str(), count);
     if (race) race->access(bar, 8, Access::write, at);
     auto* m = reinterpret_cast<MBarrier*>(bar);
-    m->phase = 0, m->valid = kValid, m->expected = m->pending = count & 0xfff, m->tx = 0;
+    *m = models::new_mbarrier(count);
 }
 
 void mbar_arrive(uint64_t* bar, uint32_t tx_bytes, Site at) {
@@ -172,12 +122,12 @@ void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int 
     checked(bar, "TMA load", at);
     const Block* b = current->block;
     auto* to = static_cast<unsigned char*>(dst);
-    if (to < b->smem || to + tile_bytes(m) > b->smem + b->smem_bytes)
+    if (to < b->smem || to + models::tile_bytes(m) > b->smem + b->smem_bytes)
         fail("TMA load at %s: the %u bytes at %p are not within the dynamic shared memory", where(at).c_str(),
-             tile_bytes(m), dst);
+             models::tile_bytes(m), dst);
     if ((to - b->smem) % 128)
         fail("TMA load at %s: shared offset %td is not 128-byte aligned", where(at).c_str(), to - b->smem);
-    Coords c{};
+    models::Coordinates c{};
     std::copy_n(coords, rank, c.x);
     if (!blocks) return load_tile_into(m, to, bar, c, at);
     if (blocks >> current_launch.cluster)
@@ -193,15 +143,15 @@ void tma_store(const void* map, const void* src, const int* coords, int rank, Si
     const TensorMap m = checked_map(map, rank, "TMA store", at);
     const Block* b = current->block;
     const auto* from = static_cast<const unsigned char*>(src);
-    const uint32_t bytes = tile_bytes(m);
+    const uint32_t bytes = models::tile_bytes(m);
     if (from < b->smem || from + bytes > b->smem + b->smem_bytes || (from - b->smem) % 128)
         fail("TMA store at %s: %p is not a 128-byte aligned tile of dynamic shared memory", where(at).c_str(), src);
     const uint32_t address = kSmemBase + uint32_t(from - b->smem);
-    Coords c{};
+    models::Coordinates c{};
     std::copy_n(coords, rank, c.x);
     if (race) race->in_flight(src, bytes, Access::read, false, at);
     auto copy = [=] {
-        for_each_run(m, address, c.x, [&](char* global, uint32_t offset, uint32_t n, bool inside) {
+        models::for_each_run(m, address, c.x, [&](char* global, uint32_t offset, uint32_t n, bool inside) {
             if (!inside) return;
             if (race) race->access(global, n, Access::write, at);
             memcpy(global, from + offset, n);
@@ -279,24 +229,9 @@ void check_registers(const WgmmaOp& op) {
 
 // Calls f(mn, k, pointer to 8 elements): along k if K-major, along mn if not.
 template <class F>
-void for_each_chunk(uint64_t desc, int mn_begin, int mn_count, bool trans, F f) {
-    const auto field = [desc](int bit) { return uint32_t(desc >> bit & 0x3fff) << 4; };
-    const uint32_t start = field(0), leading = field(16), stride = field(32), layout = uint32_t(desc >> 62);
-    constexpr uint32_t kRow[4] = {16, 128, 64, 32}, kMode[4] = {0, 3, 2, 1};
-    const uint32_t row = kRow[layout], atom = row / 2;  // elements per swizzled row
-    const auto at = [&](uint32_t a) { return from_address(swizzled(a, kMode[layout]), 16, "wgmma"); };
-    if (!trans) {
-        for (uint32_t mn = uint32_t(mn_begin); mn < uint32_t(mn_begin + mn_count); mn++)
-            for (uint32_t k = 0; k < 16; k += 8)
-                f(int(mn) - mn_begin, int(k),
-                  at(start + mn % 8 * row + mn / 8 * stride + (layout ? k * 2 : k / 8 * leading)));
-        return;
-    }
-    for (uint32_t k = 0; k < 16; k++)
-        for (uint32_t mn = uint32_t(mn_begin); mn < uint32_t(mn_begin + mn_count); mn += 8)
-            f(int(mn) - mn_begin, int(k),
-              at(layout ? start + mn % atom * 2 + mn / atom * leading + k % 8 * row + k / 8 * stride
-                        : start + k % 8 * 16 + mn / 8 * stride + k / 8 * leading));
+void for_each_chunk(uint64_t descriptor, int mn_begin, int mn_count, bool trans, F f) {
+    models::for_each_chunk(descriptor, mn_begin, mn_count, trans,
+                           [&](int mn, int k, uint32_t address) { f(mn, k, from_address(address, 16, "wgmma")); });
 }
 
 // In flight until the wait: a write to an operand meanwhile is a race.
@@ -313,14 +248,14 @@ void compute(const WgmmaOp& op) {
     const auto value = [&](const unsigned char* q, int i) {
         uint16_t bits;
         memcpy(&bits, q + 2 * i, 2);
-        return half_to_float(bits, p.type);
+        return models::half_to_float(bits, p.type == Half::bf16);
     };
     if (p.a_regs) {
         for (int l = 0; l < 32; l++)
             for (int r = 0; r < 4; r++)
                 for (int h = 0; h < 2; h++)
-                    a[l / 4 + r % 2 * 8][l % 4 * 2 + r / 2 * 8 + h] =
-                        half_to_float(uint16_t(op.a[l][r] >> 16 * h), p.type);
+                    a[models::a_row(l, r)][models::a_column(l, r, h)] =
+                        models::half_to_float(uint16_t(op.a[l][r] >> 16 * h), p.type == Half::bf16);
     } else {
         for_each_chunk(p.desc_a, int(op.warp % 4 * 16), 16, p.trans_a, [&](int m, int k, const unsigned char* q) {
             for (int i = 0; i < 8; i++) (p.trans_a ? a[m + i][k] : a[m][k + i]) = value(q, i);
@@ -329,11 +264,10 @@ void compute(const WgmmaOp& op) {
     for_each_chunk(p.desc_b, 0, p.n, p.trans_b, [&](int n, int k, const unsigned char* q) {
         for (int i = 0; i < 8; i++) (p.trans_b ? b[k * p.n + n + i] : b[(k + i) * p.n + n]) = value(q, i);
     });
-    // d[4j+q] of lane l: row l/4 + 8(q/2), column 8j + 2(l%4) + q%2
-    const auto place = [&](int l, int i) { return (l / 4 + i % 4 / 2 * 8) * p.n + i / 4 * 8 + l % 4 * 2 + i % 2; };
+    const auto place = [&](int l, int i) { return models::d_row(l, i) * p.n + models::d_column(l, i); };
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < p.n / 2; i++) c[place(l, i)] = p.accumulate ? op.d[l][i] : 0.0f;
-    multiply(c, a[0], b, p.n);
+    models::multiply(c, a[0], b, p.n);
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < p.n / 2; i++) op.d[l][i] = c[place(l, i)];
     mark_operands(op, true);

@@ -101,8 +101,6 @@ void check_exit(Fiber* f);                     // barrier.cpp; f has just return
 const char* copies_in_flight(const Fiber* f);  // copy.cpp; what f has not waited for, or null
 void clear_copies(Fiber* f);
 void queue_bulk_store(std::function<void()> land);               // the current thread's, until bulk_wait
-void multiply(float* c, const float* a, const float* b, int n);  // tensor_core.cpp: c[16][n] += a[16][16] b[16][n]
-float half_to_float(uint16_t bits, Half type);
 void warp_collective(uint32_t mask, void* payload, Complete complete, const char* op, Site at);
 
 // ---- shared memory (shared.cpp)
