@@ -12,7 +12,7 @@ namespace {
 
 // Unused where there is no code for sm_90a.
 [[maybe_unused]] constexpr int kGroupRows = 64, kRows = 2 * kGroupRows, kStream = 64, kThreads = 384;
-[[maybe_unused]] constexpr int kPanel = 64 * 128;                                  // bytes
+
 [[maybe_unused]] constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // 128 * 24 + 256 * 240 <= 65536
 
 // x1, x2: k, v or q, d_o of the first warpgroup, then of the second. y1, y2: q, d_o or k, v of every stage.
@@ -20,7 +20,9 @@ template <int D>
 struct Smem {
     // A stage is given back at the end of the next one's exponentials, just before the one after that is needed.
     static constexpr int kStages = D == 64 ? 4 : 3;
-    static constexpr int kTile = kPanel * kPanels<D>;
+    using Panel = SummedPanels<D>;  // tiles are operands both ways
+    static constexpr int kTile = Panel::tile(kStream);
+    static_assert(kStream == kGroupRows);
     static constexpr int kX = 0, kY = kX + 4 * kTile, kStats = kY + 2 * kStages * kTile;
     static constexpr int kStatBytes = kStream * int(sizeof(float));  // of a stage's queries: lse2, then delta
     static constexpr int kOut = kStats + 2 * kStages * kStatBytes, kBytes = kOut + SmemRows<D>::bytes(kRows);
@@ -73,8 +75,8 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
         for (int group = 0; group < 2; ++group) {
             unsigned char* x = smem + M::kX + 2 * group * M::kTile;
             const int row = item.first_row + group * kGroupRows;
-            load_panels<D>(x, kPanel, maps.x1, &bars.x_full, item.x_head, row, item.batch);
-            load_panels<D>(x + M::kTile, kPanel, maps.x2, &bars.x_full, item.x_head, row, item.batch);
+            load_panels<typename M::Panel>(x, kStream, maps.x1, &bars.x_full, item.x_head, row, item.batch);
+            load_panels<typename M::Panel>(x + M::kTile, kStream, maps.x2, &bars.x_full, item.x_head, row, item.batch);
         }
         for (int head = item.y_head; head < item.y_head + item.heads; ++head)
             for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
@@ -83,8 +85,8 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
                 const int row = (item.first_tile + tile) * kStream;
                 ptx::mbar_wait(&bars.empty[at.stage], at.parity ^ 1);
                 ptx::mbar_arrive_expect_tx(full, 2 * M::kTile + (kForKeys ? 2 * M::kStatBytes : 0));
-                load_panels<D>(y, kPanel, maps.y1, full, head, row, item.batch);
-                load_panels<D>(y + M::kTile, kPanel, maps.y2, full, head, row, item.batch);
+                load_panels<typename M::Panel>(y, kStream, maps.y1, full, head, row, item.batch);
+                load_panels<typename M::Panel>(y + M::kTile, kStream, maps.y2, full, head, row, item.batch);
                 if constexpr (kForKeys) {
                     unsigned char* to = smem + M::kStats + 2 * at.stage * M::kStatBytes;
                     const int64_t from = stats.row(item.batch * s.H + head, row);
@@ -98,6 +100,7 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
 template <class T, int D, bool kForKeys>
 struct Consumer {
     using M = Smem<D>;
+    using P = typename M::Panel;
     unsigned char* smem;
     Barriers<M::kStages>& bars;
     int group;    // 0 or 1
@@ -135,15 +138,15 @@ struct Consumer {
 
     __device__ __forceinline__ void start_scores() {
         if constexpr (kForKeys)
-            start_product<T, D, kStream, kPanel, kPanel>(s, operand_rows(x(0)), operand_rows(y(0, at.stage)));
+            start_product<T, D, kStream, P, kStream>(s, operand_rows<P>(x(0)), operand_rows<P>(y(0, at.stage)));
         else
-            start_product<T, D, kStream, kPanel>(s, x1, operand_rows(y(0, at.stage)));
+            start_product<T, D, kStream, P>(s, x1, operand_rows<P>(y(0, at.stage)));
     }
     __device__ __forceinline__ void start_dp() {
         if constexpr (kForKeys)
-            start_product<T, D, kStream, kPanel, kPanel>(dp, operand_rows(x(1)), operand_rows(y(1, at.stage)));
+            start_product<T, D, kStream, P, kStream>(dp, operand_rows<P>(x(1)), operand_rows<P>(y(1, at.stage)));
         else
-            start_product<T, D, kStream, kPanel>(dp, x2, operand_rows(y(1, at.stage)));
+            start_product<T, D, kStream, P>(dp, x2, operand_rows<P>(y(1, at.stage)));
     }
     // Enqueues grad1 += ds y. Behind dv and kAfterDv other groups
     template <int kAfterDv>
@@ -153,7 +156,7 @@ struct Consumer {
             ptx::wgmma_pin(grad2);
         }
         pack_operand<T, kStream>(weights, dp);
-        start_weighted<T, D>(grad1, weights, operand_summed(y(0, stage), kPanel));
+        start_weighted<T, D>(grad1, weights, y(0, stage));
     }
 
     // s becomes p. diagonal: the tile's first position is that of the warpgroup's first row; queries do not see later
@@ -230,7 +233,7 @@ struct Consumer {
         while (true) {
             const int stage = at.stage;
             pack_operand<T, kStream>(weights, s);
-            start_weighted<T, D>(grad2, weights, operand_summed(y(1, stage), kPanel));
+            start_weighted<T, D>(grad2, weights, y(1, stage));
             score_gradients();
             if (--left == 0) break;
             at.advance();
@@ -249,7 +252,10 @@ struct Consumer {
         const int lane = int(threadIdx.x) % 32, row = warp_row() + lane % 16;
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
-            const int at_step = step / 4 * kPanel + row * 128 + ((step % 4 * 2 + lane / 16) ^ (row & 7)) * 16;
+            // The swizzle exchanges 16-byte chunks of a panel's row by the place of that row in 1024, 512 or 256 bytes.
+            constexpr int kSteps = P::kColumns / 16, kChunks = 2 * kSteps;
+            const int chunk = (step % kSteps * 2 + lane / 16) ^ (row * kChunks / 8 % kChunks);
+            const int at_step = step / kSteps * P::bytes(kStream) + P::bytes(row) + chunk * 16;
             ptx::ldmatrix_x4(x1[step], x(0) + at_step);
             ptx::ldmatrix_x4(x2[step], x(1) + at_step);
         }
@@ -389,7 +395,7 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
         const auto q_kernel = attention_backward_q_wgmma_kernel<T, D>;
         if (!compiled_for_sm90a(reinterpret_cast<const void*>(kv_kernel))) return;
         const auto map = [&](const void* base, int64_t heads, int64_t row, int64_t batch) {
-            return wgmma_map(base, D, heads, s.Tq, s.B, row, batch, kStream);
+            return wgmma_map<typename Smem<D>::Panel>(base, D, heads, s.Tq, s.B, row, batch, kStream);
         };
         const CUtensorMap q = map(a.q, s.H, s.q_row, s.q_batch), k = map(a.k, s.K, s.kv_row, s.kv_batch),
                           v = map(a.v, s.K, s.kv_row, s.kv_batch), d_o = map(a.d_o, s.H, s.o_row, s.o_batch);

@@ -12,7 +12,7 @@ namespace {
 
 // Unused where there is no code for sm_90a.
 [[maybe_unused]] constexpr int kKeys = 128, kGroupRows = 64;
-[[maybe_unused]] constexpr int kKeyPanel = kKeys * 128;  // bytes
+
 // How much larger than its row's base an exponential may get, as a power of two, before the base moves and the output
 // is rescaled: p stays below 2^8, and both sums far from the end of fp32.
 [[maybe_unused]] constexpr float kSlack = 8;
@@ -21,13 +21,14 @@ namespace {
 template <int D>
 struct Config {
     static constexpr int kGroups = D == 64 ? 3 : 2, kStages = D == 64 ? 4 : 2;
-    static constexpr int kRows = kGroups * kGroupRows, kThreads = 128 * (kGroups + 1), kQueryPanel = kRows * 128;
+    static constexpr int kRows = kGroups * kGroupRows, kThreads = 128 * (kGroups + 1);
     // kThreads times what a thread starts with, which is a multiple of 8, is what they have later.
     static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 24, kConsumerRegisters = kGroups == 3 ? 160 : 240;
     static_assert(128 * (kProducerRegisters + kGroups * kConsumerRegisters) == kThreads * (65536 / kThreads / 8 * 8));
 
-    static constexpr int kQTile = kQueryPanel * kPanels<D>, kTile = kKeyPanel * kPanels<D>;
-    static constexpr int kQ = 0, kK = kQ + kQTile, kV = kK + kStages * kTile, kO = kV + kStages * kTile;
+    static constexpr int kQTile = WidePanels<D>::tile(kRows), kKTile = WidePanels<D>::tile(kKeys),
+                         kVTile = SummedPanels<D>::tile(kKeys);
+    static constexpr int kQ = 0, kK = kQ + kQTile, kV = kK + kStages * kKTile, kO = kV + kStages * kVTile;
     static constexpr int kBytes = kO + SmemRows<D>::bytes(kRows);
 };
 
@@ -62,18 +63,18 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
         const int kv_head = item.head / group;
         for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
             ptx::mbar_wait(&bars.k_empty[at.stage], at.parity ^ 1);
-            ptx::mbar_arrive_expect_tx(&bars.k_full[at.stage], C::kTile);
-            load_panels<D>(smem + C::kK + at.stage * C::kTile, kKeyPanel, k, &bars.k_full[at.stage], kv_head,
-                           tile * kKeys, item.batch);
+            ptx::mbar_arrive_expect_tx(&bars.k_full[at.stage], C::kKTile);
+            load_panels<WidePanels<D>>(smem + C::kK + at.stage * C::kKTile, kKeys, k, &bars.k_full[at.stage], kv_head,
+                                       tile * kKeys, item.batch);
             if (tile == 0) {
                 ptx::mbar_wait(&bars.q_empty, uint32_t(round & 1) ^ 1);
                 ptx::mbar_arrive_expect_tx(&bars.q_full, C::kQTile);
-                load_panels<D>(smem + C::kQ, C::kQueryPanel, q, &bars.q_full, item.head, item.t0, item.batch);
+                load_panels<WidePanels<D>>(smem + C::kQ, C::kRows, q, &bars.q_full, item.head, item.t0, item.batch);
             }
             ptx::mbar_wait(&bars.v_empty[at.stage], at.parity ^ 1);
-            ptx::mbar_arrive_expect_tx(&bars.v_full[at.stage], C::kTile);
-            load_panels<D>(smem + C::kV + at.stage * C::kTile, kKeyPanel, v, &bars.v_full[at.stage], kv_head,
-                           tile * kKeys, item.batch);
+            ptx::mbar_arrive_expect_tx(&bars.v_full[at.stage], C::kVTile);
+            load_panels<SummedPanels<D>>(smem + C::kV + at.stage * C::kVTile, kKeys, v, &bars.v_full[at.stage], kv_head,
+                                         tile * kKeys, item.batch);
         }
     }
 }
@@ -98,11 +99,12 @@ struct Consumer {
         : smem(smem), bars(bars), group(group), scale(scale) {}
 
     __device__ __forceinline__ void start_scores(int stage) {
-        start_product<T, D, kKeys, C::kQueryPanel, kKeyPanel>(s, operand_rows(smem + C::kQ + group * kGroupRows * 128),
-                                                              operand_rows(smem + C::kK + stage * C::kTile));
+        using P = WidePanels<D>;
+        start_product<T, D, kKeys, P, C::kRows>(s, operand_rows<P>(smem + C::kQ + P::bytes(group * kGroupRows)),
+                                                operand_rows<P>(smem + C::kK + stage * C::kKTile));
     }
     __device__ __forceinline__ void start_output(int stage) {
-        start_weighted<T, D>(o, p, operand_summed(smem + C::kV + stage * C::kTile, kKeyPanel));
+        start_weighted<T, D>(o, p, smem + C::kV + stage * C::kVTile);
     }
 
     // Warpgroups enqueue their products in turn: 0, 1, .. and again 0.
@@ -297,9 +299,9 @@ bool attention_forward_wgmma(const AttentionForward& a, CudaStream stream) {
         const WorkOrder order = work_order({s.B * s.H, s.H / s.K, blocks_for(s.Tq, C::kRows), 4 * s.Tk * D,
                                             double(C::kRows) / kKeys, 2 + double(s.Tk - s.Tq) / kKeys});
         launch(kernel, LaunchConfig(dim3(unsigned(order.blocks)), dim3(C::kThreads), C::kBytes, stream), a, order,
-               wgmma_map(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch, C::kRows),
-               wgmma_map(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys),
-               wgmma_map(a.v, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys));
+               wgmma_map<WidePanels<D>>(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch, C::kRows),
+               wgmma_map<WidePanels<D>>(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys),
+               wgmma_map<SummedPanels<D>>(a.v, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys));
         done = true;
     });
     return done;

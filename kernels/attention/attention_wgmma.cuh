@@ -2,8 +2,10 @@
 // What the attention kernels for Hopper (sm_90a) share: the pipeline through shared memory, products by wgmma of tiles
 // that TMA has brought, and on the host the order of their work.
 //
-// A tile in shared memory is a row of panels, each of 64 elements (128 bytes) per row under TMA's 128-byte swizzle.
-// Where D is not a multiple of 64, TMA fills the last panel's other columns with zeros, and no product reads them.
+// A tile in shared memory is a row of panels, each of 64, 32 or 16 elements per row under TMA's swizzle of that width.
+// Tiles of which rows are summed over have panels that D is a multiple of: 64 elements at D = 64 and 128, 32 at D = 96,
+// 16 at D = 80. Other tiles have panels of 64; TMA fills the last one's columns beyond D with zeros, and no product
+// reads them. Summed over, these are operands in the forms of CUTLASS's kernels for sm_90 (test/ptx/README.md).
 
 #include <vector>
 
@@ -12,8 +14,20 @@
 
 namespace rz {
 
+template <int D, int kColumns_>
+struct Panels {
+    static constexpr int kColumns = kColumns_, kRowBytes = 2 * kColumns, kCount = (D + kColumns - 1) / kColumns;
+    static constexpr uint32_t kLayout = kColumns == 64 ? 1 : kColumns == 32 ? 2 : 3;  // of wgmma's descriptors
+    static constexpr int bytes(int rows) { return rows * kRowBytes; }
+    static constexpr int tile(int rows) { return kCount * bytes(rows); }
+};
+// Of tiles whose rows are the rows or columns of products alone, and of those that are summed over too
 template <int D>
-constexpr int kPanels = (D + 63) / 64;
+using WidePanels = Panels<D, 64>;
+template <int D>
+using SummedPanels = Panels<D, D % 64 == 0   ? 64
+                               : D % 32 == 0 ? 32
+                                             : 16>;
 
 // What this block takes in a round; nothing where that is not below order.items().
 __device__ __forceinline__ int item_in(const WorkOrder& order, int round) { return order.item(int(blockIdx.x), round); }
@@ -41,11 +55,12 @@ __device__ __forceinline__ uint32_t once_known(float sum, uint32_t parity) {
     return __float_as_uint(sum) == 0x80000001u ? parity ^ 1 : parity;
 }
 
-// A tile of D columns by its panels, `panel_bytes` apart
-template <int D>
-__device__ __forceinline__ void load_panels(unsigned char* tile, int panel_bytes, const CUtensorMap* map, uint64_t* bar,
+// A tile of `rows` rows by its panels
+template <class P>
+__device__ __forceinline__ void load_panels(unsigned char* tile, int rows, const CUtensorMap* map, uint64_t* bar,
                                             int head, int row, int batch) {
-    for (int p = 0; p < kPanels<D>; ++p) ptx::tma_load_4d(tile + p * panel_bytes, map, bar, 64 * p, head, row, batch);
+    for (int p = 0; p < P::kCount; ++p)
+        ptx::tma_load_4d(tile + p * P::bytes(rows), map, bar, P::kColumns * p, head, row, batch);
 }
 
 // The warpgroup of the calling thread, as a value that the compiler knows to be the same in the whole warp
@@ -65,14 +80,15 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const A& a, uint64_t b,
         ptx::wgmma_fp16<N, kTransB>(d, a, b, accumulate);
 }
 
-// The descriptor of 16 columns from 16 step of a tile that operand_rows() describes
-template <int kPanelBytes>
+// The descriptor of 16 columns from 16 step of a tile of kRows rows that operand_rows() describes
+template <class P, int kRows>
 __device__ __forceinline__ uint64_t columns(uint64_t tile, int step) {
-    return ptx::wgmma_advance(tile, uint32_t(step / 4 * kPanelBytes + step % 4 * 32));
+    constexpr int kSteps = P::kColumns / 16;
+    return ptx::wgmma_advance(tile, uint32_t(step / kSteps * P::bytes(kRows) + step % kSteps * 32));
 }
 
-// out (64 x N) = x y^T: x are 64 rows, y are N rows of D elements in panels of as many bytes as the constants say.
-template <class T, int D, int N, int kPanelX, int kPanelY>
+// out (64 x N) = x y^T: x are 64 rows of a tile of kRowsX, y are the N rows of a tile, both of D elements in panels P.
+template <class T, int D, int N, class P, int kRowsX>
 __device__ __forceinline__ void start_product(float (&out)[N / 2], uint64_t x, uint64_t y) {
     if constexpr (D > 96) {  // or the descriptors of all steps stay in registers that are needed
         uint32_t low = uint32_t(x);
@@ -82,36 +98,53 @@ __device__ __forceinline__ void start_product(float (&out)[N / 2], uint64_t x, u
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
-        wgmma<T, N, false>(out, columns<kPanelX>(x, step), columns<kPanelY>(y, step), step > 0);
+        wgmma<T, N, false>(out, columns<P, kRowsX>(x, step), columns<P, N>(y, step), step > 0);
     ptx::wgmma_commit();
 }
 
 // The same with x in registers, as A operands of D / 16 steps.
-template <class T, int D, int N, int kPanelY>
+template <class T, int D, int N, class P>
 __device__ __forceinline__ void start_product(float (&out)[N / 2], uint32_t (&x)[D / 16][4], uint64_t y) {
     ptx::wgmma_pin(x);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < D / 16; ++step) wgmma<T, N, false>(out, x[step], columns<kPanelY>(y, step), step > 0);
-    ptx::wgmma_commit();
-}
-
-// sum (64 x D) += weights y, y of 16 kSteps rows
-template <class T, int D, int kSteps>
-__device__ __forceinline__ void start_weighted(float (&sum)[D / 2], uint32_t (&weights)[kSteps][4], uint64_t y) {
-    ptx::wgmma_pin(sum);
-    ptx::wgmma_pin(weights);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-        wgmma<T, D, true>(sum, weights[step], ptx::wgmma_advance(y, uint32_t(step) * 16 * 128), true);
+    for (int step = 0; step < D / 16; ++step) wgmma<T, N, false>(out, x[step], columns<P, N>(y, step), step > 0);
     ptx::wgmma_commit();
 }
 
 // A tile as an operand whose rows are the product's rows or columns, and as one whose rows are summed over
-__device__ __forceinline__ uint64_t operand_rows(const unsigned char* tile) { return ptx::wgmma_descriptor_128(tile); }
-__device__ __forceinline__ uint64_t operand_summed(const unsigned char* tile, uint32_t panel_bytes) {
-    return ptx::wgmma_descriptor(tile, panel_bytes, 1024, 1);
+template <class P>
+__device__ __forceinline__ uint64_t operand_rows(const unsigned char* tile) {
+    return ptx::wgmma_descriptor(tile, 16, 8 * P::kRowBytes, P::kLayout);
+}
+template <class P>
+__device__ __forceinline__ uint64_t operand_summed(const unsigned char* tile, int rows) {
+    return ptx::wgmma_descriptor(tile, uint32_t(P::bytes(rows)), 8 * P::kRowBytes, P::kLayout);
+}
+
+// sum (64 x D) += weights y, y the 16 kSteps rows of a tile in SummedPanels. Panels of 16 columns are multiplied one by
+// one: no kernel that is proven on hardware steps from one to the next within an instruction.
+template <class T, int D, int kSteps>
+__device__ __forceinline__ void start_weighted(float (&sum)[D / 2], uint32_t (&weights)[kSteps][4],
+                                               const unsigned char* tile) {
+    using P = SummedPanels<D>;
+    const uint64_t y = operand_summed<P>(tile, 16 * kSteps);
+    ptx::wgmma_pin(sum);
+    ptx::wgmma_pin(weights);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+        const uint64_t rows = ptx::wgmma_advance(y, uint32_t(P::bytes(16 * step)));
+        if constexpr (P::kColumns == 16) {
+#pragma unroll
+            for (int p = 0; p < P::kCount; ++p)
+                wgmma<T, 16, true>(reinterpret_cast<float(&)[8]>(sum[8 * p]), weights[step],
+                                   ptx::wgmma_advance(rows, uint32_t(p * P::bytes(16 * kSteps))), true);
+        } else {
+            wgmma<T, D, true>(sum, weights[step], rows, true);
+        }
+    }
+    ptx::wgmma_commit();
 }
 
 // A thread's part of 64 x N accumulators as A operands of the next product
@@ -190,13 +223,14 @@ inline WorkOrder work_order(const WorkShape& shape) {
     return known.back().order;
 }
 
-// A tensor (B, T, heads, D) for TMA, in boxes of `rows` rows of 64 elements of one head. Rows beyond T and columns
-// beyond D read as zero.
-inline CUtensorMap wgmma_map(const void* base, int64_t D, int64_t heads, int64_t T, int64_t B, int64_t row,
-                             int64_t batch, int rows) {
+// A tensor (B, T, heads, D) for TMA, in boxes of `rows` rows of a panel of one head. Rows beyond T and columns beyond D
+// read as zero.
+template <class P>
+CUtensorMap wgmma_map(const void* base, int64_t D, int64_t heads, int64_t T, int64_t B, int64_t row, int64_t batch,
+                      int rows) {
     const auto u = [](int64_t x) { return uint64_t(x); };
     return ptx::tensor_map(base, {u(D), u(heads), u(T), u(B)}, {u(2 * D), u(2 * row), u(2 * batch)},
-                           {64, 1, uint32_t(rows), 1}, 128);
+                           {P::kColumns, 1, uint32_t(rows), 1}, P::kRowBytes);
 }
 
 }  // namespace rz
