@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Every fault of the matrix, against the real program under mpirun: what it must survive, what it must say, and that the
-# next start ends with the very weights of a run that nothing happened to. Ends with "N passed, N failed".
+# next start ends with the very weights of a run that nothing happened to. test/README.md
+# lists the cases, and what is covered elsewhere. Ends with "N passed, N failed".
 #
-#   test/program/test_faults.sh ./train_llama [--quick] [--only 07]     --quick: those that `make test` runs
+#   test/program/test_faults.sh ./train_llama [--quick] [--only NAME]     --quick: those that `make test` runs
 # shellcheck disable=SC2010,SC2125  # names of our own making; the stars of a fault's address are meant literally
 set -uo pipefail
 program=$(realpath "$1")
@@ -12,7 +13,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --quick) quick=1 ;;
     --only) only=$2; shift ;;
-    *) echo "usage: test/program/test_faults.sh PROGRAM [--quick] [--only NN]"; exit 2 ;;
+    *) echo "usage: test/program/test_faults.sh PROGRAM [--quick] [--only NAME]"; exit 2 ;;
   esac
   shift
 done
@@ -78,10 +79,10 @@ reference=$(weights whole)
 FAULT=step:0:6:term start base
 [ "$(steps_of base)" = "4 6" ] || { echo "no base to damage"; cat "$work/log"; exit 1; }
 
-# ---- 1-6: checkpoints -------------------------------------------------------------------------------------------------
+# ---- checkpoints ------------------------------------------------------------------------------------------------------
 
 # A kill at each point of the second or third save; the rank and how many times it came by are in the fault.
-case_01() {
+case_kill_in_save() {
   local faults="checkpoint.shard.done:1:5 checkpoint.rename:0:2"
   [ "$quick" ] || faults="checkpoint.mkdir:0:2 checkpoint.made:0:2 checkpoint.snapshot:0:2 checkpoint.snapshot:1:2
     checkpoint.shard:0:4 checkpoint.shard:1:5 checkpoint.shard.done:0:4 checkpoint.shard.done:1:6 checkpoint.fsync:0:5
@@ -91,56 +92,56 @@ case_01() {
   for fault in $faults; do
     rm -rf "$work/c01"
     FAULT=$fault:kill start c01
-    check "01 $fault: killed" test $rc != 0
-    check "01 $fault: said so" says "fault: rank"
+    check "kill_in_save: $fault: killed" test $rc != 0
+    check "kill_in_save: $fault: said so" says "fault: rank"
     resume c01
-    check "01 $fault: goes on from a checkpoint" says "resumed  .*step_"
-    check "01 $fault: same weights" as_undisturbed c01
-    check "01 $fault: nothing half written is left" no_leftovers c01
+    check "kill_in_save: $fault: goes on from a checkpoint" says "resumed  .*step_"
+    check "kill_in_save: $fault: same weights" as_undisturbed c01
+    check "kill_in_save: $fault: nothing half written is left" no_leftovers c01
   done
 }
-case_02() {
+case_shortened_file() {
   local how
   for how in "truncate -s -1" "truncate -s 0"; do
     damaged c02
     $how "$work/c02/checkpoints/step_000000006/optimizer/v.safetensors"
     run 3 c02 --data "$work/data" --device cpu --resume 6
-    check "02 $how: an explicit step is refused" test $rc = 70
-    check "02 $how: names the file and both sizes" says "step_000000006/optimizer/v.safetensors: has [0-9]+ bytes, the manifest says"
+    check "shortened_file: $how: an explicit step is refused" test $rc = 70
+    check "shortened_file: $how: names the file and both sizes" says "step_000000006/optimizer/v.safetensors: has [0-9]+ bytes, the manifest says"
     resume c02
-    check "02 $how: auto names it" says "checkpoint refused: .*v.safetensors"
-    check "02 $how: and falls back" says "resumed  .*step_000000004"
-    check "02 $how: same weights" as_undisturbed c02
+    check "shortened_file: $how: auto names it" says "checkpoint refused: .*v.safetensors"
+    check "shortened_file: $how: and falls back" says "resumed  .*step_000000004"
+    check "shortened_file: $how: same weights" as_undisturbed c02
   done
 }
 flip_bit() { python3 -c "
 import sys
 with open(sys.argv[1], 'r+b') as f:
     f.seek(-400, 2); b = f.read(1); f.seek(-1, 1); f.write(bytes([b[0] ^ 16]))" "$1"; }
-case_03() {
+case_flipped_bit_in_file() {
   damaged c03
   flip_bit "$work/c03/checkpoints/step_000000006/model.safetensors"
   run 3 c03 --data "$work/data" --device cpu --resume 6
-  check "03 bit flipped: an explicit step is refused" test $rc = 70
+  check "flipped_bit_in_file: bit flipped: an explicit step is refused" test $rc = 70
   resume c03
-  check "03 bit flipped: names the tensor" says "checkpoint refused: .*model.safetensors: tensor [a-z]"
-  check "03 bit flipped: falls back" says "resumed  .*step_000000004"
-  check "03 bit flipped: same weights" as_undisturbed c03
+  check "flipped_bit_in_file: bit flipped: names the tensor" says "checkpoint refused: .*model.safetensors: tensor [a-z]"
+  check "flipped_bit_in_file: bit flipped: falls back" says "resumed  .*step_000000004"
+  check "flipped_bit_in_file: bit flipped: same weights" as_undisturbed c03
 }
-case_04() {
+case_missing_or_swapped_file() {
   damaged c04
   rm "$work/c04/checkpoints/step_000000006/optimizer/m.safetensors"
   resume c04
-  check "04 missing: named" says "optimizer/m.safetensors: missing"
-  check "04 missing: same weights" as_undisturbed c04
+  check "missing_or_swapped_file: missing: named" says "optimizer/m.safetensors: missing"
+  check "missing_or_swapped_file: missing: same weights" as_undisturbed c04
   damaged c04
   cp "$work/c04/checkpoints/step_000000004/optimizer/m.safetensors" "$work/c04/checkpoints/step_000000006/optimizer/"
   resume c04
-  check "04 of another step: named" says "checkpoint refused: .*step_000000006/optimizer/m.safetensors"
-  check "04 of another step: falls back" says "resumed  .*step_000000004"
-  check "04 of another step: same weights" as_undisturbed c04
+  check "missing_or_swapped_file: of another step: named" says "checkpoint refused: .*step_000000006/optimizer/m.safetensors"
+  check "missing_or_swapped_file: of another step: falls back" says "resumed  .*step_000000004"
+  check "missing_or_swapped_file: of another step: same weights" as_undisturbed c04
 }
-case_05() {
+case_bad_manifest() {
   local name text
   for name in empty garbage truncated version; do
     text=
@@ -154,52 +155,52 @@ case_05() {
       truncated) truncate -s -40 "$manifest" ;;
     esac
     resume c05
-    check "05 manifest $name: named" says "checkpoint refused: .*manifest.json.*$text"
-    check "05 manifest $name: same weights" as_undisturbed c05
+    check "bad_manifest: manifest $name: named" says "checkpoint refused: .*manifest.json.*$text"
+    check "bad_manifest: manifest $name: same weights" as_undisturbed c05
   done
 }
-case_06() {
+case_leftovers() {
   damaged c06
   mkdir -p "$work/c06/checkpoints/.tmp-step_000000008-dead/optimizer" "$work/c06/checkpoints/.trash-step_000000002"
   echo half > "$work/c06/checkpoints/.tmp-step_000000008-dead/model.safetensors"
   echo step_000000099 > "$work/c06/checkpoints/latest"
   resume c06
-  check "06 stale: goes on from the newest" says "resumed  .*step_000000006"
-  check "06 stale: same weights" as_undisturbed c06
-  check "06 stale: swept" no_leftovers c06
-  check "06 stale: the hint is rebuilt" test "$(cat "$work/c06/checkpoints/latest")" = step_000000008
+  check "leftovers: stale: goes on from the newest" says "resumed  .*step_000000006"
+  check "leftovers: stale: same weights" as_undisturbed c06
+  check "leftovers: stale: swept" no_leftovers c06
+  check "leftovers: stale: the hint is rebuilt" test "$(cat "$work/c06/checkpoints/latest")" = step_000000008
 }
 
-# ---- 7-10: disks ------------------------------------------------------------------------------------------------------
+# ---- disks ------------------------------------------------------------------------------------------------------------
 
 can_mount() { unshare -m true 2> /dev/null && unshare -m mount -t tmpfs none /mnt 2> /dev/null; }
-case_07() {
+case_disk_full() {
   FAULT=file.write:1:60:enospc,checkpoint.fsync:2:4:eio start c07
-  check "07 disk full: the run goes on" as_undisturbed c07
-  check "07 disk full: loud, counted" says "could not be saved \(1 failed so far\): .*(No space left|Input/output)"
-  check "07 disk full: the next save works" test "$(steps_of c07)" = "6 8"
-  check "07 disk full: swept" no_leftovers c07
+  check "disk_full: disk full: the run goes on" as_undisturbed c07
+  check "disk_full: disk full: loud, counted" says "could not be saved \(1 failed so far\): .*(No space left|Input/output)"
+  check "disk_full: disk full: the next save works" test "$(steps_of c07)" = "6 8"
+  check "disk_full: disk full: swept" no_leftovers c07
   FAULT=checkpoint.shard:1:*:enospc start c07b
-  check "07 never any room: the run still ends well" as_undisturbed c07b
-  check "07 never any room: all are counted" says "\(4 failed so far\).*rank 1: .*No space left"
-  check "07 never any room: nothing half written" test -z "$(steps_of c07b)" -a -z "$(ls -A "$work/c07b/checkpoints")"
-  can_mount || { skip "07 on a full tmpfs: may not mount here"; return; }
+  check "disk_full: never any room: the run still ends well" as_undisturbed c07b
+  check "disk_full: never any room: all are counted" says "\(4 failed so far\).*rank 1: .*No space left"
+  check "disk_full: never any room: nothing half written" test -z "$(steps_of c07b)" -a -z "$(ls -A "$work/c07b/checkpoints")"
+  can_mount || { skip "disk_full: on a full tmpfs: may not mount here"; return; }
   mkdir "$work/small"
   unshare -m bash -c "
     mount -t tmpfs -o size=1700k none '$work/small' && timeout 60 mpirun -n 3 '$program' ${train[*]} --out '$work/small/run' > '$work/log' 2>&1
     echo \$? > '$work/small.rc'; ls '$work/small/run/checkpoints' > '$work/small.list'; sha256sum < '$work/small/run/final/model.safetensors' > '$work/small.hash'"
-  check "07 small tmpfs: ends well" test "$(cat "$work/small.rc")" = 0
-  check "07 small tmpfs: says what is needed and free" says "could not be saved .* are needed, .* are free"
-  check "07 small tmpfs: the first one stays" grep -q step_000000002 "$work/small.list"
-  check "07 small tmpfs: same weights" test "$(cat "$work/small.hash")" = "$reference"
+  check "disk_full: small tmpfs: ends well" test "$(cat "$work/small.rc")" = 0
+  check "disk_full: small tmpfs: says what is needed and free" says "could not be saved .* are needed, .* are free"
+  check "disk_full: small tmpfs: the first one stays" grep -q step_000000002 "$work/small.list"
+  check "disk_full: small tmpfs: same weights" test "$(cat "$work/small.hash")" = "$reference"
 }
-case_08() {
+case_log_full() {
   FAULT=log.write:0:3+:enospc start c08
-  check "08 log full: the run goes on" as_undisturbed c08
-  check "08 log full: what came before is there" grep -q '"step":2,' "$work/c08/metrics.jsonl"
-  check "08 log full: one warning" test "$(grep -c "can't write metrics.jsonl" "$work/log")" = 1
+  check "log_full: log full: the run goes on" as_undisturbed c08
+  check "log_full: log full: what came before is there" grep -q '"step":2,' "$work/c08/metrics.jsonl"
+  check "log_full: log full: one warning" test "$(grep -c "can't write metrics.jsonl" "$work/log")" = 1
 }
-case_09() {
+case_bad_out_folder() {
   # A model that no machine here can hold: were it allocated first, it would not be this message.
   local big=("$program" --preset llama3.1-405b --data "$work/data" --device cpu) began
   echo x > "$work/file"
@@ -207,59 +208,59 @@ case_09() {
     began=$(seconds)
     "${big[@]}" --out "$out" > "$work/log" 2>&1
     rc=$?
-    check "09 --out $out: at once" within "$began" 1
-    check "09 --out $out: refused" test $rc = 70
-    check "09 --out $out: named" says "$out|$work/file"
+    check "bad_out_folder: --out $out: at once" within "$began" 1
+    check "bad_out_folder: --out $out: refused" test $rc = 70
+    check "bad_out_folder: --out $out: named" says "$out|$work/file"
   done
-  can_mount || { skip "09 read-only folder: may not mount here"; return; }
+  can_mount || { skip "bad_out_folder: read-only folder: may not mount here"; return; }
   mkdir "$work/readonly"
   unshare -m bash -c "mount -t tmpfs -o ro none '$work/readonly' && '$program' --preset llama3.1-405b --data '$work/data' --device cpu --out '$work/readonly' > '$work/log' 2>&1"
   rc=$?
-  check "09 read-only: refused" test $rc = 70
-  check "09 read-only: said" says "Read-only file system"
+  check "bad_out_folder: read-only: refused" test $rc = 70
+  check "bad_out_folder: read-only: said" says "Read-only file system"
 }
-case_10() {
+case_file_size_limit() {
   # One process: MPICH's shared memory would meet the limit too.
   (ulimit -f 100; "$program" "${train[@]}" --out "$work/c10" > "$work/log" 2>&1)
   rc=$?
-  check "10 file size limit: no crash" test $rc = 70
-  check "10 file size limit: trains to the end" says "step 8/8"
-  check "10 file size limit: said, and how to go on" says "could not be saved .*File too large"
-  check "10 file size limit: nothing half written" test -z "$(steps_of c10)"
+  check "file_size_limit: file size limit: no crash" test $rc = 70
+  check "file_size_limit: file size limit: trains to the end" says "step 8/8"
+  check "file_size_limit: file size limit: said, and how to go on" says "could not be saved .*File too large"
+  check "file_size_limit: file size limit: nothing half written" test -z "$(steps_of c10)"
 }
 
-# ---- 11-18: signals, deaths, hangs --------------------------------------------------------------------------------------
+# ---- signals, deaths, hangs --------------------------------------------------------------------------------------
 
-case_11() {
+case_sigterm_to_mpirun() {
   FAULT=step:*:*:sleep=0.2 timeout 60 mpirun -n 3 "$program" "${train[@]}" --out "$work/c11" > "$work/log" 2>&1 &
   local job=$!
   wait_for_step c11 3
   pkill -TERM -P $job mpirun
   wait $job
   rc=$?
-  check "11 SIGTERM to mpirun: exit code 75" test $rc = 75
-  check "11 SIGTERM to mpirun: said" says "stopped  behind step [3-7]: SIGTERM on rank"
-  check "11 SIGTERM to mpirun: run_status" test "$(status c11 state) $(status c11 exit_code)" = "stopped 75"
-  check "11 SIGTERM to mpirun: saved where it stopped" test "$(steps_of c11 | sed 's/.* //')" = "$(status c11 step)"
+  check "sigterm_to_mpirun: SIGTERM to mpirun: exit code 75" test $rc = 75
+  check "sigterm_to_mpirun: SIGTERM to mpirun: said" says "stopped  behind step [3-7]: SIGTERM on rank"
+  check "sigterm_to_mpirun: SIGTERM to mpirun: run_status" test "$(status c11 state) $(status c11 exit_code)" = "stopped 75"
+  check "sigterm_to_mpirun: SIGTERM to mpirun: saved where it stopped" test "$(steps_of c11 | sed 's/.* //')" = "$(status c11 step)"
   resume c11
-  check "11 SIGTERM to mpirun: same weights" as_undisturbed c11
+  check "sigterm_to_mpirun: SIGTERM to mpirun: same weights" as_undisturbed c11
 }
-case_12() {
+case_sigusr1_to_a_rank() {
   FAULT=step:1:5:usr1 start c12
-  check "12 SIGUSR1 to one rank: exit code 75" test $rc = 75
-  check "12 SIGUSR1 to one rank: all behind the same step" says "stopped  behind step ([56]): SIGUSR1 on rank 1; the last checkpoint is of step \1"
-  check "12 SIGUSR1 to one rank: the reason is kept" test "$(status c12 reason)" = "SIGUSR1 on rank 1"
+  check "sigusr1_to_a_rank: SIGUSR1 to one rank: exit code 75" test $rc = 75
+  check "sigusr1_to_a_rank: SIGUSR1 to one rank: all behind the same step" says "stopped  behind step ([56]): SIGUSR1 on rank 1; the last checkpoint is of step \1"
+  check "sigusr1_to_a_rank: SIGUSR1 to one rank: the reason is kept" test "$(status c12 reason)" = "SIGUSR1 on rank 1"
   resume c12
-  check "12 SIGUSR1 to one rank: same weights" as_undisturbed c12
+  check "sigusr1_to_a_rank: SIGUSR1 to one rank: same weights" as_undisturbed c12
 }
-case_13() {
+case_sigterm_in_save() {
   FAULT=checkpoint.shard.done:1:1:term,checkpoint.shard.done:2:2:term,checkpoint.agreed:0:1:term start c13
-  check "13 SIGTERM while saving: exit code 75" test $rc = 75
-  check "13 SIGTERM while saving: no save failed" test -z "$(grep 'could not be saved' "$work/log")"
+  check "sigterm_in_save: SIGTERM while saving: exit code 75" test $rc = 75
+  check "sigterm_in_save: SIGTERM while saving: no save failed" test -z "$(grep 'could not be saved' "$work/log")"
   resume c13
-  check "13 SIGTERM while saving: same weights" as_undisturbed c13
+  check "sigterm_in_save: SIGTERM while saving: same weights" as_undisturbed c13
 }
-case_14() {
+case_ctrl_c() {
   # The save that the first one asks for is slow, so that the second comes in the middle of it.
   FAULT=step:*:*:sleep=0.1,checkpoint.shard.done:0:4+:sleep=3 "$program" "${train[@]}" --batch 3 --steps 100 --save-every 50 \
     --out "$work/c14" > "$work/log" 2>&1 &
@@ -271,145 +272,145 @@ case_14() {
   kill -INT $job
   wait $job
   rc=$?
-  check "14 two SIGINT: exit code 130" test $rc = 130
-  check "14 two SIGINT: at once" within "$began" 1
-  check "14 two SIGINT: the last checkpoint is whole" test "$(steps_of c14)" = 50
+  check "ctrl_c: two SIGINT: exit code 130" test $rc = 130
+  check "ctrl_c: two SIGINT: at once" within "$began" 1
+  check "ctrl_c: two SIGINT: the last checkpoint is whole" test "$(steps_of c14)" = 50
   run 1 c14 --data "$work/data" --device cpu --resume auto --steps 52
-  check "14 two SIGINT: it goes on" test $rc = 0
+  check "ctrl_c: two SIGINT: it goes on" test $rc = 0
   FAULT=step:*:*:sleep=0.2 timeout 60 mpirun -n 3 "$program" "${train[@]}" --steps 100 --out "$work/c14m" > "$work/log" 2>&1 &
   job=$!
   wait_for_step c14m 2
   pkill -INT -P $job mpirun
   wait $job
   rc=$?
-  check "14 one SIGINT to mpirun: exit code 75" test $rc = 75
+  check "ctrl_c: one SIGINT to mpirun: exit code 75" test $rc = 75
 }
-case_15() {
+case_time_limit() {
   local began
   began=$(seconds)
   FAULT=step:*:*:sleep=0.1 start c15 --steps 1000 --time-limit 10
-  check "15 time limit: exit code 75" test $rc = 75
-  check "15 time limit: before it is over, but for the time to come up" within "$began" 14
-  check "15 time limit: said" says "stopped  behind step [0-9]+: the time limit; the last checkpoint is of step"
-  check "15 time limit: not at the first step" test "$(status c15 step)" -gt 3
+  check "time_limit: time limit: exit code 75" test $rc = 75
+  check "time_limit: time limit: before it is over, but for the time to come up" within "$began" 14
+  check "time_limit: time limit: said" says "stopped  behind step [0-9]+: the time limit; the last checkpoint is of step"
+  check "time_limit: time limit: not at the first step" test "$(status c15 step)" -gt 3
   SLURM_JOB_END_TIME=$(($(date +%s) + 8)) FAULT=step:*:*:sleep=0.1 start c15s --steps 1000
-  check "15 Slurm's end: exit code 75" test $rc = 75
+  check "time_limit: Slurm's end: exit code 75" test $rc = 75
 }
-case_16() {
+case_killed_rank() {
   FAULT=step:1:5:kill start c16
-  check "16 kill -9: the job ends" test $rc != 0 -a $rc != 137
-  check "16 kill -9: no orphan" gone c16
-  check "16 kill -9: nobody could say so" test "$(status c16 state)" = running
+  check "killed_rank: kill -9: the job ends" test $rc != 0 -a $rc != 137
+  check "killed_rank: kill -9: no orphan" gone c16
+  check "killed_rank: kill -9: nobody could say so" test "$(status c16 state)" = running
   resume c16
-  check "16 kill -9: same weights" as_undisturbed c16
+  check "killed_rank: kill -9: same weights" as_undisturbed c16
 }
-case_17() {
+case_stopped_rank() {
   local began
   began=$(seconds)
   FAULT=step:1:5:stop start c17 --timeout 3
-  check "17 SIGSTOP: ends" test $rc != 0 -a $rc != 137
-  check "17 SIGSTOP: within the deadline and a grace" within "$began" 15
-  check "17 SIGSTOP: names rank and step" says "rank 1 .*step 5.*(silent|stopped)"
-  check "17 SIGSTOP: no orphan" gone c17
-  check "17 SIGSTOP: run_status" test "$(status c17 state) $(status c17 exit_code)" = "failed 71"
-  check "17 SIGSTOP: its reason names the rank" bash -c "[[ \"$(status c17 reason)\" == *'rank 1'* ]]"
+  check "stopped_rank: SIGSTOP: ends" test $rc != 0 -a $rc != 137
+  check "stopped_rank: SIGSTOP: within the deadline and a grace" within "$began" 15
+  check "stopped_rank: SIGSTOP: names rank and step" says "rank 1 .*step 5.*(silent|stopped)"
+  check "stopped_rank: SIGSTOP: no orphan" gone c17
+  check "stopped_rank: SIGSTOP: run_status" test "$(status c17 state) $(status c17 exit_code)" = "failed 71"
+  check "stopped_rank: SIGSTOP: its reason names the rank" bash -c "[[ \"$(status c17 reason)\" == *'rank 1'* ]]"
   resume c17
-  check "17 SIGSTOP: same weights" as_undisturbed c17
+  check "stopped_rank: SIGSTOP: same weights" as_undisturbed c17
 }
-case_18() {
+case_slow_rank() {
   FAULT=step:2:*:sleep=0.15 start c18 --steps 14
-  check "18 slow rank: named" says "slow     rank 2 computes"
-  check "18 slow rank: goes on" test $rc = 0
-  check "18 slow rank: in the metrics" grep -q '"slow_rank":2' "$work/c18/metrics.jsonl"
+  check "slow_rank: slow rank: named" says "slow     rank 2 computes"
+  check "slow_rank: slow rank: goes on" test $rc = 0
+  check "slow_rank: slow rank: in the metrics" grep -q '"slow_rank":2' "$work/c18/metrics.jsonl"
 }
 
-# ---- 19-22: numbers -----------------------------------------------------------------------------------------------------
+# ---- numbers -----------------------------------------------------------------------------------------------------
 
-case_19() {
+case_nan_gradient() {
   local stage kind
   for stage in $([ "$quick" ] && echo 2 || echo 0 1 2 3); do
     for kind in $([ "$quick" ] && echo nan || echo nan inf); do
       FAULT=gradient:1:5:$kind start c19-$stage-$kind --zero $stage --save-every 1 --keep 0
-      check "19 $kind, stage $stage: goes on" test $rc = 0
-      check "19 $kind, stage $stage: skipped once" says "step +5/8 .*update skipped \(1 so far\)"
+      check "nan_gradient: $kind, stage $stage: goes on" test $rc = 0
+      check "nan_gradient: $kind, stage $stage: skipped once" says "step +5/8 .*update skipped \(1 so far\)"
       local part
       for part in model.safetensors optimizer/m.safetensors optimizer/v.safetensors; do
-        check "19 $kind, stage $stage: $part untouched" cmp -s "$work/c19-$stage-$kind/checkpoints/step_000000004/$part" \
+        check "nan_gradient: $kind, stage $stage: $part untouched" cmp -s "$work/c19-$stage-$kind/checkpoints/step_000000004/$part" \
           "$work/c19-$stage-$kind/checkpoints/step_000000005/$part"
-        check "19 $kind, stage $stage: $part moves again" bash -c "! cmp -s '$work/c19-$stage-$kind/checkpoints/step_000000005/$part' \
+        check "nan_gradient: $kind, stage $stage: $part moves again" bash -c "! cmp -s '$work/c19-$stage-$kind/checkpoints/step_000000005/$part' \
           '$work/c19-$stage-$kind/checkpoints/step_000000006/$part'"
       done
     done
   done
 }
 # Across the skip: the count of updates that AdamW's bias correction goes by comes from the manifest.
-case_19b() {
+case_resume_across_skip() {
   FAULT=gradient:1:3:nan start c19whole --zero 1
   local whole
   whole=$(weights c19whole)
   FAULT=gradient:1:3:nan,step:0:5:term start c19cut --zero 1
-  check "19 resumed across a skip: stopped before the end" test $rc = 75
-  check "19 resumed across a skip: the manifest counts updates" bash -c \
+  check "resume_across_skip: resumed across a skip: stopped before the end" test $rc = 75
+  check "resume_across_skip: resumed across a skip: the manifest counts updates" bash -c \
     "grep -q '\"updates\": 5' '$work/c19cut/checkpoints/step_000000006/manifest.json'"
   cp -r "$work/c19cut" "$work/c19old"
   sed -i '/"updates"/d' "$work/c19old/checkpoints/step_000000006/manifest.json"
   resume c19cut
-  check "19 resumed across a skip: the same weights" \
+  check "resume_across_skip: resumed across a skip: the same weights" \
     test $rc = 0 -a "$(weights c19cut)" = "$whole" -a "$whole" != "$reference"
   resume c19old
-  check "19 a manifest without the count: reads, and corrects as it did" test $rc = 0 -a "$(weights c19old)" != "$whole"
+  check "resume_across_skip: a manifest without the count: reads, and corrects as it did" test $rc = 0 -a "$(weights c19old)" != "$whole"
 }
-case_20() {
+case_nan_in_a_row() {
   FAULT=gradient:1:5+:inf start c20 --max-skips 3
-  check "20 inf again and again: exit code 72" test $rc = 72
-  check "20 inf again and again: said" says "not finite 3 steps in a row, up to step 7"
-  check "20 inf again and again: run_status" test "$(status c20 state) $(status c20 exit_code)" = "failed 72"
-  check "20 inf again and again: no final weights" test ! -e "$work/c20/final"
-  check "20 inf again and again: all checkpoints finite" finite c20
+  check "nan_in_a_row: inf again and again: exit code 72" test $rc = 72
+  check "nan_in_a_row: inf again and again: said" says "not finite 3 steps in a row, up to step 7"
+  check "nan_in_a_row: inf again and again: run_status" test "$(status c20 state) $(status c20 exit_code)" = "failed 72"
+  check "nan_in_a_row: inf again and again: no final weights" test ! -e "$work/c20/final"
+  check "nan_in_a_row: inf again and again: all checkpoints finite" finite c20
   resume c20
-  check "20 inf again and again: goes on" test $rc = 0
+  check "nan_in_a_row: inf again and again: goes on" test $rc = 0
 }
 # A state that went bad by itself: not saved, named, the run ends; the checkpoint before it is what a next start goes on from.
-case_20b() {
+case_nan_state() {
   local what
   for what in weights:0:5:nan moments:2:5:nan; do
     rm -rf "$work/c20b"
     FAULT=$what start c20b --save-every 1 --zero 1 --dtype bf16
-    check "20 $what: exit code 72" test $rc = 72
-    check "20 $what: names tensor, element and step" says "state of step 5 is not finite: .*safetensors: tensor [a-z_.0-9]+, element [0-9]+ is nan"
-    check "20 $what: run_status" test "$(status c20b state) $(status c20b exit_code)" = "failed 72"
-    check "20 $what: so does its reason" bash -c "[[ '$(status c20b reason)' == *'rank '*'step 5 is not finite'* ]]"
-    check "20 $what: the good ones stay" test "$(steps_of c20b)" = "3 4" -a ! -e "$work/c20b/final"
+    check "nan_state: $what: exit code 72" test $rc = 72
+    check "nan_state: $what: names tensor, element and step" says "state of step 5 is not finite: .*safetensors: tensor [a-z_.0-9]+, element [0-9]+ is nan"
+    check "nan_state: $what: run_status" test "$(status c20b state) $(status c20b exit_code)" = "failed 72"
+    check "nan_state: $what: so does its reason" bash -c "[[ '$(status c20b reason)' == *'rank '*'step 5 is not finite'* ]]"
+    check "nan_state: $what: the good ones stay" test "$(steps_of c20b)" = "3 4" -a ! -e "$work/c20b/final"
     resume c20b
-    check "20 $what: goes on from them" test $rc = 0 -a "$(steps_of c20b)" = "7 8"
+    check "nan_state: $what: goes on from them" test $rc = 0 -a "$(steps_of c20b)" = "7 8"
   done
   FAULT=weights:0:8:nan start c20c --save-every 0 --zero 2
-  check "20 final weights: exit code 72, not written" test $rc = 72 -a ! -e "$work/c20c/final"
-  check "20 final weights: named" says "not finite behind step 8: .*tensor [a-z_.0-9]+, element"
+  check "nan_state: final weights: exit code 72, not written" test $rc = 72 -a ! -e "$work/c20c/final"
+  check "nan_state: final weights: named" says "not finite behind step 8: .*tensor [a-z_.0-9]+, element"
 }
-case_21() {
+case_loss_spike() {
   local a b
   FAULT=loss:*:30:spike start c21 --steps 34 --save-every 1 --keep 0
-  check "21 spike: flagged with z" says "step +30/34 .*spike of the loss, z [0-9]+"
-  check "21 spike: goes on by default" test $rc = 0
+  check "loss_spike: spike: flagged with z" says "step +30/34 .*spike of the loss, z [0-9]+"
+  check "loss_spike: spike: goes on by default" test $rc = 0
   FAULT=step:0:25:term start c21b --steps 34 --save-every 1
   FAULT=loss:*:$((30 - $(status c21b step))):spike resume c21b
   a=$(grep '"step":30,' "$work/c21/metrics.jsonl" | grep -o '"loss_z":[-0-9.e]*')
   b=$(grep '"step":30,' "$work/c21b/metrics.jsonl" | grep -o '"loss_z":[-0-9.e]*')
-  check "21 spike: the resumed detector says the same ($a, $b)" test -n "$a" -a "$a" = "$b"
+  check "loss_spike: spike: the resumed detector says the same ($a, $b)" test -n "$a" -a "$a" = "$b"
   FAULT=loss:*:30:spike start c21c --steps 34 --save-every 1 --on-spike stop
-  check "21 --on-spike stop: exit code 72" test $rc = 72
-  check "21 --on-spike stop: nothing saved after it" test "$(steps_of c21c)" = "28 29"
+  check "loss_spike: --on-spike stop: exit code 72" test $rc = 72
+  check "loss_spike: --on-spike stop: nothing saved after it" test "$(steps_of c21c)" = "28 29"
 }
 # Back before the spike and on without the data in between: the same weights however often it is killed after that.
-case_21b() {
+case_rollback() {
   local rolls=(--steps 40 --save-every 5 --keep 0 --on-spike rollback --rollback-steps 8 --rollback-skip 3) whole at
   FAULT=loss:*:30:spike start c21r "${rolls[@]}"
   whole=$(weights c21r)
-  check "21 rollback: goes on to the end" test $rc = 0
-  check "21 rollback: said" says "rollback spike of the loss, z .* at step 30 .*: on from step 20, without 39 sequences of the data \(1 of at most 3\)"
-  check "21 rollback: run_status" test "$(status c21r state) $(status c21r rollbacks)" = "finished 1"
-  check "21 rollback: metrics, every step once" python3 - "$work/c21r/metrics.jsonl" <<'PY'
+  check "rollback: rollback: goes on to the end" test $rc = 0
+  check "rollback: rollback: said" says "rollback spike of the loss, z .* at step 30 .*: on from step 20, without 39 sequences of the data \(1 of at most 3\)"
+  check "rollback: rollback: run_status" test "$(status c21r state) $(status c21r rollbacks)" = "finished 1"
+  check "rollback: rollback: metrics, every step once" python3 - "$work/c21r/metrics.jsonl" <<'PY'
 import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
 assert [r["step"] for r in rows if "loss" in r] == list(range(1, 41))
@@ -417,56 +418,56 @@ event = [r for r in rows if "rollback" in r]
 assert len(event) == 1 and event[0]["step"] == 20 and event[0]["rollback"]["from"] == 30
 PY
   # 10 steps from 20 to 30 and 3 more, of 3 sequences each, are left out: step 25 ends at sequence 3 * (25 + 13).
-  check "21 rollback: the manifest" python3 - "$work/c21r/checkpoints/step_000000025/manifest.json" <<'PY'
+  check "rollback: rollback: the manifest" python3 - "$work/c21r/checkpoints/step_000000025/manifest.json" <<'PY'
 import json, sys
 m = json.load(open(sys.argv[1]))
 assert m["samples"] == 114 and m["step"] == 25, m["samples"]
 assert [(r["from"], r["to"], r["samples"]) for r in m["rollbacks"]] == [(30, 20, 39)]
 PY
   start c21plain "${rolls[@]}"
-  check "21 rollback: other data, other weights" test $rc = 0 -a "$(weights c21plain)" != "$whole"
+  check "rollback: rollback: other data, other weights" test $rc = 0 -a "$(weights c21plain)" != "$whole"
   for at in 33 38; do  # before and after the first checkpoint that follows
     FAULT=loss:*:30:spike,step:0:$at:kill start c21k$at "${rolls[@]}"
-    check "21 rollback, killed: killed" test $rc != 0
+    check "rollback: rollback, killed: killed" test $rc != 0
     resume c21k$at
-    check "21 rollback, killed: the same weights" test $rc = 0 -a "$(weights c21k$at)" = "$whole"
-    check "21 rollback, killed: counted once" test "$(status c21k$at rollbacks)" = 1
+    check "rollback: rollback, killed: the same weights" test $rc = 0 -a "$(weights c21k$at)" = "$whole"
+    check "rollback: rollback, killed: counted once" test "$(status c21k$at rollbacks)" = 1
   done
   FAULT=gradient:1:25:nan,gradient:1:26:inf,gradient:1:27:nan start c21n "${rolls[@]}" --max-skips 3 --zero 3
-  check "21 rollback of bad steps" says "rollback the loss or the gradient was not finite 3 steps in a row.*: on from step 15"
-  check "21 rollback of bad steps: goes on" test $rc = 0
+  check "rollback: rollback of bad steps" says "rollback the loss or the gradient was not finite 3 steps in a row.*: on from step 15"
+  check "rollback: rollback of bad steps: goes on" test $rc = 0
   FAULT=loss:*:30+:spike start c21m "${rolls[@]}" --max-rollbacks 1
-  check "21 --max-rollbacks: exit code 72" test $rc = 72
-  check "21 --max-rollbacks: said" says "spike of the loss.*; after 1 rollbacks \(--max-rollbacks\)"
+  check "rollback: --max-rollbacks: exit code 72" test $rc = 72
+  check "rollback: --max-rollbacks: said" says "spike of the loss.*; after 1 rollbacks \(--max-rollbacks\)"
   FAULT=loss:*:30:spike start c21o "${rolls[@]}" --save-every 0
-  check "21 rollback to nothing: exit code 72" test $rc = 72
-  check "21 rollback to nothing: said" says "there is no checkpoint to roll back to"
+  check "rollback: rollback to nothing: exit code 72" test $rc = 72
+  check "rollback: rollback to nothing: said" says "there is no checkpoint to roll back to"
 }
-case_22() {
+case_differing_replicas() {
   FAULT=weights:1:5:flip start c22 --check-replicas 2 --zero 0
-  check "22 flipped bit: exit code 73" test $rc = 73
-  check "22 flipped bit: named within K steps" says "step 6: .*: rank 1 \(hash [0-9a-f]+\)"
-  check "22 flipped bit: not saved" test "$(steps_of c22)" = "2 4"
-  check "22 flipped bit: run_status" test "$(status c22 exit_code)" = 73
+  check "differing_replicas: flipped bit: exit code 73" test $rc = 73
+  check "differing_replicas: flipped bit: named within K steps" says "step 6: .*: rank 1 \(hash [0-9a-f]+\)"
+  check "differing_replicas: flipped bit: not saved" test "$(steps_of c22)" = "2 4"
+  check "differing_replicas: flipped bit: run_status" test "$(status c22 exit_code)" = 73
   resume c22
-  check "22 flipped bit: same weights" as_undisturbed c22
+  check "differing_replicas: flipped bit: same weights" as_undisturbed c22
   FAULT=weights:1:5:flip run 2 c22b "${train[@]}" --check-replicas 1
-  check "22 two ranks: both are named" says "step 5: .*rank 0 .*rank 1 .*one of the two is wrong"
+  check "differing_replicas: two ranks: both are named" says "step 5: .*rank 0 .*rank 1 .*one of the two is wrong"
   start c22c --check-replicas 1 --zero 2
-  check "22 no fault: none is found" as_undisturbed c22c
+  check "differing_replicas: no fault: none is found" as_undisturbed c22c
   FAULT=moments:1:5:flip start c22e --check-replicas 1 --zero 0
-  check "22 moments: exit code 73" test $rc = 73
-  check "22 moments: named, with the tensor" says "step 5: AdamW's m of these ranks are not those .*: rank 1 \(hash [0-9a-f]+\), in [a-z_.]+$"
+  check "differing_replicas: moments: exit code 73" test $rc = 73
+  check "differing_replicas: moments: named, with the tensor" says "step 5: AdamW's m of these ranks are not those .*: rank 1 \(hash [0-9a-f]+\), in [a-z_.]+$"
   FAULT=masters:2:5:flip start c22f --check-replicas 1 --zero 0 --dtype bf16
-  check "22 masters: named" says "step 5: the master weights of these ranks are not those .*: rank 2 \(hash [0-9a-f]+\), in [a-z_.]+$"
+  check "differing_replicas: masters: named" says "step 5: the master weights of these ranks are not those .*: rank 2 \(hash [0-9a-f]+\), in [a-z_.]+$"
   [ "$quick" ] && return
   FAULT=moments:3:5:flip run 4 c22g "${train[@]}" --check-replicas 5 --zero 2 --shard-size 2
-  check "22 hybrid moments: the pair that holds the same" says "step 5: AdamW's m .*rank 1 .*rank 3 .*one of the two is wrong"
+  check "differing_replicas: hybrid moments: the pair that holds the same" says "step 5: AdamW's m .*rank 1 .*rank 3 .*one of the two is wrong"
   FAULT=weights:3:5:flip run 4 c22d "${train[@]}" --check-replicas 5 --zero 3 --shard-size 2
-  check "22 hybrid: the pair that holds the same" says "step 5: .*rank 1 .*rank 3 .*one of the two is wrong"
+  check "differing_replicas: hybrid: the pair that holds the same" says "step 5: .*rank 1 .*rank 3 .*one of the two is wrong"
 }
 
-# ---- 23-28: data --------------------------------------------------------------------------------------------------------
+# ---- data --------------------------------------------------------------------------------------------------------
 
 shard=$(ls "$work"/data/*train*.bin)
 refused() {  # refused NAME TEXT ARGS...: one process, exit code 70
@@ -487,160 +488,160 @@ head, body = list(struct.unpack('<256i', data[:1024])), bytearray(data[1024:])
 $2
 open('$work/$1', 'wb').write(struct.pack('<256i', *head) + bytes(body))"
 }
-case_23() {
+case_token_beyond_vocab() {
   edit_shard bad.bin "head[2] = 4000; body = body[:8000]; body[4000:4002] = struct.pack('<H', 60000)"
-  refused "23 token id beyond the vocabulary" "bad.bin.*60000" --train-data "$work/bad.bin" --vocab 257 --steps 200
+  refused "token_beyond_vocab: token id beyond the vocabulary" "bad.bin.*60000" --train-data "$work/bad.bin" --vocab 257 --steps 200
 }
-case_24() {
+case_bad_shard() {
   : > "$work/bad.bin"
-  refused "24 empty" "bad.bin: the file is empty" --train-data "$work/bad.bin" --vocab 257
+  refused "bad_shard: empty" "bad.bin: the file is empty" --train-data "$work/bad.bin" --vocab 257
   head -c 100 "$shard" > "$work/bad.bin"
-  refused "24 shorter than a header" "bad.bin: the header is cut off" --train-data "$work/bad.bin" --vocab 257
+  refused "bad_shard: shorter than a header" "bad.bin: the header is cut off" --train-data "$work/bad.bin" --vocab 257
   edit_shard bad.bin "head[0] = 7"
-  refused "24 wrong magic" "bad.bin: not a token shard" --train-data "$work/bad.bin" --vocab 257
+  refused "bad_shard: wrong magic" "bad.bin: not a token shard" --train-data "$work/bad.bin" --vocab 257
   edit_shard bad.bin "head[1] = 99"
-  refused "24 wrong version" "bad.bin: .*version 99" --train-data "$work/bad.bin" --vocab 257
+  refused "bad_shard: wrong version" "bad.bin: .*version 99" --train-data "$work/bad.bin" --vocab 257
   edit_shard bad.bin "head[2] += 5"
-  refused "24 shorter than its header says" "bad.bin: .*cut off" --train-data "$work/bad.bin" --vocab 257
+  refused "bad_shard: shorter than its header says" "bad.bin: .*cut off" --train-data "$work/bad.bin" --vocab 257
   edit_shard bad.bin "body += b'x'"
-  refused "24 odd bytes" "bad.bin: .*too long" --train-data "$work/bad.bin" --vocab 257
+  refused "bad_shard: odd bytes" "bad.bin: .*too long" --train-data "$work/bad.bin" --vocab 257
 }
-case_26() {
+case_short_data() {
   edit_shard tiny.bin "head[2] = 20; body = body[:40]"
-  refused "26 too short for one sample" "has 20 tokens, but one sample of sequence length 32 takes 33" --train-data "$work/tiny.bin" --vocab 257
+  refused "short_data: too short for one sample" "has 20 tokens, but one sample of sequence length 32 takes 33" --train-data "$work/tiny.bin" --vocab 257
   edit_shard tiny.bin "head[2] = 100; body = body[:200]"
   run 3 c26 "${shape[@]}" --train-data "$work/tiny.bin" --val-data "$work/tiny.bin" --vocab 257 --steps 3 --val-tokens 100000 --batch 4
-  check "26 shorter than a global batch, and than the evaluation asks for: works" test $rc = 0
+  check "short_data: shorter than a global batch, and than the evaluation asks for: works" test $rc = 0
 }
-case_27() {
-  refused "27 a pattern that matches nothing" "$work/none" --train-data "$work/none*.bin" --vocab 257
+case_bad_shard_set() {
+  refused "bad_shard_set: a pattern that matches nothing" "$work/none" --train-data "$work/none*.bin" --vocab 257
   python3 -c "
 import struct; open('$work/gpt.bin', 'wb').write(struct.pack('<256i', 20240520, 1, 1000, *[0] * 253) + struct.pack('<1000H', *[i % 256 for i in range(1000)]))
 open('$work/llama.bin', 'wb').write(struct.pack('<256i', 20240801, 7, 1000, *[0] * 253) + struct.pack('<1000I', *[i % 256 for i in range(1000)]))"
-  refused "27 two formats" "(gpt.bin.*llama.bin|llama.bin.*gpt.bin)|gpt.bin" --train-data "$work/gpt.bin,$work/llama.bin" --vocab 257
-  check "27 two formats: both files named" says "llama.bin"
+  refused "bad_shard_set: two formats" "(gpt.bin.*llama.bin|llama.bin.*gpt.bin)|gpt.bin" --train-data "$work/gpt.bin,$work/llama.bin" --vocab 257
+  check "bad_shard_set: two formats: both files named" says "llama.bin"
 }
-case_28() {
+case_changed_data() {
   damaged c28
   cp -r "$work/data" "$work/data28"
   printf 'A' | dd of="$work/data28/$(basename "$shard")" bs=1 seek=1500 conv=notrunc 2> /dev/null
   run 3 c28 --data "$work/data28" --device cpu --resume auto
-  check "28 changed data: refused" test $rc != 0
-  check "28 changed data: the way on is named" says "--allow-data-change"
+  check "changed_data: changed data: refused" test $rc != 0
+  check "changed_data: changed data: the way on is named" says "--allow-data-change"
   run 3 c28 --data "$work/data28" --device cpu --resume auto --allow-data-change
-  check "28 changed data: allowed" test $rc = 0
+  check "changed_data: changed data: allowed" test $rc = 0
 }
 
-# ---- 29-31: resuming ------------------------------------------------------------------------------------------------------
+# ---- resume ------------------------------------------------------------------------------------------------------
 
 data_hash() { grep -o '"data_hash":"[0-9a-f]*"' "$work/$1/metrics.jsonl" | tail -n 1; }
-case_29() {
+case_other_rank_count() {
   run 4 c29 "${train[@]}" --batch 6 --steps 6
   local whole ranks
   whole=$(data_hash c29)
   for ranks in 2 3 8 1; do
     FAULT=step:0:4:term run 4 c29-$ranks "${train[@]}" --batch 6 --steps 6
     run $ranks c29-$ranks --data "$work/data" --device cpu --resume auto --zero 2
-    check "29 4 -> $ranks ranks: goes on" test $rc = 0
-    check "29 4 -> $ranks ranks: the same tokens" test "$(data_hash c29-$ranks)" = "$whole"
+    check "other_rank_count: 4 -> $ranks ranks: goes on" test $rc = 0
+    check "other_rank_count: 4 -> $ranks ranks: the same tokens" test "$(data_hash c29-$ranks)" = "$whole"
   done
 }
-case_31() {
+case_other_flags() {
   damaged c31
   run 3 c31 --data "$work/data" --device cpu --resume auto --dim 64
-  check "31 another shape: refused" test $rc = 70
-  check "31 another shape: a table of differences" says "dim: 32 in the checkpoint, 64"
+  check "other_flags: another shape: refused" test $rc = 70
+  check "other_flags: another shape: a table of differences" says "dim: 32 in the checkpoint, 64"
   run 3 c31 --data "$work/data" --device cpu --resume auto --lr 5e-4
-  check "31 another rate: listed, and wins" says "changed  --lr 5e-4, was"
+  check "other_flags: another rate: listed, and wins" says "changed  --lr 5e-4, was"
 }
 
-# ---- 33-40: files, flags, memory, neighbours ------------------------------------------------------------------------------
+# ---- files, flags, memory, neighbours ------------------------------------------------------------------------------
 
-case_33() {
+case_bad_weights_header() {
   mkdir "$work/hf"
   cp "$work"/whole/final/* "$work/hf/"
   printf '\377\377\377\377\377\377\377\177' | dd of="$work/hf/model.safetensors" bs=1 conv=notrunc 2> /dev/null
-  refused "33 safetensors with an absurd header" "model.safetensors: not a valid safetensors file" --data "$work/data" --init-from "$work/hf"
+  refused "bad_weights_header: safetensors with an absurd header" "model.safetensors: not a valid safetensors file" --data "$work/data" --init-from "$work/hf"
 }
-case_34() {
+case_bad_config() {
   mkdir "$work/hf34"
   cp "$work"/whole/final/* "$work/hf34/"
   sed -i 's/"num_attention_heads": *4/"num_attention_heads": 5/' "$work/hf34/config.json"
-  refused "34 heads that do not divide" "config.json.*(num_attention_heads|heads)" --data "$work/data" --init-from "$work/hf34"
+  refused "bad_config: heads that do not divide" "config.json.*(num_attention_heads|heads)" --data "$work/data" --init-from "$work/hf34"
   sed -i 's/"num_attention_heads": *5/"num_attention_heads": 1000000000000000000/' "$work/hf34/config.json"
-  refused "34 absurd size" "config.json.*num_attention_heads" --data "$work/data" --init-from "$work/hf34"
+  refused "bad_config: absurd size" "config.json.*num_attention_heads" --data "$work/data" --init-from "$work/hf34"
 }
-case_35() {
+case_missing_tensors() {
   mkdir "$work/hf35"
   cp "$work"/whole/final/* "$work/hf35/"
   sed -i 's/"num_hidden_layers": *2/"num_hidden_layers": 3/' "$work/hf35/config.json"
-  refused "35 missing tensors" "model.layers.2" --data "$work/data" --init-from "$work/hf35"
+  refused "missing_tensors: missing tensors" "model.layers.2" --data "$work/data" --init-from "$work/hf35"
 }
-case_37() {
+case_bad_flags() {
   local began
   began=$(seconds)
   "$program" --batch 4x > "$work/log" 2>&1
   rc=$?
-  check "37 4x: exit code 2" test $rc = 2
-  check "37 4x: at once" within "$began" 1
-  check "37 4x: nearest value" says "nearest valid value: 4"
+  check "bad_flags: 4x: exit code 2" test $rc = 2
+  check "bad_flags: 4x: at once" within "$began" 1
+  check "bad_flags: 4x: nearest value" says "nearest valid value: 4"
   "$program" --time-limit 3x > "$work/log" 2>&1
   rc=$?
-  check "37 time limit: exit code 2" test $rc = 2
-  check "37 time limit: examples" says "90m, 3h30m"
+  check "bad_flags: time limit: exit code 2" test $rc = 2
+  check "bad_flags: time limit: examples" says "90m, 3h30m"
   FAULT=checkpoint.shart "$program" "${train[@]}" --out "$work/c37" > "$work/log" 2>&1
   rc=$?
-  check "37 FAULT: nearest point" says "nearest: checkpoint.shard"
+  check "bad_flags: FAULT: nearest point" says "nearest: checkpoint.shard"
 }
-case_38() {
-  nvidia-smi -L > /dev/null 2>&1 && { skip "38 no GPU: there is one"; return; }
-  refused "38 --device cuda without a GPU" "device cpu or auto" --data "$work/data" --device cuda
+case_no_gpu() {
+  nvidia-smi -L > /dev/null 2>&1 && { skip "no_gpu: no GPU: there is one"; return; }
+  refused "no_gpu: --device cuda without a GPU" "device cpu or auto" --data "$work/data" --device cuda
 }
-case_39() {
+case_out_of_memory() {
   (ulimit -v 3000000; "$program" --preset llama3.1-8b --data "$work/data" --device cpu --batch 1 --seq-len 64 --out "$work/c39" > "$work/log" 2>&1)
   rc=$?
-  check "39 out of memory: exit code 70" test $rc = 70
-  check "39 out of memory: says what and how much" says "GiB"
-  check "39 out of memory: no partial checkpoint" test ! -e "$work/c39/checkpoints"
+  check "out_of_memory: out of memory: exit code 70" test $rc = 70
+  check "out_of_memory: out of memory: says what and how much" says "GiB"
+  check "out_of_memory: out of memory: no partial checkpoint" test ! -e "$work/c39/checkpoints"
 }
-case_40() {
+case_second_run() {
   FAULT=step:*:*:sleep=1 timeout 60 mpirun -n 3 "$program" "${train[@]}" --out "$work/c40" > "$work/log.first" 2>&1 &
   local job=$!
   wait_for_step c40 2
   run 3 c40 --data "$work/data" --device cpu --resume auto
-  check "40 a second run: refused" test $rc = 70
-  check "40 a second run: told who has it" says "another run writes there \(pid [0-9]+ on host "
+  check "second_run: a second run: refused" test $rc = 70
+  check "second_run: a second run: told who has it" says "another run writes there \(pid [0-9]+ on host "
   wait $job
   rc=$?
-  check "40 the first one is undisturbed" as_undisturbed c40
+  check "second_run: the first one is undisturbed" as_undisturbed c40
   resume c40
-  check "40 the lock ends with the run" test $rc = 0
+  check "second_run: the lock ends with the run" test $rc = 0
   FAULT=file.write:1:20:eio,file.write:1:21:estale,file.read:0:2:eio start c40b
-  check "40 passing EIO and ESTALE: tried again" says "failed: (Input/output error|Stale file handle); trying again"
-  check "40 passing EIO and ESTALE: nothing is lost" as_undisturbed c40b
-  check "40 passing EIO and ESTALE: no save failed" test -z "$(grep 'could not be saved' "$work/log")"
+  check "second_run: passing EIO and ESTALE: tried again" says "failed: (Input/output error|Stale file handle); trying again"
+  check "second_run: passing EIO and ESTALE: nothing is lost" as_undisturbed c40b
+  check "second_run: passing EIO and ESTALE: no save failed" test -z "$(grep 'could not be saved' "$work/log")"
 }
 
 # Nothing begins over a run that has saved something, whatever became of its checkpoints.
-case_41() {
+case_used_folder() {
   damaged c41
   rm -r "$work/c41/checkpoints"
   resume c41
-  check "41 checkpoints gone: refused" test $rc = 70
-  check "41 checkpoints gone: said, with the way on" says "holds an earlier run \(.*step 6 was saved\), but no checkpoint.*"
+  check "used_folder: checkpoints gone: refused" test $rc = 70
+  check "used_folder: checkpoints gone: said, with the way on" says "holds an earlier run \(.*step 6 was saved\), but no checkpoint.*"
   resume c41
-  check "41 checkpoints gone: still known at the next start" test $rc = 70
+  check "used_folder: checkpoints gone: still known at the next start" test $rc = 70
   start c41
-  check "41 a used folder: refused" test $rc = 70
-  check "41 a used folder: the way on is named" says "--overwrite does so here, and moves what is there aside"
+  check "used_folder: a used folder: refused" test $rc = 70
+  check "used_folder: a used folder: the way on is named" says "--overwrite does so here, and moves what is there aside"
   start c41 --overwrite
-  check "41 --overwrite: begins anew" as_undisturbed c41
-  check "41 --overwrite: the old run is kept" bash -c "grep -q '\"step\":5,' '$work'/c41/before-*/metrics.jsonl"
+  check "used_folder: --overwrite: begins anew" as_undisturbed c41
+  check "used_folder: --overwrite: the old run is kept" bash -c "grep -q '\"step\":5,' '$work'/c41/before-*/metrics.jsonl"
   damaged c41b
   rm "$work"/c41b/checkpoints/*/manifest.json
   resume c41b
-  check "41 no manifests: refused" test $rc = 70
-  check "41 no manifests: both folders are named" says "step_000000004: not a checkpoint: it holds no manifest.json"
+  check "used_folder: no manifests: refused" test $rc = 70
+  check "used_folder: no manifests: both folders are named" says "step_000000004: not a checkpoint: it holds no manifest.json"
 }
 
 # ---- the supervisor --------------------------------------------------------------------------------------------------------
@@ -654,55 +655,53 @@ supervised() {  # supervised OUT FLAGS... -- MORE ARGS: exit code in rc
     --no-background-save "$@" > "$work/log" 2>&1
   rc=$?
 }
-case_supervise() {
+case_supervisor() {
   FAULT=step:0:4:kill supervised s1 --   # dies in its fourth step, its second one saved: 2, 4, 6, 8
-  check "supervise: starts again until the run has finished" as_undisturbed s1
-  check "supervise: says why" says "killed at step [0-9]+ without a word .*starts again from step 2"
-  check "supervise: counts" says "finished after 3 restarts"
+  check "supervisor: starts again until the run has finished" as_undisturbed s1
+  check "supervisor: says why" says "killed at step [0-9]+ without a word .*starts again from step 2"
+  check "supervisor: counts" says "finished after 3 restarts"
   FAULT=step:1:1:error supervised s2 --
-  check "supervise: gives up without progress: exit code 3" test $rc = 3
-  check "supervise: gives up after three" says "no new checkpoint in 3 starts in a row"
-  check "supervise: knows the reason" says "start 3: .*failed with exit code 70: .*an error at step"
+  check "supervisor: gives up without progress: exit code 3" test $rc = 3
+  check "supervisor: gives up after three" says "no new checkpoint in 3 starts in a row"
+  check "supervisor: knows the reason" says "start 3: .*failed with exit code 70: .*an error at step"
   FAULT=step:1:3:kill supervised s3 --max-restarts 2 --
-  check "supervise: too many restarts: exit code 3" test $rc = 3
-  check "supervise: too many restarts: said" says "gives up after 2 restarts"
+  check "supervisor: too many restarts: exit code 3" test $rc = 3
+  check "supervisor: too many restarts: said" says "gives up after 2 restarts"
   FAULT=step:1:3:usr1 supervised s4 --
-  check "supervise: asked to stop: exit code 75" test $rc = 75
+  check "supervisor: asked to stop: exit code 75" test $rc = 75
   FAULT=step:1:3:usr1 supervised s4 --requeue restart --
-  check "supervise: --requeue restart goes on" as_undisturbed s4
+  check "supervisor: --requeue restart goes on" as_undisturbed s4
   supervised s5 -- --batch 4x
-  check "supervise: a wrong command line is not tried again" test $rc = 2
+  check "supervisor: a wrong command line is not tried again" test $rc = 2
   FAULT=step:*:*:sleep=0.2 dev/run/supervise.sh -- mpirun -n 3 "$program" --out "$work/s6" "${train[@]}" > "$work/log" 2>&1 &
   local job=$!
   wait_for_step s6 3
   kill -TERM $job
   wait $job
   rc=$?
-  check "supervise: passes SIGTERM on: exit code 75" test $rc = 75
-  check "supervise: passes SIGTERM on: the run saved" says "supervise: stopped: SIGTERM on rank [0-9]; saved at step [3-7]"
+  check "supervisor: passes SIGTERM on: exit code 75" test $rc = 75
+  check "supervisor: passes SIGTERM on: the run saved" says "supervise: stopped: SIGTERM on rank [0-9]; saved at step [3-7]"
 }
 
 # ---- which ---------------------------------------------------------------------------------------------------------------
 
-all="01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 17 18 19 19b 20 20b 21 21b 22"
-all+=" 23 24 26 27 28 29 31 33 34 35 37 38 39 40 41 supervise"
-[ "$quick" ] && all="01 03 08 09 12 16 19 19b 20 20b 22 40 41"
-[ "$only" ] && all=$only
+all="kill_in_save shortened_file flipped_bit_in_file missing_or_swapped_file bad_manifest leftovers"
+all+=" disk_full log_full bad_out_folder file_size_limit sigterm_to_mpirun sigusr1_to_a_rank"
+all+=" sigterm_in_save ctrl_c time_limit killed_rank stopped_rank slow_rank nan_gradient resume_across_skip"
+all+=" nan_in_a_row nan_state loss_spike rollback differing_replicas token_beyond_vocab bad_shard"
+all+=" short_data bad_shard_set changed_data other_rank_count other_flags bad_weights_header bad_config"
+all+=" missing_tensors bad_flags no_gpu out_of_memory second_run used_folder supervisor"
+if [ "$quick" ]; then
+  all="kill_in_save flipped_bit_in_file log_full bad_out_folder sigusr1_to_a_rank killed_rank nan_gradient"
+  all+=" resume_across_skip nan_in_a_row nan_state differing_replicas second_run used_folder"
+fi
+if [ "$only" ]; then
+  declare -F "case_$only" > /dev/null || { echo "no case is called $only; there are: $all"; exit 2; }
+  all=$only
+fi
 for n in $all; do
   began=$SECONDS before=$((passed + failed))
   case_$n
-  printf 'case %s: %3d checks, %3d s\n' "$n" $((passed + failed - before)) $((SECONDS - began))
+  printf 'case %-24s %3d checks, %3d s\n' "$n" $((passed + failed - before)) $((SECONDS - began))
 done
-if [ -z "$quick$only" ]; then
-  cat <<'TEXT'
-Not here:
-  25  shards beyond 2 and 4 GiB: TokenShards.PastFourGiB and SafetensorsReader.ReadsPastFourGigabytes (sparse files)
-  30  every boundary, bit for bit: test/program/test_resume.sh (epoch end, shard end, evaluated, last but one, last step)
-  32  CPU and CUDA: the half on a GPU needs one; test/program/test_simt_program.sh crosses over in the emulator
-  36  tokenizers: Tokenizer.* in the unit tests (unknown kinds, truncated JSON, both notations, ill-formed UTF-8)
-  33, 34, 35  all their vectors: SafetensorsReader.*, ConfigJson.*, HfTest.*, HfShards.*; test/fuzz for the readers
-  38  more ranks than GPUs, a driver or architecture that does not fit: need a GPU
-  39  running out of a GPU's memory: needs one
-TEXT
-fi
 summary
