@@ -50,8 +50,8 @@ struct AllReduce {
 };
 
 struct ReduceScatter {
-    void* out;       // own slice (offsets[rank+1] - offsets[rank]) out_dtype   =   may be in `in` if out_dtype == dtype
-    const void* in;  // (offsets.back()) dtype, unchanged but for the own slice if out is there
+    void* out;       // (this rank's slice) out_dtype   =   may be in `in` if out_dtype == dtype
+    const void* in;  // (offsets.back()) dtype, unchanged but for this rank's slice if out is there
     Offsets offsets;
     DType dtype, wire, out_dtype;
     float scale = 1;
@@ -59,7 +59,7 @@ struct ReduceScatter {
 
 struct AllGather {
     void* out;       // (offsets.back()) dtype   =
-    const void* in;  // own slice; may be the own slice in `out`
+    const void* in;  // this rank's slice; may be its place in `out`
     Offsets offsets;
     DType dtype;
 };
@@ -113,7 +113,7 @@ class Collectives {
     CollectiveOptions options_;
 
    private:
-    // What one half of the ring sends from this rank: all slices but the own one, or but the right neighbour's.
+    // What one half of the ring sends from this rank: all slices but its own, or but the right neighbour's.
     int64_t scatter_bytes(Offsets offsets, DType wire) const;
     int64_t gather_bytes(Offsets offsets, DType dtype) const;
     template <class Body>
@@ -135,7 +135,7 @@ inline constexpr auto kNames<Algorithm> = std::to_array<Named<Algorithm>>({{Algo
 std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& transport,
                                               const CollectiveOptions& options = {});
 
-// The own algorithms (make_collectives picks).
+// Our algorithms (make_collectives picks).
 std::unique_ptr<Collectives> make_ring(Transport& transport, const CollectiveOptions& options);
 std::unique_ptr<Collectives> make_direct(Transport& transport, const CollectiveOptions& options);
 

@@ -26,7 +26,7 @@ class Direct : public Collectives {
 
    private:
     struct Lane {
-        char* rows = nullptr;  // (N, chunk) of wire type: the contributions to the own slice
+        char* rows = nullptr;  // (N, chunk) of wire type: the contributions to this rank's slice
         char* sent = nullptr;  // (N, chunk) of wire type: own values converted; only if wire != dtype
         Transfer transfer;
     };
@@ -117,7 +117,7 @@ void Direct::scatter(Stream& stream, const ReduceScatter& a) {
     }
 }
 
-// The own slice lies in place. Chunk c + lanes is on its way while chunk c is waited for.
+// This rank's slice lies in place. Chunk c + lanes travels while chunk c is waited for.
 void Direct::gather(Stream& stream, void* out, Offsets offsets, DType dtype) {
     const auto [chunk, chunks] = chunks_of(offsets, dtype);
     const int64_t bytes = size_of(dtype);

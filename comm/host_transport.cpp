@@ -59,7 +59,7 @@ void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& message
         if (batch.test()) return;
         if (polls % 64 != 0) continue;
         const auto now = Clock::now();
-        // A job that was stopped as a whole (SIGSTOP, a suspended machine) goes on: that time does not count.
+        // A job that was stopped as a whole (SIGSTOP, a suspended machine) continues: that time does not count.
         if (now - last > std::chrono::seconds(5)) began += now - last;
         last = now;
         const double waited = std::chrono::duration<double>(now - began).count();

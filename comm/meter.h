@@ -69,7 +69,7 @@ class CommMeter {
     // What was enqueued since the last cut or take.
     Batch cut();
     // Totals of what is complete of it; the rest goes back and is counted with the next cut. Blocks for nothing, so
-    // that a step's last gathers go on while the next step begins.
+    // that a step's last gathers continue while the next step begins.
     CommTotals take_complete(Batch batch);
 
     void add(const char* op, int64_t bytes_sent, Event began, Event ended);

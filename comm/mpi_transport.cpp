@@ -186,7 +186,7 @@ class MpiCollectives : public Collectives {
         const bool in_wire = !staged() && a.wire == a.dtype;
         const bool apart = static_cast<const char*>(a.out) < in || a.out >= in + n * size_of(a.dtype);
         const void* from = in_wire ? in : MPI_IN_PLACE;
-        char* sums = nullptr;  // with MPI_IN_PLACE the own slice lands at the front
+        char* sums = nullptr;  // with MPI_IN_PLACE this rank's slice lands at the front
         if (!in_wire)
             sums = wire_values(stream, in, a.dtype, a.wire, n);
         else if (apart && a.out_dtype == a.wire)
@@ -346,7 +346,7 @@ void mpi_finalize() {
 }
 
 void mpi_abort(int code) {
-    // Other threads hold the lock for single calls only; should one be stuck in MPI, go on without it.
+    // Other threads hold the lock for single calls only; should one be stuck in MPI, continue without it.
     for (int i = 0; i < 100 && !mpi_mutex.try_lock(); ++i) usleep(10000);
     MPI_Abort(MPI_COMM_WORLD, code);
     _exit(code);

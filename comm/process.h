@@ -17,7 +17,7 @@
 //   71   a deadline passed: a rank hangs, was stopped or cannot be reached; failure.txt has every rank's report
 //   72   the numbers are bad: non-finite steps in a row, or a spike; the last checkpoint is from before
 //   73   ranks that must hold the same parameters do not: a fault of memory or of a device
-//   75   stopped on request (a signal, a time limit): start again to go on
+//   75   stopped on request (a signal, a time limit): start again to resume
 //   else what body() returned, or the launcher's code for a rank that was killed
 //
 // The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for

@@ -30,7 +30,7 @@ class Ring : public Collectives {
     // One collective: the buffers, and which half or halves of the ring are run.
     struct Plan {
         const char* in = nullptr;  // element 0
-        char* own_out = nullptr;   // where the own slice's sum goes
+        char* own_out = nullptr;   // where the sum of this rank's slice goes
         char* gather = nullptr;    // element 0 of the gathered range
         Offsets offsets;
         DType dtype, wire, out_dtype;
@@ -96,7 +96,7 @@ void Ring::finish_hop(Stream& stream, const Plan& plan, Lane& lane) {
     const int s = step(plan, lane.hop);
     const Part in = part(plan, lane, wrap(rank() - s - 2));
     if (in.n > 0) {
-        const bool last = s == size() - 2;  // the own slice has come home
+        const bool last = s == size() - 2;  // this rank's slice is complete
         const int64_t in_own = in.begin - offset(plan.offsets, rank());
         reduce_add(stream, {.out = last ? plan.own_out + in_own * size_of(plan.out_dtype) : lane.incoming,
                             .a = lane.incoming,

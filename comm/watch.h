@@ -1,5 +1,5 @@
 #pragma once
-// Nothing waits for ever, and whoever gives up says why.
+// Nothing waits forever, and whoever gives up says why.
 //
 // Every rank keeps a status page: who it is, the training step, and its last operations with sequence numbers (a flight
 // recorder). The members of a group issue the same sequence of operations in it, so that equal numbers in a group mean

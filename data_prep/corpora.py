@@ -298,7 +298,7 @@ class TextCorpus(Corpus):
                     raise PrepareError(f"{path}: became shorter while it was read")
                 begin += len(block)
                 parts = list(pieces(rest + block))
-                rest = parts.pop() if begin < end else b""  # may go on in the next block
+                rest = parts.pop() if begin < end else b""  # may continue in the next block
                 for part in parts:
                     yield Document(split, part, first)
                     first = False
@@ -363,7 +363,7 @@ class HubCorpus(Corpus):
             yield from rows
         except Exception as e:  # of many types: the network
             raise PrepareError(
-                f"the stream of {self.repo} broke ({type(e).__name__}: {e}); give the same command again to go on"
+                f"the stream of {self.repo} broke ({type(e).__name__}: {e}); give the same command again to continue"
             ) from e
 
     def _documents(self):

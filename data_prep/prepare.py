@@ -7,7 +7,7 @@
     prepare.py synthetic                     a Markov source of known entropy
 
 Writes into --out: NAME_train_000000.bin ..., NAME_val_000000.bin ..., tokenizer.json, and last of all dataset.json. An
-interrupted run goes on when the same command is given again; the result is the same to the byte.
+interrupted run continues when the same command is given again; the result is the same to the byte.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main(argv=None):
         )
         return 1
     except KeyboardInterrupt:
-        print("\nprepare.py: interrupted; give the same command again to go on", file=sys.stderr)
+        print("\nprepare.py: interrupted; give the same command again to continue", file=sys.stderr)
         return 130
 
 

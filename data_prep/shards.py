@@ -1,4 +1,4 @@
-"""Token shards in llm.c's two formats, written so that an interrupted run goes on where it was.
+"""Token shards in llm.c's two formats, written so that an interrupted run continues where it was.
 
 A shard is 256 int32 (magic, version, tokens, 0 ...) and then the ids, all little-endian:
     gpt-2    magic 20240520, version 1, uint16 ids

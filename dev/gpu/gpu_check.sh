@@ -104,7 +104,7 @@ limited() {  # limited SECONDS COMMAND...: a stage that is told to end passes it
 left_s() { echo $((STAGE_SECONDS - SECONDS - 1)); }
 fault='cudaError|CUBLAS_STATUS|CUDA error'  # in what a program says: CUDA may be of no use to it any more
 try_s=120
-try() {  # try WHAT COMMAND...: at most try_s; goes on after a failure, and remembers it
+try() {  # try WHAT COMMAND...: at most try_s; continues after a failure, and remembers it
   local what=$1 rc=0 again='' limit
   shift
   limit=$(left_s)
@@ -204,7 +204,7 @@ test_results() {
     END { if (name != "") put("died") }' "$1"
 }
 # run_tests WHAT SECONDS SECONDS_PER_TEST FILTER COMMAND...: the program is the last word. Each suite in a process of its own, or with
-# together=1 all of them in one; after a crash, a CUDA fault or a hang, what is left goes on in another.
+# together=1 all of them in one; after a crash, a CUDA fault or a hang, the rest runs in another.
 together=0
 run_tests() {
   local what=$1 base=$2 each=$3 filter=$4 suite tests rest begun=$SECONDS

@@ -298,7 +298,7 @@ struct Consumer {
         }
     }
 
-    // The item is worked out anew, so that its fields need no registers while it is worked on.
+    // The item is computed again, so that its fields need no registers while it is worked on.
     __device__ __forceinline__ void finish(const AttentionBackward& a, const WorkOrder& order, int round) {
         uint32_t again = uint32_t(round);
         ptx::forget(again);

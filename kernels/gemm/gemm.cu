@@ -136,7 +136,7 @@ cublasStatus_t multiply(cublasLtHandle_t handle, const Plan& plan, const cublasL
 
 // ---- choosing
 
-// Times every suggestion on the caller's A and B, with another C and with the L2 cache filled anew before each run, as
+// Times every suggestion on the caller's A and B, with another C and with the L2 cache refilled before each run, as
 // it is in a training step. Returns false where there is no memory for that, the stream is being captured, or none ran.
 bool measure_fastest(cublasLtHandle_t handle, Plan& plan, const Key& key, const Gemm& a, Workspace workspace,
                      Stream& on, float* microseconds) {

@@ -2,9 +2,9 @@
 // A step is a program: the list of what one rank enqueues, made before the step from shape and sharding policy, checked
 // before it runs, executed in order by one loop. Nothing about order is decided while it runs.
 //
-//   gather       starts to collect the whole parameters of one unit (an all-gather on the communication stream).
-//   Returns
-//                at once; the compute stream waits where a compute instruction first reads the unit.
+//   gather       starts to collect the whole parameters of one unit: an all-gather on the communication stream.
+//                Returns at once; the compute stream waits where a compute instruction first reads the
+//                unit.
 //   recv, send   one tensor of N x C between two units that lie on different ranks, on `lane`
 //   forward      units first_unit..last_unit, ascending, of one micro-batch, into activation slot `slot`
 //   backward     input and weight gradient of units last_unit..first_unit, descending, unit by unit

@@ -112,7 +112,7 @@ std::vector<char> reduce_scatter(Collectives& how, Stream& stream, const Case& c
     std::vector<char> result =
         c.in_place ? std::vector<char>(after.begin() + at, after.begin() + at + length) : out.get(stream);
     if (c.in_place) std::copy(mine.begin() + at, mine.begin() + at + length, after.begin() + at);
-    EXPECT_EQ(after, mine) << "values outside the own slice were changed";
+    EXPECT_EQ(after, mine) << "values outside this rank's slice were changed";
     return result;
 }
 

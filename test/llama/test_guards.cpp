@@ -24,7 +24,7 @@ TEST(SpikeDetector, FlagsTenfoldAndOnlyThat) {
     for (int i = 0; i < 300; ++i) ASSERT_LT(std::abs(d.observe(noisy(i))), 6) << "after the spike, " << i;
 }
 
-// A window that took a NaN in would answer NaN for ever: llm.c's does.
+// A window that took a NaN in would answer NaN forever: llm.c's does.
 TEST(SpikeDetector, NanNeverEnters) {
     SpikeDetector with(0.01), without(0.01);
     for (int i = 0; i < 50; ++i) {

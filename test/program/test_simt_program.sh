@@ -58,7 +58,7 @@ PY
   compare "bf16 throughout, rounded by the same chance" 4e-3 "$work/cpu_narrow" "$work/simt_narrow"
   "$simt" $toy --device cuda --recompute block --out "$work/recompute" > "$work/log" 2>&1
   compare "recompute, to the bit" 0 "$work/simt" "$work/recompute"
-  # A checkpoint of either backend goes on on the other: the first steps are gone on from, the rest is compared.
+  # A checkpoint of either backend is resumed on the other: the first steps are kept, the rest is compared.
   for pair in "cpu cuda $simt" "simt cpu $cpu"; do
     read -r from device program <<< "$pair"
     mkdir -p "$work/to-$device"

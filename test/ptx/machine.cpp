@@ -140,7 +140,7 @@ void Machine::branch(Warp& w, size_t group, const Inst& i, uint32_t taken) {
     if (rest && taken) split(w, group, taken, i.target, i.reconverge);
 }
 
-// At a point where lanes meet: true if the group is complete and goes on.
+// At a point where lanes meet: true if the group is complete and continues.
 bool Machine::join(Warp& w, size_t group) {
     Group& g = w.groups[group];
     while (g.join >= 0 && w.joins[size_t(g.join)].pc == g.pc) {
@@ -178,7 +178,7 @@ void Machine::drop_empty(Warp& w) {
     std::erase_if(w.groups, [](const Group& g) { return !g.lanes; });
 }
 
-// One instruction of a group; false if it can't go on now.
+// One instruction of a group; false if it can't continue now.
 bool Machine::step(Warp& w, size_t group) {
     Group* g = &w.groups[group];
     if (g->pc >= kernel.code.size()) return leave(w, group, g->lanes), false;

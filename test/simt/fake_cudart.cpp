@@ -172,8 +172,7 @@ void run_until(Done done) {
         bool waiting = false;  // for another process, or for another thread that runs a host function
         for (const Stream* s : streams)
             waiting |= !s->queue.empty() && (s->busy || (runnable(*s) && s->queue.front().poll));
-        if (!waiting)
-            fprintf(stderr, "fake CUDA runtime: the streams wait for each other's events for ever\n"), abort();
+        if (!waiting) fprintf(stderr, "fake CUDA runtime: the streams wait for each other's events forever\n"), abort();
         device_lock.without([] { sched_yield(); });
     }
 }

@@ -101,7 +101,7 @@ TEST_P(ZeroRanks, Bf16StagesAgree) {
     }
 }
 
-// The chance that bf16 masters and moments are rounded by hangs on the logical offset alone.
+// The stochastic rounding of bf16 masters and moments depends only on seed, step and logical offset.
 TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
     Case base;
     base.zero.adam_dtype = DType::bf16;
@@ -121,7 +121,7 @@ TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
     }
 }
 
-// As in PyTorch, where a skipped optimizer.step() leaves the state's step: the run goes on as if the bad step
+// As in PyTorch, where a skipped optimizer.step() leaves the state's step: the run continues as if the bad step
 // had not been, its bias correction included.
 TEST_P(ZeroRanks, ASkippedUpdateIsAsIfItHadNotBeen) {
     for (const int bad : {1, 4}) {
