@@ -685,12 +685,7 @@ case_supervisor() {
 
 # ---- which ---------------------------------------------------------------------------------------------------------------
 
-all="kill_in_save shortened_file flipped_bit_in_file missing_or_swapped_file bad_manifest leftovers"
-all+=" disk_full log_full bad_out_folder file_size_limit sigterm_to_mpirun sigusr1_to_a_rank"
-all+=" sigterm_in_save ctrl_c time_limit killed_rank stopped_rank slow_rank nan_gradient resume_across_skip"
-all+=" nan_in_a_row nan_state loss_spike rollback differing_replicas token_beyond_vocab bad_shard"
-all+=" short_data bad_shard_set changed_data other_rank_count other_flags bad_weights_header bad_config"
-all+=" missing_tensors bad_flags no_gpu out_of_memory second_run used_folder supervisor"
+all=$(sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh)
 if [ "$quick" ]; then
   all="kill_in_save flipped_bit_in_file log_full bad_out_folder sigusr1_to_a_rank killed_rank nan_gradient"
   all+=" resume_across_skip nan_in_a_row nan_state differing_replicas second_run used_folder"

@@ -556,4 +556,5 @@ SIMT_HOOK(1) SIMT_HOOK(2) SIMT_HOOK(4) SIMT_HOOK(8) SIMT_HOOK(16) void __tsan_re
 void __tsan_write_range(void* p, unsigned long n) { simt::from_compiler(p, n, simt::Access::write, SIMT_PC); }
 // Guards of host statics in a kernel file.
 char __tsan_atomic8_load(const volatile char* p, int order) { return __atomic_load_n(p, order); }
+int __tsan_atomic32_fetch_add(volatile int* p, int x, int) { return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST); }
 }
