@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Every fault of the matrix, against the real program under mpirun: what it must survive, what it must say, and that the
-# next start ends with the very weights of a run that nothing happened to. test/README.md
-# lists the cases, and what is covered elsewhere. Ends with "N passed, N failed".
+# Every fault of the matrix, against the real program under mpirun: what it must survive, what it must say, and that the next
+# start ends with the weights of a run without faults. test/README.md lists the cases. Ends with "N passed, N failed".
 #
 #   test/program/test_faults.sh ./train_llama [--quick] [--only NAME]     --quick: those that `make test` runs
 # shellcheck disable=SC2010,SC2125  # names of our own making; the stars of a fault's address are meant literally
@@ -683,12 +682,11 @@ case_supervisor() {
   check "supervisor: passes SIGTERM on: the run saved" says "supervise: stopped: SIGTERM on rank [0-9]; saved at step [3-7]"
 }
 
-# ---- which ---------------------------------------------------------------------------------------------------------------
 
-all=$(sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh)
+all=$(sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh | xargs)
 if [ "$quick" ]; then
-  all="kill_in_save flipped_bit_in_file log_full bad_out_folder sigusr1_to_a_rank killed_rank nan_gradient"
-  all+=" resume_across_skip nan_in_a_row nan_state differing_replicas second_run used_folder"
+  all="kill_in_save flipped_bit_in_file log_full bad_out_folder sigusr1_to_a_rank killed_rank nan_gradient
+    resume_across_skip nan_in_a_row nan_state differing_replicas second_run used_folder"
 fi
 if [ "$only" ]; then
   declare -F "case_$only" > /dev/null || { echo "no case is called $only; there are: $all"; exit 2; }
