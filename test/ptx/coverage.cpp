@@ -30,9 +30,68 @@ void write_coverage(FILE* out) {
     fprintf(out, "total\t%zu\t%zu\n", run, all);
 }
 
+// The unit that an instruction keeps busy
+const char* kind_of(const Inst& i) {
+    const std::string &op = i.part[0], &type = i.part.back();
+    if (op == "mma" || op == "wgmma") return "tensor core";
+    if (op == "ld" || op == "st" || op == "atom" || op == "red" || op == "cp" || op == "ldmatrix" || op == "stmatrix")
+        return "memory";
+    if (op == "bra" || op == "ret" || op == "exit" || op == "bar" || op == "barrier" || op == "mbarrier" ||
+        op == "fence")
+        return "control";
+    if (i.has("approx")) return "special";
+    if (op == "shfl" || op == "vote" || op == "redux") return "shuffle";
+    if (op == "mov" || op == "cvt" || op == "selp" || op == "cvta") return "move";
+    if (type.find("f32") != std::string::npos || type.find("f16") != std::string::npos) return "float";
+    return "integer";
+}
+
+// Per kernel and launch: warp instructions of the PTX by kind (ptxas merges and drops some, and moves none between
+// kinds), global sectors of 32 bytes per request, and cycles of shared memory with and without bank conflicts.
+void write_counts(FILE* out) {
+    for (const auto& m : modules())
+        for (const auto& [name, k] : m->kernels) {
+            std::map<std::string, uint64_t> kinds;
+            MemoryCount global, shared, bulk;
+            for (const Inst& i : k->code) {
+                if (i.executed) kinds[kind_of(i)] += i.executed;
+                const auto it = counts()->memory.find(&i);
+                if (it == counts()->memory.end()) continue;
+                const MemoryCount& c = it->second;
+                MemoryCount& to = c.sectors ? global : c.wavefronts ? shared : bulk;
+                to.requests += c.requests, to.bytes += c.bytes, to.sectors += c.sectors;
+                to.wavefronts += c.wavefronts, to.ideal += c.ideal;
+            }
+            if (kinds.empty()) continue;
+            fprintf(out, "%s %s\n   ", m->target.c_str(), k->demangled().c_str());
+            for (const auto& [kind, n] : kinds) fprintf(out, " %s %llu", kind.c_str(), (unsigned long long)n);
+            const auto per = [](uint64_t a, uint64_t b) { return b ? double(a) / double(b) : 0.0; };
+            fprintf(out,
+                    "\n    global: %llu requests, %llu bytes, %.2f sectors each; %.0f %% of their bytes are used\n",
+                    (unsigned long long)global.requests, (unsigned long long)global.bytes,
+                    per(global.sectors, global.requests), 100 * per(global.bytes, 32 * global.sectors));
+            fprintf(out, "    shared: %llu requests, %llu cycles where %llu would do; bulk copies: %llu bytes\n",
+                    (unsigned long long)shared.requests, (unsigned long long)shared.wavefronts,
+                    (unsigned long long)shared.ideal, (unsigned long long)bulk.bytes);
+            for (const Inst& i : k->code) {
+                const auto it = counts()->memory.find(&i);
+                if (it == counts()->memory.end() || it->second.wavefronts <= it->second.ideal) continue;
+                fprintf(out, "    conflicts: %.2f times the cycles at line %d, %s:%d, %s\n",
+                        per(it->second.wavefronts, it->second.ideal), i.line, m->file(i.source_file).c_str(),
+                        i.source_line, m->line_of_text(i.line).substr(0, 60).c_str());
+            }
+        }
+}
+
 }  // namespace
 
 void write_reports() {
+    if (const char* path = getenv("PTX_COUNTS")) {
+        FILE* out = fopen(path, "a");
+        if (!out) return perror(path);
+        write_counts(out);
+        fclose(out);
+    }
     if (const char* path = getenv("PTX_LINES")) {
         FILE* out = fopen(path, "a");
         if (!out) return perror(path);

@@ -31,11 +31,15 @@ $(PTX)/kernel_tests: $(PTX)/expect_kernels.o $(SIMT_TESTS:test/%.cpp=$(SIMT)/pla
 	$(say)
 	$(Q)$(PTX_LINK) $(SIMT_GTEST) $(SIMT_LIBS)
 
+$(PTX)/self_tests: $(PTX)/selftest.o $(PTX)/libptx.a
+	$(say)
+	$(Q)$(CXX) -o $@ $^ $(SIMT_GTEST) -ldl -pthread
+
 # Which devices run.sh pretends to be
 $(PTX)/arches: FORCE
 	@mkdir -p $(@D); echo '$(SM:%a=%)' | cmp -s - $@ || echo '$(SM:%a=%)' > $@
 
-PTX_TARGETS := $(PTX)/kernel_tests $(PTX)/arches
+PTX_TARGETS := $(PTX)/self_tests $(PTX)/kernel_tests $(PTX)/arches
 
 .PHONY: test-ptx ptx-quick
 ptx-quick: $(PTX_TARGETS)

@@ -37,6 +37,7 @@ sharded() {  # sharded BINARY: a GoogleTest program in $jobs processes
     return $status
 }
 
+step "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
 read -r -a arches < "$dir/arches"
 for arch in "${arches[@]}"; do
     export SIMT_ARCH=$arch
