@@ -3,6 +3,7 @@
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
 #   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt ptx" picks some)
+#   make test-full    after make test: what takes minutes more and needs no GPU and no network
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
 #   make test-ptx     the compiled kernels' PTX, run on the CPU (make test has the quick part)
 #   make test-faults-all  the program under a failure of each of its calls, one at a time (an hour)
@@ -187,7 +188,8 @@ test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
-.PHONY: test-faults
+.PHONY: test-full test-faults
+test-full: test-faults
 test-faults: train_llama
 	test/program/test_faults.sh ./train_llama
 

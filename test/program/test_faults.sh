@@ -663,7 +663,7 @@ case_supervisor() {
   check "supervisor: gives up without progress: exit code 3" test $rc = 3
   check "supervisor: gives up after three" says "no new checkpoint in 3 starts in a row"
   check "supervisor: knows the reason" says "start 3: .*failed with exit code 70: .*an error at step"
-  FAULT=step:1:3:kill supervised s3 --max-restarts 2 --
+  FAULT=step:0:3:kill supervised s3 --max-restarts 2 --
   check "supervisor: too many restarts: exit code 3" test $rc = 3
   check "supervisor: too many restarts: said" says "gives up after 2 restarts"
   FAULT=step:1:3:usr1 supervised s4 --
