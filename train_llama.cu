@@ -3,7 +3,7 @@
 //   train_llama --help                                      every flag
 //   train_llama --data data/stdlib --out runs/first       one process
 //   mpirun -n 4 train_llama --data ... --zero 3             four
-//   train_llama --out runs/first --resume auto              go on after whatever happened
+//   train_llama --out runs/first --resume auto              resume, whatever ended the run
 //   train_llama generate --from runs/first/final --prompt "def "
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 
@@ -53,7 +53,7 @@ static int train_command(TrainOptions options, Process& process) {
         Trainer trainer(options, process, health, from);
         RunEnd end = train(trainer);
         if (!end.rollback) return end.exit_code;
-        from = std::move(end.rollback);  // the run is made anew, as if it had been started again there
+        from = std::move(end.rollback);  // rolled back: as if the program had been started again there
     }
 }
 

@@ -82,7 +82,7 @@ def man(program, options, subcommands):
     out += [".SH EXIT STATUS",
             ".TP\n0\nfinished", ".TP\n2\nthe command line is wrong", ".TP\n70\nan error; the message names rank and cause",
             ".TP\n71\na rank hung or was stopped", ".TP\n72\nthe numbers are not finite, or a spike with \\-\\-on\\-spike stop",
-            ".TP\n73\nreplicas differ (\\-\\-check\\-replicas)", ".TP\n75\nstopped on request, saved: start again to go on"]
+            ".TP\n73\nreplicas differ (\\-\\-check\\-replicas)", ".TP\n75\nstopped on request, saved; start again with \\-\\-resume auto"]
     return "\n".join(out) + "\n"
 
 

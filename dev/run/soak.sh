@@ -91,10 +91,10 @@ round() {
     if [ -n "$outside" ]; then
       [ -e "$work/killed" ] && happened "$kind" 1
     else
-      n=$(grep -c '^fault: rank .*comes by' "$work/log")
+      n=$(grep -c '^fault: rank .* reached ' "$work/log")
       if [[ $kind == disk* ]] && [ "$n" -gt 0 ]; then
         local full
-        full=$(grep -c '^fault: rank .*comes by checkpoint' "$work/log")
+        full=$(grep -c '^fault: rank .* reached checkpoint' "$work/log")
         happened "$kind" "$full"
         happened "kill -9 of a rank at a step" $((n - full))
       else
@@ -103,7 +103,7 @@ round() {
     fi
     [ $rc = 0 ] && break
     if grep -qE 'none of its checkpoints|holds checkpoints up to|another run writes' "$work/log"; then
-      echo "soak: start $starts of $name (FAULT=$fault) could not go on:"
+      echo "soak: start $starts of $name (FAULT=$fault) could not resume:"
       tail -n 12 "$work/log"
       bad=$((bad + 1))
       return

@@ -34,7 +34,7 @@ for ((i = 0; i < $#; ++i)); do
     --out) out=${command[i + 1]:-} ;;
     --out=*) out=${command[i]#--out=} ;;
     --resume | --resume=*) say "leave --resume out: it is given by this script"; exit 2 ;;
-    --overwrite) say "leave --overwrite out: every restart would begin anew"; exit 2 ;;
+    --overwrite) say "leave --overwrite out: every restart would start from nothing"; exit 2 ;;
   esac
 done
 [ -n "$out" ] || { say "the command needs --out FOLDER, where checkpoints and run_status.json are"; exit 2; }

@@ -168,7 +168,7 @@ void act(const FaultSpec& spec, int rank, const char* point, int64_t hit) {
         default:
             break;
     }
-    std::fprintf(stderr, "fault: rank %d comes by %s for the %lld. time\n", rank, point, (long long)hit);
+    std::fprintf(stderr, "fault: rank %d reached %s, hit %lld\n", rank, point, (long long)hit);
     std::fflush(stderr);
     if (signal) {
         ::raise(signal);  // in this thread: a handler has run when this returns

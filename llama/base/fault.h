@@ -7,7 +7,7 @@
 //   point    one of the table in fault.cpp
 //   rank     the one rank that fails; * (default): every rank
 //   nth      which time that a rank passes it, from 1 (default); 3+: the third and every later time; *: always
-//   action   kill (default), stop, term, usr1, int   a signal to the own process: SIGKILL, SIGSTOP, ...
+//   action   kill (default), stop, term, usr1, int   a signal to this process: SIGKILL, SIGSTOP, ...
 //            sleep=SECONDS                           waits
 //            error                                   throws
 //            eio, enospc, efbig, eacces, estale      the system call at this point fails so, without being made

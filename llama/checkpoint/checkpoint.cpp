@@ -341,7 +341,7 @@ void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
     std::vector<uint64_t> theirs(hashes.size());
     for (int rank = 0; rank < zero_.mesh().world().size; ++rank) {
         for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
-            File reports(job.folder + "/" + kReports, O_RDONLY);  // opened anew: network file systems then look again
+            File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
             uint64_t status = 0;
             read_all(reports.fd, bytes * rank, &status, 8, reports.path);
             if (status != kWriting) {

@@ -30,7 +30,7 @@ struct SaveOptions {
     std::string run_folder;
     int64_t keep = 2;            // newest checkpoints that stay; 0: all
     int64_t keep_every = 0;      // of older ones, those whose step is a multiple stay too; 0: none
-    bool background = true;      // write a copy while training goes on; costs the copy's memory. false: training waits
+    bool background = true;      // write a copy while training continues; costs its memory. false: training waits
     std::string tokenizer_from;  // folder or file; empty: none
     double timeout_s = 600;      // that rank 0 waits for the others' parts
 };
@@ -52,7 +52,7 @@ class CheckpointWriter {
     ~CheckpointWriter();  // waits for the save under way
 
     // Collective. Copies the state as it is after the work enqueued so far and writes it. A save still under way is
-    // waited for. What can't be saved (disk full) is reported, not thrown: training goes on, and no half checkpoint
+    // waited for. What can't be saved (disk full) is reported, not thrown: training continues, and no half checkpoint
     // stays. Nor does one of a state that is not finite.
     void save(Manifest manifest);
     // Rank 0: what ended since the last call. Never blocks.

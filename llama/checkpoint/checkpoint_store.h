@@ -7,7 +7,7 @@
 //   RUN/checkpoints/latest                   the newest one's name: a hint for people and scripts, never read
 //   RUN/checkpoints/.tmp-step_...-ID         one that is being written
 //   RUN/checkpoints/.trash-...               one that is being deleted
-//   RUN/checkpoints/step_...-abandoned-ID    newer than the one that a run was told to go on from
+//   RUN/checkpoints/step_...-abandoned-ID    newer than the one that a run was told to resume from
 //
 // Functions here are for one rank; none is collective.
 
@@ -40,7 +40,7 @@ class CheckpointStore {
     // Deletes all but the newest `keep` and every multiple of `every`, and never `published`. keep 0 keeps all, every 0
     // no multiples.
     void collect(int64_t keep, int64_t every, int64_t published = -1) const;
-    // Renames checkpoints newer than `step`, so that they are not gone on from; returns their steps.
+    // Renames checkpoints newer than `step`, so that no run resumes from them; returns their steps.
     std::vector<int64_t> abandon_after(int64_t step, const std::string& id) const;
 
    private:

@@ -31,7 +31,7 @@ class Permutation {
     uint64_t keys_[kRounds];
 };
 
-// What the data was, to be stored in a checkpoint and compared when the run goes on.
+// What the data was, to be stored in a checkpoint and compared when the run is resumed.
 struct DataFingerprint {
     struct Shard {
         std::string name;  // without folders: a dataset may move
@@ -48,7 +48,7 @@ struct DataFingerprint {
 
     std::string to_json() const;
     static DataFingerprint from_json(std::string_view text);
-    // One line that names the first difference, from the point of view of a run that goes on; empty: none.
+    // One line that names the first difference, from the point of view of a resumed run; empty: none.
     std::string difference(const DataFingerprint& now) const;
 };
 

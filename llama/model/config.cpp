@@ -9,14 +9,15 @@ namespace rz {
 
 // The bounds keep every product of two fields within 64 bits; larger products are checked.
 constexpr ConfigField kFields[] = {
-    {"dim", "hidden_size", &ModelConfig::dim, 8, 1 << 20, "width of the residual stream, a multiple of 8"},
-    {"layers", "num_hidden_layers", &ModelConfig::layers, 1, 1 << 16, "transformer blocks"},
-    {"heads", "num_attention_heads", &ModelConfig::heads, 1, 1 << 16, "query heads"},
-    {"kv-heads", "num_key_value_heads", &ModelConfig::kv_heads, 1, 1 << 16, "key and value heads; 0: as many as heads"},
-    {"head-dim", "head_dim", &ModelConfig::head_dim, 2, 1 << 16, "width of a head, even; 0: dim / heads"},
-    {"ffn", "intermediate_size", &ModelConfig::ffn, 1, 1 << 24, "width of the MLP"},
-    {"vocab", "vocab_size", &ModelConfig::vocab, 1, INT32_MAX, "token ids are in [0, vocab)"},
-    {"max-seq-len", "max_position_embeddings", &ModelConfig::max_seq_len, 1, INT32_MAX, "longest sequence"},
+    {"dim", "hidden_size", &ModelConfig::dim, 8, 1 << 20, "Width of the residual stream, a multiple of 8."},
+    {"layers", "num_hidden_layers", &ModelConfig::layers, 1, 1 << 16, "Number of transformer blocks."},
+    {"heads", "num_attention_heads", &ModelConfig::heads, 1, 1 << 16, "Number of query heads."},
+    {"kv-heads", "num_key_value_heads", &ModelConfig::kv_heads, 1, 1 << 16,
+     "Number of key and value heads. 0: as many as --heads."},
+    {"head-dim", "head_dim", &ModelConfig::head_dim, 2, 1 << 16, "Width of a head, even. 0: dim / heads."},
+    {"ffn", "intermediate_size", &ModelConfig::ffn, 1, 1 << 24, "Width of the MLP."},
+    {"vocab", "vocab_size", &ModelConfig::vocab, 1, INT32_MAX, "Number of token ids, from 0 to vocab - 1."},
+    {"max-seq-len", "max_position_embeddings", &ModelConfig::max_seq_len, 1, INT32_MAX, "Longest sequence, in tokens."},
 };
 
 std::span<const ConfigField> config_fields() { return kFields; }

@@ -159,7 +159,7 @@ void Log::write_json(const std::string& object) {
 
 void Log::warn_once(const char* what) {
     if (!warned_)
-        std::fprintf(stderr, "train_llama: can't write %s in %s: %m; training goes on without it\n", what,
+        std::fprintf(stderr, "train_llama: can't write %s in %s: %m; training continues without it\n", what,
                      folder_.c_str());
     warned_ = true;
 }

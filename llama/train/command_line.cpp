@@ -99,7 +99,8 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     auto formatter = std::make_shared<CLI::Formatter>();
     formatter->column_width(34);
     app.formatter(formatter);
-    app.set_config("--config", "", "TOML file with any of these flags (without dashes); flags given here win");
+    app.set_config("--config", "",
+                   "TOML file with any of these flags (without dashes). Flags on the command line win.");
     app.allow_config_extras(false);
     app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit(),
                          "Print the version and stop");

@@ -93,7 +93,7 @@ static int finish_early(Trainer& t, bool last_save_good) {
                         : t.saver     ? "there is no checkpoint yet"
                                       : "nothing is saved without --out";
     if (end.saves && t.saver && !last_save_good) saves = "THE STATE COULD NOT BE SAVED; " + saves;
-    t.log->line(format("%s behind step %lld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends",
+    t.log->line(format("%s after step %lld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends",
                        (long long)last, end.reason.c_str(), saves.c_str()));
     if (end.exit_code == kExitRequeue) {
         t.health.status().stopped(last, end.exit_code, end.reason);
@@ -116,7 +116,7 @@ RunEnd finish(Trainer& t) {
     if (!out.empty() && (!health.end() || health.end()->saves))
         if (const std::string bad = find_not_finite(t.process, core.device, core.compute, core.zero, core.table);
             !bad.empty())
-            health.end_with(kExitNumbers, format("not finite behind step %lld: ", (long long)last) + bad);
+            health.end_with(kExitNumbers, format("not finite after step %lld: ", (long long)last) + bad);
     if (health.end() && health.end()->undo_from > 0)
         if (std::optional<ResumePoint> point = plan_rollback(t, health.end()->undo_from))
             return {kExitNumbers, std::move(point)};

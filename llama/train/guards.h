@@ -2,13 +2,11 @@
 // What the numbers of each step say about the health of the run. All ranks feed the same numbers and so reach the same
 // verdict without another message.
 //
-//   a non-finite loss or gradient norm   the update was skipped on the device (zero/zero.h), every bit of the state is
-//   as
-//                                        before; counted, and after --max-skips in a row the run ends with exit code 72
-//   a spike                              a value far above its recent ones: flagged, or with --on-spike stop the run
-//   ends
-//                                        with exit code 72 before anything is saved; with --on-spike rollback it goes
-//                                        back to a checkpoint before it, and so it does instead of giving up above
+//   a non-finite loss or gradient norm   the device skipped the update (zero/zero.h), so the state is unchanged;
+//                                        counted, and after --max-skips in a row the run ends with exit code 72
+//   a spike                              a value far above its recent ones: flagged. With --on-spike stop the run
+//                                        ends with exit code 72 before anything is saved; with --on-spike rollback
+//                                        it resumes from a checkpoint before it, and after --max-skips too
 //   a slow rank                          named
 //   replicas that differ                 ranks that must hold the same parameters do not: named, exit code 73
 
@@ -31,7 +29,7 @@ class SpikeDetector {
     // z of x against what came before; 0 until kLeast values are known, and for a non-finite x. Then takes x in.
     double observe(double x);
 
-    // Exact: a detector that reads this goes on as the one that wrote it.
+    // Exact: a detector that reads this continues as the one that wrote it.
     nlohmann::json to_json() const;
     void from_json(const nlohmann::json&, const std::string& where);
 
@@ -57,7 +55,7 @@ struct Verdict {
     bool skipped = false;
     double loss_z = 0, norm_z = 0;
     bool spike = false;
-    std::string give_up;  // why the run must end with kExitNumbers; empty: it goes on
+    std::string give_up;  // why the run must end with kExitNumbers; empty: it continues
     std::string note;     // for the step's line; empty if all is well
 };
 

@@ -44,7 +44,7 @@ class Health {
     // Collective, once per step in order: one small message carries loss, request to stop and time of each rank.
     Judgement judge(const StepNumbers&);
 
-    // Why the run ends behind this step, the same on every rank; nothing if it goes on.
+    // Why the run ends after this step, the same on every rank; nothing if it continues.
     struct End {
         int exit_code;
         std::string reason;
@@ -58,10 +58,10 @@ class Health {
     // Rank 0, of what it alone knows: all ranks hear of it with the next step that is judged, or in agree().
     void report_end(int exit_code, const std::string& reason);
     void agree();  // collective
-    // The run goes on from an earlier state.
+    // The run was rolled back to an earlier state.
     void forget_end() { end_.reset(), known_.reset(); }
 
-    // Numbers that a run goes on with: Guards::to_json as text, for the manifest. "{}" is a fresh start.
+    // Numbers that a resumed run starts with: Guards::to_json as text, for the manifest. "{}" is a fresh start.
     std::string state() const;
     void restore(const std::string& state, const std::string& where);
 

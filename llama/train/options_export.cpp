@@ -5,11 +5,13 @@ namespace rz {
 CommandTable command_table(ExportOptions& o) {
     CommandTable table{"export", "Write a model folder for Hugging Face's libraries, vLLM and llama.cpp", {}};
     OptionGroup g(table.rows, "Export");
-    g.text("--from", o.from, "A run's folder, a checkpoint, or any Hugging Face LLaMA").required = true;
-    g.text("--to", o.to, "Folder to write: config.json, model.safetensors and the tokenizer's files").required = true;
-    g.turn_on("--overwrite", o.overwrite, "Replace a model that --to holds already");
-    g.choice("--dtype", o.dtype, "Of the weights written [as stored]", {DType::f32, DType::bf16, DType::f16});
-    g.text("--tokenizer", o.tokenizer, "Folder or tokenizer.json whose files are copied [--from's]");
+    g.text("--from", o.from, "Model to export: a run's folder, a checkpoint, or any Hugging Face LLaMA.").required =
+        true;
+    g.text("--to", o.to, "Folder to write: config.json, model.safetensors and the tokenizer's files.").required = true;
+    g.turn_on("--overwrite", o.overwrite, "Replace a model that --to holds already.");
+    g.choice("--dtype", o.dtype, "Data type of the weights that are written. [as stored]",
+             {DType::f32, DType::bf16, DType::f16});
+    g.text("--tokenizer", o.tokenizer, "Folder or tokenizer.json whose files are copied. [--from's]");
     return table;
 }
 

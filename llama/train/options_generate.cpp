@@ -7,17 +7,17 @@ namespace rz {
 CommandTable command_table(GenerateOptions& o) {
     CommandTable table{"generate", "Continue a prompt with a trained model", {}};
     OptionGroup g(table.rows, "Generation");
-    g.text("--from", o.from, "A run's folder, a checkpoint, or any Hugging Face LLaMA").required = true;
-    g.text("--prompt", o.prompt, "Text to continue", "TEXT");
-    g.whole("--max-tokens", o.max_tokens, 1, 1 << 24, "Longest continuation");
-    g.real("--temperature", o.temperature, 0, 100, "0: always the likeliest token");
-    g.whole("--top-k", o.top_k, 0, 1 << 30, "Only the k likeliest; 0: all");
-    g.real("--top-p", o.top_p, 0, 1, "Only the likeliest that reach this probability together");
-    g.seed(o.seed, "Of the random choices");
-    g.text("--tokenizer", o.tokenizer, "tokenizer.json [the model folder's]");
-    g.choice("--device", o.device, "auto: CUDA where it is usable");
-    g.choice("--dtype", o.dtype, "Of weights and activations", {DType::f32, DType::bf16});
-    g.whole("--threads", o.threads, 0, 1 << 16, "CPU threads; 0: what OpenMP chooses");
+    g.text("--from", o.from, "Model to use: a run's folder, a checkpoint, or any Hugging Face LLaMA.").required = true;
+    g.text("--prompt", o.prompt, "Text to continue.", "TEXT");
+    g.whole("--max-tokens", o.max_tokens, 1, 1 << 24, "Largest number of tokens to generate.");
+    g.real("--temperature", o.temperature, 0, 100, "Temperature of the sampling. 0: always the likeliest token.");
+    g.whole("--top-k", o.top_k, 0, 1 << 30, "Number of likeliest tokens to choose from. 0: all.");
+    g.real("--top-p", o.top_p, 0, 1, "Probability that the likeliest tokens to choose from reach together.");
+    g.seed(o.seed, "Seed of the random choices.");
+    g.text("--tokenizer", o.tokenizer, "Tokenizer: a tokenizer.json. [the model folder's]");
+    g.choice("--device", o.device, "Device. auto: CUDA where it is usable.");
+    g.choice("--dtype", o.dtype, "Data type of weights and activations.", {DType::f32, DType::bf16});
+    g.whole("--threads", o.threads, 0, 1 << 16, "Number of CPU threads. 0: as many as OpenMP chooses.");
     add_gemm_rows(g, o.gemm_tune, o.gemm_cache);
     return table;
 }

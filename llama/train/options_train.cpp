@@ -22,19 +22,19 @@ static std::vector<std::string> preset_names() {
 }
 
 static void add_model(OptionGroup g, TrainOptions& o) {
-    g.one_of("--preset", preset_names(), o.preset, "Architecture to start from; --presets lists them",
+    g.one_of("--preset", preset_names(), o.preset, "Architecture to start from. --presets lists them.",
              [&o](const std::string& text) { o.preset = text; })
         .placeholder = "NAME";
-    g.text("--init-from", o.init_from, "Start from a Hugging Face LLaMA: folder, or repo id in the local cache");
+    g.text("--init-from", o.init_from, "Hugging Face LLaMA to start from: a folder, or a repo id in the local cache.");
     for (const ConfigField& f : config_fields()) {
         const int64_t min = f.min == 2 || f.member == &ModelConfig::kv_heads ? 0 : f.min;
         g.given_whole("--" + std::string(f.name), min, f.max, std::string(f.help) + " [as the preset]",
                       [&o, name = f.name](int64_t value) { o.fields[name] = value; });
     }
-    g.choice("--head", o.head, "Share the head's weights with the embedding [as the preset]");
-    g.real("--rope-theta", o.rope_theta, 0, 1e12, "RoPE base; 0: as the preset");
-    g.real("--norm-eps", o.norm_eps, 0, 1, "RMSNorm epsilon; 0: as the preset");
-    g.real("--init-std", o.init_std, 0, 10, "Deviation of initial weights; 0: as the preset");
+    g.choice("--head", o.head, "Whether the head shares the embedding's weights. [as the preset]");
+    g.real("--rope-theta", o.rope_theta, 0, 1e12, "Base of RoPE. 0: as the preset.");
+    g.real("--norm-eps", o.norm_eps, 0, 1, "Epsilon of RMSNorm. 0: as the preset.");
+    g.real("--init-std", o.init_std, 0, 10, "Standard deviation of the initial weights. 0: as the preset.");
 }
 
 static std::string wrong_duration(const std::string& text) {
@@ -47,153 +47,162 @@ static std::string wrong_duration(const std::string& text) {
 }
 
 static void add_guards(OptionGroup g, TrainOptions& o) {
-    g.checked("--time-limit", "TIME",
-              "Save and stop (exit code 75) before this time is over: 90m, 3h30m, seconds [Slurm's end of the job]",
-              wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); });
+    g.checked(
+        "--time-limit", "TIME",
+        "Time after which the run has saved and stopped (exit code 75): 90m, 3h30m, seconds. [Slurm's end of the job]",
+        wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); });
     g.whole("--max-skips", o.max_skips, 0, kBig,
-            "Non-finite steps in a row, each skipped, until the run ends with exit code 72; 0: never");
+            "Number of non-finite steps in a row, each skipped, that end the run with exit code 72. 0: never.");
     g.real("--spike-z", o.spike_z, 0, 1e6,
-           "Deviations from the recent median that make a spike of loss or norm; 0: don't look");
-    g.choice(
-        "--on-spike", o.on_spike,
-        "stop: end with exit code 72, nothing saved after the spike; rollback: also for --max-skips, go on from an "
-        "older checkpoint without the data in between");
-    g.whole("--max-rollbacks", o.max_rollbacks, 1, kBig, "Rollbacks of the whole run, then it ends with exit code 72");
+           "Deviations from the recent median above which a loss or norm is a spike. 0: no detection.");
+    g.choice("--on-spike", o.on_spike,
+             "Action on a spike. stop: end with exit code 72 and save nothing after it. rollback: resume from an older "
+             "checkpoint without the data in between, on --max-skips too.");
+    g.whole("--max-rollbacks", o.max_rollbacks, 1, kBig,
+            "Number of rollbacks in the whole run before it ends with exit code 72.");
     g.whole("--rollback-steps", o.rollback_steps, 1, kBig,
-            "To the newest checkpoint so many steps before the spike, or the oldest there is");
-    g.whole("--rollback-skip", o.rollback_skip, 0, kBig, "Batches beyond that of the spike that are left out as well");
+            "Number of steps before the spike that the checkpoint must be (else the oldest one is used).");
+    g.whole("--rollback-skip", o.rollback_skip, 0, kBig, "Number of batches after the spike that are skipped as well.");
     g.whole("--check-replicas", o.check_replicas, 0, kBig,
-            "Steps between comparisons of the state over ranks that hold the same; 0: never");
+            "Number of steps between comparisons of ranks that must hold the same state. 0: never.");
 }
 
 void add_gemm_rows(OptionGroup& g, bool& tune, std::string& cache) {
-    g.off_or_on("--gemm-tune", tune, "Time cuBLASLt's algorithms at each new shape, keep the fastest");
-    g.text("--gemm-cache", cache,
-           "File of tuned choices, read even if off [~/.cache/ringzero/gemm_tuning.txt if on]; all ranks must see it");
+    g.off_or_on("--gemm-tune", tune, "Time cuBLASLt's algorithms at each new shape and keep the fastest.");
+    g.text(
+        "--gemm-cache", cache,
+        "File of tuned choices, which all ranks must see; read even if off. [~/.cache/ringzero/gemm_tuning.txt if on]");
 }
 
 static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup data(rows, "Data");
-    data.text("--data", o.data, "Folder made by data_prep/prepare.py (train and val shards, tokenizer)");
-    data.text("--train-data", o.train_data, "Token shards instead: files or globs, comma-separated");
-    data.text("--val-data", o.val_data, "Validation shards");
-    data.text("--tokenizer", o.tokenizer, "tokenizer.json for samples [the data folder's]");
-    data.turn_on("--raw16", o.raw16, "Shards without a header are uint16 tokens (nanoGPT)");
+    data.text("--data", o.data, "Folder made by data_prep/prepare.py: train and val shards, tokenizer.");
+    data.text("--train-data", o.train_data, "Training shards, instead of --data: files or globs, comma-separated.");
+    data.text("--val-data", o.val_data, "Validation shards: files or globs, comma-separated.");
+    data.text("--tokenizer", o.tokenizer, "Tokenizer for samples: a tokenizer.json. [the data folder's]");
+    data.turn_on("--raw16", o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
 
     OptionGroup batch(rows, "Batch and length of the run");
-    batch.whole("--batch", o.batch, 1, 1 << 20, "Sequences per rank and micro-batch");
-    batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Tokens per sequence");
+    batch.whole("--batch", o.batch, 1, 1 << 20, "Number of sequences per rank and micro-batch.");
+    batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Number of tokens per sequence.");
     batch.whole("--batch-tokens", o.batch_tokens, 0, kBig,
-                "Tokens per update over all ranks, by accumulation; 0: one micro-batch");
+                "Number of tokens per update over all ranks, by accumulation. 0: one micro-batch.");
     batch.whole("--grad-accum", o.grad_accum, 0, 1 << 20,
-                "Micro-batches of each rank per update, in place of --batch-tokens; 0: by --batch-tokens");
-    batch.whole("--steps", o.steps, 0, kBig, "Updates");
+                "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
+    batch.whole("--steps", o.steps, 0, kBig, "Number of updates.");
 }
 
 static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)");
-    adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate");
-    adam.choice("--lr-schedule", o.decay,
-                "After the warm-up; wsd: the peak, and a decay by 1 - sqrt in the last --cooldown steps");
-    adam.real("--min-lr", o.min_lr, -1, 1e3, "Floor, which the last step has; -1: lr / 10");
-    adam.whole("--cooldown", o.cooldown, -1, kBig, "Steps of wsd's decay; -1: a fifth of the run");
-    adam.whole("--warmup", o.warmup, -1, kBig, "Steps of linear warm-up; -1: a tenth of the run, at most 2000");
-    adam.real("--beta1", o.beta1, 0, 0.999999, "First moment's decay");
-    adam.real("--beta2", o.beta2, 0, 0.999999, "Second moment's decay");
-    adam.real("--eps", o.eps, 0, 1, "Added to the root of the second moment");
-    adam.real("--weight-decay", o.weight_decay, 0, 1e3, "Decoupled weight decay");
-    adam.real("--clip", o.clip, 0, 1e9, "Largest global gradient norm; 0: no clipping");
-    adam.seed(o.seed, "Of weights, data order and samples");
+    adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate.");
+    adam.choice(
+        "--lr-schedule", o.decay,
+        "Learning rate after the warm-up. wsd: stays at the peak, then decays by 1 - sqrt in the last --cooldown steps.");
+    adam.real("--min-lr", o.min_lr, -1, 1e3, "Learning rate of the last step. -1: lr / 10.");
+    adam.whole("--cooldown", o.cooldown, -1, kBig, "Number of steps of wsd's decay. -1: a fifth of the run.");
+    adam.whole("--warmup", o.warmup, -1, kBig,
+               "Number of steps of linear warm-up. -1: a tenth of the run, at most 2000.");
+    adam.real("--beta1", o.beta1, 0, 0.999999, "Decay of the first moment.");
+    adam.real("--beta2", o.beta2, 0, 0.999999, "Decay of the second moment.");
+    adam.real("--eps", o.eps, 0, 1, "Epsilon, added to the root of the second moment.");
+    adam.real("--weight-decay", o.weight_decay, 0, 1e3, "Decoupled weight decay.");
+    adam.real("--clip", o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.");
+    adam.seed(o.seed, "Seed of the initial weights, the data order and the samples.");
 }
 
 static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup device(rows, "Device, precision and memory");
-    device.choice("--device", o.device, "auto: CUDA where it is usable");
-    device.choice("--dtype", o.dtype, "Of weights and activations", kFloats);
-    device.choice("--grad-dtype", o.grad_dtype, "Of gradients [--dtype]", kFloats);
-    device.choice("--adam-dtype", o.adam_dtype, "Of Adam's moments; bf16 rounds stochastically", kFloats);
+    device.choice("--device", o.device, "Device. auto: CUDA where it is usable.");
+    device.choice("--dtype", o.dtype, "Data type of weights and activations.", kFloats);
+    device.choice("--grad-dtype", o.grad_dtype, "Data type of gradients. [--dtype]", kFloats);
+    device.choice("--adam-dtype", o.adam_dtype, "Data type of Adam's moments. bf16 rounds stochastically.", kFloats);
     device.choice(
         "--master-dtype", o.master_dtype,
-        "Of master weights; bf16 needs --dtype bf16: the weights are their own masters, rounded stochastically",
+        "Data type of master weights. bf16 needs --dtype bf16; weights then are their own masters, rounded stochastically.",
         kFloats);
     device.off_or_on(
         "--cuda-graphs", o.cuda_graphs,
-        "Replay each micro-batch as one CUDA graph, or, where ranks communicate in it, as one per block and pass");
-    device.choice("--recompute", o.recompute, "Activations computed again in the backward pass");
+        "Replay each micro-batch as one CUDA graph or, where ranks communicate in it, as one per block and pass.");
+    device.choice("--recompute", o.recompute,
+                  "Activations that the backward pass computes again instead of storing them.");
     device.whole("--logits-mib", o.logits_mib, 0, 1 << 20,
-                 "Largest chunk of logits, MiB; 0: 1024 on CUDA, 32 on a CPU");
+                 "Largest chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.");
     device.whole("--threads", o.threads, 0, 1 << 16,
-                 "CPU threads; 0: OMP_NUM_THREADS, or the cores divided among the ranks of this host");
+                 "Number of CPU threads. 0: OMP_NUM_THREADS, or the cores divided among the ranks of this host.");
     add_gemm_rows(device, o.gemm_tune, o.gemm_cache);
 }
 
 static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup ranks(rows, "Many ranks (mpirun -n N)");
-    ranks.whole("--zero", o.zero, 0, 3, "What ranks share: 1 optimizer, 2 and gradients, 3 and parameters");
-    ranks.whole("--shard-size", o.shard_size, 0, 1 << 20, "Ranks that share one copy (hybrid sharding); 0: all");
-    ranks.whole("--prefetch", o.prefetch, 0, 1 << 10, "ZeRO-3: units gathered ahead of use");
-    ranks.turn_on("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile");
+    ranks.whole("--zero", o.zero, 0, 3, "ZeRO stage. Ranks shard: 1 the optimizer, 2 gradients too, 3 parameters too.");
+    ranks.whole("--shard-size", o.shard_size, 0, 1 << 20,
+                "Number of ranks that share one copy (hybrid sharding). 0: all.");
+    ranks.whole("--prefetch", o.prefetch, 0, 1 << 10, "Number of units that ZeRO-3 gathers ahead of use.");
+    ranks.turn_on("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile.");
     ranks.turn_on("--accumulate-locally", o.accumulate_locally,
-                  "ZeRO-2 and 3: reduce after the last micro-batch only; keeps whole gradients");
+                  "Reduce after the last micro-batch only (ZeRO-2 and 3). Keeps whole gradients.");
     ranks.turn_on("--no-accumulate-locally", o.no_accumulate_locally,
-                  "ZeRO-2 and 3 with --pp: reduce at every weight gradient");
-    ranks.whole("--pp", o.pp, 1, 1 << 10, "Ranks of the pipeline, which hold the model's stages");
-    ranks.text("--pp-schedule", o.pp_schedule,
-               "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev, or a file of PyTorch's schedule text [zb-v or 1f1b]",
-               "NAME");
-    ranks.whole("--pp-stages-per-rank", o.pp_stages_per_rank, 0, 64, "Stages of each rank (interleaved); 0: 2");
-    ranks.text("--pp-cut", o.pp_cut, "Blocks of each stage, such as 3,3,4,2 [balanced by FLOPs]", "LIST");
-    ranks.text("--pp-gather", o.pp_gather, "ZeRO-3: parameters are gathered for the step, window:K (stages) or op",
+                  "Reduce at every weight gradient (ZeRO-2 and 3 with --pp).");
+    ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
+    ranks.text(
+        "--pp-schedule", o.pp_schedule,
+        "Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]",
+        "NAME");
+    ranks.whole("--pp-stages-per-rank", o.pp_stages_per_rank, 0, 64,
+                "Number of stages on each rank (interleaved). 0: 2.");
+    ranks.text("--pp-cut", o.pp_cut, "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]", "LIST");
+    ranks.text("--pp-gather", o.pp_gather, "How long ZeRO-3 keeps gathered parameters: step, window:K (stages) or op.",
                "HOW");
     ranks.whole(
         "--pp-tasks", o.pp_tasks, 0, 1 << 20,
-        "Steps whose tasks are written to OUT/pipeline_tasks.RANK.jsonl, with when each was ready, began and ended");
-    ranks.choice("--collectives", o.collectives, "Algorithm; library is NCCL's or MPI's own");
-    ranks.choice("--transport", o.transport, "What carries bytes; auto: NCCL between GPUs, else MPI",
+        "Number of steps whose tasks go to OUT/pipeline_tasks.RANK.jsonl: when each was ready, began and ended.");
+    ranks.choice("--collectives", o.collectives, "Algorithm of the collectives. library: NCCL's or MPI's own.");
+    ranks.choice("--transport", o.transport, "Transport that carries the bytes. auto: NCCL between GPUs, else MPI.",
                  {TransportKind::automatic, TransportKind::mpi, TransportKind::nccl});
-    ranks.choice("--wire-dtype", o.wire_dtype, "Of gradients between ranks [--grad-dtype]", kFloats);
-    ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20, "KiB that one hop carries; 0: what suits the transport");
-    ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank may wait for another before the job ends");
+    ranks.choice("--wire-dtype", o.wire_dtype, "Data type of gradients between ranks. [--grad-dtype]", kFloats);
+    ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20,
+                "Size of what one hop carries, in KiB. 0: what suits the transport.");
+    ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank waits for another before the job ends.");
 }
 
 static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup val(rows, "Validation and samples");
-    val.whole("--val-every", o.val_every, 0, kBig, "Steps between validations; 0: only at the end");
-    val.whole("--val-tokens", o.val_tokens, 1, kBig, "Tokens of each validation");
-    val.whole("--sample-every", o.sample_every, 0, kBig, "Validations between printed samples; 0: none");
-    val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Tokens of a sample");
-    val.text("--prompt", o.prompt, "What samples begin with", "TEXT");
+    val.whole("--val-every", o.val_every, 0, kBig, "Number of steps between validations. 0: only at the end.");
+    val.whole("--val-tokens", o.val_tokens, 1, kBig, "Number of tokens in each validation.");
+    val.whole("--sample-every", o.sample_every, 0, kBig, "Number of validations between printed samples. 0: none.");
+    val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Number of tokens in a sample.");
+    val.text("--prompt", o.prompt, "Text that samples begin with.", "TEXT");
 }
 
 static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup out(rows, "Output");
     out.text("--out", o.out,
-             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights; empty: none");
+             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: none.");
     out.turn_on("--overwrite", o.overwrite,
-                "Begin in a folder that holds an earlier run, which is moved into OUT/before-TIME");
-    out.whole("--log-every", o.log_every, 1, kBig, "Steps between printed lines");
+                "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.");
+    out.whole("--log-every", o.log_every, 1, kBig, "Number of steps between printed lines.");
     out.whole("--trace-steps", o.trace_steps, 0, 1000,
-              "Steps, from the third on, whose timeline is drawn in trace.json (for ui.perfetto.dev)");
-    out.turn_on("--print-config", o.print_config, "Show the model, its tensors and memory, and stop");
-    out.turn_on("--presets", o.presets, "List the presets and stop");
+              "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev).");
+    out.turn_on("--print-config", o.print_config, "Show the model, its tensors and its memory, and stop.");
+    out.turn_on("--presets", o.presets, "List the presets and stop.");
 
     OptionGroup keep(rows, "Checkpoints (in --out)");
     keep.checked(
         "--resume", "auto|N|PATH",
-        "auto: go on from the newest good checkpoint in --out, or begin; N: from step N; or a checkpoint's folder",
+        "Checkpoint to resume from. auto: the newest good one in --out, if any; N: that of step N; or its folder.",
         nullptr, [&o](const std::string& text) { o.resume = parse_resume(text); });
-    keep.whole("--save-every", o.save_every, 0, kBig, "Steps between checkpoints, and one at the end; 0: none");
-    keep.whole("--keep", o.keep, 0, 1 << 20, "Newest checkpoints that stay, at least 2; 0: all").wrong =
+    keep.whole("--save-every", o.save_every, 0, kBig,
+               "Number of steps between checkpoints; one more at the end. 0: none.");
+    keep.whole("--keep", o.keep, 0, 1 << 20, "Number of newest checkpoints that stay, at least 2. 0: all.").wrong =
         [](const std::string& text) {
             return text == "1" ? "1 would leave none while the next is written; nearest valid value: 2"
                                : wrong_whole_number(text, 0, 1 << 20);
         };
-    keep.whole("--keep-every", o.keep_every, 0, kBig,
-               "Of older ones, those at multiples of this step stay too; 0: none");
+    keep.whole("--keep-every", o.keep_every, 0, kBig, "Step whose multiples keep their checkpoints for good. 0: none.");
     keep.turn_on("--no-background-save", o.no_background_save,
-                 "Training waits for each save, which then needs no memory for a copy of the state");
+                 "Let training wait for each save, which then needs no memory for a copy of the state.");
     keep.turn_on("--allow-data-change", o.allow_data_change,
-                 "Resume although the data are not those of the checkpoint");
+                 "Resume although the data are not those of the checkpoint.");
 }
 
 CommandTable command_table(TrainOptions& o) {
@@ -216,8 +225,8 @@ CommandTable command_table(TrainOptions& o) {
 
 // ---- what was given, and what it means ------------------------------------------------------------------------------
 
-// Whether a run that goes on takes this flag from its checkpoint. What depends on the machine (device, threads, ranks)
-// it does not, and the model comes with the weights.
+// Whether a resumed run takes this flag from its checkpoint. Not what depends on the machine (device, threads, ranks),
+// and not the model, which comes with the weights.
 static bool is_kept(const OptionRow& row) {
     if (row.flag == "--grad-accum") return false;  // its tokens are kept, which any number of ranks can divide
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
@@ -228,7 +237,7 @@ static bool is_kept(const OptionRow& row) {
     return false;
 }
 
-// Defaults that depend on other flags, and flags that say nothing together.
+// Defaults that depend on other flags, and incompatible flags.
 static void settle_schedule(TrainOptions& o) {
     const bool wsd = o.decay == Decay::wsd, constant = o.decay == Decay::constant;
     require(!o.given.count("cooldown") || o.cooldown < 0 || wsd,
@@ -254,7 +263,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     settle_schedule(o);
 }
 
-// What was asked for on this command line: flags that contradict each other, or that would be taken and do nothing.
+// Refuses flags on this command line that contradict each other, or that would have no effect.
 void check_given(const TrainOptions& o) {
     require(!o.given.count("preset") || o.init_from.empty(),
             "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(),
@@ -299,7 +308,7 @@ void check_given(const TrainOptions& o) {
             "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
     require(!o.overwrite || !o.out.empty(), "--overwrite is about the folder --out, which is not given: leave it out");
     require(!o.overwrite || !o.resume.asked(),
-            "--overwrite begins anew and --resume %s goes on with an earlier run\n  leave one of them out",
+            "--overwrite starts a new run and --resume %s continues an earlier one\n  leave one of them out",
             o.resume.text.c_str());
     for (const char* flag : {"save-every", "keep-every"})
         require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,

@@ -38,7 +38,7 @@ static std::optional<ResumePoint> newest_good(const CheckpointStore& store, cons
     if (steps.empty()) return std::nullopt;
     std::string all;
     for (const std::string& n : notes) all += "\n  " + n;
-    fail("%s: none of its checkpoints can be resumed from:%s\n  another --out begins anew, or --overwrite",
+    fail("%s: none of its checkpoints can be resumed from:%s\n  give another --out, or --overwrite",
          store.folder().c_str(), all.c_str());
 }
 
@@ -63,8 +63,8 @@ static void refuse_used_folder(const Options& o, const CheckpointStore& own, int
         found = "metrics.jsonl has its steps";
     while (!found.empty() && found.back() == '\n') found.pop_back();
     require(found.empty(),
-            "--out %s holds an earlier run (%s)%s\n  another --out begins anew; --overwrite does so "
-            "here, and moves what is there aside",
+            "--out %s holds an earlier run (%s)%s\n  give another --out, or --overwrite, "
+            "which starts here and moves the earlier run aside",
             o.out.c_str(), found.c_str(), o.resume.newest() ? ", but no checkpoint to resume from" : "");
 }
 
@@ -73,7 +73,7 @@ static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
     const std::string& from = o.resume.text;
     const CheckpointStore own(o.out);
     if (!o.out.empty()) own.clean();
-    // Also those without a manifest: they are named, and nothing begins anew beside them.
+    // Also those without a manifest: they are named, and no new run starts beside them.
     const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.folders());
     if (o.resume.newest()) {
         require(!o.out.empty(),
@@ -99,8 +99,8 @@ static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
     }
     const bool inside = o.resume.asked() && fs::equivalent(fs::path(from).parent_path(), own.folder(), none);
     require(steps.empty() || inside,
-            "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto goes on from there; "
-            "another --out begins anew; --overwrite does so here, and moves what is there aside",
+            "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto continues it; another --out "
+            "starts a new run; --overwrite starts one here and moves the earlier one aside",
             o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
@@ -222,11 +222,10 @@ ModelConfig resumed_config(const Options& o, const ResumePoint& point, int64_t d
     else
         override_fields(o, asked);
     const std::string table = differences(stored, asked, "the checkpoint", "what is asked for");
-    require(
-        table.empty(),
-        "%s holds another model than is asked for:\n%s\n  leave the model's flags out to go on with it, or begin in "
-        "another --out",
-        point.folder.c_str(), table.c_str());
+    require(table.empty(),
+            "%s holds another model than is asked for:\n%s\n  leave the model's flags out to resume it, or give "
+            "another --out",
+            point.folder.c_str(), table.c_str());
     ModelConfig config = stored;
     if (o.fields.count("max-seq-len")) config.max_seq_len = asked.max_seq_len;  // RoPE reaches as far as it is told to
     check_fit(o, config, data_vocab);

@@ -1,5 +1,5 @@
 #pragma once
-// Which checkpoint a run goes on from, and as what.
+// Selects the checkpoint and the options to resume with.
 
 #include <optional>
 #include <string>
@@ -36,7 +36,7 @@ ResumePoint fall_back(const Options&, Process&, const ResumePoint& point, const 
 // before it, or the oldest one before it. Nothing if there is none.
 std::optional<ResumePoint> find_rollback(const Options&, Process&, int64_t from);
 
-// The options of the run that goes on: the checkpoint's flags where none were given. The tokens of an update stay what
+// The options of the resumed run: the checkpoint's flags where none were given. The tokens of an update stay what
 // they were unless --batch-tokens is given: --batch shrinks if it has to. Returns lines for the user.
 std::vector<std::string> adopt_options(Options&, const Manifest&, int64_t ranks);
 

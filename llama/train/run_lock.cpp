@@ -84,7 +84,7 @@ bool RunLock::take_flock(double patience) {
     return true;
 }
 
-// Looking for a dead owner, removing its file and linking the own one must not mix with another process of this host
+// Looking for a dead owner, removing its file and linking this process's must not mix with another process of this host
 // that does the same (a dead owner is one of this host), so they happen under a lock on a local file.
 void RunLock::take_file() {
     if (const std::string owner = first_line(path_); !owner.empty() && !is_dead(owner))

@@ -24,7 +24,7 @@ class RunStatus {
     void saved(int64_t step);    // a checkpoint is complete
     void finished(int64_t step);
     void stopped(int64_t step, int exit_code, const std::string& reason);
-    // From any thread, and when much is broken already: never throws. `rank` < 0: the own.
+    // From any thread, and when much is broken already: never throws. `rank` < 0: this one.
     void failed(int exit_code, const std::string& reason, int rank = -1);
 
     void set_steps(int64_t steps) { steps_ = steps; }  // once they are known, before training

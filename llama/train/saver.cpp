@@ -33,7 +33,7 @@ void Saver::report() {
                 stderr,
                 "train_llama: the checkpoint of step %lld could not be saved (%lld failed so far): %s\n  %sthe "
                 "checkpoint before it stays\n",
-                (long long)r.step, (long long)failed_, r.error.c_str(), r.not_finite ? "" : "training goes on; ");
+                (long long)r.step, (long long)failed_, r.error.c_str(), r.not_finite ? "" : "training continues; ");
             if (r.not_finite) health_.report_end(kExitNumbers, r.error);
             continue;
         }

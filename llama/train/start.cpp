@@ -52,7 +52,7 @@ static void check_data(Manifest& m, const Options& options, const DataLoader& da
     if (difference.empty()) return;
     require(options.allow_data_change,
             "the training data are not those of the checkpoint: %s\n"
-            "  --allow-data-change goes on with them, from the same number of tokens",
+            "  --allow-data-change resumes with them, from the same number of tokens",
             difference.c_str());
     if (process.is_root()) std::fprintf(stderr, "train_llama: the training data changed: %s\n", difference.c_str());
     // The position counts samples; of another length, they are as many tokens further on.

@@ -1,8 +1,8 @@
 #pragma once
 // Being asked to stop. A request on any rank travels with the numbers that the ranks exchange after every step, so all
-// of them stop behind the same step, save, and end with exit code 75.
+// of them stop after the same step, save, and end with exit code 75.
 //
-//   SIGTERM, SIGUSR1, the first SIGINT   stop behind the current step
+//   SIGTERM, SIGUSR1, the first SIGINT   stop after the current step
 //   a further SIGINT                     ends this process at once with exit code 130; what was saved is whole
 //   SIGXFSZ, SIGPIPE                     ignored: the write fails instead, and says so
 //   --time-limit, SLURM_JOB_END_TIME     as a signal, early enough to save
@@ -33,7 +33,7 @@ class TimeLimit {
     // `seconds` from `started` on (both of CLOCK_REALTIME); also the end of the Slurm job, if the environment has it.
     TimeLimit(double seconds, double started);
 
-    // Whether saving has to begin behind this step: the next step and twice the last save must still fit.
+    // Whether saving has to begin after this step: the next step and twice the last save must still fit.
     bool reached(double save_seconds, double step_seconds) const;
     bool reached(double save_seconds, double step_seconds, double now) const;
     double end() const { return end_; }  // 0: none

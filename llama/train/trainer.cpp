@@ -263,7 +263,7 @@ void end_step(Trainer& t, int64_t step) {
 
 void save(Trainer& t, int64_t step) {
     t.metrics->flush();
-    if (t.health.end() && !t.health.end()->saves) return;  // known only now, by a process that reports a step late
+    if (t.health.end() && !t.health.end()->saves) return;  // known only now, where steps are reported one late
     t.saver->save(step);
     t.metrics->leave_out();
 }

@@ -74,7 +74,7 @@ void save(Trainer&, int64_t step);
 // Whether the run ends after this step, the same on all ranks; saved then, if it is good.
 bool ends(Trainer&, int64_t step);
 
-// How a run ended: the program's exit code, and from where it is to be made anew, if it went wrong and is rolled back.
+// How a run ended: the program's exit code and, if it is rolled back, the checkpoint to start again from.
 struct RunEnd {
     int exit_code;
     std::optional<ResumePoint> rollback = {};

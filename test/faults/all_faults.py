@@ -165,7 +165,7 @@ class Scenario:
         if before and (not had or had[-1] < before):
             return f"the checkpoint of step {before} is gone: {had}"
         if before and "resumed  " not in done.output and re.search(r"^step +1/", done.output, re.M):
-            return "began anew without a word"
+            return "started a new run without a word"
         if done.code == 0:
             return "" if weights(out) == s.reference else "exit code 0 with other weights"
         again = s.resume(out) if before or had or (out / "metrics.jsonl").exists() else s.train(out, "--resume", "auto")
@@ -176,7 +176,7 @@ class Scenario:
         if again.code != 0:
             return f"the next start ends with {again.code}: {again.output[-400:]}"
         if had and "resumed  " not in again.output:
-            return "the next start began anew"
+            return "the next start began a new run"
         return "" if weights(out) == s.reference else "the next start ends with other weights"
 
 

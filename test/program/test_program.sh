@@ -75,7 +75,7 @@ check "TensorBoard's events" bash -c "ls '$work'/run/events.out.tfevents.* > /de
 check "generates" grep -q '^def ' "$work/text1"
 "$program" generate --from "$work/run/final" --prompt "def " --max-tokens 12 --seed 3 > "$work/text2" 2> "$work/log"
 check "the same seed, the same text" cmp -s "$work/text1" "$work/text2"
-check "goes on from saved weights" trained --init-from "$work/run/final" --steps 1 --lr 1e-3
+check "trains on from saved weights" trained --init-from "$work/run/final" --steps 1 --lr 1e-3
 loss() { sed -n 's/.*step  *1\/[0-9]* | loss \([0-9.]*\).*/\1/p' "$work/log"; }
 check "with a better loss than at first" python3 -c "import sys; sys.exit(not float('$(loss)') < 4.5)"
 printf 'steps = 2\nval-every = 0\n' > "$work/good.toml"

@@ -55,7 +55,7 @@ check "--save-every 0 saves none" test ! -e "$work/plain/checkpoints"
 # Boundaries: the beginning, an evaluated step, the end of an epoch, the last but one, the last
 for step in 1 5 6 13 14; do
   cut_at whole "from$step" $step
-  check "goes on from step $step" launch 1 --device cpu --out "$work/from$step" --resume auto
+  check "resumes from step $step" launch 1 --device cpu --out "$work/from$step" --resume auto
   check "same weights from step $step" test "$(weights "from$step")" = "$(weights whole)"
   check "same metrics from step $step" test "$(metrics "from$step")" = "$(metrics whole)"
 done
@@ -64,11 +64,11 @@ check "without background saving" launch 1 --device cpu --out "$work/waits" --re
 check "same weights without background saving" test "$(weights waits)" = "$(weights whole)"
 launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --save-every 4 --out "$work/bf16"
 cut_at bf16 bf16cut 8
-check "bf16 goes on" launch 1 --device cpu --out "$work/bf16cut" --resume auto
+check "bf16 resumes" launch 1 --device cpu --out "$work/bf16cut" --resume auto
 check "same bf16 weights" test "$(weights bf16cut)" = "$(weights bf16)"
 launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --adam-dtype bf16 --master-dtype bf16 --save-every 4 --out "$work/narrow"
 cut_at narrow narrowcut 8
-check "bf16 masters and moments go on" launch 1 --device cpu --out "$work/narrowcut" --resume auto
+check "bf16 masters and moments resume" launch 1 --device cpu --out "$work/narrowcut" --resume auto
 check "same bf16 masters" test "$(weights narrowcut)" = "$(weights narrow)"
 
 # ---- what was kept, and what is refused ----
@@ -84,9 +84,9 @@ step_000000014"
 rates() { sed -n 's/.*"step":\([0-9]*\),.*"lr":\([^,]*\),.*/\1 \2/p' "$work/$1/metrics.jsonl"; }
 planned=$(rates every)
 check "a schedule of its own" test "$planned" != "$(rates keep)"
-check "a run goes on from a kept step" launch 1 --out "$work/every" --resume 6
+check "a run resumes from a kept step" launch 1 --out "$work/every" --resume 6
 check "in the same schedule" test "$(rates every)" = "$planned"
-check "a run is not begun over another" refused "--resume auto goes on from there" "${model[@]}" "${train[@]}" --out "$work/keep"
+check "a run is not begun over another" refused "--resume auto continues it" "${model[@]}" "${train[@]}" --out "$work/keep"
 check "an unknown step" refused "it has: 12, 14" --out "$work/keep" --resume 9
 check "auto without --out" refused "--out, which is not given" "${model[@]}" "${train[@]}" --resume auto
 check "no such folder" refused 'neither "auto" nor a step nor a folder' --out "$work/new" --resume "$work/nothing"
@@ -94,7 +94,7 @@ check "another model" refused "layers: 2 in the checkpoint, 3 in what is asked f
 check "--resume auto begins where there is nothing" launch 1 "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh" --resume auto
 check "a changed flag is named and wins" launch 1 --device cpu --out "$work/fresh" --resume auto --steps 4 --lr 5e-4
 check "the flag" says "--lr 5e-4, was 0.001"
-check "it went on" says "step 4/4"
+check "it continued" says "step 4/4"
 cut_at whole other 6
 shard=$(ls "$work"/data/*train*.bin)
 cp "$shard" "$work/shard"
@@ -157,7 +157,7 @@ if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; t
   check "three ranks" launch 3 "${model[@]}" "${train[@]}" --batch 4 --save-every 2 --zero 3 --out "$work/three"
   for stage in 0 1 2 3; do
     cut_at three "three$stage" 8
-    check "three ranks go on, --zero $stage" launch 3 --device cpu --zero $stage --out "$work/three$stage" --resume auto
+    check "three ranks resume, --zero $stage" launch 3 --device cpu --zero $stage --out "$work/three$stage" --resume auto
     check "same weights, --zero $stage" test "$(weights "three$stage")" = "$(weights three)"
   done
   check "same tokens as one rank" test "$(hash_of three)" = "$(hash_of whole)"
