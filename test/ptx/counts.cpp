@@ -19,11 +19,11 @@ uint64_t wavefronts(std::vector<uint32_t> words) {
 
 void Counts::access(const Warp&, const Inst& i, Space space, const uint64_t* base, uint64_t offset, uint32_t bytes,
                     uint32_t lanes, bool) {
-    MemoryCount& c = memory[&i];
-    c.requests++, c.bytes += uint64_t(bytes) * count_lanes(lanes);
     const bool shared =
         space == Space::shared || (space == Space::generic && (base[first_lane(lanes)] & kWindow) == kSharedWindow);
-    if (!shared && space != Space::global && space != Space::generic) return;
+    if (!shared && space != Space::global && space != Space::generic) return;  // parameters, local memory
+    MemoryCount& c = memory[&i];
+    c.requests++, c.bytes += uint64_t(bytes) * count_lanes(lanes);
     if (!shared) {
         std::vector<uint64_t> sectors;
         each(lanes, [&](uint32_t l) {
