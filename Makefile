@@ -158,7 +158,7 @@ endif
 # Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are
 # not instrumented; GEMM is then our own loops.
 TSAN := $(BUILD)/tsan
-TSAN_TESTS := test/comm/test_comm.cpp test/comm/test_mesh.cpp test/zero/test_zero.cpp
+TSAN_TESTS := test/comm/test_comm.cpp test/comm/test_mesh.cpp test/llama/test_pipeline_executor.cpp test/zero/test_zero.cpp
 # The rooms that these tests reach; the linker says if another is needed.
 TSAN_LIB := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES))
 TSAN_SOURCES := $(TSAN_TESTS) $(TSAN_LIB)

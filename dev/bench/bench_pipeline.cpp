@@ -1,0 +1,161 @@
+// Pipeline schedules, measured against their simulation: the real executor over the real transport, with work that
+// sleeps for a known time, so that ranks may share cores.
+//
+//   mpirun -n 4 build/dev/bench_pipeline --micro-batches 8,16 --task 20
+//
+// A task of the smallest stage sleeps --task milliseconds times its cost; others in proportion. Utilisation is that of
+// the step: busy time of all ranks over ranks x the longest of them. Median of --repeat steps.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <thread>
+
+#include "comm/mesh.h"
+#include "comm/process.h"
+#include "llama/parallel/executor.h"
+#include "llama/parallel/pipeline_program.h"
+#include "llama/parallel/telemetry.h"
+
+namespace rz {
+namespace {
+
+struct Options {
+    std::vector<int> micro_batches{8, 16};
+    std::vector<std::string> schedules;
+    double task_ms = 20, input = 1, weight = 1;
+    int repeat = 3;
+    int64_t bytes = 64 << 10;
+};
+
+class Sleeper : public ProgramHost {
+   public:
+    Sleeper(const RankProgram& rank, const PipelineCosts& costs, double tick_s, int64_t bytes, Stream& compute)
+        : shape_(rank.shape), costs_(costs), tick_s_(tick_s), bytes_(bytes), compute_(compute) {
+        for (const StageSlots& s : rank.program.slots)
+            for (int slot = 0; slot < s.forward; ++slot)
+                for (const Boundary b : {Boundary::input, Boundary::output, Boundary::gradient})
+                    tensors_[{int(b), s.stage, slot}].resize(size_t(bytes));
+    }
+    void compute(const Instr& i) override {
+        const StageUnits& s = shape_.stage(i.stage);
+        const bool forward = i.what == Do::forward;
+        if (forward ? i.first_unit != s.first_unit : i.last_unit != s.last_unit) return;  // the pass sleeps once
+        const size_t at = size_t(i.stage);
+        const int64_t ticks = forward                     ? costs_.forward[at]
+                              : i.what == Do::input_grad  ? costs_.input[at]
+                              : i.what == Do::weight_grad ? costs_.weight[at]
+                                                          : costs_.input[at] + costs_.weight[at];
+        compute_.enqueue_host([seconds = double(ticks) * tick_s_] {
+            std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+        });
+    }
+    void* boundary(Boundary b, int stage, int slot) override { return tensors_.at({int(b), stage, slot}).data(); }
+    int64_t boundary_bytes(int) override { return bytes_; }
+
+   private:
+    StepShape shape_;
+    PipelineCosts costs_;
+    double tick_s_;
+    int64_t bytes_;
+    Stream& compute_;
+    std::map<std::tuple<int, int, int>, std::vector<char>> tensors_;
+};
+
+PipelineProgramOptions one_block_a_stage(const PipelineSchedule& s) {
+    PipelineProgramOptions o;
+    o.unit_bytes.assign(size_t(s.stages) + 2, 1);
+    for (int stage = 0; stage < s.stages; ++stage)
+        o.cut.push_back({stage, stage == 0 ? 0 : stage + 1, stage == s.stages - 1 ? stage + 2 : stage + 1});
+    return o;
+}
+
+void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches, const Options& o) {
+    const int P = process.size();
+    if (!find_pipeline_refusal(kind, {P, micro_batches}).empty()) return;
+    constexpr int64_t kTicks = 1000;  // of the forward pass of the smallest stage
+    const PipelineSchedule s = make_pipeline(kind, {P, micro_batches});
+    // 1 / P of the model is two of the smallest stages, so that all schedules do the same work.
+    const auto ticks = [&](double cost) { return int64_t(cost * kTicks) * 2; };
+    const PipelineCosts costs = PipelineCosts::even(s, ticks(1), ticks(o.input), ticks(o.weight));
+    const auto programs = pipeline_programs(s, costs, one_block_a_stage(s));
+    const PipelineRun predicted = simulate(unfused(s), costs);
+    const RankProgram& mine = programs[size_t(process.rank())];
+    Stream compute(mesh.stream().device(), "compute");
+    Sleeper host(mine, costs, o.task_ms / 1e3 / kTicks, o.bytes, compute);
+    Executor executor(mine.program, mine.shape, compute, &mesh);
+    executor.keep_times();
+    std::vector<int> places;
+    for (int r = 0; r < P; ++r) places.push_back(r);
+    std::vector<std::pair<double, PipelineNumbers>> runs;
+    for (int n = 0; n <= o.repeat; ++n) {
+        process.barrier();
+        executor.run(host);
+        compute.synchronize();
+        const auto all = process.all_gather(pipeline_numbers(task_times(executor.take_times())));
+        PipelineNumbers most;
+        for (const PipelineNumbers& r : all) {
+            most.queue_forward = std::max(most.queue_forward, r.queue_forward);
+            most.queue_backward = std::max(most.queue_backward, r.queue_backward);
+            most.in_flight = std::max(most.in_flight, r.in_flight);
+            most.length = std::max(most.length, r.length);
+        }
+        if (n > 0) runs.push_back({summarise(all, places).util_step, most});  // the first one warms up
+    }
+    std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    const auto& [utilisation, most] = runs[runs.size() / 2];
+    int in_flight = 0;
+    for (const auto& r : predicted.ranks) in_flight = std::max(in_flight, r.peak_forward);
+    if (!process.is_root()) return;
+    std::printf("| %-11s | %d, %2d | %6.2f | %6.2f | %+5.2f | %6.0f | %d, %d | %2d of %2d |\n", name_of(kind), P,
+                micro_batches, 100 * predicted.util_step(), 100 * utilisation,
+                100 * (utilisation / predicted.util_step() - 1), 1e3 * most.length, most.queue_forward,
+                most.queue_backward, most.in_flight, in_flight);
+    std::fflush(stdout);
+}
+
+int run(int argc, char** argv) {
+    CLI::App app{"Pipeline schedules with sleeping work, beside their simulation"};
+    Options o;
+    app.add_option("--micro-batches", o.micro_batches, "Micro-batches of a step")
+        ->delimiter(',')
+        ->capture_default_str();
+    app.add_option("--pp-schedule", o.schedules, "Schedules (default: all)")->delimiter(',');
+    app.add_option("--task", o.task_ms, "Milliseconds of F of the smallest stage")->check(CLI::Range(1.0, 1e4));
+    app.add_option("--input", o.input, "Cost of I, in F")->check(CLI::Range(0.1, 10.0));
+    app.add_option("--weight", o.weight, "Cost of W, in F")->check(CLI::Range(0.1, 10.0));
+    app.add_option("--repeat", o.repeat, "Steps measured")->check(CLI::Range(1, 1000));
+    app.add_option("--bytes", o.bytes, "Bytes of a message")->check(CLI::Range(int64_t(1), int64_t(1) << 32));
+    CLI11_PARSE(app, argc, argv);
+    Process process;
+    return process.run([&] {
+        require(process.size() > 1, "a pipeline of one rank has nothing to measure\n  nearest: mpirun -n 2");
+        std::string note;
+        Mesh mesh(process, process.choose_device(DeviceChoice::cpu, TransportKind::automatic, &note),
+                  {.grid = {.pp = process.size()}});
+        if (process.is_root())
+            std::printf(
+                "| schedule    | P, M  | simulated %% | measured %% | off %% | step ms | queues | in flight |\n"
+                "|---|---|---|---|---|---|---|---|\n");
+        for (const int m : o.micro_batches)
+            for (const PipelineKind kind : pipeline_kinds())
+                if (o.schedules.empty() ||
+                    std::find(o.schedules.begin(), o.schedules.end(), name_of(kind)) != o.schedules.end())
+                    measure(process, mesh, kind, m, o);
+        return 0;
+    });
+}
+
+}  // namespace
+}  // namespace rz
+
+int main(int argc, char** argv) {
+    try {
+        return rz::run(argc, argv);
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "bench_pipeline: %s\n", e.what());
+        return 1;
+    }
+}
