@@ -14,25 +14,25 @@ namespace rz {
 
 // ---- links ----------------------------------------------------------------------------------------------------------
 
-void Link::move(const Message& message) {
+void Link::move(const Message& message, const char* what) {
     if (message.bytes == 0) return;
     MessageGroup group;
     group.messages.push_back(message);
     if (Watch* watch = transport_->watch()) {
-        group.seq = watch->queue("transfer", transport_->group().c_str(), transport_->world_rank(0), message.bytes);
+        group.seq = watch->queue(what, transport_->group().c_str(), transport_->world_rank(0), message.bytes);
         group.is_last = true;
     }
     transport_->exchange(stream_, group);
 }
 
-void Link::send(const void* data, int64_t bytes) {
+void Link::send(const void* data, int64_t bytes, const char* what) {
     require(transport_->rank() == 0, "link %s: this end receives", transport_->group().c_str());
-    move({const_cast<void*>(data), bytes, 1, true});
+    move({const_cast<void*>(data), bytes, 1, true}, what);
 }
 
-void Link::recv(void* data, int64_t bytes) {
+void Link::recv(void* data, int64_t bytes, const char* what) {
     require(transport_->rank() == 1, "link %s: this end sends", transport_->group().c_str());
-    move({data, bytes, 0, false});
+    move({data, bytes, 0, false}, what);
 }
 
 Link& Mesh::link(const Links& links, int pp_rank) const {

@@ -52,12 +52,13 @@ class Link {
     int peer() const { return peer_; }          // on the pp axis
     Stream& stream() const { return stream_; }  // where messages are enqueued, in order
     // Enqueue and return. `data` may be used again, or is there, once the stream has passed the call.
-    void send(const void* data, int64_t bytes);
-    void recv(void* data, int64_t bytes);
+    // `what` is the operation's name in the flight recorder, the same on both sides.
+    void send(const void* data, int64_t bytes, const char* what = "transfer");
+    void recv(void* data, int64_t bytes, const char* what = "transfer");
     int64_t bytes_sent() const { return transport_->bytes_sent(); }
 
    private:
-    void move(const Message& message);
+    void move(const Message& message, const char* what);
 
     std::unique_ptr<Transport> transport_;  // of two members: 0 sends, 1 receives
     int peer_;

@@ -88,6 +88,12 @@ void Executor::end_backward(const Instr& i, const StageUnits& s, ProgramHost& ho
     events(i.stage, i.slot).free = passage(i.stage, i.micro_batch).gradient_written;
 }
 
+// "3F12": what stage 3 made of micro-batch 12 going up, "3I12" going down; so the watchdog names lane, stage and
+// micro-batch of a message that does not come.
+static std::string name_of_message(int made_by, bool up, int micro_batch) {
+    return "tensor " + std::to_string(made_by) + (up ? "F" : "I") + std::to_string(micro_batch);
+}
+
 void Executor::send(const Instr& i, ProgramHost& host) {
     const bool up = i.last_unit > i.first_unit;
     Passage& p = passage(i.stage, i.micro_batch);
@@ -95,7 +101,7 @@ void Executor::send(const Instr& i, ProgramHost& host) {
     link.stream().wait(up ? p.output_written : p.gradient_written);
     host.before_message(i, link.stream());
     link.send(host.boundary(up ? Boundary::output : Boundary::gradient, i.stage, i.slot),
-              host.boundary_bytes(i.micro_batch));
+              host.boundary_bytes(i.micro_batch), name_of_message(i.stage, up, i.micro_batch).c_str());
     host.after_message(i, link.stream());
     SlotEvents& slot = events(i.stage, i.slot);
     (up ? slot.output_sent : slot.gradient_sent) = link.stream().record();
@@ -109,7 +115,7 @@ void Executor::recv(const Instr& i, ProgramHost& host) {
     if (!up) link.stream().wait(slot.gradient_sent);
     host.before_message(i, link.stream());
     link.recv(host.boundary(up ? Boundary::input : Boundary::gradient, i.stage, i.slot),
-              host.boundary_bytes(i.micro_batch));
+              host.boundary_bytes(i.micro_batch), name_of_message(i.stage + (up ? -1 : 1), up, i.micro_batch).c_str());
     host.after_message(i, link.stream());
     Passage& p = passage(i.stage, i.micro_batch);
     const Event here = link.stream().record(keeps_times_);
