@@ -45,7 +45,7 @@ def main(argv=None):
         advice = "free some space or choose another --out, then give" if full else "mend that and give"
         print(
             f"prepare.py: {e.filename or args.out or 'the output'}: {e.strerror or e}; {advice} the same command again "
-            "to go on",
+            "to continue",
             file=sys.stderr,
         )
         return 1

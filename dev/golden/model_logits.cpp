@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
     app.add_option("model", request.model, "Folder, or repo id in the local Hugging Face cache")->required();
     app.add_option("in", request.in, "safetensors file with `inputs`, (B, T) I32")->required();
     app.add_option("out", request.out, "safetensors file to write `logits` to")->required();
-    app.add_option("--dtype", request.dtype, "Of weights and activations")
+    app.add_option("--dtype", request.dtype, "Data type of weights and activations")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();
     app.add_option("--device", request.device, "auto, cuda or cpu")->capture_default_str();

@@ -184,7 +184,7 @@ class CollectivesTest : public testing::Test {
     Stream stream_{test_device(), "test"};
 };
 
-TEST_F(CollectivesTest, AnySize) {
+TEST_F(CollectivesTest, AnySizeGivesTheExactSums) {
     const int64_t N = world().size(), chunk = kChunk / 4;
     for (int64_t n : {int64_t(0), int64_t(1), N - 1, N, N + 1, int64_t(7), int64_t(97), int64_t(1009), chunk - 1, chunk,
                       chunk + 1, N * chunk - 1, N * chunk, N * chunk + 1, 2 * N * chunk + 3, int64_t(10007)})
@@ -283,7 +283,7 @@ TEST_F(CollectivesTest, DirectBitsAreIndependentOfSlices) {
               all_reduce(algorithm("direct"), stream_, all_on_one, rough_value));
 }
 
-TEST_F(CollectivesTest, Broadcast) {
+TEST_F(CollectivesTest, BroadcastGivesEveryRankTheBytesOfTheRoot) {
     const int N = world().size();
     for (const char* name : {"ring", "direct", "library"})
         for (int64_t bytes : {int64_t(0), int64_t(1), kChunk - 1, kChunk, 5 * kChunk + 17})
@@ -298,7 +298,7 @@ TEST_F(CollectivesTest, Broadcast) {
 }
 
 // Nobody passes the barrier before the last one has come to it.
-TEST_F(CollectivesTest, Barrier) {
+TEST_F(CollectivesTest, BarrierHoldsEveryRankUntilTheLastHasCome) {
     const int N = world().size();
     auto& how = algorithm("ring");
     Memory token(test_device(), 4);
@@ -319,7 +319,7 @@ TEST_F(CollectivesTest, Barrier) {
 }
 
 // The bytes that the paper's formulas count: (N-1)/N of the range for a half, twice that for an all-reduce.
-TEST_F(CollectivesTest, BytesSent) {
+TEST_F(CollectivesTest, BytesSentAreThoseOfTheFormulas) {
     const int N = world().size();
     const int64_t n = 1000 * N;
     const Case c{.offsets = even_offsets(n, N)};
@@ -491,7 +491,7 @@ TEST_F(CollectivesTest, MeterSeesCallsBytesAndExposedTime) {
     compute.synchronize();
 }
 
-TEST(ControlPlane, SmallThings) {
+TEST(ControlPlane, SumMaxBroadcastAndTextsAreTheSameOnEveryRank) {
     Process& process = test_process();
     const int N = process.size();
     EXPECT_EQ(process.sum(1.5), 1.5 * N);

@@ -145,7 +145,7 @@ TEST_F(DataLoaderTest, OrderDoesNotDependOnRanksOrBatchSizes) {
     EXPECT_LT(equal, 20) << "another seed gives another order";
 }
 
-TEST_F(DataLoaderTest, LengthOne) {
+TEST_F(DataLoaderTest, SequencesOfOneTokenFollowEachOther) {
     const DataLoader loader(counting_shards({4}), 1, 0, kVocab, DataOrder::kSequential);
     std::vector<int32_t> in(3, -1), out(3, -1);
     loader.batch(0, 3, in.data(), out.data());

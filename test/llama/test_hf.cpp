@@ -155,7 +155,7 @@ TEST_F(HfTest, LoadAndExportOfTransformersFilesKeepEveryByte) {
     }
 }
 
-TEST_F(HfTest, ReadsSlices) {
+TEST_F(HfTest, ReadsPartOfATensorAndRefusesToReadPastIt) {
     const ModelConfig c = toy(false);
     const std::string folder = save(c, DType::bf16);
     const ParamTable table(c);

@@ -75,7 +75,7 @@ TEST(PipelineTelemetry, ListsAreByPlaceOfTheFirstDataRank) {
     EXPECT_NE(s.json.find("\"in_flight\":[0,2]"), std::string::npos) << s.json;
 }
 
-TEST(PipelineTelemetry, LineOfATask) {
+TEST(PipelineTelemetry, ATaskIsOneLineOfJson) {
     EXPECT_EQ(json_line({Do::input_grad, 3, 7, 0.5, 1, 2, 1}, 12, 4),
               "{\"step\":12,\"rank\":4,\"op\":\"input_grad\",\"stage\":3,\"mb\":7,\"ready\":0.500000,\"t0\":1.000000,"
               "\"t1\":2.000000,\"queue\":1}\n");

@@ -176,7 +176,7 @@ TEST(StepProgram, PrefetchMayReachIntoTheNextMicroBatch) {
     EXPECT_FALSE(gather_before(1, 1, Do::backward, 1)) << "it is read and released before";
 }
 
-TEST(StepProgram, ForwardOnly) {
+TEST(StepProgram, ForwardOnlyGathersAndReleasesEachUnit) {
     const Case c{.blocks = 2, .micro_batches = 1, .prefetch = 1, .tied = true, .sharded = true, .reduce_each = false};
     const StepShape shape = shape_of(c, /*trains=*/false);
     const Program p = single_stage_program(shape);

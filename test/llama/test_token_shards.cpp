@@ -239,7 +239,7 @@ TEST_F(TokenShards, PastFourGiB) {
     EXPECT_NE(message.find("byte offset 8589935608"), std::string::npos) << message;
 }
 
-TEST_F(TokenShards, DatasetJson) {
+TEST_F(TokenShards, DatasetJsonIsReadAndItsFaultsAreNamed) {
     const std::string json = R"({"format_version": 1, "name": "toy", "vocab_size": 257,
         "tokenizer": {"kind": "bytes", "file": "tokenizer.json"},
         "train": {"tokens": 10, "shards": [{"file": "toy_train_000000.bin", "tokens": 10}]},

@@ -101,7 +101,7 @@ TEST(Tokenizer, BothNotationsOfMergesAreTheSame) {
         EXPECT_EQ(pairs.encode(text.get<std::string>()), strings.encode(text.get<std::string>()));
 }
 
-TEST(Tokenizer, BeginAndEnd) {
+TEST(Tokenizer, FindsTheBeginAndEndTokens) {
     const Tokenizer guessed = load(golden("llama3"));
     EXPECT_EQ(guessed.bos_id(), guessed.find("<|begin_of_text|>"));
     EXPECT_EQ(guessed.eos_id(), guessed.find("<|end_of_text|>"));
@@ -342,7 +342,7 @@ TEST(Tokenizer, LoadsFilesAndFolders) {
     fs::remove_all(dir);
 }
 
-TEST(Pretokenize, Gpt2) {
+TEST(Pretokenize, SplitsAsGpt2Does) {
     const auto split = [](std::string_view text) { return pretokenize(PreTokenizer::kGpt2, text); };
     EXPECT_EQ(split(""), Pieces{});
     EXPECT_EQ(split("Hello world's  end"), (Pieces{"Hello", " world", "'s", " ", " end"}));
@@ -354,7 +354,7 @@ TEST(Pretokenize, Gpt2) {
     EXPECT_EQ(split("a\xff\xfe"), (Pieces{"a", "\xff\xfe"}));
 }
 
-TEST(Pretokenize, Llama3) {
+TEST(Pretokenize, SplitsAsLlama3Does) {
     const auto split = [](std::string_view text) { return pretokenize(PreTokenizer::kLlama3, text); };
     EXPECT_EQ(split("I'm  here,\r\n\r\n  1234567 don't!\n x"),
               (Pieces{"I", "'m", " ", " here", ",\r\n\r\n", " ", " ", "123", "456", "7", " don", "'t", "!\n", " x"}));
@@ -365,7 +365,7 @@ TEST(Pretokenize, Llama3) {
     EXPECT_EQ(split("a   "), (Pieces{"a", "   "}));
 }
 
-TEST(Pretokenize, SmolLm2) {
+TEST(Pretokenize, SplitsAsSmolLm2Does) {
     const auto split = [](std::string_view text) { return pretokenize(PreTokenizer::kSmolLm2, text); };
     EXPECT_EQ(split("a  12 b"), (Pieces{"a", "  ", "1", "2", " b"}));
     EXPECT_EQ(split("\u00bd\u4e00x3"), (Pieces{"\u00bd", "\u4e00x", "3"}));

@@ -1,4 +1,4 @@
-// The parts of a run, put together as the program does it and looked at one by one: numbers a step late, checkpoints,
+// The parts of a run, put together as the program does it and looked at one by one: numbers one step late, checkpoints,
 // rollback, resume. test/program/ has whole runs.
 
 #include <gtest/gtest.h>
@@ -151,7 +151,7 @@ TEST_F(TrainerTest, RollbackGoesToACheckpointBeforeTheSpikeAndSkipsData) {
     EXPECT_EQ(point->manifest.samples, 4 * 4 + 5 * 4);
     ASSERT_EQ(point->manifest.rollbacks.size(), 1u);
     EXPECT_EQ(point->manifest.rollbacks[0].reason, "a spike");
-    EXPECT_FALSE(health.end().has_value()) << "the run is made anew";
+    EXPECT_FALSE(health.end().has_value()) << "the run is rolled back";
 
     Trainer next(o, process_, health, point);
     EXPECT_EQ(next.start.first_step(), 3);

@@ -70,7 +70,7 @@ struct Warp {
     uint32_t meet(uint32_t lanes, uint32_t members);
     // The bytes of an access, checked.
     unsigned char* at(Space space, uint64_t address, uint32_t bytes, uint32_t lane, bool write);
-    void release(uint32_t lanes);  // those parked go on after their instruction
+    void release(uint32_t lanes);  // those parked continue after their instruction
 };
 
 struct Barrier {

@@ -162,7 +162,7 @@ struct OrderCheck::State {
             if (!r.empty() && r.bytes & mask && !ordered(r, w, lane))
                 fail("race: %s by lane %u without order after the read by %s", what, lane, describe(r).c_str());
     }
-    // Keeps the reads of different warps apart; one whose warp has gone on takes the place of its own older one.
+    // Keeps the reads of different warps apart; one whose warp has moved on takes the place of its own older one.
     void add_read(Cell& c, const Stamp& s) {
         for (Stamp& r : c.read)
             if (r.empty() || (r.block == s.block && r.warp == s.warp &&

@@ -74,7 +74,7 @@ TEST_P(ZeroRanks, AllStagesAndSchedulesGiveTheSameBits) {
     EXPECT_NE(run(ranks, other), want);
 }
 
-TEST_P(ZeroRanks, TiedHeadsToo) {
+TEST_P(ZeroRanks, TiedHeadsGiveTheSameBitsInEveryStage) {
     Case base = stage(0);
     base.tied = true;
     const Result want = run(GetParam(), base);
