@@ -56,11 +56,10 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
     if (options_.spike_z <= 0) return v;
     v.loss_z = loss_.observe(loss);
     v.norm_z = norm_.observe(grad_norm);
-    const bool of_loss = v.loss_z >= options_.spike_z;
-    v.spike = of_loss || v.norm_z >= options_.spike_z;
+    v.spike = v.loss_z >= options_.spike_z;
     if (!v.spike) return v;
     ++spikes_;
-    v.note = format("spike of the %s, z %.1f", of_loss ? "loss" : "norm", of_loss ? v.loss_z : v.norm_z);
+    v.note = format("spike of the loss, z %.1f (of the norm %.1f)", v.loss_z, v.norm_z);
     if (options_.on_spike != OnSpike::warn)
         v.give_up = format("%s at step %lld (--on-spike %s, --spike-z %g)", v.note.c_str(), (long long)step,
                            name_of(options_.on_spike), options_.spike_z);

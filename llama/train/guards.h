@@ -4,9 +4,10 @@
 //
 //   a non-finite loss or gradient norm   the device skipped the update (zero/zero.h), so the state is unchanged;
 //                                        counted, and after --max-skips in a row the run ends with exit code 72
-//   a spike                              a value far above its recent ones: flagged. With --on-spike stop the run
+//   a spike                              a loss far above its recent ones: flagged. With --on-spike stop the run
 //                                        ends with exit code 72 before anything is saved; with --on-spike rollback
-//                                        it resumes from a checkpoint before it, and after --max-skips too
+//                                        it resumes from a checkpoint before it, and after --max-skips too. The norm
+//                                        alone is no spike: it jumps in healthy runs (dev/bench/spike_study.py)
 //   a slow rank                          named
 //   replicas that differ                 ranks that must hold the same parameters do not: named, exit code 73
 

@@ -54,7 +54,7 @@ static void add_guards(OptionGroup g, TrainOptions& o) {
     g.whole("--max-skips", o.max_skips, 0, kBig,
             "Number of non-finite steps in a row, each skipped, that end the run with exit code 72. 0: never.");
     g.real("--spike-z", o.spike_z, 0, 1e6,
-           "Deviations from the recent median above which a loss or norm is a spike. 0: no detection.");
+           "Deviations above the recent median at which a loss is a spike. 0: no detection.");
     g.choice("--on-spike", o.on_spike,
              "Action on a spike. stop: end with exit code 72 and save nothing after it. rollback: resume from an older "
              "checkpoint without the data in between, on --max-skips too.");

@@ -110,6 +110,23 @@ TEST(Guards, StopsOnASpikeOnlyIfAsked) {
     for (int i = 0; i < 40; ++i) ASSERT_FALSE(off.observe(i, i == 39 ? 1e9 : 1, 1).spike);
 }
 
+// A norm that jumps while the loss is fine is clipped, and ends nothing.
+TEST(Guards, TheNormAloneIsNoSpike) {
+    for (OnSpike on : {OnSpike::warn, OnSpike::stop, OnSpike::rollback}) {
+        Guards g({.on_spike = on});
+        for (int i = 0; i < 400; ++i) {
+            const Verdict v = g.observe(i, noisy(i), i % 50 == 49 ? 150.0 : 1.0 + 0.1 * (i % 3));
+            ASSERT_FALSE(v.spike) << i;
+            ASSERT_EQ(v.note + v.give_up, "") << i;
+        }
+        EXPECT_EQ(g.spikes(), 0);
+        const Verdict v = g.observe(400, 30, 150);
+        EXPECT_TRUE(v.spike);
+        EXPECT_GT(v.norm_z, 8);
+        EXPECT_EQ(v.give_up.empty(), on == OnSpike::warn);
+    }
+}
+
 TEST(StragglerDetector, NamesTheSlowRank) {
     StragglerDetector d;
     int named = -1;
