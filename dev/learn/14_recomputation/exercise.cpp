@@ -1,4 +1,4 @@
-// Recomputation: keep the input of every k-th layer only, and make the others again when the backward pass comes by.
+// Recomputation: keep the input of every k-th layer only, and make the others again when the backward pass needs them.
 #include <vector>
 
 // The layers: y = forward(l, x); backward(l, x, dy) returns the gradient of x. `keep` and `drop` report every value
