@@ -1,5 +1,5 @@
 #pragma once
-// manifest.json of a checkpoint: what the files are and how to resume the run. It is written last: a folder without it is
+// manifest.json of a checkpoint: what the files are, how to resume the run. It is written last: a folder without it is
 // no checkpoint.
 
 #include <cstdint>

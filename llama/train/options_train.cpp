@@ -97,7 +97,7 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate.");
     adam.choice(
         "--lr-schedule", o.decay,
-        "Learning rate after the warm-up. wsd: stays at the peak, then decays by 1 - sqrt in the last --cooldown steps.");
+        "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.");
     adam.real("--min-lr", o.min_lr, -1, 1e3, "Learning rate of the last step. -1: lr / 10.");
     adam.whole("--cooldown", o.cooldown, -1, kBig, "Number of steps of wsd's decay. -1: a fifth of the run.");
     adam.whole("--warmup", o.warmup, -1, kBig,
@@ -118,7 +118,7 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     device.choice("--adam-dtype", o.adam_dtype, "Data type of Adam's moments. bf16 rounds stochastically.", kFloats);
     device.choice(
         "--master-dtype", o.master_dtype,
-        "Data type of master weights. bf16 needs --dtype bf16; weights then are their own masters, rounded stochastically.",
+        "Data type of master weights. bf16 needs --dtype bf16 and makes weights their own masters, rounded stochastically.",
         kFloats);
     device.off_or_on(
         "--cuda-graphs", o.cuda_graphs,

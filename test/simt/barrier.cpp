@@ -19,7 +19,7 @@ void release(Barrier& z) {
     z.arrived = z.expected = 0;
 }
 
-// Strict where CUDA promises nothing, even where hardware would continue: a barrier that some threads have left for good,
+// Strict where CUDA promises nothing, even where hardware goes ahead: a barrier that some threads left for good,
 // or that they meet in two places.
 void wait_for_block(const char* op, Site at) {
     Fiber* f = current;
