@@ -118,7 +118,7 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     device.choice("--adam-dtype", o.adam_dtype, "Data type of Adam's moments. bf16 rounds stochastically.", kFloats);
     device.choice(
         "--master-dtype", o.master_dtype,
-        "Data type of master weights. bf16 needs --dtype bf16 and makes weights their own masters, rounded stochastically.",
+        "Data type of master weights. bf16 (with --dtype bf16): weights are their own masters, stochastically rounded.",
         kFloats);
     device.off_or_on(
         "--cuda-graphs", o.cuda_graphs,
