@@ -219,6 +219,8 @@ void Process::abort(int code, const std::string& reason) {
     active = nullptr;
     report(code, reason);
     std::fflush(nullptr);
+    // The launcher kills at once, and with it goes what it has not read of the reason.
+    if (uses_mpi_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (uses_mpi_) mpi_abort(code);
     _exit(code);
 }
