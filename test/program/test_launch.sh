@@ -122,7 +122,8 @@ manual() {
   [ "$(wc -w <<< "$flags")" -gt 50 ] || { echo "few flags: $flags"; return 1; }
   sed 's/\\-/-/g' "$prefix/share/man/man1/train_llama.1" > "$work/log"
   for flag in $flags; do grep -qF -- "\fB--$flag\fR" "$work/log" || { echo "not in the man page: --$flag"; return 1; }; done
-  says "Decoupled weight decay" "fp32|bf16=fp32" "TRAIN_LLAMA GENERATE" "Longest continuation"
+  says "$(sed -n 's/^  --weight-decay [^ ]* *//p' "$work/help")" "fp32|bf16=fp32" "TRAIN_LLAMA GENERATE" \
+    "$("$program" generate --help | sed -n 's/^  --max-tokens [^ ]* *//p')" || return 1
   ! command -v man > /dev/null || [ -z "$(man --warnings -l "$prefix/share/man/man1/train_llama.1" 2>&1 > /dev/null)" ]
 }
 check "install: the man page has every flag of --help, and man has no complaint" manual
