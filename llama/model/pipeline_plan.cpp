@@ -113,6 +113,7 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
             "--pp-schedule dualpipe keeps two copies of the model, whose gradients this program does not sum yet\n"
             "  nearest: --pp-schedule dualpipev");
     plan.schedule = schedule_for(o, plan.name, config.layers, int(micro_batches));
+    if (o.window > 0) plan.schedule = limit_in_flight(plan.schedule, o.window);
     const PipelineSchedule& s = plan.schedule;
     const auto parts = [](const Cell& c) {
         return c.a.op == Op::I || c.a.op == Op::W || (c.with && c.with->op == Op::I);

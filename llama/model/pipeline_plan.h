@@ -14,6 +14,7 @@ struct PipelineOptions {
     std::string cut;              // blocks of each stage; empty: balanced by FLOPs
     std::string gather = "step";  // or window:K, or op
     bool recompute = false;
+    int window = 0;  // micro-batches in flight at most; 0: as the schedule has it
     int64_t T = 0;
 };
 

@@ -70,6 +70,10 @@ std::string find_pipeline_refusal(PipelineKind, const PipelineShape&);
 // Throws the refusal.
 PipelineSchedule make_pipeline(PipelineKind, const PipelineShape&);
 
+// The same tasks with at most `most` micro-batches between the first stage's F and its weight gradient: less memory,
+// more bubble. Each rank's order changes where the next task would have to wait; fused cells are parted.
+PipelineSchedule limit_in_flight(const PipelineSchedule&, int most);
+
 // ---- text: PyTorch's grammar of pipeline schedules ------------------------------------------------------------------
 // One row for each rank, fields separated by commas: 0F3, 1I2, 1W2, 0B1, (0F4;3B1)OVERLAP_F_B. Empty fields are idle
 // and are not kept.

@@ -42,6 +42,7 @@ struct Timed {
 };
 
 Timed timed(PipelineSchedule schedule, const ScheduleStudy& o) {
+    if (o.window > 0) schedule = limit_in_flight(schedule, o.window);
     check_pipeline(schedule);
     const Costs c = parse_costs(o.cost);
     const int64_t v = schedule.stages_per_rank();

@@ -17,6 +17,7 @@ struct ScheduleStudy {
     double message = 0;
     bool one_lane = false;
     bool compare = false;
+    int window = 0;        // micro-batches in flight at most; 0: as the schedule has it
     std::string csv, svg;  // files; "-": standard output
     int columns = 0;       // 0: what fits
 };

@@ -15,6 +15,8 @@ CommandTable command_table(ScheduleStudy& o) {
         "Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's schedule text.",
         "NAME");
     whole("--pp-stages-per-rank", o.stages_per_rank, 1, 64, "Number of stages on each rank (interleaved). [2]");
+    whole("--pp-window", o.window, 1, 65536,
+          "Largest number of micro-batches in flight. [as many as the schedule has]");
     g.text("--cost", o.cost, "Times of F, I and W of 1/pp of the model.", "X,X,X");
     g.real("--comm", o.message, 0, 1e6, "Time that a tensor travels between two ranks.");
     g.turn_on("--one-lane", o.one_lane, "Give each rank one lane, as CUDA over MPI has, not one for each pair.");

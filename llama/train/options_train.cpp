@@ -153,6 +153,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.text("--pp-cut", o.pp_cut, "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]", "LIST");
     ranks.text("--pp-gather", o.pp_gather, "How long ZeRO-3 keeps gathered parameters: step, window:K (stages) or op.",
                "HOW");
+    ranks.whole("--pp-window", o.pp_window, 0, 1 << 20,
+                "Largest number of micro-batches in flight; 0: as many as the schedule has.");
     ranks.whole(
         "--pp-tasks", o.pp_tasks, 0, 1 << 20,
         "Number of steps whose tasks go to OUT/pipeline_tasks.RANK.jsonl: when each was ready, began and ended.");
@@ -281,7 +283,8 @@ void check_given(const TrainOptions& o) {
             (long long)o.zero);
     require(!o.accumulate_locally || o.zero >= 2,
             "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3", (long long)o.zero);
-    for (const char* flag : {"pp-schedule", "pp-stages-per-rank", "pp-cut", "pp-gather", "no-accumulate-locally"})
+    for (const char* flag :
+         {"pp-schedule", "pp-stages-per-rank", "pp-cut", "pp-gather", "pp-window", "no-accumulate-locally"})
         require(!o.given.count(flag) || o.pp > 1 || o.resume.asked(),
                 "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
     require(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),

@@ -88,7 +88,7 @@ struct TrainOptions {
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
     std::string pp_schedule, pp_cut;         // empty: zb-v or 1f1b; balanced by FLOPs
     std::string pp_gather = "step";
-    int64_t pp_tasks = 0;
+    int64_t pp_tasks = 0, pp_window = 0;
     bool no_accumulate_locally = false;
     Algorithm collectives = Algorithm::ring;
     TransportKind transport = TransportKind::automatic;

@@ -82,7 +82,8 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
             .pipeline = {.schedule = o.pp_schedule,
                          .stages_per_rank = int(o.pp_stages_per_rank),
                          .cut = o.pp_cut,
-                         .gather = o.pp_gather}};
+                         .gather = o.pp_gather,
+                         .window = int(o.pp_window)}};
 }
 
 static RunFacts run_facts(const Options& o, const TrainingCore& core, const Process& process) {

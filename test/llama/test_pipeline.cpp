@@ -291,6 +291,32 @@ TEST(Pipeline, RefusalsNameTheNearestShape) {
     for (Kind kind : pipeline_kinds()) EXPECT_EQ(parse_pipeline_kind(name_of(kind)), kind);
 }
 
+TEST(Pipeline, AWindowLimitsWhatIsInFlight) {
+    for_each_schedule([&](Kind kind, const PipelineSchedule& s) {
+        if (s.ranks > 4 || s.micro_batches > 8) return;
+        const int64_t v = s.stages_per_rank();
+        for (const int most : {1, 2, 3}) {
+            const PipelineSchedule w = limit_in_flight(s, most);
+            ASSERT_EQ(find_pipeline_error(w), "") << name_of(kind) << " window " << most << "\n" << csv_of(w);
+            const PipelineRun run = simulate(w, PipelineCosts::even(w, v, v, v));
+            // One at a time: every task of every stage after the other.
+            if (most == 1 && (kind == Kind::gpipe || kind == Kind::f1b1)) {
+                ASSERT_EQ(run.makespan, 3 * s.stages * s.micro_batches) << name_of(kind);
+            }
+            if (kind == Kind::gpipe || kind == Kind::f1b1) {
+                ASSERT_LE(run.ranks[0].peak_forward, most);
+            }
+        }
+    });
+    const PipelineSchedule s = make_pipeline(Kind::f1b1, {4, 8});
+    const auto makespan = [](const PipelineSchedule& w) {
+        return simulate(w, PipelineCosts::even(w, 1, 1, 1)).makespan;
+    };
+    EXPECT_EQ(makespan(limit_in_flight(s, 4)), 33) << "as many as it has anyway";
+    EXPECT_GT(makespan(limit_in_flight(s, 3)), 33);
+    EXPECT_THROW(limit_in_flight(s, 0), Error);
+}
+
 // ---- the checker ----------------------------------------------------------------------------------------------------
 
 TEST(Pipeline, CheckerRefusesEveryDroppedTask) {

@@ -78,6 +78,8 @@ for gather in window:1 op; do
   check "gathers for $gather" as "gather$gather" dp3 6 --pp 2 --zero 3 --pp-gather $gather --batch-tokens 384 --head untied
 done
 check "uneven cut" as cut one 2 --pp 2 --pp-schedule 1f1b --pp-cut 7,1 --batch-tokens 256 --head untied
+check "a window of 2" as window one 2 --pp 2 --pp-schedule gpipe --pp-window 2 --batch-tokens 256 --head untied
+check "  holds 2" grep -q '"in_flight":\[2,2\]' "$work/window/metrics.jsonl"
 check "recomputation takes 1f1b" as recompute one 2 --pp 2 --recompute block --batch-tokens 256 --head untied
 "$program" schedule --pp 2 --micro-batches 8 --pp-schedule zb-h1 --csv "$work/schedule.csv" > "$work/log" 2>&1
 check "a schedule from a file" as file one 2 --pp 2 --pp-schedule "$work/schedule.csv" --batch-tokens 256 --head untied
