@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "comm/host.h"
@@ -172,8 +173,14 @@ int Process::run(const std::function<int()>& body) {
     try {
         code = body();
     } catch (const std::exception& error) {
-        if (size_ > 1) abort(kExitError, error.what());
-        report(kExitError, error.what());
+        // The allocator's own words are "std::bad_alloc".
+        const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+        const std::string reason =
+            memory
+                ? "out of memory: an allocation of the host failed\n  raise the memory limit, or try a smaller --batch"
+                : error.what();
+        if (size_ > 1) abort(kExitError, reason);
+        report(kExitError, reason);
         finish();
         return kExitError;
     }

@@ -93,7 +93,7 @@ int run(int argc, char** argv) {
         std::vector<double> stall, write, load;
         int64_t bytes = 0;
         CheckpointWriter writer(process, device, compute, zero, table, config,
-                                {.run_folder = folder, .background = !f.wait, .tokenizer_from = ""});
+                                {.run_folder = folder, .background = !f.wait});
         for (int i = 1; i <= f.saves; ++i) {
             Manifest m;
             m.run_id = "bench";

@@ -94,7 +94,11 @@ Plan make_plan(const Gemm& g) {
         if (std::string(pd.impl_info_str()).find("ref") != std::string::npos) return plan;
         plan.scratch = pd.scratchpad_desc();
         plan.matmul = dnnl::matmul(pd);
-    } catch (const dnnl::error&) {
+    } catch (const dnnl::error& error) {
+        // Only what oneDNN does not offer is left to our own loops, which round otherwise.
+        require(error.status != dnnl_out_of_memory,
+                "gemm: oneDNN: out of memory while it plans a product (M=%lld N=%lld K=%lld)", (long long)g.M,
+                (long long)g.N, (long long)g.K);
         plan.matmul = {};
     }
     return plan;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/op_timer.h"
 
 #ifdef RZ_CUDA
@@ -222,7 +223,14 @@ Stream::Stream(Device device, std::string name, bool high_priority)
       executes_(context_->planned.executes) {
     if (device.is_planned()) return;
     if (!device.is_cuda()) {
-        worker_ = std::make_shared<Worker>();
+        try {
+            worker_ = std::make_shared<Worker>();
+        } catch (const std::system_error& error) {
+            fail(
+                "stream '%s': no thread can be started: %s\n"
+                "  raise the limits on processes and memory (ulimit -u, ulimit -v)",
+                name_.c_str(), error.what());
+        }
         std::lock_guard lock(live_streams().mutex);
         live_streams().streams.push_back(this);
         return;
@@ -463,7 +471,7 @@ int64_t Device::free_bytes() const {
         return int64_t(free);
     }
 #endif
-    return int64_t(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+    return std::min(available_host_memory(), total_bytes());
 }
 
 int64_t Device::total_bytes() const {

@@ -41,9 +41,9 @@ struct Device {
     bool is_planned() const { return kind == DeviceKind::planned; }
     // The same hardware, whosever it is.
     bool operator==(const Device& other) const { return kind == other.kind && index == other.index; }
-    std::string name() const;   // "NVIDIA H200", "AMD EPYC 9654 (2 threads)"
-    void make_current() const;  // cudaSetDevice for the calling thread; else nothing
-    int64_t free_bytes() const;
+    std::string name() const;    // "NVIDIA H200", "AMD EPYC 9654 (2 threads)"
+    void make_current() const;   // cudaSetDevice for the calling thread; else nothing
+    int64_t free_bytes() const;  // on the CPU: of the machine, or of this process's control group if that is less
     int64_t total_bytes() const;
 };
 

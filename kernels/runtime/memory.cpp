@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/host_memory.h"
 
 #ifdef RZ_CUDA
 #include "kernels/runtime/cuda_check.h"
@@ -99,10 +100,22 @@ std::string MemoryLedger::table(DeviceKind where) const {
 
 constexpr int64_t kHugePage = int64_t(2) << 20;
 
-static void* allocate_host(int64_t bytes) {
+// Linux hands out more memory than there is and kills a process when it touches it. So what is asked for is compared
+// with what is left, less what was handed out before and is not in use yet. Other ranks of this host are seen only
+// once they use theirs.
+static bool fits_host(int64_t bytes, const RankContext* context) {
+    if (bytes < int64_t(16) << 20) return true;  // reading /proc takes tens of microseconds
+    const int64_t left = available_host_memory();
+    if (left == INT64_MAX) return true;
+    const int64_t promised = (context ? context->memory.now(DeviceKind::cpu) : 0) - resident_host_memory();
+    return bytes <= left - std::max<int64_t>(0, promised);
+}
+
+static void* allocate_host(int64_t bytes, const RankContext* context) {
     // Huge pages: a step walks through hundreds of MiB several times.
     const bool huge = bytes >= 2 * kHugePage;
     void* data = nullptr;
+    if (!fits_host(bytes, context)) return nullptr;
     if (posix_memalign(&data, size_t(huge ? kHugePage : 256), size_t(bytes)) != 0) return nullptr;
     if (huge) madvise(data, size_t(bytes), MADV_HUGEPAGE);
 #ifdef RZ_POISON
@@ -140,7 +153,7 @@ Buffer::Buffer(Device device, bool pinned, int64_t bytes, MemKind kind, std::str
         if (charged_only(device)) {
         if (pinned || bytes <= device.free_bytes()) data_ = detail::reserve_addresses(bytes, /*usable=*/pinned);
     } else {
-        data_ = allocate_host(bytes);
+        data_ = allocate_host(bytes, device.context);
     }
     const DeviceKind where = pinned ? DeviceKind::cpu : device.kind;
     require(data_ != nullptr,

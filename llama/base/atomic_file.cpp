@@ -183,9 +183,13 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 
 std::string read_file(const std::string& path) {
     for (int attempt = 0;;) {
-        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would be waited for
         if (fd < 0 && try_again(errno, attempt, path, "open")) continue;
         if (fd < 0) fail_errno(path, "open");
+        if (struct stat st; ::fstat(fd, &st) == 0 && !S_ISREG(st.st_mode)) {
+            ::close(fd);
+            fail("%s: not a regular file", path.c_str());
+        }
         std::string content;
         ssize_t n = 0;
         for (;;) {

@@ -15,6 +15,12 @@ double wall_clock() {
     return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
+double monotonic_clock() {
+    timespec t{};
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
 double parse_duration(const std::string& text) {
     auto refuse = [&] {
         fail("'%s' is not a length of time; examples: 90 (seconds), 90m, 3h30m, 2d, 1:30:00", text.c_str());

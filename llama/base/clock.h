@@ -5,7 +5,8 @@
 
 namespace rz {
 
-double wall_clock();  // seconds since the epoch
+double wall_clock();       // seconds since the epoch
+double monotonic_clock();  // seconds since the machine started, sleep included; nobody can set it
 
 // "90", "90s", "90m", "3h30m", "2d12h", "1:30:00" in seconds. Throws with examples.
 double parse_duration(const std::string& text);

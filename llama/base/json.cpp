@@ -2,28 +2,65 @@
 
 #include <cmath>
 #include <fstream>
-#include <set>
+#include <unordered_set>
 #include <vector>
 
 #include "kernels/runtime/check.h"
 
 namespace rz {
 
-Json parse_json(std::string_view text, const std::string& where) {
-    constexpr int kMaxDepth = 100;
-    std::vector<std::set<std::string>> keys;  // of the objects that are open
-    const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-        if (depth > kMaxDepth) fail("%s: JSON nested deeper than %d", where.c_str(), kMaxDepth);
-        if (event == Json::parse_event_t::object_start) keys.emplace_back();
-        if (event == Json::parse_event_t::object_end) keys.pop_back();
-        if (event == Json::parse_event_t::key) {
-            const auto& key = parsed.get_ref<const std::string&>();
-            if (!keys.back().insert(key).second) fail("%s: duplicate JSON key \"%s\"", where.c_str(), key.c_str());
-        }
+namespace {
+
+// Duplicate keys and depth, in a pass of its own: nlohmann-json's parser with a callback looks through all members of
+// an object whenever one of them ends, which is quadratic.
+class Strict : public nlohmann::json_sax<Json> {
+   public:
+    explicit Strict(const std::string& where) : where_(where) {}
+    bool null() override { return true; }
+    bool boolean(bool) override { return true; }
+    bool number_integer(int64_t) override { return true; }
+    bool number_unsigned(uint64_t) override { return true; }
+    bool number_float(double, const std::string&) override { return true; }
+    bool string(std::string&) override { return true; }
+    bool binary(Json::binary_t&) override { return true; }
+    bool start_object(size_t) override {
+        keys_.emplace_back();
+        return deeper();
+    }
+    bool end_object() override {
+        keys_.pop_back();
+        --depth_;
         return true;
-    };
+    }
+    bool start_array(size_t) override { return deeper(); }
+    bool end_array() override {
+        --depth_;
+        return true;
+    }
+    bool key(std::string& key) override {
+        if (!keys_.back().insert(key).second) fail("%s: duplicate JSON key \"%s\"", where_.c_str(), key.c_str());
+        return true;
+    }
+    bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+
+   private:
+    bool deeper() {
+        constexpr int kMaxDepth = 100;
+        if (++depth_ > kMaxDepth) fail("%s: JSON nested deeper than %d", where_.c_str(), kMaxDepth);
+        return true;
+    }
+    const std::string& where_;
+    std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+    int depth_ = 0;
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& where) {
+    Strict strict(where);
+    Json::sax_parse(text.begin(), text.end(), &strict);  // what is no JSON at all is told below
     try {
-        return Json::parse(text.begin(), text.end(), watch);
+        return Json::parse(text.begin(), text.end());
     } catch (const Json::exception& e) {
         fail("%s: not valid JSON: %s", where.c_str(), e.what());
     }
@@ -103,6 +140,10 @@ bool valid_utf8(std::string_view text) {
         i += more + 1;
     }
     return true;
+}
+
+std::string replace_invalid_utf8(const std::string& text) {
+    return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }
 
 }  // namespace rz

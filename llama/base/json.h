@@ -37,4 +37,7 @@ const Json* json_find(const Json& object, const char* key);
 
 bool valid_utf8(std::string_view text);
 
+// The text with every byte that is no part of UTF-8 replaced by U+FFFD.
+std::string replace_invalid_utf8(const std::string& text);
+
 }  // namespace rz

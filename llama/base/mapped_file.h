@@ -15,10 +15,17 @@ class MappedFile {
     ~MappedFile();
     const uint8_t* data() const { return data_; }
     int64_t size() const { return size_; }
+    // Throws if the file that is mapped was written to since. One that was removed or replaced is mapped as it was.
+    void check_unchanged(const std::string& path) const;
 
    private:
+    struct Stamp {
+        int64_t device = 0, inode = 0, seconds = 0, nanoseconds = 0;
+        bool operator==(const Stamp&) const = default;
+    };
     const uint8_t* data_ = nullptr;
     int64_t size_ = 0;
+    Stamp stamp_;
 };
 
 }  // namespace rz

@@ -168,6 +168,17 @@ void CheckpointWriter::plan() {
     if (o.master_dtype != o.param_dtype) add(StatePart::master, o.master_dtype);
     add(StatePart::m, o.adam_dtype);
     add(StatePart::v, o.adam_dtype);
+    if (options_.background) reserve_copy();
+}
+
+// In use from now on, so that the first save, hours later, finds it.
+void CheckpointWriter::reserve_copy() try {
+    copy_ = Buffer::host_for(device_, copy_bytes_, MemKind::workspace, "copy of the state for the checkpoint");
+    if (copy_) std::memset(copy_.data(), 0, size_t(copy_bytes_));
+} catch (const Error&) {
+    options_.background = false;
+    note_ = format("saving   no memory for a copy of the state (%s on rank %d): training waits for each checkpoint",
+                   human_bytes(copy_bytes_).c_str(), process_.rank());
 }
 
 std::string CheckpointWriter::prepare() try {
@@ -204,8 +215,6 @@ void CheckpointWriter::take_copy() {
         compute_.synchronize();
         return;
     }
-    if (!copy_)
-        copy_ = Buffer::host_for(device_, copy_bytes_, MemKind::workspace, "copy of the state for the checkpoint");
     for (const PartFile& p : parts_) {
         int64_t at = p.at;
         for (const OwnedRange& r : share_) {
@@ -380,7 +389,7 @@ void CheckpointWriter::complete(Job& job) {
         m.files.push_back(f);
     }
     write_file_atomically(job.folder + "/config.json", config_to_json(config_, zero_.options().param_dtype));
-    if (!options_.tokenizer_from.empty()) copy_tokenizer_files(options_.tokenizer_from, job.folder);
+    options_.tokenizer.write_to(job.folder);
     for (const auto& entry : fs::directory_iterator(job.folder)) {
         const std::string name = entry.path().filename();
         if (!entry.is_regular_file() || m.find(name)) continue;

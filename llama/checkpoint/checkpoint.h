@@ -16,6 +16,7 @@
 
 #include "comm/process.h"
 #include "llama/checkpoint/checkpoint_store.h"
+#include "llama/model/hf.h"
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
 #include "llama/base/safetensors.h"
@@ -28,11 +29,11 @@ const char* path_of(StatePart);
 
 struct SaveOptions {
     std::string run_folder;
-    int64_t keep = 2;            // newest checkpoints that stay; 0: all
-    int64_t keep_every = 0;      // of older ones, those whose step is a multiple stay too; 0: none
-    bool background = true;      // write a copy while training continues; costs its memory. false: training waits
-    std::string tokenizer_from;  // folder or file; empty: none
-    double timeout_s = 600;      // that rank 0 waits for the others' parts
+    int64_t keep = 2;        // newest checkpoints that stay; 0: all
+    int64_t keep_every = 0;  // of older ones, those whose step is a multiple stay too; 0: none
+    bool background = true;  // write a copy meanwhile; takes its memory at once. false: training waits
+    TokenizerFiles tokenizer = {};
+    double timeout_s = 600;  // that rank 0 waits for the others' parts
 };
 
 struct SaveReport {
@@ -46,10 +47,13 @@ struct SaveReport {
 
 class CheckpointWriter {
    public:
-    // All arguments outlive this. `compute` is the stream on which the state is final.
+    // All arguments outlive this. `compute` is the stream on which the state is final. Where the copy does not fit into
+    // memory, this rank's training waits for its saves, and note() says so.
     CheckpointWriter(Process& process, Device device, Stream& compute, const Zero& zero, const ParamTable& table,
                      const ModelConfig& config, SaveOptions options);
     ~CheckpointWriter();  // waits for the save under way
+
+    const std::string& note() const { return note_; }
 
     // Collective. Copies the state as it is after the work enqueued so far and writes it. A save still under way is
     // waited for. What can't be saved (disk full) is reported, not thrown: training continues, and no half checkpoint
@@ -70,6 +74,7 @@ class CheckpointWriter {
     };
     void plan();
     std::string prepare();  // rank 0: folder and files; returns what went wrong
+    void reserve_copy();
     void take_copy();
     void write(Job& job);
     void write_share(Job& job, std::vector<uint64_t>& hashes);
@@ -89,6 +94,7 @@ class CheckpointWriter {
     std::vector<PartFile> parts_;
     int64_t copy_bytes_ = 0;
     Buffer copy_;
+    std::string note_;
     std::unique_ptr<Job> job_;
     std::thread thread_;
     std::vector<SaveReport> reports_;

@@ -29,11 +29,21 @@ static void on_all(Process& process, const std::function<void()>& body) {
     require(text.empty(), "%s", text.c_str());
 }
 
+// The final weights come after hours: where memory is short, they move in smaller pieces.
+static Buffer largest_staging(Device device, int64_t element_bytes, int64_t& piece) {
+    for (piece = kPiece;; piece /= 4) try {
+            return Buffer::host_for(device, piece * element_bytes, MemKind::workspace, "weights being saved");
+        } catch (const Error&) {
+            if (piece <= 4096) throw;
+        }
+}
+
 // Into a file that is there, and is called `path` once it is complete.
 static void write_share(const std::string& temporary, const std::string& path, const SafetensorsLayout& layout,
                         const ParamTable& table, Device device, Stream& compute, const Zero& zero) {
     const int64_t e = size_of(zero.options().param_dtype);
-    Buffer staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "weights being saved");
+    int64_t piece = 0;
+    Buffer staging = largest_staging(device, e, piece);
     const auto check = [&](bool ok, const char* call) {
         if (!ok) fail_errno(path, call);
     };
@@ -41,7 +51,7 @@ static void write_share(const std::string& temporary, const std::string& path, c
     check(fd >= 0, "open");
     const std::unique_ptr<const int, void (*)(const int*)> closes(&fd, [](const int* f) { ::close(*f); });
     for (const OwnedRange& r : own_share(zero))
-        table.for_each_run(r.local, r.local + r.elements.size(), kPiece, [&](const TensorRun& run) {
+        table.for_each_run(r.local, r.local + r.elements.size(), piece, [&](const TensorRun& run) {
             if (!run.owned) return;
             compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e, run.count * e);
             compute.synchronize();
@@ -51,14 +61,14 @@ static void write_share(const std::string& temporary, const std::string& path, c
 }
 
 void export_weights(const std::string& folder, const ModelConfig& config, const ParamTable& table, Process& process,
-                    Device device, Stream& compute, const Zero& zero, const std::string& tokenizer_from) {
+                    Device device, Stream& compute, const Zero& zero, const TokenizerFiles& tokenizer) {
     const DType dtype = zero.options().param_dtype;
     const SafetensorsLayout layout = layout_safetensors(tensor_specs(table, dtype));
     const std::string path = folder + "/" + path_of(StatePart::model);
     std::unique_ptr<AtomicFile> file;  // rank 0's
     on_all(process, [&] {
         if (!process.is_root()) return;
-        prepare_model_folder(folder, tokenizer_from);
+        prepare_model_folder(folder, tokenizer);
         file = std::make_unique<AtomicFile>(path, layout.file_size);
         file->write_at(0, layout.header.data(), int64_t(layout.header.size()));
     });

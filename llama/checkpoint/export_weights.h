@@ -5,6 +5,7 @@
 
 #include "comm/process.h"
 #include "llama/model/config.h"
+#include "llama/model/hf.h"
 #include "llama/model/param_table.h"
 #include "zero/zero.h"
 
@@ -14,6 +15,6 @@ namespace rz {
 // whole or not at all; what fails on one rank is thrown on all. Several hosts need a shared file system. Waits for the
 // stream.
 void export_weights(const std::string& folder, const ModelConfig&, const ParamTable&, Process&, Device, Stream& compute,
-                    const Zero&, const std::string& tokenizer_from);
+                    const Zero&, const TokenizerFiles& tokenizer);
 
 }  // namespace rz

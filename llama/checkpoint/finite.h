@@ -1,28 +1,14 @@
 #pragma once
-// NaN and infinity, which a training state must never hold: found, and named.
+// NaN and infinity in a training state, which must never hold them.
 
-#include <cstdint>
 #include <string>
 
 #include "comm/process.h"
-#include "kernels/runtime/check.h"
+#include "llama/base/finite.h"
 #include "llama/model/param_table.h"
 #include "zero/zero.h"
 
 namespace rz {
-
-// Says which tensor and element.
-struct NotFinite : Error {
-    using Error::Error;
-};
-
-// The first element that is NaN or infinite; -1 if there is none. `data` is on the host.
-int64_t first_not_finite(const void* data, int64_t count, DType dtype);
-
-// Throws NotFinite if there is one among elements [first, first + count) of a tensor: "WHERE: tensor NAME, element 7 is
-// nan".
-void require_finite(const void* data, int64_t first, int64_t count, DType dtype, const std::string& where,
-                    const std::string& name);
 
 // Collective: "" if every parameter is finite, else what is not and where. Waits for the stream.
 std::string find_not_finite(Process&, Device, Stream& compute, const Zero&, const ParamTable&);

@@ -2,6 +2,7 @@
 
 #include "llama/base/json.h"
 #include "llama/base/safetensors.h"
+#include "llama/base/sum_hash.h"
 
 namespace rz {
 
@@ -9,6 +10,15 @@ constexpr const char* kFormat = "ringzero checkpoint";
 constexpr int64_t kMost = int64_t(1) << 60;
 
 static std::string hex(uint64_t hash) { return format("%016llx", (unsigned long long)hash); }
+
+// Of the whole text with zeros in its own place.
+static constexpr std::string_view kNoChecksum = "0000000000000000";
+static constexpr std::string_view kChecksumKey = "\"checksum\": \"";
+
+static std::string checksum(std::string text, size_t at) {
+    text.replace(at, kNoChecksum.size(), kNoChecksum);
+    return hex(text_hash(text));
+}
 
 static uint64_t parse_hash(const Json& value, const char* key, const std::string& where) {
     const std::string text = json_string(value, key, where);
@@ -33,6 +43,26 @@ const ManifestFile* Manifest::find(std::string_view path) const {
     return nullptr;
 }
 
+// A path may hold any bytes, JSON only UTF-8: the flags for which that matters, in hexadecimal.
+static OrderedJson hex_flags(const std::map<std::string, std::string>& flags) {
+    OrderedJson odd = OrderedJson::object();
+    for (const auto& [name, value] : flags) {
+        if (valid_utf8(value)) continue;
+        std::string text;
+        for (const char c : value) text += format("%02x", (unsigned char)c);
+        odd[name] = text;
+    }
+    return odd;
+}
+
+static std::string from_hex(const std::string& text, const std::string& where) {
+    require(text.size() % 2 == 0 && text.find_first_not_of("0123456789abcdef") == std::string::npos,
+            "%s: flags_hex: '%s' is not hexadecimal", where.c_str(), text.c_str());
+    std::string bytes;
+    for (size_t i = 0; i < text.size(); i += 2) bytes += char(std::stoi(text.substr(i, 2), nullptr, 16));
+    return bytes;
+}
+
 std::string Manifest::to_json() const {
     OrderedJson list = OrderedJson::array();
     for (const ManifestFile& f : files) {
@@ -50,6 +80,7 @@ std::string Manifest::to_json() const {
         undone.push_back({{"from", r.from}, {"to", r.to}, {"samples", r.samples}, {"reason", r.reason}});
     const OrderedJson json = {{"format", kFormat},
                               {"version", kManifestVersion},
+                              {"checksum", kNoChecksum},
                               {"run_id", run_id},
                               {"commit", commit},
                               {"written_at", written_at},
@@ -65,10 +96,15 @@ std::string Manifest::to_json() const {
                               {"ranks", ranks},
                               {"zero", zero},
                               {"flags", flags},
+                              {"flags_hex", hex_flags(flags)},
                               {"data", parse_json(data.empty() ? "{}" : data, "data")},
                               {"guards", parse_json(guards.empty() ? "{}" : guards, "guards")},
                               {"files", list}};
-    return json.dump(1) + "\n";
+    // Bytes that are no UTF-8 become U+FFFD: they stand in texts for people, and in flags see hex_flags().
+    std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+    const size_t at = text.find(kChecksumKey) + kChecksumKey.size();
+    text.replace(at, kNoChecksum.size(), checksum(text, at));
+    return text;
 }
 
 static ManifestFile parse_file(const Json& entry, const std::string& where) {
@@ -111,9 +147,17 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     require(get_text("format") == kFormat, "%s: its format is \"%s\", not \"%s\"", where.c_str(),
             get_text("format").c_str(), kFormat);
     const int64_t version = get_int("version", kMost);
-    require(version == kManifestVersion,
-            "%s: version %lld; this program reads version %d: use the program that wrote it", where.c_str(),
-            (long long)version, kManifestVersion);
+    require(version == 1 || version == 2,
+            "%s: version %lld; this program reads versions 1 and 2: use the program that wrote it", where.c_str(),
+            (long long)version);
+    if (version == 2) {
+        const std::string want = get_text("checksum");
+        const size_t at = text.find(kChecksumKey);
+        require(want.size() == kNoChecksum.size() && at != std::string_view::npos &&
+                    checksum(std::string(text), at + kChecksumKey.size()) == want,
+                "%s: its text does not have the checksum %s that stands in it: it was changed", where.c_str(),
+                want.c_str());
+    }
     Manifest m;
     m.run_id = get_text("run_id");
     m.commit = get_text("commit");
@@ -136,6 +180,11 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     const Json& flags = json_at(json, "flags", where);
     require(flags.is_object(), "%s: flags is not an object", where.c_str());
     for (const auto& [name, value] : flags.items()) m.flags[name] = json_string(value, name.c_str(), where);
+    if (const Json* odd = json_find(json, "flags_hex")) {
+        require(odd->is_object(), "%s: flags_hex is not an object", where.c_str());
+        for (const auto& [name, value] : odd->items())
+            m.flags[name] = from_hex(json_string(value, name.c_str(), where), where);
+    }
     m.data = object_text(json, "data", where);
     m.guards = object_text(json, "guards", where);
     const Json& files = json_at(json, "files", where);

@@ -12,7 +12,9 @@
 
 namespace rz {
 
-constexpr int kManifestVersion = 1;
+// Version 2 has a checksum of its own text; version 1 is still read. Fields that are not known are ignored, so that a
+// later version only has to raise the number if an older program must not read it.
+constexpr int kManifestVersion = 2;
 constexpr const char* kManifestName = "manifest.json";
 
 struct ManifestFile {

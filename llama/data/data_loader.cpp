@@ -1,5 +1,8 @@
 #include "llama/data/data_loader.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -53,11 +56,29 @@ int64_t Permutation::operator()(int64_t i) const {
     return int64_t(x);
 }
 
+// What this thread reads right now, for the handler of SIGBUS: a mapped file that was cut off, or a disk that fails.
+static thread_local const char* reading = nullptr;
+
+static void on_sigbus(int) {
+    const auto say = [](const char* text) { return ::write(2, text, std::strlen(text)) >= 0; };
+    const bool said = say("train_llama: ") && say(reading ? reading : "a mapped file") &&
+                      say(": can't be read any more: it was cut off while it is in use, or the disk fails (SIGBUS)\n");
+    ::_exit(said ? 70 : 71);
+}
+
+// Only once data are mapped: other faults of the bus keep the system's handling.
+static void name_sigbus() {
+    struct sigaction action {};
+    action.sa_handler = on_sigbus;
+    ::sigaction(SIGBUS, &action, nullptr);
+}
+
 DataLoader::DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab, DataOrder order)
     : shards_(std::move(shards)), T_(T), vocab_(vocab), seed_(seed), order_(order) {
     require(T > 0, "sequence length %ld; it must be at least 1", T);
     require(vocab > 0, "a vocabulary of %ld ids", vocab);
     require(!shards_.empty(), "no data files given");
+    name_sigbus();
     int64_t longest = 0;
     first_sample_.push_back(0);
     for (const auto& shard : shards_) {
@@ -79,23 +100,35 @@ int64_t DataLoader::sample_at(int64_t position) const {
 }
 
 void DataLoader::batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const {
+    const TokenShard* last = nullptr;
+    const auto leave = [&] {
+        if (last) last->file().check_unchanged(last->path());
+        reading = nullptr;
+    };
     for (int64_t b = 0; b < count; ++b) {
         const int64_t sample = sample_at(position + b);
         const auto next = std::upper_bound(first_sample_.begin(), first_sample_.end(), sample);
         const int64_t s = next - first_sample_.begin() - 1;
         const int64_t begin = (sample - first_sample_[s]) * T_;
         int32_t *in = inputs + b * T_, *out = targets + b * T_;
+        if (last != &shards_[s]) {
+            leave();
+            last = &shards_[s];
+            last->file().check_unchanged(last->path());
+            reading = last->path().c_str();
+        }
         shards_[s].read(begin, T_, vocab_, in);
         std::memcpy(out, in + 1, size_t(T_ - 1) * sizeof(int32_t));
         shards_[s].read(begin + T_, 1, vocab_, out + T_ - 1);
     }
+    leave();
 }
 
 DataFingerprint DataLoader::fingerprint() const {
     DataFingerprint f{T_, seed_, order_ == DataOrder::kShuffled, {}};
     for (const auto& shard : shards_)
-        f.shards.push_back({shard.path().substr(shard.path().rfind('/') + 1), shard.file_bytes(), shard.tokens(),
-                            shard.token_bytes(), hash_head_and_tail(shard.file())});
+        f.shards.push_back({replace_invalid_utf8(shard.path().substr(shard.path().rfind('/') + 1)), shard.file_bytes(),
+                            shard.tokens(), shard.token_bytes(), hash_head_and_tail(shard.file())});
     return f;
 }
 

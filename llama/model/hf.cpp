@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "llama/base/finite.h"
 #include "llama/base/json.h"
 
 namespace rz {
@@ -258,6 +259,7 @@ DType HfWeights::stored_dtype(const Tensor& t) const { return *place(t).tensor->
 void HfWeights::read(const Tensor& t, int64_t first, int64_t count, DType dtype, void* out) const {
     const Place& p = place(t);
     p.file->read(*p.tensor, first, count, dtype, out);
+    require_finite(out, first, count, dtype, p.file->path(), t.name);
 }
 
 // ---- writing ----
@@ -268,17 +270,17 @@ std::vector<TensorSpec> tensor_specs(const ParamTable& table, DType dtype) {
     return specs;
 }
 
-void prepare_model_folder(const std::string& folder, const std::string& tokenizer_from) {
+void prepare_model_folder(const std::string& folder, const TokenizerFiles& tokenizer) {
     make_folder(folder);
     require(!is_file(folder + "/" + kIndex), "%s: holds a sharded model (%s): choose another folder", folder.c_str(),
             kIndex);
-    if (!tokenizer_from.empty()) copy_tokenizer_files(tokenizer_from, folder);
+    tokenizer.write_to(folder);
 }
 
 void save_model(const std::string& folder, const ModelConfig& config, const ParamTable& table, DType dtype,
-                const WeightSource& source, const std::string& tokenizer_from) {
+                const WeightSource& source, const TokenizerFiles& tokenizer) {
     constexpr int64_t kPiece = 1 << 22;  // elements
-    prepare_model_folder(folder, tokenizer_from);
+    prepare_model_folder(folder, tokenizer);
     SafetensorsWriter writer(folder + "/" + kWeights, tensor_specs(table, dtype));
     int64_t largest = 0;
     for (const Tensor& t : table.tensors()) largest = std::max(largest, std::min(t.size, kPiece));
@@ -295,13 +297,18 @@ void save_model(const std::string& folder, const ModelConfig& config, const Para
     write_file_atomically(folder + "/" + kConfig, config_to_json(config, dtype));
 }
 
-void copy_tokenizer_files(const std::string& from, const std::string& to) {
+TokenizerFiles::TokenizerFiles(const std::string& from) {
+    if (from.empty()) return;
     const std::string folder = is_folder(from) ? from : parent_folder(from);
-    require(is_folder(folder), "%s: no such folder to copy the tokenizer from", folder.c_str());
+    require(is_folder(folder), "%s: no such folder to take the tokenizer from", folder.c_str());
     for (const char* file :
          {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
           "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"})
-        if (is_file(folder + "/" + file)) copy_file_atomically(folder + "/" + file, to + "/" + file);
+        if (is_file(folder + "/" + file)) files_.emplace_back(file, read_text(folder + "/" + file));
+}
+
+void TokenizerFiles::write_to(const std::string& folder) const {
+    for (const auto& [name, content] : files_) write_file_atomically(folder + "/" + name, content);
 }
 
 }  // namespace rz

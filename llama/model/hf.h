@@ -65,18 +65,26 @@ class HfWeights {
 // tensor once, in order, piece by piece.
 using WeightSource = std::function<void(const Tensor&, int64_t first, int64_t count, void* out)>;
 
+// A tokenizer's files, in memory: what a checkpoint needs is read when the run begins, and may go away after that.
+class TokenizerFiles {
+   public:
+    TokenizerFiles() = default;
+    TokenizerFiles(const std::string& from);  // its folder, or one of its files; empty: none
+    TokenizerFiles(const char* from) : TokenizerFiles(std::string(from)) {}
+    void write_to(const std::string& folder) const;
+
+   private:
+    std::vector<std::pair<std::string, std::string>> files_;  // name, content
+};
+
 // Makes the folder if need be, refuses one with another model's index of shards, and copies the tokenizer's files from
-// `tokenizer_from` if that is not empty.
-void prepare_model_folder(const std::string& folder, const std::string& tokenizer_from);
+// `tokenizer`.
+void prepare_model_folder(const std::string& folder, const TokenizerFiles& tokenizer);
 
 // Writes model.safetensors and config.json into `folder` (made if need be), each whole or not at all, and copies the
-// tokenizer's files from `tokenizer_from` if that is not empty. Refuses a folder with another model's index of shards.
+// tokenizer's files if there are any. Refuses a folder with another model's index of shards.
 void save_model(const std::string& folder, const ModelConfig&, const ParamTable&, DType, const WeightSource&,
-                const std::string& tokenizer_from = "");
-
-// `from` is a folder or a file in it. Copies what there is of tokenizer.json, tokenizer.model, generation_config.json
-// and their like.
-void copy_tokenizer_files(const std::string& from, const std::string& to);
+                const TokenizerFiles& tokenizer = {});
 
 // The tensors of `table` as one safetensors file would hold them, in table order.
 std::vector<TensorSpec> tensor_specs(const ParamTable&, DType);

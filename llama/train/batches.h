@@ -11,6 +11,7 @@
 #include "comm/grid.h"
 #include "llama/data/batch_feeder.h"
 #include "llama/data/data_loader.h"
+#include "llama/model/hf.h"
 #include "llama/tokenizer/tokenizer.h"
 #include "llama/train/options_train.h"
 
@@ -19,9 +20,10 @@ namespace rz {
 // Where tokens come from, as asked for by --data or by --train-data and --val-data.
 struct DataPaths {
     std::vector<std::string> train, val;
-    std::string tokenizer;           // path, or empty
-    int64_t vocab = 0;               // 0: unknown
-    double val_bytes_per_token = 0;  // 0: unknown
+    std::string tokenizer;                // path, or empty
+    int64_t vocab = 0;                    // 0: unknown
+    double val_bytes_per_token = 0;       // 0: unknown
+    TokenizerFiles tokenizer_files = {};  // for checkpoints and final weights: rank 0 reads them when the run begins
 };
 DataPaths find_data(const Options&);
 

@@ -113,7 +113,7 @@ RunEnd finish(Trainer& t) {
     const int64_t last = t.metrics->last_step();
     const bool last_save_good = !t.saver || t.saver->finish();
     health.agree();
-    if (!out.empty() && (!health.end() || health.end()->saves))
+    if (!health.end() || health.end()->saves)
         if (const std::string bad = find_not_finite(t.process, core.device, core.compute, core.zero, core.table);
             !bad.empty())
             health.end_with(kExitNumbers, format("not finite after step %lld: ", (long long)last) + bad);
@@ -123,7 +123,7 @@ RunEnd finish(Trainer& t) {
     if (health.end() && !(health.end()->saves && last == t.options.steps)) return {finish_early(t, last_save_good)};
     if (!out.empty()) {
         export_weights(out + "/final", core.config, core.table, t.process, core.device, core.compute, core.zero,
-                       t.sources.paths.tokenizer);
+                       t.sources.paths.tokenizer_files);
         t.log->line("saved    " + out + "/final");
     }
     core.compute.synchronize();

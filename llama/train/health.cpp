@@ -10,7 +10,7 @@
 namespace rz {
 
 Health::Health(const Options& o, Process& process)
-    : process_(process), guards_(GuardOptions{}), limit_(o.time_limit, wall_clock()) {
+    : process_(process), guards_(GuardOptions{}), limit_(o.time_limit, monotonic_clock(), wall_clock()) {
     set_guards(o);
     install_stop_signals();
     if (process.is_root() && !o.out.empty()) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 
 #include "llama/base/clock.h"
 #include "llama/model/hf.h"
@@ -225,6 +226,21 @@ CommandTable command_table(TrainOptions& o) {
     return table;
 }
 
+// A run may be resumed from another folder: files and patterns, comma-separated, in full.
+static std::string kept_value(const std::string& name, const ParsedFlags& found) {
+    const std::string& value = found.values.at(name);
+    if (name != "data" && name != "train-data" && name != "val-data" && name != "tokenizer") return value;
+    std::string all;
+    for (size_t at = 0; at < value.size();) {
+        const size_t end = std::min(value.find(',', at), value.size());
+        std::error_code none;
+        const std::string one = value.substr(at, end - at), whole = std::filesystem::absolute(one, none);
+        all += (all.empty() ? "" : ",") + (none || one.empty() ? one : whole);
+        at = end + 1;
+    }
+    return all;
+}
+
 // ---- what was given, and what it means ------------------------------------------------------------------------------
 
 // Whether a resumed run takes this flag from its checkpoint. Not what depends on the machine (device, threads, ranks),
@@ -261,7 +277,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     o.arguments = arguments;
     o.given = found.given;
     for (const OptionRow& row : table.rows)
-        if (is_kept(row)) o.kept_flags[row.flag.substr(2)] = found.values.at(row.flag.substr(2));
+        if (is_kept(row)) o.kept_flags[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
     settle_schedule(o);
 }
 
@@ -335,8 +351,7 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
             if (!same_value(now, value))
                 lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
         } else if (o.kept_flags.count(name)) {
-            if (!value.empty() && value != "false")
-                arguments.push_back("--" + name + (value == "true" ? "" : "=" + value));
+            if (!value.empty()) arguments.push_back("--" + name + "=" + value);
         } else {
             lines.push_back(
                 format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));

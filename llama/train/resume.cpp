@@ -12,11 +12,31 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
+#include "llama/base/json.h"
+#include "llama/data/data_loader.h"
 #include "llama/model/hf.h"
+#include "llama/train/guards.h"
 
 namespace rz {
 
 namespace fs = std::filesystem;
+
+// The parts of a manifest that others read, before it counts as good.
+static Manifest checked_manifest(const std::string& folder) {
+    const Manifest manifest = check_checkpoint(folder);
+    const std::string where = folder + "/" + kManifestName;
+    try {
+        DataFingerprint::from_json(manifest.data);
+        if (const Json guards = parse_json(manifest.guards, where); !guards.empty())
+            Guards({}).from_json(guards, where + ": guards");
+        load_config(folder);
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& error) {
+        fail("%s: %s", where.c_str(), error.what());
+    }
+    return manifest;
+}
 
 // Rank 0. Takes the newest good one of `steps`, descending; tells about those that are not.
 static std::optional<ResumePoint> newest_good(const CheckpointStore& store, const std::vector<int64_t>& steps,
@@ -25,7 +45,7 @@ static std::optional<ResumePoint> newest_good(const CheckpointStore& store, cons
         ResumePoint point{
             .folder = store.path(steps[i]), .manifest = {}, .may_fall_back = true, .older = {}, .notes = notes};
         try {
-            point.manifest = check_checkpoint(point.folder);
+            point.manifest = checked_manifest(point.folder);
             require(point.manifest.step == steps[i], "%s: its manifest is of step %lld", point.folder.c_str(),
                     (long long)point.manifest.step);
         } catch (const Error& error) {
@@ -92,7 +112,7 @@ static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
         require(std::find(steps.begin(), steps.end(), step) != steps.end(),
                 "--resume %s: %s holds no such checkpoint; it has: %s", from.c_str(), own.folder().c_str(),
                 have.empty() ? "none" : have.c_str());
-        ResumePoint point{.folder = own.path(step), .manifest = check_checkpoint(own.path(step))};
+        ResumePoint point{.folder = own.path(step), .manifest = checked_manifest(own.path(step))};
         require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
                 (long long)point.manifest.step);
         return point;
@@ -111,7 +131,7 @@ static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
         require(!theirs.empty(), "--resume %s: this run has no checkpoints", from.c_str());
         return newest_good(other, theirs, {});
     }
-    return ResumePoint{.folder = from, .manifest = check_checkpoint(from)};
+    return ResumePoint{.folder = from, .manifest = checked_manifest(from)};
 }
 
 // Rank 0's point on all ranks.

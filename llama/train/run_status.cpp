@@ -48,7 +48,7 @@ RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps)
 void RunStatus::running(int64_t step) {
     std::lock_guard lock(mutex_);
     step_ = step;
-    if (rank_ != 0 || wall_clock() - written_ < 1) return;
+    if (rank_ != 0 || monotonic_clock() - written_ < 1) return;
     write("running", 0, "", rank_, /*durable=*/false);
 }
 
@@ -82,7 +82,7 @@ void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
 // Plain calls: an injected or real fault of the checkpoint's files must not keep the reason from being written.
 void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
     if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
-    written_ = wall_clock();
+    written_ = monotonic_clock();
     OrderedJson json = {
         {"state", state},          {"step", step_},           {"steps", steps_},     {"saved_step", saved_step_},
         {"exit_code", exit_code},  {"reason", reason},        {"rank", rank},        {"host", host_name()},

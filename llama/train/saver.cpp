@@ -11,7 +11,9 @@ Saver::Saver(Process& process, TrainingCore& core, Health& health, Log& log, Sav
       health_(health),
       log_(log),
       manifest_(std::move(manifest)),
-      writer_(process, core.device, core.compute, core.zero, core.table, core.config, std::move(options)) {}
+      writer_(process, core.device, core.compute, core.zero, core.table, core.config, std::move(options)) {
+    if (!writer_.note().empty()) std::fprintf(stderr, "train_llama: %s\n", writer_.note().c_str());
+}
 
 void Saver::save(int64_t step) {
     writer_.save(manifest_(step));

@@ -38,6 +38,7 @@ void take(StopCause cause) {
 void handle(int signal) {
     if (signal == SIGTERM) take(StopCause::terminate);
     if (signal == SIGUSR1) take(StopCause::usr1);
+    if (signal == SIGHUP) take(StopCause::hangup);
     if (signal != SIGINT) return;
     take(StopCause::interrupt);
     int64_t first = 0;
@@ -56,6 +57,8 @@ void install_stop_signals() {
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     for (int s : {SIGTERM, SIGUSR1, SIGINT}) sigaction(s, &action, nullptr);
+    struct sigaction before {};
+    if (sigaction(SIGHUP, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
     action.sa_handler = SIG_IGN;
     for (int s : {SIGXFSZ, SIGPIPE}) sigaction(s, &action, nullptr);
 }
@@ -75,6 +78,8 @@ std::string describe_stop(StopCause cause, int rank) {
             return format("SIGUSR1 on rank %d", rank);
         case StopCause::interrupt:
             return format("SIGINT on rank %d", rank);
+        case StopCause::hangup:
+            return format("SIGHUP on rank %d", rank);
         case StopCause::time_limit:
             return "the time limit";
         case StopCause::none:
@@ -83,20 +88,20 @@ std::string describe_stop(StopCause cause, int rank) {
     return "nothing";
 }
 
-TimeLimit::TimeLimit(double seconds, double started) {
+TimeLimit::TimeLimit(double seconds, double started, double wall) {
     if (seconds > 0) end_ = started + seconds;
     if (const char* slurm = std::getenv("SLURM_JOB_END_TIME")) {
-        const double end = std::strtod(slurm, nullptr);
-        if (end > 0 && (end_ == 0 || end < end_)) end_ = end;
+        const double at = std::strtod(slurm, nullptr), end = started + (at - wall);
+        if (at > 0 && (end_ == 0 || end < end_)) end_ = end;
     }
 }
 
 bool TimeLimit::reached(double save_seconds, double step_seconds, double now) const {
-    return end_ > 0 && now + step_seconds + 2 * save_seconds >= end_;
+    return end_ != 0 && now + step_seconds + 2 * save_seconds >= end_;
 }
 
 bool TimeLimit::reached(double save_seconds, double step_seconds) const {
-    return reached(save_seconds, step_seconds, wall_clock());
+    return reached(save_seconds, step_seconds, monotonic_clock());
 }
 
 }  // namespace rz

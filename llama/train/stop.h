@@ -2,19 +2,19 @@
 // Being asked to stop. A request on any rank travels with the numbers that the ranks exchange after every step, so all
 // of them stop after the same step, save, and end with exit code 75.
 //
-//   SIGTERM, SIGUSR1, the first SIGINT   stop after the current step
+//   SIGTERM, SIGUSR1, SIGHUP, the first SIGINT   stop after the current step
 //   a further SIGINT                     ends this process at once with exit code 130; what was saved is whole
 //   SIGXFSZ, SIGPIPE                     ignored: the write fails instead, and says so
 //   --time-limit, SLURM_JOB_END_TIME     as a signal, early enough to save
 //
-// SIGUSR2 and SIGHUP are left alone: MPICH's mpirun passes neither on.
+// A SIGHUP that is ignored (nohup) stays ignored. MPICH's mpirun passes neither it nor SIGUSR2 on, which is left alone.
 
 #include <cstdint>
 #include <string>
 
 namespace rz {
 
-enum class StopCause : int32_t { none = 0, terminate, usr1, interrupt, time_limit };
+enum class StopCause : int32_t { none = 0, terminate, usr1, interrupt, time_limit, hangup };
 
 // Installs the handlers. A second SIGINT counts only 0.3 s after the first: a terminal sends Ctrl-C to mpirun, which
 // passes it on, and to the ranks.
@@ -30,8 +30,9 @@ std::string describe_stop(StopCause cause, int rank);
 // When a run has to end. 0: no limit.
 class TimeLimit {
    public:
-    // `seconds` from `started` on (both of CLOCK_REALTIME); also the end of the Slurm job, if the environment has it.
-    TimeLimit(double seconds, double started);
+    // `seconds` from `started` on, by monotonic_clock(); also the end of the Slurm job, if the environment has it,
+    // which is a time of day: what is left until then is measured once, at `wall`. Setting the clock changes neither.
+    TimeLimit(double seconds, double started, double wall);
 
     // Whether saving has to begin after this step: the next step and twice the last save must still fit.
     bool reached(double save_seconds, double step_seconds) const;

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -107,9 +108,18 @@ static SaveOptions save_options(const Options& o, const DataPaths& paths) {
     return {.run_folder = o.out,
             .keep = o.keep,
             .keep_every = o.keep_every,
-            .background = !o.no_background_save,
-            .tokenizer_from = paths.tokenizer,
+            .background = !o.no_background_save && o.save_every > 0,
+            .tokenizer = paths.tokenizer_files,
             .timeout_s = o.timeout};
+}
+
+// A tokenizer that was asked for has to be there. One that the data folder names never costs a run.
+static TokenizerFiles read_tokenizer_files(const Options& o, const std::string& from) try {
+    return TokenizerFiles(from);
+} catch (const Error& error) {
+    if (!o.tokenizer.empty()) throw;
+    std::fprintf(stderr, "train_llama: %s; checkpoints will have no tokenizer\n", error.what());
+    return {};
 }
 
 // What the run is, in the log's first lines.
@@ -161,6 +171,7 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     check_ranks(o, process.size());
     start.run_id = choose_run_id(process);
     check_folder_is_shared(o.out, start.run_id, process);
+    if (process.is_root() && !o.out.empty()) paths.tokenizer_files = read_tokenizer_files(o, paths.tokenizer);
     sources = open_data(o, std::move(paths), config.vocab);
     std::string note;
     const Device device = choose_device(o, process, note);

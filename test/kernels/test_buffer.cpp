@@ -1,9 +1,15 @@
 // A Buffer may go while work that uses it is still queued: the memory stays until that work is done.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <stdexcept>
 
+#include "kernels/runtime/context.h"
+#include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -75,6 +81,54 @@ TEST(BufferTest, MayBeFreedByQueuedWorkItself) {
     stream.enqueue_host([held] {});
     held.reset();
     stream.synchronize();
+}
+
+// Linux would hand it out, and end the process when it is used.
+TEST(BufferTest, MoreThanTheHostHasIsRefused) {
+    const int64_t bytes = available_host_memory() / 4 * 5;
+    try {
+        Buffer(Device{}, bytes, MemKind::activations, "too large");
+        ADD_FAILURE() << "handed out";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("out of memory: "), std::string::npos) << error.what();
+    }
+    // Also in pieces that fit by themselves, none of which is in use yet.
+    RankContext context;
+    std::vector<Buffer> pieces;
+    EXPECT_THROW(for (int i = 0; i < 12; ++i)
+                     pieces.emplace_back(Device{.context = &context}, bytes / 8, MemKind::activations, "piece"),
+                 Error);
+}
+
+struct FakeHost {
+    std::string root =
+        (std::filesystem::temp_directory_path() / ("ringzero-host-" + std::to_string(getpid()))).string();
+    ~FakeHost() { std::filesystem::remove_all(root); }
+    void add(const std::string& path, const std::string& text) {
+        const std::filesystem::path whole = root + path;
+        std::filesystem::create_directories(whole.parent_path());
+        std::ofstream(whole) << text;
+    }
+    int64_t available() { return available_host_memory(root + "/proc", root + "/cgroup"); }
+};
+
+TEST(HostMemory, TheTightestGroupCounts) {
+    FakeHost host;
+    EXPECT_EQ(host.available(), INT64_MAX) << "nothing can be read";
+    host.add("/proc/meminfo", "MemTotal:  2000 kB\nMemAvailable:    1000 kB\n");
+    EXPECT_EQ(host.available(), 1000 * 1024);
+    host.add("/proc/self/cgroup", "0::/user/job\n");
+    host.add("/cgroup/user/job/memory.max", "max\n");
+    host.add("/cgroup/user/job/memory.current", "5\n");
+    EXPECT_EQ(host.available(), 1000 * 1024) << "no limit";
+    host.add("/cgroup/user/memory.max", "600000\n");
+    host.add("/cgroup/user/memory.current", "500000\n");
+    host.add("/cgroup/user/memory.stat", "anon 1\ninactive_file 30000\n");
+    EXPECT_EQ(host.available(), 130000) << "the limit of a level above, file cache not counted";
+    host.add("/proc/self/cgroup", "12:cpu:/x\n4:memory:/docker/a\n");
+    host.add("/cgroup/memory/docker/a/memory.limit_in_bytes", "90000\n");
+    host.add("/cgroup/memory/docker/a/memory.usage_in_bytes", "95000\n");
+    EXPECT_EQ(host.available(), 0) << "version 1, used up";
 }
 
 }  // namespace

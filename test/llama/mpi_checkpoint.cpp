@@ -56,7 +56,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             a.each([](float& w, float& m, float& v, int64_t i) { w = value(i, 1), m = value(i, 2), v = value(i, 3); });
             a.zero->publish();
             CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
-                                    {.run_folder = folder, .tokenizer_from = "", .timeout_s = 30});
+                                    {.run_folder = folder, .timeout_s = 30});
             Manifest manifest;
             manifest.run_id = "test";
             manifest.step = ++step;
@@ -89,7 +89,7 @@ TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
     Mesh mesh(process, cpu);
     Sharded a(mesh, 3, DType::f32);
     CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
-                            {.run_folder = folder, .tokenizer_from = "", .timeout_s = 30});
+                            {.run_folder = folder, .timeout_s = 30});
     const FaultScope armed(Faults(process.rank(), "checkpoint.fsync:1:1:eio"));
     Manifest manifest;
     manifest.run_id = "test";

@@ -83,7 +83,7 @@ TEST(LayoutsOverMpi, SavedByAnyReadByAnyTheSameBytes) {
         held.stream.synchronize();
         held.each([](float&, float& m, float& v, int t, int64_t i) { m = value(t, i, 1), v = value(t, i, 2); });
         CheckpointWriter writer(process, kCpu, held.stream, held.zero, held.table, held.config,
-                                {.run_folder = folder, .keep = 0, .tokenizer_from = "", .timeout_s = 30});
+                                {.run_folder = folder, .keep = 0, .timeout_s = 30});
         Manifest manifest;
         manifest.run_id = "test";
         manifest.step = int64_t(l) + 1;

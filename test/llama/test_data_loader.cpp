@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
 
 #include "kernels/runtime/check.h"
@@ -44,6 +47,49 @@ class DataLoaderTest : public testing::Test {
     static constexpr int64_t kVocab = 1 << 20;
     std::string dir_;
 };
+
+TEST_F(DataLoaderTest, AFileThatChangesWhileItIsReadIsNamed) {
+    const auto problem = [&](const std::function<void(const std::string&)>& change) {
+        DataLoader loader(counting_shards({100, 100}), 8, 1, kVocab, DataOrder::kSequential);
+        std::vector<int32_t> in(8), out(8);
+        loader.batch(0, 1, in.data(), out.data());
+        usleep(20000);  // the clock of the file system is coarse
+        change(dir_ + "/s0.bin");
+        try {
+            loader.batch(1, 1, in.data(), out.data());
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        EXPECT_EQ(in[0], 8);
+        return std::string();
+    };
+    EXPECT_EQ(problem([](const std::string&) {}), "");
+    EXPECT_EQ(problem([](const std::string& path) { fs::remove(path); }), "") << "what is mapped stays";
+    EXPECT_EQ(problem([](const std::string& path) {
+                  fs::copy_file(path, path + "x");
+                  fs::rename(path + "x", path);
+              }),
+              "");
+    const std::string cut = problem([](const std::string& path) { fs::resize_file(path, 1100); });
+    EXPECT_NE(cut.find("s0.bin: was written to while it is in use (1424 bytes, now 1100)"), std::string::npos) << cut;
+    const std::string overwritten = problem([](const std::string& path) {
+        std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(1200);
+        file.put(7);
+    });
+    EXPECT_NE(overwritten.find("s0.bin: was written to"), std::string::npos) << overwritten;
+}
+
+TEST_F(DataLoaderTest, FifosAreNotWaitedFor) {
+    const std::string path = dir_ + "/fifo.bin";
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    EXPECT_THROW(open_shards({path}, {.vocab = kVocab}), Error);
+}
+
+TEST_F(DataLoaderTest, SigbusIsNamed) {
+    DataLoader loader(counting_shards({100}), 8, 1, kVocab);
+    EXPECT_EXIT(raise(SIGBUS), testing::ExitedWithCode(70), "can't be read any more");
+}
 
 TEST(Permutation, IsABijectionForEverySize) {
     for (int64_t n : {1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 1000, 4097})

@@ -92,17 +92,17 @@ TEST(Duration, ReadsWhatPeopleAndSlurmWrite) {
 
 TEST(TimeLimit, LeavesTimeForTheNextStepAndTwoSaves) {
     unsetenv("SLURM_JOB_END_TIME");
-    const TimeLimit none(0, 1000);
+    const TimeLimit none(0, 1000, 0);
     EXPECT_FALSE(none.reached(1e9, 1e9, 1e12));
-    const TimeLimit limit(100, 1000);
+    const TimeLimit limit(100, 1000, 0);
     EXPECT_FALSE(limit.reached(10, 5, 1074));
     EXPECT_TRUE(limit.reached(10, 5, 1075));
-    setenv("SLURM_JOB_END_TIME", "1050", 1);
-    EXPECT_EQ(TimeLimit(100, 1000).end(), 1050);
-    EXPECT_EQ(TimeLimit(0, 1000).end(), 1050);
-    EXPECT_EQ(TimeLimit(20, 1000).end(), 1020);
+    setenv("SLURM_JOB_END_TIME", "70050", 1);  // the time of day is 70000 when the machine has run for 1000 s
+    EXPECT_EQ(TimeLimit(100, 1000, 70000).end(), 1050);
+    EXPECT_EQ(TimeLimit(0, 1000, 70000).end(), 1050);
+    EXPECT_EQ(TimeLimit(20, 1000, 70000).end(), 1020);
     setenv("SLURM_JOB_END_TIME", "junk", 1);
-    EXPECT_EQ(TimeLimit(0, 1000).end(), 0);
+    EXPECT_EQ(TimeLimit(0, 1000, 70000).end(), 0);
     unsetenv("SLURM_JOB_END_TIME");
 }
 
