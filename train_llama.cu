@@ -20,7 +20,7 @@ using namespace rz;
 static RunEnd train(Trainer& t) {
     const Options& o = t.options;
     Model& model = t.core->model;
-    Zero& zero = t.core->zero;
+    ShardedAdamW& optimizer = t.core->zero.optimizer;
     if (o.val_every > 0 && t.start.first_step() == 1) validate(t, 0);
     for (int64_t step = t.start.first_step(); step <= o.steps; ++step) {
         begin_step(t, step);
@@ -28,8 +28,9 @@ static RunEnd train(Trainer& t) {
         // reduce its gradients, release it, in the order that the program has (llama/parallel/program.h).
         const Goal goal{.pass = Pass::train, .grad_scale = t.grad_scale()};
         model.run(t.core->program, goal, [&](int64_t m) { return t.batches->training(step, m); });
-        // The global norm, clipping, and AdamW on what this rank owns; parameters return to the ranks that share them.
-        zero.update(float(t.lr.at(step)), step);
+        // Then AdamW, clipped by the norm, on what this rank owns; parameters return to the ranks that share them.
+        optimizer.gradient_norm();
+        optimizer.update(float(t.lr.at(step)), step);
         end_step(t, step);
         // ---- diagnostics and files ----
         if (ends(t, step)) break;

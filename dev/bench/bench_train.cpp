@@ -88,7 +88,7 @@ struct Trainer {
                  .grad_dtype = dtype,
                  .recompute = o.recompute,
                  .logits_bytes = o.logits_bytes},
-                o.device, compute, zero, &zero),
+                o.device, compute, zero.params, &zero.grads),
           vocab(s.config.vocab) {
         if (!o.device.is_cuda()) compute.enqueue_host([n = omp_get_max_threads()] { omp_set_num_threads(n); });
     }
@@ -114,7 +114,8 @@ struct Trainer {
 
     void step(const DeviceBatch& b, float rate, int64_t step) {
         model.train(b, 1.0f / float(b.B * b.T));
-        zero.update(rate, step);
+        zero.optimizer.gradient_norm();
+        zero.optimizer.update(rate, step);
     }
 
     ParamTable table;
@@ -238,7 +239,8 @@ void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
             graph.launch(t.compute);
         else
             train();
-        t.zero.update(1e-4f, step);
+        t.zero.optimizer.gradient_norm();
+        t.zero.optimizer.update(1e-4f, step);
         if (step == kWarmUp) t.compute.synchronize();  // what is set up at first use is behind us
         if (step >= kWarmUp) ends.push_back(t.compute.record(true));
     }

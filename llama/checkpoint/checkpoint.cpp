@@ -55,27 +55,26 @@ static double seconds_since(std::chrono::steady_clock::time_point start) {
 // Element `by` further on, in every array.
 static OwnedRange cut(const OwnedRange& r, int64_t by, int64_t count, const ZeroOptions& o) {
     const auto move = [&](void* p, DType d) -> void* { return static_cast<char*>(p) + by * size_of(d); };
-    return {r.unit,
-            {r.elements.begin + by, r.elements.begin + by + count},
-            r.local + by,
-            r.logical + by,
-            move(r.param, o.param_dtype),
-            move(r.master, o.master_dtype),
-            move(r.m, o.adam_dtype),
-            move(r.v, o.adam_dtype),
-            move(r.grad, o.grad_dtype)};
+    return {
+        {r.unit, {r.elements.begin + by, r.elements.begin + by + count}, r.local + by, r.logical + by, r.packed + by},
+        move(r.param, o.param_dtype),
+        move(r.master, o.master_dtype),
+        move(r.m, o.adam_dtype),
+        move(r.v, o.adam_dtype),
+        move(r.grad, o.grad_dtype)};
 }
 
 static ElementRange share_of(const OwnedRange& r, const Zero& zero) {
-    const std::vector<int64_t> cuts = even_offsets(r.elements.size(), zero.holders(), 256);
-    return {cuts[size_t(zero.holder())], cuts[size_t(zero.holder()) + 1]};
+    const Place holder = zero.ownership.sharing().copies;
+    const std::vector<int64_t> cuts = even_offsets(r.elements.size(), holder.size, 256);
+    return {cuts[size_t(holder.rank)], cuts[size_t(holder.rank) + 1]};
 }
 
 std::vector<OwnedRange> own_share(const Zero& zero) {
     std::vector<OwnedRange> share;
-    for (const OwnedRange& r : zero.owned())
+    for (const OwnedRange& r : zero.optimizer.owned())
         if (const ElementRange s = share_of(r, zero); s.size() > 0)
-            share.push_back(cut(r, s.begin, s.size(), zero.options()));
+            share.push_back(cut(r, s.begin, s.size(), zero.options));
     return share;
 }
 
@@ -157,7 +156,7 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::plan() {
-    const ZeroOptions& o = zero_.options();
+    const ZeroOptions& o = zero_.options;
     int64_t elements = 0;
     for (const OwnedRange& r : share_) elements += r.elements.size();
     const auto add = [&](StatePart part, DType dtype) {
@@ -200,7 +199,7 @@ std::string CheckpointWriter::prepare() try {
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
     const size_t hashes = parts_.size() * table_.tensors().size();
-    create_sized(folder + "/" + kReports, slot_bytes(hashes) * zero_.mesh().world().size, "");
+    create_sized(folder + "/" + kReports, slot_bytes(hashes) * zero_.streams.mesh.world().size, "");
     for (const PartFile& p : parts_) create_sized(folder + "/" + path_of(p.part), p.layout.file_size, p.layout.header);
     return "";
 } catch (const std::exception& error) {
@@ -276,7 +275,7 @@ void CheckpointWriter::write(Job& job) {
     }
     try {
         File reports(job.folder + "/" + kReports, O_WRONLY);
-        const int64_t slot = slot_bytes(hashes.size()) * zero_.mesh().world().rank;
+        const int64_t slot = slot_bytes(hashes.size()) * zero_.streams.mesh.world().rank;
         error.resize(std::min<size_t>(error.size(), kSlotText - 1));
         write_all(reports.fd, slot + 8, hashes.data(), int64_t(hashes.size()) * 8, reports.path);
         write_all(reports.fd, slot + 8 + int64_t(hashes.size()) * 8, error.c_str(), int64_t(error.size()) + 1,
@@ -348,7 +347,7 @@ void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t bytes = slot_bytes(hashes.size());
     std::vector<uint64_t> theirs(hashes.size());
-    for (int rank = 0; rank < zero_.mesh().world().size; ++rank) {
+    for (int rank = 0; rank < zero_.streams.mesh.world().size; ++rank) {
         for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
             File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
             uint64_t status = 0;
@@ -388,7 +387,7 @@ void CheckpointWriter::complete(Job& job) {
         job.report.bytes += f.bytes;
         m.files.push_back(f);
     }
-    write_file_atomically(job.folder + "/config.json", config_to_json(config_, zero_.options().param_dtype));
+    write_file_atomically(job.folder + "/config.json", config_to_json(config_, zero_.options.param_dtype));
     options_.tokenizer.write_to(job.folder);
     for (const auto& entry : fs::directory_iterator(job.folder)) {
         const std::string name = entry.path().filename();

@@ -114,7 +114,7 @@ std::string first_problem(Process& process, const std::string& own) {
 
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
                        Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes) {
-    const ZeroOptions& o = zero.options();
+    const ZeroOptions& o = zero.options;
     const bool has_master = manifest.find(path_of(StatePart::master)) != nullptr;
     std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
     for (int p = 0; p < int(StatePart::count_); ++p)
@@ -132,11 +132,12 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
             if (notes && read && want != reader.dtype())
                 notes->push_back(format("%s: %s is read as %s", path_of(part), safetensors_type(reader.dtype()).c_str(),
                                         safetensors_type(want).c_str()));
-            for (const OwnedRange& r : zero.owned()) {
-                const std::vector<int64_t> cuts = even_offsets(r.elements.size(), zero.holders(), 256);
+            for (const OwnedRange& r : zero.optimizer.owned()) {
+                const Place holder = zero.ownership.sharing().copies;
+                const std::vector<int64_t> cuts = even_offsets(r.elements.size(), holder.size, 256);
                 void* to = !read ? nullptr : part == StatePart::m ? r.m : part == StatePart::v ? r.v : r.master;
-                const size_t holder = size_t(zero.holder());
-                read_range(reader, table, r, {cuts[holder], cuts[holder + 1]}, {to, want}, stored, converted, compute);
+                const ElementRange share = {cuts[size_t(holder.rank)], cuts[size_t(holder.rank) + 1]};
+                read_range(reader, table, r, share, {to, want}, stored, converted, compute);
             }
             std::copy(reader.hashes().begin(), reader.hashes().end(), hashes.begin() + int64_t(at));
         }
@@ -160,7 +161,7 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                     (unsigned long long)want->second);
         }
     }
-    zero.publish();
+    zero.optimizer.publish();
     compute.synchronize();
     return "";
 }

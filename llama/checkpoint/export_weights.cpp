@@ -41,7 +41,7 @@ static Buffer largest_staging(Device device, int64_t element_bytes, int64_t& pie
 // Into a file that is there, and is called `path` once it is complete.
 static void write_share(const std::string& temporary, const std::string& path, const SafetensorsLayout& layout,
                         const ParamTable& table, Device device, Stream& compute, const Zero& zero) {
-    const int64_t e = size_of(zero.options().param_dtype);
+    const int64_t e = size_of(zero.options.param_dtype);
     int64_t piece = 0;
     Buffer staging = largest_staging(device, e, piece);
     const auto check = [&](bool ok, const char* call) {
@@ -62,7 +62,7 @@ static void write_share(const std::string& temporary, const std::string& path, c
 
 void export_weights(const std::string& folder, const ModelConfig& config, const ParamTable& table, Process& process,
                     Device device, Stream& compute, const Zero& zero, const TokenizerFiles& tokenizer) {
-    const DType dtype = zero.options().param_dtype;
+    const DType dtype = zero.options.param_dtype;
     const SafetensorsLayout layout = layout_safetensors(tensor_specs(table, dtype));
     const std::string path = folder + "/" + path_of(StatePart::model);
     std::unique_ptr<AtomicFile> file;  // rank 0's

@@ -5,12 +5,12 @@ namespace rz {
 std::string find_not_finite(Process& process, Device device, Stream& compute, const Zero& zero,
                             const ParamTable& table) {
     constexpr int64_t kPiece = int64_t(1) << 20;
-    const DType dtype = zero.options().param_dtype;
+    const DType dtype = zero.options.param_dtype;
     const int64_t e = size_of(dtype);
     std::string problem;
     try {
         Buffer staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "weights being checked");
-        for (const OwnedRange& r : zero.owned())
+        for (const OwnedRange& r : zero.optimizer.owned())
             table.for_each_run(r.local, r.local + r.elements.size(), kPiece, [&](const TensorRun& run) {
                 compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e,
                              run.count * e);

@@ -31,7 +31,7 @@ static DType type_of(const ZeroOptions& o, StatePart part) {
 
 // The axis on which the ranks stand that hold the same.
 static Axis axis_of_copies(const Zero& zero, StatePart part) {
-    const int stage = zero.options().stage;
+    const int stage = zero.options.stage;
     return stage == 0 || (part == StatePart::model && stage < 3) ? Axis::data : Axis::replicate;
 }
 
@@ -42,16 +42,16 @@ bool has_replicas(const Mesh& mesh, const Zero& zero) {
 // Calls visit(data on the device, elements, offset of the first in the local flat buffer) for what this rank holds.
 template <class Visit>
 static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
-    if (part == StatePart::model && zero.options().stage < 3) {
-        for (int u = 0; u < int(zero.units().size()); ++u) {
-            const UnitLayout& unit = zero.units()[size_t(u)];
-            zero.gather(u);
-            visit(static_cast<char*>(const_cast<void*>(zero.parameters(u))), unit.padded, unit.offset);
-            zero.release(u);
+    if (part == StatePart::model && zero.options.stage < 3) {
+        for (int u = 0; u < int(zero.ownership.units().size()); ++u) {
+            const UnitLayout& unit = zero.ownership.units()[size_t(u)];
+            zero.params.gather(u);
+            visit(static_cast<char*>(const_cast<void*>(zero.params.parameters(u))), unit.padded, unit.offset);
+            zero.params.release(u);
         }
         return;
     }
-    for (const OwnedRange& r : zero.owned()) {
+    for (const OwnedRange& r : zero.optimizer.owned()) {
         void* data = part == StatePart::model    ? r.param
                      : part == StatePart::master ? r.master
                      : part == StatePart::m      ? r.m
@@ -64,7 +64,7 @@ static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
 static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& zero, StatePart part,
                                           const ParamTable& table) {
     constexpr int64_t kEach = int64_t(1) << 16;
-    const int64_t e = size_of(type_of(zero.options(), part));
+    const int64_t e = size_of(type_of(zero.options, part));
     Buffer staging;
     if (device.is_cuda()) staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "state being compared");
     std::vector<uint64_t> hashes(table.tensors().size(), 0);
@@ -120,7 +120,7 @@ static std::string odd_tensors(Process& process, const std::vector<uint64_t>& ow
 
 std::string compare_replicas(Process& process, const Mesh& mesh, Device device, Stream& compute, Zero& zero,
                              const ParamTable& table) {
-    const ZeroOptions& o = zero.options();
+    const ZeroOptions& o = zero.options;
     const Grid& grid = mesh.grid();
     std::string text;
     for (int p = 0; p < int(StatePart::count_); ++p) {

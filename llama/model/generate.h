@@ -6,7 +6,7 @@
 
 #include "llama/model/block.h"
 #include "llama/parallel/program.h"
-#include "zero/zero.h"
+#include "zero/parameter_source.h"
 
 namespace rz {
 

@@ -221,8 +221,8 @@ DecaySegments decay_segments(const ParamTable& table) {
 }
 
 void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, Zero& zero) {
-    const DType dtype = zero.options().master_dtype;
-    for (const OwnedRange& own : zero.owned())
+    const DType dtype = zero.options.master_dtype;
+    for (const OwnedRange& own : zero.optimizer.owned())
         table.for_each_run(own.local, own.local + own.elements.size(), INT64_MAX, [&](const TensorRun& run) {
             const Tensor& t = table.tensors()[size_t(run.tensor)];
             random_normal(stream, {.x = static_cast<char*>(own.master) + (run.local - own.local) * size_of(dtype),
@@ -234,7 +234,7 @@ void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, 
                                    .std = t.init == Init::kOnes ? 0.0f : float(t.init_std),
                                    .dtype = dtype});
         });
-    zero.publish();
+    zero.optimizer.publish();
 }
 
 double training_flops_per_token(const ModelConfig& c, int64_t T) {

@@ -10,6 +10,7 @@
 #include "llama/parallel/executor.h"
 #include "llama/parallel/pipeline_program.h"
 #include "llama/parallel/program.h"
+#include "zero/zero.h"
 
 namespace rz {
 

@@ -20,7 +20,8 @@
 #include "llama/model/block.h"
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
-#include "zero/zero.h"
+#include "zero/gradient_sink.h"
+#include "zero/parameter_source.h"
 
 namespace rz {
 

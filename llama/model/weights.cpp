@@ -27,10 +27,10 @@ static void upload(const HfWeights& weights, const ParamTable& table, int64_t be
 void load_weights(const std::string& folder, const ParamTable& table, Device device, Stream& stream, Zero& zero) {
     const HfWeights weights = open_weights(folder, table);
     Buffer staging = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "weights being loaded");
-    for (const OwnedRange& own : zero.owned())
-        upload(weights, table, own.local, own.local + own.elements.size(), zero.options().master_dtype,
+    for (const OwnedRange& own : zero.optimizer.owned())
+        upload(weights, table, own.local, own.local + own.elements.size(), zero.options.master_dtype,
                static_cast<char*>(own.master), staging, stream);
-    zero.publish();
+    zero.optimizer.publish();
 }
 
 void load_weights(const std::string& folder, const ParamTable& table, DType dtype, Device device, Stream& stream,

@@ -14,13 +14,13 @@ class HeldUnits : public ParameterSource, public GradientSink {
     // `units`: of the whole model, ascending, as `zero` holds them; none: all. `zero` outlives this.
     HeldUnits(Zero& zero, std::vector<int> units) : zero_(zero), units_(std::move(units)) {}
 
-    void gather(int unit) override { zero_.gather(local(unit)); }
-    const void* parameters(int unit) override { return zero_.parameters(local(unit)); }
-    void release(int unit) override { zero_.release(local(unit)); }
-    int gathered_at_once() const override { return zero_.gathered_at_once(); }
-    void* gradients(int unit) override { return zero_.gradients(local(unit)); }
-    void reduce(int unit, bool last) override { zero_.reduce(local(unit), last); }
-    bool reduces_each_micro_batch() const override { return zero_.reduces_each_micro_batch(); }
+    void gather(int unit) override { zero_.params.gather(local(unit)); }
+    const void* parameters(int unit) override { return zero_.params.parameters(local(unit)); }
+    void release(int unit) override { zero_.params.release(local(unit)); }
+    int gathered_at_once() const override { return zero_.params.gathered_at_once(); }
+    void* gradients(int unit) override { return zero_.grads.gradients(local(unit)); }
+    void reduce(int unit, bool last) override { zero_.grads.reduce(local(unit), last); }
+    bool reduces_each_micro_batch() const override { return zero_.grads.reduces_each_micro_batch(); }
 
    private:
     int local(int unit) const {

@@ -52,8 +52,8 @@ void Metrics::end(int64_t step) {
     probe.step = step;
     probe.data_hash = batches_.take_hash();
     core_.compute.copy(probe.host.data(), core_.model.loss_sum(), 8);
-    core_.compute.copy(probe.host.bytes_at(8), core_.zero.grad_norm(), 4);
-    core_.compute.copy(probe.host.bytes_at(16), core_.zero.updates(), 8);
+    core_.compute.copy(probe.host.bytes_at(8), core_.zero.optimizer.norm(), 4);
+    core_.compute.copy(probe.host.bytes_at(16), core_.zero.optimizer.updates(), 8);
     probe.done = core_.compute.record(/*timing=*/true);
     probe.bytes_sent = core_.mesh.bytes_sent() - bytes_before_;
     bytes_before_ += probe.bytes_sent;

@@ -74,7 +74,7 @@ Manifest load_checkpoint(ResumePoint from, const Options& options, const DataLoa
         from = fall_back(options, process, from, problem);
     }
     if (from.folder == CheckpointStore(options.out).path(m.step)) health.status().set_saved_step(m.step);
-    core.zero.set_updates(m.updates);
+    core.zero.optimizer.set_updates(m.updates);
     health.restore(m.guards, from.folder + ": guards");
     if (!process.is_root()) return m;
     if (const CheckpointStore store(options.out); !options.out.empty())

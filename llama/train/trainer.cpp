@@ -239,9 +239,9 @@ void begin_step(Trainer& t, int64_t step) {
     // Gradients are added to what stands there, so that this element stays bad.
     static const uint32_t kNan = 0x7fc00000, kInf = 0x7f800000;
     Zero& zero = t.core->zero;
-    const int64_t e = size_of(zero.options().grad_dtype);
+    const int64_t e = size_of(zero.options.grad_dtype);
     const char* value = reinterpret_cast<const char*>(action == FaultAction::nan ? &kNan : &kInf);
-    t.core->compute.copy(zero.gradients(int(zero.units().size()) - 1), value + (4 - e), e);
+    t.core->compute.copy(zero.grads.gradients(int(zero.ownership.units().size()) - 1), value + (4 - e), e);
 }
 
 static void check_replicas(Trainer& t, int64_t step) {

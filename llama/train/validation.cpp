@@ -15,7 +15,7 @@ static void print_sample(Trainer& t, int64_t step) {
     std::vector<int32_t> prompt = tokenizer.encode(t.options.prompt);
     if (tokenizer.bos_id() >= 0) prompt.insert(prompt.begin(), tokenizer.bos_id());
     if (prompt.empty()) prompt = tokenizer.encode("\n");
-    Decoder decoder(core.config, core.table, core.zero.options().param_dtype, core.device, core.compute, core.zero,
+    Decoder decoder(core.config, core.table, core.zero.options.param_dtype, core.device, core.compute, core.zero.params,
                     int64_t(prompt.size()) + t.options.sample_tokens);
     std::vector<int32_t> tokens = prompt;
     generate(decoder, core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},

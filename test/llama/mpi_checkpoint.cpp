@@ -28,7 +28,7 @@ struct Sharded {
     }
     template <class Body>
     void each(const Body& body) {  // body(master, m, v, logical index) of elements that are no padding
-        for (const OwnedRange& r : zero->owned()) {
+        for (const OwnedRange& r : zero->optimizer.owned()) {
             const int64_t held = table.units()[size_t(r.unit)].size - r.elements.begin;
             for (int64_t i = 0; i < std::min(held, r.elements.size()); ++i)
                 body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
@@ -54,7 +54,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             Mesh mesh(process, cpu, {.grid = {.shard_size = shard}});
             Sharded a(mesh, stage, param);
             a.each([](float& w, float& m, float& v, int64_t i) { w = value(i, 1), m = value(i, 2), v = value(i, 3); });
-            a.zero->publish();
+            a.zero->optimizer.publish();
             CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
                                     {.run_folder = folder, .timeout_s = 30});
             Manifest manifest;

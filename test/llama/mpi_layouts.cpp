@@ -49,7 +49,7 @@ struct Held {
                {.stage = l.stage, .param_dtype = DType::bf16, .grad_dtype = DType::bf16}, AdamWOptions{}, mesh) {}
     template <class Body>
     void each(const Body& body) {  // body(master, m, v, tensor, element)
-        for (const OwnedRange& r : zero.owned())
+        for (const OwnedRange& r : zero.optimizer.owned())
             table.for_each_run(r.local, r.local + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
                 const int64_t at = run.local - r.local;
                 for (int64_t i = at; i < at + run.count; ++i)

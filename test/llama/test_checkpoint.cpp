@@ -255,14 +255,14 @@ struct State {
     }
     // Values that all types hold exactly, and nothing in the padding.
     void fill() {
-        const ZeroOptions& o = zero->options();
-        for (const OwnedRange& r : zero->owned())
+        const ZeroOptions& o = zero->options;
+        for (const OwnedRange& r : zero->optimizer.owned())
             for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
                 set(r.master, o.master_dtype, i, value(r.logical + i, 1));
                 set(r.m, o.adam_dtype, i, value(r.logical + i, 2));
                 set(r.v, o.adam_dtype, i, value(r.logical + i, 3));
             }
-        zero->publish();
+        zero->optimizer.publish();
         stream.synchronize();
     }
     static float value(int64_t i, int k) { return float((i * 7 + k * 13) % 101 - 50) / 32; }
@@ -273,8 +273,8 @@ struct State {
         return with_dtype(d, [&]<class E>() { return float(static_cast<const E*>(p)[i]); });
     }
     void expect_filled() {
-        const ZeroOptions& o = zero->options();
-        for (const OwnedRange& r : zero->owned())
+        const ZeroOptions& o = zero->options;
+        for (const OwnedRange& r : zero->optimizer.owned())
             for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
                 ASSERT_EQ(get(r.param, o.param_dtype, i), value(r.logical + i, 1));
                 ASSERT_EQ(get(r.master, o.master_dtype, i), value(r.logical + i, 1));
@@ -354,7 +354,7 @@ TEST(Checkpoint, TheStateOfTheSaveIsSavedNotALaterOne) {
     Manifest m = example();
     m.files.clear();
     saved.writer->save(m);
-    for (const OwnedRange& r : saved.state.zero->owned()) saved.state.stream.zero(r.m, r.elements.size() * 4);
+    for (const OwnedRange& r : saved.state.zero->optimizer.owned()) saved.state.stream.zero(r.m, r.elements.size() * 4);
     ASSERT_TRUE(saved.writer->finish());
     State into(DType::f32);
     EXPECT_EQ(saved.load(into, CheckpointStore(saved.folder.path).path(m.step)), "");
@@ -440,10 +440,10 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
             for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
                 Saved saved(DType::bf16, background, DType::f32, part == StatePart::v ? DType::bf16 : DType::f32);
                 ASSERT_NE(saved.save(5), "");
-                const OwnedRange& r = saved.state.zero->owned()[1];  // block 0
+                const OwnedRange& r = saved.state.zero->optimizer.owned()[1];  // block 0
                 const Tensor& t = saved.state.table.block(0, kGate);
                 const int64_t at = t.offset - r.logical + 77;
-                set_element(r, part, saved.state.zero->options(), at, bad);
+                set_element(r, part, saved.state.zero->options, at, bad);
                 EXPECT_EQ(saved.save(6), "");
                 const std::vector<SaveReport> reports = saved.writer->reports();
                 ASSERT_EQ(reports.size(), 2u);
@@ -455,7 +455,7 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
                     << reports[1].error;
                 const CheckpointStore store(saved.folder.path);
                 EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));
-                set_element(r, part, saved.state.zero->options(), at, 1);
+                set_element(r, part, saved.state.zero->options, at, 1);
                 EXPECT_NE(saved.save(7), "");
                 EXPECT_FALSE(saved.writer->reports().back().not_finite);
             }

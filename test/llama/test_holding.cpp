@@ -128,7 +128,7 @@ TEST(Holding, DecayFollowsTheTensorsThatAreHeld) {
 // Masters of what a rank owns, by tensor and element.
 using Values = std::map<std::pair<int, int64_t>, float>;
 void collect(const ParamTable& table, const Zero& zero, Values& into) {
-    for (const OwnedRange& r : zero.owned())
+    for (const OwnedRange& r : zero.optimizer.owned())
         table.for_each_run(r.local, r.local + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
             for (int64_t i = 0; i < run.count; ++i)
                 into[{run.tensor, run.first + i}] = static_cast<const float*>(r.master)[run.local - r.local + i];

@@ -39,7 +39,7 @@ struct TestModel {
           model(
               c, table,
               {.B = B, .T = T, .dtype = dtype, .grad_dtype = DType::f32, .recompute = recompute, .logits_bytes = 4096},
-              kCpu, stream, zero, &zero) {}
+              kCpu, stream, zero.params, &zero.grads) {}
 
     struct Batch {
         int64_t B, T;
@@ -86,15 +86,17 @@ struct TestModel {
         return *model.loss_sum() / double(b.B * b.T);
     }
     void step(float lr, int64_t n) {
-        zero.update(lr, n);
+        zero.optimizer.gradient_norm();
+        zero.optimizer.update(lr, n);
         stream.synchronize();
     }
     float* master(const Tensor& t) {
-        return static_cast<float*>(zero.owned()[size_t(t.unit)].master) +
+        return static_cast<float*>(zero.optimizer.owned()[size_t(t.unit)].master) +
                (t.offset - table.units()[size_t(t.unit)].offset);
     }
     const float* grad(const Tensor& t) {
-        return static_cast<const float*>(zero.gradients(t.unit)) + (t.offset - table.units()[size_t(t.unit)].offset);
+        return static_cast<const float*>(zero.grads.gradients(t.unit)) +
+               (t.offset - table.units()[size_t(t.unit)].offset);
     }
     std::vector<float> logits(const Batch& b) {
         std::vector<float> out(size_t(b.B * b.T * config.vocab));
@@ -206,11 +208,11 @@ TEST(Model, GradientsMatchCentralDifferences) {
             double side[2];
             for (int s = 0; s < 2; ++s) {
                 for (size_t i = 0; i < before.size(); ++i) m.master(t)[i] = before[i] + (s ? h : -h) * direction[i];
-                m.zero.publish();
+                m.zero.optimizer.publish();
                 side[s] = m.loss(batch);
             }
             std::copy(before.begin(), before.end(), m.master(t));
-            m.zero.publish();
+            m.zero.optimizer.publish();
             EXPECT_NEAR((side[1] - side[0]) / (2 * h), want, 2e-4 + 1e-2 * std::abs(want))
                 << t.name << (tied ? " tied" : "");
         }
@@ -242,7 +244,7 @@ TEST(Model, TiedHeadsGradientIsTheSumOfBothUses) {
         const Tensor& from = same ? *same : tied.table.embedding();  // the untied head starts as the embedding
         std::copy_n(tied.master(from), t.size, untied.master(t));
     }
-    untied.zero.publish();
+    untied.zero.optimizer.publish();
     const auto batch = tied.random_batch(1, 8, 6);
     EXPECT_EQ(tied.train(batch), untied.train(batch));
     const float* sum = tied.grad(tied.table.embedding());
@@ -302,13 +304,13 @@ TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
     m.step(1e-3f, 1);
     std::vector<float> before(m.master(m.table.embedding()), m.master(m.table.embedding()) + m.table.size());
     m.train(m.random_batch(1, 8, 2));
-    static_cast<float*>(m.zero.gradients(1))[3] = NAN;
+    static_cast<float*>(m.zero.grads.gradients(1))[3] = NAN;
     m.step(1e-3f, 2);
-    EXPECT_FALSE(std::isfinite(*m.zero.grad_norm()));
+    EXPECT_FALSE(std::isfinite(*m.zero.optimizer.norm()));
     EXPECT_TRUE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
     m.train(m.random_batch(1, 8, 3));  // and the next step is a good one
     m.step(1e-3f, 2);
-    EXPECT_TRUE(std::isfinite(*m.zero.grad_norm()));
+    EXPECT_TRUE(std::isfinite(*m.zero.optimizer.norm()));
     EXPECT_FALSE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
 }
 
@@ -320,7 +322,7 @@ TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
         initialise_weights(m.table, 5, m.stream, m.zero);
         const auto batch = m.random_batch(1, 20, 2);
         const auto all = m.logits(batch);
-        Decoder decoder(m.config, m.table, DType::f32, kCpu, m.stream, m.zero, 20);
+        Decoder decoder(m.config, m.table, DType::f32, kCpu, m.stream, m.zero.params, 20);
         const std::vector<int32_t> prompt(batch.tokens.begin(), batch.tokens.begin() + 7);
         auto got = decoder.append(prompt);
         for (size_t t = 6;; ++t) {

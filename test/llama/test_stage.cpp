@@ -63,8 +63,8 @@ struct Rank {
         std::vector<char> all;
         for (const Unit& u : table.units()) {
             const int unit = int(&u - table.units().data());
-            const char* g = static_cast<const char*>(zero.gradients(unit));
-            all.insert(all.end(), g, g + u.size * size_of(zero.options().grad_dtype));
+            const char* g = static_cast<const char*>(zero.grads.gradients(unit));
+            all.insert(all.end(), g, g + u.size * size_of(zero.options.grad_dtype));
         }
         return all;
     }
@@ -89,7 +89,7 @@ std::vector<HostBatch> batches(const ModelConfig& c, int count) {
 
 std::pair<std::vector<char>, double> whole_model(const Case& c, int micro_batches) {
     Rank r(c.tied, c.dtype, c.grad_dtype);
-    Model model(r.config, r.table, options(c), kCpu, r.stream, r.zero, &r.zero);
+    Model model(r.config, r.table, options(c), kCpu, r.stream, r.zero.params, &r.zero.grads);
     const auto data = batches(r.config, micro_batches);
     model.run(model.training_program(micro_batches), {.pass = Pass::train, .grad_scale = kScale},
               [&](int64_t m) { return data[size_t(m)].view(); });
@@ -112,7 +112,7 @@ struct TwoStages {
         const int last = int(r.table.units().size()) - 1;
         for (const auto& [first, end] : {std::pair(0, cut), std::pair(cut + 1, last)})
             stages.push_back(std::make_unique<Stage>(r.config, r.table, options(c), first, end, micro_batches,
-                                                     weight_slots, kCpu, r.stream, work, r.zero, &r.zero));
+                                                     weight_slots, kCpu, r.stream, work, r.zero.params, &r.zero.grads));
         for (int m = 0; m < micro_batches; ++m) {
             for (int u = 0; u <= cut; ++u) stages[0]->forward(u, m, data[size_t(m)].view(), goal);
             copy(stages[1]->input(m), stages[0]->output(m));
@@ -121,7 +121,7 @@ struct TwoStages {
     }
     ~TwoStages() { r.stream.synchronize(); }  // what is queued reads `data`
     void copy(void* to, const void* from) {
-        r.stream.copy(to, from, kN * r.config.dim * size_of(r.zero.options().param_dtype));
+        r.stream.copy(to, from, kN * r.config.dim * size_of(r.zero.options.param_dtype));
     }
     template <class F>
     void down(int stage, F&& f) {

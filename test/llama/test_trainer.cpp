@@ -60,7 +60,8 @@ class TrainerTest : public testing::Test {
         begin_step(t, number);
         t.core->model.run(t.core->program, {.pass = Pass::train, .grad_scale = t.grad_scale()},
                           [&](int64_t m) { return t.batches->training(number, m); });
-        t.core->zero.update(float(t.lr.at(number)), number);
+        t.core->zero.optimizer.gradient_norm();
+        t.core->zero.optimizer.update(float(t.lr.at(number)), number);
         end_step(t, number);
     }
     std::vector<Json> rows() const {
@@ -112,7 +113,7 @@ TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
         EXPECT_EQ(health.status().saved_step(), 3);
         step(t, 4);
         t.core->compute.synchronize();
-        const OwnedRange& r = t.core->zero.owned().front();
+        const OwnedRange& r = t.core->zero.optimizer.owned().front();
         want.assign(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
     }
     process_.on_failure(nullptr);  // which holds the folder's lock
@@ -127,7 +128,7 @@ TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
     EXPECT_EQ(t.batches->samples_before(4), 12);
     step(t, 4);
     t.core->compute.synchronize();
-    const OwnedRange& r = t.core->zero.owned().front();
+    const OwnedRange& r = t.core->zero.optimizer.owned().front();
     const std::vector<float> got(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
     EXPECT_TRUE(got == want) << "step 4 after resume differs from step 4 without";
 }

@@ -317,28 +317,29 @@ Updated update_stages(const std::vector<std::vector<int>>& stages, int data, con
         Zero zero({DeviceKind::cpu, 0}, compute, unit_layouts(table), decay_segments(table), options, adamw, mesh);
         initialise_weights(table, 11, compute, zero);
         for (int step = 1; step <= 3; ++step) {
-            for (int u = 0; u < int(zero.units().size()); ++u) {
-                const UnitLayout& unit = zero.units()[size_t(u)];
-                float* g = static_cast<float*>(zero.gradients(u));
+            for (int u = 0; u < int(zero.ownership.units().size()); ++u) {
+                const UnitLayout& unit = zero.ownership.units()[size_t(u)];
+                float* g = static_cast<float*>(zero.grads.gradients(u));
                 compute.synchronize();
                 for (int64_t i = 0; i < unit.size; ++i) g[i] += gradient(unit.logical + i, mesh.data().rank(), step);
-                zero.reduce(u, /*last=*/true);
+                zero.grads.reduce(u, /*last=*/true);
             }
-            zero.update(1e-2f, step);
+            zero.optimizer.gradient_norm();
+            zero.optimizer.update(1e-2f, step);
             compute.synchronize();
-            norms[size_t(rank)].push_back(*zero.grad_norm());
+            norms[size_t(rank)].push_back(*zero.optimizer.norm());
         }
-        for (int u = 0; u < int(zero.units().size()); ++u) {
-            const UnitLayout& unit = zero.units()[size_t(u)];
-            zero.gather(u);
-            const void* p = zero.parameters(u);
+        for (int u = 0; u < int(zero.ownership.units().size()); ++u) {
+            const UnitLayout& unit = zero.ownership.units()[size_t(u)];
+            zero.params.gather(u);
+            const void* p = zero.params.parameters(u);
             compute.synchronize();
             if (mesh.data().rank() == 0)
                 with_dtype(options.param_dtype, [&]<class E>() {
                     for (int64_t i = 0; i < unit.size; ++i)
                         result.weights[size_t(unit.logical + i)] = float(static_cast<const E*>(p)[i]);
                 });
-            zero.release(u);
+            zero.params.release(u);
         }
         compute.synchronize();
     });

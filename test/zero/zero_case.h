@@ -75,7 +75,7 @@ inline Result train(Mesh& mesh, const Case& how) {
                  .grad_dtype = how.zero.grad_dtype,
                  .recompute = how.recompute,
                  .logits_bytes = 4096},
-                device, compute, zero, &zero);
+                device, compute, zero.params, &zero.grads);
     const Program program = model.training_program(how.micro_batches);
     initialise_weights(table, 11, compute, zero);
 
@@ -89,7 +89,7 @@ inline Result train(Mesh& mesh, const Case& how) {
         if (step == how.bad_step && data.rank == data.size - 1) {
             static const uint32_t kNan = 0x7fc00000;
             const int64_t e = size_of(how.zero.grad_dtype);
-            void* gradient = zero.gradients(int(table.units().size()) - 1);
+            void* gradient = zero.grads.gradients(int(table.units().size()) - 1);
             compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
         }
         const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(N * data.size * how.micro_batches)};
@@ -101,21 +101,22 @@ inline Result train(Mesh& mesh, const Case& how) {
                 embedding_plan(tokens.data(), N, config.vocab, rows.data(), starts.data(), ids.data());
             return {how.B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct};
         });
-        zero.update(1e-2f, step);
+        zero.optimizer.gradient_norm();
+        zero.optimizer.update(1e-2f, step);
         compute.synchronize();
-        if (executes) result.norms.push_back(*zero.grad_norm());
+        if (executes) result.norms.push_back(*zero.optimizer.norm());
     }
-    compute.copy(&result.updates, zero.updates(), 8);
+    compute.copy(&result.updates, zero.optimizer.updates(), 8);
     for (int u = 0; u < int(table.units().size()); ++u) {
-        zero.gather(u);
-        const void* p = zero.parameters(u);
+        zero.params.gather(u);
+        const void* p = zero.params.parameters(u);
         compute.synchronize();
         with_dtype(how.zero.param_dtype, [&]<class E>() {
             const E* e = static_cast<const E*>(p);
             if (!executes) return;
             for (int64_t i = 0; i < table.units()[size_t(u)].size; ++i) result.weights.push_back(float(e[i]));
         });
-        zero.release(u);
+        zero.params.release(u);
     }
     return result;
 }

@@ -69,7 +69,7 @@ static void check_first_loss() {
     rz::Stream stream(rz::Device{}, "compute");
     rz::Mesh mesh{rz::Device{}};
     rz::Zero zero(rz::Device{}, stream, rz::unit_layouts(table), rz::decay_segments(table), {}, {}, mesh);
-    rz::Model model(c, table, {.B = B, .T = T}, rz::Device{}, stream, zero, &zero);
+    rz::Model model(c, table, {.B = B, .T = T}, rz::Device{}, stream, zero.params, &zero.grads);
     rz::initialise_weights(table, 1337, stream, zero);
     std::vector<int32_t> tokens(N), targets(N);
     for (unsigned i = 0; i < N; ++i) {

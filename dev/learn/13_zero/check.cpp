@@ -63,12 +63,13 @@ static Measured measure(int stage) {
                       {.stage = stage, .param_dtype = kNarrow, .grad_dtype = kNarrow, .wire_dtype = kNarrow}, {}, mesh);
         bytes += state_bytes(device.context->memory);
         rz::Model model(config, table, {.B = Batch::B, .T = Batch::T, .dtype = kNarrow, .grad_dtype = kNarrow}, device,
-                        stream, zero, &zero);
+                        stream, zero.params, &zero.grads);
         rz::initialise_weights(table, 1, stream, zero);
         stream.synchronize();
         const int64_t before = mesh.bytes_sent();
         model.train(batch.on_device(), 1.0f / (kRanks * Batch::N));
-        zero.update(1e-3f, 1);
+        zero.optimizer.gradient_norm();
+        zero.optimizer.update(1e-3f, 1);
         stream.synchronize();
         sent += mesh.bytes_sent() - before;
     });

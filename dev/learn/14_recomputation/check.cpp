@@ -59,7 +59,7 @@ static Program program(rz::Recompute recompute) {
     rz::Stream stream(device, "compute");
     rz::Mesh mesh{device};
     rz::Zero zero(device, stream, rz::unit_layouts(table), rz::decay_segments(table), {}, {}, mesh);
-    rz::Model model(c, table, {.B = B, .T = T, .recompute = recompute}, device, stream, zero, &zero);
+    rz::Model model(c, table, {.B = B, .T = T, .recompute = recompute}, device, stream, zero.params, &zero.grads);
     const int64_t bytes = context.memory.now(rz::DeviceKind::cpu, rz::MemKind::activations);
     rz::initialise_weights(table, 1, stream, zero);
     std::vector<int32_t> tokens(N), targets(N), rows(N), starts(N + 1), ids(N);
@@ -67,9 +67,10 @@ static Program program(rz::Recompute recompute) {
     for (unsigned i = 0; i < N; ++i) ids[i] = tokens[i], rows[i] = int32_t(i);
     const int64_t distinct = rz::embedding_plan(tokens.data(), N, c.vocab, rows.data(), starts.data(), ids.data());
     model.train({B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct}, 1.0f / N);
-    zero.update(1e-3f, 1);
+    zero.optimizer.gradient_norm();
+    zero.optimizer.update(1e-3f, 1);
     stream.synchronize();
-    return {bytes, *zero.grad_norm()};
+    return {bytes, *zero.optimizer.norm()};
 }
 
 int main() {

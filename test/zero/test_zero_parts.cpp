@@ -1,0 +1,321 @@
+// The parts of zero/ one by one, on units that belong to no model: who owns what, the cache of gathered units, the
+// gradients, the optimizer. Ranks are threads.
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "comm/loopback.h"
+#include "comm/mesh.h"
+#include "zero/zero.h"
+
+namespace rz {
+namespace {
+
+constexpr int kRanks = 3;
+
+// One block, some blocks that 3 and 4 ranks share unevenly, and 1000 blocks. `first_logical`: what other ranks of a
+// pipeline hold stands before.
+std::vector<UnitLayout> units(int64_t first_logical = 0) {
+    std::vector<UnitLayout> list;
+    int64_t offset = 0;
+    for (const int64_t size : {100, 1700, 256 * 1000}) {
+        list.push_back(make_unit(format("unit of %lld", (long long)size), offset, size));
+        list.back().logical = first_logical + offset;
+        offset += list.back().padded;
+    }
+    return list;
+}
+int64_t size_of_all() { return units().back().offset + units().back().padded; }
+
+// ---- who owns what --------------------------------------------------------------------------------------------------
+
+TEST(Ownership, SlicesOfAllRanksCoverEachUnitOnce) {
+    for (const int ranks : {1, 2, 3, 4, 7, 64}) {
+        std::vector<int> owners(size_t(size_of_all()), 0);
+        int64_t owned = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+            const Ownership o(units(), {.cut = {rank, ranks}, .copies = {}, .sliced = true});
+            int64_t packed = 0;
+            for (int u = 0; u < 3; ++u) {
+                const OwnedSlice& s = o.owned(u);
+                EXPECT_EQ(s.unit, u);
+                EXPECT_EQ(s.packed, packed) << "slices stand one after the other";
+                packed += s.elements.size();
+                for (int64_t i = s.local; i < s.local + s.elements.size(); ++i) ++owners[size_t(i)];
+                EXPECT_EQ(o.slices(u)[size_t(rank)], s.elements.begin);
+                EXPECT_EQ(o.slices(u)[size_t(rank) + 1], s.elements.end);
+            }
+            EXPECT_EQ(o.owned_elements(), packed);
+            owned += packed;
+        }
+        EXPECT_EQ(owned, size_of_all()) << ranks << " ranks";
+        EXPECT_EQ(std::count(owners.begin(), owners.end(), 1), size_of_all()) << ranks << " ranks";
+    }
+}
+
+TEST(Ownership, ARankMayOwnNothingOfASmallUnit) {
+    const Ownership o(units(), {.cut = {2, 3}, .copies = {}, .sliced = true});
+    EXPECT_EQ(o.owned(0).elements.size(), 0);  // one block, which is rank 0's
+    EXPECT_GT(o.owned(1).elements.size(), 0);
+    EXPECT_EQ(o.largest_owned(), o.owned(2).elements.size());
+}
+
+TEST(Ownership, WhereTheStateIsReplicatedEachRankOwnsAll) {
+    const Ownership o(units(), {.cut = {1, 4}, .copies = {1, 4}, .sliced = false});
+    EXPECT_EQ(o.owned_elements(), size_of_all());
+    for (int u = 0; u < 3; ++u) {
+        EXPECT_EQ(o.owned(u).elements, (ElementRange{0, o.unit(u).padded}));
+        EXPECT_EQ(o.slices(u).size(), 5u) << "still cut for the ring";
+    }
+}
+
+TEST(Ownership, LogicalOffsetsAreThoseOfTheWholeModel) {
+    const Ownership o(units(1 << 20), {.cut = {1, 3}, .copies = {0, 2}, .sliced = true});
+    for (int u = 0; u < 3; ++u) {
+        const OwnedSlice& s = o.owned(u);
+        EXPECT_EQ(s.logical - s.local, 1 << 20);
+        EXPECT_EQ(s.local, o.unit(u).offset + s.elements.begin);
+        EXPECT_EQ(o.parts(u).size(), 3u);  // the two that own the same share its all-reduce
+        EXPECT_EQ(o.parts(u).back(), s.elements.size());
+    }
+}
+
+TEST(Ownership, UnitsWithAGapBetweenThemAreRefused) {
+    std::vector<UnitLayout> list = units();
+    list[1].offset += 256;
+    EXPECT_THROW(Ownership(list, {.cut = {}, .copies = {}, .sliced = true}), Error);
+    EXPECT_THROW(Ownership({}, {.cut = {}, .copies = {}, .sliced = true}), Error);
+}
+
+TEST(Ownership, OnlyStagesThatSliceTakeAShardSize) {
+    LoopbackHub hub(4);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.shard_size = 2}});
+        EXPECT_THROW(sharing_of({.stage = 0}, mesh), Error);
+        EXPECT_THROW(sharing_of({.stage = 4}, mesh), Error);
+        const Sharing s = sharing_of({.stage = 2}, mesh);
+        EXPECT_EQ(s.cut, (Place{rank % 2, 2}));
+        EXPECT_EQ(s.copies, (Place{rank / 2, 2}));
+        EXPECT_TRUE(s.sliced);
+    });
+}
+
+// ---- on ranks -------------------------------------------------------------------------------------------------------
+
+void on_ranks(const ZeroOptions& options, const AdamWOptions& adamw, const std::function<void(Zero&, int rank)>& body) {
+    LoopbackHub hub(kRanks);
+    hub.run([&](int rank) {
+        const Device device = hub.device(rank);
+        Mesh mesh(hub, rank);
+        Stream compute(device, "compute");
+        compute.enqueue_host([] { omp_set_num_threads(1); });
+        const DecaySegments decay{.end = {units()[1].offset, size_of_all()}, .decays = {0, 1}};
+        Zero zero(device, compute, units(), decay, options, adamw, mesh);
+        body(zero, rank);
+        mesh.data().barrier(compute);
+        compute.synchronize();
+    });
+}
+
+// Small integers: their sums over ranks and micro-batches are exact in any order.
+float number(int64_t logical, int salt) { return float((logical * 131 + salt * 29) % 97 - 48); }
+
+std::vector<float> whole(Zero& zero, int u) {
+    zero.params.gather(u);
+    const float* p = static_cast<const float*>(zero.params.parameters(u));
+    zero.streams.compute.synchronize();
+    std::vector<float> copy(p, p + zero.ownership.unit(u).padded);
+    zero.params.release(u);
+    return copy;
+}
+
+TEST(ParameterCache, PublishedSlicesMakeWholeUnitsInEveryStage) {
+    for (int stage = 1; stage <= 3; ++stage)
+        for (const bool overlap : {true, false})
+            on_ranks({.stage = stage, .overlap = overlap}, {}, [&](Zero& zero, int) {
+                for (const int salt : {1, 2}) {  // the second time into slots that were used
+                    for (int u = 0; u < 3; ++u) {
+                        const OwnedSlice& s = zero.ownership.owned(u);
+                        auto* own = static_cast<float*>(zero.params.owned(u));
+                        zero.streams.compute.enqueue_host([=] {
+                            for (int64_t i = 0; i < s.elements.size(); ++i) own[i] = number(s.logical + i, salt);
+                        });
+                        zero.params.publish(u);
+                    }
+                    for (int u = 0; u < 3; ++u) {
+                        const std::vector<float> got = whole(zero, u);
+                        int64_t wrong = 0;
+                        for (size_t i = 0; i < got.size(); ++i)
+                            wrong += got[i] != number(zero.ownership.unit(u).logical + int64_t(i), salt);
+                        EXPECT_EQ(wrong, 0) << "stage " << stage << ", unit " << u << ", time " << salt;
+                    }
+                }
+            });
+}
+
+TEST(ParameterCache, HoldsAsManyUnitsAsThePrefetchSaysAndNamesOneThatIsNotGathered) {
+    on_ranks({.stage = 3, .prefetch = 2}, {}, [](Zero& zero, int) {
+        EXPECT_EQ(zero.params.gathered_at_once(), 3);
+        try {
+            zero.params.parameters(1);
+            ADD_FAILURE();
+        } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find("unit of 1700 is read without being gathered"), std::string::npos);
+        }
+        zero.params.gather(1);
+        EXPECT_THROW(zero.params.gather(1), Error) << "there is one unit of this size, so one slot";
+        zero.params.parameters(1);
+        zero.params.release(1);
+        EXPECT_THROW(zero.params.release(1), Error);
+    });
+    on_ranks({.stage = 2, .prefetch = 2}, {}, [](Zero& zero, int) { EXPECT_EQ(zero.params.gathered_at_once(), 0); });
+    EXPECT_THROW(on_ranks({.stage = 3, .prefetch = -1}, {}, [](Zero&, int) {}), Error);
+}
+
+void add_gradients(Zero& zero, int rank, int micro_batches) {
+    for (int m = 0; m < micro_batches; ++m)
+        for (int u = 2; u >= 0; --u) {
+            const UnitLayout unit = zero.ownership.unit(u);
+            auto* g = static_cast<float*>(zero.grads.gradients(u));
+            zero.streams.compute.enqueue_host([=] {
+                for (int64_t i = 0; i < unit.size; ++i) g[i] += number(unit.logical + i, 10 * m + rank);
+            });
+            zero.grads.reduce(u, m + 1 == micro_batches);
+        }
+}
+
+double summed(int64_t logical, int micro_batches) {
+    double sum = 0;
+    for (int m = 0; m < micro_batches; ++m)
+        for (int rank = 0; rank < kRanks; ++rank) sum += number(logical, 10 * m + rank);
+    return sum;
+}
+
+TEST(GradientStore, OwnedSlicesHoldTheSumOverRanksAndMicroBatchesInEveryStage) {
+    for (int stage = 0; stage <= 3; ++stage)
+        for (const bool locally : {false, true})
+            on_ranks({.stage = stage, .overlap = stage % 2 == 0, .accumulate_locally = locally}, {},
+                     [&](Zero& zero, int rank) {
+                         EXPECT_EQ(zero.grads.reduces_each_micro_batch(), stage >= 2 && !locally);
+                         for (int step = 1; step <= 2; ++step) {  // the second begins at zero again
+                             add_gradients(zero, rank, /*micro_batches=*/2);
+                             zero.grads.wait();
+                             zero.streams.compute.synchronize();
+                             for (int u = 0; u < 3; ++u) {
+                                 const OwnedSlice& s = zero.ownership.owned(u);
+                                 const auto* g = static_cast<const float*>(zero.grads.owned(u));
+                                 const int64_t end = zero.ownership.unit(u).size - s.elements.begin;
+                                 int64_t wrong = 0;
+                                 for (int64_t i = 0; i < s.elements.size(); ++i)
+                                     wrong += g[i] != (i < end ? float(summed(s.logical + i, 2)) : 0.0f);
+                                 EXPECT_EQ(wrong, 0) << "stage " << stage << ", unit " << u << ", step " << step;
+                             }
+                             zero.grads.begin_step();
+                         }
+                     });
+}
+
+// The norm that double arithmetic gives, on every rank; its float lies within one rounding of it.
+double norm_by_hand(int micro_batches) {
+    double squares = 0;
+    for (const UnitLayout& u : units())
+        for (int64_t i = 0; i < u.size; ++i) squares += std::pow(summed(u.logical + i, micro_batches), 2);
+    return std::sqrt(squares);
+}
+
+TEST(ShardedAdamW, TheNormIsThatOfTheGlobalGradientAndChangesNothing) {
+    const double want = norm_by_hand(1);
+    for (int stage = 0; stage <= 3; ++stage)
+        on_ranks({.stage = stage}, {}, [&](Zero& zero, int rank) {
+            add_gradients(zero, rank, 1);
+            for (int time = 0; time < 2; ++time) {
+                const float* norm = zero.optimizer.gradient_norm();
+                zero.streams.compute.synchronize();
+                EXPECT_EQ(norm, zero.optimizer.norm());
+                EXPECT_NEAR(*norm, want, want / (1 << 23)) << "stage " << stage;
+            }
+        });
+}
+
+// Two steps of AdamW (Loshchilov & Hutter 2019, algorithm 2) in double, from parameters of zero and the clipped
+// gradient. The optimizer computes in fp32: some ten roundings of 2^-24 each in an update of at most lr.
+TEST(ShardedAdamW, UpdatesAsTheAlgorithmWrittenInDouble) {
+    const AdamWOptions adamw{.weight_decay = 0.5f, .max_norm = 10};
+    const double clip = 10 / (norm_by_hand(1) + 1e-6), lr = 0.25;
+    ASSERT_LT(clip, 1) << "clipping takes part";
+    const auto by_hand = [&](int64_t logical, bool decays) {
+        const double g = summed(logical, 1) * clip;
+        double w = 0, m = 0, v = 0;
+        for (int t = 1; t <= 2; ++t) {
+            m = adamw.beta1 * m + (1 - adamw.beta1) * g;
+            v = adamw.beta2 * v + (1 - adamw.beta2) * g * g;
+            const double direction = m / (1 - std::pow(double(adamw.beta1), t)) /
+                                     (std::sqrt(v / (1 - std::pow(double(adamw.beta2), t))) + adamw.eps);
+            w -= lr * (direction + (decays ? adamw.weight_decay : 0) * w);
+        }
+        return w;
+    };
+    for (int stage = 0; stage <= 3; ++stage)
+        on_ranks({.stage = stage}, adamw, [&](Zero& zero, int rank) {
+            for (int step = 1; step <= 2; ++step) {
+                add_gradients(zero, rank, 1);
+                zero.optimizer.gradient_norm();
+                zero.optimizer.update(float(lr), step);
+            }
+            for (int u = 0; u < 3; ++u) {
+                const std::vector<float> got = whole(zero, u);
+                double worst = 0;
+                for (int64_t i = 0; i < zero.ownership.unit(u).size; ++i)
+                    worst =
+                        std::max(worst, std::abs(got[size_t(i)] - by_hand(zero.ownership.unit(u).logical + i, u > 0)));
+                EXPECT_LT(worst, 2 * lr * 32 / (1 << 24)) << "stage " << stage << ", unit " << u;
+            }
+            int64_t updates = 0;
+            zero.streams.compute.copy(&updates, zero.optimizer.updates(), 8);
+            zero.streams.compute.synchronize();
+            EXPECT_EQ(updates, 2);
+        });
+}
+
+TEST(ShardedAdamW, AnUpdateNeedsTheNormOfItsStep) {
+    on_ranks({.stage = 2}, {}, [](Zero& zero, int rank) {
+        add_gradients(zero, rank, 1);
+        EXPECT_THROW(zero.optimizer.update(1e-3f, 1), Error);
+        zero.optimizer.gradient_norm();
+        zero.optimizer.update(1e-3f, 1);
+        EXPECT_THROW(zero.optimizer.update(1e-3f, 2), Error);
+    });
+}
+
+TEST(ShardedAdamW, AGradientThatIsNoNumberOnOneRankChangesNoStateOnAny) {
+    for (int stage = 0; stage <= 3; ++stage)
+        on_ranks({.stage = stage}, {}, [&](Zero& zero, int rank) {
+            add_gradients(zero, rank, 1);
+            zero.optimizer.gradient_norm();
+            zero.optimizer.update(0.25f, 1);
+            std::vector<std::vector<float>> before;
+            for (int u = 0; u < 3; ++u) before.push_back(whole(zero, u));
+            if (rank == 1) {
+                auto* g = static_cast<float*>(zero.grads.gradients(0));
+                zero.streams.compute.enqueue_host([=] { g[5] = NAN; });
+            }
+            add_gradients(zero, rank, 1);
+            const float* norm = zero.optimizer.gradient_norm();
+            zero.optimizer.update(0.25f, 2);
+            zero.streams.compute.synchronize();
+            EXPECT_TRUE(std::isnan(*norm)) << "stage " << stage;
+            for (int u = 0; u < 3; ++u) EXPECT_EQ(whole(zero, u), before[size_t(u)]) << "stage " << stage;
+            int64_t updates = 0;
+            zero.streams.compute.copy(&updates, zero.optimizer.updates(), 8);
+            zero.streams.compute.synchronize();
+            EXPECT_EQ(updates, 1);
+        });
+}
+
+}  // namespace
+}  // namespace rz

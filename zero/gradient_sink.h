@@ -1,0 +1,19 @@
+#pragma once
+// Where whoever runs the model adds gradients.
+
+namespace rz {
+
+// Everything enqueues and returns.
+class GradientSink {
+   public:
+    virtual ~GradientSink() = default;
+    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid
+    // until reduce(u).
+    virtual void* gradients(int unit) = 0;
+    // The compute work enqueued so far has completed the unit's gradients. `last`: of the step. Where gradients are kept
+    // whole there is no other.
+    virtual void reduce(int unit, bool last) = 0;
+    virtual bool reduces_each_micro_batch() const = 0;
+};
+
+}  // namespace rz

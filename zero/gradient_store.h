@@ -1,0 +1,50 @@
+#pragma once
+// A rank's gradients: where they are added, and how they are summed over the ranks.
+//
+//   stage 0        whole; all-reduced once a step
+//   stage 1        whole; reduce-scattered once a step into the owned slices, in place
+//   stages 2, 3    whole for one unit at a time (unit_pool.h); reduce-scattered after each micro-batch and added to the
+//                  owned slices. With `accumulate_locally` as stage 1
+//
+// Hybrid sharding: gradients are reduce-scattered among the ranks that share a unit, then each slice is all-reduced
+// among the ranks that own it, with the last reduce of a step.
+
+#include "zero/gradient_sink.h"
+#include "zero/ownership.h"
+#include "zero/streams.h"
+#include "zero/unit_pool.h"
+#include "zero/zero_options.h"
+
+namespace rz {
+
+class GradientStore : public GradientSink {
+   public:
+    // `ownership` and the streams outlive this.
+    GradientStore(const Ownership& ownership, const ZeroOptions& options, ZeroStreams streams);
+    ~GradientStore() override { streams_.drain(); }
+
+    void* gradients(int unit) override;
+    void reduce(int unit, bool last) override;
+    bool reduces_each_micro_batch() const override { return !options_.whole_gradients(); }
+
+    // The owned slice, summed over the ranks; valid on the compute stream after wait(), until begin_step().
+    void* owned(int unit) const;
+    // Compute waits for all that was reduced.
+    void wait();
+    // The owned gradients have been read by the compute work enqueued so far: they begin at zero again.
+    void begin_step();
+
+   private:
+    void reduce_slices(int unit, void* whole, bool last);
+
+    const Ownership& ownership_;
+    ZeroOptions options_;
+    ZeroStreams streams_;
+    int64_t element_;     // bytes
+    Buffer whole_, own_;  // one of the two
+    Buffer arrived_;      // a reduced slice on its way to be added
+    UnitPool unreduced_;
+    std::vector<uint8_t> begun_;  // by unit: own_ holds earlier micro-batches of this step
+};
+
+}  // namespace rz

@@ -1,0 +1,243 @@
+#include "zero/optimizer.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "kernels/adamw.h"
+#include "kernels/bias_correction.h"
+#include "kernels/elementwise.h"
+#include "kernels/global_norm.h"
+
+namespace rz {
+
+// ---- construction ---------------------------------------------------------------------------------------------------
+
+ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, GradientStore& grads,
+                           const DecaySegments& decay, const ZeroOptions& options, const AdamWOptions& adamw,
+                           ZeroStreams streams)
+    : ownership_(ownership),
+      params_(params),
+      grads_(grads),
+      options_(options),
+      adamw_(adamw),
+      streams_(streams),
+      segments_(int64_t(decay.end.size())) {
+    require(
+        options_.master_dtype == DType::f32 || options_.master_dtype == options_.param_dtype,
+        "master_dtype %s with param_dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
+        "  nearest: master_dtype fp32",
+        name_of(options_.master_dtype), name_of(options_.param_dtype));
+    const UnitLayout& last = ownership_.units().back();
+    require(segments_ > 0 && decay.decays.size() == decay.end.size() && decay.end.back() >= last.logical + last.padded,
+            "decay segments do not cover the parameters");
+    const int64_t owned = ownership_.owned_elements();
+    if (options_.param_dtype != options_.master_dtype)
+        master_ = streams_.take(owned, options_.master_dtype, MemKind::optimizer, "master weights");
+    m_ = streams_.take(owned, options_.adam_dtype, MemKind::optimizer, "AdamW m");
+    v_ = streams_.take(owned, options_.adam_dtype, MemKind::optimizer, "AdamW v");
+    scalars_ = streams_.take(2, DType::f32, MemKind::workspace, "gradient norm and scale");
+    count_ = Buffer(streams_.device, 24, MemKind::workspace, "count of updates and bias correction");
+    streams_.compute.zero(count_.data(), count_.bytes());
+    copy_decay(decay);
+    index_owned();
+    index_block_sums();
+}
+
+void ShardedAdamW::copy_decay(const DecaySegments& decay) {
+    segment_end_ = Buffer(streams_.device, segments_ * 8, MemKind::optimizer, "decay segments");
+    segment_decays_ = Buffer(streams_.device, segments_, MemKind::optimizer, "decay flags");
+    // Nothing may throw between these copies and the wait: `decay` is the caller's.
+    streams_.compute.copy(segment_end_.data(), decay.end.data(), segments_ * 8);
+    streams_.compute.copy(segment_decays_.data(), decay.decays.data(), segments_);
+    streams_.compute.synchronize();
+}
+
+void ShardedAdamW::index_owned() {
+    for (int u = 0; u < int(ownership_.units().size()); ++u) {
+        const OwnedSlice& slice = ownership_.owned(u);
+        if (slice.elements.size() == 0) continue;
+        void* param = params_.owned(u);
+        const int64_t adam_at = slice.packed * size_of(options_.adam_dtype);
+        owned_.push_back({slice, param,
+                          master_ ? master_.bytes_at(slice.packed * size_of(options_.master_dtype)) : param,
+                          m_.bytes_at(adam_at), v_.bytes_at(adam_at), grads_.owned(u)});
+    }
+}
+
+// `own` of every stage of the pipeline, one after the other; stage_sums_ says where each begins. The ranks that share
+// slices have the same.
+std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own) {
+    Collectives& pp = streams_.mesh.pp();
+    Stream& comm = streams_.comm();
+    // An int64 travels as two fp32 words: a gather copies bits.
+    const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {
+        std::vector<int64_t> all(size_t(offsets.back() / 2));
+        Buffer from(streams_.device, int64_t(mine.size()) * 8, MemKind::workspace, "places of block sums");
+        Buffer to(streams_.device, int64_t(all.size()) * 8, MemKind::workspace, "places of block sums");
+        comm.copy(from.data(), mine.data(), from.bytes());
+        pp.all_gather(comm, {.out = to.data(), .in = from.data(), .offsets = offsets, .dtype = DType::f32});
+        comm.copy(all.data(), to.data(), to.bytes());
+        comm.synchronize();
+        return all;
+    };
+    const std::vector<int64_t> counts = gather({int64_t(own.size())}, even_offsets(2 * pp.size(), pp.size(), 2));
+    stage_sums_ = {0};
+    for (const int64_t count : counts) stage_sums_.push_back(stage_sums_.back() + 2 * count);
+    return gather(own, stage_sums_);
+}
+
+// Each rank sums the blocks that it owns; gathered, they stand rank by rank and stage by stage, and block_order_ finds
+// them in logical order.
+void ShardedAdamW::index_block_sums() {
+    std::vector<int64_t> places;  // logical offset of each block, in the order in which the sums are gathered
+    const Sharing& sharing = ownership_.sharing();
+    const bool gathers = sharing.sliced && sharing.cut.size > 1;
+    if (gathers) rank_sums_ = {0};
+    for (int r = 0; r < (gathers ? sharing.cut.size : 1); ++r) {
+        for (const UnitLayout& u : ownership_.units()) {
+            const ElementRange slice = gathers ? u.slice(r, sharing.cut.size) : ElementRange{0, u.padded};
+            for (int64_t at = slice.begin; at < slice.end; at += u.block) places.push_back(u.logical + at);
+        }
+        if (gathers) rank_sums_.push_back(2 * int64_t(places.size()));
+    }
+    if (streams_.mesh.pp().size() > 1) places = gather_stages(places);
+    blocks_ = int64_t(places.size());
+    block_sums_ = Buffer(streams_.device, blocks_ * 8, MemKind::workspace, "block sums of the gradient norm");
+    if (rank_sums_.empty() && stage_sums_.empty()) return;
+    std::vector<int32_t> order(places.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return places[size_t(a)] < places[size_t(b)]; });
+    block_order_ = Buffer(streams_.device, blocks_ * 4, MemKind::workspace, "order of the block sums");
+    streams_.compute.copy(block_order_.data(), order.data(), blocks_ * 4);
+    streams_.compute.synchronize();
+}
+
+// ---- the norm -------------------------------------------------------------------------------------------------------
+
+void ShardedAdamW::sum_blocks() {
+    const auto place = [](const std::vector<int64_t>& offsets, int rank) {
+        return offsets.empty() ? 0 : offsets[size_t(rank)] / 2;
+    };
+    Stream& compute = streams_.compute;
+    Stream& comm = streams_.comm();
+    double* stage = block_sums_.as<double>() + place(stage_sums_, streams_.mesh.pp().rank());
+    double* own = stage + place(rank_sums_, ownership_.sharing().cut.rank);
+    double* sums = own;
+    for (const OwnedRange& r : owned_) {
+        const int64_t block = ownership_.unit(r.unit).block;
+        sum_squares(
+            compute,
+            {.partial = sums, .x = r.grad, .n = r.elements.size(), .block = block, .dtype = options_.grad_dtype});
+        sums += r.elements.size() / block;
+    }
+    if (rank_sums_.empty() && stage_sums_.empty()) return;
+    comm.wait(compute.record());
+    // A double travels as two fp32 words: a gather copies bits.
+    if (!rank_sums_.empty())
+        streams_.mesh.shard().all_gather(comm, {.out = stage, .in = own, .offsets = rank_sums_, .dtype = DType::f32});
+    if (!stage_sums_.empty())
+        streams_.mesh.pp().all_gather(
+            comm, {.out = block_sums_.data(), .in = stage, .offsets = stage_sums_, .dtype = DType::f32});
+    streams_.compute_waits(comm.record());
+}
+
+const float* ShardedAdamW::gradient_norm() {
+    const int tp = streams_.mesh.tp().size();
+    require(tp == 1,
+            "a gradient norm with %d ranks on the tp axis: what each of them holds whole would count %d times in it",
+            tp, tp);
+    grads_.wait();
+    sum_blocks();
+    clip_scale(streams_.compute, {.norm = scalars_.as<float>(),
+                                  .scale = scale(),
+                                  .partial = block_sums_.as<double>(),
+                                  .order = block_order_.as<int32_t>(),
+                                  .count = blocks_,
+                                  .average = 1,
+                                  .max_norm = adamw_.max_norm});
+    norm_known_ = true;
+    return norm();
+}
+
+// ---- the update -----------------------------------------------------------------------------------------------------
+
+void ShardedAdamW::update_range(const OwnedRange& r, int64_t elements, float learning_rate, int64_t step) {
+    adamw(streams_.compute, {.param = r.param,
+                             .master = r.master,
+                             .m = r.m,
+                             .v = r.v,
+                             .grad = r.grad,
+                             .grad_scale = scale(),
+                             .n = elements,
+                             .segment_end = segment_end_.as<int64_t>(),
+                             .decays = segment_decays_.as<uint8_t>(),
+                             .segments = segments_,
+                             .first = r.logical,
+                             .lr = learning_rate,
+                             .beta1 = adamw_.beta1,
+                             .beta2 = adamw_.beta2,
+                             .eps = adamw_.eps,
+                             .weight_decay = adamw_.weight_decay,
+                             .step = step,
+                             .correction = correction(),
+                             .param_dtype = options_.param_dtype,
+                             .grad_dtype = options_.grad_dtype,
+                             .master_dtype = options_.master_dtype,
+                             .adam_dtype = options_.adam_dtype,
+                             .seed = options_.rounding_seed});
+}
+
+void ShardedAdamW::update(float learning_rate, int64_t step) {
+    require(std::exchange(norm_known_, false), "update of step %lld: gradient_norm() comes first", (long long)step);
+    bias_correction(streams_.compute, {.updates = count_.as<int64_t>(),
+                                       .correction = correction(),
+                                       .grad_scale = scale(),
+                                       .beta1 = double(adamw_.beta1),
+                                       .beta2 = double(adamw_.beta2)});
+    if (!options_.slices_state())
+        update_whole(learning_rate, step);
+    else
+        update_slices([&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
+    grads_.begin_step();
+}
+
+// Units that lie side by side, here and in the whole model, take one launch.
+void ShardedAdamW::update_whole(float learning_rate, int64_t step) {
+    for (size_t first = 0, next; first < owned_.size(); first = next) {
+        int64_t elements = 0;
+        for (next = first; next < owned_.size(); ++next) {
+            const OwnedRange& r = owned_[next];
+            if (r.logical - r.local != owned_[first].logical - owned_[first].local) break;
+            elements += r.elements.size();
+        }
+        update_range(owned_[first], elements, learning_rate, step);
+    }
+}
+
+// The all-gather of a unit's parameters starts as soon as they are final, while the next unit's are computed.
+void ShardedAdamW::update_slices(const std::function<void(const OwnedRange&)>& change) {
+    auto range = owned_.begin();
+    for (int u = 0; u < int(ownership_.units().size()); ++u) {
+        if (range != owned_.end() && range->unit == u) change(*range++);  // a rank may own nothing of a small unit
+        params_.publish(u);
+    }
+}
+
+void ShardedAdamW::publish() {
+    update_slices([&](const OwnedRange& r) {
+        if (master_)
+            cast(streams_.compute, {.out = r.param,
+                                    .x = r.master,
+                                    .n = r.elements.size(),
+                                    .out_dtype = options_.param_dtype,
+                                    .dtype = options_.master_dtype});
+    });
+}
+
+void ShardedAdamW::set_updates(int64_t updates) {
+    streams_.compute.copy(count_.data(), &updates, 8);
+    streams_.compute.synchronize();
+}
+
+}  // namespace rz

@@ -1,0 +1,90 @@
+#pragma once
+// AdamW on what a rank owns: the norm of the global gradient, clipping, the update, and the new parameters on their way
+// to the ranks that share them. Everything enqueues and returns.
+//
+//   const float* norm = optimizer.gradient_norm();   after the step's last reduce
+//   optimizer.update(learning_rate, step);
+//
+// Logical offsets draw the stochastic rounding and order the sums of the gradient norm, so neither depends on how many
+// ranks there are, on the stage or on a pipeline.
+
+#include <functional>
+#include <vector>
+
+#include "zero/gradient_store.h"
+#include "zero/ownership.h"
+#include "zero/parameter_cache.h"
+#include "zero/streams.h"
+#include "zero/zero_options.h"
+
+namespace rz {
+
+// One run of parameters that this rank keeps the optimizer state of.
+struct OwnedRange : OwnedSlice {
+    void* param = nullptr;   // param_dtype
+    void* master = nullptr;  // master_dtype; == param where the two have the same dtype
+    void* m = nullptr;       // adam_dtype
+    void* v = nullptr;       // adam_dtype
+    void* grad = nullptr;    // grad_dtype: the reduced gradient, once gradient_norm() has waited for it
+};
+
+class ShardedAdamW {
+   public:
+    // All references outlive this. `decay` covers the logical offsets of the units.
+    ShardedAdamW(const Ownership& ownership, ParameterCache& params, GradientStore& grads, const DecaySegments& decay,
+                 const ZeroOptions& options, const AdamWOptions& adamw, ZeroStreams streams);
+    ~ShardedAdamW() { streams_.drain(); }
+
+    // Of the global gradient, before clipping: sums of blocks, added in logical order in double. (1) f32 on the device,
+    // valid on the compute stream until the next call. Collective over the ranks that hold the model.
+    const float* gradient_norm();
+    // Clips by that norm, updates what this rank owns, publishes it, and zeroes the gradients. A non-finite norm leaves
+    // parameters, masters and moments as they are. `step` counts from 1 and draws the stochastic rounding. AdamW's bias
+    // correction uses the number of updates that were made, which only the device counts.
+    void update(float learning_rate, int64_t step);
+    // What gradient_norm() returned last.
+    const float* norm() const { return scalars_.as<float>(); }
+    // (1) int64 on the device: updates made, valid on the compute stream after update().
+    const int64_t* updates() const { return count_.as<int64_t>(); }
+    void set_updates(int64_t updates);  // for resuming; waits for the compute stream
+
+    // For initialisation, checkpoints and export; none is empty. Masters may be written through these on the compute
+    // stream; publish() then rounds them into the parameters of every rank. Elements beyond the unit's size must stay
+    // zero.
+    const std::vector<OwnedRange>& owned() const { return owned_; }
+    void publish();
+
+   private:
+    void index_owned();
+    void copy_decay(const DecaySegments& decay);
+    std::vector<int64_t> gather_stages(const std::vector<int64_t>& own);
+    void index_block_sums();
+    void sum_blocks();
+    void update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
+    void update_whole(float learning_rate, int64_t step);
+    void update_slices(const std::function<void(const OwnedRange&)>& change);
+    float* scale() const { return scalars_.as<float>() + 1; }
+    double* correction() const { return count_.as<double>() + 1; }
+
+    const Ownership& ownership_;
+    ParameterCache& params_;
+    GradientStore& grads_;
+    ZeroOptions options_;
+    AdamWOptions adamw_;
+    ZeroStreams streams_;
+
+    Buffer master_, m_, v_;
+    std::vector<OwnedRange> owned_;
+    Buffer segment_end_, segment_decays_;
+    int64_t segments_ = 0;
+    Buffer scalars_;           // float norm, scale
+    Buffer count_;             // int64 updates made, double[2] bias correction
+    bool norm_known_ = false;  // of this step
+    // The sums of the gradient norm's blocks: doubles, stage by stage, rank by rank in a stage; and int32, from logical
+    // order to that. Offsets are in halves of a double.
+    Buffer block_sums_, block_order_;
+    std::vector<int64_t> rank_sums_, stage_sums_;  // by rank of those that share slices; by rank of the pp axis
+    int64_t blocks_ = 0;
+};
+
+}  // namespace rz

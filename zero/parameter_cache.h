@@ -1,0 +1,52 @@
+#pragma once
+// A rank's parameters, and the cache of gathered units. Stages 0 to 2 keep all parameters whole; an update of a slice
+// is spread to the ranks that share the unit. Stage 3 keeps the owned slices and gathers units for as long as they are
+// read, in slots that units of one size use in turn (unit_pool.h).
+//
+// The events between compute and communication, by unit:
+//
+//   publish(u)      compute -> comm    the owned slice is final
+//   gather(u)       comm -> compute    the unit is whole; waited for in parameters(u)
+//   release(u)      compute -> comm    the slot may be written again
+
+#include "zero/ownership.h"
+#include "zero/parameter_source.h"
+#include "zero/streams.h"
+#include "zero/unit_pool.h"
+#include "zero/zero_options.h"
+
+namespace rz {
+
+class ParameterCache : public ParameterSource {
+   public:
+    // `ownership` and the streams outlive this.
+    ParameterCache(const Ownership& ownership, const ZeroOptions& options, ZeroStreams streams);
+    ~ParameterCache() override { streams_.drain(); }
+
+    void gather(int unit) override;
+    const void* parameters(int unit) override;
+    void release(int unit) override;
+    int gathered_at_once() const override;
+
+    // The owned slice, to be written on the compute stream, then published.
+    void* owned(int unit) const;
+    // The owned slice of the unit is final on the compute stream: it goes to the ranks that keep the unit whole, or
+    // waits to be gathered. All ranks publish all units, in one order, whether or not they own a part.
+    void publish(int unit);
+
+   private:
+    struct UnitState {
+        Event own_ready = {};  // stage 3: the owned slice is final
+        Event ready = {};      // the unit is whole
+    };
+
+    const Ownership& ownership_;
+    ZeroOptions options_;
+    ZeroStreams streams_;
+    int64_t element_;  // bytes
+    Buffer params_;    // whole, or owned slices
+    UnitPool gathered_;
+    std::vector<UnitState> state_;
+};
+
+}  // namespace rz

@@ -1,0 +1,42 @@
+#pragma once
+// Where whoever runs the model finds parameters.
+
+#include <vector>
+
+#include "kernels/runtime/memory.h"
+#include "zero/unit_layout.h"
+
+namespace rz {
+
+// Everything enqueues and returns.
+class ParameterSource {
+   public:
+    virtual ~ParameterSource() = default;
+    // The unit will be read: the all-gather starts.
+    virtual void gather(int unit) = 0;
+    // Parameters of the unit, `padded` elements; valid on the compute stream from here until release(u). Where units are
+    // gathered, only after gather(u).
+    virtual const void* parameters(int unit) = 0;
+    // The compute work enqueued so far was the last to read the unit until the next gather.
+    virtual void release(int unit) = 0;
+    // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do nothing.
+    virtual int gathered_at_once() const = 0;
+};
+
+// All parameters in memory and nothing else: for generation.
+class ResidentParameters : public ParameterSource {
+   public:
+    ResidentParameters(Device device, Stream& stream, const std::vector<UnitLayout>& units, DType dtype);
+    void gather(int) override {}
+    const void* parameters(int unit) override { return bytes(unit); }
+    void release(int) override {}
+    int gathered_at_once() const override { return 0; }
+    char* bytes(int unit) const { return params_.bytes_at(units_[size_t(unit)].offset * size_of(dtype_)); }
+
+   private:
+    std::vector<UnitLayout> units_;
+    DType dtype_;
+    Buffer params_;
+};
+
+}  // namespace rz

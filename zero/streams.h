@@ -1,0 +1,41 @@
+#pragma once
+// The two streams that the parts of zero/ work on, and how one waits for the other.
+
+#include "comm/mesh.h"
+#include "comm/meter.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+
+struct ZeroStreams {
+    Device device;
+    Stream& compute;
+    Mesh& mesh;  // collectives are on mesh.stream()
+    CommMeter* meter = nullptr;
+
+    Stream& comm() const { return mesh.stream(); }
+    // compute.wait(event), measured where ranks communicate; nothing for an event that was never recorded.
+    void compute_waits(const Event& event) const {
+        if (!event.valid()) return;
+        if (meter && mesh.data().size() > 1)
+            meter->wait(compute, event);
+        else
+            compute.wait(event);
+    }
+    // Until nothing is queued: before memory is freed. Errors are whoever's that synchronised first.
+    void drain() const noexcept {
+        try {
+            comm().synchronize();
+            compute.synchronize();
+        } catch (...) {
+        }
+    }
+    // Zeroed memory.
+    Buffer take(int64_t elements, DType dtype, MemKind kind, const char* name) const {
+        Buffer b(device, checked_mul(elements, size_of(dtype), name), kind, name);
+        compute.zero(b.data(), b.bytes());
+        return b;
+    }
+};
+
+}  // namespace rz
