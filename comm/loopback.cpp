@@ -1,10 +1,12 @@
 #include "comm/loopback.h"
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "comm/host_transport.h"
@@ -22,11 +24,25 @@ struct Offer {
     bool taken = false;
 };
 
+// Why the job ends, once a rank has failed.
+struct Failure {
+    std::mutex mutex;
+    std::string text;
+    std::atomic<bool> there = false;
+    void check() {
+        if (!there) return;
+        std::lock_guard lock(mutex);
+        throw Error(text);
+    }
+};
+
 }  // namespace
 
 struct LoopbackHub::Group {
-    explicit Group(int size) : size(size), queues(size_t(size) * size_t(size)) {}
+    Group(int size, std::shared_ptr<Failure> failure)
+        : size(size), failure(std::move(failure)), queues(size_t(size) * size_t(size)) {}
     int size;
+    std::shared_ptr<Failure> failure;
     std::mutex mutex;
     std::vector<std::deque<std::shared_ptr<Offer>>> queues;  // [from * size + to]
     std::deque<std::shared_ptr<Offer>>& queue(int from, int to) {
@@ -36,6 +52,7 @@ struct LoopbackHub::Group {
 
 struct LoopbackHub::Shared {
     std::mutex mutex;
+    std::shared_ptr<Failure> failure = std::make_shared<Failure>();
     std::map<std::string, std::shared_ptr<Group>> groups;
     std::vector<std::shared_ptr<Watch>> watches;
     std::deque<RankContext> contexts;
@@ -71,6 +88,7 @@ class LoopbackWire : public Wire {
 
         bool test() override {
             std::lock_guard lock(group_->mutex);  // copies under the lock: simple, and an ordering both sides see
+            group_->failure->check();  // before a copy: a sender that has thrown here may have freed its memory
             bool all = true;
             std::vector<bool> blocked(size_t(group_->size));  // a peer's later receive must not overtake an earlier one
             for (size_t i = 0; i < messages_.size(); ++i) {
@@ -147,7 +165,7 @@ std::shared_ptr<Watch> LoopbackHub::watch(int rank) { return shared_->watches[si
 std::shared_ptr<LoopbackHub::Group> LoopbackHub::group(const std::string& name, int size) {
     std::lock_guard lock(shared_->mutex);
     std::shared_ptr<Group>& group = shared_->groups[name];
-    if (!group) group = std::make_shared<Group>(size);
+    if (!group) group = std::make_shared<Group>(size, shared_->failure);
     require(group->size == size, "loopback group '%s' has %d members, not %d", name.c_str(), group->size, size);
     return group;
 }
@@ -158,18 +176,36 @@ std::unique_ptr<Transport> LoopbackHub::transport(int rank, const std::string& n
     return subgroup(rank, all, name);
 }
 
-std::unique_ptr<Transport> LoopbackHub::subgroup(int rank, const std::vector<int>& members, const std::string& name) {
+std::unique_ptr<HostTransport> LoopbackHub::control(int rank) {
+    require(shared_->kind == DeviceKind::cpu, "a Process of a rank on a planned device: there is no memory to send");
+    std::vector<int> all(static_cast<size_t>(ranks_));
+    std::iota(all.begin(), all.end(), 0);
+    auto wire = std::make_unique<LoopbackWire<Group>>(group("control of the processes", ranks_), rank);
+    return std::make_unique<HostTransport>("loopback", std::move(wire), "control", rank, std::move(all), device(rank),
+                                           watch(rank));
+}
+
+bool LoopbackHub::fail(int rank, const std::string& reason) {
+    std::lock_guard lock(shared_->failure->mutex);
+    if (!shared_->failure->text.empty()) return false;
+    shared_->failure->text = format("rank %d failed: ", rank) + reason;
+    shared_->failure->there = true;
+    return true;
+}
+
+std::unique_ptr<Transport> LoopbackHub::subgroup(int rank, const std::vector<int>& members, const std::string& name,
+                                                 const std::string& key) {
     int place = -1;
     for (size_t i = 0; i < members.size(); ++i)
         if (members[i] == rank) place = int(i);
     require(place >= 0, "loopback group '%s' does not contain rank %d", name.c_str(), rank);
     if (shared_->kind == DeviceKind::planned) {
         std::lock_guard lock(shared_->mutex);
-        std::shared_ptr<PlannedMail>& mail = shared_->mail[name];
+        std::shared_ptr<PlannedMail>& mail = shared_->mail[key];
         if (!mail) mail = make_planned_mail(int(members.size()), shared_->timeout_s);
         return make_planned_transport(name, place, members, device(rank), shared_->link, mail);
     }
-    auto wire = std::make_unique<LoopbackWire<Group>>(group(name, int(members.size())), place);
+    auto wire = std::make_unique<LoopbackWire<Group>>(group(key, int(members.size())), place);
     return std::make_unique<HostTransport>("loopback", std::move(wire), name, place, members, device(rank),
                                            watch(rank));
 }

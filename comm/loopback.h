@@ -15,6 +15,8 @@
 
 namespace rz {
 
+class HostTransport;
+
 class LoopbackHub {
    public:
     explicit LoopbackHub(int ranks, double timeout_s = 60);
@@ -29,9 +31,18 @@ class LoopbackHub {
     // members must use the same name.
     std::unique_ptr<Transport> transport(int rank, const std::string& name = "world");
     // A group of the given world ranks, which contain `rank`.
-    std::unique_ptr<Transport> subgroup(int rank, const std::vector<int>& members, const std::string& name);
+    std::unique_ptr<Transport> subgroup(int rank, const std::vector<int>& members, const std::string& name) {
+        return subgroup(rank, members, name, name);
+    }
+    // Reports call it `name`; its members use the same `key`, which no other group has.
+    std::unique_ptr<Transport> subgroup(int rank, const std::vector<int>& members, const std::string& name,
+                                        const std::string& key);
 
     std::shared_ptr<Watch> watch(int rank);
+    // What a Process of a rank on the CPU agrees with the others through.
+    std::unique_ptr<HostTransport> control(int rank);
+    // From now on whatever a rank waits for throws that this one failed, and why. True for the first that does.
+    bool fail(int rank, const std::string& reason);
 
     void run(const std::function<void(int rank)>& body);
 

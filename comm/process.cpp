@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "comm/host.h"
+#include "comm/loopback.h"
 #include "comm/mpi_transport.h"
 #include "comm/nccl_transport.h"
 #include "comm/watch.h"
@@ -101,6 +102,21 @@ Process::Process(const ProcessOptions& options) : run_directory_(options.run_dir
     active = this;
 }
 
+Process::Process(LoopbackHub& hub, int rank, const std::string& run_directory)
+    : hub_(&hub),
+      rank_(rank),
+      size_(hub.size()),
+      local_rank_(rank),
+      local_size_(hub.size()),
+      run_directory_(run_directory),
+      watch_(hub.watch(rank)),
+      control_(hub.control(rank)) {
+    if (run_directory_.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(run_directory_, error);
+    if (is_root()) clear_run_directory();
+}
+
 void Process::bring_up(const ProcessOptions& options) {
     const int launched = launched_ranks();
     if (launched == 0 || (launched == 1 && !built_with_mpi())) {
@@ -164,6 +180,10 @@ void Process::bring_up(const ProcessOptions& options) {
 void Process::clear_run_directory() { unlink((run_directory_ + "/failure.txt").c_str()); }
 
 Process::~Process() {
+    if (hub_) {
+        if (!finished_) fail_in_process("left without finishing");
+        return;
+    }
     if (!finished_ && size_ > 1) abort(kExitError, "left without finishing");
     if (!finished_) finish();
 }
@@ -172,6 +192,7 @@ int Process::run(const std::function<int()>& body) {
     int code = kExitError;
     try {
         code = body();
+        if (hub_) barrier();
     } catch (const std::exception& error) {
         // The allocator's own words are "std::bad_alloc".
         const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
@@ -179,6 +200,10 @@ int Process::run(const std::function<int()>& body) {
             memory
                 ? "out of memory: an allocation of the host failed\n  raise the memory limit, or try a smaller --batch"
                 : error.what();
+        if (hub_) {
+            fail_in_process(reason);
+            return kExitError;
+        }
         if (size_ > 1) abort(kExitError, reason);
         report(kExitError, reason);
         finish();
@@ -203,6 +228,12 @@ void Process::finish() {
         std::filesystem::remove_all(run_directory_, error);
 }
 
+// The first rank that fails says why; the others end for its sake.
+void Process::fail_in_process(const std::string& reason) {
+    finished_ = true;
+    if (hub_->fail(rank_, reason)) report(kExitError, reason);
+}
+
 void Process::on_failure(std::function<void(int, const std::string&)> hook) {
     std::lock_guard lock(hook_mutex_);
     failure_hook_ = std::move(hook);
@@ -223,6 +254,10 @@ void Process::report(int code, const std::string& reason) {
 }
 
 void Process::abort(int code, const std::string& reason) {
+    if (hub_) {
+        fail_in_process(reason);
+        throw Error(reason);
+    }
     active = nullptr;
     report(code, reason);
     std::fflush(nullptr);
@@ -239,6 +274,12 @@ void Process::set_step(int64_t step) {
 // ---- devices and groups ---------------------------------------------------------------------------------------------
 
 Device Process::choose_device(DeviceChoice choice, TransportKind transport, std::string* note) {
+    if (hub_) {
+        require(choice != DeviceChoice::cuda && transport == TransportKind::automatic,
+                "ranks that are threads of one process are on the CPU and send through its memory\n"
+                "  nearest: device cpu, transport auto");
+        return hub_->device(rank_);
+    }
     Device device = pick_device(choice, local_rank_, note);
     device.context = &context_;
     const std::vector<std::string> kinds = all_gather_text(device.is_cuda() ? "cuda" : "cpu");
@@ -284,6 +325,12 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
         members.push_back(p.rank);
     }
 
+    if (hub_) {
+        const int64_t number = ++groups_made_;  // the same on all ranks
+        if (color < 0) return nullptr;
+        return hub_->subgroup(rank_, members, group,
+                              format("%s %d, group %lld", group.c_str(), color, (long long)number));
+    }
     bool nccl = kind == TransportKind::nccl || kind == TransportKind::nccl_shared;
     require(!nccl || device.is_cuda(), "transport nccl moves memory of CUDA devices; use device cuda or transport mpi");
     if (kind == TransportKind::automatic) nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;

@@ -20,6 +20,10 @@
 //   75   stopped on request (a signal, a time limit): start again to resume
 //   else what body() returned, or the launcher's code for a rank that was killed
 //
+// Ranks may also be threads of one process, over a LoopbackHub on the CPU: tests and experiments then run what mpirun
+// runs. Such a rank has no launcher and never ends the program: after an error its run() returns 70, and whatever the
+// other ranks wait for throws the reason.
+//
 // The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for
 // small things (agreeing on a decision, gathering a few numbers), not for training data.
 
@@ -36,6 +40,7 @@
 namespace rz {
 
 class HostTransport;
+class LoopbackHub;
 
 enum ExitCode : int {
     kExitSuccess = 0,
@@ -56,6 +61,9 @@ struct ProcessOptions {
 class Process {
    public:
     explicit Process(const ProcessOptions& options = {});
+    // A rank that is a thread of this process; made, used and destroyed by that thread. Deadlines are the hub's, which
+    // outlives this. `run_directory` may be empty.
+    Process(LoopbackHub& hub, int rank, const std::string& run_directory = {});
     ~Process();
     Process(const Process&) = delete;
     Process& operator=(const Process&) = delete;
@@ -78,7 +86,7 @@ class Process {
     // it, from any thread. It must not throw and not wait. nullptr: none.
     void on_failure(std::function<void(int code, const std::string& reason)> hook);
 
-    // Ends the whole job at once; the reason goes to stderr and failure.txt.
+    // Ends the whole job at once; the reason goes to stderr and failure.txt. Of a rank that is a thread: throws it.
     [[noreturn]] void abort(int code, const std::string& reason);
 
     // The device that this rank uses, with its context. Refuses more ranks on a host than GPUs are visible (or two
@@ -114,8 +122,11 @@ class Process {
     void report(int code, const std::string& reason);
     void call_hook(int code, const std::string& reason);
     void finish();
+    void fail_in_process(const std::string& reason);
     void send_recv(std::vector<Message> messages);
 
+    LoopbackHub* hub_ = nullptr;  // where ranks are threads
+    int64_t groups_made_ = 0;
     RankContext context_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;

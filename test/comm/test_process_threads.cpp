@@ -1,0 +1,145 @@
+// Ranks that are threads of one process: the control plane, groups, and what an error of one rank does to the others.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "comm/loopback.h"
+#include "comm/mesh.h"
+#include "comm/process.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+namespace {
+
+TEST(ProcessOfAThread, AgreesThroughTheSameControlPlane) {
+    LoopbackHub hub(5);
+    hub.run([&](int rank) {
+        Process process(hub, rank);
+        const int code = process.run([&] {
+            EXPECT_EQ(process.rank(), rank);
+            EXPECT_EQ(process.size(), 5);
+            EXPECT_FALSE(process.uses_mpi());
+            EXPECT_EQ(process.max((rank * 3) % 5), 4);
+            EXPECT_EQ(process.sum(0.5 * rank), 5.0);
+            EXPECT_EQ(process.sums({uint64_t(rank), 7}), (std::vector<uint64_t>{10, 35}));
+            std::vector<std::string> want;
+            for (int r = 0; r < 5; ++r) want.push_back(std::string(size_t(r), 'x'));
+            EXPECT_EQ(process.all_gather_text(want[size_t(rank)]), want);
+            int64_t value = rank == 3 ? 42 : 0;
+            process.broadcast(&value, 8, 3);
+            EXPECT_EQ(value, 42);
+            process.barrier();
+            return 3;
+        });
+        EXPECT_EQ(code, 3);
+    });
+}
+
+TEST(ProcessOfAThread, GroupsAreMadeByColorAndKeyAndNoTwoAreTheSame) {
+    LoopbackHub hub(4);
+    hub.run([&](int rank) {
+        Process process(hub, rank);
+        process.run([&] {
+            const Device device = process.choose_device(DeviceChoice::automatic, TransportKind::automatic, nullptr);
+            EXPECT_EQ(device.context, hub.device(rank).context) << "what it counts is this rank's";
+            const auto make = [&](int color, int key) {
+                return process.make_transport(TransportKind::automatic, device, color, key, "pair");
+            };
+            const auto outer = make(rank % 3 == 0 ? 0 : -1, -rank);  // 3, then 0
+            const auto inner = make(rank % 3 == 0 ? -1 : 7, rank);   // 1, then 2
+            EXPECT_EQ(bool(outer), rank % 3 == 0);
+            EXPECT_EQ(bool(inner), rank % 3 != 0);
+            const Transport& mine = outer ? *outer : *inner;
+            EXPECT_EQ(mine.size(), 2);
+            EXPECT_EQ(mine.rank(), rank == 3 || rank == 1 ? 0 : 1);
+            const auto alone = make(rank, 0);
+            EXPECT_STREQ(alone->name(), "self") << "no group has a second member";
+            for (int time = 0; time < 2; ++time) {  // two meshes of the same axes at once
+                Mesh mesh(process, device, {.grid = {.shard_size = 2}});
+                Mesh other(process, device, {.grid = {.shard_size = 2}});
+                Buffer x(device, 16, MemKind::workspace, "x");
+                x.as<float>()[0] = float(rank), x.as<float>()[1] = 1;
+                const std::vector<int64_t> halves = {0, 1, 2}, quarters = {0, 1, 2, 2, 2};
+                const auto sum = [&](Collectives& group, Offsets cuts) {
+                    group.all_reduce(mesh.stream(),
+                                     {.out = x.data(), .in = x.data(), .offsets = cuts, .dtype = DType::f32});
+                    mesh.stream().synchronize();
+                };
+                sum(mesh.shard(), halves);
+                EXPECT_EQ(x.as<float>()[0], rank < 2 ? 1 : 5);
+                sum(other.data(), quarters);
+                EXPECT_EQ(x.as<float>()[0], 12);
+                EXPECT_EQ(x.as<float>()[1], 8);
+            }
+            return 0;
+        });
+    });
+}
+
+TEST(ProcessOfAThread, AnErrorOfOneRankEndsWhatTheOthersWaitForAndNamesIt) {
+    const auto directory = std::filesystem::temp_directory_path() / ("rz-threads-" + std::to_string(getpid()));
+    LoopbackHub hub(3);
+    std::atomic<int> codes{0}, hooks{0};
+    hub.run([&](int rank) {
+        Process process(hub, rank, directory);
+        process.on_failure([&](int, const std::string& reason) {
+            ++hooks;
+            EXPECT_EQ(reason, "no room for 5 bytes");
+        });
+        const int code = process.run([&]() -> int {
+            process.barrier();
+            if (rank == 1) fail("no room for %d bytes", 5);
+            try {
+                process.barrier();
+            } catch (const Error& error) {
+                EXPECT_NE(std::string(error.what()).find("rank 1 failed: no room for 5 bytes"), std::string::npos)
+                    << error.what();
+                throw;
+            }
+            return 0;
+        });
+        codes += code;
+    });
+    EXPECT_EQ(codes, 3 * kExitError);
+    EXPECT_EQ(hooks, 1) << "the rank that failed reports, the others end for its sake";
+    std::ifstream file(directory / "failure.txt");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_EQ(text, "exit code 70\nrank 1 of 3: no room for 5 bytes\n");
+    std::filesystem::remove_all(directory);
+}
+
+TEST(ProcessOfAThread, LeavingWithoutRunEndsTheOthersToo) {
+    LoopbackHub hub(2);
+    hub.run([&](int rank) {
+        Process process(hub, rank);
+        if (rank == 0) return;
+        EXPECT_EQ(process.run([&] {
+            process.barrier();
+            return 0;
+        }),
+                  kExitError);
+    });
+}
+
+TEST(ProcessOfAThread, WhatOnlyProcessesCanDoIsRefusedWithTheNearest) {
+    LoopbackHub hub(2);
+    hub.run([&](int rank) {
+        Process process(hub, rank);
+        process.run([&] {
+            EXPECT_THROW(process.choose_device(DeviceChoice::cuda, TransportKind::automatic, nullptr), Error);
+            EXPECT_THROW(process.choose_device(DeviceChoice::cpu, TransportKind::mpi, nullptr), Error);
+            return 0;
+        });
+    });
+    LoopbackHub planned(2, PlannedLink{});
+    EXPECT_THROW(Process(planned, 0), Error);
+}
+
+}  // namespace
+}  // namespace rz

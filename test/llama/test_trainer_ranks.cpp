@@ -1,0 +1,138 @@
+// The Trainer on ranks that are threads of this process gives the bits that ./train_llama gives under mpirun: every
+// part of a run takes its rank, its counters and its waits from the Process that it is given.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "comm/loopback.h"
+#include "comm/mpi_transport.h"
+#include "llama/base/json.h"
+#include "llama/checkpoint/checkpoint_store.h"
+#include "llama/train/options.h"
+#include "llama/train/trainer.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kRanks = 3;  // with two, any order of summation gives the same bits
+
+class TrainerRanks : public testing::Test {
+   protected:
+    void SetUp() override {
+        if (!built_with_mpi() || std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun";
+        ASSERT_TRUE(fs::exists("train_llama")) << "run make first, and start this in the repository root";
+        folder_ = fs::temp_directory_path() / ("rz-trainer-ranks-" + std::to_string(getpid()));
+        fs::create_directories(folder_);
+        std::ofstream shard(folder_ / "tokens.bin", std::ios::binary);
+        constexpr int32_t kIds = 4000;
+        const int32_t header[256] = {20240520, 1, kIds};
+        shard.write(reinterpret_cast<const char*>(header), sizeof header);
+        for (int32_t i = 0; i < kIds; ++i) {
+            const uint16_t id = uint16_t(i * 7919 % 251);
+            shard.write(reinterpret_cast<const char*>(&id), 2);
+        }
+    }
+    void TearDown() override {
+        if (!folder_.empty()) fs::remove_all(folder_);
+    }
+
+    std::string flags(const std::string& out, const std::string& more) const {
+        return "--device cpu --preset bytes --dim 16 --layers 2 --heads 2 --kv-heads 1 --ffn 24 --head-dim 8 --batch 2 "
+               "--seq-len 16 --batch-tokens 192 --steps 4 --val-every 2 --val-tokens 96 --save-every 3 --threads 1 "
+               "--lr 1e-2 --timeout 60 --train-data " +
+               (folder_ / "tokens.bin").string() + " --val-data " + (folder_ / "tokens.bin").string() + " --out " +
+               (folder_ / out).string() + " " + more;
+    }
+
+    // As train_llama.cu's loop.
+    static int train(const TrainOptions& o, Process& process) {
+        Health health(o, process);
+        Trainer t(o, process, health);
+        validate(t, 0);
+        for (int64_t s = 1; s <= o.steps; ++s) {
+            begin_step(t, s);
+            t.core->model.run(t.core->program, {.pass = Pass::train, .grad_scale = t.grad_scale()},
+                              [&](int64_t m) { return t.batches->training(s, m); });
+            t.core->zero.optimizer.gradient_norm();
+            t.core->zero.optimizer.update(float(t.lr.at(s)), s);
+            end_step(t, s);
+            if (t.validates(s)) validate(t, s);
+            if (t.saves(s)) save(t, s);
+        }
+        return finish(t).exit_code;
+    }
+
+    std::string read(const fs::path& path) const {
+        std::ifstream file(folder_ / path, std::ios::binary);
+        EXPECT_TRUE(file.is_open()) << path;
+        return {std::istreambuf_iterator<char>(file), {}};
+    }
+    // What of the log does not depend on time.
+    std::vector<std::string> numbers(const fs::path& out) const {
+        std::vector<std::string> rows;
+        std::istringstream lines(read(out / "metrics.jsonl"));
+        for (std::string line; std::getline(lines, line);) {
+            const Json row = parse_json(line, "metrics.jsonl");
+            std::string text;
+            for (const char* key : {"step", "loss", "val_loss", "grad_norm", "lr", "data_hash", "tokens"})
+                if (row.contains(key)) text += std::string(key) + " " + row[key].dump() + ", ";
+            if (!text.empty()) rows.push_back(text);
+        }
+        return rows;
+    }
+
+    fs::path folder_;
+};
+
+TEST_F(TrainerRanks, ThreadsGiveTheBitsOfMpirun) {
+    for (const std::string more :
+         {"--zero 0", "--zero 3 --wire-dtype fp32", "--zero 2 --dtype bf16 --recompute block"}) {
+        SCOPED_TRACE(more);
+        fs::remove_all(folder_ / "threads"), fs::remove_all(folder_ / "processes");
+        std::vector<std::string> words;
+        std::istringstream text(flags("threads", more));
+        for (std::string word; text >> word;) words.push_back(word);
+        Command command;
+        ASSERT_FALSE(parse_command_line(words, command).has_value());
+        const TrainOptions o = std::get<TrainOptions>(command);
+        LoopbackHub hub(kRanks);
+        std::vector<int> codes(kRanks, -1);
+        hub.run([&](int rank) {
+            Process process(hub, rank);
+            codes[size_t(rank)] = process.run([&] { return train(o, process); });
+        });
+        ASSERT_EQ(codes, std::vector<int>(kRanks, 0));
+
+        const std::string line = format("OMP_NUM_THREADS=1 timeout 60 mpirun -n %d ./train_llama %s > %s/log 2>&1",
+                                        kRanks, flags("processes", more).c_str(), folder_.c_str());
+        ASSERT_EQ(std::system(line.c_str()), 0) << read("log");
+
+        const std::vector<std::string> want = numbers("processes");
+        EXPECT_GE(want.size(), 4u + 3u);  // steps, validations
+        EXPECT_EQ(numbers("threads"), want);
+        EXPECT_TRUE(read("threads/final/model.safetensors") == read("processes/final/model.safetensors"));
+        for (const std::string file : {"/optimizer/m.safetensors", "/optimizer/v.safetensors"}) {
+            const auto saved = [&](const char* run) {
+                return read(CheckpointStore((folder_ / run).string()).path(3) + file);
+            };
+            EXPECT_TRUE(saved("threads") == saved("processes")) << file;
+        }
+        // By the collectives, and at the peak by each rank's own ledger: not the whole process's.
+        const Json threads = read_json(folder_ / "threads/ranks.json");
+        const Json processes = read_json(folder_ / "processes/ranks.json");
+        for (size_t r = 0; r < kRanks; ++r)
+            for (const char* key : {"bytes_sent", "memory_peak"})
+                EXPECT_EQ(threads[r][key], processes[r][key]) << key << " of rank " << r;
+    }
+}
+
+}  // namespace
+}  // namespace rz
