@@ -328,6 +328,7 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
     if (hub_) {
         const int64_t number = ++groups_made_;  // the same on all ranks
         if (color < 0) return nullptr;
+        if (members.size() == 1) return std::make_unique<SelfTransport>(device, group, watch_, rank_);
         return hub_->subgroup(rank_, members, group,
                               format("%s %d, group %lld", group.c_str(), color, (long long)number));
     }

@@ -20,8 +20,8 @@
 #include "llama/base/atomic_file.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/base/json.h"
-#include "llama/model/model.h"
 #include "llama/model/presets.h"
+#include "llama/train/core.h"
 #include "llama/base/version.h"
 
 namespace rz {
@@ -78,21 +78,21 @@ int run(int argc, char** argv) {
         device.make_current();
         ModelConfig config = find_preset(f.preset).config;
         config.resolve();
-        const ParamTable table(config);
-        Stream compute(device, "compute");
         Mesh mesh(process, device);
         const DType dtype = parse_dtype("--dtype", f.dtype);
-        Zero zero(device, compute, unit_layouts(table), decay_segments(table),
-                  {.stage = f.stage, .param_dtype = dtype, .grad_dtype = dtype, .wire_dtype = dtype}, {}, mesh);
-        initialise_weights(table, 1, compute, zero);
-        compute.synchronize();
+        TrainingCore core(config,
+                          {.zero = {.stage = f.stage, .param_dtype = dtype, .grad_dtype = dtype, .wire_dtype = dtype},
+                           .stage = {.B = 1, .T = 64}},
+                          device, mesh);
+        initialise_weights(core.table, 1, core.compute, core.zero);
+        core.compute.synchronize();
         const std::string folder = f.folder + "/bench_checkpoint";
         if (process.is_root()) make_folder(folder);
         process.barrier();
 
         std::vector<double> stall, write, load;
         int64_t bytes = 0;
-        CheckpointWriter writer(process, device, compute, zero, table, config,
+        CheckpointWriter writer(process, device, core.compute, core.zero, core.table, config,
                                 {.run_folder = folder, .background = !f.wait});
         for (int i = 1; i <= f.saves; ++i) {
             Manifest m;
@@ -108,7 +108,7 @@ int run(int argc, char** argv) {
             process.barrier();
             const double begin = now();
             const std::string problem =
-                load_state(path, check_checkpoint(path), table, process, device, compute, zero, nullptr);
+                load_state(path, check_checkpoint(path), core.table, process, device, core.compute, core.zero, nullptr);
             require(problem.empty(), "%s", problem.c_str());
             load.push_back(now() - begin);
             for (const SaveReport& r : writer.reports()) bytes = r.bytes;

@@ -33,8 +33,8 @@
 #include "llama/checkpoint/export_weights.h"
 #include "llama/report/device_peak.h"
 #include "llama/base/json.h"
-#include "llama/model/model.h"
 #include "llama/model/presets.h"
+#include "llama/train/core.h"
 #include "llama/base/version.h"
 #include "llama/model/weights.h"
 
@@ -70,28 +70,18 @@ int64_t peak_rss() {
 }
 
 // A model with its optimizer on one device.
-struct Trainer {
-    Trainer(const Shape& s, const Settings& o, DType dtype)
-        : table(s.config),
-          compute(o.device, "compute"),
-          mesh(o.device),
-          zero(o.device, compute, unit_layouts(table), decay_segments(table),
-               {.param_dtype = dtype,
-                .grad_dtype = dtype,
-                .master_dtype = dtype == DType::f32 ? DType::f32 : o.master_dtype,
-                .adam_dtype = dtype == DType::f32 ? DType::f32 : o.adam_dtype},
-               kAdamW, mesh),
-          model(s.config, table,
-                {.B = s.B,
-                 .T = s.T,
-                 .dtype = dtype,
-                 .grad_dtype = dtype,
-                 .recompute = o.recompute,
-                 .logits_bytes = o.logits_bytes},
-                o.device, compute, zero.params, &zero.grads),
-          vocab(s.config.vocab) {
-        if (!o.device.is_cuda()) compute.enqueue_host([n = omp_get_max_threads()] { omp_set_num_threads(n); });
-    }
+struct Bench {
+    Bench(const Shape& s, const Settings& o, DType dtype)
+        : mesh(o.device),
+          core(s.config,
+               {.zero = {.param_dtype = dtype,
+                         .grad_dtype = dtype,
+                         .master_dtype = dtype == DType::f32 ? DType::f32 : o.master_dtype,
+                         .adam_dtype = dtype == DType::f32 ? DType::f32 : o.adam_dtype},
+                .adamw = kAdamW,
+                .stage = {.B = s.B, .T = s.T, .recompute = o.recompute, .logits_bytes = o.logits_bytes},
+                .threads = omp_get_max_threads()},
+               o.device, mesh) {}
 
     // inputs: (B, T + 1) ids per step, of which the targets are the next ones
     DeviceBatch batch(const std::vector<int32_t>& ids, int64_t B, int64_t T) {
@@ -103,7 +93,7 @@ struct Trainer {
                 p[b * T + t] = ids[size_t(b * (T + 1) + t)];
                 p[N + b * T + t] = ids[size_t(b * (T + 1) + t + 1)];
             }
-        const int64_t distinct = embedding_plan(p, N, vocab, p + 2 * N, p + 3 * N, p + 4 * N + 1);
+        const int64_t distinct = embedding_plan(p, N, core.config.vocab, p + 2 * N, p + 3 * N, p + 4 * N + 1);
         const int64_t bytes = int64_t(ints.size()) * 4;
         if (tokens.bytes() != bytes) tokens = Buffer(compute.device(), bytes, MemKind::data, "tokens");
         compute.copy(tokens.data(), ints.data(), bytes);
@@ -118,12 +108,12 @@ struct Trainer {
         zero.optimizer.update(rate, step);
     }
 
-    ParamTable table;
-    Stream compute;
     Mesh mesh;
-    Zero zero;
-    Model model;
-    int64_t vocab;
+    TrainingCore core;
+    const ParamTable& table = core.table;
+    Stream& compute = core.compute;
+    Zero& zero = core.zero;
+    Model& model = core.model;
     Buffer tokens;
 };
 
@@ -186,7 +176,7 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
                    {"gemm_tuned", tuning.measured + tuning.read}});
 }
 
-void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceBatch& batch, int first_step) {
+void report_classes(const Shape& s, const Settings& o, Bench& t, const DeviceBatch& batch, int first_step) {
     OpTimer timer;
     t.compute.set_op_timer(&timer);
     const Event begin = t.compute.record(true);
@@ -223,7 +213,7 @@ void report_classes(const Shape& s, const Settings& o, Trainer& t, const DeviceB
 
 void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
     o.device.context->memory.reset_peaks();
-    Trainer t(s, o, s.dtype);
+    Bench t(s, o, s.dtype);
     initialise_weights(t.table, 1, t.compute, t.zero);
     std::mt19937_64 rng(1);
     std::vector<int32_t> ids(size_t(s.B * (s.T + 1)));
@@ -289,7 +279,7 @@ void curve(const Shape& s, const Settings& o) {
     const std::string weights = o.curve + "/weights";
     make_folder(weights);
     {
-        Trainer t(s, o, DType::f32);
+        Bench t(s, o, DType::f32);
         initialise_weights(t.table, 1, t.compute, t.zero);
         Process alone;
         export_weights(weights, s.config, t.table, alone, o.device, t.compute, t.zero, "");
@@ -309,7 +299,7 @@ void curve(const Shape& s, const Settings& o) {
                                                                {"weight_decay", kAdamW.weight_decay},
                                                                {"clip", kAdamW.max_norm}}
                                                        .dump(1));
-    Trainer t(s, o, s.dtype);
+    Bench t(s, o, s.dtype);
     load_weights(weights, t.table, o.device, t.compute, t.zero);
     const size_t per_step = size_t(s.B * (s.T + 1));
     std::vector<double> losses;
@@ -377,7 +367,7 @@ int run(int argc, char** argv) {
     app.add_option("--gemm-cache", gemm_cache, "File of the tuned choices");
     app.add_option("--json", o.json, "Append one JSON object per result to this file");
     CLI11_PARSE(app, argc, argv);
-    if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in Trainer
+    if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in TrainingCore
 
     std::string note;
     RankContext context;

@@ -27,7 +27,8 @@ PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, Devi
     core.model.run(core.program, {.pass = Pass::train, .grad_scale = 1}, [&](int64_t) -> DeviceBatch {
         return {o.batch, o.seq_len, id, id, id, id, id, std::min(tokens, config.vocab)};
     });
-    core.zero.update(0, 1);
+    core.zero.optimizer.gradient_norm();
+    core.zero.optimizer.update(0, 1);
 
     PlannedMemory memory;
     const bool host_too = kind == DeviceKind::cpu;

@@ -21,25 +21,26 @@ std::string shared_folder(Process& process) {
 }
 
 struct Sharded {
-    Sharded(Mesh& mesh, int stage, DType param) : config(zero_case::toy(false)), table(config), stream(cpu, "compute") {
-        ZeroOptions o;
-        o.stage = stage, o.param_dtype = o.grad_dtype = o.wire_dtype = param;
-        zero = std::make_unique<Zero>(cpu, stream, unit_layouts(table), decay_segments(table), o, AdamWOptions{}, mesh);
-    }
+    Sharded(Mesh& mesh, int stage, DType param)
+        : core(zero_case::toy(false),
+               {.zero = {.stage = stage, .param_dtype = param, .grad_dtype = param, .wire_dtype = param},
+                .adamw = {},
+                .stage = {.B = 1, .T = 8}},
+               {DeviceKind::cpu, 0}, mesh) {}
     template <class Body>
     void each(const Body& body) {  // body(master, m, v, logical index) of elements that are no padding
-        for (const OwnedRange& r : zero->optimizer.owned()) {
+        for (const OwnedRange& r : zero.optimizer.owned()) {
             const int64_t held = table.units()[size_t(r.unit)].size - r.elements.begin;
             for (int64_t i = 0; i < std::min(held, r.elements.size()); ++i)
                 body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
                      r.logical + i);
         }
     }
-    const Device cpu{DeviceKind::cpu, 0};
-    ModelConfig config;
-    ParamTable table;
-    Stream stream;
-    std::unique_ptr<Zero> zero;
+    TrainingCore core;
+    const ModelConfig& config = core.config;
+    const ParamTable& table = core.table;
+    Stream& stream = core.compute;
+    Zero& zero = core.zero;
 };
 
 TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
@@ -54,8 +55,8 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             Mesh mesh(process, cpu, {.grid = {.shard_size = shard}});
             Sharded a(mesh, stage, param);
             a.each([](float& w, float& m, float& v, int64_t i) { w = value(i, 1), m = value(i, 2), v = value(i, 3); });
-            a.zero->optimizer.publish();
-            CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
+            a.zero.optimizer.publish();
+            CheckpointWriter writer(process, cpu, a.stream, a.zero, a.table, a.config,
                                     {.run_folder = folder, .timeout_s = 30});
             Manifest manifest;
             manifest.run_id = "test";
@@ -67,7 +68,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             for (const auto& [to_stage, to_shard] : shardings) {
                 Mesh to_mesh(process, cpu, {.grid = {.shard_size = to_shard}});
                 Sharded b(to_mesh, to_stage, param);
-                ASSERT_EQ(load_state(path, written, b.table, process, cpu, b.stream, *b.zero, nullptr), "");
+                ASSERT_EQ(load_state(path, written, b.table, process, cpu, b.stream, b.zero, nullptr), "");
                 int64_t wrong = 0, seen = 0;
                 b.each([&](float w, float m, float v, int64_t i) {
                     wrong += w != value(i, 1) || m != value(i, 2) || v != value(i, 3);
@@ -88,7 +89,7 @@ TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
     const Device cpu{DeviceKind::cpu, 0};
     Mesh mesh(process, cpu);
     Sharded a(mesh, 3, DType::f32);
-    CheckpointWriter writer(process, cpu, a.stream, *a.zero, a.table, a.config,
+    CheckpointWriter writer(process, cpu, a.stream, a.zero, a.table, a.config,
                             {.run_folder = folder, .timeout_s = 30});
     const FaultScope armed(Faults(process.rank(), "checkpoint.fsync:1:1:eio"));
     Manifest manifest;

@@ -15,7 +15,7 @@
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/checkpoint/finite.h"
 #include "llama/model/hf.h"
-#include "llama/model/model.h"
+#include "llama/train/core.h"
 #include "llama/base/sum_hash.h"
 
 namespace rz {
@@ -247,22 +247,25 @@ ModelConfig toy() {
 // A state on one process; every array is full of its own values.
 struct State {
     explicit State(DType param, DType master = DType::f32, DType adam = DType::f32)
-        : config(toy()), table(config), stream(cpu, "compute"), mesh(cpu) {
-        ZeroOptions o;
-        o.param_dtype = o.grad_dtype = o.wire_dtype = param;
-        o.master_dtype = master, o.adam_dtype = adam;
-        zero = std::make_unique<Zero>(cpu, stream, unit_layouts(table), decay_segments(table), o, AdamWOptions{}, mesh);
-    }
+        : core(toy(),
+               {.zero = {.param_dtype = param,
+                         .grad_dtype = param,
+                         .wire_dtype = param,
+                         .master_dtype = master,
+                         .adam_dtype = adam},
+                .adamw = {},
+                .stage = {.B = 1, .T = 8}},
+               cpu, mesh) {}
     // Values that all types hold exactly, and nothing in the padding.
     void fill() {
-        const ZeroOptions& o = zero->options;
-        for (const OwnedRange& r : zero->optimizer.owned())
+        const ZeroOptions& o = zero.options;
+        for (const OwnedRange& r : zero.optimizer.owned())
             for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
                 set(r.master, o.master_dtype, i, value(r.logical + i, 1));
                 set(r.m, o.adam_dtype, i, value(r.logical + i, 2));
                 set(r.v, o.adam_dtype, i, value(r.logical + i, 3));
             }
-        zero->optimizer.publish();
+        zero.optimizer.publish();
         stream.synchronize();
     }
     static float value(int64_t i, int k) { return float((i * 7 + k * 13) % 101 - 50) / 32; }
@@ -273,8 +276,8 @@ struct State {
         return with_dtype(d, [&]<class E>() { return float(static_cast<const E*>(p)[i]); });
     }
     void expect_filled() {
-        const ZeroOptions& o = zero->options;
-        for (const OwnedRange& r : zero->optimizer.owned())
+        const ZeroOptions& o = zero.options;
+        for (const OwnedRange& r : zero.optimizer.owned())
             for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
                 ASSERT_EQ(get(r.param, o.param_dtype, i), value(r.logical + i, 1));
                 ASSERT_EQ(get(r.master, o.master_dtype, i), value(r.logical + i, 1));
@@ -283,20 +286,21 @@ struct State {
             }
     }
     const Device cpu{DeviceKind::cpu, 0};
-    ModelConfig config;
-    ParamTable table;
-    Stream stream;
-    Mesh mesh;
-    std::unique_ptr<Zero> zero;
+    Mesh mesh{cpu};
+    TrainingCore core;
+    const ModelConfig& config = core.config;
+    const ParamTable& table = core.table;
+    Stream& stream = core.compute;
+    Zero& zero = core.zero;
 };
 
 struct Saved {
     explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32)
         : state(param, master, adam) {
         state.fill();
-        writer =
-            std::make_unique<CheckpointWriter>(process, state.cpu, state.stream, *state.zero, state.table, state.config,
-                                               SaveOptions{.run_folder = folder.path, .background = background});
+        writer = std::make_unique<CheckpointWriter>(
+            process, state.cpu, state.stream, state.zero, state.table, state.config,
+            SaveOptions{.run_folder = folder.path, .background = background});
     }
     std::string save(int64_t step) {
         Manifest m = example();
@@ -307,7 +311,7 @@ struct Saved {
     }
     std::string load(State& into, const std::string& path) {
         const Manifest m = check_checkpoint(path);
-        return load_state(path, m, into.table, process, into.cpu, into.stream, *into.zero, nullptr);
+        return load_state(path, m, into.table, process, into.cpu, into.stream, into.zero, nullptr);
     }
     Process process;
     Folder folder;
@@ -354,7 +358,7 @@ TEST(Checkpoint, TheStateOfTheSaveIsSavedNotALaterOne) {
     Manifest m = example();
     m.files.clear();
     saved.writer->save(m);
-    for (const OwnedRange& r : saved.state.zero->optimizer.owned()) saved.state.stream.zero(r.m, r.elements.size() * 4);
+    for (const OwnedRange& r : saved.state.zero.optimizer.owned()) saved.state.stream.zero(r.m, r.elements.size() * 4);
     ASSERT_TRUE(saved.writer->finish());
     State into(DType::f32);
     EXPECT_EQ(saved.load(into, CheckpointStore(saved.folder.path).path(m.step)), "");
@@ -416,11 +420,10 @@ TEST(Checkpoint, AnotherModelsFilesAreRefused) {
     ModelConfig other = toy();
     other.ffn = 24;
     other.resolve();
-    const ParamTable table(other);
     Mesh mesh(saved.state.cpu);
-    Stream stream(saved.state.cpu, "compute");
-    Zero zero(saved.state.cpu, stream, unit_layouts(table), decay_segments(table), {}, {}, mesh);
-    EXPECT_NE(load_state(path, check_checkpoint(path), table, saved.process, saved.state.cpu, stream, zero, nullptr),
+    TrainingCore core(other, {.zero = {}, .adamw = {}, .stage = {.B = 1, .T = 8}}, saved.state.cpu, mesh);
+    EXPECT_NE(load_state(path, check_checkpoint(path), core.table, saved.process, saved.state.cpu, core.compute,
+                         core.zero, nullptr),
               "");
 }
 
@@ -440,10 +443,10 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
             for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
                 Saved saved(DType::bf16, background, DType::f32, part == StatePart::v ? DType::bf16 : DType::f32);
                 ASSERT_NE(saved.save(5), "");
-                const OwnedRange& r = saved.state.zero->optimizer.owned()[1];  // block 0
+                const OwnedRange& r = saved.state.zero.optimizer.owned()[1];  // block 0
                 const Tensor& t = saved.state.table.block(0, kGate);
                 const int64_t at = t.offset - r.logical + 77;
-                set_element(r, part, saved.state.zero->options, at, bad);
+                set_element(r, part, saved.state.zero.options, at, bad);
                 EXPECT_EQ(saved.save(6), "");
                 const std::vector<SaveReport> reports = saved.writer->reports();
                 ASSERT_EQ(reports.size(), 2u);
@@ -455,7 +458,7 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
                     << reports[1].error;
                 const CheckpointStore store(saved.folder.path);
                 EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));
-                set_element(r, part, saved.state.zero->options, at, 1);
+                set_element(r, part, saved.state.zero.options, at, 1);
                 EXPECT_NE(saved.save(7), "");
                 EXPECT_FALSE(saved.writer->reports().back().not_finite);
             }

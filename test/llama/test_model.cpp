@@ -12,9 +12,9 @@
 #include "kernels/embedding.h"
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
-#include "llama/model/model.h"
 #include "llama/base/safetensors.h"
 #include "llama/model/weights.h"
+#include "llama/train/core.h"
 
 namespace rz {
 namespace {
@@ -23,23 +23,21 @@ const Device kCpu{DeviceKind::cpu, 0};
 
 // A model on one CPU rank, with batches given as plain vectors.
 struct TestModel {
-    ModelConfig config;
-    ParamTable table;
-    Stream stream{kCpu, "compute"};
     Mesh mesh{kCpu};
-    Zero zero;
-    Model model;
+    TrainingCore core;
+    const ModelConfig& config = core.config;
+    const ParamTable& table = core.table;
+    Stream& stream = core.compute;
+    Zero& zero = core.zero;
+    Model& model = core.model;
 
     TestModel(const ModelConfig& c, int64_t B, int64_t T, DType dtype = DType::f32,
               Recompute recompute = Recompute::none, AdamWOptions adamw = {})
-        : config(c),
-          table(c),
-          zero(kCpu, stream, unit_layouts(table), decay_segments(table),
-               {.param_dtype = dtype, .grad_dtype = DType::f32}, adamw, mesh),
-          model(
-              c, table,
-              {.B = B, .T = T, .dtype = dtype, .grad_dtype = DType::f32, .recompute = recompute, .logits_bytes = 4096},
-              kCpu, stream, zero.params, &zero.grads) {}
+        : core(c,
+               {.zero = {.param_dtype = dtype, .grad_dtype = DType::f32},
+                .adamw = adamw,
+                .stage = {.B = B, .T = T, .recompute = recompute, .logits_bytes = 4096}},
+               kCpu, mesh) {}
 
     struct Batch {
         int64_t B, T;

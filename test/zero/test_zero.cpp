@@ -6,6 +6,7 @@
 // equality would prove nothing.
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <array>
 #include <cmath>

@@ -117,8 +117,9 @@ void on_ranks(const ZeroOptions& options, const AdamWOptions& adamw, const std::
         const DecaySegments decay{.end = {units()[1].offset, size_of_all()}, .decays = {0, 1}};
         Zero zero(device, compute, units(), decay, options, adamw, mesh);
         body(zero, rank);
-        mesh.data().barrier(compute);
         compute.synchronize();
+        mesh.data().barrier(mesh.stream());  // the stream of all collectives: those of the last update are on it
+        mesh.stream().synchronize();
     });
 }
 

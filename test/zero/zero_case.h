@@ -1,17 +1,14 @@
 #pragma once
 // A toy LLaMA trained for a few steps under any sharding: what the ZeRO tests compare.
 
-#include <omp.h>
-
 #include <cstring>
-#include <memory>
 #include <random>
 #include <vector>
 
 #include "comm/mesh.h"
 #include "kernels/embedding.h"
 #include "kernels/runtime/context.h"
-#include "llama/model/model.h"
+#include "llama/train/core.h"
 
 namespace rz::zero_case {
 
@@ -59,24 +56,19 @@ inline void fill_sequences(int64_t first, int64_t count, int64_t T, int64_t V, i
 inline Result train(Mesh& mesh, const Case& how) {
     const Device device = mesh.data().transport().device();
     const bool executes = !device.is_planned() || device.context->planned.executes;
-    const ModelConfig config = toy(how.tied);
-    const ParamTable table(config);
-    Stream compute(device, "compute");
-    if (device.kind == DeviceKind::cpu)  // ranks outnumber cores; the setting is the worker thread's
-        compute.enqueue_host([] { omp_set_num_threads(1); });
-    AdamWOptions adamw;
-    adamw.max_norm = float(how.clip);
-    Zero zero(device, compute, unit_layouts(table), decay_segments(table), how.zero, adamw, mesh);
-    const int64_t T = 11, N = how.B * T;
-    Model model(config, table,
-                {.B = how.B,
-                 .T = T,
-                 .dtype = how.zero.param_dtype,
-                 .grad_dtype = how.zero.grad_dtype,
-                 .recompute = how.recompute,
-                 .logits_bytes = 4096},
-                device, compute, zero.params, &zero.grads);
-    const Program program = model.training_program(how.micro_batches);
+    constexpr int64_t T = 11;
+    TrainingCore core(toy(how.tied),
+                      {.zero = how.zero,
+                       .adamw = {.max_norm = float(how.clip)},
+                       .stage = {.B = how.B, .T = T, .recompute = how.recompute, .logits_bytes = 4096},
+                       .micro_batches = how.micro_batches,
+                       .threads = 1},  // ranks outnumber cores
+                      device, mesh);
+    const ModelConfig& config = core.config;
+    const ParamTable& table = core.table;
+    Stream& compute = core.compute;
+    Zero& zero = core.zero;
+    const int64_t N = how.B * T;
     initialise_weights(table, 11, compute, zero);
 
     Result result;
@@ -93,7 +85,7 @@ inline Result train(Mesh& mesh, const Case& how) {
             compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
         }
         const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(N * data.size * how.micro_batches)};
-        model.run(program, goal, [&](int64_t m) -> DeviceBatch {
+        core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
             compute.synchronize();  // the token vectors are filled again
             const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + data.rank * how.B;
             fill_sequences(first, how.B, T, config.vocab, tokens.data(), targets.data());
