@@ -160,7 +160,7 @@ endif
 TSAN := $(BUILD)/tsan
 TSAN_TESTS := test/comm/test_comm.cpp test/comm/test_mesh.cpp test/llama/test_pipeline_executor.cpp test/zero/test_zero.cpp
 # The rooms that these tests reach; the linker says if another is needed.
-TSAN_LIB := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES))
+TSAN_LIB := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES)) llama/train/core.cpp
 TSAN_SOURCES := $(TSAN_TESTS) $(TSAN_LIB)
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)

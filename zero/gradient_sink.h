@@ -10,8 +10,8 @@ class GradientSink {
     // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid
     // until reduce(u).
     virtual void* gradients(int unit) = 0;
-    // The compute work enqueued so far has completed the unit's gradients. `last`: of the step. Where gradients are kept
-    // whole there is no other.
+    // The compute work enqueued so far has completed the unit's gradients. `last`: of the step. Where gradients are
+    // kept whole there is no other.
     virtual void reduce(int unit, bool last) = 0;
     virtual bool reduces_each_micro_batch() const = 0;
 };

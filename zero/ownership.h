@@ -1,11 +1,11 @@
 #pragma once
 // Who owns what: how the units that a rank holds are cut into slices, which slice is this rank's, where it lies in the
-// rank's flat buffer, in buffers of slices only and in the whole model, and how many ranks own the very same. Arithmetic
-// alone: no device, no memory.
+// rank's flat buffer, in buffers of slices only and in the whole model, and how many ranks own the very same.
+// Arithmetic alone: no device, no memory.
 //
 // A rank owns one slice of every unit (unit_layout.h), never one range of the whole: a gather then uses every link.
-// Where the optimizer's state is replicated (stage 0), each rank owns all of every unit; units are cut all the same, for
-// the ring's all-reduce.
+// Where the optimizer's state is replicated (stage 0), each rank owns all of every unit; units are cut all the same,
+// for the ring's all-reduce.
 
 #include <vector>
 

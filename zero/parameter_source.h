@@ -14,12 +14,13 @@ class ParameterSource {
     virtual ~ParameterSource() = default;
     // The unit will be read: the all-gather starts.
     virtual void gather(int unit) = 0;
-    // Parameters of the unit, `padded` elements; valid on the compute stream from here until release(u). Where units are
-    // gathered, only after gather(u).
+    // Parameters of the unit, `padded` elements; valid on the compute stream from here until release(u). Where units
+    // are gathered, only after gather(u).
     virtual const void* parameters(int unit) = 0;
     // The compute work enqueued so far was the last to read the unit until the next gather.
     virtual void release(int unit) = 0;
-    // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do nothing.
+    // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do
+    // nothing.
     virtual int gathered_at_once() const = 0;
 };
 

@@ -67,11 +67,9 @@ TEST(ProcessOfAThread, GroupsAreMadeByColorAndKeyAndNoTwoAreTheSame) {
                 x.as<float>()[0] = float(rank), x.as<float>()[1] = 1;
                 const std::vector<int64_t> halves = {0, 1, 2}, quarters = {0, 1, 2, 2, 2};
                 const auto sum = [&](Collectives& group, Offsets cuts) {
-                    group.all_reduce(mesh.stream(), {.out = x.data(),
-                                                     .in = x.data(),
-                                                     .offsets = cuts,
-                                                     .dtype = DType::f32,
-                                                     .wire = DType::f32});
+                    group.all_reduce(
+                        mesh.stream(),
+                        {.out = x.data(), .in = x.data(), .offsets = cuts, .dtype = DType::f32, .wire = DType::f32});
                     mesh.stream().synchronize();
                 };
                 sum(mesh.shard(), halves);

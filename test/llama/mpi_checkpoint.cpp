@@ -89,8 +89,7 @@ TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
     const Device cpu{DeviceKind::cpu, 0};
     Mesh mesh(process, cpu);
     Sharded a(mesh, 3, DType::f32);
-    CheckpointWriter writer(process, cpu, a.stream, a.zero, a.table, a.config,
-                            {.run_folder = folder, .timeout_s = 30});
+    CheckpointWriter writer(process, cpu, a.stream, a.zero, a.table, a.config, {.run_folder = folder, .timeout_s = 30});
     const FaultScope armed(Faults(process.rank(), "checkpoint.fsync:1:1:eio"));
     Manifest manifest;
     manifest.run_id = "test";

@@ -298,9 +298,9 @@ struct Saved {
     explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32)
         : state(param, master, adam) {
         state.fill();
-        writer = std::make_unique<CheckpointWriter>(
-            process, state.cpu, state.stream, state.zero, state.table, state.config,
-            SaveOptions{.run_folder = folder.path, .background = background});
+        writer =
+            std::make_unique<CheckpointWriter>(process, state.cpu, state.stream, state.zero, state.table, state.config,
+                                               SaveOptions{.run_folder = folder.path, .background = background});
     }
     std::string save(int64_t step) {
         Manifest m = example();
