@@ -97,9 +97,9 @@ for layout in "1 --pp 1" "3 --pp 3"; do
 done
 
 # A stage that is killed or stopped, then the run resumed, at another pp too.
-faulty() {  # faulty NAME RANK ACTION: three stages, checkpoints every 2 steps, a fault in step 4 of 4
+faulty() {  # faulty NAME RANK ACTION: three stages, a fault in step 4 of 4. A rank may be there while rank 0 saves step 2
   local name=$1 rank=$2 action=$3
-  ! FAULT=step:$rank:4:$action timeout 60 mpirun -n 3 "$program" "${model[@]}" "${even[@]}" --pp 3 --steps 4 --save-every 2 --no-background-save \
+  ! FAULT=step:$rank:4:$action timeout 60 mpirun -n 3 "$program" "${model[@]}" "${even[@]}" --pp 3 --steps 4 --save-every 1 --no-background-save \
     --timeout 3 --out "$work/$name" > "$work/log" 2>&1
 }
 faults=("0 kill" "1 stop" "2 kill")
