@@ -84,7 +84,7 @@ int main() {
         const Clock c = play(stages, micro_batches);
         std::printf("%d stages, %d micro-batches:\n", stages, micro_batches);
         if (stages == 4 && micro_batches == 8) draw(c);
-        expect(c.complete, "every pass was made, none waits for ever");
+        expect(c.complete, "every pass was made, none waits forever");
         const int want = (micro_batches + stages - 1) * (kForward + kBackward);
         expect(c.ticks == want, "%d ticks, (M + P - 1) (f + b) = %d expected", c.ticks, want);
         const double idle = 1 - double(micro_batches * (kForward + kBackward)) / (c.ticks > 0 ? c.ticks : 1);
