@@ -24,11 +24,26 @@ static RunEnd train(Trainer& t) {
     if (o.val_every > 0 && t.start.first_step() == 1) validate(t, 0);
     for (int64_t step = t.start.first_step(); step <= o.steps; ++step) {
         begin_step(t, step);
-        // Forward and backward of every micro-batch, and the communication between them: gather a unit's parameters,
-        // reduce its gradients, release it, in the order that the program has (llama/parallel/program.h).
+        const auto batch = [&](int64_t micro_batch) { return t.batches->training(step, micro_batch); };
         const Goal goal{.pass = Pass::train, .grad_scale = t.grad_scale()};
-        model.run(t.core->program, goal, [&](int64_t m) { return t.batches->training(step, m); });
-        // Then AdamW, clipped by the norm, on what this rank owns; parameters return to the ranks that share them.
+        // A unit is the embedding, a block, or the final norm with the head. For one stage the order is forward of all
+        // units, backward of all units, micro-batch by micro-batch; for a pipeline, what its schedule says.
+        ProgramRun run = model.begin(t.core->program, goal, batch);
+        // clang-format off
+        while (const Instr* i = run.next())
+            switch (i->what) {
+                case Do::gather:      run.gather(*i);      break;  // ZeRO-3: a unit's parameters, from their owners
+                case Do::recv:        run.recv(*i);        break;  // pipeline: what another rank's stage made
+                case Do::forward:     run.forward(*i);     break;
+                case Do::backward:    run.backward(*i);    break;  // the loss too, at the head
+                case Do::input_grad:  run.input_grad(*i);  break;  // backward in two halves: what the unit below
+                case Do::weight_grad: run.weight_grad(*i); break;  // waits for; what is added to gradients
+                case Do::send:        run.send(*i);        break;
+                case Do::reduce:      run.reduce(*i);      break;  // a unit's gradients, summed over ranks
+                case Do::release:     run.release(*i);     break;  // ZeRO-3: a unit's parameters are not needed now
+            }
+        // clang-format on
+        // AdamW, clipped by the norm, on what this rank owns; parameters return to the ranks that share them.
         optimizer.gradient_norm();
         optimizer.update(float(t.lr.at(step)), step);
         end_step(t, step);

@@ -85,14 +85,14 @@ void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches,
     const RankProgram& mine = programs[size_t(process.rank())];
     Stream compute(mesh.stream().device(), "compute");
     Sleeper host(mine, costs, o.task_ms / 1e3 / kTicks, o.bytes, compute);
-    Executor executor(mine.program, mine.shape, compute, &mesh);
+    Executor executor(compute, &mesh);
     executor.keep_times();
     std::vector<int> places;
     for (int r = 0; r < P; ++r) places.push_back(r);
     std::vector<std::pair<double, PipelineNumbers>> runs;
     for (int n = 0; n <= o.repeat; ++n) {
         process.barrier();
-        executor.run(host);
+        executor.run(mine, host);
         compute.synchronize();
         const auto all = process.all_gather(pipeline_numbers(task_times(executor.take_times())));
         PipelineNumbers most;

@@ -8,20 +8,24 @@ namespace rz {
 
 #ifdef RZ_CUDA
 
-Graph::Graph(Stream& stream, const std::function<void()>& enqueue) {
+Capture::Capture(Stream& stream) : stream_(stream) {
     require(stream.device().is_cuda(), "stream '%s' is the CPU's: only CUDA has graphs", stream.name().c_str());
     // Other threads (a checkpoint being written) may call CUDA meanwhile.
     CUDA_CHECK(cudaStreamBeginCapture(stream.cuda(), cudaStreamCaptureModeThreadLocal));
+}
+
+Capture::~Capture() {
+    if (!open_) return;
     cudaGraph_t graph = nullptr;
-    try {
-        enqueue();
-    } catch (...) {
-        cudaStreamEndCapture(stream.cuda(), &graph);
-        if (graph) cudaGraphDestroy(graph);
-        cudaGetLastError();
-        throw;
-    }
-    CUDA_CHECK(cudaStreamEndCapture(stream.cuda(), &graph));
+    cudaStreamEndCapture(stream_.cuda(), &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+}
+
+Graph Capture::finish() {
+    open_ = false;
+    cudaGraph_t graph = nullptr;
+    CUDA_CHECK(cudaStreamEndCapture(stream_.cuda(), &graph));
     size_t nodes = 0;
     cudaGraphExec_t exec = nullptr;
     const cudaError_t counted = cudaGraphGetNodes(graph, nullptr, &nodes);
@@ -29,8 +33,10 @@ Graph::Graph(Stream& stream, const std::function<void()>& enqueue) {
     cudaGraphDestroy(graph);
     CUDA_CHECK(counted);
     CUDA_CHECK(made);
-    exec_ = {exec, [](cudaGraphExec_t e) { cudaGraphExecDestroy(e); }};
-    nodes_ = int64_t(nodes);
+    Graph out;
+    out.exec_ = {exec, [](cudaGraphExec_t e) { cudaGraphExecDestroy(e); }};
+    out.nodes_ = int64_t(nodes);
+    return out;
 }
 
 void Graph::launch(Stream& stream) const {
@@ -40,25 +46,59 @@ void Graph::launch(Stream& stream) const {
 
 #else
 
-Graph::Graph(Stream& stream, const std::function<void()>&) {
+Capture::Capture(Stream& stream) : stream_(stream) {
     fail("stream '%s': this program was built without CUDA, which graphs need", stream.name().c_str());
 }
+Capture::~Capture() = default;
+Graph Capture::finish() { fail("a graph of a stream that records nothing"); }
 void Graph::launch(Stream&) const { fail("launch of a graph that was never captured"); }
 
 #endif
 
+Graph::Graph(Stream& stream, const std::function<void()>& enqueue) {
+    Capture capture(stream);
+    enqueue();
+    *this = capture.finish();
+}
+
 void GraphSet::run(Stream& stream, const Key& key, const std::function<void()>& enqueue) {
-    auto piece = pieces_.find(key);
+    if (!begin(stream, key)) return;
+    try {
+        enqueue();
+    } catch (...) {
+        abandon();
+        throw;
+    }
+    end();
+}
+
+bool GraphSet::begin(Stream& stream, const Key& key) {
+    require(!capture_, "a piece of a graph set was begun inside another");
+    const auto piece = pieces_.find(key);
     if (piece == pieces_.end()) {
         if (pieces_.size() < kMostPieces) pieces_.emplace(key, Graph());
-        return enqueue();
+        return true;
     }
-    if (!piece->second) {
-        piece->second = Graph(stream, enqueue);
-        ++recorded_;
+    if (piece->second) {
+        piece->second.launch(stream);
+        ++replayed_;
+        return false;
     }
-    piece->second.launch(stream);
+    capture_ = std::make_unique<Capture>(stream);
+    recording_ = &piece->second;
+    stream_ = &stream;
+    return true;
+}
+
+void GraphSet::end() {
+    if (!capture_) return;  // the first time: it was enqueued as it is
+    const std::unique_ptr<Capture> capture = std::move(capture_);
+    *recording_ = capture->finish();
+    ++recorded_;
+    recording_->launch(*stream_);
     ++replayed_;
 }
+
+void GraphSet::abandon() noexcept { capture_.reset(); }
 
 }  // namespace rz

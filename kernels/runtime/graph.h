@@ -34,8 +34,24 @@ class Graph {
     void launch(Stream& stream) const;
 
    private:
+    friend class Capture;
     std::shared_ptr<CUgraphExec_st> exec_;
     int64_t nodes_ = 0;
+};
+
+// Records a stream's work from construction to finish(). Without finish() what was recorded is dropped and the stream
+// is as it was. Not movable; the stream must outlive it.
+class Capture {
+   public:
+    explicit Capture(Stream&);
+    ~Capture();
+    Capture(const Capture&) = delete;
+    Capture& operator=(const Capture&) = delete;
+    Graph finish();
+
+   private:
+    Stream& stream_;
+    bool open_ = true;
 };
 
 // Pieces of work that recur. A piece is enqueued as it is the first time (libraries choose their algorithms then, which
@@ -51,6 +67,12 @@ class GraphSet {
     }
 
     void run(Stream& stream, const Key& key, const std::function<void()>& enqueue);
+
+    // run() in two halves. begin() replays the piece and returns false; or returns true: then the caller enqueues the
+    // piece and calls end(), or abandon() if that throws. One piece at a time.
+    bool begin(Stream& stream, const Key& key);
+    void end();
+    void abandon() noexcept;
 
     int64_t recorded() const { return recorded_; }
     int64_t replayed() const { return replayed_; }
@@ -68,7 +90,10 @@ class GraphSet {
             return uint64_t(value);
     }
 
-    std::map<Key, Graph> pieces_;  // without a graph: seen once
+    std::map<Key, Graph> pieces_;       // without a graph: seen once
+    std::unique_ptr<Capture> capture_;  // between begin() and end() of a piece that is recorded
+    Graph* recording_ = nullptr;
+    Stream* stream_ = nullptr;
     int64_t recorded_ = 0, replayed_ = 0;
 };
 

@@ -65,12 +65,13 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
       device_(device),
       stream_(stream),
       parameters_(parameters),
+      executor_(stream),
       max_positions_(std::min(max_positions, c.max_seq_len)),
       block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_)) {
-    const StepShape shape = step_shape(table, dtype, parameters, nullptr, {{0, 0, int(table.units().size()) - 1}}, 1,
-                                       /*trains=*/false);
-    program_ = single_stage_program(shape);
-    check_program(program_, shape, 0);
+    program_.shape = step_shape(table, dtype, parameters, nullptr, {{0, 0, int(table.units().size()) - 1}}, 1,
+                                /*trains=*/false);
+    program_.program = single_stage_program(program_.shape);
+    check_program(program_.program, program_.shape, 0);
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
         return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
@@ -110,14 +111,21 @@ std::vector<float> Decoder::append(const std::vector<int32_t>& tokens) {
     return host_;
 }
 
+struct Decoder::Host : ProgramHost {
+    Host(Decoder& d, int64_t n) : decoder(d), count(n) {}
+    void gather(const Instr& i) override { decoder.parameters_.gather(i.first_unit); }
+    void release(const Instr& i) override { decoder.parameters_.release(i.first_unit); }
+    void compute(const Instr& i) override {
+        for (int u = i.first_unit; u <= i.last_unit; ++u) decoder.forward_unit(u, count);
+    }
+    Decoder& decoder;
+    int64_t count;  // of new tokens
+};
+
 void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
     stream_.copy(tokens_, tokens, count * 4);
-    for (const Instr& i : program_.code) {
-        if (i.what == Do::gather) parameters_.gather(i.first_unit);
-        if (i.what == Do::forward)
-            for (int u = i.first_unit; u <= i.last_unit; ++u) forward_unit(u, count);
-        if (i.what == Do::release) parameters_.release(i.first_unit);
-    }
+    Host host(*this, count);
+    executor_.run(program_, host);
     stream_.synchronize();  // the caller's tokens and tokens_ are used again
     position_ += count;
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "llama/model/block.h"
-#include "llama/parallel/program.h"
+#include "llama/parallel/executor.h"
 #include "zero/parameter_source.h"
 
 namespace rz {
@@ -35,6 +35,7 @@ class Decoder {
     void reset() { position_ = 0; }
 
    private:
+    struct Host;
     void forward_chunk(const int32_t* tokens, int64_t count);
     void forward_unit(int unit, int64_t count);
 
@@ -44,7 +45,8 @@ class Decoder {
     Device device_;
     Stream& stream_;
     ParameterSource& parameters_;
-    Program program_;  // one forward pass
+    RankProgram program_;  // one forward pass
+    Executor executor_;
     int64_t max_positions_, position_ = 0;
     Buffer cos_, sin_;
     Block block_;

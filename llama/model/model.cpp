@@ -25,15 +25,18 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
              Stream& compute, ParameterSource& parameters, GradientSink* gradients)
     : table_(table),
       dtype_(options.dtype),
-      stream_(compute),
+      boundary_bytes_(
+          checked_mul(checked_mul(options.B * options.T, config.dim, "message"), size_of(options.dtype), "message")),
       parameters_(parameters),
       gradients_(gradients),
-      workspace_(config, table, options, /*with_head=*/true, device, compute) {
+      workspace_(config, table, options, /*with_head=*/true, device, compute),
+      stage_numbers_{0},
+      executor_(compute) {
     stages_.push_back(std::make_unique<Stage>(config, table, options, 0, int(table.units().size()) - 1,
                                               /*forward_slots=*/1, /*weight_slots=*/0, device, compute, workspace_,
                                               parameters, gradients));
-    if (gradients) one_ = make_program(1, true);
-    forward_ = make_program(1, false);
+    if (gradients) training_ = make_program(1, true);
+    evaluation_ = make_program(1, false);
 }
 
 Model::Model(const ModelConfig& config, const ParamTable& table, const StageOptions& options,
@@ -41,16 +44,17 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
              ParameterSource& parameters, GradientSink* gradients)
     : table_(table),
       dtype_(options.dtype),
-      stream_(compute),
+      boundary_bytes_(
+          checked_mul(checked_mul(options.B * options.T, config.dim, "message"), size_of(options.dtype), "message")),
       parameters_(parameters),
       gradients_(gradients),
       workspace_(config, table, options, training.shape.stages.back().last_unit == training.shape.last_unit(), device,
                  compute),
-      step_(std::make_unique<Executor>(training.program, training.shape, compute, &mesh)),
-      evaluation_(std::make_unique<Executor>(evaluation.program, evaluation.shape, compute, &mesh)),
-      boundary_bytes_(
-          checked_mul(checked_mul(options.B * options.T, config.dim, "message"), size_of(options.dtype), "message")) {
-    step_->keep_times();
+      pipeline_(true),
+      training_(training),
+      evaluation_(evaluation),
+      executor_(compute, &mesh) {
+    executor_.keep_times();
     for (size_t s = 0; s < training.shape.stages.size(); ++s) {
         const StageUnits& held = training.shape.stages[s];
         const StageSlots& slots = training.program.slots[s];
@@ -65,8 +69,7 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
 int64_t Model::batches_held() const {
     std::vector<int> begun;
     int64_t held = 1;
-    if (!step_) return held;
-    for (const Instr& i : step_->program().code) {
+    for (const Instr& i : training_.program.code) {
         if (!i.computes()) continue;
         auto at = std::find(begun.begin(), begun.end(), i.micro_batch);
         if (at == begun.end()) at = begun.insert(at, i.micro_batch);
@@ -81,128 +84,107 @@ Stage& Model::stage(int number) {
     fail("this rank does not hold stage %d", number);
 }
 
-void Model::compute(const Instr& i) {
-    const DeviceBatch b = batch_(i.micro_batch);
-    Stage& s = stage(i.stage);
-    if (i.what == Do::forward)
-        for (int u = i.first_unit; u <= i.last_unit; ++u) s.forward(u, i.slot, b, *goal_);
-    else
-        for (int u = i.last_unit; u >= i.first_unit; --u) {
-            if (i.what == Do::backward) s.backward(u, i.slot, b, *goal_);
-            if (i.what == Do::input_grad) s.input_grad(u, i.slot, i.w_slot, b, *goal_);
-            if (i.what == Do::weight_grad) s.weight_grad(u, i.w_slot, b);
-        }
-}
+// What instructions do, in one run of a program.
+class Model::Host : public ProgramHost {
+   public:
+    Host(Model& model, const Goal& goal, Batches batch) : model_(model), goal_(goal), batch_of_(std::move(batch)) {}
 
-void* Model::boundary(Boundary which, int number, int slot) {
-    switch (which) {
-        case Boundary::input:
-            return stage(number).input(slot);
-        case Boundary::output:
-            return stage(number).output(slot);
-        case Boundary::gradient:
-            return stage(number).gradient(slot);
+    void compute(const Instr& i) override {
+        const DeviceBatch b = batch(i.micro_batch);
+        Stage& s = model_.stage(i.stage);
+        if (i.what == Do::forward)
+            for (int u = i.first_unit; u <= i.last_unit; ++u) s.forward(u, i.slot, b, goal_);
+        else
+            for (int u = i.last_unit; u >= i.first_unit; --u) {
+                if (i.what == Do::backward) s.backward(u, i.slot, b, goal_);
+                if (i.what == Do::input_grad) s.input_grad(u, i.slot, i.w_slot, b, goal_);
+                if (i.what == Do::weight_grad) s.weight_grad(u, i.w_slot, b);
+            }
     }
-    fail("a boundary of kind %d", int(which));
+    void gather(const Instr& i) override { model_.parameters_.gather(i.first_unit); }
+    void release(const Instr& i) override { model_.parameters_.release(i.first_unit); }
+    void reduce(const Instr& i) override { model_.gradients_->reduce(i.first_unit, i.last); }
+
+    void* boundary(Boundary which, int number, int slot) override {
+        switch (which) {
+            case Boundary::input:
+                return model_.stage(number).input(slot);
+            case Boundary::output:
+                return model_.stage(number).output(slot);
+            case Boundary::gradient:
+                return model_.stage(number).gradient(slot);
+        }
+        fail("a boundary of kind %d", int(which));
+    }
+    int64_t boundary_bytes(int) override { return model_.boundary_bytes_; }
+
+    // Every other pointer of a batch follows from these.
+    GraphSet::Key graph_key(int micro_batch) override {
+        const DeviceBatch b = batch(micro_batch);
+        return GraphSet::key(b.tokens, b.B, b.T, b.distinct, goal_.grad_scale);
+    }
+
+   private:
+    DeviceBatch batch(int micro_batch) {
+        for (const auto& [number, b] : batches_)
+            if (number == micro_batch) return b;
+        return batches_.emplace_back(micro_batch, batch_of_(micro_batch)).second;
+    }
+
+    Model& model_;
+    const Goal goal_;
+    const Batches batch_of_;
+    std::vector<std::pair<int, DeviceBatch>> batches_;  // of the micro-batches begun
+};
+
+RankProgram Model::make_program(int64_t micro_batches, bool trains) const {
+    RankProgram p{.shape = step_shape(table_, dtype_, parameters_, gradients_,
+                                      {{0, stages_[0]->first_unit(), stages_[0]->last_unit()}}, micro_batches, trains)};
+    p.program = single_stage_program(p.shape);
+    check_program(p.program, p.shape, 0);
+    return p;
 }
 
-Program Model::make_program(int64_t micro_batches, bool trains) const {
-    const StepShape shape = step_shape(table_, dtype_, parameters_, gradients_,
-                                       {{0, stages_[0]->first_unit(), stages_[0]->last_unit()}}, micro_batches, trains);
-    Program program = single_stage_program(shape);
-    check_program(program, shape, 0);
-    return program;
-}
-
-Program Model::training_program(int64_t micro_batches) const {
-    if (step_) return step_->program();
+RankProgram Model::training_program(int64_t micro_batches) const {
+    if (pipeline_) return training_;
     require(gradients_, "a model that was built without gradients can't train");
     return make_program(micro_batches, true);
 }
 
-void Model::execute(const Instr& i, const DeviceBatch& batch, const Goal& goal) {
-    Stage& stage = *stages_[size_t(i.stage)];
-    switch (i.what) {
-        case Do::gather:
-            return parameters_.gather(i.first_unit);
-        case Do::forward:
-            for (int u = i.first_unit; u <= i.last_unit; ++u) stage.forward(u, i.slot, batch, goal);
-            return;
-        case Do::backward:
-            for (int u = i.last_unit; u >= i.first_unit; --u) stage.backward(u, i.slot, batch, goal);
-            return;
-        case Do::input_grad:
-            for (int u = i.last_unit; u >= i.first_unit; --u) stage.input_grad(u, i.slot, i.w_slot, batch, goal);
-            return;
-        case Do::weight_grad:
-            for (int u = i.last_unit; u >= i.first_unit; --u) stage.weight_grad(u, i.w_slot, batch);
-            return;
-        case Do::reduce:
-            return gradients_->reduce(i.first_unit, i.last);
-        case Do::release:
-            return parameters_.release(i.first_unit);
-        case Do::send:
-        case Do::recv:
-            fail("%s: the whole model is one stage, which has nobody to talk to", describe(i).c_str());
-    }
+ProgramRun Model::begin(const RankProgram& program, const Goal& goal, Batches batch) {
+    return ProgramRun(executor_, program, std::make_unique<Host>(*this, goal, std::move(batch)));
 }
 
-void Model::run(const Program& program, const Goal& goal, const Batches& batch_of) {
-    const std::vector<Instr>& code = program.code;
-    std::vector<std::pair<int, DeviceBatch>> batches;  // of the micro-batches begun
-    const auto batch = [&](int m) {
-        for (const auto& [number, b] : batches)
-            if (number == m) return b;
-        return batches.emplace_back(m, batch_of(m)).second;
-    };
-    if (step_) {
-        goal_ = &goal;
-        batch_ = batch;
-        (goal.pass == Pass::train ? step_ : evaluation_)->run(*this);
-        return;
-    }
-    for (size_t at = 0; at < code.size();) {
-        const DeviceBatch b = batch(code[at].micro_batch);
-        size_t end = at + 1;
-        if (whole_micro_batches_)
-            while (end < code.size() && code[end].micro_batch == code[at].micro_batch) ++end;
-        const auto enqueue = [&] {
-            for (size_t i = at; i < end; ++i) execute(code[i], b, goal);
-        };
-        if (whole_micro_batches_ && goal.pass == Pass::train)  // every other pointer of a batch follows from these
-            micro_batches_.run(stream_, GraphSet::key(b.tokens, b.B, b.T, b.distinct, goal.grad_scale), enqueue);
-        else
-            enqueue();
-        at = end;
-    }
+void Model::run(const RankProgram& program, const Goal& goal, Batches batch) {
+    Host host(*this, goal, std::move(batch));
+    executor_.run(program, host);
 }
 
 void Model::train(const DeviceBatch& b, float grad_scale) {
-    run(one_, {.pass = Pass::train, .grad_scale = grad_scale}, [&](int64_t) { return b; });
+    run(training_, {.pass = Pass::train, .grad_scale = grad_scale}, [&](int64_t) { return b; });
 }
 
 void Model::evaluate(const DeviceBatch& b) {
-    run(forward_, {.pass = Pass::loss}, [&](int64_t) { return b; });
+    run(evaluation_, {.pass = Pass::loss}, [&](int64_t) { return b; });
 }
 
 void Model::logits(const DeviceBatch& b, void* out) {
-    run(forward_, {.pass = Pass::logits, .logits = out}, [&](int64_t) { return b; });
+    run(evaluation_, {.pass = Pass::logits, .logits = out}, [&](int64_t) { return b; });
 }
 
 void Model::replay_graphs(Replay replay) {
-    whole_micro_batches_ = replay == Replay::micro_batches;
-    if (replay == Replay::blocks)
-        for (const auto& stage : stages_) stage->replay_graphs();
+    if (replay == Replay::micro_batches) return executor_.replay_micro_batches();
+    for (const auto& stage : stages_) stage->replay_graphs();
 }
 
 int64_t Model::graphs_recorded() const {
-    int64_t n = micro_batches_.recorded();
+    int64_t n = executor_.graphs().recorded();
     for (const auto& stage : stages_) n += stage->graphs().recorded();
     return n;
 }
 
 int64_t Model::graphs_replayed() const {
-    int64_t n = micro_batches_.replayed();
+    int64_t n = executor_.graphs().replayed();
     for (const auto& stage : stages_) n += stage->graphs().replayed();
     return n;
 }

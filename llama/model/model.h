@@ -1,6 +1,6 @@
 #pragma once
-// What a rank holds of the model, and what runs a program on it: the loop over instructions that training, validation,
-// samples and tests share. Parameters and gradients belong to zero/; nothing here knows which rank it is.
+// What a rank holds of the model, and what the instructions of a program do to it. Parameters and gradients belong to
+// zero/; nothing here knows which rank it is.
 
 #include <functional>
 #include <memory>
@@ -8,34 +8,36 @@
 
 #include "llama/model/stage.h"
 #include "llama/parallel/executor.h"
-#include "llama/parallel/pipeline_program.h"
 #include "llama/parallel/program.h"
 #include "zero/zero.h"
 
 namespace rz {
 
-class Model : private ProgramHost {
+class Model {
    public:
     // The whole model as one stage. `gradients` may be nullptr: forward only. All references outlive this.
     Model(const ModelConfig&, const ParamTable&, const StageOptions&, Device, Stream& compute, ParameterSource&,
           GradientSink* gradients);
 
-    // One rank of a pipeline: its stages, and its programs of a step and of the evaluation of a micro-batch, which
-    // run() and evaluate() run. Collective: all ranks of the pp axis run the same ones in the same order.
+    // One rank of a pipeline: its stages, and its programs of a step and of the evaluation of a micro-batch. Collective:
+    // all ranks of the pp axis run the same ones in the same order.
     Model(const ModelConfig&, const ParamTable&, const StageOptions&, const RankProgram& training,
           const RankProgram& evaluation, Mesh&, Device, Stream& compute, ParameterSource&, GradientSink*);
     // When the tasks of the latest step were, of a pipeline; readable when its work is done.
-    StepEvents take_times() { return step_ ? step_->take_times() : StepEvents{}; }
+    StepEvents take_times() { return executor_.take_times(); }
     // Micro-batches whose data must be on the device at once.
     int64_t batches_held() const;
 
-    // The program of a step of so many micro-batches; checked.
-    Program training_program(int64_t micro_batches) const;
+    // The program of a step of so many micro-batches; checked. A pipeline has one, whose number is its own.
+    RankProgram training_program(int64_t micro_batches) const;
 
-    // Enqueues a program. `batch` is asked for each micro-batch once, when the first of its instructions comes; what it
-    // returns must stay valid until the program's last instruction of that micro-batch.
+    // Begins a program, whose instructions the caller enqueues one by one (llama/parallel/executor.h). `batch` is asked
+    // for each micro-batch once, when the first of its instructions comes that needs it; what it returns must stay valid
+    // until the program's last instruction of that micro-batch. One run at a time; this and the program outlive it.
     using Batches = std::function<DeviceBatch(int64_t micro_batch)>;
-    void run(const Program&, const Goal&, const Batches& batch);
+    ProgramRun begin(const RankProgram&, const Goal&, Batches batch);
+    // The whole program at once.
+    void run(const RankProgram&, const Goal&, Batches batch);
 
     // Programs of one micro-batch. train: adds the gradient of grad_scale * (sum of token losses), and the losses to
     // loss_sum(). evaluate: adds to loss_sum(). logits: (B*T, V) dtype, on the device.
@@ -56,32 +58,21 @@ class Model : private ProgramHost {
     int64_t graphs_replayed() const;
 
    private:
-    void compute(const Instr&) override;
-    void gather(const Instr& i) override { parameters_.gather(i.first_unit); }
-    void release(const Instr& i) override { parameters_.release(i.first_unit); }
-    void reduce(const Instr& i) override { gradients_->reduce(i.first_unit, i.last); }
-    void* boundary(Boundary, int stage, int slot) override;
-    int64_t boundary_bytes(int) override { return boundary_bytes_; }
+    class Host;
     Stage& stage(int number);
-    void execute(const Instr&, const DeviceBatch&, const Goal&);
-    Program make_program(int64_t micro_batches, bool trains) const;
+    RankProgram make_program(int64_t micro_batches, bool trains) const;
 
     const ParamTable& table_;
     DType dtype_;
-    Stream& stream_;
+    int64_t boundary_bytes_;  // of the tensor between two stages
     ParameterSource& parameters_;
     GradientSink* gradients_;
     Workspace workspace_;
     std::vector<std::unique_ptr<Stage>> stages_;
     std::vector<int> stage_numbers_;
-    // Of a pipeline.
-    std::unique_ptr<Executor> step_, evaluation_;
-    int64_t boundary_bytes_ = 0;
-    const Goal* goal_ = nullptr;  // of the program that is being enqueued
-    std::function<DeviceBatch(int)> batch_;
-    Program one_, forward_;  // of one micro-batch: training, forward only
-    bool whole_micro_batches_ = false;
-    GraphSet micro_batches_;
+    bool pipeline_ = false;
+    RankProgram training_, evaluation_;  // a pipeline's step, or one micro-batch; forward only, one micro-batch
+    Executor executor_;
 };
 
 // What a program depends on: the table's units, and how parameters and gradients are kept. `first`, `last`: the units

@@ -6,86 +6,134 @@
 
 namespace rz {
 
-Executor::Executor(Program program, StepShape shape, Stream& compute, Mesh* mesh)
-    : program_(std::move(program)), shape_(std::move(shape)), compute_(compute), mesh_(mesh) {
-    const auto talks = [](const Instr& i) { return i.what == Do::send || i.what == Do::recv; };
-    require(mesh || std::none_of(program_.code.begin(), program_.code.end(), talks),
-            "a program with messages needs a mesh to send them on");
+void* ProgramHost::boundary(Boundary, int stage, int) { fail("stage %d has no boundary on this rank", stage); }
+int64_t ProgramHost::boundary_bytes(int) { fail("a host of one stage has no messages"); }
+GraphSet::Key ProgramHost::graph_key(int) { fail("a host without graphs of micro-batches"); }
+
+void Executor::run(const RankProgram& program, ProgramHost& host) {
+    ProgramRun run(*this, program, host);
+    while (const Instr* i = run.next()) run.enqueue(*i);
 }
 
-void Executor::run(ProgramHost& host) {
-    passages_.clear();
-    times_ = {};
-    if (keeps_times_) times_.begin = compute_.record(/*timing=*/true);
-    for (const Instr& i : program_.code) {
-        switch (i.what) {
-            case Do::gather:
-                host.gather(i);
-                break;
-            case Do::release:
-                host.release(i);
-                break;
-            case Do::reduce:
-                host.reduce(i);
-                break;
-            case Do::send:
-                send(i, host);
-                break;
-            case Do::recv:
-                recv(i, host);
-                break;
-            case Do::forward:
-            case Do::backward:
-            case Do::input_grad:
-            case Do::weight_grad:
-                compute(i, host);
-                break;
-        }
+ProgramRun::ProgramRun(Executor& executor, const RankProgram& program, ProgramHost& host)
+    : executor_(executor),
+      shape_(program.shape),
+      code_(program.program.code),
+      host_(host),
+      compute_(executor.compute_),
+      talks_(std::any_of(code_.begin(), code_.end(), [](const Instr& i) { return i.talks(); })),
+      times_(executor.keeps_times_ && program.shape.trains) {
+    require(executor.mesh_ || !talks_, "a program with messages needs a mesh to send them on");
+    require(!executor.replays_ || !talks_, "a micro-batch with messages can't be one graph");
+    if (!times_) return;
+    executor.times_ = {};
+    executor.times_.begin = compute_.record(/*timing=*/true);
+}
+
+ProgramRun::ProgramRun(Executor& executor, const RankProgram& program, std::unique_ptr<ProgramHost> host)
+    : ProgramRun(executor, program, *host) {
+    own_ = std::move(host);
+}
+
+ProgramRun::~ProgramRun() {
+    if (in_graph_) executor_.graphs_.abandon();
+}
+
+const Instr* ProgramRun::next() {
+    const bool replays = executor_.replays_ && shape_.trains;
+    while (replays && (at_ == 0 || at_ == code_.size() || code_[at_].micro_batch != code_[at_ - 1].micro_batch)) {
+        if (in_graph_) executor_.graphs_.end();
+        in_graph_ = false;
+        if (at_ == code_.size()) break;
+        const int micro_batch = code_[at_].micro_batch;
+        in_graph_ = executor_.graphs_.begin(compute_, host_.graph_key(micro_batch));
+        if (in_graph_) break;
+        while (at_ < code_.size() && code_[at_].micro_batch == micro_batch) ++at_;
+    }
+    return at_ < code_.size() ? &code_[at_++] : nullptr;
+}
+
+void ProgramRun::enqueue(const Instr& i) {
+    switch (i.what) {
+        case Do::gather:
+            return gather(i);
+        case Do::recv:
+            return recv(i);
+        case Do::forward:
+            return forward(i);
+        case Do::backward:
+            return backward(i);
+        case Do::input_grad:
+            return input_grad(i);
+        case Do::weight_grad:
+            return weight_grad(i);
+        case Do::send:
+            return send(i);
+        case Do::reduce:
+            return reduce(i);
+        case Do::release:
+            return release(i);
     }
 }
 
-void Executor::compute(const Instr& i, ProgramHost& host) {
+// A pass of the stage is one task, also where its units come one by one.
+void ProgramRun::compute(const Instr& i, bool begins, bool ends) {
+    if (times_ && begins) executor_.times_.tasks.push_back({i, compute_.record(/*timing=*/true), {}});
+    host_.compute(i);
+    if (times_ && ends) executor_.times_.tasks.back().end = compute_.record(/*timing=*/true);
+}
+
+void ProgramRun::forward(const Instr& i) {
     const StageUnits& s = shape_.stage(i.stage);
-    const bool forward = i.what == Do::forward, input_half = i.what == Do::backward || i.what == Do::input_grad;
+    const bool ends = i.last_unit == s.last_unit;
+    if (i.first_unit == s.first_unit) begin_forward(i, s);
+    compute(i, i.first_unit == s.first_unit, ends);
+    if (!ends || !talks_) return;
     Passage& p = passage(i.stage, i.micro_batch);
-    if (forward && i.first_unit == s.first_unit) begin_forward(i, s, host);
-    if (input_half && i.last_unit == s.last_unit) {
-        compute_.wait(p.gradient_here);
-        compute_.wait(events(i.stage, i.slot).gradient_sent);
-    }
-    // A pass of the stage is one task, also where its units come one by one.
-    const bool begins = forward ? i.first_unit == s.first_unit : i.last_unit == s.last_unit;
-    const bool ends = forward ? i.last_unit == s.last_unit : i.first_unit == s.first_unit;
-    if (keeps_times_ && begins) times_.tasks.push_back({i, compute_.record(/*timing=*/true), {}});
-    host.compute(i);
-    if (keeps_times_ && ends) times_.tasks.back().end = compute_.record(/*timing=*/true);
-    if (forward && i.last_unit == s.last_unit) {
-        p.output_written = compute_.record();
-        if (!shape_.trains) events(i.stage, i.slot).free = p.output_written;
-    }
-    if (input_half && i.first_unit == s.first_unit) end_backward(i, s, host);
+    p.output_written = compute_.record();
+    if (!shape_.trains) executor_.events(i.stage, i.slot).free = p.output_written;
 }
 
-void Executor::begin_forward(const Instr& i, const StageUnits& s, ProgramHost& host) {
+void ProgramRun::input_half(const Instr& i) {
+    const StageUnits& s = shape_.stage(i.stage);
+    const bool begins = i.last_unit == s.last_unit, ends = i.first_unit == s.first_unit;
+    if (begins && talks_) {
+        compute_.wait(passage(i.stage, i.micro_batch).gradient_here);
+        compute_.wait(executor_.events(i.stage, i.slot).gradient_sent);
+    }
+    compute(i, begins, ends);
+    if (ends) end_backward(i, s);
+}
+
+void ProgramRun::weight_grad(const Instr& i) {
+    const StageUnits& s = shape_.stage(i.stage);
+    compute(i, i.last_unit == s.last_unit, i.first_unit == s.first_unit);
+}
+
+void ProgramRun::begin_forward(const Instr& i, const StageUnits& s) {
     Passage& p = passage(i.stage, i.micro_batch);
     p.slot = i.slot;
-    compute_.wait(p.input_here);
-    compute_.wait(events(i.stage, i.slot).output_sent);
+    if (talks_) {
+        compute_.wait(p.input_here);
+        compute_.wait(executor_.events(i.stage, i.slot).output_sent);
+    }
     if (const StageUnits* below = shape_.below(s, i.micro_batch))
-        compute_.copy(host.boundary(Boundary::input, i.stage, i.slot),
-                      host.boundary(Boundary::output, below->stage, passage(below->stage, i.micro_batch).slot),
-                      host.boundary_bytes(i.micro_batch));
+        compute_.copy(host_.boundary(Boundary::input, i.stage, i.slot),
+                      host_.boundary(Boundary::output, below->stage, passage(below->stage, i.micro_batch).slot),
+                      host_.boundary_bytes(i.micro_batch));
 }
 
-void Executor::end_backward(const Instr& i, const StageUnits& s, ProgramHost& host) {
+void ProgramRun::end_backward(const Instr& i, const StageUnits& s) {
     if (const StageUnits* below = shape_.below(s, i.micro_batch)) {
         const int slot = passage(below->stage, i.micro_batch).slot;
-        compute_.wait(events(below->stage, slot).gradient_sent);
-        compute_.copy(host.boundary(Boundary::gradient, below->stage, slot),
-                      host.boundary(Boundary::gradient, i.stage, i.slot), host.boundary_bytes(i.micro_batch));
+        if (talks_) compute_.wait(executor_.events(below->stage, slot).gradient_sent);
+        compute_.copy(host_.boundary(Boundary::gradient, below->stage, slot),
+                      host_.boundary(Boundary::gradient, i.stage, i.slot), host_.boundary_bytes(i.micro_batch));
     }
-    passage(i.stage, i.micro_batch).gradient_written = compute_.record();
-    events(i.stage, i.slot).free = passage(i.stage, i.micro_batch).gradient_written;
+    if (!talks_) return;
+    const Event written = compute_.record();
+    passage(i.stage, i.micro_batch).gradient_written = written;
+    executor_.events(i.stage, i.slot).free = written;
 }
 
 // "3F12": what stage 3 made of micro-batch 12 going up, "3I12" going down; so the watchdog names lane, stage and
@@ -94,33 +142,33 @@ static std::string name_of_message(int made_by, bool up, int micro_batch) {
     return "tensor " + std::to_string(made_by) + (up ? "F" : "I") + std::to_string(micro_batch);
 }
 
-void Executor::send(const Instr& i, ProgramHost& host) {
+void ProgramRun::send(const Instr& i) {
     const bool up = i.last_unit > i.first_unit;
     Passage& p = passage(i.stage, i.micro_batch);
-    Link& link = mesh_->link_to(i.lane);
+    Link& link = executor_.mesh_->link_to(i.lane);
     link.stream().wait(up ? p.output_written : p.gradient_written);
-    host.before_message(i, link.stream());
-    link.send(host.boundary(up ? Boundary::output : Boundary::gradient, i.stage, i.slot),
-              host.boundary_bytes(i.micro_batch), name_of_message(i.stage, up, i.micro_batch).c_str());
-    host.after_message(i, link.stream());
-    SlotEvents& slot = events(i.stage, i.slot);
+    host_.before_message(i, link.stream());
+    link.send(host_.boundary(up ? Boundary::output : Boundary::gradient, i.stage, i.slot),
+              host_.boundary_bytes(i.micro_batch), name_of_message(i.stage, up, i.micro_batch).c_str());
+    host_.after_message(i, link.stream());
+    Executor::SlotEvents& slot = executor_.events(i.stage, i.slot);
     (up ? slot.output_sent : slot.gradient_sent) = link.stream().record();
 }
 
-void Executor::recv(const Instr& i, ProgramHost& host) {
+void ProgramRun::recv(const Instr& i) {
     const bool up = i.last_unit > i.first_unit;
-    const SlotEvents& slot = events(i.stage, i.slot);
-    Link& link = mesh_->link_from(i.lane);
+    const Executor::SlotEvents& slot = executor_.events(i.stage, i.slot);
+    Link& link = executor_.mesh_->link_from(i.lane);
     link.stream().wait(slot.free);
     if (!up) link.stream().wait(slot.gradient_sent);
-    host.before_message(i, link.stream());
-    link.recv(host.boundary(up ? Boundary::input : Boundary::gradient, i.stage, i.slot),
-              host.boundary_bytes(i.micro_batch), name_of_message(i.stage + (up ? -1 : 1), up, i.micro_batch).c_str());
-    host.after_message(i, link.stream());
+    host_.before_message(i, link.stream());
+    link.recv(host_.boundary(up ? Boundary::input : Boundary::gradient, i.stage, i.slot),
+              host_.boundary_bytes(i.micro_batch), name_of_message(i.stage + (up ? -1 : 1), up, i.micro_batch).c_str());
+    host_.after_message(i, link.stream());
     Passage& p = passage(i.stage, i.micro_batch);
-    const Event here = link.stream().record(keeps_times_);
+    const Event here = link.stream().record(times_);
     (up ? p.input_here : p.gradient_here) = here;
-    if (keeps_times_) times_.arrivals.push_back({i, here});
+    if (times_) executor_.times_.arrivals.push_back({i, here});
 }
 
 }  // namespace rz

@@ -1,6 +1,6 @@
 #pragma once
-// Runs one rank's program: one switch over its instructions. Everything is enqueued, nothing waits on the host. Compute
-// is on one stream, each lane on its own (or all on one), and events order them:
+// Runs a rank's program: training, validation and generation, one stage or a pipeline. Everything is enqueued, nothing
+// waits on the host. Compute is on one stream, each lane on its own (or all on one), and events order them:
 //
 //   recv      waits until the slot's last user is done with it, and until its gradient was carried away
 //   forward   waits for its input's recv, or copies the output of the rank's own stage below
@@ -9,13 +9,16 @@
 //             the input's gradient goes to the rank's own stage below by a copy
 //   send      waits for the instruction that wrote the tensor, whatever was enqueued since
 //
-// What an instruction computes is the host's business: a model, or a test that only counts.
+// A program without messages needs no events. What an instruction computes is the host's business: a model, or a test
+// that only counts.
 
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "comm/mesh.h"
+#include "kernels/runtime/graph.h"
 #include "llama/parallel/program.h"
 #include "llama/parallel/telemetry.h"
 
@@ -33,32 +36,79 @@ class ProgramHost {
     virtual void release(const Instr&) {}
     virtual void reduce(const Instr&) {}
     // Where the tensor of a slot lies now; `bytes` are those of the micro-batch. A host that swaps memory between slots
-    // does so in compute().
-    virtual void* boundary(Boundary, int stage, int slot) = 0;
-    virtual int64_t boundary_bytes(int micro_batch) = 0;
+    // does so in compute(). Only for programs with more than one stage.
+    virtual void* boundary(Boundary, int stage, int slot);
+    virtual int64_t boundary_bytes(int micro_batch);
     // Called as a message is enqueued, before and after it, with the lane's stream.
     virtual void before_message(const Instr&, Stream&) {}
     virtual void after_message(const Instr&, Stream&) {}
+    // What a CUDA graph of the whole micro-batch records by value. Only if the executor replays micro-batches.
+    virtual GraphSet::Key graph_key(int micro_batch);
 };
 
+// What is kept from one run to the next: when the slots are free, times, graphs.
 class Executor {
    public:
-    // `mesh` may be nullptr for a program without messages. All references outlive this; the program is checked.
-    Executor(Program, StepShape, Stream& compute, Mesh* mesh);
+    // `mesh` may be nullptr where no program has messages. All references outlive this.
+    explicit Executor(Stream& compute, Mesh* mesh = nullptr) : compute_(compute), mesh_(mesh) {}
 
-    void run(ProgramHost&);
-    // Keeps the times of each run from now on; those of the latest one, to be read when its work is done.
+    // Runs a checked program from its first instruction to its last.
+    void run(const RankProgram&, ProgramHost&);
+
+    // Keeps the times of each run that trains from now on; those of the latest one, to be read when its work is done.
     void keep_times() { keeps_times_ = true; }
     StepEvents take_times() { return std::exchange(times_, {}); }
-    const Program& program() const { return program_; }
-    const StepShape& shape() const { return shape_; }
+    // From now on each micro-batch of a program that trains is one CUDA graph; nothing in it may communicate.
+    void replay_micro_batches() { replays_ = true; }
+    const GraphSet& graphs() const { return graphs_; }
 
    private:
+    friend class ProgramRun;
     struct SlotEvents {
         Event free;           // its last user's input gradient is done
         Event output_sent;    // of the latest user
         Event gradient_sent;  // of the latest user
     };
+    SlotEvents& events(int stage, int slot) { return events_[{stage, slot}]; }
+
+    Stream& compute_;
+    Mesh* mesh_;
+    std::map<std::pair<int, int>, SlotEvents> events_;  // by stage and slot
+    bool keeps_times_ = false, replays_ = false;
+    StepEvents times_;
+    GraphSet graphs_;
+};
+
+// One run of a program. next() hands out the instructions in order, and each is enqueued by the function of its kind
+// before the next one is asked for:
+//
+//   ProgramRun run(executor, program, host);
+//   while (const Instr* i = run.next()) run.enqueue(*i);
+class ProgramRun {
+   public:
+    // The executor and the program outlive this.
+    ProgramRun(Executor&, const RankProgram&, ProgramHost&);
+    ProgramRun(Executor&, const RankProgram&, std::unique_ptr<ProgramHost>);
+    ~ProgramRun();
+    ProgramRun(const ProgramRun&) = delete;
+    ProgramRun& operator=(const ProgramRun&) = delete;
+
+    // nullptr: the program is done. Micro-batches that a CUDA graph replays are passed over.
+    const Instr* next();
+
+    void gather(const Instr& i) { host_.gather(i); }
+    void recv(const Instr&);
+    void forward(const Instr&);
+    void backward(const Instr& i) { input_half(i); }
+    void input_grad(const Instr& i) { input_half(i); }
+    void weight_grad(const Instr&);
+    void send(const Instr&);
+    void reduce(const Instr& i) { host_.reduce(i); }
+    void release(const Instr& i) { host_.release(i); }
+    // By the instruction's kind.
+    void enqueue(const Instr&);
+
+   private:
     // Where a micro-batch is: its slot of a stage, and what has come for it.
     struct Passage {
         int slot = -1;
@@ -67,21 +117,22 @@ class Executor {
     };
 
     Passage& passage(int stage, int micro_batch) { return passages_[{stage, micro_batch}]; }
-    SlotEvents& events(int stage, int slot) { return events_[{stage, slot}]; }
-    void compute(const Instr&, ProgramHost&);
-    void begin_forward(const Instr&, const StageUnits&, ProgramHost&);
-    void end_backward(const Instr&, const StageUnits&, ProgramHost&);
-    void send(const Instr&, ProgramHost&);
-    void recv(const Instr&, ProgramHost&);
+    void input_half(const Instr&);
+    void compute(const Instr&, bool begins, bool ends);
+    void begin_forward(const Instr&, const StageUnits&);
+    void end_backward(const Instr&, const StageUnits&);
 
-    Program program_;
-    StepShape shape_;
+    Executor& executor_;
+    const StepShape& shape_;
+    const std::vector<Instr>& code_;
+    std::unique_ptr<ProgramHost> own_;
+    ProgramHost& host_;
     Stream& compute_;
-    Mesh* mesh_;
-    std::map<std::pair<int, int>, Passage> passages_;   // by stage and micro-batch, of this run
-    std::map<std::pair<int, int>, SlotEvents> events_;  // by stage and slot
-    bool keeps_times_ = false;
-    StepEvents times_;
+    bool talks_;  // has messages
+    bool times_;  // keeps the times of its tasks
+    size_t at_ = 0;
+    bool in_graph_ = false;                            // between begin() and end() of a micro-batch
+    std::map<std::pair<int, int>, Passage> passages_;  // by stage and micro-batch
 };
 
 }  // namespace rz

@@ -38,11 +38,6 @@ struct PipelineProgramOptions {
     int window = 3;
 };
 
-struct RankProgram {
-    StepShape shape;
-    Program program;
-};
-
 // The tasks of fused cells one after the other, as the executor runs them: a fused cell pays where there is
 // communication inside it to hide, which a dense model without tensor parallelism has not.
 PipelineSchedule unfused(const PipelineSchedule&);

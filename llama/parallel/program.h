@@ -47,6 +47,7 @@ struct Instr {
     bool last = false;           // reduce: completes the step
 
     bool operator==(const Instr&) const = default;
+    bool talks() const { return what == Do::send || what == Do::recv; }
     bool computes() const {
         return what == Do::forward || what == Do::backward || what == Do::input_grad || what == Do::weight_grad;
     }
@@ -102,6 +103,12 @@ struct StepShape {
     int head_unit() const { return tied ? 0 : last_unit(); }
     // Units of this size that can be whole at once: as many as the policy says, but not more than there are.
     int gathered_slots(int64_t bytes) const;
+};
+
+// What an executor runs: a program, and the shape that it was made from and checked against.
+struct RankProgram {
+    StepShape shape = {};
+    Program program = {};
 };
 
 // Units whose parameters the instruction reads, in the order in which it first does; each at most once.

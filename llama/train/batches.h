@@ -29,8 +29,8 @@ DataPaths find_data(const Options&);
 
 struct DataSources {
     DataPaths paths;
-    std::unique_ptr<DataLoader> train, val;  // val: nullptr if there is none
-    std::optional<Tokenizer> tokenizer;      // where samples are asked for
+    std::unique_ptr<DataLoader> train = {}, val = {};  // val: nullptr if there is none
+    std::optional<Tokenizer> tokenizer = {};           // where samples are asked for
 };
 // Opens what the options ask for. Throws with what to give if something is missing.
 DataSources open_data(const Options&, DataPaths, int64_t vocab);

@@ -34,8 +34,8 @@ struct TrainingCore {
     Zero zero;
     HeldUnits units;  // what `zero` holds, by its number in the whole model
     Model model;
-    Program program;    // of a step
-    bool whole_graphs;  // a micro-batch is one graph
+    RankProgram program;  // of a step
+    bool whole_graphs;    // a micro-batch is one graph
 };
 
 }  // namespace rz

@@ -55,7 +55,9 @@ TEST(PipelineExecutor, MessagesNeedAMesh) {
     const PipelineSchedule s = make_pipeline(PipelineKind::f1b1, {2, 2});
     const auto programs = pipeline_programs(s, PipelineCosts::even(s, 1, 1, 1), two_blocks_a_stage(s));
     Stream compute({DeviceKind::cpu, 0}, "compute");
-    EXPECT_THROW(Executor(programs[0].program, programs[0].shape, compute, nullptr), Error);
+    VirtualTime host(programs[0], PipelineCosts::even(s, 1, 1, 1), compute);
+    Executor alone(compute);
+    EXPECT_THROW(alone.run(programs[0], host), Error);
 }
 
 }  // namespace

@@ -120,8 +120,8 @@ inline int64_t virtual_clock(const std::vector<RankProgram>& programs, const Pip
     const RankProgram& mine = programs[size_t(mesh.pp().rank())];
     Stream compute({DeviceKind::cpu, 0}, "compute");
     VirtualTime host(mine, costs, compute);
-    Executor executor(mine.program, mine.shape, compute, programs.size() > 1 ? &mesh : nullptr);
-    for (int n = 0; n < steps; ++n) executor.run(host);
+    Executor executor(compute, programs.size() > 1 ? &mesh : nullptr);
+    for (int n = 0; n < steps; ++n) executor.run(mine, host);
     compute.synchronize();
     for (const Instr& i : mine.program.code)
         if (i.what == Do::send) mesh.link_to(i.lane).stream().synchronize();
