@@ -84,6 +84,20 @@ __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int64_t c
     }
 }
 
+template <int kMaxD>
+__device__ __forceinline__ void add_rows(float* out, int64_t row_stride, int64_t count, int D,
+                                         const float (&acc)[Tile<kMaxD>::kPerThread][Tile<kMaxD>::kColumns]) {
+    const int tx = int(threadIdx.x) % 16, ty = int(threadIdx.x) / 16;
+#pragma unroll
+    for (int i = 0; i < Tile<kMaxD>::kPerThread; ++i) {
+        const int r = ty + 16 * i;
+        if (r >= count) continue;
+#pragma unroll
+        for (int j = 0; j < Tile<kMaxD>::kColumns; ++j)
+            if (tx + 16 * j < D) out[r * row_stride + tx + 16 * j] += acc[i][j];
+    }
+}
+
 // Reductions over the 16 lanes that share a row
 __device__ __forceinline__ float lanes_max(float v) {
 #pragma unroll
@@ -111,16 +125,19 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
     const int64_t head = blockIdx.y, batch = blockIdx.z, kv_head = head / (s.H / s.K);
     const T* keys = static_cast<const T*>(a.k) + batch * s.kv_batch + kv_head * D;
     const T* values = static_cast<const T*>(a.v) + batch * s.kv_batch + kv_head * D;
-    const int64_t rows = min(int64_t(kRows), s.Tq - t0), offset = s.Tk - s.Tq;
-    const int64_t keys_seen = offset + t0 + rows;  // by the tile's last row
+    const int64_t rows = min(int64_t(kRows), s.Tq - t0), offset = s.offset();
+    const int64_t keys_seen = min(offset + t0 + rows, s.Tk);  // by the tile's last row
     load_tile<T, kMaxD>(q, static_cast<const T*>(a.q) + batch * s.q_batch + t0 * s.q_row + head * D, s.q_row, rows, D);
 
     float acc[Shape::kPerThread][Shape::kColumns] = {};
     float top[Shape::kPerThread], sum[Shape::kPerThread];
 #pragma unroll
-    for (int i = 0; i < Shape::kPerThread; ++i) top[i] = -INFINITY, sum[i] = 0;
+    for (int i = 0; i < Shape::kPerThread; ++i) top[i] = kNoScore, sum[i] = 0;
+    int first[Shape::kPerThread];
+#pragma unroll
+    for (int i = 0; i < Shape::kPerThread; ++i) first[i] = first_key(s, batch, int(t0) + ty + 16 * i);
     const float scale = s.scale * kLog2e;
-    for (int64_t j0 = 0; j0 < keys_seen; j0 += kRows) {
+    for (int64_t j0 = first_key(s, batch, int(t0)) / kRows * kRows; j0 < keys_seen; j0 += kRows) {
         load_tile<T, kMaxD>(kv, keys + j0 * s.kv_row, s.kv_row, s.Tk - j0, D);
         __syncthreads();
         float score[Shape::kPerThread][Shape::kPerThread];
@@ -132,7 +149,8 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
 #pragma unroll
             for (int j = 0; j < Shape::kPerThread; ++j) {
                 const int64_t key = j0 + tx + 16 * j;
-                score[i][j] = key <= offset + t0 + r && key < s.Tk ? score[i][j] * scale : -INFINITY;
+                const bool seen = key <= offset + t0 + r && key < s.Tk && key >= first[i];
+                score[i][j] = seen ? score[i][j] * scale : -INFINITY;
                 most = fmaxf(most, score[i][j]);
             }
             most = lanes_max(most);
@@ -159,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
     for (int i = 0; i < Shape::kPerThread; ++i) {
         const int r = ty + 16 * i;
         if (tx == 0 && r < rows) a.lse[(batch * s.H + head) * s.Tq + t0 + r] = top[i] * kLn2 + logf(sum[i]);
-        const float inverse = 1.0f / sum[i];
+        const float inverse = inverse_of(sum[i]);
 #pragma unroll
         for (int j = 0; j < Shape::kColumns; ++j) acc[i][j] *= inverse;
     }
@@ -169,8 +187,8 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
 // Scores and their gradients for one (query tile, key tile): p and ds, both [query][key] in shared memory.
 template <int kMaxD>
 __device__ __forceinline__ void score_gradients(float* p, float* ds, const float* q, const float* k, const float* v,
-                                                const float* d_o, const float* lse2, const float* delta, int64_t t0,
-                                                int64_t j0, int64_t T, float scale, int D) {
+                                                const float* d_o, const float* lse2, const float* delta,
+                                                const AttentionShape& s, int64_t batch, int64_t t0, int64_t j0, int D) {
     using Shape = Tile<kMaxD>;
     const int tx = int(threadIdx.x) % 16, ty = int(threadIdx.x) / 16;
     float score[Shape::kPerThread][Shape::kPerThread], dp[Shape::kPerThread][Shape::kPerThread];
@@ -179,11 +197,12 @@ __device__ __forceinline__ void score_gradients(float* p, float* ds, const float
 #pragma unroll
     for (int i = 0; i < Shape::kPerThread; ++i) {
         const int64_t t = t0 + ty + 16 * i;
-        const float row_lse2 = t < T ? lse2[t] : 0.0f, row_delta = t < T ? delta[t] : 0.0f;
+        const float row_lse2 = t < s.Tq ? lse2[t] : 0.0f, row_delta = t < s.Tq ? delta[t] : 0.0f, scale = s.scale;
+        const int first = first_key(s, batch, int(t));
 #pragma unroll
         for (int j = 0; j < Shape::kPerThread; ++j) {
             const int64_t key = j0 + tx + 16 * j;
-            const bool seen = key <= t && t < T;
+            const bool seen = key <= s.offset() + t && t < s.Tq && key < s.Tk && key >= first;
             const float e = seen ? ptx::ex2(score[i][j] * (scale * kLog2e) - row_lse2) : 0.0f;
             const int at = (ty + 16 * i) * Shape::kScoreStride + tx + 16 * j;
             if (p != nullptr) p[at] = e;
@@ -208,7 +227,10 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_kernel(Attenti
     const AttentionShape& s = a.shape;
     const int D = int(s.D);
     const int64_t j0 = int64_t(blockIdx.x) * kRows, kv_head = blockIdx.y, batch = blockIdx.z, group = s.H / s.K;
-    const int64_t T_len = s.Tk, rows = min(int64_t(kRows), T_len - j0);
+    const int64_t rows = min(int64_t(kRows), s.Tk - j0);
+    // The queries that see some of these keys, as far as tiles tell
+    const int64_t t_first = max(int64_t(0), j0 - s.offset()) / kRows * kRows;
+    const int64_t t_end = queries_before(s, batch, int(j0 + rows - 1));
     const int64_t at = batch * s.kv_batch + j0 * s.kv_row + kv_head * D;
     load_tile<T, kMaxD>(k, static_cast<const T*>(a.k) + at, s.kv_row, rows, D);
     load_tile<T, kMaxD>(v, static_cast<const T*>(a.v) + at, s.kv_row, rows, D);
@@ -220,16 +242,21 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_kernel(Attenti
         const float* delta = stats.delta + stats.row(batch * s.H + head, 0);
         const T* queries = static_cast<const T*>(a.q) + batch * s.q_batch + head * D;
         const T* gradients = static_cast<const T*>(a.d_o) + batch * s.o_batch + head * D;
-        for (int64_t t0 = j0; t0 < T_len; t0 += kRows) {
-            load_tile<T, kMaxD>(q, queries + t0 * s.q_row, s.q_row, T_len - t0, D);
-            load_tile<T, kMaxD>(d_o, gradients + t0 * s.o_row, s.o_row, T_len - t0, D);
+        for (int64_t t0 = t_first; t0 < t_end; t0 += kRows) {
+            load_tile<T, kMaxD>(q, queries + t0 * s.q_row, s.q_row, s.Tq - t0, D);
+            load_tile<T, kMaxD>(d_o, gradients + t0 * s.o_row, s.o_row, s.Tq - t0, D);
             __syncthreads();
-            score_gradients<kMaxD>(p, ds, q, k, v, d_o, lse2, delta, t0, j0, T_len, s.scale, D);
+            score_gradients<kMaxD>(p, ds, q, k, v, d_o, lse2, delta, s, batch, t0, j0, D);
             __syncthreads();
             add_weighted<kMaxD, true>(dv, p, d_o, D);
             add_weighted<kMaxD, true>(dk, ds, q, D);
             __syncthreads();
         }
+    }
+    if (a.sum_dkv) {
+        add_rows<kMaxD>(static_cast<float*>(a.dk) + at, s.kv_row, rows, D, dk);
+        add_rows<kMaxD>(static_cast<float*>(a.dv) + at, s.kv_row, rows, D, dv);
+        return;
     }
     store_rows<T, kMaxD>(static_cast<T*>(a.dk) + at, s.kv_row, rows, D, dk);
     store_rows<T, kMaxD>(static_cast<T*>(a.dv) + at, s.kv_row, rows, D, dv);
@@ -249,7 +276,8 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(Attentio
     const AttentionShape& s = a.shape;
     const int D = int(s.D);
     const int64_t t0 = int64_t(gridDim.x - 1 - blockIdx.x) * kRows, head = blockIdx.y, batch = blockIdx.z;
-    const int64_t kv_head = head / (s.H / s.K), T_len = s.Tk, rows = min(int64_t(kRows), T_len - t0);
+    const int64_t kv_head = head / (s.H / s.K), rows = min(int64_t(kRows), s.Tq - t0);
+    const int64_t keys_seen = min(s.offset() + t0 + rows, s.Tk);
     const int64_t at = batch * s.q_batch + t0 * s.q_row + head * D, kv_at = batch * s.kv_batch + kv_head * D;
     const BackwardStats stats(a);
     const float* lse2 = stats.lse2 + stats.row(batch * s.H + head, 0);
@@ -259,11 +287,11 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(Attentio
                         D);
 
     float dq[Shape::kPerThread][Shape::kColumns] = {};
-    for (int64_t j0 = 0; j0 < t0 + rows; j0 += kRows) {
-        load_tile<T, kMaxD>(k, static_cast<const T*>(a.k) + kv_at + j0 * s.kv_row, s.kv_row, T_len - j0, D);
-        load_tile<T, kMaxD>(v, static_cast<const T*>(a.v) + kv_at + j0 * s.kv_row, s.kv_row, T_len - j0, D);
+    for (int64_t j0 = first_key(s, batch, int(t0)) / kRows * kRows; j0 < keys_seen; j0 += kRows) {
+        load_tile<T, kMaxD>(k, static_cast<const T*>(a.k) + kv_at + j0 * s.kv_row, s.kv_row, s.Tk - j0, D);
+        load_tile<T, kMaxD>(v, static_cast<const T*>(a.v) + kv_at + j0 * s.kv_row, s.kv_row, s.Tk - j0, D);
         __syncthreads();
-        score_gradients<kMaxD>(nullptr, ds, q, k, v, d_o, lse2, delta, t0, j0, T_len, s.scale, D);
+        score_gradients<kMaxD>(nullptr, ds, q, k, v, d_o, lse2, delta, s, batch, t0, j0, D);
         __syncthreads();
         add_weighted<kMaxD, false>(dq, ds, k, D);
         __syncthreads();
@@ -371,7 +399,9 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
                    LaunchConfig(dim3(tiles, unsigned(s.K), unsigned(s.B)), dim3(kThreads), kv_smem, stream), a);
             const size_t q_smem = sizeof(float) * (4 * Shape::kFloats + Shape::kScoreFloats);
             launch(attention_backward_q_kernel<T, kMaxD>,
-                   LaunchConfig(dim3(tiles, unsigned(s.H), unsigned(s.B)), dim3(kThreads), q_smem, stream), a);
+                   LaunchConfig(dim3(blocks_for(s.Tq, Shape::kRows), unsigned(s.H), unsigned(s.B)), dim3(kThreads),
+                                q_smem, stream),
+                   a);
         });
     });
 }

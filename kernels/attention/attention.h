@@ -3,9 +3,15 @@
 //
 //   o = softmax(scale * q k^T + causal mask) v
 //
-// Query t of Tq sits at position Tk - Tq + t and sees keys up to its own position; Tq == Tk in training, Tq < Tk when
-// new tokens extend a cache. The T x T matrix is never stored: online softmax forward (Milakov & Gimelshein 2018; Dao
-// et al. 2022), recomputation from the row log-sum-exp backward (Dao 2023). Scores, softmax and sums are fp32.
+// Which keys a query sees is a range of positions: key j sits at position k_at + j, query t at q_at + t, and it sees
+// the keys from first_key[t], or from the first on where there is no such array, up to its own position. One interface
+// thus serves whole sequences (Tq == Tk, the default), new tokens that extend a cache (Tq < Tk), a chunk of queries against
+// all earlier keys or against one chunk of them (context parallelism), and documents packed into one row, where
+// first_key is the position at which the query's document starts. Tiles that no query of a tile sees are not computed.
+// A query may see no key of a call: its o is 0 and its lse -infinity.
+//
+// The T x T matrix is never stored: online softmax forward (Milakov & Gimelshein 2018; Dao et al. 2022), recomputation
+// from the row log-sum-exp backward (Dao 2023). Scores, softmax and sums are fp32.
 //
 // q, k, v and o are strided, so that they may be the parts of one packed qkv row: element (b, t, head, d) of q lies at
 // q[b*q_batch + t*q_row + head*D + d], all in elements; o and its gradient use o_*, k and v (and dk, dv) use kv_*.
@@ -23,6 +29,15 @@ struct AttentionShape {
     int64_t o_row, o_batch;
     float scale;  // 1 / sqrt(D) unless asked otherwise
     DType dtype;
+    int64_t q_at = -1;  // position of query 0, at least k_at; -1: the last query sits at the last key's
+    int64_t k_at = 0;   // position of key 0
+    // (B, Tq) int32, batch rows first_key_batch apart: positions, none after the query's own, never less than the
+    // query before has. On the device; nullptr: every query sees key 0.
+    const int32_t* first_key = nullptr;
+    int64_t first_key_batch = 0;
+
+    // Of query 0, counted from key 0
+    constexpr int64_t offset() const { return q_at < 0 ? Tk - Tq : q_at - k_at; }
 };
 
 struct AttentionForward {
@@ -34,11 +49,12 @@ struct AttentionForward {
     AttentionShape shape;
 };
 
-// Needs Tq == Tk. Two runs give the same bits: no atomics; dk and dv are summed over the group's heads in order.
+// Two runs give the same bits: no atomics; dk and dv are summed over the group's heads in order. lse and o may be those
+// of a softmax over more keys than the call's: then the gradients are those of the call's keys in it.
 struct AttentionBackward {
     void* dq;         // as q   =
-    void* dk;         // as k   =
-    void* dv;         // as v   =
+    void* dk;         // as k   =, or += in f32 with sum_dkv
+    void* dv;         // as v   likewise
     const void* d_o;  // as o
     const void* q;
     const void* k;
@@ -47,6 +63,9 @@ struct AttentionBackward {
     const float* lse;
     void* workspace;       // attention_backward_workspace(shape) bytes, 256-byte aligned
     AttentionShape shape;  // dq has q's strides, dk and dv have k's
+    // dk and dv are f32 and added to: what one chunk of queries gives to keys that other chunks see too. On a CPU with
+    // one query head per key head, chunks of queries in order give the bits of one call, before its rounding.
+    bool sum_dkv = false;
 };
 
 int64_t attention_backward_workspace(const AttentionShape&);  // in bytes

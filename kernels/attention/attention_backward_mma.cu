@@ -32,8 +32,10 @@ struct Backward {
     // Where this block and warp work
     unsigned char* smem;
     float* stats;
-    int row;                          // the warp's first row in the tile
-    int first;                        // its position in the sequence
+    int row;    // the warp's first row in the tile
+    int first;  // its place, counted from key 0
+    int batch;
+    const AttentionShape* shape;
     float scale;                      // of scores, for exp2
     float row_lse2[2], row_delta[2];  // of rows g and g + 8, for dq
 
@@ -78,9 +80,25 @@ struct Backward {
         }
     }
 
-    // s becomes p, dp becomes ds. `position`: of the chunk's first streamed row.
-    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse2,
-                                                    int position, bool masked) {
+    // Whether documents hide key from query, both counted from key 0
+    __device__ __forceinline__ bool hides(int query, int key) const {
+        return first_key(*shape, batch, query - int(shape->offset())) > key;
+    }
+    // Hides what comes before the queries' documents. `position`: of the chunk's first streamed row.
+    __device__ __forceinline__ void hide_documents(float (&p)[kN][4], int position) const {
+        const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int streamed = position + 8 * n + 2 * pair + e % 2, own = first + g + 8 * (e / 2);
+                if (kForKeys ? hides(streamed, own) : hides(own, streamed)) p[n][e] = 0;
+            }
+    }
+
+    // s becomes p. `position`: of the chunk's first streamed row.
+    __device__ __forceinline__ void probabilities(float (&s)[kN][4], const float* lse2, int position, bool masked,
+                                                  bool documents) {
         const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
         const int ahead = position - first;  // streamed row 0 against the warp's row 0
 #pragma unroll
@@ -89,11 +107,22 @@ struct Backward {
             for (int e = 0; e < 4; ++e) {
                 const int column = 8 * n + 2 * pair + e % 2, r = g + 8 * (e / 2);
                 const float l = kForKeys ? lse2[column] : row_lse2[e / 2];
-                const float delta = kForKeys ? lse2[kStream + column] : row_delta[e / 2];
                 float p = ptx::ex2(fmaf(s[n][e], scale, -l));
-                if (masked && (kForKeys ? ahead + column < r : ahead + column > r)) p = 0;
+                if (masked && (kForKeys ? ahead + column < r : ahead + column > min(r, int(shape->Tk) - 1 - first)))
+                    p = 0;
                 s[n][e] = p;
-                dp[n][e] = p * (dp[n][e] - delta);
+            }
+        if (documents) hide_documents(s, position);
+    }
+    // dp becomes ds.
+    __device__ __forceinline__ void score_gradients(float (&s)[kN][4], float (&dp)[kN][4], const float* lse2) {
+        const int pair = int(threadIdx.x) % 4;
+#pragma unroll
+        for (int n = 0; n < kN; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float delta = kForKeys ? lse2[kStream + 8 * n + 2 * pair + e % 2] : row_delta[e / 2];
+                dp[n][e] = s[n][e] * (dp[n][e] - delta);
             }
     }
 
@@ -120,10 +149,17 @@ struct Backward {
         for (int chunk = 0; chunk < kStream; chunk += kChunk) {
             const int from = position + chunk, to = from + kChunk - 1;
             if (kForKeys ? to < first : from > first + kWarpRows - 1) continue;  // masked for the whole warp
-            const bool masked = kForKeys ? from < first + kWarpRows - 1 : to > first;
+            const bool masked = kForKeys ? from < first + kWarpRows - 1 : to > min(first, int(shape->Tk) - 1);
+            bool documents = false;
+            if (shape->first_key != nullptr) {
+                // Hidden for the whole warp: from its first query its last key, from the first streamed one.
+                if (kForKeys ? hides(from, first + kWarpRows - 1) : hides(first, to)) continue;
+                documents = kForKeys ? hides(to, first) : hides(first + kWarpRows - 1, from);
+            }
             float s[kN][4], dp[kN][4];
             score_products(s, dp, y1, y2, chunk);
-            score_gradients(s, dp, lse2 + chunk, from, masked);
+            probabilities(s, lse2 + chunk, from, masked, documents);
+            score_gradients(s, dp, lse2 + chunk);
             if constexpr (kForKeys) add_product(grad2, s, y2, chunk);
             add_product(grad1, dp, y1, chunk);
         }
@@ -140,14 +176,17 @@ struct Backward {
 };
 
 template <class T, int D, bool kForKeys>
-__device__ __forceinline__ Backward<T, D, kForKeys> begin(unsigned char* smem, int block_first, float scale) {
+__device__ __forceinline__ Backward<T, D, kForKeys> begin(unsigned char* smem, int block_first, int batch,
+                                                          const AttentionShape& shape) {
     using Work = Backward<T, D, kForKeys>;
     Work w;
     w.smem = smem;
     w.stats = reinterpret_cast<float*>(smem + Work::kStages + 2 * Work::kStageBytes);
     w.row = int(threadIdx.x) / 32 * kWarpRows;
     w.first = block_first + w.row;
-    w.scale = scale * kLog2e;
+    w.batch = batch;
+    w.shape = &shape;
+    w.scale = shape.scale * kLog2e;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
@@ -163,14 +202,17 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
     GPU_DYN_SMEM(smem);
     const AttentionShape& s = a.shape;
     const int64_t kv_head = blockIdx.x, batch = blockIdx.y;
-    const int j0 = int(blockIdx.z) * kRows, group = int(s.H / s.K), T_len = int(s.Tq);
-    Work w = begin<T, D, true>(smem, j0, s.scale);
+    const int j0 = int(blockIdx.z) * kRows, group = int(s.H / s.K), Tq = int(s.Tq), Tk = int(s.Tk);
+    const int offset = int(s.offset());
+    Work w = begin<T, D, true>(smem, j0, int(batch), s);
     const BackwardStats row_stats(a);
-    const int first_tile = j0 / kStream, tiles = (T_len + kStream - 1) / kStream - first_tile;
+    const int first_tile = max(0, j0 - offset) / kStream;
+    const int end = (queries_before(s, batch, min(j0 + kRows, Tk) - 1) + kStream - 1) / kStream;
+    const int tiles = max(0, end - first_tile);  // none: no query sees these keys
 
     const auto fetch = [&](int i) {
         const int64_t head = kv_head * group + i / tiles, t0 = (first_tile + i % tiles) * kStream;
-        const int count = T_len - int(t0);
+        const int count = Tq - int(t0);
         unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
         copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.q) + batch * s.q_batch + t0 * s.q_row + head * D,
                                  s.q_row, count, kThreads);
@@ -185,9 +227,9 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
         }
     };
     const int64_t at = batch * s.kv_batch + int64_t(j0) * s.kv_row + kv_head * D;
-    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.k) + at, s.kv_row, T_len - j0, kThreads);
-    copy_rows<T, D, kRows>(smem + Work::kX2, static_cast<const T*>(a.v) + at, s.kv_row, T_len - j0, kThreads);
-    fetch(0);
+    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.k) + at, s.kv_row, Tk - j0, kThreads);
+    copy_rows<T, D, kRows>(smem + Work::kX2, static_cast<const T*>(a.v) + at, s.kv_row, Tk - j0, kThreads);
+    if (tiles > 0) fetch(0);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
@@ -197,10 +239,15 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
         if (i + 1 < group * tiles) fetch(i + 1);
         ptx::cp_async_commit();
-        w.consume(i % 2, (first_tile + i % tiles) * kStream);
+        w.consume(i % 2, offset + (first_tile + i % tiles) * kStream);
     }
     const int64_t row_at = at + w.row * s.kv_row;
-    const int count = T_len - w.first;
+    const int count = Tk - w.first;
+    if (a.sum_dkv) {
+        add_rows<D>(static_cast<float*>(a.dk) + row_at, s.kv_row, count, w.grad1, s.scale);
+        add_rows<D>(static_cast<float*>(a.dv) + row_at, s.kv_row, count, w.grad2, 1.0f);
+        return;
+    }
     w.store(static_cast<T*>(a.dk) + row_at, s.kv_row, count, smem + Work::kX1, w.grad1, s.scale);
     w.store(static_cast<T*>(a.dv) + row_at, s.kv_row, count, smem + Work::kX2, w.grad2, 1.0f);
 }
@@ -213,43 +260,44 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
     GPU_DYN_SMEM(smem);
     const AttentionShape& s = a.shape;
     const int64_t head = blockIdx.x, batch = blockIdx.y;
-    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, T_len = int(s.Tq);
+    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, Tq = int(s.Tq), Tk = int(s.Tk), offset = int(s.offset());
     const int64_t kv_at = batch * s.kv_batch + head / (s.H / s.K) * D;
-    Work w = begin<T, D, false>(smem, t0, s.scale);
+    Work w = begin<T, D, false>(smem, offset + t0, int(batch), s);
     const BackwardStats row_stats(a);
-    const int tiles = (min(t0 + kRows, T_len) + kStream - 1) / kStream;
+    const int tiles = (min(offset + min(t0 + kRows, Tq), Tk) + kStream - 1) / kStream;
+    const int first_tile = min(first_key(s, batch, t0) / kStream, tiles - 1);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        const int t = w.first + int(threadIdx.x) % 32 / 4 + 8 * h;
-        const int64_t from = row_stats.row(batch * s.H + head, min(t, T_len - 1));
+        const int t = t0 + w.row + int(threadIdx.x) % 32 / 4 + 8 * h;
+        const int64_t from = row_stats.row(batch * s.H + head, min(t, Tq - 1));
         w.row_lse2[h] = row_stats.lse2[from], w.row_delta[h] = row_stats.delta[from];
     }
     const auto fetch = [&](int i) {
         const int j0 = i * kStream;
         const int64_t from = kv_at + int64_t(j0) * s.kv_row;
         unsigned char* stage = smem + Work::kStages + i % 2 * Work::kStageBytes;
-        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.k) + from, s.kv_row, T_len - j0, kThreads);
-        copy_rows<T, D, kStream>(stage + Work::kTileBytes, static_cast<const T*>(a.v) + from, s.kv_row, T_len - j0,
+        copy_rows<T, D, kStream>(stage, static_cast<const T*>(a.k) + from, s.kv_row, Tk - j0, kThreads);
+        copy_rows<T, D, kStream>(stage + Work::kTileBytes, static_cast<const T*>(a.v) + from, s.kv_row, Tk - j0,
                                  kThreads);
     };
     const int64_t q_at = batch * s.q_batch + int64_t(t0) * s.q_row + head * D;
-    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.q) + q_at, s.q_row, T_len - t0, kThreads);
+    copy_rows<T, D, kRows>(smem + Work::kX1, static_cast<const T*>(a.q) + q_at, s.q_row, Tq - t0, kThreads);
     copy_rows<T, D, kRows>(smem + Work::kX2,
                            static_cast<const T*>(a.d_o) + batch * s.o_batch + int64_t(t0) * s.o_row + head * D, s.o_row,
-                           T_len - t0, kThreads);
-    fetch(0);
+                           Tq - t0, kThreads);
+    fetch(first_tile);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
     w.hold_rows();
-    for (int i = 0; i < tiles; ++i) {
+    for (int i = first_tile; i < tiles; ++i) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
         if (i + 1 < tiles) fetch(i + 1);
         ptx::cp_async_commit();
         w.consume(i % 2, i * kStream);
     }
-    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, T_len - w.first, smem + Work::kX1, w.grad1,
+    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, Tq - t0 - w.row, smem + Work::kX1, w.grad1,
             s.scale);
 }
 
@@ -258,15 +306,15 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
 bool attention_backward_mma(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
     if (attention_path() < AttentionPath::mma || !mma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
-    const unsigned tiles = blocks_for(s.Tk, kRows);
-    if (tiles > 65535) return false;
+    const unsigned tiles = blocks_for(s.Tk, kRows), q_tiles = blocks_for(s.Tq, kRows);
+    if (tiles > 65535 || q_tiles > 65535) return false;
     with_mma_shape(s, [&]<class T, int D>() {
         launch(attention_backward_kv_mma_kernel<T, D>,
                LaunchConfig(dim3(unsigned(s.K), unsigned(s.B), tiles), dim3(kThreads), Backward<T, D, true>::kSmemBytes,
                             stream),
                a);
         launch(attention_backward_q_mma_kernel<T, D>,
-               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads),
+               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), q_tiles), dim3(kThreads),
                             Backward<T, D, false>::kSmemBytes, stream),
                a);
     });

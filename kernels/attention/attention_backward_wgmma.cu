@@ -4,7 +4,7 @@
 // they lie and once transposed. The scores of the next tile are enqueued before the gradients of this one, so that the
 // tensor cores have work while exponentials are computed. Blocks stay and take one item after another, as forward.
 //
-// Covers bf16 and fp16, D of 64, 80, 96 and 128, any Tq = Tk, any strides of whole 16 bytes.
+// Covers bf16 and fp16, D of 64, 80, 96 and 128, any lengths, any strides of whole 16 bytes.
 #include "kernels/attention/attention_wgmma.cuh"
 
 namespace rz {
@@ -41,7 +41,8 @@ struct Maps {
     const CUtensorMap* y2;
 };
 
-// What a block does at a time: rows of one head, and the stream of `tiles` tiles of each of `heads` heads
+// What a block does at a time: rows of one head, and the stream of `tiles` tiles of each of `heads` heads. Queries have
+// at least one tile of keys, keys may have no tile of queries.
 struct Item {
     int batch, x_head, first_row;
     int y_head, heads, first_tile, tiles;
@@ -49,14 +50,17 @@ struct Item {
 template <bool kForKeys>
 __device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder& order, int i) {
     const WorkItem w = order.at(i);
-    const int length = int(s.Tq), group = int(s.H) / int(s.K), all = (length + kStream - 1) / kStream;
+    const int Tk = int(s.Tk), offset = int(s.offset()), group = int(s.H) / int(s.K);
     const int x_heads = int(kForKeys ? s.K : s.H), batch = w.head / x_heads, head = w.head - batch * x_heads;
     if constexpr (kForKeys) {  // early keys have the most queries
-        const int first = w.rank * (kRows / kStream);
-        return {batch, head, w.rank * kRows, head * group, group, first, all - first};
+        const int row = w.rank * kRows, first = max(0, row - offset) / kStream;
+        const int end = (queries_before(s, batch, min(row + kRows, Tk) - 1) + kStream - 1) / kStream;
+        return {batch, head, row, head * group, group, first, max(0, end - first)};
     } else {
-        const int tile = order.tiles - 1 - w.rank;
-        return {batch, head, tile * kRows, head / group, 1, 0, min((tile + 1) * (kRows / kStream), all)};
+        const int row = (order.tiles - 1 - w.rank) * kRows;
+        const int end = (min(offset + min(row + kRows, int(s.Tq)), Tk) + kStream - 1) / kStream;
+        const int first = min(first_key(s, batch, row) / kStream, end - 1);
+        return {batch, head, row, head / group, 1, first, end - first};
     }
 }
 
@@ -103,8 +107,10 @@ struct Consumer {
     using P = typename M::Panel;
     unsigned char* smem;
     Barriers<M::kStages>& bars;
-    int group;    // 0 or 1
-    float scale;  // of scores, for exp2
+    const AttentionShape& shape;
+    int group;               // 0 or 1
+    float scale;             // of scores, for exp2
+    int own = 0, batch = 0;  // place of the warpgroup's first row, counted from key 0
     Cursor<M::kStages> at = {};
     float s[kStream / 2], dp[kStream / 2];  // scores, then p; dp, then ds
     uint32_t weights[kStream / 16][4];      // p, then ds, as A operands
@@ -113,8 +119,9 @@ struct Consumer {
     uint32_t x1[D / 16][4], x2[D / 16][4];  // q and d_o, for dq
     float row_lse2[2], row_delta[2];        // of rows g and g + 8, for dq
 
-    __device__ __forceinline__ Consumer(unsigned char* smem, Barriers<M::kStages>& bars, int group, float scale)
-        : smem(smem), bars(bars), group(group), scale(scale) {}
+    __device__ __forceinline__ Consumer(unsigned char* smem, Barriers<M::kStages>& bars, const AttentionShape& shape,
+                                        int group)
+        : smem(smem), bars(bars), shape(shape), group(group), scale(shape.scale * kLog2e) {}
 
     __device__ __forceinline__ static int warp_row() { return int(threadIdx.x) % 128 / 32 * 16; }
     __device__ __forceinline__ const unsigned char* x(int which) const {
@@ -159,22 +166,41 @@ struct Consumer {
         start_weighted<T, D>(grad1, weights, y(0, stage));
     }
 
-    // s becomes p. diagonal: the tile's first position is that of the warpgroup's first row; queries do not see later
-    // keys.
-    __device__ __forceinline__ void probabilities(bool diagonal) {
+    // Whether documents hide key from query, both counted from key 0
+    __device__ __forceinline__ bool hides(int query, int key) const {
+        return first_key(shape, batch, query - int(shape.offset())) > key;
+    }
+    // What comes before the queries' documents becomes zero. place: as below.
+    __device__ __forceinline__ void hide_documents(int place) {
+        const int lane = int(threadIdx.x) % 32, streamed = own + place + 2 * (lane % 4);
+        const int row = own + warp_row() + lane / 4;
+#pragma unroll
+        for (int i = 0; i < kStream / 2; ++i) {
+            const int y = streamed + i / 4 * 8 + i % 2, x = row + i % 4 / 2 * 8;
+            if (kForKeys ? hides(y, x) : hides(x, y)) s[i] = 0;
+        }
+    }
+
+    // s becomes p. place: where the tile begins, counted from the warpgroup's first row; 0 on the diagonal of whole
+    // sequences. Queries do not see later keys.
+    __device__ __forceinline__ void probabilities(int place) {
         const int lane = int(threadIdx.x) % 32, pair = lane % 4;
         const float* lse2 = stats();
 #pragma unroll
         for (int i = 0; i < kStream / 2; ++i)
             s[i] = ptx::ex2(fmaf(s[i], scale, -(kForKeys ? lse2[i / 4 * 8 + 2 * pair + i % 2] : row_lse2[i % 4 / 2])));
-        if (diagonal) {
-            const int r = warp_row() + lane / 4 - 2 * pair;
+        const int keys = int(shape.Tk) - own;
+        if (kForKeys ? place < kStream - 1 : place + kStream > min(1, keys)) {
+            const int r = warp_row() + lane / 4 - place;
 #pragma unroll
             for (int i = 0; i < kStream / 2; ++i) {
-                const int column = i / 4 * 8 + i % 2, row = r + i % 4 / 2 * 8;
-                if (kForKeys ? column < row : column > row) s[i] = 0;
+                const int column = i / 4 * 8 + 2 * pair + i % 2, row = r + i % 4 / 2 * 8;
+                if (kForKeys ? column < row : column > min(row, keys - 1 - place)) s[i] = 0;
             }
         }
+        if (shape.first_key != nullptr &&
+            (kForKeys ? hides(own + place + kStream - 1, own) : hides(own + kGroupRows - 1, own + place)))
+            hide_documents(place);
         ptx::wgmma_pin(s);  // computed here, under the products in flight
     }
     // dp becomes ds.
@@ -188,26 +214,26 @@ struct Consumer {
 
     // Both loops begin with nothing in flight, s holding p and dp complete, for the tile at `at`: ptxas would serialise
     // products that are in flight where a loop begins again.
-    __device__ __forceinline__ void first_scores(bool diagonal) {
+    __device__ __forceinline__ void first_scores(int place) {
         wait_full();
         start_scores();
         start_dp();
         ptx::wgmma_wait<1>();
         ptx::wgmma_pin(s);
-        probabilities(diagonal);
+        probabilities(place);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(dp);
     }
     // From ds of the tile in `stage` to p and dp of the tile at `at`. dv, in flight at the beginning, and dk take turns
     // with the registers of their A operand; under both the tensor cores have other work.
-    __device__ __forceinline__ void next_scores(int stage, bool diagonal) {
+    __device__ __forceinline__ void next_scores(int stage, int place) {
         wait_full();
         start_scores();
         start_grad1<1>(stage);
         start_dp();
         ptx::wgmma_wait<2>();
         ptx::wgmma_pin(s);
-        probabilities(diagonal);
+        probabilities(place);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(dp);
         ptx::wgmma_pin(grad1);
@@ -221,15 +247,18 @@ struct Consumer {
         at.advance();
     }
 
-    // dk and dv of an item. Of each head the second warpgroup does not see the first tile.
+    // dk and dv of an item. Of each head a warpgroup may not see the first tile.
     __device__ __forceinline__ void keys(const Item& item) {
-        int left = item.heads * max(0, item.tiles - group), tile = group;
+        const int offset = int(shape.offset()), first = offset + item.first_tile * kStream;
+        own = item.first_row + group * kGroupRows;
+        const int unseen = min(item.tiles, max(0, own - offset) / kStream - item.first_tile);  // 0 or 1
+        int left = item.heads * (item.tiles - unseen), tile = unseen;
         if (left == 0) {
             for (int i = 0; i < item.heads * item.tiles; ++i) pass_over();
             return release(&bars.x_empty);
         }
-        if (group == 1) pass_over();
-        first_scores(true);
+        if (unseen) pass_over();
+        first_scores(first + tile * kStream - own);
         while (true) {
             const int stage = at.stage;
             pack_operand<T, kStream>(weights, s);
@@ -238,10 +267,10 @@ struct Consumer {
             if (--left == 0) break;
             at.advance();
             if (++tile == item.tiles) {
-                tile = group;
-                if (group == 1) pass_over();
+                tile = unseen;
+                if (unseen) pass_over();
             }
-            next_scores(stage, tile == group);
+            next_scores(stage, first + tile * kStream - own);
         }
         release(&bars.x_empty);
         last_gradient();
@@ -263,21 +292,32 @@ struct Consumer {
 
     // dq of an item. The first warpgroup may see a tile less than the second.
     __device__ __forceinline__ void queries(const Item& item) {
-        const int diagonal = item.first_row / kStream + group, mine = min(item.tiles, diagonal + 1);
+        own = int(shape.offset()) + item.first_row + group * kGroupRows;
+        const int end = (min(own + kGroupRows, int(shape.Tk)) + kStream - 1) / kStream, first = item.first_tile;
+        const int mine = max(1, min(item.tiles, end - first));
         load_queries();
         release(&bars.x_empty);
-        first_scores(diagonal == 0);
+        first_scores(first * kStream - own);
         for (int tile = 1; tile < mine; ++tile) {
             const int stage = at.stage;
             score_gradients();
             at.advance();
-            next_scores(stage, tile == diagonal);
+            next_scores(stage, (first + tile) * kStream - own);
         }
         score_gradients();
         last_gradient();
         for (int tile = mine; tile < item.tiles; ++tile) pass_over();
     }
 
+    // As store(), but adds to fp32.
+    __device__ __forceinline__ void add(void* out, int64_t at_row, int64_t row_stride, int count,
+                                        const float (&grad)[D / 2], float factor) {
+        float acc[D / 8][4];
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) acc[i / 4][i % 4] = grad[i];
+        add_rows<D>(static_cast<float*>(out) + at_row + warp_row() * row_stride, row_stride, count - warp_row(), acc,
+                    factor);
+    }
     // Rows of the warp, `count` of the warpgroup's 64 exist
     __device__ __forceinline__ void store(void* out, int64_t at_row, int64_t row_stride, int count,
                                           const float (&grad)[D / 2], float factor) {
@@ -304,10 +344,15 @@ struct Consumer {
         ptx::forget(again);
         const AttentionShape& shape = a.shape;
         const Item item = item_of<kForKeys>(shape, order, item_in(order, int(again)));
-        const int first = item.first_row + group * kGroupRows, count = int(shape.Tq) - first;
+        const int first = item.first_row + group * kGroupRows, count = int(kForKeys ? shape.Tk : shape.Tq) - first;
         const int64_t column = int64_t(item.x_head) * D;
         if constexpr (kForKeys) {
             const int64_t to = item.batch * shape.kv_batch + int64_t(first) * shape.kv_row + column;
+            if (a.sum_dkv) {
+                add(a.dk, to, shape.kv_row, count, grad1, shape.scale);
+                add(a.dv, to, shape.kv_row, count, grad2, 1.0f);
+                return;
+            }
             store(a.dk, to, shape.kv_row, count, grad1, shape.scale);
             store(a.dv, to, shape.kv_row, count, grad2, 1.0f);
         } else {
@@ -324,6 +369,7 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < (kForKeys ? D / 2 : 2); ++i) grad2[i] = 0;
             if constexpr (!kForKeys) load_stats(a, item);
+            batch = item.batch;
             ptx::mbar_wait(&bars.x_full, uint32_t(round & 1));
             if constexpr (kForKeys)
                 keys(item);
@@ -355,7 +401,7 @@ __device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>:
         return;
     }
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    Consumer<T, D, kForKeys>(smem, bars, group - 1, a.shape.scale * kLog2e).run(a, order);
+    Consumer<T, D, kForKeys>(smem, bars, a.shape, group - 1).run(a, order);
 }
 
 // Grids of order.blocks blocks. The bodies exist for sm_90a alone, and with them the static shared memory by which the
@@ -394,17 +440,19 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
         const auto kv_kernel = attention_backward_kv_wgmma_kernel<T, D>;
         const auto q_kernel = attention_backward_q_wgmma_kernel<T, D>;
         if (!compiled_for_sm90a(reinterpret_cast<const void*>(kv_kernel))) return;
-        const auto map = [&](const void* base, int64_t heads, int64_t row, int64_t batch) {
-            return wgmma_map<typename Smem<D>::Panel>(base, D, heads, s.Tq, s.B, row, batch, kStream);
+        const auto map = [&](const void* base, int64_t heads, int64_t T_len, int64_t row, int64_t batch) {
+            return wgmma_map<typename Smem<D>::Panel>(base, D, heads, T_len, s.B, row, batch, kStream);
         };
-        const CUtensorMap q = map(a.q, s.H, s.q_row, s.q_batch), k = map(a.k, s.K, s.kv_row, s.kv_batch),
-                          v = map(a.v, s.K, s.kv_row, s.kv_batch), d_o = map(a.d_o, s.H, s.o_row, s.o_batch);
-        const unsigned tiles = blocks_for(s.Tk, kRows);
+        const CUtensorMap q = map(a.q, s.H, s.Tq, s.q_row, s.q_batch), k = map(a.k, s.K, s.Tk, s.kv_row, s.kv_batch),
+                          v = map(a.v, s.K, s.Tk, s.kv_row, s.kv_batch),
+                          d_o = map(a.d_o, s.H, s.Tq, s.o_row, s.o_batch);
         // Streamed tiles; the start and end of an item take about as long as three.
         const int64_t group = s.H / s.K, bytes = 4 * s.Tq * D;
-        const double step = kRows / kStream, kv_step = step * double(group);
-        const WorkOrder kv_order = work_order({s.B * s.K, 1, tiles, bytes * group, kv_step, 3 + kv_step}),
-                        q_order = work_order({s.B * s.H, group, tiles, bytes, step, 3 + step});
+        const double step = kRows / kStream, kv_step = step * double(group), before = double(s.offset()) / kStream;
+        const WorkOrder kv_order =
+                            work_order({s.B * s.K, 1, blocks_for(s.Tk, kRows), bytes * group, kv_step, 3 + kv_step}),
+                        q_order = work_order(
+                            {s.B * s.H, group, blocks_for(s.Tq, kRows), 4 * s.Tk * D, step, 3 + step + before});
         const auto config = [&](const WorkOrder& order) {
             return LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream);
         };

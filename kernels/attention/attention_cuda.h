@@ -2,12 +2,13 @@
 // Faster CUDA attention for the shapes it covers. Each returns false, having enqueued nothing, where it covers the
 // shape or the device not. The backward pass finds BackwardStats (attention_mma.cuh) in its workspace.
 //
-//                 on                 types       D                  lengths
-//   wgmma         sm_90a             bf16, fp16  64, 80, 96, 128    forward Tq <= Tk, backward Tq = Tk
-//   mma           sm_80 and later    the same    the same           the same
-//   attention.cu  any                all         even, up to 256    the same
+//                 on                 types       D
+//   wgmma         sm_90a             bf16, fp16  64, 80, 96, 128
+//   mma           sm_80 and later    the same    the same
+//   attention.cu  any                all         even, up to 256
 //
-// wgmma and mma: pointers aligned to 16 bytes, strides a multiple of 8 elements. All: any B and T, H a multiple of K.
+// wgmma and mma: pointers aligned to 16 bytes, strides a multiple of 8 elements. All: any B, lengths, places of queries
+// and documents, H a multiple of K.
 
 #include "kernels/attention/attention.h"
 

@@ -43,8 +43,8 @@ __device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned cha
     }
 }
 
-// `first_hidden`: how many keys of the tile the warp's first row sees; each next row sees one more.
-__device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int first_hidden) {
+// `first_hidden`: how many keys of the tile the warp's first row sees; each next row sees one more. `keys` exist.
+__device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int first_hidden, int keys) {
     const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -52,7 +52,25 @@ __device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int first_hidd
         for (int n = 0; n < kN; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                if (8 * n + 2 * pair + e % 2 >= first_hidden + 16 * m + g + 8 * (e / 2)) s[m][n][e] = -INFINITY;
+                if (8 * n + 2 * pair + e % 2 >= min(first_hidden + 16 * m + g + 8 * (e / 2), keys))
+                    s[m][n][e] = -INFINITY;
+}
+
+// Hides what comes before the rows' documents. t: the warp's first row; j0: the tile's first key.
+__device__ __forceinline__ void hide_documents(float (&s)[kM][kN][4], const AttentionShape& shape, int64_t batch, int t,
+                                               int j0) {
+    const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int hidden = first_key(shape, batch, t + 16 * m + g + 8 * h) - j0;
+#pragma unroll
+            for (int n = 0; n < kN; ++n)
+#pragma unroll
+                for (int e = 2 * h; e < 2 * h + 2; ++e)
+                    if (8 * n + 2 * pair + e % 2 < hidden) s[m][n][e] = -INFINITY;
+        }
 }
 
 // s becomes exp2(scale * (s - new maximum)); state and o are rescaled to the new maximum.
@@ -121,7 +139,7 @@ __device__ __forceinline__ void finish(const AttentionForward& a, float (&o)[kM]
             float sum = state.sum[m][h];
             sum += __shfl_xor_sync(kFullWarp, sum, 1);
             sum += __shfl_xor_sync(kFullWarp, sum, 2);
-            inverse[h] = 1.0f / sum;
+            inverse[h] = inverse_of(sum);
             const int t = t0 + row + 16 * m + g + 8 * h;
             if (lane % 4 == 0 && t < s.Tq)
                 a.lse[(batch * s.H + head) * s.Tq + t] = state.top[m][h] * s.scale + logf(sum);
@@ -142,11 +160,13 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     constexpr int kStages = Rows::bytes(kRows), kStage = Rows::bytes(2 * kKeys), kValues = Rows::bytes(kKeys);
     const AttentionShape& s = a.shape;
     const int64_t head = blockIdx.x, batch = blockIdx.y, kv_head = head / (s.H / s.K);
-    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.Tk - s.Tq);
+    const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.offset());
     const int64_t kv_at = batch * s.kv_batch + kv_head * D;
-    const int row = int(threadIdx.x) / 32 * kWarpRows;     // the warp's first
-    const int seen = offset + min(t0 + kRows, int(s.Tq));  // keys that the tile's last query sees
-    const int tiles = (seen + kKeys - 1) / kKeys;
+    const int row = int(threadIdx.x) / 32 * kWarpRows;                     // the warp's first
+    const int seen = min(offset + min(t0 + kRows, int(s.Tq)), int(s.Tk));  // keys that the tile's last query sees
+    const int tiles = (seen + kKeys - 1) / kKeys, first_tile = min(first_key(s, batch, t0) / kKeys, tiles - 1);
+    const int warp_hidden = first_key(s, batch, t0 + row);                       // keys that no row of the warp sees,
+    const int warp_hidden_last = first_key(s, batch, t0 + row + kWarpRows - 1);  // and that not all rows do
 
     const auto fetch = [&](int tile) {
         unsigned char* stage = smem + kStages + tile % 2 * kStage;
@@ -157,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     };
     copy_rows<T, D, kRows>(smem, static_cast<const T*>(a.q) + batch * s.q_batch + int64_t(t0) * s.q_row + head * D,
                            s.q_row, int(s.Tq) - t0, kThreads);
-    fetch(0);
+    fetch(first_tile);
     ptx::cp_async_commit();
 
     float o[kM][D / 8][4] = {};
@@ -165,19 +185,20 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
 #pragma unroll
     for (int m = 0; m < kM; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) state.top[m][h] = -INFINITY, state.sum[m][h] = 0;
-    for (int tile = 0; tile < tiles; ++tile) {
+        for (int h = 0; h < 2; ++h) state.top[m][h] = kNoScore, state.sum[m][h] = 0;
+    for (int tile = first_tile; tile < tiles; ++tile) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
         if (tile + 1 < tiles) fetch(tile + 1);
         ptx::cp_async_commit();
         const int j0 = tile * kKeys;
-        const int warp_first = offset + t0 + row;       // position of the warp's first row
-        if (j0 > warp_first + kWarpRows - 1) continue;  // the warp sees none of it
+        const int warp_first = offset + t0 + row;                                    // position of the warp's first row
+        if (j0 > warp_first + kWarpRows - 1 || j0 + kKeys <= warp_hidden) continue;  // the warp sees none of it
         const int stage = kStages + tile % 2 * kStage;
         float p[kM][kN][4];
         scores<T, D>(p, smem, stage, row);
-        if (j0 + kKeys - 1 > warp_first) apply_mask(p, warp_first + 1 - j0);
+        if (j0 + kKeys - 1 > min(warp_first, int(s.Tk) - 1)) apply_mask(p, warp_first + 1 - j0, int(s.Tk) - j0);
+        if (j0 < warp_hidden_last) hide_documents(p, s, batch, t0 + row, j0);
         online_softmax<D>(p, o, state, s.scale * kLog2e);
         add_values<T, D>(o, p, smem, stage + kValues);
     }

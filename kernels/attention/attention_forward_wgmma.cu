@@ -4,7 +4,7 @@
 // enqueueing products, so that the softmax of one runs under the products of the others. Blocks stay and take one tile
 // of queries after another: the next one's tiles come while this one's output is stored.
 //
-// Covers bf16 and fp16, D of 64, 80, 96 and 128, any Tq <= Tk, any strides of whole 16 bytes.
+// Covers bf16 and fp16, D of 64, 80, 96 and 128, any lengths, any strides of whole 16 bytes.
 #include "kernels/attention/attention_wgmma.cuh"
 
 namespace rz {
@@ -37,16 +37,18 @@ struct Barriers {
     uint64_t q_full, q_empty, k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
 };
 
-// A tile of queries: where it is, and how many tiles of keys its last query sees
+// A tile of queries: where it is, and which tiles of keys some of its queries see, at least one
 struct Queries {
-    int head, batch, t0, tiles;
+    int head, batch, t0, first_tile, tiles;
 };
 template <int D>
 __device__ __forceinline__ Queries queries_of(const AttentionShape& s, const WorkOrder& order, int item) {
     constexpr int kRows = Config<D>::kRows;
     const WorkItem w = order.at(item);
     const int H = int(s.H), Tq = int(s.Tq), t0 = (order.tiles - 1 - w.rank) * kRows, batch = w.head / H;
-    return {w.head - batch * H, batch, t0, (int(s.Tk) - Tq + min(t0 + kRows, Tq) + kKeys - 1) / kKeys};
+    const int end = (min(int(s.offset()) + min(t0 + kRows, Tq), int(s.Tk)) + kKeys - 1) / kKeys;
+    const int first_tile = min(first_key(s, batch, t0) / kKeys, end - 1);
+    return {w.head - batch * H, batch, t0, first_tile, end - first_tile};
 }
 
 // One thread. For each item its queries, when all warpgroups have left the last ones; keys and values of every tile,
@@ -65,7 +67,7 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
             ptx::mbar_wait(&bars.k_empty[at.stage], at.parity ^ 1);
             ptx::mbar_arrive_expect_tx(&bars.k_full[at.stage], C::kKTile);
             load_panels<WidePanels<D>>(smem + C::kK + at.stage * C::kKTile, kKeys, k, &bars.k_full[at.stage], kv_head,
-                                       tile * kKeys, item.batch);
+                                       (item.first_tile + tile) * kKeys, item.batch);
             if (tile == 0) {
                 ptx::mbar_wait(&bars.q_empty, uint32_t(round & 1) ^ 1);
                 ptx::mbar_arrive_expect_tx(&bars.q_full, C::kQTile);
@@ -74,7 +76,7 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
             ptx::mbar_wait(&bars.v_empty[at.stage], at.parity ^ 1);
             ptx::mbar_arrive_expect_tx(&bars.v_full[at.stage], C::kVTile);
             load_panels<SummedPanels<D>>(smem + C::kV + at.stage * C::kVTile, kKeys, v, &bars.v_full[at.stage], kv_head,
-                                         tile * kKeys, item.batch);
+                                         (item.first_tile + tile) * kKeys, item.batch);
         }
     }
 }
@@ -85,18 +87,22 @@ struct Consumer {
     using C = Config<D>;
     unsigned char* smem;
     Barriers<C::kStages>& bars;
+    const AttentionShape& shape;
     int group;    // which warpgroup
     float scale;  // of scores, for exp2
     Cursor<C::kStages> at = {};
-    int warp_first = 0;  // position of the warp's first row
+    int batch = 0;
+    int warp_first = 0;      // place of the warp's first row, counted from key 0
+    int warp_documents = 0;  // from this key on documents hide none from the warp
     float s[kKeys / 2];
     uint32_t p[kKeys / 16][4];
     float o[D / 2];
     float top[2], sum[2];  // of rows g and g + 8: the exponentials' base; this lane's share
     float shrink[2];       // what sum and o are to be multiplied by, since the base moved
 
-    __device__ __forceinline__ Consumer(unsigned char* smem, Barriers<C::kStages>& bars, int group, float scale)
-        : smem(smem), bars(bars), group(group), scale(scale) {}
+    __device__ __forceinline__ Consumer(unsigned char* smem, Barriers<C::kStages>& bars, const AttentionShape& shape,
+                                        int group)
+        : smem(smem), bars(bars), shape(shape), group(group), scale(shape.scale * kLog2e) {}
 
     __device__ __forceinline__ void start_scores(int stage) {
         using P = WidePanels<D>;
@@ -115,14 +121,27 @@ struct Consumer {
 
     __device__ __forceinline__ void mask(int j0) {
         const int lane = int(threadIdx.x) % 32, sees = warp_first + lane / 4 - j0 - 2 * (lane % 4);
+        const int last = int(shape.Tk) - 1 - j0 - 2 * (lane % 4);
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i)
-            if (i / 4 * 8 + i % 2 > sees + i % 4 / 2 * 8) s[i] = -INFINITY;
+            if (i / 4 * 8 + i % 2 > min(sees + i % 4 / 2 * 8, last)) s[i] = -INFINITY;
+    }
+    // Hides what comes before the rows' documents.
+    __device__ __forceinline__ void hide_documents(int j0) {
+        const int lane = int(threadIdx.x) % 32, t = warp_first - int(shape.offset()) + lane / 4;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int hidden = first_key(shape, batch, t + 8 * h) - j0 - 2 * (lane % 4);
+#pragma unroll
+            for (int i = 0; i < kKeys / 2; ++i)
+                if (i % 4 / 2 == h && i / 4 * 8 + i % 2 < hidden) s[i] = -INFINITY;
+        }
     }
 
     // s becomes exp2(scale * (s - base)). Two chains for each row's maximum and sum.
     __device__ __forceinline__ void softmax(int j0) {
-        if (j0 + kKeys - 1 > warp_first) mask(j0);
+        if (j0 + kKeys - 1 > min(warp_first, int(shape.Tk) - 1)) mask(j0);
+        if (j0 < warp_documents) hide_documents(j0);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float most = s[2 * h], odd = s[2 * h + 1];
@@ -154,15 +173,15 @@ struct Consumer {
         for (int i = 0; i < D / 2; ++i) o[i] *= shrink[i % 4 / 2];
     }
 
-    // The queries' first `mine` tiles of keys. A turn for every tile but the first.
-    __device__ __forceinline__ void attend(int mine) {
+    // The queries' first `mine` tiles of keys, from first_tile on. A turn for every tile but the first.
+    __device__ __forceinline__ void attend(int first_tile, int mine) {
         ptx::mbar_wait(&bars.k_full[at.stage], at.parity);
         start_scores(at.stage);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(s);
         release(&bars.k_empty[at.stage]);
         if (mine == 1) release(&bars.q_empty);
-        softmax(0);
+        softmax(first_tile * kKeys);
         pack_operand<T, kKeys>(p, s);
         ptx::mbar_wait(&bars.v_full[at.stage], at.parity);
         for (int tile = 1; tile < mine; ++tile) {
@@ -177,7 +196,7 @@ struct Consumer {
             ptx::wgmma_pin(s);
             release(&bars.k_empty[at.stage]);
             if (tile == mine - 1) release(&bars.q_empty);
-            softmax(tile * kKeys);
+            softmax((first_tile + tile) * kKeys);
             // Here rather than at their use: the assembler would put the wait for the output, which follows, in front
             // of the softmax.
             ptx::mbar_wait(&bars.v_full[at.stage], once_known(sum[0] + sum[1], at.parity));
@@ -215,7 +234,7 @@ struct Consumer {
             float total = sum[h];
             total += __shfl_xor_sync(kFullWarp, total, 1);
             total += __shfl_xor_sync(kFullWarp, total, 2);
-            inverse[h] = 1.0f / total;
+            inverse[h] = inverse_of(total);
             const int t = item.t0 + warp_row + lane / 4 + 8 * h;
             if (lane % 4 == 0 && t < shape.Tq)
                 a.lse[(item.batch * shape.H + item.head) * shape.Tq + t] = top[h] * shape.scale + logf(total);
@@ -227,21 +246,25 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run(const AttentionForward& a, const WorkOrder& order) {
-        const int Tq = int(a.shape.Tq), offset = int(a.shape.Tk) - Tq;
+        const int Tq = int(a.shape.Tq), Tk = int(a.shape.Tk), offset = int(a.shape.offset());
         if (group == C::kGroups - 1) pass_turn();
         for (int round = 0; item_in(order, round) < order.items(); ++round) {
             const Queries item = queries_of<D>(a.shape, order, item_in(order, round));
             const int row = item.t0 + group * kGroupRows, first = offset + row;
             // The first warpgroups may see fewer tiles than the last; rows beyond the end need none.
-            const int mine = row < Tq ? min(item.tiles, (first + kGroupRows + kKeys - 1) / kKeys) : 0;
+            const int end = (min(first + kGroupRows, Tk) + kKeys - 1) / kKeys;
+            const int mine = row < Tq ? max(1, min(item.tiles, end - item.first_tile)) : 0;
             ptx::mbar_wait(&bars.q_full, uint32_t(round & 1));
             if (mine > 0) {
-                warp_first = first + int(threadIdx.x) / 32 % 4 * 16;
+                const int warp_row = int(threadIdx.x) / 32 % 4 * 16;
+                batch = item.batch;
+                warp_first = first + warp_row;
+                warp_documents = first_key(a.shape, batch, row + warp_row + 15);
 #pragma unroll
                 for (int i = 0; i < D / 2; ++i) o[i] = 0;
 #pragma unroll
-                for (int h = 0; h < 2; ++h) top[h] = -INFINITY, sum[h] = 0;
-                attend(mine);
+                for (int h = 0; h < 2; ++h) top[h] = kNoScore, sum[h] = 0;
+                attend(item.first_tile, mine);
             } else {
                 release(&bars.q_empty);
             }
@@ -281,7 +304,7 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
         return;
     }
     ptx::setmaxnreg_inc<C::kConsumerRegisters>();
-    Consumer<T, D>(smem, bars, group - 1, a.shape.scale * kLog2e).run(a, order);
+    Consumer<T, D>(smem, bars, a.shape, group - 1).run(a, order);
 #endif
 }
 
@@ -297,7 +320,7 @@ bool attention_forward_wgmma(const AttentionForward& a, CudaStream stream) {
         if (!compiled_for_sm90a(reinterpret_cast<const void*>(kernel))) return;
         // Tiles of 128 keys; the start and end of an item take about as long as one of them.
         const WorkOrder order = work_order({s.B * s.H, s.H / s.K, blocks_for(s.Tq, C::kRows), 4 * s.Tk * D,
-                                            double(C::kRows) / kKeys, 2 + double(s.Tk - s.Tq) / kKeys});
+                                            double(C::kRows) / kKeys, 2 + double(s.offset()) / kKeys});
         launch(kernel, LaunchConfig(dim3(unsigned(order.blocks)), dim3(C::kThreads), C::kBytes, stream), a, order,
                wgmma_map<WidePanels<D>>(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch, C::kRows),
                wgmma_map<WidePanels<D>>(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys),

@@ -22,6 +22,33 @@ struct BackwardStats {
     __device__ __forceinline__ int64_t row(int64_t head, int64_t t) const { return head * T_padded + t; }
 };
 
+// What a running maximum starts with: below every score, and finite, so that a row that has seen no key yet, and then a
+// tile of hidden ones, still has a difference of maxima. Times any scale up to 128 it stays finite.
+constexpr float kNoScore = -0x1p120f;
+
+// The first key that query t of a batch row sees, counted from key 0 and at least 0; t may lie beyond the last query.
+__device__ __forceinline__ int first_key(const AttentionShape& s, int64_t batch, int t) {
+    if (s.first_key == nullptr) return 0;
+    return max(0, int(s.first_key[batch * s.first_key_batch + min(t, int(s.Tq) - 1)] - s.k_at));
+}
+// How many queries see key `last` or an earlier one as far as documents go: those behind them start their documents
+// later. All, where no mask is.
+__device__ __forceinline__ int queries_before(const AttentionShape& s, int64_t batch, int last) {
+    if (s.first_key == nullptr) return int(s.Tq);
+    int some = 0, none = int(s.Tq);  // every query before `some` does, none from `none` on
+    while (some < none) {
+        const int middle = some + (none - some) / 2;
+        if (first_key(s, batch, middle) <= last)
+            some = middle + 1;
+        else
+            none = middle;
+    }
+    return some;
+}
+
+// A row's sum of exponentials as a factor of its output; 0 for a row that sees no key.
+__device__ __forceinline__ float inverse_of(float sum) { return sum == 0 ? 0.0f : 1.0f / sum; }
+
 // Rows of D elements in 16-byte chunks, placed so that the eight rows that ldmatrix reads at one chunk lie in different
 // banks: by an XOR where a row is a multiple of 128 bytes, else by an odd number of chunks per row.
 template <int D>
@@ -138,6 +165,23 @@ __device__ __forceinline__ void accumulators_to_tile(unsigned char* tile, int ro
     }
 }
 
+// A warp adds its accumulators times `scale` to 16 rows of fp32, of which `count` exist.
+template <int D>
+__device__ __forceinline__ void add_rows(float* out, int64_t row_stride, int count, const float (&acc)[D / 8][4],
+                                         float scale) {
+    const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (g + 8 * h >= count) continue;
+        float* row = out + (g + 8 * h) * row_stride + 2 * pair;
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+            row[8 * n] += acc[n][2 * h] * scale;
+            row[8 * n + 1] += acc[n][2 * h + 1] * scale;
+        }
+    }
+}
+
 // A warp stores kRows of its rows of a tile, of which `count` exist.
 template <class T, int D, int kRows>
 __device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int count, const unsigned char* tile,
@@ -159,7 +203,7 @@ __device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int 
 template <class... P>
 bool mma_covers(const AttentionShape& s, const P*... pointers) {
     if (s.dtype == DType::f32 || (s.D != 64 && s.D != 80 && s.D != 96 && s.D != 128)) return false;
-    if (!aligned_to(16, pointers...) || s.Tk > 0x7fffff00) return false;
+    if (!aligned_to(16, pointers...) || s.Tk > 0x7fffff00 || s.offset() + s.Tq > 0x7fffff00) return false;
     return ((s.q_row | s.q_batch | s.kv_row | s.kv_batch | s.o_row | s.o_batch) & 7) == 0;
 }
 

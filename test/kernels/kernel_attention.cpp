@@ -11,11 +11,17 @@ struct Case {
     DType dtype;
     bool packed = false;  // q, k and v side by side in one row
     bool large = false;
+    int64_t ahead = 0;                    // by how many positions the last query comes behind the last key
+    std::vector<int64_t> documents = {};  // of each row, from position 0 on: their lengths, but the last one's
+    bool sum = false;                     // dk and dv are fp32 and added to
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-    return out << "B" << c.B << "_T" << c.Tq << "of" << c.Tk << "_H" << c.H << "over" << c.K << "_D" << c.D << "_"
-               << name_of(c.dtype) << (c.packed ? "_packed" : "");
+    out << "B" << c.B << "_T" << c.Tq << "of" << c.Tk << "_H" << c.H << "over" << c.K << "_D" << c.D << "_"
+        << name_of(c.dtype) << (c.packed ? "_packed" : "");
+    if (c.ahead) out << "_ahead" << c.ahead;
+    for (const int64_t n : c.documents) out << "_" << n;
+    return out << (c.sum ? "_sum" : "");
 }
 
 AttentionShape shape_of(const Case& c) {
@@ -28,7 +34,23 @@ AttentionShape shape_of(const Case& c) {
     s.q_batch = s.q_row * c.Tq, s.kv_batch = s.kv_row * c.Tk, s.o_batch = s.o_row * c.Tq;
     s.scale = 1 / std::sqrt(float(c.D));
     s.dtype = c.dtype;
+    if (c.ahead > 0) s.k_at = 1000, s.q_at = s.k_at + c.Tk - c.Tq + c.ahead;
     return s;
+}
+
+// Where the documents of the queries start, moved by one position from batch row to batch row
+void place_documents(KernelRun& run, const Case& c, AttentionShape& s) {
+    if (c.documents.empty()) return;
+    std::vector<int32_t> first;
+    for (int64_t b = 0; b < c.B; ++b)
+        for (int64_t t = 0; t < c.Tq; ++t) {
+            int64_t start = 0, end = 0;
+            for (const int64_t n : c.documents)
+                if ((end += n) + b <= s.offset() + t) start = end + b;
+            first.push_back(int32_t(s.k_at + start));
+        }
+    s.first_key = run.input<int32_t>(first);
+    s.first_key_batch = c.Tq;
 }
 
 // q, k and v, or where their gradients go: three tensors, or the parts of one
@@ -55,7 +77,8 @@ Qkv inputs(KernelRun& run, const Case& c, const AttentionShape& s) {
 }
 
 void forward(KernelRun& run, const Case& c) {
-    const AttentionShape s = shape_of(c);
+    AttentionShape s = shape_of(c);
+    place_documents(run, c, s);
     const Qkv in = inputs(run, c, s);
     AttentionForward a;
     a.o = run.output("o", c.B * s.o_batch, c.dtype);
@@ -109,16 +132,18 @@ TEST_P(Attention, ForwardWithoutWgmma) {
 // the largest of many.
 void Attention::check_backward() {
     const Case c = GetParam();
-    if (c.Tq != c.Tk) GTEST_SKIP() << "only whole sequences have gradients";
     const AttentionShape s = shape_of(c);
+    const DType kv = c.sum ? DType::f32 : c.dtype;
     // o and lse come from the CPU, so that both sides start from the same bits
     const auto before = run_on(Device{DeviceKind::cpu, 0}, [&](KernelRun& run) { forward(run, c); });
     const Data o{c.dtype, before.at("o").bytes}, lse{DType::f32, before.at("lse").bytes},
         d_o = normal(c.B * s.o_batch, c.dtype, 9);
     const auto op = [&](KernelRun& run) {
         const Qkv in = inputs(run, c, s);
-        const Qkv grad = place(
-            c, s, [&](const char* name, int64_t n) { return run.output<char>(std::string("d") + name, n, c.dtype); });
+        const Qkv grad = place(c, s, [&](const char* name, int64_t n) {
+            if (c.sum && name[0] != 'q') return run.inout<char>(std::string("d") + name, normal(n, DType::f32, 11));
+            return run.output<char>(std::string("d") + name, n, c.dtype);
+        });
         AttentionBackward a;
         a.dq = grad.q, a.dk = grad.k, a.dv = grad.v;
         a.q = in.q, a.k = in.k, a.v = in.v;
@@ -127,14 +152,15 @@ void Attention::check_backward() {
         a.lse = run.input<float>(lse);
         a.workspace = run.scratch(attention_backward_workspace(s));
         a.shape = s;
+        a.sum_dkv = c.sum;
+        place_documents(run, c, a.shape);
         attention_backward(run.stream(), a);
     };
     const double small = std::ldexp(1.0, -17) * double(8 * c.H / c.K);
     const double column = c.dtype == DType::f32 ? 0 : 3 * rounding() * 8 * double(c.H / c.K);
     const double row = c.dtype == DType::f32 ? 0 : 3 * rounding();
-    std::map<std::string, Tolerance> tolerances = {{"dq", {ulp(c.dtype), small + row}},
-                                                   {"dk", {ulp(c.dtype), small + column}},
-                                                   {"dv", {ulp(c.dtype), small + column}}};
+    std::map<std::string, Tolerance> tolerances = {
+        {"dq", {ulp(c.dtype), small + row}}, {"dk", {ulp(kv), small + column}}, {"dv", {ulp(kv), small + column}}};
     if (c.packed) tolerances = {{"dqkv", {ulp(c.dtype), small + column}}};
     compare_on_devices(op, tolerances);
 }
@@ -171,6 +197,68 @@ INSTANTIATE_TEST_SUITE_P(TensorCore, Attention,
                                          Case{1, 300, 500, 5, 1, 96, b16},
                                          Case{1, 1000, 1000, 9, 3, 64, b16, true, true},
                                          Case{2, 1000, 1000, 4, 2, 128, b16, true, true}));
+
+// Documents, queries that are a part of the sequence, keys that end before the queries, and gradients that are added up
+const std::vector<int64_t> kSome = {1, 70, 133}, kFew = {20, 5};
+INSTANTIATE_TEST_SUITE_P(FmaRanges, Attention,
+                         testing::Values(Case{2, 75, 75, 2, 1, 16, f32, false, false, 0, kFew},
+                                         Case{1, 40, 90, 4, 2, 34, f32, false, false, 0, kFew, true},
+                                         Case{1, 30, 64, 2, 2, 64, f32, false, false, 66, {}, true},
+                                         Case{2, 20, 45, 2, 1, 80, b16, false, false, 7, {30, 20}, true},
+                                         Case{1, 50, 50, 2, 1, 130, b16, true, false, 0, kFew}));
+INSTANTIATE_TEST_SUITE_P(TensorCoreRanges, Attention,
+                         testing::Values(Case{2, 215, 215, 4, 2, 64, b16, true, false, 0, kSome},
+                                         Case{1, 290, 290, 2, 1, 128, b16, false, false, 0, {128, 64, 3}},
+                                         Case{1, 100, 300, 2, 1, 64, b16, false, false, 0, {}, true},
+                                         Case{1, 70, 333, 2, 2, 96, h16, false, false, 0, kSome, true},
+                                         Case{1, 128, 128, 2, 1, 64, b16, false, false, 128, {}, true},
+                                         Case{1, 90, 130, 1, 1, 80, b16, false, false, 50, {100, 60}, true},
+                                         Case{1, 64, 256, 2, 1, 128, b16, false, false, 0, {200}, false},
+                                         // The second document's queries see no key of the call.
+                                         Case{1, 130, 140, 2, 1, 128, b16, false, false, 80, {150}, true}));
+
+// Tiles that lie in another document altogether are not computed: rows of NaN in them change nothing.
+TEST_P(Attention, HiddenTilesAreNotRead) {
+    Case c = GetParam();
+    if (c.documents.empty() || c.Tq != c.Tk || c.packed) GTEST_SKIP() << "two long documents, below";
+    std::string why;
+    if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
+    c.Tq = c.Tk = 1024, c.B = 1, c.documents = {512}, c.H = 2, c.K = 1;
+    const int64_t poisoned =
+        128;  // rows of the first document's middle, and of the second's: whole tiles of any kernel
+    // Queries of the second document alone
+    const auto op = [&](KernelRun& run) {
+        c.Tq = 512;
+        AttentionShape s = shape_of(c);
+        place_documents(run, c, s);
+        const auto poison = [&](int64_t seed) {
+            Data d = normal(1024 * c.K * c.D, c.dtype, uint64_t(seed));
+            for (int64_t i = poisoned * c.K * c.D; i < (512 - poisoned) * c.K * c.D; ++i) d.set(i, NAN);
+            return run.input(d);
+        };
+        const int64_t n = 512 * c.H * c.D;
+        const void *q = run.input(normal(n, c.dtype, 1)), *k = poison(2), *v = poison(3);
+        void* o = run.output("o", n, c.dtype);
+        float* lse = run.output<float>("lse", c.H * 512, DType::f32);
+        attention_forward(run.stream(), {.o = o, .lse = lse, .q = q, .k = k, .v = v, .shape = s});
+        attention_backward(run.stream(), {.dq = run.output("dq", n, c.dtype),
+                                          .dk = run.output("dk", 1024 * c.K * c.D, c.dtype),
+                                          .dv = run.output("dv", 1024 * c.K * c.D, c.dtype),
+                                          .d_o = run.input(normal(n, c.dtype, 4)),
+                                          .q = q,
+                                          .k = k,
+                                          .v = v,
+                                          .o = o,
+                                          .lse = lse,
+                                          .workspace = run.scratch(attention_backward_workspace(s)),
+                                          .shape = s});
+    };
+    for (const bool mma : {false, true}) {
+        if (mma) attention_path() = AttentionPath::mma;
+        for (const auto& [name, result] : run_on(Device{DeviceKind::cuda, 0}, op))
+            for (const double x : result.values) ASSERT_FALSE(std::isnan(x)) << name;
+    }
+}
 
 }  // namespace
 }  // namespace rz::test

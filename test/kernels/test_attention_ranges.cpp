@@ -1,0 +1,367 @@
+// Attention with key ranges on the CPU: chunks of queries, chunks of keys, documents packed into one row. Against a
+// dense attention in double that writes out the T x T matrix and its mask, and against the whole call, to the bit.
+
+#include <algorithm>
+
+#include "test/kernels/double_ops.h"
+
+namespace rz::test {
+namespace {
+
+class AttentionRanges : public testing::TestWithParam<SimdLevel> {
+    AtSimdLevel level_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Simd, AttentionRanges, testing::ValuesIn(simd_levels()),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+// Documents of these lengths, one after the other, in every batch row
+std::vector<int32_t> starts(const std::vector<int64_t>& lengths, int64_t B) {
+    std::vector<int32_t> row, all;
+    for (const int64_t n : lengths) row.insert(row.end(), size_t(n), int32_t(row.size()));
+    for (int64_t b = 0; b < B; ++b) all.insert(all.end(), row.begin(), row.end());
+    return all;
+}
+
+// Dense q, k, v and d_o of whole sequences, and the results of attention over them
+struct Sequences {
+    int64_t B, T, H, K, D;
+    std::vector<int32_t> first_key;  // (B, T), or none
+    DType dtype = DType::f32;
+    Tensor q{random_tensor(B * T * H * D, dtype, 1)}, k{random_tensor(B * T * K * D, dtype, 2)},
+        v{random_tensor(B * T * K * D, dtype, 3)}, d_o{random_tensor(B * T * H * D, dtype, 4)};
+
+    AttentionShape shape() const {
+        return {.B = B,
+                .Tq = T,
+                .Tk = T,
+                .H = H,
+                .K = K,
+                .D = D,
+                .q_row = H * D,
+                .q_batch = T * H * D,
+                .kv_row = K * D,
+                .kv_batch = T * K * D,
+                .o_row = H * D,
+                .o_batch = T * H * D,
+                .scale = float(1 / std::sqrt(double(D))),
+                .dtype = dtype,
+                .first_key = first_key.empty() ? nullptr : first_key.data(),
+                .first_key_batch = first_key.empty() ? 0 : T};
+    }
+    // Queries [q0, q0 + Tq) against keys [k0, k0 + Tk)
+    AttentionShape part(int64_t q0, int64_t Tq, int64_t k0, int64_t Tk) const {
+        AttentionShape s = shape();
+        s.Tq = Tq, s.Tk = Tk, s.q_at = q0, s.k_at = k0;
+        if (s.first_key) s.first_key += q0;
+        return s;
+    }
+    char* at(const Tensor& x, int64_t t, int64_t heads) const {
+        return x.as<char>() + t * heads * D * size_of(x.dtype());
+    }
+};
+
+struct Outputs {
+    Tensor o, lse, dq, dk, dv;
+    using Fill = std::function<void(Outputs&)>;
+    Outputs(const Sequences& s, DType kv, const Fill& fill = {})
+        : o(s.B * s.T * s.H * s.D, s.dtype),
+          lse(s.B * s.H * s.T, DType::f32),
+          dq(s.B * s.T * s.H * s.D, s.dtype),
+          dk(Doubles(size_t(s.B * s.T * s.K * s.D), 0), kv),
+          dv(Doubles(size_t(s.B * s.T * s.K * s.D), 0), kv) {
+        if (fill) fill(*this);
+    }
+};
+
+void forward(const Sequences& s, const AttentionShape& part, int64_t q0, int64_t k0, Outputs& out, float* lse) {
+    attention_forward_cpu({.o = s.at(out.o, q0, s.H),
+                           .lse = lse,
+                           .q = s.at(s.q, q0, s.H),
+                           .k = s.at(s.k, k0, s.K),
+                           .v = s.at(s.v, k0, s.K),
+                           .shape = part});
+}
+void backward(const Sequences& s, const AttentionShape& part, int64_t q0, int64_t k0, Outputs& out, const float* lse,
+              bool sum) {
+    const Tensor workspace(attention_backward_workspace(part) / 4, DType::f32);
+    attention_backward_cpu({.dq = s.at(out.dq, q0, s.H),
+                            .dk = s.at(out.dk, k0, s.K),
+                            .dv = s.at(out.dv, k0, s.K),
+                            .d_o = s.at(s.d_o, q0, s.H),
+                            .q = s.at(s.q, q0, s.H),
+                            .k = s.at(s.k, k0, s.K),
+                            .v = s.at(s.v, k0, s.K),
+                            .o = s.at(out.o, q0, s.H),
+                            .lse = lse,
+                            .workspace = workspace.data(),
+                            .shape = part,
+                            .sum_dkv = sum});
+}
+
+Outputs whole(const Sequences& s) {
+    return Outputs(s, s.dtype, [&](Outputs& out) {
+        forward(s, s.shape(), 0, 0, out, out.lse.as<float>());
+        backward(s, s.shape(), 0, 0, out, out.lse.as<float>(), false);
+    });
+}
+
+// All chunks of queries in order, each against the keys up to its end: what the ranks of a zigzag together compute.
+Outputs in_chunks(const Sequences& s, int64_t chunk) {
+    return Outputs(s, DType::f32, [&](Outputs& out) {
+        for (int64_t q0 = 0; q0 < s.T; q0 += chunk) {
+            const int64_t n = std::min(chunk, s.T - q0);
+            const AttentionShape part = s.part(q0, n, 0, q0 + n);
+            const Tensor lse(s.B * s.H * n, DType::f32);
+            forward(s, part, q0, 0, out, lse.as<float>());
+            backward(s, part, q0, 0, out, lse.as<float>(), true);
+            for (int64_t row = 0; row < s.B * s.H; ++row)
+                std::copy_n(lse.as<float>() + row * n, n, out.lse.as<float>() + row * s.T + q0);
+        }
+    });
+}
+
+std::string bits_of(const Doubles& values, DType dtype) { return Tensor(values, dtype).bits(); }
+
+// dk and dv of a key are one chain over the heads of its group and their queries; with one head, chunks in order make
+// the same chain.
+TEST_P(AttentionRanges, ChunksOfQueriesGiveTheBitsOfTheWholeCall) {
+    for (DType dtype : kTypes)
+        for (const int64_t chunk : {2, 38, 57, 100})
+            for (const bool documents : {false, true}) {
+                const auto first = documents ? starts({1, 60, 130, 37}, 1) : std::vector<int32_t>{};
+                SCOPED_TRACE(format("chunks of %ld, %s", long(chunk), name_of(dtype)));
+                const Sequences one_head{1, 228, 1, 1, 16, first, dtype}, group{1, 228, 3, 1, 16, first, dtype};
+                for (const Sequences* s : {&one_head, &group}) {
+                    const Outputs want = whole(*s), got = in_chunks(*s, chunk);
+                    EXPECT_EQ(got.o.bits(), want.o.bits());
+                    EXPECT_EQ(got.lse.bits(), want.lse.bits());
+                    EXPECT_EQ(got.dq.bits(), want.dq.bits());
+                    const bool pairs = dtype == DType::bf16 && chunk % 2;  // two queries to a word: 57 parts them
+                    if (s == &one_head && !pairs) {
+                        EXPECT_EQ(bits_of(got.dk.values(), dtype), want.dk.bits());
+                        EXPECT_EQ(bits_of(got.dv.values(), dtype), want.dv.bits());
+                    }
+                }
+            }
+}
+
+// Attention written out in double: scores of all pairs, the mask, the softmax, and its derivative. `magnitude` of each
+// result is the sum of its terms' absolute values: the scale of rounding errors.
+struct Dense {
+    const Sequences& s;
+    Doubles q = s.q.values(), k = s.k.values(), v = s.v.values(), d_o = s.d_o.values();
+    Doubles o = Doubles(q.size()), lse = Doubles(size_t(s.B * s.H * s.T)), dq = o, dk = Doubles(k.size()), dv = dk;
+    Doubles o_scale = o, dq_scale = o, dk_scale = dk, dv_scale = dk;
+
+    size_t row(int64_t b, int64_t t, int64_t head, int64_t heads) const {
+        return size_t(((b * s.T + t) * heads + head) * s.D);
+    }
+    static double dot(const double* a, const double* b, int64_t n, bool magnitude = false) {
+        double sum = 0;
+        for (int64_t i = 0; i < n; ++i) sum += magnitude ? std::abs(a[i] * b[i]) : a[i] * b[i];
+        return sum;
+    }
+    explicit Dense(const Sequences& sequences) : s(sequences) {
+        for (int64_t b = 0; b < s.B; ++b)
+            for (int64_t h = 0; h < s.H; ++h)
+                for (int64_t t = 0; t < s.T; ++t) one_query(b, h, t);
+    }
+    void one_query(int64_t b, int64_t h, int64_t t) {
+        const int64_t kv = h / (s.H / s.K), D = s.D;
+        const double scale = 1 / std::sqrt(double(D));
+        const int64_t start = s.first_key.empty() ? 0 : s.first_key[size_t(b * s.T + t)];
+        const size_t at = row(b, t, h, s.H);
+        Doubles p(size_t(s.T), 0);
+        double max = -1e300, sum = 0;
+        for (int64_t j = 0; j < s.T; ++j) {
+            const bool seen = j <= t && j >= start;
+            p[size_t(j)] = seen ? scale * dot(&q[at], &k[row(b, j, kv, s.K)], D) : -INFINITY;
+            max = std::max(max, p[size_t(j)]);
+        }
+        for (double& x : p) sum += x = std::exp(x - max);
+        for (double& x : p) x /= sum;
+        lse[size_t((b * s.H + h) * s.T + t)] = max + std::log(sum);
+        for (int64_t j = 0; j < s.T; ++j)
+            for (int64_t d = 0; d < D; ++d) {
+                o[at + size_t(d)] += p[size_t(j)] * v[row(b, j, kv, s.K) + size_t(d)];
+                o_scale[at + size_t(d)] += p[size_t(j)] * std::abs(v[row(b, j, kv, s.K) + size_t(d)]);
+            }
+        const double delta = dot(&d_o[at], &o[at], D), delta_scale = dot(&d_o[at], &o[at], D, true);
+        for (int64_t j = 0; j < s.T; ++j) {
+            const size_t key = row(b, j, kv, s.K);
+            const double ds = p[size_t(j)] * (dot(&d_o[at], &v[key], D) - delta) * scale;
+            const double ds_scale = p[size_t(j)] * (dot(&d_o[at], &v[key], D, true) + delta_scale) * scale;
+            for (size_t d = 0; d < size_t(D); ++d) {
+                dq[at + d] += ds * k[key + d], dq_scale[at + d] += ds_scale * std::abs(k[key + d]);
+                dk[key + d] += ds * q[at + d], dk_scale[key + d] += ds_scale * std::abs(q[at + d]);
+                dv[key + d] += p[size_t(j)] * d_o[at + d];
+                dv_scale[key + d] += p[size_t(j)] * std::abs(d_o[at + d]);
+            }
+        }
+    }
+};
+
+void expect_dense(const Sequences& s, const Outputs& got, DType kv) {
+    const Dense want(s);
+    // As test_gradients.cpp: a score sums D products, a result T terms; p, then dp - delta, then ds round to dtype.
+    const double fp32 = (double(s.D) + double(s.T) + 32) * 0x1p-24;
+    const double inner = fp32 + (s.dtype == DType::f32 ? 0 : 1.01 * rounding(s.dtype));
+    const auto close = [&](const char* name, const Tensor& x, const Doubles& y, const Doubles& scale, double errors) {
+        expect_close(name, x.values(), y,
+                     [&](size_t i) { return errors * inner * scale[i] + rounding_at(x.dtype(), y[i]); });
+    };
+    expect_close("lse", got.lse.values(), want.lse, [&](size_t i) { return fp32 * (1 + std::abs(want.lse[i])); });
+    close("o", got.o, want.o, want.o_scale, 1);
+    close("dq", got.dq, want.dq, want.dq_scale, 3);
+    EXPECT_EQ(got.dk.dtype(), kv);
+    close("dk", got.dk, want.dk, want.dk_scale, 3);
+    close("dv", got.dv, want.dv, want.dv_scale, 3);
+}
+
+TEST_P(AttentionRanges, DocumentsAgreeWithDenseAttentionInDouble) {
+    for (DType dtype : kTypes)
+        for (const auto& lengths :
+             std::vector<std::vector<int64_t>>{{1, 1, 248}, {97, 96, 57}, {112, 112, 26}, {13, 200, 1, 36}}) {
+            const Sequences s{1, 250, 2, 1, 8, starts(lengths, 1), dtype};
+            expect_dense(s, whole(s), dtype);
+            expect_dense(s, in_chunks(s, 50), DType::f32);
+        }
+}
+
+TEST_P(AttentionRanges, BatchRowsHaveTheirOwnDocuments) {
+    std::vector<int32_t> first = starts({70, 50}, 1);
+    const std::vector<int32_t> second = starts({11, 108, 1}, 1);
+    first.insert(first.end(), second.begin(), second.end());
+    const Sequences s{2, 120, 2, 1, 8, first, DType::f32};
+    expect_dense(s, whole(s), DType::f32);
+}
+
+TEST_P(AttentionRanges, OneDocumentGivesTheBitsOfNoMask) {
+    for (DType dtype : kTypes) {
+        const Sequences plain{1, 210, 4, 2, 32, {}, dtype}, one{1, 210, 4, 2, 32, starts({210}, 1), dtype};
+        const Outputs want = whole(plain), got = whole(one);
+        EXPECT_EQ(got.o.bits() + got.lse.bits() + got.dq.bits() + got.dk.bits() + got.dv.bits(),
+                  want.o.bits() + want.lse.bits() + want.dq.bits() + want.dk.bits() + want.dv.bits());
+    }
+}
+
+TEST_P(AttentionRanges, ADocumentDoesNotChangeTheBitsOfAnother) {
+    for (DType dtype : kTypes) {
+        const int64_t middle = 101;
+        const Sequences s{1, 230, 2, 1, 16, starts({middle, 230 - middle}, 1), dtype};
+        Sequences other{1, 230, 2, 1, 16, s.first_key, dtype};
+        for (const Tensor* x : {&other.q, &other.k, &other.v, &other.d_o}) {
+            const int64_t heads = x == &other.k || x == &other.v ? s.K : s.H;
+            memset(x->data(), 0x40, size_t(middle * heads * s.D * size_of(dtype)));  // 2 or 3 everywhere
+        }
+        const Outputs a = whole(s), b = whole(other);
+        const auto tail = [&](const Tensor& x, int64_t heads) {
+            return x.bits().substr(size_t(middle * heads * s.D * size_of(dtype)));
+        };
+        EXPECT_NE(a.o.bits(), b.o.bits());
+        EXPECT_EQ(tail(a.o, s.H), tail(b.o, s.H));
+        EXPECT_EQ(tail(a.dq, s.H), tail(b.dq, s.H));
+        EXPECT_EQ(tail(a.dk, s.K), tail(b.dk, s.K));
+        EXPECT_EQ(tail(a.dv, s.K), tail(b.dv, s.K));
+    }
+}
+
+// A ring: each chunk of queries meets one chunk of keys at a time. Outputs are merged by their log-sum-exp; gradients of
+// each call come from the whole softmax, and add up. A document may begin behind all of a call's keys.
+TEST_P(AttentionRanges, ChunksOfKeysAddUp) {
+    for (const bool documents : {false, true}) {
+        const int64_t T = 120, chunk = 30;
+        const Sequences s{2, T, 2, 1, 8, documents ? starts({45, 50, 25}, 2) : std::vector<int32_t>{}, DType::f32};
+        const Dense want(s);
+        Outputs out(s, DType::f32);
+        int64_t blind = 0;
+        Doubles sum_dq(want.dq.size(), 0);
+        for (int64_t q0 = 0; q0 < T; q0 += chunk) {
+            Doubles o(want.o.size(), 0), weight(want.lse.size(), 0);
+            Tensor lse(s.B * s.H * chunk, DType::f32);
+            for (int64_t k0 = 0; k0 <= q0; k0 += chunk) {
+                forward(s, s.part(q0, chunk, k0, chunk), q0, k0, out, lse.as<float>());
+                const Doubles part = out.o.values();
+                for (int64_t b = 0; b < s.B; ++b)
+                    for (int64_t h = 0; h < s.H; ++h)
+                        for (int64_t t = q0; t < q0 + chunk; ++t) {
+                            const size_t row = size_t((b * s.H + h) * T + t), at = want.row(b, t, h, s.H);
+                            const double l = double(lse.as<float>()[(b * s.H + h) * chunk + t - q0]);
+                            blind += std::isinf(l);
+                            const double w = std::exp(l - want.lse[row]);
+                            weight[row] += w;
+                            for (size_t d = 0; d < size_t(s.D); ++d) o[at + d] += w * part[at + d];
+                        }
+            }
+            std::vector<float> merged;  // as the backward pass reads it: (B, H, chunk)
+            for (int64_t i = 0; i < s.B * s.H; ++i)
+                for (int64_t t = q0; t < q0 + chunk; ++t) {
+                    EXPECT_NEAR(weight[size_t(i * T + t)], 1, 1e-5);
+                    merged.push_back(float(want.lse[size_t(i * T + t)]));
+                }
+            for (int64_t b = 0; b < s.B; ++b)
+                for (int64_t t = q0; t < q0 + chunk; ++t)
+                    for (int64_t i = 0; i < s.H * s.D; ++i) {
+                        const size_t at = want.row(b, t, 0, s.H) + size_t(i);
+                        EXPECT_NEAR(o[at], want.o[at], 1e-5 * (want.o_scale[at] + 1));
+                        out.o.as<float>()[at] = float(want.o[at]);
+                    }
+            for (int64_t k0 = 0; k0 <= q0; k0 += chunk) {
+                backward(s, s.part(q0, chunk, k0, chunk), q0, k0, out, merged.data(), true);
+                const Doubles dq = out.dq.values();
+                for (int64_t b = 0; b < s.B; ++b)
+                    for (int64_t i = q0 * s.H * s.D; i < (q0 + chunk) * s.H * s.D; ++i)
+                        sum_dq[size_t(b * T * s.H * s.D + i)] += dq[size_t(b * T * s.H * s.D + i)];
+            }
+        }
+        EXPECT_EQ(blind > 0, documents);
+        const auto close = [&](const char* name, const Doubles& got, const Doubles& x, const Doubles& scale) {
+            expect_close(name, got, x, [&](size_t i) { return 1e-5 * (scale[i] + 1); });
+        };
+        close("dq", sum_dq, want.dq, want.dq_scale);
+        close("dk", out.dk.values(), want.dk, want.dk_scale);
+        close("dv", out.dv.values(), want.dv, want.dv_scale);
+    }
+}
+
+// Keys and values that no query of the call sees are not read, in whole blocks: they may be anything.
+TEST_P(AttentionRanges, BlocksBeforeTheDocumentAreNotRead) {
+    for (DType dtype : kTypes) {
+        Sequences s{1, 700, 2, 1, 16, starts({500, 200}, 1), dtype};
+        Outputs want = whole(s);
+        memset(s.k.data(), 0xff, size_t(384 * s.K * s.D * size_of(dtype)));  // NaN
+        memset(s.v.data(), 0xff, size_t(384 * s.K * s.D * size_of(dtype)));
+        Outputs got(s, dtype);
+        const Tensor lse(s.H * 200, DType::f32);
+        forward(s, s.part(500, 200, 0, 700), 500, 0, got, lse.as<float>());
+        const size_t from = size_t(500 * s.H * s.D * size_of(dtype));
+        EXPECT_EQ(got.o.bits().substr(from), want.o.bits().substr(from));
+    }
+}
+
+TEST(AttentionRangesRefusals, QueriesBeforeTheKeys) {
+    Stream stream(Device{}, "test");
+    Sequences s{1, 8, 1, 1, 4, {}, DType::f32};
+    Outputs out(s, DType::f32);
+    AttentionForward a{.o = out.o.data(),
+                       .lse = out.lse.as<float>(),
+                       .q = s.q.data(),
+                       .k = s.k.data(),
+                       .v = s.v.data(),
+                       .shape = s.part(2, 4, 3, 4)};
+    EXPECT_THROW(
+        {
+            try {
+                attention_forward(stream, a);
+            } catch (const std::exception& e) {
+                EXPECT_NE(std::string(e.what()).find("no query may come before the keys"), std::string::npos);
+                throw;
+            }
+        },
+        std::exception);
+}
+
+}  // namespace
+}  // namespace rz::test
