@@ -25,10 +25,9 @@ static RunEnd train(Trainer& t) {
     for (int64_t step = t.start.first_step(); step <= o.steps; ++step) {
         begin_step(t, step);
         const auto batch = [&](int64_t micro_batch) { return t.batches->training(step, micro_batch); };
-        const Goal goal{.pass = Pass::train, .grad_scale = t.grad_scale()};
         // A unit is the embedding, a block, or the final norm with the head. For one stage the order is forward of all
         // units, backward of all units, micro-batch by micro-batch; for a pipeline, what its schedule says.
-        ProgramRun run = model.begin(t.core->program, goal, batch);
+        ProgramRun run = model.begin(t.core->program, t.goal(), batch);
         // clang-format off
         while (const Instr* i = run.next())
             switch (i->what) {

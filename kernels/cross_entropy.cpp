@@ -49,6 +49,7 @@ RowSum softmax_sum(const T* x, int64_t V) {
 
 template <class T>
 void cross_entropy_t(const CrossEntropy& a) {
+    const float scale = a.loss_scale ? a.grad_scale * *a.loss_scale : a.grad_scale;
 #pragma omp parallel for schedule(static) if (a.N * a.V >= kSerialBelow)
     for (int64_t n = 0; n < a.N; ++n) {
         T* x = static_cast<T*>(a.logits) + n * a.V;
@@ -63,14 +64,13 @@ void cross_entropy_t(const CrossEntropy& a) {
         const float target_shifted = float(x[target]) - row.max;
         a.loss[n] = __builtin_logf(row.sum) - target_shifted;
         if (!a.write_gradient) continue;
-        const float factor = a.grad_scale / row.sum;
+        const float factor = scale / row.sum;
         const float max = row.max;
         for_vectors(
             a.V, [&](int64_t v, auto lanes) RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
         // p - 1 without cancellation only matters where p is near 1, and there fp32's 2^-24 is below the rounding.
         // An infinite loss gives a NaN, so that it never hides behind a finite gradient; else x - x is 0.
-        x[target] =
-            T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * a.grad_scale);
+        x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * scale);
     }
 }
 

@@ -71,8 +71,8 @@ __device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], float top, 
 // reads only what it copied itself.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
-    cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, bool write_gradient,
-                         int staged) {
+    cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, const float* loss_scale,
+                         bool write_gradient, int staged) {
     GPU_DYN_SMEM(smem);
     __shared__ float maxima[32];
     __shared__ float sums[32];
@@ -138,6 +138,7 @@ __global__ void __launch_bounds__(kMostThreads)
     const float sum = block_sum(share, sums, threads);
     if (thread == 0) loss[blockIdx.x] = logf(sum) + fmaf(-target_logit, kLog2e, top) * kLn2;
     if (!write_gradient) return;
+    if (loss_scale) scale *= *loss_scale;
 
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {  // or 64 unpacked logits would be kept for the gradient as well, and spilled
@@ -222,7 +223,7 @@ void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
         const auto [threads, staged] = shape_of(ceil_div(a.V, kVecOf<T>), a.write_gradient);
         launch(cross_entropy_kernel<T>,
                LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(threads), size_t(16 * threads * staged), stream), a.loss,
-               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.write_gradient, staged);
+               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.loss_scale, a.write_gradient, staged);
     });
 }
 

@@ -2,7 +2,7 @@
 // Softmax cross-entropy over a chunk of logits, fused and in place: the gradient replaces the logits.
 //
 //   loss[n]      = log(sum_v exp(logits[n, v])) - logits[n, target]
-//   logits[n, v] = (softmax(logits[n])[v] - [v == target]) * grad_scale          if write_gradient
+//   logits[n, v] = (softmax(logits[n])[v] - [v == target]) * grad_scale * *loss_scale   if write_gradient
 //
 // A target of kIgnoreTarget gives loss 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once.
 
@@ -20,6 +20,7 @@ struct CrossEntropy {
     float grad_scale;  // 1 / number of targets in the global batch, for the mean loss
     bool write_gradient;
     DType dtype;
+    const float* loss_scale = nullptr;  // (1) f32 optional, on the device: a further factor of the gradient
 };
 
 void cross_entropy(Stream&, const CrossEntropy&);

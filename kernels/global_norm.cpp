@@ -39,14 +39,15 @@ void sum_squares_cpu(const SumSquares& a) { RZ_SIMD_CALL(sum_squares, a); }
 void clip_scale_cpu(const ClipScale& a) {
     double sum = 0;
     for (int64_t i = 0; i < a.count; ++i) sum += a.partial[a.order ? a.order[i] : i];
-    const double norm = std::sqrt(sum) * double(a.average);
+    const float average = a.unscale ? a.average * *a.unscale : a.average;
+    const double norm = std::sqrt(sum) * double(average);
     *a.norm = float(norm);
     if (!std::isfinite(*a.norm))
         *a.scale = std::numeric_limits<float>::quiet_NaN();
     else if (a.max_norm > 0)
-        *a.scale = float(double(a.average) * std::fmin(1.0, double(a.max_norm) / (norm + 1e-6)));
+        *a.scale = float(double(average) * std::fmin(1.0, double(a.max_norm) / (norm + 1e-6)));
     else
-        *a.scale = a.average;
+        *a.scale = average;
 }
 
 void sum_squares(Stream& stream, const SumSquares& a) {

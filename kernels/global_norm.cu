@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) sum_squares_kernel(double* partial, 
 // One block: all threads fetch, thread 0 adds in order.
 __global__ void __launch_bounds__(kThreads)
     clip_scale_kernel(float* norm, float* scale, const double* partial, const int32_t* order, int64_t count,
-                      float average, float max_norm) {
+                      float average, const float* unscale, float max_norm) {
     __shared__ double fetched[kThreads];
     double sum = 0;
     for (int64_t begin = 0; begin < count; begin += kThreads) {
@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
     }
     if (threadIdx.x != 0) return;
+    if (unscale) average *= *unscale;
     const float total = float(sqrt(sum) * double(average));
     *norm = total;
     const float clip = max_norm > 0 ? fminf(1.0f, max_norm / (total + 1e-6f)) : 1.0f;
@@ -78,7 +79,7 @@ void sum_squares_cuda(const SumSquares& a, CudaStream stream) {
 
 void clip_scale_cuda(const ClipScale& a, CudaStream stream) {
     launch(clip_scale_kernel, LaunchConfig(dim3(1), dim3(kThreads), 0, stream), a.norm, a.scale, a.partial, a.order,
-           a.count, a.average, a.max_norm);
+           a.count, a.average, a.unscale, a.max_norm);
 }
 
 }  // namespace rz

@@ -14,7 +14,7 @@ struct SumSquares {
     DType dtype;
 };
 
-// norm  = sqrt(sum of partial[0..count) in order) * average
+// norm  = sqrt(sum of partial[0..count) in order) * average,   with average *= *unscale first
 // scale = average * min(1, max_norm / (norm + 1e-6)), or NaN if the norm is not finite; max_norm <= 0 clips nothing
 struct ClipScale {
     float* norm;                     // (1) f32   =
@@ -23,6 +23,7 @@ struct ClipScale {
     const int32_t* order = nullptr;  // (count) optional: the i-th term of the sum is partial[order[i]]
     int64_t count;
     float average;  // what gradients are multiplied by before anything else (1 / ranks if they hold a sum)
+    const float* unscale = nullptr;  // (1) f32 optional, on the device: 1 / the loss scale, a power of two
     float max_norm;
 };
 

@@ -39,6 +39,10 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
     scalars_ = streams_.take(2, DType::f32, MemKind::workspace, "gradient norm and scale");
     count_ = Buffer(streams_.device, 24, MemKind::workspace, "count of updates and bias correction");
     streams_.compute.zero(count_.data(), count_.bytes());
+    if (const LossScaling& l = options_.loss_scaling; l.on()) {
+        loss_scale_ = Buffer(streams_.device, sizeof(LossScaleState), MemKind::workspace, "loss scale");
+        set_loss_scale({l.initial, 1 / l.initial, 0, l.hysteresis});
+    }
     copy_decay(decay);
     index_owned();
     index_block_sums();
@@ -155,6 +159,7 @@ const float* ShardedAdamW::gradient_norm() {
                                   .order = block_order_.as<int32_t>(),
                                   .count = blocks_,
                                   .average = 1,
+                                  .unscale = loss_scale_ ? &loss_scale()->inverse : nullptr,
                                   .max_norm = adamw_.max_norm});
     norm_known_ = true;
     return norm();
@@ -199,6 +204,13 @@ void ShardedAdamW::update(float learning_rate, int64_t step) {
         update_whole(learning_rate, step);
     else
         update_slices([&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
+    if (const LossScaling& l = options_.loss_scaling; l.dynamic)
+        loss_scale_update(streams_.compute, {.state = loss_scale_.as<LossScaleState>(),
+                                             .grad_scale = scale(),
+                                             .window = l.window,
+                                             .hysteresis = l.hysteresis,
+                                             .least = l.least,
+                                             .most = l.most});
     grads_.begin_step();
 }
 
@@ -237,6 +249,12 @@ void ShardedAdamW::publish() {
 
 void ShardedAdamW::set_updates(int64_t updates) {
     streams_.compute.copy(count_.data(), &updates, 8);
+    streams_.compute.synchronize();
+}
+
+void ShardedAdamW::set_loss_scale(const LossScaleState& state) {
+    require(bool(loss_scale_), "a loss scale of %g for an optimizer that has none", double(state.scale));
+    streams_.compute.copy(loss_scale_.data(), &state, sizeof state);
     streams_.compute.synchronize();
 }
 

@@ -11,6 +11,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/loss_scale.h"
 #include "zero/gradient_store.h"
 #include "zero/ownership.h"
 #include "zero/parameter_cache.h"
@@ -48,6 +49,12 @@ class ShardedAdamW {
     const int64_t* updates() const { return count_.as<int64_t>(); }
     void set_updates(int64_t updates);  // for resuming; waits for the compute stream
 
+    // With loss scaling. (1) on the device, valid on the compute stream: the state after the last update(), by whose
+    // scale the next step multiplies its loss's gradient. nullptr without. The norm and the update are those of the
+    // unscaled gradient; what is not finite is skipped, and the scale adapts.
+    const LossScaleState* loss_scale() const { return loss_scale_.as<LossScaleState>(); }
+    void set_loss_scale(const LossScaleState&);  // for resuming; waits for the compute stream
+
     // For initialisation, checkpoints and export; none is empty. Masters may be written through these on the compute
     // stream; publish() then rounds them into the parameters of every rank. Elements beyond the unit's size must stay
     // zero.
@@ -78,6 +85,7 @@ class ShardedAdamW {
     Buffer segment_end_, segment_decays_;
     int64_t segments_ = 0;
     Buffer scalars_;           // float norm, scale
+    Buffer loss_scale_;        // LossScaleState, with loss scaling
     Buffer count_;             // int64 updates made, double[2] bias correction
     bool norm_known_ = false;  // of this step
     // The sums of the gradient norm's blocks: doubles, stage by stage, rank by rank in a stage; and int32, from logical

@@ -8,6 +8,16 @@
 
 namespace rz {
 
+// Of the gradients, between the loss and the clip (kernels/loss_scale.h). fp16 needs it: its smallest number is 2^-24.
+struct LossScaling {
+    float initial = 0;     // a power of two; 0: none
+    bool dynamic = false;  // or fixed
+    int window = 1000, hysteresis = 2;
+    float least = 1, most = 4294967296.0f;  // where a dynamic scale stops
+
+    bool on() const { return initial > 0; }
+};
+
 struct ZeroOptions {
     int stage = 0;
     DType param_dtype = DType::f32;
@@ -15,6 +25,7 @@ struct ZeroOptions {
     DType wire_dtype = DType::f32;    // gradients on the wire
     DType master_dtype = DType::f32;  // == param_dtype: the parameters are their own masters.
     DType adam_dtype = DType::f32;    // of m and v
+    LossScaling loss_scaling;
     uint64_t rounding_seed = 0;       // of the stochastic rounding of bf16 masters and moments
     int prefetch = 1;                 // stage 3: units gathered ahead of use
     bool overlap = true;              // false: compute waits for each collective

@@ -1,5 +1,7 @@
 #include "llama/checkpoint/manifest.h"
 
+#include <cmath>
+
 #include "llama/base/json.h"
 #include "llama/base/safetensors.h"
 #include "llama/base/sum_hash.h"
@@ -78,28 +80,31 @@ std::string Manifest::to_json() const {
     OrderedJson undone = OrderedJson::array();
     for (const Rollback& r : rollbacks)
         undone.push_back({{"from", r.from}, {"to", r.to}, {"samples", r.samples}, {"reason", r.reason}});
-    const OrderedJson json = {{"format", kFormat},
-                              {"version", kManifestVersion},
-                              {"checksum", kNoChecksum},
-                              {"run_id", run_id},
-                              {"commit", commit},
-                              {"written_at", written_at},
-                              {"device", device},
-                              {"step", step},
-                              {"updates", updates},
-                              {"samples", samples},
-                              {"tokens", tokens},
-                              {"data_hash", hex(data_hash)},
-                              {"validations", validations},
-                              {"seconds", seconds},
-                              {"rollbacks", undone},
-                              {"ranks", ranks},
-                              {"zero", zero},
-                              {"flags", flags},
-                              {"flags_hex", hex_flags(flags)},
-                              {"data", parse_json(data.empty() ? "{}" : data, "data")},
-                              {"guards", parse_json(guards.empty() ? "{}" : guards, "guards")},
-                              {"files", list}};
+    OrderedJson json = {{"format", kFormat},
+                        {"version", kManifestVersion},
+                        {"checksum", kNoChecksum},
+                        {"run_id", run_id},
+                        {"commit", commit},
+                        {"written_at", written_at},
+                        {"device", device},
+                        {"step", step},
+                        {"updates", updates},
+                        {"samples", samples},
+                        {"tokens", tokens},
+                        {"data_hash", hex(data_hash)},
+                        {"validations", validations},
+                        {"seconds", seconds},
+                        {"rollbacks", undone},
+                        {"ranks", ranks},
+                        {"zero", zero},
+                        {"flags", flags},
+                        {"flags_hex", hex_flags(flags)},
+                        {"data", parse_json(data.empty() ? "{}" : data, "data")},
+                        {"guards", parse_json(guards.empty() ? "{}" : guards, "guards")},
+                        {"files", list}};
+    if (loss_scale.scale > 0)
+        json["loss_scale"] = {
+            {"scale", loss_scale.scale}, {"good", loss_scale.good}, {"patience", loss_scale.patience}};
     // Bytes that are no UTF-8 become U+FFFD: they stand in texts for people, and in flags see hex_flags().
     std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     const size_t at = text.find(kChecksumKey) + kChecksumKey.size();
@@ -129,6 +134,18 @@ static Rollback parse_rollback(const Json& entry, const std::string& where) {
     const std::string place = where + ": rollbacks";
     const auto get = [&](const char* key) { return json_int(json_at(entry, key, place), key, 0, kMost, place); };
     return {get("from"), get("to"), get("samples"), json_string(json_at(entry, "reason", place), "reason", place)};
+}
+
+static LossScaleRecord parse_loss_scale(const Json& entry, const std::string& where) {
+    require(entry.is_object(), "%s: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
+    const auto get = [&](const char* key, int64_t min) {
+        return json_int(json_at(entry, key, where), key, min, INT32_MAX, where);
+    };
+    LossScaleRecord l{json_number(json_at(entry, "scale", where), "scale", 0x1p-96, 0x1p96, where), get("good", 0),
+                      get("patience", 1)};
+    int exponent = 0;
+    require(std::frexp(l.scale, &exponent) == 0.5, "%s: scale %g is not a power of two", where.c_str(), l.scale);
+    return l;
 }
 
 static std::string object_text(const Json& json, const char* key, const std::string& where) {
@@ -175,6 +192,7 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
         require(undone->is_array(), "%s: rollbacks is not a list", where.c_str());
         for (const Json& entry : *undone) m.rollbacks.push_back(parse_rollback(entry, where));
     }
+    if (const Json* l = json_find(json, "loss_scale")) m.loss_scale = parse_loss_scale(*l, where + ": loss_scale");
     m.ranks = get_int("ranks", int64_t(1) << 30);
     m.zero = get_int("zero", 3);
     const Json& flags = json_at(json, "flags", where);

@@ -38,6 +38,13 @@ struct Rollback {
     bool operator==(const Rollback&) const = default;
 };
 
+// Of a run with a loss scale (kernels/loss_scale.h); scale 0: it has none.
+struct LossScaleRecord {
+    double scale = 0;
+    int64_t good = 0, patience = 0;
+    bool operator==(const LossScaleRecord&) const = default;
+};
+
 struct Manifest {
     std::string run_id;      // of the run that wrote it
     std::string commit;      // of the program
@@ -53,8 +60,9 @@ struct Manifest {
     std::vector<Rollback> rollbacks;  // of the run so far
     int64_t ranks = 1, zero = 0;
     std::map<std::string, std::string>
-        flags;           // how the run was asked for, by flag: what a resumed run takes unless told otherwise
-    std::string data;    // JSON: DataFingerprint
+        flags;         // how the run was asked for, by flag: what a resumed run takes unless told otherwise
+    std::string data;  // JSON: DataFingerprint
+    LossScaleRecord loss_scale;
     std::string guards;  // JSON: state of the guards; "{}" if there is none
     std::vector<ManifestFile> files;
 

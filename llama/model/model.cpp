@@ -121,7 +121,7 @@ class Model::Host : public ProgramHost {
     // Every other pointer of a batch follows from these.
     GraphSet::Key graph_key(int micro_batch) override {
         const DeviceBatch b = batch(micro_batch);
-        return GraphSet::key(b.tokens, b.B, b.T, b.distinct, goal_.grad_scale);
+        return GraphSet::key(b.tokens, b.B, b.T, b.distinct, goal_.grad_scale, goal_.loss_scale);
     }
 
    private:

@@ -272,7 +272,8 @@ void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
                                     .V = c.vocab,
                                     .grad_scale = goal.grad_scale,
                                     .write_gradient = trains,
-                                    .dtype = t});
+                                    .dtype = t,
+                                    .loss_scale = goal.loss_scale});
             if (!trains) continue;
             char* dx = static_cast<char*>(work_.scratch().dh) + first * c.dim * e;
             linear_backward_input(stream_, dx, work_.logits(), w, rows, c.dim, c.vocab, t);
@@ -281,7 +282,7 @@ void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
         sum_f32(stream_, {.out = work_.loss_sum(), .x = work_.losses(), .n = N});
     };
     const Piece what = trains ? Piece::head : Piece::loss;
-    piece(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale), chunks);
+    piece(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale, goal.loss_scale), chunks);
 }
 
 void Stage::final_norm_backward(const Slot& s, int64_t N, void* dx, float* dw_sum) {

@@ -48,7 +48,8 @@ struct Goal {
     Pass pass;
     float grad_scale =
         0;  // train: gradients are those of grad_scale * (sum of token losses); 1 / targets of the update
-    void* logits = nullptr;  // logits: where they go, (B*T, V) dtype, on the device
+    const float* loss_scale = nullptr;  // train: (1) on the device, a further factor of the gradients; optional
+    void* logits = nullptr;             // logits: where they go, (B*T, V) dtype, on the device
 };
 
 // Memory and tables that the stages of a rank use one after the other.

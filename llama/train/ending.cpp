@@ -44,6 +44,10 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.flags = t.options.kept_flags;
     m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
     m.data = t.sources.train->fingerprint().to_json();
+    if (t.core->zero.options.loss_scaling.on()) {
+        const LossScaleState& l = t.metrics->loss_scale();
+        m.loss_scale = {double(l.scale), l.good, l.patience};
+    }
     m.guards = t.health.state();
     return m;
 }

@@ -39,9 +39,14 @@ void SpikeDetector::from_json(const Json& json, const std::string& where) {
     window_ = std::move(window);
 }
 
-Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
+Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adapting_scale) {
     Verdict v;
     v.skipped = !std::isfinite(loss) || !std::isfinite(grad_norm);
+    if (v.skipped && std::isfinite(loss) && adapting_scale > 0) {
+        ++overflows_;
+        v.note = format("overflow at loss scale %g, update skipped", adapting_scale);
+        return v;
+    }
     if (v.skipped) {
         ++skipped_;
         ++in_a_row_;
@@ -67,11 +72,8 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm) {
 }
 
 Json Guards::to_json() const {
-    return {{"skipped", skipped_},
-            {"skipped_in_a_row", in_a_row_},
-            {"spikes", spikes_},
-            {"loss", loss_.to_json()},
-            {"norm", norm_.to_json()}};
+    return {{"skipped", skipped_},     {"skipped_in_a_row", in_a_row_}, {"spikes", spikes_},
+            {"overflows", overflows_}, {"loss", loss_.to_json()},       {"norm", norm_.to_json()}};
 }
 
 void Guards::from_json(const Json& json, const std::string& where) {
@@ -80,6 +82,7 @@ void Guards::from_json(const Json& json, const std::string& where) {
     read.skipped_ = count("skipped");
     read.in_a_row_ = count("skipped_in_a_row");
     read.spikes_ = count("spikes");
+    if (json_find(json, "overflows")) read.overflows_ = count("overflows");  // older manifests do not have it
     read.loss_.from_json(json_at(json, "loss", where), where + ": loss");
     read.norm_.from_json(json_at(json, "norm", where), where + ": norm");
     *this = std::move(read);

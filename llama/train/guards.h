@@ -3,7 +3,8 @@
 // verdict without another message.
 //
 //   a non-finite loss or gradient norm   the device skipped the update (zero/zero.h), so the state is unchanged;
-//                                        counted, and after --max-skips in a row the run ends with exit code 72
+//                                        counted, and after --max-skips in a row the run ends with exit code 72. An
+//                                        overflow that a dynamic loss scale answers is not counted
 //   a spike                              a loss far above its recent ones: flagged. With --on-spike stop the run
 //                                        ends with exit code 72 before anything is saved; with --on-spike rollback
 //                                        it resumes from a checkpoint before it, and after --max-skips too. The norm
@@ -66,9 +67,12 @@ class Guards {
 
     void set_options(const GuardOptions& options) { options_ = options; }
 
-    Verdict observe(int64_t step, double loss, double grad_norm);
+    // `adapting_scale` > 0: the loss scale, where it halves by itself. A finite loss whose gradient is not is then an
+    // overflow, which the scale answers: it counts neither as a skip nor as a spike.
+    Verdict observe(int64_t step, double loss, double grad_norm, double adapting_scale = 0);
 
-    int64_t skipped() const { return skipped_; }  // over the whole run
+    int64_t skipped() const { return skipped_; }  // over the whole run, without overflows
+    int64_t overflows() const { return overflows_; }
     int64_t skipped_in_a_row() const { return in_a_row_; }
     int64_t spikes() const { return spikes_; }
 
@@ -78,7 +82,7 @@ class Guards {
 
    private:
     GuardOptions options_;
-    int64_t skipped_ = 0, in_a_row_ = 0, spikes_ = 0;
+    int64_t skipped_ = 0, in_a_row_ = 0, spikes_ = 0, overflows_ = 0;
     SpikeDetector loss_{0.01}, norm_{0.1};
 };
 

@@ -84,8 +84,10 @@ Judgement Health::judge(const StepNumbers& n) {
     step_seconds_ = std::max(slowest, 0.9 * step_seconds_);
 
     j.loss = sum / n.tokens;
-    const Verdict verdict = guards_.observe(n.step, j.loss, n.grad_norm);
+    const Verdict verdict = guards_.observe(n.step, j.loss, n.grad_norm, n.scale_adapts ? n.loss_scale : 0);
     j.note = verdict.note;
+    if (n.loss_scale > 0) j.json += format(",\"loss_scale\":%.9g", n.loss_scale);
+    if (guards_.overflows() > 0) j.json += format(",\"overflows\":%lld", (long long)guards_.overflows());
     if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());
     if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
     name_slow_rank(own_seconds, j);

@@ -18,12 +18,14 @@ namespace rz {
 // Of a step that is done, on this rank
 struct StepNumbers {
     int64_t step = 0;
-    double loss_sum = 0;     // over this rank's targets
-    double tokens = 1;       // targets of all ranks
-    double grad_norm = 0;    // the same on all ranks
-    double seconds = 0;      // of the step
-    double own_seconds = 0;  // of them, without waiting for other ranks
-    uint64_t data_hash = 0;  // of the tokens that this rank consumed
+    double loss_sum = 0;        // over this rank's targets
+    double tokens = 1;          // targets of all ranks
+    double grad_norm = 0;       // the same on all ranks, of the unscaled gradient
+    double loss_scale = 0;      // that the step used; 0: none
+    bool scale_adapts = false;  // it is dynamic, and not at its floor
+    double seconds = 0;         // of the step
+    double own_seconds = 0;     // of them, without waiting for other ranks
+    uint64_t data_hash = 0;     // of the tokens that this rank consumed
 };
 
 struct Judgement {

@@ -31,11 +31,15 @@ Metrics::Metrics(Process& process, TrainingCore& core, CommMeter& meter, Batches
 
 Metrics::Numbers Metrics::make_numbers(Device device) {
     Numbers numbers;
-    for (Buffer& b : numbers) b = Buffer::host_for(device, 24, MemKind::workspace, "step numbers");
+    for (Buffer& b : numbers)
+        b = Buffer::host_for(device, 24 + sizeof(LossScaleState), MemKind::workspace, "step numbers");
     return numbers;
 }
 
-void Metrics::restore(int64_t updates, uint64_t data_hash, int64_t last_step) {
+// `loss_scale`: on the device, or nullptr.
+void Metrics::restore(int64_t updates, uint64_t data_hash, int64_t last_step, const LossScaleState* loss_scale) {
+    if (loss_scale) core_.compute.copy(&loss_scale_, loss_scale, sizeof loss_scale_);
+    core_.compute.synchronize();
     updates_ = updates;
     data_hash_ = data_hash;
     last_step_ = last_step;
@@ -54,6 +58,8 @@ void Metrics::end(int64_t step) {
     core_.compute.copy(probe.host.data(), core_.model.loss_sum(), 8);
     core_.compute.copy(probe.host.bytes_at(8), core_.zero.optimizer.norm(), 4);
     core_.compute.copy(probe.host.bytes_at(16), core_.zero.optimizer.updates(), 8);
+    if (const LossScaleState* l = core_.zero.optimizer.loss_scale())
+        core_.compute.copy(probe.host.bytes_at(24), l, sizeof *l);
     probe.done = core_.compute.record(/*timing=*/true);
     probe.bytes_sent = core_.mesh.bytes_sent() - bytes_before_;
     bytes_before_ += probe.bytes_sent;
@@ -131,13 +137,18 @@ void Metrics::report_pipeline(const Probe& probe, StepReport& r) {
 
 Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, double own_seconds, double seconds) {
     if (fault_point("loss") == FaultAction::spike) loss_sum *= 10;
+    const LossScaling& scaling = core_.zero.options.loss_scaling;
+    const double scale = double(loss_scale_.scale);  // of this step: the state after the one before
     Judgement j = health_.judge({.step = probe.step,
                                  .loss_sum = loss_sum,
                                  .tokens = double(batches_.tokens_per_step()),
                                  .grad_norm = norm,
+                                 .loss_scale = scaling.on() ? scale : 0,
+                                 .scale_adapts = scaling.dynamic && scale > double(scaling.least),
                                  .seconds = seconds,
                                  .own_seconds = own_seconds,
                                  .data_hash = probe.data_hash});
+    if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(24), sizeof loss_scale_);
     if (!j.line.empty()) log_.line(j.line);
     return j;
 }

@@ -25,7 +25,7 @@ class Metrics {
     void write_tasks(const std::string& file, int64_t steps) { task_file_ = file, task_steps_ = steps; }
 
     // Numbers of the run that is resumed.
-    void restore(int64_t updates, uint64_t data_hash, int64_t last_step);
+    void restore(int64_t updates, uint64_t data_hash, int64_t last_step, const LossScaleState* loss_scale);
 
     void begin(int64_t step);
     // Takes loss and gradient norm of the step just enqueued, and reports the step before: the host runs one ahead.
@@ -39,16 +39,17 @@ class Metrics {
     // What was done since the last end() is not part of a step.
     void leave_out();
 
-    int64_t last_step() const { return last_step_; }    // that end() was called for
-    int64_t updates() const { return updates_; }        // made by the reported steps: those that were not skipped
-    uint64_t data_hash() const { return data_hash_; }   // of all reported steps, all ranks
-    int64_t steps_done() const { return steps_done_; }  // by this process
+    int64_t last_step() const { return last_step_; }   // that end() was called for
+    int64_t updates() const { return updates_; }       // made by the reported steps: those that were not skipped
+    uint64_t data_hash() const { return data_hash_; }  // of all reported steps, all ranks
+    const LossScaleState& loss_scale() const { return loss_scale_; }  // after the reported steps
+    int64_t steps_done() const { return steps_done_; }                // by this process
     int64_t bytes_in_steps() const { return bytes_in_steps_; }
 
    private:
     struct Probe {  // numbers of a step on their way to the host
         int64_t step = -1;
-        Buffer host;  // double loss sum, float norm, at 16 int64 updates made
+        Buffer host;  // double loss sum, float norm, at 16 int64 updates made, at 24 LossScaleState
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
         CommMeter::Batch comm;   // what was enqueued in the step
@@ -74,6 +75,7 @@ class Metrics {
     int64_t bytes_before_ = 0;  // sent when the step began
     int64_t last_step_ = 0, updates_ = 0, steps_done_ = 0, bytes_in_steps_ = 0;
     uint64_t data_hash_ = 0;
+    LossScaleState loss_scale_{};
     std::string task_file_, task_lines_;
     int64_t task_steps_ = 0;
 };

@@ -15,6 +15,8 @@ namespace rz {
 constexpr int64_t kBig = int64_t(1) << 48;
 
 static const std::initializer_list<DType> kFloats = {DType::f32, DType::bf16};
+static const std::initializer_list<DType> kAllFloats = {DType::f32, DType::bf16, DType::f16};
+constexpr int64_t kLargestLossScale = int64_t(1) << 32;
 
 static std::vector<std::string> preset_names() {
     std::vector<std::string> names;
@@ -36,6 +38,18 @@ static void add_model(OptionGroup g, TrainOptions& o) {
     g.real("--rope-theta", o.rope_theta, 0, 1e12, "Base of RoPE. 0: as the preset.");
     g.real("--norm-eps", o.norm_eps, 0, 1, "Epsilon of RMSNorm. 0: as the preset.");
     g.real("--init-std", o.init_std, 0, 10, "Standard deviation of the initial weights. 0: as the preset.");
+}
+
+static std::string wrong_loss_scale(const std::string& text) {
+    if (text == "dynamic") return "";
+    char* end = nullptr;
+    const double x = std::strtod(text.c_str(), &end);
+    if (end == text.c_str() || *end != '\0' || !(x > 0))
+        return format("'%s' is neither dynamic nor a power of two", text.c_str());
+    const double nearest = std::min(std::exp2(std::max(0.0, std::round(std::log2(x)))), double(kLargestLossScale));
+    if (x == nearest) return "";
+    return format("%s %s; nearest valid value: %.0f", text.c_str(),
+                  x < 1 || x > nearest * 1.5 ? "is out of range" : "is not a power of two", nearest);
 }
 
 static std::string wrong_duration(const std::string& text) {
@@ -114,13 +128,21 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
 static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup device(rows, "Device, precision and memory");
     device.choice("--device", o.device, "Device. auto: CUDA where it is usable.");
-    device.choice("--dtype", o.dtype, "Data type of weights and activations.", kFloats);
-    device.choice("--grad-dtype", o.grad_dtype, "Data type of gradients. [--dtype]", kFloats);
+    device.choice("--dtype", o.dtype, "Data type of weights and activations. fp16 scales the loss.", kAllFloats);
+    device.choice("--grad-dtype", o.grad_dtype, "Data type of gradients. [--dtype, or fp32 with fp16]", kFloats);
     device.choice("--adam-dtype", o.adam_dtype, "Data type of Adam's moments. bf16 rounds stochastically.", kFloats);
     device.choice(
         "--master-dtype", o.master_dtype,
         "Data type of master weights. bf16 (with --dtype bf16): weights are their own masters, stochastically rounded.",
         kFloats);
+    device.checked("--loss-scale", "dynamic|POWER_OF_TWO",
+                   "Factor of the loss before the backward pass, divided out again before the clip. dynamic: begins at "
+                   "65536, halves when the gradient overflows and doubles while it does not. [dynamic with fp16]",
+                   wrong_loss_scale, [&o](const std::string& text) { o.loss_scale = text; });
+    device.whole("--loss-scale-window", o.loss_scale_window, 1, INT32_MAX,
+                 "Number of updates without overflow after which a dynamic loss scale doubles.");
+    device.whole("--loss-scale-hysteresis", o.loss_scale_hysteresis, 1, INT32_MAX,
+                 "Number of overflows, since it last doubled, from which on a dynamic loss scale halves.");
     device.off_or_on(
         "--cuda-graphs", o.cuda_graphs,
         "Replay each micro-batch as one CUDA graph or, where ranks communicate in it, as one per block and pass.");
@@ -249,8 +271,9 @@ static bool is_kept(const OptionRow& row) {
     if (row.flag == "--grad-accum") return false;  // its tokens are kept, which any number of ranks can divide
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
         if (row.group.rfind(kept, 0) == 0) return true;
-    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "save-every", "keep", "keep-every",
-                             "max-skips", "spike-z", "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
+    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "loss-scale", "loss-scale-window",
+                             "loss-scale-hysteresis", "save-every", "keep", "keep-every", "max-skips", "spike-z",
+                             "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
         if (row.flag.substr(2) == kept) return true;
     return false;
 }
@@ -377,6 +400,15 @@ ResumeFrom parse_resume(const std::string& text) {
     return {folder, 0, text};
 }
 
+LossScaling TrainOptions::loss_scaling() const {
+    LossScaling l{.window = int(loss_scale_window), .hysteresis = int(loss_scale_hysteresis)};
+    if (dtype != DType::f16) return l;
+    l.dynamic = loss_scale.empty() || loss_scale == "dynamic";
+    l.initial = l.dynamic ? 65536.0f : std::strtof(loss_scale.c_str(), nullptr);
+    l.most = float(kLargestLossScale);
+    return l;
+}
+
 BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
     return {.parameter = size_of(o.dtype),
             .gradient = size_of(o.gradient_dtype()),
@@ -392,6 +424,17 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
         "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
         "  nearest: --master-dtype fp32",
         name_of(o.master_dtype), name_of(o.dtype));
+    require(o.gradient_dtype() == DType::f32 || o.gradient_dtype() == o.dtype,
+            "--grad-dtype %s with --dtype %s: gradients have --dtype's type, or fp32\n  nearest: --grad-dtype fp32",
+            name_of(o.gradient_dtype()), name_of(o.dtype));
+    require(o.loss_scale.empty() || o.dtype == DType::f16,
+            "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16", o.loss_scale.c_str(),
+            name_of(o.dtype));
+    for (const char* flag : {"loss-scale-window", "loss-scale-hysteresis"})
+        require(!o.given.count(flag) || o.loss_scaling().dynamic,
+                "--%s is a dynamic loss scale's, and --dtype %s%s%s has none\n  nearest: --dtype fp16 --loss-scale "
+                "dynamic",
+                flag, name_of(o.dtype), o.loss_scale.empty() ? "" : " --loss-scale ", o.loss_scale.c_str());
 }
 
 ModelConfig model_config(const TrainOptions& o, int64_t data_vocab) {

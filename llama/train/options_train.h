@@ -14,6 +14,7 @@
 #include "llama/train/guards.h"
 #include "llama/train/option_table.h"
 #include "llama/train/schedule.h"
+#include "zero/zero_options.h"
 
 namespace rz {
 
@@ -70,8 +71,10 @@ struct TrainOptions {
 
     // precision, memory, device
     DType dtype = DType::f32;
-    std::optional<DType> grad_dtype;  // none: dtype
+    std::optional<DType> grad_dtype;  // none: dtype, or fp32 with fp16
     DType adam_dtype = DType::f32, master_dtype = DType::f32;
+    std::string loss_scale;  // "dynamic" or a power of two; empty: dynamic with fp16
+    int64_t loss_scale_window = 1000, loss_scale_hysteresis = 2;
     Recompute recompute = Recompute::none;
     bool cuda_graphs = false;
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
@@ -124,7 +127,8 @@ struct TrainOptions {
 
     // ZeRO-2 and 3 keep whole gradients until the last micro-batch.
     bool accumulates_locally() const { return zero >= 2 && (accumulate_locally || (pp > 1 && !no_accumulate_locally)); }
-    DType gradient_dtype() const { return grad_dtype.value_or(dtype); }
+    DType gradient_dtype() const { return grad_dtype.value_or(dtype == DType::f16 ? DType::f32 : dtype); }
+    LossScaling loss_scaling() const;
     DType gradient_wire_dtype() const { return wire_dtype.value_or(gradient_dtype()); }
 };
 using Options = TrainOptions;

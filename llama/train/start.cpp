@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <random>
@@ -59,6 +60,15 @@ static void check_data(Manifest& m, const Options& options, const DataLoader& da
     if (was.seq_len != now.seq_len) m.samples = m.tokens / now.seq_len;
 }
 
+// A fixed scale is what the options say; a dynamic one goes on where it was.
+static void restore_loss_scale(const LossScaleRecord& l, Zero& zero) {
+    const LossScaling& o = zero.options.loss_scaling;
+    if (!o.dynamic || l.scale == 0) return;
+    const float scale = std::clamp(float(l.scale), o.least, o.most);
+    zero.optimizer.set_loss_scale(
+        {scale, 1 / scale, int32_t(l.good), int32_t(std::min<int64_t>(l.patience, o.hysteresis))});
+}
+
 Manifest load_checkpoint(ResumePoint from, const Options& options, const DataLoader& data, Process& process,
                          TrainingCore& core, Health& health, const std::string& run_id) {
     Manifest m;
@@ -75,6 +85,7 @@ Manifest load_checkpoint(ResumePoint from, const Options& options, const DataLoa
     }
     if (from.folder == CheckpointStore(options.out).path(m.step)) health.status().set_saved_step(m.step);
     core.zero.optimizer.set_updates(m.updates);
+    restore_loss_scale(m.loss_scale, core.zero);
     health.restore(m.guards, from.folder + ": guards");
     if (!process.is_root()) return m;
     if (const CheckpointStore store(options.out); !options.out.empty())

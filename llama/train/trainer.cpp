@@ -69,6 +69,7 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
                      .wire_dtype = o.gradient_wire_dtype(),
                      .master_dtype = o.master_dtype,
                      .adam_dtype = o.adam_dtype,
+                     .loss_scaling = o.loss_scaling(),
                      .rounding_seed = o.seed,
                      .prefetch = int(o.prefetch),
                      .overlap = !o.no_overlap,
@@ -217,7 +218,7 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
                                         o.out + "/trace.json", o.steps, o.log_every);
     if (core->plan && o.pp_tasks > 0)
         metrics->write_tasks(o.out + format("/pipeline_tasks.%d.jsonl", mesh->world().rank), o.pp_tasks);
-    metrics->restore(m.updates, m.data_hash, m.step);
+    metrics->restore(m.updates, m.data_hash, m.step, core->zero.optimizer.loss_scale());
 }
 
 // ---- what the loop does to all parts --------------------------------------------------------------------------------

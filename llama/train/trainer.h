@@ -54,6 +54,10 @@ struct Trainer {
     float grad_scale() const {
         return 1.0f / float(batches->tokens_per_step());
     }  // mean over the global batch's targets
+    Goal goal() const {
+        const LossScaleState* scale = core->zero.optimizer.loss_scale();
+        return {.pass = Pass::train, .grad_scale = grad_scale(), .loss_scale = scale ? &scale->scale : nullptr};
+    }
     int64_t samples_per_step() const { return batches->samples_per_step(); }
     bool saves(int64_t step) const;
     bool validates(int64_t step) const;

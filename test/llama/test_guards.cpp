@@ -48,6 +48,27 @@ TEST(SpikeDetector, FallingLossIsNoSpike) {
     for (int i = 0; i < 500; ++i) ASSERT_LT(d.observe(10 * std::exp(-i / 50.0) + noisy(i)), 4) << i;
 }
 
+// A dynamic loss scale answers an overflow by itself. At its floor it can't, and a loss that is not finite is not the
+// scale's doing.
+TEST(Guards, AnOverflowAboveTheFloorIsNeitherASkipNorASpike) {
+    Guards g({.max_skips = 2}), without({.max_skips = 2});
+    for (int i = 0; i < 40; ++i) {
+        const Verdict v = g.observe(i, noisy(i), i % 2 ? kInf : 1.0, 1024);
+        EXPECT_EQ(v.skipped, i % 2 == 1);
+        EXPECT_TRUE(v.give_up.empty());
+        if (i % 2 == 0) without.observe(i, noisy(i), 1.0);
+    }
+    EXPECT_EQ(g.overflows(), 20);
+    EXPECT_EQ(g.skipped(), 0);
+    EXPECT_EQ(g.to_json()["loss"], without.to_json()["loss"]) << "an overflow enters no window";
+    EXPECT_EQ(g.observe(40, noisy(40), kNan, 1024).note, "overflow at loss scale 1024, update skipped");
+    EXPECT_TRUE(g.observe(41, noisy(41), kInf).give_up.empty());
+    EXPECT_FALSE(g.observe(42, noisy(42), kInf).give_up.empty()) << "at the floor: two in a row";
+    Guards h({.max_skips = 2});
+    h.observe(0, kNan, kNan, 1024);
+    EXPECT_FALSE(h.observe(1, kNan, kNan, 1024).give_up.empty()) << "the loss itself";
+}
+
 TEST(Guards, StateIsRestoredToTheBit) {
     Guards a({.max_skips = 0});
     std::mt19937 random(1);

@@ -87,6 +87,7 @@ TEST(Options, BytesOfAParameterFollowTheTypes) {
         {{"--dtype", "bf16"}, 2 + 2 + 4 + 8, 14},
         {{"--dtype", "bf16", "--grad-dtype", "fp32"}, 2 + 4 + 4 + 8, 14},
         {{"--dtype", "bf16", "--master-dtype", "bf16", "--adam-dtype", "bf16"}, 2 + 2 + 0 + 4, 6},
+        {{"--dtype", "fp16"}, 2 + 4 + 4 + 8, 14},
     };
     for (const auto& c : cases) {
         const BytesPerParameter b = bytes_per_parameter(training(c.flags));
@@ -99,6 +100,45 @@ TEST(Options, TypesThatAreNotGivenFollowThoseThatAre) {
     EXPECT_EQ(training({"--dtype", "bf16"}).gradient_wire_dtype(), DType::bf16);
     EXPECT_EQ(training({"--dtype", "bf16", "--grad-dtype", "fp32"}).gradient_wire_dtype(), DType::f32);
     EXPECT_EQ(training({"--grad-dtype", "fp32", "--wire-dtype", "bf16"}).gradient_wire_dtype(), DType::bf16);
+}
+
+std::string refusal(const std::vector<std::string>& flags) {
+    try {
+        check_ranks(training(flags), 1);
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+TEST(Options, LossScaleIsFp16sAndAPowerOfTwo) {
+    EXPECT_FALSE(training({"--dtype", "bf16"}).loss_scaling().on());
+    const LossScaling dynamic = training({"--dtype", "fp16", "--loss-scale-window", "50"}).loss_scaling();
+    EXPECT_TRUE(dynamic.dynamic);
+    EXPECT_EQ(dynamic.initial, 65536);
+    EXPECT_EQ(dynamic.window, 50);
+    EXPECT_EQ(dynamic.hysteresis, 2);
+    const LossScaling fixed = training({"--dtype", "fp16", "--loss-scale", "1024"}).loss_scaling();
+    EXPECT_FALSE(fixed.dynamic);
+    EXPECT_EQ(fixed.initial, 1024);
+
+    for (const auto& [value, answer] : std::vector<std::pair<const char*, const char*>>{
+             {"1000", "1000 is not a power of two; nearest valid value: 1024"},
+             {"0.5", "0.5 is out of range; nearest valid value: 1"},
+             {"1e12", "1e12 is out of range; nearest valid value: 4294967296"},
+             {"often", "'often' is neither dynamic nor a power of two"}}) {
+        std::string said;
+        EXPECT_EQ(parse({"--dtype", "fp16", "--loss-scale", value}, &said), 2);
+        EXPECT_NE(said.find(answer), std::string::npos) << said;
+    }
+    EXPECT_EQ(refusal({"--dtype", "bf16", "--loss-scale", "dynamic"}),
+              "--loss-scale dynamic: --dtype bf16 needs none\n  nearest: leave it out, or --dtype fp16");
+    EXPECT_NE(
+        refusal({"--dtype", "fp16", "--loss-scale", "8", "--loss-scale-window", "9"}).find("--loss-scale dynamic"),
+        std::string::npos);
+    EXPECT_NE(refusal({"--dtype", "fp16", "--grad-dtype", "bf16"}).find("nearest: --grad-dtype fp32"),
+              std::string::npos);
+    EXPECT_EQ(refusal({"--dtype", "fp16", "--grad-dtype", "fp32", "--loss-scale", "dynamic"}), "");
 }
 
 TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {

@@ -58,8 +58,7 @@ class TrainerTest : public testing::Test {
 
     static void step(Trainer& t, int64_t number) {
         begin_step(t, number);
-        t.core->model.run(t.core->program, {.pass = Pass::train, .grad_scale = t.grad_scale()},
-                          [&](int64_t m) { return t.batches->training(number, m); });
+        t.core->model.run(t.core->program, t.goal(), [&](int64_t m) { return t.batches->training(number, m); });
         t.core->zero.optimizer.gradient_norm();
         t.core->zero.optimizer.update(float(t.lr.at(number)), number);
         end_step(t, number);

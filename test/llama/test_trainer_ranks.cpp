@@ -59,8 +59,7 @@ class TrainerRanks : public testing::Test {
         validate(t, 0);
         for (int64_t s = 1; s <= o.steps; ++s) {
             begin_step(t, s);
-            t.core->model.run(t.core->program, {.pass = Pass::train, .grad_scale = t.grad_scale()},
-                              [&](int64_t m) { return t.batches->training(s, m); });
+            t.core->model.run(t.core->program, t.goal(), [&](int64_t m) { return t.batches->training(s, m); });
             t.core->zero.optimizer.gradient_norm();
             t.core->zero.optimizer.update(float(t.lr.at(s)), s);
             end_step(t, s);

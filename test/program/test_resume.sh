@@ -66,6 +66,17 @@ launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --save-every 4 --out "$work/bf
 cut_at bf16 bf16cut 8
 check "bf16 resumes" launch 1 --device cpu --out "$work/bf16cut" --resume auto
 check "same bf16 weights" test "$(weights bf16cut)" = "$(weights bf16)"
+# The loss scale has doubled and halved before the cut; lost or begun again, it would change again in another step.
+FAULT=gradient:0:6:inf,gradient:0:7:inf launch 1 "${model[@]}" "${train[@]}" --dtype fp16 --loss-scale-window 4 --save-every 3 --out "$work/fp16"
+check "fp16 says that it overflowed" says "overflow at loss scale 131072, update skipped"
+cut_at fp16 fp16cut 9
+check "fp16 resumes" launch 1 --device cpu --out "$work/fp16cut" --resume auto
+check "same fp16 weights" test "$(weights fp16cut)" = "$(weights fp16)"
+check "same loss scales" test "$(grep -o '"step":[0-9]*\|"loss_scale":[0-9]*' "$work/fp16cut/metrics.jsonl")" = "$(grep -o '"step":[0-9]*\|"loss_scale":[0-9]*' "$work/fp16/metrics.jsonl")"
+check "which change after it" bash -c "grep '\"step\":14' '$work/fp16/metrics.jsonl' | grep -q '\"loss_scale\":131072,'"
+check "that skipped two updates" grep -q '"updates": 7,' "$work/fp16/checkpoints/step_000000009/manifest.json"
+check "--loss-scale with bf16" refused "--dtype bf16 needs none" "${model[@]}" "${train[@]}" --dtype bf16 --loss-scale 1024
+check "a fixed loss scale that overflows ends the run" bash -c "FAULT=gradient:0:1+:inf '$program' ${model[*]} ${train[*]} --dtype fp16 --loss-scale 4 --max-skips 3 > '$work/log' 2>&1; test \$? = 72"
 launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --adam-dtype bf16 --master-dtype bf16 --save-every 4 --out "$work/narrow"
 cut_at narrow narrowcut 8
 check "bf16 masters and moments resume" launch 1 --device cpu --out "$work/narrowcut" --resume auto

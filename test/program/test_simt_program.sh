@@ -36,6 +36,11 @@ PY
   "$cpu" $toy --device cpu --dtype bf16 --out "$work/cpu16" > "$work/log" 2>&1
   "$simt" $toy --device cuda --dtype bf16 --out "$work/simt16" > "$work/log" 2>&1
   compare "bf16" 4e-3 "$work/cpu16" "$work/simt16"
+  # fp16: one rounding is 2^-12.
+  "$cpu" $toy --device cpu --dtype fp16 --out "$work/cpuf16" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --dtype fp16 --cuda-graphs on --out "$work/simtf16" > "$work/log" 2>&1
+  compare "fp16" 1e-3 "$work/cpuf16" "$work/simtf16"
+  compare "fp16 against fp32" 2e-3 "$work/cpu" "$work/simtf16"
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --out "$work/launches" > "$work/log" 2>&1
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1
   compare "CUDA graphs, to the bit" 0 "$work/launches" "$work/graphs"

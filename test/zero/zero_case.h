@@ -22,6 +22,7 @@ struct Case {
     double clip = 0.5;  // below the first norms: clipping takes part
     int bad_step = 0;   // in this step the last rank has a gradient that is no number
     int left_out = 0;   // this step is not made at all
+    float loss_factor = 1;
 };
 
 inline ModelConfig toy(bool tied) {
@@ -38,6 +39,7 @@ struct Result {
     std::vector<float> weights;  // of all units, without padding
     std::vector<float> norms;    // of each step that was made
     int64_t updates = 0;         // that AdamW counted
+    std::vector<float> scales;   // with loss scaling: after each step
     bool operator==(const Result&) const = default;
 };
 
@@ -84,7 +86,10 @@ inline Result train(Mesh& mesh, const Case& how) {
             void* gradient = zero.grads.gradients(int(table.units().size()) - 1);
             compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
         }
-        const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(N * data.size * how.micro_batches)};
+        const LossScaleState* scale = zero.optimizer.loss_scale();
+        const Goal goal{.pass = Pass::train,
+                        .grad_scale = how.loss_factor / float(N * data.size * how.micro_batches),
+                        .loss_scale = scale ? &scale->scale : nullptr};
         core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
             compute.synchronize();  // the token vectors are filled again
             const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + data.rank * how.B;
@@ -97,6 +102,7 @@ inline Result train(Mesh& mesh, const Case& how) {
         zero.optimizer.update(1e-2f, step);
         compute.synchronize();
         if (executes) result.norms.push_back(*zero.optimizer.norm());
+        if (executes && scale) result.scales.push_back(scale->scale);
     }
     compute.copy(&result.updates, zero.optimizer.updates(), 8);
     for (int u = 0; u < int(table.units().size()); ++u) {

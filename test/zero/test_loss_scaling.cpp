@@ -1,0 +1,195 @@
+// Loss scaling: the rule against the frameworks', and what it leaves of a run's bits.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "comm/loopback.h"
+#include "kernels/loss_scale.h"
+#include "test/zero/zero_case.h"
+
+namespace rz {
+namespace {
+
+using zero_case::Case;
+using zero_case::Result;
+
+// ---- the rule -------------------------------------------------------------------------------------------------------
+
+std::vector<bool> overflows(int n, double share, uint32_t seed) {
+    std::mt19937 rng(seed);
+    std::vector<bool> out;
+    for (int i = 0; i < n; ++i) out.push_back(double(rng()) < share * 4294967296.0);
+    return out;
+}
+
+std::vector<float> scales_of(const std::vector<bool>& steps, float initial, int window, int hysteresis) {
+    LossScaleState s{initial, 1 / initial, 0, hysteresis};
+    std::vector<float> out;
+    for (const bool overflow : steps) {
+        const float grad_scale = overflow ? NAN : 0.5f;
+        loss_scale_update_cpu({&s, &grad_scale, window, hysteresis, 1, 0x1p32f});
+        EXPECT_EQ(s.scale * s.inverse, 1);
+        out.push_back(s.scale);
+    }
+    return out;
+}
+
+// torch.amp.GradScaler(init_scale, growth_factor=2, backoff_factor=0.5, growth_interval), as its documentation and
+// _amp_update_scale_ say: on inf the scale backs off and the tracker is zeroed; else the tracker grows, and when it
+// reaches the interval the scale grows and the tracker is zeroed.
+TEST(LossScaling, WithoutHysteresisItIsTorchsGradScaler) {
+    for (const uint32_t seed : {1u, 2u, 3u}) {
+        const std::vector<bool> steps = overflows(400, seed == 3 ? 0.02 : 0.15, seed);
+        std::vector<float> want;
+        double scale = 65536;
+        int tracker = 0;
+        for (const bool found_inf : steps) {
+            if (found_inf) {
+                scale *= 0.5;
+                tracker = 0;
+            } else if (++tracker == 7) {
+                scale *= 2;
+                tracker = 0;
+            }
+            scale = std::min(std::max(scale, 1.0), 4294967296.0);  // ours stops there; torch's goes on
+            want.push_back(float(scale));
+        }
+        EXPECT_EQ(scales_of(steps, 65536, 7, 1), want);
+    }
+}
+
+// DeepSpeed's DynamicLossScaler.update_scale with consecutive_hysteresis False, delayed_shift = hysteresis.
+TEST(LossScaling, WithHysteresisItIsDeepSpeedsScaler) {
+    for (const uint32_t seed : {4u, 5u, 6u}) {
+        const std::vector<bool> steps = overflows(400, 0.1, seed);
+        std::vector<float> want;
+        double scale = 65536;
+        int left = 3, last_overflow = -1;
+        for (int i = 0; i < int(steps.size()); ++i) {
+            if (steps[size_t(i)]) {
+                if (left == 1)
+                    scale = std::max(scale / 2, 1.0);
+                else
+                    --left;
+                last_overflow = i;
+            } else if ((i - last_overflow) % 9 == 0) {
+                left = 3;
+                scale *= 2;
+            }
+            want.push_back(float(scale));
+        }
+        EXPECT_EQ(scales_of(steps, 65536, 9, 3), want);
+    }
+}
+
+TEST(LossScaling, StopsAtItsFloorAndItsCeiling) {
+    EXPECT_EQ(scales_of(std::vector<bool>(4, true), 4, 1, 1), (std::vector<float>{2, 1, 1, 1}));
+    EXPECT_EQ(scales_of(std::vector<bool>(3, false), 0x1p31f, 1, 1), (std::vector<float>{0x1p32f, 0x1p32f, 0x1p32f}));
+}
+
+// ---- runs -----------------------------------------------------------------------------------------------------------
+
+Result run(int ranks, const Case& how) {
+    LoopbackHub hub(ranks);
+    std::vector<Result> results(static_cast<size_t>(ranks));
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {});
+        results[size_t(rank)] = zero_case::train(mesh, how);
+    });
+    for (const Result& r : results)
+        EXPECT_TRUE(r.weights == results[0].weights && r.updates == results[0].updates && r.scales == results[0].scales)
+            << "ranks disagree";
+    return results[0];
+}
+
+Case scaled(LossScaling how, int stage = 0) {
+    Case c;
+    c.zero.loss_scaling = how;
+    c.zero.stage = stage;
+    return c;
+}
+
+// A power of two commutes with rounding: gradient, norm, clip and update are those of the unscaled run. The first norms
+// are clipped, so clipping before unscaling would show.
+TEST(LossScaling, APowerOfTwoOnFp32ChangesNoBit) {
+    for (const int stage : {0, 1, 2, 3}) {
+        Case plain;
+        plain.zero.stage = stage;
+        plain.micro_batches = 2;
+        const Result want = run(3, plain);
+        Case c = scaled({.initial = 4096}, stage);
+        c.micro_batches = 2;
+        const Result got = run(3, c);
+        EXPECT_EQ(got.norms, want.norms) << "stage " << stage;
+        EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
+        EXPECT_EQ(got.scales, std::vector<float>(10, 4096));
+    }
+}
+
+// An overflow on one rank: every rank skips the same step and halves; the step might as well not have been.
+TEST(LossScaling, AnOverflowHalvesTheScaleOnAllRanksAndCountsAsNoUpdate) {
+    const LossScaling how{.initial = 65536, .dynamic = true, .window = 3, .hysteresis = 1};
+    Case without = scaled(how);
+    without.left_out = 5;
+    const Result want = run(3, without);
+    for (const int stage : {0, 1, 2, 3}) {
+        Case c = scaled(how, stage);
+        c.bad_step = 5;
+        const Result got = run(3, c);
+        // Doubled after step 3, halved after step 5, the count of good steps begins again: doubled after step 8.
+        EXPECT_EQ(got.scales,
+                  (std::vector<float>{65536, 65536, 131072, 131072, 65536, 65536, 65536, 131072, 131072, 131072}))
+            << "stage " << stage;
+        EXPECT_EQ(got.updates, 9);
+        EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
+    }
+}
+
+Case fp16(int stage, LossScaling how) {
+    Case c = scaled(how, stage);
+    c.zero.param_dtype = DType::f16;
+    return c;
+}
+
+TEST(LossScaling, Fp16StagesAgree) {
+    const LossScaling how{.initial = 65536, .dynamic = true, .window = 4};
+    Case base = fp16(0, how);
+    base.bad_step = 3;
+    const Result want = run(3, base);
+    EXPECT_EQ(want.updates, 9);
+    for (int stage = 1; stage <= 3; ++stage) {
+        Case c = fp16(stage, how);
+        c.bad_step = 3;
+        if (stage == 3) c.recompute = Recompute::block;
+        const Result got = run(3, c);
+        EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
+        EXPECT_EQ(got.scales, want.scales);
+    }
+}
+
+// Of a loss times 2^-22 every gradient is below half of fp16's smallest number, 2^-24: unscaled they are all zero and
+// nothing is learnt. Scaled, the norm is fp32's (Fp16GradientsAreNearFp32s has the tolerance).
+TEST(LossScaling, GradientsTooSmallForFp16SurviveOnlyScaled) {
+    Case stalls = fp16(0, {.initial = 1}), learns = fp16(0, {.initial = 0x1p26f}), fp32;
+    stalls.loss_factor = learns.loss_factor = fp32.loss_factor = 0x1p-22f;
+    const Result stalled = run(1, stalls), learnt = run(1, learns), want = run(1, fp32);
+    EXPECT_EQ(stalled.norms, std::vector<float>(10, 0.0f));
+    EXPECT_GT(want.norms[0], 0x1p-26f);
+    EXPECT_NEAR(learnt.norms[0], want.norms[0], 0x1p-7 * want.norms[0]);
+    EXPECT_NE(learnt.weights, stalled.weights);
+}
+
+// The norm of the first step's gradient against fp32's. A gradient passes about 60 roundings of 2^-11 on its way
+// through three layers, independent of each other; the norm averages thousands of elements. 2^-7 is 16 roundings in a
+// row in the same direction.
+TEST(LossScaling, Fp16GradientsAreNearFp32s) {
+    const Result want = run(1, Case{}), got = run(1, fp16(0, {.initial = 65536, .dynamic = true}));
+    EXPECT_NEAR(got.norms[0], want.norms[0], 0x1p-7 * want.norms[0]);
+    EXPECT_EQ(got.updates, 10);
+}
+
+}  // namespace
+}  // namespace rz
