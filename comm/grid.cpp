@@ -17,10 +17,10 @@ const char* name_of(Axis axis) {
 
 static std::string text_of(const GridOptions& o, const GridOptions& asked) {
     std::string text;
-    const auto add = [&](const char* flag, int value, int before) {
-        if (value != 1 || before != 1) text += format("%s%s %d", text.empty() ? "" : " ", flag, value);
+    const auto add = [&](Axis axis, int value, int before) {
+        if (value != 1 || before != 1) text += format("%s%s %d", text.empty() ? "" : " x ", name_of(axis), value);
     };
-    add("--pp", o.pp, asked.pp), add("--cp", o.cp, asked.cp), add("--tp", o.tp, asked.tp);
+    add(Axis::pp, o.pp, asked.pp), add(Axis::cp, o.cp, asked.cp), add(Axis::tp, o.tp, asked.tp);
     return text;
 }
 
@@ -55,8 +55,8 @@ static std::vector<GridOptions> nearest_sizes(int ranks, const GridOptions& aske
 }
 
 static void check_sizes(int ranks, const GridOptions& o) {
-    for (const auto& [flag, size] : {std::pair("--tp", o.tp), {"--cp", o.cp}, {"--pp", o.pp}})
-        require(size >= 1, "%s %d: an axis has at least one rank\n  nearest: %s 1", flag, size, flag);
+    for (const auto& [axis, size] : {std::pair(Axis::tp, o.tp), {Axis::cp, o.cp}, {Axis::pp, o.pp}})
+        require(size >= 1, "%s %d: an axis has at least one rank\n  nearest: %s 1", name_of(axis), size, name_of(axis));
     std::array<Axis, 4> sorted = o.order;
     std::sort(sorted.begin(), sorted.end());
     require(sorted == (std::array<Axis, 4>{Axis::tp, Axis::cp, Axis::dp, Axis::pp}),
@@ -75,9 +75,8 @@ static void check_shard_size(int shard_size, int data_ranks, int ranks) {
     int below = std::min(std::max(shard_size, 1), data_ranks), above = below;
     while (data_ranks % below != 0) --below;
     while (data_ranks % above != 0) ++above;
-    const std::string nearest =
-        below == above ? format("--shard-size %d", below) : format("--shard-size %d or %d", below, above);
-    fail("--shard-size %d does not divide %d %s\n  nearest: %s", shard_size, data_ranks,
+    const std::string nearest = below == above ? format("%d", below) : format("%d or %d", below, above);
+    fail("shard size %d does not divide %d %s\n  nearest: %s", shard_size, data_ranks,
          data_ranks == ranks ? "ranks" : format("data ranks (of %d ranks)", ranks).c_str(), nearest.c_str());
 }
 

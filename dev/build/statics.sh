@@ -22,7 +22,6 @@ rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
 rz::gemm_dnnl_version()::name                    made once
 rz::gemm_library_cuda()::name                    made once
 rz::presets()::all                               made once
-rz::pipeline_kinds()::all                        made once
 rz::ptx::tensor_map(                             made once
 '
 mapfile -t variables < <(nm -C -f sysv "$1" 2> /dev/null | awk -F'|' '

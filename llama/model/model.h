@@ -19,8 +19,8 @@ class Model {
     Model(const ModelConfig&, const ParamTable&, const StageOptions&, Device, Stream& compute, ParameterSource&,
           GradientSink* gradients);
 
-    // One rank of a pipeline: its stages, and its programs of a step and of the evaluation of a micro-batch. Collective:
-    // all ranks of the pp axis run the same ones in the same order.
+    // One rank of a pipeline: its stages, and its programs of a step and of the evaluation of a micro-batch.
+    // Collective: all ranks of the pp axis run the same ones in the same order.
     Model(const ModelConfig&, const ParamTable&, const StageOptions&, const RankProgram& training,
           const RankProgram& evaluation, Mesh&, Device, Stream& compute, ParameterSource&, GradientSink*);
     // When the tasks of the latest step were, of a pipeline; readable when its work is done.
@@ -32,8 +32,9 @@ class Model {
     RankProgram training_program(int64_t micro_batches) const;
 
     // Begins a program, whose instructions the caller enqueues one by one (llama/parallel/executor.h). `batch` is asked
-    // for each micro-batch once, when the first of its instructions comes that needs it; what it returns must stay valid
-    // until the program's last instruction of that micro-batch. One run at a time; this and the program outlive it.
+    // for each micro-batch once, when the first of its instructions comes that needs it; what it returns must stay
+    // valid until the program's last instruction of that micro-batch. One run at a time; this and the program outlive
+    // it.
     using Batches = std::function<DeviceBatch(int64_t micro_batch)>;
     ProgramRun begin(const RankProgram&, const Goal&, Batches batch);
     // The whole program at once.

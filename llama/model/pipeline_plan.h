@@ -9,17 +9,18 @@ namespace rz {
 
 struct PipelineOptions {
     int pp = 1;
-    std::string schedule;         // a name or a file; empty: zb-v where it exists and nothing is recomputed, else 1f1b
-    int stages_per_rank = 0;      // 0: the schedule's own
-    std::string cut;              // blocks of each stage; empty: balanced by FLOPs
-    std::string gather = "step";  // or window:K, or op
+    ScheduleChoice schedule = {};   // none: zb-v where it exists and nothing is recomputed, else 1f1b
+    int stages_per_rank = 0;        // 0: the schedule's own
+    std::vector<int64_t> cut = {};  // blocks of each stage; empty: balanced by FLOPs
+    GatherFor gather = GatherFor::step;
+    int gather_window = 3;  // stages, for GatherFor::window
     bool recompute = false;
     int window = 0;  // micro-batches in flight at most; 0: as the schedule has it
     int64_t T = 0;
 };
 
 struct PipelinePlan {
-    std::string name;  // of the schedule
+    ScheduleChoice choice;
     PipelineSchedule schedule;
     std::vector<StageUnits> cut;
     PipelineCosts costs;                  // FLOPs of a token

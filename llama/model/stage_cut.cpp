@@ -1,9 +1,7 @@
 #include "llama/model/stage_cut.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
-#include <numeric>
 
 #include "kernels/runtime/check.h"
 
@@ -66,29 +64,23 @@ std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>& units, int stag
     return out;
 }
 
-std::vector<StageUnits> parse_stage_cut(std::string_view text, int64_t blocks, int stages) {
-    const std::string asked(text);
-    std::vector<int64_t> counts;
-    for (const char *at = text.data(), *end = at + text.size();;) {
-        int64_t n = -1;
-        const auto [after, bad] = std::from_chars(at, end, n);
-        require(bad == std::errc() && n >= 0 && n <= blocks && (after == end || *after == ','),
-                "--pp-cut %s: it must be the number of blocks of each of %d stages, separated by commas", asked.c_str(),
-                stages);
-        counts.push_back(n);
-        if (after == end) break;
-        at = after + 1;
+std::vector<StageUnits> cut_stages(const std::vector<int64_t>& blocks_of, int64_t blocks, int stages) {
+    std::string asked;
+    int64_t total = 0;
+    for (const int64_t n : blocks_of) {
+        asked += (asked.empty() ? "" : ",") + std::to_string(n);
+        total = checked_add(total, n, "blocks");
     }
-    require(int(counts.size()) == stages, "--pp-cut %s: it names %lld stages, there are %d", asked.c_str(),
-            (long long)counts.size(), stages);
-    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t(0));
-    require(total == blocks, "--pp-cut %s: these are %lld blocks, the model has %lld", asked.c_str(), (long long)total,
-            (long long)blocks);
+    require(int(blocks_of.size()) == stages, "a cut into %s blocks: these are %lld stages, there are %d", asked.c_str(),
+            (long long)blocks_of.size(), stages);
+    require(total == blocks, "a cut into %s blocks: these are %lld blocks, the model has %lld", asked.c_str(),
+            (long long)total, (long long)blocks);
     std::vector<StageUnits> out;
     int next = 0;
     for (int s = 0; s < stages; ++s) {
-        const int units = int(counts[size_t(s)]) + (s == 0) + (s == stages - 1);
-        require(counts[size_t(s)] > 0, "--pp-cut %s: stage %d has no block: each needs one", asked.c_str(), s);
+        const int64_t n = blocks_of[size_t(s)];
+        require(n > 0, "a cut into %s blocks: stage %d has none, and each needs one", asked.c_str(), s);
+        const int units = int(n) + (s == 0) + (s == stages - 1);
         out.push_back({s, next, next + units - 1});
         next += units;
     }

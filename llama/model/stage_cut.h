@@ -4,7 +4,6 @@
 // last stage, costs 1f1b 42 % and zb-v 46 % of the step.
 
 #include <string>
-#include <string_view>
 
 #include "llama/model/config.h"
 #include "llama/parallel/program.h"
@@ -25,9 +24,10 @@ std::vector<UnitFlops> unit_flops(const ModelConfig&, int64_t T, bool recompute 
 // Least largest cost; among those, least sum of squares. Each stage holds a block, the first the embedding too, the
 // last norm and head; needs as many blocks as stages.
 std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>&, int stages);
-// "3,4,4,1": blocks of each stage, at least one.
-std::vector<StageUnits> parse_stage_cut(std::string_view text, int64_t blocks, int stages);
-std::string text_of(const std::vector<StageUnits>& cut, int64_t blocks);  // the same text
+// The cut with these numbers of blocks, which must be as many as there are stages, at least one each, and the model's
+// together.
+std::vector<StageUnits> cut_stages(const std::vector<int64_t>& blocks_of, int64_t blocks, int stages);
+std::string text_of(const std::vector<StageUnits>& cut, int64_t blocks);  // "3,4,4,1"
 
 // Ticks for simulate(): FLOPs of each stage's units.
 PipelineCosts costs_of(const std::vector<StageUnits>&, const std::vector<UnitFlops>&);

@@ -217,40 +217,10 @@ bool is_v_shaped(PipelineKind kind) { return kind == PipelineKind::zb_v || kind 
 
 }  // namespace
 
-const std::vector<PipelineKind>& pipeline_kinds() {
-    static const std::vector<PipelineKind> all = {PipelineKind::gpipe,    PipelineKind::f1b1, PipelineKind::interleaved,
-                                                  PipelineKind::zb_h1,    PipelineKind::zb_v, PipelineKind::dualpipe,
-                                                  PipelineKind::dualpipev};
+std::vector<PipelineKind> pipeline_kinds() {
+    std::vector<PipelineKind> all;
+    for (const auto& n : kNames<PipelineKind>) all.push_back(n.value);
     return all;
-}
-
-const char* name_of(PipelineKind kind) {
-    switch (kind) {
-        case PipelineKind::gpipe:
-            return "gpipe";
-        case PipelineKind::f1b1:
-            return "1f1b";
-        case PipelineKind::interleaved:
-            return "interleaved";
-        case PipelineKind::zb_h1:
-            return "zb-h1";
-        case PipelineKind::zb_v:
-            return "zb-v";
-        case PipelineKind::dualpipe:
-            return "dualpipe";
-        case PipelineKind::dualpipev:
-            return "dualpipev";
-    }
-    fail("a schedule of kind %d", int(kind));
-}
-
-PipelineKind parse_pipeline_kind(std::string_view name) {
-    std::string all;
-    for (PipelineKind kind : pipeline_kinds()) {
-        if (name == name_of(kind)) return kind;
-        all += (all.empty() ? "" : ", ") + std::string(name_of(kind));
-    }
-    fail("--pp-schedule %.*s: there is no such schedule\n  there are: %s", int(name.size()), name.data(), all.c_str());
 }
 
 int default_stages_per_rank(PipelineKind kind) {
@@ -262,41 +232,41 @@ std::string find_pipeline_refusal(PipelineKind kind, const PipelineShape& shape)
     const int V = shape.stages_per_rank ? shape.stages_per_rank : own;
     const char* name = name_of(kind);
     const bool dual = kind == PipelineKind::dualpipe || kind == PipelineKind::dualpipev;
-    if (P < 1) return format("--pp %d: there must be at least one stage\n  nearest: --pp 1", P);
-    if (M < 1) return format("%d micro-batches: there must be at least one\n  nearest: --grad-accum 1", M);
+    if (P < 1) return format("pp %d: there must be at least one rank\n  nearest: pp 1", P);
+    if (M < 1) return format("%d micro-batches: there must be at least one\n  nearest: 1 micro-batch", M);
     if (kind == PipelineKind::interleaved) {
         if (V < 2)
             return format(
-                "--pp-schedule interleaved with --pp-stages-per-rank %d: one stage a rank is 1f1b\n"
-                "  nearest: --pp-stages-per-rank 2, or --pp-schedule 1f1b",
+                "schedule interleaved with %d stage on each rank: that is 1f1b\n"
+                "  nearest: 2 stages on each rank, or schedule 1f1b",
                 V);
         if (M % P != 0) {
             const int below = M / P * P, above = below + P;
             return format(
-                "--pp-schedule interleaved with %d micro-batches on %d ranks: it runs them in groups of %d\n"
-                "  nearest: %s%d micro-batches, or --pp-schedule zb-v",
+                "schedule interleaved with %d micro-batches on %d ranks: it runs them in groups of %d\n"
+                "  nearest: %s%d micro-batches, or schedule zb-v",
                 M, P, P, below > 0 ? format("%d or ", below).c_str() : "", above);
         }
     } else if (V != own) {
         return format(
-            "--pp-schedule %s with --pp-stages-per-rank %d: it has %d\n"
-            "  nearest: --pp-stages-per-rank %d, or --pp-schedule interleaved",
+            "schedule %s with %d stages on each rank: it has %d\n"
+            "  nearest: %d on each rank, or schedule interleaved",
             name, V, own, own);
     }
     if (kind == PipelineKind::dualpipe && P % 2 != 0)
         return format(
-            "--pp-schedule dualpipe: --pp %d is odd, and its ranks work in mirrored pairs\n"
-            "  nearest: --pp %d, or --pp-schedule dualpipev",
+            "schedule dualpipe: pp %d is odd, and its ranks work in mirrored pairs\n"
+            "  nearest: pp %d, or schedule dualpipev",
             P, P + 1);
     if (kind == PipelineKind::dualpipe && M % 2 != 0 && M > 2 * P)
         return format(
-            "--pp-schedule dualpipe: %d micro-batches are odd, and each direction has half of them\n"
-            "  nearest: %d or %d micro-batches, or --pp-schedule dualpipev",
+            "schedule dualpipe: %d micro-batches are odd, and each direction has half of them\n"
+            "  nearest: %d or %d micro-batches, or schedule dualpipev",
             M, M - 1, M + 1);
     if (dual && M < 2 * P)
         return format(
-            "--pp-schedule %s needs at least 2 x pp = %d micro-batches, there are %d\n"
-            "  nearest: %d micro-batches, or --pp-schedule zb-v",
+            "schedule %s needs at least 2 x pp = %d micro-batches, there are %d\n"
+            "  nearest: %d micro-batches, or schedule zb-v",
             name, 2 * P, M, 2 * P);
     return "";
 }

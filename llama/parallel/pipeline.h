@@ -26,6 +26,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/runtime/names.h"
+
 namespace rz {
 
 enum class Op : uint8_t { F, I, W, B };
@@ -56,10 +58,24 @@ struct PipelineSchedule {
 
 enum class PipelineKind : uint8_t { gpipe, f1b1, interleaved, zb_h1, zb_v, dualpipe, dualpipev };
 
-const char* name_of(PipelineKind);                   // "1f1b"
-PipelineKind parse_pipeline_kind(std::string_view);  // throws with the nearest name
-const std::vector<PipelineKind>& pipeline_kinds();   // all
-int default_stages_per_rank(PipelineKind);           // 2 for interleaved and the V shapes, else 1
+template <>
+inline constexpr auto kNames<PipelineKind> =
+    std::to_array<Named<PipelineKind>>({{PipelineKind::gpipe, "gpipe"},
+                                        {PipelineKind::f1b1, "1f1b"},
+                                        {PipelineKind::interleaved, "interleaved"},
+                                        {PipelineKind::zb_h1, "zb-h1"},
+                                        {PipelineKind::zb_v, "zb-v"},
+                                        {PipelineKind::dualpipe, "dualpipe"},
+                                        {PipelineKind::dualpipev, "dualpipev"}});
+std::vector<PipelineKind> pipeline_kinds();  // all
+int default_stages_per_rank(PipelineKind);   // 2 for interleaved and the V shapes, else 1
+
+// What is asked for: a schedule by its name, or a file of the text below; neither: whoever asks has a default.
+struct ScheduleChoice {
+    std::optional<PipelineKind> kind = {};
+    std::string file = {};
+    std::string name() const { return kind ? name_of(*kind) : file; }
+};
 
 struct PipelineShape {
     int ranks, micro_batches;
@@ -80,6 +96,8 @@ PipelineSchedule limit_in_flight(const PipelineSchedule&, int most);
 
 std::string csv_of(const PipelineSchedule&);
 PipelineSchedule parse_pipeline_csv(std::string_view text);  // throws naming rank, field and text
+// Of a file that someone else may have written: also checked.
+PipelineSchedule load_pipeline(const std::string& path);
 std::string text_of(Op);
 std::string text_of(const Task&);
 std::string text_of(const Cell&);

@@ -226,8 +226,8 @@ class RankBuilder {
 
     // At most `window` stages are whole; one that is missing takes the place of the one whose next use is farthest.
     std::vector<Instr> gather_for_window(const std::vector<Instr>& code) const {
-        require(o_.window >= 1, "--pp-gather window:%d: it must hold at least one stage\n  nearest: window:1",
-                o_.window);
+        require(o_.window >= 1,
+                "parameters gathered for a window of %d stages: it must hold at least one\n  nearest: 1", o_.window);
         const auto next_use = [&](int stage, size_t from) {
             while (from < code.size() && (code[from].stage != stage || reads(code[from], shape_).empty())) ++from;
             return from;

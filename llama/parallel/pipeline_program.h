@@ -29,13 +29,17 @@ enum class GatherFor : uint8_t {
     op,      // each use: the least memory, two gathers for each micro-batch
 };
 
+template <>
+inline constexpr auto kNames<GatherFor> =
+    std::to_array<Named<GatherFor>>({{GatherFor::step, "step"}, {GatherFor::window, "window"}, {GatherFor::op, "op"}});
+
 struct PipelineProgramOptions {
     std::vector<StageUnits> cut;      // by stage
     std::vector<int64_t> unit_bytes;  // of all units
     bool tied = false;
     ShardPolicy shard;
     GatherFor gather = GatherFor::step;
-    int window = 3;
+    int window = 3;  // stages, for GatherFor::window
 };
 
 // The tasks of fused cells one after the other, as the executor runs them: a fused cell pays where there is

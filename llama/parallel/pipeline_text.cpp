@@ -3,6 +3,7 @@
 #include <map>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
 #include "llama/parallel/pipeline.h"
 
 namespace rz {
@@ -130,6 +131,12 @@ PipelineSchedule parse_pipeline_csv(std::string_view text) {
             s.stages, s.ranks);
     s.rank_of.assign(size_t(s.stages), std::vector<int>(size_t(s.micro_batches)));
     for (const auto& [key, rank] : home) s.rank_of[size_t(key.first)][size_t(key.second)] = rank;
+    return s;
+}
+
+PipelineSchedule load_pipeline(const std::string& path) {
+    PipelineSchedule s = parse_pipeline_csv(read_file(path));
+    check_pipeline(s);
     return s;
 }
 

@@ -73,7 +73,7 @@ class Window {
 }  // namespace
 
 PipelineSchedule limit_in_flight(const PipelineSchedule& s, int most) {
-    require(most >= 1, "--pp-window %d: at least one micro-batch must be in flight\n  nearest: --pp-window 1", most);
+    require(most >= 1, "a window of %d: at least one micro-batch must be in flight\n  nearest: 1", most);
     return Window(s, most).run();
 }
 

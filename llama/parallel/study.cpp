@@ -18,23 +18,6 @@ namespace {
 
 constexpr int64_t kTick = 1'000'000;  // ticks of a cost of 1, for each stage of a rank: six decimals are exact
 
-struct Costs {
-    double forward, input, weight;
-};
-
-Costs parse_costs(const std::string& text) {
-    std::istringstream in(text);
-    double x[3] = {};
-    char comma[3] = {};
-    in >> x[0] >> comma[0] >> x[1] >> comma[1] >> x[2];
-    require(in && comma[0] == ',' && comma[1] == ',' && !(in >> comma[2]),
-            "--cost %s: it must be three numbers, of F, I and W\n  nearest: --cost 1,1,1", text.c_str());
-    for (const double c : x)
-        require(c > 0 && c <= 1e6, "--cost %s: each must be above 0 and at most 1e6\n  nearest: --cost 1,1,1",
-                text.c_str());
-    return {x[0], x[1], x[2]};
-}
-
 struct Timed {
     PipelineSchedule schedule;
     PipelineRun run;
@@ -44,36 +27,25 @@ struct Timed {
 Timed timed(PipelineSchedule schedule, const ScheduleStudy& o) {
     if (o.window > 0) schedule = limit_in_flight(schedule, o.window);
     check_pipeline(schedule);
-    const Costs c = parse_costs(o.cost);
     const int64_t v = schedule.stages_per_rank();
     const auto ticks = [&](double cost) { return std::llround(cost * double(kTick)) * v; };
     PipelineCosts costs =
-        PipelineCosts::even(schedule, ticks(c.forward), ticks(c.input), ticks(c.weight), ticks(o.message));
+        PipelineCosts::even(schedule, ticks(o.forward), ticks(o.input), ticks(o.weight), ticks(o.message));
     costs.one_lane = o.one_lane;
     PipelineRun run = simulate(schedule, costs);
     return {std::move(schedule), std::move(run), double(kTick * v)};
 }
 
 PipelineSchedule schedule_of(const ScheduleStudy& o) {
-    const auto& kinds = pipeline_kinds();
-    const bool known =
-        std::any_of(kinds.begin(), kinds.end(), [&](PipelineKind k) { return o.schedule == name_of(k); });
-    std::ifstream file(o.schedule);
-    if (!known && file) {
-        std::stringstream text;
-        text << file.rdbuf();
-        PipelineSchedule s = parse_pipeline_csv(text.str());
-        require(o.pp == 0 || o.pp == s.ranks, "--pp %d, but %s has rows for %d ranks\n  nearest: --pp %d", o.pp,
-                o.schedule.c_str(), s.ranks, s.ranks);
-        require(o.micro_batches == 0 || o.micro_batches == s.micro_batches,
-                "--micro-batches %d, but %s has %d\n  nearest: --micro-batches %d", o.micro_batches, o.schedule.c_str(),
-                s.micro_batches, s.micro_batches);
-        require(o.stages_per_rank == 0, "--pp-stages-per-rank with a file, which says it itself\n  leave it out");
-        return s;
-    }
-    const PipelineKind kind = parse_pipeline_kind(o.schedule);
-    require(o.pp > 0, "--pp is not given: how many ranks the pipeline has\n  nearest: --pp 4");
-    return make_pipeline(kind, {o.pp, o.micro_batches ? o.micro_batches : 2 * o.pp, o.stages_per_rank});
+    if (o.schedule.kind)
+        return make_pipeline(*o.schedule.kind, {o.pp, o.micro_batches ? o.micro_batches : 2 * o.pp, o.stages_per_rank});
+    PipelineSchedule s = load_pipeline(o.schedule.file);
+    require(o.pp == 0 || o.pp == s.ranks, "pp %d, but %s has rows for %d ranks\n  nearest: pp %d", o.pp,
+            o.schedule.file.c_str(), s.ranks, s.ranks);
+    require(o.micro_batches == 0 || o.micro_batches == s.micro_batches,
+            "%d micro-batches, but %s has %d\n  nearest: %d micro-batches", o.micro_batches, o.schedule.file.c_str(),
+            s.micro_batches, s.micro_batches);
+    return s;
 }
 
 int peak(const PipelineRun& run, int PipelineRun::Rank::*what) {
@@ -120,9 +92,9 @@ std::string rank_table(const Timed& t) {
 
 std::string summary_of(const Timed& t, const ScheduleStudy& o) {
     const PipelineSchedule& s = t.schedule;
-    return format("%s: %d ranks, %d stages, %d micro-batches, F, I, W = %s, message %g%s\n", o.schedule.c_str(),
-                  s.ranks, s.stages, s.micro_batches, o.cost.c_str(), o.message,
-                  o.one_lane ? ", one lane for each rank" : "") +
+    return format("%s: %d ranks, %d stages, %d micro-batches, F, I, W = %g,%g,%g, message %g%s\n",
+                  o.schedule.name().c_str(), s.ranks, s.stages, s.micro_batches, o.forward, o.input, o.weight,
+                  o.message, o.one_lane ? ", one lane for each rank" : "") +
            format("makespan %.6g  utilisation %.1f %% of the step, %.1f %% of the ranks' own spans\n",
                   double(t.run.makespan) / t.unit, 100 * t.run.util_step(), 100 * t.run.util_span()) +
            format("peak activations %.4g forwards of 1/%d of the model, pending weight gradients included\n",
@@ -131,12 +103,11 @@ std::string summary_of(const Timed& t, const ScheduleStudy& o) {
 }
 
 std::string comparison(const ScheduleStudy& o) {
-    require(o.pp > 0, "--compare needs --pp\n  nearest: --pp 4");
     const int M = o.micro_batches ? o.micro_batches : 2 * o.pp;
-    std::string out =
-        format("%d ranks, %d micro-batches, F, I, W = %s, message %g\n\n", o.pp, M, o.cost.c_str(), o.message) +
-        "schedule       stages  makespan    idle  step %  span %  activations  pending W  queue  "
-        "parameters  90 % from\n";
+    std::string out = format("%d ranks, %d micro-batches, F, I, W = %g,%g,%g, message %g\n\n", o.pp, M, o.forward,
+                             o.input, o.weight, o.message) +
+                      "schedule       stages  makespan    idle  step %  span %  activations  pending W  queue  "
+                      "parameters  90 % from\n";
     std::string missing;
     const auto row = [&](PipelineKind kind, int v) {
         const std::string name = name_of(kind) + (kind == PipelineKind::interleaved ? format(" %d", v) : std::string());
@@ -192,8 +163,6 @@ int micro_batches_for(PipelineKind kind, int pp, int stages_per_rank, double uti
 
 int schedule_command(const ScheduleStudy& o) {
     if (o.compare) {
-        require(o.csv.empty() && o.svg.empty(),
-                "--compare shows all schedules; --csv and --svg write one\n  leave one out");
         std::cout << comparison(o);
         return 0;
     }

@@ -12,8 +12,8 @@ struct ScheduleStudy {
     int pp = 0;  // 0: of a file
     int micro_batches = 0;
     int stages_per_rank = 0;
-    std::string schedule = "zb-v";  // a name, or a file of PyTorch's text
-    std::string cost = "1,1,1";     // F, I, W of 1/pp of the model
+    ScheduleChoice schedule{.kind = PipelineKind::zb_v};
+    double forward = 1, input = 1, weight = 1;  // F, I, W of 1/pp of the model
     double message = 0;
     bool one_lane = false;
     bool compare = false;

@@ -16,10 +16,10 @@ static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const Co
     const Place pp = mesh.place(Axis::pp);
     if (pp.size == 1) return std::nullopt;
     PipelineOptions how = o.pipeline;
-    require(o.zero.overlap || o.zero.stage < 3 || how.gather == "op",
+    require(o.zero.overlap || o.zero.stage < 3 || how.gather == GatherFor::op,
             "--no-overlap holds one unit at a time, and --pp-gather %s more\n  nearest: --pp-gather op, or leave "
             "--no-overlap out",
-            how.gather.c_str());
+            name_of(how.gather));
     how.pp = pp.size;
     how.recompute = o.stage.recompute != Recompute::none;
     how.T = o.stage.T;

@@ -17,12 +17,15 @@ static std::optional<int> parse(const std::vector<std::string>& arguments, Comma
     if (const std::optional<int> exit_code = parse_flags(arguments, tables, found)) return exit_code;
     const std::string& name = tables[found.command].name;
     require(found.command == 0 || found.given.empty(),
-            "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come behind its name",
+            "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come after its name",
             found.given.empty() ? "" : found.given.begin()->c_str(), name.c_str(), name.c_str());
     if (found.command > 0) {
         if (name == "generate") command = generate;
         if (name == "export") command = exports;
-        if (name == "schedule") command = schedule;
+        if (name == "schedule") {
+            check_given(schedule);
+            command = schedule;
+        }
         return std::nullopt;
     }
     settle(train, arguments, tables[0], found);

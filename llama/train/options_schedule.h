@@ -7,5 +7,10 @@
 namespace rz {
 
 CommandTable command_table(ScheduleStudy&);
+// Throws on flags that contradict each other, and on what is missing.
+void check_given(const ScheduleStudy&);
+
+// The row of --pp-schedule, which training has too.
+OptionRow& add_schedule_row(OptionGroup&, ScheduleChoice&, const char* help);
 
 }  // namespace rz

@@ -1,5 +1,6 @@
 #include "llama/train/options_train.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include "llama/base/clock.h"
 #include "llama/model/hf.h"
 #include "llama/model/presets.h"
+#include "llama/train/options_schedule.h"
 
 namespace rz {
 
@@ -155,6 +157,40 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     add_gemm_rows(device, o.gemm_tune, o.gemm_cache);
 }
 
+static bool read_cut(const std::string& text, std::vector<int64_t>& blocks) {
+    blocks.clear();
+    for (const char *at = text.data(), *end = at + text.size(); at != end;) {
+        int64_t n = 0;
+        const auto [after, bad] = std::from_chars(at, end, n);
+        if (bad != std::errc() || n < 1 || n > kBig || (after != end && (*after != ',' || after + 1 == end)))
+            return false;
+        blocks.push_back(n);
+        at = after == end ? end : after + 1;
+    }
+    return true;
+}
+static std::string wrong_cut(const std::string& text) {
+    std::vector<int64_t> blocks;
+    if (read_cut(text, blocks)) return "";
+    return format("'%s' must be the number of blocks of each stage, at least 1, separated by commas", text.c_str());
+}
+
+static bool read_gather(const std::string& text, GatherFor& how, int64_t& window) {
+    const std::string head = "window:";
+    how = text == "op" ? GatherFor::op : text == "step" ? GatherFor::step : GatherFor::window;
+    if (how != GatherFor::window) return true;
+    const char* end = text.data() + text.size();
+    if (text.rfind(head, 0) != 0) return false;
+    const auto [after, bad] = std::from_chars(text.data() + head.size(), end, window);
+    return bad == std::errc() && after == end && window >= 1 && window <= (1 << 20);
+}
+static std::string wrong_gather(const std::string& text) {
+    GatherFor how;
+    int64_t window = 0;
+    if (read_gather(text, how, window)) return "";
+    return format("'%s' must be step, op or window:K with K at least 1; nearest: window:3", text.c_str());
+}
+
 static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup ranks(rows, "Many ranks (mpirun -n N)");
     ranks.whole("--zero", o.zero, 0, 3, "ZeRO stage. Ranks shard: 1 the optimizer, 2 gradients too, 3 parameters too.");
@@ -167,15 +203,18 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.turn_on("--no-accumulate-locally", o.no_accumulate_locally,
                   "Reduce at every weight gradient (ZeRO-2 and 3 with --pp).");
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
-    ranks.text(
-        "--pp-schedule", o.pp_schedule,
-        "Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]",
-        "NAME");
+    add_schedule_row(
+        ranks, o.pp_schedule,
+        "Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]");
     ranks.whole("--pp-stages-per-rank", o.pp_stages_per_rank, 0, 64,
                 "Number of stages on each rank (interleaved). 0: 2.");
-    ranks.text("--pp-cut", o.pp_cut, "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]", "LIST");
-    ranks.text("--pp-gather", o.pp_gather, "How long ZeRO-3 keeps gathered parameters: step, window:K (stages) or op.",
-               "HOW");
+    ranks.checked("--pp-cut", "N,N,...", "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]",
+                  wrong_cut, [&o](const std::string& text) { read_cut(text, o.pp_cut); });
+    ranks
+        .checked("--pp-gather", "step|window:K|op",
+                 "How long ZeRO-3 keeps gathered parameters. K is a number of stages.", wrong_gather,
+                 [&o](const std::string& text) { read_gather(text, o.pp_gather, o.pp_gather_window); })
+        .default_text = "step";
     ranks.whole("--pp-window", o.pp_window, 0, 1 << 20,
                 "Largest number of micro-batches in flight; 0: as many as the schedule has.");
     ranks.whole(

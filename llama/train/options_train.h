@@ -11,6 +11,7 @@
 #include "comm/grid.h"
 #include "llama/model/config.h"
 #include "llama/model/model.h"
+#include "llama/parallel/pipeline_program.h"
 #include "llama/train/guards.h"
 #include "llama/train/option_table.h"
 #include "llama/train/schedule.h"
@@ -89,8 +90,10 @@ struct TrainOptions {
     int64_t prefetch = 1;
     bool no_overlap = false, accumulate_locally = false;
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
-    std::string pp_schedule, pp_cut;         // empty: zb-v or 1f1b; balanced by FLOPs
-    std::string pp_gather = "step";
+    ScheduleChoice pp_schedule;              // none: zb-v or 1f1b
+    std::vector<int64_t> pp_cut;             // blocks of each stage; none: balanced by FLOPs
+    GatherFor pp_gather = GatherFor::step;
+    int64_t pp_gather_window = 3;  // stages, for GatherFor::window
     int64_t pp_tasks = 0, pp_window = 0;
     bool no_accumulate_locally = false;
     Algorithm collectives = Algorithm::ring;

@@ -89,6 +89,7 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
                          .stages_per_rank = int(o.pp_stages_per_rank),
                          .cut = o.pp_cut,
                          .gather = o.pp_gather,
+                         .gather_window = int(o.pp_gather_window),
                          .window = int(o.pp_window)}};
 }
 

@@ -110,13 +110,13 @@ TEST(Grid, AnyOrderOfTheAxesIsAPermutationOfTheRanks) {
 
 TEST(Grid, RefusalsNameWhatWasAskedAndTheNearestThatWorks) {
     EXPECT_EQ(refusal(8, {.tp = 2, .pp = 3}),
-              "--pp 3 --tp 2 with 8 ranks: 6 does not divide 8\n  nearest: --pp 4 --tp 2 or --pp 2 --tp 2");
-    EXPECT_EQ(refusal(6, {.tp = 4}), "--tp 4 with 6 ranks: 4 does not divide 6\n  nearest: --tp 3 or --tp 6");
-    EXPECT_EQ(refusal(1, {.pp = 2}), "--pp 2 with 1 rank: 2 does not divide 1\n  nearest: --pp 1");
-    EXPECT_EQ(refusal(4, {.cp = 0}), "--cp 0: an axis has at least one rank\n  nearest: --cp 1");
-    EXPECT_EQ(refusal(6, {.shard_size = 4}), "--shard-size 4 does not divide 6 ranks\n  nearest: --shard-size 3 or 6");
+              "pp 3 x tp 2 with 8 ranks: 6 does not divide 8\n  nearest: pp 4 x tp 2 or pp 2 x tp 2");
+    EXPECT_EQ(refusal(6, {.tp = 4}), "tp 4 with 6 ranks: 4 does not divide 6\n  nearest: tp 3 or tp 6");
+    EXPECT_EQ(refusal(1, {.pp = 2}), "pp 2 with 1 rank: 2 does not divide 1\n  nearest: pp 1");
+    EXPECT_EQ(refusal(4, {.cp = 0}), "cp 0: an axis has at least one rank\n  nearest: cp 1");
+    EXPECT_EQ(refusal(6, {.shard_size = 4}), "shard size 4 does not divide 6 ranks\n  nearest: 3 or 6");
     EXPECT_EQ(refusal(8, {.tp = 2, .shard_size = 8}),
-              "--shard-size 8 does not divide 4 data ranks (of 8 ranks)\n  nearest: --shard-size 4");
+              "shard size 8 does not divide 4 data ranks (of 8 ranks)\n  nearest: 4");
     EXPECT_EQ(refusal(8, {.tp = 2, .cp = 2, .pp = 2}), "");
 }
 

@@ -34,6 +34,10 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--keep-every", "10"}, "--out"},
         {{"--grad-accum", "2", "--batch-tokens", "4096"}, "leave one of them out"},
         {{"--warmup", "50", "--steps", "10"}, "nearest: --warmup 10"},
+        {{"--pp", "2", "--pp-schedule", "zbv"}, "'zbv' is neither a file nor a schedule; nearest: zb-v"},
+        {{"--pp", "2", "--pp-cut", "3,x"}, "'3,x' must be the number of blocks of each stage"},
+        {{"--pp", "2", "--pp-cut", "3,0"}, "at least 1"},
+        {{"--pp", "2", "--zero", "3", "--pp-gather", "window:0"}, "nearest: window:3"},
         {{"--learning-rate", "1"}, "did you mean --lr?"},
         {{"--max_steps=7"}, "did you mean --steps?"},
         {{"--stepz", "7"}, "did you mean --steps?"},
@@ -154,6 +158,24 @@ TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {
     EXPECT_EQ(lines[0], "--lr 1e-3, was 5e-3");
     EXPECT_EQ(resumed.on_spike, OnSpike::stop);
     EXPECT_EQ(resumed.lr, 1e-3);
+}
+
+TEST(Options, APipelinesChoicesAreParsedOnce) {
+    const auto parsed = [](std::vector<std::string> flags) {
+        Command command;
+        EXPECT_FALSE(parse_command_line(flags, command));
+        return std::get<TrainOptions>(command);
+    };
+    const TrainOptions none = parsed({"--pp", "2"});
+    EXPECT_FALSE(none.pp_schedule.kind);
+    EXPECT_TRUE(none.pp_schedule.file.empty() && none.pp_cut.empty());
+    EXPECT_EQ(none.pp_gather, GatherFor::step);
+    const TrainOptions all =
+        parsed({"--pp", "2", "--zero", "3", "--pp-schedule", "zb-h1", "--pp-cut", "3,5", "--pp-gather", "window:7"});
+    EXPECT_EQ(all.pp_schedule.kind, PipelineKind::zb_h1);
+    EXPECT_EQ(all.pp_cut, (std::vector<int64_t>{3, 5}));
+    EXPECT_EQ(all.pp_gather, GatherFor::window);
+    EXPECT_EQ(all.pp_gather_window, 7);
 }
 
 TEST(Options, ResumeIsTheNewestAStepOrAFolder) {

@@ -313,15 +313,14 @@ TEST(StageCut, FlopsAreThoseOfTheWholeModel) {
     }
 }
 
-TEST(StageCut, TextOfACutReadsBack) {
-    const auto cut = parse_stage_cut("1,3,3,1", 8, 4);
+TEST(StageCut, ACutByHandHasAllBlocksAndNoEmptyStage) {
+    const auto cut = cut_stages(std::vector<int64_t>{1, 3, 3, 1}, 8, 4);
     EXPECT_EQ(cut, (std::vector<StageUnits>{{0, 0, 1}, {1, 2, 4}, {2, 5, 7}, {3, 8, 9}}));
     EXPECT_EQ(text_of(cut, 8), "1,3,3,1");
-    EXPECT_EQ(text_of(parse_stage_cut("8", 8, 1), 8), "8");
-    for (const char* bad : {"", "4", "4,4,", "4,x", "5,4", "4,-4,8", "9,0"})
-        EXPECT_THROW(parse_stage_cut(bad, 8, 2), Error) << bad;
-    EXPECT_THROW(parse_stage_cut("4,0,4", 8, 3), Error) << "each stage needs a block";
-    EXPECT_THROW(parse_stage_cut("8,0", 8, 2), Error);
+    EXPECT_EQ(text_of(cut_stages(std::vector<int64_t>{8}, 8, 1), 8), "8");
+    for (const std::vector<int64_t>& bad : std::vector<std::vector<int64_t>>{{4}, {5, 4}, {4, -4, 8}, {9, -1}, {8, 0}})
+        EXPECT_THROW(cut_stages(bad, 8, 2), Error);
+    EXPECT_THROW(cut_stages(std::vector<int64_t>{4, 0, 4}, 8, 3), Error) << "each stage needs a block";
 }
 
 // The numbers of stage_cut.h: half a stage's forward more on the last stage.

@@ -132,10 +132,10 @@ check "  the same loss" close each dp3
 check "bf16, one rank" train bf16 1 --dtype bf16 --batch-tokens 256 --head untied
 check "bf16, zb-v" as bf16zb bf16 2 --dtype bf16 --pp 2 --batch-tokens 256 --head untied
 
-check "refused: too many stages" refused 4 "makes 16 stages of 8 blocks" --pp 4 --pp-schedule interleaved --pp-stages-per-rank 4
-check "refused: dualpipe" refused 2 "nearest: --pp-schedule dualpipev" --pp 2 --pp-schedule dualpipe --batch-tokens 256
-check "refused: tied on two ranks" refused 2 "nearest: --pp-schedule zb-v" --pp 2 --pp-schedule 1f1b --head tied
-check "refused: recomputation" refused 2 "nearest: --pp-schedule 1f1b" --pp 2 --pp-schedule zb-v --recompute mlp
+check "refused: too many stages" refused 4 "make 16 stages of 8 blocks" --pp 4 --pp-schedule interleaved --pp-stages-per-rank 4
+check "refused: dualpipe" refused 2 "nearest: schedule dualpipev" --pp 2 --pp-schedule dualpipe --batch-tokens 256
+check "refused: tied on two ranks" refused 2 "nearest: schedule zb-v" --pp 2 --pp-schedule 1f1b --head tied
+check "refused: recomputation" refused 2 "nearest: schedule 1f1b" --pp 2 --pp-schedule zb-v --recompute mlp
 check "refused: too few micro-batches" refused 2 "needs at least 2 x pp = 4" --pp 2 --pp-schedule dualpipev
 check "refused: a cut" refused 2 "these are 7 blocks" --pp 2 --pp-schedule 1f1b --pp-cut 3,4
 check "refused: --pp-cut without --pp" refused 1 "and --pp is 1" --pp-cut 3,5
