@@ -18,8 +18,9 @@ void embedding_backward_t(const EmbeddingBackward& a) {
     // Any thread may take any token: each is summed by one owner in ascending position.
 #pragma omp parallel for schedule(dynamic, 8) if (a.N * a.C >= kSerialBelow)
     for (int64_t i = 0; i < a.distinct; ++i) {
-        if (a.starts[i] == a.starts[i + 1]) continue;
-        G* drow = static_cast<G*>(a.dtable) + int64_t(a.ids[i]) * a.C;
+        const int64_t id = int64_t(a.ids[i]) - a.first;
+        if (a.starts[i] == a.starts[i + 1] || id < 0 || id >= a.V) continue;
+        G* drow = static_cast<G*>(a.dtable) + id * a.C;
         for (int64_t c0 = 0; c0 < a.C; c0 += kColumns) {
             const int64_t columns = a.C - c0 < kColumns ? a.C - c0 : kColumns;
             alignas(64) float sum[kColumns];
@@ -80,9 +81,14 @@ int64_t embedding_plan(const int32_t* tokens, int64_t N, int64_t V, int32_t* row
 void embedding_forward_cpu(const EmbeddingForward& a) {
     const size_t bytes = size_t(a.C * size_of(a.dtype));
 #pragma omp parallel for schedule(static) if (a.N * a.C >= kSerialBelow)
-    for (int64_t n = 0; n < a.N; ++n)
-        std::memcpy(static_cast<char*>(a.x) + size_t(n) * bytes,
-                    static_cast<const char*>(a.table) + size_t(a.tokens[n]) * bytes, bytes);
+    for (int64_t n = 0; n < a.N; ++n) {
+        char* x = static_cast<char*>(a.x) + size_t(n) * bytes;
+        const int64_t row = int64_t(a.tokens[n]) - a.first;
+        if (row < 0 || row >= a.V)
+            std::memset(x, 0, bytes);
+        else
+            std::memcpy(x, static_cast<const char*>(a.table) + size_t(row) * bytes, bytes);
+    }
 }
 
 void embedding_backward_cpu(const EmbeddingBackward& a) { RZ_SIMD_CALL(embedding_backward, a); }
@@ -92,6 +98,7 @@ void embedding_forward(Stream& stream, const EmbeddingForward& a) {
     check_size(op, "N", a.N, 0);
     check_size(op, "C", a.C, 1);
     check_size(op, "V", a.V, 1);
+    check_size(op, "first", a.first, 0);
     if (a.N == 0) return;
     check_pointer(op, "x", a.x, 16);
     check_pointer(op, "table", a.table, 16);
@@ -104,9 +111,10 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& a) {
     check_size(op, "N", a.N, 0);
     check_size(op, "C", a.C, 1);
     check_size(op, "V", a.V, 1);
-    require(a.distinct >= 0 && a.distinct <= a.N && a.distinct <= a.V,
-            "%s: %lld distinct tokens among %lld rows and a vocabulary of %lld; use what embedding_plan returned", op,
-            (long long)a.distinct, (long long)a.N, (long long)a.V);
+    check_size(op, "first", a.first, 0);
+    require(a.distinct >= 0 && a.distinct <= a.N,
+            "%s: %lld distinct tokens among %lld rows; use what embedding_plan returned", op, (long long)a.distinct,
+            (long long)a.N);
     check_grad_dtype(op, a.grad_dtype, a.dtype);
     if (a.N == 0 || a.distinct == 0) return;
     check_pointer(op, "dtable", a.dtable, 16);

@@ -9,8 +9,8 @@ constexpr int kVectors = 4;  // per thread of the forward pass
 constexpr int kRows = 8;     // of a token's that the backward pass fetches at a time
 
 template <class T, int kVec>
-__global__ void __launch_bounds__(kThreads)
-    embedding_forward_kernel(T* x, const T* table, const int32_t* tokens, int64_t items, int C) {
+__global__ void __launch_bounds__(kThreads) embedding_forward_kernel(T* x, const T* table, const int32_t* tokens,
+                                                                     int64_t items, int C, int64_t V, int64_t token0) {
     const int64_t first = int64_t(blockIdx.x) * (kThreads * kVectors) + threadIdx.x;
     const int vectors = C / kVec;
     const T* source[kVectors];
@@ -19,12 +19,13 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t item = first + i * kThreads;
         if (item >= items) break;
         const int64_t row = items <= 0xffffffffLL ? int64_t(uint32_t(item) / uint32_t(vectors)) : item / vectors;
-        source[i] = table + int64_t(tokens[row]) * C + (item - row * vectors) * kVec;
+        const int64_t at = tokens[row] - token0;
+        source[i] = uint64_t(at) < uint64_t(V) ? table + at * C + (item - row * vectors) * kVec : nullptr;
     }
     Pack<T, kVec> pack[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i)
-        if (first + i * kThreads < items) pack[i].load(source[i]);
+        if (first + i * kThreads < items) source[i] ? pack[i].load(source[i]) : pack[i].from({});
 #pragma unroll
     for (int i = 0; i < kVectors; ++i)
         if (first + i * kThreads < items) pack[i].store(x + (first + i * kThreads) * kVec);
@@ -35,12 +36,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, class G, int kVec>
 __global__ void __launch_bounds__(kThreads)
     embedding_backward_kernel(G* dtable, const T* dx, const int32_t* rows, const int32_t* starts, const int32_t* ids,
-                              int C) {
+                              int C, int64_t V, int64_t token0) {
     const int begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
-    if (begin == end) return;
+    const int64_t token = ids[blockIdx.x] - token0;
+    if (begin == end || uint64_t(token) >= uint64_t(V)) return;
     const int c = int(blockIdx.y * blockDim.x + threadIdx.x) * kVec, lane = int(threadIdx.x % 32);
     const bool mine = c < C;  // the others only pass row numbers on
-    G* out = dtable + int64_t(ids[blockIdx.x]) * C + c;
+    G* out = dtable + token * C + c;
     Pack<G, kVec> old;
     if (mine) old.load(out);
     float sum[kVec] = {};
@@ -77,7 +79,7 @@ void launch_forward(const EmbeddingForward& a, CudaStream stream) {
     const int64_t items = a.N * (a.C / kVec);
     launch(embedding_forward_kernel<T, kVec>,
            LaunchConfig(dim3(blocks_for(items, kThreads * kVectors)), dim3(kThreads), 0, stream), static_cast<T*>(a.x),
-           static_cast<const T*>(a.table), a.tokens, items, int(a.C));
+           static_cast<const T*>(a.table), a.tokens, items, int(a.C), a.V, a.first);
 }
 
 template <class T, class G, int kVec>
@@ -87,7 +89,7 @@ void launch_backward(const EmbeddingBackward& a, CudaStream stream) {
     require(slices <= 65535, "embedding: C=%lld is beyond the grid", static_cast<long long>(a.C));
     launch(embedding_backward_kernel<T, G, kVec>,
            LaunchConfig(dim3(blocks_for(a.distinct, 1), slices), dim3(threads), 0, stream), static_cast<G*>(a.dtable),
-           static_cast<const T*>(a.dx), a.rows, a.starts, a.ids, int(a.C));
+           static_cast<const T*>(a.dx), a.rows, a.starts, a.ids, int(a.C), a.V, a.first);
 }
 
 }  // namespace

@@ -11,9 +11,10 @@ namespace rz {
 struct EmbeddingForward {
     void* x;                // (N, C) dtype      =
     const void* table;      // (V, C) dtype
-    const int32_t* tokens;  // (N) in [0, V); checked by whoever loads the data, not here
+    const int32_t* tokens;  // (N) ids of the whole vocabulary; checked by whoever loads the data, not here
     int64_t N, C, V;
     DType dtype;
+    int64_t first = 0;  // the table's rows are tokens [first, first + V); the rows of others are 0
 };
 
 struct EmbeddingBackward {
@@ -26,6 +27,7 @@ struct EmbeddingBackward {
     int64_t distinct;
     int64_t N, C, V;
     DType dtype, grad_dtype;
+    int64_t first = 0;  // dtable's rows are tokens [first, first + V); others are left out
 };
 
 // Host side: fills rows (N), starts (N + 1 at most), ids (N at most) and returns the number of distinct tokens.

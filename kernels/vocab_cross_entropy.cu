@@ -1,0 +1,84 @@
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/vocab_cross_entropy.h"
+
+namespace rz {
+namespace {
+
+constexpr int kThreads = 256;
+
+// One block per row, which is read twice: the exponentials of the second time find it in the second-level cache.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    vocab_softmax_kernel(float* stats, const T* logits, const int32_t* targets, int V, int first) {
+    __shared__ float maxima[32];
+    __shared__ float sums[32];
+    const T* row = logits + int64_t(blockIdx.x) * V;
+    float max = -INFINITY;
+    for (int v = int(threadIdx.x); v < V; v += kThreads) max = fmaxf(max, to_float(row[v]));
+    max = block_max(max, maxima, kThreads);
+    // All masked: they add nothing, and exp(-inf + inf) would be no number. fmaxf passes over a NaN, the sum does not.
+    const float from = max == -INFINITY ? 0.0f : max;
+    float sum = 0;
+    for (int v = int(threadIdx.x); v < V; v += kThreads) sum += expf(to_float(row[v]) - from);
+    sum = block_sum(sum, sums, kThreads);
+    if (threadIdx.x != 0) return;
+    const int64_t target = int64_t(targets[blockIdx.x]) - first;  // kIgnoreTarget is below every first
+    float* out = stats + int64_t(blockIdx.x) * kVocabStats;
+    out[0] = max;
+    out[1] = sum;
+    out[2] = target >= 0 && target < V ? to_float(row[target]) : 0.0f;
+}
+
+// One block per row. Every thread adds the parts' numbers, in ascending order.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    vocab_cross_entropy_kernel(float* loss, T* logits, const float* stats, const int32_t* targets, int64_t N, int V,
+                               int first, int parts, float scale, bool write_gradient) {
+    const int64_t n = blockIdx.x;
+    T* row = logits + n * V;
+    if (targets[n] == kIgnoreTarget) {
+        if (threadIdx.x == 0) loss[n] = 0;
+        if (write_gradient)
+            for (int v = int(threadIdx.x); v < V; v += kThreads) row[v] = from_float<T>(0.0f);
+        return;
+    }
+    float max = -INFINITY, sum = 0, target_logit = 0;
+    for (int p = 0; p < parts; ++p) max = fmaxf(max, stats[(p * N + n) * kVocabStats]);
+    for (int p = 0; p < parts; ++p) {
+        const float* part = stats + (p * N + n) * kVocabStats;
+        sum += part[1] == 0 ? 0.0f : part[1] * expf(part[0] - max);
+        target_logit += part[2];
+    }
+    const float shifted = target_logit - max;
+    if (threadIdx.x == 0) loss[n] = logf(sum) - shifted;
+    if (!write_gradient) return;
+    const float factor = scale / sum;
+    const int64_t target = int64_t(targets[n]) - first;
+    for (int v = int(threadIdx.x); v < V; v += kThreads) {
+        // As in cross_entropy: an infinite loss gives a NaN, so that it never hides behind a finite gradient.
+        const float gradient = v == target ? (expf(shifted) / sum - 1.0f + (shifted - shifted)) * scale
+                                           : expf(to_float(row[v]) - max) * factor;
+        row[v] = from_float<T>(gradient);
+    }
+}
+
+}  // namespace
+
+void vocab_softmax_cuda(const VocabSoftmax& a, CudaStream stream) {
+    if (a.N == 0) return;
+    with_device_type(a.dtype, [&]<class T>() {
+        launch(vocab_softmax_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.stats,
+               static_cast<const T*>(a.logits), a.targets, int(a.V), int(a.first));
+    });
+}
+
+void vocab_cross_entropy_cuda(const VocabCrossEntropy& a, CudaStream stream) {
+    if (a.N == 0) return;
+    with_device_type(a.dtype, [&]<class T>() {
+        launch(vocab_cross_entropy_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.loss,
+               static_cast<T*>(a.logits), a.stats, a.targets, a.N, int(a.V), int(a.first), int(a.parts), a.grad_scale,
+               a.write_gradient);
+    });
+}
+
+}  // namespace rz

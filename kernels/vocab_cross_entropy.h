@@ -1,0 +1,48 @@
+#pragma once
+// Softmax cross-entropy over logits whose columns, the vocabulary, are cut among ranks (Shoeybi et al. 2019, section
+// 3). Each part makes three numbers of a row; with those of all parts, in ascending order, each part has the row's loss
+// and the gradient of its own columns. The same three numbers give the same bits of the loss everywhere.
+//
+//   vocab_softmax         stats[n] = max_v x[n, v],  sum_v exp(x[n, v] - max),  x[n, target] where it is in this part
+//   vocab_cross_entropy   loss[n]  = log(sum_v exp(x[n, v])) - x[n, target]              over the columns of all parts
+//                         x[n, v]  = (softmax(x[n])[v] - [v == target]) * grad_scale     if write_gradient
+//
+// A target of kIgnoreTarget gives loss 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once. Two
+// runs on one kind of device give the same bits.
+
+#include "kernels/cross_entropy.h"
+
+namespace rz {
+
+constexpr int64_t kVocabStats = 3;  // max, sum of exp(x - max), the target's logit or 0
+
+struct VocabSoftmax {
+    float* stats;            // (N, kVocabStats) f32   =
+    const void* logits;      // (N, V) dtype
+    const int32_t* targets;  // (N) ids of the whole vocabulary, or kIgnoreTarget; checked by vocab_cross_entropy
+    int64_t N, V;            // columns of this part
+    int64_t first;           // id of its first column
+    DType dtype;
+};
+
+struct VocabCrossEntropy {
+    float* loss;             // (N) f32                    =    the same on all parts
+    void* logits;            // (N, V) dtype               in: logits, out: gradient (or untouched)
+    const float* stats;      // (parts, N, kVocabStats)    of all parts, ascending
+    const int32_t* targets;  // (N) in [0, vocab) or kIgnoreTarget
+    int64_t N, V, first;     // as above
+    int64_t parts, vocab;    // of the whole vocabulary
+    float grad_scale;        // 1 / number of targets in the global batch, for the mean loss
+    bool write_gradient;
+    DType dtype;
+};
+
+void vocab_softmax(Stream&, const VocabSoftmax&);
+void vocab_cross_entropy(Stream&, const VocabCrossEntropy&);
+
+void vocab_softmax_cpu(const VocabSoftmax&);
+void vocab_softmax_cuda(const VocabSoftmax&, CudaStream);
+void vocab_cross_entropy_cpu(const VocabCrossEntropy&);
+void vocab_cross_entropy_cuda(const VocabCrossEntropy&, CudaStream);
+
+}  // namespace rz

@@ -1,0 +1,138 @@
+// Cross-entropy over parts of the vocabulary, and the embedding of one: CUDA kernels against the CPU ops.
+#include "kernels/vocab_cross_entropy.h"
+
+#include "kernels/embedding.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t N, V, first, vocab;
+    DType dtype;
+};
+
+class VocabCrossEntropyTest : public testing::TestWithParam<Case> {};
+
+// Targets in the part, in others, at its ends, and none.
+std::vector<int32_t> draw_targets(const Case& c) {
+    std::mt19937 generator(3);
+    std::vector<int32_t> targets(size_t(c.N));
+    for (size_t n = 0; n < targets.size(); ++n)
+        targets[n] = int32_t(n % 2 ? generator() % uint64_t(c.vocab) : c.first + int64_t(generator() % uint64_t(c.V)));
+    targets.front() = int32_t(c.first);
+    targets.back() = int32_t(c.first + c.V - 1);
+    if (c.N > 2) targets[1] = kIgnoreTarget;
+    return targets;
+}
+
+// exp and expf within 2^-21 of each other where the argument is above -16; V terms in another order: below 2^-17.
+constexpr double kSum = 1.0 / (1 << 17);
+
+TEST_P(VocabCrossEntropyTest, SoftmaxOfAPart) {
+    const Case c = GetParam();
+    const Data logits = normal(c.N * c.V, c.dtype, 1, 2);
+    const auto op = [&](KernelRun& run) {
+        vocab_softmax(run.stream(), {.stats = run.output<float>("stats", c.N * kVocabStats, DType::f32),
+                                     .logits = run.input(logits),
+                                     .targets = run.input<int32_t>(draw_targets(c)),
+                                     .N = c.N,
+                                     .V = c.V,
+                                     .first = c.first,
+                                     .dtype = c.dtype});
+    };
+    compare_on_devices(op, {{"stats", {kSum, 0}}});
+}
+
+TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
+    const Case c = GetParam();
+    constexpr int64_t kParts = 3;
+    const Data logits = normal(c.N * c.V, c.dtype, 1, 2);
+    std::vector<float> stats(size_t(kParts * c.N * kVocabStats));
+    const auto targets = draw_targets(c);
+    std::mt19937 generator(4);
+    for (int64_t p = 0; p < kParts; ++p)
+        for (int64_t n = 0; n < c.N; ++n) {
+            float* s = stats.data() + (p * c.N + n) * kVocabStats;
+            s[0] = p == 2 && n == 0 ? -INFINITY : 4 + float(generator() % 1000) / 250;
+            s[1] = p == 2 && n == 0 ? 0 : 1 + float(generator() % 1000) / 10;
+            const bool here = targets[size_t(n)] >= c.first && targets[size_t(n)] < c.first + c.V;
+            s[2] = (here ? p == 1 : p == 0) ? 0.5f : 0.0f;
+        }
+    for (const bool gradient : {true, false}) {
+        const float scale = 1.0f / float(c.N);
+        const auto op = [&](KernelRun& run) {
+            vocab_cross_entropy(run.stream(), {.loss = run.output<float>("loss", c.N, DType::f32),
+                                               .logits = run.inout("logits", logits),
+                                               .stats = run.input<float>(stats),
+                                               .targets = run.input<int32_t>(targets),
+                                               .N = c.N,
+                                               .V = c.V,
+                                               .first = c.first,
+                                               .parts = kParts,
+                                               .vocab = c.vocab,
+                                               .grad_scale = scale,
+                                               .write_gradient = gradient,
+                                               .dtype = c.dtype});
+        };
+        const Tolerance close{ulp(c.dtype) + kSum, double(scale) * kSum};
+        compare_on_devices(op, {{"loss", {0, 2 * kSum}}, {"logits", gradient ? close : Tolerance{}}});
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, VocabCrossEntropyTest,
+                         testing::Values(Case{1, 2, 0, 5, DType::f32}, Case{5, 259, 259, 777, DType::bf16},
+                                         Case{4, 1000, 500, 1500, DType::f32}, Case{3, 777, 7, 800, DType::f16}));
+
+// Rows of tokens outside the part are zero, and their gradients are left out.
+TEST(EmbeddingOfAPart, TakesItsOwnTokensOnly) {
+    constexpr int64_t N = 70, V = 9, kVocab = 30;
+    std::vector<int32_t> tokens, rows(size_t(70)), starts(size_t(71)), ids(size_t(70));
+    for (int64_t n = 0; n < N; ++n) tokens.push_back(int32_t(n * n % kVocab));
+    const int64_t distinct = embedding_plan(tokens.data(), N, kVocab, rows.data(), starts.data(), ids.data());
+    for (const int64_t C : {24, 33})
+        for (const int64_t first : {0, 11, 21}) {
+            const Data table = normal(V * C, DType::bf16, 1), dx = normal(N * C, DType::bf16, 2);
+            const Data before = normal(V * C, DType::f32, 3);
+            const auto op = [&](KernelRun& run) {
+                const int32_t* own = run.input<int32_t>(tokens);
+                embedding_forward(run.stream(), {.x = run.output("x", N * C, DType::bf16),
+                                                 .table = run.input(table),
+                                                 .tokens = own,
+                                                 .N = N,
+                                                 .C = C,
+                                                 .V = V,
+                                                 .dtype = DType::bf16,
+                                                 .first = first});
+                embedding_backward(run.stream(), {.dtable = run.inout("dtable", before),
+                                                  .dx = run.input(dx),
+                                                  .rows = run.input<int32_t>(rows),
+                                                  .starts = run.input<int32_t>(starts),
+                                                  .ids = run.input<int32_t>(ids),
+                                                  .distinct = distinct,
+                                                  .N = N,
+                                                  .C = C,
+                                                  .V = V,
+                                                  .dtype = DType::bf16,
+                                                  .grad_dtype = DType::f32,
+                                                  .first = first});
+            };
+            compare_on_devices(op, {{"dtable", {ulp(DType::f32), 1e-5}}});
+            const auto got = run_on(Device{DeviceKind::cpu, 0}, op);
+            for (int64_t n = 0; n < N; ++n) {
+                const int64_t row = tokens[size_t(n)] - first;
+                for (int64_t c = 0; c < C; ++c)
+                    ASSERT_EQ(got.at("x").values[size_t(n * C + c)], row < 0 || row >= V ? 0 : table.at(row * C + c));
+            }
+            for (int64_t v = 0; v < V; ++v)
+                for (int64_t c = 0; c < C; ++c) {
+                    double want = before.at(v * C + c);
+                    for (int64_t n = 0; n < N; ++n)
+                        if (tokens[size_t(n)] == first + v) want += dx.at(n * C + c);
+                    ASSERT_NEAR(got.at("dtable").values[size_t(v * C + c)], want, 1e-5);
+                }
+        }
+}
+
+}  // namespace
+}  // namespace rz::test
