@@ -84,8 +84,7 @@ void GradientStore::reduce_slices(int unit, void* whole, bool last) {
 }
 
 void GradientStore::wait() {
-    if (streams_.mesh.data().size() > 1 || !options_.whole_gradients())
-        streams_.compute_waits(streams_.comm().record());
+    if (streams_.mesh.world().size > 1 || !options_.whole_gradients()) streams_.compute_waits(streams_.comm().record());
 }
 
 void GradientStore::begin_step() {

@@ -69,10 +69,10 @@ void ShardedAdamW::index_owned() {
     }
 }
 
-// `own` of every stage of the pipeline, one after the other; stage_sums_ says where each begins. The ranks that share
-// slices have the same.
+// `own` of every part of the model (stages of the pipeline, parts of tensors), one after the other; stage_sums_ says
+// where each begins. The ranks that share slices have the same.
 std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own) {
-    Collectives& pp = streams_.mesh.pp();
+    Collectives& parts = streams_.mesh.model();
     Stream& comm = streams_.comm();
     // An int64 travels as two fp32 words: a gather copies bits.
     const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {
@@ -80,19 +80,19 @@ std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own
         Buffer from(streams_.device, int64_t(mine.size()) * 8, MemKind::workspace, "places of block sums");
         Buffer to(streams_.device, int64_t(all.size()) * 8, MemKind::workspace, "places of block sums");
         comm.copy(from.data(), mine.data(), from.bytes());
-        pp.all_gather(comm, {.out = to.data(), .in = from.data(), .offsets = offsets, .dtype = DType::f32});
+        parts.all_gather(comm, {.out = to.data(), .in = from.data(), .offsets = offsets, .dtype = DType::f32});
         comm.copy(all.data(), to.data(), to.bytes());
         comm.synchronize();
         return all;
     };
-    const std::vector<int64_t> counts = gather({int64_t(own.size())}, even_offsets(2 * pp.size(), pp.size(), 2));
+    const std::vector<int64_t> counts = gather({int64_t(own.size())}, even_offsets(2 * parts.size(), parts.size(), 2));
     stage_sums_ = {0};
     for (const int64_t count : counts) stage_sums_.push_back(stage_sums_.back() + 2 * count);
     return gather(own, stage_sums_);
 }
 
-// Each rank sums the blocks that it owns; gathered, they stand rank by rank and stage by stage, and block_order_ finds
-// them in logical order.
+// Each rank sums the blocks that it owns and counts; gathered, they stand rank by rank and part by part of the model,
+// and block_order_ finds them in logical order (of parts of the same tensors in rank order).
 void ShardedAdamW::index_block_sums() {
     std::vector<int64_t> places;  // logical offset of each block, in the order in which the sums are gathered
     const Sharing& sharing = ownership_.sharing();
@@ -101,17 +101,19 @@ void ShardedAdamW::index_block_sums() {
     for (int r = 0; r < (gathers ? sharing.cut.size : 1); ++r) {
         for (const UnitLayout& u : ownership_.units()) {
             const ElementRange slice = gathers ? u.slice(r, sharing.cut.size) : ElementRange{0, u.padded};
-            for (int64_t at = slice.begin; at < slice.end; at += u.block) places.push_back(u.logical + at);
+            for (const ElementRange& run : u.counted(slice))
+                for (int64_t at = run.begin; at < run.end; at += u.block) places.push_back(u.logical + at);
         }
         if (gathers) rank_sums_.push_back(2 * int64_t(places.size()));
     }
-    if (streams_.mesh.pp().size() > 1) places = gather_stages(places);
+    if (streams_.mesh.model().size() > 1) places = gather_stages(places);
     blocks_ = int64_t(places.size());
     block_sums_ = Buffer(streams_.device, blocks_ * 8, MemKind::workspace, "block sums of the gradient norm");
     if (rank_sums_.empty() && stage_sums_.empty()) return;
     std::vector<int32_t> order(places.size());
     std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return places[size_t(a)] < places[size_t(b)]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return places[size_t(a)] < places[size_t(b)]; });
     block_order_ = Buffer(streams_.device, blocks_ * 4, MemKind::workspace, "order of the block sums");
     streams_.compute.copy(block_order_.data(), order.data(), blocks_ * 4);
     streams_.compute.synchronize();
@@ -125,15 +127,20 @@ void ShardedAdamW::sum_blocks() {
     };
     Stream& compute = streams_.compute;
     Stream& comm = streams_.comm();
-    double* stage = block_sums_.as<double>() + place(stage_sums_, streams_.mesh.pp().rank());
+    double* stage = block_sums_.as<double>() + place(stage_sums_, streams_.mesh.model().rank());
     double* own = stage + place(rank_sums_, ownership_.sharing().cut.rank);
     double* sums = own;
     for (const OwnedRange& r : owned_) {
-        const int64_t block = ownership_.unit(r.unit).block;
-        sum_squares(
-            compute,
-            {.partial = sums, .x = r.grad, .n = r.elements.size(), .block = block, .dtype = options_.grad_dtype});
-        sums += r.elements.size() / block;
+        const UnitLayout& unit = ownership_.unit(r.unit);
+        for (const ElementRange& run : unit.counted(r.elements)) {
+            const char* x = static_cast<const char*>(r.grad);
+            sum_squares(compute, {.partial = sums,
+                                  .x = x + (run.begin - r.elements.begin) * size_of(options_.grad_dtype),
+                                  .n = run.size(),
+                                  .block = unit.block,
+                                  .dtype = options_.grad_dtype});
+            sums += ceil_div(run.size(), unit.block);
+        }
     }
     if (rank_sums_.empty() && stage_sums_.empty()) return;
     comm.wait(compute.record());
@@ -141,16 +148,12 @@ void ShardedAdamW::sum_blocks() {
     if (!rank_sums_.empty())
         streams_.mesh.shard().all_gather(comm, {.out = stage, .in = own, .offsets = rank_sums_, .dtype = DType::f32});
     if (!stage_sums_.empty())
-        streams_.mesh.pp().all_gather(
+        streams_.mesh.model().all_gather(
             comm, {.out = block_sums_.data(), .in = stage, .offsets = stage_sums_, .dtype = DType::f32});
     streams_.compute_waits(comm.record());
 }
 
 const float* ShardedAdamW::gradient_norm() {
-    const int tp = streams_.mesh.tp().size();
-    require(tp == 1,
-            "a gradient norm with %d ranks on the tp axis: what each of them holds whole would count %d times in it",
-            tp, tp);
     grads_.wait();
     sum_blocks();
     clip_scale(streams_.compute, {.norm = scalars_.as<float>(),

@@ -88,10 +88,10 @@ class ShardedAdamW {
     Buffer loss_scale_;        // LossScaleState, with loss scaling
     Buffer count_;             // int64 updates made, double[2] bias correction
     bool norm_known_ = false;  // of this step
-    // The sums of the gradient norm's blocks: doubles, stage by stage, rank by rank in a stage; and int32, from logical
-    // order to that. Offsets are in halves of a double.
+    // The sums of the gradient norm's blocks: doubles, part by part of the model, rank by rank in a part; and int32,
+    // from logical order to that. Offsets are in halves of a double.
     Buffer block_sums_, block_order_;
-    std::vector<int64_t> rank_sums_, stage_sums_;  // by rank of those that share slices; by rank of the pp axis
+    std::vector<int64_t> rank_sums_, stage_sums_;  // by rank of those that share slices; by rank of the model
     int64_t blocks_ = 0;
 };
 

@@ -25,6 +25,8 @@ struct UnitLayout {
     int64_t block = 0;    // elements, a multiple of 256
     int64_t padded = 0;   // elements with the padding at the end; a whole number of blocks
     int64_t logical = 0;  // of the first element in the whole model's buffer: `offset` where a rank holds all of it
+    // Ascending, within the unit: what another rank that holds the same elements counts in the gradient norm.
+    std::vector<ElementRange> counted_elsewhere = {};
 
     int64_t blocks() const { return padded / block; }
     // Rank r's elements within the unit: whole blocks, the first (blocks % ranks) ranks one more. May be empty.
@@ -32,6 +34,17 @@ struct UnitLayout {
         const int64_t each = blocks() / ranks, extra = blocks() % ranks;
         const int64_t first = rank * each + std::min<int64_t>(rank, extra);
         return {first * block, (first + each + (rank < extra ? 1 : 0)) * block};
+    }
+    // What this rank counts of a range within the unit, ascending.
+    std::vector<ElementRange> counted(ElementRange range) const {
+        std::vector<ElementRange> out;
+        for (const ElementRange& other : counted_elsewhere) {
+            if (other.end <= range.begin || other.begin >= range.end) continue;
+            if (other.begin > range.begin) out.push_back({range.begin, other.begin});
+            range.begin = std::min(other.end, range.end);
+        }
+        if (range.size() > 0) out.push_back(range);
+        return out;
     }
     // ranks + 1 offsets: slice r is [out[r], out[r + 1])
     std::vector<int64_t> slice_offsets(int ranks) const {

@@ -28,7 +28,8 @@ void ParamTable::end_unit(std::string name) {
 
 ParamTable::ParamTable(const ModelConfig& config, Holding holding) : tied_(config.tied) {
     add_tensors(config);
-    hold(holding);
+    cut(holding);
+    hold();
 }
 
 void ParamTable::add_tensors(const ModelConfig& c) {
@@ -66,39 +67,61 @@ void ParamTable::add_tensors(const ModelConfig& c) {
 // the same one, and the first of them owns it.
 struct Cut {
     int64_t begin, end;
-    bool owned;
+    int first_part, parts;  // who has it
 };
 static Cut cut_groups(int64_t groups, int part, int parts) {
     const int64_t each = groups / parts, extra = groups % parts;
     if (each > 0) {
         const int64_t begin = part * each + std::min<int64_t>(part, extra);
-        return {begin, begin + each + (part < extra ? 1 : 0), true};
+        return {begin, begin + each + (part < extra ? 1 : 0), part, 1};
     }
-    const int64_t group = part * groups / parts;
-    return {group, group + 1, part == 0 || (part - 1) * groups / parts != group};
+    const auto group_of = [&](int p) { return p * groups / parts; };
+    const int64_t group = group_of(part);
+    Cut cut{group, group + 1, part, 1};
+    while (cut.first_part > 0 && group_of(cut.first_part - 1) == group) --cut.first_part, ++cut.parts;
+    while (cut.first_part + cut.parts < parts && group_of(cut.first_part + cut.parts) == group) ++cut.parts;
+    return cut;
 }
 
-HeldPiece ParamTable::piece_of(int tensor, const Holding& holding, int64_t local) const {
+HeldPiece ParamTable::piece_of(int tensor, int64_t local) const {
     const Tensor& t = tensors_[size_t(tensor)];
     const int64_t rows = t.shape.size() > 1 ? t.shape[0] : 1, cols = t.size / rows;
     HeldPiece piece{tensor, rows, cols, 0, cols, local, true};
     if (t.split == Split::none) {
-        piece.owned = holding.part == 0;
+        piece.owned = holding_.part == 0;
+        piece.parts = holding_.parts;
         return piece;
     }
     int64_t& extent = t.split == Split::rows ? piece.rows : piece.cols;
-    const Cut cut = cut_groups(extent / t.grain, holding.part, holding.parts);
+    const Cut cut = cut_groups(extent / t.grain, holding_.part, holding_.parts);
     extent = (cut.end - cut.begin) * t.grain;
     piece.first = cut.begin * t.grain * (t.split == Split::rows ? cols : 1);
-    piece.owned = cut.owned;
+    piece.first_part = cut.first_part;
+    piece.parts = cut.parts;
+    piece.owned = cut.first_part == holding_.part;
     return piece;
 }
 
-void ParamTable::hold(const Holding& holding) {
+HeldPiece ParamTable::part_of(const Tensor& t) const { return piece_of(int(&t - tensors_.data()), within(t)); }
+
+// Where each tensor's part lies within its unit, the same whichever units are held.
+void ParamTable::cut(const Holding& holding) {
     require(holding.parts >= 1 && holding.part >= 0 && holding.part < holding.parts, "part %d of %d of a table",
             holding.part, holding.parts);
-    std::vector<int> units = holding.units;
-    for (int u = 0; holding.units.empty() && u < int(units_.size()); ++u) units.push_back(u);
+    holding_ = holding;
+    for (const Unit& unit : units_) {
+        int64_t size = 0;
+        for (int t = unit.first_tensor; t < unit.first_tensor + unit.tensors; ++t) {
+            within_.push_back(size);
+            size += piece_of(t, 0).size();
+        }
+        part_padded_.push_back(make_unit(unit.name, 0, size).padded);
+    }
+}
+
+void ParamTable::hold() {
+    std::vector<int> units = holding_.units;
+    for (int u = 0; holding_.units.empty() && u < int(units_.size()); ++u) units.push_back(u);
     int64_t local = 0;
     for (size_t i = 0; i < units.size(); ++i) {
         const int u = units[i];
@@ -106,12 +129,16 @@ void ParamTable::hold(const Holding& holding) {
                 "a rank that holds unit %d: units 0 to %zu ascend", u, units_.size() - 1);
         const Unit& unit = units_[size_t(u)];
         const int64_t begin = local;
+        std::vector<ElementRange> elsewhere;
         for (int t = unit.first_tensor; t < unit.first_tensor + unit.tensors; ++t) {
-            held_.push_back(piece_of(t, holding, local));
-            local += held_.back().size();
+            held_.push_back(piece_of(t, local));
+            const HeldPiece& piece = held_.back();
+            if (!piece.owned) elsewhere.push_back({local - begin, local - begin + piece.size()});
+            local += piece.size();
         }
         held_units_.push_back(make_unit(unit.name, begin, local - begin));
         held_units_.back().logical = unit.offset;
+        held_units_.back().counted_elsewhere = std::move(elsewhere);
         local = begin + held_units_.back().padded;
     }
 }

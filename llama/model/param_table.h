@@ -56,7 +56,8 @@ struct Holding {
 struct HeldPiece {
     int tensor;
     int64_t rows, cols, first, stride, local;
-    bool owned;  // of the holders of the same elements, this one counts and writes them
+    bool owned;                     // of the holders of the same elements, this one counts and writes them
+    int first_part = 0, parts = 1;  // who holds them: neighbouring parts
     int64_t size() const { return rows * cols; }
 };
 
@@ -94,6 +95,13 @@ class ParamTable {
     const Tensor& head() const;  // the embedding if tied
     bool tied() const { return tied_; }
 
+    // What a holder of this part has of a tensor whose unit it holds, and how many elements after the beginning of what
+    // it has of that unit; the padded elements of such a unit.
+    HeldPiece part_of(const Tensor&) const;
+    int64_t within(const Tensor& t) const { return within_[size_t(&t - tensors_.data())]; }
+    int64_t part_padded(int unit) const { return part_padded_[size_t(unit)]; }
+    const Holding& holding() const { return holding_; }
+
     // What is held: units at local offsets, each of whole blocks of its own; pieces in the order of the local buffer.
     const std::vector<UnitLayout>& held_units() const { return held_units_; }
     const std::vector<HeldPiece>& held() const { return held_; }
@@ -115,11 +123,14 @@ class ParamTable {
              int64_t grain = 1);
     void end_unit(std::string name);
     void add_tensors(const ModelConfig&);
-    void hold(const Holding&);
-    HeldPiece piece_of(int tensor, const Holding&, int64_t local) const;
+    void cut(const Holding&);
+    void hold();
+    HeldPiece piece_of(int tensor, int64_t local) const;
 
     std::vector<Tensor> tensors_;
     std::vector<Unit> units_;
+    Holding holding_;
+    std::vector<int64_t> within_, part_padded_;  // by tensor; by unit
     std::vector<UnitLayout> held_units_;
     std::vector<HeldPiece> held_;
     std::unordered_map<std::string, int> by_name_;

@@ -1,0 +1,76 @@
+#pragma once
+// Tensor parallelism with sequence parallelism (Shoeybi et al. 2019; Korthikanti et al. 2022): the ranks of the tp axis
+// hold parts of the same tensors, and of the residual stream each holds some of the rows. What a step needs of the
+// axis:
+//
+//   gather    before a column-parallel product: every rank has all rows
+//   scatter   after a row-parallel product: the ranks' partial sums, added, each rank's rows to it
+//   share     numbers of all ranks, part by part
+//   sum       gradients of what several ranks hold: norm weights, and key/value heads where there are fewer than ranks
+//
+// Partial sums travel in `wire` and are added in ascending rank order in fp32, then rounded once, whatever
+// --collectives says (comm/collectives.h, `direct`): what the ranks hold in common stays the same to the bit.
+//
+// Everything enqueues and returns: the collectives are on the mesh's stream, ordered with compute by events.
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "comm/meter.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+
+// Elements of a unit that some neighbours on the tp axis, this rank among them, all hold.
+struct Replicated {
+    int64_t begin, count;   // within the unit
+    int first_rank, ranks;  // of the axis
+    bool operator==(const Replicated&) const = default;
+};
+
+class TensorParallel {
+   public:
+    // The mesh and the meter (nullptr: none) outlive this. `wire`: of partial sums.
+    TensorParallel(Mesh& mesh, DType wire, CommMeter* meter = nullptr) : mesh_(mesh), wire_(wire), meter_(meter) {}
+
+    int rank() const { return mesh_.tp().rank(); }
+    int size() const { return mesh_.tp().size(); }
+    DType wire() const { return wire_; }
+
+    // Bytes that this rank sends in each of them.
+    int64_t gather_bytes(int64_t N, int64_t C, DType dtype) const {
+        return rows(N) * C * size_of(dtype) * (size() - 1);
+    }
+    int64_t scatter_bytes(int64_t N, int64_t C) const { return (N - rows(N)) * C * size_of(wire_); }
+    int64_t share_bytes(int64_t n) const { return 4 * n * (size() - 1); }
+    int64_t sum_bytes(const Replicated& r, DType dtype) const;
+
+    // Of N rows of the residual stream: neighbouring ones on each rank, the first ranks one more where N does not
+    // divide.
+    int64_t rows(int64_t N) const;
+    int64_t most_rows(int64_t N) const { return ceil_div(N, int64_t(size())); }
+
+    // all (N, C) dtype = the rows of all ranks, `own` (rows(N), C) those of this one
+    void gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype) const;
+    // own (rows(N), C) dtype = the sum over ranks of `partial` (N, C) wire
+    void scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype) const;
+    // all (size, n) = each rank's `own` (n)
+    void share(Stream& compute, float* all, const float* own, int64_t n) const;
+    // unit[r.begin, + r.count) = its sum over the ranks that hold it. Compute does not wait for it: what is enqueued
+    // on the mesh's stream next does.
+    void sum(Stream& compute, void* unit, const Replicated& r, DType dtype);
+
+   private:
+    std::vector<int64_t> row_offsets(int64_t N, int64_t C) const;
+    template <class Body>
+    void ordered(Stream& compute, const Body& body) const;
+    void exchange_sum(Stream& comm, void* data, const Replicated& r, DType dtype);
+
+    Mesh& mesh_;
+    DType wire_;
+    CommMeter* meter_;
+    Buffer arrived_;  // of exchange_sum
+};
+
+}  // namespace rz
