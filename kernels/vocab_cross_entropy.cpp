@@ -62,6 +62,7 @@ inline Row whole_row(const VocabCrossEntropy& a, int64_t n) {
 
 template <class T>
 void vocab_cross_entropy_t(const VocabCrossEntropy& a) {
+    const float scale = a.loss_scale ? a.grad_scale * *a.loss_scale : a.grad_scale;
 #pragma omp parallel for schedule(static) if (a.N * a.V >= kSerialBelow)
     for (int64_t n = 0; n < a.N; ++n) {
         T* x = static_cast<T*>(a.logits) + n * a.V;
@@ -75,14 +76,13 @@ void vocab_cross_entropy_t(const VocabCrossEntropy& a) {
         const float target_shifted = row.target - row.max;
         a.loss[n] = __builtin_logf(row.sum) - target_shifted;
         if (!a.write_gradient) continue;
-        const float factor = a.grad_scale / row.sum, max = row.max;
+        const float factor = scale / row.sum, max = row.max;
         for_vectors(
             a.V, [&](int64_t v, auto lanes) RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
         const int64_t target = int64_t(a.targets[n]) - a.first;
         if (target < 0 || target >= a.V) continue;
         // As in cross_entropy: an infinite loss gives a NaN, so that it never hides behind a finite gradient.
-        x[target] =
-            T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * a.grad_scale);
+        x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * scale);
     }
 }
 

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     vocab_cross_entropy_kernel(float* loss, T* logits, const float* stats, const int32_t* targets, int64_t N, int V,
-                               int first, int parts, float scale, bool write_gradient) {
+                               int first, int parts, float scale, const float* loss_scale, bool write_gradient) {
+    if (loss_scale) scale *= *loss_scale;
     const int64_t n = blockIdx.x;
     T* row = logits + n * V;
     if (targets[n] == kIgnoreTarget) {
@@ -77,7 +78,7 @@ void vocab_cross_entropy_cuda(const VocabCrossEntropy& a, CudaStream stream) {
     with_device_type(a.dtype, [&]<class T>() {
         launch(vocab_cross_entropy_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.loss,
                static_cast<T*>(a.logits), a.stats, a.targets, a.N, int(a.V), int(a.first), int(a.parts), a.grad_scale,
-               a.write_gradient);
+               a.loss_scale, a.write_gradient);
     });
 }
 

@@ -5,7 +5,7 @@
 //
 //   vocab_softmax         stats[n] = max_v x[n, v],  sum_v exp(x[n, v] - max),  x[n, target] where it is in this part
 //   vocab_cross_entropy   loss[n]  = log(sum_v exp(x[n, v])) - x[n, target]              over the columns of all parts
-//                         x[n, v]  = (softmax(x[n])[v] - [v == target]) * grad_scale     if write_gradient
+//                         x[n, v]  = (softmax(x[n])[v] - [v == target]) * grad_scale * *loss_scale    if write_gradient
 //
 // A target of kIgnoreTarget gives loss 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once. Two
 // runs on one kind of device give the same bits.
@@ -35,6 +35,7 @@ struct VocabCrossEntropy {
     float grad_scale;        // 1 / number of targets in the global batch, for the mean loss
     bool write_gradient;
     DType dtype;
+    const float* loss_scale = nullptr;  // (1) f32 optional, on the device: a further factor of the gradient
 };
 
 void vocab_softmax(Stream&, const VocabSoftmax&);

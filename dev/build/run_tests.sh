@@ -65,6 +65,7 @@ for section in $sections; do
       run resume test/program/test_resume.sh ./train_llama
       run launch test/program/test_launch.sh ./train_llama
       run pipeline test/program/test_pipeline.sh ./train_llama
+      run tensor test/program/test_tensor.sh ./train_llama
       run faults test/program/test_faults.sh ./train_llama --quick
       run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick
       run gpu-check test/program/test_gpu_check.sh "$build" ;;

@@ -17,8 +17,16 @@ void add_norm_gradient(Stream& s, void* dw, const float* sum, int64_t C, DType g
         {.out = dw, .a = dw, .b = sum, .n = C, .out_dtype = grad_dtype, .a_dtype = grad_dtype, .b_dtype = DType::f32});
 }
 
+ModelConfig part_config(const ModelConfig& config, const ParamTable& table) {
+    ModelConfig part = config;
+    part.heads = table.part_of(table.block(0, kQ)).rows / config.head_dim;
+    part.kv_heads = table.part_of(table.block(0, kK)).rows / config.head_dim;
+    part.ffn = table.part_of(table.block(0, kGate)).rows;
+    return part;
+}
+
 BlockOffsets::BlockOffsets(const ParamTable& table) {
-    auto at = [&](BlockTensor t) { return table.block(0, t).offset - table.units()[1].offset; };
+    auto at = [&](BlockTensor t) { return table.within(table.block(0, t)); };
     norm1 = at(kInputNorm);
     qkv = at(kQ);
     out = at(kO);
@@ -28,8 +36,14 @@ BlockOffsets::BlockOffsets(const ParamTable& table) {
 }
 
 Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DType grad_dtype, const float* cos_table,
-             const float* sin_table)
-    : config_(config), at_(table), dtype_(dtype), grad_dtype_(grad_dtype), cos_(cos_table), sin_(sin_table) {}
+             const float* sin_table, const TensorParallel* tp)
+    : config_(part_config(config, table)),
+      at_(table),
+      dtype_(dtype),
+      grad_dtype_(grad_dtype),
+      cos_(cos_table),
+      sin_(sin_table),
+      tp_(tp) {}
 
 AttentionShape Block::attention_shape(const BlockShape& shape) const {
     const ModelConfig& c = config_;
@@ -53,15 +67,42 @@ AttentionShape Block::attention_shape(const BlockShape& shape) const {
 
 static char* at(void* base, int64_t elements, DType t) { return static_cast<char*>(base) + elements * size_of(t); }
 
-void Block::gate_up(Stream& s, int64_t N, const char* w, const BlockActivations& a) const {
-    linear(s, a.gate_up, a.h2, w + at_.gate_up * size_of(dtype_), N, config_.dim, 2 * config_.ffn, dtype_);
+// ---- rows of all ranks, and of this one -----------------------------------------------------------------------------
+
+// All rows; in scratch.whole until the next use of it.
+const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockScratch& scratch) const {
+    if (!tp_) return own;
+    tp_->gather(s, scratch.whole, own, N, config_.dim, dtype_);
+    return scratch.whole;
+}
+
+// scratch.branch = this rank's rows of x W^T, of which each rank has some of the inputs.
+void Block::row_parallel(Stream& s, int64_t N, const void* x, const char* w, int64_t in,
+                         const BlockScratch& scratch) const {
+    if (!tp_) return linear(s, scratch.branch, x, w, N, in, config_.dim, dtype_);
+    linear(s, scratch.whole, x, w, N, in, config_.dim, dtype_, tp_->wire());
+    tp_->scatter(s, scratch.branch, scratch.whole, N, config_.dim, dtype_);
+}
+
+// scratch.dnorm = this rank's rows of dy W, of which each rank has some of the outputs.
+void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const char* w, int64_t out,
+                                     const BlockScratch& scratch) const {
+    linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, tp_ ? tp_->wire() : dtype_);
+    if (tp_) tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_);
+}
+
+// ---- passes ---------------------------------------------------------------------------------------------------------
+
+void Block::gate_up(Stream& s, int64_t N, const char* w, const BlockActivations& a, const BlockScratch& scratch) const {
+    linear(s, a.gate_up, gathered(s, N, a.h2, scratch), w + at_.gate_up * size_of(dtype_), N, config_.dim,
+           2 * config_.ffn, dtype_);
 }
 
 void Block::forward(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
                     const BlockScratch& scratch, const void* previous_mid) const {
     const ModelConfig& c = config_;
-    const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
-    const int64_t qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_);
+    const int64_t N = shape.rows(), R = own_rows(N), heads_dim = c.heads * c.head_dim;
+    const int64_t kv_dim = c.kv_heads * c.head_dim, qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_);
 
     rmsnorm_forward(s, {.y = a.h1,
                         .rstd = a.rstd1,
@@ -69,11 +110,11 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
                         .x = previous_mid ? scratch.branch : a.resid,
                         .residual = previous_mid,
                         .w = w + at_.norm1 * e,
-                        .N = N,
+                        .N = R,
                         .C = c.dim,
                         .eps = float(c.norm_eps),
                         .dtype = dtype_});
-    linear(s, a.qkv, a.h1, w + at_.qkv * e, N, c.dim, qkv_dim, dtype_);
+    linear(s, a.qkv, gathered(s, N, a.h1, scratch), w + at_.qkv * e, N, c.dim, qkv_dim, dtype_);
     rope(s, {.x = a.qkv,
              .cos_table = cos_,
              .sin_table = sin_,
@@ -87,20 +128,20 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
     const char* keys = at(a.qkv, heads_dim - shape.first_position * qkv_dim, dtype_);
     rz::attention_forward(
         s, {.o = a.o, .lse = a.lse, .q = a.qkv, .k = keys, .v = keys + kv_dim * e, .shape = attention_shape(shape)});
-    linear(s, scratch.branch, a.o, w + at_.out * e, N, heads_dim, c.dim, dtype_);
+    row_parallel(s, N, a.o, w + at_.out * e, heads_dim, scratch);
     rmsnorm_forward(s, {.y = a.h2,
                         .rstd = a.rstd2,
                         .sum = a.mid,
                         .x = scratch.branch,
                         .residual = a.resid,
                         .w = w + at_.norm2 * e,
-                        .N = N,
+                        .N = R,
                         .C = c.dim,
                         .eps = float(c.norm_eps),
                         .dtype = dtype_});
-    gate_up(s, N, w, a);
+    gate_up(s, N, w, a, scratch);
     swiglu_forward(s, {.h = scratch.act, .gate_up = a.gate_up, .N = N, .F = c.ffn, .dtype = dtype_});
-    linear(s, scratch.branch, scratch.act, w + at_.down * e, N, c.ffn, c.dim, dtype_);
+    row_parallel(s, N, scratch.act, w + at_.down * e, c.ffn, scratch);
 }
 
 // Both halves at once: what is pending lies where the pass works anyway, and the gradient of the residual stream is one
@@ -108,7 +149,7 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
 void Block::backward(Stream& s, const BlockShape& shape, const char* w, char* dw, const BlockActivations& a,
                      const BlockScratch& scratch, void* dresid, bool gate_up_again) const {
     const int64_t N = shape.rows(), e = size_of(dtype_), ge = size_of(grad_dtype_);
-    if (gate_up_again) gate_up(s, N, w, a);
+    if (gate_up_again) gate_up(s, N, w, a, scratch);
     const PendingBlock p{.h1 = a.h1,
                          .h2 = a.h2,
                          .o = a.o,
@@ -119,21 +160,21 @@ void Block::backward(Stream& s, const BlockShape& shape, const char* w, char* dw
                          .dmid = dresid};
     RmsnormBackward norm{.dx = dresid,
                          .dw = dw + at_.norm2 * ge,
-                         .dy = scratch.dh,
+                         .dy = scratch.dnorm,
                          .x = a.mid,
                          .w = w + at_.norm2 * e,
                          .rstd = a.rstd2,
                          .dresidual = dresid,
                          .scratch = scratch.norm,
-                         .N = N,
+                         .N = own_rows(N),
                          .C = config_.dim,
                          .dtype = dtype_,
                          .grad_dtype = grad_dtype_};
-    mlp_inputs(s, N, w, p, scratch);
-    mlp_weights(s, N, dw, p);
+    const void* dout = mlp_inputs(s, N, w, p, scratch);
+    mlp_weights(s, N, dw, p, dout, scratch);
     rmsnorm_backward(s, norm);
-    attention_inputs(s, shape, w, a, p, scratch);
-    attention_weights(s, N, dw, p);
+    const void* dmid = attention_inputs(s, shape, w, a, p, scratch);
+    attention_weights(s, N, dw, p, dmid, scratch);
     norm.dw = dw + at_.norm1 * ge;
     norm.x = a.resid;
     norm.w = w + at_.norm1 * e;
@@ -153,13 +194,13 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const char* w, const 
     const int64_t N = shape.rows(), e = size_of(dtype_);
     RmsnormBackward norm{.dx = p.dmid,
                          .dw_sum = p.dw_norm2,
-                         .dy = scratch.dh,
+                         .dy = scratch.dnorm,
                          .x = a.mid,
                          .w = w + at_.norm2 * e,
                          .rstd = a.rstd2,
                          .dresidual = p.dout,
                          .scratch = scratch.norm,
-                         .N = N,
+                         .N = own_rows(N),
                          .C = config_.dim,
                          .dtype = dtype_,
                          .grad_dtype = grad_dtype_};
@@ -175,19 +216,23 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const char* w, const 
     rmsnorm_backward(s, norm);
 }
 
-void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const PendingBlock& p) const {
+void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const PendingBlock& p,
+                        const BlockScratch& scratch) const {
     const int64_t N = shape.rows();
-    mlp_weights(s, N, dw, p);
-    attention_weights(s, N, dw, p);
+    mlp_weights(s, N, dw, p, gathered(s, N, p.dout, scratch), scratch);
+    attention_weights(s, N, dw, p, gathered(s, N, p.dmid, scratch), scratch);
     add_norm_gradient(s, dw + at_.norm2 * size_of(grad_dtype_), p.dw_norm2, config_.dim, grad_dtype_);
     add_norm_gradient(s, dw + at_.norm1 * size_of(grad_dtype_), p.dw_norm1, config_.dim, grad_dtype_);
 }
 
-// Leaves the gradient of h2 in scratch.dh, that of gate and up in p.gate_up, and swiglu's output in p.act.
-void Block::mlp_inputs(Stream& s, int64_t N, const char* w, const PendingBlock& p, const BlockScratch& scratch) const {
+// Leaves the gradient of h2 in scratch.dnorm, that of gate and up in p.gate_up, and swiglu's output in p.act. Returns
+// p.dout with all rows.
+const void* Block::mlp_inputs(Stream& s, int64_t N, const char* w, const PendingBlock& p,
+                              const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
-    linear_backward_input(s, p.act, p.dout, w + at_.down * e, N, c.ffn, c.dim, dtype_);
+    const void* dout = gathered(s, N, p.dout, scratch);
+    linear_backward_input(s, p.act, dout, w + at_.down * e, N, c.ffn, c.dim, dtype_);
     swiglu_backward(s, {.dgate_up = p.gate_up,
                         .dh = p.act,
                         .gate_up = p.gate_up,
@@ -195,23 +240,27 @@ void Block::mlp_inputs(Stream& s, int64_t N, const char* w, const PendingBlock& 
                         .N = N,
                         .F = c.ffn,
                         .dtype = dtype_});
-    linear_backward_input(s, scratch.dh, p.gate_up, w + at_.gate_up * e, N, c.dim, 2 * c.ffn, dtype_);
+    column_parallel_gradient(s, N, p.gate_up, w + at_.gate_up * e, 2 * c.ffn, scratch);
+    return dout;
 }
 
-void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p) const {
+void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, const void* dout,
+                        const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_);
-    linear_backward_weight(s, dw + at_.down * ge, p.dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_);
-    linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, p.h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.down * ge, dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_);
+    const void* h2 = gathered(s, N, p.h2, scratch);
+    linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_);
 }
 
-// Leaves the gradient of h1 in scratch.dh and that of qkv in p.dqkv.
-void Block::attention_inputs(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
-                             const PendingBlock& p, const BlockScratch& scratch) const {
+// Leaves the gradient of h1 in scratch.dnorm and that of qkv in p.dqkv. Returns p.dmid with all rows.
+const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
+                                    const PendingBlock& p, const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
     const int64_t qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_);
-    linear_backward_input(s, scratch.dh, p.dmid, w + at_.out * e, N, heads_dim, c.dim, dtype_);
+    const void* dmid = gathered(s, N, p.dmid, scratch);
+    linear_backward_input(s, scratch.dh, dmid, w + at_.out * e, N, heads_dim, c.dim, dtype_);
     rz::attention_backward(s, {.dq = p.dqkv,
                                .dk = at(p.dqkv, heads_dim, dtype_),
                                .dv = at(p.dqkv, heads_dim + kv_dim, dtype_),
@@ -233,14 +282,17 @@ void Block::attention_inputs(Stream& s, const BlockShape& shape, const char* w, 
              .row_stride = qkv_dim,
              .inverse = true,
              .dtype = dtype_});
-    linear_backward_input(s, scratch.dh, p.dqkv, w + at_.qkv * e, N, c.dim, qkv_dim, dtype_);
+    column_parallel_gradient(s, N, p.dqkv, w + at_.qkv * e, qkv_dim, scratch);
+    return dmid;
 }
 
-void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p) const {
+void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, const void* dmid,
+                              const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_), heads_dim = c.heads * c.head_dim;
-    linear_backward_weight(s, dw + at_.out * ge, p.dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_);
-    linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, p.h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.out * ge, dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_);
+    const void* h1 = gathered(s, N, p.h1, scratch);
+    linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_);
 }
 
 }  // namespace rz

@@ -13,14 +13,23 @@
 // The backward pass has two halves. input_grad computes what the block below waits for and keeps in a PendingBlock what
 // weight_grad reads; weight_grad alone touches gradients, and reads no parameters. backward is both on shared memory,
 // op by op, and gives the same bits.
+//
+// With tensor parallelism (llama/parallel/tensor_parallel.h) a rank holds some heads and some columns of ffn: `heads`,
+// `kv_heads` and `ffn` below are its own. Of the N rows each rank keeps R of the residual stream, of h1 and h2; all are
+// gathered before the products that read them, and the rows of a branch are added over the ranks and scattered. Without
+// it R is N.
 
 #include "kernels/attention/attention.h"
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
+#include "llama/parallel/tensor_parallel.h"
 
 namespace rz {
 
-// Where a block's tensors begin, in elements from the start of its unit. The same for every block.
+// The config with the heads and the ffn columns that a holder of this part of the table has.
+ModelConfig part_config(const ModelConfig&, const ParamTable&);
+
+// Where a block's tensors begin, in elements from the start of its unit as it is held. The same for every block.
 struct BlockOffsets {
     int64_t norm1, qkv, out, norm2, gate_up, down;
     explicit BlockOffsets(const ParamTable&);
@@ -34,78 +43,89 @@ struct BlockShape {
 
 // What the backward pass reads again. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim, F = ffn.
 struct BlockActivations {
-    void* resid = nullptr;    // (N, C)
-    void* h1 = nullptr;       // (N, C)
+    void* resid = nullptr;    // (R, C)
+    void* h1 = nullptr;       // (R, C)
     void* qkv = nullptr;      // (N, Q) rotated; the rows of a cache start first_position rows before
     void* o = nullptr;        // (N, heads * head_dim)
-    void* mid = nullptr;      // (N, C)
-    void* h2 = nullptr;       // (N, C)
+    void* mid = nullptr;      // (R, C)
+    void* h2 = nullptr;       // (R, C)
     void* gate_up = nullptr;  // (N, 2F)
-    float* rstd1 = nullptr;   // (N)
-    float* rstd2 = nullptr;   // (N)
+    float* rstd1 = nullptr;   // (R)
+    float* rstd2 = nullptr;   // (R)
     float* lse = nullptr;     // (B, heads, T)
 };
 
 // What weight_grad reads. All dtype unless noted.
 struct PendingBlock {
-    void* h1 = nullptr;         // (N, C)
-    void* h2 = nullptr;         // (N, C)
+    void* h1 = nullptr;         // (R, C)
+    void* h2 = nullptr;         // (R, C)
     void* o = nullptr;          // (N, heads * head_dim)
     void* gate_up = nullptr;    // (N, 2F)  the gradient of gate and up
     void* act = nullptr;        // (N, F)   swiglu output
     void* dqkv = nullptr;       // (N, Q)
-    void* dout = nullptr;       // (N, C)   gradient of the block's output, mid + branch
-    void* dmid = nullptr;       // (N, C)   gradient of mid
+    void* dout = nullptr;       // (R, C)   gradient of the block's output, mid + branch
+    void* dmid = nullptr;       // (R, C)   gradient of mid
     float* dw_norm1 = nullptr;  // (C) f32  this micro-batch's sum for the norm's weight
     float* dw_norm2 = nullptr;  // (C) f32
 };
 
 // Memory that lives within one block's pass.
 struct BlockScratch {
-    void* branch = nullptr;     // (N, C)   the block's last output, until the next block adds it
+    void* branch = nullptr;     // (R, C)   the block's last output, until the next block adds it
     void* act = nullptr;        // (N, F)   swiglu output; its gradient in the backward pass
     void* dqkv = nullptr;       // (N, Q)
-    void* dh = nullptr;         // (N, max(C, heads * head_dim))
+    void* dh = nullptr;         // (N, max(C, heads * head_dim)); partial sums of (N, C) have tp's wire type
+    void* dnorm = nullptr;      // (R, C)   gradient of a norm's output: dh without tp
+    void* whole = nullptr;      // (N, C)   with tp: gathered rows, or partial sums in its wire type
     void* attention = nullptr;  // attention_backward_workspace
     float* norm = nullptr;      // rmsnorm_backward_scratch(C)
 };
 
 class Block {
    public:
+    // `tp` is nullptr where the table's holder has all of each tensor; it outlives this.
     Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
-          const float* sin_table);
+          const float* sin_table, const TensorParallel* tp = nullptr);
 
     // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
     // is the unit's parameters.
     void forward(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const BlockScratch&,
                  const void* previous_mid) const;
 
-    // dresid (N, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
+    // dresid (R, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
     // gradients) is added to. Overwrites a.gate_up. With gate_up_again, gate_up is recomputed first.
     void backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
                   void* dresid, bool gate_up_again) const;
 
-    // dresid (N, C) =: the gradient of resid, from that of the block's output in p.dout. The forward pass's h1, h2, o
+    // dresid (R, C) =: the gradient of resid, from that of the block's output in p.dout. The forward pass's h1, h2, o
     // and gate_up are in `p` already: exchange() comes first.
     void input_grad(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const PendingBlock& p,
                     const BlockScratch&, void* dresid) const;
     // dw += what `p` holds.
-    void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& p) const;
+    void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& p, const BlockScratch&) const;
 
     AttentionShape attention_shape(const BlockShape&) const;
 
    private:
-    void gate_up(Stream&, int64_t N, const char* w, const BlockActivations& a) const;
-    void mlp_inputs(Stream&, int64_t N, const char* w, const PendingBlock& p, const BlockScratch&) const;
-    void mlp_weights(Stream&, int64_t N, char* dw, const PendingBlock& p) const;
-    void attention_inputs(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const PendingBlock& p,
-                          const BlockScratch&) const;
-    void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p) const;
+    int64_t own_rows(int64_t N) const { return tp_ ? tp_->rows(N) : N; }
+    const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&) const;
+    void row_parallel(Stream&, int64_t N, const void* x, const char* w, int64_t in, const BlockScratch&) const;
+    void column_parallel_gradient(Stream&, int64_t N, const void* dy, const char* w, int64_t out,
+                                  const BlockScratch&) const;
 
-    ModelConfig config_;
+    void gate_up(Stream&, int64_t N, const char* w, const BlockActivations& a, const BlockScratch&) const;
+    const void* mlp_inputs(Stream&, int64_t N, const char* w, const PendingBlock& p, const BlockScratch&) const;
+    void mlp_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dout, const BlockScratch&) const;
+    const void* attention_inputs(Stream&, const BlockShape&, const char* w, const BlockActivations& a,
+                                 const PendingBlock& p, const BlockScratch&) const;
+    void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dmid,
+                           const BlockScratch&) const;
+
+    ModelConfig config_;  // of this part
     BlockOffsets at_;
     DType dtype_, grad_dtype_;
     const float *cos_, *sin_;
+    const TensorParallel* tp_;
 };
 
 // h1, h2, o and gate_up change places: `p` keeps what a forward pass left in `a`, and `a` can serve another

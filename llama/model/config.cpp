@@ -82,6 +82,28 @@ void ModelConfig::resolve() {
                 "the model's size (hidden_size, intermediate_size, num_hidden_layers, vocab_size)");
 }
 
+// Why not into `tp` parts, or "".
+static std::string find_cut_error(const ModelConfig& c, int64_t tp) {
+    const auto count = [](int64_t n) { return (long long)n; };
+    if (c.heads % tp != 0) return format("%lld heads do not divide by %lld", count(c.heads), count(tp));
+    if (c.kv_heads % tp != 0 && tp % c.kv_heads != 0)
+        return format("of %lld kv heads and %lld ranks one must divide the other", count(c.kv_heads), count(tp));
+    for (const auto& [what, n] : {std::pair("columns of ffn", c.ffn), {"tokens of the vocabulary", c.vocab}})
+        if (n < tp) return format("%lld %s are fewer than ranks", count(n), what);
+    return "";
+}
+
+void check_tensor_parallel(const ModelConfig& c, int64_t tp) {
+    const std::string why = find_cut_error(c, tp);
+    if (why.empty()) return;
+    int64_t below = std::min(tp, c.heads), above = tp;
+    while (!find_cut_error(c, below).empty()) --below;  // one part is always possible
+    while (above <= c.heads && !find_cut_error(c, above).empty()) ++above;
+    const std::string nearest = above > c.heads ? format("--tp %lld", (long long)below)
+                                                : format("--tp %lld or %lld", (long long)below, (long long)above);
+    fail("--tp %lld: %s\n  nearest: %s", (long long)tp, why.c_str(), nearest.c_str());
+}
+
 int64_t ModelConfig::matmul_parameters() const {
     constexpr const char* kWhat = "parameter count (hidden_size, intermediate_size, num_hidden_layers, vocab_size)";
     const int64_t attention = checked_mul(dim, checked_add(qkv_rows(), q_rows(), kWhat), kWhat);

@@ -61,6 +61,10 @@ std::span<const ConfigField> config_fields();
 // "46.5M parameters: dim 512, 5 layers, 8 heads (4 kv) of 64, ffn 1280, vocab 32000, untied"
 std::string summary(const ModelConfig&);
 
+// Throws where the model can't be cut into `tp` parts, naming the nearest numbers: heads are dealt out evenly, as are
+// key/value heads or, where they are fewer, parts among them; ffn and vocabulary need not divide.
+void check_tensor_parallel(const ModelConfig&, int64_t tp);
+
 // One line per field of the model's shape or arithmetic that differs ("layers: 5 in a, 6 in b"); empty if the same
 // weights compute the same function under both. Token ids and initialisation are not compared.
 std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b);

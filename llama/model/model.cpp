@@ -17,16 +17,22 @@ StepShape step_shape(const ParamTable& table, DType dtype, const ParameterSource
                     .shard = {.sharded_parameters = at_once > 0,
                               .reduce_each = gradients && gradients->reduces_each_micro_batch(),
                               .prefetch = std::max(at_once - 1, 0)}};
-    for (const Unit& u : table.units()) shape.unit_bytes.push_back(checked_mul(u.padded, size_of(dtype), "unit"));
+    for (int u = 0; u < int(table.units().size()); ++u)
+        shape.unit_bytes.push_back(checked_mul(table.part_padded(u), size_of(dtype), "unit"));
     return shape;
+}
+
+// Between two stages: this rank's rows.
+static int64_t message_bytes(const ModelConfig& config, const StageOptions& o) {
+    const int64_t rows = o.tp ? o.tp->rows(o.B * o.T) : o.B * o.T;
+    return checked_mul(checked_mul(rows, config.dim, "message"), size_of(o.dtype), "message");
 }
 
 Model::Model(const ModelConfig& config, const ParamTable& table, const StageOptions& options, Device device,
              Stream& compute, ParameterSource& parameters, GradientSink* gradients)
     : table_(table),
       dtype_(options.dtype),
-      boundary_bytes_(
-          checked_mul(checked_mul(options.B * options.T, config.dim, "message"), size_of(options.dtype), "message")),
+      boundary_bytes_(message_bytes(config, options)),
       parameters_(parameters),
       gradients_(gradients),
       workspace_(config, table, options, /*with_head=*/true, device, compute),
@@ -44,8 +50,7 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
              ParameterSource& parameters, GradientSink* gradients)
     : table_(table),
       dtype_(options.dtype),
-      boundary_bytes_(
-          checked_mul(checked_mul(options.B * options.T, config.dim, "message"), size_of(options.dtype), "message")),
+      boundary_bytes_(message_bytes(config, options)),
       parameters_(parameters),
       gradients_(gradients),
       workspace_(config, table, options, training.shape.stages.back().last_unit == training.shape.last_unit(), device,
@@ -192,6 +197,16 @@ int64_t Model::graphs_replayed() const {
 // ---- the table's views for zero/, and what training needs once ------------------------------------------------------
 
 std::vector<UnitLayout> unit_layouts(const ParamTable& table) { return table.held_units(); }
+
+std::vector<std::vector<Replicated>> replicated_elements(const ParamTable& table) {
+    std::vector<std::vector<Replicated>> out(table.held_units().size());
+    size_t u = 0;
+    for (const HeldPiece& p : table.held()) {
+        while (p.local >= table.held_units()[u].offset + table.held_units()[u].padded) ++u;
+        if (p.parts > 1) out[u].push_back({p.local - table.held_units()[u].offset, p.size(), p.first_part, p.parts});
+    }
+    return out;
+}
 
 DecaySegments decay_segments(const ParamTable& table) {
     DecaySegments out;

@@ -89,6 +89,8 @@ void initialise_weights(const ParamTable&, uint64_t seed, Stream&, Zero&);
 double training_flops_per_token(const ModelConfig&, int64_t T);
 
 std::vector<UnitLayout> unit_layouts(const ParamTable&);
+// By held unit: what other holders of parts hold too.
+std::vector<std::vector<Replicated>> replicated_elements(const ParamTable&);
 DecaySegments decay_segments(const ParamTable&);
 
 }  // namespace rz

@@ -107,7 +107,8 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
 
     PipelineProgramOptions how;
     how.cut = plan.cut;
-    for (const Unit& u : table.units()) how.unit_bytes.push_back(checked_mul(u.padded, size_of(param_dtype), "unit"));
+    for (int u = 0; u < int(table.units().size()); ++u)
+        how.unit_bytes.push_back(checked_mul(table.part_padded(u), size_of(param_dtype), "unit"));
     how.tied = config.tied;
     how.shard = shard;
     how.shard.prefetch_next_micro_batch = true;

@@ -8,6 +8,7 @@
 #include "kernels/embedding.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "kernels/vocab_cross_entropy.h"
 #include "llama/model/linear.h"
 
 namespace rz {
@@ -29,7 +30,7 @@ void make_rope_tables(const ModelConfig& c, int64_t positions, Device device, St
 static Block make_block(const ModelConfig& c, const ParamTable& table, const StageOptions& o, Device device, Stream& s,
                         Buffer& cos_table, Buffer& sin_table) {
     make_rope_tables(c, o.T, device, s, cos_table, sin_table);
-    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>());
+    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>(), o.tp);
 }
 
 static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
@@ -39,18 +40,27 @@ static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
     return checked_mul(o.B, o.T, "micro-batch");
 }
 
+// Of the residual stream, on this rank.
+static int64_t own_rows_of(const StageOptions& o, const ModelConfig& c) {
+    return o.tp ? o.tp->most_rows(rows_of(o, c)) : rows_of(o, c);
+}
+
 Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageOptions& o, bool with_head,
                      Device device, Stream& compute)
     : stream_(compute), block_(make_block(c, table, o, device, compute, cos_, sin_)) {
-    const int64_t N = rows_of(o, c), e = size_of(o.dtype), heads_dim = c.heads * c.head_dim;
+    const ModelConfig part = part_config(c, table);
+    const int64_t N = rows_of(o, c), R = own_rows_of(o, c), e = size_of(o.dtype), heads_dim = part.q_rows();
+    const int64_t partial = o.tp ? size_of(o.tp->wire()) : e;
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
         const int64_t bytes = checked_mul(checked_mul(rows, columns, name), element, name);
         return buffers_.emplace_back(device, bytes, kind, name).data();
     };
-    scratch_.branch = take(N, c.dim, e, MemKind::workspace, "branch output");
-    scratch_.act = take(N, c.ffn, e, MemKind::workspace, "swiglu output");
-    scratch_.dqkv = take(N, c.qkv_rows(), e, MemKind::workspace, "qkv gradient");
-    scratch_.dh = take(N, std::max(c.dim, heads_dim), e, MemKind::workspace, "norm gradient");
+    scratch_.branch = take(R, c.dim, e, MemKind::workspace, "branch output");
+    scratch_.act = take(N, part.ffn, e, MemKind::workspace, "swiglu output");
+    scratch_.dqkv = take(N, part.qkv_rows(), e, MemKind::workspace, "qkv gradient");
+    scratch_.dh = take(N, std::max(c.dim * partial, heads_dim * e), 1, MemKind::workspace, "norm gradient");
+    scratch_.dnorm = o.tp ? take(R, c.dim, e, MemKind::workspace, "own rows of the norm gradient") : scratch_.dh;
+    if (o.tp) scratch_.whole = take(N, c.dim, std::max(e, partial), MemKind::workspace, "rows of all tp ranks");
     const BlockShape largest{.B = o.B, .T = o.T};
     scratch_.attention = take(1, attention_backward_workspace(block_.attention_shape(largest)), 1, MemKind::workspace,
                               "attention backward");
@@ -58,9 +68,14 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
         static_cast<float*>(take(1, rmsnorm_backward_scratch(c.dim), 4, MemKind::workspace, "norm partials"));
     if (with_head) {
         losses_ = static_cast<float*>(take(N, 1, 4, MemKind::activations, "token losses"));
-        chunk_rows_ = std::clamp<int64_t>(o.logits_bytes / (c.vocab * e), 1, N);
+        // The ranks of the tp axis work on the same chunks, so the largest part of the vocabulary sets their size.
+        const int64_t columns = o.tp ? ceil_div(c.vocab, int64_t(o.tp->size())) : c.vocab;
+        chunk_rows_ = std::clamp<int64_t>(o.logits_bytes / (columns * e), 1, N);
         chunk_rows_ = ceil_div(N, ceil_div(N, chunk_rows_));  // equal chunks
-        logits_ = take(chunk_rows_, c.vocab, e, MemKind::workspace, "logits chunk");
+        logits_ = take(chunk_rows_, columns, e, MemKind::workspace, "logits chunk");
+        if (o.tp)
+            vocab_stats_ = static_cast<float*>(
+                take(o.tp->size() + 1, chunk_rows_ * kVocabStats, 4, MemKind::workspace, "softmax of the tp ranks"));
     }
     loss_sum_ = Buffer(device, 8, MemKind::workspace, "loss sum");
     reset_loss();
@@ -72,8 +87,10 @@ Stage::Stage(const ModelConfig& config, const ParamTable& table, const StageOpti
              int last_unit, int forward_slots, int weight_slots, Device device, Stream& compute, Workspace& workspace,
              ParameterSource& parameters, GradientSink* gradients)
     : config_(config),
+      part_(part_config(config, table)),
       table_(table),
       options_(options),
+      vocab_(table.part_of(table.head())),
       first_unit_(first_unit),
       last_unit_(last_unit),
       model_last_(int(table.units().size()) - 1),
@@ -100,76 +117,76 @@ void* Stage::take(int64_t rows, int64_t columns, int64_t element, MemKind kind, 
 
 void Stage::add_slot(int number) {
     const ModelConfig& c = config_;
-    const int64_t N = rows_of(options_, c), e = size_of(options_.dtype), heads_dim = c.heads * c.head_dim;
+    const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     const std::string of_slot = number > 0 ? format(", slot %d", number) : "";
     const bool share = options_.recompute == Recompute::block, share_gate_up = options_.recompute != Recompute::none;
     Slot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
         BlockActivations a;
-        auto act = [&](const char* name, int64_t columns) {
-            return take(N, columns, e, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot);
+        auto act = [&](const char* name, int64_t rows, int64_t columns) {
+            return take(rows, columns, e, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot);
         };
-        auto row = [&](const char* name, int64_t columns) {
+        auto row = [&](const char* name, int64_t rows, int64_t columns) {
             return static_cast<float*>(
-                take(N, columns, 4, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot));
+                take(rows, columns, 4, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot));
         };
         // What is computed again is the same memory for all blocks and slots.
         const bool first = number == 0 && unit == first_block();
         const BlockActivations shared = first ? a : (slots_.empty() ? slot : slots_.front()).blocks.front();
         if (share && !first) a = shared;
-        a.resid = act("residual", c.dim);
+        a.resid = act("residual", R, c.dim);
         if (!share || first) {
-            a.h1 = act("attention norm", c.dim);
-            a.rstd1 = row("attention rstd", 1);
-            a.qkv = act("qkv", c.qkv_rows());
-            a.o = act("attention output", heads_dim);
-            a.lse = row("attention lse", c.heads);
-            a.mid = act("middle residual", c.dim);
-            a.h2 = act("ffn norm", c.dim);
-            a.rstd2 = row("ffn rstd", 1);
-            a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", 2 * c.ffn);
+            a.h1 = act("attention norm", R, c.dim);
+            a.rstd1 = row("attention rstd", R, 1);
+            a.qkv = act("qkv", N, part_.qkv_rows());
+            a.o = act("attention output", N, part_.q_rows());
+            a.lse = row("attention lse", N, part_.heads);
+            a.mid = act("middle residual", R, c.dim);
+            a.h2 = act("ffn norm", R, c.dim);
+            a.rstd2 = row("ffn rstd", R, 1);
+            a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", N, 2 * part_.ffn);
         }
         slot.blocks.push_back(a);
     }
-    const auto whole = [&](const char* name) { return take(N, c.dim, e, MemKind::activations, name + of_slot); };
+    const auto stream = [&](const char* name) { return take(R, c.dim, e, MemKind::activations, name + of_slot); };
     if (has_head()) {
-        slot.final_resid = whole("final residual");
-        slot.final_norm = whole("final norm");
-        slot.final_rstd = static_cast<float*>(take(N, 1, 4, MemKind::activations, "final rstd" + of_slot));
+        slot.final_resid = stream("final residual");
+        slot.final_norm = stream("final norm");
+        slot.final_rstd = static_cast<float*>(take(R, 1, 4, MemKind::activations, "final rstd" + of_slot));
     } else {
-        slot.output = whole("stage output");
+        slot.output = stream("stage output");
     }
-    if (gradients_) slot.gradient = whole("residual gradient");
+    if (gradients_) slot.gradient = stream("residual gradient");
     slots_.push_back(std::move(slot));
 }
 
 void Stage::add_weight_slot(int number) {
     const ModelConfig& c = config_;
-    const int64_t N = rows_of(options_, c), e = size_of(options_.dtype);
+    const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     WeightSlot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
-        auto pending = [&](const char* name, int64_t columns) {
-            return take(N, columns, e, MemKind::activations,
+        auto pending = [&](const char* name, int64_t rows, int64_t columns) {
+            return take(rows, columns, e, MemKind::activations,
                         format("%s of block %d, weight slot %d", name, unit - 1, number));
         };
         auto sum = [&](const char* name) {
             return static_cast<float*>(take(1, c.dim, 4, MemKind::activations,
                                             format("%s of block %d, weight slot %d", name, unit - 1, number)));
         };
-        slot.blocks.push_back({.h1 = pending("attention norm", c.dim),
-                               .h2 = pending("ffn norm", c.dim),
-                               .o = pending("attention output", c.heads * c.head_dim),
-                               .gate_up = pending("gate and up gradient", 2 * c.ffn),
-                               .act = pending("swiglu output", c.ffn),
-                               .dqkv = pending("qkv gradient", c.qkv_rows()),
-                               .dout = pending("output gradient", c.dim),
-                               .dmid = pending("middle gradient", c.dim),
+        slot.blocks.push_back({.h1 = pending("attention norm", R, c.dim),
+                               .h2 = pending("ffn norm", R, c.dim),
+                               .o = pending("attention output", N, part_.q_rows()),
+                               .gate_up = pending("gate and up gradient", N, 2 * part_.ffn),
+                               .act = pending("swiglu output", N, part_.ffn),
+                               .dqkv = pending("qkv gradient", N, part_.qkv_rows()),
+                               .dout = pending("output gradient", R, c.dim),
+                               .dmid = pending("middle gradient", R, c.dim),
                                .dw_norm1 = sum("attention norm's weight gradient"),
                                .dw_norm2 = sum("ffn norm's weight gradient")});
     }
     if (has_embedding())
         slot.embedding_gradient =
-            take(N, c.dim, e, MemKind::activations, format("embedding gradient, weight slot %d", number));
+            take(R, c.dim, e, MemKind::activations, format("embedding gradient, weight slot %d", number));
     if (has_head())
         slot.dw_final_norm = static_cast<float*>(
             take(1, c.dim, 4, MemKind::activations, format("final norm's weight gradient, weight slot %d", number)));
@@ -185,13 +202,11 @@ void Stage::check(const DeviceBatch& b) const {
 // ---- passes ---------------------------------------------------------------------------------------------------------
 
 const char* Stage::parameters(const Tensor& t) {
-    const int64_t within = t.offset - table_.units()[size_t(t.unit)].offset;
-    return static_cast<const char*>(parameters_.parameters(t.unit)) + within * size_of(options_.dtype);
+    return static_cast<const char*>(parameters_.parameters(t.unit)) + table_.within(t) * size_of(options_.dtype);
 }
 
 char* Stage::gradients(const Tensor& t) {
-    const int64_t within = t.offset - table_.units()[size_t(t.unit)].offset;
-    return static_cast<char*>(gradients_->gradients(t.unit)) + within * size_of(options_.grad_dtype);
+    return static_cast<char*>(gradients_->gradients(t.unit)) + table_.within(t) * size_of(options_.grad_dtype);
 }
 
 // The key names the piece and holds what it records by value and may change.
@@ -202,25 +217,41 @@ void Stage::piece(const GraphSet::Key& key, const std::function<void()>& enqueue
         enqueue();
 }
 
+// Each rank looks up its own part of the vocabulary: of the ranks' sums, all terms but one are zero.
+void Stage::embedding(const Slot& s, const DeviceBatch& b) {
+    const TensorParallel* tp = options_.tp;
+    const DType out = tp ? tp->wire() : options_.dtype;
+    void* resid = s.blocks.front().resid;
+    void* rows = tp ? work_.scratch().whole : resid;
+    embedding_forward(stream_, {.x = out == options_.dtype ? rows : work_.scratch().dh,
+                                .table = parameters_.parameters(0),
+                                .tokens = b.tokens,
+                                .N = b.B * b.T,
+                                .C = config_.dim,
+                                .V = vocab_.rows,
+                                .dtype = options_.dtype,
+                                .first = vocab_.first / config_.dim});
+    if (!tp) return;
+    if (out != options_.dtype)
+        cast(stream_, {.out = rows,
+                       .x = work_.scratch().dh,
+                       .n = b.B * b.T * config_.dim,
+                       .out_dtype = out,
+                       .dtype = options_.dtype});
+    tp->scatter(stream_, resid, rows, b.B * b.T, config_.dim, options_.dtype);
+}
+
 void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) {
     check(b);
     const Slot& s = slots_[size_t(slot)];
-    const int64_t N = b.B * b.T, C = config_.dim;
-    if (unit == 0) {
-        embedding_forward(stream_, {.x = s.blocks.front().resid,
-                                    .table = parameters_.parameters(0),
-                                    .tokens = b.tokens,
-                                    .N = N,
-                                    .C = C,
-                                    .V = config_.vocab,
-                                    .dtype = options_.dtype});
-        return;
-    }
+    if (unit == 0) return embedding(s, b);
     if (unit == model_last_) {
-        final_norm(s, N);
+        final_norm(s, own_rows(b));
         if (goal.pass == Pass::loss) head(s, b, goal);
-        if (goal.pass == Pass::logits)
-            linear(stream_, goal.logits, s.final_norm, parameters(table_.head()), N, C, config_.vocab, options_.dtype);
+        if (goal.pass != Pass::logits) return;
+        require(!options_.tp, "logits of the whole vocabulary: each rank of the tp axis has a part of them");
+        linear(stream_, goal.logits, s.final_norm, parameters(table_.head()), b.B * b.T, config_.dim, config_.vocab,
+               options_.dtype);
         return;
     }
     const BlockActivations& a = s.blocks[index(unit)];
@@ -232,75 +263,121 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
         reduce_add(stream_, {.out = s.output,
                              .a = work_.scratch().branch,
                              .b = a.mid,
-                             .n = N * C,
+                             .n = own_rows(b) * config_.dim,
                              .out_dtype = options_.dtype,
                              .a_dtype = options_.dtype,
                              .b_dtype = options_.dtype});
 }
 
-void Stage::final_norm(const Slot& s, int64_t N) {
+void Stage::final_norm(const Slot& s, int64_t rows) {
     rmsnorm_forward(stream_, {.y = s.final_norm,
                               .rstd = s.final_rstd,
                               .sum = s.final_resid,
                               .x = work_.scratch().branch,
                               .residual = s.blocks.back().mid,
                               .w = parameters(table_.final_norm()),
-                              .N = N,
+                              .N = rows,
                               .C = config_.dim,
                               .eps = float(config_.norm_eps),
                               .dtype = options_.dtype});
 }
 
-// Chunk by chunk: logits, losses, and in training the gradient of the final norm's output, into scratch.dh, and the
-// head's weight gradient. The head is in the last unit, or, if tied, in the embedding's.
+// Token losses of a chunk, and in training the gradient in place of the logits.
+void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const Goal& goal) {
+    const bool trains = goal.pass == Pass::train;
+    const int32_t* targets = b.targets + first;
+    float* loss = work_.losses() + first;
+    if (!options_.tp)
+        return cross_entropy(stream_, {.loss = loss,
+                                       .logits = work_.logits(),
+                                       .targets = targets,
+                                       .N = rows,
+                                       .V = config_.vocab,
+                                       .grad_scale = goal.grad_scale,
+                                       .write_gradient = trains,
+                                       .dtype = options_.dtype,
+                                       .loss_scale = goal.loss_scale});
+    const int64_t ranks = options_.tp->size(), first_id = vocab_.first / config_.dim;
+    float* all = work_.vocab_stats();
+    float* own = all + ranks * rows * kVocabStats;
+    vocab_softmax(stream_, {.stats = own,
+                            .logits = work_.logits(),
+                            .targets = targets,
+                            .N = rows,
+                            .V = vocab_.rows,
+                            .first = first_id,
+                            .dtype = options_.dtype});
+    options_.tp->share(stream_, all, own, rows * kVocabStats);
+    vocab_cross_entropy(stream_, {.loss = loss,
+                                  .logits = work_.logits(),
+                                  .stats = all,
+                                  .targets = targets,
+                                  .N = rows,
+                                  .V = vocab_.rows,
+                                  .first = first_id,
+                                  .parts = ranks,
+                                  .vocab = config_.vocab,
+                                  .grad_scale = goal.grad_scale,
+                                  .write_gradient = trains,
+                                  .dtype = options_.dtype,
+                                  .loss_scale = goal.loss_scale});
+}
+
+// Logits and losses; in training the gradient of x, into scratch.dh, and the head's weight gradient.
+void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, int64_t rows, const DeviceBatch& b,
+                       const Goal& goal) {
+    const DType t = options_.dtype, partial = options_.tp ? options_.tp->wire() : t;
+    const int64_t C = config_.dim, V = vocab_.rows;
+    x += first * C * size_of(t);
+    linear(stream_, work_.logits(), x, w, rows, C, V, t);
+    losses(first, rows, b, goal);
+    if (!dw) return;
+    char* dx = static_cast<char*>(work_.scratch().dh) + first * C * size_of(partial);
+    linear_backward_input(stream_, dx, work_.logits(), w, rows, C, V, t, partial);
+    linear_backward_weight(stream_, dw, work_.logits(), x, rows, C, V, t, options_.grad_dtype);
+}
+
+// Chunk by chunk; in training leaves the gradient of the final norm's output in scratch.dnorm. The head is in the last
+// unit, or, if tied, in the embedding's.
 void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
-    const ModelConfig& c = config_;
-    const DType t = options_.dtype;
-    const int64_t N = b.B * b.T, e = size_of(t), chunk = work_.chunk_rows();
+    const TensorParallel* tp = options_.tp;
+    const int64_t N = b.B * b.T, chunk = work_.chunk_rows();
     const bool trains = goal.pass == Pass::train;
     const char* w = parameters(table_.head());
     char* dw = trains ? gradients(table_.head()) : nullptr;
     const auto chunks = [&] {
-        for (int64_t first = 0; first < N; first += chunk) {
-            const int64_t rows = std::min(chunk, N - first);
-            const char* x = static_cast<const char*>(s.final_norm) + first * c.dim * e;
-            linear(stream_, work_.logits(), x, w, rows, c.dim, c.vocab, t);
-            cross_entropy(stream_, {.loss = work_.losses() + first,
-                                    .logits = work_.logits(),
-                                    .targets = b.targets + first,
-                                    .N = rows,
-                                    .V = c.vocab,
-                                    .grad_scale = goal.grad_scale,
-                                    .write_gradient = trains,
-                                    .dtype = t,
-                                    .loss_scale = goal.loss_scale});
-            if (!trains) continue;
-            char* dx = static_cast<char*>(work_.scratch().dh) + first * c.dim * e;
-            linear_backward_input(stream_, dx, work_.logits(), w, rows, c.dim, c.vocab, t);
-            linear_backward_weight(stream_, dw, work_.logits(), x, rows, c.dim, c.vocab, t, options_.grad_dtype);
-        }
-        sum_f32(stream_, {.out = work_.loss_sum(), .x = work_.losses(), .n = N});
+        const BlockScratch& scratch = work_.scratch();
+        if (tp) tp->gather(stream_, scratch.whole, s.final_norm, N, config_.dim, options_.dtype);
+        const char* x = static_cast<const char*>(tp ? scratch.whole : s.final_norm);
+        for (int64_t first = 0; first < N; first += chunk)
+            head_chunk(x, w, dw, first, std::min(chunk, N - first), b, goal);
+        if (!tp || tp->rank() == 0) sum_f32(stream_, {.out = work_.loss_sum(), .x = work_.losses(), .n = N});
+        if (tp && trains) tp->scatter(stream_, scratch.dnorm, scratch.dh, N, config_.dim, options_.dtype);
     };
     const Piece what = trains ? Piece::head : Piece::loss;
     piece(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale, goal.loss_scale), chunks);
 }
 
-void Stage::final_norm_backward(const Slot& s, int64_t N, void* dx, float* dw_sum) {
+void Stage::final_norm_backward(const Slot& s, int64_t rows, void* dx, float* dw_sum) {
     rmsnorm_backward(stream_, {.dx = dx,
                                .dw = dw_sum ? nullptr : gradients(table_.final_norm()),
                                .dw_sum = dw_sum,
-                               .dy = work_.scratch().dh,
+                               .dy = work_.scratch().dnorm,
                                .x = s.final_resid,
                                .w = parameters(table_.final_norm()),
                                .rstd = s.final_rstd,
                                .scratch = work_.scratch().norm,
-                               .N = N,
+                               .N = rows,
                                .C = config_.dim,
                                .dtype = options_.dtype,
                                .grad_dtype = options_.grad_dtype});
 }
 
 void Stage::embedding_gradient(const void* dx, const DeviceBatch& b) {
+    if (options_.tp) {
+        options_.tp->gather(stream_, work_.scratch().whole, dx, b.B * b.T, config_.dim, options_.dtype);
+        dx = work_.scratch().whole;
+    }
     embedding_backward(stream_, {.dtable = gradients_->gradients(0),
                                  .dx = dx,
                                  .rows = b.rows,
@@ -309,9 +386,10 @@ void Stage::embedding_gradient(const void* dx, const DeviceBatch& b) {
                                  .distinct = b.distinct,
                                  .N = b.B * b.T,
                                  .C = config_.dim,
-                                 .V = config_.vocab,
+                                 .V = vocab_.rows,
                                  .dtype = options_.dtype,
-                                 .grad_dtype = options_.grad_dtype});
+                                 .grad_dtype = options_.grad_dtype,
+                                 .first = vocab_.first / config_.dim});
 }
 
 void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal) {
@@ -320,7 +398,7 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     if (unit == 0) return embedding_gradient(s.gradient, b);
     if (unit == model_last_) {
         head(s, b, goal);
-        return final_norm_backward(s, b.B * b.T, s.gradient, nullptr);
+        return final_norm_backward(s, own_rows(b), s.gradient, nullptr);
     }
     const BlockActivations& a = s.blocks[index(unit)];
     const BlockShape shape{.B = b.B, .T = b.T};
@@ -341,7 +419,7 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     if (unit == 0) return std::swap(s.gradient, pending.embedding_gradient);
     if (unit == model_last_) {
         head(s, b, goal);
-        return final_norm_backward(s, b.B * b.T, pending.blocks.back().dout, pending.dw_final_norm);
+        return final_norm_backward(s, own_rows(b), pending.blocks.back().dout, pending.dw_final_norm);
     }
     BlockActivations& a = s.blocks[index(unit)];
     PendingBlock& p = pending.blocks[index(unit)];
@@ -362,7 +440,7 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
     const PendingBlock& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T),
-          [&] { work_.block().weight_grad(stream_, {.B = b.B, .T = b.T}, dw, p); });
+          [&] { work_.block().weight_grad(stream_, {.B = b.B, .T = b.T}, dw, p, work_.scratch()); });
 }
 
 }  // namespace rz

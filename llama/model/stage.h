@@ -8,6 +8,10 @@
 // branch, which the next one adds as it reads them, so the forward units of a micro-batch are called one after the
 // other.
 //
+// With tensor parallelism (StageOptions::tp) a rank holds a part of each tensor and, of a micro-batch's N rows of the
+// residual stream, R neighbouring ones: what enters and leaves a stage is (R, C). All ranks of the tp axis run the same
+// units in the same order, on the same batch.
+//
 // Slots hold what several micro-batches in flight need at once: a forward slot the activations from forward to backward
 // (or input_grad), a weight slot what weight_grad reads after input_grad.
 
@@ -36,6 +40,7 @@ struct StageOptions {
     DType dtype = DType::f32, grad_dtype = DType::f32;
     Recompute recompute = Recompute::none;
     int64_t logits_bytes = int64_t(1) << 30;  // largest chunk of logits
+    const TensorParallel* tp = nullptr;       // nullptr: this rank holds all of each tensor; outlives the stages
 };
 
 // What a pass is for.
@@ -64,7 +69,10 @@ class Workspace {
     int64_t chunk_rows() const { return chunk_rows_; }
     float* losses() const { return losses_; }  // (N)
 
-    // (1) double on the device: the token losses added up since reset_loss(). Without a head it stays zero.
+    // (tp + 1, chunk_rows, kVocabStats) with tp: what each rank says of a row, then this one's.
+    float* vocab_stats() const { return vocab_stats_; }
+    // (1) double on the device: the token losses added up since reset_loss(). Zero without a head, and on all ranks of
+    // the tp axis but the first.
     double* loss_sum() const { return loss_sum_.as<double>(); }
     void reset_loss() { stream_.zero(loss_sum_.data(), 8); }
 
@@ -75,7 +83,7 @@ class Workspace {
     std::vector<Buffer> buffers_;
     BlockScratch scratch_;
     void* logits_ = nullptr;
-    float* losses_ = nullptr;
+    float *losses_ = nullptr, *vocab_stats_ = nullptr;
     int64_t chunk_rows_ = 0;
     Buffer loss_sum_;
 };
@@ -98,7 +106,7 @@ class Stage {
     void input_grad(int unit, int slot, int weight_slot, const DeviceBatch&, const Goal&);
     void weight_grad(int unit, int weight_slot, const DeviceBatch&);
 
-    // (N, C) dtype of a slot: what enters the first unit (with unit 0: the embedding writes it), what leaves the last
+    // (R, C) dtype of a slot: what enters the first unit (with unit 0: the embedding writes it), what leaves the last
     // unit (not with the model's last unit), and the gradient of either, which the backward pass turns from that of the
     // output into that of the input.
     void* input(int slot) const { return slots_[size_t(slot)].blocks.front().resid; }
@@ -113,13 +121,13 @@ class Stage {
    private:
     struct Slot {
         std::vector<BlockActivations> blocks;
-        void *output = nullptr, *gradient = nullptr;         // (N, C)
-        void *final_resid = nullptr, *final_norm = nullptr;  // (N, C)   with the model's last unit
-        float* final_rstd = nullptr;                         // (N)
+        void *output = nullptr, *gradient = nullptr;         // (R, C)
+        void *final_resid = nullptr, *final_norm = nullptr;  // (R, C)   with the model's last unit
+        float* final_rstd = nullptr;                         // (R)
     };
     struct WeightSlot {
         std::vector<PendingBlock> blocks;
-        void* embedding_gradient = nullptr;  // (N, C)  with unit 0
+        void* embedding_gradient = nullptr;  // (R, C)  with unit 0
         float* dw_final_norm = nullptr;      // (C)     with the model's last unit
     };
     enum class Piece { forward, backward, input_grad, weight_grad, head, loss };
@@ -137,15 +145,21 @@ class Stage {
     const char* parameters(const Tensor&);
     char* gradients(const Tensor&);
     void check(const DeviceBatch&) const;
-    void final_norm(const Slot&, int64_t N);
+    int64_t own_rows(const DeviceBatch& b) const { return options_.tp ? options_.tp->rows(b.B * b.T) : b.B * b.T; }
+    void embedding(const Slot&, const DeviceBatch&);
+    void final_norm(const Slot&, int64_t rows);
     void head(const Slot&, const DeviceBatch&, const Goal&);
-    void final_norm_backward(const Slot&, int64_t N, void* dx, float* dw_sum);
+    void head_chunk(const char* x, const char* w, char* dw, int64_t first, int64_t rows, const DeviceBatch&,
+                    const Goal&);
+    void losses(int64_t first, int64_t rows, const DeviceBatch&, const Goal&);
+    void final_norm_backward(const Slot&, int64_t rows, void* dx, float* dw_sum);
     void embedding_gradient(const void* dx, const DeviceBatch&);
     void piece(const GraphSet::Key& key, const std::function<void()>& enqueue);
 
-    ModelConfig config_;
+    ModelConfig config_, part_;  // of the model; of what this rank holds of a block
     const ParamTable& table_;
     StageOptions options_;
+    HeldPiece vocab_;  // rows of the embedding and the head that this rank holds
     int first_unit_, last_unit_, model_last_;
     Device device_;
     Stream& stream_;

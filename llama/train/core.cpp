@@ -6,10 +6,26 @@
 
 namespace rz {
 
-static StageOptions with_dtypes(StageOptions stage, const ZeroOptions& zero) {
+static StageOptions with_core(StageOptions stage, const ZeroOptions& zero, const std::optional<TensorParallel>& tp) {
     stage.dtype = zero.param_dtype;
     stage.grad_dtype = zero.grad_dtype;
+    stage.tp = tp ? &*tp : nullptr;
     return stage;
+}
+
+// Throws where the model can't be cut into so many parts, naming the nearest numbers.
+static Holding part_of(const ModelConfig& config, const Mesh& mesh) {
+    const Place tp = mesh.place(Axis::tp);
+    check_tensor_parallel(config, tp.size);
+    return {.units = {}, .part = tp.rank, .parts = tp.size};
+}
+
+static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, Mesh& mesh, CommMeter* meter) {
+    if (mesh.place(Axis::tp).size == 1) return std::nullopt;
+    const Place tp = mesh.place(Axis::tp);
+    require(o.stage.B * o.stage.T >= tp.size, "--tp %d: a micro-batch of %lld tokens has no row for each rank", tp.size,
+            (long long)(o.stage.B * o.stage.T));
+    return std::optional<TensorParallel>(std::in_place, mesh, o.tp_wire_f32 ? DType::f32 : o.zero.param_dtype, meter);
 }
 
 static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const CoreOptions& o, const Mesh& mesh) {
@@ -23,7 +39,7 @@ static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const Co
     how.pp = pp.size;
     how.recompute = o.stage.recompute != Recompute::none;
     how.T = o.stage.T;
-    return plan_pipeline(how, config, ParamTable(config), o.zero.param_dtype, o.micro_batches,
+    return plan_pipeline(how, config, ParamTable(config, part_of(config, mesh)), o.zero.param_dtype, o.micro_batches,
                          {.sharded_parameters = o.zero.stage == 3,
                           .reduce_each = o.zero.stage >= 2 && !o.zero.accumulate_locally,
                           .prefetch = o.zero.overlap ? o.zero.prefetch : 0});
@@ -41,6 +57,12 @@ static std::vector<int> held_units(const std::optional<PipelinePlan>& plan, cons
     return held;
 }
 
+static Holding holding_of(const ModelConfig& config, const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
+    Holding holding = part_of(config, mesh);
+    holding.units = held_units(plan, mesh);
+    return holding;
+}
+
 // As many units as the program has whole at once.
 static ZeroOptions with_gathered(ZeroOptions zero, const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
     if (plan && zero.stage == 3)
@@ -53,15 +75,16 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       options(std::move(o)),
       device(d),
       mesh(m),
+      tp(make_tensor_parallel(options, mesh, meter)),
       plan(make_plan(config, options, mesh)),
-      table(config, {.units = held_units(plan, mesh)}),
+      table(config, holding_of(config, plan, mesh)),
       compute(device, "compute"),
       zero(device, compute, unit_layouts(table), decay_segments(table), with_gathered(options.zero, plan, mesh),
            options.adamw, mesh, meter),
-      units(zero, held_units(plan, mesh)),
-      model(plan ? Model(config, table, with_dtypes(options.stage, options.zero), own_program(plan->training, mesh),
+      units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table)),
+      model(plan ? Model(config, table, with_core(options.stage, options.zero, tp), own_program(plan->training, mesh),
                          own_program(plan->evaluation, mesh), mesh, device, compute, units, &units)
-                 : Model(config, table, with_dtypes(options.stage, options.zero), device, compute, units, &units)),
+                 : Model(config, table, with_core(options.stage, options.zero, tp), device, compute, units, &units)),
       program(model.training_program(options.micro_batches)),
       whole_graphs(options.graphs && mesh.world().size == 1 && options.zero.stage <= 1) {
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.

@@ -202,6 +202,10 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
                   "Reduce after the last micro-batch only (ZeRO-2 and 3). Keeps whole gradients.");
     ranks.turn_on("--no-accumulate-locally", o.no_accumulate_locally,
                   "Reduce at every weight gradient (ZeRO-2 and 3 with --pp).");
+    ranks.whole("--tp", o.tp, 1, 1 << 10,
+                "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
+                "parallelism).");
+    ranks.choice("--tp-wire", o.tp_wire, "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
     add_schedule_row(
         ranks, o.pp_schedule,
@@ -374,9 +378,18 @@ void check_given(const TrainOptions& o) {
             "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
     require(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),
             "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
-    require(o.pp == 1 || o.sample_every == 0,
-            "--sample-every with --pp %lld: no rank holds the whole model\n  nearest: --sample-every 0",
-            (long long)o.pp);
+    for (const auto& [flag, size] : {std::pair("pp", o.pp), {"tp", o.tp}})
+        require(size == 1 || o.sample_every == 0,
+                "--sample-every with --%s %lld: no rank holds the whole model\n  nearest: --sample-every 0", flag,
+                (long long)size);
+    require(!o.given.count("tp-wire") || o.tp > 1,
+            "--tp-wire is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out");
+    require(o.tp == 1 || o.pp == 1,
+            "--tp %lld with --pp %lld: this program does not cut a model both ways yet\n  nearest: --tp 1 or --pp 1",
+            (long long)o.tp, (long long)o.pp);
+    require(o.tp == 1 || !o.cuda_graphs,
+            "--cuda-graphs on with --tp %lld: the ranks communicate inside a block\n  nearest: --cuda-graphs off",
+            (long long)o.tp);
     require(!o.given.count("sample-tokens") || o.sample_every > 0,
             "--sample-tokens without samples\n  nearest: --sample-every 1");
     require(o.on_spike == OnSpike::warn || o.spike_z > 0,
@@ -504,7 +517,9 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
             (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
 }
 
-GridOptions grid_options(const TrainOptions& o) { return {.pp = int(o.pp), .shard_size = int(o.shard_size)}; }
+GridOptions grid_options(const TrainOptions& o) {
+    return {.tp = int(o.tp), .pp = int(o.pp), .shard_size = int(o.shard_size)};
+}
 
 int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
     const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");

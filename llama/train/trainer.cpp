@@ -63,6 +63,9 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
             "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
     require(!o.cuda_graphs || o.trace_steps == 0,
             "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
+    require(!o.tp_wire || *o.tp_wire == o.dtype || *o.tp_wire == DType::f32,
+            "--tp-wire %s with --dtype %s: partial sums travel in --dtype or in fp32\n  nearest: --tp-wire fp32",
+            name_of(o.tp_wire.value_or(o.dtype)), name_of(o.dtype));
     return {.zero = {.stage = int(o.zero),
                      .param_dtype = o.dtype,
                      .grad_dtype = o.gradient_dtype(),
@@ -90,7 +93,8 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
                          .cut = o.pp_cut,
                          .gather = o.pp_gather,
                          .gather_window = int(o.pp_gather_window),
-                         .window = int(o.pp_window)}};
+                         .window = int(o.pp_window)},
+            .tp_wire_f32 = o.tp_wire.value_or(o.dtype) == DType::f32};
 }
 
 static RunFacts run_facts(const Options& o, const TrainingCore& core, const Process& process) {
@@ -145,6 +149,14 @@ static void announce(Trainer& t, const std::string& note) {
         log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
                         core.mesh.shard().size(), core.mesh.replicate().size(), core.mesh.data().name(),
                         core.mesh.data().transport().name()));
+    if (core.tp) {
+        const ModelConfig part = part_config(core.config, core.table);
+        log.line(
+            format("tensor   %d ranks share each tensor, %s partial sums: %lld of %lld heads and %lld of %lld kv "
+                   "heads on this one",
+                   core.tp->size(), name_of(core.tp->wire()), (long long)part.heads, (long long)core.config.heads,
+                   (long long)part.kv_heads, (long long)core.config.kv_heads));
+    }
     if (core.plan)
         for (const std::string& line : core.plan->text(core.config.layers)) log.line(line);
     if (core.plan && o.zero >= 2 && !o.accumulate_locally && o.accumulates_locally()) {

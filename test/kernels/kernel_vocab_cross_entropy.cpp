@@ -73,7 +73,8 @@ TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
                                                .vocab = c.vocab,
                                                .grad_scale = scale,
                                                .write_gradient = gradient,
-                                               .dtype = c.dtype});
+                                               .dtype = c.dtype,
+                                               .loss_scale = run.input<float>(std::vector<float>{1.5f})});
         };
         const Tolerance close{ulp(c.dtype) + kSum, double(scale) * kSum};
         compare_on_devices(op, {{"loss", {0, 2 * kSum}}, {"logits", gradient ? close : Tolerance{}}});

@@ -1,0 +1,516 @@
+// Tensor and sequence parallelism on ranks that are threads: against exact sums of integers, Hugging Face's stored
+// numbers, one rank, and the formula of its bytes.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <random>
+
+#include "comm/loopback.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
+#include "llama/base/safetensors.h"
+#include "llama/model/hf.h"
+#include "llama/model/linear.h"
+#include "llama/model/tensor_traffic.h"
+#include "llama/model/weights.h"
+#include "llama/train/core.h"
+
+namespace rz {
+namespace {
+
+const Device kCpu{DeviceKind::cpu, 0};
+
+// ---- the axis' own operations ---------------------------------------------------------------------------------------
+
+float small_integer(int64_t i) { return float(i * 7 % 17 - 8); }
+
+TEST(TensorParallel, RowsAreGatheredAndPartialSumsScatteredExactly) {
+    constexpr int64_t C = 8;
+    for (const int ranks : {2, 3, 4})
+        for (const int64_t N : {12, 13, 7}) {
+            LoopbackHub hub(ranks);
+            hub.run([&](int rank) {
+                Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
+                Stream compute(kCpu, "compute");
+                const TensorParallel tp(mesh, DType::f32);
+                int64_t first = 0;
+                for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
+                const int64_t R = tp.rows(N);
+                std::vector<float> own(size_t(R * C)), all(size_t(N * C)), partial(all), sum(own);
+                for (int64_t i = 0; i < R * C; ++i) own[size_t(i)] = small_integer(first * C + i);
+                tp.gather(compute, all.data(), own.data(), N, C, DType::f32);
+                for (int64_t i = 0; i < N * C; ++i) partial[size_t(i)] = small_integer(i) * float(rank + 1);
+                tp.scatter(compute, sum.data(), partial.data(), N, C, DType::f32);
+                compute.synchronize();
+                for (int64_t i = 0; i < N * C; ++i) ASSERT_EQ(all[size_t(i)], small_integer(i));
+                for (int64_t i = 0; i < R * C; ++i)
+                    ASSERT_EQ(sum[size_t(i)], small_integer(first * C + i) * float(ranks * (ranks + 1) / 2));
+                EXPECT_EQ(mesh.tp().transport().bytes_sent(),
+                          tp.gather_bytes(N, C, DType::f32) + tp.scatter_bytes(N, C));
+            });
+        }
+}
+
+// Pairs of four ranks, and all of them, and values whose sum depends on the order: the same bits on all holders.
+TEST(TensorParallel, WhatSeveralHoldIsSummedOverThem) {
+    constexpr int64_t n = 1001;
+    for (const int holders : {2, 4}) {
+        LoopbackHub hub(4);
+        std::vector<std::vector<float>> values(4, std::vector<float>(size_t(n)));
+        for (int r = 0; r < 4; ++r)
+            for (int64_t i = 0; i < n; ++i)
+                values[size_t(r)][size_t(i)] = small_integer(i * 3 + r) * std::ldexp(1.0f, int((i + 5 * r) % 23));
+        std::vector<std::vector<float>> sums = values;
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {.grid = {.tp = 4}});
+            Stream compute(kCpu, "compute");
+            TensorParallel tp(mesh, DType::f32);
+            const Replicated r{1, n - 1, rank / holders * holders, holders};
+            tp.sum(compute, sums[size_t(rank)].data(), r, DType::f32);
+            compute.wait(mesh.stream().record());
+            compute.synchronize();
+            EXPECT_EQ(mesh.tp().transport().bytes_sent(), tp.sum_bytes(r, DType::f32));
+        });
+        for (int rank = 0; rank < 4; ++rank) {
+            EXPECT_EQ(sums[size_t(rank)][0], values[size_t(rank)][0]) << "outside of the range";
+            for (int64_t i = 1; i < n; ++i) {
+                float want = values[size_t(rank / holders * holders)][size_t(i)];
+                for (int k = 1; k < holders; ++k) want += values[size_t(rank / holders * holders + k)][size_t(i)];
+                ASSERT_EQ(sums[size_t(rank)][size_t(i)], want);
+            }
+        }
+    }
+}
+
+// ---- products and the embedding, exactly ----------------------------------------------------------------------------
+
+ModelConfig toy(int64_t kv_heads, bool tied = false) {
+    ModelConfig c;  // ffn, vocabulary and rows divide by none of 2, 3, 4
+    c.dim = 48, c.layers = 2, c.heads = 12, c.kv_heads = kv_heads, c.head_dim = 4, c.ffn = 23, c.vocab = 37;
+    c.max_seq_len = 16;
+    c.tied = tied;
+    c.init_std = 0.1;
+    c.resolve();
+    return c;
+}
+
+float weight(int tensor, int64_t element) { return float((element * 5 + tensor) % 7 - 3); }
+
+// A rank's part of each tensor, of small integers, in the order of the local buffer.
+std::vector<float> integer_weights(const ParamTable& table) {
+    const UnitLayout& last = table.held_units().back();
+    std::vector<float> w(size_t(last.offset + last.padded), 0.0f);
+    table.for_each_run(0, int64_t(w.size()), INT64_MAX, [&](const TensorRun& run) {
+        for (int64_t i = 0; i < run.count; ++i) w[size_t(run.local + i)] = weight(run.tensor, run.first + i);
+    });
+    return w;
+}
+
+// x W^T of a whole tensor, in integers.
+int64_t product(const std::vector<float>& x, int64_t row, const ParamTable& table, const Tensor& t, int64_t out) {
+    const int64_t in = t.shape[1];
+    int64_t sum = 0;
+    for (int64_t i = 0; i < in; ++i)
+        sum += int64_t(x[size_t(row * in + i)]) * int64_t(weight(int(&t - table.tensors().data()), out* in + i));
+    return sum;
+}
+
+// Every sum stays below 2^24, so each order of it is exact: gathered rows times a part of the outputs, and a part of
+// the inputs times their weights, added over the ranks.
+TEST(TensorParallel, ProductsOfIntegersAreExact) {
+    constexpr int64_t N = 13;
+    const ModelConfig config = toy(3);
+    for (const int ranks : {2, 3, 4}) {
+        LoopbackHub hub(ranks);
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
+            Stream s(kCpu, "compute");
+            const TensorParallel tp(mesh, DType::f32);
+            const ParamTable table(config, {.part = rank, .parts = ranks});
+            const std::vector<float> w = integer_weights(table);
+            const int64_t R = tp.rows(N);
+            int64_t first = 0;
+            for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
+
+            const Tensor& up = table.block(1, kUp);
+            const HeldPiece rows = table.held()[size_t(&up - table.tensors().data())];
+            std::vector<float> x(size_t(N * config.dim)), all(x), y(size_t(N * rows.rows));
+            for (size_t i = 0; i < x.size(); ++i) x[i] = small_integer(int64_t(i));
+            tp.gather(s, all.data(), x.data() + first * config.dim, N, config.dim, DType::f32);
+            linear(s, y.data(), all.data(), w.data() + rows.local, N, config.dim, rows.rows, DType::f32);
+            s.synchronize();
+            for (int64_t n = 0; n < N; ++n)
+                for (int64_t i = 0; i < rows.rows; ++i)
+                    ASSERT_EQ(y[size_t(n * rows.rows + i)],
+                              float(product(x, n, table, up, rows.first / config.dim + i)));
+
+            const Tensor& down = table.block(0, kDown);
+            const HeldPiece cols = table.held()[size_t(&down - table.tensors().data())];
+            std::vector<float> h(size_t(N * config.ffn)), own(size_t(N * cols.cols)), partial(size_t(N * config.dim)),
+                sum(size_t(R * config.dim));
+            for (size_t i = 0; i < h.size(); ++i) h[i] = small_integer(int64_t(i) * 3);
+            for (int64_t n = 0; n < N; ++n)
+                for (int64_t i = 0; i < cols.cols; ++i)
+                    own[size_t(n * cols.cols + i)] = h[size_t(n * config.ffn + cols.first + i)];
+            linear(s, partial.data(), own.data(), w.data() + cols.local, N, cols.cols, config.dim, DType::f32);
+            tp.scatter(s, sum.data(), partial.data(), N, config.dim, DType::f32);
+            s.synchronize();
+            for (int64_t n = 0; n < R; ++n)
+                for (int64_t i = 0; i < config.dim; ++i)
+                    ASSERT_EQ(sum[size_t(n * config.dim + i)], float(product(h, first + n, table, down, i)));
+        });
+    }
+}
+
+TEST(TensorParallel, TheEmbeddingOfAnyVocabularyIsExact) {
+    constexpr int64_t B = 1, T = 13;
+    const ModelConfig config = toy(3);
+    std::vector<int32_t> tokens;
+    for (int64_t t = 0; t < T; ++t) tokens.push_back(int32_t(t * 3));  // 0 to 36, the last of the vocabulary
+    for (const DType dtype : {DType::f32, DType::bf16})
+        for (const DType wire : {dtype, DType::f32})
+            for (const int ranks : {2, 3, 4}) {
+                LoopbackHub hub(ranks);
+                hub.run([&](int rank) {
+                    Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
+                    Stream s(kCpu, "compute");
+                    const TensorParallel tp(mesh, wire);
+                    const ParamTable table(config, {.part = rank, .parts = ranks});
+                    ResidentParameters parameters(kCpu, s, unit_layouts(table), dtype);
+                    s.synchronize();
+                    table.for_each_run(0, table.held_units()[0].padded, INT64_MAX, [&](const TensorRun& run) {
+                        with_dtype(dtype, [&]<class E>() {
+                            for (int64_t i = 0; i < run.count; ++i)
+                                reinterpret_cast<E*>(parameters.bytes(0))[run.local + i] = E(weight(0, run.first + i));
+                        });
+                    });
+                    const StageOptions options{.B = B, .T = T, .dtype = dtype, .grad_dtype = dtype, .tp = &tp};
+                    Workspace work(config, table, options, false, kCpu, s);
+                    Stage stage(config, table, options, 0, 1, 1, 0, kCpu, s, work, parameters, nullptr);
+                    stage.forward(0, 0, {B, T, tokens.data(), tokens.data()}, {.pass = Pass::loss});
+                    s.synchronize();
+                    int64_t first = 0;
+                    for (int r = 0; r < rank; ++r) first += T / ranks + (r < T % ranks);
+                    with_dtype(dtype, [&]<class E>() {
+                        const E* x = static_cast<const E*>(stage.input(0));
+                        for (int64_t i = 0; i < tp.rows(T) * config.dim; ++i)
+                            ASSERT_EQ(float(x[i]),
+                                      weight(0, tokens[size_t(first + i / config.dim)] * config.dim + i % config.dim));
+                    });
+                });
+            }
+}
+
+// ---- a model on a tp x dp grid --------------------------------------------------------------------------------------
+
+constexpr int64_t kT = 11;
+
+struct Layout {
+    ModelConfig config = toy(3);
+    int tp = 1, dp = 1;
+    ZeroOptions zero = {};
+    Recompute recompute = Recompute::none;
+    int64_t B = 2, micro_batches = 1;  // B: of all dp ranks together
+    int steps = 10;
+    bool wire_f32 = true;
+    std::string folder = {};                         // where weights are loaded from; none: drawn
+    std::vector<int32_t> inputs = {}, targets = {};  // (B, T); none: drawn
+    int64_t T = kT;
+    float rate = 1e-3f;
+};
+
+using Tensors = std::vector<std::vector<float>>;
+
+struct Outcome {
+    std::vector<double> losses;             // of each step, mean over tokens
+    std::vector<std::vector<float>> norms;  // by rank, of each step
+    Tensors weights, gradients;             // whole; gradients: of the last step, before the update, without dp
+    int64_t unequal = 0;                    // elements that two ranks hold and that differ
+    std::vector<int64_t> sent, expected;    // by rank, bytes on the tp axis
+};
+
+class Collector {
+   public:
+    Collector(const ModelConfig& config, Tensors& into, int64_t& unequal) : into_(into), unequal_(unequal) {
+        const ParamTable whole(config);
+        for (const Tensor& t : whole.tensors()) {
+            into_.emplace_back(size_t(t.size), 0.0f);
+            seen_.emplace_back(size_t(t.size), false);
+        }
+    }
+    void add(const ParamTable& table, int unit, const void* data, DType dtype) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const UnitLayout& u = table.held_units()[size_t(unit)];
+        table.for_each_run(u.offset, u.offset + u.padded, INT64_MAX, [&](const TensorRun& run) {
+            with_dtype(dtype, [&]<class E>() {
+                const E* x = static_cast<const E*>(data) + run.local - u.offset;
+                for (int64_t i = 0; i < run.count; ++i) {
+                    const size_t tensor = size_t(run.tensor), at = size_t(run.first + i);
+                    const float value = float(x[i]);
+                    if (seen_[tensor][at])
+                        unequal_ += std::memcmp(&into_[tensor][at], &value, 4) != 0;
+                    else
+                        into_[tensor][at] = value, seen_[tensor][at] = true;
+                }
+            });
+        });
+    }
+    int64_t missing() const {
+        int64_t n = 0;
+        for (const auto& tensor : seen_) n += std::count(tensor.begin(), tensor.end(), false);
+        return n;
+    }
+
+   private:
+    std::mutex mutex_;
+    Tensors& into_;
+    int64_t& unequal_;
+    std::vector<std::vector<bool>> seen_;
+};
+
+// Sequence s of a run holds the same tokens at any layout.
+void draw(int64_t first, int64_t count, int64_t T, int64_t V, int32_t* tokens, int32_t* targets) {
+    for (int64_t s = 0; s < count; ++s) {
+        std::mt19937 rng(uint32_t(first + s) * 2654435761u + 17);
+        for (int64_t t = 0; t < T; ++t) {
+            tokens[s * T + t] = int32_t(rng() % uint32_t(V));
+            targets[s * T + t] = rng() % 9 == 0 ? kIgnoreTarget : int32_t(rng() % uint32_t(V));
+        }
+    }
+}
+
+Outcome train(const Layout& how) {
+    const int ranks = how.tp * how.dp;
+    Outcome out;
+    out.losses.resize(size_t(how.steps));
+    out.norms.resize(size_t(ranks));
+    out.sent.resize(size_t(ranks)), out.expected.resize(size_t(ranks));
+    Collector weights(how.config, out.weights, out.unequal), gradients(how.config, out.gradients, out.unequal);
+    std::mutex mutex;
+    LoopbackHub hub(ranks);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.tp = how.tp}});
+        const int64_t B = how.B / how.dp, N = B * how.T;
+        TrainingCore core(how.config,
+                          {.zero = how.zero,
+                           .adamw = {.max_norm = 0.5f},
+                           .stage = {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = 1500},
+                           .micro_batches = how.micro_batches,
+                           .threads = 1,
+                           .tp_wire_f32 = how.wire_f32},
+                          hub.device(rank), mesh);
+        Stream& compute = core.compute;
+        if (how.folder.empty())
+            initialise_weights(core.table, 11, compute, core.zero);
+        else
+            load_weights(how.folder, core.table, kCpu, compute, core.zero);
+        std::vector<int32_t> tokens(static_cast<size_t>(N)), targets(tokens), rows(tokens), starts(size_t(N + 1)),
+            ids(tokens);
+        const Place dp = mesh.place(Axis::dp);
+        const int64_t before = mesh.tp().transport().bytes_sent();
+        for (int step = 0; step < how.steps; ++step) {
+            const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(how.B * how.T * how.micro_batches)};
+            core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
+                compute.synchronize();
+                const int64_t first = (step * how.micro_batches + m) * how.B + dp.rank * B;
+                if (how.inputs.empty())
+                    draw(first, B, how.T, how.config.vocab, tokens.data(), targets.data());
+                else
+                    tokens = how.inputs, targets = how.targets;
+                const int64_t distinct =
+                    embedding_plan(tokens.data(), N, how.config.vocab, rows.data(), starts.data(), ids.data());
+                return {B, how.T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct};
+            });
+            core.zero.optimizer.gradient_norm();
+            compute.synchronize();
+            if (step == how.steps - 1 && how.dp == 1 && how.zero.whole_gradients())
+                for (int u = 0; u < int(core.table.held_units().size()); ++u)
+                    gradients.add(core.table, u, core.zero.grads.gradients(u), how.zero.grad_dtype);
+            core.zero.optimizer.update(how.rate, step + 1);
+            compute.synchronize();
+            const std::lock_guard<std::mutex> lock(mutex);
+            out.norms[size_t(rank)].push_back(*core.zero.optimizer.norm());
+            out.losses[size_t(step)] += *core.model.loss_sum() / double(how.B * how.T * how.micro_batches);
+            core.model.reset_loss();
+        }
+        out.sent[size_t(rank)] = mesh.tp().transport().bytes_sent() - before;
+        if (core.tp) {
+            StageOptions stage = core.options.stage;
+            stage.dtype = how.zero.param_dtype, stage.grad_dtype = how.zero.grad_dtype, stage.tp = &*core.tp;
+            out.expected[size_t(rank)] =
+                how.steps * tensor_traffic(how.config, core.table, stage)
+                                .step(how.micro_batches, false, core.zero.grads.reduces_each_micro_batch());
+        }
+        for (int u = 0; u < int(core.table.held_units().size()); ++u) {
+            core.zero.params.gather(u);
+            const void* p = core.zero.params.parameters(u);
+            compute.synchronize();
+            weights.add(core.table, u, p, how.zero.param_dtype);
+            core.zero.params.release(u);
+        }
+    });
+    EXPECT_EQ(weights.missing(), 0);
+    return out;
+}
+
+// What issue of a layout may differ from one rank's, in fp32 over ten steps.
+void expect_close(const Outcome& got, const Outcome& want, double sum_of_rates) {
+    for (size_t s = 0; s < want.losses.size(); ++s) {
+        EXPECT_NEAR(got.losses[s], want.losses[s], 1e-5 * want.losses[s]) << "step " << s + 1;
+        for (const auto& norms : got.norms) {
+            EXPECT_EQ(norms[s], got.norms[0][s]) << "the norm is the same number on all ranks";
+            EXPECT_NEAR(norms[s], want.norms[0][s], 1e-6 * want.norms[0][s]) << "step " << s + 1;
+        }
+    }
+    double difference = 0, size = 0, largest = 0;
+    for (size_t t = 0; t < want.weights.size(); ++t)
+        for (size_t i = 0; i < want.weights[t].size(); ++i) {
+            const double w = want.weights[t][i], d = got.weights[t][i] - w;
+            difference += d * d, size += w * w, largest = std::max(largest, std::abs(d));
+        }
+    EXPECT_LE(largest, 2 * sum_of_rates);
+    EXPECT_LE(std::sqrt(difference / size), 1e-5);
+    EXPECT_EQ(got.unequal, 0) << "what several ranks hold differs";
+    EXPECT_EQ(got.sent, got.expected) << "bytes on the tp axis";
+}
+
+TEST(TensorParallelModel, TrainsAsOneRankDoes) {
+    for (const int64_t kv : {1, 2, 3}) {
+        const Layout one{.config = toy(kv)};
+        const Outcome want = train(one);
+        for (const int tp : {2, 3, 4}) {
+            if (kv % tp != 0 && tp % kv != 0) continue;
+            SCOPED_TRACE(format("tp %d, %lld kv heads", tp, (long long)kv));
+            Layout cut = one;
+            cut.tp = tp;
+            expect_close(train(cut), want, 10 * double(one.rate));
+        }
+    }
+}
+
+// With three data ranks: gradients are summed over tp before the data axis, whatever the stage does then.
+TEST(TensorParallelModel, TrainsAsOneRankDoesAtEveryZeroStage) {
+    for (const bool tied : {false, true}) {
+        Layout one{.config = toy(2, tied), .B = 3, .micro_batches = 2, .steps = 4};
+        const Outcome want = train(one);
+        one.dp = 3;
+        for (const int stage : {0, 1, 2, 3})
+            for (const int tp : {2, 4}) {
+                if (tp == 4 && (stage == 1 || stage == 2)) continue;
+                SCOPED_TRACE(format("ZeRO-%d, tp %d, %s", stage, tp, tied ? "tied" : "untied"));
+                Layout cut = one;
+                cut.tp = tp, cut.zero.stage = stage;
+                expect_close(train(cut), want, 4 * double(one.rate));
+            }
+    }
+}
+
+TEST(TensorParallelModel, RecomputationChangesNoBit) {
+    const Layout plain{.config = toy(3), .tp = 3, .steps = 3};
+    const Outcome want = train(plain);
+    for (const Recompute recompute : {Recompute::mlp, Recompute::block}) {
+        Layout again = plain;
+        again.recompute = recompute;
+        const Outcome got = train(again);
+        EXPECT_EQ(got.weights, want.weights);
+        EXPECT_EQ(got.losses, want.losses);
+        EXPECT_EQ(got.sent, got.expected) << name_of(recompute);
+    }
+}
+
+// In bf16, with narrow moments and masters too, over 20 steps, at both types of partial sums.
+TEST(TensorParallelModel, WhatSeveralRanksHoldStaysTheSameToTheBit) {
+    for (const bool wire_f32 : {false, true})
+        for (const int tp : {2, 3, 4}) {
+            Layout how{.config = toy(tp == 3 ? 3 : 2), .tp = tp, .dp = 2, .steps = 20, .wire_f32 = wire_f32};
+            ZeroOptions& zero = how.zero;
+            zero.stage = 1;
+            zero.param_dtype = zero.grad_dtype = zero.wire_dtype = zero.master_dtype = zero.adam_dtype = DType::bf16;
+            const Outcome got = train(how);
+            EXPECT_EQ(got.unequal, 0) << "tp " << tp;
+            for (const auto& norms : got.norms) EXPECT_EQ(norms, got.norms[0]);
+            EXPECT_EQ(got.sent, got.expected);
+            EXPECT_LT(got.losses.back(), got.losses.front());
+        }
+}
+
+// ---- Hugging Face's numbers -----------------------------------------------------------------------------------------
+
+std::vector<float> stored(const Safetensors& file, const std::string& name) {
+    const StoredTensor* t = file.find(name);
+    require(t != nullptr, "%s is not in the file", name.c_str());
+    std::vector<float> out(size_t(t->elements));
+    file.read(*t, 0, t->elements, DType::f32, out.data());
+    return out;
+}
+
+std::vector<int32_t> stored_ids(const Safetensors& file, const std::string& name) {
+    const StoredTensor* t = file.find(name);
+    require(t != nullptr && t->type == "I32", "%s is not in the file", name.c_str());
+    std::vector<int32_t> out(size_t(t->elements));
+    std::memcpy(out.data(), file.data(*t), out.size() * 4);
+    return out;
+}
+
+struct Golden {
+    const char* name;
+    int tp;
+};
+class TensorParallelGolden : public testing::TestWithParam<Golden> {};
+
+// As ModelGolden in test_model.cpp: 1e-4 of a tensor's largest value.
+TEST_P(TensorParallelGolden, LossAndGradientsMatchHuggingFace) {
+    const std::string folder = std::string("test/golden/model/") + GetParam().name;
+    const Safetensors expected(folder + "/expected.safetensors");
+    Layout how{.config = load_config(folder), .tp = GetParam().tp, .steps = 1, .folder = folder};
+    how.inputs = stored_ids(expected, "inputs"), how.targets = stored_ids(expected, "targets");
+    how.B = expected.find("inputs")->shape[0], how.T = expected.find("inputs")->shape[1];
+    const Outcome got = train(how);
+    const double loss = stored(expected, "loss")[0];
+    EXPECT_NEAR(got.losses[0], loss, 1e-4 * loss);
+    const ParamTable table(how.config);
+    for (size_t t = 0; t < table.tensors().size(); ++t) {
+        const std::string name = "grad." + table.tensors()[t].name;
+        if (!expected.find(name)) continue;
+        const std::vector<float> want = stored(expected, name);
+        double worst = 0, scale = 0;
+        for (size_t i = 0; i < want.size(); ++i) {
+            worst = std::max(worst, std::abs(double(want[i]) - double(got.gradients[t][i])));
+            scale = std::max(scale, std::abs(double(want[i])));
+        }
+        EXPECT_LT(worst, 1e-4 * scale) << name;
+    }
+    EXPECT_EQ(got.unequal, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelGolden,
+                         testing::Values(Golden{"gqa", 3}, Golden{"tied", 2}, Golden{"tied", 4},
+                                         Golden{"llama3_rope", 2}));
+
+// ---- refusals -------------------------------------------------------------------------------------------------------
+
+std::string refusal(int64_t heads, int64_t kv_heads, int64_t tp) {
+    ModelConfig c;
+    c.dim = heads * 8, c.layers = 1, c.heads = heads, c.kv_heads = kv_heads, c.ffn = 100, c.vocab = 100;
+    c.resolve();
+    try {
+        check_tensor_parallel(c, tp);
+        return "";
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+TEST(TensorParallelRefusal, NamesTheNearestCut) {
+    EXPECT_EQ(refusal(32, 8, 4), "");
+    EXPECT_EQ(refusal(32, 8, 16), "");
+    EXPECT_EQ(refusal(32, 8, 6), "--tp 6: 32 heads do not divide by 6\n  nearest: --tp 4 or 8");
+    EXPECT_EQ(refusal(32, 8, 64), "--tp 64: 32 heads do not divide by 64\n  nearest: --tp 32");
+    EXPECT_EQ(refusal(12, 2, 3), "--tp 3: of 2 kv heads and 3 ranks one must divide the other\n  nearest: --tp 2 or 4");
+}
+
+}  // namespace
+}  // namespace rz
