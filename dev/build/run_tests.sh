@@ -29,7 +29,7 @@ run() {
     p=$(($(sed -n 's/^Ran \([0-9]*\) .*/\1/p' "$log" | total) - f - s))
   fi
   if [ $rc != 0 ] && [ "$f" = 0 ]; then f=1; fi
-  if [ $rc = 0 ] && [ "$p" = 0 ]; then p=1; fi
+  if [ $rc = 0 ] && [ "$p$s" = 00 ]; then p=1; fi
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   local line
   line=$(printf '%-34s %4s s  %5s passed %3s failed %3s skipped' "$name" $((SECONDS - start)) "$p" "$f" "$s")
@@ -73,6 +73,7 @@ for section in $sections; do
       [ -x "$build/simt/plain/kernel_tests" ] ||
         { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
+      run simt-layouts test/simt/layouts/cute.sh "$build"
       run simt-program test/program/test_simt_program.sh ./train_llama_simt ./train_llama ;;
     ptx)
       [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }

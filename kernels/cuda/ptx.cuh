@@ -466,8 +466,12 @@ inline CUtensorMap tensor_map(const void* base, std::initializer_list<uint64_t> 
     static const Encode encode = [] {
         void* fn = nullptr;
         cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
         const cudaError_t err =
             cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &found);
+#else  // the toolkit's own version of the function; it has had one since 12.0
+        const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &fn, cudaEnableDefault, &found);
+#endif
         if (err != cudaSuccess || !fn)
             fail("the CUDA driver has no cuTensorMapEncodeTiled (%s)", cudaGetErrorString(err));
         return reinterpret_cast<Encode>(fn);

@@ -316,6 +316,10 @@ void Machine::run_group(uint64_t first, uint32_t n) {
         if (!any && !landed && !warps.empty()) deadlock();
     }
     while (!in_flight.empty()) land_some(true);
+    for (uint32_t b = 0; b < n; b++)
+        for (const models::WarpgroupOrder& g : blocks[b].warpgroups)
+            if (!g.level())
+                fail("a block has ended, and the warps of a warpgroup have executed different numbers of wgmma");
     if (order) order->end();
 }
 

@@ -6,6 +6,7 @@
 
 #include "test/ptx/memory.h"
 #include "test/ptx/module.h"
+#include "test/simt/models.h"
 
 namespace ptx {
 
@@ -84,6 +85,7 @@ struct Block {
     uint32_t rank = 0, threads = 0, slot = 0;  // rank in the cluster; place among the resident blocks
     std::vector<unsigned char> shared;
     std::vector<Warp> warps;
+    std::vector<models::WarpgroupOrder> warpgroups;
     Barrier barrier[16];
     uint32_t cluster_arrived = 0;  // of the cluster's first block: threads, and complete phases
     uint64_t cluster_phases = 0;

@@ -26,7 +26,8 @@ void complete(Machine& machine, MBarrier* m) {
 }
 
 void arrive_tx(Machine& machine, MBarrier* m, u32 bytes) {
-    m->tx -= s32(bytes);
+    if (!models::add_tx(*m, -s64(bytes)))
+        fail("a copy of %u bytes: an mbarrier's transaction count leaves 20 bits", bytes);
     complete(machine, m);
 }
 
@@ -57,7 +58,8 @@ Step arrive(const Inst& i) {
             if (m->pending < arrivals)
                 fail("lane %u: more arrivals than the %u that the mbarrier expects", l, u32(m->expected));
             if (w.machine->order) w.machine->order->release(m, w, 1u << l);
-            if (expect) m->tx += s32(argument);
+            if (expect && !models::add_tx(*m, argument))
+                fail("lane %u: %u more bytes, and the mbarrier's transaction count leaves 20 bits", l, argument);
             m->pending = (m->pending - arrivals) & 0xfff;
             complete(*w.machine, m);
         });
@@ -90,8 +92,9 @@ Step mbarrier(const Inst& i) {
     if (op == "expect_tx")
         return [o = i.operand](Warp& w, u32 lanes) {
             each(lanes, [&](u32 l) {
-                mbarrier_at(w, shared_address(w, o.at(0), l), l, "mbarrier.expect_tx")->tx +=
-                    s32(w.row(o.at(1).slot)[l]);
+                MBarrier* m = mbarrier_at(w, shared_address(w, o.at(0), l), l, "mbarrier.expect_tx");
+                if (!models::add_tx(*m, u32(w.row(o.at(1).slot)[l])))
+                    fail("lane %u: an mbarrier's transaction count leaves 20 bits", l);
             });
         };
     return {};
@@ -205,7 +208,9 @@ Step tensor_load(const Inst& i) {
         each(lanes, [&](u32 l) {
             const Tile t = tile_of(w, o.at(1), l);
             const u32 to = shared_address(w, o[0], l), bar = shared_address(w, o.at(2), l);
-            if (to % 128) fail("lane %u: TMA into shared address %#x, which is not aligned to 128 bytes", l, to);
+            if (to % models::tile_alignment(t.map))
+                fail("lane %u: TMA into shared address %#x, which is not aligned to %u bytes", l, to,
+                     models::tile_alignment(t.map));
             if (w.machine->counts) w.machine->counts->bulk(*inst, t.bytes);
             const u32 blocks = multicast ? u32(w.row(o.at(3).slot)[l]) & 0xffff : 0;
             if (!multicast) return load_tile(w, l, t, to, bar);
@@ -226,8 +231,9 @@ Step tensor_store(const Inst& i) {
         each(lanes, [&](u32 l) {
             const Tile t = tile_of(w, o.at(0), l);
             const u32 from_address = shared_address(w, o.at(1), l);
-            if (from_address % 128)
-                fail("lane %u: TMA from shared address %#x, which is not aligned to 128 bytes", l, from_address);
+            if (from_address % models::tile_alignment(t.map))
+                fail("lane %u: TMA from shared address %#x, which is not aligned to %u bytes", l, from_address,
+                     models::tile_alignment(t.map));
             if (w.machine->counts) w.machine->counts->bulk(*inst, t.bytes);
             const unsigned char* from = w.machine->shared_at(*w.block, from_address, t.bytes, "TMA store");
             order_shared(w, l, from, t.bytes, false);

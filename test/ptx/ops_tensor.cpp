@@ -140,8 +140,17 @@ void compute(Warp& w, const Wgmma& g) {
         for (int e = 0; e < g.n / 2; e++) w.row(g.d_rows[size_t(e)])[l] = put(c[place(l, e)]);
 }
 
+void in_order(Warp& w, const models::WarpgroupOrder::Step& step) {
+    auto& groups = w.block->warpgroups;
+    if (groups.empty()) groups.resize((w.block->warps.size() + 3) / 4);
+    if (const char* wrong = groups[w.id / 4].next(w.id % 4, step)) fail("wgmma: %s", wrong);
+}
+
 void issue(Warp& w, const Wgmma& g) {
     if ((w.id / 4 + 1) * 128 > w.block->threads) fail("wgmma: the four warps of this warpgroup do not all exist");
+    for (const u64 d : {g.a, g.b})
+        if (const char* wrong = models::wrong_descriptor(d)) fail("wgmma: %s", wrong);
+    in_order(w, {g.a, g.b, g.n, g.accumulate, g.trans_a, g.trans_b, g.bf16});
     auto held = std::make_shared<Wgmma>(g);
     for (u32 r : g.a_rows) held->a_held.insert(held->a_held.end(), w.row(r), w.row(r) + 32);
     Warp* const warp = &w;
@@ -198,6 +207,7 @@ Step wgmma(const Inst& i) {
         };
     if (i.part[1] == "commit_group")
         return [](Warp& w, u32) {
+            in_order(w, {});
             w.wgmma.commit();
             // Late, always, when order is checked: its marks must last until the wait.
             if (w.machine->launch.seed && !w.machine->order && !w.machine->late()) w.wgmma.wait(0);

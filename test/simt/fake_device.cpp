@@ -208,8 +208,14 @@ static CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
     return CUDA_SUCCESS;
 }
 
+// The runtime's name for it; cudaGetDriverEntryPointByVersion came with 12.5.
+#if CUDART_VERSION >= 12050
 cudaError_t CUDARTAPI cudaGetDriverEntryPointByVersion(const char* symbol, void** fn, unsigned, unsigned long long,
                                                        cudaDriverEntryPointQueryResult* result) {
+#else
+cudaError_t CUDARTAPI cudaGetDriverEntryPoint(const char* symbol, void** fn, unsigned long long,
+                                              cudaDriverEntryPointQueryResult* result) {
+#endif
     const bool known = !strcmp(symbol, "cuTensorMapEncodeTiled");
     *fn = known ? reinterpret_cast<void*>(encode_tiled) : nullptr;
     if (result) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;

@@ -36,7 +36,8 @@ void complete_phase(MBarrier* m) {
 
 void complete_tx(uint64_t* bar, uint32_t bytes) {
     auto* m = reinterpret_cast<MBarrier*>(bar);
-    m->tx -= int32_t(bytes);
+    if (!models::add_tx(*m, -int64_t(bytes)))
+        fail("an asynchronous copy of %u bytes: mbarrier %p's transaction count leaves 20 bits", bytes, (void*)bar);
     complete_phase(m);
 }
 
@@ -99,7 +100,9 @@ void mbar_arrive(uint64_t* bar, uint32_t tx_bytes, Site at) {
     if (race) race->access(bar, 8, Access::atomic, at), race->release(bar);
     if (!m->pending)
         fail("mbarrier.arrive at %s: more arrivals than the %u it expects", where(at).c_str(), m->expected);
-    m->tx += int32_t(tx_bytes);
+    if (!models::add_tx(*m, tx_bytes))
+        fail("mbarrier.arrive at %s: %u more bytes, and its transaction count leaves 20 bits", where(at).c_str(),
+             tx_bytes);
     m->pending = (m->pending - 1) & 0xfff;
     complete_phase(m);
 }
@@ -125,8 +128,9 @@ void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int 
     if (to < b->smem || to + models::tile_bytes(m) > b->smem + b->smem_bytes)
         fail("TMA load at %s: the %u bytes at %p are not within the dynamic shared memory", where(at).c_str(),
              models::tile_bytes(m), dst);
-    if ((to - b->smem) % 128)
-        fail("TMA load at %s: shared offset %td is not 128-byte aligned", where(at).c_str(), to - b->smem);
+    if ((to - b->smem) % models::tile_alignment(m))
+        fail("TMA load at %s: shared offset %td is not %u-byte aligned", where(at).c_str(), to - b->smem,
+             models::tile_alignment(m));
     models::Coordinates c{};
     std::copy_n(coords, rank, c.x);
     if (!blocks) return load_tile_into(m, to, bar, c, at);
@@ -144,8 +148,9 @@ void tma_store(const void* map, const void* src, const int* coords, int rank, Si
     const Block* b = current->block;
     const auto* from = static_cast<const unsigned char*>(src);
     const uint32_t bytes = models::tile_bytes(m);
-    if (from < b->smem || from + bytes > b->smem + b->smem_bytes || (from - b->smem) % 128)
-        fail("TMA store at %s: %p is not a 128-byte aligned tile of dynamic shared memory", where(at).c_str(), src);
+    if (from < b->smem || from + bytes > b->smem + b->smem_bytes || (from - b->smem) % models::tile_alignment(m))
+        fail("TMA store at %s: %p is not a %u-byte aligned tile of dynamic shared memory", where(at).c_str(), src,
+             models::tile_alignment(m));
     const uint32_t address = kSmemBase + uint32_t(from - b->smem);
     models::Coordinates c{};
     std::copy_n(coords, rank, c.x);
@@ -279,6 +284,13 @@ WgmmaQueue& queue_of(const Fiber* f) {
     return queues[f->warp->id];
 }
 
+void in_order(const Fiber* f, const models::WarpgroupOrder::Step& step, Site at) {
+    auto& groups = f->block->warpgroups;
+    if (groups.empty()) groups.resize((f->block->warps.size() + 3) / 4);
+    if (const char* wrong = groups[f->warp->id / 4].next(f->warp->id % 4, step))
+        fail("wgmma at %s: %s", where(at).c_str(), wrong);
+}
+
 void complete_wgmma(Fiber* const* lanes, uint32_t) {
     auto op = std::make_shared<WgmmaOp>();
     op->part = *static_cast<WgmmaPart*>(lanes[0]->payload);
@@ -287,10 +299,17 @@ void complete_wgmma(Fiber* const* lanes, uint32_t) {
         const auto& p = *static_cast<WgmmaPart*>(lanes[l]->payload);
         if (p.desc_a != op->part.desc_a || p.desc_b != op->part.desc_b)
             fail("wgmma at %s: the lanes disagree on a descriptor", where(p.at).c_str());
+        if (p.accumulate != op->part.accumulate)
+            fail("wgmma at %s: the lanes disagree on whether to accumulate", where(p.at).c_str());
         op->d[l] = p.d;
         op->a_regs[l] = p.a_regs;
         if (p.a_regs) memcpy(op->a[l], p.a_regs, sizeof op->a[l]);
     }
+    const WgmmaPart& p = op->part;
+    for (const uint64_t d : {p.a_regs ? 0 : p.desc_a, p.desc_b})
+        if (const char* wrong = models::wrong_descriptor(d)) fail("wgmma at %s: %s", where(p.at).c_str(), wrong);
+    in_order(lanes[0],
+             {p.a_regs ? 0 : p.desc_a, p.desc_b, p.n, p.accumulate, p.trans_a, p.trans_b, p.type == Half::bf16}, p.at);
     mark_operands(*op, false);
     queue_of(lanes[0]).ops.push_back([op] {
         check_registers(*op);
@@ -321,8 +340,9 @@ void wgmma(float* d, int n, const uint32_t* a_regs, uint64_t desc_a, uint64_t de
 // lands late, since its marks must last until the wait.
 void wgmma_commit(Site at) {
     warp_collective(
-        ~0u, nullptr,
+        ~0u, &at,
         [](Fiber* const* lanes, uint32_t) {
+            in_order(lanes[0], {}, *static_cast<Site*>(lanes[0]->payload));
             WgmmaQueue& q = queue_of(lanes[0]);
             q.groups.push_back(q.ops.size());
             if (!land_late() && !race) {
@@ -341,6 +361,12 @@ void wgmma_wait(int groups, Site at) {
             if (q.groups.size() > keep) retire(q, q.groups.size() - keep);
         },
         "wgmma.wait_group", at);
+}
+
+void check_warpgroups(const Block& b) {
+    for (const models::WarpgroupOrder& g : b.warpgroups)
+        if (!g.level())
+            note_failure("a block has ended, and the warps of a warpgroup have executed different numbers of wgmma");
 }
 
 }  // namespace simt

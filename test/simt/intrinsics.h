@@ -128,10 +128,12 @@ constexpr std::common_type_t<A, B> max(A a, B b) {
     return C(a) < C(b) ? C(b) : C(a);
 }
 
-// CUDA 13 declares these for the device only.
+// CUDA's headers declare these for the device only.
 inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
-    const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b), z = __bfloat1622float2(c);
-    return __floats2bfloat162_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+    const auto one = [](__nv_bfloat16 x, __nv_bfloat16 y, __nv_bfloat16 z) {
+        return std::fma(__bfloat162float(x), __bfloat162float(y), __bfloat162float(z));
+    };
+    return __floats2bfloat162_rn(one(a.x, b.x, c.x), one(a.y, b.y, c.y));
 }
 inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
     return __float2bfloat16_rn(std::fma(__bfloat162float(a), __bfloat162float(b), __bfloat162float(c)));

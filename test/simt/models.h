@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "test/simt/tensor_map.h"
 
@@ -146,6 +147,49 @@ void for_each_chunk(uint64_t descriptor, int mn_begin, int mn_count, bool trans,
 // Whether for_each_chunk gives runs along mn
 inline bool along_mn(bool trans) { return trans != (flip == Flip::transposition); }
 
+// What PTX demands of a descriptor ("Matrix Descriptor" of wgmma): null, or what is wrong. A tile begins where its swizzle's
+// pattern does, every 1024, 512 or 256 bytes; start may lie within the pattern's first row, steps along k.
+inline const char* wrong_descriptor(uint64_t descriptor) {
+    constexpr uint64_t kFields = 0x3fff | 0x3fffull << 16 | 0x3fffull << 32 | 7ull << 49 | 3ull << 62;
+    constexpr uint32_t kPattern[4] = {16, 1024, 512, 256};
+    if (descriptor & ~kFields) return "bits of its descriptor that must be 0 are set";
+    if (descriptor >> 49 & 7) return "its descriptor has a base offset, which no kernel here needs and no model has";
+    const uint32_t pattern = kPattern[descriptor >> 62], start = uint32_t(descriptor & 0x3fff) << 4;
+    if (start % pattern >= std::max(pattern / 8, 1u))
+        return "its operand does not begin where the swizzle's pattern does (1024, 512 or 256 bytes for 128, 64 or 32)";
+    return nullptr;
+}
+
+// The four warps of a warpgroup execute the same wgmma.mma_async and commit_group in the same order.
+class WarpgroupOrder {
+   public:
+    struct Step {
+        uint64_t a, b;  // descriptors; a 0: registers
+        int n;          // 0: a commit
+        bool accumulate, trans_a, trans_b, bf16;
+        bool operator==(const Step&) const = default;
+    };
+    // Null, or what is wrong. warp: 0 to 3
+    const char* next(uint32_t warp, const Step& step) {
+        const size_t i = done_[warp]++;
+        if (i == steps_.size())
+            steps_.push_back(step);
+        else if (!(steps_[i] == step))
+            return "the warps of the warpgroup disagree on descriptors, or on the order of wgmma and commit_group";
+        const size_t oldest = std::min(std::min(done_[0], done_[1]), std::min(done_[2], done_[3]));
+        if (oldest < 256) return nullptr;
+        steps_.erase(steps_.begin(), steps_.begin() + long(oldest));
+        for (size_t& d : done_) d -= oldest;
+        return nullptr;
+    }
+    // At the block's end
+    bool level() const { return done_[0] == done_[1] && done_[1] == done_[2] && done_[2] == done_[3]; }
+
+   private:
+    std::vector<Step> steps_;
+    size_t done_[4] = {};
+};
+
 // ---- TMA tiles
 
 using simt::TensorMap;
@@ -153,6 +197,8 @@ using simt::TensorMap;
 struct Coordinates {
     int x[5];
 };
+// Where a tile must begin: its swizzle's pattern repeats every 1024, 512 or 256 bytes; 128 without one.
+inline uint32_t tile_alignment(const TensorMap& m) { return m.swizzle ? 128u << m.swizzle : 128u; }
 inline uint32_t tile_bytes(const TensorMap& m) {
     uint32_t n = m.element;
     for (uint32_t d = 0; d < m.rank; d++) n *= m.box[d];
@@ -199,6 +245,13 @@ static_assert(sizeof(MBarrier) == sizeof(uint64_t));
 constexpr uint32_t kMBarrierValid = 0x5a;
 
 inline MBarrier new_mbarrier(uint32_t count) { return {0, kMBarrierValid, count & 0xfff, count & 0xfff, 0}; }
+// PTX: "the valid range of tx-count is -(2^20 - 1) to 2^20 - 1".
+inline bool add_tx(MBarrier& m, int64_t bytes) {
+    const int64_t tx = int64_t(m.tx) + bytes;
+    if (tx < -0xfffff || tx > 0xfffff) return false;
+    m.tx = int32_t(tx);
+    return true;
+}
 // True if this ends the phase.
 inline bool complete_phase(MBarrier& m) {
     if (m.pending || m.tx) return false;

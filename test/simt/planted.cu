@@ -233,6 +233,35 @@ __global__ void operand_registers_changed(float* out, const float* in, bool fixe
     for (int i = 0; i < 8; i++) out[i * 128 + int(threadIdx.x)] = d[i];
 }
 
+// What wgmma and mbarriers demand beyond their operands' values.
+enum class Contract { warps_agree, warps_all_execute, tile_aligned, no_base_offset, transaction_count };
+__global__ void broken_contract(float* out, const float*, bool fixed, Contract contract) {
+    GPU_DYN_SMEM(smem);
+    uint16_t* b = reinterpret_cast<uint16_t*>(smem);
+    for (int i = int(threadIdx.x); i < 2048; i += 128) b[i] = uint16_t(0x3f80 + i % 7);
+    ptx::fence_proxy_async();
+    __syncthreads();
+    const bool breaks = !fixed, last_warp = threadIdx.x / 32 == 3;
+    uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const int rows = breaks && contract == Contract::tile_aligned ? 1 : 0;  // of 128 bytes
+    uint64_t tile = ptx::wgmma_descriptor(smem + rows * 128, 16, 1024, 1);
+    if (breaks && contract == Contract::warps_agree && last_warp) tile = ptx::wgmma_advance(tile, 32);
+    if (breaks && contract == Contract::no_base_offset) tile |= uint64_t(1) << 49;
+    float d[8] = {};
+    for (int step = 0; step < 2; step++) {
+        if (breaks && contract == Contract::warps_all_execute && last_warp && step) break;
+        ptx::wgmma_fence();
+        ptx::wgmma_bf16<16, false>(d, a, tile, step > 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+    }
+    for (int i = 0; i < 8; i++) out[i * 128 + int(threadIdx.x)] = d[i];
+    if (contract != Contract::transaction_count || threadIdx.x) return;
+    auto* bar = reinterpret_cast<uint64_t*>(smem + 4096);
+    ptx::mbar_init(bar, 1);
+    ptx::mbar_arrive_expect_tx(bar, breaks ? 1 << 20 : 0);
+}
+
 template <selftest::GemmFault kFault>
 void run_gemm(float* out, const float* in, bool fixed, cudaStream_t s) {
     // 32 x 64 results fit `out`; the operands are the bits of small integers.
@@ -286,6 +315,8 @@ void host_buffer_reused(float* out, const float*, bool fixed, cudaStream_t s) {
         launch(name, LaunchConfig(grid, block, smem, s), out, __VA_ARGS__); \
     }
 
+#define CONTRACT(name) KERNEL(broken_contract, 1, 128, 4104, in, fixed, Contract::name)
+
 }  // namespace
 
 const Bug bugs[] = {
@@ -314,6 +345,11 @@ const Bug bugs[] = {
     {"TMA tile used without wait", "pr", run_gemm<selftest::GemmFault::no_full_wait>},
     {"wgmma result and stage released without wait", "pr", run_gemm<selftest::GemmFault::no_wgmma_wait>},
     {"wgmma's A registers changed before its wait", "pr", KERNEL(operand_registers_changed, 1, 128, 512, in, fixed)},
+    {"the warps of a wgmma name different tiles", "par", CONTRACT(warps_agree)},
+    {"a warp leaves a wgmma out", "par", CONTRACT(warps_all_execute)},
+    {"a swizzled tile begins within the pattern", "par", CONTRACT(tile_aligned)},
+    {"a base offset in a descriptor", "par", CONTRACT(no_base_offset)},
+    {"a transaction count beyond 20 bits", "par", CONTRACT(transaction_count)},
     {"TMA overwrites a stage in use", "r", run_gemm<selftest::GemmFault::no_empty_wait>},
     {"missing event wait between streams", "p", missing_event_wait},
     {"host buffer reused before its copy", "p", host_buffer_reused},

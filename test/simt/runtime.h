@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "test/simt/control.h"
+#include "test/simt/models.h"
 #include "test/simt/simt.h"
 
 namespace simt {
@@ -78,7 +79,8 @@ struct Block {
     size_t smem_bytes = 0;
     Barrier barriers[16];
     std::vector<Fiber*> cluster_waiters, mbar_waiters;
-    std::vector<WgmmaQueue> wgmma;    // per warp
+    std::vector<WgmmaQueue> wgmma;  // per warp
+    std::vector<models::WarpgroupOrder> warpgroups;
     std::vector<char> static_shared;  // while another block of the cluster is running
 };
 
@@ -97,6 +99,7 @@ void add_async(std::function<void()> operation);  // runs when drawn, or when no
 void note_failure(const std::string& text);       // fails the launch without leaving the caller
 std::string where(Site at);                       // "file.cu:12"
 
+void check_warpgroups(const Block& b);         // hopper.cpp; all of b's threads have returned
 void check_exit(Fiber* f);                     // barrier.cpp; f has just returned
 const char* copies_in_flight(const Fiber* f);  // copy.cpp; what f has not waited for, or null
 void clear_copies(Fiber* f);

@@ -271,7 +271,7 @@ void init_block(Block& b, uint3 index, uint32_t slot, uint32_t n_threads, int po
     b.index = index, b.slot = slot, b.rank = slot % current_launch.cluster;
     b.threads = b.live = n_threads;
     for (Barrier& z : b.barriers) z.waiters.clear(), z.arrived = z.expected = 0;
-    b.cluster_waiters.clear(), b.mbar_waiters.clear(), b.wgmma.clear();
+    b.cluster_waiters.clear(), b.mbar_waiters.clear(), b.wgmma.clear(), b.warpgroups.clear();
     allocate_smem(b, current_launch.smem);
     poison(b.smem, b.smem_bytes, poison_kind);
     b.warps.resize(warps_per_block());
@@ -311,6 +311,7 @@ void run_group(const uint3* indices, uint32_t count) {
     enter(first);
     switch_stack(main_stack(), first->stack);
     current = nullptr;
+    for (uint32_t b = 0; b < count && !failed; b++) check_warpgroups(blocks[b]);
     while (!failed && !in_flight.empty()) run_one_async();  // stores that the last thread left behind
     if (failed) rebuild_stacks();
 }
