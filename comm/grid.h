@@ -42,6 +42,7 @@ class Grid {
     Grid(int ranks, const GridOptions& options);
 
     int ranks() const { return ranks_; }
+    const std::array<Axis, 4>& order() const { return order_; }
     int size(Axis axis) const;
     // Of a rank of the job.
     Place place(Axis axis, int rank) const;

@@ -8,6 +8,7 @@
 #include "kernels/bias_correction.h"
 #include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
+#include "kernels/runtime/context.h"
 
 namespace rz {
 
@@ -73,6 +74,15 @@ void ShardedAdamW::index_owned() {
 // where each begins. The ranks that share slices have the same.
 std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own) {
     Collectives& parts = streams_.mesh.model();
+    if (streams_.device.is_planned() && !streams_.device.context->planned.executes) {  // nothing arrives: all alike
+        std::vector<int64_t> all;
+        stage_sums_ = {0};
+        for (int r = 0; r < parts.size(); ++r) {
+            all.insert(all.end(), own.begin(), own.end());
+            stage_sums_.push_back(2 * int64_t(all.size()));
+        }
+        return all;
+    }
     Stream& comm = streams_.comm();
     // An int64 travels as two fp32 words: a gather copies bits.
     const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {

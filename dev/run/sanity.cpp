@@ -1,6 +1,6 @@
 // Who is in this job, on which device, and does communication work: ring and direct against the library on small data.
 //
-//   mpirun -n 4 build/dev/sanity [--device auto] [--transport auto]
+//   mpirun -n 4 build/dev/sanity [--device auto] [--transport auto] [--tp 2] [--cp 1] [--pp 2]
 //
 // Exit code 0 and "ok" at the end if everything agrees.
 
@@ -11,6 +11,7 @@
 
 #include "comm/collectives.h"
 #include "comm/host.h"
+#include "comm/layout_text.h"
 #include "comm/mesh.h"
 #include "comm/meter.h"
 #include "comm/mpi_transport.h"
@@ -65,7 +66,7 @@ void check(Process& process, Device device, TransportKind kind) {
     }
 }
 
-int run(Process& process, DeviceChoice choice, TransportKind transport) {
+int run(Process& process, DeviceChoice choice, TransportKind transport, const GridOptions& axes) {
     std::string note;
     const Device device = process.choose_device(choice, transport, &note);
     const auto lines = process.all_gather_text(format("rank %d of %d: host %s, pid %d, local rank %d of %d, %s%s%s",
@@ -79,6 +80,10 @@ int run(Process& process, DeviceChoice choice, TransportKind transport) {
                     process.uses_mpi() ? "under MPI" : "as one process");
         for (const auto& line : lines) std::printf("%s\n", line.c_str());
     }
+    const Grid grid(process.size(), axes);
+    const auto hosts = process.all_gather_text(host_name());
+    if (process.is_root() && grid.ranks() > grid.size(Axis::dp))
+        for (const auto& line : layout_text(grid, hosts)) std::printf("%s\n", line.c_str());
     check(process, device, transport);
     if (process.is_root()) std::printf("ok\n");
     return 0;
@@ -94,10 +99,14 @@ int main(int argc, char** argv) {
     app.add_option("--device", device, "auto, cuda, cpu")->capture_default_str();
     app.add_option("--transport", transport, "auto, mpi, nccl, nccl-shared")->capture_default_str();
     app.add_option("--timeout", timeout, "seconds, of every wait")->check(CLI::PositiveNumber)->capture_default_str();
+    rz::GridOptions axes;
+    app.add_option("--tp", axes.tp, "ranks of the tp axis, for a drawing of who is where")->capture_default_str();
+    app.add_option("--cp", axes.cp, "of cp")->capture_default_str();
+    app.add_option("--pp", axes.pp, "of pp")->capture_default_str();
     CLI11_PARSE(app, argc, argv);
     rz::Process process({.timeout_s = timeout});
     return process.run([&] {
         return rz::run(process, rz::parse_name<rz::DeviceChoice>("--device", device),
-                       rz::parse_name<rz::TransportKind>("--transport", transport));
+                       rz::parse_name<rz::TransportKind>("--transport", transport), axes);
     });
 }

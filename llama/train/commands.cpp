@@ -120,6 +120,13 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
     row("at once", o.zero, [](const PlannedMemory& m) { return std::to_string(m.total); });
     for (int stage = 0; stage <= 3; ++stage)
         row(format("--zero %d", stage).c_str(), stage, [](const PlannedMemory& m) { return human_bytes(m.total); });
+    std::printf("bytes that it sends in a step, by axis (llama/train/traffic.h):\n");
+    for (const auto& [name, axis] : {std::pair("tp", &Traffic::tp),
+                                     {"pp", &Traffic::pp},
+                                     {"data", &Traffic::data},
+                                     {"replicate", &Traffic::replicate},
+                                     {"model", &Traffic::model}})
+        row(name, o.zero, [axis](const PlannedMemory& m) { return std::to_string(m.sent.*axis); });
     for (const std::string& why : refused) std::printf("  -: %s\n", why.c_str());
 }
 

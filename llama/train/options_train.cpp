@@ -384,9 +384,6 @@ void check_given(const TrainOptions& o) {
                 (long long)size);
     require(!o.given.count("tp-wire") || o.tp > 1,
             "--tp-wire is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out");
-    require(o.tp == 1 || o.pp == 1,
-            "--tp %lld with --pp %lld: this program does not cut a model both ways yet\n  nearest: --tp 1 or --pp 1",
-            (long long)o.tp, (long long)o.pp);
     require(o.tp == 1 || !o.cuda_graphs,
             "--cuda-graphs on with --tp %lld: the ranks communicate inside a block\n  nearest: --cuda-graphs off",
             (long long)o.tp);

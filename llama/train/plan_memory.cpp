@@ -31,6 +31,7 @@ PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, Devi
     core.zero.optimizer.update(0, 1);
 
     PlannedMemory memory;
+    memory.sent = step_traffic(core);
     const bool host_too = kind == DeviceKind::cpu;
     const MemoryLedger& ledger = context.memory;
     for (int k = 0; k < int(MemKind::count_); ++k)

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/host.h"
+#include "comm/layout_text.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
@@ -149,6 +151,7 @@ static void announce(Trainer& t, const std::string& note) {
         log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
                         core.mesh.shard().size(), core.mesh.replicate().size(), core.mesh.data().name(),
                         core.mesh.data().transport().name()));
+    for (const std::string& line : t.layout) log.line((&line == t.layout.data() ? "layout   " : "         ") + line);
     if (core.tp) {
         const ModelConfig part = part_config(core.config, core.table);
         log.line(
@@ -217,6 +220,8 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     if (!o.out.empty()) health.expect_save(core->table.size() * bytes_per_parameter(o).saved() / mesh->world().size);
     log = std::make_unique<Log>(run_facts(o, *core, process), o.out, start.first_step());
     if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
+    const Grid& grid = mesh->grid();
+    if (grid.ranks() > grid.size(Axis::dp)) layout = layout_text(grid, process.all_gather_text(host_name()));
     announce(*this, note);
     require(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
             "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "

@@ -42,6 +42,7 @@ struct Trainer {
     DataSources sources;
     CommMeter meter;
     std::unique_ptr<Mesh> mesh;
+    std::vector<std::string> layout;  // layout_text(); none where ranks differ in their data only
     std::unique_ptr<TrainingCore> core;
     std::unique_ptr<Batches> batches;
     std::unique_ptr<Log> log;

@@ -14,9 +14,9 @@
 #include "llama/base/safetensors.h"
 #include "llama/model/hf.h"
 #include "llama/model/linear.h"
-#include "llama/model/tensor_traffic.h"
 #include "llama/model/weights.h"
 #include "llama/train/core.h"
+#include "llama/train/traffic.h"
 
 namespace rz {
 namespace {
@@ -210,7 +210,9 @@ constexpr int64_t kT = 11;
 
 struct Layout {
     ModelConfig config = toy(3);
-    int tp = 1, dp = 1;
+    int tp = 1, dp = 1, pp = 1;
+    std::optional<PipelineKind> schedule = {};
+    int shard_size = 0;
     ZeroOptions zero = {};
     Recompute recompute = Recompute::none;
     int64_t B = 2, micro_batches = 1;  // B: of all dp ranks together
@@ -229,7 +231,7 @@ struct Outcome {
     std::vector<std::vector<float>> norms;  // by rank, of each step
     Tensors weights, gradients;             // whole; gradients: of the last step, before the update, without dp
     int64_t unequal = 0;                    // elements that two ranks hold and that differ
-    std::vector<int64_t> sent, expected;    // by rank, bytes on the tp axis
+    std::vector<std::vector<int64_t>> sent, expected;  // by rank: bytes_sent()
 };
 
 class Collector {
@@ -282,8 +284,16 @@ void draw(int64_t first, int64_t count, int64_t T, int64_t V, int32_t* tokens, i
     }
 }
 
+// On tp, on the data axis with what shard and replicate cut of it, on model, and on all axes.
+std::vector<int64_t> bytes_sent(const Mesh& mesh) {
+    int64_t data = mesh.data().transport().bytes_sent();
+    for (Collectives* part : {&mesh.shard(), &mesh.replicate()})
+        if (part != &mesh.data()) data += part->transport().bytes_sent();
+    return {mesh.tp().transport().bytes_sent(), data, mesh.model().transport().bytes_sent(), mesh.bytes_sent()};
+}
+
 Outcome train(const Layout& how) {
-    const int ranks = how.tp * how.dp;
+    const int ranks = how.tp * how.dp * how.pp;
     Outcome out;
     out.losses.resize(size_t(how.steps));
     out.norms.resize(size_t(ranks));
@@ -292,7 +302,7 @@ Outcome train(const Layout& how) {
     std::mutex mutex;
     LoopbackHub hub(ranks);
     hub.run([&](int rank) {
-        Mesh mesh(hub, rank, {.grid = {.tp = how.tp}});
+        Mesh mesh(hub, rank, {.grid = {.tp = how.tp, .pp = how.pp, .shard_size = how.shard_size}});
         const int64_t B = how.B / how.dp, N = B * how.T;
         TrainingCore core(how.config,
                           {.zero = how.zero,
@@ -300,6 +310,7 @@ Outcome train(const Layout& how) {
                            .stage = {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = 1500},
                            .micro_batches = how.micro_batches,
                            .threads = 1,
+                           .pipeline = {.schedule = {.kind = how.schedule}},
                            .tp_wire_f32 = how.wire_f32},
                           hub.device(rank), mesh);
         Stream& compute = core.compute;
@@ -307,22 +318,28 @@ Outcome train(const Layout& how) {
             initialise_weights(core.table, 11, compute, core.zero);
         else
             load_weights(how.folder, core.table, kCpu, compute, core.zero);
-        std::vector<int32_t> tokens(static_cast<size_t>(N)), targets(tokens), rows(tokens), starts(size_t(N + 1)),
-            ids(tokens);
+        struct HostBatch {
+            std::vector<int32_t> tokens, targets, rows, starts, ids;
+        };
+        std::vector<HostBatch> batches(static_cast<size_t>(how.micro_batches));  // all of a step: a pipeline's overlap
         const Place dp = mesh.place(Axis::dp);
-        const int64_t before = mesh.tp().transport().bytes_sent();
+        const std::vector<int64_t> before = bytes_sent(mesh);
         for (int step = 0; step < how.steps; ++step) {
             const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(how.B * how.T * how.micro_batches)};
             core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
-                compute.synchronize();
-                const int64_t first = (step * how.micro_batches + m) * how.B + dp.rank * B;
-                if (how.inputs.empty())
-                    draw(first, B, how.T, how.config.vocab, tokens.data(), targets.data());
-                else
-                    tokens = how.inputs, targets = how.targets;
+                const size_t n = size_t(N);
+                HostBatch& b = batches[size_t(m)];
+                b = {how.inputs, how.targets, std::vector<int32_t>(n), std::vector<int32_t>(n + 1),
+                     std::vector<int32_t>(n)};
+                if (how.inputs.empty()) {
+                    b.tokens.resize(n), b.targets.resize(n);
+                    const int64_t first = (step * how.micro_batches + m) * how.B + dp.rank * B;
+                    draw(first, B, how.T, how.config.vocab, b.tokens.data(), b.targets.data());
+                }
                 const int64_t distinct =
-                    embedding_plan(tokens.data(), N, how.config.vocab, rows.data(), starts.data(), ids.data());
-                return {B, how.T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct};
+                    embedding_plan(b.tokens.data(), N, how.config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
+                return {B,       how.T, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(),
+                        distinct};
             });
             core.zero.optimizer.gradient_norm();
             compute.synchronize();
@@ -336,13 +353,12 @@ Outcome train(const Layout& how) {
             out.losses[size_t(step)] += *core.model.loss_sum() / double(how.B * how.T * how.micro_batches);
             core.model.reset_loss();
         }
-        out.sent[size_t(rank)] = mesh.tp().transport().bytes_sent() - before;
-        if (core.tp) {
-            StageOptions stage = core.options.stage;
-            stage.dtype = how.zero.param_dtype, stage.grad_dtype = how.zero.grad_dtype, stage.tp = &*core.tp;
-            out.expected[size_t(rank)] =
-                how.steps * tensor_traffic(how.config, core.table, stage)
-                                .step(how.micro_batches, false, core.zero.grads.reduces_each_micro_batch());
+        out.sent[size_t(rank)] = bytes_sent(mesh);
+        const Traffic t = step_traffic(core);
+        out.expected[size_t(rank)] = {t.tp, t.data + t.replicate, t.model, t.total()};
+        for (size_t k = 0; k < before.size(); ++k) {
+            out.sent[size_t(rank)][k] -= before[k];
+            out.expected[size_t(rank)][k] *= how.steps;
         }
         for (int u = 0; u < int(core.table.held_units().size()); ++u) {
             core.zero.params.gather(u);
@@ -374,7 +390,7 @@ void expect_close(const Outcome& got, const Outcome& want, double sum_of_rates) 
     EXPECT_LE(largest, 2 * sum_of_rates);
     EXPECT_LE(std::sqrt(difference / size), 1e-5);
     EXPECT_EQ(got.unequal, 0) << "what several ranks hold differs";
-    EXPECT_EQ(got.sent, got.expected) << "bytes on the tp axis";
+    EXPECT_EQ(got.sent, got.expected) << "bytes";
 }
 
 TEST(TensorParallelModel, TrainsAsOneRankDoes) {
@@ -405,6 +421,29 @@ TEST(TensorParallelModel, TrainsAsOneRankDoesAtEveryZeroStage) {
                 cut.tp = tp, cut.zero.stage = stage;
                 expect_close(train(cut), want, 4 * double(one.rate));
             }
+    }
+}
+
+TEST(TensorParallelModel, TrainsAsOneRankDoesInAPipelineToo) {
+    Layout one{.config = toy(2), .micro_batches = 4, .steps = 3};
+    one.config.layers = 4;
+    const Outcome want = train(one);
+    one.tp = one.pp = 2;
+    struct Case {
+        PipelineKind schedule;
+        int dp, stage, shard_size;
+        bool accumulates;
+        Recompute recompute;
+    };
+    for (const Case& c : {Case{PipelineKind::f1b1, 1, 0, 0, false, Recompute::block},
+                          Case{PipelineKind::zb_v, 1, 0, 0, false, Recompute::none},
+                          Case{PipelineKind::zb_v, 2, 3, 0, true, Recompute::none},
+                          Case{PipelineKind::zb_h1, 2, 2, 1, false, Recompute::none}}) {
+        SCOPED_TRACE(format("%s, dp %d, ZeRO-%d", name_of(c.schedule), c.dp, c.stage));
+        Layout cut = one;
+        cut.schedule = c.schedule, cut.dp = c.dp, cut.shard_size = c.shard_size, cut.recompute = c.recompute;
+        cut.zero.stage = c.stage, cut.zero.accumulate_locally = c.accumulates;
+        expect_close(train(cut), want, 3 * double(one.rate));
     }
 }
 

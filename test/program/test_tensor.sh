@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tensor and sequence parallelism under mpirun: losses and norms of the same run on one rank, checkpoints that any layout
-# reads, refusals. Ends with "N passed, N failed".
+# Tensor and sequence parallelism under mpirun, with pipelines and ZeRO too: losses and norms of the same run on one rank,
+# bytes as predicted, checkpoints that any layout reads, killed ranks, refusals. Ends with "N passed, N failed".
 #
 #   test/program/test_tensor.sh ./train_llama           (what make test runs)
 #   test/program/test_tensor.sh ./train_llama --all     more layouts
@@ -49,6 +49,30 @@ if [ -n "$all" ]; then
   check "tp 3, no kv head of its own" train kv1 1 --kv-heads 1
   check "tp 3" as tp3 kv1 3 --tp 3 --kv-heads 1
 fi
+# Three axes on eight ranks, and what they send.
+deep=(--layers 4 --head untied)
+check "four blocks, two data ranks" train deep 2 "${deep[@]}" --batch-tokens 264
+three=(--tp 2 --pp 2 "${deep[@]}")
+check "tp 2 x pp 2 x dp 2, ZeRO-3, zb-v" as three deep 8 "${three[@]}" --zero 3 --batch-tokens 264
+check "  draws who is where" grep -qF "pp 1: [4 5] [6 7]" "$work/log"
+sent() {  # sent FLAGS...: each step of `three` sent what --print-config says of 8 ranks
+  "$program" "${model[@]}" "$@" --print-config > "$work/log" 2>&1 || return 1
+  python3 - "$work/log" "$work/three/metrics.jsonl" << 'END'
+import json, sys
+rows = [line.split() for line in open(sys.argv[1]).read().split("bytes that it sends", 1)[1].splitlines()]
+want = sum(int(r[2]) for r in rows if len(r) == 4 and r[0] in ("tp", "pp", "data", "replicate", "model") and r[2].isdigit())
+got = {j["bytes_sent"] for j in map(json.loads, open(sys.argv[2])) if "bytes_sent" in j}
+sys.exit(0 if got == {want} and want > 0 else f"{got}, not {want}")
+END
+}
+check "  and sends what --print-config says" sent "${three[@]}" --zero 3 --batch-tokens 264
+if [ -n "$all" ]; then
+  for zero in 0 1 2; do
+    check "tp 2 x pp 2 x dp 2, ZeRO-$zero" as "three$zero" deep 8 "${three[@]}" --zero $zero --batch-tokens 264
+  done
+  check "tp 2 x pp 2 x dp 2, 1f1b, recomputed" as threere deep 8 "${three[@]}" --recompute block --batch-tokens 264
+  check "tp 4 x pp 2, no data axis" as tp4pp2 deep 8 --tp 4 --pp 2 "${deep[@]}" --batch-tokens 264
+fi
 check "no step" train none 2 --tp 2 --steps 0 --overwrite
 check "  the loss of one rank" train none1 1 --steps 0
 check "  the same weights" cmp "$work/none/final/model.safetensors" "$work/none1/final/model.safetensors"
@@ -69,20 +93,31 @@ for way in "half2 1 --tp 1" "half2 4 --tp 4" "half1 2 --tp 2" "half2 4 --tp 2 --
   check "  as one rank does" close resumed one 6
 done
 
-# A rank of the tp axis that is killed, then the run resumed with another one.
-fault() {
-  ! FAULT=step:1:4:kill timeout 60 mpirun -n 2 "$program" "${model[@]}" --tp 2 --steps 6 --save-every 1 --no-background-save --timeout 3 \
-    --out "$work/killed" > "$work/log" 2>&1
+# A rank of any axis that is killed or stopped, then the run resumed, there and on one rank.
+even=("${deep[@]}" --batch-tokens 132 --steps 6)
+check "whole run" train whole 8 --tp 2 --pp 2 "${even[@]}"
+check "  on one rank" train alone 1 "${even[@]}"
+faulty() {  # faulty NAME RANK ACTION: tp 2 x dp 2 x pp 2, a fault in step 4 of 6
+  ! FAULT=step:$2:4:$3 timeout 100 mpirun -n 8 "$program" "${model[@]}" "${even[@]}" --tp 2 --pp 2 --save-every 2 --no-background-save \
+    --timeout 4 --out "$work/$1" > "$work/log" 2>&1
 }
-check "a killed rank ends the job" fault
-check "  resumes" train killed 2 --tp 2 --steps 6 --resume auto
-check "  whole run" train whole 2 --tp 2 --steps 6
-check "  the same bits" cmp "$work/killed/final/model.safetensors" "$work/whole/final/model.safetensors"
+faults=("1 kill" "6 stop")
+[ -n "$all" ] && faults=("1 kill" "2 kill" "4 kill" "1 stop" "6 stop" "7 stop")
+for fault in "${faults[@]}"; do
+  name=fault${fault/ /}
+  # shellcheck disable=SC2086
+  check "rank $fault: ends" faulty "$name" $fault
+  rm -rf "$work/elsewhere"
+  cp -r "$work/$name" "$work/elsewhere"
+  check "  resumes" train "$name" 8 --tp 2 --pp 2 "${even[@]}" --resume auto
+  check "  the same bits" cmp "$work/$name/final/model.safetensors" "$work/whole/final/model.safetensors"
+  check "  resumes on one rank" train elsewhere 1 "${even[@]}" --resume auto
+  check "  as one rank does" close elsewhere alone 5
+done
 
 check "refused: heads" refused 5 "nearest: --tp 4 or 6" --tp 5
 check "refused: kv heads" refused 3 "of 2 kv heads and 3 ranks one must divide the other" --tp 3
-check "refused: ranks" refused 3 "nearest: --tp 3 or --tp 1" --tp 2
+check "refused: ranks" refused 3 "2 does not divide 3" --tp 2
 check "refused: samples" refused 2 "nearest: --sample-every 0" --tp 2 --sample-every 1
 check "refused: --tp-wire without --tp" refused 1 "nearest: --tp 2" --tp-wire fp32
-check "refused: a pipeline too" refused 4 "nearest: --tp 1 or --pp 1" --tp 2 --pp 2
 summary

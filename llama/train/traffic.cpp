@@ -1,0 +1,146 @@
+#include "llama/train/traffic.h"
+
+#include <string>
+
+#include "kernels/vocab_cross_entropy.h"
+
+namespace rz {
+namespace {
+
+class Counter {
+   public:
+    explicit Counter(const TrainingCore& core)
+        : core_(core),
+          zero_(core.zero.options),
+          tokens_(checked_mul(core.options.stage.B, core.options.stage.T, "micro-batch")),
+          replicated_(replicated_elements(core.table)) {}
+
+    Traffic step() {
+        for (const Instr& i : core_.program.program.code) add(i);
+        if (zero_.slices_state() && zero_.whole_parameters())
+            for (int u = 0; u < int(core_.zero.ownership.units().size()); ++u) sent_.data += gather_unit(u);
+        add_norm();
+        return sent_;
+    }
+
+   private:
+    const Mesh& mesh() const { return core_.mesh; }
+    bool is_head(int unit) const { return unit == core_.program.shape.last_unit(); }
+    int held(int unit) const {  // its number in `zero`
+        const std::vector<int>& units = core_.table.holding().units;
+        return units.empty() ? unit : int(std::find(units.begin(), units.end(), unit) - units.begin());
+    }
+
+    void add(const Instr& i) {
+        switch (i.what) {
+            case Do::gather:
+                sent_.data += zero_.whole_parameters() ? 0 : gather_unit(held(i.first_unit));
+                return;
+            case Do::send:
+                sent_.pp += rows() * core_.config.dim * size_of(zero_.param_dtype);
+                return;
+            case Do::reduce:
+                return reduce(held(i.first_unit), i.last);
+            case Do::forward:
+            case Do::backward:
+            case Do::input_grad:
+            case Do::weight_grad:
+                if (core_.tp)
+                    for (int u = i.first_unit; u <= i.last_unit; ++u) sent_.tp += pass(i.what, u);
+                return;
+            case Do::recv:
+            case Do::release:
+                return;
+        }
+    }
+
+    // ---- tp ----
+    int64_t rows() const { return core_.tp ? core_.tp->rows(tokens_) : tokens_; }
+    int64_t pass(Do what, int unit) const {
+        const int64_t C = core_.config.dim;
+        const int64_t G = core_.tp->gather_bytes(tokens_, C, zero_.param_dtype),
+                      S = core_.tp->scatter_bytes(tokens_, C);
+        const bool backward = what == Do::backward || what == Do::input_grad;
+        if (unit == 0) return what == Do::forward ? S : what == Do::input_grad ? 0 : G;
+        if (is_head(unit)) return backward ? G + S + core_.tp->share_bytes(tokens_ * kVocabStats) : 0;
+        switch (what) {
+            case Do::forward:
+                return 2 * G + 2 * S;
+            case Do::input_grad:
+                return 2 * G + 2 * S;
+            case Do::weight_grad:
+                return 4 * G;
+            default:
+                break;
+        }
+        switch (core_.options.stage.recompute) {
+            case Recompute::none:
+                return 4 * G + 2 * S;
+            case Recompute::mlp:
+                return 5 * G + 2 * S;
+            case Recompute::block:
+                return 6 * G + 4 * S;
+        }
+        fail("a recomputation of no kind");
+    }
+
+    // ---- data and replicate ----
+    int64_t gather(Collectives& group, Offsets offsets, int64_t element) const {
+        const int rank = group.rank(), size = group.size();
+        if (size == 1) return 0;
+        const auto count = [&](int r) { return offsets[size_t(r) + 1] - offsets[size_t(r)]; };
+        if (std::string(group.name()) == "direct") return count(rank) * element * (size - 1);
+        return (offsets.back() - offsets.front() - count((rank + 1) % size)) * element;
+    }
+    int64_t scatter(Collectives& group, Offsets offsets, int64_t element) const {
+        if (group.size() == 1) return 0;
+        const size_t rank = size_t(group.rank());
+        return (offsets.back() - offsets.front() - (offsets[rank + 1] - offsets[rank])) * element;
+    }
+    int64_t gather_unit(int unit) const {
+        return gather(mesh().shard(), core_.zero.ownership.slices(unit), size_of(zero_.param_dtype));
+    }
+    void reduce(int unit, bool last) {
+        if (core_.tp && (last || core_.zero.grads.reduces_each_micro_batch()))
+            for (const Replicated& r : replicated_[size_t(unit)]) sent_.tp += core_.tp->sum_bytes(r, zero_.grad_dtype);
+        if (zero_.whole_gradients() && !last) return;
+        const int64_t wire = size_of(zero_.wire_dtype), element = size_of(zero_.grad_dtype);
+        const Offsets slices = core_.zero.ownership.slices(unit), parts = core_.zero.ownership.parts(unit);
+        if (!zero_.slices_state()) {
+            sent_.data += scatter(mesh().data(), slices, wire) + gather(mesh().data(), slices, element);
+            return;
+        }
+        sent_.data += scatter(mesh().shard(), slices, wire);
+        if (last)
+            sent_.replicate += scatter(mesh().replicate(), parts, wire) + gather(mesh().replicate(), parts, element);
+    }
+
+    // ---- the norm: a double for each block, first of a rank's slices, then of a part's ----
+    void add_norm() {
+        const Ownership& owned = core_.zero.ownership;
+        const Sharing& sharing = owned.sharing();
+        const int ranks = sharing.sliced ? sharing.cut.size : 1;
+        std::vector<int64_t> sums = {0};  // by rank of those that share slices
+        for (int r = 0; r < ranks; ++r) {
+            int64_t blocks = 0;
+            for (const UnitLayout& u : owned.units())
+                for (const ElementRange& run : u.counted(ranks > 1 ? u.slice(r, ranks) : ElementRange{0, u.padded}))
+                    blocks += ceil_div(run.size(), u.block);
+            sums.push_back(sums.back() + blocks);
+        }
+        if (ranks > 1) sent_.data += gather(mesh().shard(), sums, 8);
+        sent_.model += sums.back() * 8 * (mesh().model().size() - 1);
+    }
+
+    const TrainingCore& core_;
+    const ZeroOptions& zero_;
+    int64_t tokens_;
+    std::vector<std::vector<Replicated>> replicated_;
+    Traffic sent_;
+};
+
+}  // namespace
+
+Traffic step_traffic(const TrainingCore& core) { return Counter(core).step(); }
+
+}  // namespace rz
