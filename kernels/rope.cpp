@@ -20,7 +20,7 @@ void rope_t(const Rope& a) {
     const float direction = a.inverse ? -1.0f : 1.0f;
 #pragma omp parallel for schedule(static) if (a.N * a.heads * a.D >= kSerialBelow)
     for (int64_t n = 0; n < a.N; ++n) {
-        const int64_t position = a.first_position + n % a.T;
+        const int64_t position = a.positions ? a.positions[n] : a.first_position + n % a.T;
         const float* cosine = a.cos_table + position * half;
         const float* sine = a.sin_table + position * half;
         for (int64_t h = 0; h < a.heads; ++h) {
@@ -62,6 +62,7 @@ void rope(Stream& stream, const Rope& a) {
     check_pointer(op, "x", a.x, 16);
     check_pointer(op, "cos_table", a.cos_table, 4);
     check_pointer(op, "sin_table", a.sin_table, 4);
+    if (a.positions) check_pointer(op, "positions", a.positions, 4);
     stream.run(a, rope_cpu, RZ_CUDA_OP(rope_cuda));
 }
 

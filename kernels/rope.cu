@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(Rope a, int64_t items) {
         low[h].load(x + h * a.D);
         high[h].load(x + h * a.D + half);
     }
-    const int64_t angle = (a.first_position + row % a.T) * half + j;
+    const int64_t position = a.positions ? a.positions[row] : a.first_position + row % a.T;
+    const int64_t angle = position * half + j;
     float c[kVec], s[kVec];
     load(c, a.cos_table + angle);
     load(s, a.sin_table + angle);

@@ -18,6 +18,8 @@ struct Rope {
     int64_t N;               // rows; row n is at position first_position + n % T
     int64_t T;
     int64_t first_position = 0;
+    const int32_t* positions =
+        nullptr;  // (N) int32, on the device: row n's own position instead; all below the tables'
     int64_t heads, D;
     int64_t row_stride;  // in elements, >= heads * D
     bool inverse = false;

@@ -5,8 +5,8 @@
 //
 // Which keys a query sees is a range of positions: key j sits at position k_at + j, query t at q_at + t, and it sees
 // the keys from first_key[t], or from the first on where there is no such array, up to its own position. One interface
-// thus serves whole sequences (Tq == Tk, the default), new tokens that extend a cache (Tq < Tk), a chunk of queries against
-// all earlier keys or against one chunk of them (context parallelism), and documents packed into one row, where
+// thus serves whole sequences (Tq == Tk, the default), new tokens that extend a cache (Tq < Tk), a chunk of queries
+// against all earlier keys or against one chunk of them (context parallelism), and documents packed into one row, where
 // first_key is the position at which the query's document starts. Tiles that no query of a tile sees are not computed.
 // A query may see no key of a call: its o is 0 and its lse -infinity.
 //

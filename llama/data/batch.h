@@ -14,6 +14,10 @@ struct DeviceBatch {
     const int32_t* starts = nullptr;
     const int32_t* ids = nullptr;
     int64_t distinct = 0;
+    // (B, T) where rows are not one text from position 0 on, else nullptr: RoPE's positions, and the places in the row
+    // before which the token sees nothing, never less than the token before has.
+    const int32_t* positions = nullptr;
+    const int32_t* first_key = nullptr;
 };
 
 }  // namespace rz

@@ -8,13 +8,19 @@
 
 namespace rz {
 
-// tokens N, targets N, rows N, starts N + 1, ids N
-static int64_t ints(int64_t N) { return 5 * N + 1; }
+// tokens N, targets N, rows N, starts N + 1, ids N; with documents where they start N, positions N
+static int64_t ints(int64_t N, bool documents) { return (documents ? 7 : 5) * N + 1; }
 
 BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
-                         bool same_plan, int64_t held)
-    : stream_(stream), B_(B), T_(T), vocab_(vocab), same_plan_(same_plan), staging_(size_t(ahead) + 1) {
-    const int64_t bytes = checked_mul(ints(checked_mul(B, T, "micro-batch")), 4, "micro-batch");
+                         bool same_plan, int64_t held, const DocumentMask& documents)
+    : stream_(stream),
+      B_(B),
+      T_(T),
+      vocab_(vocab),
+      same_plan_(same_plan),
+      documents_(documents),
+      staging_(size_t(ahead) + 1) {
+    const int64_t bytes = checked_mul(ints(checked_mul(B, T, "micro-batch"), bool(documents)), 4, "micro-batch");
     for (Staging& s : staging_) s.host = Buffer::host_for(device, bytes, MemKind::data, "token staging");
     for (int64_t i = 0; i < held; ++i) device_.emplace_back(device, bytes, MemKind::data, "tokens");
 }
@@ -35,6 +41,9 @@ DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t 
             host[3 * N + distinct + 1] = int32_t(N);
             host[4 * N + 1 + distinct] = 0;
         }
+    if (documents_)
+        attention_share_ =
+            double(find_documents(documents_, host, B_, T_, host + 5 * N + 1, host + 6 * N + 1)) / double(N * T_);
     const Buffer& there = device_[device_turn_];
     device_turn_ = (device_turn_ + 1) % device_.size();
     stream_.copy(there.data(), host, staging.host.bytes());
@@ -48,7 +57,9 @@ DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t 
             .rows = p + 2 * N,
             .starts = p + 3 * N,
             .ids = p + 4 * N + 1,
-            .distinct = distinct};
+            .distinct = distinct,
+            .positions = documents_ ? p + 6 * N + 1 : nullptr,
+            .first_key = documents_ ? p + 5 * N + 1 : nullptr};
 }
 
 }  // namespace rz

@@ -78,6 +78,7 @@ struct Dataset {
     std::vector<std::string> train, val;  // paths of the shards, in order
     int64_t train_tokens = 0, val_tokens = 0;
     double val_bytes_per_token = 0;  // bits per byte = loss in nats / ln 2 / this; 0: not text
+    int64_t doc_token = -1;          // begins each document; -1: unknown
     double entropy_nats = -1;        // of the synthetic source, per token; -1: unknown (real text)
 };
 Dataset load_dataset(const std::string& folder);

@@ -62,7 +62,9 @@ AttentionShape Block::attention_shape(const BlockShape& shape) const {
             .o_row = o_row,
             .o_batch = shape.T * o_row,
             .scale = 1.0f / std::sqrt(float(c.head_dim)),
-            .dtype = dtype_};
+            .dtype = dtype_,
+            .first_key = shape.first_key,
+            .first_key_batch = shape.first_key ? shape.T : 0};
 }
 
 static char* at(void* base, int64_t elements, DType t) { return static_cast<char*>(base) + elements * size_of(t); }
@@ -121,6 +123,7 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
              .N = N,
              .T = shape.T,
              .first_position = shape.first_position,
+             .positions = shape.positions,
              .heads = c.heads + c.kv_heads,
              .D = c.head_dim,
              .row_stride = qkv_dim,
@@ -277,6 +280,7 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const ch
              .sin_table = sin_,
              .N = N,
              .T = shape.T,
+             .positions = shape.positions,
              .heads = c.heads + c.kv_heads,
              .D = c.head_dim,
              .row_stride = qkv_dim,

@@ -235,7 +235,10 @@ void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, 
 }
 
 double training_flops_per_token(const ModelConfig& c, int64_t T) {
-    return 6.0 * double(c.matmul_parameters()) + 6.0 * double(c.layers) * double(c.q_rows()) * double(T);
+    return 6.0 * double(c.matmul_parameters()) + attention_flops_per_token(c, T);
+}
+double attention_flops_per_token(const ModelConfig& c, int64_t T) {
+    return 6.0 * double(c.layers) * double(c.q_rows()) * double(T);
 }
 
 }  // namespace rz

@@ -87,6 +87,7 @@ void initialise_weights(const ParamTable&, uint64_t seed, Stream&, Zero&);
 // FLOPs of one token's forward and backward pass: 6 per matrix parameter (head included, embedding lookup not), and the
 // causal half of attention, 6 L H D T.
 double training_flops_per_token(const ModelConfig&, int64_t T);
+double attention_flops_per_token(const ModelConfig&, int64_t T);  // of them
 
 std::vector<UnitLayout> unit_layouts(const ParamTable&);
 // By held unit: what other holders of parts hold too.

@@ -209,7 +209,12 @@ char* Stage::gradients(const Tensor& t) {
     return static_cast<char*>(gradients_->gradients(t.unit)) + table_.within(t) * size_of(options_.grad_dtype);
 }
 
-// The key names the piece and holds what it records by value and may change.
+static BlockShape shape_of(const DeviceBatch& b) {
+    return {.B = b.B, .T = b.T, .positions = b.positions, .first_key = b.first_key};
+}
+
+// The key names the piece and holds what it records by value and may change. (A batch's first_key lies beside its
+// positions.)
 void Stage::piece(const GraphSet::Key& key, const std::function<void()>& enqueue) {
     if (replays_)
         graphs_.run(stream_, key, enqueue);
@@ -257,8 +262,8 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     const BlockActivations& a = s.blocks[index(unit)];
     const void* previous_mid = unit == first_block() ? nullptr : s.blocks[index(unit) - 1].mid;
     const char* w = static_cast<const char*>(parameters_.parameters(unit));
-    piece(GraphSet::key(Piece::forward, unit, slot, w, a.h1, b.B, b.T),
-          [&] { work_.block().forward(stream_, {.B = b.B, .T = b.T}, w, a, work_.scratch(), previous_mid); });
+    piece(GraphSet::key(Piece::forward, unit, slot, w, a.h1, b.B, b.T, b.positions),
+          [&] { work_.block().forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid); });
     if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
         reduce_add(stream_, {.out = s.output,
                              .a = work_.scratch().branch,
@@ -401,10 +406,10 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
         return final_norm_backward(s, own_rows(b), s.gradient, nullptr);
     }
     const BlockActivations& a = s.blocks[index(unit)];
-    const BlockShape shape{.B = b.B, .T = b.T};
+    const BlockShape shape = shape_of(b);
     const char* w = static_cast<const char*>(parameters_.parameters(unit));
     char* dw = static_cast<char*>(gradients_->gradients(unit));
-    piece(GraphSet::key(Piece::backward, unit, slot, w, dw, a.h1, b.B, b.T), [&] {
+    piece(GraphSet::key(Piece::backward, unit, slot, w, dw, a.h1, b.B, b.T, b.positions), [&] {
         if (options_.recompute == Recompute::block)
             work_.block().forward(stream_, shape, w, a, work_.scratch(), nullptr);
         work_.block().backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
@@ -427,8 +432,8 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
     const char* w = static_cast<const char*>(parameters_.parameters(unit));
     exchange(a, p);
-    piece(GraphSet::key(Piece::input_grad, unit, w, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T),
-          [&] { work_.block().input_grad(stream_, {.B = b.B, .T = b.T}, w, a, p, work_.scratch(), dresid); });
+    piece(GraphSet::key(Piece::input_grad, unit, w, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T, b.positions),
+          [&] { work_.block().input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
 }
 
 void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
@@ -440,7 +445,7 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
     const PendingBlock& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T),
-          [&] { work_.block().weight_grad(stream_, {.B = b.B, .T = b.T}, dw, p, work_.scratch()); });
+          [&] { work_.block().weight_grad(stream_, shape_of(b), dw, p, work_.scratch()); });
 }
 
 }  // namespace rz

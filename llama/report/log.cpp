@@ -84,7 +84,9 @@ void Log::step(const StepReport& r, bool print) {
     if (r.step > first_step_)
         recent_seconds_ = recent_seconds_ <= 0 ? r.seconds : 0.9 * recent_seconds_ + 0.1 * r.seconds;
     if (facts_.quiet) return;
-    const double tokens_per_second = double(r.tokens) / r.seconds, flops = tokens_per_second * facts_.flops_per_token;
+    const double tokens_per_second = double(r.tokens) / r.seconds;
+    const double flops =
+        tokens_per_second * (facts_.flops_per_token - (1 - r.attention_share) * facts_.attention_flops_per_token);
     if (print || !r.note.empty()) {
         const int width = int(std::to_string(facts_.steps).size());
         std::string speed = facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);

@@ -21,9 +21,10 @@ struct StepReport {
     // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
     double comm_seconds = -1, exposed_seconds = 0;
     int64_t bytes_sent = 0;
-    double utilisation = -1;  // of a pipeline: how much of the step its ranks are busy
-    std::string note = {};    // what is wrong with the step; it is then printed in any case
-    std::string json = {};    // more members of its JSON object, each after a comma
+    double attention_share = 1;  // of the pairs of tokens that attention counts without document masks
+    double utilisation = -1;     // of a pipeline: how much of the step its ranks are busy
+    std::string note = {};       // what is wrong with the step; it is then printed in any case
+    std::string json = {};       // more members of its JSON object, each after a comma
 };
 
 struct ValidationReport {
@@ -34,11 +35,12 @@ struct ValidationReport {
 };
 
 struct RunFacts {
-    int64_t steps;           // of the whole run
-    double flops_per_token;  // forward and backward
-    std::string title;       // of the loss curve
-    double peak_flops;       // of all devices together; 0: unknown, then FLOP/s are shown instead of MFU
-    bool quiet = false;      // not the rank that talks
+    int64_t steps;                         // of the whole run
+    double flops_per_token;                // forward and backward
+    std::string title;                     // of the loss curve
+    double peak_flops;                     // of all devices together; 0: unknown, then FLOP/s are shown instead of MFU
+    bool quiet = false;                    // not the rank that talks
+    double attention_flops_per_token = 0;  // of flops_per_token, what attention takes where all of a row is seen
 };
 
 // Writes to stdout, and with a folder to metrics.jsonl, TensorBoard's event file and loss.svg.

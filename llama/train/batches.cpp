@@ -11,7 +11,7 @@ DataPaths find_data(const Options& o) {
         require(o.train_data.empty() && o.val_data.empty(),
                 "--data names a folder with both: leave --train-data and --val-data out");
         const Dataset d = load_dataset(o.data);
-        paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token};
+        paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token, d.doc_token};
     }
     if (!o.train_data.empty()) paths.train = expand_paths(o.train_data);
     if (!o.val_data.empty()) paths.val = expand_paths(o.val_data);
@@ -19,11 +19,28 @@ DataPaths find_data(const Options& o) {
     return paths;
 }
 
+DocumentMask document_mask(const Options& o, const DataPaths& paths, int64_t vocab) {
+    if (o.doc_boundary == DocBoundary::none) return {};
+    const bool named = o.doc_token >= 0;
+    require(named || paths.doc_token >= 0,
+            "--doc-boundary %s: these shards do not say which token stands between documents\n"
+            "  give --doc-token ID, or a --data folder, which names it",
+            name_of(o.doc_boundary));
+    require(named || o.doc_boundary == DocBoundary::bos,
+            "--doc-boundary eos: in %s each document begins with token %lld\n  nearest: --doc-boundary bos",
+            o.data.c_str(), (long long)paths.doc_token);
+    const int64_t token = named ? o.doc_token : paths.doc_token;
+    require(token < vocab, "--doc-token %lld is not in the vocabulary of %lld tokens\n  nearest: --doc-token %lld",
+            (long long)token, (long long)vocab, (long long)(vocab - 1));
+    return {o.doc_boundary, int32_t(token)};
+}
+
 DataSources open_data(const Options& o, DataPaths paths, int64_t vocab) {
     require(!paths.train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
     DataSources s{.paths = std::move(paths)};
+    s.documents = document_mask(o, s.paths, vocab);
     const ShardOptions shards{.vocab = vocab, .raw16 = o.raw16};
     s.train = std::make_unique<DataLoader>(open_shards(s.paths.train, shards), o.seq_len, o.seed, vocab);
     if (!s.paths.val.empty())
@@ -47,12 +64,12 @@ Batches::Batches(const DataSources& sources, Place dp, bool counts, int64_t batc
       batch_(batch),
       micro_batches_(micro_batches),
       feeder_(device, compute, batch, sources.train->seq_len(), sources.train->vocab(), ahead(micro_batches), same_plan,
-              held) {}
+              held, sources.documents) {}
 
 DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
     const int64_t position = samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;
     const DeviceBatch b = feeder_.next(*sources_.train, position);
-    if (counts_) hash_ += feeder_.data_hash();
+    if (counts_) hash_ += feeder_.data_hash(), attended_ += feeder_.attention_share() * double(batch_);
     return b;
 }
 
@@ -61,5 +78,6 @@ DeviceBatch Batches::validation(int64_t first, int64_t end) {
 }
 
 uint64_t Batches::take_hash() { return std::exchange(hash_, 0); }
+double Batches::take_attended() { return std::exchange(attended_, 0); }
 
 }  // namespace rz

@@ -23,14 +23,18 @@ struct DataPaths {
     std::string tokenizer;                // path, or empty
     int64_t vocab = 0;                    // 0: unknown
     double val_bytes_per_token = 0;       // 0: unknown
+    int64_t doc_token = -1;               // the dataset's, which begins each document; -1: unknown
     TokenizerFiles tokenizer_files = {};  // for checkpoints and final weights: rank 0 reads them when the run begins
 };
 DataPaths find_data(const Options&);
+// What --doc-boundary and --doc-token say about these data. Throws where they do not go together.
+DocumentMask document_mask(const Options&, const DataPaths&, int64_t vocab);
 
 struct DataSources {
     DataPaths paths;
     std::unique_ptr<DataLoader> train = {}, val = {};  // val: nullptr if there is none
     std::optional<Tokenizer> tokenizer = {};           // where samples are asked for
+    DocumentMask documents = {};
 };
 // Opens what the options ask for. Throws with what to give if something is missing.
 DataSources open_data(const Options&, DataPaths, int64_t vocab);
@@ -61,6 +65,10 @@ class Batches {
     DeviceBatch validation(int64_t first, int64_t end);
     // sum_hash of the training batches since the last call, 0 where they are another rank's to count.
     uint64_t take_hash();
+    // How many samples of attention without document masks those of the training batches since the last call are worth;
+    // 0 where they are another rank's to count.
+    double take_attended();
+    bool documents() const { return bool(sources_.documents); }
 
    private:
     const DataSources& sources_;
@@ -70,6 +78,7 @@ class Batches {
     DataPosition from_;
     BatchFeeder feeder_;
     uint64_t hash_ = 0;
+    double attended_ = 0;
 };
 
 }  // namespace rz

@@ -64,12 +64,13 @@ void Health::look_for_stop() {
 
 Judgement Health::judge(const StepNumbers& n) {
     struct Vote {
-        double loss_sum, own_seconds, seconds;
+        double loss_sum, own_seconds, seconds, attended;
         uint64_t data_hash;
         StopCause stop;
         int32_t end;  // exit code of what rank 0 knows, or 0
     };
-    const Vote own{n.loss_sum, n.own_seconds, n.seconds, n.data_hash, own_stop(), known_ ? known_->exit_code : 0};
+    const Vote own{
+        n.loss_sum, n.own_seconds, n.seconds, n.attended, n.data_hash, own_stop(), known_ ? known_->exit_code : 0};
     const std::vector<Vote> votes = process_.all_gather(own);
 
     Judgement j;
@@ -78,6 +79,7 @@ Judgement Health::judge(const StepNumbers& n) {
     for (const Vote& v : votes) {
         sum += v.loss_sum;
         j.data_hash += v.data_hash;
+        j.attended += v.attended;
         slowest = std::max(slowest, v.seconds);
         own_seconds.push_back(v.own_seconds);
     }

@@ -26,11 +26,13 @@ struct StepNumbers {
     double seconds = 0;         // of the step
     double own_seconds = 0;     // of them, without waiting for other ranks
     uint64_t data_hash = 0;     // of the tokens that this rank consumed
+    double attended = 0;        // Batches::take_attended()
 };
 
 struct Judgement {
     double loss = 0;         // mean over all ranks
     uint64_t data_hash = 0;  // sum over all ranks
+    double attended = 0;     // likewise
     std::string note;        // for the step's line; "" if all is well
     std::string json;        // more members for the step's JSON object: ",\"key\":value"
     std::string line;        // a line of its own, or ""

@@ -55,6 +55,7 @@ void Metrics::end(int64_t step) {
     Probe& probe = probes_[size_t(step % 2)];
     probe.step = step;
     probe.data_hash = batches_.take_hash();
+    probe.attended = batches_.take_attended();
     core_.compute.copy(probe.host.data(), core_.model.loss_sum(), 8);
     core_.compute.copy(probe.host.bytes_at(8), core_.zero.optimizer.norm(), 4);
     core_.compute.copy(probe.host.bytes_at(16), core_.zero.optimizer.updates(), 8);
@@ -110,6 +111,10 @@ void Metrics::report(Probe& probe) {
     r.data_hash = data_hash_ += judgement.data_hash;
     r.note = judgement.note;
     r.json = judgement.json;
+    if (batches_.documents()) {
+        r.attention_share = judgement.attended / double(batches_.samples_per_step());
+        r.json += format(",\"attention_share\":%.6g", r.attention_share);
+    }
     if (core_.plan) report_pipeline(probe, r);
     ++steps_done_;
     bytes_in_steps_ += probe.bytes_sent;
@@ -147,7 +152,8 @@ Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, doubl
                                  .scale_adapts = scaling.dynamic && scale > double(scaling.least),
                                  .seconds = seconds,
                                  .own_seconds = own_seconds,
-                                 .data_hash = probe.data_hash});
+                                 .data_hash = probe.data_hash,
+                                 .attended = probe.attended});
     if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(24), sizeof loss_scale_);
     if (!j.line.empty()) log_.line(j.line);
     return j;

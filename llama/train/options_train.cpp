@@ -99,6 +99,11 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     data.text("--tokenizer", o.tokenizer, "Tokenizer for samples: a tokenizer.json. [the data folder's]");
     data.turn_on("--raw16", o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
 
+    data.choice("--doc-boundary", o.doc_boundary,
+                "Documents packed into a row do not see each other, and positions restart. bos: a token begins each "
+                "(prepare.py); eos: a token ends each.");
+    data.whole("--doc-token", o.doc_token, -1, INT32_MAX, "Id of that token. -1: the --data folder's.");
+
     OptionGroup batch(rows, "Batch and length of the run");
     batch.whole("--batch", o.batch, 1, 1 << 20, "Number of sequences per rank and micro-batch.");
     batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Number of tokens per sequence.");
@@ -360,6 +365,9 @@ void check_given(const TrainOptions& o) {
             (long long)o.warmup, (long long)o.steps, (long long)o.steps);
     require(!o.raw16 || o.data.empty(),
             "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
+    require(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
+            "--doc-token %lld: no documents are asked for\n  nearest: --doc-boundary bos, or leave it out",
+            (long long)o.doc_token);
     require(!o.given.count("prefetch") || o.zero == 3,
             "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
             (long long)o.zero);

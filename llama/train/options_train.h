@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/grid.h"
+#include "llama/data/documents.h"
 #include "llama/model/config.h"
 #include "llama/model/model.h"
 #include "llama/parallel/pipeline_program.h"
@@ -54,6 +55,8 @@ struct TrainOptions {
     std::string val_data;
     std::string tokenizer;
     bool raw16 = false;
+    DocBoundary doc_boundary = DocBoundary::none;
+    int64_t doc_token = -1;  // -1: the dataset's
 
     // batch
     int64_t batch = 8;  // sequences per rank and micro-batch

@@ -17,7 +17,8 @@ PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, Devi
     options.graphs = false;
     TrainingCore core(config, options, device, mesh);
     const BatchFeeder feeder(device, core.compute, o.batch, o.seq_len, config.vocab,
-                             Batches::ahead(options.micro_batches), /*same_plan=*/false, core.model.batches_held());
+                             Batches::ahead(options.micro_batches), /*same_plan=*/false, core.model.batches_held(),
+                             {.boundary = o.doc_boundary});
     const Metrics::Numbers numbers = Metrics::make_numbers(device);
 
     // A batch that nobody reads.

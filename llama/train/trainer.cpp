@@ -104,7 +104,8 @@ static RunFacts run_facts(const Options& o, const TrainingCore& core, const Proc
             .flops_per_token = training_flops_per_token(core.config, o.seq_len),
             .title = summary(core.config),
             .peak_flops = peak_flops(core.device) * core.mesh.world().size,
-            .quiet = !process.is_root()};
+            .quiet = !process.is_root(),
+            .attention_flops_per_token = attention_flops_per_token(core.config, o.seq_len)};
 }
 
 static std::unique_ptr<Trace> make_trace(const Options& o, Process& process, TrainingCore& core, CommMeter& meter,
@@ -173,15 +174,19 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
                     (long long)s.train->tokens(), s.paths.train.size(), s.paths.train.size() == 1 ? "" : "s",
                     s.val ? (long long)s.val->tokens() : 0ll));
+    if (s.documents)
+        log.line(format("masks    documents %s token %d do not see each other; positions restart at each",
+                        s.documents.boundary == DocBoundary::bos ? "from" : "up to", s.documents.token));
     log.line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
                     (long long)o.batch, (long long)o.seq_len, core.mesh.place(Axis::dp).size,
                     (long long)core.options.micro_batches, (long long)t.batches->tokens_per_step()));
     const double peak = peak_flops(core.device);
     log.line(format(
         "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
-        "causal attention per token",
+        "causal attention per token%s",
         (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
-        peak > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak / 1e12).c_str() : ""));
+        peak > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak / 1e12).c_str() : "",
+        s.documents ? ", T of its document" : ""));
     log.line(core.device.context->memory.table(core.device.kind));
 }
 

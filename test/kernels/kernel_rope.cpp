@@ -8,6 +8,7 @@ namespace {
 struct Case {
     int64_t B, T, heads, D, gap, first_position;
     DType dtype;
+    bool own = false;  // every row has a position of its own
 };
 
 class RopeTest : public testing::TestWithParam<Case> {};
@@ -26,6 +27,9 @@ TEST_P(RopeTest, ForwardAndInverse) {
             a.cos_table = run.input<float>(cosines);
             a.sin_table = run.input<float>(sines);
             a.N = c.B * c.T, a.T = c.T, a.first_position = c.first_position;
+            std::vector<int32_t> own;
+            for (int64_t i = 0; i < a.N; ++i) own.push_back(int32_t(i * 7 % positions));
+            if (c.own) a.positions = run.input<int32_t>(own);
             a.heads = c.heads, a.D = c.D, a.row_stride = row, a.inverse = inverse, a.dtype = c.dtype;
             rope(run.stream(), a);
         };
@@ -41,7 +45,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest,
                                          Case{2, 3, 5, 96, 96, 0, DType::f16},     //
                                          Case{1, 3, 5, 128, 0, 1000, DType::f32},  // a cache's later position
                                          Case{2, 4, 3, 6, 5, 2, DType::bf16},      // scalars
-                                         Case{1, 4, 3, 8, 1, 0, DType::f32}));     // an odd row stride
+                                         Case{2, 9, 3, 64, 0, 0, DType::bf16, true},
+                                         Case{3, 5, 2, 6, 1, 4, DType::f32, true},
+                                         Case{1, 4, 3, 8, 1, 0, DType::f32}));  // an odd row stride
 
 }  // namespace
 }  // namespace rz::test

@@ -1,0 +1,167 @@
+// Documents packed into one row: where they begin, and that a model trains on them as on separate rows.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "kernels/embedding.h"
+#include "llama/data/documents.h"
+#include "llama/train/core.h"
+
+namespace rz {
+namespace {
+
+const Device kCpu{DeviceKind::cpu, 0};
+
+struct Found {
+    std::vector<int32_t> starts, positions;
+    int64_t squares;
+};
+Found find(DocBoundary boundary, const std::vector<int32_t>& tokens, int64_t B) {
+    Found f{std::vector<int32_t>(tokens.size()), std::vector<int32_t>(tokens.size()), 0};
+    f.squares = find_documents({boundary, 9}, tokens.data(), B, int64_t(tokens.size()) / B, f.starts.data(),
+                               f.positions.data());
+    return f;
+}
+using Ints = std::vector<int32_t>;
+
+TEST(Documents, ATokenBeginsEach) {
+    const Found f = find(DocBoundary::bos, {5, 6, 9, 7, 9, 9, 9, 1, 2, 3, 4, 5}, 2);
+    EXPECT_EQ(f.starts, (Ints{0, 0, 2, 2, 4, 5, 0, 0, 0, 0, 0, 0}));
+    EXPECT_EQ(f.positions, (Ints{0, 1, 0, 1, 0, 0, 0, 1, 2, 3, 4, 5}));
+    EXPECT_EQ(f.squares, 4 + 4 + 1 + 1 + 36);
+}
+
+TEST(Documents, ATokenEndsEach) {
+    const Found f = find(DocBoundary::eos, {5, 6, 9, 7, 9, 9, 9, 1, 2, 3, 4, 5}, 2);
+    EXPECT_EQ(f.starts, (Ints{0, 0, 0, 3, 3, 5, 0, 1, 1, 1, 1, 1}));
+    EXPECT_EQ(f.positions, (Ints{0, 1, 2, 0, 1, 0, 0, 0, 1, 2, 3, 4}));
+    EXPECT_EQ(f.squares, 9 + 4 + 1 + 1 + 25);
+}
+
+TEST(Documents, WithoutABoundaryARowIsOne) {
+    const Found f = find(DocBoundary::none, {9, 9, 9, 9}, 1);
+    EXPECT_EQ(f.starts, (Ints{0, 0, 0, 0}));
+    EXPECT_EQ(f.squares, 16);
+}
+
+ModelConfig toy() {
+    ModelConfig c;
+    c.dim = 24, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
+    c.init_std = 0.2;
+    c.resolve();
+    return c;
+}
+
+// Adds up the losses and gradients of what it is given, with the same weights always.
+struct Summed {
+    static constexpr int64_t kB = 2, kT = 48;
+    Mesh mesh{kCpu};
+    TrainingCore core;
+
+    explicit Summed(Recompute recompute, DType dtype = DType::f32)
+        : core(toy(),
+               {.zero = {.param_dtype = dtype, .grad_dtype = DType::f32},
+                .adamw = {},
+                .stage = {.B = kB, .T = kT, .recompute = recompute, .logits_bytes = 4096}},
+               kCpu, mesh) {
+        initialise_weights(core.table, 3, core.compute, core.zero);
+    }
+    void add(int64_t B, int64_t T, const Ints& tokens, const Ints& targets, const DocumentMask& mask) {
+        const int64_t N = B * T;
+        Ints rows(static_cast<size_t>(N)), starts(size_t(N + 1)), ids(rows), first(rows), positions(rows);
+        const int64_t distinct =
+            embedding_plan(tokens.data(), N, core.config.vocab, rows.data(), starts.data(), ids.data());
+        find_documents(mask, tokens.data(), B, T, first.data(), positions.data());
+        core.model.train({.B = B,
+                          .T = T,
+                          .tokens = tokens.data(),
+                          .targets = targets.data(),
+                          .rows = rows.data(),
+                          .starts = starts.data(),
+                          .ids = ids.data(),
+                          .distinct = distinct,
+                          .positions = mask ? positions.data() : nullptr,
+                          .first_key = mask ? first.data() : nullptr},
+                         1.0f / float(kB * kT));
+        core.compute.synchronize();
+    }
+    double loss() const { return *core.model.loss_sum(); }
+    std::vector<float> gradients() {
+        std::vector<float> all;
+        for (size_t u = 0; u < core.table.units().size(); ++u) {
+            const auto* g = static_cast<const float*>(core.zero.grads.gradients(int(u)));
+            all.insert(all.end(), g, g + core.table.units()[u].size);
+        }
+        return all;
+    }
+};
+
+// Tokens whose documents begin, or end, with 36; and the same as one batch for each document.
+struct Packed {
+    DocumentMask mask;
+    Ints tokens, targets;
+    explicit Packed(DocBoundary boundary) : mask{boundary, 36} {
+        std::mt19937 rng(7);
+        for (int64_t i = 0; i < Summed::kB * Summed::kT; ++i) {
+            const bool doc = i == 1 || i == 20 || i == 21 || i == 47 || i == 48 || i == 80;
+            tokens.push_back(doc ? 36 : int32_t(rng() % 36));
+            targets.push_back(int32_t(rng() % 37));
+        }
+    }
+    void add_separately(Summed& model) const {
+        for (int64_t row = 0; row < Summed::kB; ++row)
+            for (int64_t begin = row * Summed::kT; begin < (row + 1) * Summed::kT;) {
+                int64_t end = begin + 1;
+                const auto parts = [&] {
+                    return tokens[size_t(mask.boundary == DocBoundary::bos ? end : end - 1)] == mask.token;
+                };
+                while (end < (row + 1) * Summed::kT && !parts()) ++end;
+                const auto cut = [&](const Ints& x) { return Ints(x.begin() + begin, x.begin() + end); };
+                model.add(1, end - begin, cut(tokens), cut(targets), {});
+                begin = end;
+            }
+    }
+};
+
+// Both add up the same fp32 terms, in another order where a document's place differs: sums of some 100 terms.
+TEST(Documents, PackedTrainsAsSeparately) {
+    for (const DocBoundary boundary : {DocBoundary::bos, DocBoundary::eos}) {
+        const Packed data(boundary);
+        Summed packed(Recompute::none), apart(Recompute::none), unmasked(Recompute::none);
+        packed.add(Summed::kB, Summed::kT, data.tokens, data.targets, data.mask);
+        unmasked.add(Summed::kB, Summed::kT, data.tokens, data.targets, {});
+        data.add_separately(apart);
+        EXPECT_NEAR(packed.loss(), apart.loss(), 1e-6 * apart.loss());
+        EXPECT_GT(std::abs(unmasked.loss() - apart.loss()), 1e-4 * apart.loss());
+        const std::vector<float> got = packed.gradients(), want = apart.gradients(), other = unmasked.gradients();
+        ASSERT_EQ(got.size(), want.size());
+        double largest = 0, error = 0, without = 0;
+        for (size_t i = 0; i < got.size(); ++i) {
+            largest = std::max(largest, std::abs(double(want[i])));
+            error = std::max(error, std::abs(double(got[i]) - double(want[i])));
+            without = std::max(without, std::abs(double(other[i]) - double(want[i])));
+        }
+        EXPECT_LE(error, 2e-6 * largest);
+        EXPECT_GT(without, 1e-2 * largest);
+    }
+}
+
+TEST(Documents, RecomputationGivesTheSameBits) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        const Packed data(DocBoundary::bos);
+        std::vector<float> first;
+        for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
+            Summed model(recompute, dtype);
+            model.add(Summed::kB, Summed::kT, data.tokens, data.targets, data.mask);
+            if (first.empty()) first = model.gradients();
+            EXPECT_EQ(model.gradients(), first) << name_of(recompute);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rz
