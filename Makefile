@@ -188,10 +188,13 @@ test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
-.PHONY: test-full test-faults
-test-full: test-faults
+.PHONY: test-full test-faults test-lm-eval
+test-full: test-faults test-lm-eval
 test-faults: train_llama
 	test/program/test_faults.sh ./train_llama
+# Asks lm-evaluation-harness itself; skipped where PyPI has not got it.
+test-lm-eval: train_llama
+	test/program/test_lm_eval.sh ./train_llama
 
 # Every file operation fails once, and is where the program is killed once; every allocation and thread fails: an hour of one
 # core. `make test` has a minute of it.

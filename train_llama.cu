@@ -5,6 +5,7 @@
 //   mpirun -n 4 train_llama --data ... --zero 3             four
 //   train_llama --out runs/first --resume auto              resume, whatever ended the run
 //   train_llama generate --from runs/first/final --prompt "def "
+//   train_llama eval --from runs/first/final --tasks hellaswag,perplexity
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 
 #include <cstdio>
@@ -49,6 +50,7 @@ static RunEnd train(Trainer& t) {
         // ---- diagnostics and files ----
         if (ends(t, step)) break;
         if (t.validates(step)) validate(t, step);
+        if (t.evaluates(step)) evaluate(t, step);
         if (t.saves(step)) save(t, step);
     }
     return finish(t);
@@ -74,6 +76,7 @@ static int train_command(TrainOptions options, Process& process) {
 
 static int run_command(const Command& command, Process& process) {
     if (const auto* train = std::get_if<TrainOptions>(&command)) return train_command(*train, process);
+    if (const auto* eval = std::get_if<EvalOptions>(&command)) return eval_command(*eval, process);
     require(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
             process.size());
     if (const auto* generate = std::get_if<GenerateOptions>(&command)) return generate_command(*generate);

@@ -5,6 +5,7 @@
     prepare.py text FILE_OR_FOLDER...        text, JSONL or Parquet of your own
     prepare.py tinystories | fineweb-edu | openwebtext     streamed from the Hugging Face hub
     prepare.py synthetic                     a Markov source of known entropy
+    prepare.py eval TASK...                  evaluation tasks for train_llama eval (eval_sets.py)
 
 Writes into --out: NAME_train_000000.bin ..., NAME_val_000000.bin ..., tokenizer.json, and last of all dataset.json. An
 interrupted run continues when the same command is given again; the result is the same to the byte.
@@ -14,6 +15,7 @@ import argparse
 import errno
 import fcntl
 import glob
+import importlib
 import math
 import os
 import sys
@@ -31,9 +33,17 @@ SAVE_SECONDS = 15
 FALLBACK_TOKENS = (4 * 10**6, 2 * 10**5)  # train, val
 
 
+# Commands that write no shards of running text have a module of their own.
+OTHER_COMMANDS = {"eval": "eval_sets"}
+
+
 def main(argv=None):
-    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = None
     try:
+        if argv and argv[0] in OTHER_COMMANDS:
+            return importlib.import_module(OTHER_COMMANDS[argv[0]]).main(argv[1:])
+        args = parse_arguments(argv)
         return run(args)
     except PrepareError as e:
         print(f"prepare.py: {e}", file=sys.stderr)
@@ -44,7 +54,7 @@ def main(argv=None):
         full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "free some space or choose another --out, then give" if full else "mend that and give"
         print(
-            f"prepare.py: {e.filename or args.out or 'the output'}: {e.strerror or e}; {advice} the same command again "
+            f"prepare.py: {e.filename or getattr(args, 'out', None) or 'the output'}: {e.strerror or e}; {advice} the same command again "
             "to continue",
             file=sys.stderr,
         )

@@ -64,6 +64,7 @@ for section in $sections; do
       run program test/program/test_program.sh ./train_llama
       run resume test/program/test_resume.sh ./train_llama
       run launch test/program/test_launch.sh ./train_llama
+      run eval test/program/test_eval.sh ./train_llama
       run pipeline test/program/test_pipeline.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama

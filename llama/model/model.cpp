@@ -177,6 +177,10 @@ void Model::logits(const DeviceBatch& b, void* out) {
     run(evaluation_, {.pass = Pass::logits, .logits = out}, [&](int64_t) { return b; });
 }
 
+void Model::score(const DeviceBatch& b, float* losses, int32_t* best) {
+    run(evaluation_, {.pass = Pass::score, .losses = losses, .best = best}, [&](int64_t) { return b; });
+}
+
 void Model::replay_graphs(Replay replay) {
     if (replay == Replay::micro_batches) return executor_.replay_micro_batches();
     for (const auto& stage : stages_) stage->replay_graphs();

@@ -46,6 +46,11 @@ class Model {
     void evaluate(const DeviceBatch&);
     void logits(const DeviceBatch&, void* out);
 
+    // The loss of each token and the likeliest one in its place, (B*T) each, on the device. Of a pipeline only the rank
+    // that holds the head writes them.
+    void score(const DeviceBatch&, float* losses, int32_t* best);
+    bool holds_head() const { return workspace_.losses() != nullptr; }
+
     // (1) double on the device: the token losses added up since reset_loss().
     const double* loss_sum() const { return workspace_.loss_sum(); }
     void reset_loss() { workspace_.reset_loss(); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/argmax.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -252,7 +253,7 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     if (unit == 0) return embedding(s, b);
     if (unit == model_last_) {
         final_norm(s, own_rows(b));
-        if (goal.pass == Pass::loss) head(s, b, goal);
+        if (goal.pass == Pass::loss || goal.pass == Pass::score) head(s, b, goal);
         if (goal.pass != Pass::logits) return;
         require(!options_.tp, "logits of the whole vocabulary: each rank of the tp axis has a part of them");
         linear(stream_, goal.logits, s.final_norm, parameters(table_.head()), b.B * b.T, config_.dim, config_.vocab,
@@ -291,7 +292,7 @@ void Stage::final_norm(const Slot& s, int64_t rows) {
 void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const Goal& goal) {
     const bool trains = goal.pass == Pass::train;
     const int32_t* targets = b.targets + first;
-    float* loss = work_.losses() + first;
+    float* loss = (goal.pass == Pass::score ? goal.losses : work_.losses()) + first;
     if (!options_.tp)
         return cross_entropy(stream_, {.loss = loss,
                                        .logits = work_.logits(),
@@ -335,6 +336,10 @@ void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, in
     const int64_t C = config_.dim, V = vocab_.rows;
     x += first * C * size_of(t);
     linear(stream_, work_.logits(), x, w, rows, C, V, t);
+    if (goal.pass == Pass::score) {
+        require(!options_.tp, "the likeliest token: each rank of the tp axis has a part of the vocabulary");
+        argmax(stream_, {.best = goal.best + first, .logits = work_.logits(), .N = rows, .V = V, .dtype = t});
+    }
     losses(first, rows, b, goal);
     if (!dw) return;
     char* dx = static_cast<char*>(work_.scratch().dh) + first * C * size_of(partial);
@@ -347,7 +352,7 @@ void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, in
 void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
     const TensorParallel* tp = options_.tp;
     const int64_t N = b.B * b.T, chunk = work_.chunk_rows();
-    const bool trains = goal.pass == Pass::train;
+    const bool trains = goal.pass == Pass::train, scores = goal.pass == Pass::score;
     const char* w = parameters(table_.head());
     char* dw = trains ? gradients(table_.head()) : nullptr;
     const auto chunks = [&] {
@@ -356,11 +361,14 @@ void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
         const char* x = static_cast<const char*>(tp ? scratch.whole : s.final_norm);
         for (int64_t first = 0; first < N; first += chunk)
             head_chunk(x, w, dw, first, std::min(chunk, N - first), b, goal);
-        if (!tp || tp->rank() == 0) sum_f32(stream_, {.out = work_.loss_sum(), .x = work_.losses(), .n = N});
+        if (!scores && (!tp || tp->rank() == 0))
+            sum_f32(stream_, {.out = work_.loss_sum(), .x = work_.losses(), .n = N});
         if (tp && trains) tp->scatter(stream_, scratch.dnorm, scratch.dh, N, config_.dim, options_.dtype);
     };
-    const Piece what = trains ? Piece::head : Piece::loss;
-    piece(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale, goal.loss_scale), chunks);
+    const Piece what = trains ? Piece::head : scores ? Piece::score : Piece::loss;
+    piece(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale, goal.loss_scale, goal.losses,
+                        goal.best),
+          chunks);
 }
 
 void Stage::final_norm_backward(const Slot& s, int64_t rows, void* dx, float* dw_sum) {

@@ -47,6 +47,7 @@ struct StageOptions {
 enum class Pass {
     train,   // forward of the last unit is the final norm; its backward is the head (logits, loss, dX, dW) and the norm
     loss,    // forward only; the token losses are added to Workspace::loss_sum()
+    score,   // forward only: each token's loss, and the likeliest token in its place
     logits,  // forward only
 };
 struct Goal {
@@ -55,6 +56,8 @@ struct Goal {
         0;  // train: gradients are those of grad_scale * (sum of token losses); 1 / targets of the update
     const float* loss_scale = nullptr;  // train: (1) on the device, a further factor of the gradients; optional
     void* logits = nullptr;             // logits: where they go, (B*T, V) dtype, on the device
+    float* losses = nullptr;            // score: (B*T), 0 where there is no target, on the device
+    int32_t* best = nullptr;            // score: (B*T) tokens (kernels/argmax.h), on the device
 };
 
 // Memory and tables that the stages of a rank use one after the other.
@@ -130,7 +133,7 @@ class Stage {
         void* embedding_gradient = nullptr;  // (R, C)  with unit 0
         float* dw_final_norm = nullptr;      // (C)     with the model's last unit
     };
-    enum class Piece { forward, backward, input_grad, weight_grad, head, loss };
+    enum class Piece { forward, backward, input_grad, weight_grad, head, loss, score };
 
     bool has_embedding() const { return first_unit_ == 0; }
     bool has_head() const { return last_unit_ == model_last_; }

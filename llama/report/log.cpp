@@ -135,6 +135,12 @@ void Log::event(int64_t step, const std::string& text, const std::string& name, 
     if (!facts_.quiet) write_json(format("{\"step\":%lld,\"%s\":%s}", (long long)step, name.c_str(), json.c_str()));
 }
 
+void Log::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& named) {
+    std::vector<EventFile::Scalar> out;
+    for (const auto& [name, value] : named) out.push_back({name, float(value)});
+    if (events_ && !events_->write(step, out)) warn_once("TensorBoard's events");
+}
+
 void Log::plot() {
     if (!metrics_) return;
     try {

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "llama/report/event_file.h"
 
@@ -56,6 +58,8 @@ class Log {
     void validation(const ValidationReport&);
     // A line, and {"step":step,"name":json} for programs.
     void event(int64_t step, const std::string& text, const std::string& name, const std::string& json);
+    // More numbers of a step, for TensorBoard alone.
+    void scalars(int64_t step, const std::vector<std::pair<std::string, double>>&);
     void plot();    // rewrites loss.svg from metrics.jsonl
     void finish();  // the last plot and the closing line
 

@@ -46,6 +46,7 @@ class Tokenizer {
     int64_t vocab_size() const { return int64_t(tokens_.size()); }  // largest id + 1
     int32_t bos_id() const { return bos_; }                         // -1: none
     int32_t eos_id() const { return eos_; }                         // -1: none
+    bool adds_bos() const { return adds_bos_; }                     // whether Hugging Face's encode() puts bos in front
     bool is_special(int32_t id) const;
     int32_t find(std::string_view token) const;  // id of an added token or a vocabulary entry by its text; -1: none
     PreTokenizer pre_tokenizer() const { return split_; }
@@ -101,6 +102,7 @@ class Tokenizer {
     bool prepend_always_ = true;  // U+2581 also before text that begins with it
     std::vector<AddedNode> added_{1};
     int32_t bos_ = -1, eos_ = -1;
+    bool adds_bos_ = false;
 };
 
 }  // namespace rz

@@ -289,7 +289,7 @@ class TokenizerReader {
             if (!single.is_array() || single.empty()) refuse("post_processor", post);
             const Json first = single[0].is_object() ? single[0].value("SpecialToken", Json()) : Json();
             if (first.is_object() && first.value("id", Json()).is_string())
-                template_bos_ = first["id"].get<std::string>();
+                template_bos_ = first["id"].get<std::string>(), t_.adds_bos_ = true;
             return;
         }
         const Json* list = is_type(post, "Sequence") ? json_find(post, "processors") : nullptr;

@@ -46,12 +46,15 @@ DataSources open_data(const Options& o, DataPaths paths, int64_t vocab) {
     if (!s.paths.val.empty())
         s.val = std::make_unique<DataLoader>(open_shards(s.paths.val, shards), o.seq_len, o.seed, vocab,
                                              DataOrder::kSequential);
-    if (!s.paths.tokenizer.empty() && o.sample_every > 0) s.tokenizer = Tokenizer::load(s.paths.tokenizer);
+    if (!s.paths.tokenizer.empty() && (o.sample_every > 0 || o.eval_every > 0))
+        s.tokenizer = Tokenizer::load(s.paths.tokenizer);
     require(s.val || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
             "--%s: there are no validation data\n  give --val-data, or a --data folder that has some",
             o.sample_every > 0 ? "sample-every" : "val-every");
     require(o.sample_every == 0 || s.tokenizer,
             "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
+    require(o.eval_every == 0 || s.tokenizer,
+            "--eval-every needs a tokenizer: give --tokenizer or a --data folder with one");
     return s;
 }
 

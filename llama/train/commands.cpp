@@ -22,9 +22,7 @@
 
 namespace rz {
 
-// The model that --from means: of a run's folder its final weights, or the newest checkpoint of one that is not at its
-// end.
-static std::string model_folder(const std::string& from) {
+std::string model_folder(const std::string& from) {
     namespace fs = std::filesystem;
     std::error_code none;
     if (!fs::is_directory(from, none) || fs::exists(from + "/config.json", none)) return resolve_model(from);

@@ -1,6 +1,7 @@
 #pragma once
 // What train_llama does besides training.
 
+#include "comm/process.h"
 #include "llama/train/options.h"
 
 namespace rz {
@@ -8,5 +9,10 @@ namespace rz {
 int generate_command(const GenerateOptions&);
 int print_config_command(const TrainOptions&);
 int export_command(const ExportOptions&);
+int eval_command(const EvalOptions&, Process&);  // collective
+
+// The model that --from means: of a run's folder its final weights, or the newest checkpoint of one that is not at its
+// end.
+std::string model_folder(const std::string& from);
 
 }  // namespace rz

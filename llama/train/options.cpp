@@ -9,10 +9,11 @@ namespace rz {
 static std::optional<int> parse(const std::vector<std::string>& arguments, Command& command) {
     TrainOptions train;
     GenerateOptions generate;
+    EvalOptions eval;
     ExportOptions exports;
     ScheduleStudy schedule;
-    const CommandTable tables[] = {command_table(train), command_table(generate), command_table(exports),
-                                   command_table(schedule)};
+    const CommandTable tables[] = {command_table(train), command_table(generate), command_table(eval),
+                                   command_table(exports), command_table(schedule)};
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, tables, found)) return exit_code;
     const std::string& name = tables[found.command].name;
@@ -21,6 +22,7 @@ static std::optional<int> parse(const std::vector<std::string>& arguments, Comma
             found.given.empty() ? "" : found.given.begin()->c_str(), name.c_str(), name.c_str());
     if (found.command > 0) {
         if (name == "generate") command = generate;
+        if (name == "eval") command = eval;
         if (name == "export") command = exports;
         if (name == "schedule") {
             check_given(schedule);

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "llama/train/options_eval.h"
 #include "llama/train/options_export.h"
 #include "llama/train/options_generate.h"
 #include "llama/train/options_schedule.h"
@@ -13,7 +14,7 @@
 
 namespace rz {
 
-using Command = std::variant<TrainOptions, GenerateOptions, ExportOptions, ScheduleStudy>;
+using Command = std::variant<TrainOptions, GenerateOptions, EvalOptions, ExportOptions, ScheduleStudy>;
 
 // Parses, checks each value by itself and what was given together. On --help, --presets or an error prints and returns
 // the exit code: 0 or 2.

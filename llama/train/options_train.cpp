@@ -245,6 +245,10 @@ static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
     val.whole("--sample-every", o.sample_every, 0, kBig, "Number of validations between printed samples. 0: none.");
     val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Number of tokens in a sample.");
     val.text("--prompt", o.prompt, "Text that samples begin with.", "TEXT");
+    val.whole("--eval-every", o.eval_every, 0, kBig, "Number of steps between evaluations on --eval-tasks. 0: none.");
+    val.text("--eval-tasks", o.eval_tasks, "Tasks, as for train_llama eval; windows are --seq-len long.", "LIST");
+    val.text("--eval-data", o.eval_data, "Folder of the tasks, made by data_prep/prepare.py eval.");
+    val.whole("--eval-limit", o.eval_limit, 0, kBig, "Number of examples of each task. 0: all.");
 }
 
 static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
@@ -299,7 +303,8 @@ CommandTable command_table(TrainOptions& o) {
 // A run may be resumed from another folder: files and patterns, comma-separated, in full.
 static std::string kept_value(const std::string& name, const ParsedFlags& found) {
     const std::string& value = found.values.at(name);
-    if (name != "data" && name != "train-data" && name != "val-data" && name != "tokenizer") return value;
+    if (name != "data" && name != "train-data" && name != "val-data" && name != "tokenizer" && name != "eval-data")
+        return value;
     std::string all;
     for (size_t at = 0; at < value.size();) {
         const size_t end = std::min(value.find(',', at), value.size());
@@ -397,6 +402,17 @@ void check_given(const TrainOptions& o) {
             (long long)o.tp);
     require(!o.given.count("sample-tokens") || o.sample_every > 0,
             "--sample-tokens without samples\n  nearest: --sample-every 1");
+    require(
+        o.tp == 1 || o.eval_every == 0,
+        "--eval-every with --tp %lld: the likeliest token is not looked for in a vocabulary that is cut\n  nearest: "
+        "--eval-every 0, and train_llama eval on checkpoints",
+        (long long)o.tp);
+    require(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
+            "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
+            (long long)o.eval_every);
+    for (const char* flag : {"eval-tasks", "eval-data", "eval-limit"})
+        require(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
+                "--%s without evaluations\n  nearest: --eval-every 1000", flag);
     require(o.on_spike == OnSpike::warn || o.spike_z > 0,
             "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8",
             name_of(o.on_spike));

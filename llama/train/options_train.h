@@ -112,7 +112,10 @@ struct TrainOptions {
     int64_t val_tokens = 65536;
     int64_t sample_every = 0;  // validations between samples; 0: never
     int64_t sample_tokens = 200;
-    std::string prompt;  // what samples begin with
+    std::string prompt;      // what samples begin with
+    int64_t eval_every = 0;  // 0: never
+    std::string eval_tasks, eval_data = "data/eval";
+    int64_t eval_limit = 0;  // examples of each task; 0: all
 
     // stopping and guards
     double time_limit = 0;  // seconds; 0: Slurm's end of the job, if there is one

@@ -20,6 +20,8 @@ PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, Devi
                              Batches::ahead(options.micro_batches), /*same_plan=*/false, core.model.batches_held(),
                              {.boundary = o.doc_boundary});
     const Metrics::Numbers numbers = Metrics::make_numbers(device);
+    std::optional<Scorer::Buffers> evaluation;
+    if (o.eval_every > 0) evaluation.emplace(device, o.batch, o.seq_len);
 
     // A batch that nobody reads.
     const int64_t tokens = checked_mul(o.batch, o.seq_len, "tokens of a batch");

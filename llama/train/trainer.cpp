@@ -45,8 +45,8 @@ MeshOptions mesh_options(const Options& o) {
 }
 
 // Ranks that each take every core slow each other down: they divide the host's, unless the user says otherwise.
-static int64_t cpu_threads(const Options& o, const Process& process) {
-    if (o.threads > 0 || process.local_size() == 1 || std::getenv("OMP_NUM_THREADS")) return o.threads;
+int64_t cpu_threads(int64_t asked, const Process& process) {
+    if (asked > 0 || process.local_size() == 1 || std::getenv("OMP_NUM_THREADS")) return asked;
     return std::max(1, omp_get_num_procs() / process.local_size());
 }
 
@@ -203,7 +203,7 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     const Device device = choose_device(o, process, note);
     mesh = make_mesh(o, process, device, meter);
     CoreOptions of_core = core_options(o, device, *mesh);
-    of_core.threads = cpu_threads(o, process);
+    of_core.threads = cpu_threads(o.threads, process);
     core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, &meter);
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->is_first_reader(), o.batch,
                                         core->options.micro_batches, device, core->compute, core->whole_graphs,
@@ -242,6 +242,7 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     if (core->plan && o.pp_tasks > 0)
         metrics->write_tasks(o.out + format("/pipeline_tasks.%d.jsonl", mesh->world().rank), o.pp_tasks);
     metrics->restore(m.updates, m.data_hash, m.step, core->zero.optimizer.loss_scale());
+    make_evaluation(*this);
 }
 
 // ---- what the loop does to all parts --------------------------------------------------------------------------------

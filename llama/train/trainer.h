@@ -12,6 +12,7 @@
 #include "llama/report/trace.h"
 #include "llama/train/batches.h"
 #include "llama/train/core.h"
+#include "llama/train/evaluate.h"
 #include "llama/train/health.h"
 #include "llama/train/metrics.h"
 #include "llama/train/options_train.h"
@@ -48,9 +49,11 @@ struct Trainer {
     std::unique_ptr<Log> log;
     std::unique_ptr<Trace> trace;  // nullptr: none is asked for
     std::unique_ptr<Metrics> metrics;
-    std::unique_ptr<Saver> saver;  // nullptr without --out
-    int64_t validations = 0;       // of the whole run
-    int64_t graph_lines = 0;       // about graphs, in the log
+    std::unique_ptr<Saver> saver;            // nullptr without --out
+    std::unique_ptr<Evaluation> evaluation;  // nullptr: none is asked for; with `scorer`
+    std::unique_ptr<Scorer> scorer;
+    int64_t validations = 0;  // of the whole run
+    int64_t graph_lines = 0;  // about graphs, in the log
 
     float grad_scale() const {
         return 1.0f / float(batches->tokens_per_step());
@@ -62,11 +65,14 @@ struct Trainer {
     int64_t samples_per_step() const { return batches->samples_per_step(); }
     bool saves(int64_t step) const;
     bool validates(int64_t step) const;
+    bool evaluates(int64_t step) const;
 };
 
 // What the options say of the parts below, on devices of this kind.
 MeshOptions mesh_options(const Options&);
 CoreOptions core_options(const Options&, Device, const Mesh&);
+// Threads of this rank on a CPU: what was asked for, or this host's cores divided among its ranks; 0: OpenMP's choice.
+int64_t cpu_threads(int64_t asked, const Process&);
 
 // Before anything of a step is enqueued: what a fault on request spoils.
 void begin_step(Trainer&, int64_t step);
@@ -74,6 +80,9 @@ void begin_step(Trainer&, int64_t step);
 void end_step(Trainer&, int64_t step);
 // The loss on the validation data, and a sample every --sample-every validations.
 void validate(Trainer&, int64_t step);
+// The --eval-tasks, with the weights after `step`.
+void make_evaluation(Trainer&);
+void evaluate(Trainer&, int64_t step);
 // Writes a checkpoint of the state after `step`; training continues meanwhile.
 void save(Trainer&, int64_t step);
 // Whether the run ends after this step, the same on all ranks; saved then, if it is good.

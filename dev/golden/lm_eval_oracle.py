@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""lm-evaluation-harness itself on a model folder and on local rows: log-likelihood and greediness of every request, and its
+metrics, as JSON.
+
+    python3 -m venv v && v/bin/pip install "lm-eval[hf]"
+    v/bin/python dev/golden/lm_eval_oracle.py MODEL ROWS_DIR [--batch N] > oracle.json
+
+ROWS_DIR holds rows as the datasets have them: hellaswag.jsonl, arc_easy.jsonl, piqa.jsonl, winogrande.jsonl, lambada.jsonl,
+perplexity.jsonl (with WikiText's "page"). The tasks are the package's own; only the place of their data is changed.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+TASKS = {
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "arc_easy": "arc/arc_easy.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "winogrande": "winogrande/default.yaml",
+    "lambada": "lambada/lambada_openai.yaml",
+    "perplexity": "wikitext/wikitext.yaml",
+}
+
+
+def evaluate(model, rows, batch):
+    import lm_eval
+    import lm_eval.tasks
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    lm = HFLM(pretrained=model, device="cpu", dtype="float32", batch_size=batch)
+    folder = os.path.dirname(lm_eval.tasks.__file__)
+    names = [t for t in TASKS if os.path.exists(os.path.join(rows, t + ".jsonl"))]
+    with tempfile.TemporaryDirectory() as work:
+        for name in names:
+            with open(os.path.join(work, name + ".yaml"), "w") as f:
+                json.dump(
+                    {
+                        "include": os.path.join(folder, TASKS[name]),
+                        "task": "local_" + name,
+                        "tag": None,
+                        "dataset_path": "json",
+                        "dataset_name": None,
+                        "dataset_kwargs": {"data_files": {"test": os.path.abspath(os.path.join(rows, name + ".jsonl"))}},
+                        "training_split": None,
+                        "validation_split": None,
+                        "test_split": "test",
+                    },
+                    f,
+                )
+        manager = lm_eval.tasks.TaskManager(include_path=work)
+        found = lm_eval.simple_evaluate(
+            model=lm, tasks=["local_" + n for n in names], task_manager=manager, num_fewshot=0, log_samples=True,
+            bootstrap_iters=0,
+        )
+    out = {}
+    for name in names:
+        requests = []
+        for sample in sorted(found["samples"]["local_" + name], key=lambda s: s["doc_id"]):
+            for response in sample["resps"]:
+                answer = response[0]
+                requests.append([float(a) for a in answer] if isinstance(answer, (tuple, list)) else [float(answer)])
+        metrics = {
+            key.split(",")[0]: value
+            for key, value in found["results"]["local_" + name].items()
+            if isinstance(value, float) and "stderr" not in key
+        }
+        out[name] = {"metrics": metrics, "requests": requests}
+    return {"lm_eval": lm_eval.__version__, "tasks": out}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("rows")
+    parser.add_argument("--batch", type=int, default=4)
+    args = parser.parse_args()
+    stdout, sys.stdout = sys.stdout, sys.stderr  # the package prints
+    result = evaluate(args.model, args.rows, args.batch)
+    json.dump(result, stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+#include "kernels/argmax.h"
+
+#include "kernels/checks.h"
+
+namespace rz {
+
+void argmax_cpu(const Argmax& a) {
+    with_dtype(a.dtype, [&]<class T>() {
+        const T* logits = static_cast<const T*>(a.logits);
+#pragma omp parallel for schedule(static) if (a.N * a.V >= kSerialBelow)
+        for (int64_t n = 0; n < a.N; ++n) {
+            const T* row = logits + n * a.V;
+            float largest = -__builtin_inff();
+            int64_t best = a.V;
+            for (int64_t v = 0; v < a.V; ++v) {
+                const float x = float(row[v]);
+                if (x > largest || (x == largest && v < best)) largest = x, best = v;
+            }
+            a.best[n] = best < a.V ? int32_t(best) : 0;
+        }
+    });
+}
+
+void argmax(Stream& stream, const Argmax& a) {
+    const char* op = "argmax";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "V", a.V, 1);
+    require(a.V <= INT32_MAX, "%s: V is %lld; tokens are 32-bit", op, (long long)a.V);
+    if (a.N == 0) return;
+    check_pointer(op, "best", a.best, 4);
+    check_pointer(op, "logits", a.logits, 16);
+    stream.run(a, argmax_cpu, RZ_CUDA_OP(argmax_cuda));
+}
+
+}  // namespace rz

@@ -1,0 +1,191 @@
+#include "llama/train/evaluate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <omp.h>
+
+#include "kernels/gemm/gemm_tuning.h"
+#include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
+#include "llama/base/version.h"
+#include "llama/model/hf.h"
+#include "llama/model/weights.h"
+#include "llama/train/commands.h"
+#include "llama/train/trainer.h"
+
+namespace rz {
+
+Evaluation::Evaluation(std::vector<EvalTask> tasks, const Tokenizer& tokenizer, const EncodeOptions& options)
+    : tasks_(std::move(tasks)) {
+    for (EvalTask& t : tasks_) t.encode(tokenizer, options);
+}
+
+int64_t Evaluation::longest() const {
+    size_t n = 0;
+    for (const EvalTask& t : tasks_)
+        for (const ScoreItem& item : t.items()) n = std::max(n, item.tokens.size() - 1);
+    return int64_t(n);
+}
+
+int64_t Evaluation::items() const {
+    size_t n = 0;
+    for (const EvalTask& t : tasks_) n += t.items().size();
+    return int64_t(n);
+}
+
+std::vector<TaskResult> Evaluation::run(Scorer& scorer, std::string* requests) const {
+    std::vector<const ScoreItem*> items;
+    for (const EvalTask& t : tasks_)
+        for (const ScoreItem& item : t.items()) items.push_back(&item);
+    const std::vector<Score> scores = scorer.score(items);
+    std::vector<TaskResult> results;
+    size_t first = 0;
+    for (const EvalTask& t : tasks_) {
+        const std::span<const Score> own(scores.data() + first, t.items().size());
+        first += own.size();
+        results.push_back({t.name(), t.examples(), t.metrics(own)});
+        if (requests) *requests += t.request_lines(own);
+    }
+    return results;
+}
+
+static OrderedJson to_json(const std::vector<TaskResult>& results) {
+    OrderedJson all = OrderedJson::object();
+    for (const TaskResult& r : results) {
+        OrderedJson one{{"examples", r.examples}};
+        for (const Metric& m : r.metrics)
+            one[m.name] = std::isfinite(m.value) ? OrderedJson(m.value) : OrderedJson(nullptr);
+        all[r.name] = one;
+    }
+    return all;
+}
+
+std::string results_json(const std::vector<TaskResult>& results) { return to_json(results).dump(); }
+
+std::string results_line(const std::vector<TaskResult>& results) {
+    std::string line;
+    for (const TaskResult& r : results) {
+        line += (line.empty() ? "" : " | ") + r.name;
+        const char* between = " ";
+        for (const Metric& m : r.metrics) {
+            if (m.name.ends_with("_stderr")) continue;
+            line += between + m.name + format(" %.4f", m.value);
+            between = ", ";
+        }
+    }
+    return line;
+}
+
+// ---- train_llama eval -----------------------------------------------------------------------------------------------
+
+static void print_table(const std::vector<TaskResult>& results) {
+    std::printf("%-24s %9s  %-18s %12s %10s\n", "task", "examples", "metric", "value", "stderr");
+    for (const TaskResult& r : results) {
+        for (const Metric& m : r.metrics) {
+            if (m.name.ends_with("_stderr")) continue;
+            const auto error = std::find_if(r.metrics.begin(), r.metrics.end(),
+                                            [&](const Metric& e) { return e.name == m.name + "_stderr"; });
+            std::printf("%-24s %9lld  %-18s %12.6g %10s\n", r.name.c_str(), (long long)r.examples, m.name.c_str(),
+                        m.value, error == r.metrics.end() ? "" : format("%.4f", error->value).c_str());
+        }
+    }
+}
+
+int eval_command(const EvalOptions& o, Process& process) {
+    const auto start = std::chrono::steady_clock::now();
+    std::string note;
+    const Device device = process.choose_device(o.device, TransportKind::automatic, &note);
+    device.make_current();
+    for (const std::string& line : {note, set_gemm_tuning(device, o.gemm_tune, o.gemm_cache)})
+        if (process.is_root() && !line.empty()) std::fprintf(stderr, "train_llama: %s\n", line.c_str());
+    const std::string folder = model_folder(o.from);
+    const ModelConfig config = load_config(folder);
+    const ParamTable table(config);
+    const Tokenizer tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
+    require(o.max_length <= config.max_seq_len, "--max-length %lld: the model has %lld positions\n  nearest: %lld",
+            (long long)o.max_length, (long long)config.max_seq_len, (long long)config.max_seq_len);
+    const EncodeOptions encode{.max_length = o.max_length > 0 ? o.max_length : config.max_seq_len,
+                               .bos = o.bos == AddBos::automatic ? tokenizer.adds_bos() : o.bos == AddBos::on};
+    const Evaluation evaluation(load_eval_tasks(o.data, o.tasks, o.limit), tokenizer, encode);
+
+    Stream stream(device, "compute");
+    if (const int64_t n = cpu_threads(o.threads, process); n > 0 && !device.is_cuda())
+        stream.enqueue_host([n] { omp_set_num_threads(int(n)); });
+    ResidentParameters parameters(device, stream, unit_layouts(table), o.dtype);
+    load_weights(folder, table, o.dtype, device, stream, parameters);
+    const int64_t T = evaluation.longest();
+    const int64_t logits_mib = o.logits_mib > 0 ? o.logits_mib : device.is_cuda() ? 1024 : 32;
+    Model model(config, table,
+                {.B = o.batch,
+                 .T = T,
+                 .dtype = o.dtype,
+                 .grad_dtype = o.dtype,
+                 .recompute = Recompute::block,  // one block's activations serve all
+                 .logits_bytes = logits_mib << 20},
+                device, stream, parameters, nullptr);
+    const Place ranks{.rank = process.rank(), .size = process.size()};
+    Scorer scorer(process, model, device, stream, ranks, /*counts=*/true, o.batch, T, config.vocab);
+    std::string requests;
+    const std::vector<TaskResult> results = evaluation.run(scorer, o.requests.empty() ? nullptr : &requests);
+    if (!process.is_root()) return 0;
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    print_table(results);
+    std::printf("%s: %lld sequences in %.1f s on %d rank%s, %s, %s\n", folder.c_str(), (long long)evaluation.items(),
+                seconds, process.size(), process.size() == 1 ? "" : "s", device.name().c_str(), name_of(o.dtype));
+    if (!o.requests.empty()) write_file_atomically(o.requests, requests);
+    if (!o.out.empty()) {
+        const OrderedJson json{{"model", replace_invalid_utf8(folder)},
+                               {"tasks", to_json(results)},
+                               {"settings",
+                                {{"dtype", name_of(o.dtype)},
+                                 {"max_length", encode.max_length},
+                                 {"bos", encode.bos},
+                                 {"limit", o.limit},
+                                 {"batch", o.batch}}},
+                               {"seconds", seconds},
+                               {"ranks", process.size()},
+                               {"device", device.name()},
+                               {"commit", build_commit()}};
+        write_file_atomically(o.out, json.dump(2) + "\n");
+    }
+    return 0;
+}
+
+// ---- while a model trains -------------------------------------------------------------------------------------------
+
+bool Trainer::evaluates(int64_t step) const {
+    return evaluation && (step == options.steps || step % options.eval_every == 0);
+}
+
+void make_evaluation(Trainer& t) {
+    const Options& o = t.options;
+    if (o.eval_every == 0) return;
+    const Tokenizer& tokenizer = *t.sources.tokenizer;
+    t.evaluation = std::make_unique<Evaluation>(load_eval_tasks(o.eval_data, o.eval_tasks, o.eval_limit), tokenizer,
+                                                EncodeOptions{.max_length = o.seq_len, .bos = tokenizer.adds_bos()});
+    TrainingCore& core = *t.core;
+    const Mesh& mesh = *t.mesh;
+    t.scorer = std::make_unique<Scorer>(t.process, core.model, core.device, core.compute, mesh.place(Axis::dp),
+                                        mesh.place(Axis::tp).rank == 0 && mesh.place(Axis::cp).rank == 0, o.batch,
+                                        o.seq_len, core.config.vocab);
+}
+
+void evaluate(Trainer& t, int64_t step) {
+    t.metrics->flush();
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<TaskResult> results = t.evaluation->run(*t.scorer);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::vector<std::pair<std::string, double>> scalars;
+    for (const TaskResult& r : results)
+        for (const Metric& m : r.metrics)
+            if (!m.name.ends_with("_stderr")) scalars.push_back({"eval/" + r.name + "/" + m.name, m.value});
+    t.log->event(
+        step, format("step %lld | evaluation: ", (long long)step) + results_line(results) + " | " + duration(seconds),
+        "eval", results_json(results));
+    t.log->scalars(step, scalars);
+    t.metrics->leave_out();
+}
+
+}  // namespace rz

@@ -1,0 +1,112 @@
+#include "llama/train/scorer.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "kernels/cross_entropy.h"
+
+namespace rz {
+
+static int64_t buffer_bytes(int64_t B, int64_t T) {
+    return checked_mul(checked_mul(B, T, "evaluation batch"), 16, "evaluation batch");
+}
+
+Scorer::Buffers::Buffers(Device d, int64_t B, int64_t T)
+    : host(Buffer::host_for(d, buffer_bytes(B, T), MemKind::data, "evaluation staging")),
+      device(d, buffer_bytes(B, T), MemKind::data, "evaluation batch") {}
+
+Scorer::Scorer(Process& process, Model& model, Device device, Stream& stream, Place dp, bool counts, int64_t B,
+               int64_t T, int64_t vocab)
+    : process_(process),
+      model_(model),
+      stream_(stream),
+      dp_(dp),
+      counts_(counts),
+      B_(B),
+      T_(T),
+      vocab_(vocab),
+      buffers_(device, B, T) {}
+
+// The scores of the batch's items. Waits for the device.
+std::vector<Score> Scorer::run(const Batch& b, const std::vector<const ScoreItem*>& sorted) {
+    const int64_t rows = int64_t(b.end - b.first), N = rows * b.T;
+    int32_t *tokens = buffers_.host.as<int32_t>(), *targets = tokens + N, *best = tokens + 3 * N;
+    const float* losses = reinterpret_cast<const float*>(tokens + 2 * N);
+    std::fill(tokens, tokens + N, 0);  // what follows an item in its row is seen by none of its tokens
+    std::fill(targets, targets + N, kIgnoreTarget);
+    for (int64_t r = 0; r < rows; ++r) {
+        const ScoreItem& item = *sorted[b.first + size_t(r)];
+        const int64_t n = int64_t(item.tokens.size()) - 1;
+        std::copy_n(item.tokens.begin(), n, tokens + r * b.T);
+        std::copy_n(item.tokens.end() - item.scored, item.scored, targets + r * b.T + n - item.scored);
+    }
+    int32_t* device = buffers_.device.as<int32_t>();
+    stream_.copy(device, tokens, 8 * N);
+    model_.score({.B = rows, .T = b.T, .tokens = device, .targets = device + N},
+                 reinterpret_cast<float*>(device + 2 * N), device + 3 * N);
+    stream_.copy(tokens + 2 * N, device + 2 * N, 8 * N);
+    stream_.synchronize();
+
+    std::vector<Score> scores;
+    for (int64_t r = 0; r < rows; ++r) {
+        Score score{.log_p = 0, .greedy = true};
+        for (int64_t i = r * b.T; i < (r + 1) * b.T; ++i) {
+            if (targets[i] == kIgnoreTarget) continue;
+            score.log_p -= double(losses[i]);
+            score.greedy &= best[i] == targets[i];
+        }
+        scores.push_back(score);
+    }
+    return scores;
+}
+
+std::vector<Score> Scorer::score(const std::vector<const ScoreItem*>& items) {
+    for (const ScoreItem* item : items) {
+        const int64_t n = int64_t(item->tokens.size()) - 1;
+        require(item->scored > 0 && item->scored <= n && n <= T_,
+                "an item of %lld tokens, %lld of them scored, for windows of %lld", (long long)n + 1,
+                (long long)item->scored, (long long)T_);
+        for (const int32_t t : item->tokens)
+            require(t >= 0 && t < vocab_,
+                    "token %d is outside the model's vocabulary of %lld: this is another tokenizer", t,
+                    (long long)vocab_);
+    }
+    // Longest first, so that memory runs out at once or never; the batches do not depend on the ranks.
+    std::vector<size_t> order(items.size());
+    std::iota(order.begin(), order.end(), size_t(0));
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return items[a]->tokens.size() > items[b]->tokens.size(); });
+    std::vector<const ScoreItem*> sorted;
+    for (const size_t i : order) sorted.push_back(items[i]);
+    std::vector<Batch> batches;
+    for (size_t first = 0; first < sorted.size(); first += size_t(B_))
+        batches.push_back(
+            {first, std::min(sorted.size(), first + size_t(B_)), int64_t(sorted[first]->tokens.size()) - 1});
+
+    // Every rank runs equally many: where parameters are gathered or a pipeline passes on, all take part. What a rank
+    // has beyond the last batch is the last batch again, and counts nowhere.
+    const bool mine_count = counts_ && model_.holds_head();
+    std::vector<uint64_t> sums(2 * items.size(), 0);  // each item's: the bits of log p; 2 if scored, 1 if greedy
+    for (size_t first = 0; first < batches.size(); first += size_t(dp_.size)) {
+        const size_t own = first + size_t(dp_.rank);
+        const Batch& b = batches[std::min(own, batches.size() - 1)];
+        const std::vector<Score> scores = run(b, sorted);
+        if (own >= batches.size() || !mine_count) continue;
+        for (size_t i = b.first; i < b.end; ++i) {
+            const Score& s = scores[i - b.first];
+            sums[2 * order[i]] = std::bit_cast<uint64_t>(s.log_p);
+            sums[2 * order[i] + 1] = 2 + uint64_t(s.greedy);
+        }
+    }
+    sums = process_.sums(sums);
+    std::vector<Score> out;
+    for (size_t i = 0; i < items.size(); ++i) {
+        require((sums[2 * i + 1] & ~uint64_t(1)) == 2,
+                "item %zu of an evaluation was scored by more or less than one rank", i);
+        out.push_back({std::bit_cast<double>(sums[2 * i]), (sums[2 * i + 1] & 1) != 0});
+    }
+    return out;
+}
+
+}  // namespace rz

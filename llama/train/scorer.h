@@ -1,0 +1,46 @@
+#pragma once
+// Log-likelihoods of many token sequences by one model, in batches, shared out over the data axis. The batches are the
+// same however many ranks there are, so the numbers are too.
+
+#include <vector>
+
+#include "comm/grid.h"
+#include "comm/process.h"
+#include "kernels/runtime/memory.h"
+#include "llama/model/model.h"
+#include "llama/train/eval_tasks.h"
+
+namespace rz {
+
+class Scorer {
+   public:
+    // Memory for batches of at most B x T.
+    struct Buffers {
+        Buffers(Device, int64_t B, int64_t T);
+        Buffer host, device;  // int32 tokens, int32 targets, fp32 losses, int32 best, (B*T) each
+    };
+
+    // The model was built for batches of B x T at least. dp: this rank's place on the data axis. counts: whether it is
+    // the one of its tp and cp peers, which compute the same, whose scores count.
+    Scorer(Process&, Model&, Device, Stream&, Place dp, bool counts, int64_t B, int64_t T, int64_t vocab);
+
+    // Collective: a score for each item, the same on all ranks. An item has at most T + 1 tokens, each below `vocab`.
+    std::vector<Score> score(const std::vector<const ScoreItem*>&);
+
+   private:
+    struct Batch {
+        size_t first, end;  // of the sorted items
+        int64_t T;
+    };
+    std::vector<Score> run(const Batch&, const std::vector<const ScoreItem*>& sorted);
+
+    Process& process_;
+    Model& model_;
+    Stream& stream_;
+    Place dp_;
+    bool counts_;
+    int64_t B_, T_, vocab_;
+    Buffers buffers_;
+};
+
+}  // namespace rz

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# train_llama eval, and evaluation while a model trains. Ends with "N passed, N failed".
+#
+#   test/program/test_eval.sh ./train_llama
+set -uo pipefail
+program=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+golden=test/golden/eval
+tasks=hellaswag,arc_easy,piqa,winogrande,lambada,perplexity
+eval_with() {  # eval_with NAME ARGS...: results in $work/NAME.json
+  local name=$1
+  shift
+  timeout 120 "$@" eval --from $golden/plain --data $golden --tasks $tasks --device cpu --batch 3 --out "$work/$name.json" \
+    --requests "$work/$name.jsonl" > "$work/log" 2>&1
+}
+
+check "evaluates" eval_with one "$program"
+check "its metrics are those of lm-evaluation-harness" python3 -c "
+import json
+got, want = json.load(open('$work/one.json'))['tasks'], json.load(open('$golden/plain.json'))['tasks']
+for task in want:
+    for name, value in want[task]['metrics'].items():
+        assert abs(got[task][name] - value) <= 1e-4 * abs(value), (task, name, got[task][name], value)
+assert 'llmc_acc_norm' in got['hellaswag'] and got['perplexity']['examples'] == 3"
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
+  for ranks in 2 5; do
+    check "on $ranks ranks" eval_with "ranks$ranks" mpirun -n $ranks "$program"
+    check "the same log-likelihoods to the bit" cmp "$work/one.jsonl" "$work/ranks$ranks.jsonl"
+  done
+else
+  skip "evaluation on several ranks: no MPI here"
+fi
+
+# ---- while a model trains ----
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1
+train() {  # train OUT ARGS...
+  local out=$1
+  shift
+  timeout 120 "$@" --data "$work/data" --device cpu --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --head-dim 8 --ffn 48 \
+    --seq-len 64 --steps 4 --val-every 0 --val-tokens 256 --out "$work/$out" > "$work/log" 2>&1
+}
+evaluating=(--eval-every 2 --eval-tasks "piqa,lambada" --eval-data "$golden" --eval-limit 2)
+check "trains without" train without "$program" --batch 4
+check "trains and evaluates" train with "$program" --batch 4 "${evaluating[@]}"
+check "the weights are the same to the bit" cmp "$work/without/final/model.safetensors" "$work/with/final/model.safetensors"
+check "the metrics have it at its steps" python3 -c "
+import json
+rows = [json.loads(line) for line in open('$work/with/metrics.jsonl')]
+found = {r['step']: r['eval'] for r in rows if 'eval' in r}
+assert sorted(found) == [2, 4], found
+assert found[4]['piqa']['examples'] == 2 and 0 <= found[4]['piqa']['acc_norm'] <= 1, found
+assert found[2]['lambada']['perplexity'] != found[4]['lambada']['perplexity'], found"
+"$program" eval --from "$work/with" --data $golden --tasks piqa,lambada --limit 2 --device cpu --max-length 64 --batch 4 \
+  --out "$work/after.json" > "$work/log" 2>&1
+check "train_llama eval says the same of the final weights" python3 -c "
+import json
+rows = [json.loads(line) for line in open('$work/with/metrics.jsonl')]
+during, after = [r['eval'] for r in rows if 'eval' in r][-1], json.load(open('$work/after.json'))['tasks']
+for task in during:
+    for name, value in during[task].items():
+        assert abs(after[task][name] - value) <= 1e-4 * abs(value), (task, name, value, after[task][name])"
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
+  check "evaluates with parameters sharded over three ranks" train sharded mpirun -n 3 "$program" --batch 1 --zero 3 "${evaluating[@]}"
+  check "and over the stages of a pipeline" train stages mpirun -n 2 "$program" --batch 2 --grad-accum 2 --pp 2 "${evaluating[@]}"
+  check "every rank scored its share once" python3 -c "
+import json
+for run in 'sharded', 'stages':
+    rows = [json.loads(line) for line in open('$work/' + run + '/metrics.jsonl')]
+    assert len([r for r in rows if 'eval' in r]) == 2, run"
+fi
+
+# ---- refusals ----
+refused() {  # refused TEXT ARGS...
+  local text=$1
+  shift
+  ! "$program" "$@" > "$work/log" 2>&1 && grep -qF -- "$text" "$work/log"
+}
+check "an unknown task" refused "the folder has arc_easy" eval --from $golden/plain --data $golden --tasks hellaswig
+check "a window beyond the model" refused "nearest: 64" eval --from $golden/plain --data $golden --tasks piqa --max-length 65
+check "eval-every without tasks" refused "give --eval-tasks" --data "$work/data" --eval-every 5
+check "tasks without eval-every" refused "nearest: --eval-every" --data "$work/data" --eval-tasks piqa
+
+# ---- tasks from rows ----
+for task in hellaswag arc_easy piqa winogrande lambada perplexity; do
+  python3 data_prep/prepare.py eval $task --from $golden/rows/$task.jsonl --out "$work/tasks" > "$work/log" 2>&1
+  check "prepares $task" cmp "$work/tasks/$task.jsonl" $golden/$task.jsonl
+done
+summary
