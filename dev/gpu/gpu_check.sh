@@ -148,7 +148,7 @@ stage_environment() {
 }
 
 make_variable() { make -s BUILD="$BUILD" SM="$SM" --eval "print-it: ; @echo \$($1)" print-it; }
-ops="rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise attention"  # with a dev/bench_ each
+ops="rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise quantise attention"  # with a dev/bench_ each
 
 stage_build() {
   [ "$GIVEN_PROGRAMS" = 0 ] || unavailable "the programs in $PROGRAMS are used as they are"

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "kernels/gemm/gemm.h"
+#include "kernels/gemm/gemm_lt.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/cuda/gpu.cuh"
 #include "kernels/runtime/context.h"
@@ -21,11 +22,6 @@ namespace {
 constexpr size_t kHopperWorkspace = size_t(32) << 20, kWorkspace = size_t(4) << 20;
 constexpr int kSuggestions = 24;  // that are timed, where measuring is asked for
 constexpr int kTimings = 3;       // of each; the middle one counts
-
-void check_lt(cublasStatus_t status, const char* what) {
-    require(status == CUBLAS_STATUS_SUCCESS, "gemm: %s: %s (%s)", what, cublasLtGetStatusName(status),
-            cublasLtGetStatusString(status));
-}
 
 cudaDataType_t cuda_type(DType t) {
     switch (t) {
@@ -275,6 +271,12 @@ class GemmPlans {
         check_lt(multiply(handle, *plan, plan->algorithm, a, a.c, workspace, stream.cuda()), "cublasLtMatmul");
     }
 
+    LtSession session(Stream& stream) {
+        const std::scoped_lock lock(mutex_);
+        const Workspace workspace = workspace_of(stream);
+        return {handle_of(stream.device().index), workspace.data, workspace.bytes};
+    }
+
    private:
     cublasLtHandle_t handle_of(int device) {
         cublasLtHandle_t& handle = handles_[device];
@@ -311,6 +313,8 @@ class GemmPlans {
     std::map<std::pair<int, CudaStream>, Buffer> workspaces_;
     std::map<std::tuple<Key, bool, std::string>, Plan> plans_;
 };
+
+LtSession lt_session(Stream& stream) { return GemmPlans::of(stream.context()).session(stream); }
 
 void gemm_cuda(const Gemm& a, Stream& stream) {
     if (a.M == 0 || a.N == 0) return;

@@ -13,6 +13,7 @@ namespace rz {
 
 struct GemmTuning;
 class GemmPlans;
+class Fp8GemmPlans;
 
 // Outlives every stream, buffer and event of its rank.
 struct RankContext {
@@ -23,10 +24,11 @@ struct RankContext {
     MemoryLedger memory;
     PlannedMachine planned;  // what its planned device is
 
-    // Of kernels/gemm, which makes them at the first use, under `gemm_mutex`.
+    // Of kernels/gemm and kernels/fp8, which make them at the first use, under `gemm_mutex`.
     std::mutex gemm_mutex;
     std::shared_ptr<GemmTuning> gemm_tuning;
     std::shared_ptr<GemmPlans> gemm_plans;
+    std::shared_ptr<Fp8GemmPlans> fp8_gemm_plans;
 };
 
 }  // namespace rz

@@ -1,6 +1,7 @@
 // Moves, conversions, comparisons, selection and the byte and bit permutations.
 #include <algorithm>
 
+#include "kernels/fp8/fp8.h"
 #include "test/ptx/ops.h"
 
 namespace ptx {
@@ -132,8 +133,20 @@ D convert(S x, bool sat, bool ftz) {
     }
 }
 
+// cvt.rn.satfinite.e4m3x2.f32 d, a, b: a into the upper byte
+Step convert_two_to_fp8(const Inst& i, const std::string& to) {
+    if (rounding(i) != FE_TONEAREST || !i.has("satfinite") || i.has("relu") || i.has("rs")) return {};
+    const auto build = [&]<rz::Fp8 kType>() -> Step {
+        return map2<u16, float, float>(
+            i, [](float a, float b) { return u16(rz::to_fp8<kType>(a) << 8 | rz::to_fp8<kType>(b)); });
+    };
+    if (to == "e4m3x2") return build.template operator()<rz::Fp8::e4m3>();
+    return build.template operator()<rz::Fp8::e5m2>();
+}
+
 // cvt.rn.bf16x2.f32 d, a, b: a into the upper half
 Step convert_two(const Inst& i, const std::string& to) {
+    if (to == "e4m3x2" || to == "e5m2x2") return convert_two_to_fp8(i, to);
     const bool relu = i.has("relu");
     if (rounding(i) != FE_TONEAREST || i.has("satfinite") || i.has("rs")) return {};
     const auto build = [&]<class T>() -> Step {

@@ -129,6 +129,11 @@ void add_scaled(float* y, const float* x, float a, int64_t n) {
     add_scaled_baseline(y, x, a, n);
 }
 
+// Hopper's fast accumulation: within a run of products sums have 14 bits of fraction, cut off after each instruction.
+void keep_14_bits(std::vector<float>& sums) {
+    for (float& s : sums) s = __uint_as_float(__float_as_uint(s) & ~0x1ffu);
+}
+
 struct Call {
     Desc desc;
     Layout a, b, c, d;
@@ -161,8 +166,10 @@ void run(const Call& x) {
             std::fill(sum.begin(), sum.end(), 0.0f);
             for (int64_t k0 = 0; k0 < K; k0 += slice) {
                 std::fill(part.begin(), part.end(), 0.0f);
-                for (int64_t k = k0; k < std::min(K, k0 + slice); k++)
+                for (int64_t k = k0; k < std::min(K, k0 + slice); k++) {
                     add_scaled(part.data(), &b[size_t(k * N)], a[size_t(k)], N);
+                    if (x.desc.fast_accumulation && k % 32 == 31) keep_14_bits(part);
+                }
                 add_scaled(sum.data(), part.data(), 1, N);
             }
             for (int64_t n = 0; n < N; n++) {
@@ -183,6 +190,26 @@ void run(const Call& x) {
 
 bool dense_enough(const Layout& l) { return l.ld >= int64_t(l.order == CUBLASLT_ORDER_ROW ? l.cols : l.rows); }
 
+bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// What the library refuses of fp8: GPUs before compute capability 8.9; two E5M2 operands; other layouts than A
+// transposed and B not; K, M or a stride that is no multiple of 16; scales at addresses that are no multiple of 16; a C
+// of another type than D. What it reads out of place is caught too: an operand or a scale that is not aligned.
+cublasStatus_t check_fp8(const Call& x, uint64_t M, uint64_t K) {
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+    if (10 * major + minor < 89) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (x.a.type == CUDA_R_8F_E5M2 && x.b.type == CUDA_R_8F_E5M2) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!x.desc.trans_a || x.desc.trans_b || M % 16 || K % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (x.a.ld % 16 || x.b.ld % 16 || x.d.ld * size_of(x.d.type) % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!aligned16(x.desc.scale_a) || !aligned16(x.desc.scale_b) || !aligned16(x.desc.scale_d))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!aligned16(x.A) || !aligned16(x.B) || !aligned16(x.C) || !aligned16(x.D)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (size_of(x.d.type) > 1 && x.c.type != x.d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t check(const Call& x) {
     const bool ta = x.desc.trans_a, tb = x.desc.trans_b;
     const uint64_t M = x.d.rows, N = x.d.cols, K = ta ? x.a.rows : x.a.cols;
@@ -197,8 +224,9 @@ cublasStatus_t check(const Call& x) {
     const auto narrow = [](cudaDataType t) { return size_of(t) == 1; };
     if (narrow(x.a.type) != narrow(x.b.type) || (!narrow(x.a.type) && x.a.type != x.b.type))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    // fp8 wants A transposed and B not, and both K and M in multiples of 16.
-    if (narrow(x.a.type) && (!ta || tb || M % 16 || K % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (narrow(x.a.type))
+        if (const cublasStatus_t s = check_fp8(x, M, K); s != CUBLAS_STATUS_SUCCESS) return s;
+    if (!narrow(x.a.type) && (x.desc.scale_a || x.desc.scale_b)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (x.desc.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (x.desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && x.desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -391,13 +419,13 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_
                                            const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
                                            cudaStream_t stream) {
     Call x = describe(desc, a, b, c, d);  // copied: the caller may destroy or change them at once
+    x.A = A, x.B = B, x.C = C, x.D = D;
     if (const cublasStatus_t s = check(x); s != CUBLAS_STATUS_SUCCESS) return s;
     Algo y = algorithm(0, x.d);
     if (algo) memcpy(&y, algo, sizeof y);
     if (y.magic != kMagic || y.workspace > workspace_bytes || (y.workspace && !workspace))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (!y.slices) return CUBLAS_STATUS_NOT_SUPPORTED;
-    x.A = A, x.B = B, x.C = C, x.D = D;
     x.slices = y.slices, x.workspace = workspace, x.workspace_bytes = y.workspace;
     if (x.desc.pointer_mode == CUBLASLT_POINTER_MODE_DEVICE)
         x.alpha_device = alpha, x.beta_device = beta;

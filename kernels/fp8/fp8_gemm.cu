@@ -1,0 +1,135 @@
+#include <cublasLt.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "kernels/cuda/gpu.cuh"
+#include "kernels/fp8/fp8_gemm.h"
+#include "kernels/gemm/gemm_lt.h"
+#include "kernels/runtime/context.h"
+#include "kernels/runtime/cuda_check.h"
+
+namespace rz {
+namespace {
+
+cudaDataType_t fp8_cuda_type(Fp8 t) { return t == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
+cudaDataType_t c_cuda_type(DType t) { return t == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+// Everything that may change the choice of an algorithm.
+using Key = std::tuple<int, int64_t, int64_t, int64_t, bool, Fp8, Fp8, DType, bool, uint32_t>;
+// Largest power of two up to 256 that divides every address
+uint32_t common_alignment(const Fp8Gemm& g) {
+    const uintptr_t bits =
+        reinterpret_cast<uintptr_t>(g.a) | reinterpret_cast<uintptr_t>(g.b) | reinterpret_cast<uintptr_t>(g.c) | 256;
+    return uint32_t(bits & ~(bits - 1));
+}
+Key key_of(const Fp8Gemm& g, int device) {
+    return {
+        device, g.M, g.N, g.K, g.beta != 0, g.a_type, g.b_type, g.c_dtype, g.fast_accumulation, common_alignment(g)};
+}
+
+// cuBLASLt is column-major: it computes C^T (N x M) = B A^T. B^T and A^T are what it finds at b and a, so its first
+// operand is b, transposed, and its second a.
+struct Call {
+    cublasLtMatmulDescOpaque_t operation;  // this call's own: another thread's scales are never in it
+    cublasLtMatrixLayoutOpaque_t first, second, result;
+
+    explicit Call(const Fp8Gemm& g) {
+        check_lt(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+        const cublasOperation_t transposed = CUBLAS_OP_T, plain = CUBLAS_OP_N;
+        const float *first_scale = &g.b_scale->inverse, *second_scale = &g.a_scale->inverse;
+        const int8_t fast = g.fast_accumulation;
+        set(CUBLASLT_MATMUL_DESC_TRANSA, transposed);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, plain);
+        set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, first_scale);
+        set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, second_scale);
+        set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
+        check_lt(cublasLtMatrixLayoutInit(&first, fp8_cuda_type(g.b_type), uint64_t(g.K), uint64_t(g.N), g.K),
+                 "cublasLtMatrixLayoutInit");
+        check_lt(cublasLtMatrixLayoutInit(&second, fp8_cuda_type(g.a_type), uint64_t(g.K), uint64_t(g.M), g.K),
+                 "cublasLtMatrixLayoutInit");
+        check_lt(cublasLtMatrixLayoutInit(&result, c_cuda_type(g.c_dtype), uint64_t(g.N), uint64_t(g.M), g.N),
+                 "cublasLtMatrixLayoutInit");
+    }
+
+   private:
+    template <class T>
+    void set(cublasLtMatmulDescAttributes_t what, const T& value) {
+        check_lt(cublasLtMatmulDescSetAttribute(&operation, what, &value, sizeof value),
+                 "cublasLtMatmulDescSetAttribute");
+    }
+};
+
+cublasLtMatmulAlgo_t first_suggestion(const LtSession& session, Call& call, const Fp8Gemm& g) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    check_lt(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+    const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
+        check_lt(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value),
+                 "cublasLtMatmulPreferenceSetAttribute");
+    };
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, session.workspace_bytes);
+    // Partial sums of split-K stay in fp32: "in place" adds them up in C, in C's type.
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
+                 (g.c_dtype == DType::f32 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : CUBLASLT_REDUCTION_SCHEME_NONE)));
+    for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        set(which, common_alignment(g));
+    cublasLtMatmulHeuristicResult_t found{};
+    int count = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(session.handle, &call.operation, &call.first, &call.second, &call.result,
+                                       &call.result, &preference, 1, &found, &count);
+    require(status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS,
+            "fp8_gemm: cuBLASLt has no algorithm for %s x %s (%lld x %lld x %lld), C %s%s: %s", name_of(g.a_type),
+            name_of(g.b_type), (long long)g.M, (long long)g.N, (long long)g.K, name_of(g.c_dtype),
+            g.beta != 0 ? " accumulated" : "", cublasLtGetStatusString(status));
+    return found.algo;
+}
+
+}  // namespace
+
+// The algorithms that were chosen, of one rank.
+class Fp8GemmPlans {
+   public:
+    static Fp8GemmPlans& of(RankContext& rank) {
+        const std::scoped_lock lock(rank.gemm_mutex);
+        if (!rank.fp8_gemm_plans) rank.fp8_gemm_plans = std::make_shared<Fp8GemmPlans>();
+        return *rank.fp8_gemm_plans;
+    }
+
+    cublasLtMatmulAlgo_t choose(const LtSession& session, Call& call, const Fp8Gemm& g, int device) {
+        const std::scoped_lock lock(mutex_);
+        const Key key = key_of(g, device);
+        const auto found = algorithms_.find(key);
+        if (found != algorithms_.end()) return found->second;
+        return algorithms_.emplace(key, first_suggestion(session, call, g)).first->second;
+    }
+
+   private:
+    std::mutex mutex_;
+    std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+void fp8_gemm_cuda(const Fp8Gemm& g, Stream& stream) {
+    const LtSession session = lt_session(stream);
+    Call call(g);
+    const cublasLtMatmulAlgo_t algorithm =
+        Fp8GemmPlans::of(stream.context()).choose(session, call, g, stream.device().index);
+    const float alpha = 1;
+    check_lt(cublasLtMatmul(session.handle, &call.operation, &alpha, g.b, &call.first, g.a, &call.second, &g.beta, g.c,
+                            &call.result, g.c, &call.result, &algorithm, session.workspace, session.workspace_bytes,
+                            stream.cuda()),
+             "cublasLtMatmul");
+}
+
+std::string fp8_missing_cuda(Device device) {
+    int major = 0, minor = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
+    if (10 * major + minor >= 89) return "";
+    return format("%s (%d.%d) has no fp8 products", device.name().c_str(), major, minor);
+}
+
+}  // namespace rz

@@ -1,0 +1,91 @@
+#include "kernels/fp8/quantise.h"
+
+#include <algorithm>
+
+#include "kernels/checks.h"
+
+namespace rz {
+
+template <class T>
+static uint32_t magnitude(T x) {
+    return std::bit_cast<uint32_t>(float(x)) & 0x7fffffffu;
+}
+
+void abs_max_cpu(const AbsMax& a) {
+    with_dtype(a.dtype, [&]<class T>() {
+        const T* x = static_cast<const T*>(a.x);
+        uint32_t most = a.scale->amax;
+#pragma omp parallel for schedule(static) reduction(max : most) if (a.n >= kSerialBelow)
+        for (int64_t i = 0; i < a.n; ++i) most = std::max(most, magnitude(x[i]));
+        a.scale->amax = most;
+    });
+}
+
+template <Fp8 kType, class T>
+static void quantise_rows(const Quantise& a, float scale) {
+    const T* x = static_cast<const T*>(a.x);
+#pragma omp parallel for schedule(static) if (a.rows * a.columns >= kSerialBelow)
+    for (int64_t r = 0; r < a.rows; ++r)
+        for (int64_t c = 0; c < a.columns; ++c) {
+            const uint8_t code = to_fp8<kType>(float(x[r * a.columns + c]) * scale);
+            if (a.y) a.y[r * a.columns + c] = code;
+            if (a.y_t) a.y_t[c * a.rows + r] = code;
+        }
+}
+
+void quantise_cpu(const Quantise& a) {
+    const float scale = fp8_scale(fp8_max(a.type), a.scale->amax);
+    a.scale->inverse = 1 / scale;
+    with_dtype(a.dtype, [&]<class T>() {
+        if (a.type == Fp8::e4m3)
+            quantise_rows<Fp8::e4m3, T>(a, scale);
+        else
+            quantise_rows<Fp8::e5m2, T>(a, scale);
+    });
+}
+
+void transpose8_cpu(const Transpose8& a) {
+    constexpr int64_t kTile = 64;
+#pragma omp parallel for schedule(static) if (a.rows * a.columns >= kSerialBelow)
+    for (int64_t r0 = 0; r0 < a.rows; r0 += kTile)
+        for (int64_t c = 0; c < a.columns; ++c)
+            for (int64_t r = r0; r < std::min(a.rows, r0 + kTile); ++r) a.y[c * a.rows + r] = a.x[r * a.columns + c];
+}
+
+static void check_sides(const char* op, int64_t rows, int64_t columns) {
+    require(rows >= 0 && columns >= 0 && rows % 16 == 0 && columns % 16 == 0,
+            "%s: %lld x %lld; both must be multiples of 16, as fp8 products need", op, (long long)rows,
+            (long long)columns);
+}
+
+void abs_max(Stream& stream, const AbsMax& a) {
+    const char* op = "abs_max";
+    check_size(op, "n", a.n, 0);
+    if (a.n == 0) return;
+    check_pointer(op, "scale", a.scale, 16);
+    check_pointer(op, "x", a.x, 16);
+    stream.run(a, abs_max_cpu, RZ_CUDA_OP(abs_max_cuda));
+}
+
+void quantise(Stream& stream, const Quantise& a) {
+    const char* op = "quantise";
+    check_sides(op, a.rows, a.columns);
+    if (a.rows == 0 || a.columns == 0) return;
+    check_pointer(op, "scale", a.scale, 16);
+    check_pointer(op, "x", a.x, 16);
+    require(a.y || a.y_t, "%s: neither y nor y_t is set; set at least one", op);
+    if (a.y) check_pointer(op, "y", a.y, 16);
+    if (a.y_t) check_pointer(op, "y_t", a.y_t, 16);
+    stream.run(a, quantise_cpu, RZ_CUDA_OP(quantise_cuda));
+}
+
+void transpose8(Stream& stream, const Transpose8& a) {
+    const char* op = "transpose8";
+    check_sides(op, a.rows, a.columns);
+    if (a.rows == 0 || a.columns == 0) return;
+    check_pointer(op, "y", a.y, 16);
+    check_pointer(op, "x", a.x, 16);
+    stream.run(a, transpose8_cpu, RZ_CUDA_OP(transpose8_cuda));
+}
+
+}  // namespace rz

@@ -1,0 +1,109 @@
+// fp8 products: cuBLASLt (its stand-in, in the emulator, which refuses what the library does) against the CPU op.
+#include "kernels/fp8/fp8_gemm.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t M, N, K;
+    Fp8 a_type, b_type;
+    float beta;
+    DType c_dtype;
+};
+
+std::vector<uint8_t> random_codes(int64_t n, Fp8 type, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<uint8_t> codes;
+    while (int64_t(codes.size()) < n) {
+        const uint8_t code = uint8_t(random());
+        if (std::abs(fp8_values(type)[code]) <= 2) codes.push_back(code);
+    }
+    return codes;
+}
+
+Op product(const Case& c, bool fast = false, float a_inverse = 0.25f, float b_inverse = 3.0f) {
+    return [=](KernelRun& run) {
+        Fp8Gemm g;
+        g.c = run.inout("c", normal(c.M * c.N, c.c_dtype, 3));
+        g.a = run.input<uint8_t>(random_codes(c.M * c.K, c.a_type, 1));
+        g.b = run.input<uint8_t>(random_codes(c.N * c.K, c.b_type, 2));
+        g.a_scale = run.input<Fp8Scale>(std::vector<Fp8Scale>{Fp8Scale{a_inverse, 0, {0, 0}}});
+        g.b_scale = run.input<Fp8Scale>(std::vector<Fp8Scale>{Fp8Scale{b_inverse, 0, {0, 0}}});
+        g.M = c.M, g.N = c.N, g.K = c.K, g.beta = c.beta, g.a_type = c.a_type, g.b_type = c.b_type;
+        g.c_dtype = c.c_dtype, g.fast_accumulation = fast;
+        fp8_gemm(run.stream(), g);
+    };
+}
+
+class Fp8GemmTest : public testing::TestWithParam<Case> {};
+
+// As kernel_gemm.cpp counts: sums of K products below 4 in another order, times both scales; then one rounding to C.
+TEST_P(Fp8GemmTest, MatchesCpu) {
+    const Case c = GetParam();
+    compare_on_devices(product(c), {{"c", {ulp(c.c_dtype), 8 * 4 * 0.75 * double(c.K) * 0x1p-24}}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Fp8GemmTest,
+                         testing::Values(Case{16, 16, 16, Fp8::e4m3, Fp8::e4m3, 0, DType::bf16},
+                                         Case{48, 160, 272, Fp8::e4m3, Fp8::e4m3, 0, DType::bf16},
+                                         Case{64, 32, 144, Fp8::e5m2, Fp8::e4m3, 0, DType::bf16},
+                                         Case{32, 64, 80, Fp8::e5m2, Fp8::e4m3, 1, DType::f32},
+                                         Case{80, 48, 96, Fp8::e5m2, Fp8::e4m3, 1, DType::bf16},
+                                         Case{16, 32, 48, Fp8::e4m3, Fp8::e5m2, 0, DType::f32}));
+
+// Sums that are cut off are further from the exact ones: a flag that is set where it must not be shows.
+TEST(Fp8Gemm, FastAccumulationLosesBitsAndIsOffUnlessAskedFor) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+    const Case c{64, 64, 512, Fp8::e4m3, Fp8::e4m3, 0, DType::f32};
+    const auto want = run_on(Device{DeviceKind::cpu, 0}, product(c)).at("c").values;
+    const auto worst = [&](bool fast) {
+        const auto got = run_on(Device{DeviceKind::cuda, 0}, product(c, fast)).at("c").values;
+        double most = 0;
+        for (size_t i = 0; i < want.size(); ++i) most = std::max(most, std::abs(got[i] - want[i]));
+        return most;
+    };
+    EXPECT_LT(worst(false), 8 * 4 * 0.75 * 512 * 0x1p-24);
+    EXPECT_GT(worst(true), worst(false));
+}
+
+// What quantise leaves where the tensor was not finite.
+TEST(Fp8Gemm, AnInverseThatIsNoNumberReachesEveryElement) {
+    const Case c{16, 16, 32, Fp8::e5m2, Fp8::e4m3, 0, DType::bf16};
+    for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
+        if (device.is_cuda() && cuda_device_count() == 0) continue;
+        for (const double v : run_on(device, product(c, false, float(NAN))).at("c").values) ASSERT_TRUE(std::isnan(v));
+    }
+}
+
+std::string refusal(const std::function<void(Fp8Gemm&)>& change) {
+    Stream stream(Device{DeviceKind::cpu, 0}, "test");
+    alignas(16) static float memory[64];
+    Fp8Gemm g;
+    g.c = memory, g.a = g.b = reinterpret_cast<uint8_t*>(memory);
+    g.a_scale = g.b_scale = reinterpret_cast<Fp8Scale*>(memory);
+    g.M = g.N = g.K = 0, g.c_dtype = DType::f32;
+    change(g);
+    try {
+        fp8_gemm(stream, g);
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+TEST(Fp8Gemm, RefusesWhatTheLibraryWould) {
+    EXPECT_EQ(refusal([](Fp8Gemm&) {}), "");
+    EXPECT_EQ(refusal([](Fp8Gemm& g) { g.K = 24; }), "fp8_gemm: K is 24; fp8 products need a multiple of 16");
+    EXPECT_NE(refusal([](Fp8Gemm& g) { g.a_type = g.b_type = Fp8::e5m2; }).find("both operands are e5m2"),
+              std::string::npos);
+    EXPECT_NE(refusal([](Fp8Gemm& g) {
+                  g.M = g.N = g.K = 16;
+                  g.a_scale = reinterpret_cast<const Fp8Scale*>(reinterpret_cast<const char*>(g.a_scale) + 4);
+              }).find("a_scale is at"),
+              std::string::npos);
+    EXPECT_NE(refusal([](Fp8Gemm& g) { g.c_dtype = DType::f16; }).find("C is fp16"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace rz::test

@@ -1,0 +1,106 @@
+// Quantisation to fp8: CUDA kernels against the CPU ops, to the bit.
+#include "kernels/fp8/quantise.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t rows, columns;
+    DType dtype;
+};
+
+Fp8Scale* scale_slot(KernelRun& run, uint32_t amax) {
+    return reinterpret_cast<Fp8Scale*>(run.inout<char>("scale", raw(std::vector<Fp8Scale>{Fp8Scale{0, amax, {0, 0}}})));
+}
+
+// Bytes, not the numbers that they would be.
+void expect_same_bytes(const Op& op) {
+    compare_on_devices(op, {});
+    if (cuda_device_count() == 0) return;
+    const auto want = run_on(Device{DeviceKind::cpu, 0}, op), got = run_on(Device{DeviceKind::cuda, 0}, op);
+    for (const auto& [name, result] : want) EXPECT_TRUE(got.at(name).bytes == result.bytes) << name;
+}
+
+class QuantiseTest : public testing::TestWithParam<Case> {};
+
+// Codes and both scale words are exact. The largest number is not known beforehand: its magnitude is found first.
+TEST_P(QuantiseTest, CodesTransposedCodesAndScaleAreExact) {
+    const Case c = GetParam();
+    const Data x = normal(c.rows * c.columns, c.dtype, 3, 2);
+    for (const Fp8 type : {Fp8::e4m3, Fp8::e5m2})
+        for (const int outputs : {1, 2, 3}) {
+            const auto op = [&](KernelRun& run) {
+                Fp8Scale* scale = scale_slot(run, 0);
+                const void* in = run.input(x);
+                const int64_t n = c.rows * c.columns, words = n / 4;
+                Quantise a;
+                a.y = outputs & 1 ? reinterpret_cast<uint8_t*>(run.output<float>("y", words, DType::f32)) : nullptr;
+                a.y_t = outputs & 2 ? reinterpret_cast<uint8_t*>(run.output<float>("y_t", words, DType::f32)) : nullptr;
+                a.scale = scale, a.x = in, a.rows = c.rows, a.columns = c.columns, a.type = type, a.dtype = c.dtype;
+                abs_max(run.stream(), {scale, in, n, c.dtype});
+                quantise(run.stream(), a);
+            };
+            expect_same_bytes(op);
+        }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, QuantiseTest,
+                         testing::Values(Case{16, 16, DType::bf16}, Case{80, 144, DType::bf16},
+                                         Case{64, 272, DType::f32}, Case{160, 64, DType::f16}));
+
+// A length that no vector divides, and what stands in the slot already.
+TEST(AbsMax, TailsAndEarlierMagnitudesCount) {
+    for (const int64_t n : {int64_t(1), int64_t(8), int64_t(2049), int64_t(70001)})
+        for (const float before : {0.0f, 100.0f}) {
+            Data x = normal(n, DType::bf16, 4);
+            x.set(n - 1, -7);
+            const auto op = [&](KernelRun& run) {
+                abs_max(run.stream(), {scale_slot(run, std::bit_cast<uint32_t>(before)), run.input(x), n, DType::bf16});
+            };
+            compare_on_devices(op, {});
+            const auto got = run_on(Device{DeviceKind::cpu, 0}, op).at("scale");
+            EXPECT_EQ(got.values[1], std::max(7.0f, before));
+        }
+}
+
+// Planted once: a maximum by fmaxf drops a NaN, and saturation hides an infinity.
+TEST(AbsMax, NaNAndInfinityAreAboveAllNumbers) {
+    for (const float bad : {float(NAN), float(INFINITY)}) {
+        Data x = normal(1000, DType::bf16, 4, 1e30f);
+        x.set(313, bad);
+        const auto op = [&](KernelRun& run) {
+            abs_max(run.stream(), {scale_slot(run, 0), run.input(x), 1000, DType::bf16});
+        };
+        for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
+            if (device.is_cuda() && cuda_device_count() == 0) continue;
+            EXPECT_FALSE(std::isfinite(run_on(device, op).at("scale").values[1]));
+        }
+    }
+}
+
+TEST(Transpose8, MovesBytesAndTwiceIsTheIdentity) {
+    for (const auto& [rows, columns] : {std::pair(int64_t(16), int64_t(16)), {96, 208}, {64, 128}}) {
+        std::vector<uint8_t> bytes(size_t(rows * columns));
+        std::mt19937 random(7);
+        for (uint8_t& b : bytes) b = uint8_t(random());
+        const auto op = [&, rows = rows, columns = columns](KernelRun& run) {
+            const int64_t words = rows * columns / 4;
+            uint8_t* once = reinterpret_cast<uint8_t*>(run.output<float>("once", words, DType::f32));
+            uint8_t* twice = reinterpret_cast<uint8_t*>(run.output<float>("twice", words, DType::f32));
+            transpose8(run.stream(), {once, run.input<uint8_t>(bytes), rows, columns});
+            transpose8(run.stream(), {twice, once, columns, rows});
+        };
+        for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
+            if (device.is_cuda() && cuda_device_count() == 0) continue;
+            const auto got = run_on(device, op);
+            EXPECT_EQ(got.at("twice").bytes, bytes);
+            for (int64_t r = 0; r < rows; ++r)
+                for (int64_t c = 0; c < columns; ++c)
+                    ASSERT_EQ(got.at("once").bytes[size_t(c * rows + r)], bytes[size_t(r * columns + c)]);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rz::test
