@@ -25,7 +25,7 @@ struct ZeroOptions {
     DType wire_dtype = DType::f32;    // gradients on the wire
     DType master_dtype = DType::f32;  // == param_dtype: the parameters are their own masters.
     DType adam_dtype = DType::f32;    // of m and v
-    LossScaling loss_scaling;
+    LossScaling loss_scaling = {};
     uint64_t rounding_seed = 0;       // of the stochastic rounding of bf16 masters and moments
     int prefetch = 1;                 // stage 3: units gathered ahead of use
     bool overlap = true;              // false: compute waits for each collective

@@ -36,14 +36,15 @@ BlockOffsets::BlockOffsets(const ParamTable& table) {
 }
 
 Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DType grad_dtype, const float* cos_table,
-             const float* sin_table, const TensorParallel* tp)
+             const float* sin_table, const TensorParallel* tp, const Fp8Linear* fp8)
     : config_(part_config(config, table)),
       at_(table),
       dtype_(dtype),
       grad_dtype_(grad_dtype),
       cos_(cos_table),
       sin_(sin_table),
-      tp_(tp) {}
+      tp_(tp),
+      fp8_(fp8) {}
 
 AttentionShape Block::attention_shape(const BlockShape& shape) const {
     const ModelConfig& c = config_;
@@ -81,15 +82,15 @@ const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockSc
 // scratch.branch = this rank's rows of x W^T, of which each rank has some of the inputs.
 void Block::row_parallel(Stream& s, int64_t N, const void* x, const char* w, int64_t in,
                          const BlockScratch& scratch) const {
-    if (!tp_) return linear(s, scratch.branch, x, w, N, in, config_.dim, dtype_);
-    linear(s, scratch.whole, x, w, N, in, config_.dim, dtype_, tp_->wire());
+    if (!tp_) return linear(s, scratch.branch, x, w, N, in, config_.dim, dtype_, fp8_);
+    linear(s, scratch.whole, x, w, N, in, config_.dim, dtype_, tp_->wire(), fp8_);
     tp_->scatter(s, scratch.branch, scratch.whole, N, config_.dim, dtype_);
 }
 
 // scratch.dnorm = this rank's rows of dy W, of which each rank has some of the outputs.
 void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const char* w, int64_t out,
                                      const BlockScratch& scratch) const {
-    linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, tp_ ? tp_->wire() : dtype_);
+    linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, tp_ ? tp_->wire() : dtype_, fp8_);
     if (tp_) tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_);
 }
 
@@ -97,7 +98,7 @@ void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const
 
 void Block::gate_up(Stream& s, int64_t N, const char* w, const BlockActivations& a, const BlockScratch& scratch) const {
     linear(s, a.gate_up, gathered(s, N, a.h2, scratch), w + at_.gate_up * size_of(dtype_), N, config_.dim,
-           2 * config_.ffn, dtype_);
+           2 * config_.ffn, dtype_, fp8_);
 }
 
 void Block::forward(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
@@ -116,7 +117,7 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
                         .C = c.dim,
                         .eps = float(c.norm_eps),
                         .dtype = dtype_});
-    linear(s, a.qkv, gathered(s, N, a.h1, scratch), w + at_.qkv * e, N, c.dim, qkv_dim, dtype_);
+    linear(s, a.qkv, gathered(s, N, a.h1, scratch), w + at_.qkv * e, N, c.dim, qkv_dim, dtype_, fp8_);
     rope(s, {.x = a.qkv,
              .cos_table = cos_,
              .sin_table = sin_,
@@ -235,7 +236,7 @@ const void* Block::mlp_inputs(Stream& s, int64_t N, const char* w, const Pending
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
     const void* dout = gathered(s, N, p.dout, scratch);
-    linear_backward_input(s, p.act, dout, w + at_.down * e, N, c.ffn, c.dim, dtype_);
+    linear_backward_input(s, p.act, dout, w + at_.down * e, N, c.ffn, c.dim, dtype_, fp8_);
     swiglu_backward(s, {.dgate_up = p.gate_up,
                         .dh = p.act,
                         .gate_up = p.gate_up,
@@ -251,9 +252,9 @@ void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, c
                         const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_);
-    linear_backward_weight(s, dw + at_.down * ge, dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.down * ge, dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_, fp8_);
     const void* h2 = gathered(s, N, p.h2, scratch);
-    linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_, fp8_);
 }
 
 // Leaves the gradient of h1 in scratch.dnorm and that of qkv in p.dqkv. Returns p.dmid with all rows.
@@ -263,7 +264,7 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const ch
     const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
     const int64_t qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_);
     const void* dmid = gathered(s, N, p.dmid, scratch);
-    linear_backward_input(s, scratch.dh, dmid, w + at_.out * e, N, heads_dim, c.dim, dtype_);
+    linear_backward_input(s, scratch.dh, dmid, w + at_.out * e, N, heads_dim, c.dim, dtype_, fp8_);
     rz::attention_backward(s, {.dq = p.dqkv,
                                .dk = at(p.dqkv, heads_dim, dtype_),
                                .dv = at(p.dqkv, heads_dim + kv_dim, dtype_),
@@ -294,9 +295,9 @@ void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock
                               const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_), heads_dim = c.heads * c.head_dim;
-    linear_backward_weight(s, dw + at_.out * ge, dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.out * ge, dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_, fp8_);
     const void* h1 = gathered(s, N, p.h1, scratch);
-    linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_);
+    linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_, fp8_);
 }
 
 }  // namespace rz

@@ -83,11 +83,14 @@ struct BlockScratch {
     float* norm = nullptr;      // rmsnorm_backward_scratch(C)
 };
 
+class Fp8Linear;
+
 class Block {
    public:
-    // `tp` is nullptr where the table's holder has all of each tensor; it outlives this.
+    // `tp` is nullptr where the table's holder has all of each tensor; it outlives this. With
+    // `fp8`, which does too, the products of the four linear layers are its.
     Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
-          const float* sin_table, const TensorParallel* tp = nullptr);
+          const float* sin_table, const TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr);
 
     // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
     // is the unit's parameters.
@@ -128,6 +131,7 @@ class Block {
     DType dtype_, grad_dtype_;
     const float *cos_, *sin_;
     const TensorParallel* tp_;
+    const Fp8Linear* fp8_;
 };
 
 // h1, h2, o and gate_up change places: `p` keeps what a forward pass left in `a`, and `a` can serve another

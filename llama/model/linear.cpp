@@ -4,27 +4,31 @@
 
 namespace rz {
 
-void linear(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType t) {
-    linear(s, y, x, w, N, in, out, t, t);
+void linear(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType t,
+            const Fp8Linear* fp8) {
+    linear(s, y, x, w, N, in, out, t, t, fp8);
 }
 
 void linear(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType t,
-            DType y_dtype) {
+            DType y_dtype, const Fp8Linear* fp8) {
+    if (fp8) return fp8->forward(s, y, x, w, N, in, out, t, y_dtype);
     gemm(s, {.c = y, .a = x, .b = w, .M = N, .N = out, .K = in, .trans_b = true, .dtype = t, .c_dtype = y_dtype});
 }
 
 void linear_backward_input(Stream& s, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out,
-                           DType t) {
-    linear_backward_input(s, dx, dy, w, N, in, out, t, t);
+                           DType t, const Fp8Linear* fp8) {
+    linear_backward_input(s, dx, dy, w, N, in, out, t, t, fp8);
 }
 
 void linear_backward_input(Stream& s, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out,
-                           DType t, DType dx_dtype) {
+                           DType t, DType dx_dtype, const Fp8Linear* fp8) {
+    if (fp8) return fp8->backward_input(s, dx, dy, w, N, in, out, t, dx_dtype);
     gemm(s, {.c = dx, .a = dy, .b = w, .M = N, .N = in, .K = out, .dtype = t, .c_dtype = dx_dtype});
 }
 
 void linear_backward_weight(Stream& s, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out,
-                            DType t, DType grad_dtype) {
+                            DType t, DType grad_dtype, const Fp8Linear* fp8) {
+    if (fp8) return fp8->backward_weight(s, dw, dy, x, N, in, out, t, grad_dtype);
     gemm(s, {.c = dw,
              .a = dy,
              .b = x,

@@ -1,6 +1,48 @@
 #include "llama/model/linear_fp8.h"
 
+#include <algorithm>
+
 namespace rz {
+
+static constexpr int64_t kMultiple = 16;
+
+static std::string nearest_multiples(int64_t value) {
+    const int64_t below = value / kMultiple * kMultiple;
+    return below > 0 ? format("%lld or %lld", (long long)below, (long long)(below + kMultiple))
+                     : std::to_string(kMultiple);
+}
+
+void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t tokens, Device device) {
+    if (!o.on()) return;
+    const char* recipe = name_of(o.recipe);
+    require(dtype == DType::bf16, "--fp8 %s needs --dtype bf16, and it is %s\n  nearest: --dtype bf16", recipe,
+            name_of(dtype));
+    const std::string missing = fp8_missing(device);
+    require(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 none", recipe, missing.c_str());
+    const struct {
+        const char* name;
+        int64_t value;
+    } sides[] = {{"dim", c.dim},
+                 {"ffn", c.ffn},
+                 {"heads x head-dim", c.heads * c.head_dim},
+                 {"(heads + 2 kv-heads) x head-dim", c.qkv_rows()},
+                 {"tokens per micro-batch (--batch x --seq-len)", tokens}};
+    for (const auto& side : sides)
+        require(side.value % kMultiple == 0,
+                "--fp8 %s: %s %lld is not a multiple of %lld, which fp8 products need\n  nearest: %s", recipe,
+                side.name, (long long)side.value, (long long)kMultiple, nearest_multiples(side.value).c_str());
+    require(o.skip_first + o.skip_last < c.layers,
+            "--fp8-skip-blocks %lld,%lld: the model has %lld blocks, so none would be in fp8\n  nearest: %lld,%lld",
+            (long long)o.skip_first, (long long)o.skip_last, (long long)c.layers,
+            (long long)std::min(o.skip_first, c.layers - 1),
+            (long long)std::min(o.skip_last, c.layers - 1 - std::min(o.skip_first, c.layers - 1)));
+}
+
+int64_t fp8_largest_operand(const ModelConfig& c, int64_t tokens) {
+    const int64_t heads_dim = c.heads * c.head_dim, widest = std::max({c.dim, c.qkv_rows(), heads_dim, 2 * c.ffn});
+    const int64_t weights = c.dim * std::max({c.qkv_rows(), heads_dim, 2 * c.ffn});
+    return std::max(checked_mul(tokens, widest, "fp8 codes"), weights);
+}
 
 Fp8Linear::Fp8Linear(Device device, int64_t largest_operand)
     : codes_{Buffer(device, largest_operand, MemKind::workspace, "fp8 codes of the first operand"),
@@ -26,8 +68,8 @@ Fp8Linear::Operand Fp8Linear::quantised(Stream& s, Side side, const void* x, int
     return o;
 }
 
-void Fp8Linear::forward(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out,
-                        DType t) const {
+void Fp8Linear::forward(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType t,
+                        DType y_dtype) const {
     const Operand a = quantised(s, Side::first, x, N, in, Fp8::e4m3, false, t);
     const Operand b = quantised(s, Side::second, w, out, in, Fp8::e4m3, false, t);
     fp8_gemm(s, {.c = y,
@@ -38,13 +80,13 @@ void Fp8Linear::forward(Stream& s, void* y, const void* x, const void* w, int64_
                  .M = N,
                  .N = out,
                  .K = in,
-                 .c_dtype = t,
+                 .c_dtype = y_dtype,
                  .fast_accumulation = true,
                  .what = "Fp8Gemm y = x W^T"});
 }
 
 void Fp8Linear::backward_input(Stream& s, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out,
-                               DType t) const {
+                               DType t, DType dx_dtype) const {
     const Operand a = quantised(s, Side::first, dy, N, out, Fp8::e5m2, false, t);
     const Operand b = quantised(s, Side::second, w, out, in, Fp8::e4m3, true, t);
     fp8_gemm(s, {.c = dx,
@@ -56,7 +98,7 @@ void Fp8Linear::backward_input(Stream& s, void* dx, const void* dy, const void* 
                  .N = in,
                  .K = out,
                  .a_type = Fp8::e5m2,
-                 .c_dtype = t,
+                 .c_dtype = dx_dtype,
                  .what = "Fp8Gemm dx = dy W"});
 }
 

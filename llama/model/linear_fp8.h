@@ -10,20 +10,32 @@
 // Gradients need e5m2's range more than e4m3's precision (Micikevicius et al. 2022). Rows N, in and out are multiples of
 // 16.
 
-#include <vector>
-
 #include "kernels/fp8/fp8_gemm.h"
 #include "kernels/runtime/memory.h"
+#include "llama/model/config.h"
 
 namespace rz {
 
+enum class Fp8Recipe { none, tensor };  // tensor: one scale for each operand
+template <>
+inline constexpr auto kNames<Fp8Recipe> = std::to_array<Named<Fp8Recipe>>({{Fp8Recipe::none, "none"},
+                                                                           {Fp8Recipe::tensor, "tensor"}});
+
 struct Fp8Options {
-    bool on = false;
+    Fp8Recipe recipe = Fp8Recipe::none;
     int64_t skip_first = 0, skip_last = 0;  // blocks at either end whose layers stay in the tensors' type
 
-    bool covers(int64_t block, int64_t blocks) const { return on && block >= skip_first && block < blocks - skip_last; }
-    bool operator==(const Fp8Options&) const = default;
+    bool on() const { return recipe != Fp8Recipe::none; }
+    bool covers(int64_t block, int64_t blocks) const {
+        return on() && block >= skip_first && block < blocks - skip_last;
+    }
 };
+
+// Throws, naming the flag and the nearest valid value, unless micro-batches of `tokens` of this model can be trained so
+// on this device.
+void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t tokens, Device);
+// Codes of the largest operand of a block's layers.
+int64_t fp8_largest_operand(const ModelConfig&, int64_t tokens);
 
 // Memory for codes and scales, used by one layer after the other on one stream.
 class Fp8Linear {
@@ -31,10 +43,11 @@ class Fp8Linear {
     // For layers of up to so many codes in an operand.
     Fp8Linear(Device device, int64_t largest_operand);
 
-    // As linear(), linear_backward_input() and linear_backward_weight(); x, y, dx, dy, w are dtype.
-    void forward(Stream&, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType) const;
-    void backward_input(Stream&, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out,
-                        DType) const;
+    // As linear(), linear_backward_input() and linear_backward_weight().
+    void forward(Stream&, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType,
+                 DType y_dtype) const;
+    void backward_input(Stream&, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out, DType,
+                        DType dx_dtype) const;
     void backward_weight(Stream&, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out, DType,
                          DType grad_dtype) const;
 

@@ -48,8 +48,16 @@ static int64_t own_rows_of(const StageOptions& o, const ModelConfig& c) {
 
 Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageOptions& o, bool with_head,
                      Device device, Stream& compute)
-    : stream_(compute), block_(make_block(c, table, o, device, compute, cos_, sin_)) {
+    : stream_(compute),
+      block_(make_block(c, table, o, device, compute, cos_, sin_)),
+      blocks_(c.layers),
+      fp8_options_(o.fp8) {
     const ModelConfig part = part_config(c, table);
+    check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device);
+    if (o.fp8.on()) {
+        fp8_.emplace(device, fp8_largest_operand(part, rows_of(o, c)));
+        fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), o.tp, &*fp8_);
+    }
     const int64_t N = rows_of(o, c), R = own_rows_of(o, c), e = size_of(o.dtype), heads_dim = part.q_rows();
     const int64_t partial = o.tp ? size_of(o.tp->wire()) : e;
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
@@ -264,7 +272,7 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     const void* previous_mid = unit == first_block() ? nullptr : s.blocks[index(unit) - 1].mid;
     const char* w = static_cast<const char*>(parameters_.parameters(unit));
     piece(GraphSet::key(Piece::forward, unit, slot, w, a.h1, b.B, b.T, b.positions),
-          [&] { work_.block().forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid); });
+          [&] { work_.block(unit).forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid); });
     if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
         reduce_add(stream_, {.out = s.output,
                              .a = work_.scratch().branch,
@@ -419,9 +427,9 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     piece(GraphSet::key(Piece::backward, unit, slot, w, dw, a.h1, b.B, b.T, b.positions), [&] {
         if (options_.recompute == Recompute::block)
-            work_.block().forward(stream_, shape, w, a, work_.scratch(), nullptr);
-        work_.block().backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
-                               options_.recompute == Recompute::mlp);
+            work_.block(unit).forward(stream_, shape, w, a, work_.scratch(), nullptr);
+        work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
+                                   options_.recompute == Recompute::mlp);
     });
 }
 
@@ -441,7 +449,7 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     const char* w = static_cast<const char*>(parameters_.parameters(unit));
     exchange(a, p);
     piece(GraphSet::key(Piece::input_grad, unit, w, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T, b.positions),
-          [&] { work_.block().input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
+          [&] { work_.block(unit).input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
 }
 
 void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
@@ -453,7 +461,7 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
     const PendingBlock& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T),
-          [&] { work_.block().weight_grad(stream_, shape_of(b), dw, p, work_.scratch()); });
+          [&] { work_.block(unit).weight_grad(stream_, shape_of(b), dw, p, work_.scratch()); });
 }
 
 }  // namespace rz

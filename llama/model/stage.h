@@ -16,6 +16,7 @@
 // (or input_grad), a weight slot what weight_grad reads after input_grad.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/runtime/graph.h"
@@ -23,6 +24,7 @@
 #include "llama/data/batch.h"
 #include "llama/model/block.h"
 #include "llama/model/config.h"
+#include "llama/model/linear_fp8.h"
 #include "llama/model/param_table.h"
 #include "zero/gradient_sink.h"
 #include "zero/parameter_source.h"
@@ -41,6 +43,7 @@ struct StageOptions {
     Recompute recompute = Recompute::none;
     int64_t logits_bytes = int64_t(1) << 30;  // largest chunk of logits
     const TensorParallel* tp = nullptr;       // nullptr: this rank holds all of each tensor; outlives the stages
+    Fp8Options fp8 = {};                      // of the blocks' linear layers
 };
 
 // What a pass is for.
@@ -66,7 +69,8 @@ class Workspace {
     // `with_head`: one of the stages has the last unit.
     Workspace(const ModelConfig&, const ParamTable&, const StageOptions&, bool with_head, Device, Stream& compute);
 
-    const Block& block() const { return block_; }
+    // Of a unit: its layers in fp8 or not.
+    const Block& block(int unit) const { return fp8_options_.covers(unit - 1, blocks_) ? *fp8_block_ : block_; }
     const BlockScratch& scratch() const { return scratch_; }
     void* logits() const { return logits_; }  // (chunk_rows, V) dtype
     int64_t chunk_rows() const { return chunk_rows_; }
@@ -83,6 +87,10 @@ class Workspace {
     Stream& stream_;
     Buffer cos_, sin_;
     Block block_;
+    int64_t blocks_;  // of the model
+    Fp8Options fp8_options_;
+    std::optional<Fp8Linear> fp8_;
+    std::optional<Block> fp8_block_;
     std::vector<Buffer> buffers_;
     BlockScratch scratch_;
     void* logits_ = nullptr;

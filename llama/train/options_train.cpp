@@ -42,6 +42,21 @@ static void add_model(OptionGroup g, TrainOptions& o) {
     g.real("--init-std", o.init_std, 0, 10, "Standard deviation of the initial weights. 0: as the preset.");
 }
 
+static bool set_skip_blocks(const std::string& text, Fp8Options& fp8) {
+    const size_t comma = text.find(',');
+    if (comma == std::string::npos) return false;
+    const std::string first = text.substr(0, comma), last = text.substr(comma + 1);
+    for (const std::string& number : {first, last})
+        if (number.size() > 9 || !wrong_whole_number(number, 0, 1 << 20).empty()) return false;
+    fp8.skip_first = std::stoll(first), fp8.skip_last = std::stoll(last);
+    return true;
+}
+
+static std::string wrong_skip_blocks(const std::string& text) {
+    Fp8Options fp8;
+    return set_skip_blocks(text, fp8) ? "" : format("'%s' is not FIRST,LAST: two numbers, such as 1,1", text.c_str());
+}
+
 static std::string wrong_loss_scale(const std::string& text) {
     if (text == "dynamic") return "";
     char* end = nullptr;
@@ -142,6 +157,12 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--master-dtype", o.master_dtype,
         "Data type of master weights. bf16 (with --dtype bf16): weights are their own masters, stochastically rounded.",
         kFloats);
+    device.choice(
+        "--fp8", o.fp8.recipe,
+        "Products of the blocks' linear layers in fp8 (with --dtype bf16). tensor: one scale for each operand.");
+    device.checked("--fp8-skip-blocks", "FIRST,LAST",
+                   "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]",
+                   wrong_skip_blocks, [&o](const std::string& text) { set_skip_blocks(text, o.fp8); });
     device.checked("--loss-scale", "dynamic|POWER_OF_TWO",
                    "Factor of the loss before the backward pass, divided out again before the clip. dynamic: begins at "
                    "65536, halves when the gradient overflows and doubles while it does not. [dynamic with fp16]",
@@ -324,9 +345,10 @@ static bool is_kept(const OptionRow& row) {
     if (row.flag == "--grad-accum") return false;  // its tokens are kept, which any number of ranks can divide
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
         if (row.group.rfind(kept, 0) == 0) return true;
-    for (const char* kept : {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "loss-scale", "loss-scale-window",
-                             "loss-scale-hysteresis", "save-every", "keep", "keep-every", "max-skips", "spike-z",
-                             "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
+    for (const char* kept :
+         {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "fp8", "fp8-skip-blocks", "loss-scale",
+          "loss-scale-window", "loss-scale-hysteresis", "save-every", "keep", "keep-every", "max-skips", "spike-z",
+          "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
         if (row.flag.substr(2) == kept) return true;
     return false;
 }
@@ -503,6 +525,8 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
     require(o.loss_scale.empty() || o.dtype == DType::f16,
             "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16", o.loss_scale.c_str(),
             name_of(o.dtype));
+    require(!o.given.count("fp8-skip-blocks") || o.fp8.on(),
+            "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
     for (const char* flag : {"loss-scale-window", "loss-scale-hysteresis"})
         require(!o.given.count(flag) || o.loss_scaling().dynamic,
                 "--%s is a dynamic loss scale's, and --dtype %s%s%s has none\n  nearest: --dtype fp16 --loss-scale "

@@ -86,7 +86,8 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
                       .logits_bytes = (o.logits_mib > 0   ? o.logits_mib
                                        : device.is_cuda() ? 1024
                                                           : 32)
-                                      << 20},
+                                      << 20,
+                      .fp8 = o.fp8},
             .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
             .graphs = o.cuda_graphs,
             .threads = o.threads,

@@ -23,7 +23,20 @@ struct Case {
     int bad_step = 0;   // in this step the last rank has a gradient that is no number
     int left_out = 0;   // this step is not made at all
     float loss_factor = 1;
+    Fp8Options fp8 = {};
+    bool sides_of_16 = false;  // as with fp8
 };
+
+// Sides in multiples of 16, for fp8.
+inline ModelConfig toy16(bool tied) {
+    ModelConfig c;
+    c.dim = 32, c.layers = 3, c.heads = 2, c.kv_heads = 1, c.head_dim = 16, c.ffn = 48, c.vocab = 37,
+    c.max_seq_len = 16;
+    c.tied = tied;
+    c.init_std = 0.1;
+    c.resolve();
+    return c;
+}
 
 inline ModelConfig toy(bool tied) {
     ModelConfig c;
@@ -58,11 +71,12 @@ inline void fill_sequences(int64_t first, int64_t count, int64_t T, int64_t V, i
 inline Result train(Mesh& mesh, const Case& how) {
     const Device device = mesh.data().transport().device();
     const bool executes = !device.is_planned() || device.context->planned.executes;
-    constexpr int64_t T = 11;
-    TrainingCore core(toy(how.tied),
+    const bool sides_of_16 = how.sides_of_16 || how.fp8.on();
+    const int64_t T = sides_of_16 ? 16 : 11;
+    TrainingCore core(sides_of_16 ? toy16(how.tied) : toy(how.tied),
                       {.zero = how.zero,
                        .adamw = {.max_norm = float(how.clip)},
-                       .stage = {.B = how.B, .T = T, .recompute = how.recompute, .logits_bytes = 4096},
+                       .stage = {.B = how.B, .T = T, .recompute = how.recompute, .logits_bytes = 4096, .fp8 = how.fp8},
                        .micro_batches = how.micro_batches,
                        .threads = 1},  // ranks outnumber cores
                       device, mesh);

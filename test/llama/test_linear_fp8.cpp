@@ -1,0 +1,202 @@
+// Linear layers in fp8: the three products against double, and what they leave of a run's promises.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "comm/loopback.h"
+#include "kernels/runtime/op_timer.h"
+#include "llama/model/linear.h"
+#include "test/zero/zero_case.h"
+
+namespace rz {
+namespace {
+
+using zero_case::Case;
+using zero_case::Result;
+
+// ---- the products ---------------------------------------------------------------------------------------------------
+
+constexpr int64_t kN = 64, kIn = 96, kOut = 80, kLargest = kOut * kIn;
+
+std::vector<bf16> normal(int64_t n, uint32_t seed, float std) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> draw(0, std);
+    std::vector<bf16> x(size_t(n), bf16(0.0f));
+    for (bf16& v : x) v = bf16(draw(random));
+    return x;
+}
+
+// Signal to noise, in dB, of `got` against sums in double.
+template <class T, class Exact>
+double snr(const std::vector<T>& got, int64_t columns, const Exact& exact) {
+    double signal = 0, noise = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        const double want = exact(int64_t(i) / columns, int64_t(i) % columns), error = double(float(got[i])) - want;
+        signal += want * want;
+        noise += error * error;
+    }
+    return 10 * std::log10(signal / noise);
+}
+
+// Two e4m3 operands, 31.5 dB each, make 28.5 dB; e5m2 (25.6 dB) with e4m3 24.6 dB. The operands' magnitudes lie far
+// apart, so a scale that belongs to another operand, is inverted, or was left over from another tensor shows at once.
+TEST(LinearFp8, ProductsKeepTheSignalToNoiseRatioOfTheirOperands) {
+    const Device device{DeviceKind::cpu, 0};
+    Stream stream(device, "test");
+    const Fp8Linear fp8(device, kLargest);
+    const std::vector<bf16> x = normal(kN * kIn, 1, 30), w = normal(kOut * kIn, 2, 0.02f),
+                            dy = normal(kN * kOut, 3, 1e-7f);
+    std::vector<bf16> y(size_t(kN * kOut)), dx(size_t(kN * kIn));
+    std::vector<float> dw(size_t(kOut * kIn), 1e-6f);
+    linear(stream, y.data(), x.data(), w.data(), kN, kIn, kOut, DType::bf16, &fp8);
+    linear_backward_input(stream, dx.data(), dy.data(), w.data(), kN, kIn, kOut, DType::bf16, &fp8);
+    linear_backward_weight(stream, dw.data(), dy.data(), x.data(), kN, kIn, kOut, DType::bf16, DType::f32, &fp8);
+    stream.synchronize();
+    for (float& v : dw) v -= 1e-6f;  // it is added to
+    const auto sum = [](int64_t n, const auto& term) {
+        double s = 0;
+        for (int64_t k = 0; k < n; ++k) s += term(k);
+        return s;
+    };
+    const auto at = [](const std::vector<bf16>& m, int64_t row, int64_t column, int64_t columns) {
+        return double(float(m[size_t(row * columns + column)]));
+    };
+    EXPECT_GT(snr(y, kOut,
+                  [&](int64_t n, int64_t o) {
+                      return sum(kIn, [&](int64_t i) { return at(x, n, i, kIn) * at(w, o, i, kIn); });
+                  }),
+              27.5);
+    EXPECT_GT(snr(dx, kIn,
+                  [&](int64_t n, int64_t i) {
+                      return sum(kOut, [&](int64_t o) { return at(dy, n, o, kOut) * at(w, o, i, kIn); });
+                  }),
+              23.5);
+    EXPECT_GT(snr(dw, kIn,
+                  [&](int64_t o, int64_t i) {
+                      return sum(kN, [&](int64_t n) { return at(dy, n, o, kOut) * at(x, n, i, kIn); });
+                  }),
+              23.5);
+}
+
+// Saturation would turn an infinity into 448 times the scale, and the guard that skips bad updates would never know.
+TEST(LinearFp8, InfinityAndNaNReachTheResult) {
+    const Device device{DeviceKind::cpu, 0};
+    Stream stream(device, "test");
+    const Fp8Linear fp8(device, kLargest);
+    for (const float bad : {float(INFINITY), float(NAN)}) {
+        std::vector<bf16> dy = normal(kN * kOut, 3, 1), w = normal(kOut * kIn, 2, 1), dx(size_t(kN * kIn));
+        dy[17] = bf16(bad);
+        linear_backward_input(stream, dx.data(), dy.data(), w.data(), kN, kIn, kOut, DType::bf16, &fp8);
+        stream.synchronize();
+        EXPECT_TRUE(std::isnan(float(dx[0])));
+        EXPECT_TRUE(std::isnan(float(dx.back())));
+    }
+}
+
+// ---- runs -----------------------------------------------------------------------------------------------------------
+
+Result run(int ranks, const Case& how) {
+    LoopbackHub hub(ranks);
+    std::vector<Result> results(static_cast<size_t>(ranks));
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {});
+        results[size_t(rank)] = zero_case::train(mesh, how);
+    });
+    for (const Result& r : results) EXPECT_TRUE(r.weights == results[0].weights) << "ranks disagree";
+    return results[0];
+}
+
+Case fp8_case(int stage = 0) {
+    Case c;
+    c.zero.stage = stage;
+    c.zero.param_dtype = DType::bf16;  // gradients and wire in fp32: bf16 sums would hide another order
+    c.fp8.recipe = Fp8Recipe::tensor;
+    c.steps = 4;
+    return c;
+}
+
+TEST(Fp8Training, StagesAndRecomputationGiveTheSameBits) {
+    const Result want = run(3, fp8_case());
+    Case plain = fp8_case();
+    plain.fp8.skip_first = plain.fp8.skip_last = 1;
+    EXPECT_NE(run(3, plain).weights, want.weights) << "blocks that are left out change nothing";
+    for (int stage = 1; stage <= 3; ++stage)
+        for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
+            if (stage != 3 && recompute != Recompute::none) continue;
+            Case c = fp8_case(stage);
+            c.recompute = recompute;
+            const Result got = run(3, c);
+            EXPECT_TRUE(got.weights == want.weights) << "stage " << stage << ", recompute " << name_of(recompute);
+            EXPECT_EQ(got.norms, want.norms);
+        }
+}
+
+// A layer's products are off by -24 dB, 6 %, at random; the norm averages thousands of elements.
+TEST(Fp8Training, GradientsAreNearBf16s) {
+    Case plain = fp8_case();
+    plain.fp8 = {};
+    plain.sides_of_16 = true;
+    const Result want = run(1, plain), got = run(1, fp8_case());
+    EXPECT_NEAR(got.norms[0], want.norms[0], 0.03 * want.norms[0]);
+    EXPECT_NE(got.norms[0], want.norms[0]);
+}
+
+// Twelve products a block; the head's three (y twice: the loss of a validation) and nothing else stay as they are.
+TEST(Fp8Training, TheFourLayersOfCoveredBlocksAreInFp8AndTheHeadIsNot) {
+    Mesh mesh(Device{DeviceKind::cpu, 0}, {});
+    for (const auto& [first, last] : {std::pair(0, 0), {1, 0}, {1, 1}}) {
+        TrainingCore core(zero_case::toy16(false),
+                          {.zero = {.param_dtype = DType::bf16},
+                           .adamw = {},
+                           .stage = {.B = 1, .T = 16, .fp8 = {Fp8Recipe::tensor, first, last}}},
+                          Device{DeviceKind::cpu, 0}, mesh);
+        initialise_weights(core.table, 1, core.compute, core.zero);
+        std::vector<int32_t> tokens(16, 3), rows(16), starts(17), ids(16);
+        const int64_t distinct = embedding_plan(tokens.data(), 16, 37, rows.data(), starts.data(), ids.data());
+        const DeviceBatch batch{1, 16, tokens.data(), tokens.data(), rows.data(), starts.data(), ids.data(), distinct};
+        core.compute.synchronize();
+        OpTimer timer;
+        core.compute.set_op_timer(&timer);
+        core.model.train(batch, 1);
+        core.model.evaluate(batch);
+        core.compute.set_op_timer(nullptr);
+        int64_t fp8 = 0, plain = 0;
+        for (const auto& [name, total] : timer.take()) {
+            if (name.rfind("Fp8Gemm ", 0) == 0) fp8 += total.calls;
+            if (name.rfind("Gemm ", 0) == 0) plain += total.calls;
+        }
+        const int64_t covered = 3 - first - last;
+        EXPECT_EQ(fp8, covered * (12 + 4));
+        EXPECT_EQ(plain, (3 - covered) * (12 + 4) + 3 + 1);
+    }
+}
+
+TEST(Fp8Training, RefusalsNameTheNearestValue) {
+    ModelConfig c = zero_case::toy16(false);
+    const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens) -> std::string {
+        try {
+            check_fp8(o, c, dtype, tokens, Device{DeviceKind::cpu, 0});
+        } catch (const Error& e) {
+            return e.what();
+        }
+        return "";
+    };
+    const Fp8Options tensor{.recipe = Fp8Recipe::tensor};
+    EXPECT_EQ(refusal(tensor, DType::bf16, 64), "");
+    EXPECT_EQ(refusal({}, DType::f32, 7), "");
+    EXPECT_EQ(refusal(tensor, DType::f32, 64),
+              "--fp8 tensor needs --dtype bf16, and it is fp32\n  nearest: --dtype bf16");
+    EXPECT_NE(refusal(tensor, DType::bf16, 40).find("nearest: 32 or 48"), std::string::npos);
+    c.ffn = 5461;
+    EXPECT_EQ(refusal(tensor, DType::bf16, 64),
+              "--fp8 tensor: ffn 5461 is not a multiple of 16, which fp8 products need\n  nearest: 5456 or 5472");
+    c.ffn = 48;
+    EXPECT_EQ(refusal({Fp8Recipe::tensor, 2, 3}, DType::bf16, 64),
+              "--fp8-skip-blocks 2,3: the model has 3 blocks, so none would be in fp8\n  nearest: 2,0");
+}
+
+}  // namespace
+}  // namespace rz
