@@ -36,7 +36,7 @@ static Axis axis_of_copies(const Zero& zero, StatePart part) {
 }
 
 bool has_replicas(const Mesh& mesh, const Zero& zero) {
-    return mesh.grid().size(axis_of_copies(zero, StatePart::model)) > 1;
+    return mesh.grid().size(Axis::tp) > 1 || mesh.grid().size(axis_of_copies(zero, StatePart::model)) > 1;
 }
 
 // Calls visit(data on the device, elements, offset of the first in the local flat buffer) for what this rank holds.
@@ -84,7 +84,19 @@ static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& 
     return hashes;
 }
 
-// "rank 1 (hash ...), ..." of the ranks that differ from the others on their axis, or "". `all` has a value per rank.
+// "rank 1 (hash ...), ..." of the ranks in a group of holders that differ from the others of it, or "".
+static std::string odd_members(const std::vector<int>& members, const std::vector<uint64_t>& copies) {
+    const std::vector<int> odd = odd_ones_out(copies);
+    std::string text;
+    for (const int i : odd)
+        text += format("%srank %d (hash %016llx)", text.empty() ? "" : ", ", members[size_t(i)],
+                       (unsigned long long)copies[size_t(i)]);
+    if (!odd.empty() && odd.size() == copies.size())
+        text += copies.size() == 2 ? ": one of the two is wrong" : ": no majority";
+    return text;
+}
+
+// The same of all groups of an axis. `all` has a value per rank.
 static std::string odd_ranks(const std::vector<uint64_t>& all, const Grid& grid, Axis axis) {
     std::string text;
     for (int first = 0; first < grid.ranks(); ++first) {
@@ -92,12 +104,8 @@ static std::string odd_ranks(const std::vector<uint64_t>& all, const Grid& grid,
         if (members.front() != first) continue;  // seen already
         std::vector<uint64_t> copies;
         for (const int r : members) copies.push_back(all[size_t(r)]);
-        const std::vector<int> odd = odd_ones_out(copies);
-        for (const int i : odd)
-            text += format("%srank %d (hash %016llx)", text.empty() ? "" : ", ", members[size_t(i)],
-                           (unsigned long long)copies[size_t(i)]);
-        if (!odd.empty() && odd.size() == copies.size())
-            text += copies.size() == 2 ? ": one of the two is wrong" : ": no majority";
+        const std::string odd = odd_members(members, copies);
+        if (!odd.empty()) text += (text.empty() ? "" : ", ") + odd;
     }
     return text;
 }
@@ -118,6 +126,38 @@ static std::string odd_tensors(Process& process, const std::vector<uint64_t>& ow
     return odd > kNamed ? text + format(" and %d more", odd - kNamed) : text;
 }
 
+// Collective: of what several ranks of the tp axis hold, those that differ from the other holders, and the tensors.
+// `own`: this rank's hash of each tensor; where its state is sliced, those of the ranks that share slices add up.
+static std::string odd_holders(Process& process, const std::vector<uint64_t>& own, const Grid& grid, bool sliced,
+                               const ParamTable& table) {
+    const size_t tensors = own.size();
+    std::vector<uint64_t> all(tensors * size_t(grid.ranks()));
+    process.all_gather(own.data(), int64_t(tensors) * 8, all.data());
+    const auto hash_of = [&](int rank, size_t tensor) {
+        if (!sliced) return all[size_t(rank) * tensors + tensor];
+        uint64_t sum = 0;
+        for (const int r : grid.members(Axis::shard, rank)) sum += all[size_t(r) * tensors + tensor];
+        return sum;
+    };
+    std::string text;
+    for (int first = 0; first < grid.ranks(); ++first) {
+        const std::vector<int> members = grid.members(Axis::tp, first);
+        if (members.front() != first) continue;
+        for (size_t t = 0; t < tensors; ++t) {
+            const size_t holders = size_t(table.part_of(table.tensors()[t]).parts);
+            for (size_t g = 0; holders > 1 && g < members.size(); g += holders) {
+                const std::vector<int> group(members.begin() + long(g), members.begin() + long(g + holders));
+                std::vector<uint64_t> copies;
+                for (const int r : group) copies.push_back(hash_of(r, t));
+                const std::string odd = odd_members(group, copies);
+                if (odd.empty()) continue;
+                return odd + ", in " + table.tensors()[t].name;  // the first is enough to stop for
+            }
+        }
+    }
+    return text;
+}
+
 std::string compare_replicas(Process& process, const Mesh& mesh, Device device, Stream& compute, Zero& zero,
                              const ParamTable& table) {
     const ZeroOptions& o = zero.options;
@@ -126,13 +166,20 @@ std::string compare_replicas(Process& process, const Mesh& mesh, Device device, 
     for (int p = 0; p < int(StatePart::count_); ++p) {
         const StatePart part = StatePart(p);
         const Axis axis = axis_of_copies(zero, part);
-        if (grid.size(axis) == 1 || (part == StatePart::master && o.master_dtype == o.param_dtype)) continue;
+        const bool of_tp = grid.size(Axis::tp) > 1;
+        if ((grid.size(axis) == 1 && !of_tp) || (part == StatePart::master && o.master_dtype == o.param_dtype))
+            continue;
         const std::vector<uint64_t> own = hash_tensors(device, compute, zero, part, table);
+        const char* kWrong = "of these ranks are not those that the others hold";
+        if (of_tp)
+            if (const std::string odd = odd_holders(process, own, grid, axis == Axis::replicate, table); !odd.empty())
+                text += format("%s%s %s: %s", text.empty() ? "" : "; ", name_of(part), kWrong, odd.c_str());
+        if (grid.size(axis) == 1) continue;
         const std::vector<uint64_t> all = process.all_gather(sum_hash(own.data(), 0, int64_t(own.size()), 8));
         const std::string ranks = odd_ranks(all, grid, axis);
         if (ranks.empty()) continue;
-        text += format("%s%s of these ranks are not those that the others hold: %s, in %s", text.empty() ? "" : "; ",
-                       name_of(part), ranks.c_str(), odd_tensors(process, own, grid, axis, table).c_str());
+        text += format("%s%s %s: %s, in %s", text.empty() ? "" : "; ", name_of(part), kWrong, ranks.c_str(),
+                       odd_tensors(process, own, grid, axis, table).c_str());
     }
     return text;
 }

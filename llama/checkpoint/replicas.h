@@ -13,7 +13,8 @@
 namespace rz {
 
 // Collective. Compares parameters, master weights and AdamW's moments among the ranks that hold the same: parameters
-// unless they are sliced (ZeRO-3), the rest with ZeRO-0; with hybrid sharding all of it on the replicate axis. ""
+// unless they are sliced (ZeRO-3), the rest with ZeRO-0; with hybrid sharding all of it on the replicate axis; and on
+// the tp axis, at any stage, the tensors that several of its ranks hold. ""
 // if all copies agree; else names what differs, the tensors and the ranks that differ from the majority. Waits for the
 // stream; on CUDA everything that is compared is copied to the host once.
 std::string compare_replicas(Process&, const Mesh&, Device, Stream& compute, Zero&, const ParamTable&);

@@ -111,6 +111,13 @@ PY
       timeout 200 mpirun -n 2 "$simt" $many --device cuda --zero 3 --transport $transport --out "$work/$transport" > "$work/log" 2>&1
       compare "two ranks over $transport, ZeRO-3" 1e-4 "$work/cpu2" "$work/$transport"
     done
+    # Three axes: each tensor's parts on two ranks, its stages on two.
+    deep="${many/--layers 2/--layers 4} --head untied --batch-tokens 96"
+    "$cpu" $deep --device cpu --out "$work/cpu_deep" > "$work/log" 2>&1
+    timeout 200 mpirun -n 2 "$simt" $deep --device cuda --tp 2 --transport mpi --out "$work/tp2" > "$work/log" 2>&1
+    compare "tp 2 over mpi" 1e-4 "$work/cpu_deep" "$work/tp2"
+    timeout 200 mpirun -n 4 "$simt" $deep --device cuda --tp 2 --pp 2 --transport nccl --out "$work/tp2pp2" > "$work/log" 2>&1
+    compare "tp 2 x pp 2 over nccl" 1e-4 "$work/cpu_deep" "$work/tp2pp2"
   fi
 }
 echo "$passed passed, $failed failed"

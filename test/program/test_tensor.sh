@@ -93,6 +93,11 @@ for way in "half2 1 --tp 1" "half2 4 --tp 4" "half1 2 --tp 2" "half2 4 --tp 2 --
   check "  as one rank does" close resumed one 6
 done
 
+text() { "$program" generate --from "$work/half2" --prompt "def " --max-tokens 5 --device cpu > "$work/log" 2>&1; }
+check "text from a checkpoint of tp 2, in one process" text
+check "documents in a row, one rank" train texts1 1 --doc-boundary eos --doc-token 10 --steps 4
+check "documents in a row, tp 2" as texts2 texts1 2 --tp 2 --doc-boundary eos --doc-token 10 --steps 4
+
 # A rank of any axis that is killed or stopped, then the run resumed, there and on one rank.
 even=("${deep[@]}" --batch-tokens 132 --steps 6)
 check "whole run" train whole 8 --tp 2 --pp 2 "${even[@]}"
@@ -113,6 +118,16 @@ for fault in "${faults[@]}"; do
   check "  the same bits" cmp "$work/$name/final/model.safetensors" "$work/whole/final/model.safetensors"
   check "  resumes on one rank" train elsewhere 1 "${even[@]}" --resume auto
   check "  as one rank does" close elsewhere alone 5
+done
+
+# What several ranks of the tp axis hold is compared, at any ZeRO stage.
+check "replicas are alike" train alike 4 --tp 2 --zero 2 --check-replicas 1 --steps 3
+for damaged in weights moments; do
+  differs() {
+    ! FAULT=$damaged:1:3:flip train differs 4 --tp 2 --zero 0 --head tied --check-replicas 1 --batch-tokens 66 --steps 5 --overwrite &&
+      grep -qE "step 3: .*rank [01] \(hash [0-9a-f]+\), rank [01] .*one of the two is wrong, in model.norm.weight" "$work/log"
+  }
+  check "$damaged that differ on a tp rank are named" differs
 done
 
 check "refused: heads" refused 5 "nearest: --tp 4 or 6" --tp 5
