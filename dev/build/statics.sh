@@ -15,9 +15,8 @@ rz::(anonymous namespace)::mpi_mutex             mpi_transport.cpp: MPI is initi
 rz::(anonymous namespace)::element_type(         its types too
 rz::(anonymous namespace)::no_flock              run_lock.cpp: how the process locks files
 rz::AtomicFile::AtomicFile(                      names of temporary files differ within a process
-rz::live_streams()::live                         device.cpp: the streams that a buffer outlives
-rz::attention_path()::path                       set before ops run, by tests
-rz::current()::level                             simd_level.cpp: the same
+rz::live_streams()::live                         device.cpp: a stream of another rank may read a buffer
+rz::current()::level                             simd_level.cpp: the process has one CPU; only tests change it
 rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
 rz::gemm_dnnl_version()::name                    made once
 rz::gemm_library_cuda()::name                    made once

@@ -358,11 +358,6 @@ void check_grid(const AttentionShape& s) {
 
 }  // namespace
 
-AttentionPath& attention_path() {
-    static AttentionPath path = AttentionPath::wgmma;
-    return path;
-}
-
 void attention_forward_cuda(const AttentionForward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
     if (s.B == 0 || s.Tq == 0 || s.H == 0) return;

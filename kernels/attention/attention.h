@@ -21,6 +21,9 @@
 
 namespace rz {
 
+// CUDA kernels, the later the faster: what each covers is in attention_cuda.h.
+enum class AttentionKernels : uint8_t { fma, mma, wgmma };
+
 struct AttentionShape {
     int64_t B, Tq, Tk;
     int64_t H, K, D;  // query heads, key/value heads (divides H), head dimension
@@ -35,6 +38,8 @@ struct AttentionShape {
     // query before has. On the device; nullptr: every query sees key 0.
     const int32_t* first_key = nullptr;
     int64_t first_key_batch = 0;
+    // The fastest kernels that may be used: all; less for tests and to compare them. The CPU op does not ask.
+    AttentionKernels fastest = AttentionKernels::wgmma;
 
     // Of query 0, counted from key 0
     constexpr int64_t offset() const { return q_at < 0 ? Tk - Tq : q_at - k_at; }

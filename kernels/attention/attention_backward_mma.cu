@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
 
 bool attention_backward_mma(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
-    if (attention_path() < AttentionPath::mma || !mma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
+    if (s.fastest < AttentionKernels::mma || !mma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
     const unsigned tiles = blocks_for(s.Tk, kRows), q_tiles = blocks_for(s.Tq, kRows);
     if (tiles > 65535 || q_tiles > 65535) return false;
     with_mma_shape(s, [&]<class T, int D>() {

@@ -14,11 +14,6 @@
 
 namespace rz {
 
-// The fastest kernels that may be used: all, for tests and for comparing them. Not to be changed while work is
-// enqueued.
-enum class AttentionPath { fma, mma, wgmma };
-AttentionPath& attention_path();
-
 bool attention_forward_mma(const AttentionForward&, CudaStream);
 bool attention_forward_wgmma(const AttentionForward&, CudaStream);
 bool attention_backward_mma(const AttentionBackward&, CudaStream);

@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
 
 bool attention_forward_mma(const AttentionForward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
-    if (attention_path() < AttentionPath::mma || !mma_covers(s, a.o, a.q, a.k, a.v)) return false;
+    if (s.fastest < AttentionKernels::mma || !mma_covers(s, a.o, a.q, a.k, a.v)) return false;
     const unsigned tiles = blocks_for(s.Tq, kRows);
     if (tiles > 65535) return false;
     with_mma_shape(s, [&]<class T, int D>() {

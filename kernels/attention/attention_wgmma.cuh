@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count
 // Whether the wgmma kernels take this shape on the current device, given its pointers.
 template <class... P>
 bool wgmma_covers(const AttentionShape& s, const P*... pointers) {
-    return attention_path() >= AttentionPath::wgmma && mma_covers(s, pointers...);
+    return s.fastest >= AttentionKernels::wgmma && mma_covers(s, pointers...);
 }
 
 inline int device_attribute(cudaDeviceAttr attribute) {

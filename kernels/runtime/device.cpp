@@ -181,7 +181,8 @@ struct Stream::Worker {
     }
 };
 
-// The CPU streams of this process. Never destroyed: buffers may outlive any static.
+// The CPU streams of this process, not of a rank: ranks that are threads read each other's buffers. Never destroyed:
+// buffers may outlive any static.
 struct LiveStreams {
     std::mutex mutex;
     std::vector<Stream*> streams;

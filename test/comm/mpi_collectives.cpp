@@ -207,7 +207,7 @@ TEST_F(CollectivesTest, SeveralMebibytesInTheDefaultChunks) {
 }
 
 // Slices of any length, empty ones too, and every wire type, from a seed that all ranks share.
-TEST_F(CollectivesTest, RandomSlicesAndTypes) {
+TEST_F(CollectivesTest, RandomSlicesAndTypesGiveTheExactSums) {
     const int N = world().size();
     std::mt19937 random(1234);
     constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
@@ -253,7 +253,7 @@ TEST_F(CollectivesTest, SameBitsForAllStages) {
 }
 
 // The order of summation is what the header says, to the bit.
-TEST_F(CollectivesTest, OrderOfSummation) {
+TEST_F(CollectivesTest, SumsAreInTheOrderThatIsPromised) {
     const int N = world().size();
     const Case c{.offsets = even_offsets(5003, N)};
     std::vector<float> ring(5003), direct(5003);
@@ -338,7 +338,7 @@ TEST_F(CollectivesTest, BytesSentAreThoseOfTheFormulas) {
 
 // Two groups' collectives at once on two streams (comm/mesh.h says where that may be). On the CPU every other rank
 // enqueues them in the other order: would either stream wait for the other's group, this would hang.
-TEST_F(CollectivesTest, TwoGroupsAtOnce) {
+TEST_F(CollectivesTest, TwoGroupsAtOnceGiveTheExactSums) {
     auto& process = test_process();
     if (test_device().is_cuda() && std::string(world().name()) == "mpi")
         GTEST_SKIP() << "staged groups belong on one stream (comm/mesh.h)";
@@ -373,7 +373,7 @@ TEST_F(CollectivesTest, TwoGroupsAtOnce) {
 }
 
 // A mesh of 2-D groups: every row sums over its columns, every column over its rows, and both together over all.
-TEST_F(CollectivesTest, MeshRowsAndColumns) {
+TEST_F(CollectivesTest, MeshRowsAndColumnsSumOverTheirOwnRanks) {
     auto& process = test_process();
     for (int shard = 1; shard <= process.size(); ++shard) {
         if (process.size() % shard != 0) continue;
@@ -412,7 +412,7 @@ TEST_F(CollectivesTest, MeshRowsAndColumns) {
 
 // All axes at once, with pp outermost and tp innermost: each group sums over its own ranks, and a token goes around
 // every line of the pp axis, in both directions at once.
-TEST_F(CollectivesTest, MeshAxesAndLinks) {
+TEST_F(CollectivesTest, MeshAxesSumAndLinksCarry) {
     auto& process = test_process();
     const int N = process.size();
     const TransportKind transport =

@@ -121,7 +121,7 @@ TEST_P(LoopbackTest, ReductionsOverlapComputeThroughEvents) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LoopbackTest, testing::Values(1, 2, 3, 5));
 
-TEST(Loopback, MeshOfTwoByTwo) {
+TEST(Loopback, AMeshOfTwoByTwoSumsRowsAndColumns) {
     LoopbackHub hub(4);
     hub.run([&](int rank) {
         MeshOptions options;
@@ -208,7 +208,7 @@ TEST(SelfTransport, MessagesToOneselfAreCopies) {
 }
 
 // One rank: values are scaled and converted, and nothing is sent.
-TEST(SelfTransport, CollectivesOfOneRank) {
+TEST(SelfTransport, CollectivesOfOneRankAreCopies) {
     SelfTransport self(kCpu);
     Stream stream(kCpu, "test");
     const std::vector<int64_t> offsets{0, 3};

@@ -197,7 +197,7 @@ TEST(MeshOfThreads, OneLanePutsAllLinksOnTheMeshesStream) {
     });
 }
 
-TEST(MeshOfOneProcess, HasEveryAxis) {
+TEST(MeshOfOneProcess, HasEveryAxisWithOneRank) {
     const Mesh mesh({DeviceKind::cpu, 0}, {});
     EXPECT_EQ(mesh.world(), (Place{0, 1}));
     for (Collectives* group : {&mesh.tp(), &mesh.cp(), &mesh.pp(), &mesh.data(), &mesh.shard(), &mesh.model()})

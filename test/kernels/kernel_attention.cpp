@@ -14,6 +14,7 @@ struct Case {
     int64_t ahead = 0;                    // by how many positions the last query comes behind the last key
     std::vector<int64_t> documents = {};  // of each row, from position 0 on: their lengths, but the last one's
     bool sum = false;                     // dk and dv are fp32 and added to
+    AttentionKernels fastest = AttentionKernels::wgmma;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -34,6 +35,7 @@ AttentionShape shape_of(const Case& c) {
     s.q_batch = s.q_row * c.Tq, s.kv_batch = s.kv_row * c.Tk, s.o_batch = s.o_row * c.Tq;
     s.scale = 1 / std::sqrt(float(c.D));
     s.dtype = c.dtype;
+    s.fastest = c.fastest;
     if (c.ahead > 0) s.k_at = 1000, s.q_at = s.k_at + c.Tk - c.Tq + c.ahead;
     return s;
 }
@@ -93,18 +95,18 @@ class Attention : public testing::TestWithParam<Case> {
     void SetUp() override {
         if (GetParam().large && skip_large()) GTEST_SKIP() << "set KERNEL_TESTS_LARGE to run this in the emulator";
     }
-    void TearDown() override { attention_path() = AttentionPath::wgmma; }
     // Rounding of one value to dtype, relative to it
     double rounding() const { return ulp(GetParam().dtype) / 2; }
-    void check_forward();
-    void check_backward();
+    void check_forward(AttentionKernels fastest = AttentionKernels::wgmma);
+    void check_backward(AttentionKernels fastest = AttentionKernels::wgmma);
 };
 
 // o is an average of values below 5, weighted by p. Scores (about 1, D roundings) and exponentials are within 2^-18.
 // Where p is rounded to dtype for the tensor cores, each weight moves by at most `rounding` of itself and so the
 // average by at most `rounding` of the average of |v|, about 1; twice that is allowed. Then one rounding of o.
-void Attention::check_forward() {
-    const Case c = GetParam();
+void Attention::check_forward(AttentionKernels fastest) {
+    Case c = GetParam();
+    c.fastest = fastest;
     const double small = std::ldexp(1.0, -18) * 8;
     const double weights = c.dtype == DType::f32 ? 0 : 2 * rounding();
     compare_on_devices([&](KernelRun& run) { forward(run, c); },
@@ -115,14 +117,13 @@ bool wgmma_covers(const Case& c) {
     return c.dtype != DType::f32 && (c.D == 64 || c.D == 80 || c.D == 96 || c.D == 128);
 }
 
-TEST_P(Attention, Forward) { check_forward(); }
+TEST_P(Attention, ForwardMatchesCpu) { check_forward(); }
 
-// What older devices run where Forward has used wgmma
-TEST_P(Attention, ForwardWithoutWgmma) {
+// What older devices run where the test above has used wgmma
+TEST_P(Attention, ForwardWithoutWgmmaMatchesCpu) {
     const Case c = GetParam();
     if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";
-    attention_path() = AttentionPath::mma;
-    check_forward();
+    check_forward(AttentionKernels::mma);
 }
 
 // Rounded to dtype on their way into the tensor cores: p, where dv sums p * d_o, and ds = p (dp - delta), where dq and
@@ -130,8 +131,9 @@ TEST_P(Attention, ForwardWithoutWgmma) {
 // below 8, and over a group's heads to as many times that. |dp - delta| is about sqrt(D), which scale undoes. Errors of
 // single terms have random signs, so that their sum stays below `rounding` times that sum of p, times a typical 3 for
 // the largest of many.
-void Attention::check_backward() {
-    const Case c = GetParam();
+void Attention::check_backward(AttentionKernels fastest) {
+    Case c = GetParam();
+    c.fastest = fastest;
     const AttentionShape s = shape_of(c);
     const DType kv = c.sum ? DType::f32 : c.dtype;
     // o and lse come from the CPU, so that both sides start from the same bits
@@ -165,13 +167,12 @@ void Attention::check_backward() {
     compare_on_devices(op, tolerances);
 }
 
-TEST_P(Attention, Backward) { check_backward(); }
+TEST_P(Attention, BackwardMatchesCpu) { check_backward(); }
 
-TEST_P(Attention, BackwardWithoutWgmma) {
+TEST_P(Attention, BackwardWithoutWgmmaMatchesCpu) {
     const Case c = GetParam();
     if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";
-    attention_path() = AttentionPath::mma;
-    check_backward();
+    check_backward(AttentionKernels::mma);
 }
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16, h16 = DType::f16;
@@ -253,8 +254,8 @@ TEST_P(Attention, HiddenTilesAreNotRead) {
                                           .workspace = run.scratch(attention_backward_workspace(s)),
                                           .shape = s});
     };
-    for (const bool mma : {false, true}) {
-        if (mma) attention_path() = AttentionPath::mma;
+    for (const AttentionKernels fastest : {AttentionKernels::wgmma, AttentionKernels::mma}) {
+        c.fastest = fastest;
         for (const auto& [name, result] : run_on(Device{DeviceKind::cuda, 0}, op))
             for (const double x : result.values) ASSERT_FALSE(std::isnan(x)) << name;
     }

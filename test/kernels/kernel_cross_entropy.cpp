@@ -41,17 +41,17 @@ std::vector<int32_t> draw_targets(const Case& c) {
     return targets;
 }
 
-TEST_P(CrossEntropyTest, GradientInPlace) {
+TEST_P(CrossEntropyTest, GradientInPlaceMatchesCpu) {
     const Case c = GetParam();
     check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), true);
 }
 
-TEST_P(CrossEntropyTest, LossAlone) {
+TEST_P(CrossEntropyTest, LossAloneMatchesCpu) {
     const Case c = GetParam();
     check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), false);
 }
 
-TEST(CrossEntropyLimits, HugeAndMaskedLogits) {
+TEST(CrossEntropyLimits, HugeAndMaskedLogitsMatchCpu) {
     const Case c{2, 40, DType::f32};
     Data logits = normal(c.N * c.V, c.dtype, 4);
     for (int64_t i = 0; i < c.V; ++i) logits.set(i, 1e4f + float(i));      // exp would overflow
@@ -60,7 +60,7 @@ TEST(CrossEntropyLimits, HugeAndMaskedLogits) {
 }
 
 // 1e5 log2 e is off by 2^-8 when rounded to fp32, an exponential of it by as much: no loss and no gradient may show it.
-TEST(CrossEntropyLimits, FarFromZero) {
+TEST(CrossEntropyLimits, LogitsFarFromZeroMatchCpu) {
     const Case c{3, 300, DType::f32};
     Data logits = normal(c.N * c.V, c.dtype, 4);
     for (int64_t i = 0; i < c.N * c.V; ++i)

@@ -9,7 +9,7 @@ namespace {
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
 constexpr int64_t kLengths[] = {1, 7, 8, 1000, 2049};
 
-TEST(Elementwise, CastEveryPair) {
+TEST(Elementwise, CastBetweenEveryPairOfTypesMatchesCpu) {
     for (const DType from : kTypes)
         for (const DType to : kTypes)
             for (const int64_t n : kLengths) {
@@ -22,7 +22,7 @@ TEST(Elementwise, CastEveryPair) {
             }
 }
 
-TEST(Elementwise, CastUnalignedAndInPlace) {
+TEST(Elementwise, CastMatchesCpuUnalignedAndInPlace) {
     const int64_t n = 501;
     const Data x = normal(n + 3, DType::bf16, 1);
     const auto unaligned = [&](KernelRun& run) {
@@ -38,7 +38,7 @@ TEST(Elementwise, CastUnalignedAndInPlace) {
     compare_on_devices(in_place, {});
 }
 
-TEST(Elementwise, ReduceAdd) {
+TEST(Elementwise, ReduceAddMatchesCpu) {
     for (const DType out : kTypes)
         for (const DType wire : kTypes)
             for (const int64_t n : kLengths) {
@@ -65,7 +65,7 @@ TEST(Elementwise, ReduceAdd) {
     compare_on_devices(unaligned, {});
 }
 
-TEST(Elementwise, SumRows) {
+TEST(Elementwise, SumRowsMatchesCpu) {
     for (const DType in : kTypes)
         for (const DType out : kTypes)
             for (const int64_t rows : {1, 2, 3, 8})
@@ -83,7 +83,7 @@ TEST(Elementwise, SumRows) {
                 }
 }
 
-TEST(Elementwise, RandomNormalSameBits) {
+TEST(Elementwise, RandomNormalGivesTheCpusBits) {
     for (const DType t : kTypes)
         for (const int64_t first : {0, 4, 3, 1001})
             for (const int64_t n : {1, 6, 8, 2047}) {

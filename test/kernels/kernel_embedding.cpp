@@ -20,7 +20,7 @@ std::vector<int32_t> draw_tokens(const Case& c) {
 
 class Embedding : public testing::TestWithParam<Case> {};
 
-TEST_P(Embedding, Forward) {
+TEST_P(Embedding, ForwardMatchesCpu) {
     const Case c = GetParam();
     const Data table = normal(c.V * c.C, c.dtype, 1);
     const auto tokens = draw_tokens(c);
@@ -36,7 +36,7 @@ TEST_P(Embedding, Forward) {
 }
 
 // A sum of r rows of a hot token: r roundings of a sum that stays below 5 sqrt(r), then one to grad_dtype.
-TEST_P(Embedding, Backward) {
+TEST_P(Embedding, BackwardMatchesCpu) {
     const Case c = GetParam();
     const Data dx = normal(c.N * c.C, c.dtype, 2), before = normal(c.V * c.C, c.grad_dtype, 3);
     const auto tokens = draw_tokens(c);

@@ -15,7 +15,7 @@ struct Case {
 class SumSquaresTest : public testing::TestWithParam<Case> {};
 
 // fp32 within a run of a few squares, double across: below 2^-20 of the sum on either side.
-TEST_P(SumSquaresTest, Blocks) {
+TEST_P(SumSquaresTest, EachBlocksSumMatchesCpu) {
     const Case c = GetParam();
     const Data x = normal(c.n, c.dtype, 1);
     const auto op = [&](KernelRun& run) {
@@ -33,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SumSquaresTest,
 class ClipScaleTest : public testing::TestWithParam<std::pair<int64_t, float>> {};
 
 // The sum is in the same order in double and rounded once: no tolerance. The scale is a division or two.
-TEST_P(ClipScaleTest, NormAndScale) {
+TEST_P(ClipScaleTest, NormAndScaleMatchCpu) {
     const auto [count, max_norm] = GetParam();
     std::mt19937_64 generator(5);
     std::vector<double> partial(static_cast<size_t>(count));

@@ -131,7 +131,7 @@ TEST_F(GraphTest, KeysThatNeverComeAgainAreNotKept) {
     EXPECT_EQ(GraphSet::key(1.0f) == GraphSet::key(1), false);
 }
 
-TEST(Graph, NeedsCuda) {
+TEST(Graph, ACpuStreamHasNone) {
     Stream cpu({DeviceKind::cpu, 0}, "host");
     EXPECT_THROW(Graph(cpu, [] {}), Error);
     EXPECT_FALSE(bool(Graph()));

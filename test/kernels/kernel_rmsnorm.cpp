@@ -23,7 +23,7 @@ class Rmsnorm : public testing::TestWithParam<Case> {};
 // rounding to dtype, which may fall on the other side of a boundary (one ulp).
 constexpr double kSum = 1.0 / (1 << 17);
 
-TEST_P(Rmsnorm, Forward) {
+TEST_P(Rmsnorm, ForwardMatchesCpu) {
     const Case c = GetParam();
     const Data x = normal(c.N * c.C, c.dtype, 1), w = normal(c.C, c.dtype, 2, 0.3f, 1),
                residual = normal(c.N * c.C, c.dtype, 3);
@@ -44,7 +44,7 @@ TEST_P(Rmsnorm, Forward) {
     compare_on_devices(op, {{"y", {ulp(c.dtype) + kSum, 0}}, {"rstd", {kSum, 0}}});
 }
 
-TEST_P(Rmsnorm, ForwardInPlace) {
+TEST_P(Rmsnorm, ForwardInPlaceMatchesCpu) {
     const Case c = GetParam();
     if (!c.residual) return;
     const Data x = normal(c.N * c.C, c.dtype, 1), w = normal(c.C, c.dtype, 2), residual = normal(c.N * c.C, c.dtype, 3);
@@ -63,7 +63,7 @@ TEST_P(Rmsnorm, ForwardInPlace) {
 
 // dx: rstd (dy w - xhat mean) + dresidual has terms of a few units that may cancel, each off by 2^-17 of itself.
 // dw: a sum of N products of about 1: N roundings at most, of a sum below 4 sqrt(N); then one rounding to grad_dtype.
-TEST_P(Rmsnorm, Backward) {
+TEST_P(Rmsnorm, BackwardMatchesCpu) {
     const Case c = GetParam();
     const Data x = normal(c.N * c.C, c.dtype, 1, 2), w = normal(c.C, c.dtype, 2, 0.3f, 1),
                dy = normal(c.N * c.C, c.dtype, 3), dresidual = normal(c.N * c.C, c.dtype, 4),

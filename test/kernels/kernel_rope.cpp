@@ -14,7 +14,7 @@ struct Case {
 class RopeTest : public testing::TestWithParam<Case> {};
 
 // Two products of values below 6 and their sum, fused or not: three roundings of at most 8; then one to dtype.
-TEST_P(RopeTest, ForwardAndInverse) {
+TEST_P(RopeTest, ForwardAndInverseMatchCpu) {
     const Case c = GetParam();
     const int64_t row = c.heads * c.D + c.gap, n = c.B * c.T * row, positions = c.first_position + c.T;
     const Data x = normal(n, c.dtype, 1);

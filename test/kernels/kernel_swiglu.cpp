@@ -16,7 +16,7 @@ class Swiglu : public testing::TestWithParam<Case> {};
 // of 2^-22 and a few products, on each side: below 2^-19 of the value.
 constexpr double kRelative = 1.0 / (1 << 19);
 
-TEST_P(Swiglu, Forward) {
+TEST_P(Swiglu, ForwardMatchesCpu) {
     const Case c = GetParam();
     const Data gate_up = normal(c.N * 2 * c.F, c.dtype, 1);
     const auto op = [&](KernelRun& run) {
@@ -30,7 +30,7 @@ TEST_P(Swiglu, Forward) {
 }
 
 // The derivative of silu passes through zero near -1.28, where its two terms of about 0.3 cancel; |dh * up| < 20.
-TEST_P(Swiglu, Backward) {
+TEST_P(Swiglu, BackwardMatchesCpu) {
     const Case c = GetParam();
     const Data gate_up = normal(c.N * 2 * c.F, c.dtype, 1), dh = normal(c.N * c.F, c.dtype, 2);
     const std::map<std::string, Tolerance> tolerances = {{"dgate_up", {ulp(c.dtype) + kRelative, 20 * kRelative}},
@@ -59,7 +59,7 @@ TEST_P(Swiglu, Backward) {
 }
 
 // Far out the exponential overflows or vanishes; the result must be 0 or the gate itself, never NaN.
-TEST(SwigluLimits, LargeGates) {
+TEST(SwigluLimits, LargeGatesMatchCpu) {
     for (const DType t : {DType::f32, DType::bf16}) {
         Data gate_up = zeros(16, t);
         const float gates[8] = {-1e4f, -200, -100, -30, 30, 100, 200, 1e4f};

@@ -21,7 +21,7 @@ WorkShape keys_shape(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
 constexpr int kBlocks = 132;
 constexpr int64_t kL2 = int64_t(50) << 20;
 
-TEST(AttentionOrder, EveryItemOnce) {
+TEST(AttentionOrder, EveryItemComesOnce) {
     for (const int64_t heads : {1, 5, 12, 96})
         for (const int64_t tiles : {1, 2, 7})
             for (const int64_t bytes : {1 << 10, 3 << 20, 100 << 20})

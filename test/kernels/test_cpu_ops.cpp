@@ -456,7 +456,7 @@ TEST_P(CpuOps, RandomNormalsDoNotDependOnTheCut) {
     EXPECT_EQ(other.bits(), whole32.bits());  // the same bits in every instruction set
 }
 
-TEST(Philox, KnownAnswers) {
+TEST(Philox, AgreesWithThePublishedAnswers) {
     // From the reference implementation (Random123): counter and key all zero, and all ones.
     const PhiloxWords zero = philox4x32(0, 0, 0);
     EXPECT_EQ(zero.w[0], 0x6627e8d5u);

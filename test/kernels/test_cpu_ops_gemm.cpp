@@ -155,7 +155,7 @@ TEST(Gemm, SameCallSameBits) {
     for (int i = 0; i < 5; ++i) EXPECT_EQ(first, run());
 }
 
-TEST(Gemm, EmptyProducts) {
+TEST(Gemm, EmptyProductsWriteZeroOrNothing) {
     const Tensor a(16, DType::f32), c(Doubles(16, 3.0), DType::f32);
     Gemm g{.c = c.data(),
            .a = a.data(),

@@ -185,7 +185,7 @@ TEST_P(CpuOptimizer, AdamwLeavesTheStateOfABadStep) {
     }
 }
 
-TEST_P(CpuOptimizer, GlobalNorm) {
+TEST_P(CpuOptimizer, GlobalNormIsTheRootOfTheSumOfSquares) {
     for (DType dtype : kTypes) {
         const int64_t n = 5003, block = 512, blocks = ceil_div(n, block);
         const Tensor x = random_tensor(n, dtype, 1);

@@ -87,7 +87,7 @@ TEST_F(GemmCacheTest, NoiseIsPassedOver) {
 }
 
 // No regular file, or one too big: as if there were none. A pipe without a writer must not make anyone wait.
-TEST_F(GemmCacheTest, NotARegularFile) {
+TEST_F(GemmCacheTest, WhatIsNoRegularFileHoldsNothing) {
     ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
     EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty());
     EXPECT_TRUE(read_gemm_cache(folder_, key_, 8).empty());
@@ -99,7 +99,7 @@ TEST_F(GemmCacheTest, NotARegularFile) {
 }
 
 // Writers at the same time lose no line, and a reader never sees half a file.
-TEST_F(GemmCacheTest, WritersAtTheSameTime) {
+TEST_F(GemmCacheTest, WritersAtTheSameTimeLoseNothing) {
     write_gemm_cache(path_, key_, choice_, 1);
     std::vector<pid_t> children;
     for (int rank = 0; rank < 3; ++rank) {
@@ -157,7 +157,7 @@ TEST_F(GemmCacheTest, FlagsSayWhatTheyDo) {
 }
 
 // One at a time; who waits gets its turn when the other is done, and not before.
-TEST_F(GemmCacheTest, TurnsAreTaken) {
+TEST_F(GemmCacheTest, OneMeasuresAndTheOthersWait) {
     auto first = std::make_unique<GemmTuningTurn>(path_);
     EXPECT_TRUE(first->held());
     EXPECT_FALSE(GemmTuningTurn(path_, /*patience=*/0.05).held());

@@ -77,7 +77,7 @@ void rmsnorm_case(int64_t N, int64_t C, DType dtype, DType grad_dtype, bool with
         tolerance(double(N) + 8, dw_scale, grad_dtype, dw.values()));
 }
 
-TEST_P(Gradients, Rmsnorm) {
+TEST_P(Gradients, RmsnormsAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (bool residual : {false, true}) {
             rmsnorm_case(1, 1, dtype, dtype, residual);
@@ -88,7 +88,7 @@ TEST_P(Gradients, Rmsnorm) {
 }
 
 // With a residual the forward pass stores the rounded sum and normalises that.
-TEST_P(Gradients, RmsnormResidual) {
+TEST_P(Gradients, RmsnormsWithResidualAreCentralDifferences) {
     for (DType dtype : kTypes) {
         const int64_t N = 5, C = 67;
         const Tensor x = random_tensor(N * C, dtype, 1), residual = random_tensor(N * C, dtype, 2);
@@ -115,7 +115,7 @@ TEST_P(Gradients, RmsnormResidual) {
     }
 }
 
-TEST_P(Gradients, Swiglu) {
+TEST_P(Gradients, SwiglusAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (auto [N, F] : {std::pair<int64_t, int64_t>{1, 1}, {3, 33}, {29, 344}}) {
             SCOPED_TRACE(format("N=%ld F=%ld %s", long(N), long(F), name_of(dtype)));
@@ -141,7 +141,7 @@ TEST_P(Gradients, Swiglu) {
         }
 }
 
-TEST_P(Gradients, SwigluSaturates) {
+TEST_P(Gradients, SwigluSaturatesWithoutNaN) {
     const Doubles gates = {-1000, -100, -88, -30, 0, 30, 88, 100, 1000};
     Doubles gate_up = gates;
     gate_up.resize(2 * gates.size(), 2.0);
@@ -152,7 +152,7 @@ TEST_P(Gradients, SwigluSaturates) {
                  [&](size_t i) { return 1e-6 * std::abs(want[i]) + 1e-35; });  // exp stops at e^88.3
 }
 
-TEST_P(Gradients, Rope) {
+TEST_P(Gradients, RopesAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (int64_t D : {2, 6, 64, 80}) {
             SCOPED_TRACE(format("D=%ld %s", long(D), name_of(dtype)));
@@ -200,7 +200,7 @@ TEST_P(Gradients, Rope) {
         }
 }
 
-TEST_P(Gradients, CrossEntropy) {
+TEST_P(Gradients, CrossEntropysAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (auto [N, V] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {4, 1031}, {2, 3003}}) {
             SCOPED_TRACE(format("N=%ld V=%ld %s", long(N), long(V), name_of(dtype)));
@@ -238,7 +238,7 @@ TEST_P(Gradients, CrossEntropy) {
         }
 }
 
-TEST_P(Gradients, EmbeddingBackward) {
+TEST_P(Gradients, EmbeddingsAreSumsOverTheTokensRows) {
     for (DType dtype : kTypes)
         for (DType grad_dtype : {DType::f32, dtype}) {
             const int64_t N = 50, C = 261, V = 11;
@@ -304,7 +304,7 @@ void attention_case(const PackedAttention& s, DType dtype) {
         s.B * s.Tk * s.Tk * s.H * s.D > 100000 ? 6 : 60);
 }
 
-TEST_P(Gradients, Attention) {
+TEST_P(Gradients, AttentionsAreCentralDifferences) {
     for (DType dtype : kTypes) {
         attention_case({1, 1, 1, 1, 1, 64}, dtype);
         attention_case({2, 7, 7, 4, 2, 6}, dtype);

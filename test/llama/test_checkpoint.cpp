@@ -465,7 +465,7 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
 }
 
 // As an earlier version may have left it: every hash is right.
-TEST(Checkpoint, OneThatIsNotFiniteIsNotGoneOnFrom) {
+TEST(Checkpoint, ACheckpointThatIsNotFiniteIsNotResumed) {
     Saved saved(DType::f32);
     const std::string path = saved.save(5), file = "optimizer/v.safetensors";
     const Tensor& last = saved.state.table.tensors().back();

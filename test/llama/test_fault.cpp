@@ -24,7 +24,7 @@ std::string refusal(const std::string& text) {
     return "accepted";
 }
 
-TEST(Fault, ReadsEveryForm) {
+TEST(Fault, EveryFormOfTextIsRead) {
     auto one = [](const char* text) { return parse_faults(text).at(0); };
     EXPECT_EQ(one("step").action, FaultAction::kill);
     EXPECT_EQ(one("step").rank, -1);

@@ -169,7 +169,7 @@ TEST(StragglerDetector, OneSlowStepIsNone) {
     EXPECT_EQ(StragglerDetector().observe({1.0}), -1);
 }
 
-TEST(OddOnesOut, MajorityVote) {
+TEST(OddOnesOut, TheMinorityIsNamed) {
     using V = std::vector<int>;
     EXPECT_EQ(odd_ones_out({7, 7, 7}), V{});
     EXPECT_EQ(odd_ones_out({7, 8, 7, 7}), V{1});

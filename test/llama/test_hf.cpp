@@ -324,7 +324,7 @@ class Resolve : public HfTest {
     std::vector<std::pair<const char*, std::optional<std::string>>> saved_;
 };
 
-TEST_F(Resolve, FoldersAndTheirFiles) {
+TEST_F(Resolve, FoldersAndTheirFilesAreFound) {
     const std::string folder = save(toy(false), DType::f32);
     EXPECT_EQ(resolve_model(folder), folder);
     EXPECT_EQ(resolve_model(folder + "/config.json"), folder);
@@ -336,7 +336,7 @@ TEST_F(Resolve, FoldersAndTheirFiles) {
     EXPECT_TRUE(says(error_of([&] { resolve_model(""); }), "no such folder"));
 }
 
-TEST_F(Resolve, ReposInEveryCacheLocation) {
+TEST_F(Resolve, ReposAreFoundInEveryCacheLocation) {
     const std::string snapshot = "/models--org--Some-Model_1.5/snapshots/abc123";
     EXPECT_EQ(resolve_model("org/Some-Model_1.5"), path("hub") + snapshot);
     EXPECT_EQ(resolve_model("org/Some-Model_1.5@main"), path("hub") + snapshot);

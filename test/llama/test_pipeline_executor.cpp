@@ -40,7 +40,7 @@ TEST(PipelineExecutor, OneLaneComesToItsEndWithTheRightTensors) {
     }
 }
 
-TEST(PipelineExecutor, StepsFollowEachOther) {
+TEST(PipelineExecutor, StepsRunOneAfterAnother) {
     const PipelineSchedule s = make_pipeline(PipelineKind::zb_v, {3, 6});
     const PipelineCosts costs = PipelineCosts::even(s, 4, 4, 4, 1);
     const auto programs = pipeline_programs(s, costs, two_blocks_a_stage(s));

@@ -164,7 +164,7 @@ TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
     }
 }
 
-TEST(RunLock, RemovedWhileHeld) {
+TEST(RunLock, AFileRemovedWhileHeldIsMadeAgain) {
     Folder folder;
     const auto next_second = [] { usleep(1100000); };
     RunLock lock(folder.path);
@@ -217,7 +217,7 @@ TEST(RunLock, WaitsForOneThatIsEnding) {
     }
 }
 
-TEST(RunLock, FolderThatCannotBe) {
+TEST(RunLock, AFolderThatCannotBeIsRefusedWithTheReason) {
     Folder folder;
     write_file_atomically(folder.path + "/file", "x");
     EXPECT_NE(refusal(folder.path + "/file").find("is not a folder"), std::string::npos)
@@ -229,7 +229,7 @@ TEST(RunLock, FolderThatCannotBe) {
 
 Json status_in(const std::string& folder) { return read_json(folder + "/run_status.json"); }
 
-TEST(RunStatus, TellsTheStory) {
+TEST(RunStatus, StatusFollowsTheRun) {
     Folder folder;
     RunStatus s(folder.path, 0, 4, 1000);
     s.running(1);

@@ -44,7 +44,7 @@ TrainOptions parsed(std::vector<const char*> flags, int expect = 0) {
     return std::get<TrainOptions>(command);
 }
 
-TEST(Schedule, DefaultsHangOnTheRun) {
+TEST(Schedule, DefaultsDependOnTheRun) {
     const TrainOptions o = parsed({"--steps", "500", "--lr", "1e-3"});
     EXPECT_EQ(o.decay, Decay::cosine);
     EXPECT_EQ(o.warmup, 50);
@@ -53,7 +53,7 @@ TEST(Schedule, DefaultsHangOnTheRun) {
     EXPECT_EQ(parsed({"--steps", "500", "--lr-schedule", "constant", "--lr", "2e-3"}).min_lr, 2e-3);
 }
 
-TEST(Schedule, WhatSaysNothingTogetherIsRefused) {
+TEST(Schedule, IncompatibleOptionsAreRefused) {
     parsed({"--cooldown", "20"}, 2);
     parsed({"--lr-schedule", "constant", "--min-lr", "1e-5"}, 2);
     parsed({"--lr-schedule", "wsd", "--steps", "100", "--cooldown", "101"}, 2);

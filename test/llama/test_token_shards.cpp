@@ -189,7 +189,7 @@ TEST_F(TokenShards, NamesFilePlaceAndValueOfABadToken) {
     EXPECT_NE(wide.find("is 4294967295"), std::string::npos) << wide;
 }
 
-TEST_F(TokenShards, ListsAndPatterns) {
+TEST_F(TokenShards, ListsAndPatternsOfPathsAreExpandedInOrder) {
     for (const char* base : {"b_train_1.bin", "a_train_0.bin", "a_val_0.bin"}) write(base, gpt2(10));
     const auto train = expand_paths(path("*_train_*.bin"));
     EXPECT_EQ(train, (std::vector<std::string>{path("a_train_0.bin"), path("b_train_1.bin")}));
@@ -214,7 +214,7 @@ TEST_F(TokenShards, MixedFormatsNameBothFiles) {
 }
 
 // A hole costs no disk: 2^31 - 1 tokens of 4 bytes are just under 8 GiB, past every 32-bit offset.
-TEST_F(TokenShards, PastFourGiB) {
+TEST_F(TokenShards, TokensBeyondFourGiBAreRead) {
     constexpr int64_t kTokens = 2147483647;
     const auto file = write("big.bin", llmc_header(20240801, 7, kTokens));
     fs::resize_file(file, 1024 + 4 * kTokens);

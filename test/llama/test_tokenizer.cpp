@@ -173,7 +173,7 @@ TEST(Tokenizer, IllFormedUtf8BecomesReplacementCharacters) {
     EXPECT_EQ(t.decode(Ids{'a', 999999, -5, 'b'}), "a\ufffd\ufffdb");
 }
 
-TEST(Tokenizer, VocabularyOfAFewSymbols) {  // as the synthetic corpus has
+TEST(Tokenizer, AVocabularyOfAFewSymbolsEncodes) {  // as the synthetic corpus has
     Json json = golden("bytes");
     json["model"]["vocab"] = {{"a", 0}, {"b", 1}};
     json["added_tokens"][0]["id"] = 2;

@@ -6,36 +6,7 @@
 set -u
 dir=$(realpath "$1")
 what=${2:-quick}
-jobs=${J:-$(nproc)}
-failed=()
-begin=$SECONDS
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-
-step() {  # step NAME COMMAND...
-    local name=$1 start=$SECONDS
-    shift
-    echo "== ptx: $name"
-    "$@" || failed+=("$name")
-    echo "== ptx: $name: $((SECONDS - start)) s"
-}
-sharded() {  # sharded BINARY: a GoogleTest program in $jobs processes
-    local binary=$1 i status=0 pids=() log
-    log=$(mktemp -d)
-    for ((i = 0; i < jobs; i++)); do
-        GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$i "$binary" --gtest_brief=1 > "$log/$i" 2>&1 &
-        pids+=($!)
-    done
-    for ((i = 0; i < jobs; i++)); do
-        if wait "${pids[i]}"; then
-            grep -a -E '^\[ +(PASSED|SKIPPED)' "$log/$i"
-        else
-            status=1
-            cat "$log/$i"
-        fi
-    done
-    rm -rf "$log"
-    return $status
-}
+. "$(dirname "$0")/../simt/steps.sh" ptx
 
 step "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
 read -r -a arches < "$dir/arches"
@@ -48,5 +19,4 @@ for arch in "${arches[@]}"; do
     PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$arch.txt step "kernel tests, PTX for sm_$arch, in order" "$dir/kernel_tests" --gtest_brief=1
     tail -n 1 "$dir/coverage_$arch.txt"
 done
-echo "== ptx: $((SECONDS - begin)) s in all${failed[*]:+, FAILED: $(printf '%s; ' "${failed[@]}")}"
-[[ ${#failed[@]} == 0 ]]
+finish

@@ -75,7 +75,7 @@ uint32_t value(const std::string& body) {
     return r.out[0];
 }
 
-TEST(Values, Integers) {
+TEST(Values, IntegerOpsGiveTheDefinedValues) {
     EXPECT_EQ(value("mov.u32 %r1, 0x80000001; mul.hi.u32 %r9, %r1, 6;"), 3u);
     EXPECT_EQ(value("mov.u32 %r1, -7; div.s32 %r9, %r1, 2;"), uint32_t(-3));
     EXPECT_EQ(value("mov.u32 %r1, 0x12345678; bfe.u32 %r9, %r1, 8, 12;"), 0x456u);
@@ -88,7 +88,7 @@ TEST(Values, Integers) {
     EXPECT_EQ(value("mov.u32 %r1, 5; shl.b32 %r9, %r1, 32;"), 0u);
 }
 
-TEST(Values, Roundings) {
+TEST(Values, RoundingsAreThoseOfTheOpsName) {
     EXPECT_EQ(value("mov.f32 %f1, 0f3F808000; cvt.rn.bf16.f32 %h1, %f1; mov.b32 %r9, {%h1, %h1};"), 0x3f803f80u)
         << "half way, to even";
     EXPECT_EQ(value("mov.f32 %f1, 0f3F818000; cvt.rn.bf16.f32 %h1, %f1; mov.b32 %r9, {%h1, %h1};"), 0x3f823f82u);
@@ -160,12 +160,12 @@ TEST(Messages, AnUnknownOpcodeStopsWithLineAndText) {
 TEST(Messages, OneThatNoLaneReachesDoesNotStop) {
     EXPECT_EQ(Trial().go("setp.gt.u32 %p1, %r0, 99; @%p1 frobnicate.f32 %f1, %f2;").error, "");
 }
-TEST(Messages, AddressesOutsideAndBetween) {
+TEST(Messages, AddressesOutsideAnyAllocationAreNamed) {
     expect_error("ld.global.u32 %r9, [%rd2+4096];", "offset 4096 of in, which has 4096 bytes");
     expect_error("ld.global.u32 %r9, [%rd2+2];", "not aligned to 4");
     expect_error("mov.u32 %r2, smem; st.shared.u32 [%r2+16384], %r0;", "the block's 16384 bytes");
 }
-TEST(Messages, BarriersThatDoNotFit) {
+TEST(Messages, BarriersThatDoNotFitAreNamed) {
     expect_error("setp.lt.u32 %p1, %r0, 32; @%p1 bar.sync 1, 96;", "deadlock");
     expect_error("bar.sync 1, 40;", "no multiple of 32");
 }
@@ -180,7 +180,7 @@ void with_and_without(const std::string& body, const std::string& needed, const 
     expect_error(body.substr(0, at) + body.substr(at + needed.size()), message, threads);
 }
 
-TEST(Order, BlockBarrier) {
+TEST(Order, AMissingBlockBarrierIsFound) {
     with_and_without(R"(
 mov.u32 %r2, smem;
 mad.lo.u32 %r3, %r0, 4, %r2;
@@ -192,7 +192,7 @@ ld.shared.u32 %r6, [%r5];
 )",
                      "bar.sync 0;", "race: a");
 }
-TEST(Order, WarpBarrier) {
+TEST(Order, AMissingWarpBarrierIsFound) {
     with_and_without(R"(
 mov.u32 %r2, smem;
 mad.lo.u32 %r3, %r0, 4, %r2;
@@ -204,7 +204,7 @@ ld.shared.u32 %r6, [%r5];
 )",
                      "bar.warp.sync -1;", "race: a read");
 }
-TEST(Order, ReadThenWritten) {
+TEST(Order, AWriteAfterAReadWithoutABarrierIsFound) {
     with_and_without(R"(
 mov.u32 %r2, smem;
 ld.shared.u32 %r6, [%r2];
@@ -214,7 +214,7 @@ setp.eq.u32 %p1, %r0, 0;
 )",
                      "bar.sync 0;", "race: a write");
 }
-TEST(Order, TwoBlocksAndGlobalMemory) {
+TEST(Order, TwoBlocksThatWriteOneAddressAreFound) {
     expect_fine(
         "mov.u32 %r3, %ctaid.x; mad.lo.u32 %r4, %r3, 64, %r0; mul.wide.u32 %rd3, %r4, 4; add.s64 %rd4, %rd1, %rd3; "
         "st.global.u32 [%rd4], %r0;",
@@ -222,7 +222,7 @@ TEST(Order, TwoBlocksAndGlobalMemory) {
     expect_error("mul.wide.u32 %rd3, %r0, 4; add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r0;", "race: a write", 64,
                  3);
 }
-TEST(Order, AsynchronousCopies) {
+TEST(Order, AReadOfACopyUnderWayIsFound) {
     with_and_without(R"(
 mov.u32 %r2, smem;
 mad.lo.u32 %r3, %r0, 4, %r2;
@@ -246,7 +246,9 @@ setp.eq.u32 %p1, %r0, 0;
 bar.sync 1;
 st.shared.u32 [%r3], %r0;
 )";
-TEST(Order, ProxyFence) { with_and_without(kBulkStore, "fence.proxy.async.shared::cta;", "no fence.proxy.async"); }
+TEST(Order, AMissingProxyFenceIsFound) {
+    with_and_without(kBulkStore, "fence.proxy.async.shared::cta;", "no fence.proxy.async");
+}
 TEST(Order, BulkStoreIsWaitedFor) { with_and_without(kBulkStore, "@%p1 cp.async.bulk.wait_group 0;", "still reading"); }
 const char* const kBulkLoad = R"(
 mov.u32 %r2, smem;
@@ -262,7 +264,7 @@ mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2+2048], 0;
 mad.lo.u32 %r3, %r0, 4, %r2;
 ld.shared.u32 %r9, [%r3];
 )";
-TEST(Order, MbarrierInit) {
+TEST(Order, AMissingFenceAfterMbarrierInitIsFound) {
     with_and_without(kBulkLoad, "@%p1 fence.mbarrier_init.release.cluster;", "no fence.mbarrier_init");
     with_and_without(kBulkLoad, "bar.sync 0;", "mbarrier");
 }
@@ -290,12 +292,12 @@ wgmma.commit_group.sync.aligned;
 wgmma.wait_group.sync.aligned 0;
 add.f32 %f5, %f1, %f2;
 )";
-TEST(Order, Wgmma) {
+TEST(Order, AMissingFenceCommitOrWaitOfWgmmaIsFound) {
     with_and_without(kWgmma, "wgmma.fence.sync.aligned;", "no wgmma.fence", 128);
     with_and_without(kWgmma, "wgmma.commit_group.sync.aligned;", "has not been waited for", 128);
     with_and_without(kWgmma, "wgmma.wait_group.sync.aligned 0;", "has not been waited for", 128);
 }
-TEST(Order, RegistersThatThereAre) {
+TEST(Order, MoreRegistersThanThereAreIsAnError) {
     expect_fine("setmaxnreg.inc.sync.aligned.u32 240;", 256);
     expect_error("setmaxnreg.inc.sync.aligned.u32 240;", "of 65536 registers", 384);
     expect_error("setmaxnreg.inc.sync.aligned.u32 244;", "no multiple of 8", 128);
@@ -303,7 +305,7 @@ TEST(Order, RegistersThatThereAre) {
 
 // ---- fat binaries
 
-TEST(Unpack, Lz4) {
+TEST(Unpack, Lz4IsUnpackedAndDamageIsRefused) {
     const unsigned char text[] = {0x35, 'a', 'b', 'c', 3, 0, 0x20, 'x', 'y'};
     EXPECT_EQ(unpack_lz4(text, sizeof text, 14), "abcabcabcabcxy");
     EXPECT_THROW(unpack_lz4(text, sizeof text, 13), std::runtime_error);

@@ -52,7 +52,7 @@ void for_seeds(int n, const std::function<void()>& body) {
     simt::options().seed = first;
 }
 
-TEST(Simt, WarpCollectives) {
+TEST(Simt, WarpCollectivesGiveTheDefinedValues) {
     const std::vector<int> in = small_integers(128);
     for_seeds(20, [&] {
         DeviceArray<int> din(in), dout(128 * kWarpOps);
@@ -85,7 +85,7 @@ TEST(Simt, WarpCollectives) {
     });
 }
 
-TEST(Simt, NamedBarriers) {
+TEST(Simt, NamedBarriersHoldOnlyTheirThreads) {
     const std::vector<int> in = small_integers(128);
     for_seeds(20, [&] {
         DeviceArray<int> din(in), dout(256);
@@ -96,7 +96,7 @@ TEST(Simt, NamedBarriers) {
     });
 }
 
-TEST(Simt, Clusters) {
+TEST(Simt, BlocksOfAClusterReadEachOthersMemory) {
     const std::vector<int> in = small_integers(256);
     const std::vector<float> values = counting(512);
     for_seeds(10, [&] {
@@ -119,7 +119,7 @@ TEST(Simt, Clusters) {
 
 thread_local int host_thread_local = 7;
 
-TEST(Simt, StacksSpinsAndThreadLocals) {
+TEST(Simt, DeepStacksSpinsAndThreadLocalsWork) {
     const std::vector<int> in = small_integers(128);
     for_seeds(5, [&] {
         DeviceArray<int> din(in), dout(128), flag(std::vector<int>(2, 0));
@@ -146,7 +146,7 @@ TEST(Simt, FenceAndAtomicOrderBlocks) {
     });
 }
 
-TEST(Simt, CpAsync) {
+TEST(Simt, CpAsyncCopiesWhatWasWaitedFor) {
     for (int n : {1, 3, 511, 512, 513, 1900}) {
         const auto in = counting(n);
         for_seeds(10, [&] {
@@ -157,7 +157,7 @@ TEST(Simt, CpAsync) {
     }
 }
 
-TEST(Simt, MmaAndLdmatrix) {
+TEST(Simt, MmaAndLdmatrixGiveTheMatrixProduct) {
     for (bool fp16 : {false, true})
         for (bool trans : {false, true}) {
             const auto a = random_halves(256, fp16, 1), b = random_halves(128, fp16, 2);
@@ -177,7 +177,7 @@ TEST(Simt, MmaAndLdmatrix) {
         }
 }
 
-TEST(Simt, Stmatrix) {
+TEST(Simt, StmatrixStoresWhatLdmatrixLoads) {
     std::vector<uint16_t> in(256);
     for (int i = 0; i < 256; i++) in[size_t(i)] = uint16_t(i);
     for (bool trans : {false, true}) {
@@ -210,7 +210,7 @@ const TmaCase kTmaCases[] = {
     {4, {16, 3, 3, 3}, {8, 2, 2, 3}, {12, 2, -1, 1}, 0},
 };
 
-TEST(Simt, Tma) {
+TEST(Simt, TmaCopiesTheBoxAndZerosOutside) {
     for (const TmaCase& c : kTmaCases) {
         int n = 1;
         for (int d = 0; d < c.rank; d++) n *= c.dims[d];
@@ -244,7 +244,7 @@ TEST(Simt, Tma) {
     }
 }
 
-TEST(Simt, BulkCopiesAndMulticast) {
+TEST(Simt, BulkCopiesAndMulticastReachEveryBlock) {
     const auto in = counting(300);
     std::vector<uint16_t> tensor(1024);
     for (int i = 0; i < 1024; i++) tensor[size_t(i)] = uint16_t(i);
@@ -261,7 +261,7 @@ TEST(Simt, BulkCopiesAndMulticast) {
     });
 }
 
-TEST(Simt, Wgmma) {
+TEST(Simt, WgmmaGivesTheMatrixProduct) {
     for (int n : {16, 32, 64, 80, 96, 128, 160, 192, 256})
         for (int layout = 0; layout < 4; layout++)
             for (int flags = 0; flags < 16; flags++) {
@@ -285,7 +285,7 @@ TEST(Simt, Wgmma) {
             }
 }
 
-TEST(Simt, PipelinedGemm) {
+TEST(Simt, APipelinedGemmGivesTheMatrixProduct) {
     for (const auto& [M, N, K] : {std::array{64, 64, 64}, std::array{128, 64, 512}, std::array{100, 72, 200}}) {
         const auto a = random_halves(M * K, false, 5), b = random_halves(N * K, false, 6);
         std::vector<float> want(size_t(M * N));
@@ -302,7 +302,7 @@ TEST(Simt, PipelinedGemm) {
     }
 }
 
-TEST(Simt, LaunchRefusals) {
+TEST(Simt, LaunchesThatCannotBeAreRefused) {
     DeviceArray<float> x(counting(4));
     EXPECT_THROW(bulk_round_trip(x.data(), x.data(), 100000, nullptr), rz::Error);  // shared memory
     try {
@@ -314,7 +314,7 @@ TEST(Simt, LaunchRefusals) {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-TEST(Simt, SameSeedSameSchedule) {
+TEST(Simt, TheSameSeedGivesTheSameSchedule) {
     const auto switches = [] {
         DeviceArray<int> in(small_integers(128)), out(256);
         const uint64_t launches = simt::stats().launches, before = simt::stats().switches;

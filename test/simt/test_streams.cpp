@@ -73,7 +73,7 @@ TEST(SimtStreams, WaitMeansTheRecordingBeforeIt) {
               0);
 }
 
-TEST(SimtStreams, HostFunctionsAndPolling) {
+TEST(SimtStreams, HostFunctionsRunInOrderAndEventsCanBePolled) {
     Streams s;
     DeviceArray<float> x(std::vector<float>(64, 1));
     int called = 0;
@@ -155,7 +155,7 @@ TEST(SimtStreams, MemoryIsPoisonedCountedAndBounded) {
     EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
 }
 
-TEST(SimtStreams, CublasLtMatmul) {
+TEST(SimtStreams, CublasLtsMatmulGivesTheMatrixProduct) {
     const int M = 5, N = 7, K = 33;
     cublasLtHandle_t lt;
     cublasLtCreate(&lt);
