@@ -84,6 +84,15 @@ std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own
         return all;
     }
     Stream& comm = streams_.comm();
+    stage_sums_ = {0};
+    if (streams_.device.is_planned() && !comm.context().planned.executes) {  // no data travel: the others have the same
+        std::vector<int64_t> all;
+        for (int p = 0; p < parts.size(); ++p) {
+            all.insert(all.end(), own.begin(), own.end());
+            stage_sums_.push_back(2 * int64_t(all.size()));
+        }
+        return all;
+    }
     // An int64 travels as two fp32 words: a gather copies bits.
     const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {
         std::vector<int64_t> all(size_t(offsets.back() / 2));
@@ -96,7 +105,6 @@ std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own
         return all;
     };
     const std::vector<int64_t> counts = gather({int64_t(own.size())}, even_offsets(2 * parts.size(), parts.size(), 2));
-    stage_sums_ = {0};
     for (const int64_t count : counts) stage_sums_.push_back(stage_sums_.back() + 2 * count);
     return gather(own, stage_sums_);
 }

@@ -132,6 +132,11 @@ check "  the same loss" close each dp3
 check "bf16, one rank" train bf16 1 --dtype bf16 --batch-tokens 256 --head untied
 check "bf16, zb-v" as bf16zb bf16 2 --dtype bf16 --pp 2 --batch-tokens 256 --head untied
 
+planned() {  # --print-config knows the memory of a rank of 8 and of 64
+  "$program" --print-config --device cpu --preset small --pp 2 --grad-accum 4 --zero "$1" > "$work/log" 2>&1 &&
+    [ "$(awk '$1 == "activations" && $3 ~ /^[0-9]+$/ && $4 ~ /^[0-9]+$/' "$work/log" | wc -l)" = 1 ] && ! grep -q sum_squares "$work/log"
+}
+check "memory of a stage is planned" planned 1
 check "refused: too many stages" refused 4 "make 16 stages of 8 blocks" --pp 4 --pp-schedule interleaved --pp-stages-per-rank 4
 check "refused: dualpipe" refused 2 "nearest: schedule dualpipev" --pp 2 --pp-schedule dualpipe --batch-tokens 256
 check "refused: tied on two ranks" refused 2 "nearest: schedule zb-v" --pp 2 --pp-schedule 1f1b --head tied
