@@ -8,17 +8,16 @@ A corpus has
     documents(skip)   yields Document from number `skip` on
 """
 
-import gzip
 import hashlib
 import itertools
 import json
 import os
-import struct
 import sysconfig
 import zlib
 from dataclasses import dataclass
 
 from common import PrepareError
+from files import BadFile, is_packed, kind_of_file, open_text, text_bytes, why_not_text
 
 PIECE_BYTES = 1 << 20  # longer documents are passed on in pieces, cut after a newline
 
@@ -61,12 +60,16 @@ class Corpus:
 
     def __init__(self, name, seed, val_fraction):
         self.name, self.seed, self.val_fraction = name, seed, val_fraction
+        self.notes = []  # lines for the user, when all is written
 
     def settings(self):
         return {"kind": type(self).__name__, "seed": self.seed, "val_fraction": self.val_fraction}
 
     def open(self):
         pass
+
+    def finished(self):
+        """All documents were taken: what there is to say goes to `notes`."""
 
     def documents(self, skip=0):
         return itertools.islice(self._documents(), skip, None)
@@ -118,58 +121,89 @@ class StdlibCorpus(Corpus):
 
 
 class TextCorpus(Corpus):
-    """Files and folders of text. A .jsonl or .jsonl.gz file holds one document per line, in `field`, a .parquet file
-    one per row, in the column `field`; any other file is one document, or several between lines equal to `separator`.
-    If there are few files (and no separator), the end of each goes to validation; otherwise whole documents do."""
+    """Files and folders of text, also packed (.gz, .zst). A .jsonl file holds one document per line, in `field`, a
+    .parquet file one per row, in the column `field`; any other file is one document, or several between lines equal to
+    `separator`. Where validation files are given, they are the validation data; else, if there are few files (and no
+    separator), the end of each goes to validation; otherwise whole documents do."""
 
     FEW_FILES = 20
 
-    def __init__(self, paths, name, seed, val_fraction, field="text", separator=None):
-        super().__init__(name, seed, val_fraction)
-        self.paths, self.field, self.separator = paths, field, separator
+    def __init__(
+        self,
+        paths,
+        name,
+        seed,
+        val_fraction,
+        field="text",
+        separator=None,
+        val_paths=(),
+        skip_bad=False,
+        split_inside=False,
+    ):
+        super().__init__(name, seed, 0 if val_paths else val_fraction)
+        self.paths, self.val_paths = paths, list(val_paths)
+        self.field, self.separator, self.skip_bad, self.split_inside = field, separator, skip_bad, split_inside
+        self.bad, self.inside = 0, 0  # rows that were left out; lines with a separator that is not the whole line
 
     def settings(self):
+        extra = {"val_files": [self._identity(p) for p in self._val_files]} if self._val_files else {}
+        for name in ("skip_bad", "split_inside"):
+            if getattr(self, name):
+                extra[name] = True
         return {
             **super().settings(),
             "field": self.field,
             "separator": self.separator,
-            "files": [[os.path.basename(p), os.path.getsize(p)] for p in self._files],
+            "files": [self._identity(p) for p in self._files],
+            **extra,
         }
 
+    @staticmethod
+    def _identity(path):
+        return [os.path.basename(path), os.path.getsize(path)]
+
     def open(self):
-        self._files, self.skipped = [], []
-        for path in self.paths:
+        skipped = []
+        self._files = self._find(self.paths, skipped)
+        self._val_files = self._find(self.val_paths, skipped)
+        both = {os.path.realpath(p) for p in self._files} & {os.path.realpath(p) for p in self._val_files}
+        if both:
+            raise PrepareError(f"{sorted(both)[0]}: is to be training and validation text; name it once")
+        for file, why in skipped[:20]:
+            self.notes.append(f"skipped {file}: {why}")
+        if len(skipped) > 20:
+            self.notes.append(f"skipped {len(skipped) - 20} more files of these folders")
+        if not self._files:
+            reasons = "".join(f"\n  {file}: {why}" for file, why in skipped[:20])
+            raise PrepareError(f"no text files in {', '.join(self.paths)}{reasons}")
+        self.total_bytes = sum(self._text_bytes(f) for f in self._files + self._val_files)
+
+    def _find(self, paths, skipped):
+        files = []
+        for path in paths:
             if not os.path.exists(path):
                 raise PrepareError(f"{path}: no such file or folder")
-            found = [path] if os.path.isfile(path) else self._walk(path)
-            for file in found:
-                if os.path.getsize(file) and self._is_text(file):
-                    self._files.append(file)
+            for file in [path] if os.path.isfile(path) else self._walk(path):
+                why = why_not_text(file)
+                if why is None:
+                    files.append(file)
                 elif os.path.isfile(path):
-                    raise PrepareError(
-                        f"{file}: "
-                        + (
-                            "is empty"
-                            if not os.path.getsize(file)
-                            else "holds NUL bytes in its first 8 KiB, so it is not text; unpack or convert it first"
-                        )
-                    )
+                    raise PrepareError(f"{file}: {why}")
                 else:
-                    self.skipped.append(file)
-        if not self._files:
-            raise PrepareError(f"no text files in {', '.join(self.paths)}")
-        self.total_bytes = sum(self._text_bytes(f) for f in self._files)
+                    skipped.append((file, why))
+        return files
+
+    def finished(self):
+        if self.bad:
+            self.notes.append(f"left out {self.bad} bad rows (--skip-bad)")
+        if self.inside:
+            self.notes.append(
+                f"{self.inside} lines hold the separator and more: not split there; --split-inside splits them"
+            )
 
     def _text_bytes(self, path):
         """Of text, roughly."""
-        size = os.path.getsize(path)
-        if path.endswith(".parquet"):
-            return self._column_bytes(path)
-        if path.endswith(".gz") and size > 4:
-            with open(path, "rb") as f:
-                f.seek(-4, os.SEEK_END)
-                return max(size, struct.unpack("<I", f.read())[0])  # of the last member, modulo 4 GiB
-        return size
+        return self._column_bytes(path) if kind_of_file(path) == "parquet" else text_bytes(path)
 
     @staticmethod
     def _walk(root):
@@ -180,48 +214,63 @@ class TextCorpus(Corpus):
                 if not file.startswith(".") and os.path.isfile(path):
                     yield path
 
-    @staticmethod
-    def _is_text(path):
-        if path.endswith((".parquet", ".jsonl.gz")):
-            return True
-        with open(path, "rb") as f:
-            return b"\0" not in f.read(8192)
-
     def _documents(self):
-        for number, path in enumerate(self._files):
-            if path.endswith((".jsonl", ".jsonl.gz")):
-                yield from self._json_lines(number, path)
-            elif path.endswith(".parquet"):
-                yield from self._parquet_rows(number, path)
-            elif self.separator is not None:
-                yield from self._separated(number, path)
-            elif len(self._files) < self.FEW_FILES:
-                yield from self._head_and_tail(path)
-            else:
-                yield from self._read(path, 0, os.path.getsize(path), split_of(number, self.seed, self.val_fraction))
+        # Validation first: a limit on the size cuts training text.
+        numbered = [(len(self._files) + n, path, "val") for n, path in enumerate(self._val_files)]
+        numbered += [(number, path, "train" if self._val_files else None) for number, path in enumerate(self._files)]
+        for number, path, split in numbered:
+            try:
+                yield from self._documents_of(number, path, split)
+            except BadFile as e:
+                raise PrepareError(f"{path}: {e}") from e
 
-    def _json_lines(self, number, path):
-        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as f:
-            for line_number, line in enumerate(self._whole(path, f), 1):
+    def _documents_of(self, number, path, split):
+        kind = kind_of_file(path)
+        if kind == "jsonl":
+            yield from self._json_lines(number, path, split)
+        elif kind == "parquet":
+            yield from self._parquet_rows(number, path, split)
+        elif self.separator is not None:
+            yield from self._separated(number, path, split)
+        elif split is None and len(self._files) < self.FEW_FILES and not is_packed(path):
+            yield from self._head_and_tail(path)
+        else:
+            yield from self._read(path, split or self._split(number))
+
+    def _split(self, key):
+        return split_of(key, self.seed, self.val_fraction)
+
+    def _bad(self, path, row, problem):
+        if not self.skip_bad:
+            raise PrepareError(f"{path}, {row}: {problem}; mend it, name the field with --field, or --skip-bad")
+        self.bad += 1
+
+    def _json_text(self, line):
+        """The text of a line, and what is wrong with it."""
+        try:
+            row = json.loads(line)
+        except ValueError:  # also bytes that are no UTF-8
+            return None, "is not JSON"
+        if not isinstance(row, dict):
+            return None, f"is JSON, but no object with a field '{self.field}'"
+        if self.field not in row:
+            return None, f"has no field '{self.field}', only {', '.join(map(repr, row)) or 'nothing'}"
+        if not isinstance(row[self.field], str):
+            kind = {type(None): "null", bool: "true or false", list: "a list", dict: "an object"}
+            return None, f"has {kind.get(type(row[self.field]), 'a number')} in '{self.field}', not text"
+        return row[self.field], None
+
+    def _json_lines(self, number, path, split):
+        with open_text(path) as f:
+            for line_number, line in enumerate(f, 1):
                 if not line.strip():
                     continue
-                try:
-                    text = json.loads(line)[self.field]
+                text, problem = self._json_text(line)
+                if problem:
+                    self._bad(path, f"line {line_number}", problem)
+                elif text:
                     data = text.encode("utf-8", "replace")
-                except (ValueError, KeyError, TypeError, AttributeError) as e:
-                    raise PrepareError(
-                        f"{path}, line {line_number}: no JSON object with a string '{self.field}' "
-                        f"({type(e).__name__}: {e}); name the field with --field"
-                    ) from e
-                if data:
-                    yield from self._in_pieces(split_of(f"{number}:{line_number}", self.seed, self.val_fraction), data)
-
-    @staticmethod
-    def _whole(path, lines):
-        try:
-            yield from lines
-        except (gzip.BadGzipFile, zlib.error, EOFError) as e:
-            raise PrepareError(f"{path}: damaged or cut off ({e}); download it again") from e
+                    yield from self._in_pieces(split or self._split(f"{number}:{line_number}"), data)
 
     def _parquet_file(self, path):
         try:
@@ -249,33 +298,54 @@ class TextCorpus(Corpus):
         columns = [group.column(c) for group in groups for c in range(group.num_columns)]
         return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self.field)
 
-    def _parquet_rows(self, number, path):
+    def _parquet_rows(self, number, path, split=None):
         file, row = self._parquet_file(path), 1  # counted as the lines of JSONL are
         batches = file.iter_batches(batch_size=256, columns=[self.field])
         while True:
             try:
                 batch = next(batches, None)
             except Exception as e:  # of many types: a damaged page
-                raise PrepareError(f"{path}, behind row {row}: damaged ({e}); download it again") from e
+                raise PrepareError(
+                    f"{path}, behind row {row}: damaged; download it again ({str(e).splitlines()[0]})"
+                ) from e
             if batch is None:
                 return
             for text in batch.column(0).to_pylist():
                 if text:
-                    split = split_of(f"{number}:{row}", self.seed, self.val_fraction)
-                    yield from self._in_pieces(split, text.encode("utf-8", "replace"))
+                    side = split or self._split(f"{number}:{row}")
+                    yield from self._in_pieces(side, text.encode("utf-8", "replace"))
+                elif text is None and not self.skip_bad:
+                    self._bad(path, f"row {row}", f"has null in '{self.field}', not text")
+                elif text is None:
+                    self.bad += 1
                 row += 1
 
-    def _separated(self, number, path):
+    def _separated(self, number, path, split):
         mark, lines, count = self.separator.encode(), [], 0
-        with open(path, "rb") as f:
-            for line in itertools.chain(f, [mark]):
-                if line.strip() != mark:
+
+        def document():
+            nonlocal lines, count
+            data, lines = b"".join(lines).strip(b"\r\n"), []
+            if data:
+                yield from self._in_pieces(split or self._split(f"{number}:{count}"), data)
+            count += 1
+
+        with open_text(path) as f:
+            for line in f:
+                if line.strip() == mark:
+                    yield from document()
+                elif mark not in line:
                     lines.append(line)
-                    continue
-                data, lines = b"".join(lines).strip(b"\r\n"), []
-                if data:
-                    yield from self._in_pieces(split_of(f"{number}:{count}", self.seed, self.val_fraction), data)
-                count += 1
+                elif not self.split_inside:
+                    self.inside += 1
+                    lines.append(line)
+                else:
+                    *ends, rest = line.split(mark)
+                    for end in ends:
+                        lines.append(end)
+                        yield from document()
+                    lines.append(rest)
+        yield from document()
 
     def _head_and_tail(self, path):
         size = os.path.getsize(path)
@@ -285,23 +355,28 @@ class TextCorpus(Corpus):
             cut = min(cut + len(f.readline(PIECE_BYTES)), size) if cut < size else size
         if cut == size and self.val_fraction > 0:  # one line
             cut = size - int(size * self.val_fraction)
-        yield from self._read(path, 0, cut, "train")
-        yield from self._read(path, cut, size, "val")
+        yield from self._read(path, "train", 0, cut)
+        yield from self._read(path, "val", cut, size)
 
-    def _read(self, path, begin, end, split):
+    def _read(self, path, split, begin=0, end=None):
+        """Bytes [begin, end) of the text; all of it if no end is given."""
         first, rest = True, b""
-        with open(path, "rb") as f:
-            f.seek(begin)
-            while begin < end:
-                block = f.read(min(16 * PIECE_BYTES, end - begin))
-                if not block:
+        with open_text(path) as f:
+            if begin:
+                f.seek(begin)
+            while end is None or begin < end:
+                block = f.read(16 * PIECE_BYTES if end is None else min(16 * PIECE_BYTES, end - begin))
+                if not block and end is not None:
                     raise PrepareError(f"{path}: became shorter while it was read")
                 begin += len(block)
+                last = not block if end is None else begin >= end
                 parts = list(pieces(rest + block))
-                rest = parts.pop() if begin < end else b""  # may continue in the next block
+                rest = b"" if last or not parts else parts.pop()  # may continue in the next block
                 for part in parts:
                     yield Document(split, part, first)
                     first = False
+                if last:
+                    return
 
 
 class HubCorpus(Corpus):
@@ -334,8 +409,8 @@ class HubCorpus(Corpus):
         except Exception as e:  # the package raises many types for a missing network or repository
             reason = str(e).strip().splitlines()
             raise Unavailable(
-                f"cannot open {self.repo} on the Hugging Face hub ({type(e).__name__}: "
-                f"{reason[0] if reason else ''}); check the network and the name, or download it and "
+                f"cannot open {self.repo} on the Hugging Face hub ("
+                f"{reason[0] if reason else 'no reason given'}); check the network and the name, or download it and "
                 "use: prepare.py text FILES"
             ) from e
 
@@ -362,9 +437,7 @@ class HubCorpus(Corpus):
         try:
             yield from rows
         except Exception as e:  # of many types: the network
-            raise PrepareError(
-                f"the stream of {self.repo} broke ({type(e).__name__}: {e}); give the same command again to continue"
-            ) from e
+            raise PrepareError(f"the stream of {self.repo} broke ({e}); give the same command again to continue") from e
 
     def _documents(self):
         if self._val is None:

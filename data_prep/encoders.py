@@ -27,6 +27,18 @@ def byte_characters():
     return {**{b: chr(b) for b in visible}, **{b: chr(256 + i) for i, b in enumerate(hidden)}}
 
 
+def begin_template(token, token_id):
+    """A text that is encoded for the model begins as each document of the data does."""
+    begin, a, b = {"SpecialToken": {"id": token, "type_id": 0}}, ("A", 0), ("B", 1)
+    sequence = [{"Sequence": {"id": name, "type_id": kind}} for name, kind in (a, b)]
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, sequence[0]],
+        "pair": [begin, *sequence],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+    }
+
+
 def plain_tokenizer_json(symbols):
     """A byte-level tokenizer without merges: symbol i of the list is token i, then the end-of-text token."""
     characters = byte_characters()
@@ -48,7 +60,7 @@ def plain_tokenizer_json(symbols):
         ],
         "normalizer": None,
         "pre_tokenizer": byte_level,
-        "post_processor": None,
+        "post_processor": begin_template(EOT, len(symbols)),
         "decoder": byte_level,
         "model": {
             "type": "BPE",
@@ -70,7 +82,7 @@ class PlainEncoder:
 
     def __init__(self, kind="bytes", symbols=bytes(range(256))):
         self.kind, self.symbols = kind, symbols
-        self.eot, self.eot_text = len(symbols), EOT
+        self.eot, self.eos, self.eot_text = len(symbols), len(symbols), EOT
         self.vocab_size = len(symbols) + 1
 
     def encode_batch(self, texts, typecode):
@@ -105,6 +117,9 @@ class HuggingFaceEncoder:
                 "one of its special tokens with --eot"
             )
         self.eot = tokenizer.token_to_id(self.eot_text)
+        ends = ("<|end_of_text|>", "</s>", self.eot_text)
+        self.eos_text = next(e for e in ends if tokenizer.token_to_id(e) is not None)
+        self.eos = tokenizer.token_to_id(self.eos_text)
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -121,10 +136,7 @@ class HuggingFaceEncoder:
 
     def save(self, folder):
         write_atomically(os.path.join(folder, "tokenizer.json"), self._tokenizer.to_str(pretty=False).encode())
-        ends = ("<|end_of_text|>", "</s>", self.eot_text)
-        write_tokenizer_config(
-            folder, self.eot_text, next(e for e in ends if self._tokenizer.token_to_id(e) is not None)
-        )
+        write_tokenizer_config(folder, self.eot_text, self.eos_text)
 
 
 def write_tokenizer_config(folder, bos, eos):
@@ -154,6 +166,7 @@ HUB_NAMES = {
     "gpt2": "openai-community/gpt2",
     "llama2": "meta-llama/Llama-2-7b-hf",
     "llama3": "meta-llama/Meta-Llama-3-8B",
+    "llama3.1": "meta-llama/Llama-3.1-8B",
     "smollm2": "HuggingFaceTB/SmolLM2-135M",
     "tinyllama": "TinyLlama/TinyLlama_v1.1",
 }
@@ -165,7 +178,7 @@ def kind_of(spec):
 
 
 def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
-    """spec: bytes | bpe:SIZE | gpt2 | llama2 | llama3 | smollm2 | tinyllama | hf:REPO | a tokenizer.json or its folder.
+    """spec: bytes | bpe:SIZE | one of HUB_NAMES | hf:REPO | a tokenizer.json or its folder.
     `texts` yields bytes to train bpe:SIZE on."""
     if spec == "bytes":
         return PlainEncoder()
@@ -174,6 +187,9 @@ def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
         return HuggingFaceEncoder(spec, train_bpe(tokenizers, spec, texts, split), EOT)
     path = os.path.join(spec, "tokenizer.json") if os.path.isdir(spec) else spec
     if os.path.exists(path):
+        with open(path, "rb") as f:
+            if f.read(23) == b"version https://git-lfs":
+                raise PrepareError(f"{path}: is a Git LFS pointer, not the file itself; run: git lfs pull")
         try:
             return HuggingFaceEncoder(kind_of(spec), tokenizers.Tokenizer.from_file(path), eot_text)
         except Exception as e:
@@ -201,7 +217,7 @@ def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
 
 def train_bpe(tokenizers, spec, texts, split="llama3"):
     """Byte-level BPE with GPT-2's or Llama-3's way of splitting text, deterministic for the same texts."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     if not spec[4:].isdigit() or not 257 <= int(spec[4:]) <= 1 << 24:
         raise PrepareError(f"--tokenizer {spec}: the size must be a number from 257 (256 bytes and {EOT})")
@@ -220,6 +236,9 @@ def train_bpe(tokenizers, spec, texts, split="llama3"):
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     tokenizer.train_from_iterator((t.decode("utf-8", "replace") for t in texts), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{EOT} $A", pair=f"{EOT} $A $B:1", special_tokens=[(EOT, tokenizer.token_to_id(EOT))]
+    )
     return tokenizer
 
 

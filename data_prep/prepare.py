@@ -24,7 +24,7 @@ from array import array
 
 from common import PrepareError, Progress, human, parse_size, read_json, write_json
 from corpora import Document, HubCorpus, StdlibCorpus, TextCorpus, Unavailable
-from encoders import PlainEncoder, load_saved_encoder, make_encoder
+from encoders import HUB_NAMES, PlainEncoder, load_saved_encoder, make_encoder
 from shards import FORMATS, SplitWriter, format_for
 from synthetic import SYMBOLS, MarkovSource
 
@@ -88,7 +88,7 @@ def text_arguments():
         "--tokenizer",
         default="bytes",
         metavar="T",
-        help="bytes; bpe:SIZE (trained here); gpt2, llama2, llama3, smollm2, tinyllama or hf:REPO (from the hub); or a "
+        help=f"bytes; bpe:SIZE (trained here); {', '.join(HUB_NAMES)} or hf:REPO (from the hub); or a "
         "tokenizer.json (default: %(default)s)",
     )
     add(
@@ -129,7 +129,7 @@ def parse_arguments(argv):
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     commands.add_parser("stdlib", parents=[common, text], help="Python's standard library, as source")
     p = commands.add_parser(
-        "text", parents=[common, text], help="text, .jsonl, .jsonl.gz and .parquet files, and folders of them"
+        "text", parents=[common, text], help="text, .jsonl and .parquet files, also .gz and .zst, and folders of them"
     )
     p.add_argument("paths", nargs="+", metavar="PATH")
     p.add_argument("--name", default="text", help="of the dataset (default: %(default)s)")
@@ -139,6 +139,9 @@ def parse_arguments(argv):
         help="of a JSONL line, or column of a Parquet file, that holds the text (default: %(default)s)",
     )
     p.add_argument("--separator", help="documents in a file are separated by lines equal to this, e.g. '<|endoftext|>'")
+    p.add_argument("--split-inside", action="store_true", help="also where the separator stands inside a line")
+    p.add_argument("--val", nargs="+", default=[], metavar="PATH", help="files or folders that are the validation text")
+    p.add_argument("--skip-bad", action="store_true", help="leave out rows that hold no text, and count them")
     for name, repo, subset, revision in (
         ("tinystories", "roneneldan/TinyStories", None, None),
         ("fineweb-edu", "HuggingFaceFW/fineweb-edu", "sample-10BT", None),
@@ -191,7 +194,23 @@ def make_corpus(args):
     if args.corpus == "stdlib":
         return StdlibCorpus(args.seed, val_fraction)
     if args.corpus == "text":
-        return TextCorpus(args.paths, args.name, args.seed, val_fraction, args.field, args.separator)
+        if args.split_inside and args.separator is None:
+            raise PrepareError("--split-inside is about --separator, which is not given")
+        if args.val and args.val_fraction:
+            raise PrepareError(
+                "--val names the validation text and --val-fraction cuts some off; leave one of them out"
+            )
+        return TextCorpus(
+            args.paths,
+            args.name,
+            args.seed,
+            val_fraction,
+            args.field,
+            args.separator,
+            args.val,
+            args.skip_bad,
+            args.split_inside,
+        )
     return HubCorpus(
         args.corpus,
         args.repo,
@@ -280,6 +299,7 @@ class OutputFolder:
                     "file": "tokenizer.json",
                     "eot": encoder.eot_text,
                     "eot_id": encoder.eot,
+                    "eos_id": encoder.eos,
                 },
                 "documents": "each document begins with the eot token",
                 **{split: writer.summary() for split, writer in writers.items()},
@@ -340,6 +360,11 @@ def prepare_text(args, corpus):
                 f"training {args.tokenizer} on up to {human(args.bpe_bytes, 'B')} of {corpus.name} ...", file=sys.stderr
             )
         encoder = make_encoder(args.tokenizer, args.eot, training_texts(corpus, args.bpe_bytes), args.bpe_split)
+        if args.tokenizer.startswith("bpe:") and encoder.vocab_size < int(args.tokenizer[4:]):
+            corpus.notes.append(
+                f"--tokenizer {args.tokenizer}: the text has pairs for a vocabulary of {encoder.vocab_size} only; more "
+                "text or a smaller size fills it"
+            )
         encoder.save(out.path)
     shard_format = format_for(encoder.vocab_size) if args.format == "auto" else args.format
     if shard_format == "gpt-2" and encoder.vocab_size > 1 << 16:
@@ -352,9 +377,15 @@ def prepare_text(args, corpus):
     }
     if not out.state:
         out.save_state(documents=0, eot=encoder.eot_text, train=None, val=None)
-    encode_corpus(args, corpus, encoder, writers, out, state["documents"])
+    invalid = encode_corpus(args, corpus, encoder, writers, out, state)
+    corpus.finished()
     check_val(writers, corpus.val_fraction)
-    out.finish(encoder, shard_format, writers)
+    out.finish(encoder, shard_format, writers, **({"invalid_utf8": invalid} if invalid else {}))
+    if invalid:
+        kept = "kept as they are" if args.tokenizer == "bytes" else "replaced by U+FFFD"
+        corpus.notes.append(f"{invalid} documents hold bytes that are no UTF-8, {kept}")
+    for note in corpus.notes:
+        print(f"prepare.py: {note}", file=sys.stderr)
     out.report()
     return 0
 
@@ -380,8 +411,17 @@ def batches(documents):
         yield batch
 
 
-def encode_corpus(args, corpus, encoder, writers, out, done_documents):
-    """Everything from document number `done_documents` on."""
+def is_utf8(data):
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def encode_corpus(args, corpus, encoder, writers, out, state):
+    """Everything after the documents that `state` counts; returns how many documents are not UTF-8."""
+    done_documents, invalid = state["documents"], state.get("invalid_utf8", 0)
 
     def written(what):
         return sum(getattr(w, what) for w in writers.values())
@@ -392,7 +432,12 @@ def encode_corpus(args, corpus, encoder, writers, out, done_documents):
     eot, saved = array(writers["train"].typecode, [encoder.eot]), time.monotonic()
 
     def save():
-        out.save_state(documents=done_documents, eot=encoder.eot_text, **{s: w.sync() for s, w in writers.items()})
+        out.save_state(
+            documents=done_documents,
+            invalid_utf8=invalid,
+            eot=encoder.eot_text,
+            **{s: w.sync() for s, w in writers.items()},
+        )
 
     source, full = batches(corpus.documents(done_documents)), False
     while not full:
@@ -405,11 +450,13 @@ def encode_corpus(args, corpus, encoder, writers, out, done_documents):
             break
         full = encode_batch(args, encoder, writers, batch, limit - written("bytes"), eot)
         done_documents += len(batch)
+        invalid += sum(not is_utf8(d.data) for d in batch)
         progress.update(written("bytes"), written("tokens"))
         if time.monotonic() - saved > SAVE_SECONDS:
             save()
             saved = time.monotonic()
     progress.update(written("bytes"), written("tokens"), last=True)
+    return invalid
 
 
 def encode_batch(args, encoder, writers, batch, room, eot):

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import types
@@ -15,6 +16,7 @@ from array import array
 from unittest import mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "data_prep"))
+import chat_prompt
 import corpora
 import encoders
 import prepare
@@ -26,6 +28,14 @@ try:
     import tokenizers
 except ImportError:
     tokenizers = None
+try:
+    import jinja2
+except ImportError:
+    jinja2 = None
+try:
+    import transformers
+except ImportError:
+    transformers = None
 try:
     from pyarrow import parquet, table
 except ImportError:
@@ -89,7 +99,7 @@ class Corpora(DataPrepTest):
         path = self.file("a.jsonl", "\n".join(lines).encode())
         code, printed = self.prepare("text", path)
         self.assertEqual(code, 1)
-        self.assertIn("a.jsonl, line 1: no JSON object with a string 'text'", printed)
+        self.assertIn("a.jsonl, line 1: has no field 'text', only 'body'", printed)
         self.assertEqual(self.prepare("text", path, "--field", "body", "--overwrite")[0], 0)
         d = self.dataset()
         self.assertEqual(d["train"]["documents"] + d["val"]["documents"], 200)
@@ -109,7 +119,7 @@ class Corpora(DataPrepTest):
         for damaged in (packed[:-100], packed[:200] + b"\xff" * 64 + packed[264:], b"no gzip at all"):
             code, printed = self.prepare("text", self.file("a.jsonl.gz", damaged), "--overwrite")
             self.assertEqual(code, 1)
-            self.assertIn("a.jsonl.gz: damaged or cut off", printed)
+            self.assertIn("a.jsonl.gz: is damaged or cut off", printed)
 
     @unittest.skipIf(parquet is None, "needs pyarrow")
     def test_parquet_is_read_as_json_lines_are(self):
@@ -393,9 +403,10 @@ class Encoders(DataPrepTest):
         text = "a\r\n \u00e9\u4e16\U0001f999<|endoftext|>"
         path = self.file("t.json", json.dumps(encoders.plain_tokenizer_json(bytes(range(256)))).encode())
         theirs = tokenizers.Tokenizer.from_file(path)
-        self.assertEqual(theirs.encode(text).ids, [*text[:-13].encode(), 256])
+        self.assertEqual(theirs.encode(text).ids, [256, *text[:-13].encode(), 256])
         theirs.encode_special_tokens = True
-        self.assertEqual(theirs.encode(text).ids, [*text.encode()])
+        self.assertEqual(theirs.encode(text).ids, [256, *text.encode()])
+        self.assertEqual(theirs.encode(text, add_special_tokens=False).ids, [*text.encode()])
         self.assertEqual(theirs.decode([*"\u4e16x".encode()]), "\u4e16x")
         ours = encoders.make_encoder(path)
         self.assertEqual((ours.vocab_size, ours.eot), (257, 256))
@@ -416,6 +427,183 @@ class Encoders(DataPrepTest):
             saved = tokenizers.Tokenizer.from_file(os.path.join(self.out, "tokenizer.json"))
             self.assertEqual((saved.decode(train[1:]) + saved.decode(val[1:])).encode(), text)
             self.assertGreater(d["val"]["bytes_per_token"], 1.5)
+
+
+class FirstTry(DataPrepTest):
+    """What people give it on their first day."""
+
+    def texts(self, split):
+        return bytes(b if b < 256 else 0 for b in self.ids(split)).split(b"\0")[1:]
+
+    def test_bad_rows_are_named_in_plain_words(self):
+        for line, problem in (
+            (b"{'text': 1}", "is not JSON"),
+            (b'{"text": "\xff"}', "is not JSON"),
+            (b'["a"]', "is JSON, but no object with a field 'text'"),
+            (b'{"body": "a", "id": 1}', "has no field 'text', only 'body', 'id'"),
+            (b'{"text": null}', "has null in 'text', not text"),
+            (b'{"text": ["a"]}', "has a list in 'text', not text"),
+            (b'{"text": 3}', "has a number in 'text', not text"),
+        ):
+            path = self.file("a.jsonl", b'{"text": "good"}\n' + line + b"\n")
+            code, printed = self.prepare("text", path, "--overwrite")
+            self.assertEqual(code, 1)
+            self.assertIn(f"a.jsonl, line 2: {problem}; mend it", printed)
+            self.assertNotRegex(printed, "Error|Decode|Traceback|NoneType")
+
+    def test_bad_rows_are_skipped_and_counted(self):
+        rows = [json.dumps({"text": f"document {i}"}) for i in range(40)]
+        rows[3:3] = ["{", '{"text": null}', '{"body": "x"}']
+        code, printed = self.prepare("text", self.file("a.jsonl", "\n".join(rows).encode()), "--skip-bad")
+        self.assertEqual(code, 0, printed)
+        self.assertIn("left out 3 bad rows", printed)
+        d = self.dataset()
+        self.assertEqual(d["train"]["documents"] + d["val"]["documents"], 40)
+
+    def test_skipped_files_are_named_with_the_reason(self):
+        self.file("in/a.txt", b"some text\n" * 50)
+        self.file("in/b.bin", b"\0\1\2")
+        self.file("in/c.txt", b"")
+        self.file("in/d.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+        code, printed = self.prepare("text", os.path.join(self.dir, "in"))
+        self.assertEqual(code, 0, printed)
+        for name, why in (("b.bin", "holds NUL bytes"), ("c.txt", "is empty"), ("d.txt", "is a Git LFS pointer")):
+            self.assertRegex(printed, f"skipped .*{name}: {why}")
+
+    def test_a_git_lfs_pointer_is_named(self):
+        pointer = self.file("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+        code, printed = self.prepare("text", pointer)
+        self.assertEqual((code, "git lfs pull" in printed), (1, True), printed)
+        os.rename(pointer, os.path.join(self.dir, "tokenizer.json"))
+        code, printed = self.prepare("stdlib", "--tokenizer", os.path.join(self.dir, "tokenizer.json"))
+        self.assertEqual(code, 1)
+        self.assertIn("git lfs pull" if tokenizers else "pip install", printed)
+
+    def test_packed_text_is_the_text(self):
+        text = b"".join(b"line %d\n" % i for i in range(300000))  # in several blocks and pieces
+        half = self.file("val.txt", b"validation\n" * 20)
+        for name, data in (("a.txt", text), ("a.txt.gz", gzip.compress(text)), ("a.txt.zst", self.zstd(text))):
+            if data is None:
+                continue
+            code, printed = self.prepare("text", self.file(name, data), "--val", half, "--overwrite")
+            self.assertEqual(code, 0, printed)
+            self.assertEqual(self.texts("train"), [text], name)
+            self.assertEqual(self.texts("val"), [b"validation\n" * 20])
+        code, printed = self.prepare("text", self.file("b.txt.zst", b"no zstd at all"), "--overwrite")
+        self.assertEqual(code, 1)
+        self.assertRegex(printed, "b.txt.zst: is (damaged or cut off|packed with Zstandard; install)")
+
+    @staticmethod
+    def zstd(text):
+        if not shutil.which("zstd"):
+            return None
+        return subprocess.run(["zstd", "-q", "-c"], input=text, capture_output=True, check=True).stdout
+
+    def test_validation_files(self):
+        train = self.file("train.txt", b"train\n" * 50)
+        val = self.file("val.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+        code, printed = self.prepare("text", train, "--val", val)
+        self.assertEqual(code, 0, printed)
+        self.assertEqual((self.texts("train"), self.texts("val")), ([b"train\n" * 50], [b"one", b"two"]))
+        for args, problem in (
+            (("--val", train), "is to be training and validation text"),
+            (("--val", val, "--val-fraction", "0.1"), "leave one of them out"),
+        ):
+            code, printed = self.prepare("text", train, *args, "--overwrite")
+            self.assertEqual((code, problem in printed), (1, True), printed)
+
+    def test_a_separator_inside_a_line_is_reported_or_honoured(self):
+        path = self.file("a.txt", b"one<|endoftext|>two\n<|endoftext|>\nthree<|endoftext|>\n")
+        val = self.file("v.txt", b"v\n")
+        code, printed = self.prepare("text", path, "--separator", "<|endoftext|>", "--val", val)
+        self.assertEqual(code, 0, printed)
+        self.assertIn("2 lines hold the separator and more", printed)
+        self.assertEqual(len(self.texts("train")), 2)
+        code, printed = self.prepare(
+            "text", path, "--separator", "<|endoftext|>", "--split-inside", "--val", val, "--overwrite"
+        )
+        self.assertEqual((code, self.texts("train")), (0, [b"one", b"two", b"three"]), printed)
+        code, printed = self.prepare("text", path, "--split-inside", "--overwrite")
+        self.assertEqual((code, "--separator, which is not given" in printed), (1, True))
+
+    def test_invalid_utf8_is_counted(self):
+        rows = [b"good\n\n", b"bad \xff\n\n", b"good \xe4\xb8\x96\n\n"]
+        for i, row in enumerate(rows):
+            self.file(f"in/{i}.txt", row * 20)
+        code, printed = self.prepare("text", os.path.join(self.dir, "in"), "--separator", "==", "--val-fraction", "0")
+        self.assertEqual(code, 0, printed)
+        self.assertIn("1 documents hold bytes that are no UTF-8, kept as they are", printed)
+        self.assertEqual(self.dataset()["invalid_utf8"], 1)
+
+    def test_data_name_their_end_tokens(self):
+        self.prepare("text", self.file("a.txt", b"some text\n" * 50))
+        tokenizer = self.dataset()["tokenizer"]
+        self.assertEqual((tokenizer["eot_id"], tokenizer["eos_id"]), (256, 256))
+        with open(os.path.join(self.out, "tokenizer.json")) as f:
+            template = json.load(f)["post_processor"]
+        self.assertEqual(template["special_tokens"]["<|endoftext|>"]["ids"], [256])
+        self.assertEqual(list(template["single"][0]), ["SpecialToken"])
+
+    @unittest.skipUnless(tokenizers, "needs the package tokenizers")
+    def test_a_vocabulary_that_the_text_does_not_fill_is_said(self):
+        code, printed = self.prepare("text", self.file("a.txt", b"abc " * 100), "--tokenizer", "bpe:4096")
+        self.assertEqual(code, 0, printed)
+        self.assertRegex(printed, "pairs for a vocabulary of 2[56][0-9] only")
+
+
+class ChatPrompt(DataPrepTest):
+    TEMPLATE = (
+        "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+
+    def model(self, **files):
+        for name, value in files.items():
+            self.file(f"model/{name}", value.encode())
+        return os.path.join(self.dir, "model")
+
+    def render(self, *argv):
+        out, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            code = chat_prompt.main([*argv])
+        return code, out.getvalue() or errors.getvalue()
+
+    @unittest.skipIf(jinja2 is None, "needs jinja2")
+    def test_a_template_of_the_folder_is_applied(self):
+        config = {"bos_token": {"content": "<s>"}, "chat_template": self.TEMPLATE}
+        folder = self.model(**{"tokenizer_config.json": json.dumps(config)})
+        code, text = self.render(folder, " Hi ", "--system", "Be brief.")
+        self.assertEqual((code, text), (0, "<s><|system|>Be brief.</s><|user|>Hi</s><|assistant|>"))
+        folder = self.model(**{"chat_template.jinja": "{{ raise_exception('no system') }}"})
+        code, text = self.render(folder, "Hi")
+        self.assertEqual((code, "refuses these messages: no system" in text), (1, True), text)
+
+    @unittest.skipIf(jinja2 is None, "needs jinja2")
+    def test_a_template_can_not_leave_the_sandbox(self):
+        folder = self.model(**{"chat_template.jinja": "{{ messages.__class__.__mro__[1].__subclasses__() }}"})
+        code, text = self.render(folder, "Hi")
+        self.assertEqual((code, "refuses" in text), (1, True), text)
+
+    @unittest.skipIf(transformers is None, "needs transformers")
+    def test_text_is_that_of_transformers(self):
+        self.prepare("text", self.file("a.txt", b"some text\n" * 50))
+        with open(os.path.join(self.out, "chat_template.jinja"), "w") as f:
+            f.write(self.TEMPLATE)
+        theirs = transformers.AutoTokenizer.from_pretrained(self.out)
+        for messages in ([("user", "Hi")], [("system", "x"), ("user", " a\n"), ("assistant", "b"), ("user", "c")]):
+            messages = [{"role": r, "content": c} for r, c in messages]
+            path = self.file("m.json", json.dumps(messages).encode())
+            want = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            self.assertEqual(self.render(self.out, "--messages", path), (0, want))
+
+    def test_what_can_not_be_rendered_is_refused(self):
+        for args, problem in (
+            ((self.dir, "Hi"), "has no chat template"),
+            ((self.model(**{"chat_template.jinja": "x"}),), "nothing to say"),
+            ((self.model(), "--messages", self.file("m.json", b'{"role": "user"}')), "a JSON list of"),
+        ):
+            code, text = self.render(*args)
+            self.assertEqual((code, problem in text), (1, True), text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""A chat as the model was trained to see it: applies the chat template of a model's folder, and prints the text.
+
+    chat_prompt.py FOLDER "What is a llama?" | train_llama generate --from FOLDER --raw-prompt --prompt-file -
+    chat_prompt.py FOLDER --system "Be brief." --messages chat.json
+
+--messages is a JSON list of {"role": ..., "content": ...}. Templates are Jinja programs: they are run as transformers
+runs them, by the package jinja2 in its sandbox. Needs no other package.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import sys
+
+from common import PrepareError, read_json
+
+
+def template_of(folder, name=None):
+    path = os.path.join(folder, "chat_template.jinja")
+    if name is None and os.path.exists(path):
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    found = None
+    for file in ("chat_template.json", "tokenizer_config.json"):
+        found = found or (read_json(os.path.join(folder, file)) or {}).get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = {t["name"]: t["template"] for t in found}
+        if (name or "default") not in named:
+            raise PrepareError(f"{folder}: chat templates are {', '.join(named)}; name one with --template")
+        return named[name or "default"]
+    if not found:
+        raise PrepareError(f"{folder} has no chat template: it is a model for plain text; give it a prompt as it is")
+    return found
+
+
+def special_tokens(folder):
+    config = read_json(os.path.join(folder, "tokenizer_config.json")) or {}
+    tokens = {}
+    for key, value in config.items():
+        if key.endswith("_token") and value is not None and not isinstance(value, bool):
+            tokens[key] = value["content"] if isinstance(value, dict) else value
+    return tokens
+
+
+def render(template, messages, tokens, add_generation_prompt=True):
+    try:
+        import jinja2
+        import jinja2.ext
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as e:
+        raise PrepareError("chat templates need the Python package `jinja2`; run: python3 -m pip install jinja2") from e
+
+    def refuse(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
+    try:
+        return environment.from_string(template).render(
+            messages=messages, add_generation_prompt=add_generation_prompt, **tokens
+        )
+    except jinja2.exceptions.TemplateError as e:
+        raise PrepareError(f"the chat template refuses these messages: {e}") from e
+
+
+def messages_of(args):
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    if args.messages:
+        found = read_json(args.messages)
+        if found is None:
+            raise PrepareError(f"{args.messages}: no such file")
+        if not isinstance(found, list) or not all(
+            isinstance(m, dict) and {"role", "content"} <= m.keys() for m in found
+        ):
+            raise PrepareError(f'{args.messages}: a JSON list of {{"role": ..., "content": ...}} is expected')
+        messages += found
+    if args.user is not None:
+        messages.append({"role": "user", "content": args.user})
+    if not messages:
+        raise PrepareError("nothing to say: give a text or --messages FILE")
+    return messages
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="chat_prompt.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", help="a model's folder")
+    parser.add_argument("user", nargs="?", help="what the user says, last")
+    parser.add_argument("--system", help="a system message, first")
+    parser.add_argument("--messages", metavar="FILE", help="JSON list of messages")
+    parser.add_argument("--template", metavar="NAME", help="of several chat templates")
+    args = parser.parse_args(argv)
+    try:
+        text = render(template_of(args.folder, args.template), messages_of(args), special_tokens(args.folder))
+    except PrepareError as e:
+        print(f"chat_prompt.py: {e}", file=sys.stderr)
+        return 1
+    sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
