@@ -118,8 +118,8 @@ $(OBJ)/%.cu.o: %.cu Makefile
 	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 # Where no loop is hot, compiling fast counts: flags, files and reports, and the tests. Bits do not depend on it.
-$(addprefix $(OBJ)/,llama/train/%.o llama/report/%.o llama/model/%.o llama/parallel/%.o test/%.o): BASE_CXXFLAGS += -O1
-$(OBJ)/llama/train/command_line.o: BASE_CXXFLAGS += -O0
+$(addprefix $(OBJ)/,llama/train/%.o llama/report/%.o llama/model/%.o llama/parallel/%.o llama/plan/%.o test/%.o): BASE_CXXFLAGS += -O1
+$(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o: BASE_CXXFLAGS += -O0
 
 # The commit is known at run time from this one file, rebuilt when it changes.
 $(BUILD)/commit.txt: FORCE
@@ -188,8 +188,11 @@ test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
-.PHONY: test-full test-faults test-lm-eval
-test-full: test-faults test-lm-eval
+.PHONY: test-full test-faults test-lm-eval test-plan
+test-full: test-faults test-lm-eval $(if $(HAVE_CUDA),test-plan)
+# The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: ten minutes of one core.
+test-plan: train_llama train_llama_simt
+	test/program/test_plan.sh ./train_llama ./train_llama_simt
 test-faults: train_llama
 	test/program/test_faults.sh ./train_llama
 # Asks lm-evaluation-harness itself; skipped where PyPI has not got it.

@@ -7,11 +7,13 @@
 //   train_llama generate --from runs/first/final --prompt "def "
 //   train_llama eval --from runs/first/final --tasks hellaswag,perplexity
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
+//   train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml       what a run would take there
 
 #include <cstdio>
 
 #include "comm/process.h"
 #include "llama/base/fault.h"
+#include "llama/plan/plan.h"
 #include "llama/train/commands.h"
 #include "llama/train/trainer.h"
 
@@ -89,6 +91,7 @@ int main(int argc, char** argv) {
     const auto* options = std::get_if<TrainOptions>(&command);
     try {
         if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);
+        if (const auto* plan = std::get_if<PlanOptions>(&command)) return plan_command(*plan);
         Process process(options ? ProcessOptions{.timeout_s = options->timeout} : ProcessOptions{});
         return process.run([&] { return run_command(command, process); });
     } catch (const std::exception& error) {

@@ -108,14 +108,14 @@ class Collectives {
     MessageGroup hop() const;
     // Marks the running operation complete, in stream order; the algorithms end with it.
     void mark_done(Stream& stream);
+    // What one half of the ring sends from this rank: all slices but its own, or but the right neighbour's.
+    int64_t scatter_bytes(Offsets offsets, DType wire) const;
+    int64_t gather_bytes(Offsets offsets, DType dtype) const;
 
     Transport& transport_;
     CollectiveOptions options_;
 
    private:
-    // What one half of the ring sends from this rank: all slices but its own, or but the right neighbour's.
-    int64_t scatter_bytes(Offsets offsets, DType wire) const;
-    int64_t gather_bytes(Offsets offsets, DType dtype) const;
     template <class Body>
     void measured(Stream& stream, const char* op, int64_t bytes, Body&& body);
 

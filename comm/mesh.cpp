@@ -130,15 +130,22 @@ Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options)
           });
 }
 
-Mesh::Mesh(Device device, int rank, int size, const PlannedLink& link, const MeshOptions& options)
-    : grid_(size, options.grid), world_{rank, size} {
+Mesh::Mesh(Device device, int rank, int size, const PlannedNetwork& network, const MeshOptions& options,
+           PlannedPeers* peers)
+    : grid_(size, options.grid), world_{rank, size}, planned_peers_(peers) {
     require(rank >= 0 && rank < size, "rank %d of %d", rank, size);
     build(device, options, [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
         if (members.empty()) return nullptr;
         const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
-        return make_planned_transport(name, int(place), members, device, link);
+        const std::shared_ptr<PlannedMail> mail = peers ? peers->mail(name, members) : nullptr;
+        return make_planned_transport(name, int(place), members, device,
+                                      network ? network(name, members, !mail) : nullptr, mail);
     });
 }
+
+Mesh::Mesh(Device device, int rank, int size, const PlannedLink& link, const MeshOptions& options)
+    : Mesh(
+          device, rank, size, [&](const std::string&, const std::vector<int>&, bool) { return link; }, options) {}
 
 Mesh::~Mesh() = default;
 

@@ -74,7 +74,10 @@ class Mesh {
     explicit Mesh(Device device, const MeshOptions& options = {});
     // A rank of an in-process loopback.
     Mesh(LoopbackHub& hub, int rank, const MeshOptions& options = {});
-    // Rank `rank` of `size` on a planned device, without the others (planned_transport.h).
+    // Rank `rank` of `size` on a planned device, without the others (planned_transport.h) but for `peers`.
+    Mesh(Device device, int rank, int size, const PlannedNetwork& network, const MeshOptions& options = {},
+         PlannedPeers* peers = nullptr);
+    // The same with one link for all.
     Mesh(Device device, int rank, int size, const PlannedLink& link, const MeshOptions& options = {});
     ~Mesh();
 
@@ -90,6 +93,9 @@ class Mesh {
     Collectives& shard() const { return on(Axis::shard); }
     Collectives& replicate() const { return on(Axis::replicate); }
     Collectives& model() const { return on(Axis::model); }
+
+    // On a planned device: the ranks that are planned together with this one; else nullptr.
+    PlannedPeers* planned_peers() const { return planned_peers_; }
 
     // Whether this is the first of the tp, cp and pp peers, which all read the same samples: what is counted per sample
     // is counted once.
@@ -124,6 +130,7 @@ class Mesh {
     std::vector<Group> groups_;
     std::array<Collectives*, size_t(Axis::count_)> axes_ = {};
     Links links_to_, links_from_;
+    PlannedPeers* planned_peers_ = nullptr;
     std::unique_ptr<Stream> stream_;  // the first to go: nothing is freed under its work
 };
 

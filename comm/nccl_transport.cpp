@@ -55,7 +55,7 @@ class NcclTransport : public Transport {
     ~NcclTransport() override;
     const char* name() const override { return "nccl"; }
     // A launch costs as much as moving some MiB over NVLink; two lanes hide the addition behind the transfer.
-    int64_t good_chunk_bytes() const override { return int64_t(32) << 20; }
+    int64_t good_chunk_bytes() const override { return kNcclChunkBytes; }
     int good_lanes() const override { return 2; }
     std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options) override;
 

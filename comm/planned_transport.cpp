@@ -46,7 +46,10 @@ class PlannedMail {
         Box& box = boxes_[size_t(to)];
         std::unique_lock lock(box.mutex);
         std::deque<Letter>& letters = box.letters[from];
-        if (!box.changed.wait_for(lock, std::chrono::duration<double>(timeout_s_), [&] { return !letters.empty(); }))
+        const bool came = box.changed.wait_for(lock, std::chrono::duration<double>(timeout_s_),
+                                               [&] { return !letters.empty() || box.closed; });
+        require(!letters.empty() || !box.closed, "member %d waits for member %d, which failed", to, from);
+        if (!came)
             throw DeadlineError(
                 format("member %d waited %.1f s for a message that member %d did not send", to, timeout_s_, from));
         Letter letter = std::move(letters.front());
@@ -54,10 +57,22 @@ class PlannedMail {
         return letter;
     }
 
+    // Nothing more comes: whoever waits throws.
+    void close() {
+        for (Box& box : boxes_) {
+            {
+                std::lock_guard lock(box.mutex);
+                box.closed = true;
+            }
+            box.changed.notify_all();
+        }
+    }
+
    private:
     struct Box {
         std::mutex mutex;
         std::condition_variable changed;
+        bool closed = false;
         std::map<int, std::deque<Letter>> letters;  // by sender
     };
 
@@ -67,6 +82,44 @@ class PlannedMail {
 
 std::shared_ptr<PlannedMail> make_planned_mail(int size, double timeout_s) {
     return std::make_shared<PlannedMail>(size, timeout_s);
+}
+
+PlannedPeers::PlannedPeers(std::vector<int> ranks, double timeout_s)
+    : ranks_(std::move(ranks)), timeout_s_(timeout_s) {}
+
+std::shared_ptr<PlannedMail> PlannedPeers::mail(const std::string& group, const std::vector<int>& members) {
+    for (const int member : members)
+        if (std::find(ranks_.begin(), ranks_.end(), member) == ranks_.end()) return nullptr;
+    std::string key = group;
+    for (const int member : members) key += " " + std::to_string(member);
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<PlannedMail>& mail = mails_[key];
+    if (!mail) mail = make_planned_mail(int(members.size()), timeout_s_);
+    if (!failed_.empty()) mail->close();
+    return mail;
+}
+
+std::vector<std::vector<int64_t>> PlannedPeers::gather(int rank, const std::vector<int64_t>& own) {
+    std::unique_lock lock(mutex_);
+    const size_t turn = gathers_made_[rank]++;
+    if (gathers_.size() <= turn) gathers_.resize(turn + 1);
+    gathers_[turn].by_rank[rank] = own;
+    changed_.notify_all();
+    const bool all = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_), [&] {
+        return !failed_.empty() || gathers_[turn].by_rank.size() == ranks_.size();
+    });
+    require(failed_.empty(), "%s", failed_.c_str());
+    if (!all) throw DeadlineError(format("planned rank %d waited %.1f s for the others to gather", rank, timeout_s_));
+    std::vector<std::vector<int64_t>> values;
+    for (const int r : ranks_) values.push_back(gathers_[turn].by_rank[r]);
+    return values;
+}
+
+void PlannedPeers::fail(const std::string& reason) {
+    std::lock_guard lock(mutex_);
+    if (failed_.empty()) failed_ = reason;
+    for (const auto& [key, mail] : mails_) mail->close();
+    changed_.notify_all();
 }
 
 namespace {
@@ -83,6 +136,7 @@ class PlannedTransport : public Transport {
     }
 
     const char* name() const override { return "planned"; }
+    bool hops_are_alike() const override { return !mail_; }
 
    protected:
     struct State {

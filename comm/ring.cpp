@@ -15,6 +15,7 @@ namespace rz {
 namespace {
 
 constexpr int64_t kMinChunk = 64;  // elements
+constexpr int kFew = 16;           // hops of a half that tell of all where they are alike
 
 class Ring : public Collectives {
    public:
@@ -38,6 +39,7 @@ class Ring : public Collectives {
         bool reduce = false, gathers = false;
         int64_t chunk = 0;   // elements
         int64_t chunks = 0;  // of the longest slice
+        int half = 0;        // hops of one half of the ring: size() - 1
         int hops = 0;
     };
     struct Lane {
@@ -49,6 +51,8 @@ class Ring : public Collectives {
     };
 
     void run(Stream& stream, Plan plan);
+    void tell_from_few(Stream& stream, const Plan& plan);
+    void move(Stream& stream, const Plan& plan);
     void start_hop(Stream& stream, const Plan& plan, Lane& lane);
     void finish_hop(Stream& stream, const Plan& plan, Lane& lane);
 
@@ -60,9 +64,9 @@ class Ring : public Collectives {
         const int64_t begin = std::min(offset(plan.offsets, r) + lane.chunk * plan.chunk, offset(plan.offsets, r + 1));
         return {begin, std::min(plan.chunk, offset(plan.offsets, r + 1) - begin)};
     }
-    bool reducing(const Plan& plan, int hop) const { return plan.reduce && hop < size() - 1; }
+    bool reducing(const Plan& plan, int hop) const { return plan.reduce && hop < plan.half; }
     // Step within its half of the ring.
-    int step(const Plan& plan, int hop) const { return plan.reduce && hop >= size() - 1 ? hop - (size() - 1) : hop; }
+    int step(const Plan& plan, int hop) const { return plan.reduce && hop >= plan.half ? hop - plan.half : hop; }
 };
 
 void Ring::start_hop(Stream& stream, const Plan& plan, Lane& lane) {
@@ -96,7 +100,7 @@ void Ring::finish_hop(Stream& stream, const Plan& plan, Lane& lane) {
     const int s = step(plan, lane.hop);
     const Part in = part(plan, lane, wrap(rank() - s - 2));
     if (in.n > 0) {
-        const bool last = s == size() - 2;  // this rank's slice is complete
+        const bool last = s == plan.half - 1;  // this rank's slice is complete
         const int64_t in_own = in.begin - offset(plan.offsets, rank());
         reduce_add(stream, {.out = last ? plan.own_out + in_own * size_of(plan.out_dtype) : lane.incoming,
                             .a = lane.incoming,
@@ -116,8 +120,39 @@ void Ring::run(Stream& stream, Plan plan) {
     const DType moved = plan.reduce ? plan.wire : plan.out_dtype;
     plan.chunk = std::max(kMinChunk, options_.chunk_bytes / size_of(moved));
     plan.chunks = ceil_div(longest, plan.chunk);
-    plan.hops = (size() - 1) * (int(plan.reduce) + int(plan.gathers));
+    plan.half = size() - 1;
+    if (plan.half > 2 * (2 * kFew + kFew) && transport_.hops_are_alike())
+        tell_from_few(stream, plan);
+    else
+        move(stream, plan);
+    mark_done(stream);
+}
 
+// The time of a ring grows by the same amount with each hop. Two short ones are run, with slices of the same length,
+// and the rest is waited for.
+void Ring::tell_from_few(Stream& stream, const Plan& plan) {
+    const int64_t sent = transport_.bytes_sent();
+    const auto time_of = [&](int half) {
+        const Ticks before = stream.clock();
+        Plan some = plan;
+        some.half = half;
+        move(stream, some);
+        return stream.clock() - before;
+    };
+    const Ticks few = time_of(kFew), more = time_of(2 * kFew);
+    const Ticks all = more + (plan.half - 2 * kFew) * (more - few) / kFew;
+    stream.wait_until(stream.clock() + std::max<Ticks>(0, all - few - more));
+    const int64_t scatter = plan.reduce ? scatter_bytes(plan.offsets, plan.wire) : 0;
+    const int64_t gather = plan.gathers ? gather_bytes(plan.offsets, plan.out_dtype) : 0;
+    transport_.count_sent(scatter + gather - (transport_.bytes_sent() - sent));
+}
+
+void Ring::move(Stream& stream, const Plan& plan_) {
+    Plan plan = plan_;
+    plan.hops = plan.half * (int(plan.reduce) + int(plan.gathers));
+
+    int64_t longest = 0;
+    for (int r = 0; r < size(); ++r) longest = std::max(longest, count(plan.offsets, r));
     const int lane_count = int(std::min<int64_t>(options_.lanes, plan.chunks));
     std::vector<Lane> lanes(static_cast<size_t>(lane_count));
     if (plan.reduce && lane_count > 0) {
@@ -147,7 +182,6 @@ void Ring::run(Stream& stream, Plan plan) {
             }
             start_hop(stream, plan, lane);
         }
-    mark_done(stream);
 }
 
 void Ring::do_all_reduce(Stream& stream, const AllReduce& a) {

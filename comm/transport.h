@@ -39,6 +39,8 @@ inline constexpr auto kNames<TransportKind> = std::to_array<Named<TransportKind>
                                                                                    {TransportKind::nccl_shared,
                                                                                     "nccl-shared"}});
 
+constexpr int64_t kNcclChunkBytes = int64_t(32) << 20;  // NCCL's good_chunk_bytes()
+
 class Collectives;
 struct CollectiveOptions;
 class Watch;
@@ -84,6 +86,8 @@ class Transport {
     // added (dev/results/collectives-cpu.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
     virtual int good_lanes() const { return 2; }
+    // Whether nothing moves, and a hop of a ring costs what every other does: a few then tell of all (planned ranks).
+    virtual bool hops_are_alike() const { return false; }
     int rank() const { return rank_; }
     int size() const { return int(world_ranks_.size()); }
     Device device() const { return device_; }

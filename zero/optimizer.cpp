@@ -102,6 +102,11 @@ std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own
         parts.all_gather(comm, {.out = to.data(), .in = from.data(), .offsets = offsets, .dtype = DType::f32});
         comm.copy(all.data(), to.data(), to.bytes());
         comm.synchronize();
+        if (PlannedPeers* peers = streams_.mesh.planned_peers()) {  // counted so far; the values come past the device
+            all.clear();
+            for (const std::vector<int64_t>& one : peers->gather(streams_.mesh.world().rank, mine))
+                all.insert(all.end(), one.begin(), one.end());
+        }
         return all;
     };
     const std::vector<int64_t> counts = gather({int64_t(own.size())}, even_offsets(2 * parts.size(), parts.size(), 2));

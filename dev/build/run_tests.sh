@@ -65,6 +65,7 @@ for section in $sections; do
       run resume test/program/test_resume.sh ./train_llama
       run launch test/program/test_launch.sh ./train_llama
       run eval test/program/test_eval.sh ./train_llama
+      run plan test/program/test_plan.sh ./train_llama
       run pipeline test/program/test_pipeline.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama

@@ -18,8 +18,6 @@
 namespace rz {
 namespace {
 
-// What the algorithms want, split-K above all: as NVIDIA advises, 32 MiB from Hopper on and 4 before.
-constexpr size_t kHopperWorkspace = size_t(32) << 20, kWorkspace = size_t(4) << 20;
 constexpr int kSuggestions = 24;  // that are timed, where measuring is asked for
 constexpr int kTimings = 3;       // of each; the middle one counts
 
@@ -291,9 +289,8 @@ class GemmPlans {
         if (!buffer) {
             int major = 0;
             CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-            buffer =
-                Buffer(Device{DeviceKind::cuda, device, &stream.context()},
-                       int64_t(major >= 9 ? kHopperWorkspace : kWorkspace), MemKind::workspace, "cuBLASLt workspace");
+            buffer = Buffer(Device{DeviceKind::cuda, device, &stream.context()}, gemm_workspace_bytes(major),
+                            MemKind::workspace, "cuBLASLt workspace");
         }
         return {buffer.data(), size_t(buffer.bytes())};
     }

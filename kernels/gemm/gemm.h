@@ -24,6 +24,10 @@ struct Gemm {
     const char* label() const { return trans_a ? "Gemm dW = dy^T x" : trans_b ? "Gemm y = x W^T" : "Gemm dx = dy W"; }
 };
 
+// What cuBLASLt gets of each stream that multiplies. Its algorithms want it, split-K above all: as NVIDIA advises,
+// 32 MiB from Hopper on and 4 before.
+constexpr int64_t gemm_workspace_bytes(int capability_major) { return int64_t(capability_major >= 9 ? 32 : 4) << 20; }
+
 void gemm(Stream&, const Gemm&);
 void gemm_cpu(const Gemm&);
 void gemm_cuda(const Gemm&, Stream&);

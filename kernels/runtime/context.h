@@ -22,7 +22,8 @@ struct RankContext {
     RankContext& operator=(const RankContext&) = delete;
 
     MemoryLedger memory;
-    PlannedMachine planned;  // what its planned device is
+    PlannedMachine planned;   // what its planned device is
+    bool one_memory = false;  // its host memory is the device's, as on a CPU: counted there
 
     // Of kernels/gemm and kernels/fp8, which make them at the first use, under `gemm_mutex`.
     std::mutex gemm_mutex;

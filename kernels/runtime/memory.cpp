@@ -129,6 +129,12 @@ static bool charged_only(Device device) {
     return device.is_planned() && !(device.context && device.context->planned.executes);
 }
 
+// On whose side of the ledger memory stands.
+static DeviceKind side_of(Device device, bool pinned) {
+    const bool one = device.is_planned() && device.context && device.context->one_memory;
+    return pinned && !one ? DeviceKind::cpu : device.kind;
+}
+
 Buffer::Buffer(Device device, int64_t bytes, MemKind kind, std::string name)
     : Buffer(device, /*pinned=*/false, bytes, kind, std::move(name)) {}
 
@@ -155,7 +161,7 @@ Buffer::Buffer(Device device, bool pinned, int64_t bytes, MemKind kind, std::str
     } else {
         data_ = allocate_host(bytes, device.context);
     }
-    const DeviceKind where = pinned ? DeviceKind::cpu : device.kind;
+    const DeviceKind where = side_of(device, pinned);
     require(data_ != nullptr,
             "out of memory: %s for '%s' (%s), %s free on %s\n%s  try a smaller batch or sequence, recomputation, or a "
             "higher ZeRO stage on more ranks",
@@ -168,7 +174,7 @@ Buffer::~Buffer() { release(); }
 
 void Buffer::release() {
     if (!data_) return;
-    if (device_.context) device_.context->memory.remove(pinned_ ? DeviceKind::cpu : device_.kind, kind_, bytes_);
+    if (device_.context) device_.context->memory.remove(side_of(device_, pinned_), kind_, bytes_);
     if (charged_only(device_)) return detail::release_addresses(std::exchange(data_, nullptr), bytes_);
     free_after_queued_work(device_, pinned_, std::exchange(data_, nullptr));
 }

@@ -155,18 +155,34 @@ CheckpointWriter::~CheckpointWriter() {
     if (thread_.joinable()) thread_.join();
 }
 
-void CheckpointWriter::plan() {
-    const ZeroOptions& o = zero_.options;
+// What is saved of the elements, in the order in which the copy has it.
+static std::vector<std::pair<StatePart, DType>> saved_parts(const ZeroOptions& o) {
+    std::vector<std::pair<StatePart, DType>> parts = {{StatePart::model, o.param_dtype}};
+    if (o.master_dtype != o.param_dtype) parts.emplace_back(StatePart::master, o.master_dtype);
+    parts.emplace_back(StatePart::m, o.adam_dtype);
+    parts.emplace_back(StatePart::v, o.adam_dtype);
+    return parts;
+}
+
+static int64_t part_bytes(const std::vector<OwnedRange>& share, DType dtype) {
     int64_t elements = 0;
-    for (const OwnedRange& r : share_) elements += r.elements.size();
-    const auto add = [&](StatePart part, DType dtype) {
+    for (const OwnedRange& r : share) elements += r.elements.size();
+    return round_up(elements * size_of(dtype), 256);
+}
+
+int64_t copy_of_state_bytes(const Zero& zero) {
+    const std::vector<OwnedRange> share = own_share(zero);
+    int64_t bytes = 0;
+    for (const auto& [part, dtype] : saved_parts(zero.options))
+        bytes = checked_add(bytes, part_bytes(share, dtype), "copy of the state");
+    return bytes;
+}
+
+void CheckpointWriter::plan() {
+    for (const auto& [part, dtype] : saved_parts(zero_.options)) {
         parts_.push_back({part, dtype, layout_safetensors(tensor_specs(table_, dtype)), copy_bytes_});
-        copy_bytes_ = checked_add(copy_bytes_, round_up(elements * size_of(dtype), 256), "copy of the state");
-    };
-    add(StatePart::model, o.param_dtype);
-    if (o.master_dtype != o.param_dtype) add(StatePart::master, o.master_dtype);
-    add(StatePart::m, o.adam_dtype);
-    add(StatePart::v, o.adam_dtype);
+        copy_bytes_ = checked_add(copy_bytes_, part_bytes(share_, dtype), "copy of the state");
+    }
     if (options_.background) reserve_copy();
 }
 

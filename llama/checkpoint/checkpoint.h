@@ -107,6 +107,9 @@ class CheckpointWriter {
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
                        Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes);
 
+// What the copy that a save in the background writes from takes on this rank.
+int64_t copy_of_state_bytes(const Zero& zero);
+
 // The part of what this rank keeps that it alone writes, but for runs that another holder owns.
 std::vector<OwnedRange> own_share(const Zero& zero);
 

@@ -15,8 +15,6 @@
 
 namespace rz {
 
-constexpr int64_t kPiece = int64_t(4) << 20;  // elements moved at a time
-
 // Collective: what fails on one rank is thrown on all.
 static void on_all(Process& process, const std::function<void()>& body) {
     std::string problem;
@@ -31,7 +29,7 @@ static void on_all(Process& process, const std::function<void()>& body) {
 
 // The final weights come after hours: where memory is short, they move in smaller pieces.
 static Buffer largest_staging(Device device, int64_t element_bytes, int64_t& piece) {
-    for (piece = kPiece;; piece /= 4) try {
+    for (piece = kExportPiece;; piece /= 4) try {
             return Buffer::host_for(device, piece * element_bytes, MemKind::workspace, "weights being saved");
         } catch (const Error&) {
             if (piece <= 4096) throw;

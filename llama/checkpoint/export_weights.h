@@ -11,6 +11,8 @@
 
 namespace rz {
 
+constexpr int64_t kExportPiece = int64_t(4) << 20;  // elements that a rank moves at a time
+
 // Collective. Every rank writes what it owns of the parameters into the one file; nothing is gathered. The files appear
 // whole or not at all; what fails on one rank is thrown on all. Several hosts need a shared file system. Waits for the
 // stream.

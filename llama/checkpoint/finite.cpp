@@ -4,7 +4,7 @@ namespace rz {
 
 std::string find_not_finite(Process& process, Device device, Stream& compute, const Zero& zero,
                             const ParamTable& table) {
-    constexpr int64_t kPiece = int64_t(1) << 20;
+    constexpr int64_t kPiece = kFinitePiece;
     const DType dtype = zero.options.param_dtype;
     const int64_t e = size_of(dtype);
     std::string problem;

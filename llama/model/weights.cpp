@@ -6,7 +6,7 @@
 
 namespace rz {
 
-constexpr int64_t kPiece = int64_t(4) << 20;  // elements moved at a time
+constexpr int64_t kPiece = kWeightsPiece;
 
 static HfWeights open_weights(const std::string& folder, const ParamTable& table) {
     HfWeights weights(folder, table);

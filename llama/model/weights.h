@@ -9,6 +9,8 @@
 
 namespace rz {
 
+constexpr int64_t kWeightsPiece = int64_t(4) << 20;  // elements moved at a time
+
 // Reads a Hugging Face folder into what this rank owns of the masters, and publishes. Warnings go to stderr.
 void load_weights(const std::string& folder, const ParamTable&, Device, Stream&, Zero&);
 // The same into resident parameters.

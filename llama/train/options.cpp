@@ -6,14 +6,28 @@
 
 namespace rz {
 
+// What a plan is made of is a run's flags: they are parsed and checked as the run's would be.
+static std::optional<int> parse_plan(const std::vector<std::string>& arguments, Command& command) {
+    PlanOptions& plan = command.emplace<PlanOptions>();
+    const CommandTable table = command_table(plan);
+    ParsedFlags found;
+    if (const std::optional<int> exit_code = parse_flags(arguments, {&table, 1}, found)) return exit_code;
+    settle(plan.train, arguments, table, found);
+    check_given(plan.train);
+    return std::nullopt;
+}
+
 static std::optional<int> parse(const std::vector<std::string>& arguments, Command& command) {
+    if (!arguments.empty() && arguments[0] == "plan")
+        return parse_plan({arguments.begin() + 1, arguments.end()}, command);
     TrainOptions train;
+    PlanOptions plan;
     GenerateOptions generate;
     EvalOptions eval;
     ExportOptions exports;
     ScheduleStudy schedule;
-    const CommandTable tables[] = {command_table(train), command_table(generate), command_table(eval),
-                                   command_table(exports), command_table(schedule)};
+    const CommandTable tables[] = {command_table(train),   command_table(generate), command_table(eval),
+                                   command_table(exports), command_table(schedule), own_command_table(plan)};
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, tables, found)) return exit_code;
     const std::string& name = tables[found.command].name;

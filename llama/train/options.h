@@ -9,12 +9,13 @@
 #include "llama/train/options_eval.h"
 #include "llama/train/options_export.h"
 #include "llama/train/options_generate.h"
+#include "llama/train/options_plan.h"
 #include "llama/train/options_schedule.h"
 #include "llama/train/options_train.h"
 
 namespace rz {
 
-using Command = std::variant<TrainOptions, GenerateOptions, EvalOptions, ExportOptions, ScheduleStudy>;
+using Command = std::variant<TrainOptions, GenerateOptions, EvalOptions, ExportOptions, ScheduleStudy, PlanOptions>;
 
 // Parses, checks each value by itself and what was given together. On --help, --presets or an error prints and returns
 // the exit code: 0 or 2.

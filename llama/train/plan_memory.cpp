@@ -1,47 +1,205 @@
 #include "llama/train/plan_memory.h"
 
 #include <algorithm>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <thread>
 
+#include "kernels/gemm/gemm.h"
 #include "kernels/runtime/context.h"
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/checkpoint/export_weights.h"
+#include "llama/checkpoint/finite.h"
 #include "llama/data/batch_feeder.h"
+#include "llama/model/weights.h"
 #include "llama/train/metrics.h"
 #include "llama/train/trainer.h"
 
 namespace rz {
 
+namespace {
+
+// A run between its start and its end, as Trainer and its loop have it.
+class DryRun {
+   public:
+    DryRun(const TrainOptions& o, const ModelConfig& config, const PlannedJob& job, int rank, PlannedPeers* peers)
+        : o_(o), job_(job), device_{DeviceKind::planned, 0, &context_} {
+        context_.one_memory = job.kind == DeviceKind::cpu;
+        context_.planned.cost = [this](const OpCall& op, const Stream& stream) { return cost(op, stream); };
+        MeshOptions mesh_how = mesh_options(o);
+        require(mesh_how.algorithm != Algorithm::library,
+                "--collectives library: what the library takes and how long is not known to a plan\n"
+                "  nearest: --collectives ring, or direct");
+        require(o.pp == 1 || job.kind != DeviceKind::cuda || o.transport != TransportKind::mpi,
+                "--pp %lld: a pipeline of GPUs sends over NCCL\n  nearest: --transport nccl", (long long)o.pp);
+        if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && o.transport != TransportKind::mpi)
+            mesh_how.collectives.chunk_bytes = kNcclChunkBytes;
+        mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
+        CoreOptions how = core_options(o, Device{job.kind}, *mesh_);
+        how.graphs = false;
+        core_ = std::make_unique<TrainingCore>(config, how, device_, *mesh_);
+        feeder_ = std::make_unique<BatchFeeder>(device_, core_->compute, o.batch, o.seq_len, config.vocab,
+                                                Batches::ahead(how.micro_batches), /*same_plan=*/false,
+                                                core_->model.batches_held(), DocumentMask{.boundary = o.doc_boundary});
+        if (!o.init_from.empty())
+            Buffer::host_for(device_, kWeightsPiece * 4, MemKind::workspace, "weights being loaded");
+        if (!o.out.empty() && !o.no_background_save && o.save_every > 0)
+            copy_ = Buffer::host_for(device_, copy_of_state_bytes(core_->zero), MemKind::workspace, "copy");
+        numbers_ = Metrics::make_numbers(device_);
+        if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len);
+        tokens_ = checked_mul(o.batch, o.seq_len, "tokens of a batch");
+        ids_ = Buffer(Device{DeviceKind::planned}, 4 * (tokens_ + 1), MemKind::data, "token ids");
+    }
+
+    PlannedRank run(int rank) {
+        PlannedRank found{.rank = rank};
+        found.first_sent = step(core_->program).sent;
+        const int64_t M = core_->options.micro_batches;
+        // Without a pipeline micro-batches follow each other in the same way: a few tell of all.
+        constexpr int64_t kFew = 4;
+        Step all;
+        if (core_->plan || M <= kFew) {
+            all = step(core_->program);
+        } else {
+            const RankProgram most = core_->model.training_program(kFew),
+                              less = core_->model.training_program(kFew - 1);
+            step(most);
+            all = step(most);
+            step(less);
+            all.extend(step(less), M - kFew);
+        }
+        found.sent = all.sent, found.step = all.time;
+        for (const auto& [name, op] : all.ops) found.ops.push_back(op);
+        core_->model.evaluate(batch());
+        if (job_.finishes) finish();
+        found.memory = memory();
+        return found;
+    }
+
+   private:
+    struct Step {
+        int64_t sent = 0;
+        Ticks time = 0;
+        std::map<std::string, PlannedOp> ops;
+        // By `more` micro-batches; `less` is a step with one less.
+        void extend(const Step& less, int64_t more) {
+            sent += more * (sent - less.sent);
+            time += more * (time - less.time);
+            for (auto& [name, op] : ops) {
+                const auto before = less.ops.find(name);
+                if (before == less.ops.end()) continue;
+                op.calls += more * (op.calls - before->second.calls);
+                op.time += more * (op.time - before->second.time);
+            }
+        }
+    };
+    DeviceBatch batch() const {
+        const int32_t* id = ids_.as<int32_t>();
+        return {o_.batch, o_.seq_len, id, id, id, id, id, std::min(tokens_, core_->config.vocab)};
+    }
+
+    // As train_llama.cu has it; of a batch that nobody reads.
+    Step step(const RankProgram& program) {
+        const int64_t sent = mesh_->bytes_sent();
+        const Ticks begin = core_->compute.clock();
+        ops_.clear();
+        core_->model.run(program, {.pass = Pass::train, .grad_scale = 1}, [&](int64_t) { return batch(); });
+        core_->zero.optimizer.gradient_norm();
+        core_->zero.optimizer.update(0, 1);
+        Step done{mesh_->bytes_sent() - sent, core_->compute.clock() - begin, {}};
+        for (const auto& [key, op] : ops_) {  // a label may have several addresses
+            PlannedOp& total = done.ops[op.name];
+            total.name = op.name;
+            total.calls += op.calls, total.time += op.time;
+        }
+        return done;
+    }
+
+    void finish() {
+        const int64_t e = size_of(core_->zero.options.param_dtype);
+        Buffer::host_for(device_, kFinitePiece * e, MemKind::workspace, "weights being checked");
+        if (!o_.out.empty()) Buffer::host_for(device_, kExportPiece * e, MemKind::workspace, "weights being saved");
+    }
+
+    PlannedMemory memory() const {
+        PlannedMemory memory;
+        memory.sent = step_traffic(*core_);
+        const MemoryLedger& ledger = context_.memory;
+        for (int k = 0; k < int(MemKind::count_); ++k)
+            memory.peak[size_t(k)] = ledger.peak(DeviceKind::planned, MemKind(k));
+        memory.total = ledger.peak(DeviceKind::planned);
+        memory.host = ledger.peak(DeviceKind::cpu);
+        return memory;
+    }
+
+    Ticks cost(const OpCall& op, const Stream& stream) {
+        if (job_.gemm_workspace > 0 && op.as<Gemm>() && multiplies_.insert(&stream).second)
+            workspaces_.emplace_back(device_, job_.gemm_workspace, MemKind::workspace, "cuBLASLt workspace");
+        if (!job_.cost) return 0;
+        const Ticks time = job_.cost(op, stream);
+        if (core_ && &stream == &core_->compute) {
+            PlannedOp& total = ops_[op.label ? static_cast<const void*>(op.label) : op.type];
+            if (total.calls++ == 0) total.name = op.name();
+            total.time += time;
+        }
+        return time;
+    }
+
+    const TrainOptions& o_;
+    const PlannedJob& job_;
+    RankContext context_;
+    Device device_;
+    std::set<const Stream*> multiplies_;
+    std::map<const void*, PlannedOp> ops_;  // of this step, by label or type
+    std::vector<Buffer> workspaces_;
+    std::unique_ptr<Mesh> mesh_;
+    std::unique_ptr<TrainingCore> core_;
+    std::unique_ptr<BatchFeeder> feeder_;
+    Buffer copy_, ids_;
+    Metrics::Numbers numbers_;
+    std::optional<Scorer::Buffers> evaluation_;
+    int64_t tokens_ = 0;
+};
+
+}  // namespace
+
+std::vector<PlannedRank> plan_ranks(const TrainOptions& o, const ModelConfig& config, const PlannedJob& job, int rank) {
+    const std::vector<int> line = Grid(job.ranks, grid_options(o)).members(Axis::model, rank);
+    std::vector<PlannedRank> found(line.size());
+    if (line.size() == 1) {
+        found[0] = DryRun(o, config, job, rank, nullptr).run(rank);
+        return found;
+    }
+    PlannedPeers peers(line);
+    std::vector<std::thread> threads;
+    std::mutex mutex;
+    std::exception_ptr first;
+    for (size_t i = 0; i < line.size(); ++i)
+        threads.emplace_back([&, i] {
+            try {
+                found[i] = DryRun(o, config, job, line[i], &peers).run(line[i]);
+            } catch (const std::exception& error) {
+                {
+                    std::lock_guard lock(mutex);
+                    if (!first) first = std::current_exception();
+                }
+                peers.fail(error.what());
+            }
+        });
+    for (std::thread& t : threads) t.join();
+    if (first) std::rethrow_exception(first);
+    return found;
+}
+
 PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, int rank, int ranks) {
-    RankContext context;
-    const Device device{DeviceKind::planned, 0, &context};
-    Mesh mesh(device, rank, ranks, PlannedLink{}, mesh_options(o));
-    CoreOptions options = core_options(o, Device{kind}, mesh);
-    options.graphs = false;
-    TrainingCore core(config, options, device, mesh);
-    const BatchFeeder feeder(device, core.compute, o.batch, o.seq_len, config.vocab,
-                             Batches::ahead(options.micro_batches), /*same_plan=*/false, core.model.batches_held(),
-                             {.boundary = o.doc_boundary});
-    const Metrics::Numbers numbers = Metrics::make_numbers(device);
-    std::optional<Scorer::Buffers> evaluation;
-    if (o.eval_every > 0) evaluation.emplace(device, o.batch, o.seq_len);
-
-    // A batch that nobody reads.
-    const int64_t tokens = checked_mul(o.batch, o.seq_len, "tokens of a batch");
-    const Buffer ids(Device{DeviceKind::planned}, 4 * (tokens + 1), MemKind::data, "token ids");
-    const int32_t* id = ids.as<int32_t>();
-    core.model.run(core.program, {.pass = Pass::train, .grad_scale = 1}, [&](int64_t) -> DeviceBatch {
-        return {o.batch, o.seq_len, id, id, id, id, id, std::min(tokens, config.vocab)};
-    });
-    core.zero.optimizer.gradient_norm();
-    core.zero.optimizer.update(0, 1);
-
-    PlannedMemory memory;
-    memory.sent = step_traffic(core);
-    const bool host_too = kind == DeviceKind::cpu;
-    const MemoryLedger& ledger = context.memory;
-    for (int k = 0; k < int(MemKind::count_); ++k)
-        memory.peak[size_t(k)] =
-            ledger.peak(DeviceKind::planned, MemKind(k)) + (host_too ? ledger.peak(DeviceKind::cpu, MemKind(k)) : 0);
-    memory.total = ledger.peak(DeviceKind::planned) + (host_too ? ledger.peak(DeviceKind::cpu) : 0);
-    return memory;
+    const PlannedJob job{.kind = kind, .ranks = ranks, .finishes = false};
+    for (const PlannedRank& one : plan_ranks(o, config, job, rank))
+        if (one.rank == rank) return one.memory;
+    fail("rank %d is not among those of its own pipeline", rank);
 }
 
 }  // namespace rz

@@ -1,12 +1,15 @@
 #pragma once
-// What a rank takes, without taking it: what a run builds, and one step of it, on a planned device
-// (kernels/runtime/planned.h).
+// What a rank takes and does, without taking or doing it: what a run builds, and steps of it, on a planned device
+// (kernels/runtime/planned.h). Constructors and program are the run's own, so no size is written twice.
 
 #include <array>
+#include <functional>
+#include <vector>
 
+#include "comm/planned_transport.h"
 #include "kernels/runtime/memory.h"
 #include "llama/model/config.h"
-#include "llama/train/options.h"
+#include "llama/train/options_train.h"
 #include "llama/train/traffic.h"
 
 namespace rz {
@@ -14,12 +17,41 @@ namespace rz {
 struct PlannedMemory {
     std::array<int64_t, int(MemKind::count_)> peak{};  // of each kind, on the device
     int64_t total = 0;                                 // the most at once
-    Traffic sent;                                      // in a step
+    int64_t host = 0;                                  // pinned, beside a GPU's; 0 on the CPU, where it is in `total`
+    Traffic sent = {};                                 // in a step, by axis
 };
 
-// Of rank `rank` of `ranks`, with devices of this kind; on the CPU host memory is the device's. To the byte what the
-// ledger counts at the end of a run, but for the copy that --save-every takes, what CUDA's libraries take and, with
-// --tp or --pp, the gradient norm's block sums, which are counted as if all parts of the model were like this one.
+// A job that nobody starts.
+struct PlannedJob {
+    DeviceKind kind = DeviceKind::cpu;  // whose choices are made: cpu or cuda
+    int ranks = 1;
+    int64_t gemm_workspace = 0;   // bytes that each stream with matrix products takes on its device (kernels/gemm)
+    bool finishes = true;         // the run comes to its end: what its last files need is counted
+    PlannedNetwork network = {};  // empty: messages take no time
+    std::function<Ticks(const OpCall&, const Stream&)> cost = {};  // empty: nor do ops
+};
+
+// Of a step, on the compute stream.
+struct PlannedOp {
+    std::string name;  // as op timers name it
+    int64_t calls = 0;
+    Ticks time = 0;
+};
+
+struct PlannedRank {
+    int rank = 0;
+    PlannedMemory memory = {};
+    int64_t first_sent = 0, sent = 0;  // bytes by the collectives and links of the first step, and of each other
+    std::vector<PlannedOp> ops = {};   // by name
+    Ticks step = 0;                    // time of a step between others of its kind
+};
+
+// Rank `rank` and the ranks that hold the model with it (tp x pp), ascending; all other ranks are taken to do what
+// these do. To the byte what the ledger counts at the end of such a run and what it sends, but for
+// samples, resumed runs, what CUDA's libraries take by themselves, and --collectives library, which is refused.
+std::vector<PlannedRank> plan_ranks(const TrainOptions&, const ModelConfig&, const PlannedJob&, int rank);
+
+// Of one rank.
 PlannedMemory plan_memory(const TrainOptions&, const ModelConfig&, DeviceKind, int rank, int ranks);
 
 }  // namespace rz

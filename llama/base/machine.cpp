@@ -1,0 +1,198 @@
+#include "llama/base/machine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <system_error>
+
+#include "llama/base/text.h"
+#include "llama/base/toml.h"
+
+namespace rz {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Number {
+    const char* key;
+    double Machine::*to;
+    double min, max;
+    bool required = false;
+};
+constexpr double kMost = 1e9;
+const Number kNumbers[] = {
+    {"compute-capability", &Machine::compute_capability, 8.0, 99},
+    {"memory-gib", &Machine::memory_gib, 1e-3, kMost, true},
+    {"outside-min-mib", &Machine::outside_min_mib, 0, kMost},
+    {"outside-max-mib", &Machine::outside_max_mib, 0, kMost},
+    {"comm-min-mib", &Machine::comm_min_mib, 0, kMost},
+    {"comm-max-mib", &Machine::comm_max_mib, 0, kMost},
+    {"peak-bf16-tflops", &Machine::peak_bf16, 0, kMost},
+    {"peak-fp32-tflops", &Machine::peak_fp32, 0, kMost},
+    {"peak-fp8-tflops", &Machine::peak_fp8, 0, kMost},
+    {"gemm-bf16-tflops", &Machine::gemm_bf16, 1e-6, kMost, true},
+    {"gemm-fp32-tflops", &Machine::gemm_fp32, 1e-6, kMost, true},
+    {"gemm-fp8-tflops", &Machine::gemm_fp8, 0, kMost},
+    {"attention-fp32-share", &Machine::attention_fp32_share, 1e-6, 10},
+    {"memory-gbs", &Machine::memory_gbs, 1e-6, kMost, true},
+    {"op-us", &Machine::op_us, 0, kMost},
+    {"link-gbs", &Machine::link_gbs, 1e-6, kMost, true},
+    {"link-us", &Machine::link_us, 0, kMost},
+    {"card-gbs", &Machine::card_gbs, 1e-6, kMost, true},
+    {"card-us", &Machine::card_us, 0, kMost},
+};
+struct Whole {
+    const char* key;
+    int64_t Machine::*to;
+};
+const Whole kWholes[] = {{"ranks-per-node", &Machine::ranks_per_node}, {"cards", &Machine::cards}};
+struct Rates {
+    const char* key;
+    std::vector<double> Machine::*to;
+};
+const Rates kRates[] = {{"attention-forward-128-tflops", &Machine::attention_forward_128},
+                        {"attention-backward-128-tflops", &Machine::attention_backward_128},
+                        {"attention-forward-64-tflops", &Machine::attention_forward_64},
+                        {"attention-backward-64-tflops", &Machine::attention_backward_64}};
+
+double number(const std::string& file, const TomlEntry& e, const std::string& text, double min, double max) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    require(!text.empty() && *end == '\0' && std::isfinite(value) && value >= min && value <= max,
+            "%s: %s = %s: it must be a number from %g to %g", file.c_str(), e.key.c_str(), text.c_str(), min, max);
+    return value;
+}
+
+const std::string& only(const std::string& file, const TomlEntry& e) {
+    require(e.values.size() == 1, "%s: %s has %zu values, and takes one", file.c_str(), e.key.c_str(), e.values.size());
+    return e.values[0];
+}
+
+// Whether the key is one of a machine's.
+bool take(Machine& m, const std::string& file, const TomlEntry& e) {
+    for (const Number& n : kNumbers)
+        if (e.key == n.key) return m.*n.to = number(file, e, only(file, e), n.min, n.max), true;
+    for (const Whole& w : kWholes)
+        if (e.key == w.key) {
+            const double value = number(file, e, only(file, e), 1, 1 << 20);
+            require(value == std::floor(value), "%s: %s = %g: it must be whole", file.c_str(), e.key.c_str(), value);
+            return m.*w.to = int64_t(value), true;
+        }
+    for (const Rates& r : kRates)
+        if (e.key == r.key) {
+            require(e.values.size() == 4, "%s: %s has %zu values: it needs 4, for T = 1024, 2048, 4096 and 8192",
+                    file.c_str(), e.key.c_str(), e.values.size());
+            for (const std::string& text : e.values) (m.*r.to).push_back(number(file, e, text, 1e-6, kMost));
+            return true;
+        }
+    if (e.key == "about") return m.about = only(file, e), true;
+    if (e.key == "match") return m.match = only(file, e), true;
+    if (e.key != "kind") return false;
+    const std::string& kind = only(file, e);
+    require(kind == "gpu" || kind == "cpu", "%s: kind = %s: it must be gpu or cpu", file.c_str(), kind.c_str());
+    m.cpu = kind == "cpu";
+    return true;
+}
+
+std::vector<std::string> keys() {
+    std::vector<std::string> all = {"about", "match", "kind"};
+    for (const Number& n : kNumbers) all.emplace_back(n.key);
+    for (const Whole& w : kWholes) all.emplace_back(w.key);
+    for (const Rates& r : kRates) all.emplace_back(r.key);
+    return all;
+}
+
+Machine read_machine(const std::string& file) {
+    Machine m;
+    m.file = file;
+    m.name = fs::path(file).stem().string();
+    std::set<std::string> found;
+    for (const TomlEntry& e : read_toml(file)) {
+        require(found.insert(e.key).second, "%s: %s is there twice", file.c_str(), e.key.c_str());
+        require(take(m, file, e), "%s: %s is no key of a machine\n  nearest: %s", file.c_str(), e.key.c_str(),
+                nearest_name(e.key, keys()).c_str());
+    }
+    for (const Number& n : kNumbers)
+        require(!n.required || found.count(n.key), "%s: %s is missing", file.c_str(), n.key);
+    require(m.outside_min_mib <= m.outside_max_mib && m.comm_min_mib <= m.comm_max_mib,
+            "%s: outside-min-mib and comm-min-mib can't be above outside-max-mib and comm-max-mib", file.c_str());
+    // What is not given for attention: shares of the GEMM rate that are usual with our kernels' kind.
+    for (auto [to, share] : {std::pair(&Machine::attention_forward_128, 0.6),
+                             {&Machine::attention_backward_128, 0.45},
+                             {&Machine::attention_forward_64, 0.5},
+                             {&Machine::attention_backward_64, 0.4}})
+        if ((m.*to).empty()) (m.*to).assign(4, share * m.gemm_bf16);
+    return m;
+}
+
+}  // namespace
+
+int64_t Machine::memory_bytes(int64_t ranks_on_node) const {
+    const double bytes = memory_gib * double(int64_t(1) << 30);
+    return int64_t(cpu ? bytes / double(std::max<int64_t>(1, ranks_on_node)) : bytes);
+}
+
+std::vector<std::string> machine_folders() {
+    std::vector<std::string> folders;
+    if (const char* own = std::getenv("RINGZERO_MACHINES"); own && *own) folders.emplace_back(own);
+    std::error_code none;
+    const fs::path program = fs::read_symlink("/proc/self/exe", none).parent_path();
+    for (fs::path at = program; !none && at.has_relative_path(); at = at.parent_path())
+        folders.push_back(
+            (at / "llama/configs/machines").string());  // the program, or a test deeper in the build folder
+    folders.push_back((program.parent_path() / "share/ringzero/machines").string());
+    return folders;
+}
+
+static std::vector<std::string> machine_files() {
+    std::vector<std::string> files;
+    std::set<std::string> names;
+    for (const std::string& folder : machine_folders()) {
+        std::error_code none;
+        for (const fs::directory_entry& e : fs::directory_iterator(folder, none))
+            if (e.path().extension() == ".toml" && names.insert(e.path().stem().string()).second)
+                files.push_back(e.path().string());
+    }
+    std::sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
+        return fs::path(a).filename().string() < fs::path(b).filename().string();
+    });
+    return files;
+}
+
+std::vector<std::string> machine_names() {
+    std::vector<std::string> names;
+    for (const std::string& file : machine_files()) names.push_back(fs::path(file).stem().string());
+    return names;
+}
+
+Machine load_machine(const std::string& name) {
+    std::error_code none;
+    if (name.find('/') != std::string::npos || fs::is_regular_file(name, none)) return read_machine(name);
+    for (const std::string& file : machine_files())
+        if (fs::path(file).stem().string() == name) return read_machine(file);
+    const std::vector<std::string> names = machine_names();
+    std::string all;
+    for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
+    fail(
+        "there is no machine called %s\n  nearest: %s; there are: %s\n  or give the path of a TOML file like those of "
+        "llama/configs/machines",
+        name.c_str(), nearest_name(name, names).c_str(), all.c_str());
+}
+
+std::optional<Machine> find_machine(const Device& device) {
+    if (!device.is_cuda()) return std::nullopt;
+    const std::string name = device.name();
+    std::optional<Machine> best;
+    for (const std::string& file : machine_files()) {
+        Machine m = read_machine(file);
+        if (!m.match.empty() && name.find(m.match) != std::string::npos &&
+            (!best || m.match.size() > best->match.size()))
+            best = std::move(m);
+    }
+    return best;
+}
+
+}  // namespace rz

@@ -1,0 +1,55 @@
+#pragma once
+// Machines: what a card has, what its kernels and links reach, and how many stand in a node. One TOML file for each, in
+// llama/configs/machines; users add their own. MFU and the planner read the same table.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+struct Machine {
+    std::string file, name;  // name: of the file, without .toml
+    std::string about;
+    std::string match;  // part of the name that the driver gives the card; empty: none
+    bool cpu = false;   // ranks are processes on the cores of a host; else one GPU each
+    double compute_capability = 9.0;
+
+    // Memory of a card, or of a host that its ranks share. Beside what the ledger counts a rank takes between
+    // outside_min and outside_max: context, kernels, the libraries' own; a rank of several, comm_* more.
+    double memory_gib = 0;
+    double outside_min_mib = 0, outside_max_mib = 0, comm_min_mib = 0, comm_max_mib = 0;
+
+    // TFLOP/s. peak: the vendor's dense peak, which MFU is measured against. gemm: what large products reach.
+    double peak_bf16 = 0, peak_fp32 = 0, peak_fp8 = 0;
+    double gemm_bf16 = 0, gemm_fp32 = 0, gemm_fp8 = 0;
+    // Of causal attention in bf16, counted without the masked half, at T = 1024, 2048, 4096, 8192, with heads of 128
+    // and of 64. Forward; backward, which is counted as 2.5 times the forward pass.
+    std::vector<double> attention_forward_128, attention_backward_128, attention_forward_64, attention_backward_64;
+    double attention_fp32_share = 1;  // of those rates in fp32
+    double memory_gbs = 0;            // bytes read and written by a copy, GB/s
+    double op_us = 0;                 // the least time of an op
+
+    int64_t ranks_per_node = 8;
+    // Between ranks of a node, one direction, GB/s for each rank; from node to node, GB/s of each card.
+    double link_gbs = 0, link_us = 0;
+    int64_t cards = 1;
+    double card_gbs = 0, card_us = 0;
+
+    int64_t memory_bytes(int64_t ranks_on_node) const;  // of a rank
+    // The architecture's, as on this machine; fp8 has a peak of its own.
+    double peak_flops(DType dtype) const { return 1e12 * (dtype == DType::f32 ? peak_fp32 : peak_bf16); }
+};
+
+// A TOML file by its path, or a machine by the name of its file in one of machine_folders(). Throws with the nearest
+// name if there is none, and naming file and key if a value is wrong.
+Machine load_machine(const std::string& name_or_file);
+// Where machines are looked for: $RINGZERO_MACHINES, beside the program's source, and where `make install` puts them.
+std::vector<std::string> machine_folders();
+std::vector<std::string> machine_names();
+// The machine whose `match` is the longest part of the device's name; none on a CPU, or if the card is unknown.
+std::optional<Machine> find_machine(const Device&);
+
+}  // namespace rz

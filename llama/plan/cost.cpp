@@ -1,0 +1,240 @@
+#include "llama/plan/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "kernels/adamw.h"
+#include "kernels/attention/attention.h"
+#include "kernels/bias_correction.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/global_norm.h"
+#include "kernels/loss_scale.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/rope.h"
+#include "kernels/swiglu.h"
+#include "kernels/vocab_cross_entropy.h"
+
+namespace rz {
+
+// ---- ops ------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+double n(int64_t x) { return double(x); }
+
+OpWork bytes(double all, DType dtype = DType::f32) { return {.bytes = all, .dtype = dtype}; }
+
+OpWork work(const Gemm& g) {
+    const double e = size_of(g.dtype);
+    return {
+        .limit = OpWork::Limit::gemm,
+        .flops = 2 * n(g.M) * n(g.N) * n(g.K),
+        .bytes = e * (n(g.M) * n(g.K) + n(g.K) * n(g.N)) + n(g.M) * n(g.N) * size_of(g.c_dtype) * (g.beta != 0 ? 2 : 1),
+        .dtype = g.dtype};
+}
+
+// Keys that a query sees: of the last Tq of Tk positions, each those up to its own.
+double seen(const AttentionShape& s) { return n(s.B) * n(s.Tq) * (n(s.Tk) - 0.5 * n(s.Tq - 1)); }
+
+OpWork attention(const AttentionShape& s, bool backward) {
+    const double q = n(s.B) * n(s.Tq) * n(s.H) * n(s.D), kv = 2 * n(s.B) * n(s.Tk) * n(s.K) * n(s.D);
+    // The T^2 / 2 scores without the diagonal's half, as the field counts.
+    const double scores = s.Tq == s.Tk ? 0.5 * n(s.B) * n(s.Tq) * n(s.Tk) : seen(s);
+    return {.limit = backward ? OpWork::Limit::attention_backward : OpWork::Limit::attention_forward,
+            .flops = (backward ? 10 : 4) * n(s.H) * n(s.D) * scores,
+            .bytes = size_of(s.dtype) * (backward ? 4 * q + 2 * kv : 2 * q + kv),
+            .dtype = s.dtype,
+            .T = s.Tk,
+            .head_dim = s.D};
+}
+
+OpWork work(const AttentionForward& a) { return attention(a.shape, false); }
+OpWork work(const AttentionBackward& a) { return attention(a.shape, true); }
+OpWork work(const RmsnormForward& a) {
+    return bytes(n(a.N) * n(a.C) * size_of(a.dtype) * (a.residual ? 4 : 2), a.dtype);
+}
+OpWork work(const RmsnormBackward& a) {
+    return bytes(n(a.N) * n(a.C) * size_of(a.dtype) * (a.dresidual ? 4 : 3), a.dtype);
+}
+OpWork work(const Rope& a) { return bytes(2 * n(a.N) * n(a.heads) * n(a.D) * size_of(a.dtype), a.dtype); }
+OpWork work(const SwigluForward& a) { return bytes(3 * n(a.N) * n(a.F) * size_of(a.dtype), a.dtype); }
+OpWork work(const SwigluBackward& a) { return bytes((a.h ? 6 : 5) * n(a.N) * n(a.F) * size_of(a.dtype), a.dtype); }
+OpWork work(const CrossEntropy& a) {
+    return bytes((a.write_gradient ? 2 : 1) * n(a.N) * n(a.V) * size_of(a.dtype), a.dtype);
+}
+OpWork work(const VocabSoftmax& a) { return bytes(n(a.N) * n(a.V) * size_of(a.dtype), a.dtype); }
+OpWork work(const VocabCrossEntropy& a) {
+    return bytes((a.write_gradient ? 2 : 1) * n(a.N) * n(a.V) * size_of(a.dtype), a.dtype);
+}
+OpWork work(const LossScaleUpdate&) { return bytes(0); }
+OpWork work(const SumF32& a) { return bytes(4 * n(a.n)); }
+OpWork work(const EmbeddingForward& a) { return bytes(2 * n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
+OpWork work(const EmbeddingBackward& a) {
+    return bytes(n(a.N) * n(a.C) * size_of(a.dtype) + 2 * n(a.distinct) * n(a.C) * size_of(a.grad_dtype), a.dtype);
+}
+OpWork work(const AdamW& a) {
+    const int64_t masters = a.master_dtype == a.param_dtype ? 0 : 2 * size_of(a.master_dtype);
+    const int64_t each =
+        masters + 4 * size_of(a.adam_dtype) + size_of(a.grad_dtype) + size_of(a.param_dtype) * (masters ? 1 : 2);
+    return bytes(n(a.n) * n(each), a.param_dtype);
+}
+OpWork work(const SumSquares& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
+OpWork work(const ClipScale& a) { return bytes(n(a.count) * (a.order ? 12 : 8)); }
+OpWork work(const BiasCorrection&) { return bytes(0); }
+OpWork work(const Cast& a) { return bytes(n(a.n) * (size_of(a.dtype) + size_of(a.out_dtype)), a.dtype); }
+OpWork work(const ReduceAdd& a) {
+    return bytes(n(a.n) * (size_of(a.a_dtype) + size_of(a.b_dtype) + size_of(a.out_dtype)), a.b_dtype);
+}
+OpWork work(const SumRows& a) { return bytes(n(a.n) * (n(a.rows) * size_of(a.dtype) + size_of(a.out_dtype)), a.dtype); }
+OpWork work(const RandomNormal& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
+
+template <class Args>
+bool try_one(const OpCall& op, OpWork& found) {
+    const Args* args = op.as<Args>();
+    if (args) found = work(*args);
+    return args != nullptr;
+}
+template <class... Args>
+bool try_all(const OpCall& op, OpWork& found) {
+    return (try_one<Args>(op, found) || ...);
+}
+
+double attention_rate(const Machine& m, const OpWork& w) {
+    const bool backward = w.limit == OpWork::Limit::attention_backward, wide = w.head_dim > 64;
+    const std::vector<double>& rates = backward ? (wide ? m.attention_backward_128 : m.attention_backward_64)
+                                                : (wide ? m.attention_forward_128 : m.attention_forward_64);
+    const double at = std::clamp(std::log2(std::max(1.0, double(w.T)) / 1024), 0.0, 3.0);
+    const int i = std::min(int(at), 2);
+    const double rate = rates[size_t(i)] + (at - i) * (rates[size_t(i) + 1] - rates[size_t(i)]);
+    return 1e12 * rate * (w.dtype == DType::f32 ? m.attention_fp32_share : 1);
+}
+
+double rate_of(const Machine& m, const OpWork& w) {
+    switch (w.limit) {
+        case OpWork::Limit::gemm:
+            return 1e12 * (w.dtype == DType::f32 ? m.gemm_fp32 : m.gemm_bf16);
+        case OpWork::Limit::attention_forward:
+        case OpWork::Limit::attention_backward:
+            return attention_rate(m, w);
+        case OpWork::Limit::bytes:
+            return 1;
+    }
+    __builtin_unreachable();
+}
+
+}  // namespace
+
+bool find_work(const OpCall& op, OpWork& found) {
+    if (!op.type) {
+        found = bytes(n(op.bytes) * (op.label && std::string(op.label) == "zero" ? 1 : 2));
+        return true;
+    }
+    return try_all<Gemm, AttentionForward, AttentionBackward, RmsnormForward, RmsnormBackward, Rope, SwigluForward,
+                   SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, LossScaleUpdate, SumF32,
+                   EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, Cast, ReduceAdd,
+                   SumRows, RandomNormal>(op, found);
+}
+
+double seconds_of(const Machine& m, const OpWork& w) {
+    const double moved = w.bytes / (1e9 * m.memory_gbs);
+    return 1e-6 * m.op_us + std::max(w.flops > 0 ? w.flops / rate_of(m, w) : 0, moved);
+}
+
+std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine& machine, UnknownOps& unknown) {
+    return [machine, &unknown](const OpCall& op, const Stream&) {
+        OpWork w;
+        if (!find_work(op, w)) {
+            std::lock_guard lock(unknown.mutex);
+            unknown.names.insert(op.name());
+        }
+        return Ticks(std::llround(seconds_of(machine, w) * double(kTicksPerSecond)));
+    };
+}
+
+// ---- links ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Edge {
+    Ticks latency = 0;
+    double ticks_per_byte = 0;
+    bool operator<(const Edge& other) const { return ticks_per_byte < other.ticks_per_byte; }
+};
+
+class GroupLinks {
+   public:
+    GroupLinks(const Machine& m, std::vector<int> members, bool alone)
+        : m_(m), members_(std::move(members)), alone_(alone) {
+        for (size_t i = 0; i < members_.size(); ++i) place_[members_[i]] = int(i);
+    }
+
+    Ticks arrival(int from, int to, int64_t bytes, Ticks ready) {
+        const Edge e = edge(from, to);
+        const Ticks moving = Ticks(std::llround(double(bytes) * e.ticks_per_byte));
+        Ticks& free = port_free_[from];
+        const Ticks start = std::max(ready, free);
+        free = start + moving;
+        return free + e.latency;
+    }
+
+   private:
+    int size() const { return int(members_.size()); }
+    int64_t node(int rank) const { return rank / m_.ranks_per_node; }
+
+    Edge edge(int from, int to) {
+        if (!alone_) return direct_edge(from, to);
+        const int distance = ((place_.at(to) - place_.at(from)) % size() + size()) % size();
+        const auto found = by_distance_.find(distance);
+        if (found != by_distance_.end()) return found->second;
+        // Nodes follow each other in the same way: the first members and the last tell of all.
+        const int64_t few = 2 * m_.ranks_per_node;
+        Edge slowest;
+        for (int i = 0; i < size(); ++i)
+            if (i < few || i >= size() - few)
+                slowest =
+                    std::max(slowest, direct_edge(members_[size_t(i)], members_[size_t((i + distance) % size())]));
+        return by_distance_[distance] = slowest;
+    }
+
+    Edge direct_edge(int from, int to) const {
+        const double second = double(kTicksPerSecond);
+        if (node(from) == node(to)) return {Ticks(m_.link_us * 1e-6 * second), second / (1e9 * m_.link_gbs)};
+        // The cards of a node are shared by all of its ranks that send out now: those of this group as far apart, and
+        // the same of the groups beside it.
+        const int distance = place_.at(to) - place_.at(from);
+        int64_t here = 0, leaving = 0;
+        for (int64_t r = node(from) * m_.ranks_per_node; r < (node(from) + 1) * m_.ranks_per_node; ++r) {
+            const auto found = place_.find(int(r));
+            if (found == place_.end()) continue;
+            ++here;
+            const int peer = members_[size_t(((found->second + distance) % size() + size()) % size())];
+            leaving += node(peer) != node(int(r));
+        }
+        const double senders = double(leaving) * double(m_.ranks_per_node) / double(here);
+        const double rate = m_.card_gbs * std::min(1.0, double(m_.cards) / senders);
+        return {Ticks(m_.card_us * 1e-6 * second), second / (1e9 * rate)};
+    }
+
+    Machine m_;
+    std::vector<int> members_;
+    bool alone_;
+    std::map<int, int> place_;  // of a rank of the job among the members
+    std::map<int, Edge> by_distance_;
+    std::map<int, Ticks> port_free_;  // by sender
+};
+
+}  // namespace
+
+PlannedNetwork make_network(const Machine& machine) {
+    return [machine](const std::string&, const std::vector<int>& members, bool alone) -> PlannedLink {
+        auto links = std::make_shared<GroupLinks>(machine, members, alone);
+        return [links](int from, int to, int64_t bytes, Ticks ready) { return links->arrival(from, to, bytes, ready); };
+    };
+}
+
+}  // namespace rz

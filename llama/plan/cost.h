@@ -1,0 +1,41 @@
+#pragma once
+// What ops and messages cost on a machine. An op takes the longer of its FLOPs at the rate that its kind reaches and
+// its bytes at the rate of a copy, and the machine's least time; FLOPs and bytes come from the arguments that the
+// program passes to it. Bytes are those that can't be avoided: every operand once, nothing kept in a cache.
+
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "comm/planned_transport.h"
+#include "llama/base/machine.h"
+
+namespace rz {
+
+struct OpWork {
+    enum class Limit { gemm, attention_forward, attention_backward, bytes } limit = Limit::bytes;
+    double flops = 0, bytes = 0;
+    DType dtype = DType::f32;
+    int64_t T = 0, head_dim = 0;  // of attention
+};
+// Of everything that a stream can be asked for. false: an op that is not known here.
+bool find_work(const OpCall&, OpWork&);
+
+// Seconds on the machine; an op that is not known takes the least time.
+double seconds_of(const Machine&, const OpWork&);
+
+// What PlannedJob::cost is. Names of ops that are not known are put into `unknown`, which outlives the function.
+struct UnknownOps {
+    std::mutex mutex;
+    std::set<std::string> names;
+};
+std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine&, UnknownOps& unknown);
+
+// The links of the machine, as members of a group see them. A message takes the latency and its bytes at the rate of
+// the link: between ranks of a node, or over cards, which the senders of a node share. A rank's messages leave one
+// after the other. Where the others of the group are not planned, a link is the slowest of those between members that
+// are as far apart: the slowest sets the pace of a ring.
+PlannedNetwork make_network(const Machine&);
+
+}  // namespace rz

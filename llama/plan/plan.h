@@ -1,0 +1,84 @@
+#pragma once
+// `train_llama plan`: what a run would take on machines that are not here. Memory is what plan_ranks() counts
+// (llama/train/plan_memory.h), so to the byte what the ledger of such a run counts; what lies outside the ledger is an
+// estimate of the machine's file, named apart.
+
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "llama/base/machine.h"
+#include "llama/train/options_plan.h"
+#include "llama/train/plan_memory.h"
+
+namespace rz {
+
+// Exit codes of the command.
+constexpr int kPlanFits = 0, kPlanDoesNotFit = 3;
+
+// What is planned: a run of these options on so many ranks of a machine.
+struct PlanCase {
+    TrainOptions options;
+    ModelConfig config;
+    Machine machine;
+    int ranks = 1;
+
+    DeviceKind kind() const { return machine.cpu ? DeviceKind::cpu : DeviceKind::cuda; }
+    int64_t ranks_on_node() const { return std::min<int64_t>(ranks, machine.ranks_per_node); }
+    int64_t capacity() const { return machine.memory_bytes(ranks_on_node()); }
+    // Bytes of a rank outside the ledger, at least and at most.
+    int64_t outside_min() const;
+    int64_t outside_max() const;
+};
+
+enum class Fits {
+    yes,    // whatever lies outside the ledger
+    tight,  // only if less than outside_max() does
+    no
+};
+
+struct Plan {
+    std::vector<PlannedRank>
+        ranks;  // those that are planned, ascending: all of a small job, else some that stand for all
+    const PlannedRank& largest() const;
+    Fits fits = Fits::no;
+    int64_t left = 0;  // of the largest rank, with outside_max(); negative: missing
+
+    // Time, a prediction: the slowest of rank 0's pipeline, ops and messages in a discrete-event simulation in which
+    // streams overlap as the run's do. 0 and empty if it was not asked for.
+    double step_seconds = 0;
+    const PlannedRank& slowest() const;
+    std::set<std::string> unknown_ops;  // that no cost is known of: they count as nothing
+};
+
+struct PlanHow {
+    bool timed = true;
+    bool one_rank = false;  // rank 0 and its pipeline, which takes the most, stands for all
+};
+// Throws what the run would refuse.
+Plan make_plan(const PlanCase&, const PlanHow& = {});
+
+int64_t tokens_per_step(const PlanCase&);
+// Model FLOPs of all ranks over their peak (training_flops_per_token: causal attention counted, recomputation not).
+double mfu(const PlanCase&, const Plan&);
+
+// A change of flags.
+struct Change {
+    std::string text;  // "--zero 3 --recompute block"
+    PlanCase to;
+    Plan plan;
+};
+
+// The largest --batch that fits with the same --batch-tokens (or, without it, the same number of micro-batches); none
+// if not even one sequence does.
+std::optional<Change> largest_batch(const PlanCase&);
+// For a run that does not fit: the change of fewest flags that does.
+std::optional<Change> nearest_fit(const PlanCase&);
+
+// For a run that fits: the change of one flag that gives most tokens per second and fits, if it gives 1 % or more.
+std::optional<Change> fastest_change(const PlanCase&, const Plan&);
+
+int plan_command(const PlanOptions&);
+
+}  // namespace rz

@@ -1,0 +1,175 @@
+// What `train_llama plan` prints.
+
+#include <cstdio>
+#include <string>
+
+#include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
+#include "llama/plan/plan.h"
+#include "llama/report/log.h"
+#include "llama/train/batches.h"
+
+namespace rz {
+
+namespace {
+
+// The vocabulary of the data, where they are here.
+ModelConfig config_of(TrainOptions& o, std::string& note) {
+    int64_t vocab = 0;
+    try {
+        vocab = find_data(o).vocab;
+    } catch (const Error&) {
+        note =
+            format("%s is not here: the vocabulary is the preset's", o.data.empty() ? "--train-data" : o.data.c_str());
+    }
+    return model_config(o, vocab);
+}
+
+std::string command_line(const TrainOptions& o) {
+    std::string text = "train_llama plan";
+    for (const std::string& a : o.arguments) text += " " + a;
+    return text;
+}
+
+OrderedJson memory_json(const PlannedMemory& m) {
+    OrderedJson peak = OrderedJson::object();
+    for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = m.peak[size_t(k)];
+    peak["total"] = m.total;
+    return peak;
+}
+
+const char* word_of(Fits fits) { return fits == Fits::yes ? "fits" : fits == Fits::tight ? "tight" : "does not fit"; }
+
+double share_of(const Plan& plan, const char* what) {
+    const PlannedRank& r = plan.slowest();
+    Ticks time = 0;
+    for (const PlannedOp& op : r.ops)
+        if (op.name.find(what) != std::string::npos) time += op.time;
+    return r.step > 0 ? double(time) / double(r.step) : 0;
+}
+
+double busy_share(const Plan& plan) { return share_of(plan, ""); }
+
+void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
+    const double per_second = double(tokens_per_step(c)) / plan.step_seconds;
+    const double peak = c.machine.peak_flops(c.options.dtype);
+    std::printf("time     %.4g s a step, %.0f tokens/s, %.0f for each rank: a prediction\n", plan.step_seconds,
+                per_second, per_second / c.ranks);
+    if (peak > 0)
+        std::printf("         MFU %.1f %% of %.0f TFLOP/s (%s, dense), causal attention counted, recomputation not\n",
+                    100 * mfu(c, plan), peak / 1e12, name_of(c.options.dtype));
+    const double gemm = share_of(plan, "Gemm"), attention = share_of(plan, "Attention"), busy = busy_share(plan);
+    std::printf(
+        "         rank %d: products %.0f %%, attention %.0f %%, other ops %.0f %%, waiting for messages %.0f %%\n",
+        plan.slowest().rank, 100 * gemm, 100 * attention, 100 * (busy - gemm - attention), 100 * (1 - busy));
+    const double seconds = double(tokens) / per_second;
+    std::printf("         %.4g tokens: %.4g steps, %s, %.0f GPU hours\n", double(tokens),
+                double(tokens) / double(tokens_per_step(c)), duration(seconds).c_str(), seconds / 3600 * c.ranks);
+    for (const std::string& name : plan.unknown_ops)
+        std::printf("         %s: its cost is not known, and counts as nothing\n", name.c_str());
+}
+
+OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
+    OrderedJson ranks = OrderedJson::array();
+    for (const PlannedRank& r : plan.ranks)
+        ranks.push_back({{"rank", r.rank},
+                         {"memory_peak", memory_json(r.memory)},
+                         {"host_bytes", r.memory.host},
+                         {"bytes_sent_first_step", r.first_sent},
+                         {"bytes_sent", r.sent}});
+    return {{"machine", c.machine.name},  {"ranks", c.ranks},
+            {"model", summary(c.config)}, {"fits", word_of(plan.fits)},
+            {"capacity", c.capacity()},   {"outside_ledger", {c.outside_min(), c.outside_max()}},
+            {"left", plan.left},          {"planned_ranks", std::move(ranks)}};
+}
+
+void print_memory(const PlanCase& c, const Plan& plan) {
+    const PlannedRank &most = plan.largest(),
+                      &least = *std::min_element(plan.ranks.begin(), plan.ranks.end(), [](const auto&a, const auto&b) {
+                          return a.memory.total < b.memory.total;
+                      });
+    std::printf("memory   bytes at the peak    rank %d, the largest         rank %d, the smallest\n", most.rank,
+                least.rank);
+    const auto row = [](const char* name, int64_t a, int64_t b) {
+        if (a > 0 || b > 0)
+            std::printf("  %-12s %16lld %10s %16lld %10s\n", name, (long long)a, human_bytes(a).c_str(), (long long)b,
+                        human_bytes(b).c_str());
+    };
+    for (int k = 0; k < int(MemKind::count_); ++k)
+        row(name_of(MemKind(k)), most.memory.peak[size_t(k)], least.memory.peak[size_t(k)]);
+    row("at once", most.memory.total, least.memory.total);
+    row("host, pinned", most.memory.host, least.memory.host);
+    row("sent a step", most.sent, least.sent);
+    std::printf("  outside the ledger: %s to %s, an estimate of %s\n", human_bytes(c.outside_min()).c_str(),
+                human_bytes(c.outside_max()).c_str(), c.machine.file.c_str());
+    std::printf("  of %s on each %s: %s, %s %s\n", human_bytes(c.capacity()).c_str(), c.machine.cpu ? "rank" : "GPU",
+                word_of(plan.fits), human_bytes(std::abs(plan.left)).c_str(),
+                plan.left >= 0             ? "left"
+                : plan.fits == Fits::tight ? "missing if the most lies outside the ledger"
+                                           : "missing");
+}
+
+std::string total_needed(const PlanCase& c, const Plan& plan) {
+    return human_bytes(plan.largest().memory.total + c.outside_max());
+}
+
+// One line: what does not fit, and what would.
+int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
+    if (plan.fits == Fits::yes) {
+        if (quiet) return kPlanFits;
+        if (const auto change = fastest_change(c, plan))
+            std::printf("change   %s: %.1f %% faster, %s of %s\n", change->text.c_str(),
+                        100 * (plan.step_seconds / change->plan.step_seconds * double(tokens_per_step(change->to)) /
+                                   double(tokens_per_step(c)) -
+                               1),
+                        total_needed(change->to, change->plan).c_str(), human_bytes(c.capacity()).c_str());
+        if (const auto batch = largest_batch(c))
+            std::printf("largest  %s is the largest micro-batch that fits: %s of %s\n", batch->text.c_str(),
+                        total_needed(batch->to, batch->plan).c_str(), human_bytes(c.capacity()).c_str());
+        return kPlanFits;
+    }
+    std::string text = format("plan: nothing fits %d x %s: this needs %s\n", c.ranks, human_bytes(c.capacity()).c_str(),
+                              total_needed(c, plan).c_str());
+    if (const auto change = nearest_fit(c))
+        text +=
+            format("  nearest: %s needs %s\n", change->text.c_str(), total_needed(change->to, change->plan).c_str());
+    else
+        text += "  nothing near it fits: no flag, and not 16,384 GPUs\n";
+    std::fprintf(stderr, "%s", text.c_str());
+    return kPlanDoesNotFit;
+}
+
+}  // namespace
+
+int plan_command(const PlanOptions& o) {
+    PlanCase c{.options = o.train, .config = {}, .machine = load_machine(o.machine), .ranks = int(o.gpus)};
+    c.options.device = c.machine.cpu ? DeviceChoice::cpu : DeviceChoice::cuda;
+    std::string note;
+    c.config = config_of(c.options, note);
+    const bool quiet = o.json == "-";
+    if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
+    const Plan plan = make_plan(c);
+    const int64_t tokens = o.tokens > 0 ? o.tokens : c.options.steps * tokens_per_step(c);
+    if (!quiet) {
+        const int64_t dp = Grid(c.ranks, grid_options(c.options)).size(Axis::dp), M = micro_batches(c.options, dp);
+        std::printf("%s\n", command_line(c.options).c_str());
+        std::printf("model    %s\n", summary(c.config).c_str());
+        std::printf("machine  %d x %s: %s\n", c.ranks, c.machine.name.c_str(), c.machine.about.c_str());
+        std::printf("batch    %lld sequences x %lld tokens x %lld ranks x %lld micro-batches = %lld tokens per step\n",
+                    (long long)c.options.batch, (long long)c.options.seq_len, (long long)dp, (long long)M,
+                    (long long)(c.options.batch * c.options.seq_len * dp * M));
+        print_memory(c, plan);
+        print_time(c, plan, tokens);
+    }
+    if (!o.json.empty()) {
+        OrderedJson json = plan_json(c, plan);
+        json["command"] = command_line(c.options);
+        if (quiet)
+            std::printf("%s\n", json.dump(1).c_str());
+        else
+            write_file_atomically(o.json, json.dump(1) + "\n");
+    }
+    return tell_what_fits(c, plan, quiet);
+}
+
+}  // namespace rz

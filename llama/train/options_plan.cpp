@@ -1,0 +1,56 @@
+#include "llama/train/options_plan.h"
+
+#include <cmath>
+#include <utility>
+
+namespace rz {
+
+constexpr int64_t kBig = int64_t(1) << 50;
+
+// 4194304, 4M (of 10^6), 15T
+static std::string wrong_count(const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    const std::string unit = end;
+    const bool known = unit.empty() || unit == "K" || unit == "M" || unit == "B" || unit == "T";
+    if (end == text.c_str() || !known || !(value > 0) || value > 1e18)
+        return text + " is no number of tokens: 4194304, 500M, 160B and 15T are";
+    return "";
+}
+
+static int64_t parse_count(const std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    const double unit = *end == 'K' ? 1e3 : *end == 'M' ? 1e6 : *end == 'B' ? 1e9 : *end == 'T' ? 1e12 : 1;
+    return std::llround(std::min(value * unit, double(kBig)));
+}
+
+CommandTable own_command_table(PlanOptions& o) {
+    CommandTable table{
+        "plan",
+        "What a run would take on GPUs that need not be here: memory to the byte, time, what fits. Takes every flag "
+        "of training, too",
+        {}};
+    OptionGroup g(table.rows, "Plan");
+    g.given_whole("--gpus", 1, 1 << 20, "Number of ranks, one on each GPU.", [&o](int64_t value) {
+         o.gpus = value;
+     }).required = true;
+    g.text("--gpu", o.machine, "Machine: the name of a file in llama/configs/machines, or a file like those.", "NAME")
+        .required = true;
+    g.checked("--tokens", "N", "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]",
+              wrong_count, [&o](const std::string& text) { o.tokens = parse_count(text); });
+    g.text("--json", o.json, "File for the plan as JSON. - is standard output.");
+    return table;
+}
+
+CommandTable command_table(PlanOptions& o) {
+    CommandTable table = own_command_table(o);
+    table.name.clear();
+    table.about =
+        "Plans a run: what it takes of memory to the byte, and what fits. Example:\n"
+        "  train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml";
+    for (OptionRow& row : command_table(o.train).rows) table.rows.push_back(std::move(row));
+    return table;
+}
+
+}  // namespace rz

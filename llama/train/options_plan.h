@@ -1,0 +1,23 @@
+#pragma once
+// What `train_llama plan` can be asked for: the machine and its number, and every flag of training.
+
+#include "llama/train/options_train.h"
+
+namespace rz {
+
+struct PlanOptions {
+    TrainOptions train;
+    int64_t gpus = 0;
+    std::string machine;  // name or file
+    int64_t tokens = 0;   // of the whole run; 0: those of --steps
+    std::string json;     // file for the plan as JSON; "-": standard output, without the text
+    bool search = false;
+    double time_limit = 0;
+};
+
+// The flags of the plan itself, then those of training.
+CommandTable command_table(PlanOptions&);
+// The plan's own alone, for the list of commands.
+CommandTable own_command_table(PlanOptions&);
+
+}  // namespace rz

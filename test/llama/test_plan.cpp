@@ -1,0 +1,142 @@
+// The planner: what planners of formulas get wrong, each mistake found by a test of its own. That a plan is what a run
+// takes, to the byte, is shown on real runs by test/program/plan_grid.py.
+
+#include <gtest/gtest.h>
+
+#include "kernels/runtime/context.h"
+#include "llama/plan/cost.h"
+#include "llama/plan/plan.h"
+#include "llama/train/options.h"
+
+namespace rz {
+namespace {
+
+TrainOptions options(const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"--device", "cpu", "--preset",   "bytes", "--dim",          "16",
+                                    "--layers", "2",   "--heads",    "2",     "--kv-heads",     "1",
+                                    "--ffn",    "24",  "--head-dim", "8",     "--vocab",        "256",
+                                    "--batch",  "2",   "--seq-len",  "16",    "--batch-tokens", "128"};
+    all.insert(all.end(), more.begin(), more.end());
+    Command command;
+    EXPECT_FALSE(parse_command_line(all, command).has_value());
+    return std::get<TrainOptions>(command);
+}
+
+ModelConfig config() { return model_config(options({}), 0); }
+
+// Rank 0 of four.
+PlannedRank planned(const std::vector<std::string>& flags, int ranks = 4) {
+    const TrainOptions o = options(flags);
+    return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cpu, .ranks = ranks}, 0)[0];
+}
+
+int64_t of(const PlannedRank& r, MemKind kind) { return r.memory.peak[size_t(kind)]; }
+
+std::vector<UnitLayout> units() { return unit_layouts(ParamTable(config())); }
+
+TEST(Plan, EachUnitGatheredAheadTakesASlot) {
+    const PlannedRank none = planned({"--zero", "3", "--prefetch", "0"}),
+                      one = planned({"--zero", "3", "--prefetch", "1"});
+    EXPECT_EQ(of(one, MemKind::gathered) - of(none, MemKind::gathered), 4 * units()[1].padded);
+}
+
+// The embedding, a block and the head have three sizes, so three slots, of parameters and of gradients that are not
+// reduced yet; beside the latter the slice that arrives.
+TEST(Plan, APoolHasSlotsForUnitsOfEverySize) {
+    const std::vector<UnitLayout> u = units();
+    const int64_t sizes = u.front().padded + u[1].padded + u.back().padded;
+    int64_t longest = 0;
+    for (const UnitLayout& one : u) longest = std::max(longest, one.slice(0, 4).size());
+    EXPECT_EQ(of(planned({"--zero", "3", "--no-overlap", "--prefetch", "0"}), MemKind::gathered),
+              4 * (2 * sizes + longest));
+}
+
+TEST(Plan, RecomputationKeepsTheResidualStreamAlone) {
+    const ModelConfig c = config();
+    const int64_t kept = of(planned({"--recompute", "none"}), MemKind::activations),
+                  again = of(planned({"--recompute", "block"}), MemKind::activations);
+    // Of one of the two blocks: all that a block keeps, but for the stream that enters it.
+    const int64_t N = 2 * 16, Q = (c.heads + 2 * c.kv_heads) * c.head_dim, H = c.heads * c.head_dim;
+    const int64_t per_row = 3 * c.dim + Q + H + 2 * c.ffn;  // h1, mid, h2; qkv; o; gate_up
+    EXPECT_NEAR(double(kept - again), double(4 * N * per_row), 4.0 * double(N) * 8 + 4096) << "lse, rstd, alignment";
+}
+
+TEST(Plan, TheHeadHasAGradientOfItsOwnUnlessItIsTied) {
+    const ModelConfig c = config();
+    const PlannedRank tied = planned({"--head", "tied"}, 1), untied = planned({"--head", "untied"}, 1);
+    EXPECT_EQ(of(untied, MemKind::gradients) - of(tied, MemKind::gradients), 4 * c.vocab * c.dim);
+}
+
+// ZeRO-2 reduces every micro-batch's gradients, the last one's too, and gathers the parameters once: (M + 1) passes.
+TEST(Plan, EveryMicroBatchIsReduced) {
+    int64_t pass = 0;
+    for (const UnitLayout& u : units()) pass += 4 * (u.padded - u.slice(0, 4).size());
+    const auto sent = [](const char* tokens) { return planned({"--zero", "2", "--batch-tokens", tokens}).sent; };
+    const int64_t one = sent("128"), two = sent("256"), many = sent("1280");
+    EXPECT_EQ(two - one, pass);
+    EXPECT_EQ(many - one, 9 * pass) << "counted from a few micro-batches";
+    EXPECT_GE(one, 2 * pass - 4 * 4096);
+}
+
+TEST(Plan, PaddingIsCounted) {
+    int64_t padded = 0;
+    for (const UnitLayout& u : units()) padded += u.padded;
+    ASSERT_GT(padded, config().parameter_count());
+    EXPECT_EQ(of(planned({}), MemKind::parameters), 4 * padded);
+}
+
+// A run's time on a machine where only products cost, and nothing else: FLOPs over the rate.
+TEST(Plan, ProductsAloneTakeTheirFlops) {
+    UnknownOps unknown;
+    Machine m;
+    m.memory_gbs = 1e9, m.gemm_fp32 = m.gemm_bf16 = 1e-6, m.attention_fp32_share = 1e9;
+    for (auto rates : {&Machine::attention_forward_128, &Machine::attention_backward_128,
+                       &Machine::attention_forward_64, &Machine::attention_backward_64})
+        (m.*rates).assign(4, 1);
+    const TrainOptions one = options({});
+    const PlannedRank r =
+        plan_ranks(one, config(), {.kind = DeviceKind::cpu, .ranks = 1, .cost = make_cost(m, unknown)}, 0)[0];
+    const double flops = 6.0 * double(config().matmul_parameters()) * 128;  // four micro-batches of 32 tokens
+    EXPECT_NEAR(kSecondsPerTick * double(r.step), flops / 1e6, 1e-3 * flops / 1e6);
+    EXPECT_TRUE(unknown.names.empty()) << *unknown.names.begin();
+}
+
+// The time of a large ring is told from a few of its hops, and is that of all of them; so are the bytes.
+TEST(Plan, ALargeRingTakesItsClosedForm) {
+    constexpr Ticks kLatency = 1000;
+    constexpr int64_t kSlice = 1 << 12;
+    for (const int N : {64, 128, 1000, 16384}) {
+        RankContext context;
+        const Device device{DeviceKind::planned, 0, &context};
+        Mesh mesh(device, 5, N, even_link(kLatency, kTicksPerSecond),
+                  {.collectives = {.chunk_bytes = 4 * kSlice, .lanes = 1}});
+        Stream stream(device, "comm");
+        const auto offsets = even_offsets(N * kSlice, N);
+        const Buffer x(device, 4 * N * kSlice, MemKind::data, "x");
+        mesh.data().all_reduce(
+            stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+        EXPECT_EQ(stream.clock(), 2 * (N - 1) * (kLatency + 4 * kSlice)) << N;
+        EXPECT_EQ(mesh.bytes_sent(), 2 * (N - 1) * 4 * kSlice) << N;
+    }
+}
+
+// Two nodes of four: a ring over all is as slow as the one card that each node uses; four rings across, each from its
+// own rank, share what cards there are.
+TEST(Plan, ARingIsAsFastAsItsSlowestLink) {
+    Machine m;
+    m.ranks_per_node = 4, m.link_gbs = 100, m.card_gbs = 10, m.cards = 4;
+    const PlannedNetwork network = make_network(m);
+    const auto ticks = [&](const std::vector<int>& members, int from, int to) {
+        return network("data", members, /*alone=*/true)(from, to, 1'000'000, 0);
+    };
+    const Ticks microsecond = kTicksPerSecond / 1'000'000;
+    EXPECT_EQ(ticks({0, 1, 2, 3}, 1, 2), 10 * microsecond) << "inside a node";
+    EXPECT_EQ(ticks({0, 1, 2, 3, 4, 5, 6, 7}, 1, 2), 100 * microsecond) << "each rank waits for the one that sends out";
+    EXPECT_EQ(ticks({1, 5}, 1, 5), 100 * microsecond) << "four cards for four rings";
+    m.cards = 1;
+    EXPECT_EQ(make_network(m)("data", {1, 5}, true)(1, 5, 1'000'000, 0), 400 * microsecond)
+        << "one card for four rings";
+}
+
+}  // namespace
+}  // namespace rz

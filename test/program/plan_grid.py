@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""The plan beside the ledger: `train_llama plan` and a run of the same flags, for a set of runs in which every pair of settings
+occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; what the plan refuses, the run refuses.
+
+  test/program/plan_grid.py PROGRAM                                   the CPU, all pairs at 1 to 4 ranks
+  test/program/plan_grid.py PROGRAM --cuda ./train_llama_simt         CUDA's choices, on the emulator
+  ... --rows 8 --table FILE                                           the first rows only; the table as Markdown
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+KINDS = ["parameters", "gradients", "optimizer", "gathered", "activations", "comm", "workspace", "data", "total"]
+
+# "": the flag is left out.
+SETTINGS = {
+    "ranks": ["1", "2", "3", "4"],
+    "zero": ["0", "1", "2", "3"],
+    "recompute": ["", "mlp", "block"],
+    "dtype": ["fp32", "bf16"],
+    "grad-dtype": ["", "fp32"],
+    "adam-dtype": ["", "bf16"],
+    "master-dtype": ["", "bf16"],
+    "wire-dtype": ["", "fp32", "bf16"],
+    "batch": ["1", "3"],
+    "grad-accum": ["1", "2", "6"],
+    "collectives": ["", "direct"],
+    "ring-chunk": ["", "1"],
+    "no-overlap": ["", "on"],
+    "prefetch": ["", "0", "3"],
+    "accumulate-locally": ["", "on"],
+    "shard-size": ["", "2"],
+    "head": ["", "tied"],
+    "logits-mib": ["", "1"],
+    "tp": ["", "2"],
+    "pp": ["", "2"],
+    "pp-schedule": ["", "gpipe", "1f1b"],
+    "pp-gather": ["", "op"],
+    "save-every": ["0", "2"],
+    "no-background-save": ["", "on"],
+    "val-every": ["0", "2"],
+}
+SWITCHES = {"no-overlap", "accumulate-locally", "no-background-save"}
+
+
+def sensible(row):
+    """Left out: what the command line refuses because it does nothing, and what a run of 6 steps can't be."""
+    zero, pp, ranks = int(row["zero"]), int(row["pp"] or 1), int(row["ranks"])
+    tp = int(row["tp"] or 1)
+    if ranks % (tp * pp) or (tp > 1 and pp > 1):
+        return False
+    if row["prefetch"] and (zero != 3 or (row["no-overlap"] and row["prefetch"] != "0")):
+        return False
+    if row["accumulate-locally"] and zero < 2:
+        return False
+    if row["shard-size"] and (zero == 0 or (ranks // pp // tp) % 2):
+        return False
+    if row["master-dtype"] and row["dtype"] != "bf16":
+        return False
+    if pp > 1 and ranks % pp:
+        return False
+    if (row["pp-schedule"] or row["pp-gather"]) and pp == 1:
+        return False
+    if pp > 1 and (row["grad-accum"] == "1" or row["recompute"] or (row["head"] and row["pp-schedule"])):
+        return False
+    if row["pp-gather"] and zero != 3:
+        return False
+    if pp > 1 and row["no-overlap"] and zero == 3 and row["pp-gather"] != "op":
+        return False
+    return not (row["no-background-save"] and row["save-every"] == "0")
+
+
+def pairs_of(row):
+    return set(itertools.combinations(sorted(row.items()), 2))
+
+
+def covering_rows(seed, cuda):
+    """Rows in which every pair that a sensible row can have occurs, found greedily."""
+    rng = random.Random(seed)
+    pool = []
+    while len(pool) < 20000:
+        row = {name: rng.choice(values) for name, values in SETTINGS.items()}
+        if cuda:  # a pipeline of GPUs sends over NCCL, which the emulator's ranks do not
+            row.update({"pp": "", "pp-schedule": "", "pp-gather": ""})
+        elif int(row["pp"] or 1) > 1 or rng.random() < 0.2:
+            row.update({"pp": "2", "ranks": rng.choice("24"), "recompute": "", "grad-accum": rng.choice("26")})
+        if sensible(row):
+            pool.append((row, pairs_of(row)))
+    missing = set().union(*(p for _, p in pool))
+    rows = []
+    while missing:
+        row, found = max(rng.sample(pool, 1500), key=lambda one: len(one[1] & missing))
+        if not found & missing:
+            row, found = max(pool, key=lambda one: len(one[1] & missing))
+        rows.append(row)
+        missing -= found
+    return rows
+
+
+def flags_of(row):
+    flags = []
+    for name, value in row.items():
+        if name != "ranks" and value:
+            flags += [f"--{name}"] if name in SWITCHES else [f"--{name}", value]
+    return flags
+
+
+class Grid:
+    def __init__(self, options, work):
+        self.options, self.work = options, work
+        self.cuda = bool(options.cuda)
+        shard = os.path.join(work, "tokens.bin")
+        with open(shard, "wb") as file:
+            ids = [i * 7919 % 251 for i in range(6000)]
+            file.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
+        machine = os.path.join(work, "machine.toml")
+        with open(machine, "w") as file:
+            file.write(f'kind = "{"gpu" if self.cuda else "cpu"}"\nmemory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\n'
+                       f"memory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = {options.capability}\n")
+        self.machine = machine
+        self.common = (f"--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9000 --seq-len 24 "
+                       f"--steps 3 --lr 1e-3 --warmup 1 --val-tokens 48 --train-data {shard} --val-data {shard} --threads 1").split()
+        if self.cuda:
+            self.common += ["--transport", "mpi"]
+
+    def plan(self, row, out):
+        command = [self.options.program, "plan", "--gpus", row["ranks"], "--gpu", self.machine, "--json", "-", "--out", out]
+        done = subprocess.run(command + self.common + flags_of(row), capture_output=True, text=True)
+        if done.returncode == 2:
+            raise SystemExit(f"plan_grid.py: {' '.join(command + self.common + flags_of(row))}\n{done.stderr}")
+        return json.loads(done.stdout) if done.returncode == 0 else None, done.stderr
+
+    def run(self, row, out):
+        command = ["mpirun", "-n", row["ranks"]] if row["ranks"] != "1" else []
+        command += [self.options.cuda or self.options.program, "--device", "cuda" if self.cuda else "cpu", "--out", out]
+        done = subprocess.run(command + self.common + flags_of(row), capture_output=True, text=True, timeout=900)
+        ranks = os.path.join(out, "ranks.json")
+        return json.load(open(ranks)) if done.returncode == 0 and os.path.exists(ranks) else None, done.stderr
+
+    def compare(self, row):
+        """What differs, by rank and kind; peak of the largest rank; what was refused."""
+        out = os.path.join(self.work, "run")
+        shutil.rmtree(out, ignore_errors=True)
+        plan, why_plan = self.plan(row, out)
+        run, why_run = self.run(row, out)
+        if plan is None or run is None:
+            if plan is None and run is None:
+                return [], 0, why_plan.strip().splitlines()[-1] if why_plan.strip() else "refused"
+            return [f"plan: {why_plan.strip()[-300:] if plan is None else 'made'}; run: {why_run.strip()[-300:] if run is None else 'made'}"], 0, ""
+        wrong = []
+        for planned, real in zip(plan["planned_ranks"], run, strict=True):
+            for kind in KINDS:
+                if planned["memory_peak"][kind] != real["memory_peak"][kind]:
+                    wrong.append(f"rank {real['rank']}: {kind} planned {planned['memory_peak'][kind]}, taken {real['memory_peak'][kind]}")
+            sent = planned["bytes_sent_first_step"] + (real["steps"] - 1) * planned["bytes_sent"]
+            if sent != real["bytes_sent"]:
+                wrong.append(f"rank {real['rank']}: planned to send {sent}, sent {real['bytes_sent']}")
+        return wrong, max(r["memory_peak"]["total"] for r in run), ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--cuda", default="", help="the program that has CUDA, on an emulator or a GPU")
+    parser.add_argument("--capability", default="9.0", help="compute capability of that device")
+    parser.add_argument("--rows", type=int, default=0, help="the first so many rows; 0: all")
+    parser.add_argument("--table", default="", help="file for the table")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    options.program = os.path.abspath(options.program)
+    options.cuda = os.path.abspath(options.cuda) if options.cuda else ""
+    rows = covering_rows(options.seed, bool(options.cuda))
+    total = len(rows)
+    if options.rows:
+        rows = rows[: options.rows]
+    passed = failed = refusals = 0
+    lines = []
+    with tempfile.TemporaryDirectory() as work:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        grid = Grid(options, work)
+        for number, row in enumerate(rows, 1):
+            wrong, peak, refused = grid.compare(row)
+            text = " ".join(flags_of(row))
+            refusals += bool(refused)
+            if refused:
+                print(f"row {number} is refused: {refused}", flush=True)
+            if wrong:
+                failed += 1
+                print(f"FAILED: row {number}, {row['ranks']} ranks, {text}\n    " + "\n    ".join(wrong[:12]), flush=True)
+            else:
+                passed += 1
+            result = "refused by both" if refused else f"{peak:,}"
+            difference = "-" if refused else "0" if not wrong else "; ".join(wrong)
+            lines.append(f"| {number} | {row['ranks']} | `{text}` | {result} | {difference} |")
+    if options.table:
+        with open(options.table, "w") as file:
+            file.write("| row | ranks | flags | peak of the largest rank, bytes | difference of any kind on any rank, and of bytes sent |\n"
+                       "|---|---|---|---|---|\n" + "\n".join(lines) + "\n")
+    print(f"{len(rows)} of {total} rows, in which every pair of settings occurs; {refusals} of them refused by plan and run")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# `train_llama plan`: what it says, what it refuses, and its memory beside the ledger of real runs. Ends with counts.
+#
+#   test/program/test_plan.sh ./train_llama [./train_llama_simt]
+set -uo pipefail
+program=$(realpath "$1") simt=${2:+$(realpath "$2")}
+cd "$(dirname "$0")/../.." || exit
+# shellcheck source=test/program/check.sh
+. test/program/check.sh
+says() { local text; for text in "$@"; do grep -qF -- "$text" "$work/log" || { echo "not said: $text" >> "$work/log"; return 1; }; done; }
+plan() {  # plan EXIT_CODE FLAGS...
+  local want=$1 code=0
+  shift
+  "$program" plan "$@" > "$work/log" 2>&1 || code=$?
+  [ "$code" = "$want" ] || { echo "exit code $code, not $want" >> "$work/log"; return 1; }
+}
+big="--gpu h100-80g --preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1"
+
+# shellcheck disable=SC2086
+{
+  fits() { plan 0 --gpus 64 $big --zero 3 --recompute block && says "fits, " "outside the ledger: " "an estimate" "largest  --batch "; }
+  check "a run that fits: exit code 0, memory by kind, the largest micro-batch" fits
+  nothing() { plan 3 --gpus 8 $big && says "plan: nothing fits 8 x 79.1 GiB: this needs " "  nearest: "; }
+  check "a run that does not fit: exit code 3, and the nearest that does" nothing
+  nearest() {  # what is named as nearest does fit
+    plan 3 --gpus 8 $big || return 1
+    local flags
+    flags=$(sed -n 's/^  nearest: \(.*\) needs .*/\1/p' "$work/log")
+    plan 0 --gpus 8 $big $flags
+  }
+  check "the nearest that is named does fit" nearest
+  largest() {  # and one sequence more does not
+    plan 0 --gpus 64 $big --zero 3 --recompute block --batch-tokens 33554432 || return 1
+    local batch
+    batch=$(sed -n 's/^largest  --batch \([0-9]*\) .*/\1/p' "$work/log")
+    plan 0 --gpus 64 ${big/--batch 1/} --zero 3 --recompute block --batch "$batch" && plan 3 --gpus 64 ${big/--batch 1/} --zero 3 --recompute block --batch $((2 * batch))
+  }
+  check "the largest micro-batch fits, and twice as many sequences do not" largest
+  check "a machine that is not known: the nearest name" plan 70 --gpus 8 --gpu h10-80g --preset tiny
+  check "the same: it is named" says "nearest: h100-80g"
+  printf 'memory-gib = 80\ngemm-bf16-tflops = 700\ngemm-fp32-tflop = 50\n' > "$work/mine.toml"
+  check "a machine's file with a key that is none" plan 70 --gpus 8 --gpu "$work/mine.toml" --preset tiny
+  check "the same: the nearest key" says "gemm-fp32-tflop is no key of a machine" "nearest: gemm-fp32-tflops"
+  printf 'memory-gib = -1\n' > "$work/mine.toml"
+  check "a machine's file with a number out of range" plan 70 --gpus 8 --gpu "$work/mine.toml" --preset tiny
+  check "what the run would refuse is refused" plan 70 --gpus 6 --gpu h100-80g --preset tiny --batch 4 --seq-len 256 --batch-tokens 500000
+  check "the same: with the run's own words" says "--batch-tokens 500000 does not divide into micro-batches" "nearest: --batch-tokens"
+  check "flags that the run does not know are refused" plan 2 --gpus 8 --gpu h100-80g --presets tiny --stepz 3
+  thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block; }
+  check "16,384 GPUs" thousands
+}
+grid() { test/program/plan_grid.py "$program" --rows "${1:-0}" > "$work/log" 2>&1; }
+if [ -n "$simt" ]; then
+  check "every pair of settings: plan = ledger to the byte" grid
+  cuda() { test/program/plan_grid.py "$program" --cuda "$simt" > "$work/log" 2>&1; }
+  check "every pair of settings on the emulated GPU: plan = ledger to the byte" cuda
+else
+  check "the first settings: plan = ledger to the byte" grid 5
+fi
+summary
