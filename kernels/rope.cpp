@@ -1,5 +1,6 @@
 #include "kernels/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -77,12 +78,33 @@ static double scaled_frequency(double f, const RopeScaling& s) {
     return (1 - share) * f / s.factor + share * f;
 }
 
-std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling& scaling) {
+// The share of frequency i that is interpolated: 0 for those that turn more than beta_fast times within the original
+// length, 1 for those that turn less than beta_slow times, a ramp between.
+static double yarn_ramp(int64_t i, int64_t D, double theta, const RopeScaling& s) {
+    const auto dimension = [&](double rotations) {
+        return double(D) * std::log(double(s.original_max_position) / (rotations * 2 * std::numbers::pi)) /
+               (2 * std::log(theta));
+    };
+    double low = dimension(s.beta_fast), high = dimension(s.beta_slow);
+    if (s.truncate) low = std::floor(low), high = std::ceil(high);
+    low = std::max(low, 0.0), high = std::min(high, double(D - 1));
+    if (low == high) high += 0.001;
+    return std::clamp((double(i) - low) / (high - low), 0.0, 1.0);
+}
+
+double rope_attention_factor(const RopeScaling& s) {
+    if (s.kind != RopeKind::yarn || s.factor == 1) return 1;
+    if (s.attention_factor > 0) return s.attention_factor;
+    const auto scale = [&](double m) { return s.factor <= 1 ? 1.0 : 0.1 * m * std::log(s.factor) + 1; };
+    return s.mscale != 0 && s.mscale_all_dim != 0 ? scale(s.mscale) / scale(s.mscale_all_dim) : scale(1);
+}
+
+std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling& scaling, int64_t positions) {
     require(D > 0 && D % 2 == 0, "rope: head dimension %lld; it must be even and positive", (long long)D);
     require(std::isfinite(theta) && theta > 0, "rope: theta is %g; it must be positive (LLaMA uses 10000 or 500000)",
             theta);
     require(scaling.factor > 0, "rope scaling: factor is %g; it must be positive (1 means none)", scaling.factor);
-    if (scaling.factor != 1) {
+    if (scaling.factor != 1 && scaling.kind == RopeKind::llama3) {
         require(
             scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor,
             "rope scaling: low_freq_factor %g and high_freq_factor %g; it must be 0 < low < high (Llama 3.1: 1 and 4)",
@@ -90,10 +112,18 @@ std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const Rope
         require(scaling.original_max_position > 0, "rope scaling: original_max_position is %lld; it must be positive",
                 (long long)scaling.original_max_position);
     }
+    if (scaling.kind == RopeKind::dynamic && scaling.factor != 1 && positions > scaling.original_max_position) {
+        const double times = double(positions) / double(scaling.original_max_position);
+        theta *= std::pow(scaling.factor * times - (scaling.factor - 1), double(D) / double(D - 2));
+    }
     std::vector<double> frequencies(size_t(D / 2));
     for (int64_t i = 0; i < D / 2; ++i) {
         const double f = std::pow(theta, -2.0 * double(i) / double(D));
-        frequencies[size_t(i)] = scaling.factor == 1 ? f : scaled_frequency(f, scaling);
+        const double share = scaling.kind == RopeKind::yarn ? yarn_ramp(i, D, theta, scaling) : 1;
+        frequencies[size_t(i)] = scaling.factor == 1                 ? f
+                                 : scaling.kind == RopeKind::llama3  ? scaled_frequency(f, scaling)
+                                 : scaling.kind == RopeKind::dynamic ? f
+                                                                     : share * f / scaling.factor + (1 - share) * f;
     }
     return frequencies;
 }
@@ -101,14 +131,15 @@ std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const Rope
 void rope_tables(float* cos_table, float* sin_table, int64_t positions, int64_t D, double theta,
                  const RopeScaling& scaling) {
     check_size("rope_tables", "positions", positions, 0);
-    const std::vector<double> frequencies = rope_inverse_frequencies(D, theta, scaling);
+    const std::vector<double> frequencies = rope_inverse_frequencies(D, theta, scaling, positions);
+    const double scale = rope_attention_factor(scaling);
     const int64_t half = D / 2;
 #pragma omp parallel for schedule(static) if (positions * half >= kSerialBelow)
     for (int64_t p = 0; p < positions; ++p)
         for (int64_t j = 0; j < half; ++j) {
             const double angle = double(p) * frequencies[size_t(j)];
-            cos_table[p * half + j] = float(std::cos(angle));
-            sin_table[p * half + j] = float(std::sin(angle));
+            cos_table[p * half + j] = float(scale * std::cos(angle));
+            sin_table[p * half + j] = float(scale * std::sin(angle));
         }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/runtime/device.h"
+#include "kernels/runtime/names.h"
 
 namespace rz {
 
@@ -30,14 +31,36 @@ void rope(Stream&, const Rope&);
 void rope_cpu(const Rope&);
 void rope_cuda(const Rope&, CudaStream);
 
-// Frequency scaling of Llama 3.1 and later ("rope_type": "llama3"); factor 1 means none.
+enum class RopeKind {
+    llama3,   // Llama 3.1 and later: low frequencies are divided by the factor, high ones stay
+    linear,   // all are divided by the factor (Chen et al. 2023)
+    dynamic,  // NTK: theta grows with the length, beyond original_max_position
+    yarn,     // as llama3, by rotations within original_max_position; q and k grow too (Peng et al. 2023)
+};
+template <>
+inline constexpr auto kNames<RopeKind> = std::to_array<Named<RopeKind>>({{RopeKind::llama3, "llama3"},
+                                                                         {RopeKind::linear, "linear"},
+                                                                         {RopeKind::dynamic, "dynamic"},
+                                                                         {RopeKind::yarn, "yarn"}});
+
+// Frequency scaling, under the names of config.json's rope_scaling; factor 1 means none.
 struct RopeScaling {
     double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
     int64_t original_max_position = 8192;
+    RopeKind kind = RopeKind::llama3;
+    // yarn
+    double attention_factor = 0;  // of cos and sin; 0: 0.1 ln(factor) + 1, or from the two below
+    double mscale = 0, mscale_all_dim = 0;
+    double beta_fast = 32, beta_slow = 1;
+    bool truncate = true;  // the ramp begins and ends at whole dimensions
+
+    bool operator==(const RopeScaling&) const = default;
 };
 
-// The D/2 inverse frequencies theta^(-2i/D), scaled. In double.
-std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling&);
+// The D/2 inverse frequencies theta^(-2i/D), scaled, for sequences of `positions`. In double.
+std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling&, int64_t positions = 0);
+// What yarn multiplies cos and sin with; else 1.
+double rope_attention_factor(const RopeScaling&);
 // Fills cos_table and sin_table, (positions, D/2) each, on the host.
 void rope_tables(float* cos_table, float* sin_table, int64_t positions, int64_t D, double theta, const RopeScaling&);
 

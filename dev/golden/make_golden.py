@@ -36,13 +36,36 @@ CASES = {
     # the heads together are wider than the model
     "llama3_rope": (torch.float16, dict(hidden_size=16, intermediate_size=28, num_attention_heads=2,
                                         num_key_value_heads=1, head_dim=16, vocab_size=37, rope_parameters=LLAMA3)),
+    "linear_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=2,
+                                        num_key_value_heads=2, vocab_size=31,
+                                        rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=2.5))),
+    # sequences reach beyond the positions, where theta grows
+    "dynamic_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=2,
+                                         num_key_value_heads=1, vocab_size=31, max_position_embeddings=12,
+                                         rope_parameters=dict(rope_type="dynamic", rope_theta=500.0, factor=2.0))),
+    "yarn_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=1,
+                                      num_key_value_heads=1, vocab_size=31,
+                                      rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
+                                                           original_max_position_embeddings=16, beta_fast=3.0))),
+    # q and k are scaled as DeepSeek's models do, the ramp's ends are not rounded
+    "yarn_mscale_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=1,
+                                             num_key_value_heads=1, vocab_size=31,
+                                             rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
+                                                                  original_max_position_embeddings=16, beta_fast=4.0,
+                                                                  beta_slow=0.5, mscale=1.4, mscale_all_dim=0.7,
+                                                                  truncate=False))),
+    "mistral": (torch.float32, dict(model="Mistral", hidden_size=16, intermediate_size=24, num_attention_heads=4,
+                                    num_key_value_heads=2, vocab_size=31, sliding_window=None)),
 }
 
 
 def make_model(dtype, fields):
-    config = transformers.LlamaConfig(num_hidden_layers=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
-                                      attn_implementation="eager", **fields)
-    model = transformers.LlamaForCausalLM(config).float().train()
+    fields = dict(fields)
+    name = fields.pop("model", "Llama")
+    config = getattr(transformers, name + "Config")(**{**dict(
+        num_hidden_layers=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, attn_implementation="eager"),
+        **fields})
+    model = getattr(transformers, name + "ForCausalLM")(config).float().train()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 1:
@@ -70,10 +93,13 @@ def relative(a, b):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default=os.path.join(os.path.dirname(__file__), "..", "..", "test", "golden", "model"))
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="these cases, not all")
     args = parser.parse_args()
     torch.set_num_threads(1)
     total = 0
     for seed, (case, (dtype, fields)) in enumerate(CASES.items(), start=1):
+        if case not in args.only:
+            continue
         torch.manual_seed(seed)
         config, model = make_model(dtype, fields)
         inputs = torch.randint(config.vocab_size, (B, T))

@@ -67,16 +67,22 @@ void ModelConfig::resolve() {
     require_finite(rope_theta, 1, 1e15, "rope-theta (rope_theta)");
     require_finite(norm_eps, 0, 1, "norm-eps (rms_norm_eps)");
     require_finite(init_std, 0, 100, "init-std (initializer_range)");
-    const RopeScaling& s = rope_scaling;
+    RopeScaling& s = rope_scaling;
+    if (s.kind == RopeKind::dynamic) s.original_max_position = max_seq_len;
     require_finite(s.factor, 1, 1e6, "rope_scaling factor");
     require_finite(s.low_freq_factor, 1e-6, 1e6, "rope_scaling low_freq_factor");
     require_finite(s.high_freq_factor, 1e-6, 1e6, "rope_scaling high_freq_factor");
     require(s.high_freq_factor > s.low_freq_factor,
             "rope_scaling high_freq_factor = %g must exceed low_freq_factor = %g", s.high_freq_factor,
             s.low_freq_factor);
+    require_finite(s.beta_slow, 1e-6, 1e6, "rope_scaling beta_slow");
+    require_finite(s.beta_fast, s.beta_slow, 1e6, "rope_scaling beta_fast");
+    require_finite(s.attention_factor, 0, 1e6, "rope_scaling attention_factor");
     require(s.original_max_position >= 1 && s.original_max_position <= INT32_MAX,
             "rope_scaling original_max_position_embeddings = %lld must be from 1 to %d",
             (long long)s.original_max_position, INT32_MAX);
+    require(s.kind != RopeKind::dynamic || s.factor == 1 || head_dim > 2,
+            "rope_scaling dynamic needs a head-dim (head_dim) above 2");
     // The largest buffer holds 8 bytes per parameter at most.
     checked_mul(parameter_count(), 8,
                 "the model's size (hidden_size, intermediate_size, num_hidden_layers, vocab_size)");
@@ -127,7 +133,8 @@ static std::string human_count(int64_t n) {
 
 std::string summary(const ModelConfig& c) {
     const std::string kv = c.kv_heads == c.heads ? "" : format(" (%lld kv)", (long long)c.kv_heads);
-    const std::string scaling = c.rope_scaling.factor == 1 ? "" : format(", llama3 rope x%g", c.rope_scaling.factor);
+    const std::string scaling =
+        c.rope_scaling.factor == 1 ? "" : format(", %s rope x%g", name_of(c.rope_scaling.kind), c.rope_scaling.factor);
     return format("%s parameters: dim %lld, %lld layers, %lld heads%s of %lld, ffn %lld, vocab %lld, %s%s",
                   human_count(c.parameter_count()).c_str(), (long long)c.dim, (long long)c.layers, (long long)c.heads,
                   kv.c_str(), (long long)c.head_dim, (long long)c.ffn, (long long)c.vocab, c.tied ? "tied" : "untied",
@@ -149,10 +156,18 @@ std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_
     const RopeScaling &s = a.rope_scaling, &t = b.rope_scaling;
     compare("rope_scaling factor", s.factor, t.factor);
     if (s.factor == 1 && t.factor == 1) return out;
+    if (s.kind != t.kind)
+        out += format("rope_scaling rope_type: %s in %.*s, %s in %.*s\n", name_of(s.kind), int(name_a.size()),
+                      name_a.data(), name_of(t.kind), int(name_b.size()), name_b.data());
     compare("rope_scaling low_freq_factor", s.low_freq_factor, t.low_freq_factor);
     compare("rope_scaling high_freq_factor", s.high_freq_factor, t.high_freq_factor);
-    compare("rope_scaling original_max_position_embeddings", double(s.original_max_position),
-            double(t.original_max_position));
+    if (s.kind != RopeKind::dynamic)  // there it is max-seq-len
+        compare("rope_scaling original_max_position_embeddings", double(s.original_max_position),
+                double(t.original_max_position));
+    compare("rope_scaling attention_factor", rope_attention_factor(s), rope_attention_factor(t));
+    compare("rope_scaling beta_fast", s.beta_fast, t.beta_fast);
+    compare("rope_scaling beta_slow", s.beta_slow, t.beta_slow);
+    compare("rope_scaling truncate", s.truncate, t.truncate);
     return out;
 }
 
@@ -164,7 +179,8 @@ struct RopeSettings {
 };
 
 // `object` is rope_scaling (transformers 4) or rope_parameters (5); `name` says which.
-static RopeSettings read_rope(const Json& object, const char* name, double theta, const std::string& where) {
+static RopeSettings read_rope(const Json& object, const char* name, double theta, int64_t max_positions,
+                              const std::string& where) {
     require(object.is_object(), "%s: %s = %s must be an object or null", where.c_str(), name,
             json_excerpt(object).c_str());
     const std::string inside = where + ": " + name;
@@ -177,22 +193,39 @@ static RopeSettings read_rope(const Json& object, const char* name, double theta
     if (type == nullptr) type = json_find(object, "type");
     const std::string kind = type == nullptr ? "default" : json_string(*type, "rope_type", inside);
     if (kind == "default") return rope;
-    require(kind == "llama3", "%s: rope_type \"%s\" is not supported: only \"default\" and \"llama3\" are",
-            inside.c_str(), kind.c_str());
+    std::string names;
+    bool known = false;
+    for (const Named<RopeKind>& k : kNames<RopeKind>) {
+        names += format(", \"%s\"", k.name);
+        if (kind == k.name) rope.scaling.kind = k.value, known = true;
+    }
+    require(known, "%s: rope_type \"%s\" is not supported, only \"default\"%s", inside.c_str(), kind.c_str(),
+            names.c_str());
     const auto number = [&](const char* key, double min) {
         return json_number(json_at(object, key, inside), key, min, 1e6, inside);
     };
-    rope.scaling.factor = number("factor", 1);
-    rope.scaling.low_freq_factor = number("low_freq_factor", 1e-6);
-    rope.scaling.high_freq_factor = number("high_freq_factor", 1e-6);
+    const auto optional = [&](const char* key, double& to) {
+        if (const Json* x = json_find(object, key)) to = json_number(*x, key, 0, 1e6, inside);
+    };
+    RopeScaling& s = rope.scaling;
+    s.factor = number("factor", 1);
     constexpr const char* kOriginal = "original_max_position_embeddings";
-    rope.scaling.original_max_position = json_int(json_at(object, kOriginal, inside), kOriginal, 1, INT32_MAX, inside);
+    s.original_max_position = max_positions;
+    if (s.kind == RopeKind::llama3) {
+        s.low_freq_factor = number("low_freq_factor", 1e-6);
+        s.high_freq_factor = number("high_freq_factor", 1e-6);
+        s.original_max_position = json_int(json_at(object, kOriginal, inside), kOriginal, 1, INT32_MAX, inside);
+    }
+    if (s.kind != RopeKind::yarn) return rope;
+    if (const Json* x = json_find(object, kOriginal))
+        s.original_max_position = json_int(*x, kOriginal, 1, INT32_MAX, inside);
+    optional("attention_factor", s.attention_factor);
+    optional("mscale", s.mscale);
+    optional("mscale_all_dim", s.mscale_all_dim);
+    optional("beta_fast", s.beta_fast);
+    optional("beta_slow", s.beta_slow);
+    if (const Json* x = json_find(object, "truncate")) s.truncate = json_bool(*x, "truncate", inside);
     return rope;
-}
-
-static bool same(const RopeScaling& a, const RopeScaling& b) {
-    return a.factor == b.factor && a.low_freq_factor == b.low_freq_factor && a.high_freq_factor == b.high_freq_factor &&
-           a.original_max_position == b.original_max_position;
 }
 
 static void read_rope(const Json& json, ModelConfig& config, const std::string& where) {
@@ -201,17 +234,38 @@ static void read_rope(const Json& json, ModelConfig& config, const std::string& 
     const Json* legacy = json_find(json, "rope_scaling");
     const Json* current = json_find(json, "rope_parameters");
     RopeSettings rope{theta, {}};
-    if (legacy != nullptr) rope = read_rope(*legacy, "rope_scaling", theta, where);
+    if (legacy != nullptr) rope = read_rope(*legacy, "rope_scaling", theta, config.max_seq_len, where);
     if (current != nullptr) {
-        const RopeSettings newer = read_rope(*current, "rope_parameters", theta, where);
+        const RopeSettings newer = read_rope(*current, "rope_parameters", theta, config.max_seq_len, where);
         const bool theta_agrees = json_find(json, "rope_theta") == nullptr || newer.theta == theta;
-        const bool scaling_agrees = legacy == nullptr || same(newer.scaling, rope.scaling);
+        const bool scaling_agrees = legacy == nullptr || newer.scaling == rope.scaling;
         require(theta_agrees && scaling_agrees, "%s: rope_parameters contradicts %s: keep one of them", where.c_str(),
                 theta_agrees ? "rope_scaling" : "rope_theta");
         rope = newer;
     }
     config.rope_theta = rope.theta;
     config.rope_scaling = rope.scaling;
+}
+
+static bool is_mistral(const Json& json) {
+    const Json *architectures = json_find(json, "architectures"), *type = json_find(json, "model_type");
+    if (type != nullptr) return *type == "mistral";
+    return architectures != nullptr && architectures->is_array() && !architectures->empty() &&
+           architectures->front() == "MistralForCausalLM";
+}
+
+// A window that no sequence reaches is none. transformers takes one of 4096 where the file says nothing.
+static void refuse_window(const Json& json, const std::string& where) {
+    const Json* window = json_find(json, "sliding_window");
+    if (window == nullptr && json.contains("sliding_window")) return;
+    const int64_t size = window == nullptr ? 4096 : json_int(*window, "sliding_window", 1, INT32_MAX, where);
+    const Json* longest = json_find(json, "max_position_embeddings");
+    const int64_t positions =
+        longest == nullptr ? 1 << 17 : json_int(*longest, "max_position_embeddings", 1, INT32_MAX, where);
+    require(size >= positions,
+            "%s: sliding_window = %lld is not supported: attention reaches back over all %lld positions here\n"
+            "  a model that was trained without a window says null (Mistral 7B v0.2 and later)",
+            where.c_str(), (long long)size, (long long)positions);
 }
 
 // Refuses what would compute something else than this program does.
@@ -223,13 +277,17 @@ static void refuse_unsupported(const Json& json, const std::string& where) {
     if (architectures != nullptr) {
         bool found = false;
         if (architectures->is_array())
-            for (const Json& name : *architectures) found |= name == "LlamaForCausalLM";
-        require(found, "%s: architectures = %s is not supported: only LlamaForCausalLM is", where.c_str(),
-                json_excerpt(*architectures).c_str());
+            for (const Json& name : *architectures) found |= name == "LlamaForCausalLM" || name == "MistralForCausalLM";
+        require(found,
+                "%s: architectures = %s is not supported: only LlamaForCausalLM and MistralForCausalLM without sliding "
+                "window are",
+                where.c_str(), json_excerpt(*architectures).c_str());
     }
     if (type != nullptr)
-        require(*type == "llama", "%s: model_type = %s is not supported: only \"llama\" is", where.c_str(),
-                json_excerpt(*type).c_str());
+        require(*type == "llama" || *type == "mistral",
+                "%s: model_type = %s is not supported: only \"llama\" and \"mistral\" without sliding window are",
+                where.c_str(), json_excerpt(*type).c_str());
+    if (is_mistral(json)) refuse_window(json, where);
     for (const char* key : {"attention_bias", "mlp_bias", "rope_interleaved"})
         if (const Json* x = json_find(json, key))
             require(!json_bool(*x, key, where), "%s: %s = true is not supported", where.c_str(), key);
@@ -273,6 +331,7 @@ ModelConfig config_from_json(std::string_view text, const std::string& where) {
     require(json.is_object(), "%s: expected a JSON object, found %s", where.c_str(), json_excerpt(json).c_str());
     refuse_unsupported(json, where);
     ModelConfig config;
+    if (is_mistral(json)) config.max_seq_len = 1 << 17, config.kv_heads = 8;  // where the file does not say
     for (const ConfigField& f : kFields) {
         const bool derived = f.member == &ModelConfig::kv_heads || f.member == &ModelConfig::head_dim;
         const bool has_default = f.member == &ModelConfig::max_seq_len;
@@ -296,6 +355,22 @@ ModelConfig config_from_json(std::string_view text, const std::string& where) {
     return config;
 }
 
+static OrderedJson rope_to_json(const RopeScaling& s) {
+    OrderedJson json = {{"rope_type", name_of(s.kind)}, {"factor", s.factor}};
+    if (s.kind == RopeKind::llama3) {
+        json["low_freq_factor"] = s.low_freq_factor;
+        json["high_freq_factor"] = s.high_freq_factor;
+    }
+    if (s.kind == RopeKind::llama3 || s.kind == RopeKind::yarn)
+        json["original_max_position_embeddings"] = s.original_max_position;
+    if (s.kind != RopeKind::yarn) return json;
+    json["attention_factor"] = rope_attention_factor(s);  // one form for all three that are read
+    json["beta_fast"] = s.beta_fast;
+    json["beta_slow"] = s.beta_slow;
+    json["truncate"] = s.truncate;
+    return json;
+}
+
 std::string config_to_json(const ModelConfig& c, DType weights) {
     const auto id = [](int64_t x) { return x < 0 ? OrderedJson(nullptr) : OrderedJson(x); };
     const char* dtype = names_of(weights).config_json;
@@ -314,11 +389,7 @@ std::string config_to_json(const ModelConfig& c, DType weights) {
     if (c.rope_scaling.factor == 1)
         json["rope_scaling"] = nullptr;
     else
-        json["rope_scaling"] = {{"rope_type", "llama3"},
-                                {"factor", c.rope_scaling.factor},
-                                {"low_freq_factor", c.rope_scaling.low_freq_factor},
-                                {"high_freq_factor", c.rope_scaling.high_freq_factor},
-                                {"original_max_position_embeddings", c.rope_scaling.original_max_position}};
+        json["rope_scaling"] = rope_to_json(c.rope_scaling);
     json["bos_token_id"] = id(c.bos);
     json["eos_token_id"] = c.eos.empty()       ? OrderedJson(nullptr)
                            : c.eos.size() == 1 ? OrderedJson(c.eos[0])

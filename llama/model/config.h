@@ -23,7 +23,7 @@ struct ModelConfig {
     int64_t max_seq_len = 2048;  // max_position_embeddings
 
     double rope_theta = 10000;
-    RopeScaling rope_scaling;  // factor 1: none
+    RopeScaling rope_scaling;  // factor 1: none; of dynamic, original_max_position is max_seq_len
     double norm_eps = 1e-5;
     bool tied = false;  // the head is the embedding
     double init_std = 0.02;
@@ -69,9 +69,9 @@ void check_tensor_parallel(const ModelConfig&, int64_t tp);
 // weights compute the same function under both. Token ids and initialisation are not compared.
 std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b);
 
-// config.json of a LlamaForCausalLM. Reads the forms of transformers 4 (rope_theta, rope_scaling) and 5
-// (rope_parameters), ignores unknown keys, and refuses by key name whatever it can't honour. `where` is named in
-// errors. The result is resolved.
+// config.json of a LlamaForCausalLM, or of a MistralForCausalLM without sliding window, which is the same. Reads the
+// forms of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters), ignores unknown keys, and refuses by key
+// name whatever it can't honour. `where` is named in errors. The result is resolved.
 ModelConfig config_from_json(std::string_view text, const std::string& where);
 // The form that both transformers 4 and 5 read: the older pair of rope keys, both dtype keys.
 std::string config_to_json(const ModelConfig&, DType weights);

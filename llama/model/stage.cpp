@@ -36,7 +36,8 @@ static Block make_block(const ModelConfig& c, const ParamTable& table, const Sta
 
 static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
     require(o.B > 0 && o.T > 0, "micro-batch %lld x %lld: both must be positive", (long long)o.B, (long long)o.T);
-    require(o.T <= c.max_seq_len, "T = %lld is longer than the model's max_seq_len %lld", (long long)o.T,
+    const bool dynamic = c.rope_scaling.kind == RopeKind::dynamic;  // RoPE then stretches
+    require(dynamic || o.T <= c.max_seq_len, "T = %lld is longer than the model's max_seq_len %lld", (long long)o.T,
             (long long)c.max_seq_len);
     return checked_mul(o.B, o.T, "micro-batch");
 }

@@ -168,11 +168,40 @@ TEST(ConfigJson, ReadsRopeInBothForms) {
                          "contradicts rope_scaling"));
 }
 
+TEST(ConfigJson, EveryRopeScalingIsReadAsItIsWritten) {
+    for (const char* scaling :
+         {R"({"rope_type":"linear","factor":2.5})", R"({"type":"dynamic","factor":2})",
+          R"({"rope_type":"yarn","factor":4,"original_max_position_embeddings":512})",
+          R"({"rope_type":"yarn","factor":4,"mscale":1.4,"mscale_all_dim":0.7,"beta_fast":20,"truncate":false})"}) {
+        const ModelConfig c = read(std::string(R"("rope_scaling":)") + scaling);
+        const ModelConfig again = config_from_json(config_to_json(c, DType::f32), "again.json");
+        EXPECT_EQ(differences(c, again, "one", "the other"), "") << scaling;
+        EXPECT_NE(c.rope_scaling.factor, 1) << scaling;
+    }
+    const ModelConfig plain = read(""), linear = read(R"("rope_scaling":{"rope_type":"linear","factor":8})"),
+                      dynamic = read(R"("rope_scaling":{"rope_type":"dynamic","factor":8})");
+    EXPECT_TRUE(contains(differences(plain, linear, "a", "b"), "factor"));
+    EXPECT_TRUE(contains(differences(linear, dynamic, "a", "b"), "rope_type: linear in a, dynamic in b"));
+}
+
+TEST(ConfigJson, MistralWithoutAWindowIsALlama) {
+    const auto mistral = [](const std::string& more) {
+        std::string text = "{" + std::string(kRequired) + "," + more + "}";
+        const size_t type = text.find("\"llama\"");
+        return config_from_json(text.replace(type, 7, "\"mistral\""), "c.json");
+    };
+    for (const char* window : {R"("sliding_window":null,"num_key_value_heads":4)",
+                               R"("sliding_window":2048,"max_position_embeddings":2048,"num_key_value_heads":4)"}) {
+        EXPECT_EQ(differences(read(R"("num_key_value_heads":4)"), mistral(window), "a", "b"), "") << window;
+        EXPECT_TRUE(contains(config_to_json(mistral(window), DType::f32), "LlamaForCausalLM"));
+    }
+    EXPECT_TRUE(contains(error_of([&] { mistral(R"("rope_theta":1e6)"); }), "sliding_window = 4096"));
+    EXPECT_TRUE(contains(error_of([&] { mistral(R"("sliding_window":64,"max_position_embeddings":128)"); }),
+                         "sliding_window = 64"));
+}
+
 TEST(ConfigJson, RefusesByName) {
     const std::pair<const char*, const char*> cases[] = {
-        {R"("rope_scaling":{"rope_type":"yarn","factor":2})", "\"yarn\""},
-        {R"("rope_scaling":{"type":"linear","factor":2})", "\"linear\""},
-        {R"("rope_parameters":{"rope_type":"dynamic","factor":2})", "\"dynamic\""},
         {R"("rope_parameters":{"rope_type":"longrope"})", "\"longrope\""},
         {R"("rope_scaling":{"rope_type":"llama3","factor":8})", "low_freq_factor"},
         {R"("rope_parameters":{"rope_type":"default","partial_rotary_factor":0.5})", "partial_rotary_factor"},
@@ -184,7 +213,9 @@ TEST(ConfigJson, RefusesByName) {
         {R"("rope_interleaved":true)", "rope_interleaved"},
         {R"("attention_dropout":0.1)", "attention_dropout"},
         {R"("hidden_act":"gelu")", "hidden_act"},
-        {R"("architectures":["MistralForCausalLM"])", "MistralForCausalLM"},
+        {R"("architectures":["Qwen2ForCausalLM"])", "Qwen2ForCausalLM"},
+        {R"("rope_scaling":{"rope_type":"linear"})", "factor"},
+        {R"("rope_scaling":{"rope_type":"yarn","factor":2,"beta_fast":1,"beta_slow":2})", "beta_fast"},
         {R"("quantization_config":{"bits":4})", "quantization_config"},
         {R"("num_key_value_heads":3)", "num_key_value_heads"},
         {R"("num_key_value_heads":0)", "num_key_value_heads"},
@@ -207,7 +238,7 @@ TEST(ConfigJson, RefusesByName) {
     EXPECT_TRUE(contains(whole("{}"), "model_type"));
     EXPECT_TRUE(contains(whole("[1]"), "object"));
     EXPECT_TRUE(contains(whole(""), "not valid JSON"));
-    EXPECT_TRUE(contains(whole(R"({"model_type":"mistral"})"), "mistral"));
+    EXPECT_TRUE(contains(whole(R"({"model_type":"qwen2"})"), "qwen2"));
     EXPECT_TRUE(contains(whole(R"({"model_type":"llama"})"), "hidden_size"));
     const std::string heads = R"({"model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,)"
                               R"("num_hidden_layers":2,"num_attention_heads":7})";

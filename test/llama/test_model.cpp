@@ -160,8 +160,9 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
     const double count =
         double(std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t != kIgnoreTarget; }));
 
-    // fp32 sums of a few dozen terms in another order: 1e-4 leaves two digits to spare and no error of substance room.
-    EXPECT_LT(distance(stored(expected, "logits"), m.logits(batch).data()), 1e-4);
+    // fp32 sums of a few dozen terms in another order: make_golden.py finds up to 4e-7 of error in its own logits and
+    // 2e-6 in its gradients.
+    EXPECT_LT(distance(stored(expected, "logits"), m.logits(batch).data()), 1e-5);
     m.model.reset_loss();
     m.model.train(TestModel::on_device(batch), float(1 / count));
     m.stream.synchronize();
@@ -177,7 +178,9 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
     EXPECT_GE(compared, 9) << "the golden file holds gradients of a block's tensors at least";
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden, testing::Values("gqa", "tied", "llama3_rope"));
+INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden,
+                         testing::Values("gqa", "tied", "llama3_rope", "linear_rope", "dynamic_rope", "yarn_rope",
+                                         "yarn_mscale_rope", "mistral"));
 
 // ---- the model against itself ---------------------------------------------------------------------------------------
 
