@@ -316,8 +316,9 @@ Dataset load_dataset(const std::string& folder) {
     d.name = json_string(json_at(json, "name", path), "name", path);
     d.vocab = json_int(json_at(json, "vocab_size", path), "vocab_size", 1, INT32_MAX, path);
     d.tokenizer = file(json_at(json_at(json, "tokenizer", path), "file", path));
-    if (const Json* token = json_find(json["tokenizer"], "eot_id"))
-        d.doc_token = json_int(*token, "eot_id", 0, d.vocab - 1, path);
+    const Json& tokenizer = json["tokenizer"];
+    if (const Json* id = json_find(tokenizer, "eot_id")) d.doc_token = json_int(*id, "eot_id", 0, d.vocab - 1, path);
+    if (const Json* id = json_find(tokenizer, "eos_id")) d.eos = json_int(*id, "eos_id", 0, d.vocab - 1, path);
     read_split("train", d.train, d.train_tokens);
     read_split("val", d.val, d.val_tokens);
     if (const Json* ratio = json_find(json["val"], "bytes_per_token"))

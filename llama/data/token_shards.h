@@ -77,6 +77,7 @@ struct Dataset {
     int64_t vocab = 0;
     std::vector<std::string> train, val;  // paths of the shards, in order
     int64_t train_tokens = 0, val_tokens = 0;
+    int64_t eos = -1;                // the tokenizer's own end token, which the data need not have
     double val_bytes_per_token = 0;  // bits per byte = loss in nats / ln 2 / this; 0: not text
     int64_t doc_token = -1;          // begins each document; -1: unknown
     double entropy_nats = -1;        // of the synthetic source, per token; -1: unknown (real text)

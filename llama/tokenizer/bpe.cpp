@@ -1,6 +1,7 @@
 #include "llama/tokenizer/bpe.h"
 
 #include <algorithm>
+#include <tuple>
 #include <queue>
 #include <tuple>
 
@@ -43,6 +44,16 @@ void Bpe::apply(std::vector<int32_t>& symbols) const {
         offer(c.at);
     }
     symbols.erase(std::remove(symbols.begin(), symbols.end(), kGone), symbols.end());
+}
+
+std::vector<Bpe::Pair> Bpe::pairs() const {
+    std::vector<Pair> all;
+    for (const auto& [pair, merge] : merges_)
+        all.push_back({int32_t(pair >> 32), int32_t(pair & 0xffffffff), merge.merged, merge.rank});
+    std::sort(all.begin(), all.end(), [](const Pair& a, const Pair& b) {
+        return std::tie(a.rank, a.left, a.right) < std::tie(b.rank, b.left, b.right);
+    });
+    return all;
 }
 
 }  // namespace rz

@@ -1,11 +1,21 @@
 #include "llama/tokenizer/tokenizer.h"
 
+#include <algorithm>
+
 #include "kernels/runtime/check.h"
 
 namespace rz {
 namespace {
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
+
+// On one line, for a message.
+std::string printable(std::string_view bytes) {
+    std::string text;
+    for (const char c : bytes.substr(0, 40))
+        text += uint8_t(c) < 0x20 || uint8_t(c) > 0x7e ? format("\\x%02x", uint8_t(c)) : std::string(1, c);
+    return text;
+}
 
 }  // namespace
 
@@ -58,6 +68,81 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool allow_special
     }
     encode_segment(text.substr(begin), begin == 0, ids);
     return ids;
+}
+
+std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text) const {
+    std::vector<int32_t> ids = before_;
+    const std::vector<int32_t> inner = encode(text, /*allow_special=*/true);
+    ids.insert(ids.end(), inner.begin(), inner.end());
+    ids.insert(ids.end(), after_.begin(), after_.end());
+    return ids;
+}
+
+std::string Tokenizer::difference(const Tokenizer& other, bool larger) const {
+    const auto name = [](const Tokenizer& t, int32_t id) {
+        return id < t.vocab_size() && t.tokens_[size_t(id)].present ? "'" + printable(t.bytes_of(id)) + "'"
+                                                                    : "no token";
+    };
+    const auto say = [&](int32_t id) {
+        return format("id %d is %s in %s and %s in %s", id, name(*this, id).c_str(), where_.c_str(),
+                      name(other, id).c_str(), other.where_.c_str());
+    };
+    const int64_t most = larger ? other.vocab_size() : std::max(vocab_size(), other.vocab_size());
+    for (int32_t id = 0; id < most; ++id) {
+        const bool here = id < vocab_size() && tokens_[size_t(id)].present;
+        const bool there = id < other.vocab_size() && other.tokens_[size_t(id)].present;
+        if (here && (!there || bytes_of(id) != other.bytes_of(id))) return say(id);
+        if (!here && there && !other.is_special(id)) return say(id);
+    }
+    if (larger) return "";
+    if (split_ != other.split_ || space_ != other.space_)
+        return format("%s and %s cut text into words in different ways", where_.c_str(), other.where_.c_str());
+    if (bpe_ != other.bpe_) return format("%s and %s merge in different orders", where_.c_str(), other.where_.c_str());
+    return "";
+}
+
+// GPT-2's visible characters for bytes.
+static std::string visible(std::string_view bytes) {
+    std::string text;
+    for (const char c : bytes) {
+        const uint8_t b = uint8_t(c);
+        uint32_t hidden = 256;
+        for (int other = 0; other < b; ++other)
+            hidden += !((other >= 0x21 && other <= 0x7e) || (other >= 0xa1 && other <= 0xac) || other >= 0xae);
+        const bool shows = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+        unicode::append_utf8(text, shows ? b : hidden);
+    }
+    return text;
+}
+
+Tokenizer::Parts Tokenizer::parts() const {
+    Parts p{.byte_level = space_ == Space::kBytes, .names = {}, .kinds = {}, .scores = {}, .merges = {}};
+    for (int32_t id = 0; id < vocab_size(); ++id) {
+        const Token& token = tokens_[size_t(id)];
+        size_t length = 0;
+        const bool added = token.present && match_added(token.bytes, 0, true, length) == id;
+        std::string name = added ? token.bytes : visible(token.bytes);
+        if (!added && !p.byte_level) {
+            name.clear();
+            for (const char c : token.bytes) name += c == ' ' ? std::string(kSpaceMark) : std::string(1, c);
+        }
+        Parts::Kind kind = token.special ? Parts::kControl : added ? Parts::kUserDefined : Parts::kNormal;
+        if (token.present && token.bytes == "<unk>") kind = Parts::kUnknown;
+        if (!token.present) name = format("[PAD%d]", id), kind = Parts::kUnused;
+        if (!p.byte_level && token.present && token.bytes.size() == 1 && byte_token_[uint8_t(token.bytes[0])] == id)
+            name = format("<0x%02X>", uint8_t(token.bytes[0])), kind = Parts::kByte;
+        p.names.push_back(std::move(name));
+        p.kinds.push_back(kind);
+        p.scores.push_back(0);
+    }
+    const std::vector<Bpe::Pair> pairs = bpe_.pairs();
+    for (const Bpe::Pair& pair : pairs)
+        p.merges.push_back(p.names[size_t(pair.left)] + " " + p.names[size_t(pair.right)]);
+    for (auto pair = pairs.rbegin(); pair != pairs.rend(); ++pair)  // the lowest rank stays
+        p.scores[size_t(pair->merged)] = -1 - float(pair->rank);
+    p.begins = bos_ >= 0 && before_ == std::vector{bos_};
+    p.ends = eos_ >= 0 && after_ == std::vector{eos_};
+    return p;
 }
 
 void Tokenizer::encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const {

@@ -37,6 +37,15 @@ class Tokenizer {
     // byte for which the vocabulary has no token (only tokenizers of synthetic data lack any). O(n log n).
     std::vector<int32_t> encode(std::string_view text, bool allow_special = false) const;
 
+    // The ids of a prompt, as Hugging Face's libraries make them from the same files: special tokens in the text are
+    // their ids, and what the tokenizer's template (or add_bos_token, add_eos_token) puts around a text is there.
+    // May be empty.
+    std::vector<int32_t> encode_prompt(std::string_view text) const;
+
+    // What makes ids of this tokenizer's mean something else to `other`, or text other ids; "" if nothing does. Special
+    // tokens that only `other` has make no difference. larger: this one may have more tokens than the other.
+    std::string difference(const Tokenizer& other, bool larger = false) const;
+
     // Always valid UTF-8: U+FFFD stands for invalid parts and for ids outside the vocabulary.
     std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
@@ -46,10 +55,22 @@ class Tokenizer {
     int64_t vocab_size() const { return int64_t(tokens_.size()); }  // largest id + 1
     int32_t bos_id() const { return bos_; }                         // -1: none
     int32_t eos_id() const { return eos_; }                         // -1: none
-    bool adds_bos() const { return adds_bos_; }                     // whether Hugging Face's encode() puts bos in front
+    bool adds_bos() const { return !before_.empty(); }              // whether Hugging Face's encode() puts bos in front
     bool is_special(int32_t id) const;
     int32_t find(std::string_view token) const;  // id of an added token or a vocabulary entry by its text; -1: none
     PreTokenizer pre_tokenizer() const { return split_; }
+
+    // All of it, as other programs write tokenizers down.
+    struct Parts {
+        enum Kind : int32_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };  // GGUF's numbers
+        bool byte_level;                  // else over characters, spaces as U+2581 and bytes as <0x0A>
+        std::vector<std::string> names;   // by id; bytes as GPT-2's visible characters where byte_level
+        std::vector<int32_t> kinds;       // by id
+        std::vector<float> scores;        // by id: the sooner a token is merged, the higher
+        std::vector<std::string> merges;  // "left right", the first first
+        bool begins, ends;                // whether a prompt gets bos before it and eos after it
+    };
+    Parts parts() const;
 
     // Decodes a stream of tokens; the parts joined are what decode() gives. Holds back incomplete characters.
     // The tokenizer must outlive it.
@@ -102,7 +123,7 @@ class Tokenizer {
     bool prepend_always_ = true;  // U+2581 also before text that begins with it
     std::vector<AddedNode> added_{1};
     int32_t bos_ = -1, eos_ = -1;
-    bool adds_bos_ = false;
+    std::vector<int32_t> before_, after_;  // around a prompt
 };
 
 }  // namespace rz

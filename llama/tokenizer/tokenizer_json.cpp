@@ -102,6 +102,16 @@ class TokenizerReader {
         fail("%s: %s", where_.c_str(), e.what());
     }
 
+    // What tokenizer_config.json says goes before the template: as soon as it names one of them, transformers makes a
+    // template of both.
+    static void add_bos_eos(Tokenizer& t, const Json& config, const std::string& where) {
+        const Json *bos = json_find(config, "add_bos_token"), *eos = json_find(config, "add_eos_token");
+        if (!bos && !eos) return;
+        t.before_.clear(), t.after_.clear();
+        if (bos && json_bool(*bos, "add_bos_token", where) && t.bos_ >= 0) t.before_.push_back(t.bos_);
+        if (eos && json_bool(*eos, "add_eos_token", where) && t.eos_ >= 0) t.after_.push_back(t.eos_);
+    }
+
    private:
     [[noreturn]] void refuse(const char* what, const Json& value) const {
         fail("%s: this %s is not supported: %s", where_.c_str(), what, quote(value).c_str());
@@ -284,20 +294,37 @@ class TokenizerReader {
 
     void check_post_processor(const Json& post) {
         if (post.is_null() || is_type(post, "ByteLevel")) return;
-        if (is_type(post, "TemplateProcessing")) {
-            const Json single = post.value("single", Json());
-            if (!single.is_array() || single.empty()) refuse("post_processor", post);
-            const Json first = single[0].is_object() ? single[0].value("SpecialToken", Json()) : Json();
-            if (first.is_object() && first.value("id", Json()).is_string())
-                template_bos_ = first["id"].get<std::string>(), t_.adds_bos_ = true;
-            return;
-        }
+        if (is_type(post, "TemplateProcessing")) return read_template(post);
         const Json* list = is_type(post, "Sequence") ? json_find(post, "processors") : nullptr;
         if (!list || !list->is_array()) refuse("post_processor", post);
         for (const Json& part : *list) {
             if (is_type(part, "Sequence")) refuse("post_processor", post);
             check_post_processor(part);
         }
+    }
+
+    // Special tokens around the text: {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]}
+    void read_template(const Json& post) {
+        const Json single = post.value("single", Json()), known = post.value("special_tokens", Json::object());
+        if (!single.is_array() || single.empty()) refuse("post_processor", post);
+        std::vector<int32_t> before, after;
+        bool seen = false;
+        for (const Json& part : single) {
+            if (json_find(part, "Sequence") && !seen) {
+                seen = true;
+                continue;
+            }
+            const Json* special = json_find(part, "SpecialToken");
+            if (!special) refuse("post_processor", post);
+            const std::string name = json_string(json_at(*special, "id", where_), "id", where_);
+            const Json& ids = json_at(json_at(known, name.c_str(), where_), "ids", where_);
+            if (!ids.is_array()) refuse("post_processor", post);
+            for (const Json& id : ids) (seen ? after : before).push_back(checked_id(id, name));
+            if (!seen && template_bos_.empty()) template_bos_ = name;
+        }
+        if (!seen) refuse("post_processor", post);
+        t_.before_.insert(t_.before_.begin(), before.begin(), before.end());
+        t_.after_.insert(t_.after_.end(), after.begin(), after.end());
     }
 
     // From tokenizer_config.json; else from the template; else the first known name that the vocabulary has.
@@ -323,6 +350,7 @@ class TokenizerReader {
         };
         t_.bos_ = choose("bos_token", {template_bos_, "<|begin_of_text|>", "<s>", "<|endoftext|>"});
         t_.eos_ = choose("eos_token", {"<|end_of_text|>", "</s>", "<|endoftext|>"});
+        add_bos_eos(t_, config, config_where);
     }
 
     std::string where_;
@@ -355,9 +383,13 @@ Tokenizer Tokenizer::load(const std::string& path) {
         require(!fs::exists(each, ignored) || fs::file_size(each, ignored) <= kMaxFileBytes,
                 "%s: too large for a tokenizer; is it another file?", each.c_str());
     const std::string bytes = read_file(file);
-    if (const size_t first = bytes.find_first_not_of(" \t\r\n"); first == std::string::npos || bytes[first] != '{')
-        return parse_sentencepiece(bytes, file);
-    return parse(bytes, file, fs::is_regular_file(config, ignored) ? read_file(config) : std::string());
+    const std::string config_text = fs::is_regular_file(config, ignored) ? read_file(config) : std::string();
+    if (const size_t first = bytes.find_first_not_of(" \t\r\n"); first != std::string::npos && bytes[first] == '{')
+        return parse(bytes, file, config_text);
+    Tokenizer t = parse_sentencepiece(bytes, file);
+    if (t.bos_ >= 0) t.before_ = {t.bos_};  // what LlamaTokenizer does unless it is told otherwise
+    if (!config_text.empty()) TokenizerReader::add_bos_eos(t, parse_json(config_text, config), config);
+    return t;
 }
 
 }  // namespace rz

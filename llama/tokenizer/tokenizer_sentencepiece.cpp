@@ -114,7 +114,7 @@ class SentencePieceReader {
             require(t_.byte_token_[b] >= 0, "%s: byte fallback needs the piece <0x%02X>", where_.c_str(), b);
         make_merges();
         t_.bos_ = checked(bos_);
-        t_.adds_bos_ = t_.bos_ >= 0;  // as transformers does for these models
+        if (t_.bos_ >= 0) t_.before_ = {t_.bos_};  // as transformers does for these models
         t_.eos_ = checked(eos_);
         return std::move(t_);
     }

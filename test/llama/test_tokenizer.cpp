@@ -342,6 +342,40 @@ TEST(Tokenizer, LoadsFilesAndFolders) {
     fs::remove_all(dir);
 }
 
+// dev/golden/make_prompt_golden.py: templates, add_bos_token and add_eos_token, special tokens in the text.
+TEST(Tokenizer, PromptsAreTokenisedAsTransformersDoes) {
+    int prompts = 0;
+    for (const Json& c : read_json(kGolden.parent_path() / "prompts" / "ids.json")) {
+        Json tokenizer = golden(c["tokenizer"]);
+        tokenizer["post_processor"] = c["post_processor"];
+        const Tokenizer t = Tokenizer::parse(tokenizer.dump(), "tokenizer.json", c["config"].dump());
+        for (const Json& prompt : c["prompts"]) {
+            EXPECT_EQ(Json(t.encode_prompt(prompt[0].get<std::string>())), prompt[1]) << c["case"] << " " << prompt[0];
+            ++prompts;
+        }
+    }
+    EXPECT_GT(prompts, 200);
+}
+
+TEST(Tokenizer, DifferencesAreFoundByContent) {
+    const Tokenizer bytes = load(golden("bytes")), gpt2 = load(golden("gpt2"));
+    EXPECT_EQ(bytes.difference(load(golden("bytes"))), "");
+    EXPECT_NE(bytes.difference(gpt2), "");
+    Json json = golden("gpt2");
+    std::swap(json["model"]["merges"][3], json["model"]["merges"][4]);
+    EXPECT_NE(gpt2.difference(load(json)).find("merge in different orders"), std::string::npos);
+    json = golden("bytes");
+    std::swap(json["model"]["vocab"]["a"], json["model"]["vocab"]["b"]);
+    EXPECT_NE(bytes.difference(load(json)).find("id 97 is 'a' in"), std::string::npos) << bytes.difference(load(json));
+    json = golden("bytes");
+    Json more = json["added_tokens"][0];
+    more["id"] = 257, more["content"] = "<|user|>";
+    json["added_tokens"].push_back(more);
+    EXPECT_EQ(bytes.difference(load(json)), "") << "a special token more, in the model's";
+    EXPECT_NE(load(json).difference(bytes), "") << "a token more, in the data's";
+    EXPECT_EQ(load(json).difference(bytes, /*larger=*/true), "");
+}
+
 TEST(Pretokenize, SplitsAsGpt2Does) {
     const auto split = [](std::string_view text) { return pretokenize(PreTokenizer::kGpt2, text); };
     EXPECT_EQ(split(""), Pieces{});
