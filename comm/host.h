@@ -6,4 +6,14 @@ namespace rz {
 
 std::string host_name();
 
+// Whether a launcher started several ranks; known before MPI is. False if the launcher's way to say so is not.
+bool launched_with_others();
+
+// True for the first process of this job on this host that asks with this text, until that process ends: what all ranks
+// find wrong is then said once. Processes of a job are the children of one launcher.
+bool first_to_say(const std::string& text);
+
+// To standard error, before MPI is there: once for all ranks of this host that say the same.
+void say_once(const std::string& text);
+
 }  // namespace rz

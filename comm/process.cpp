@@ -247,10 +247,11 @@ void Process::call_hook(int code, const std::string& reason) {
 void Process::report(int code, const std::string& reason) {
     call_hook(code, reason);
     const std::string text = size_ > 1 ? format("rank %d of %d: %s\n", rank_, size_, reason.c_str()) : reason + "\n";
-    std::fprintf(stderr, "%s", text.c_str());
+    const bool speaks = size_ == 1 || hub_ || first_to_say(reason);
+    if (speaks) std::fprintf(stderr, "train_llama: %s", text.c_str());
     if (run_directory_.empty()) return;
     write_file(run_directory_ + "/failure.txt", format("exit code %d\n", code) + text, O_APPEND);
-    if (size_ > 1) std::fprintf(stderr, "(this stands in %s/failure.txt)\n", run_directory_.c_str());
+    if (size_ > 1 && speaks) std::fprintf(stderr, "(this stands in %s/failure.txt)\n", run_directory_.c_str());
 }
 
 void Process::abort(int code, const std::string& reason) {

@@ -63,6 +63,7 @@ for section in $sections; do
     program)
       run program test/program/test_program.sh ./train_llama
       run resume test/program/test_resume.sh ./train_llama
+      run first-hour test/program/test_first_hour.sh ./train_llama
       run launch test/program/test_launch.sh ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama

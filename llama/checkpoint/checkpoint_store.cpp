@@ -14,6 +14,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/sum_hash.h"
+#include "llama/model/hf.h"
 
 namespace rz {
 
@@ -142,6 +143,15 @@ Manifest check_checkpoint(const std::string& folder) {
                 file.c_str(), (unsigned long long)hash, (unsigned long long)f.hash);
     }
     return manifest;
+}
+
+std::string model_folder(const std::string& from) {
+    std::error_code none;
+    if (!fs::is_directory(from, none) || fs::exists(from + "/config.json", none)) return resolve_model(from);
+    if (fs::exists(from + "/final/config.json", none)) return from + "/final";
+    const CheckpointStore store(from);
+    const std::vector<int64_t> steps = store.steps();
+    return resolve_model(steps.empty() ? from : store.path(steps.back()));
 }
 
 }  // namespace rz

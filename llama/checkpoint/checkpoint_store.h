@@ -48,6 +48,10 @@ class CheckpointStore {
     std::string folder_;
 };
 
+// The model that `from` means: of a run's folder its final weights, or the newest checkpoint of one that is not at its
+// end; else as resolve_model().
+std::string model_folder(const std::string& from);
+
 // Reads the manifest and compares the sizes of all files and the hashes of the small ones. Throws an Error naming the
 // file, what was expected and what was found.
 Manifest check_checkpoint(const std::string& folder);

@@ -105,6 +105,11 @@ std::string Manifest::to_json() const {
     if (loss_scale.scale > 0)
         json["loss_scale"] = {
             {"scale", loss_scale.scale}, {"good", loss_scale.good}, {"patience", loss_scale.patience}};
+    if (lr_from_step > 0) {
+        json["lr_from_step"] = lr_from_step;
+        json["lr_from_rate"] = lr_from_rate;
+        json["lr_rewarm"] = lr_rewarm;
+    }
     // Bytes that are no UTF-8 become U+FFFD: they stand in texts for people, and in flags see hex_flags().
     std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     const size_t at = text.find(kChecksumKey) + kChecksumKey.size();
@@ -188,6 +193,11 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     m.data_hash = parse_hash(json_at(json, "data_hash", where), "data_hash", where);
     m.validations = get_int("validations", kMost);
     m.seconds = json_number(json_at(json, "seconds", where), "seconds", 0, 1e18, where);
+    if (json_find(json, "lr_from_step")) {  // nor these
+        m.lr_from_step = get_int("lr_from_step", m.step);
+        m.lr_rewarm = get_int("lr_rewarm", kMost);
+        m.lr_from_rate = json_number(json_at(json, "lr_from_rate", where), "lr_from_rate", 0, 1e6, where);
+    }
     if (const Json* undone = json_find(json, "rollbacks")) {  // older manifests do not have it
         require(undone->is_array(), "%s: rollbacks is not a list", where.c_str());
         for (const Json& entry : *undone) m.rollbacks.push_back(parse_rollback(entry, where));

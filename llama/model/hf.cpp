@@ -1,12 +1,15 @@
 #include "llama/model/hf.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <set>
 
+#include "kernels/philox.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/finite.h"
 #include "llama/base/json.h"
 
@@ -192,7 +195,12 @@ void HfWeights::compare_with(const ParamTable& table) {
             continue;
         }
         const StoredTensor& stored = *it->second.tensor;
-        if (stored.shape != t.shape)
+        const bool grows = grow_ && (&t == &table.embedding() || &t == &table.head()) && stored.shape.size() == 2 &&
+                           stored.shape[1] == t.shape[1] && stored.shape[0] < t.shape[0];
+        if (grows)
+            new_rows_[t.name] = {
+                .stored = stored.shape[0] * t.shape[1], .stream = new_rows_.size(), .mean = {}, .noise = 0};
+        if (stored.shape != t.shape && !grows)
             problems_.push_back("wrong shape: " + t.name + " is " + shape_text(stored.shape) +
                                 ", config.json makes it " + shape_text(t.shape));
         if (!stored.dtype())
@@ -224,7 +232,8 @@ void HfWeights::check_stored_head(const ParamTable& table) {
                             "tie_word_embeddings");
 }
 
-HfWeights::HfWeights(const std::string& folder, const ParamTable& table) {
+HfWeights::HfWeights(const std::string& folder, const ParamTable& table, const uint64_t* grow) {
+    if (grow != nullptr) grow_ = *grow;
     if (is_file(folder + "/" + kWeights))
         files_.emplace_back(folder + "/" + kWeights);
     else if (is_file(folder + "/" + kIndex))
@@ -246,6 +255,31 @@ HfWeights::HfWeights(const std::string& folder, const ParamTable& table) {
              list.c_str());
     }
     check_stored_head(table);
+    for (const Tensor& t : table.tensors())
+        if (new_rows_.count(t.name)) make_rows(t);
+}
+
+// Mean and spread of the rows that are there, row by row in double.
+void HfWeights::make_rows(const Tensor& t) {
+    const Place& p = place(t);
+    NewRows& rows = new_rows_.at(t.name);
+    const int64_t columns = t.shape[1], count = rows.stored / columns;
+    std::vector<double> sum(static_cast<size_t>(columns), 0), squares = sum;
+    std::vector<float> row(static_cast<size_t>(columns));
+    for (int64_t r = 0; r < count; ++r) {
+        p.file->read(*p.tensor, r * columns, columns, DType::f32, row.data());
+        require_finite(row.data(), r * columns, columns, DType::f32, p.file->path(), t.name);
+        for (size_t c = 0; c < row.size(); ++c) sum[c] += row[c], squares[c] += double(row[c]) * row[c];
+    }
+    double variance = 0;
+    for (size_t c = 0; c < row.size(); ++c) {
+        const double mean = sum[c] / double(count);
+        rows.mean.push_back(float(mean));
+        variance += std::max(squares[c] / double(count) - mean * mean, 0.0) / double(columns);
+    }
+    rows.noise = 0.01f * float(std::sqrt(variance));
+    warnings_.push_back(format("%s: %lld new rows are the mean of the %lld old ones, with noise of %.2g",
+                               t.name.c_str(), (long long)(t.shape[0] - count), (long long)count, rows.noise));
 }
 
 const HfWeights::Place& HfWeights::place(const Tensor& t) const {
@@ -258,8 +292,27 @@ DType HfWeights::stored_dtype(const Tensor& t) const { return *place(t).tensor->
 
 void HfWeights::read(const Tensor& t, int64_t first, int64_t count, DType dtype, void* out) const {
     const Place& p = place(t);
-    p.file->read(*p.tensor, first, count, dtype, out);
-    require_finite(out, first, count, dtype, p.file->path(), t.name);
+    const auto grown = new_rows_.find(t.name);
+    int64_t old = count;
+    if (grown != new_rows_.end()) {
+        require(first >= 0 && count >= 0 && first <= t.size - count, "%s: elements [%lld, %lld) asked of %lld",
+                t.name.c_str(), (long long)first, (long long)(first + count), (long long)t.size);
+        old = std::clamp<int64_t>(grown->second.stored - first, 0, count);
+    }
+    p.file->read(*p.tensor, first, old, dtype, out);
+    require_finite(out, first, old, dtype, p.file->path(), t.name);
+    if (old == count) return;
+    const NewRows& rows = grown->second;
+    constexpr uint64_t kNewRowsStream = 0x6e6577726f7773ull;  // apart from the streams that initialise tensors
+    std::vector<float> values(static_cast<size_t>(count - old));
+    for (size_t i = 0; i < values.size(); ++i) {
+        const int64_t element = first + old + int64_t(i);
+        float z[4];
+        philox_normal4(*grow_, uint64_t(element / 4), kNewRowsStream + rows.stream, z);
+        values[i] = rows.mean[size_t(element % t.shape[1])] + rows.noise * z[element % 4];
+    }
+    convert(values.data(), DType::f32, static_cast<char*>(out) + old * size_of(dtype), dtype, count - old,
+            t.name.c_str());
 }
 
 // ---- writing ----
@@ -297,18 +350,106 @@ void save_model(const std::string& folder, const ModelConfig& config, const Para
     write_file_atomically(folder + "/" + kConfig, config_to_json(config, dtype));
 }
 
+// ---- files beside the weights ----
+
+constexpr const char* kGeneration = "generation_config.json";
+constexpr uintmax_t kLargestSideFile = 64 << 20;
+
+// Files that make up a tokenizer, or that only make sense with one.
+static constexpr const char* kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json",     "merges.txt",      "chat_template.jinja",   "chat_template.json"};
+
+static bool is_tokenizer_file(const std::string& name) {
+    return std::find(std::begin(kTokenizerFiles), std::end(kTokenizerFiles), name) != std::end(kTokenizerFiles);
+}
+
+static bool is_weights_file(const std::string& name) {
+    if (name == kIndex) return true;
+    for (const char* end : {".safetensors", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".h5",
+                            ".msgpack", ".onnx", ".tmp"})
+        if (name.ends_with(end)) return true;
+    return false;
+}
+
+// Files of a model's folder that are neither weights nor config.json, nor what a run of this program puts there.
+static std::vector<std::string> side_files(const std::string& folder) {
+    std::vector<std::string> names = names_in(folder);
+    std::erase_if(names, [&](const std::string& name) {
+        std::error_code none;
+        return name[0] == '.' || name == kConfig || name == "manifest.json" || is_weights_file(name) ||
+               !is_file(folder + "/" + name) || fs::file_size(folder + "/" + name, none) > kLargestSideFile || none;
+    });
+    return names;
+}
+
 TokenizerFiles::TokenizerFiles(const std::string& from) {
     if (from.empty()) return;
     const std::string folder = is_folder(from) ? from : parent_folder(from);
     require(is_folder(folder), "%s: no such folder to take the tokenizer from", folder.c_str());
-    for (const char* file :
-         {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-          "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"})
-        if (is_file(folder + "/" + file)) files_.emplace_back(file, read_text(folder + "/" + file));
+    for (const char* file : kTokenizerFiles)
+        if (is_file(folder + "/" + file)) files_[file] = read_text(folder + "/" + file);
+    if (is_file(folder + "/" + kGeneration)) files_[kGeneration] = read_text(folder + "/" + kGeneration);
+}
+
+TokenizerFiles TokenizerFiles::beside_model(const std::string& folder) {
+    TokenizerFiles files;
+    for (const std::string& name : side_files(folder)) files.files_[name] = read_text(folder + "/" + name);
+    return files;
+}
+
+bool TokenizerFiles::has_tokenizer() const {
+    return files_.count("tokenizer.json") > 0 || files_.count("tokenizer.model") > 0;
+}
+
+void TokenizerFiles::replace_tokenizer(const TokenizerFiles& from) {
+    std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
+    for (const auto& [name, content] : from.files_) files_.emplace(name, content);  // generation_config.json: own first
+}
+
+void TokenizerFiles::set_token_ids(const ModelConfig& config) {
+    const auto found = files_.find(kGeneration);
+    if (found == files_.end() && config.eos.empty()) return;
+    OrderedJson json = {{"_from_model_config", true}};
+    if (found != files_.end()) {
+        parse_json(found->second, kGeneration);  // strict: it is written again
+        json = OrderedJson::parse(found->second);
+        require(json.is_object(), "%s: expected a JSON object", kGeneration);
+    }
+    if (config.bos >= 0) json["bos_token_id"] = config.bos;
+    if (config.eos.size() == 1) json["eos_token_id"] = config.eos[0];
+    if (config.eos.size() > 1) json["eos_token_id"] = config.eos;
+    files_[kGeneration] = json.dump(2) + "\n";
 }
 
 void TokenizerFiles::write_to(const std::string& folder) const {
     for (const auto& [name, content] : files_) write_file_atomically(folder + "/" + name, content);
+}
+
+void read_generation_config(const std::string& folder, ModelConfig& config) {
+    const std::string path = folder + "/" + kGeneration;
+    if (!is_file(path)) return;
+    const Json json = parse_json(read_text(path), path);
+    require(json.is_object(), "%s: expected a JSON object, found %s", path.c_str(), json_excerpt(json).c_str());
+    const auto read = [&](const Json& value, const char* key) {
+        return json_int(value, key, 0, config.vocab - 1, path);
+    };
+    if (const Json* bos = json_find(json, "bos_token_id")) config.bos = read(*bos, "bos_token_id");
+    const Json* eos = json_find(json, "eos_token_id");
+    if (eos == nullptr) return;
+    config.eos.clear();
+    if (!eos->is_array()) config.eos.push_back(read(*eos, "eos_token_id"));
+    if (eos->is_array())
+        for (const Json& id : *eos) config.eos.push_back(read(id, "eos_token_id"));
+}
+
+void remove_model(const std::string& folder) {
+    for (const std::string& name : names_in(folder)) {
+        const bool weights = name.starts_with("model") && name.ends_with(".safetensors");
+        if (weights || name == kIndex || name == kConfig || name == kGeneration || is_tokenizer_file(name))
+            fs::remove(folder + "/" + name);
+    }
+    fsync_folder(folder);
 }
 
 }  // namespace rz

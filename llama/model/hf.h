@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -34,7 +35,9 @@ class HfWeights {
     // a type that is no weight, or stored twice; shards that are missing or not what the index says.
     // "*.rotary_emb.inv_freq" of old files is ignored. A tied model may carry lm_head.weight; a warning says if it is
     // not the embedding.
-    HfWeights(const std::string& folder, const ParamTable&);
+    // grow: a seed. The table's vocabulary may then be larger than the files': a row that they lack is the mean of
+    // those they have, with noise of a hundredth of their standard deviation.
+    HfWeights(const std::string& folder, const ParamTable&, const uint64_t* grow = nullptr);
 
     const std::vector<std::string>& warnings() const { return warnings_; }
     DType stored_dtype(const Tensor&) const;
@@ -53,10 +56,19 @@ class HfWeights {
     void index_tensors();
     void compare_with(const ParamTable&);
     void check_stored_head(const ParamTable&);
+    void make_rows(const Tensor&);
     const Place& place(const Tensor&) const;
 
     std::vector<Safetensors> files_;
     std::unordered_map<std::string, Place> places_;
+    struct NewRows {
+        int64_t stored;  // elements that the files have
+        uint64_t stream;
+        std::vector<float> mean;
+        float noise;
+    };
+    std::unordered_map<std::string, NewRows> new_rows_;
+    std::optional<uint64_t> grow_;
     std::vector<std::string> problems_, warnings_;
     DType dtype_ = DType::f32;
 };
@@ -65,17 +77,34 @@ class HfWeights {
 // tensor once, in order, piece by piece.
 using WeightSource = std::function<void(const Tensor&, int64_t first, int64_t count, void* out)>;
 
-// A tokenizer's files, in memory: what a checkpoint needs is read when the run begins, and may go away after that.
+// The small files of a model's folder, in memory: what a checkpoint needs is read when the run begins, and may go away
+// after that.
 class TokenizerFiles {
    public:
     TokenizerFiles() = default;
-    TokenizerFiles(const std::string& from);  // its folder, or one of its files; empty: none
+    TokenizerFiles(const std::string& from);  // a tokenizer's folder, or one of its files; empty: none
     TokenizerFiles(const char* from) : TokenizerFiles(std::string(from)) {}
+    // All that lies beside a model's weights and config.json: tokenizer, generation_config.json, chat template,
+    // license. Files above 64 MiB, hidden ones and folders are left out.
+    static TokenizerFiles beside_model(const std::string& folder);
+
+    bool has_tokenizer() const;
+    // The tokenizer is `from`'s. What only fits the one before (merges, chat template) goes.
+    void replace_tokenizer(const TokenizerFiles& from);
+    // generation_config.json gets the model's token ids, and keeps what else it says; one is made where there is none
+    // and the model has an end token.
+    void set_token_ids(const ModelConfig&);
     void write_to(const std::string& folder) const;
 
    private:
-    std::vector<std::pair<std::string, std::string>> files_;  // name, content
+    std::map<std::string, std::string> files_;  // name, content
 };
+
+// generation_config.json's token ids, where there is one: they go before config.json's.
+void read_generation_config(const std::string& folder, ModelConfig&);
+
+// Deletes a model's weights (model*.safetensors), configuration and tokenizer from the folder.
+void remove_model(const std::string& folder);
 
 // Makes the folder if need be, refuses one with another model's index of shards, and copies the tokenizer's files from
 // `tokenizer`.

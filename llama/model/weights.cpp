@@ -8,8 +8,8 @@ namespace rz {
 
 constexpr int64_t kPiece = kWeightsPiece;
 
-static HfWeights open_weights(const std::string& folder, const ParamTable& table) {
-    HfWeights weights(folder, table);
+static HfWeights open_weights(const std::string& folder, const ParamTable& table, const uint64_t* grow = nullptr) {
+    HfWeights weights(folder, table, grow);
     for (const std::string& w : weights.warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
     return weights;
 }
@@ -24,8 +24,9 @@ static void upload(const HfWeights& weights, const ParamTable& table, int64_t be
     });
 }
 
-void load_weights(const std::string& folder, const ParamTable& table, Device device, Stream& stream, Zero& zero) {
-    const HfWeights weights = open_weights(folder, table);
+void load_weights(const std::string& folder, const ParamTable& table, Device device, Stream& stream, Zero& zero,
+                  const uint64_t* grow) {
+    const HfWeights weights = open_weights(folder, table, grow);
     Buffer staging = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "weights being loaded");
     for (const OwnedRange& own : zero.optimizer.owned())
         upload(weights, table, own.local, own.local + own.elements.size(), zero.options.master_dtype,

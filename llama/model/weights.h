@@ -12,7 +12,8 @@ namespace rz {
 constexpr int64_t kWeightsPiece = int64_t(4) << 20;  // elements moved at a time
 
 // Reads a Hugging Face folder into what this rank owns of the masters, and publishes. Warnings go to stderr.
-void load_weights(const std::string& folder, const ParamTable&, Device, Stream&, Zero&);
+// grow: as of HfWeights.
+void load_weights(const std::string& folder, const ParamTable&, Device, Stream&, Zero&, const uint64_t* grow = nullptr);
 // The same into resident parameters.
 void load_weights(const std::string& folder, const ParamTable&, DType, Device, Stream&, ResidentParameters&);
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
@@ -60,17 +61,31 @@ Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step)
     if (first_step > 1) truncate_metrics(path, first_step);
     metrics_ = std::fopen(path.c_str(), first_step > 1 ? "a" : "w");
     require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
+    text_ = std::fopen((folder_ + "/log.txt").c_str(), first_step > 1 ? "a" : "w");
+    require(text_, "can't write %s/log.txt: %m; choose another --out", folder_.c_str());
     events_ = std::make_unique<EventFile>(folder_, first_step);
 }
 
 Log::~Log() {
     if (metrics_) std::fclose(metrics_);
+    if (text_) std::fclose(text_);
 }
 
 void Log::line(const std::string& text) {
     if (facts_.quiet) return;
     std::fputs((text + "\n").c_str(), stdout);
     std::fflush(stdout);
+    if (!text_) return;
+    std::string plain;
+    for (size_t at = 0; at < text.size(); ++at) {
+        if (text[at] == '\033')
+            at = std::min(text.find('m', at), text.size() - 1);  // a colour
+        else
+            plain += text[at];
+    }
+    if (std::fputs((plain + "\n").c_str(), text_) >= 0 && std::fflush(text_) == 0) return;
+    std::clearerr(text_);
+    warn_once("log.txt");
 }
 
 std::string Log::eta(int64_t step) const {

@@ -45,7 +45,7 @@ struct RunFacts {
     double attention_flops_per_token = 0;  // of flops_per_token, what attention takes where all of a row is seen
 };
 
-// Writes to stdout, and with a folder to metrics.jsonl, TensorBoard's event file and loss.svg.
+// Writes to stdout and, with a folder, the same to log.txt, and metrics.jsonl, TensorBoard's event file and loss.svg.
 class Log {
    public:
     // `first_step` is the first that this run will log; above 1 the files of an earlier run are continued.
@@ -71,7 +71,7 @@ class Log {
     RunFacts facts_;
     std::string folder_;
     bool colour_;
-    std::FILE* metrics_ = nullptr;
+    std::FILE *metrics_ = nullptr, *text_ = nullptr;
     std::unique_ptr<EventFile> events_;
     std::chrono::steady_clock::time_point start_;
     int64_t first_step_ = -1;

@@ -11,11 +11,15 @@ DataPaths find_data(const Options& o) {
         require(o.train_data.empty() && o.val_data.empty(),
                 "--data names a folder with both: leave --train-data and --val-data out");
         const Dataset d = load_dataset(o.data);
-        paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token, d.doc_token};
+        paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token, d.doc_token, d.doc_token, d.eos};
     }
     if (!o.train_data.empty()) paths.train = expand_paths(o.train_data);
     if (!o.val_data.empty()) paths.val = expand_paths(o.val_data);
-    if (!o.tokenizer.empty()) paths.tokenizer = o.tokenizer;
+    if (o.tokenizer.empty()) return paths;
+    paths.tokenizer = o.tokenizer;
+    if (!o.data.empty()) return paths;
+    const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
+    paths.bos = tokenizer.bos_id(), paths.eos = tokenizer.eos_id();
     return paths;
 }
 

@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <map>
+#include <sstream>
 
+#include "comm/host.h"
 #include "llama/base/text.h"
 #include "llama/base/version.h"
 #include "llama/train/option_table.h"
@@ -70,25 +72,83 @@ static std::string did_you_mean(const CLI::App& app, const std::string& unknown)
 
 static std::string question(const std::string& meant) { return meant.empty() ? "" : "; did you mean " + meant + "?"; }
 
-static int report(const CLI::App& app, const CLI::ParseError& error) {
+// A --config file: TOML, its keys the flags of the program without dashes, under these headings or none.
+class ConfigFile : public CLI::ConfigTOML {
+   public:
+    explicit ConfigFile(const CLI::App& app) : app_(app) {}
+
+    // Checks each line, so that errors name it; headings are for people and go.
+    std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+        std::string text;
+        int number = 0;
+        for (std::string line; std::getline(input, line);) {
+            const size_t first = line.find_first_not_of(" \t\r");
+            const bool heading = first != std::string::npos && line[first] == '[';
+            ++number;
+            if (heading) check_heading(number, line);
+            if (first != std::string::npos && line[first] != '#' && !heading) check_key(number, line.substr(first));
+            text += (heading ? "" : line) + "\n";
+        }
+        std::istringstream rest(text);
+        return CLI::ConfigTOML::from_config(rest);
+    }
+
+    // "line 7 of FILE has it" for a message about "--flag", if its value came from here.
+    std::string origin(const std::string& message) const {
+        for (const auto& [key, line] : lines_)
+            if (message.rfind("--" + key + ":", 0) == 0 || message.rfind("--" + key + " ", 0) == 0)
+                return "  line " + std::to_string(line) + " of " + path() + " has it\n";
+        return "";
+    }
+
+   private:
+    std::string path() const { return app_.get_config_ptr()->as<std::string>(); }
+    [[noreturn]] void refuse(int line, const std::string& why) const {
+        throw CLI::ConfigError(path() + ", line " + std::to_string(line) + ": " + why, CLI::ExitCodes::ConfigError);
+    }
+
+    void check_heading(int number, const std::string& line) const {
+        const size_t open = line.find('['), close = line.find(']');
+        const std::string name = close == std::string::npos ? "" : line.substr(open + 1, close - open - 1);
+        for (const char* known : {"model", "data", "training", "optimizer", "distributed", "validation", "output"})
+            if (name == known) return;
+        refuse(number, "'" + line +
+                           "' is no heading that is known; there are [model], [data], [training], "
+                           "[optimizer], [distributed], [validation] and [output], or none at all");
+    }
+
+    void check_key(int number, const std::string& line) const {
+        const size_t equals = line.find('=');
+        std::string key = line.substr(0, equals);
+        key.erase(key.find_last_not_of(" \t\"") + 1);
+        if (!key.empty() && key[0] == '"') key.erase(0, 1);
+        if (equals == std::string::npos) refuse(number, "'" + line + "' is neither key = value nor a heading");
+        if (app_.get_option_no_throw("--" + key) == nullptr) {
+            const std::string meant = did_you_mean(app_, "--" + key);
+            refuse(number, "'" + key + "' is no flag" + question(meant.substr(0, 2) == "--" ? meant.substr(2) : meant));
+        }
+        const auto [earlier, is_new] = lines_.emplace(key, number);
+        if (!is_new) refuse(number, "'" + key + "' stands in line " + std::to_string(earlier->second) + " already");
+    }
+
+    const CLI::App& app_;
+    mutable std::map<std::string, int> lines_;  // by key
+};
+
+static int report(const CLI::App& app, const CLI::ParseError& error, const ConfigFile& config) {
     if (error.get_exit_code() == 0) {
         app.exit(error);
         return 0;
     }
-    std::cerr << "train_llama: " << error.what() << '\n';
+    std::string text = std::string("train_llama: ") + error.what() + "\n";
     if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
         for (const std::string& word : app.remaining())
-            if (word.rfind("-", 0) == 0)
-                std::cerr << "  " << word << " is no flag" << question(did_you_mean(app, word)) << "\n";
+            if (word.rfind("-", 0) == 0) text += "  " + word + " is no flag" + question(did_you_mean(app, word)) + "\n";
     }
-    if (const auto* config = dynamic_cast<const CLI::ConfigError*>(&error)) {
-        const std::string what = config->what();
-        const std::string key = what.substr(what.rfind(' ') + 1);
-        const std::string meant = did_you_mean(app, "--" + key);
-        std::cerr << "  the keys of a --config file are the flags without dashes"
-                  << question(meant.substr(0, 2) == "--" ? meant.substr(2) : meant) << "\n";
-    }
-    std::cerr << "  --help lists every flag with its default\n";
+    text += config.origin(error.what());
+    if (dynamic_cast<const CLI::ConfigError*>(&error))
+        text += "  the keys of a --config file are the flags without dashes\n";
+    say_once(text + "  --help lists every flag with its default\n");
     return 2;
 }
 
@@ -101,6 +161,8 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     app.set_config("--config", "",
                    "TOML file with any of these flags (without dashes). Flags on the command line win.");
     app.allow_config_extras(false);
+    const auto config = std::make_shared<ConfigFile>(app);
+    app.config_formatter(config);
     app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit(),
                          "Print the version and stop");
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"
@@ -117,7 +179,7 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     try {
         app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     } catch (const CLI::ParseError& error) {
-        return report(*apps[command()], error);
+        return report(*apps[command()], error, *config);
     }
     found.command = command();
     for (const OptionRow& row : tables[0].rows) {

@@ -1,78 +1,21 @@
 #include "llama/train/commands.h"
 
-#include <omp.h>
-
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <set>
 
-#include "kernels/gemm/gemm_tuning.h"
-#include "kernels/runtime/context.h"
+#include "llama/base/atomic_file.h"
 #include "llama/checkpoint/checkpoint_store.h"
-#include "llama/model/generate.h"
+#include "llama/checkpoint/gguf.h"
 #include "llama/model/hf.h"
 #include "llama/report/log.h"
 #include "llama/model/model.h"
 #include "llama/train/plan_memory.h"
 #include "llama/train/trainer.h"
-#include "llama/tokenizer/tokenizer.h"
-#include "llama/model/weights.h"
 
 namespace rz {
-
-std::string model_folder(const std::string& from) {
-    namespace fs = std::filesystem;
-    std::error_code none;
-    if (!fs::is_directory(from, none) || fs::exists(from + "/config.json", none)) return resolve_model(from);
-    if (fs::exists(from + "/final/config.json", none)) return from + "/final";
-    const CheckpointStore store(from);
-    const std::vector<int64_t> steps = store.steps();
-    return resolve_model(steps.empty() ? from : store.path(steps.back()));
-}
-
-int generate_command(const GenerateOptions& o) {
-    std::string note;
-    RankContext context;
-    Device device = pick_device(o.device, 0, &note);
-    device.context = &context;
-    if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-    if (note = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache); !note.empty())
-        std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-    const std::string folder = model_folder(o.from);
-    const ModelConfig config = load_config(folder);
-    const ParamTable table(config);
-    const Tokenizer tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
-
-    std::vector<int32_t> prompt = tokenizer.encode(o.prompt);
-    if (tokenizer.bos_id() >= 0) prompt.insert(prompt.begin(), tokenizer.bos_id());
-    require(!prompt.empty(), "--prompt is empty and this tokenizer has no token that begins a text: give a --prompt");
-    require(int64_t(prompt.size()) < config.max_seq_len,
-            "the prompt has %zu tokens, the model %lld positions: shorten it", prompt.size(),
-            (long long)config.max_seq_len);
-
-    Stream stream(device, "compute");
-    if (o.threads > 0 && !device.is_cuda()) stream.enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
-    ResidentParameters parameters(device, stream, unit_layouts(table), o.dtype);
-    load_weights(folder, table, o.dtype, device, stream, parameters);
-    Decoder decoder(config, table, o.dtype, device, stream, parameters, int64_t(prompt.size()) + o.max_tokens);
-
-    std::fputs(o.prompt.c_str(), stdout);
-    std::fflush(stdout);
-    Tokenizer::Stream text(tokenizer, /*skip_special=*/true);
-    const auto start = std::chrono::steady_clock::now();
-    const Sampling how{.temperature = o.temperature, .top_k = o.top_k, .top_p = o.top_p, .seed = o.seed};
-    const int64_t made = generate(decoder, config, prompt, o.max_tokens, how, [&](int32_t token) {
-        std::fputs(text.push(token).c_str(), stdout);
-        return std::fflush(stdout) == 0;
-    });
-    std::printf("%s\n", text.finish().c_str());
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::fprintf(stderr, "%zu prompt tokens, %lld new, %.1f tokens/s\n", prompt.size(), (long long)made,
-                 double(made) / seconds);
-    return 0;
-}
 
 std::string describe_model(const ModelConfig& config, const ParamTable& table) {
     std::string text =
@@ -139,6 +82,64 @@ int print_config_command(const TrainOptions& o) {
     return 0;
 }
 
+static void export_gguf(const ExportOptions& o, const std::string& folder, const ModelConfig& config,
+                        const ParamTable& table, DType dtype, const HfWeights& weights) {
+    require(!path_exists(o.to) || o.overwrite, "--to %s is there already\n  choose another file, or --overwrite",
+            o.to.c_str());
+    std::error_code none;
+    require(!std::filesystem::is_directory(o.to, none), "--to %s is a folder, and --format gguf writes a file: %s/%s",
+            o.to.c_str(), o.to.c_str(), "model.gguf");
+    std::optional<Tokenizer> tokenizer;
+    if (!o.tokenizer.empty() || TokenizerFiles(folder).has_tokenizer())
+        tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
+    else
+        std::fprintf(stderr, "train_llama: %s has no tokenizer, so the file has none: --tokenizer gives one\n",
+                     folder.c_str());
+    make_folder(parent_folder(o.to));
+    save_gguf(o.to, config, table, dtype, weights, tokenizer ? &*tokenizer : nullptr);
+}
+
+// Says how far an export is, every five seconds.
+class Progress {
+   public:
+    explicit Progress(int64_t total) : total_(total) {}
+    void add(int64_t count) {
+        done_ += count;
+        const auto now = std::chrono::steady_clock::now();
+        if (std::chrono::duration<double>(now - shown_).count() < 5) return;
+        shown_ = now;
+        const double seconds = std::chrono::duration<double>(now - start_).count();
+        std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done_) / double(total_),
+                     duration(seconds * double(total_ - done_) / double(done_)).c_str());
+    }
+
+   private:
+    int64_t total_, done_ = 0;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(), shown_ = start_;
+};
+
+static void export_folder(const ExportOptions& o, const std::string& folder, const ModelConfig& config,
+                          const ParamTable& table, DType dtype, const HfWeights& weights) {
+    std::error_code none;
+    require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder",
+            o.to.c_str());
+    const bool holds_model = path_exists(o.to + "/config.json") || path_exists(o.to + "/model.safetensors") ||
+                             path_exists(o.to + "/model.safetensors.index.json");
+    require(!holds_model || o.overwrite, "--to %s holds a model already\n  choose another folder, or --overwrite",
+            o.to.c_str());
+    TokenizerFiles files = TokenizerFiles::beside_model(folder);
+    if (!o.tokenizer.empty()) files.replace_tokenizer(o.tokenizer);
+    if (holds_model) remove_model(o.to);
+    Progress progress(table.parameters());
+    save_model(
+        o.to, config, table, dtype,
+        [&](const Tensor& t, int64_t first, int64_t count, void* out) {
+            weights.read(t, first, count, dtype, out);
+            progress.add(count);
+        },
+        files);
+}
+
 int export_command(const ExportOptions& o) {
     const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
@@ -146,31 +147,7 @@ int export_command(const ExportOptions& o) {
     const HfWeights weights(folder, table);
     for (const std::string& w : weights.warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
     const DType dtype = o.dtype.value_or(weights.dtype());
-    std::error_code none;
-    require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder",
-            o.to.c_str());
-    const bool holds_model = std::filesystem::exists(o.to + "/config.json", none) ||
-                             std::filesystem::exists(o.to + "/model.safetensors", none) ||
-                             std::filesystem::exists(o.to + "/model.safetensors.index.json", none);
-    require(!holds_model || o.overwrite, "--to %s holds a model already\n  choose another folder, or --overwrite",
-            o.to.c_str());
-    const auto start = std::chrono::steady_clock::now();
-    auto shown = start;
-    int64_t done = 0;
-    save_model(
-        o.to, config, table, dtype,
-        [&](const Tensor& t, int64_t first, int64_t count, void* out) {
-            weights.read(t, first, count, dtype, out);
-            done += count;
-            const auto now = std::chrono::steady_clock::now();
-            if (std::chrono::duration<double>(now - shown).count() < 5) return;
-            shown = now;
-            const double seconds = std::chrono::duration<double>(now - start).count();
-            const double rest = seconds * double(table.parameters() - done) / double(done);
-            std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done) / double(table.parameters()),
-                         duration(rest).c_str());
-        },
-        o.tokenizer.empty() ? folder : o.tokenizer);
+    (o.format == ModelFormat::gguf ? export_gguf : export_folder)(o, folder, config, table, dtype, weights);
     std::printf("%s: %s in %s\n", o.to.c_str(), summary(config).c_str(), safetensors_type(dtype).c_str());
     return 0;
 }

@@ -11,8 +11,4 @@ int print_config_command(const TrainOptions&);
 int export_command(const ExportOptions&);
 int eval_command(const EvalOptions&, Process&);  // collective
 
-// The model that --from means: of a run's folder its final weights, or the newest checkpoint of one that is not at its
-// end.
-std::string model_folder(const std::string& from);
-
 }  // namespace rz

@@ -37,6 +37,11 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.data_hash = t.metrics->data_hash();
     m.validations = t.validations;
     m.rollbacks = resumed.rollbacks;
+    if (t.lr.from_step <= step) {
+        m.lr_from_step = t.lr.from_step;
+        m.lr_from_rate = t.lr.from_rate;
+        m.lr_rewarm = t.lr.rewarm;
+    }
     m.seconds =
         resumed.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - t.start.time).count();
     m.ranks = t.mesh->world().size;

@@ -1,3 +1,4 @@
+#include "llama/checkpoint/checkpoint_store.h"
 #include "llama/train/evaluate.h"
 
 #include <algorithm>

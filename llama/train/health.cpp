@@ -66,11 +66,12 @@ Judgement Health::judge(const StepNumbers& n) {
     struct Vote {
         double loss_sum, own_seconds, seconds, attended;
         uint64_t data_hash;
+        int64_t memory;
         StopCause stop;
         int32_t end;  // exit code of what rank 0 knows, or 0
     };
-    const Vote own{
-        n.loss_sum, n.own_seconds, n.seconds, n.attended, n.data_hash, own_stop(), known_ ? known_->exit_code : 0};
+    const Vote own{n.loss_sum,  n.own_seconds, n.seconds,  n.attended,
+                   n.data_hash, n.memory,      own_stop(), known_ ? known_->exit_code : 0};
     const std::vector<Vote> votes = process_.all_gather(own);
 
     Judgement j;
@@ -92,6 +93,11 @@ Judgement Health::judge(const StepNumbers& n) {
     if (guards_.overflows() > 0) j.json += format(",\"overflows\":%lld", (long long)guards_.overflows());
     if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());
     if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
+    if (votes.size() > 1) {
+        for (size_t r = 0; r < votes.size(); ++r)
+            j.json += format("%s%lld", r == 0 ? ",\"memory_by_rank\":[" : ",", (long long)votes[r].memory);
+        j.json += "]";
+    }
     name_slow_rank(own_seconds, j);
     // The first reason stands: steps that were under way already are still judged.
     if (!verdict.give_up.empty() && (!end_ || end_->saves))

@@ -27,6 +27,7 @@ struct StepNumbers {
     double own_seconds = 0;     // of them, without waiting for other ranks
     uint64_t data_hash = 0;     // of the tokens that this rank consumed
     double attended = 0;        // Batches::take_attended()
+    int64_t memory = 0;         // bytes of this rank at the peak
 };
 
 struct Judgement {

@@ -153,7 +153,8 @@ Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, doubl
                                  .seconds = seconds,
                                  .own_seconds = own_seconds,
                                  .data_hash = probe.data_hash,
-                                 .attended = probe.attended});
+                                 .attended = probe.attended,
+                                 .memory = core_.device.context->memory.peak(core_.device.kind)});
     if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(24), sizeof loss_scale_);
     if (!j.line.empty()) log_.line(j.line);
     return j;

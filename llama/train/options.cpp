@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "comm/host.h"
 #include "llama/model/presets.h"
 
 namespace rz {
@@ -58,7 +59,7 @@ std::optional<int> parse_command_line(const std::vector<std::string>& arguments,
     try {
         return parse(arguments, command);
     } catch (const Error& error) {
-        std::cerr << "train_llama: " << error.what() << '\n';
+        say_once(std::string("train_llama: ") + error.what() + "\n");
         return 2;
     }
 }

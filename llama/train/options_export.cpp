@@ -3,11 +3,14 @@
 namespace rz {
 
 CommandTable command_table(ExportOptions& o) {
-    CommandTable table{"export", "Write a model folder for Hugging Face's libraries, vLLM and llama.cpp", {}};
+    CommandTable table{"export", "Write a model for Hugging Face's libraries, vLLM and llama.cpp", {}};
     OptionGroup g(table.rows, "Export");
     g.text("--from", o.from, "Model to export: a run's folder, a checkpoint, or any Hugging Face LLaMA.").required =
         true;
-    g.text("--to", o.to, "Folder to write: config.json, model.safetensors and the tokenizer's files.").required = true;
+    g.text("--to", o.to, "Folder to write, with --format gguf the file.").required = true;
+    g.choice(
+        "--format", o.format,
+        "hf: a folder for Hugging Face's libraries, vLLM and llama.cpp's converter; gguf: one file for llama.cpp.");
     g.turn_on("--overwrite", o.overwrite, "Replace a model that --to holds already.");
     g.choice("--dtype", o.dtype, "Data type of the weights that are written. [as stored]",
              {DType::f32, DType::bf16, DType::f16});

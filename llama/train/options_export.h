@@ -5,11 +5,18 @@
 #include <string>
 
 #include "kernels/runtime/dtype.h"
+#include "kernels/runtime/names.h"
 #include "llama/train/option_table.h"
 
 namespace rz {
 
+enum class ModelFormat { hf, gguf };
+template <>
+inline constexpr auto kNames<ModelFormat> = std::to_array<Named<ModelFormat>>({{ModelFormat::hf, "hf"},
+                                                                               {ModelFormat::gguf, "gguf"}});
+
 struct ExportOptions {
+    ModelFormat format = ModelFormat::hf;
     std::string from, to;
     bool overwrite = false;      // a model that is there already
     std::optional<DType> dtype;  // of the weights written; none: as stored

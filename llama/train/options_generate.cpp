@@ -8,7 +8,13 @@ CommandTable command_table(GenerateOptions& o) {
     CommandTable table{"generate", "Continue a prompt with a trained model", {}};
     OptionGroup g(table.rows, "Generation");
     g.text("--from", o.from, "Model to use: a run's folder, a checkpoint, or any Hugging Face LLaMA.").required = true;
-    g.text("--prompt", o.prompt, "Text to continue.", "TEXT");
+    g.text("--prompt", o.prompt, "Text to continue. Its special tokens (\"<s>\") are their ids.", "TEXT");
+    g.text("--prompt-file", o.prompt_file, "File with the text to continue; -: standard input.");
+    g.turn_on("--interactive", o.interactive, "Continue each line of standard input.");
+    g.turn_on("--raw-prompt", o.raw_prompt,
+              "Put no begin token before the prompt: for text that a chat template has made.");
+    g.turn_on("--ignore-eos", o.ignore_eos, "Write on after an end token.");
+    g.whole("--num-samples", o.num_samples, 1, 1 << 20, "Number of continuations, each with the next seed.");
     g.whole("--max-tokens", o.max_tokens, 1, 1 << 24, "Largest number of tokens to generate.");
     g.real("--temperature", o.temperature, 0, 100, "Temperature of the sampling. 0: always the likeliest token.");
     g.whole("--top-k", o.top_k, 0, 1 << 30, "Number of likeliest tokens to choose from. 0: all.");

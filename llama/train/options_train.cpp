@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "llama/base/clock.h"
+#include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/hf.h"
 #include "llama/model/presets.h"
 #include "llama/train/options_schedule.h"
@@ -15,6 +16,7 @@ namespace rz {
 // ---- the table ------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kBig = int64_t(1) << 48;
+constexpr double kFineTuningRate = 5e-5;  // where --init-from is given and --lr is not
 
 static const std::initializer_list<DType> kFloats = {DType::f32, DType::bf16};
 static const std::initializer_list<DType> kAllFloats = {DType::f32, DType::bf16, DType::f16};
@@ -30,7 +32,12 @@ static void add_model(OptionGroup g, TrainOptions& o) {
     g.one_of("--preset", preset_names(), o.preset, "Architecture to start from. --presets lists them.",
              [&o](const std::string& text) { o.preset = text; })
         .placeholder = "NAME";
-    g.text("--init-from", o.init_from, "Hugging Face LLaMA to start from: a folder, or a repo id in the local cache.");
+    g.text("--init-from", o.init_from,
+           "Model to start from: a run's folder, a Hugging Face LLaMA, or a repo id in the local cache.");
+    g.turn_on("--allow-tokenizer-change", o.allow_tokenizer_change,
+              "Train on although the data's tokenizer is not that of --init-from.");
+    g.turn_on("--resize-vocab", o.resize_vocab,
+              "Give --init-from's model more rows for a larger tokenizer: the mean of its own, with a little noise.");
     for (const ConfigField& f : config_fields()) {
         const int64_t min = f.min == 2 || f.member == &ModelConfig::kv_heads ? 0 : f.min;
         g.given_whole("--" + std::string(f.name), min, f.max, std::string(f.help) + " [as the preset]",
@@ -131,7 +138,7 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
 
 static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)");
-    adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate.");
+    adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate. With --init-from, unless it is given: 5e-05.");
     adam.choice(
         "--lr-schedule", o.decay,
         "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.");
@@ -301,6 +308,14 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
                  "Let training wait for each save, which then needs no memory for a copy of the state.");
     keep.turn_on("--allow-data-change", o.allow_data_change,
                  "Resume although the data are not those of the checkpoint.");
+    keep.turn_on("--lr-continue", o.lr_continue,
+                 "Resume with another schedule from the last learning rate on, down to --min-lr.");
+    keep.whole("--rewarm", o.rewarm, 0, kBig,
+               "Number of steps in which a resumed run's learning rate rises from the last one to --lr. 0: none.");
+    keep.turn_on("--allow-lr-jump", o.allow_lr_jump,
+                 "Resume with another schedule although its learning rate is not near the last one.");
+    keep.whole("--branch", o.branch, -1, kBig,
+               "Step of the run --resume RUN at which a decay to --min-lr begins, in a new --out. -1: none.");
 }
 
 CommandTable command_table(TrainOptions& o) {
@@ -350,6 +365,9 @@ static bool is_kept(const OptionRow& row) {
           "loss-scale-window", "loss-scale-hysteresis", "save-every", "keep", "keep-every", "max-skips", "spike-z",
           "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
         if (row.flag.substr(2) == kept) return true;
+    for (const char* kept : {"zero", "prefetch", "no-overlap", "accumulate-locally", "collectives", "wire-dtype",
+                             "recompute", "logits-mib", "log-every", "no-background-save", "check-replicas", "timeout"})
+        if (row.flag.substr(2) == kept) return true;
     return false;
 }
 
@@ -374,8 +392,13 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
             const ParsedFlags& found) {
     o.arguments = arguments;
     o.given = found.given;
+    o.values = found.values;
     for (const OptionRow& row : table.rows)
         if (is_kept(row)) o.kept_flags[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
+    if (!o.init_from.empty() && !o.given.count("lr")) {
+        o.lr = kFineTuningRate;
+        o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
+    }
     settle_schedule(o);
 }
 
@@ -390,6 +413,17 @@ void check_given(const TrainOptions& o) {
     require(!o.given.count("warmup") || o.warmup <= o.steps || o.steps == 0 || o.resume.asked(),
             "--warmup %lld is longer than the run: --steps %lld never reaches --lr\n  nearest: --warmup %lld",
             (long long)o.warmup, (long long)o.steps, (long long)o.steps);
+    for (const char* flag : {"allow-tokenizer-change", "resize-vocab"})
+        require(!o.given.count(flag) || !o.init_from.empty() || o.resume.asked(),
+                "--%s is about the model of --init-from, which is not given: leave it out", flag);
+    for (const char* flag : {"lr-continue", "rewarm", "allow-lr-jump", "branch"})
+        require(!o.given.count(flag) || o.resume.asked(),
+                "--%s is about a resumed run\n  nearest: --resume auto, or leave it out", flag);
+    require(int(o.lr_continue) + int(o.rewarm > 0) + int(o.allow_lr_jump) + int(o.branch >= 0) <= 1,
+            "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate goes on\n"
+            "  give one of them");
+    require(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
+            "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW", (long long)o.branch);
     require(!o.raw16 || o.data.empty(),
             "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
@@ -535,8 +569,8 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
 }
 
 ModelConfig model_config(const TrainOptions& o, int64_t data_vocab) {
-    ModelConfig c = o.init_from.empty() ? find_preset(o.preset).config : load_config(resolve_model(o.init_from));
-    if (o.init_from.empty() && data_vocab > 0) c.vocab = data_vocab;
+    ModelConfig c = o.init_from.empty() ? find_preset(o.preset).config : load_config(model_folder(o.init_from));
+    if (data_vocab > 0 && (o.init_from.empty() || (o.resize_vocab && data_vocab > c.vocab))) c.vocab = data_vocab;
     override_fields(o, c);
     check_fit(o, c, data_vocab);
     return c;
@@ -553,13 +587,15 @@ void override_fields(const TrainOptions& o, ModelConfig& c) {
 }
 
 void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) {
+    const bool dynamic = c.rope_scaling.kind == RopeKind::dynamic;
     require(
-        o.seq_len <= c.max_seq_len,
+        double(o.seq_len) <= double(c.max_seq_len) * (dynamic ? c.rope_scaling.factor : 1),
         "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
         (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
-    require(data_vocab <= c.vocab,
-            "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: --vocab %lld",
-            (long long)data_vocab, (long long)c.vocab, (long long)data_vocab);
+    require(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: %s",
+            (long long)data_vocab, (long long)c.vocab,
+            o.init_from.empty() ? format("--vocab %lld", (long long)data_vocab).c_str()
+                                : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
 }
 
 GridOptions grid_options(const TrainOptions& o) {

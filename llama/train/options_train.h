@@ -41,10 +41,12 @@ struct TrainOptions {
     std::vector<std::string> arguments;
     std::set<std::string> given;
     std::map<std::string, std::string> kept_flags;
+    std::map<std::string, std::string> values;  // of every flag: as given, or the default
 
     // model
     std::string preset = "bytes";
-    std::string init_from;                  // a Hugging Face folder, instead of preset and random weights
+    std::string init_from;  // a run or a Hugging Face folder, instead of preset and random weights
+    bool allow_tokenizer_change = false, resize_vocab = false;
     std::map<std::string, int64_t> fields;  // config_fields() that were given, by flag name; the preset has the rest
     std::optional<Head> head;               // none: as the preset
     double rope_theta = 0, norm_eps = 0, init_std = 0;  // 0: the preset's
@@ -131,6 +133,9 @@ struct TrainOptions {
     bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
     bool no_background_save = false, allow_data_change = false;
+    bool lr_continue = false, allow_lr_jump = false;  // of a resumed run whose schedule is another
+    int64_t rewarm = 0;
+    int64_t branch = -1;  // step of the run that --resume names; -1: none
     ResumeFrom resume;
     int64_t log_every = 1;
     int64_t trace_steps = 0;

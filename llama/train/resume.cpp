@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -88,6 +89,20 @@ static void refuse_used_folder(const Options& o, const CheckpointStore& own, int
             o.out.c_str(), found.c_str(), o.resume.newest() ? ", but no checkpoint to resume from" : "");
 }
 
+// `steps` is what the store has, descending.
+static ResumePoint checkpoint_of_step(const CheckpointStore& store, const std::vector<int64_t>& steps, int64_t step,
+                                      const char* flag) {
+    std::string have;
+    for (auto it = steps.rbegin(); it != steps.rend(); ++it) have += (have.empty() ? "" : ", ") + std::to_string(*it);
+    require(std::find(steps.begin(), steps.end(), step) != steps.end(),
+            "%s %lld: %s holds no such checkpoint; it has: %s", flag, (long long)step, store.folder().c_str(),
+            have.empty() ? "none" : have.c_str());
+    ResumePoint point{.folder = store.path(step), .manifest = checked_manifest(store.path(step))};
+    require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
+            (long long)point.manifest.step);
+    return point;
+}
+
 static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
     std::error_code none;
     const std::string& from = o.resume.text;
@@ -105,17 +120,7 @@ static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
     if (o.resume.kind == ResumeFrom::Kind::step) {
         require(!o.out.empty(), "--resume %s is a step of the run in --out, which is not given: name the run's folder",
                 from.c_str());
-        const int64_t step = o.resume.step;
-        std::string have;
-        for (auto it = steps.rbegin(); it != steps.rend(); ++it)
-            have += (have.empty() ? "" : ", ") + std::to_string(*it);
-        require(std::find(steps.begin(), steps.end(), step) != steps.end(),
-                "--resume %s: %s holds no such checkpoint; it has: %s", from.c_str(), own.folder().c_str(),
-                have.empty() ? "none" : have.c_str());
-        ResumePoint point{.folder = own.path(step), .manifest = checked_manifest(own.path(step))};
-        require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
-                (long long)point.manifest.step);
-        return point;
+        return checkpoint_of_step(own, steps, o.resume.step, "--resume");
     }
     const bool inside = o.resume.asked() && fs::equivalent(fs::path(from).parent_path(), own.folder(), none);
     require(steps.empty() || inside,
@@ -125,10 +130,14 @@ static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
     require(fs::is_directory(from, none), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
-    if (!fs::exists(from + "/" + kManifestName, none) && fs::is_directory(from + "/checkpoints", none)) {
+    const bool is_run = !fs::exists(from + "/" + kManifestName, none) && fs::is_directory(from + "/checkpoints", none);
+    require(o.branch < 0 || is_run, "--branch %lld: --resume %s is not a run's folder with checkpoints",
+            (long long)o.branch, from.c_str());
+    if (is_run) {
         const CheckpointStore other(from);
         const std::vector<int64_t> theirs = descending(other.folders());
         require(!theirs.empty(), "--resume %s: this run has no checkpoints", from.c_str());
+        if (o.branch >= 0) return checkpoint_of_step(other, theirs, o.branch, "--branch");
         return newest_good(other, theirs, {});
     }
     return ResumePoint{.folder = from, .manifest = checked_manifest(from)};
@@ -203,6 +212,50 @@ ResumePoint fall_back(const Options& o, Process& process, const ResumePoint& poi
         next = newest_good(CheckpointStore(run.empty() ? o.out : run), point.older, notes);
     }
     return *share(next, process);
+}
+
+Schedule schedule_of(const Options& o, const Manifest& m) {
+    return {.decay = o.decay,
+            .peak = o.lr,
+            .floor = o.min_lr,
+            .warmup = o.warmup,
+            .cooldown = o.cooldown,
+            .steps = o.steps,
+            .from_step = m.lr_from_step,
+            .from_rate = m.lr_from_rate,
+            .rewarm = m.lr_rewarm};
+}
+
+Schedule resumed_schedule(Options& o, const Manifest& m) {
+    Schedule now = schedule_of(o, m);
+    if (m.step == 0 || m.step >= o.steps) return now;
+    Options was = o;
+    was.given.clear(), was.arguments.clear();
+    adopt_flags(was, m.flags);
+    const Schedule before = schedule_of(was, m);
+    const double last = before.at(m.step), next = now.at(m.step + 1);
+    const auto near = [](double a, double b) { return std::abs(a - b) <= 0.1 * std::abs(b); };
+    const auto continues = [&](double from) {
+        now.from_step = m.step, now.from_rate = from, now.rewarm = o.rewarm;
+        return now;
+    };
+    if (o.branch >= 0) {
+        now.decay = o.decay = Decay::wsd;
+        now.cooldown = o.cooldown = o.steps - m.step;
+        o.kept_flags["lr-schedule"] = name_of(o.decay);
+        o.kept_flags["cooldown"] = std::to_string(o.cooldown);
+        return continues(last);
+    }
+    if (m.step < before.steps && near(next, before.at(m.step + 1))) return now;  // as it was going to be anyway
+    if (o.lr_continue || o.rewarm > 0) return continues(last);
+    require(
+        near(next, last) || o.allow_lr_jump,
+        "the learning rate would jump: it was %.4g at step %lld, and --lr, --steps, --warmup and --lr-schedule make it "
+        "%.4g at step %lld\n"
+        "  --lr-continue goes on from %.4g down to --min-lr %.4g, --rewarm N rises to --lr %.4g in N steps, "
+        "--allow-lr-jump jumps",
+        last, (long long)m.step, next, (long long)m.step + 1, last, std::min(o.min_lr, last), o.lr);
+    return now;
 }
 
 // The largest number of sequences, at most --batch, that makes up the same update on these ranks.

@@ -8,6 +8,7 @@
 #include "comm/process.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/train/options_train.h"
+#include "llama/train/schedule.h"
 
 namespace rz {
 
@@ -39,6 +40,13 @@ std::optional<ResumePoint> find_rollback(const Options&, Process&, int64_t from)
 // The options of the resumed run: the checkpoint's flags where none were given. The tokens of an update stay what
 // they were unless --batch-tokens is given: --batch shrinks if it has to. Returns lines for the user.
 std::vector<std::string> adopt_options(Options&, const Manifest&, int64_t ranks);
+
+// The learning rates of these options, as a run has them that was resumed from this manifest (all zero: begun).
+Schedule schedule_of(const Options&, const Manifest&);
+// The schedule of a run that is resumed from `m`. Where its rate would not go on from the last one, throws showing
+// both unless the options say what is meant (--lr-continue, --rewarm, --allow-lr-jump, --branch; a branch changes them
+// to its decay).
+Schedule resumed_schedule(Options&, const Manifest& m);
 
 // The checkpoint's model. Throws with a table of differences if flags ask for another.
 ModelConfig resumed_config(const Options&, const ResumePoint&, int64_t data_vocab);

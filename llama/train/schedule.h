@@ -27,19 +27,36 @@ struct Schedule {
     int64_t warmup = 0;          // steps; the first step has peak / warmup, step `warmup` has the peak
     int64_t cooldown = 0;        // steps; wsd alone
     int64_t steps = 0;           // in the whole run
+    // A resumed run that goes on with another schedule than before: after from_step the rate rises from from_rate to
+    // the peak in `rewarm` steps or, with none, decays from from_rate. 0: no such thing.
+    int64_t from_step = 0;
+    double from_rate = 0;
+    int64_t rewarm = 0;
 
     // step counts from 1 to steps; later steps stay as the last
     double at(int64_t step) const {
+        if (from_step > 0 && step > from_step) {
+            if (step <= from_step + rewarm)
+                return from_rate + (peak - from_rate) * double(step - from_step) / double(rewarm);
+            return decayed(step, rewarm > 0 ? peak : from_rate, from_step + rewarm);
+        }
         if (step <= warmup) return peak * double(step) / double(warmup);
-        if (decay == Decay::constant) return peak;
-        if (step >= steps) return floor;
-        const int64_t begin = decay == Decay::wsd ? std::max(warmup, steps - cooldown) : warmup;
-        if (step <= begin) return peak;
+        return decayed(step, peak, warmup);
+    }
+
+   private:
+    // `top` up to `warm` and while it is stable, then down to the floor.
+    double decayed(int64_t step, double top, int64_t warm) const {
+        if (decay == Decay::constant) return top;
+        const double low = std::min(floor, top);
+        if (step >= steps) return low;
+        const int64_t begin = decay == Decay::wsd ? std::max(warm, steps - cooldown) : warm;
+        if (step <= begin) return top;
         const double done = double(step - begin) / double(steps - begin);
         const double left = decay == Decay::cosine ? 0.5 * (1 + std::cos(M_PI * done))
                             : decay == Decay::wsd  ? 1 - std::sqrt(done)
                                                    : 1 - done;
-        return floor + (peak - floor) * left;
+        return low + (top - low) * left;
     }
 };
 

@@ -47,6 +47,48 @@ void check_folder_is_shared(const std::string& out, const std::string& run_id, P
                 out.c_str(), r, hosts[r].c_str());
 }
 
+void name_end_tokens(ModelConfig& config, const DataPaths& paths) {
+    if (config.bos < 0) config.bos = paths.bos;
+    for (const int64_t id : {paths.eos, paths.bos})
+        if (id >= 0 && id < config.vocab && std::find(config.eos.begin(), config.eos.end(), id) == config.eos.end())
+            config.eos.push_back(id);
+}
+
+// What is different in the tokenizers of two places; nothing, with a line for the user, if that can't be known.
+static std::string tokenizer_difference(const std::string& data, const std::string& model, bool larger) try {
+    return Tokenizer::load(data).difference(Tokenizer::load(model), larger);
+} catch (const Error& error) {
+    std::fprintf(stderr, "train_llama: the data's tokenizer can't be compared with the model's: %s\n", error.what());
+    return "";
+}
+
+TokenizerFiles carried_files(const Options& o, const DataPaths& paths, const std::string& model,
+                             const ModelConfig& config) {
+    TokenizerFiles files;
+    if (!model.empty()) files = TokenizerFiles::beside_model(model);
+    try {
+        const TokenizerFiles of_data(paths.tokenizer);
+        if (!of_data.has_tokenizer() || !files.has_tokenizer()) {
+            if (of_data.has_tokenizer() && !model.empty())
+                std::fprintf(stderr, "train_llama: %s has no tokenizer to compare the data's with\n", model.c_str());
+            if (of_data.has_tokenizer()) files.replace_tokenizer(of_data);
+        } else {
+            const std::string difference = tokenizer_difference(paths.tokenizer, model, o.resize_vocab);
+            require(difference.empty() || o.allow_tokenizer_change,
+                    "the data's tokenizer is not the model's: %s\n"
+                    "  prepare the data with --tokenizer %s, or --allow-tokenizer-change",
+                    difference.c_str(), model.c_str());
+            if (!difference.empty() || o.resize_vocab) files.replace_tokenizer(of_data);
+        }
+    } catch (const Error& error) {
+        // A tokenizer that was asked for has to be there. One that the data folder names never costs a run.
+        if (!o.tokenizer.empty() || path_exists(paths.tokenizer)) throw;
+        std::fprintf(stderr, "train_llama: %s; checkpoints will have no tokenizer\n", error.what());
+    }
+    files.set_token_ids(config);
+    return files;
+}
+
 static void check_data(Manifest& m, const Options& options, const DataLoader& data, const Process& process) {
     const DataFingerprint was = DataFingerprint::from_json(m.data), now = data.fingerprint();
     const std::string difference = was.difference(now);

@@ -6,6 +6,7 @@
 
 #include "llama/data/data_loader.h"
 #include "llama/report/log.h"
+#include "llama/train/batches.h"
 #include "llama/train/core.h"
 #include "llama/train/health.h"
 #include "llama/train/resume.h"
@@ -16,6 +17,12 @@ namespace rz {
 std::string choose_run_id(Process&);
 // Collective: throws if what rank 0 writes into `out` is not seen by every rank. Nothing if `out` is empty.
 void check_folder_is_shared(const std::string& out, const std::string& run_id, Process&);
+
+// The data's end tokens become the model's: a text that it generates ends there.
+void name_end_tokens(ModelConfig&, const DataPaths&);
+// Rank 0: what final/ and checkpoints carry beside weights and config.json: what came with the model in `model` (empty:
+// there is none), and the data's tokenizer. Throws if the model has another tokenizer, unless --allow-tokenizer-change.
+TokenizerFiles carried_files(const Options&, const DataPaths&, const std::string& model, const ModelConfig&);
 
 // Collective: the state of the checkpoint, or of an older one that may be used, into what this rank owns; guards into
 // health. Returns the manifest, with `samples` where the data continue.

@@ -15,9 +15,9 @@
 #include "llama/base/fault.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/replicas.h"
-#include "llama/model/hf.h"
 #include "llama/model/weights.h"
 #include "llama/report/device_peak.h"
+#include "llama/train/run_config.h"
 #include "llama/train/start.h"
 
 namespace rz {
@@ -127,15 +127,6 @@ static SaveOptions save_options(const Options& o, const DataPaths& paths) {
             .timeout_s = o.timeout};
 }
 
-// A tokenizer that was asked for has to be there. One that the data folder names never costs a run.
-static TokenizerFiles read_tokenizer_files(const Options& o, const std::string& from) try {
-    return TokenizerFiles(from);
-} catch (const Error& error) {
-    if (!o.tokenizer.empty()) throw;
-    std::fprintf(stderr, "train_llama: %s; checkpoints will have no tokenizer\n", error.what());
-    return {};
-}
-
 // What the run is, in the log's first lines.
 static void announce(Trainer& t, const std::string& note) {
     const Options& o = t.options;
@@ -188,17 +179,27 @@ static void announce(Trainer& t, const std::string& note) {
         (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
         peak > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak / 1e12).c_str() : "",
         s.documents ? ", T of its document" : ""));
+    if (t.lr.from_step > 0)
+        log.line(format("         from step %lld on at lr %g, %s", (long long)t.lr.from_step, t.lr.from_rate,
+                        t.lr.rewarm > 0 ? format("rising to %g in %lld steps", o.lr, (long long)t.lr.rewarm).c_str()
+                                        : format("down to %g at step %lld (%s)", std::min(o.min_lr, t.lr.from_rate),
+                                                 (long long)o.steps, name_of(o.decay))
+                                              .c_str()));
+    if (!o.init_from.empty() && !o.given.count("lr") && t.start.first_step() == 1)
+        log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
     log.line(core.device.context->memory.table(core.device.kind));
 }
 
 Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<ResumePoint>& from)
-    : options(o), process(p), health(h), lr{o.decay, o.lr, o.min_lr, o.warmup, o.cooldown, o.steps} {
+    : options(o), process(p), health(h), lr(schedule_of(o, {})) {
     DataPaths paths = find_data(o);
-    const ModelConfig config = from ? resumed_config(o, *from, paths.vocab) : model_config(o, paths.vocab);
+    ModelConfig config = from ? resumed_config(o, *from, paths.vocab) : model_config(o, paths.vocab);
+    name_end_tokens(config, paths);
     check_ranks(o, process.size());
     start.run_id = choose_run_id(process);
     check_folder_is_shared(o.out, start.run_id, process);
-    if (process.is_root() && !o.out.empty()) paths.tokenizer_files = read_tokenizer_files(o, paths.tokenizer);
+    const std::string model = from ? from->folder : o.init_from.empty() ? "" : model_folder(o.init_from);
+    if (process.is_root()) paths.tokenizer_files = carried_files(o, paths, model, config);
     sources = open_data(o, std::move(paths), config.vocab);
     std::string note;
     const Device device = choose_device(o, process, note);
@@ -214,9 +215,10 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     else if (o.init_from.empty())
         initialise_weights(core->table, o.seed, core->compute, core->zero);
     else
-        load_weights(resolve_model(o.init_from), core->table, device, core->compute, core->zero);
+        load_weights(model, core->table, device, core->compute, core->zero, o.resize_vocab ? &o.seed : nullptr);
     core->compute.synchronize();
     const Manifest& m = start.resumed;
+    if (from) lr = resumed_schedule(options, m);
     start.rolled_back = from && from->rolls_back;
     batches->start_from({.step = m.step, .samples = m.samples, .tokens = m.tokens});
     validations = m.validations;
@@ -228,6 +230,10 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
     const Grid& grid = mesh->grid();
     if (grid.ranks() > grid.size(Axis::dp)) layout = layout_text(grid, process.all_gather_text(host_name()));
+    if (p.is_root() && !o.out.empty()) {
+        log->line("command  " + command_text(o.arguments));
+        write_file_atomically(o.out + "/config.toml", run_config(*this));
+    }
     announce(*this, note);
     require(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
             "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "

@@ -12,9 +12,8 @@ namespace rz {
 static void print_sample(Trainer& t, int64_t step) {
     const Tokenizer& tokenizer = *t.sources.tokenizer;
     TrainingCore& core = *t.core;
-    std::vector<int32_t> prompt = tokenizer.encode(t.options.prompt);
-    if (tokenizer.bos_id() >= 0) prompt.insert(prompt.begin(), tokenizer.bos_id());
-    if (prompt.empty()) prompt = tokenizer.encode("\n");
+    std::vector<int32_t> prompt = tokenizer.encode_prompt(t.options.prompt);
+    if (prompt.empty()) prompt = core.config.bos >= 0 ? std::vector{int32_t(core.config.bos)} : tokenizer.encode("\n");
     Decoder decoder(core.config, core.table, core.zero.options.param_dtype, core.device, core.compute, core.zero.params,
                     int64_t(prompt.size()) + t.options.sample_tokens);
     std::vector<int32_t> tokens = prompt;
@@ -45,7 +44,8 @@ void validate(Trainer& t, int64_t step) {
                        .loss = loss,
                        .bits_per_byte = bytes > 0 ? loss / M_LN2 / bytes : -1,
                        .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
-    if (o.sample_every > 0 && t.validations++ % o.sample_every == 0 && step > 0) print_sample(t, step);
+    const int64_t validation = t.validations++;
+    if (o.sample_every > 0 && validation % o.sample_every == 0 && step > 0) print_sample(t, step);
     t.metrics->leave_out();
 }
 

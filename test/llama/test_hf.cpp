@@ -299,6 +299,79 @@ TEST_F(HfTest, ExportCopiesTokenizerFiles) {
     EXPECT_EQ(read_file(path("out/tokenizer.json")), "{1}");
 }
 
+TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
+    const std::string model = save(toy(false), DType::f32);
+    for (const char* name : {"tokenizer.json", "chat_template.jinja", "special_tokens_map.json", "LICENSE",
+                             "pytorch_model.bin", ".hidden", "manifest.json"})
+        write_file_atomically(model + "/" + name, name);
+    write_file_atomically(model + "/generation_config.json", R"({"temperature": 0.6, "eos_token_id": [3]})");
+    ModelConfig c = toy(false);
+    c.bos = 1, c.eos = {2, 3};
+    TokenizerFiles files = TokenizerFiles::beside_model(model);
+    files.set_token_ids(c);
+    make_folder(path("out"));
+    files.write_to(path("out"));
+    EXPECT_EQ(names_in(path("out")),
+              (std::vector<std::string>{"LICENSE", "chat_template.jinja", "generation_config.json",
+                                        "special_tokens_map.json", "tokenizer.json"}));
+    const std::string generation = read_file(path("out/generation_config.json"));
+    EXPECT_TRUE(says(generation, "\"temperature\": 0.6"));
+    ModelConfig read = toy(false);
+    read_generation_config(path("out"), read);
+    EXPECT_EQ(read.eos, c.eos);
+    EXPECT_EQ(read.bos, 1);
+    // Another tokenizer: what came with the old one goes, but not the rest.
+    make_folder(path("tok"));
+    write_file_atomically(path("tok/tokenizer.json"), "new");
+    files.replace_tokenizer(path("tok"));
+    make_folder(path("out2"));
+    files.write_to(path("out2"));
+    EXPECT_EQ(names_in(path("out2")),
+              (std::vector<std::string>{"LICENSE", "generation_config.json", "tokenizer.json"}));
+    EXPECT_EQ(read_file(path("out2/tokenizer.json")), "new");
+    remove_model(model);
+    EXPECT_EQ(names_in(model), (std::vector<std::string>{".hidden", "LICENSE", "manifest.json", "pytorch_model.bin"}));
+}
+
+TEST_F(HfTest, ALargerVocabularyKeepsTheOldRowsToTheBit) {
+    for (const bool tied : {true, false}) {
+        const std::string model = save(toy(tied), DType::bf16, tied ? "tied" : "untied");
+        ModelConfig larger = toy(tied);
+        larger.vocab += 5;
+        larger.resolve();
+        const ParamTable table(larger), old(toy(tied));
+        EXPECT_TRUE(says(error_of([&] { HfWeights(model, table); }), "wrong shape"));
+        const uint64_t seed = 7, other = 8;
+        const HfWeights weights(model, table, &seed), again(model, table, &seed), differently(model, table, &other);
+        EXPECT_EQ(weights.warnings().size(), tied ? 1u : 2u);
+        for (const Tensor* t : {&table.embedding(), &table.head()}) {
+            const int64_t kept = toy(tied).vocab * larger.dim;
+            std::vector<float> all(size_t(t->size)), part(all), before(size_t(kept), 0.0f), noise(all);
+            weights.read(*t, 0, t->size, DType::f32, all.data());
+            HfWeights(model, old).read(*old.find(t->name), 0, kept, DType::f32, before.data());
+            EXPECT_EQ(std::memcmp(all.data(), before.data(), before.size() * 4), 0);
+            for (int64_t at = 0; at < t->size; at += 7)  // in pieces across the edge: the same bits
+                again.read(*t, at, std::min<int64_t>(7, t->size - at), DType::f32, part.data() + at);
+            EXPECT_EQ(part, all);
+            differently.read(*t, 0, t->size, DType::f32, noise.data());
+            EXPECT_NE(noise, all) << "the seed";
+            double spread = 0;
+            for (int64_t c = 0; c < larger.dim; ++c) {
+                double mean = 0;
+                for (int64_t r = 0; r < toy(tied).vocab; ++r) mean += before[size_t(r * larger.dim + c)];
+                mean /= double(toy(tied).vocab);
+                for (int64_t r = toy(tied).vocab; r < larger.vocab; ++r) {
+                    const double off = all[size_t(r * larger.dim + c)] - mean;
+                    EXPECT_LT(std::abs(off), 6 * 0.01 * 126);  // values lie in [0, 251): their deviation is below 126
+                    spread += std::abs(off);
+                }
+            }
+            EXPECT_GT(spread, 0);
+            EXPECT_TRUE(says(error_of([&] { weights.read(*t, t->size, 1, DType::f32, all.data()); }), "asked of"));
+        }
+    }
+}
+
 class Resolve : public HfTest {
    protected:
     Resolve() {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "llama/train/options.h"
 
 namespace rz {
@@ -38,6 +40,10 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--pp", "2", "--pp-cut", "3,x"}, "'3,x' must be the number of blocks of each stage"},
         {{"--pp", "2", "--pp-cut", "3,0"}, "at least 1"},
         {{"--pp", "2", "--zero", "3", "--pp-gather", "window:0"}, "nearest: window:3"},
+        {{"--lr-continue"}, "nearest: --resume auto"},
+        {{"--resume", "auto", "--out", "o", "--lr-continue", "--rewarm", "5"}, "give one of them"},
+        {{"--resume", "auto", "--out", "o", "--branch", "5"}, "give --resume RUN and --out NEW"},
+        {{"--resize-vocab"}, "about the model of --init-from"},
         {{"--learning-rate", "1"}, "did you mean --lr?"},
         {{"--max_steps=7"}, "did you mean --steps?"},
         {{"--stepz", "7"}, "did you mean --steps?"},
@@ -48,6 +54,33 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         std::string said;
         EXPECT_EQ(parse(c.flags, &said), 2) << c.says;
         EXPECT_NE(said.find(c.says), std::string::npos) << "expected: " << c.says << "\nfound: " << said;
+    }
+}
+
+// A file's faults are named with its line.
+TEST(Options, AConfigFilesFaultsAreNamedWithTheirLine) {
+    const std::string path = testing::TempDir() + "/hour_config.toml";
+    const struct {
+        const char *text, *says;
+        int code;
+    } cases[] = {
+        {"[model]\ndim = 64\n\n[training] # as others write it\nsteps = 3\n[distributed]\nzero = 1\n", "", 0},
+        {"steps = 3\nlr = 1e-3\nsteps = 4\n", "line 3: 'steps' stands in line 1 already", 2},
+        {"\n# note\nstepz = 3\n", "line 3: 'stepz' is no flag; did you mean steps?", 2},
+        {"learning_rate = 3\n", "line 1: 'learning_rate' is no flag; did you mean lr?", 2},
+        {"steps = 3\n[mdoel]\n", "line 2: '[mdoel]' is no heading that is known", 2},
+        {"steps = 3\nbatch\n", "line 2: 'batch' is neither key = value nor a heading", 2},
+        {"steps = 3\n\nlr = \"fast\"\n", "line 3 of ", 2},
+    };
+    for (const auto& c : cases) {
+        std::ofstream(path) << c.text;
+        std::string said;
+        EXPECT_EQ(parse({"--config", path.c_str()}, &said), c.code) << c.text << said;
+        EXPECT_NE(said.find(c.says), std::string::npos) << "expected: " << c.says << "\nfound: " << said;
+        if (c.code != 0) {
+            EXPECT_EQ(said.rfind("train_llama: ", 0), 0u) << said;
+            EXPECT_NE(said.find("hour_config.toml"), std::string::npos) << said;
+        }
     }
 }
 

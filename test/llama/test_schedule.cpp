@@ -53,6 +53,31 @@ TEST(Schedule, DefaultsDependOnTheRun) {
     EXPECT_EQ(parsed({"--steps", "500", "--lr-schedule", "constant", "--lr", "2e-3"}).min_lr, 2e-3);
 }
 
+// --lr-continue: from the last rate down to the floor, whatever the shape; --rewarm: up to the peak first.
+TEST(Schedule, AResumedRunGoesOnFromItsLastRate) {
+    for (const Decay decay : {Decay::cosine, Decay::linear, Decay::wsd, Decay::constant}) {
+        Schedule s{.decay = decay, .peak = 1e-3, .floor = 1e-5, .warmup = 10, .cooldown = 20, .steps = 100};
+        const Schedule before = s;
+        s.from_step = 40, s.from_rate = 2e-4;
+        EXPECT_EQ(s.at(40), before.at(40)) << "up to there as before";
+        double last = 2e-4;
+        for (int64_t step = 41; step <= 100; ++step) {
+            EXPECT_LE(s.at(step), last) << name_of(decay) << " " << step;
+            EXPECT_GT(s.at(step), 0.8 * last - 2e-5) << name_of(decay) << " " << step << ": no jump";
+            last = s.at(step);
+        }
+        EXPECT_EQ(last, decay == Decay::constant ? 2e-4 : 1e-5);
+        s.rewarm = 8;
+        EXPECT_DOUBLE_EQ(s.at(44), 2e-4 + (1e-3 - 2e-4) / 2);
+        EXPECT_DOUBLE_EQ(s.at(48), 1e-3);
+        EXPECT_EQ(s.at(100), decay == Decay::constant ? 1e-3 : 1e-5);
+    }
+    // A floor above the last rate is no reason to rise.
+    const Schedule low{.peak = 1e-3, .floor = 1e-4, .steps = 50, .from_step = 20, .from_rate = 3e-5};
+    EXPECT_EQ(low.at(30), 3e-5);
+    EXPECT_EQ(low.at(50), 3e-5);
+}
+
 TEST(Schedule, IncompatibleOptionsAreRefused) {
     parsed({"--cooldown", "20"}, 2);
     parsed({"--lr-schedule", "constant", "--min-lr", "1e-5"}, 2);

@@ -274,7 +274,7 @@ case_ctrl_c() {
   check "ctrl_c: two SIGINT: exit code 130" test $rc = 130
   check "ctrl_c: two SIGINT: at once" within "$began" 1
   check "ctrl_c: two SIGINT: the last checkpoint is whole" test "$(steps_of c14)" = 50
-  run 1 c14 --data "$work/data" --device cpu --resume auto --steps 52
+  run 1 c14 --data "$work/data" --device cpu --resume auto --steps 52 --allow-lr-jump
   check "ctrl_c: two SIGINT: it resumes" test $rc = 0
   FAULT=step:*:*:sleep=0.2 timeout 60 mpirun -n 3 "$program" "${train[@]}" --steps 100 --out "$work/c14m" > "$work/log" 2>&1 &
   job=$!

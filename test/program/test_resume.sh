@@ -103,7 +103,7 @@ check "auto without --out" refused "--out, which is not given" "${model[@]}" "${
 check "no such folder" refused 'neither "auto" nor a step nor a folder' --out "$work/new" --resume "$work/nothing"
 check "another model" refused "layers: 2 in the checkpoint, 3 in what is asked for" --out "$work/keep" --resume auto --layers 3
 check "--resume auto begins where there is nothing" launch 1 "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh" --resume auto
-check "a changed flag is named and wins" launch 1 --device cpu --out "$work/fresh" --resume auto --steps 4 --lr 5e-4
+check "a changed flag is named and wins" launch 1 --device cpu --out "$work/fresh" --resume auto --steps 4 --lr 5e-4 --allow-lr-jump
 check "the flag" says "--lr 5e-4, was 0.001"
 check "it continued" says "step 4/4"
 cut_at whole other 6
@@ -175,9 +175,9 @@ if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; t
   check "same loss as one rank" close three whole
   # 4 -> 2 -> 3 -> 1 ranks
   check "four ranks" launch 4 "${model[@]}" "${train[@]}" --batch 1 --steps 4 --save-every 4 --zero 3 --out "$work/moves"
-  check "two ranks" launch 2 --device cpu --zero 1 --out "$work/moves" --resume auto --steps 7
-  check "three ranks" launch 3 --device cpu --zero 2 --out "$work/moves" --resume auto --steps 10
-  check "one rank" launch 1 --device cpu --out "$work/moves" --resume auto --steps 14
+  check "two ranks" launch 2 --device cpu --zero 1 --out "$work/moves" --resume auto --steps 7 --allow-lr-jump
+  check "three ranks" launch 3 --device cpu --zero 2 --out "$work/moves" --resume auto --steps 10 --allow-lr-jump
+  check "one rank" launch 1 --device cpu --out "$work/moves" --resume auto --steps 14 --allow-lr-jump
   check "same tokens, 4 -> 2 -> 3 -> 1" test "$(hash_of moves)" = "$(hash_of whole)"
   cut_at whole ranks 6
   check "one to four, hybrid" launch 4 --device cpu --zero 3 --shard-size 2 --out "$work/ranks" --resume auto --batch 2

@@ -1,0 +1,110 @@
+#include "llama/train/run_config.h"
+
+#include <algorithm>
+
+#include "comm/host.h"
+#include "llama/base/json.h"
+#include "llama/base/version.h"
+
+namespace rz {
+
+std::string command_text(const std::vector<std::string>& arguments) {
+    std::string text = "train_llama";
+    for (const std::string& a : arguments) {
+        const bool plain = !a.empty() && std::all_of(a.begin(), a.end(), [](char c) {
+            return std::isalnum(static_cast<unsigned char>(c)) ||
+                   std::string("-_./=:,@+%").find(c) != std::string::npos;
+        });
+        std::string quoted;
+        for (const char c : a) quoted += c == '\'' ? "'\\''" : c == '\n' ? " " : std::string(1, c);
+        text += plain ? " " + a : " '" + quoted + "'";
+    }
+    return text;
+}
+
+// The heading of the file for one of --help's.
+static std::string section(const std::string& group) {
+    for (const auto& [begins, name] : {std::pair("Model", "model"),
+                                       {"Data", "data"},
+                                       {"Batch", "training"},
+                                       {"Optimizer", "optimizer"},
+                                       {"Device", "training"},
+                                       {"Many", "distributed"},
+                                       {"Validation", "validation"}})
+        if (group.rfind(begins, 0) == 0) return name;
+    return "output";
+}
+
+// What is decided by other flags, by the model's folder or by the machine.
+static std::map<std::string, std::string> resolved(const Trainer& t) {
+    const Options& o = t.options;
+    const ModelConfig& c = t.core->config;
+    std::map<std::string, std::string> values = {
+        {"head", name_of(c.tied ? Head::tied : Head::untied)},
+        {"rope-theta", format("%.17g", c.rope_theta)},
+        {"norm-eps", format("%.17g", c.norm_eps)},
+        {"init-std", format("%.17g", c.init_std)},
+        {"batch", std::to_string(o.batch)},
+        {"batch-tokens", std::to_string(t.batches->tokens_per_step())},
+        {"min-lr", format("%.17g", o.min_lr)},
+        {"warmup", std::to_string(o.warmup)},
+        {"cooldown", std::to_string(o.cooldown)},
+        {"device", t.core->device.is_cuda() ? "cuda" : "cpu"},
+        {"grad-dtype", name_of(o.gradient_dtype())},
+        {"wire-dtype", name_of(o.gradient_wire_dtype())},
+        {"logits-mib", std::to_string(t.core->options.stage.logits_bytes >> 20)},
+        {"threads", std::to_string(t.core->options.threads)},
+    };
+    for (const ConfigField& f : config_fields()) values[f.name] = std::to_string(c.*f.member);
+    return values;
+}
+
+static std::string toml_value(const std::string& value, bool is_switch) {
+    if (is_switch) return value.empty() || value == "false" ? "false" : "true";
+    char* end = nullptr;
+    std::strtod(value.c_str(), &end);
+    const bool number =
+        !value.empty() && *end == '\0' && value.find_first_not_of("0123456789+-.eE") == std::string::npos;
+    return number ? value : OrderedJson(replace_invalid_utf8(value)).dump();  // JSON's strings are TOML's
+}
+
+std::string run_config(const Trainer& t) {
+    const Options& o = t.options;
+    const int ranks = t.core->mesh.world().size;
+    std::string text = "# A run of train_llama: every flag as it was resolved; those behind # are defaults.\n";
+    text += "#   train_llama --config THIS --out NEW   does the same once more\n";
+    text += "# command: " + command_text(o.arguments) + "\n";
+    text += format("# commit:  %s, ringzero %s\n", build_commit(), version());
+    text += format("# host:    %s, %d rank%s, %s\n", host_name().c_str(), ranks, ranks == 1 ? "" : "s",
+                   t.core->device.name().c_str());
+    text +=
+        format("# data:    %lld training tokens in %zu shard%s, %lld for validation\n",
+               (long long)t.sources.train->tokens(), t.sources.paths.train.size(),
+               t.sources.paths.train.size() == 1 ? "" : "s", t.sources.val ? (long long)t.sources.val->tokens() : 0ll);
+    text += "# model:   " + summary(t.core->config) + "\n";
+    if (t.start.first_step() > 1) text += format("# resumed: at step %lld\n", (long long)t.start.resumed.step);
+
+    TrainOptions fresh;
+    const std::map<std::string, std::string> values = resolved(t);
+    std::map<std::string, std::string> sections;
+    for (const OptionRow& row : command_table(fresh).rows) {
+        const std::string name = row.flag.substr(2);
+        // What says how this start began says nothing about the run.
+        if (std::set<std::string>{"resume", "branch", "overwrite", "print-config", "presets", "lr-continue", "rewarm",
+                                  "allow-lr-jump", "allow-data-change"}
+                .count(name))
+            continue;
+        const auto asked = o.values.find(name), found = values.find(name);
+        const std::string given = asked == o.values.end() ? "" : asked->second;
+        const std::string value = found == values.end() ? given : found->second;
+        const bool is_switch = row.turned_on != nullptr;
+        const bool key = o.given.count(name) || (given != row.default_text && (!is_switch || given == "true"));
+        if (value.empty() && !is_switch && !key) continue;
+        sections[section(row.group)] += (key ? "" : "# ") + name + " = " + toml_value(value, is_switch) + "\n";
+    }
+    for (const char* name : {"model", "data", "training", "optimizer", "distributed", "validation", "output"})
+        text += format("\n[%s]\n", name) + sections[name];
+    return text;
+}
+
+}  // namespace rz

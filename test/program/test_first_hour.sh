@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# What a new user meets in the first hour: models that stop, files that stay, tokenizers and learning rates that are not what was
+# meant. Ends with "N passed, N failed".
+#
+#   test/program/test_first_hour.sh ./train_llama
+set -uo pipefail
+program=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+says() { for t in "$@"; do grep -qF -- "$t" "$work/log" || { echo "does not say: $t"; return 1; }; done; }
+silent() { ! grep -qF -- "$1" "$work/log"; }
+# exits CODE TEXT... -- ARGS...   the program exits with CODE and says each TEXT
+exits() {
+  local code=$1 rc=0 texts=()
+  shift
+  while [ "$1" != -- ]; do texts+=("$1"); shift; done
+  shift
+  "$program" "$@" > "$work/log" 2>&1 < /dev/null || rc=$?
+  [ $rc = "$code" ] || { echo "exit code $rc, expected $code: $*"; return 1; }
+  says "${texts[@]}"
+}
+shape=(--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8)
+small=(--device cpu --threads 1 --batch 2 --seq-len 32 --val-tokens 512 --val-every 0 --log-every 5)
+json() { python3 -c "import json, sys; value = json.load(open(sys.argv[1])); print($2)" "$1"; }
+rates() { python3 - "$work/$1/metrics.jsonl" << 'PY'
+import json, sys
+for line in open(sys.argv[1]):
+    row = json.loads(line)
+    if "lr" in row:
+        print(row["step"], row["lr"])
+PY
+}
+tree() { (cd "$work/$1" && find . -type f -exec sha256sum {} + | sort); }
+
+python3 data_prep/prepare.py stdlib --max-bytes 300K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+
+# ---- a model stops where its documents do ----
+check "a run" exits 0 "step 20/20" -- --data "$work/data" "${shape[@]}" "${small[@]}" --steps 20 --save-every 10 --keep 0 --out "$work/run"
+check "config.json names the data's end token" test "$(json "$work/run/final/config.json" 'value["eos_token_id"], value["bos_token_id"]')" = "256 256"
+check "so does generation_config.json" test "$(json "$work/run/final/generation_config.json" 'value["eos_token_id"]')" = 256
+check "and a checkpoint's" test "$(json "$work/run/checkpoints/step_000000010/generation_config.json" 'value["eos_token_id"]')" = 256
+model=test/golden/prompts/model
+greedy() {  # the text that transformers continues each prompt with (dev/golden/make_prompt_golden.py)
+  python3 - "$program" $model << 'PY' > "$work/log" 2>&1
+import json, subprocess, sys
+program, model = sys.argv[1:]
+for row in json.load(open("test/golden/prompts/text.json")):
+    run = subprocess.run([program, "generate", "--from", model, "--device", "cpu", "--threads", "1", "--temperature", "0",
+                          "--max-tokens", "40", "--prompt", row["prompt"]], capture_output=True, check=True)
+    assert run.stdout.decode() == row["prompt"] + row["text"] + "\n", (run.stdout, row)
+    # The end token itself is not counted.
+    want = f"{len(row['ids'])} prompt tokens, {len(row['new']) - 1} new up to the end token"
+    assert want in run.stderr.decode(), (run.stderr, want)
+PY
+}
+check "greedy text is that of transformers, up to the end token" greedy
+check "--ignore-eos writes on" exits 0 "40 new, " -- generate --from $model --device cpu --threads 1 --temperature 0 --max-tokens 40 --prompt "the cat" --ignore-eos
+printf 'the cat' > "$work/prompt"
+check "a prompt from a file" exits 0 "the cat sat on the hill." "7 prompt tokens" -- generate --from $model --threads 1 --temperature 0 --prompt-file "$work/prompt" --max-tokens 30 --raw-prompt
+stdin() { "$program" generate --from $model --threads 1 --temperature 0 --prompt-file - < "$work/prompt" > "$work/log" 2>&1 && says "the cat sat on the hill."; }
+check "a prompt from standard input" stdin
+interactive() {
+  printf 'the cat\nthe dog\n\nnever\n' | "$program" generate --from $model --threads 1 --temperature 0 --interactive > "$work/log" 2>&1
+  says "the cat sat on" "the dog sat on" && silent never
+}
+check "one prompt a line, up to an empty one" interactive
+check "several samples" exits 0 "--- sample 1 of 3" "--- sample 3 of 3" -- generate --from $model --threads 1 --num-samples 3 --prompt "the" --max-tokens 8
+statistics() {  # on a line of their own, behind the text
+  "$program" generate --from $model --threads 1 --temperature 0 --prompt "the cat" > "$work/log" 2>&1
+  grep -qE '^8 prompt tokens, [0-9]+ new up to the end token, [0-9.]+ tokens/s$' "$work/log"
+}
+check "statistics have their own line" statistics
+check "two prompts are refused" exits 70 "give one of them" -- generate --from $model --prompt x --interactive
+cp -r $model "$work/chat"
+echo '{{ messages }}' > "$work/chat/chat_template.jinja"
+check "a chat template that is not applied is said" exits 0 "has a chat template" "--raw-prompt" -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2
+check "but not to a prompt that has it" exits 0 -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2 --raw-prompt
+check "is silent then" silent "has a chat template"
+
+# ---- what came with a model stays ----
+fine=(--init-from "$work/base" --data "$work/data" "${small[@]}")
+cp -r "$work/run/final" "$work/base"
+echo '{"temperature": 0.6, "eos_token_id": 256}' > "$work/base/generation_config.json"
+for name in chat_template.jinja special_tokens_map.json LICENSE; do echo "{}" > "$work/base/$name"; done
+check "fine-tuning" exits 0 "lr 5e-05 is the default with --init-from" -- "${fine[@]}" --steps 4 --save-every 2 --out "$work/fine"
+for folder in final checkpoints/step_000000002; do
+  for name in chat_template.jinja special_tokens_map.json LICENSE; do
+    check "$folder has $name" cmp -s "$work/base/$name" "$work/fine/$folder/$name"
+  done
+  check "$folder keeps the rest of generation_config.json" grep -q '"temperature": 0.6' "$work/fine/$folder/generation_config.json"
+done
+check "resumed" exits 0 "resumed" -- --out "$work/fine" --resume auto --steps 6 --device cpu --threads 1 --lr-continue
+check "still has them" test -e "$work/fine/final/chat_template.jinja"
+check "and the fine-tuning rate" test "$(json "$work/fine/checkpoints/step_000000006/manifest.json" 'value["flags"]["lr"]')" = 5e-05
+check "export carries them" exits 0 -- export --from "$work/fine" --to "$work/exported"
+check "chat template" test -e "$work/exported/chat_template.jinja"
+cp "$work/exported/model.safetensors" "$work/exported/model-00001-of-00002.safetensors"
+echo '{"weight_map": {}}' > "$work/exported/model.safetensors.index.json"
+echo mine > "$work/exported/notes.txt"
+check "export does not overwrite" exits 70 "--overwrite" -- export --from "$work/run" --to "$work/exported"
+check "unless told to" exits 0 -- export --from "$work/run" --to "$work/exported" --overwrite
+check "no stale file of the other model stays" test "$(ls "$work/exported" | tr '\n' ' ')" = \
+  "LICENSE config.json generation_config.json model.safetensors notes.txt tokenizer.json tokenizer_config.json "
+
+# ---- another tokenizer than the model's ----
+cp -r "$work/data" "$work/other"
+python3 - "$work/other/tokenizer.json" << 'PY'
+import json, sys
+value = json.load(open(sys.argv[1]))
+vocab = value["model"]["vocab"]
+vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+json.dump(value, open(sys.argv[1], "w"))
+PY
+other=(--init-from "$work/base" --data "$work/other" "${small[@]}" --steps 2)
+check "another tokenizer is refused" exits 70 "the data's tokenizer is not the model's: id 97 is 'b' in" "--allow-tokenizer-change" -- "${other[@]}"
+check "unless it is meant" exits 0 "step 2/2" -- "${other[@]}" --allow-tokenizer-change --out "$work/changed"
+check "the model then has the data's" cmp -s "$work/other/tokenizer.json" "$work/changed/final/tokenizer.json"
+check "and not the old one's chat template" test ! -e "$work/changed/final/chat_template.jinja"
+check "nor does it resume with another" exits 70 "the data's tokenizer is not the model's" -- --out "$work/fine" --resume auto --steps 7 --data "$work/other" --device cpu --lr-continue --allow-data-change
+
+# ---- more rows for a larger tokenizer ----
+cp -r "$work/data" "$work/larger"
+python3 - "$work/larger" << 'PY'
+import json, sys
+for name in ("tokenizer.json", "dataset.json"):
+    path = f"{sys.argv[1]}/{name}"
+    value = json.load(open(path))
+    if name == "dataset.json":
+        value["vocab_size"] = 259
+    else:
+        value["added_tokens"] += [{**value["added_tokens"][0], "id": 257 + i, "content": f"<|{i}|>"} for i in range(2)]
+    json.dump(value, open(path, "w"))
+PY
+larger=(--init-from "$work/base" --data "$work/larger" "${small[@]}" --steps 0)
+check "a larger vocabulary is refused" exits 70 "--resize-vocab" -- "${larger[@]}"
+check "--resize-vocab" exits 0 "2 new rows are the mean of the 257 old ones" -- "${larger[@]}" --resize-vocab --out "$work/resized"
+rows() {
+  python3 - "$work/base" "$work/resized/final" << 'PY'
+import json, struct, sys
+def rows(folder, name):
+    data = open(folder + "/model.safetensors", "rb").read()
+    size = struct.unpack("<Q", data[:8])[0]
+    entry = json.loads(data[8:8 + size])[name]
+    begin, end = entry["data_offsets"]
+    values = data[8 + size + begin:8 + size + end]
+    return [values[i:i + 128] for i in range(0, len(values), 128)]  # 32 floats
+for name in ("model.embed_tokens.weight", "lm_head.weight"):
+    old, new = (rows(folder, name) for folder in sys.argv[1:])
+    assert (len(old), len(new)) == (257, 259)
+    assert new[:257] == old and new[257] != new[258]
+assert json.load(open(sys.argv[2] + "/config.json"))["vocab_size"] == 259
+PY
+}
+check "old rows are the same bits" rows
+check "the larger model writes" exits 0 -- generate --from "$work/resized" --threads 1 --prompt a --max-tokens 2
+
+# ---- a learning rate that would jump ----
+more=(--out "$work/again" --resume auto --steps 40 --device cpu --threads 1)
+again() { rm -rf "$work/again"; cp -r "$work/run" "$work/again"; }
+again
+check "a jump is refused" exits 70 "it was 0.0001 at step 20" "0.0005892 at step 21" "--lr-continue" "--rewarm N" "--allow-lr-jump" -- "${more[@]}"
+check "the prefix" grep -q '^train_llama: the learning rate would jump' "$work/log"
+check "--lr-continue" exits 0 "from step 20 on at lr 0.0001" -- "${more[@]}" --lr-continue --min-lr 1e-5 --save-every 5
+check "goes down from there" python3 - "$work/again/metrics.jsonl" << 'PY'
+import json, sys
+lr = {r["step"]: r["lr"] for r in map(json.loads, open(sys.argv[1])) if "lr" in r}
+assert abs(lr[20] - 1e-4) < 1e-9 and lr[40] == 1e-5, lr
+assert all(0.9e-4 < lr[s] <= 1e-4 for s in (21, 22)) and all(lr[s + 1] < lr[s] for s in range(21, 40)), lr
+PY
+rates again > "$work/whole"
+rm -r "$work"/again/checkpoints/step_0000000{30,35,40} "$work/again/final"
+check "resumed once more, without saying it again" exits 0 "resumed" -- --out "$work/again" --resume auto --device cpu --threads 1
+check "the same rates" test "$(rates again)" = "$(cat "$work/whole")"
+again
+check "--rewarm" exits 0 "rising to 0.001 in 5 steps" -- "${more[@]}" --rewarm 5
+check "rises" test "$(rates again | awk '$1 == 25 { print $2 }')" = 0.001
+again
+check "--allow-lr-jump" exits 0 "step 40/40" -- "${more[@]}" --allow-lr-jump
+check "jumps" test "$(rates again | awk '$1 == 21 { print ($2 > 5e-4) }')" = 1
+tree run > "$work/parent"
+branch=(--resume "$work/run" --branch 10 --out "$work/branch" --steps 16 --device cpu --threads 1)
+check "a branch" exits 0 "resumed" "step 10" "(wsd)" -- "${branch[@]}" --save-every 3
+check "decays to the floor" python3 - "$work/run/metrics.jsonl" "$work/branch/metrics.jsonl" << 'PY'
+import json, sys
+parent, lr = ({r["step"]: r["lr"] for r in map(json.loads, open(p)) if "lr" in r} for p in sys.argv[1:])
+assert sorted(lr) == list(range(11, 17)) and abs(lr[16] - 1e-4) < 1e-12, lr
+for step in range(11, 17):
+    want = 1e-4 + (parent[10] - 1e-4) * (1 - ((step - 10) / 6) ** 0.5)
+    assert abs(lr[step] - want) < 1e-9, (step, lr[step], want)
+PY
+check "the parent is as it was" test "$(tree run)" = "$(cat "$work/parent")"
+rates branch > "$work/whole"
+rm -r "$work"/branch/checkpoints/step_0000000{15,16} "$work/branch/final"
+check "a branch resumes as any run" exits 0 "step 16/16" -- --out "$work/branch" --resume auto --device cpu --threads 1
+check "with the same rates" test "$(rates branch)" = "$(cat "$work/whole")"
+check "no such step" exits 70 "--branch 7" "it has: 10, 20" -- --resume "$work/run" --branch 7 --out "$work/none"
+
+# ---- several ranks ----
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
+  said() {  # said COUNT TEXT ARGS...   all ranks find the same wrong, and say it COUNT times
+    local count=$1 text=$2
+    shift 2
+    timeout 60 mpirun -n 3 "$program" "$@" > "$work/log" 2>&1
+    [ "$(grep -cF -- "$text" "$work/log")" = "$count" ]
+  }
+  check "a wrong flag is said once" said 1 "did you mean --steps" --stepz 3
+  check "a wrong combination is said once" said 1 "train_llama: --warmup 50 is longer" --warmup 50 --steps 10
+  check "missing data are said once" said 1 "dataset.json: not found" --data "$work/nothing"
+  check "with the prefix" grep -q '^train_llama: rank [0-2] of 3: ' "$work/log"
+  check "a run of 3 ranks" said 1 "step 3/3" --data "$work/data" "${shape[@]}" "${small[@]}" --steps 3 --out "$work/three"
+fi
+summary
