@@ -166,9 +166,10 @@ class TextCorpus(Corpus):
         skipped = []
         self._files = self._find(self.paths, skipped)
         self._val_files = self._find(self.val_paths, skipped)
-        both = {os.path.realpath(p) for p in self._files} & {os.path.realpath(p) for p in self._val_files}
+        training = {os.path.realpath(p) for p in self._files}
+        both = [p for p in self._val_files if os.path.realpath(p) in training]
         if both:
-            raise PrepareError(f"{sorted(both)[0]}: is to be training and validation text; name it once")
+            raise PrepareError(f"{both[0]}: is to be training and validation text; name it once")
         for file, why in skipped[:20]:
             self.notes.append(f"skipped {file}: {why}")
         if len(skipped) > 20:

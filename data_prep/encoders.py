@@ -182,10 +182,15 @@ def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
     `texts` yields bytes to train bpe:SIZE on."""
     if spec == "bytes":
         return PlainEncoder()
+    path = os.path.join(spec, "tokenizer.json") if os.path.isdir(spec) else spec
+    repo = spec[3:] if spec.startswith("hf:") else HUB_NAMES.get(spec)
+    if repo is None and not spec.startswith("bpe:") and not os.path.exists(path):
+        raise PrepareError(
+            f"--tokenizer {spec}: no such file, and not one of bytes, bpe:SIZE, {', '.join(HUB_NAMES)}, hf:REPO"
+        )
     tokenizers = _import_tokenizers(spec)
     if spec.startswith("bpe:"):
         return HuggingFaceEncoder(spec, train_bpe(tokenizers, spec, texts, split), EOT)
-    path = os.path.join(spec, "tokenizer.json") if os.path.isdir(spec) else spec
     if os.path.exists(path):
         with open(path, "rb") as f:
             if f.read(23) == b"version https://git-lfs":
@@ -198,11 +203,6 @@ def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
             raise PrepareError(
                 f"{path}: not a tokenizer that `tokenizers` {tokenizers.__version__} can read: {e}"
             ) from e
-    repo = spec[3:] if spec.startswith("hf:") else HUB_NAMES.get(spec)
-    if repo is None:
-        raise PrepareError(
-            f"--tokenizer {spec}: no such file, and not one of bytes, bpe:SIZE, {', '.join(HUB_NAMES)}, hf:REPO"
-        )
     try:
         return HuggingFaceEncoder(spec, tokenizers.Tokenizer.from_pretrained(repo), eot_text)
     except PrepareError:

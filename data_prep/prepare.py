@@ -69,7 +69,7 @@ def common_arguments():
     add = common.add_argument
     add("--out", metavar="DIR", help="folder to write (default: data/NAME)")
     add("--seed", type=int, default=1, help="of the validation split and of synthetic text (default: %(default)s)")
-    add("--shard-tokens", type=parse_size, default=10**8, metavar="N", help="tokens per shard (default: 1e8)")
+    add("--shard-tokens", type=size, default=10**8, metavar="N", help="tokens per shard (default: 1e8)")
     add(
         "--format",
         choices=["auto", *FORMATS],
@@ -99,14 +99,14 @@ def text_arguments():
     )
     add(
         "--bpe-bytes",
-        type=parse_size,
+        type=size,
         default=10**8,
         metavar="N",
         help="text that bpe:SIZE is trained on (default: 1e8)",
     )
     add("--eot", metavar="TOKEN", help="the token that begins each document (default: the tokenizer's own)")
-    add("--max-bytes", type=parse_size, metavar="N", help="stop after so much text, such as 30M")
-    add("--max-tokens", type=parse_size, metavar="N", help="stop after so many tokens, such as 1e9")
+    add("--max-bytes", type=size, metavar="N", help="stop after so much text, such as 30M")
+    add("--max-tokens", type=size, metavar="N", help="stop after so many tokens, such as 1e9")
     add(
         "--val-fraction",
         type=fraction,
@@ -155,11 +155,18 @@ def parse_arguments(argv):
     p = commands.add_parser("synthetic", parents=[common], help="a Markov source of known entropy")
     p.add_argument("--order", type=int, choices=[1, 2], default=1, help="symbols of context (default: %(default)s)")
     p.add_argument("--symbols", type=int, default=32, metavar="K", help="2 to 64 (default: %(default)s)")
-    p.add_argument("--tokens", type=parse_size, default=4 * 10**6, metavar="N", help="for training (default: 4e6)")
-    p.add_argument("--val-tokens", type=parse_size, default=2 * 10**5, metavar="N", help="(default: 2e5)")
+    p.add_argument("--tokens", type=size, default=4 * 10**6, metavar="N", help="for training (default: 4e6)")
+    p.add_argument("--val-tokens", type=size, default=2 * 10**5, metavar="N", help="(default: 2e5)")
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv = ["stdlib", *argv]
     return parser.parse_args(argv)
+
+
+def size(text):
+    try:
+        return parse_size(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
 
 
 def fraction(text):

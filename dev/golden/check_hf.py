@@ -5,7 +5,7 @@
     make && make tools
     python3 dev/golden/check_hf.py [--model DIR_OR_REPO_ID]
 
-For each toy LLaMA (grouped queries, tied, llama3 RoPE with an explicit head_dim; single and sharded; fp32, bf16, fp16):
+For each toy LLaMA (grouped queries, tied, each RoPE scaling, Mistral; single and sharded; fp32, bf16, fp16):
 
     theirs -> ours   transformers saves it; our logits are theirs
     ours -> theirs   train_llama trains it for a few steps and saves; transformers loads that without a missing or
@@ -31,20 +31,28 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
-if int(transformers.__version__.split(".")[0]) >= 5:
-    ROPE = dict(rope_parameters=dict(rope_theta=20000.0, **LLAMA3))
-else:
-    ROPE = dict(rope_theta=20000.0, rope_scaling=LLAMA3)
+
+
+def rope(**scaling):
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        return dict(rope_parameters=dict(rope_theta=20000.0, **scaling))
+    return dict(rope_theta=20000.0, rope_scaling=scaling)
+
+
 CASES = [
     ("grouped queries", "float32", "100MB", dict(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)),
     ("tied, sharded", "bfloat16", "20KB", dict(tie_word_embeddings=True, rms_norm_eps=1e-5)),
-    ("llama3 rope", "float16", "100MB", dict(head_dim=32, num_key_value_heads=1, **ROPE)),
+    ("llama3 rope", "float16", "100MB", dict(head_dim=32, num_key_value_heads=1, **rope(**LLAMA3))),
     ("list of eos, sharded", "float32", "30KB", dict(eos_token_id=[2, 5], num_key_value_heads=4)),
+    ("linear rope", "float32", "100MB", rope(rope_type="linear", factor=2.0)),
+    ("dynamic rope", "float32", "100MB", rope(rope_type="dynamic", factor=2.0)),
+    ("yarn rope", "bfloat16", "100MB", rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
+    ("mistral without a window", "float32", "100MB", dict(model="Mistral", sliding_window=None)),
 ]
 
 
-def toy_config(**fields):
-    return transformers.LlamaConfig(**{**dict(
+def toy_config(model="Llama", **fields):
+    return getattr(transformers, model + "Config")(**{**dict(
         vocab_size=131, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.15), **fields})
 
@@ -103,7 +111,7 @@ def main():
             config = toy_config(**fields)
             inputs = torch.randint(config.vocab_size, (2, 33))
             theirs, shard = os.path.join(work, f"theirs{number}"), os.path.join(work, f"shard{number}.bin")
-            model = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
+            model = transformers.AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
             model.save_pretrained(theirs, max_shard_size=shard_size)
             before = their_logits(theirs, inputs)
             report(f"{name}, {dtype}: theirs -> ours", difference(our_logits(args.tool, theirs, inputs, work), before))

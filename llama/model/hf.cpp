@@ -299,7 +299,7 @@ void HfWeights::read(const Tensor& t, int64_t first, int64_t count, DType dtype,
                 t.name.c_str(), (long long)first, (long long)(first + count), (long long)t.size);
         old = std::clamp<int64_t>(grown->second.stored - first, 0, count);
     }
-    p.file->read(*p.tensor, first, old, dtype, out);
+    if (old > 0 || count == 0) p.file->read(*p.tensor, first, old, dtype, out);
     require_finite(out, first, old, dtype, p.file->path(), t.name);
     if (old == count) return;
     const NewRows& rows = grown->second;

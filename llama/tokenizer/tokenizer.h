@@ -38,8 +38,8 @@ class Tokenizer {
     std::vector<int32_t> encode(std::string_view text, bool allow_special = false) const;
 
     // The ids of a prompt, as Hugging Face's libraries make them from the same files: special tokens in the text are
-    // their ids, and what the tokenizer's template (or add_bos_token, add_eos_token) puts around a text is there.
-    // May be empty.
+    // their ids, and what the tokenizer's template puts around a text is there (of a tokenizer.model: bos, unless
+    // tokenizer_config.json says otherwise). May be empty.
     std::vector<int32_t> encode_prompt(std::string_view text) const;
 
     // What makes ids of this tokenizer's mean something else to `other`, or text other ids; "" if nothing does. Special

@@ -102,14 +102,11 @@ class TokenizerReader {
         fail("%s: %s", where_.c_str(), e.what());
     }
 
-    // What tokenizer_config.json says goes before the template: as soon as it names one of them, transformers makes a
-    // template of both.
+    // Of a tokenizer.model. Where there is a tokenizer.json, transformers follows its template alone.
     static void add_bos_eos(Tokenizer& t, const Json& config, const std::string& where) {
         const Json *bos = json_find(config, "add_bos_token"), *eos = json_find(config, "add_eos_token");
-        if (!bos && !eos) return;
-        t.before_.clear(), t.after_.clear();
-        if (bos && json_bool(*bos, "add_bos_token", where) && t.bos_ >= 0) t.before_.push_back(t.bos_);
-        if (eos && json_bool(*eos, "add_eos_token", where) && t.eos_ >= 0) t.after_.push_back(t.eos_);
+        if (t.bos_ >= 0 && (!bos || json_bool(*bos, "add_bos_token", where))) t.before_ = {t.bos_};
+        if (t.eos_ >= 0 && eos && json_bool(*eos, "add_eos_token", where)) t.after_ = {t.eos_};
     }
 
    private:
@@ -350,7 +347,6 @@ class TokenizerReader {
         };
         t_.bos_ = choose("bos_token", {template_bos_, "<|begin_of_text|>", "<s>", "<|endoftext|>"});
         t_.eos_ = choose("eos_token", {"<|end_of_text|>", "</s>", "<|endoftext|>"});
-        add_bos_eos(t_, config, config_where);
     }
 
     std::string where_;
@@ -387,8 +383,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
     if (const size_t first = bytes.find_first_not_of(" \t\r\n"); first != std::string::npos && bytes[first] == '{')
         return parse(bytes, file, config_text);
     Tokenizer t = parse_sentencepiece(bytes, file);
-    if (t.bos_ >= 0) t.before_ = {t.bos_};  // what LlamaTokenizer does unless it is told otherwise
-    if (!config_text.empty()) TokenizerReader::add_bos_eos(t, parse_json(config_text, config), config);
+    TokenizerReader::add_bos_eos(t, config_text.empty() ? Json() : parse_json(config_text, config), config);
     return t;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "llama/data/made_data.h"
+
 namespace rz {
 
 DataPaths find_data(const Options& o) {
@@ -10,6 +12,12 @@ DataPaths find_data(const Options& o) {
     if (!o.data.empty()) {
         require(o.train_data.empty() && o.val_data.empty(),
                 "--data names a folder with both: leave --train-data and --val-data out");
+        if (is_made_data(o.data)) {
+            const MadeData made = make_data(o.data);
+            paths.train = {made.train}, paths.val = {made.val};
+            paths.vocab = made.vocab, paths.about = made.about;
+            return paths;
+        }
         const Dataset d = load_dataset(o.data);
         paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token, d.doc_token, d.doc_token, d.eos};
     }

@@ -26,6 +26,7 @@ struct DataPaths {
     int64_t doc_token = -1;               // the dataset's, which begins each document; -1: unknown
     int64_t bos = -1;                     // begins a text of the data's, and ends the one before; -1: unknown
     int64_t eos = -1;                     // another end token of the tokenizer's; -1: none is known
+    std::string about;                    // a line for the user, or empty
     TokenizerFiles tokenizer_files = {};  // for checkpoints and final weights: rank 0 reads them when the run begins
 };
 DataPaths find_data(const Options&);

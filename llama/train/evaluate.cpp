@@ -1,4 +1,3 @@
-#include "llama/checkpoint/checkpoint_store.h"
 #include "llama/train/evaluate.h"
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/version.h"
+#include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/hf.h"
 #include "llama/model/weights.h"
 #include "llama/train/commands.h"

@@ -7,6 +7,7 @@
 
 #include "llama/base/clock.h"
 #include "llama/checkpoint/checkpoint_store.h"
+#include "llama/data/made_data.h"
 #include "llama/model/hf.h"
 #include "llama/model/presets.h"
 #include "llama/train/options_schedule.h"
@@ -115,7 +116,9 @@ void add_gemm_rows(OptionGroup& g, bool& tune, std::string& cache) {
 
 static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup data(rows, "Data");
-    data.text("--data", o.data, "Folder made by data_prep/prepare.py: train and val shards, tokenizer.");
+    data.text(
+        "--data", o.data,
+        "Folder made by data_prep/prepare.py: train and val shards, tokenizer. synthetic, dummy: made on the spot.");
     data.text("--train-data", o.train_data, "Training shards, instead of --data: files or globs, comma-separated.");
     data.text("--val-data", o.val_data, "Validation shards: files or globs, comma-separated.");
     data.text("--tokenizer", o.tokenizer, "Tokenizer for samples: a tokenizer.json. [the data folder's]");
@@ -339,6 +342,7 @@ CommandTable command_table(TrainOptions& o) {
 // A run may be resumed from another folder: files and patterns, comma-separated, in full.
 static std::string kept_value(const std::string& name, const ParsedFlags& found) {
     const std::string& value = found.values.at(name);
+    if (name == "data" && is_made_data(value)) return value;
     if (name != "data" && name != "train-data" && name != "val-data" && name != "tokenizer" && name != "eval-data")
         return value;
     std::string all;

@@ -166,6 +166,7 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
                     (long long)s.train->tokens(), s.paths.train.size(), s.paths.train.size() == 1 ? "" : "s",
                     s.val ? (long long)s.val->tokens() : 0ll));
+    if (!s.paths.about.empty()) log.line("         " + s.paths.about);
     if (s.documents)
         log.line(format("masks    documents %s token %d do not see each other; positions restart at each",
                         s.documents.boundary == DocBoundary::bos ? "from" : "up to", s.documents.token));

@@ -103,6 +103,24 @@ check "unless told to" exits 0 -- export --from "$work/run" --to "$work/exported
 check "no stale file of the other model stays" test "$(ls "$work/exported" | tr '\n' ' ')" = \
   "LICENSE config.json generation_config.json model.safetensors notes.txt tokenizer.json tokenizer_config.json "
 
+# ---- GGUF, read back by PyPI's package ----
+gguf_models=(test/golden/model/* $model)
+for kind in gpt2 llama3 llama2 smollm2; do
+  mkdir "$work/$kind"
+  cp test/golden/tokenizer/$kind.json "$work/$kind/tokenizer.json"
+  check "a model with the tokenizer $kind" exits 0 -- --data synthetic --tokenizer "$work/$kind/tokenizer.json" "${shape[@]}" \
+    "${small[@]}" --vocab 1200 --steps 0 --out "$work/$kind/run"
+  gguf_models+=("$work/$kind/run/final")
+done
+python=$(for p in python3 "${RZ_PYTHON:-python3}"; do "$p" -c 'import gguf, numpy' 2> /dev/null && echo "$p" && break; done)
+if [ -n "$python" ]; then
+  gguf() { timeout 200 "$python" test/program/check_gguf.py "$program" "${gguf_models[@]}" > "$work/log" 2>&1; }
+  check "GGUF: tensors, metadata and tokenizers as the package gguf reads them" gguf
+else
+  skip "GGUF files read back: no package gguf here (pip install gguf, or RZ_PYTHON=a python that has it)"
+fi
+check "GGUF is no folder" exits 70 "is a folder" -- export --from "$work/run" --to "$work/base" --format gguf --overwrite
+
 # ---- another tokenizer than the model's ----
 cp -r "$work/data" "$work/other"
 python3 - "$work/other/tokenizer.json" << 'PY'
@@ -196,6 +214,22 @@ check "a branch resumes as any run" exits 0 "step 16/16" -- --out "$work/branch"
 check "with the same rates" test "$(rates branch)" = "$(cat "$work/whole")"
 check "no such step" exits 70 "--branch 7" "it has: 10, 20" -- --resume "$work/run" --branch 7 --out "$work/none"
 
+# ---- every wrong flag and file of the table in dev/results/first-faults.md ----
+faults() { timeout 300 python3 dev/run/first_faults.py "$program" --check > "$work/log" 2>&1; }
+check "first faults: each is refused in its words" faults
+
+# ---- a run's folder says what it is; data made on the spot ----
+head -n 6 "$work/run/config.toml" > "$work/log"
+check "config.toml: command, commit, host, data" says "# command: train_llama --data" "# commit:" "# host:" "# data:"
+check "config.toml is read again" exits 0 "step 20/20" -- --config "$work/run/config.toml" --out "$work/twin"
+check "the same weights" cmp "$work/run/final/model.safetensors" "$work/twin/final/model.safetensors"
+check "log.txt has what was shown" grep -q '^step 20/20 | loss' "$work/run/log.txt"
+check "and the command" grep -q '^command  train_llama --data' "$work/run/log.txt"
+check "validations are counted" test "$(json "$work/run/checkpoints/step_000000010/manifest.json" 'value["validations"]')" = 0
+check "synthetic data" exits 0 "synthetic data of" -- --data synthetic "${shape[@]}" "${small[@]}" --steps 3 --save-every 2 --out "$work/synthetic"
+check "resume" exits 0 "step 4/4" -- --out "$work/synthetic" --resume auto --steps 4 --device cpu --threads 1 --lr-continue
+check "dummy data" exits 0 "dummy data of 5.5452 nats" "step 2/2" -- --data dummy "${shape[@]}" "${small[@]}" --steps 2
+
 # ---- several ranks ----
 if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
   said() {  # said COUNT TEXT ARGS...   all ranks find the same wrong, and say it COUNT times
@@ -209,5 +243,9 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
   check "missing data are said once" said 1 "dataset.json: not found" --data "$work/nothing"
   check "with the prefix" grep -q '^train_llama: rank [0-2] of 3: ' "$work/log"
   check "a run of 3 ranks" said 1 "step 3/3" --data "$work/data" "${shape[@]}" "${small[@]}" --steps 3 --out "$work/three"
+  check "memory of every rank" python3 -c "
+import json
+rows = [json.loads(line) for line in open('$work/three/metrics.jsonl')]
+assert all(len(r['memory_by_rank']) == 3 and min(r['memory_by_rank']) > 0 for r in rows if 'loss' in r), rows"
 fi
 summary

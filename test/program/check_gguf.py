@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Reads exported GGUF files back with PyPI's package gguf and compares them with the model they are from.
+
+    pip install gguf
+    test/program/check_gguf.py ./train_llama FOLDER...        folders as transformers or train_llama saves them
+
+For each folder and each of F32, F16 and BF16: every tensor (q and k in llama.cpp's order), the metadata, and the tokenizer:
+tokens, kinds, merges or scores, special ids. Ends with "N passed, N failed".
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+
+import numpy
+from gguf import GGUFReader, GGUFValueType, TokenType
+from gguf.quants import dequantize
+
+NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+DTYPES = {"fp32": ("F32", 0), "fp16": ("F16", 1), "bf16": ("BF16", 32)}
+
+
+def stored(folder):
+    with open(os.path.join(folder, "model.safetensors"), "rb") as f:
+        data = f.read()
+    size = struct.unpack("<Q", data[:8])[0]
+    tensors = {}
+    for name, entry in json.loads(data[8:8 + size]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = (8 + size + at for at in entry["data_offsets"])
+        raw = data[begin:end]
+        if entry["dtype"] == "BF16":
+            values = (numpy.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            values = numpy.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[entry["dtype"]]).astype("f4")
+        tensors[name] = values.reshape(entry["shape"])
+    return tensors
+
+
+def new_name(name):
+    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+               "lm_head.weight": "output.weight"}
+    if name in outside:
+        return outside[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def rounded(x, dtype):
+    if dtype == "fp16":
+        return x.astype("<f2").astype("f4")
+    if dtype == "bf16":  # to nearest even
+        bits = x.astype("<f4").view("<u4").astype("u8")
+        return ((((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16) & 0xFFFFFFFF).astype("<u4").view("<f4")
+    return x
+
+
+def interleaved(w, heads):
+    """llama.cpp rotates elements 2j and 2j+1 of a head where Hugging Face's layout rotates j and j + D/2."""
+    return w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def value(reader, key):
+    field = reader.get_field(key)
+    assert field is not None, f"{key} is missing"
+    if field.types[0] == GGUFValueType.ARRAY:
+        return field.contents()
+    return field.contents()
+
+
+def check_model(reader, config, rope):
+    theta = config.get("rope_theta") or rope.get("rope_theta", 10000.0)
+    heads = config["num_attention_heads"]
+    want = {
+        "general.architecture": "llama",
+        "llama.context_length": config["max_position_embeddings"],
+        "llama.embedding_length": config["hidden_size"],
+        "llama.block_count": config["num_hidden_layers"],
+        "llama.feed_forward_length": config["intermediate_size"],
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": config["num_key_value_heads"],
+        "llama.attention.key_length": config.get("head_dim") or config["hidden_size"] // heads,
+        "llama.vocab_size": config["vocab_size"],
+    }
+    for key, expected in want.items():
+        assert value(reader, key) == expected, (key, value(reader, key), expected)
+    for key, expected in (("llama.rope.freq_base", theta),
+                          ("llama.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])):
+        assert numpy.float32(value(reader, key)) == numpy.float32(expected), (key, value(reader, key), expected)
+    if rope.get("rope_type") in ("linear", "yarn"):
+        assert value(reader, "llama.rope.scaling.type") == rope["rope_type"]
+        assert value(reader, "llama.rope.scaling.factor") == rope["factor"]
+
+
+def check_tensors(reader, folder, config, rope, dtype):
+    weights = stored(folder)
+    found = {t.name: t for t in reader.tensors}
+    names = {new_name(n) for n in weights} | ({"rope_freqs.weight"} if rope.get("rope_type") == "llama3" else set())
+    assert set(found) == names, set(found) ^ names
+    for name, w in weights.items():
+        t = found[new_name(name)]
+        kind = "F32" if w.ndim == 1 else DTYPES[dtype][0]
+        assert t.tensor_type.name == kind, (t.name, t.tensor_type)
+        if ".q_proj" in name:
+            w = interleaved(w, config["num_attention_heads"])
+        if ".k_proj" in name:
+            w = interleaved(w, config["num_key_value_heads"])
+        got = dequantize(t.data, t.tensor_type).reshape(w.shape)
+        assert numpy.array_equal(got, rounded(w, dtype if w.ndim > 1 else "fp32")), t.name
+    if rope.get("rope_type") == "llama3":
+        check_frequencies(found["rope_freqs.weight"].data, config, rope)
+
+
+def check_frequencies(factors, config, rope):
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    theta = config.get("rope_theta") or rope["rope_theta"]
+    original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    for i, got in enumerate(factors):
+        length = 2 * numpy.pi * theta ** (2 * i / dim)
+        smooth = (original / length - low) / (high - low)
+        want = 1.0 if smooth > 1 else rope["factor"] if smooth < 0 else 1 / ((1 - smooth) / rope["factor"] + smooth)
+        assert abs(got - want) < 1e-5 * want, (i, got, want)
+
+
+def check_tokenizer(reader, folder, config):
+    path = os.path.join(folder, "tokenizer.json")
+    if not os.path.exists(path):
+        assert reader.get_field("tokenizer.ggml.model") is None
+        return
+    with open(path) as f:
+        tokenizer = json.load(f)
+    model, added = tokenizer["model"], {t["content"]: t for t in tokenizer["added_tokens"]}
+    fallback = bool(model.get("byte_fallback"))
+    assert value(reader, "tokenizer.ggml.model") == ("llama" if fallback else "gpt2")
+    tokens, kinds = value(reader, "tokenizer.ggml.tokens"), value(reader, "tokenizer.ggml.token_type")
+    assert len(tokens) == len(kinds) == config["vocab_size"]
+    everything = {**model["vocab"], **{t["content"]: t["id"] for t in added.values()}}
+    for text, number in everything.items():
+        assert tokens[number] == text, (number, tokens[number], text)
+        if text == "<unk>":
+            assert kinds[number] == TokenType.UNKNOWN
+        elif text in added:
+            assert kinds[number] == (TokenType.CONTROL if added[text]["special"] else TokenType.USER_DEFINED)
+        elif fallback and len(text) == 6 and text.startswith("<0x"):
+            assert kinds[number] == TokenType.BYTE
+        else:
+            assert kinds[number] == TokenType.NORMAL, (text, kinds[number])
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    if fallback:
+        scores = value(reader, "tokenizer.ggml.scores")
+        order = [scores[model["vocab"]["".join(m.split(" "))]] for m in merges]
+        assert order == sorted(order, reverse=True), "what is merged sooner has the higher score"
+    else:
+        assert (value(reader, "tokenizer.ggml.merges") if merges else []) == merges
+        split = json.dumps(tokenizer["pre_tokenizer"])
+        want = "smollm" if "Digits" in split else "llama-bpe" if "{1,3}" in split else "gpt-2"
+        assert value(reader, "tokenizer.ggml.pre") == want
+    eos = config["eos_token_id"]
+    assert value(reader, "tokenizer.ggml.eos_token_id") == (eos[0] if isinstance(eos, list) else eos)
+    template = json.dumps(tokenizer.get("post_processor"))
+    assert value(reader, "tokenizer.ggml.add_bos_token") == ("SpecialToken" in template)
+
+
+def main():
+    program, *folders = sys.argv[1:]
+    passed, failed = 0, 0
+    with tempfile.TemporaryDirectory() as work:
+        for folder in folders:
+            with open(os.path.join(folder, "config.json")) as f:
+                config = json.load(f)
+            rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+            for dtype in DTYPES:
+                path = os.path.join(work, "model.gguf")
+                command = [program, "export", "--from", folder, "--to", path, "--format", "gguf", "--dtype", dtype]
+                try:
+                    subprocess.run([*command, "--overwrite"], check=True, capture_output=True, text=True)
+                    reader = GGUFReader(path)
+                    assert value(reader, "general.file_type") == DTYPES[dtype][1]
+                    check_model(reader, config, rope)
+                    check_tensors(reader, folder, config, rope, dtype)
+                    check_tokenizer(reader, folder, config)
+                    passed += 1
+                except subprocess.CalledProcessError as e:
+                    print(f"FAILED: {folder} in {dtype}: {e.stderr}")
+                    failed += 1
+                except AssertionError as e:
+                    print(f"FAILED: {folder} in {dtype}: {e!r}")
+                    failed += 1
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
