@@ -53,6 +53,24 @@ TEST(Plot, TicksAreRoundAndCoverTheRange) {
         }
 }
 
+TEST(Plot, TheValidationLineBeginsWithItsFirstPoint) {
+    const std::string folder = testing::TempDir() + "/rz_plot_first";
+    make_folder(folder);
+    std::string metrics = "{\"step\":0,\"val_loss\":5.5}\n";
+    for (int step = 1; step <= 300; ++step) {
+        metrics += format("{\"step\":%d,\"loss\":%g}\n", step, 5.0 - step * 0.01);
+        if (step % 100 == 0) metrics += format("{\"step\":%d,\"val_loss\":%g}\n", step, 5.1 - step * 0.01);
+    }
+    write_file_atomically(folder + "/metrics.jsonl", metrics);
+    write_loss_plot(folder + "/loss.svg", folder + "/metrics.jsonl", "title", "");
+    const std::string svg = read_file(folder + "/loss.svg");
+    EXPECT_EQ(count(svg, "<circle"), 4);
+    double x = 0, y = 0;
+    ASSERT_EQ(std::sscanf(svg.c_str() + svg.find("<circle"), "<circle cx=\"%lf\" cy=\"%lf\"", &x, &y), 2);
+    EXPECT_EQ(count(svg, format("<path d=\"M%.1f %.1fL", x, y)), 1) << "the line starts at the first mark";
+    EXPECT_LT(x, 75) << "step 0 is at the left";
+}
+
 TEST(Plot, ShowsEachCurveOnceAndNamesIt) {
     const Curve a{.name = "a <b> & \"c\"", .points = {{0, 1}, {1, 2}, {2, 1.5}}, .marks = true};
     const Curve b{.name = "second", .points = {{0, 2}, {2, 3}}, .faint = true};
