@@ -38,9 +38,7 @@ static const std::map<std::string, std::string> kSynonyms = {
     {"block-size", "--seq-len"},
     {"context-length", "--seq-len"},
     {"sequence-length", "--seq-len"},
-    {"max-grad-norm", "--clip"},
     {"grad-clip", "--clip"},
-    {"warmup-steps", "--warmup"},
     {"bf16", "--dtype bf16"},
     {"precision", "--dtype"},
     {"gradient-checkpointing", "--recompute block"},
@@ -48,15 +46,32 @@ static const std::map<std::string, std::string> kSynonyms = {
     {"fsdp", "--zero 3"},
     {"zero-stage", "--zero"},
     {"pipeline-parallel-size", "--pp"},
-    {"output-dir", "--out"},
     {"out-dir", "--out"},
-    {"save-steps", "--save-every"},
     {"eval-interval", "--val-every, or --eval-every for tasks"},
     {"model", "--preset, or --init-from for weights"},
     {"load", "--init-from"},
     {"gpus", "mpirun -n N ./train_llama ..."},
     {"nproc-per-node", "mpirun -n N ./train_llama ..."},
 };
+
+// What Hugging Face's Trainer and its kin call a flag, where they have one name for it: accepted.
+static const std::map<std::string, std::string> kAliases = {
+    {"warmup-steps", "warmup"}, {"max-grad-norm", "clip"}, {"output-dir", "out"},          {"adam-beta1", "beta1"},
+    {"adam-beta2", "beta2"},    {"adam-epsilon", "eps"},   {"logging-steps", "log-every"}, {"save-steps", "save-every"},
+};
+
+static std::string own_name(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    const auto alias = kAliases.find(name);
+    return alias == kAliases.end() ? "" : alias->second;
+}
+
+static std::string without_alias(const std::string& argument) {
+    if (argument.rfind("--", 0) != 0) return argument;
+    const size_t end = std::min(argument.find('='), argument.size());
+    const std::string own = own_name(argument.substr(2, end - 2));
+    return own.empty() ? argument : "--" + own + argument.substr(end);
+}
 
 // "--stepz": "did you mean --steps?"; "" for a word that is like none.
 static std::string did_you_mean(const CLI::App& app, const std::string& unknown) {
@@ -86,7 +101,12 @@ class ConfigFile : public CLI::ConfigTOML {
             const bool heading = first != std::string::npos && line[first] == '[';
             ++number;
             if (heading) check_heading(number, line);
-            if (first != std::string::npos && line[first] != '#' && !heading) check_key(number, line.substr(first));
+            if (first != std::string::npos && line[first] != '#' && !heading) {
+                const size_t end = line.find_first_of(" \t=", first);
+                if (const std::string own = own_name(line.substr(first, end - first)); !own.empty())
+                    line.replace(first, end - first, own);
+                check_key(number, line.substr(first));
+            }
             text += (heading ? "" : line) + "\n";
         }
         std::istringstream rest(text);
@@ -177,7 +197,9 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
         return size_t(0);
     };
     try {
-        app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+        std::vector<std::string> words;  // the last first, as the parser takes them
+        for (auto word = arguments.rbegin(); word != arguments.rend(); ++word) words.push_back(without_alias(*word));
+        app.parse(std::move(words));
     } catch (const CLI::ParseError& error) {
         return report(*apps[command()], error, *config);
     }

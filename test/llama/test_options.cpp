@@ -57,6 +57,19 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
     }
 }
 
+TEST(Options, NamesOfOtherTrainersThatMeanOneThingAreAccepted) {
+    Command command;
+    ASSERT_FALSE(parse_command_line({"--max-grad-norm", "0.5", "--warmup_steps=7", "--output-dir", "o"}, command));
+    const TrainOptions& o = std::get<TrainOptions>(command);
+    EXPECT_EQ(o.clip, 0.5);
+    EXPECT_EQ(o.warmup, 7);
+    EXPECT_EQ(o.out, "o");
+    EXPECT_TRUE(o.given.count("clip"));
+    std::string said;
+    EXPECT_EQ(parse({"--max-grad-norm", "high"}, &said), 2);
+    EXPECT_NE(said.find("--clip: 'high' is not a number"), std::string::npos) << said;
+}
+
 // A file's faults are named with its line.
 TEST(Options, AConfigFilesFaultsAreNamedWithTheirLine) {
     const std::string path = testing::TempDir() + "/hour_config.toml";
@@ -68,6 +81,7 @@ TEST(Options, AConfigFilesFaultsAreNamedWithTheirLine) {
         {"steps = 3\nlr = 1e-3\nsteps = 4\n", "line 3: 'steps' stands in line 1 already", 2},
         {"\n# note\nstepz = 3\n", "line 3: 'stepz' is no flag; did you mean steps?", 2},
         {"learning_rate = 3\n", "line 1: 'learning_rate' is no flag; did you mean lr?", 2},
+        {"warmup_steps = 3\noutput-dir = \"x\"\n", "", 0},
         {"steps = 3\n[mdoel]\n", "line 2: '[mdoel]' is no heading that is known", 2},
         {"steps = 3\nbatch\n", "line 2: 'batch' is neither key = value nor a heading", 2},
         {"steps = 3\n\nlr = \"fast\"\n", "line 3 of ", 2},
