@@ -43,7 +43,7 @@ FLAGS = [
     (2, "--bf16", "did you mean --dtype bf16?"),
     (2, "--gpus 4", "mpirun -n N"),
     (2, "--model llama", "--init-from"),
-    (2, "--eval-interval 10", "did you mean --val-every?"),
+    (2, "--eval-interval 10", "did you mean --val-every"),
     (2, "--quux", "--quux is no flag"),
     (2, "--preset tinny", "nearest: tiny"),
     (2, "--dtype fp8", "is not one of"),
