@@ -43,6 +43,11 @@ endif
 ifeq ($(MPI),0)
 HAVE_MPI :=
 endif
+CUDA_ADVICE = CUDA Toolkit $(CUDA_TOO_OLD) is older than 12.0, the oldest that knows Hopper's tensor maps; install 12.0 or newer, \
+or set NVCC=/path/to/nvcc and run: make reconfigure
+ifneq ($(CUDA_TOO_OLD),)
+$(if $(filter 1,$(CUDA)),$(error $(CUDA_ADVICE)),$(if $(MAKELEVEL:0=),,$(info building without CUDA: $(CUDA_ADVICE))))
+endif
 ifneq ($(filter 1,$(CUDA)),)
 ifeq ($(HAVE_CUDA)$(wildcard $(CONFIG)),$(CONFIG))
 $(error CUDA=1, but no usable nvcc with cuBLASLt was found; install the CUDA Toolkit or set NVCC=/path/to/nvcc and run: make reconfigure)

@@ -139,8 +139,10 @@ inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
     return __float2bfloat16_rn(std::fma(__bfloat162float(a), __bfloat162float(b), __bfloat162float(c)));
 }
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
-    const float2 x = __half22float2(a), y = __half22float2(b), z = __half22float2(c);
-    return __floats2half2_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+    const auto one = [](__half x, __half y, __half z) {
+        return std::fma(__half2float(x), __half2float(y), __half2float(z));
+    };
+    return __floats2half2_rn(one(a.x, b.x, c.x), one(a.y, b.y, c.y));
 }
 inline __half __hfma(__half a, __half b, __half c) {
     return __float2half_rn(std::fma(__half2float(a), __half2float(b), __half2float(c)));
