@@ -43,14 +43,14 @@ done
 nvcc=${NVCC:-$(command -v nvcc || true)}
 [ -n "$nvcc" ] || { [ -x "$CUDA_HOME/bin/nvcc" ] && nvcc=$CUDA_HOME/bin/nvcc; }
 if [ -n "$nvcc" ]; then
-  home=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  home=$(dirname "$(dirname "$(readlink -f "${nvcc##* }")")")  # NVCC may be "ccache /path/to/nvcc"
   lib=$home/lib64
   [ -d "$lib" ] || lib=$home/lib
   if ! probe '#include <cuda_runtime_api.h>
 static_assert(CUDART_VERSION >= 12000);
 int main() {}' -I"$home/include" && probe '#include <cuda_runtime_api.h>
 int main() {}' -I"$home/include"; then
-    echo "CUDA_TOO_OLD := $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') in $home"
+    echo "CUDA_TOO_OLD := $("${nvcc##* }" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') in $home"
   elif probe '#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 int main() { int n = 0; cudaGetDeviceCount(&n); cublasLtGetVersion(); }' -I"$home/include" -L"$lib" -lcudart -lcublasLt; then

@@ -654,6 +654,20 @@ void attention_forward(Stream& stream, const AttentionForward& a) {
     stream.run(a, attention_forward_cpu, RZ_CUDA_OP(attention_forward_cuda));
 }
 
+std::string attention_advice(DType dtype, int64_t D) {
+    constexpr int64_t kCovered[] = {64, 80, 96, 128};  // mma_covers() and wgmma's
+    if (dtype == DType::f32) return "";
+    for (const int64_t c : kCovered)
+        if (c == D) return "";
+    int64_t nearest = kCovered[0];
+    for (const int64_t c : kCovered)
+        if (std::abs(c - D) < std::abs(nearest - D)) nearest = c;
+    return format(
+        "head dimension %lld has no tensor-core kernel (64, 80, 96, 128 have; nearest: %lld), so attention runs on the "
+        "scalar units: at an H100's peaks 67 TFLOP/s instead of 989 (a prediction)",
+        (long long)D, (long long)nearest);
+}
+
 void attention_backward(Stream& stream, const AttentionBackward& a) {
     const char* op = "attention_backward";
     check_shape(op, a.shape);

@@ -74,6 +74,8 @@ struct AttentionBackward {
 };
 
 int64_t attention_backward_workspace(const AttentionShape&);  // in bytes
+// What to tell a user whose head dimension no tensor-core kernel covers, with the cost; empty where one does, and in f32.
+std::string attention_advice(DType dtype, int64_t D);
 
 void attention_forward(Stream&, const AttentionForward&);
 void attention_backward(Stream&, const AttentionBackward&);

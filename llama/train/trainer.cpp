@@ -9,6 +9,7 @@
 
 #include "comm/host.h"
 #include "comm/layout_text.h"
+#include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
@@ -137,6 +138,8 @@ static void announce(Trainer& t, const std::string& note) {
     log.line("model    " + summary(core.config));
     log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
                     ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
+    const std::string slow = attention_advice(o.dtype, core.config.head_dim);
+    if (core.device.is_cuda() && !slow.empty()) log.line("         " + slow);
     if (ranks > 1 && !core.device.is_cuda() && core.options.threads > 0)
         log.line(format("threads  %lld for each of %d ranks on this host", (long long)core.options.threads,
                         t.process.local_size()));

@@ -85,6 +85,11 @@ PY
     "$program" --device "$device" --out "$work/to-$device" --resume auto > "$work/log" 2>&1
     compare "from a checkpoint of the other backend, on $device" 1e-4 "$work/$from" "$work/to-$device"
   done
+  timeout 100 "$simt" $toy --steps 1 --dtype bf16 --device cuda --out "$work/scalar" > "$work/log" 2>&1
+  timeout 100 "$simt" $toy --steps 1 --dtype fp32 --device cuda --out "$work/scalar32" > "$work/log32" 2>&1
+  if grep -q 'head dimension 8 has no tensor-core kernel.*nearest: 64' "$work/log" && ! grep -q 'tensor-core' "$work/log32"; then
+    passed=$((passed + 1))
+  else failed=$((failed + 1)); echo "FAILED: attention on scalar units in bf16 is said, in fp32 not"; fi
   if [ -z "${ON_A_GPU:-}" ] && command -v mpirun > /dev/null; then
     many="${toy/--batch 2/--batch 1}"
     mpirun -n 2 "$cpu" $many --device cpu --out "$work/cpu2" > "$work/log" 2>&1

@@ -101,7 +101,8 @@ $(SIMT)/fidelity: $(SIMT)/plain/k/test/simt/fidelity.o $(OBJ)/kernels/runtime/ch
 # On a machine with a GPU: $(SIMT)/fidelity_gpu write test/simt/golden
 $(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/cuda/gpu.cuh kernels/cuda/ptx.cuh
 	@mkdir -p $(@D)
-	$(NVCC) -std=c++20 -O3 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80 -I. -o $@ $(filter %.cu %.cpp,$^)
+	$(NVCC) -std=c++20 -O3 -gencode arch=compute_90a,code=[sm_90a,compute_90a] \
+	  -gencode arch=compute_80,code=[sm_80,compute_80] -I. -o $@ $(filter %.cu %.cpp,$^)
 
 SIMT_TARGETS := $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted $(if $(SIMT_TESTS),$(SIMT)/$(b)/kernel_tests)) \
                 $(SIMT)/fidelity train_llama_simt
