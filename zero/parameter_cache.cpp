@@ -14,8 +14,20 @@ ParameterCache::ParameterCache(const Ownership& ownership, const ZeroOptions& op
     params_ = streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
                             options_.param_dtype, MemKind::parameters, "parameters");
     if (!options_.whole_parameters())
-        gathered_ = UnitPool(streams_.device, ownership_.units(), gathered_at_once(), options_.param_dtype,
-                             MemKind::gathered, "gathered parameters");
+        gathered_ =
+            UnitPool(streams_.device, wide_bytes(), gathered_at_once(), MemKind::gathered, "gathered parameters");
+    if (!options_.whole_parameters() && !options_.fp8_matrices.empty())
+        fp8_.emplace(ownership_, options_.fp8_matrices, options_.param_dtype, gathered_at_once(), streams_);
+}
+
+// Of each unit, gathered in its own type; 0: in fp8.
+std::vector<int64_t> ParameterCache::wide_bytes() const {
+    std::vector<int64_t> bytes;
+    for (size_t u = 0; u < ownership_.units().size(); ++u) {
+        const bool in_fp8 = !options_.fp8_matrices.empty() && !options_.fp8_matrices[u].empty();
+        bytes.push_back(in_fp8 ? 0 : checked_mul(ownership_.units()[u].padded, element_, "gathered parameters"));
+    }
+    return bytes;
 }
 
 int ParameterCache::gathered_at_once() const {
@@ -30,6 +42,10 @@ void* ParameterCache::owned(int unit) const {
 void ParameterCache::gather(int unit) {
     if (options_.whole_parameters()) return;
     UnitState& s = state_[size_t(unit)];
+    if (fp8_ && fp8_->covers(unit)) {
+        s.ready = fp8_->gather(unit, owned(unit));
+        return;
+    }
     Stream& comm = streams_.comm();
     void* whole = gathered_.acquire(unit, comm);
     comm.wait(s.own_ready);
@@ -42,11 +58,32 @@ const void* ParameterCache::parameters(int unit) {
     streams_.compute_waits(std::exchange(state_[size_t(unit)].ready, Event()));
     const UnitLayout& u = ownership_.unit(unit);
     if (options_.whole_parameters()) return params_.bytes_at(u.offset * element_);
+    require(!fp8_ || !fp8_->covers(unit), "unit %s is gathered in fp8, and read as if it were not", u.name.c_str());
     require(gathered_.holds(unit), "unit %s is read without being gathered", u.name.c_str());
     return gathered_.data(unit);
 }
 
+std::optional<Fp8Parameters> ParameterCache::fp8_parameters(int unit) {
+    if (!fp8_ || !fp8_->covers(unit)) return std::nullopt;
+    streams_.compute_waits(std::exchange(state_[size_t(unit)].ready, Event()));
+    require(fp8_->holds(unit), "unit %s is read without being gathered", ownership_.unit(unit).name.c_str());
+    return fp8_->parameters(unit);
+}
+
+void ParameterCache::gather_whole(int unit, void* out) {
+    Stream& comm = streams_.comm();
+    comm.wait(streams_.compute.record());
+    const UnitLayout& u = ownership_.unit(unit);
+    if (options_.whole_parameters())
+        comm.copy(out, params_.bytes_at(u.offset * element_), u.padded * element_);
+    else
+        streams_.mesh.shard().all_gather(
+            comm, {.out = out, .in = owned(unit), .offsets = ownership_.slices(unit), .dtype = options_.param_dtype});
+    streams_.compute_waits(comm.record());
+}
+
 void ParameterCache::release(int unit) {
+    if (fp8_ && fp8_->covers(unit)) return fp8_->release(unit, streams_.compute.record());
     if (!options_.whole_parameters()) gathered_.give_back(unit, streams_.compute.record());
 }
 
@@ -55,6 +92,7 @@ void ParameterCache::publish(int unit) {
     if (!sharing.sliced || (options_.whole_parameters() && sharing.cut.size == 1)) return;
     UnitState& s = state_[size_t(unit)];
     s.own_ready = streams_.compute.record();
+    if (fp8_ && unit + 1 == int(ownership_.units().size())) fp8_->publish([this](int u) { return owned(u); });
     if (!options_.whole_parameters()) return;  // gather() waits
     Stream& comm = streams_.comm();
     comm.wait(std::exchange(s.own_ready, Event()));

@@ -9,6 +9,7 @@
 //   gather(u)       comm -> compute    the unit is whole; waited for in parameters(u)
 //   release(u)      compute -> comm    the slot may be written again
 
+#include "zero/fp8_gather.h"
 #include "zero/ownership.h"
 #include "zero/parameter_source.h"
 #include "zero/streams.h"
@@ -25,8 +26,13 @@ class ParameterCache : public ParameterSource {
 
     void gather(int unit) override;
     const void* parameters(int unit) override;
+    std::optional<Fp8Parameters> fp8_parameters(int unit) override;
     void release(int unit) override;
     int gathered_at_once() const override;
+
+    // All of a unit in its own type, `padded` elements at `out`, whatever gather() does; valid on the compute stream.
+    // Collective.
+    void gather_whole(int unit, void* out);
 
     // The owned slice, to be written on the compute stream, then published.
     void* owned(int unit) const;
@@ -40,12 +46,15 @@ class ParameterCache : public ParameterSource {
         Event ready = {};      // the unit is whole
     };
 
+    std::vector<int64_t> wide_bytes() const;
+
     const Ownership& ownership_;
     ZeroOptions options_;
     ZeroStreams streams_;
     int64_t element_;  // bytes
     Buffer params_;    // whole, or owned slices
     UnitPool gathered_;
+    std::optional<Fp8Gather> fp8_;
     std::vector<UnitState> state_;
 };
 

@@ -1,12 +1,22 @@
 #pragma once
 // Where whoever runs the model finds parameters.
 
+#include <optional>
 #include <vector>
 
+#include "kernels/fp8/quantise.h"
 #include "kernels/runtime/memory.h"
 #include "zero/unit_layout.h"
 
 namespace rz {
+
+// A unit that is gathered in fp8: the codes (e4m3) of its matrices, one after the other, a scale for each, and its other
+// elements, one after the other, in the parameters' type.
+struct Fp8Parameters {
+    const uint8_t* codes = nullptr;
+    const Fp8Scale* scales = nullptr;
+    const char* rest = nullptr;
+};
 
 // Everything enqueues and returns.
 class ParameterSource {
@@ -17,6 +27,8 @@ class ParameterSource {
     // Parameters of the unit, `padded` elements; valid on the compute stream from here until release(u). Where units
     // are gathered, only after gather(u).
     virtual const void* parameters(int unit) = 0;
+    // Instead of parameters(), where the unit is gathered in fp8; nothing where it is not.
+    virtual std::optional<Fp8Parameters> fp8_parameters(int) { return std::nullopt; }
     // The compute work enqueued so far was the last to read the unit until the next gather.
     virtual void release(int unit) = 0;
     // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do

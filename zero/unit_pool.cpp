@@ -4,17 +4,25 @@
 
 namespace rz {
 
+static std::vector<int64_t> bytes_of(const std::vector<UnitLayout>& units, DType dtype, const char* name) {
+    std::vector<int64_t> bytes;
+    for (const UnitLayout& u : units) bytes.push_back(checked_mul(u.padded, size_of(dtype), name));
+    return bytes;
+}
+
 UnitPool::UnitPool(Device device, const std::vector<UnitLayout>& units, int slots, DType dtype, MemKind kind,
-                   const char* name) {
+                   const char* name)
+    : UnitPool(device, bytes_of(units, dtype, name), slots, kind, name) {}
+
+UnitPool::UnitPool(Device device, std::vector<int64_t> bytes, int slots, MemKind kind, const char* name)
+    : bytes_(std::move(bytes)) {
     std::map<int64_t, int> units_of_size;
-    for (const UnitLayout& u : units) {
-        bytes_.push_back(checked_mul(u.padded, size_of(dtype), name));
-        ++units_of_size[bytes_.back()];
-    }
-    slot_of_.assign(units.size(), -1);
-    for (const auto& [bytes, count] : units_of_size)
+    for (const int64_t b : bytes_) ++units_of_size[b];
+    units_of_size.erase(0);
+    slot_of_.assign(bytes_.size(), -1);
+    for (const auto& [size, count] : units_of_size)
         for (int i = 0; i < std::min(slots, count); ++i)
-            slots_.push_back({.memory = Buffer(device, bytes, kind, format("%s, slot %d", name, i))});
+            slots_.push_back({.memory = Buffer(device, size, kind, format("%s, slot %d", name, i))});
 }
 
 int UnitPool::find_free(int unit) const {

@@ -15,6 +15,8 @@ class UnitPool {
     // `slots` for each distinct unit size, but no more than there are units of it.
     UnitPool(Device device, const std::vector<UnitLayout>& units, int slots, DType dtype, MemKind kind,
              const char* name);
+    // Of units that take so many bytes; 0: none.
+    UnitPool(Device device, std::vector<int64_t> bytes, int slots, MemKind kind, const char* name);
 
     bool holds(int unit) const { return slot_of_[size_t(unit)] >= 0; }
     void* data(int unit) const { return slots_[size_t(slot_of_[size_t(unit)])].memory.data(); }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/runtime/dtype.h"
+#include "zero/unit_layout.h"
 
 namespace rz {
 
@@ -25,6 +26,8 @@ struct ZeroOptions {
     DType wire_dtype = DType::f32;    // gradients on the wire
     DType master_dtype = DType::f32;  // == param_dtype: the parameters are their own masters.
     DType adam_dtype = DType::f32;    // of m and v
+    // Stage 3: by unit, the ranges of elements that are gathered in fp8 (fp8_gather.h); empty: everything in its type.
+    std::vector<std::vector<ElementRange>> fp8_matrices = {};
     LossScaling loss_scaling = {};
     uint64_t rounding_seed = 0;       // of the stochastic rounding of bf16 masters and moments
     int prefetch = 1;                 // stage 3: units gathered ahead of use

@@ -69,7 +69,10 @@ void abs_max(Stream& stream, const AbsMax& a) {
 
 void quantise(Stream& stream, const Quantise& a) {
     const char* op = "quantise";
-    check_sides(op, a.rows, a.columns);
+    if (a.y_t) check_sides(op, a.rows, a.columns);
+    require(a.rows >= 0 && a.columns >= 0 && a.rows * a.columns % 16 == 0,
+            "%s: %lld x %lld elements; their number must be a multiple of 16", op, (long long)a.rows,
+            (long long)a.columns);
     if (a.rows == 0 || a.columns == 0) return;
     check_pointer(op, "scale", a.scale, 16);
     check_pointer(op, "x", a.x, 16);

@@ -33,7 +33,7 @@ struct Quantise {
     uint8_t* y_t = nullptr;  // (columns, rows) =   16-byte aligned; optional: the same bytes transposed
     Fp8Scale* scale;         // (1) reads amax, inverse =
     const void* x;           // (rows, columns) dtype, 16-byte aligned; must not overlap y and y_t
-    int64_t rows, columns;   // multiples of 16
+    int64_t rows, columns;   // multiples of 16; without y_t their product is
     Fp8 type;
     DType dtype;
 };

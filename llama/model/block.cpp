@@ -39,12 +39,37 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
              const float* sin_table, const TensorParallel* tp, const Fp8Linear* fp8)
     : config_(part_config(config, table)),
       at_(table),
+      matrices_(block_matrices(config, table)),
       dtype_(dtype),
       grad_dtype_(grad_dtype),
       cos_(cos_table),
       sin_(sin_table),
       tp_(tp),
       fp8_(fp8) {}
+
+std::vector<ElementRange> block_matrices(const ModelConfig& c, const ParamTable& table) {
+    const ModelConfig part = part_config(c, table);
+    const BlockOffsets at(table);
+    const auto range = [](int64_t begin, int64_t size) { return ElementRange{begin, begin + size}; };
+    return {range(at.qkv, part.qkv_rows() * c.dim), range(at.out, c.dim * part.q_rows()),
+            range(at.gate_up, 2 * part.ffn * c.dim), range(at.down, c.dim * part.ffn)};
+}
+
+Weight Block::matrix(const BlockWeights& w, Matrix which) const {
+    const int64_t begin = matrices_[size_t(which)].begin;
+    if (w.whole) return Weight(w.whole + begin * size_of(dtype_));
+    int64_t codes = 0;
+    for (int m = 0; m < int(which); ++m) codes += matrices_[size_t(m)].size();
+    return Weight(w.fp8.codes + codes, w.fp8.scales + int(which));
+}
+
+const void* Block::norm_weight(const BlockWeights& w, int which) const {
+    const int64_t at = which == 0 ? at_.norm1 : at_.norm2;
+    if (w.whole) return w.whole + at * size_of(dtype_);
+    int64_t matrices = 0;  // elements before it
+    for (const ElementRange& m : matrices_) matrices += m.begin < at ? m.size() : 0;
+    return w.fp8.rest + (at - matrices) * size_of(dtype_);
+}
 
 AttentionShape Block::attention_shape(const BlockShape& shape) const {
     const ModelConfig& c = config_;
@@ -80,7 +105,7 @@ const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockSc
 }
 
 // scratch.branch = this rank's rows of x W^T, of which each rank has some of the inputs.
-void Block::row_parallel(Stream& s, int64_t N, const void* x, const char* w, int64_t in,
+void Block::row_parallel(Stream& s, int64_t N, const void* x, const Weight& w, int64_t in,
                          const BlockScratch& scratch) const {
     if (!tp_) return linear(s, scratch.branch, x, w, N, in, config_.dim, dtype_, fp8_);
     linear(s, scratch.whole, x, w, N, in, config_.dim, dtype_, tp_->wire(), fp8_);
@@ -88,7 +113,7 @@ void Block::row_parallel(Stream& s, int64_t N, const void* x, const char* w, int
 }
 
 // scratch.dnorm = this rank's rows of dy W, of which each rank has some of the outputs.
-void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const char* w, int64_t out,
+void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const Weight& w, int64_t out,
                                      const BlockScratch& scratch) const {
     linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, tp_ ? tp_->wire() : dtype_, fp8_);
     if (tp_) tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_);
@@ -96,12 +121,13 @@ void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const
 
 // ---- passes ---------------------------------------------------------------------------------------------------------
 
-void Block::gate_up(Stream& s, int64_t N, const char* w, const BlockActivations& a, const BlockScratch& scratch) const {
-    linear(s, a.gate_up, gathered(s, N, a.h2, scratch), w + at_.gate_up * size_of(dtype_), N, config_.dim,
-           2 * config_.ffn, dtype_, fp8_);
+void Block::gate_up(Stream& s, int64_t N, const BlockWeights& w, const BlockActivations& a,
+                    const BlockScratch& scratch) const {
+    linear(s, a.gate_up, gathered(s, N, a.h2, scratch), matrix(w, kGateUp), N, config_.dim, 2 * config_.ffn, dtype_,
+           fp8_);
 }
 
-void Block::forward(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
+void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
                     const BlockScratch& scratch, const void* previous_mid) const {
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), R = own_rows(N), heads_dim = c.heads * c.head_dim;
@@ -112,12 +138,12 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
                         .sum = previous_mid ? a.resid : nullptr,
                         .x = previous_mid ? scratch.branch : a.resid,
                         .residual = previous_mid,
-                        .w = w + at_.norm1 * e,
+                        .w = norm_weight(w, 0),
                         .N = R,
                         .C = c.dim,
                         .eps = float(c.norm_eps),
                         .dtype = dtype_});
-    linear(s, a.qkv, gathered(s, N, a.h1, scratch), w + at_.qkv * e, N, c.dim, qkv_dim, dtype_, fp8_);
+    linear(s, a.qkv, gathered(s, N, a.h1, scratch), matrix(w, kQkv), N, c.dim, qkv_dim, dtype_, fp8_);
     rope(s, {.x = a.qkv,
              .cos_table = cos_,
              .sin_table = sin_,
@@ -132,27 +158,27 @@ void Block::forward(Stream& s, const BlockShape& shape, const char* w, const Blo
     const char* keys = at(a.qkv, heads_dim - shape.first_position * qkv_dim, dtype_);
     rz::attention_forward(
         s, {.o = a.o, .lse = a.lse, .q = a.qkv, .k = keys, .v = keys + kv_dim * e, .shape = attention_shape(shape)});
-    row_parallel(s, N, a.o, w + at_.out * e, heads_dim, scratch);
+    row_parallel(s, N, a.o, matrix(w, kOut), heads_dim, scratch);
     rmsnorm_forward(s, {.y = a.h2,
                         .rstd = a.rstd2,
                         .sum = a.mid,
                         .x = scratch.branch,
                         .residual = a.resid,
-                        .w = w + at_.norm2 * e,
+                        .w = norm_weight(w, 1),
                         .N = R,
                         .C = c.dim,
                         .eps = float(c.norm_eps),
                         .dtype = dtype_});
     gate_up(s, N, w, a, scratch);
     swiglu_forward(s, {.h = scratch.act, .gate_up = a.gate_up, .N = N, .F = c.ffn, .dtype = dtype_});
-    row_parallel(s, N, scratch.act, w + at_.down * e, c.ffn, scratch);
+    row_parallel(s, N, scratch.act, matrix(w, kDown), c.ffn, scratch);
 }
 
 // Both halves at once: what is pending lies where the pass works anyway, and the gradient of the residual stream is one
 // buffer throughout.
-void Block::backward(Stream& s, const BlockShape& shape, const char* w, char* dw, const BlockActivations& a,
+void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, char* dw, const BlockActivations& a,
                      const BlockScratch& scratch, void* dresid, bool gate_up_again) const {
-    const int64_t N = shape.rows(), e = size_of(dtype_), ge = size_of(grad_dtype_);
+    const int64_t N = shape.rows(), ge = size_of(grad_dtype_);
     if (gate_up_again) gate_up(s, N, w, a, scratch);
     const PendingBlock p{.h1 = a.h1,
                          .h2 = a.h2,
@@ -166,7 +192,7 @@ void Block::backward(Stream& s, const BlockShape& shape, const char* w, char* dw
                          .dw = dw + at_.norm2 * ge,
                          .dy = scratch.dnorm,
                          .x = a.mid,
-                         .w = w + at_.norm2 * e,
+                         .w = norm_weight(w, 1),
                          .rstd = a.rstd2,
                          .dresidual = dresid,
                          .scratch = scratch.norm,
@@ -181,7 +207,7 @@ void Block::backward(Stream& s, const BlockShape& shape, const char* w, char* dw
     attention_weights(s, N, dw, p, dmid, scratch);
     norm.dw = dw + at_.norm1 * ge;
     norm.x = a.resid;
-    norm.w = w + at_.norm1 * e;
+    norm.w = norm_weight(w, 0);
     norm.rstd = a.rstd1;
     rmsnorm_backward(s, norm);
 }
@@ -193,14 +219,14 @@ void exchange(BlockActivations& a, PendingBlock& p) {
     std::swap(a.gate_up, p.gate_up);
 }
 
-void Block::input_grad(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
+void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
                        const PendingBlock& p, const BlockScratch& scratch, void* dresid) const {
-    const int64_t N = shape.rows(), e = size_of(dtype_);
+    const int64_t N = shape.rows();
     RmsnormBackward norm{.dx = p.dmid,
                          .dw_sum = p.dw_norm2,
                          .dy = scratch.dnorm,
                          .x = a.mid,
-                         .w = w + at_.norm2 * e,
+                         .w = norm_weight(w, 1),
                          .rstd = a.rstd2,
                          .dresidual = p.dout,
                          .scratch = scratch.norm,
@@ -214,7 +240,7 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const char* w, const 
     norm.dx = dresid;
     norm.dw_sum = p.dw_norm1;
     norm.x = a.resid;
-    norm.w = w + at_.norm1 * e;
+    norm.w = norm_weight(w, 0);
     norm.rstd = a.rstd1;
     norm.dresidual = p.dmid;
     rmsnorm_backward(s, norm);
@@ -231,12 +257,11 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
 
 // Leaves the gradient of h2 in scratch.dnorm, that of gate and up in p.gate_up, and swiglu's output in p.act. Returns
 // p.dout with all rows.
-const void* Block::mlp_inputs(Stream& s, int64_t N, const char* w, const PendingBlock& p,
+const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const PendingBlock& p,
                               const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
-    const int64_t e = size_of(dtype_);
     const void* dout = gathered(s, N, p.dout, scratch);
-    linear_backward_input(s, p.act, dout, w + at_.down * e, N, c.ffn, c.dim, dtype_, fp8_);
+    linear_backward_input(s, p.act, dout, matrix(w, kDown), N, c.ffn, c.dim, dtype_, fp8_);
     swiglu_backward(s, {.dgate_up = p.gate_up,
                         .dh = p.act,
                         .gate_up = p.gate_up,
@@ -244,7 +269,7 @@ const void* Block::mlp_inputs(Stream& s, int64_t N, const char* w, const Pending
                         .N = N,
                         .F = c.ffn,
                         .dtype = dtype_});
-    column_parallel_gradient(s, N, p.gate_up, w + at_.gate_up * e, 2 * c.ffn, scratch);
+    column_parallel_gradient(s, N, p.gate_up, matrix(w, kGateUp), 2 * c.ffn, scratch);
     return dout;
 }
 
@@ -258,13 +283,14 @@ void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, c
 }
 
 // Leaves the gradient of h1 in scratch.dnorm and that of qkv in p.dqkv. Returns p.dmid with all rows.
-const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const char* w, const BlockActivations& a,
-                                    const PendingBlock& p, const BlockScratch& scratch) const {
+const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const BlockWeights& w,
+                                    const BlockActivations& a, const PendingBlock& p,
+                                    const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
-    const int64_t qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_);
+    const int64_t qkv_dim = heads_dim + 2 * kv_dim;
     const void* dmid = gathered(s, N, p.dmid, scratch);
-    linear_backward_input(s, scratch.dh, dmid, w + at_.out * e, N, heads_dim, c.dim, dtype_, fp8_);
+    linear_backward_input(s, scratch.dh, dmid, matrix(w, kOut), N, heads_dim, c.dim, dtype_, fp8_);
     rz::attention_backward(s, {.dq = p.dqkv,
                                .dk = at(p.dqkv, heads_dim, dtype_),
                                .dv = at(p.dqkv, heads_dim + kv_dim, dtype_),
@@ -287,7 +313,7 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const ch
              .row_stride = qkv_dim,
              .inverse = true,
              .dtype = dtype_});
-    column_parallel_gradient(s, N, p.dqkv, w + at_.qkv * e, qkv_dim, scratch);
+    column_parallel_gradient(s, N, p.dqkv, matrix(w, kQkv), qkv_dim, scratch);
     return dmid;
 }
 

@@ -21,7 +21,9 @@
 
 #include "kernels/attention/attention.h"
 #include "llama/model/config.h"
+#include "llama/model/linear_fp8.h"
 #include "llama/model/param_table.h"
+#include "zero/parameter_source.h"
 #include "llama/parallel/tensor_parallel.h"
 
 namespace rz {
@@ -34,6 +36,20 @@ struct BlockOffsets {
     int64_t norm1, qkv, out, norm2, gate_up, down;
     explicit BlockOffsets(const ParamTable&);
 };
+
+// A block's parameters: all of the unit in its type; or gathered in fp8, the matrices being qkv, out, gate with up, and
+// down, the rest the two norms.
+struct BlockWeights {
+    const char* whole = nullptr;
+    Fp8Parameters fp8 = {};
+
+    BlockWeights(const char* whole) : whole(whole) {}
+    BlockWeights(const Fp8Parameters& fp8) : fp8(fp8) {}
+    const void* address() const { return whole ? static_cast<const void*>(whole) : fp8.codes; }
+};
+
+// Elements of a unit of a block that are matrices of linear layers, in that order.
+std::vector<ElementRange> block_matrices(const ModelConfig&, const ParamTable&);
 
 struct BlockShape {
     int64_t B, T;                        // new rows: N = B * T
@@ -94,17 +110,17 @@ class Block {
 
     // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
     // is the unit's parameters.
-    void forward(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const BlockScratch&,
+    void forward(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const BlockScratch&,
                  const void* previous_mid) const;
 
     // dresid (R, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
     // gradients) is added to. Overwrites a.gate_up. With gate_up_again, gate_up is recomputed first.
-    void backward(Stream&, const BlockShape&, const char* w, char* dw, const BlockActivations& a, const BlockScratch&,
-                  void* dresid, bool gate_up_again) const;
+    void backward(Stream&, const BlockShape&, const BlockWeights& w, char* dw, const BlockActivations& a,
+                  const BlockScratch&, void* dresid, bool gate_up_again) const;
 
     // dresid (R, C) =: the gradient of resid, from that of the block's output in p.dout. The forward pass's h1, h2, o
     // and gate_up are in `p` already: exchange() comes first.
-    void input_grad(Stream&, const BlockShape&, const char* w, const BlockActivations& a, const PendingBlock& p,
+    void input_grad(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const PendingBlock& p,
                     const BlockScratch&, void* dresid) const;
     // dw += what `p` holds.
     void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& p, const BlockScratch&) const;
@@ -114,20 +130,25 @@ class Block {
    private:
     int64_t own_rows(int64_t N) const { return tp_ ? tp_->rows(N) : N; }
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&) const;
-    void row_parallel(Stream&, int64_t N, const void* x, const char* w, int64_t in, const BlockScratch&) const;
-    void column_parallel_gradient(Stream&, int64_t N, const void* dy, const char* w, int64_t out,
+    void row_parallel(Stream&, int64_t N, const void* x, const Weight& w, int64_t in, const BlockScratch&) const;
+    void column_parallel_gradient(Stream&, int64_t N, const void* dy, const Weight& w, int64_t out,
                                   const BlockScratch&) const;
 
-    void gate_up(Stream&, int64_t N, const char* w, const BlockActivations& a, const BlockScratch&) const;
-    const void* mlp_inputs(Stream&, int64_t N, const char* w, const PendingBlock& p, const BlockScratch&) const;
+    void gate_up(Stream&, int64_t N, const BlockWeights& w, const BlockActivations& a, const BlockScratch&) const;
+    const void* mlp_inputs(Stream&, int64_t N, const BlockWeights& w, const PendingBlock& p, const BlockScratch&) const;
     void mlp_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dout, const BlockScratch&) const;
-    const void* attention_inputs(Stream&, const BlockShape&, const char* w, const BlockActivations& a,
+    const void* attention_inputs(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a,
                                  const PendingBlock& p, const BlockScratch&) const;
     void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dmid,
                            const BlockScratch&) const;
 
+    enum Matrix { kQkv, kOut, kGateUp, kDown };
+    Weight matrix(const BlockWeights& w, Matrix which) const;
+    const void* norm_weight(const BlockWeights& w, int which) const;
+
     ModelConfig config_;  // of this part
     BlockOffsets at_;
+    std::vector<ElementRange> matrices_;
     DType dtype_, grad_dtype_;
     const float *cos_, *sin_;
     const TensorParallel* tp_;

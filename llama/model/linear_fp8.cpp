@@ -54,24 +54,32 @@ Fp8Linear::Operand Fp8Linear::quantised(Stream& s, Side side, const void* x, int
     const Buffer& memory = codes_[int(side)];
     require(rows * columns <= memory.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
             (long long)columns, (long long)memory.bytes());
-    const Operand o{memory.as<uint8_t>(), scales_.as<Fp8Scale>() + int(side)};
-    s.zero(o.scale, sizeof *o.scale);
-    abs_max(s, {.scale = o.scale, .x = x, .n = rows * columns, .dtype = dtype});
-    quantise(s, {.y = transposed ? nullptr : o.codes,
-                 .y_t = transposed ? o.codes : nullptr,
-                 .scale = o.scale,
+    uint8_t* codes = memory.as<uint8_t>();
+    Fp8Scale* scale = scales_.as<Fp8Scale>() + int(side);
+    s.zero(scale, sizeof *scale);
+    abs_max(s, {.scale = scale, .x = x, .n = rows * columns, .dtype = dtype});
+    quantise(s, {.y = transposed ? nullptr : codes,
+                 .y_t = transposed ? codes : nullptr,
+                 .scale = scale,
                  .x = x,
                  .rows = rows,
                  .columns = columns,
                  .type = type,
                  .dtype = dtype});
-    return o;
+    return {codes, scale};
 }
 
-void Fp8Linear::forward(Stream& s, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType t,
+Fp8Linear::Operand Fp8Linear::transposed(Stream& s, const Weight& w, int64_t out, int64_t in) const {
+    uint8_t* codes = codes_[int(Side::second)].as<uint8_t>();
+    transpose8(s, {.y = codes, .x = w.codes, .rows = out, .columns = in});
+    return {codes, w.scale};
+}
+
+void Fp8Linear::forward(Stream& s, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType t,
                         DType y_dtype) const {
     const Operand a = quantised(s, Side::first, x, N, in, Fp8::e4m3, false, t);
-    const Operand b = quantised(s, Side::second, w, out, in, Fp8::e4m3, false, t);
+    const Operand b =
+        w.codes ? Operand{w.codes, w.scale} : quantised(s, Side::second, w.data, out, in, Fp8::e4m3, false, t);
     fp8_gemm(s, {.c = y,
                  .a = a.codes,
                  .b = b.codes,
@@ -85,10 +93,11 @@ void Fp8Linear::forward(Stream& s, void* y, const void* x, const void* w, int64_
                  .what = "Fp8Gemm y = x W^T"});
 }
 
-void Fp8Linear::backward_input(Stream& s, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out,
+void Fp8Linear::backward_input(Stream& s, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out,
                                DType t, DType dx_dtype) const {
     const Operand a = quantised(s, Side::first, dy, N, out, Fp8::e5m2, false, t);
-    const Operand b = quantised(s, Side::second, w, out, in, Fp8::e4m3, true, t);
+    const Operand b =
+        w.codes ? transposed(s, w, out, in) : quantised(s, Side::second, w.data, out, in, Fp8::e4m3, true, t);
     fp8_gemm(s, {.c = dx,
                  .a = a.codes,
                  .b = b.codes,

@@ -37,6 +37,16 @@ void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t token
 // Codes of the largest operand of a block's layers.
 int64_t fp8_largest_operand(const ModelConfig&, int64_t tokens);
 
+// A weight (out, in) as it lies in memory: in the tensors' type, or gathered in fp8 already.
+struct Weight {
+    const void* data = nullptr;
+    const uint8_t* codes = nullptr;  // e4m3
+    const Fp8Scale* scale = nullptr;
+
+    Weight(const void* data) : data(data) {}
+    Weight(const uint8_t* codes, const Fp8Scale* scale) : codes(codes), scale(scale) {}
+};
+
 // Memory for codes and scales, used by one layer after the other on one stream.
 class Fp8Linear {
    public:
@@ -44,22 +54,24 @@ class Fp8Linear {
     Fp8Linear(Device device, int64_t largest_operand);
 
     // As linear(), linear_backward_input() and linear_backward_weight().
-    void forward(Stream&, void* y, const void* x, const void* w, int64_t N, int64_t in, int64_t out, DType,
+    void forward(Stream&, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType,
                  DType y_dtype) const;
-    void backward_input(Stream&, void* dx, const void* dy, const void* w, int64_t N, int64_t in, int64_t out, DType,
+    void backward_input(Stream&, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out, DType,
                         DType dx_dtype) const;
     void backward_weight(Stream&, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out, DType,
                          DType grad_dtype) const;
 
    private:
     struct Operand {
-        uint8_t* codes;
-        Fp8Scale* scale;
+        const uint8_t* codes;
+        const Fp8Scale* scale;
     };
     enum class Side { first, second };
     // x (rows, columns), or its transpose, as codes
     Operand quantised(Stream&, Side, const void* x, int64_t rows, int64_t columns, Fp8 type, bool transposed,
                       DType) const;
+
+    Operand transposed(Stream&, const Weight& w, int64_t out, int64_t in) const;
 
     Buffer codes_[2], scales_;
 };

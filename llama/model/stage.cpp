@@ -215,6 +215,11 @@ const char* Stage::parameters(const Tensor& t) {
     return static_cast<const char*>(parameters_.parameters(t.unit)) + table_.within(t) * size_of(options_.dtype);
 }
 
+BlockWeights Stage::block_weights(int unit) {
+    if (const std::optional<Fp8Parameters> fp8 = parameters_.fp8_parameters(unit)) return BlockWeights(*fp8);
+    return BlockWeights(static_cast<const char*>(parameters_.parameters(unit)));
+}
+
 char* Stage::gradients(const Tensor& t) {
     return static_cast<char*>(gradients_->gradients(t.unit)) + table_.within(t) * size_of(options_.grad_dtype);
 }
@@ -271,8 +276,8 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     }
     const BlockActivations& a = s.blocks[index(unit)];
     const void* previous_mid = unit == first_block() ? nullptr : s.blocks[index(unit) - 1].mid;
-    const char* w = static_cast<const char*>(parameters_.parameters(unit));
-    piece(GraphSet::key(Piece::forward, unit, slot, w, a.h1, b.B, b.T, b.positions),
+    const BlockWeights w = block_weights(unit);
+    piece(GraphSet::key(Piece::forward, unit, slot, w.address(), a.h1, b.B, b.T, b.positions),
           [&] { work_.block(unit).forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid); });
     if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
         reduce_add(stream_, {.out = s.output,
@@ -424,9 +429,9 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     }
     const BlockActivations& a = s.blocks[index(unit)];
     const BlockShape shape = shape_of(b);
-    const char* w = static_cast<const char*>(parameters_.parameters(unit));
+    const BlockWeights w = block_weights(unit);
     char* dw = static_cast<char*>(gradients_->gradients(unit));
-    piece(GraphSet::key(Piece::backward, unit, slot, w, dw, a.h1, b.B, b.T, b.positions), [&] {
+    piece(GraphSet::key(Piece::backward, unit, slot, w.address(), dw, a.h1, b.B, b.T, b.positions), [&] {
         if (options_.recompute == Recompute::block)
             work_.block(unit).forward(stream_, shape, w, a, work_.scratch(), nullptr);
         work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
@@ -447,9 +452,10 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     PendingBlock& p = pending.blocks[index(unit)];
     if (unit == last_unit_) std::swap(s.gradient, p.dout);  // what came from the stage above
     void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
-    const char* w = static_cast<const char*>(parameters_.parameters(unit));
+    const BlockWeights w = block_weights(unit);
     exchange(a, p);
-    piece(GraphSet::key(Piece::input_grad, unit, w, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T, b.positions),
+    piece(GraphSet::key(Piece::input_grad, unit, w.address(), a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T,
+                        b.positions),
           [&] { work_.block(unit).input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
 }
 

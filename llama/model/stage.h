@@ -154,6 +154,7 @@ class Stage {
     void add_weight_slot(int number);
     void* take(int64_t rows, int64_t columns, int64_t element, MemKind kind, const std::string& name);
     const char* parameters(const Tensor&);
+    BlockWeights block_weights(int unit);
     char* gradients(const Tensor&);
     void check(const DeviceBatch&) const;
     int64_t own_rows(const DeviceBatch& b) const { return options_.tp ? options_.tp->rows(b.B * b.T) : b.B * b.T; }

@@ -21,6 +21,7 @@ class HeldUnits : public ParameterSource, public GradientSink {
 
     void gather(int unit) override { zero_.params.gather(local(unit)); }
     const void* parameters(int unit) override { return zero_.params.parameters(local(unit)); }
+    std::optional<Fp8Parameters> fp8_parameters(int unit) override { return zero_.params.fp8_parameters(local(unit)); }
     void release(int unit) override { zero_.params.release(local(unit)); }
     int gathered_at_once() const override { return zero_.params.gathered_at_once(); }
     void* gradients(int unit) override { return zero_.grads.gradients(local(unit)); }

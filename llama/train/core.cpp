@@ -70,6 +70,18 @@ static ZeroOptions with_gathered(ZeroOptions zero, const std::optional<PipelineP
     return zero;
 }
 
+// Units whose layers read nothing but fp8 are gathered so.
+static ZeroOptions with_fp8(ZeroOptions zero, const CoreOptions& o, const ModelConfig& config, const ParamTable& table,
+                            const std::vector<int>& held) {
+    if (zero.stage < 3 || !o.stage.fp8.on() || !o.fp8_gather) return zero;
+    for (size_t u = 0; u < table.held_units().size(); ++u) {
+        const int64_t block = (held.empty() ? int64_t(u) : int64_t(held[u])) - 1;
+        const bool in_fp8 = block >= 0 && block < config.layers && o.stage.fp8.covers(block, config.layers);
+        zero.fp8_matrices.push_back(in_fp8 ? block_matrices(config, table) : std::vector<ElementRange>());
+    }
+    return zero;
+}
+
 TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& m, CommMeter* meter)
     : config(c),
       options(std::move(o)),
@@ -79,7 +91,8 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       plan(make_plan(config, options, mesh)),
       table(config, holding_of(config, plan, mesh)),
       compute(device, "compute"),
-      zero(device, compute, unit_layouts(table), decay_segments(table), with_gathered(options.zero, plan, mesh),
+      zero(device, compute, unit_layouts(table), decay_segments(table),
+           with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),
            options.adamw, mesh, meter),
       units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table)),
       model(plan ? Model(config, table, with_core(options.stage, options.zero, tp), own_program(plan->training, mesh),

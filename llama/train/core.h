@@ -15,6 +15,7 @@ struct CoreOptions {
     AdamWOptions adamw;
     StageOptions stage;         // dtype and grad_dtype are zero's
     int64_t micro_batches = 1;  // of an update, on each rank
+    bool fp8_gather = true;     // with stage.fp8 and ZeRO-3: one byte for each weight of the layers in fp8
     bool graphs = false;  // replay CUDA graphs: of micro-batches where nothing in them communicates, else of blocks
     int64_t threads = 0;  // OpenMP's on the compute stream's worker; 0: as it is
     PipelineOptions pipeline = {};  // where the mesh has a pp axis

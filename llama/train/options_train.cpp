@@ -170,6 +170,8 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     device.choice(
         "--fp8", o.fp8.recipe,
         "Products of the blocks' linear layers in fp8 (with --dtype bf16). tensor: one scale for each operand.");
+    device.off_or_on("--fp8-gather", o.fp8_gather,
+                     "Gather the weights of layers in fp8 as fp8 (with --zero 3): half the bytes, the same bits.");
     device.checked("--fp8-skip-blocks", "FIRST,LAST",
                    "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]",
                    wrong_skip_blocks, [&o](const std::string& text) { set_skip_blocks(text, o.fp8); });
@@ -563,6 +565,11 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
     require(o.loss_scale.empty() || o.dtype == DType::f16,
             "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16", o.loss_scale.c_str(),
             name_of(o.dtype));
+    require(
+        !o.given.count("fp8-gather") || (o.fp8.on() && o.zero == 3),
+        "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
+        "--fp8 tensor, or leave it out",
+        (long long)o.zero, name_of(o.fp8.recipe));
     require(!o.given.count("fp8-skip-blocks") || o.fp8.on(),
             "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
     for (const char* flag : {"loss-scale-window", "loss-scale-hysteresis"})

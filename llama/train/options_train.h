@@ -82,6 +82,7 @@ struct TrainOptions {
     std::string loss_scale;  // "dynamic" or a power of two; empty: dynamic with fp16
     int64_t loss_scale_window = 1000, loss_scale_hysteresis = 2;
     Fp8Options fp8;
+    bool fp8_gather = true;
     Recompute recompute = Recompute::none;
     bool cuda_graphs = false;
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU

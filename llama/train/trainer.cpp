@@ -90,6 +90,7 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
                                       << 20,
                       .fp8 = o.fp8},
             .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
+            .fp8_gather = o.fp8_gather,
             .graphs = o.cuda_graphs,
             .threads = o.threads,
             .pipeline = {.schedule = o.pp_schedule,

@@ -5,6 +5,7 @@
 
 #include "llama/model/generate.h"
 #include "llama/train/trainer.h"
+#include "zero/whole_units.h"
 
 namespace rz {
 
@@ -14,7 +15,12 @@ static void print_sample(Trainer& t, int64_t step) {
     TrainingCore& core = *t.core;
     std::vector<int32_t> prompt = tokenizer.encode_prompt(t.options.prompt);
     if (prompt.empty()) prompt = core.config.bos >= 0 ? std::vector{int32_t(core.config.bos)} : tokenizer.encode("\n");
-    Decoder decoder(core.config, core.table, core.zero.options.param_dtype, core.device, core.compute, core.zero.params,
+    const DType dtype = core.zero.options.param_dtype;
+    std::optional<WholeUnits> whole;  // where units are gathered in fp8
+    if (!core.zero.options.fp8_matrices.empty())
+        whole.emplace(core.zero.params, core.zero.ownership, core.device, dtype);
+    ParameterSource& source = whole ? static_cast<ParameterSource&>(*whole) : core.zero.params;
+    Decoder decoder(core.config, core.table, dtype, core.device, core.compute, source,
                     int64_t(prompt.size()) + t.options.sample_tokens);
     std::vector<int32_t> tokens = prompt;
     generate(decoder, core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},

@@ -1,4 +1,5 @@
 // Quantisation to fp8: CUDA kernels against the CPU ops, to the bit.
+#include "kernels/fp8/fold_scales.h"
 #include "kernels/fp8/quantise.h"
 #include "test/kernels/kernel_test.h"
 
@@ -99,6 +100,33 @@ TEST(Transpose8, MovesBytesAndTwiceIsTheIdentity) {
                 for (int64_t c = 0; c < columns; ++c)
                     ASSERT_EQ(got.at("once").bytes[size_t(c * rows + r)], bytes[size_t(r * columns + c)]);
         }
+    }
+}
+
+// Three ranks, more matrices than a thread block has threads; one rank's magnitude is not finite.
+TEST(FoldScales, TheLargestOfTheRanksWinsAndNaNIsLargest) {
+    constexpr int64_t kRanks = 3, kMatrices = 200;
+    std::vector<Fp8Scale> parts;
+    std::mt19937 random(5);
+    for (int64_t i = 0; i < kRanks * kMatrices; ++i)
+        parts.push_back({0, std::bit_cast<uint32_t>(float(random() % 1000) / 8), {0, 0}});
+    parts[7] = {0, 0x7fc00000u, {0, 0}};
+    const auto op = [&](KernelRun& run) {
+        FoldScales a;
+        a.scales = reinterpret_cast<Fp8Scale*>(run.output<float>("scales", 4 * kMatrices, DType::f32));
+        a.parts = run.input<Fp8Scale>(parts);
+        a.ranks = kRanks, a.n = kMatrices, a.type = Fp8::e4m3;
+        fold_scales(run.stream(), a);
+    };
+    expect_same_bytes(op);
+    const auto got = run_on(Device{DeviceKind::cpu, 0}, op);
+    const std::vector<double>& scales = got.at("scales").values;
+    EXPECT_TRUE(std::isnan(scales[4 * 7]));
+    for (size_t i = 8; i < size_t(kMatrices); ++i) {
+        float most = 0;
+        for (size_t r = 0; r < size_t(kRanks); ++r)
+            most = std::max(most, std::bit_cast<float>(parts[r * size_t(kMatrices) + i].amax));
+        ASSERT_EQ(float(scales[4 * i]), most > 0 ? 1 / (448 / most) : 1.0f);
     }
 }
 

@@ -134,6 +134,61 @@ TEST(Fp8Training, StagesAndRecomputationGiveTheSameBits) {
         }
 }
 
+// Magnitudes of slices, folded; codes of slices, gathered: the codes that a rank with the whole matrix makes. A scale of
+// each rank's own, or of an earlier step, would show; so would a master's magnitude, which is not the parameter's.
+TEST(Fp8Gather, GivesTheBitsOfZero0WithWholeParameters) {
+    Case base = fp8_case();
+    base.micro_batches = 2;
+    base.zero.accumulate_locally = true;
+    const Result want = run(3, base);
+    for (const bool in_fp8 : {true, false})
+        for (const int prefetch : {0, 1, 3}) {
+            Case c = base;
+            c.zero.stage = 3;
+            c.zero.prefetch = prefetch;
+            c.fp8_gather = in_fp8;
+            EXPECT_TRUE(run(3, c).weights == want.weights) << "fp8 gather " << in_fp8 << ", prefetch " << prefetch;
+        }
+    for (const bool overlap : {true, false}) {
+        Case c = base;
+        c.tied = true;
+        const Result tied = run(3, c);
+        c.zero.stage = 3;
+        c.zero.overlap = overlap;
+        c.fp8.skip_first = 0;
+        EXPECT_TRUE(run(3, c).weights == tied.weights);
+    }
+    Case skipped = base;
+    skipped.fp8.skip_last = 1;
+    const Result without_last = run(3, skipped);
+    skipped.zero.stage = 3;
+    EXPECT_TRUE(run(3, skipped).weights == without_last.weights);
+}
+
+// In all ranks' sum an all-gather of n bytes sends (ranks - 1) n. Each step gathers each block twice; in fp8 that is one
+// byte for each element of a matrix and two for each of a norm, and once a step 16 bytes for each matrix and rank.
+TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
+    constexpr int kRanks = 3;
+    const auto bytes = [&](bool in_fp8) {
+        std::vector<int64_t> by_rank(kRanks);
+        Case c = fp8_case(3);
+        c.fp8_gather = in_fp8;
+        c.bytes_sent = &by_rank;
+        run(kRanks, c);
+        int64_t sum = 0;
+        for (const int64_t b : by_rank) sum += b;
+        return sum;
+    };
+    const ParamTable table(zero_case::toy16(false));
+    const ModelConfig m = zero_case::toy16(false);
+    const int64_t matrices = m.dim * (m.qkv_rows() + m.q_rows() + 3 * m.ffn), norms = 2 * m.dim;
+    const int64_t wide = 2 * table.held_units()[1].padded, narrow = matrices + 2 * norms;
+    const int64_t steps = 4, blocks = 3, gathers = 2;
+    EXPECT_EQ(bytes(false) - bytes(true),
+              steps * blocks * (kRanks - 1) * (gathers * (wide - narrow) - int64_t(sizeof(Fp8Scale)) * 4 * kRanks));
+    EXPECT_LT(narrow, 0.52 * double(wide));
+}
+
 // A layer's products are off by -24 dB, 6 %, at random; the norm averages thousands of elements.
 TEST(Fp8Training, GradientsAreNearBf16s) {
     Case plain = fp8_case();

@@ -25,6 +25,8 @@ struct Case {
     float loss_factor = 1;
     Fp8Options fp8 = {};
     bool sides_of_16 = false;  // as with fp8
+    bool fp8_gather = true;
+    std::vector<int64_t>* bytes_sent = nullptr;  // by rank, in the steps
 };
 
 // Sides in multiples of 16, for fp8.
@@ -78,6 +80,7 @@ inline Result train(Mesh& mesh, const Case& how) {
                        .adamw = {.max_norm = float(how.clip)},
                        .stage = {.B = how.B, .T = T, .recompute = how.recompute, .logits_bytes = 4096, .fp8 = how.fp8},
                        .micro_batches = how.micro_batches,
+                       .fp8_gather = how.fp8_gather,
                        .threads = 1},  // ranks outnumber cores
                       device, mesh);
     const ModelConfig& config = core.config;
@@ -92,6 +95,9 @@ inline Result train(Mesh& mesh, const Case& how) {
         ids(tokens);
     const Place data = mesh.place(Axis::data);
     const int64_t per_pass = how.B * data.size;
+    compute.synchronize();
+    mesh.stream().synchronize();
+    const int64_t bytes_before = mesh.bytes_sent();
     for (int step = 1; step <= how.steps; ++step) {
         if (step == how.left_out) continue;
         if (step == how.bad_step && data.rank == data.size - 1) {
@@ -118,17 +124,18 @@ inline Result train(Mesh& mesh, const Case& how) {
         if (executes) result.norms.push_back(*zero.optimizer.norm());
         if (executes && scale) result.scales.push_back(scale->scale);
     }
+    if (how.bytes_sent) (*how.bytes_sent)[size_t(data.rank)] = mesh.bytes_sent() - bytes_before;
     compute.copy(&result.updates, zero.optimizer.updates(), 8);
     for (int u = 0; u < int(table.units().size()); ++u) {
-        zero.params.gather(u);
-        const void* p = zero.params.parameters(u);
+        const UnitLayout& unit = zero.ownership.unit(u);
+        const Buffer whole(device, unit.padded * size_of(how.zero.param_dtype), MemKind::workspace, "a unit");
+        zero.params.gather_whole(u, whole.data());
         compute.synchronize();
         with_dtype(how.zero.param_dtype, [&]<class E>() {
-            const E* e = static_cast<const E*>(p);
+            const E* e = whole.as<const E>();
             if (!executes) return;
             for (int64_t i = 0; i < table.units()[size_t(u)].size; ++i) result.weights.push_back(float(e[i]));
         });
-        zero.params.release(u);
     }
     return result;
 }
