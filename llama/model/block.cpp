@@ -36,7 +36,7 @@ BlockOffsets::BlockOffsets(const ParamTable& table) {
 }
 
 Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DType grad_dtype, const float* cos_table,
-             const float* sin_table, const TensorParallel* tp, const Fp8Linear* fp8)
+             const float* sin_table, TensorParallel* tp, const Fp8Linear* fp8)
     : config_(part_config(config, table)),
       at_(table),
       matrices_(block_matrices(config, table)),
@@ -94,10 +94,22 @@ AttentionShape Block::attention_shape(const BlockShape& shape) const {
 }
 
 static char* at(void* base, int64_t elements, DType t) { return static_cast<char*>(base) + elements * size_of(t); }
+static const char* at(const void* base, int64_t elements, DType t) {
+    return static_cast<const char*>(base) + elements * size_of(t);
+}
 
 // ---- rows of all ranks, and of this one -----------------------------------------------------------------------------
 
-// All rows; in scratch.whole until the next use of it.
+// All rows; in scratch.whole until the next use of it. `product` reads them: (x, first row, rows).
+template <class Body>
+const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockScratch& scratch,
+                            const Body& product) const {
+    if (!tp_) return product(own, 0, N), own;
+    tp_->gather(s, scratch.whole, own, N, config_.dim, dtype_, [&](int64_t first, int64_t rows) {
+        product(at(scratch.whole, first * config_.dim, dtype_), first, rows);
+    });
+    return scratch.whole;
+}
 const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockScratch& scratch) const {
     if (!tp_) return own;
     tp_->gather(s, scratch.whole, own, N, config_.dim, dtype_);
@@ -108,23 +120,30 @@ const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockSc
 void Block::row_parallel(Stream& s, int64_t N, const void* x, const Weight& w, int64_t in,
                          const BlockScratch& scratch) const {
     if (!tp_) return linear(s, scratch.branch, x, w, N, in, config_.dim, dtype_, fp8_);
-    linear(s, scratch.whole, x, w, N, in, config_.dim, dtype_, tp_->wire(), fp8_);
-    tp_->scatter(s, scratch.branch, scratch.whole, N, config_.dim, dtype_);
+    tp_->scatter(s, scratch.branch, scratch.whole, N, config_.dim, dtype_, [&](int64_t first, int64_t rows) {
+        linear(s, at(scratch.whole, first * config_.dim, tp_->wire()), at(x, first * in, dtype_), w, rows, in,
+               config_.dim, dtype_, tp_->wire(), fp8_);
+    });
 }
 
 // scratch.dnorm = this rank's rows of dy W, of which each rank has some of the outputs.
 void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const Weight& w, int64_t out,
                                      const BlockScratch& scratch) const {
-    linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, tp_ ? tp_->wire() : dtype_, fp8_);
-    if (tp_) tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_);
+    if (!tp_) return linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, fp8_);
+    tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_, [&](int64_t first, int64_t rows) {
+        linear_backward_input(s, at(scratch.dh, first * config_.dim, tp_->wire()), at(dy, first * out, dtype_), w, rows,
+                              config_.dim, out, dtype_, tp_->wire(), fp8_);
+    });
 }
 
 // ---- passes ---------------------------------------------------------------------------------------------------------
 
 void Block::gate_up(Stream& s, int64_t N, const BlockWeights& w, const BlockActivations& a,
                     const BlockScratch& scratch) const {
-    linear(s, a.gate_up, gathered(s, N, a.h2, scratch), matrix(w, kGateUp), N, config_.dim, 2 * config_.ffn, dtype_,
-           fp8_);
+    const int64_t out = 2 * config_.ffn;
+    gathered(s, N, a.h2, scratch, [&](const void* x, int64_t first, int64_t rows) {
+        linear(s, at(a.gate_up, first * out, dtype_), x, matrix(w, kGateUp), rows, config_.dim, out, dtype_, fp8_);
+    });
 }
 
 void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
@@ -143,7 +162,9 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
                         .C = c.dim,
                         .eps = float(c.norm_eps),
                         .dtype = dtype_});
-    linear(s, a.qkv, gathered(s, N, a.h1, scratch), matrix(w, kQkv), N, c.dim, qkv_dim, dtype_, fp8_);
+    gathered(s, N, a.h1, scratch, [&](const void* x, int64_t first, int64_t rows) {
+        linear(s, at(a.qkv, first * qkv_dim, dtype_), x, matrix(w, kQkv), rows, c.dim, qkv_dim, dtype_, fp8_);
+    });
     rope(s, {.x = a.qkv,
              .cos_table = cos_,
              .sin_table = sin_,
@@ -260,8 +281,10 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
 const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const PendingBlock& p,
                               const BlockScratch& scratch) const {
     const ModelConfig& c = config_;
-    const void* dout = gathered(s, N, p.dout, scratch);
-    linear_backward_input(s, p.act, dout, matrix(w, kDown), N, c.ffn, c.dim, dtype_, fp8_);
+    const void* dout = gathered(s, N, p.dout, scratch, [&](const void* dy, int64_t first, int64_t rows) {
+        linear_backward_input(s, at(p.act, first * c.ffn, dtype_), dy, matrix(w, kDown), rows, c.ffn, c.dim, dtype_,
+                              fp8_);
+    });
     swiglu_backward(s, {.dgate_up = p.gate_up,
                         .dh = p.act,
                         .gate_up = p.gate_up,
@@ -289,8 +312,10 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const Bl
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
     const int64_t qkv_dim = heads_dim + 2 * kv_dim;
-    const void* dmid = gathered(s, N, p.dmid, scratch);
-    linear_backward_input(s, scratch.dh, dmid, matrix(w, kOut), N, heads_dim, c.dim, dtype_, fp8_);
+    const void* dmid = gathered(s, N, p.dmid, scratch, [&](const void* dy, int64_t first, int64_t rows) {
+        linear_backward_input(s, at(scratch.dh, first * heads_dim, dtype_), dy, matrix(w, kOut), rows, heads_dim, c.dim,
+                              dtype_, fp8_);
+    });
     rz::attention_backward(s, {.dq = p.dqkv,
                                .dk = at(p.dqkv, heads_dim, dtype_),
                                .dv = at(p.dqkv, heads_dim + kv_dim, dtype_),

@@ -106,7 +106,7 @@ class Block {
     // `tp` is nullptr where the table's holder has all of each tensor; it outlives this. With
     // `fp8`, which does too, the products of the four linear layers are its.
     Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
-          const float* sin_table, const TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr);
+          const float* sin_table, TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr);
 
     // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
     // is the unit's parameters.
@@ -129,6 +129,8 @@ class Block {
 
    private:
     int64_t own_rows(int64_t N) const { return tp_ ? tp_->rows(N) : N; }
+    template <class Body>
+    const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&, const Body& product) const;
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&) const;
     void row_parallel(Stream&, int64_t N, const void* x, const Weight& w, int64_t in, const BlockScratch&) const;
     void column_parallel_gradient(Stream&, int64_t N, const void* dy, const Weight& w, int64_t out,
@@ -151,7 +153,7 @@ class Block {
     std::vector<ElementRange> matrices_;
     DType dtype_, grad_dtype_;
     const float *cos_, *sin_;
-    const TensorParallel* tp_;
+    TensorParallel* tp_;
     const Fp8Linear* fp8_;
 };
 

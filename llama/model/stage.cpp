@@ -239,7 +239,7 @@ void Stage::piece(const GraphSet::Key& key, const std::function<void()>& enqueue
 
 // Each rank looks up its own part of the vocabulary: of the ranks' sums, all terms but one are zero.
 void Stage::embedding(const Slot& s, const DeviceBatch& b) {
-    const TensorParallel* tp = options_.tp;
+    TensorParallel* tp = options_.tp;
     const DType out = tp ? tp->wire() : options_.dtype;
     void* resid = s.blocks.front().resid;
     void* rows = tp ? work_.scratch().whole : resid;
@@ -364,7 +364,7 @@ void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, in
 // Chunk by chunk; in training leaves the gradient of the final norm's output in scratch.dnorm. The head is in the last
 // unit, or, if tied, in the embedding's.
 void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
-    const TensorParallel* tp = options_.tp;
+    TensorParallel* tp = options_.tp;
     const int64_t N = b.B * b.T, chunk = work_.chunk_rows();
     const bool trains = goal.pass == Pass::train, scores = goal.pass == Pass::score;
     const char* w = parameters(table_.head());

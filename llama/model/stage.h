@@ -42,7 +42,7 @@ struct StageOptions {
     DType dtype = DType::f32, grad_dtype = DType::f32;
     Recompute recompute = Recompute::none;
     int64_t logits_bytes = int64_t(1) << 30;  // largest chunk of logits
-    const TensorParallel* tp = nullptr;       // nullptr: this rank holds all of each tensor; outlives the stages
+    TensorParallel* tp = nullptr;             // nullptr: this rank holds all of each tensor; outlives the stages
     Fp8Options fp8 = {};                      // of the blocks' linear layers
 };
 

@@ -21,20 +21,32 @@ void TensorParallel::ordered(Stream& compute, const Body& body) const {
     Stream& comm = mesh_.stream();
     comm.wait(compute.record());
     body(comm);
-    const Event done = comm.record();
-    if (meter_)
-        meter_->wait(compute, done);
-    else
-        compute.wait(done);
+    compute_waits(compute, comm.record());
 }
 
-void TensorParallel::gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype) const {
+void TensorParallel::compute_waits(Stream& compute, const Event& event) const {
+    if (meter_)
+        meter_->wait(compute, event);
+    else
+        compute.wait(event);
+}
+
+void TensorParallel::gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype,
+                            const Product& product) const {
+    if (overlap_ && product)
+        return gather_parts(compute, static_cast<char*>(all), static_cast<const char*>(own), row_offsets(N, 1), C,
+                            dtype, product);
     ordered(compute, [&](Stream& comm) {
         mesh_.tp().all_gather(comm, {.out = all, .in = own, .offsets = row_offsets(N, C), .dtype = dtype});
     });
+    if (product) product(0, N);
 }
 
-void TensorParallel::scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype) const {
+void TensorParallel::scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype,
+                             const Product& product) {
+    if (overlap_ && product)
+        return scatter_parts(compute, own, static_cast<const char*>(partial), row_offsets(N, 1), C, dtype, product);
+    if (product) product(0, N);
     ordered(compute, [&](Stream& comm) {
         mesh_.tp().reduce_scatter(comm, {.out = own,
                                          .in = partial,
@@ -44,6 +56,91 @@ void TensorParallel::scatter(Stream& compute, void* own, const void* partial, in
                                          .out_dtype = dtype});
     });
 }
+
+// ---- part by part ---------------------------------------------------------------------------------------------------
+
+uint64_t TensorParallel::record(const char* what, int64_t bytes) const {
+    const Transport& t = mesh_.tp().transport();
+    return t.watch() ? t.watch()->queue(what, t.group().c_str(), t.world_rank(0), bytes) : 0;
+}
+
+MessageGroup TensorParallel::step_of(uint64_t seq, bool is_last) const {
+    MessageGroup group;
+    group.seq = seq;
+    group.is_last = is_last && seq != 0;
+    return group;
+}
+
+// `offsets`: rows. At distance d this rank sends its rows to rank + d and receives those of rank - d.
+void TensorParallel::gather_parts(Stream& compute, char* all, const char* own, const std::vector<int64_t>& offsets,
+                                  int64_t C, DType dtype, const Product& product) const {
+    Stream& comm = mesh_.stream();
+    Transport& transport = mesh_.tp().transport();
+    const int64_t row = C * size_of(dtype);
+    const auto first = [&](int r) { return offsets[size_t(r)]; };
+    const auto rows = [&](int r) { return offsets[size_t(r) + 1] - offsets[size_t(r)]; };
+    const uint64_t seq = record("gather by parts", offsets.back() * row);
+    comm.wait(compute.record());
+    std::vector<Transfer> transfers;
+    for (int d = 1; d < size(); ++d) {
+        MessageGroup group = step_of(seq, d == size() - 1);
+        group.send(own, rows(rank()) * row, peer(d));
+        group.recv(all + first(peer(-d)) * row, rows(peer(-d)) * row, peer(-d));
+        transfers.push_back(transport.start(comm, group));
+    }
+    compute.copy(all + first(rank()) * row, own, rows(rank()) * row);
+    product(first(rank()), rows(rank()));
+    for (int d = 1; d < size(); ++d) {
+        transport.finish(comm, transfers[size_t(d - 1)]);
+        compute_waits(compute, comm.record());
+        product(first(peer(-d)), rows(peer(-d)));
+    }
+}
+
+// At distance d the rows of rank + d are made and sent; this rank's come from rank - d. Its own are made last.
+void TensorParallel::scatter_parts(Stream& compute, void* own, const char* partial, const std::vector<int64_t>& offsets,
+                                   int64_t C, DType dtype, const Product& product) {
+    Stream& comm = mesh_.stream();
+    Transport& transport = mesh_.tp().transport();
+    const int64_t row = C * size_of(wire_);
+    const auto first = [&](int r) { return offsets[size_t(r)]; };
+    const auto rows = [&](int r) { return offsets[size_t(r) + 1] - offsets[size_t(r)]; };
+    const int64_t here = rows(rank()) * row;
+    char* terms = static_cast<char*>(arrived(comm, checked_mul(here, size(), "partial sums")));
+    const uint64_t seq = record("scatter by parts", offsets.back() * row);
+    std::vector<Transfer> transfers;
+    for (int d = 1; d < size(); ++d) {
+        product(first(peer(d)), rows(peer(d)));
+        comm.wait(compute.record());
+        MessageGroup group = step_of(seq, d == size() - 1);
+        group.send(partial + first(peer(d)) * row, rows(peer(d)) * row, peer(d));
+        group.recv(terms + peer(-d) * here, here, peer(-d));
+        transfers.push_back(transport.start(comm, group));
+    }
+    product(first(rank()), rows(rank()));
+    comm.wait(compute.record());
+    comm.copy(terms + rank() * here, partial + first(rank()) * row, here);
+    for (const Transfer& t : transfers) transport.finish(comm, t);
+    sum_rows(comm, {.out = own,
+                    .x = terms,
+                    .rows = size(),
+                    .n = rows(rank()) * C,
+                    .stride = rows(rank()) * C,
+                    .out_dtype = dtype,
+                    .dtype = wire_});
+    compute_waits(compute, comm.record());
+}
+
+void* TensorParallel::arrived(Stream& comm, int64_t bytes) {
+    if (bytes > arrived_.bytes()) {
+        comm.synchronize();
+        arrived_ = Buffer();
+        arrived_ = Buffer(mesh_.tp().transport().device(), bytes, MemKind::comm, "values to be added over tp");
+    }
+    return arrived_.data();
+}
+
+// ---- small things ---------------------------------------------------------------------------------------------------
 
 void TensorParallel::share(Stream& compute, float* all, const float* own, int64_t n) const {
     ordered(compute, [&](Stream& comm) {
@@ -67,28 +164,20 @@ void TensorParallel::sum(Stream& compute, void* unit, const Replicated& r, DType
 void TensorParallel::exchange_sum(Stream& comm, void* data, const Replicated& r, DType dtype) {
     Transport& transport = mesh_.tp().transport();
     const int64_t bytes = checked_mul(r.count, size_of(dtype), "gradients of shared heads");
-    if (const int64_t all = checked_mul(bytes, r.ranks, "gradients of shared heads"); all > arrived_.bytes()) {
-        comm.synchronize();
-        arrived_ = Buffer();
-        arrived_ = Buffer(transport.device(), all, MemKind::comm, "gradients of shared heads");
-    }
-    MessageGroup group;
-    if (Watch* watch = transport.watch()) {
-        group.seq = watch->queue("sum of shared heads", transport.group().c_str(), transport.world_rank(0), bytes);
-        group.is_last = true;
-    }
+    char* terms = static_cast<char*>(arrived(comm, checked_mul(bytes, r.ranks, "gradients of shared heads")));
+    MessageGroup group = step_of(record("sum of shared heads", bytes), true);
     for (int i = 0; i < r.ranks; ++i) {
-        const int peer = r.first_rank + i;
-        if (peer == rank()) {
-            comm.copy(arrived_.bytes_at(i * bytes), data, bytes);
+        const int holder = r.first_rank + i;
+        if (holder == rank()) {
+            comm.copy(terms + i * bytes, data, bytes);
             continue;
         }
-        group.send(data, bytes, peer);
-        group.recv(arrived_.bytes_at(i * bytes), bytes, peer);
+        group.send(data, bytes, holder);
+        group.recv(terms + i * bytes, bytes, holder);
     }
     transport.exchange(comm, group);
     sum_rows(comm, {.out = data,
-                    .x = arrived_.data(),
+                    .x = terms,
                     .rows = r.ranks,
                     .n = r.count,
                     .stride = r.count,

@@ -11,9 +11,15 @@
 // Partial sums travel in `wire` and are added in ascending rank order in fp32, then rounded once, whatever
 // --collectives says (comm/collectives.h, `direct`): what the ranks hold in common stays the same to the bit.
 //
+// With `overlap` a product is computed by the rows of each rank: those that are here first, each rank's as they arrive;
+// or, before a scatter, those of the others first, each of which sets off as soon as it is made. The sums are the same:
+// bits depend on whether a product of some rows has the bits of those rows in the product of all, which our own GEMM
+// promises and a library does not.
+//
 // Everything enqueues and returns: the collectives are on the mesh's stream, ordered with compute by events.
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "comm/mesh.h"
@@ -32,7 +38,8 @@ struct Replicated {
 class TensorParallel {
    public:
     // The mesh and the meter (nullptr: none) outlive this. `wire`: of partial sums.
-    TensorParallel(Mesh& mesh, DType wire, CommMeter* meter = nullptr) : mesh_(mesh), wire_(wire), meter_(meter) {}
+    TensorParallel(Mesh& mesh, DType wire, CommMeter* meter = nullptr, bool overlap = false)
+        : mesh_(mesh), wire_(wire), meter_(meter), overlap_(overlap) {}
 
     int rank() const { return mesh_.tp().rank(); }
     int size() const { return mesh_.tp().size(); }
@@ -51,10 +58,16 @@ class TensorParallel {
     int64_t rows(int64_t N) const;
     int64_t most_rows(int64_t N) const { return ceil_div(N, int64_t(size())); }
 
-    // all (N, C) dtype = the rows of all ranks, `own` (rows(N), C) those of this one
-    void gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype) const;
-    // own (rows(N), C) dtype = the sum over ranks of `partial` (N, C) wire
-    void scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype) const;
+    // Enqueues on compute what reads, or makes, rows [first, first + rows).
+    using Product = std::function<void(int64_t first, int64_t rows)>;
+
+    // all (N, C) dtype = the rows of all ranks, `own` (rows(N), C) those of this one; then `product` of all rows, at
+    // once or part by part
+    void gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype,
+                const Product& product = nullptr) const;
+    // `product` makes `partial` (N, C) wire, at once or part by part; then own (rows(N), C) dtype = its sum over ranks
+    void scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype,
+                 const Product& product = nullptr);
     // all (size, n) = each rank's `own` (n)
     void share(Stream& compute, float* all, const float* own, int64_t n) const;
     // unit[r.begin, + r.count) = its sum over the ranks that hold it. Compute does not wait for it: what is enqueued
@@ -62,15 +75,26 @@ class TensorParallel {
     void sum(Stream& compute, void* unit, const Replicated& r, DType dtype);
 
    private:
-    std::vector<int64_t> row_offsets(int64_t N, int64_t C) const;
+    std::vector<int64_t> row_offsets(int64_t N, int64_t C) const;  // in elements
     template <class Body>
     void ordered(Stream& compute, const Body& body) const;
     void exchange_sum(Stream& comm, void* data, const Replicated& r, DType dtype);
+    void gather_parts(Stream& compute, char* all, const char* own, const std::vector<int64_t>& offsets, int64_t C,
+                      DType dtype, const Product& product) const;
+    void scatter_parts(Stream& compute, void* own, const char* partial, const std::vector<int64_t>& offsets, int64_t C,
+                       DType dtype, const Product& product);
+    // The messages of one step of an operation that the flight recorder knows as `seq`.
+    MessageGroup step_of(uint64_t seq, bool is_last) const;
+    uint64_t record(const char* what, int64_t bytes) const;
+    void compute_waits(Stream& compute, const Event& event) const;
+    int peer(int distance) const { return (rank() + distance + size()) % size(); }
+    void* arrived(Stream& comm, int64_t bytes);
 
     Mesh& mesh_;
     DType wire_;
     CommMeter* meter_;
-    Buffer arrived_;  // of exchange_sum
+    bool overlap_;
+    Buffer arrived_;  // values of the ranks that are added
 };
 
 }  // namespace rz

@@ -6,7 +6,7 @@
 
 namespace rz {
 
-static StageOptions with_core(StageOptions stage, const ZeroOptions& zero, const std::optional<TensorParallel>& tp) {
+static StageOptions with_core(StageOptions stage, const ZeroOptions& zero, std::optional<TensorParallel>& tp) {
     stage.dtype = zero.param_dtype;
     stage.grad_dtype = zero.grad_dtype;
     stage.tp = tp ? &*tp : nullptr;
@@ -25,7 +25,8 @@ static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, 
     const Place tp = mesh.place(Axis::tp);
     require(o.stage.B * o.stage.T >= tp.size, "--tp %d: a micro-batch of %lld tokens has no row for each rank", tp.size,
             (long long)(o.stage.B * o.stage.T));
-    return std::optional<TensorParallel>(std::in_place, mesh, o.tp_wire_f32 ? DType::f32 : o.zero.param_dtype, meter);
+    return std::optional<TensorParallel>(std::in_place, mesh, o.tp_wire_f32 ? DType::f32 : o.zero.param_dtype, meter,
+                                         o.tp_overlap);
 }
 
 static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const CoreOptions& o, const Mesh& mesh) {

@@ -243,6 +243,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.whole("--tp", o.tp, 1, 1 << 10,
                 "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
                 "parallelism).");
+    ranks.off_or_on("--tp-overlap", o.tp_overlap,
+                    "Compute products beside the collectives of --tp, by the rows of each rank.");
     ranks.choice("--tp-wire", o.tp_wire, "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
     add_schedule_row(
@@ -457,8 +459,9 @@ void check_given(const TrainOptions& o) {
         require(size == 1 || o.sample_every == 0,
                 "--sample-every with --%s %lld: no rank holds the whole model\n  nearest: --sample-every 0", flag,
                 (long long)size);
-    require(!o.given.count("tp-wire") || o.tp > 1,
-            "--tp-wire is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out");
+    for (const char* flag : {"tp-wire", "tp-overlap"})
+        require(!o.given.count(flag) || o.tp > 1,
+                "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);
     require(o.tp == 1 || !o.cuda_graphs,
             "--cuda-graphs on with --tp %lld: the ranks communicate inside a block\n  nearest: --cuda-graphs off",
             (long long)o.tp);
@@ -570,6 +573,9 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
         "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
         "--fp8 tensor, or leave it out",
         (long long)o.zero, name_of(o.fp8.recipe));
+    require(!o.tp_overlap || !o.fp8.on(),
+            "--tp-overlap on with --fp8: an operand has one scale, and its parts would each have their own\n"
+            "  nearest: --tp-overlap off");
     require(!o.given.count("fp8-skip-blocks") || o.fp8.on(),
             "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
     for (const char* flag : {"loss-scale-window", "loss-scale-hysteresis"})

@@ -97,6 +97,7 @@ struct TrainOptions {
     int64_t prefetch = 1;
     bool no_overlap = false, accumulate_locally = false;
     int64_t tp = 1;
+    bool tp_overlap = false;
     std::optional<DType> tp_wire;            // none: dtype
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
     ScheduleChoice pp_schedule;              // none: zb-v or 1f1b

@@ -99,6 +99,7 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
                          .gather = o.pp_gather,
                          .gather_window = int(o.pp_gather_window),
                          .window = int(o.pp_window)},
+            .tp_overlap = o.tp_overlap,
             .tp_wire_f32 = o.tp_wire.value_or(o.dtype) == DType::f32};
 }
 

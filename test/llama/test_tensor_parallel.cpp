@@ -11,6 +11,7 @@
 #include "comm/loopback.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "kernels/gemm/gemm.h"
 #include "llama/base/safetensors.h"
 #include "llama/model/hf.h"
 #include "llama/model/linear.h"
@@ -35,7 +36,7 @@ TEST(TensorParallel, RowsAreGatheredAndPartialSumsScatteredExactly) {
             hub.run([&](int rank) {
                 Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
                 Stream compute(kCpu, "compute");
-                const TensorParallel tp(mesh, DType::f32);
+                TensorParallel tp(mesh, DType::f32);
                 int64_t first = 0;
                 for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
                 const int64_t R = tp.rows(N);
@@ -128,7 +129,7 @@ TEST(TensorParallel, ProductsOfIntegersAreExact) {
         hub.run([&](int rank) {
             Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
             Stream s(kCpu, "compute");
-            const TensorParallel tp(mesh, DType::f32);
+            TensorParallel tp(mesh, DType::f32);
             const ParamTable table(config, {.part = rank, .parts = ranks});
             const std::vector<float> w = integer_weights(table);
             const int64_t R = tp.rows(N);
@@ -177,7 +178,7 @@ TEST(TensorParallel, TheEmbeddingOfAnyVocabularyIsExact) {
                 hub.run([&](int rank) {
                     Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
                     Stream s(kCpu, "compute");
-                    const TensorParallel tp(mesh, wire);
+                    TensorParallel tp(mesh, wire);
                     const ParamTable table(config, {.part = rank, .parts = ranks});
                     ResidentParameters parameters(kCpu, s, unit_layouts(table), dtype);
                     s.synchronize();
@@ -217,7 +218,7 @@ struct Layout {
     Recompute recompute = Recompute::none;
     int64_t B = 2, micro_batches = 1;  // B: of all dp ranks together
     int steps = 10;
-    bool wire_f32 = true;
+    bool wire_f32 = true, overlap = false;
     std::string folder = {};                         // where weights are loaded from; none: drawn
     std::vector<int32_t> inputs = {}, targets = {};  // (B, T); none: drawn
     int64_t T = kT;
@@ -311,6 +312,7 @@ Outcome train(const Layout& how) {
                            .micro_batches = how.micro_batches,
                            .threads = 1,
                            .pipeline = {.schedule = {.kind = how.schedule}},
+                           .tp_overlap = how.overlap,
                            .tp_wire_f32 = how.wire_f32},
                           hub.device(rank), mesh);
         Stream& compute = core.compute;
@@ -457,6 +459,25 @@ TEST(TensorParallelModel, RecomputationChangesNoBit) {
         EXPECT_EQ(got.weights, want.weights);
         EXPECT_EQ(got.losses, want.losses);
         EXPECT_EQ(got.sent, got.expected) << name_of(recompute);
+    }
+}
+
+// Rows of a product on their own have the bits that they have among all rows, but for a library's.
+TEST(TensorParallelModel, OverlapChangesNoBit) {
+    const bool own_gemm = std::string(gemm_library(DeviceKind::cpu)) == "own loops";
+    for (const auto& [tp, pp] : {std::pair(2, 1), {3, 1}, {4, 1}, {2, 2}}) {
+        SCOPED_TRACE(format("tp %d, pp %d", tp, pp));
+        Layout how{.config = toy(tp == 3 ? 3 : 2), .tp = tp, .pp = pp, .micro_batches = 2, .steps = 3};
+        if (pp == 1) how.dp = 2;
+        how.config.layers = 4;
+        const Outcome want = train(how);
+        how.overlap = true;
+        const Outcome got = train(how);
+        if (own_gemm) {
+            EXPECT_EQ(got.weights, want.weights);
+            EXPECT_EQ(got.losses, want.losses);
+        }
+        expect_close(got, want, 3 * double(how.rate));
     }
 }
 

@@ -39,6 +39,7 @@ refused() {  # refused RANKS TEXT FLAGS...
 check "one rank" train one 1 --batch-tokens 66
 check "tp 2" as tp2 one 2 --tp 2 --batch-tokens 66
 check "  says so" grep -qF "2 ranks share each tensor, fp32 partial sums: 6 of 12 heads and 1 of 2 kv heads" "$work/log"
+check "tp 2, products beside their collectives" as overlap one 2 --tp 2 --batch-tokens 66 --tp-overlap on
 check "tp 4, kv heads held twice" as tp4 one 4 --tp 4 --batch-tokens 66
 check "two data ranks" train dp2 2 --batch-tokens 132 --head untied
 check "tp 2 x dp 2, ZeRO-3" as tp2dp2 dp2 4 --tp 2 --zero 3 --batch-tokens 132 --head untied
