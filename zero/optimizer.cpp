@@ -74,18 +74,10 @@ void ShardedAdamW::index_owned() {
 // where each begins. The ranks that share slices have the same.
 std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own) {
     Collectives& parts = streams_.mesh.model();
-    if (streams_.device.is_planned() && !streams_.device.context->planned.executes) {  // nothing arrives: all alike
-        std::vector<int64_t> all;
-        stage_sums_ = {0};
-        for (int r = 0; r < parts.size(); ++r) {
-            all.insert(all.end(), own.begin(), own.end());
-            stage_sums_.push_back(2 * int64_t(all.size()));
-        }
-        return all;
-    }
     Stream& comm = streams_.comm();
     stage_sums_ = {0};
-    if (streams_.device.is_planned() && !comm.context().planned.executes) {  // no data travel: the others have the same
+    const bool travels = !streams_.device.is_planned() || comm.context().planned.executes;
+    if (!travels && !streams_.mesh.planned_peers()) {  // a planned rank alone: the others have the same
         std::vector<int64_t> all;
         for (int p = 0; p < parts.size(); ++p) {
             all.insert(all.end(), own.begin(), own.end());
