@@ -10,7 +10,7 @@ logs=$build/test-logs
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0 table=""
 
-# Ranks often outnumber cores here: one thread each, and nobody spins.
+# Ranks often outnumber cores here: one thread each, and none spins.
 export OMP_WAIT_POLICY=passive
 
 total() { awk '{ sum += $1 } END { print sum + 0 }'; }
@@ -68,6 +68,7 @@ for section in $sections; do
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
       run pipeline test/program/test_pipeline.sh ./train_llama
+      run pipeline-run test/program/test_pipeline_run.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama
       run faults test/program/test_faults.sh ./train_llama --quick

@@ -57,28 +57,51 @@ static Block decoder_block(const ModelConfig& c, const ParamTable& t, DType dtyp
     return Block(c, t, dtype, dtype, cos_table.as<float>(), sin_table.as<float>());
 }
 
+static RankProgram whole_forward(const ParamTable& table, DType dtype, const ParameterSource& parameters) {
+    RankProgram p;
+    p.shape = step_shape(table, dtype, parameters, nullptr, {{0, 0, int(table.units().size()) - 1}}, 1,
+                         /*trains=*/false);
+    p.program = single_stage_program(p.shape);
+    check_program(p.program, p.shape, 0);
+    return p;
+}
+
 Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Device device, Stream& stream,
                  ParameterSource& parameters, int64_t max_positions)
+    : Decoder(c, table, dtype, device, stream, parameters, max_positions, whole_forward(table, dtype, parameters),
+              nullptr, 0) {}
+
+Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Device device, Stream& stream,
+                 ParameterSource& parameters, int64_t max_positions, const RankProgram& forward, Mesh& mesh,
+                 int head_rank)
+    : Decoder(c, table, dtype, device, stream, parameters, max_positions, forward, &mesh, head_rank) {}
+
+Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Device device, Stream& stream,
+                 ParameterSource& parameters, int64_t max_positions, RankProgram forward, Mesh* mesh, int head_rank)
     : config_(c),
       table_(table),
       dtype_(dtype),
       device_(device),
       stream_(stream),
       parameters_(parameters),
-      executor_(stream),
+      program_(std::move(forward)),
+      mesh_(mesh),
+      head_rank_(head_rank),
+      executor_(stream, mesh),
       max_positions_(std::min(max_positions, c.max_seq_len)),
       block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_)) {
-    program_.shape = step_shape(table, dtype, parameters, nullptr, {{0, 0, int(table.units().size()) - 1}}, 1,
-                                /*trains=*/false);
-    program_.program = single_stage_program(program_.shape);
-    check_program(program_.program, program_.shape, 0);
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
         return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
             .data();
     };
-    for (int64_t l = 0; l < c.layers; ++l)
-        cache_.push_back(take(max_positions_, c.qkv_rows(), e, MemKind::activations, "key and value cache"));
+    cache_.resize(size_t(c.layers));
+    for (const StageUnits& held : program_.shape.stages) {
+        for (int u = std::max(held.first_unit, 1); u <= std::min(held.last_unit, int(c.layers)); ++u)
+            cache_[size_t(u) - 1] = take(max_positions_, c.qkv_rows(), e, MemKind::activations, "key and value cache");
+        if (held.last_unit <= int(c.layers))
+            outputs_[held.stage] = take(n, c.dim, e, MemKind::activations, "stage output");
+    }
     a_.resid = take(n, c.dim, e, MemKind::activations, "residual");
     a_.h1 = take(n, c.dim, e, MemKind::activations, "attention norm");
     a_.o = take(n, c.q_rows(), e, MemKind::activations, "attention output");
@@ -106,18 +129,31 @@ std::vector<float> Decoder::append(const std::vector<int32_t>& tokens) {
     const int64_t total = int64_t(tokens.size());
     for (int64_t first = 0; first < total; first += kPrefill)
         forward_chunk(tokens.data() + first, std::min(kPrefill, total - first));
+    if (mesh_) {
+        Stream& comm = mesh_->stream();
+        comm.wait(stream_.record());
+        mesh_->pp().broadcast(comm, logits32_, config_.vocab * 4, head_rank_);
+        stream_.wait(comm.record());
+    }
     stream_.copy(host_.data(), logits32_, config_.vocab * 4);
     stream_.synchronize();
     return host_;
 }
 
+// A stage's input is the memory that all stages of the rank work in: it is free when the tensor comes, since that was
+// made from this rank's output of the stage before, and a chunk begins when the one before has ended.
 struct Decoder::Host : ProgramHost {
     Host(Decoder& d, int64_t n) : decoder(d), count(n) {}
     void gather(const Instr& i) override { decoder.parameters_.gather(i.first_unit); }
     void release(const Instr& i) override { decoder.parameters_.release(i.first_unit); }
     void compute(const Instr& i) override {
-        for (int u = i.first_unit; u <= i.last_unit; ++u) decoder.forward_unit(u, count);
+        const StageUnits& stage = decoder.program_.shape.stage(i.stage);
+        for (int u = i.first_unit; u <= i.last_unit; ++u) decoder.forward_unit(u, stage, count);
     }
+    void* boundary(Boundary which, int stage, int) override {
+        return which == Boundary::input ? decoder.a_.resid : decoder.outputs_.at(stage);
+    }
+    int64_t boundary_bytes(int) override { return count * decoder.config_.dim * size_of(decoder.dtype_); }
     Decoder& decoder;
     int64_t count;  // of new tokens
 };
@@ -130,7 +166,7 @@ void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
     position_ += count;
 }
 
-void Decoder::forward_unit(int unit, int64_t count) {
+void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
     const char* w = static_cast<const char*>(parameters_.parameters(unit));
@@ -140,26 +176,40 @@ void Decoder::forward_unit(int unit, int64_t count) {
             {.x = a_.resid, .table = w, .tokens = tokens_, .N = count, .C = c.dim, .V = c.vocab, .dtype = dtype_});
         return;
     }
-    const void* previous_mid = unit > 1 ? a_.mid : nullptr;
-    if (unit <= int(c.layers)) {
-        a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * c.qkv_rows() * e;
-        block_.forward(stream_, {.B = 1, .T = count, .first_position = position_}, w, a_, scratch_, previous_mid);
-        return;
-    }
-    const auto within = [&](const Tensor& t) { return (t.offset - table_.units()[size_t(t.unit)].offset) * e; };
+    const void* previous_mid = unit > std::max(stage.first_unit, 1) ? a_.mid : nullptr;
+    if (unit > int(c.layers)) return forward_head(count, previous_mid);
+    a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * c.qkv_rows() * e;
+    block_.forward(stream_, {.B = 1, .T = count, .first_position = position_}, w, a_, scratch_, previous_mid);
+    if (unit == stage.last_unit)
+        reduce_add(stream_, {.out = outputs_.at(stage.stage),
+                             .a = scratch_.branch,
+                             .b = a_.mid,
+                             .n = count * c.dim,
+                             .out_dtype = dtype_,
+                             .a_dtype = dtype_,
+                             .b_dtype = dtype_});
+}
+
+// The logits after the last of the tokens.
+void Decoder::forward_head(int64_t count, const void* previous_mid) {
+    const ModelConfig& c = config_;
+    const int64_t e = size_of(dtype_);
+    const auto parameters = [&](const Tensor& t) {
+        return static_cast<const char*>(parameters_.parameters(t.unit)) +
+               (t.offset - table_.units()[size_t(t.unit)].offset) * e;
+    };
     rmsnorm_forward(stream_, {.y = a_.h1,
                               .rstd = a_.rstd1,
                               .sum = a_.resid,
                               .x = scratch_.branch,
                               .residual = previous_mid,
-                              .w = w + within(table_.final_norm()),
+                              .w = parameters(table_.final_norm()),
                               .N = count,
                               .C = c.dim,
                               .eps = float(c.norm_eps),
                               .dtype = dtype_});
-    const Tensor& head = table_.head();
-    const char* head_w = static_cast<const char*>(parameters_.parameters(head.unit)) + within(head);
-    linear(stream_, logits_, static_cast<char*>(a_.h1) + (count - 1) * c.dim * e, head_w, 1, c.dim, c.vocab, dtype_);
+    linear(stream_, logits_, static_cast<char*>(a_.h1) + (count - 1) * c.dim * e, parameters(table_.head()), 1, c.dim,
+           c.vocab, dtype_);
     cast(stream_, {.out = logits32_, .x = logits_, .n = c.vocab, .out_dtype = DType::f32, .dtype = dtype_});
 }
 

@@ -2,6 +2,7 @@
 // Text from a model: one sequence, a cache of keys and values, and a choice of the next token.
 
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "llama/model/block.h"
@@ -27,8 +28,13 @@ int32_t choose_token(const std::vector<float>& logits, const Sampling&, int64_t 
 class Decoder {
    public:
     Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions);
+    // One rank of a pipeline, with its program of a forward pass; `head_rank` of the pp axis holds the last unit. All
+    // ranks of the axis append the same tokens.
+    Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions,
+            const RankProgram& forward, Mesh&, int head_rank);
 
-    // Appends tokens (ids below the vocabulary) and returns the logits (V) after the last one. Synchronises.
+    // Appends tokens (ids below the vocabulary) and returns the logits (V) after the last one, on every rank.
+    // Synchronises.
     std::vector<float> append(const std::vector<int32_t>& tokens);
     int64_t position() const { return position_; }
     int64_t max_positions() const { return max_positions_; }
@@ -36,8 +42,11 @@ class Decoder {
 
    private:
     struct Host;
+    Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions,
+            RankProgram, Mesh*, int head_rank);
     void forward_chunk(const int32_t* tokens, int64_t count);
-    void forward_unit(int unit, int64_t count);
+    void forward_unit(int unit, const StageUnits&, int64_t count);
+    void forward_head(int64_t count, const void* previous_mid);
 
     ModelConfig config_;
     const ParamTable& table_;
@@ -46,12 +55,15 @@ class Decoder {
     Stream& stream_;
     ParameterSource& parameters_;
     RankProgram program_;  // one forward pass
+    Mesh* mesh_;           // of a pipeline
+    int head_rank_;
     Executor executor_;
     int64_t max_positions_, position_ = 0;
     Buffer cos_, sin_;
     Block block_;
     std::vector<Buffer> buffers_;
-    std::vector<void*> cache_;  // per layer (max_positions, Q)
+    std::vector<void*> cache_;      // by layer (max_positions, Q); nullptr: another rank's
+    std::map<int, void*> outputs_;  // by stage (tokens, C), but of the last
     BlockActivations a_;
     BlockScratch scratch_;
     int32_t* tokens_ = nullptr;

@@ -131,8 +131,10 @@ void ParamTable::hold() {
         const int64_t begin = local;
         std::vector<ElementRange> elsewhere;
         for (int t = unit.first_tensor; t < unit.first_tensor + unit.tensors; ++t) {
-            held_.push_back(piece_of(t, local));
-            const HeldPiece& piece = held_.back();
+            HeldPiece piece = piece_of(t, local);
+            if (std::find(holding_.copies.begin(), holding_.copies.end(), u) != holding_.copies.end())
+                piece.owned = false;
+            held_.push_back(piece);
             if (!piece.owned) elsewhere.push_back({local - begin, local - begin + piece.size()});
             local += piece.size();
         }

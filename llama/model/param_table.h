@@ -47,8 +47,9 @@ struct Tensor {
 
 // What a rank holds of the table.
 struct Holding {
-    std::vector<int> units = {};  // ascending; none: all of them
-    int part = 0, parts = 1;      // of every tensor that is split
+    std::vector<int> units = {};   // ascending; none: all of them
+    int part = 0, parts = 1;       // of every tensor that is split
+    std::vector<int> copies = {};  // of the units, those that a rank of another stage counts and writes
 };
 
 // What is held of a tensor: `rows` x `cols` elements from `first` on, one row `stride` elements after the other in the

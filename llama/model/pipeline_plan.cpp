@@ -73,6 +73,44 @@ std::vector<RankProgram> evaluation_programs(const PipelineSchedule& s, const Pi
     return out;
 }
 
+std::vector<UnitCopies> find_copies(const PipelineSchedule& s, const std::vector<StageUnits>& cut, bool tied) {
+    std::vector<UnitCopies> out(static_cast<size_t>(s.ranks));
+    const int first = s.rank_of.front()[0], last = s.rank_of.back()[0];
+    if (tied && first != last) {
+        out[size_t(first)] = {last, {0}, {}};
+        out[size_t(last)] = {first, {0}, {0}};
+    }
+    for (int stage = 0; stage < s.stages; ++stage) {
+        const auto& home = s.rank_of[size_t(stage)];  // DualPipe: of the first half of the micro-batches, of the second
+        if (home.front() == home.back()) continue;
+        for (const auto& [rank, peer] : {std::pair(home.front(), home.back()), {home.back(), home.front()}}) {
+            UnitCopies& c = out[size_t(rank)];
+            c.peer = peer;
+            for (int u = cut[size_t(stage)].first_unit; u <= cut[size_t(stage)].last_unit; ++u) {
+                c.units.push_back(u);
+                if (rank != home.front()) c.copies.push_back(u);
+            }
+        }
+    }
+    return out;
+}
+
+void check_copies(const std::vector<UnitCopies>& copies, const std::string& name, const ShardPolicy& shard) {
+    const int P = int(copies.size());
+    for (int r = 0; r < P; ++r) {
+        const int peer = copies[size_t(r)].peer;
+        if (peer < 0) continue;
+        require(!shard.reduce_each,
+                "schedule %s: ranks %d and %d of the pipeline hold the same parameters and add their gradients once a "
+                "step, and they are to be reduced at every weight gradient\n  nearest: accumulate locally",
+                name.c_str(), r, peer);
+        require((peer - r + P) % P == 1 || (r - peer + P) % P == 1,
+                "schedule %s on %d ranks: %d and %d hold the same stages and are not neighbours\n"
+                "  nearest: pp 4, or schedule dualpipev",
+                name.c_str(), P, r, peer);
+    }
+}
+
 }  // namespace
 
 PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, const ParamTable& table,
@@ -81,8 +119,8 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
     const bool chosen = o.schedule.kind || !o.schedule.file.empty();
     plan.choice = chosen ? o.schedule : default_schedule(o, config.layers, config.tied);
     const std::string name = plan.choice.name();
-    require(plan.choice.kind != PipelineKind::dualpipe,
-            "schedule dualpipe keeps two copies of the model, whose gradients this program does not sum yet\n"
+    require(!config.tied || plan.choice.kind != PipelineKind::dualpipe,
+            "schedule dualpipe with a tied head: both ends of the pipeline would hold both of its uses\n"
             "  nearest: schedule dualpipev");
     plan.schedule = schedule_for(o, plan.choice, config.layers, int(micro_batches));
     if (o.window > 0) plan.schedule = limit_in_flight(plan.schedule, o.window);
@@ -96,13 +134,11 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
             "schedule %s parts the backward pass, and a pending weight gradient keeps what recomputation would have "
             "saved\n  nearest: schedule 1f1b, or recompute none",
             name.c_str());
-    require(!config.tied || s.rank_of.front() == s.rank_of.back(),
-            "schedule %s with a tied head: first and last stage, which share it, are on different ranks\n"
-            "  nearest: schedule zb-v or dualpipev",
-            name.c_str());
     const std::vector<UnitFlops> flops = unit_flops(config, o.T, o.recompute);
     plan.cut = o.cut.empty() ? cut_stages(flops, s.stages) : cut_stages(o.cut, config.layers, s.stages);
     plan.costs = costs_of(plan.cut, flops);
+    plan.copies = find_copies(s, plan.cut, config.tied);
+    check_copies(plan.copies, name, shard);
     plan.predicted = simulate(unfused(s), plan.costs);
 
     PipelineProgramOptions how;
@@ -110,6 +146,7 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
     for (int u = 0; u < int(table.units().size()); ++u)
         how.unit_bytes.push_back(checked_mul(table.part_padded(u), size_of(param_dtype), "unit"));
     how.tied = config.tied;
+    for (const UnitCopies& c : plan.copies) how.shared.push_back(c.units);
     how.shard = shard;
     how.shard.prefetch_next_micro_batch = true;
     how.gather = o.gather;

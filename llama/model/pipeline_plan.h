@@ -19,11 +19,21 @@ struct PipelineOptions {
     int64_t T = 0;
 };
 
+// Units that two ranks of the pp axis hold: their gradients are added before the data axis sums them, and one of the
+// two counts and writes them. DualPipe's ranks hold two copies of the model; a tied head whose two uses are on the
+// first and the last rank is held by both.
+struct UnitCopies {
+    int peer = -1;            // -1: there are none
+    std::vector<int> units;   // ascending
+    std::vector<int> copies;  // of them, those that the peer counts and writes
+};
+
 struct PipelinePlan {
     ScheduleChoice choice;
     PipelineSchedule schedule;
     std::vector<StageUnits> cut;
     PipelineCosts costs;                  // FLOPs of a token
+    std::vector<UnitCopies> copies;       // by rank
     std::vector<RankProgram> training;    // by rank: a step
     std::vector<RankProgram> evaluation;  // by rank: forward only, one micro-batch
     PipelineRun predicted;                // of the step, by FLOPs, messages free
@@ -33,7 +43,7 @@ struct PipelinePlan {
 };
 
 // Refuses with the nearest valid value: shapes that the schedule does not exist for, stages without a block, halves of
-// the backward pass with recomputation, a tied head whose two uses are on different ranks.
+// the backward pass with recomputation, copies whose gradients would be reduced in each micro-batch.
 PipelinePlan plan_pipeline(const PipelineOptions&, const ModelConfig&, const ParamTable&, DType param_dtype,
                            int64_t micro_batches, const ShardPolicy&);
 

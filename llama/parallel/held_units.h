@@ -1,10 +1,13 @@
 #pragma once
 // Programs, stages and tables name units of the whole model; zero/ numbers those that this rank holds from 0. What
-// several ranks of the tp axis hold is summed over them before the data axis sums it.
+// several ranks of the tp axis hold, or two of the pp axis, is summed over them before the data axis sums it.
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "comm/mesh.h"
+#include "kernels/elementwise.h"
 #include "kernels/runtime/check.h"
 #include "llama/parallel/tensor_parallel.h"
 #include "zero/zero.h"
@@ -16,8 +19,17 @@ class HeldUnits : public ParameterSource, public GradientSink {
     // `units`: of the whole model, ascending, as `zero` holds them; none: all. `replicated`: by unit of `zero`, with
     // `tp`, which may be nullptr. `zero` and `tp` outlive this.
     HeldUnits(Zero& zero, std::vector<int> units, TensorParallel* tp = nullptr,
-              std::vector<std::vector<Replicated>> replicated = {})
-        : zero_(zero), units_(std::move(units)), tp_(tp), replicated_(std::move(replicated)) {}
+              std::vector<std::vector<Replicated>> replicated = {}, std::vector<int> shared = {}, int peer = -1)
+        : zero_(zero),
+          units_(std::move(units)),
+          tp_(tp),
+          replicated_(std::move(replicated)),
+          shared_(std::move(shared)),
+          peer_(peer) {
+        int64_t most = 0;
+        for (const int u : shared_) most = std::max(most, shared_bytes(u));
+        if (most > 0) arrived_ = Buffer(zero_.streams.device, most, MemKind::comm, "gradients of a shared unit");
+    }
 
     void gather(int unit) override { zero_.params.gather(local(unit)); }
     const void* parameters(int unit) override { return zero_.params.parameters(local(unit)); }
@@ -30,8 +42,14 @@ class HeldUnits : public ParameterSource, public GradientSink {
         if (tp_ && (last || reduces_each_micro_batch()))
             for (const Replicated& r : replicated_[size_t(here)])
                 tp_->sum(zero_.streams.compute, zero_.grads.gradients(here), r, zero_.options.grad_dtype);
+        if (last && std::find(shared_.begin(), shared_.end(), unit) != shared_.end()) add_peers(unit);
         zero_.grads.reduce(here, last);
     }
+    // Of a unit's gradients: what each of the two holders sends the other.
+    int64_t shared_bytes(int unit) const {
+        return checked_mul(zero_.ownership.unit(local(unit)).padded, size_of(zero_.options.grad_dtype), "gradients");
+    }
+    const std::vector<int>& shared() const { return shared_; }
     bool reduces_each_micro_batch() const override { return zero_.grads.reduces_each_micro_batch(); }
 
    private:
@@ -41,10 +59,37 @@ class HeldUnits : public ParameterSource, public GradientSink {
             if (units_[i] == unit) return int(i);
         fail("unit %d is not held by this rank", unit);
     }
+    // Both add the same two numbers, so both have the same bits.
+    void add_peers(int unit) {
+        Stream& compute = zero_.streams.compute;
+        Link &to = zero_.streams.mesh.link_to(peer_), &from = zero_.streams.mesh.link_from(peer_);
+        void* own = zero_.grads.gradients(local(unit));
+        const int64_t bytes = shared_bytes(unit);
+        const Event ready = compute.record();
+        to.stream().wait(ready), from.stream().wait(ready);
+        const bool sends_first = zero_.streams.mesh.pp().rank() < peer_;  // where both are one stream
+        if (sends_first) to.send(own, bytes, "gradients of a shared unit");
+        from.recv(arrived_.data(), bytes, "gradients of a shared unit");
+        if (!sends_first) to.send(own, bytes, "gradients of a shared unit");
+        compute.wait(to.stream().record());
+        compute.wait(from.stream().record());
+        const DType dtype = zero_.options.grad_dtype;
+        reduce_add(compute, {.out = own,
+                             .a = own,
+                             .b = arrived_.data(),
+                             .n = bytes / size_of(dtype),
+                             .out_dtype = dtype,
+                             .a_dtype = dtype,
+                             .b_dtype = dtype});
+    }
+
     Zero& zero_;
     std::vector<int> units_;
     TensorParallel* tp_;
     std::vector<std::vector<Replicated>> replicated_;
+    std::vector<int> shared_;
+    int peer_;
+    Buffer arrived_;
 };
 
 }  // namespace rz

@@ -38,6 +38,7 @@ class RankBuilder {
         shape_.tied = o.tied;
         shape_.micro_batches = s.micro_batches;
         shape_.shard = o.shard;
+        if (!o.shared.empty()) shape_.shared = o.shared[size_t(rank)];
         for (const int stage : s.stages_of(rank)) {
             StageUnits held = o.cut[size_t(stage)];
             const auto& home = s.rank_of[size_t(stage)];

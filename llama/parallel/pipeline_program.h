@@ -37,6 +37,7 @@ struct PipelineProgramOptions {
     std::vector<StageUnits> cut;      // by stage
     std::vector<int64_t> unit_bytes;  // of all units
     bool tied = false;
+    std::vector<std::vector<int>> shared = {};  // by rank: units that another rank holds too; none: of no rank
     ShardPolicy shard;
     GatherFor gather = GatherFor::step;
     int window = 3;  // stages, for GatherFor::window

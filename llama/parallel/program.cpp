@@ -65,6 +65,7 @@ std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape
     for (size_t at = 0; at < code.size(); ++at)
         for (int u : writes(code[at], shape)) last_of[{u, code[at].micro_batch}] = last[u] = at;
     std::map<int, std::set<int>> open;  // by unit: micro-batches that have added some and will add more
+    std::map<int, Instr> at_the_end;    // by unit, ascending: both holders do them in the same order
     std::vector<Instr> out;
     for (size_t at = 0; at < code.size(); ++at) {
         const Instr& i = code[at];
@@ -76,15 +77,19 @@ std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape
             }
             open[u].erase(i.micro_batch);
             const bool ends = last.at(u) == at;
-            if (ends || (shape.shard.reduce_each && open[u].empty()))
-                out.push_back({.what = Do::reduce,
+            const Instr reduce{.what = Do::reduce,
                                .stage = i.stage,
                                .first_unit = u,
                                .last_unit = u,
                                .micro_batch = i.micro_batch,
-                               .last = ends});
+                               .last = ends};
+            if (ends && std::find(shape.shared.begin(), shape.shared.end(), u) != shape.shared.end())
+                at_the_end[u] = reduce;
+            else if (ends || (shape.shard.reduce_each && open[u].empty()))
+                out.push_back(reduce);
         }
     }
+    for (const auto& [unit, reduce] : at_the_end) out.push_back(reduce);
     return out;
 }
 

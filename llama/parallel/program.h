@@ -93,6 +93,7 @@ struct StepShape {
     bool trains = true;  // false: forward only
     int micro_batches = 1;
     ShardPolicy shard = {};
+    std::vector<int> shared = {};  // units that another pp rank holds too and adds to: reduced when all else is done
 
     int units() const { return int(unit_bytes.size()); }
     const StageUnits& stage(int number) const;  // throws if it is on another rank
@@ -129,7 +130,8 @@ Program single_stage_program(const StepShape& shape);
 std::vector<Instr> place_gathers(const std::vector<Instr>& code, const StepShape& shape);
 
 // Adds the reduces to code without them: of each unit after the last instruction that adds to its gradients, in each
-// micro-batch or in the step. Where the head's dW comes long before the rest of its unit's gradients, several
+// micro-batch or in the step; of a shared unit at the end of the step, since the reduce waits for the other holder.
+// Where the head's dW comes long before the rest of its unit's gradients, several
 // micro-batches are reduced together.
 std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape& shape);
 

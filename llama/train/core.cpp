@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace rz {
@@ -50,17 +51,26 @@ static const RankProgram& own_program(const std::vector<RankProgram>& by_rank, c
     return by_rank[size_t(mesh.place(Axis::pp).rank)];
 }
 
+static UnitCopies copies(const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
+    return plan ? plan->copies[size_t(mesh.place(Axis::pp).rank)] : UnitCopies{};
+}
+
 static std::vector<int> held_units(const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
     std::vector<int> held;
-    if (plan)
+    if (plan) {
         for (const StageUnits& s : own_program(plan->training, mesh).shape.stages)
             for (int u = s.first_unit; u <= s.last_unit; ++u) held.push_back(u);
+        for (const int u : copies(plan, mesh).units)  // a tied head
+            if (std::find(held.begin(), held.end(), u) == held.end()) held.push_back(u);
+        std::sort(held.begin(), held.end());
+    }
     return held;
 }
 
 static Holding holding_of(const ModelConfig& config, const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
     Holding holding = part_of(config, mesh);
     holding.units = held_units(plan, mesh);
+    holding.copies = copies(plan, mesh).copies;
     return holding;
 }
 
@@ -95,7 +105,8 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       zero(device, compute, unit_layouts(table), decay_segments(table),
            with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),
            options.adamw, mesh, meter),
-      units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table)),
+      units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table), copies(plan, mesh).units,
+            copies(plan, mesh).peer),
       model(plan ? Model(config, table, with_core(options.stage, options.zero, tp), own_program(plan->training, mesh),
                          own_program(plan->evaluation, mesh), mesh, device, compute, units, &units)
                  : Model(config, table, with_core(options.stage, options.zero, tp), device, compute, units, &units)),

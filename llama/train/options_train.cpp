@@ -249,7 +249,7 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
     add_schedule_row(
         ranks, o.pp_schedule,
-        "Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]");
+        "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]");
     ranks.whole("--pp-stages-per-rank", o.pp_stages_per_rank, 0, 64,
                 "Number of stages on each rank (interleaved). 0: 2.");
     ranks.checked("--pp-cut", "N,N,...", "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]",
@@ -455,10 +455,13 @@ void check_given(const TrainOptions& o) {
             "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
     require(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),
             "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
-    for (const auto& [flag, size] : {std::pair("pp", o.pp), {"tp", o.tp}})
-        require(size == 1 || o.sample_every == 0,
-                "--sample-every with --%s %lld: no rank holds the whole model\n  nearest: --sample-every 0", flag,
-                (long long)size);
+    require(o.pp == 1 || o.sample_every == 0 || o.zero < 3 || !o.fp8.on() || !o.fp8_gather,
+            "--sample-every with --pp %lld and parameters gathered in fp8: samples need them in --dtype\n"
+            "  nearest: --fp8-gather off",
+            (long long)o.pp);
+    require(o.tp == 1 || o.sample_every == 0,
+            "--sample-every with --tp %lld: text is not drawn from parts of tensors\n  nearest: --sample-every 0",
+            (long long)o.tp);
     for (const char* flag : {"tp-wire", "tp-overlap"})
         require(!o.given.count(flag) || o.tp > 1,
                 "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);

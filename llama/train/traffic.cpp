@@ -1,5 +1,6 @@
 #include "llama/train/traffic.h"
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/vocab_cross_entropy.h"
@@ -39,8 +40,12 @@ class Counter {
             case Do::send:
                 sent_.pp += rows() * core_.config.dim * size_of(zero_.param_dtype);
                 return;
-            case Do::reduce:
+            case Do::reduce: {
+                const std::vector<int>& shared = core_.units.shared();
+                if (i.last && std::find(shared.begin(), shared.end(), i.first_unit) != shared.end())
+                    sent_.pp += core_.units.shared_bytes(i.first_unit);
                 return reduce(held(i.first_unit), i.last);
+            }
             case Do::forward:
             case Do::backward:
             case Do::input_grad:

@@ -13,7 +13,7 @@
 // L: 12 bytes a token to each other rank. With each reduce of a unit also the gradients of what several ranks hold:
 // (n - 1) / n of them twice if all n do, else once to each other holder.
 //
-//   pp          this rank's rows of the residual stream for each send
+//   pp          this rank's rows of the residual stream for each send; gradients of units that two ranks hold, once
 //   data        ZeRO's gathers and reduces of units (zero/zero.h) among the ranks that share a unit's state
 //   replicate   the all-reduce of the owned slices (hybrid sharding)
 //   model       the gradient norm's block sums of this part of the model to each other part

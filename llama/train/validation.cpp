@@ -19,9 +19,13 @@ static void print_sample(Trainer& t, int64_t step) {
     std::optional<WholeUnits> whole;  // where units are gathered in fp8
     if (!core.zero.options.fp8_matrices.empty())
         whole.emplace(core.zero.params, core.zero.ownership, core.device, dtype);
-    ParameterSource& source = whole ? static_cast<ParameterSource&>(*whole) : core.zero.params;
-    Decoder decoder(core.config, core.table, dtype, core.device, core.compute, source,
-                    int64_t(prompt.size()) + t.options.sample_tokens);
+    ParameterSource& source = whole ? static_cast<ParameterSource&>(*whole) : core.units;
+    const int64_t positions = int64_t(prompt.size()) + t.options.sample_tokens;
+    const int pp_rank = core.mesh.place(Axis::pp).rank;
+    Decoder decoder = core.plan ? Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions,
+                                          core.plan->evaluation[size_t(pp_rank)], core.mesh,
+                                          core.plan->schedule.rank_of.back()[0])
+                                : Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions);
     std::vector<int32_t> tokens = prompt;
     generate(decoder, core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},
              [&](int32_t token) {

@@ -10,6 +10,7 @@
 #include "comm/mesh.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "comm/loopback.h"
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
 #include "llama/base/safetensors.h"
@@ -334,6 +335,49 @@ TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
         }
         EXPECT_THROW(decoder.append({0}), Error);
     }
+}
+
+// In chunks and token by token, on every rank, with parameters whole and sharded.
+TEST(Generate, APipelinesLogitsAreThoseOfOneRankToTheBit) {
+    ModelConfig config = toy(false);
+    config.layers = 6;
+    config.resolve();
+    std::vector<int32_t> prompt;
+    for (int i = 0; i < 9; ++i) prompt.push_back(i * 5 % 37);
+    const auto logits = [&](Mesh& mesh, Device device, ZeroOptions zero, std::optional<PipelineKind> kind) {
+        TrainingCore core(config,
+                          {.zero = zero,
+                           .adamw = {},
+                           .stage = {.B = 1, .T = 8},
+                           .micro_batches = 4,
+                           .pipeline = {.schedule = {.kind = kind}}},
+                          device, mesh);
+        initialise_weights(core.table, 5, core.compute, core.zero);
+        const int at = mesh.place(Axis::pp).rank;
+        Decoder decoder = core.plan
+                              ? Decoder(core.config, core.table, DType::f32, device, core.compute, core.units, 16,
+                                        core.plan->evaluation[size_t(at)], mesh, core.plan->schedule.rank_of.back()[0])
+                              : Decoder(core.config, core.table, DType::f32, device, core.compute, core.units, 16);
+        std::vector<float> all = decoder.append(prompt);
+        for (const int32_t token : {3, 17, 8}) {
+            const std::vector<float> next = decoder.append({token});
+            all.insert(all.end(), next.begin(), next.end());
+        }
+        core.compute.synchronize();
+        return all;
+    };
+    Mesh alone(kCpu);
+    const std::vector<float> want = logits(alone, kCpu, {}, std::nullopt);
+    for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_v, PipelineKind::interleaved})
+        for (const int stage : {0, 3}) {
+            LoopbackHub hub(4);  // pp 2 x dp 2
+            hub.run([&](int rank) {
+                Mesh mesh(hub, rank, {.grid = {.pp = 2}});
+                ZeroOptions zero;
+                zero.stage = stage, zero.accumulate_locally = stage == 3;
+                EXPECT_EQ(logits(mesh, hub.device(rank), zero, kind), want) << name_of(kind) << ", rank " << rank;
+            });
+        }
 }
 
 TEST(Generate, SamplingObeysItsOptions) {

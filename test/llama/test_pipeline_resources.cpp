@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "comm/collectives.h"
 #include "kernels/runtime/context.h"
 #include "llama/train/core.h"
@@ -24,7 +22,7 @@ ModelConfig deep(bool tied = false) {
     return c;
 }
 
-struct Setup {
+struct Layout {
     Kind kind;
     int pp, micro_batches;
     int dp = 1;
@@ -41,7 +39,7 @@ struct Rank {
     TrainingCore core;
     int64_t data_bytes = 0;  // that the step has sent on the data axis
 
-    Rank(const Setup& s, int rank)
+    Rank(const Layout& s, int rank)
         : mesh(device, rank, s.pp * s.dp, PlannedLink{}, {.grid = {.pp = s.pp}}),
           core(deep(s.tied),
                {.zero = s.zero,
@@ -110,28 +108,42 @@ TEST(PipelineResources, ActivationsAreTheSlotsTimesTheirBytes) {
             }
 }
 
+// And the gradients of what two ranks hold, once each way: a tied head's embedding, all that DualPipe's copies have.
 TEST(PipelineResources, EachLinkCarriesEachTensorOnce) {
-    for (const Kind kind : kKinds)
-        for (const auto& [pp, M] : {std::pair(2, 4), {3, 6}, {4, 8}})
-            for (int r = 0; r < pp; ++r) {
-                const Rank rank({kind, pp, M}, r);
-                const PipelineSchedule& s = rank.core.plan->schedule;
-                std::map<int, int64_t> tensors;  // to each neighbour
+    std::vector<Layout> layouts;
+    for (const auto& [pp, M] : {std::pair(2, 4), {3, 6}, {4, 8}})
+        for (const Kind kind : kKinds) layouts.push_back({kind, pp, M});
+    layouts.push_back({Kind::dualpipe, 2, 4}), layouts.push_back({Kind::dualpipe, 4, 8});
+    layouts.push_back({Kind::f1b1, 3, 6}), layouts.back().tied = true;
+    layouts.push_back({Kind::zb_v, 3, 6}), layouts.back().tied = true;
+    for (const Layout& layout : layouts)
+        for (int r = 0; r < layout.pp; ++r) {
+            const Rank rank(layout, r);
+            const int pp = layout.pp;
+            const PipelineSchedule& s = rank.core.plan->schedule;
+            std::vector<int64_t> bytes(static_cast<size_t>(pp), 0);  // to each neighbour
+            for (int m = 0; m < s.micro_batches; ++m)
                 for (int stage = 0; stage + 1 < s.stages; ++stage) {
-                    const int below = s.rank_of[size_t(stage)][0], above = s.rank_of[size_t(stage) + 1][0];
-                    if (below == r && above != r) tensors[above] += M;  // outputs
-                    if (above == r && below != r) tensors[below] += M;  // gradients
+                    const int below = s.rank_of[size_t(stage)][size_t(m)],
+                              above = s.rank_of[size_t(stage) + 1][size_t(m)];
+                    if (below == r && above != r) bytes[size_t(above)] += kN * rank.core.config.dim * 4;  // outputs
+                    if (above == r && below != r) bytes[size_t(below)] += kN * rank.core.config.dim * 4;  // gradients
                 }
-                int64_t all = 0;
-                for (int peer = 0; peer < pp; ++peer) {
-                    if (peer != r && ((peer - r + pp) % pp == 1 || (r - peer + pp) % pp == 1)) {
-                        EXPECT_EQ(rank.mesh.link_to(peer).bytes_sent(), tensors[peer] * kN * rank.core.config.dim * 4)
-                            << name_of(kind) << " on " << pp << ", from " << r << " to " << peer;
-                    }
-                    all += tensors[peer];
+            const auto units = unit_layouts(rank.core.table);
+            if (layout.kind == Kind::dualpipe)
+                for (const UnitLayout& u : units) bytes[size_t(pp - 1 - r)] += u.padded * 4;
+            if (layout.tied && layout.kind == Kind::f1b1 && (r == 0 || r == pp - 1))
+                bytes[size_t(pp - 1 - r)] += units.front().padded * 4;
+            int64_t all = 0;
+            for (int peer = 0; peer < pp; ++peer) {
+                if (peer != r && ((peer - r + pp) % pp == 1 || (r - peer + pp) % pp == 1)) {
+                    EXPECT_EQ(rank.mesh.link_to(peer).bytes_sent(), bytes[size_t(peer)])
+                        << name_of(layout.kind) << " on " << pp << ", from " << r << " to " << peer;
                 }
-                EXPECT_GT(all, 0);
+                all += bytes[size_t(peer)];
             }
+            EXPECT_GT(all, 0);
+        }
 }
 
 int64_t sent_by_scatter(const Offsets& slices, int r, int64_t e) {

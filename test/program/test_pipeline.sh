@@ -127,6 +127,25 @@ END
 check "tied, one rank" train tied 1 --head tied --batch-tokens 256
 check "tied, zb-v" train tiedzb 2 --pp 2 --head tied --batch-tokens 256
 check "  the same loss" close tiedzb tied
+# Tied on two ranks: each has the embedding, and both add the other's gradients of it.
+for layout in "2 --pp 2 --pp-schedule 1f1b" "3 --pp 3 --pp-schedule zb-h1" "4 --pp 2 --pp-schedule 1f1b --zero 3"; do
+  # shellcheck disable=SC2086
+  check "tied, $layout" train tiedtwo $layout --head tied --batch-tokens 256 --overwrite --save-every 2
+  check "  the same loss" close tiedtwo tied
+done
+rm -rf "$work/tiedon"
+check "tied, saved by two" train tiedon 3 --pp 3 --pp-schedule 1f1b --head tied --steps 2 --save-every 2 "${even[@]:0:6}"
+check "  resumed by one" train tiedon 1 --resume auto --steps 4 --head tied
+
+# DualPipe: two copies of the model, whose gradients are added: the sum of the first half and of the second.
+for layout in "2 --pp 2" "4 --pp 4"; do
+  # shellcheck disable=SC2086
+  check "dualpipe on $layout" train dual $layout --pp-schedule dualpipe --batch-tokens 256 --head untied --overwrite --save-every 2
+  check "  the same loss" close dual one
+done
+check "dualpipe, dp 2, zero 3" train dual3 4 --pp 2 --pp-schedule dualpipe --zero 3 --batch-tokens 512 --head untied
+check "dp 2" train dp2 2 --batch-tokens 512 --head untied
+check "  the same loss" close dual3 dp2
 check "reduced at every weight gradient" train each 6 --pp 2 --zero 2 --no-accumulate-locally --batch-tokens 384 --head untied
 check "  the same loss" close each dp3
 check "bf16, one rank" train bf16 1 --dtype bf16 --batch-tokens 256 --head untied
@@ -138,8 +157,9 @@ planned() {  # --print-config knows the memory of a rank of 8 and of 64
 }
 check "memory of a stage is planned" planned 1
 check "refused: too many stages" refused 4 "make 16 stages of 8 blocks" --pp 4 --pp-schedule interleaved --pp-stages-per-rank 4
-check "refused: dualpipe" refused 2 "nearest: schedule dualpipev" --pp 2 --pp-schedule dualpipe --batch-tokens 256
-check "refused: tied on two ranks" refused 2 "nearest: schedule zb-v" --pp 2 --pp-schedule 1f1b --head tied
+check "refused: tied dualpipe" refused 2 "nearest: schedule dualpipev" --pp 2 --pp-schedule dualpipe --head tied --batch-tokens 256
+check "refused: tied on two ranks, reduced each" refused 4 "nearest: accumulate locally" --pp 2 --pp-schedule 1f1b --head tied --zero 2 \
+  --no-accumulate-locally
 check "refused: recomputation" refused 2 "nearest: schedule 1f1b" --pp 2 --pp-schedule zb-v --recompute mlp
 check "refused: too few micro-batches" refused 2 "needs at least 2 x pp = 4" --pp 2 --pp-schedule dualpipev
 check "refused: a cut" refused 2 "these are 7 blocks" --pp 2 --pp-schedule 1f1b --pp-cut 3,4
