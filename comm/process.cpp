@@ -336,7 +336,7 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
     bool nccl = kind == TransportKind::nccl || kind == TransportKind::nccl_shared;
     require(!nccl || device.is_cuda(), "transport nccl moves memory of CUDA devices; use device cuda or transport mpi");
     if (kind == TransportKind::automatic) nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;
-    const bool alone = max(int64_t(members.size())) <= 1;  // every group has one member, so nobody needs a library
+    const bool alone = max(int64_t(members.size())) <= 1;  // every group has one member, so none needs a library
     if (alone && color < 0) return nullptr;
     if (alone && !(nccl && kind != TransportKind::automatic))
         return std::make_unique<SelfTransport>(device, group, watch_, rank_);

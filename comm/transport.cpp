@@ -54,7 +54,7 @@ void Transport::recv(Stream& stream, void* data, int64_t bytes, int from) {
 }
 
 std::unique_ptr<Collectives> Transport::library_collectives(const CollectiveOptions&) {
-    fail("library collectives: the %s transport has no library behind it\n  use ring or direct collectives", name());
+    fail("library collectives: the %s transport has no library\n  use ring or direct collectives", name());
 }
 
 SelfTransport::SelfTransport(Device device, std::string group, std::shared_ptr<Watch> watch, int world_rank)

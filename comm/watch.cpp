@@ -189,7 +189,7 @@ std::map<GroupId, Issued> count_issued(const std::map<int, StatusPage>& pages) {
     return groups;
 }
 
-// Whether others wait for this rank, in which group, and whether it waits for nobody itself.
+// Whether others wait for this rank, in which group, and whether it waits for none itself.
 std::string verdict(const StatusPage& page, const std::map<GroupId, Issued>& groups) {
     const Channel* behind = nullptr;
     bool ahead = false;

@@ -3,7 +3,7 @@
 //
 // Every rank keeps a status page: who it is, the training step, and its last operations with sequence numbers (a flight
 // recorder). The members of a group issue the same sequence of operations in it, so that equal numbers in a group mean
-// the same operation and the members with more of them wait for those with fewer: the rank to look at waits for nobody
+// the same operation and the members with more of them wait for those with fewer: the rank to look at waits for none
 // itself. Stages of a pipeline are members of different groups, so their totals may differ. The pages are small files
 // in a run directory, mapped into memory: writing one costs a store, and it can be read by the other ranks of the host
 // (of all hosts, if they share the directory) and after the process was killed or stopped.

@@ -159,7 +159,7 @@ void adamw_t(const AdamW& a, const AdamWFactors& f) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         int64_t i = chunk * kChunk;
         const int64_t end = a.n - i < kChunk ? a.n : i + kChunk;
-        int64_t low = 0, high = a.segments - 1;  // the segment of element i: the first that ends behind it
+        int64_t low = 0, high = a.segments - 1;  // the segment of element i: the first that ends after it
         while (low < high) {
             const int64_t middle = (low + high) / 2;
             if (a.segment_end[middle] > a.first + i)

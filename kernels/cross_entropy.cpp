@@ -69,7 +69,7 @@ void cross_entropy_t(const CrossEntropy& a) {
         for_vectors(
             a.V, [&](int64_t v, auto lanes) RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
         // p - 1 without cancellation only matters where p is near 1, and there fp32's 2^-24 is below the rounding.
-        // An infinite loss gives a NaN, so that it never hides behind a finite gradient; else x - x is 0.
+        // An infinite loss gives a NaN, so that a finite gradient never hides it; else x - x is 0.
         x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * scale);
     }
 }

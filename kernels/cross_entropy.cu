@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], float top, 
 }
 
 // One block per row, and the row is read once: the maximum and the sum run along, and the logits wait for the gradient
-// in registers (128 KiB), behind them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by
+// in registers (128 KiB), after them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by
 // device: a row of 128256 in 16 bits fits where a block has 128 KiB). Only what is beyond both is read again. A thread
 // reads only what it copied itself.
 template <class T>
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kMostThreads)
         store_gradient(body + i * kVec, x, top, factor);
     }
     // The target's own gradient comes last, from the thread that has just written it as if it were none. x - x is 0, or
-    // NaN where the loss is infinite: it never hides behind a finite gradient.
+    // NaN where the loss is infinite: a finite gradient never hides it.
     if (thread == cut.owner(target, threads)) {
         const float whole = 1.0f + (target_logit - target_logit);
         row[target] = from_float<T>((ptx::ex2(fmaf(target_logit, kLog2e, -top)) * inverse - whole) * scale);
@@ -202,7 +202,7 @@ struct Shape {
 // Two blocks per multiprocessor where what waits for the gradient fits into half of one: one fetches while the other
 // computes. Else one block, and as much of its row in shared memory as there is room for.
 Shape shape_of(int64_t vectors, bool write_gradient) {
-    constexpr int kFixed = 2048;  // static shared memory, and the alignment behind it
+    constexpr int kFixed = 2048;  // static shared memory, and the alignment after it
     const int half = row_threads(vectors, kKeep, kHalfThreads);
     const int64_t beyond = ceil_div(vectors, half) - kKeep;
     if (beyond <= 0) return {half, 0};

@@ -385,7 +385,7 @@ int launch_backward(const RmsnormBackward& a, CudaStream stream) {
         if (beyond > 0) {
             const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
             const int each = staged_bytes(kVec) * lanes;
-            const int64_t room = (bytes - 2048) / each;  // 2048: static shared memory, and the alignment behind it
+            const int64_t room = (bytes - 2048) / each;  // 2048: static shared memory, and the alignment after it
             args.staged = int(beyond < room ? beyond : room);
             launch(rmsnorm_backward_kernel<T, kVec, true>,
                    LaunchConfig(grid, block, size_t(each) * size_t(args.staged), stream), args);

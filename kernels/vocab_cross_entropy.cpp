@@ -81,7 +81,7 @@ void vocab_cross_entropy_t(const VocabCrossEntropy& a) {
             a.V, [&](int64_t v, auto lanes) RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
         const int64_t target = int64_t(a.targets[n]) - a.first;
         if (target < 0 || target >= a.V) continue;
-        // As in cross_entropy: an infinite loss gives a NaN, so that it never hides behind a finite gradient.
+        // As in cross_entropy: an infinite loss gives a NaN, so that a finite gradient never hides it.
         x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * scale);
     }
 }

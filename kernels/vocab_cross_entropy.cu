@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
     const float factor = scale / sum;
     const int64_t target = int64_t(targets[n]) - first;
     for (int v = int(threadIdx.x); v < V; v += kThreads) {
-        // As in cross_entropy: an infinite loss gives a NaN, so that it never hides behind a finite gradient.
+        // As in cross_entropy: an infinite loss gives a NaN, so that a finite gradient never hides it.
         const float gradient = v == target ? (expf(shifted) / sum - 1.0f + (shifted - shifted)) * scale
                                            : expf(to_float(row[v]) - max) * factor;
         row[v] = from_float<T>(gradient);

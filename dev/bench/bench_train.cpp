@@ -231,7 +231,7 @@ void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
             train();
         t.zero.optimizer.gradient_norm();
         t.zero.optimizer.update(1e-4f, step);
-        if (step == kWarmUp) t.compute.synchronize();  // what is set up at first use is behind us
+        if (step == kWarmUp) t.compute.synchronize();  // what is set up at first use is done
         if (step >= kWarmUp) ends.push_back(t.compute.record(true));
     }
     t.compute.synchronize();

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.." || exit
 . test/program/check.sh
 
 passes() { timeout 60 "$built/$1/solution" > "$work/log" 2>&1; }
-# An exercise fails by saying so: exit code 1 and a last line. A crash or a hang teaches nobody.
+# An exercise fails by saying so: exit code 1 and a last line. A crash or a hang teaches nothing.
 fails() {
   local rc=0
   timeout 60 "$built/$1/exercise" > "$work/log" 2>&1 || rc=$?

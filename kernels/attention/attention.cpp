@@ -207,7 +207,7 @@ struct ForwardTiles {
 };
 
 // Online softmax of one row of n scores (whole vectors) of which those from `hidden` to `visible`, at least one, count:
-// p gets the exponentials, zero before and behind them. Returns what earlier sums are to be multiplied by.
+// p gets the exponentials, zero before and after them. Returns what earlier sums are to be multiplied by.
 template <class W>
 RZ_INLINE float softmax_row(typename W::Word* p, float* s, int64_t n, int64_t hidden, int64_t visible, float scale,
                             float& running_max, float& running_sum) {
@@ -328,7 +328,7 @@ void forward_row(const AttentionForward& a, int64_t b, int64_t h, int64_t t) {
     for_vectors(keys, [&](int64_t j, auto lanes) RZ_LAMBDA {
         Vec e = exp(load(p + j, lanes) - max);
         store(p + j, e, lanes);
-        sums += load(p + j, lanes);  // zeros behind the end
+        sums += load(p + j, lanes);  // zeros beyond the end
     });
     for (int64_t d = 0; d < D; ++d) sum_v[d] = 0;
     for (int64_t j = 0; j < keys; ++j) {

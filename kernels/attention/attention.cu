@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
 #pragma unroll
             for (int j = 0; j < Shape::kColumns; ++j) acc[i][j] *= shrink;
         }
-        __syncthreads();  // p is written, and nobody reads the keys any more
+        __syncthreads();  // p is written, and no thread reads the keys any more
         load_tile<T, kMaxD>(kv, values + j0 * s.kv_row, s.kv_row, s.Tk - j0, D);
         __syncthreads();
         add_weighted<kMaxD, false>(acc, p, kv, D);

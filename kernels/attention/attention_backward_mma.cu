@@ -165,7 +165,7 @@ struct Backward {
         }
     }
 
-    // Through the warp's own rows of `tile`, which nobody else reads
+    // Through the warp's own rows of `tile`, which no other warp reads
     __device__ __forceinline__ void store(T* out, int64_t row_stride, int count, unsigned char* tile,
                                           const float (&grad)[D / 8][4], float factor) {
         __syncwarp();

@@ -164,7 +164,7 @@ struct Consumer {
             }
             sum[h] = sum[h] * shrink[h] + (part + odd);
         }
-        ptx::wgmma_pin(s);  // computed here, under the products in flight, and not behind the wait for them
+        ptx::wgmma_pin(s);  // computed here, under the products in flight, and not after the wait for them
     }
 
     __device__ __forceinline__ void rescale() {
@@ -173,7 +173,7 @@ struct Consumer {
         for (int i = 0; i < D / 2; ++i) o[i] *= shrink[i % 4 / 2];
     }
 
-    // The queries' first `mine` tiles of keys, from first_tile on. A turn for every tile but the first.
+    // The queries' first `mine` tiles of keys, from first_tile on. One iteration for every tile but the first.
     __device__ __forceinline__ void attend(int first_tile, int mine) {
         ptx::mbar_wait(&bars.k_full[at.stage], at.parity);
         start_scores(at.stage);

@@ -8,7 +8,7 @@
 namespace rz {
 
 // The workspace of the backward pass, two values per query: lse2 = lse * log2(e), and delta, the row's sum of d_o * o.
-// Both are (B, H, T rounded up to 64) f32, one behind the other, zero beyond T.
+// Both are (B, H, T rounded up to 64) f32, one after the other, zero beyond T.
 struct BackwardStats {
     int64_t T_padded;
     float* lse2;

@@ -3,7 +3,7 @@
 //
 //   for_vectors(C, [&](int64_t c, auto lanes) RZ_LAMBDA { store(y + c, load(x + c, lanes) * scale, lanes); });
 //
-// where the last call may cover fewer than kLanes elements: those load as zeros behind the end, and are not stored.
+// where the last call may cover fewer than kLanes elements: those load as zeros beyond the end, and are not stored.
 
 typedef float Vec __attribute__((vector_size(RZ_SIMD_WIDTH)));
 typedef float VecU __attribute__((vector_size(RZ_SIMD_WIDTH), aligned(4), may_alias));

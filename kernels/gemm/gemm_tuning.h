@@ -40,7 +40,7 @@ std::string default_gemm_cache();
 using GemmChoice = std::vector<unsigned char>;  // an algorithm, as the library stores it
 
 // Held while a shape is measured, so that others which share the file wait and then read. Ends with the process too.
-// After `patience` seconds, or without a file or where none can be made beside it, it is nobody's turn and everybody's.
+// After `patience` seconds, or without a file or where none can be made beside it, no lock: every rank measures.
 class GemmTuningTurn {
    public:
     explicit GemmTuningTurn(const std::string& cache_file, double patience = 60);

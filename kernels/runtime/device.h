@@ -86,7 +86,7 @@ void free_after_queued_work(Device device, bool pinned, void* data) noexcept;
 
 class Stream {
    public:
-    // `high_priority` matters on CUDA only: communication is not to queue behind compute.
+    // `high_priority` matters on CUDA only: communication is not to wait for compute in a queue.
     Stream(Device device, std::string name, bool high_priority = false);
     ~Stream();  // drains
     Stream(const Stream&) = delete;

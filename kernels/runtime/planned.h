@@ -3,7 +3,7 @@
 // that is enqueued starts when the stream and the host have come that far, and moves the stream's clock by what the
 // caller's cost function says; an event is a time; to wait for one moves a clock to it, if that is later.
 //
-//   memory   charged: addresses that nobody may touch, any amount of it; host memory is there, and zero at first
+//   memory   charged: addresses not to be read or written, any amount; host memory is there, and zero at first
 //            real, with `executes`: ops run on it, on the calling thread, when they are enqueued
 //   ops      costed, always; and executed, with `executes`, as the CPU's
 //

@@ -29,7 +29,7 @@ struct ManifestFile {
     bool operator==(const ManifestFile&) const = default;
 };
 
-// A return to an earlier state: the batches behind `to`, up to and beyond the step `from` that went wrong, were left
+// A return to an earlier state: the batches after `to`, up to and beyond the step `from` that went wrong, were left
 // out.
 struct Rollback {
     int64_t from = 0, to = 0;

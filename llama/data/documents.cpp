@@ -4,12 +4,12 @@ namespace rz {
 
 int64_t find_documents(const DocumentMask& mask, const int32_t* tokens, int64_t B, int64_t T, int32_t* starts,
                        int32_t* positions) {
-    const int64_t behind = mask.boundary == DocBoundary::eos ? 1 : 0;  // from the token to the next document
+    const int64_t distance = mask.boundary == DocBoundary::eos ? 1 : 0;  // from the token to the next document
     int64_t squares = 0;
     for (int64_t row = 0; row < B * T; row += T) {
         int64_t start = 0;
         for (int64_t t = 0; t < T; ++t) {
-            if (mask && t > 0 && tokens[row + t - behind] == mask.token) {
+            if (mask && t > 0 && tokens[row + t - distance] == mask.token) {
                 squares += (t - start) * (t - start);
                 start = t;
             }

@@ -1,5 +1,5 @@
 #pragma once
-// Text to token ids and back. Read are
+// Text to token ids and back. These are read:
 //
 //   tokenizer.json    byte-level BPE, split like GPT-2, Llama-3 or SmolLM2, or not at all (plain bytes);
 //                     BPE over characters with byte fallback, as Llama-2 and TinyLlama write it (a space is U+2581)

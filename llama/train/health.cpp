@@ -19,7 +19,7 @@ Health::Health(const Options& o, Process& process)
             if (const std::string to = set_aside(o.out); !to.empty())
                 std::printf("moved    the earlier run to %s\n", to.c_str());
     }
-    process.barrier();  // nobody writes a status into a folder that another run holds
+    process.barrier();  // no rank writes a status into a folder that another run holds
     status_ = std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps);
     // Both outlive this object: the hook is called when an error has left main's function already.
     process.on_failure(

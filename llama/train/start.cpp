@@ -102,7 +102,7 @@ static void check_data(Manifest& m, const Options& options, const DataLoader& da
     if (was.seq_len != now.seq_len) m.samples = m.tokens / now.seq_len;
 }
 
-// A fixed scale is what the options say; a dynamic one goes on where it was.
+// A fixed scale is what the options say; a dynamic one continues where it was.
 static void restore_loss_scale(const LossScaleRecord& l, Zero& zero) {
     const LossScaling& o = zero.options.loss_scaling;
     if (!o.dynamic || l.scale == 0) return;

@@ -27,7 +27,7 @@ int64_t now_ms() {
 }
 
 void say(const char* text) {
-    if (write(2, text, std::strlen(text)) < 0) return;  // nobody listens
+    if (write(2, text, std::strlen(text)) < 0) return;  // the terminal is gone
 }
 
 void take(StopCause cause) {

@@ -338,7 +338,7 @@ TEST(Watch, TheStageThatWaitsForNobodyIsTheOneBehind) {
         for (int i = 0; i < 3; ++i) transfer(0, 1, true, true);
         for (int i = 0; i < 2; ++i) transfer(1, 2, true, true);
         transfer(2, 3, true, true);
-        EXPECT_EQ(ranks[3]->job_report().find("BEHIND"), std::string::npos) << "numbers differ, and nobody is behind";
+        EXPECT_EQ(ranks[3]->job_report().find("BEHIND"), std::string::npos) << "numbers differ, and no rank is behind";
         transfer(0, 1, false, true);
         transfer(1, 2, false, true);
         const std::string text = ranks[3]->job_report();

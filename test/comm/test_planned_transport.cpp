@@ -46,7 +46,7 @@ TEST(PlannedTransport, AMessageMovesTheReceiversClockToItsArrival) {
     }
 }
 
-// Work between start and finish hides the message behind it, or is hidden itself.
+// Work between start and finish overlaps the message: the longer of the two counts.
 TEST(PlannedTransport, WorkOverlapsATransfer) {
     for (const Ticks work : {Ticks(10), Ticks(5000)}) {
         const auto t = clocks(2, even_link(kLatency, kByteATick), [&](int rank, Transport& transport, Stream& stream) {
@@ -92,7 +92,7 @@ TEST(PlannedTransport, RingAllReduceTakesItsClosedForm) {
     }
 }
 
-// Dissemination: a barrier of 1,000 ranks is ten rounds of one-byte messages, and nobody leaves before the last came.
+// Dissemination: a barrier of 1,000 ranks is ten rounds of one-byte messages, and no rank leaves before the last came.
 TEST(PlannedTransport, ABarrierOfAThousandRanksEndsAfterTheLast) {
     constexpr int kRanks = 1000;
     constexpr Ticks kRound = kLatency + 1, kLate = 123456;

@@ -35,7 +35,7 @@ inline Doubles random_doubles(int64_t n, uint64_t seed, double std = 1) {
     return x;
 }
 
-// n elements of dtype, 256-byte aligned, with a guard behind them that finish() checks.
+// n elements of dtype, 256-byte aligned, with a guard after them that finish() checks.
 class Tensor {
    public:
     // NaN everywhere: an element that the op leaves out can't pass.
@@ -52,7 +52,7 @@ class Tensor {
     ~Tensor() {
         for (int64_t i = 0; i < kGuard; ++i)
             if (memory_.as<unsigned char>()[n_ * size_of(dtype_) + i] != 0xff) {
-                ADD_FAILURE() << "byte " << i << " behind a tensor of " << n_ << " elements was overwritten";
+                ADD_FAILURE() << "byte " << i << " after a tensor of " << n_ << " elements was overwritten";
                 break;
             }
     }

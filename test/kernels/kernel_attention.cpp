@@ -11,7 +11,7 @@ struct Case {
     DType dtype;
     bool packed = false;  // q, k and v side by side in one row
     bool large = false;
-    int64_t ahead = 0;                    // by how many positions the last query comes behind the last key
+    int64_t ahead = 0;                    // by how many positions the last query comes after the last key
     std::vector<int64_t> documents = {};  // of each row, from position 0 on: their lengths, but the last one's
     bool sum = false;                     // dk and dv are fp32 and added to
     AttentionKernels fastest = AttentionKernels::wgmma;

@@ -269,7 +269,7 @@ TEST_P(AttentionRanges, ADocumentDoesNotChangeTheBitsOfAnother) {
 }
 
 // A ring: each chunk of queries meets one chunk of keys at a time. Outputs are merged by their log-sum-exp; gradients
-// of each call come from the whole softmax, and add up. A document may begin behind all of a call's keys.
+// of each call come from the whole softmax, and add up. A document may begin after all of a call's keys.
 TEST_P(AttentionRanges, ChunksOfKeysAddUp) {
     for (const bool documents : {false, true}) {
         const int64_t T = 120, chunk = 30;

@@ -424,7 +424,7 @@ TEST(SimdVec, PartialVectorsTouchNothingElse) {
         for (size_t i = 0; i < 12; ++i) x[i] = bf16(float(i + 1));
         lanes::Vec sum{};
         lanes::for_vectors(n, [&](int64_t i, auto some) RZ_LAMBDA {
-            sum += lanes::load(x.data() + i, some);  // zeros behind the end
+            sum += lanes::load(x.data() + i, some);  // zeros beyond the end
             lanes::store(y.data() + i, lanes::load(x.data() + i, some) * 2.0f, some);
         });
         EXPECT_EQ(lanes::sum_of(sum), float(n * (n + 1) / 2));

@@ -174,7 +174,7 @@ TEST_F(GemmCacheTest, OneMeasuresAndTheOthersWait) {
     other.join();
     EXPECT_FALSE(too_early);
     EXPECT_FALSE(GemmTuningTurn("").held());
-    EXPECT_FALSE(GemmTuningTurn("/nowhere/at/all", 5).held()) << "no file can be made there, and nobody waits for it";
+    EXPECT_FALSE(GemmTuningTurn("/nowhere/at/all", 5).held()) << "no file can be made there, and none waits for it";
 }
 
 }  // namespace

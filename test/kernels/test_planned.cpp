@@ -50,7 +50,7 @@ TEST_F(Planned, AStreamAddsUpWhatItsWorkCosts) {
     stream.enqueue_host([&] { ++runs; });
     EXPECT_EQ(stream.clock(), 39);
     EXPECT_EQ(runs, 0) << "ops were executed";
-    EXPECT_EQ(context.planned.host, 0) << "nobody waited";
+    EXPECT_EQ(context.planned.host, 0) << "none waited";
 }
 
 // Two streams: b's second work needs a's first; the host then waits for b and gives a more.
@@ -102,7 +102,7 @@ TEST_F(Planned, CostsThatAreNegativeOrPassTheEndOfTimeAreErrors) {
     EXPECT_THROW(stream.run(Work{1, &runs}, work, nullptr), Error);
 }
 
-// More than any machine has is counted; the addresses are aligned, distinct, and nobody may touch them.
+// More than any machine has is counted; the addresses are aligned, distinct, and must not be read or written.
 TEST_F(Planned, MemoryIsCountedAndNotThere) {
     constexpr int64_t kTera = int64_t(1) << 40;
     {

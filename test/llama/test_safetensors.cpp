@@ -292,7 +292,7 @@ TEST(AtomicFile, ErrorsNameTheFileAndLeaveNothing) {
     } catch (const Error& e) {
         EXPECT_NE(std::string(e.what()).find("no/such/f"), std::string::npos) << e.what();
     }
-    // A file size limit stands for every other reason why a write fails late.
+    // A file size limit is one of the reasons why a write fails late.
     struct rlimit old;
     ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
     const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);

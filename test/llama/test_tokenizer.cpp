@@ -307,7 +307,7 @@ TEST(Tokenizer, DamagedSentencePieceModelsAreRefused) {
     EXPECT_NE(refused(good.substr(0, 1000)).find("nor an intact SentencePiece model"), std::string::npos);
     EXPECT_NE(refused("IQ== 0\nIg== 1\n").find("tiktoken"), std::string::npos);
     EXPECT_NE(refused("").find("nor an intact SentencePiece model"), std::string::npos);
-    std::string unigram = good;  // trainer_spec.model_type = BPE is the bytes 18 02 behind the piece list
+    std::string unigram = good;  // trainer_spec.model_type = BPE is the bytes 18 02 after the piece list
     const size_t trainer = unigram.rfind(std::string("\x18\x02", 2));
     ASSERT_NE(trainer, std::string::npos);
     unigram[trainer + 1] = 1;

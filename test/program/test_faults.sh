@@ -299,7 +299,7 @@ case_killed_rank() {
   FAULT=step:1:5:kill start c16
   check "killed_rank: the job ends" test $rc != 0 -a $rc != 137
   check "killed_rank: no orphan" gone c16
-  check "killed_rank: nobody could say so" test "$(status c16 state)" = running
+  check "killed_rank: no rank could write its end" test "$(status c16 state)" = running
   resume c16
   check "killed_rank: same weights" as_undisturbed c16
 }

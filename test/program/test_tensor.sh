@@ -90,7 +90,7 @@ for way in "half2 1 --tp 1" "half2 4 --tp 4" "half1 2 --tp 2" "half2 4 --tp 2 --
   cp -r "$work/$1" "$work/resumed" && cp -r "$work/$1" "$work/loaded" && rm -r "$work/loaded/final"
   check "$way: loads" train loaded "${@:2}" --resume auto --steps 5
   check "  the same weights" cmp "$work/loaded/final/model.safetensors" "$work/$1/final/model.safetensors"
-  check "  goes on" train resumed "${@:2}" --resume auto --steps 10
+  check "  resumes" train resumed "${@:2}" --resume auto --steps 10
   check "  as one rank does" close resumed one 6
 done
 

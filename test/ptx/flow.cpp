@@ -16,7 +16,7 @@ struct Block {
 };
 
 struct Flow {
-    std::vector<Block> blocks;  // the last one is the exit: empty, and behind the code
+    std::vector<Block> blocks;  // the last one is the exit: empty, and after the code
     std::vector<int> block_of;  // of an instruction
 };
 

@@ -231,7 +231,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
     close(fd);
     if (m == MAP_FAILED) return problem(ncclSystemError, "mmap");
     auto* c = new ncclComm{rank, ranks, static_cast<Shared*>(m), bytes};
-    // The file has no name left once everyone is in, so nothing stays behind.
+    // The file has no name left once everyone is in, so nothing is left over.
     if (c->shared->attached.fetch_add(1) + 1 == ranks) shm_unlink(name.c_str());
     *out = c;
     return ncclSuccess;

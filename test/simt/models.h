@@ -1,5 +1,5 @@
 // Models of tensor-core operands, swizzles and TMA tiles, as pure functions of addresses, lanes and plain memory. They
-// know nobody who calls: the emulator runs them on fibers' arguments, test/ptx on rows of registers.
+// know no caller: the emulator runs them on fibers' arguments, test/ptx on rows of registers.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // The race build: kernels are compiled with -fsanitize=thread but not linked with it; the hooks that the compiler calls
 // at every access are defined here, with CUDA's ordering rules. A happens-before check (as in FastTrack) on shared and
-// global memory that does not depend on the schedule, and a check for reads of memory that nobody wrote.
+// global memory that does not depend on the schedule, and a check for reads of memory that was never written.
 //
 // What orders: block, cluster and named barriers, __syncwarp with the full mask, mbarrier arrive and wait, a
 // __threadfence before an atomic that another block then performs. Shuffles and votes order nothing. Each warp has a

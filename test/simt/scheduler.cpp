@@ -312,7 +312,7 @@ void run_group(const uint3* indices, uint32_t count) {
     switch_stack(main_stack(), first->stack);
     current = nullptr;
     for (uint32_t b = 0; b < count && !failed; b++) check_warpgroups(blocks[b]);
-    while (!failed && !in_flight.empty()) run_one_async();  // stores that the last thread left behind
+    while (!failed && !in_flight.empty()) run_one_async();  // stores that the last thread left
     if (failed) rebuild_stacks();
 }
 
