@@ -193,13 +193,16 @@ test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
-.PHONY: test-full test-faults test-lm-eval test-plan
-test-full: test-faults test-lm-eval $(if $(HAVE_CUDA),test-plan)
+.PHONY: test-full test-faults test-layouts test-lm-eval test-plan
+test-full: test-faults test-layouts test-lm-eval $(if $(HAVE_CUDA),test-plan)
 # The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: ten minutes of one core.
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt
 test-faults: train_llama
 	test/program/test_faults.sh ./train_llama
+# One run at thirteen layouts, and eight layouts' checkpoints resumed by each other.
+test-layouts: train_llama
+	test/program/test_layouts.sh ./train_llama
 # Asks lm-evaluation-harness itself; skipped where PyPI has not got it.
 test-lm-eval: train_llama
 	test/program/test_lm_eval.sh ./train_llama

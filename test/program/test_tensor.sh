@@ -25,7 +25,7 @@ import json, sys
 a, b = ([j for j in map(json.loads, open(path)) if j["step"] >= int(sys.argv[3])] for path in sys.argv[1:3])
 bounds = {"loss": 1e-5, "val_loss": 1e-5, "grad_norm": 1e-6, "data_hash": 0, "step": 0}
 bad = [(x, y) for x, y in zip(a, b) for k, bound in bounds.items()
-       if (k in x) != (k in y) or k in x and (x[k] != y[k] if bound == 0 else abs(x[k] / y[k] - 1) > bound)]
+       if (k in x) != (k in y) or k in x and x[k] != y[k] and (not x[k] or not y[k] or abs(x[k] / y[k] - 1) > bound)]
 sys.exit(0 if len(a) == len(b) > 1 and not bad else f"{len(a)} and {len(b)} lines, {bad[:2]}")
 END
 }
@@ -77,6 +77,10 @@ fi
 check "no step" train none 2 --tp 2 --steps 0 --overwrite
 check "  the loss of one rank" train none1 1 --steps 0
 check "  the same weights" cmp "$work/none/final/model.safetensors" "$work/none1/final/model.safetensors"
+bad_gradient() { FAULT=gradient:$1:3:nan train "${@:2}" --steps 6 --batch-tokens 66; }  # bad_gradient RANK NAME RANKS FLAGS...
+check "a gradient that is no number, one rank" bad_gradient 0 bad 1
+check "  on one rank of tp 2" bad_gradient 1 bad2 2 --tp 2
+check "  all skip the update" close bad2 bad
 check "bf16" train bf16 2 --tp 2 --dtype bf16
 check "bf16, partial sums in fp32" train bf16wide 2 --tp 2 --dtype bf16 --tp-wire fp32
 
