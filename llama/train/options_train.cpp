@@ -229,6 +229,20 @@ static std::string wrong_gather(const std::string& text) {
     return format("'%s' must be step, op or window:K with K at least 1; nearest: window:3", text.c_str());
 }
 
+// "dp,tp,cp,pp": nothing if each of the four does not stand in it once.
+static std::optional<std::array<Axis, 4>> parse_axis_order(const std::string& text) {
+    std::array<Axis, 4> order = {};
+    std::set<Axis> seen;
+    size_t at = 0;
+    for (Axis& axis : order) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        for (const Axis a : GridOptions{}.order)
+            if (at <= text.size() && text.substr(at, end - at) == name_of(a)) axis = a, seen.insert(a);
+        at = end + 1;
+    }
+    return seen.size() == order.size() && at == text.size() + 1 ? std::optional(order) : std::nullopt;
+}
+
 static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup ranks(rows, "Many ranks (mpirun -n N)");
     ranks.whole("--zero", o.zero, 0, 3, "ZeRO stage. Ranks shard: 1 the optimizer, 2 gradients too, 3 parameters too.");
@@ -243,6 +257,13 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.whole("--tp", o.tp, 1, 1 << 10,
                 "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
                 "parallelism).");
+    ranks.checked(
+        "--axis-order", "LIST", "Order of the axes, neighbouring ranks first. [tp,cp,dp,pp]",
+        [](const std::string& text) {
+            return parse_axis_order(text) ? ""
+                                          : "'" + text + "' must name tp, cp, dp and pp once; nearest: tp,cp,dp,pp";
+        },
+        [&o](const std::string& text) { o.axis_order = *parse_axis_order(text); });
     ranks.off_or_on("--tp-overlap", o.tp_overlap,
                     "Compute products beside the collectives of --tp, by the rows of each rank.");
     ranks.choice("--tp-wire", o.tp_wire, "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
@@ -619,7 +640,7 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
 }
 
 GridOptions grid_options(const TrainOptions& o) {
-    return {.tp = int(o.tp), .pp = int(o.pp), .shard_size = int(o.shard_size)};
+    return {.tp = int(o.tp), .pp = int(o.pp), .shard_size = int(o.shard_size), .order = o.axis_order};
 }
 
 int64_t micro_batches(const TrainOptions& o, int64_t ranks) {

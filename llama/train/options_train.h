@@ -1,6 +1,7 @@
 #pragma once
 // Everything that training can be asked for, with its defaults: flags, --help and --config files share this table.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -97,6 +98,7 @@ struct TrainOptions {
     int64_t prefetch = 1;
     bool no_overlap = false, accumulate_locally = false;
     int64_t tp = 1;
+    std::array<Axis, 4> axis_order = GridOptions{}.order;  // neighbouring ranks first
     bool tp_overlap = false;
     std::optional<DType> tp_wire;            // none: dtype
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own

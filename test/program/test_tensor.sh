@@ -43,6 +43,9 @@ check "tp 2, products beside their collectives" as overlap one 2 --tp 2 --batch-
 check "tp 4, kv heads held twice" as tp4 one 4 --tp 4 --batch-tokens 66
 check "two data ranks" train dp2 2 --batch-tokens 132 --head untied
 check "tp 2 x dp 2, ZeRO-3" as tp2dp2 dp2 4 --tp 2 --zero 3 --batch-tokens 132 --head untied
+check "data ranks side by side" as order dp2 4 --tp 2 --zero 1 --axis-order dp,tp,cp,pp --batch-tokens 132 --head untied
+check "  drawn" grep -qF "pp 0: [0 2] [1 3]" "$work/log"
+check "refused: an order" refused 1 "nearest: tp,cp,dp,pp" --axis-order tp,tp,dp,pp
 if [ -n "$all" ]; then
   for zero in 0 1 2; do
     check "tp 2 x dp 2, ZeRO-$zero" as "tp2zero$zero" dp2 4 --tp 2 --zero $zero --batch-tokens 132 --head untied
