@@ -4,10 +4,10 @@
 
 namespace rz {
 
-enum Row : int { kSteps = 0, kCompute = 1, kCommunication = 2 };
+enum Row : int { kSteps = 0, kCompute = 1, kCommunication = 2, kTasks = 3 };
 
 void Trace::begin_step(int64_t step) {
-    if (step < first_ || step > last_) return;
+    if (!covers(step)) return;
     if (step == first_) {
         compute_.synchronize();
         process_.barrier();  // the clocks of all ranks begin here
@@ -52,6 +52,19 @@ std::string Trace::events() {
         const bool wait = s.op == "wait";
         span(wait ? kCompute : kCommunication, wait ? "wait for communication" : s.op, s.began, s.ended,
              wait ? "" : format(",\"args\":{\"bytes_sent\":%lld}", (long long)s.bytes_sent));
+    }
+    if (!tasks_.empty()) row(kTasks, "pipeline tasks");
+    for (const Task& t : tasks_) {
+        span(kTasks, t.name, t.start, t.end, "");
+        const double at = t.start.seconds_since(origin_), seconds = t.end.seconds_since(t.start);
+        // An arrow's ends are bound to the slice that encloses them.
+        const auto arrow = [&](const char* phase, double when, int64_t message) {
+            text += format(
+                ",\n{\"ph\":%s,\"cat\":\"message\",\"name\":\"tensor\",\"id\":%lld,\"pid\":%d,\"tid\":%d,\"ts\":%.3f}",
+                phase, (long long)message, rank, kTasks, 1e6 * when);
+        };
+        for (const int64_t m : t.made) arrow("\"s\"", at + 0.99 * seconds, m);
+        for (const int64_t m : t.read) arrow("\"f\",\"bp\":\"e\"", at + 0.01 * seconds, m);
     }
     return text;
 }

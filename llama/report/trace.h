@@ -1,9 +1,12 @@
 #pragma once
 // A picture of a few steps: what ran when on the compute and the communication stream of every rank, as a file that
-// ui.perfetto.dev and chrome://tracing show (the Trace Event Format, "X" events in microseconds). The events around
-// each op slow a step down somewhat; the bits do not change.
+// ui.perfetto.dev and chrome://tracing show (the Trace Event Format, "X" events in microseconds), and of a pipeline the
+// tasks, with an arrow for each message ("s" and "f" events). The events around each op slow a step down somewhat; the
+// bits do not change.
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/meter.h"
 #include "comm/process.h"
@@ -19,6 +22,15 @@ class Trace {
 
     // Around each step; both are collective at the first and the last one.
     void begin_step(int64_t step);
+    bool covers(int64_t step) const { return step >= first_ && step <= last_; }
+    // A pipeline's task. Messages have numbers that are the same on both sides and no other message of the run has: an
+    // arrow goes from the task that made it to the one that reads it.
+    struct Task {
+        std::string name;
+        Event start, end;
+        std::vector<int64_t> made, read;
+    };
+    void add(Task task) { tasks_.push_back(std::move(task)); }
     // True when the file was written: after the last step.
     bool end_step(int64_t step, const std::string& path);
 
@@ -32,6 +44,7 @@ class Trace {
     OpTimer timer_;
     Event origin_;
     std::vector<std::pair<int64_t, Event>> steps_;  // where each begins
+    std::vector<Task> tasks_;
 };
 
 }  // namespace rz

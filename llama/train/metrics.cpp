@@ -49,10 +49,43 @@ void Metrics::begin(int64_t step) {
     if (trace_) trace_->begin_step(step);
 }
 
+// A message is the tensor that a task made for a neighbour: named by step, the stage that made it, its direction, the
+// micro-batch, and which of the copies of the pipeline it is in.
+void Metrics::trace_tasks(int64_t step, const StepEvents& events) {
+    const Mesh& mesh = core_.mesh;
+    const int64_t copies = mesh.world().size / mesh.place(Axis::pp).size,
+                  copy = mesh.place(Axis::data).rank * mesh.place(Axis::tp).size + mesh.place(Axis::tp).rank;
+    const auto number = [&](int made_by, bool up, int micro_batch) {
+        int64_t n = step * (int64_t(core_.plan->schedule.stages) * 2) + made_by * 2 + up;
+        n = n * core_.plan->schedule.micro_batches + micro_batch;
+        return n * copies + copy;
+    };
+    for (const StepEvents::Task& task : events.tasks) {
+        const Instr& t = task.instr;
+        const bool forward = t.what == Do::forward;
+        Trace::Task out{.name = name_of(t.what) + format(" %d of stage %d", t.micro_batch, t.stage),
+                        .start = task.start,
+                        .end = task.end,
+                        .made = {},
+                        .read = {}};
+        for (const Instr& i : core_.program.program.code) {
+            if (!i.talks() || i.stage != t.stage || i.micro_batch != t.micro_batch || t.what == Do::weight_grad)
+                continue;
+            const bool up = i.last_unit > i.first_unit;
+            if (up != forward) continue;
+            if (i.what == Do::send) out.made.push_back(number(i.stage, up, i.micro_batch));
+            if (i.what == Do::recv) out.read.push_back(number(i.stage + (up ? -1 : 1), up, i.micro_batch));
+        }
+        trace_->add(std::move(out));
+    }
+}
+
 void Metrics::end(int64_t step) {
+    Probe& probe = probes_[size_t(step % 2)];
+    probe.times = core_.model.take_times();
+    if (trace_ && core_.plan && trace_->covers(step)) trace_tasks(step, probe.times);
     if (trace_ && trace_->end_step(step, trace_file_))
         log_.line("trace    " + trace_file_ + ": open it in ui.perfetto.dev");
-    Probe& probe = probes_[size_t(step % 2)];
     probe.step = step;
     probe.data_hash = batches_.take_hash();
     probe.attended = batches_.take_attended();
@@ -66,7 +99,6 @@ void Metrics::end(int64_t step) {
     bytes_before_ += probe.bytes_sent;
     core_.model.reset_loss();
     probe.comm = meter_.cut();
-    probe.times = core_.model.take_times();
     report(probes_[size_t((step + 1) % 2)]);
     last_step_ = step;
 }

@@ -58,6 +58,7 @@ class Metrics {
         StepEvents times;        // of a pipeline
     };
     void report_pipeline(const Probe&, StepReport&);
+    void trace_tasks(int64_t step, const StepEvents&);
     void report(Probe&);
     Judgement judge(const Probe&, double loss_sum, double norm, double own_seconds, double seconds);
 

@@ -61,6 +61,21 @@ END
 }
 check "zb-v on 4, with its tasks" as tasks one 4 --pp 4 --pp-schedule zb-v --batch-tokens 256 --head untied --pp-tasks 2
 check "  what it held" told tasks
+# --trace-steps: of each message an arrow, from the task that made it to the one on another rank that reads it.
+arrows() {  # arrows NAME MESSAGES   a step
+  python3 - "$work/$1/trace.json" "$2" << 'END'
+import json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+out, into = ({e["id"]: e for e in events if e["ph"] == ph} for ph in "sf")
+tasks = [e for e in events if e["ph"] == "X" and e["tid"] == 3]
+inside = lambda e: any(t["pid"] == e["pid"] and t["ts"] <= e["ts"] <= t["ts"] + t["dur"] for t in tasks)
+good = len(out) == sum(e["ph"] == "s" for e in events) == 2 * int(sys.argv[2]) and out.keys() == into.keys()
+good = good and all(out[i]["pid"] != into[i]["pid"] and inside(out[i]) and inside(into[i]) for i in out)
+sys.exit(0 if good else f"{len(out)} {len(into)} {len(tasks)}")
+END
+}
+check "a trace of zb-v on 2" as traced one 2 --pp 2 --batch-tokens 256 --head untied --trace-steps 2
+check "  an arrow for each message" arrows traced $((2 * 2 * 8))
 if [ -n "$all" ]; then
   check "dp 3" train dp3 3 --batch-tokens 384 --head untied
   for zero in 0 1 2 3; do
