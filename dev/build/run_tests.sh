@@ -71,6 +71,7 @@ for section in $sections; do
       run pipeline-run test/program/test_pipeline_run.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama
+      run context test/program/test_context.sh ./train_llama
       run faults test/program/test_faults.sh ./train_llama --quick
       run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick
       run gpu-check test/program/test_gpu_check.sh "$build" ;;
@@ -80,7 +81,8 @@ for section in $sections; do
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
       run simt-layouts test/simt/layouts/cute.sh "$build"
       run simt-program test/program/test_simt_program.sh ./train_llama_simt ./train_llama
-      run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt ;;
+      run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
+      run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt ;;
     ptx)
       [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }
       run ptx test/ptx/run.sh "$build/ptx" quick ;;

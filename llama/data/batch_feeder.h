@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "comm/grid.h"
 #include "kernels/runtime/memory.h"
 #include "llama/data/batch.h"
 #include "llama/data/data_loader.h"
@@ -17,23 +18,29 @@ class BatchFeeder {
     // held: how many batches are used at a time, by work that is still to be enqueued.
     // same_plan: every batch's embedding plan has the same number of distinct tokens, some without rows, so that work
     // recorded for one batch fits all.
+    // documents: a mask where the data have one. cp: this rank's place among those that cut each sequence; of whole
+    // batches it takes the chunks cp.rank and 2 cp.size - 1 - cp.rank, T / (2 cp.size) tokens each.
     BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
-                bool same_plan = false, int64_t held = 1, const DocumentMask& documents = {});
+                bool same_plan = false, int64_t held = 1, const DocumentMask& documents = {}, Place cp = {});
 
-    // Samples [position, position + B) of the loader, with their embedding plan; targets of samples from `end` on are
-    // ignored. Valid for work enqueued on the stream until the `held`-th call after this one.
+    // Samples [position, position + B) of the loader, or this rank's part of them, with their embedding plan; targets
+    // of samples from `end` on are ignored. Valid for work enqueued on the stream until the `held`-th call after this.
     DeviceBatch next(const DataLoader& data, int64_t position, int64_t end = INT64_MAX);
-    // sum_hash of the last one's inputs, by their place in the stream of tokens: sums over ranks and micro-batches do
-    // not depend on how a batch was split.
+    // sum_hash of the last one's inputs, in whole, by their place in the stream of tokens: sums over ranks and
+    // micro-batches do not depend on how a batch was split.
     uint64_t data_hash() const { return data_hash_; }
     // Pairs of tokens in the last one that attention counts, as a part of those that it would count without documents.
     double attention_share() const { return attention_share_; }
 
    private:
+    void cut(const int32_t* whole, int32_t* own) const;
+
     Stream& stream_;
     int64_t B_, T_, vocab_;
     bool same_plan_;
     DocumentMask documents_;
+    Place cp_;
+    std::vector<int32_t> whole_;  // tokens, targets, where documents start and positions of whole sequences, to be cut
     struct Staging {
         Buffer host;
         Event copied;

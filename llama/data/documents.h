@@ -29,7 +29,7 @@ struct DocumentMask {
 
 // Of tokens (B, T): starts[b, t] is the place in row b where the document of t begins (0 where it began before the
 // row), positions[b, t] = t - starts[b, t]. Returns the sum of the squares of the documents' lengths, to which what
-// attention costs is proportional: B * T * T without documents.
+// attention costs is proportional: B * T * T without documents. starts may be positions: then it is not kept.
 int64_t find_documents(const DocumentMask&, const int32_t* tokens, int64_t B, int64_t T, int32_t* starts,
                        int32_t* positions);
 

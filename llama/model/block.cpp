@@ -8,6 +8,7 @@
 #include "kernels/rope.h"
 #include "kernels/swiglu.h"
 #include "llama/model/linear.h"
+#include "llama/parallel/context.h"
 
 namespace rz {
 
@@ -36,7 +37,7 @@ BlockOffsets::BlockOffsets(const ParamTable& table) {
 }
 
 Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DType grad_dtype, const float* cos_table,
-             const float* sin_table, TensorParallel* tp, const Fp8Linear* fp8)
+             const float* sin_table, TensorParallel* tp, const Fp8Linear* fp8, ContextParallel* context)
     : config_(part_config(config, table)),
       at_(table),
       matrices_(block_matrices(config, table)),
@@ -45,7 +46,8 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
       cos_(cos_table),
       sin_(sin_table),
       tp_(tp),
-      fp8_(fp8) {}
+      fp8_(fp8),
+      context_(context) {}
 
 std::vector<ElementRange> block_matrices(const ModelConfig& c, const ParamTable& table) {
     const ModelConfig part = part_config(c, table);
@@ -177,8 +179,12 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
              .row_stride = qkv_dim,
              .dtype = dtype_});
     const char* keys = at(a.qkv, heads_dim - shape.first_position * qkv_dim, dtype_);
-    rz::attention_forward(
-        s, {.o = a.o, .lse = a.lse, .q = a.qkv, .k = keys, .v = keys + kv_dim * e, .shape = attention_shape(shape)});
+    if (context_)
+        context_->forward(s, a.o, a.lse, a.qkv, shape.first_key);
+    else
+        rz::attention_forward(
+            s,
+            {.o = a.o, .lse = a.lse, .q = a.qkv, .k = keys, .v = keys + kv_dim * e, .shape = attention_shape(shape)});
     row_parallel(s, N, a.o, matrix(w, kOut), heads_dim, scratch);
     rmsnorm_forward(s, {.y = a.h2,
                         .rstd = a.rstd2,
@@ -316,17 +322,20 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const Bl
         linear_backward_input(s, at(scratch.dh, first * heads_dim, dtype_), dy, matrix(w, kOut), rows, heads_dim, c.dim,
                               dtype_, fp8_);
     });
-    rz::attention_backward(s, {.dq = p.dqkv,
-                               .dk = at(p.dqkv, heads_dim, dtype_),
-                               .dv = at(p.dqkv, heads_dim + kv_dim, dtype_),
-                               .d_o = scratch.dh,
-                               .q = a.qkv,
-                               .k = at(a.qkv, heads_dim, dtype_),
-                               .v = at(a.qkv, heads_dim + kv_dim, dtype_),
-                               .o = p.o,
-                               .lse = a.lse,
-                               .workspace = scratch.attention,
-                               .shape = attention_shape(shape)});
+    if (context_)
+        context_->backward(s, p.dqkv, scratch.dh, a.qkv, p.o, a.lse, scratch.attention, shape.first_key);
+    else
+        rz::attention_backward(s, {.dq = p.dqkv,
+                                   .dk = at(p.dqkv, heads_dim, dtype_),
+                                   .dv = at(p.dqkv, heads_dim + kv_dim, dtype_),
+                                   .d_o = scratch.dh,
+                                   .q = a.qkv,
+                                   .k = at(a.qkv, heads_dim, dtype_),
+                                   .v = at(a.qkv, heads_dim + kv_dim, dtype_),
+                                   .o = p.o,
+                                   .lse = a.lse,
+                                   .workspace = scratch.attention,
+                                   .shape = attention_shape(shape)});
     rope(s, {.x = p.dqkv,
              .cos_table = cos_,
              .sin_table = sin_,

@@ -28,6 +28,8 @@
 
 namespace rz {
 
+class ContextParallel;
+
 // The config with the heads and the ffn columns that a holder of this part of the table has.
 ModelConfig part_config(const ModelConfig&, const ParamTable&);
 
@@ -70,7 +72,7 @@ struct BlockActivations {
     void* gate_up = nullptr;  // (N, 2F)
     float* rstd1 = nullptr;   // (R)
     float* rstd2 = nullptr;   // (R)
-    float* lse = nullptr;     // (B, heads, T)
+    float* lse = nullptr;     // (B, heads, T), or as ContextParallel has it
 };
 
 // What weight_grad reads. All dtype unless noted.
@@ -103,10 +105,11 @@ class Fp8Linear;
 
 class Block {
    public:
-    // `tp` is nullptr where the table's holder has all of each tensor; it outlives this. With
-    // `fp8`, which does too, the products of the four linear layers are its.
+    // `tp` is nullptr where the table's holder has all of each tensor, `context` where this rank has whole sequences; with
+    // `fp8` the products of the four linear layers are its. They outlive this.
     Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
-          const float* sin_table, TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr);
+          const float* sin_table, TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr,
+          ContextParallel* context = nullptr);
 
     // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
     // is the unit's parameters.
@@ -155,6 +158,7 @@ class Block {
     const float *cos_, *sin_;
     TensorParallel* tp_;
     const Fp8Linear* fp8_;
+    ContextParallel* context_;
 };
 
 // h1, h2, o and gate_up change places: `p` keeps what a forward pass left in `a`, and `a` can serve another

@@ -11,6 +11,7 @@
 #include "kernels/rope.h"
 #include "kernels/vocab_cross_entropy.h"
 #include "llama/model/linear.h"
+#include "llama/parallel/context.h"
 
 namespace rz {
 
@@ -30,8 +31,9 @@ void make_rope_tables(const ModelConfig& c, int64_t positions, Device device, St
 
 static Block make_block(const ModelConfig& c, const ParamTable& table, const StageOptions& o, Device device, Stream& s,
                         Buffer& cos_table, Buffer& sin_table) {
-    make_rope_tables(c, o.T, device, s, cos_table, sin_table);
-    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>(), o.tp);
+    make_rope_tables(c, o.context ? o.context->T() : o.T, device, s, cos_table, sin_table);
+    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>(), o.tp, nullptr,
+                 o.context);
 }
 
 static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
@@ -57,7 +59,8 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device);
     if (o.fp8.on()) {
         fp8_.emplace(device, fp8_largest_operand(part, rows_of(o, c)));
-        fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), o.tp, &*fp8_);
+        fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), o.tp, &*fp8_,
+                           o.context);
     }
     const int64_t N = rows_of(o, c), R = own_rows_of(o, c), e = size_of(o.dtype), heads_dim = part.q_rows();
     const int64_t partial = o.tp ? size_of(o.tp->wire()) : e;
@@ -207,6 +210,9 @@ void Stage::check(const DeviceBatch& b) const {
     require(b.B > 0 && b.T > 0 && b.T <= options_.T && b.B * b.T <= options_.B * options_.T,
             "a batch of %lld x %lld does not fit a model built for %lld x %lld", (long long)b.B, (long long)b.T,
             (long long)options_.B, (long long)options_.T);
+    require(!options_.context || (b.B == options_.B && b.T == options_.T && b.positions),
+            "a batch of %lld x %lld: where ranks share sequences, all have the model's %lld x %lld and positions",
+            (long long)b.B, (long long)b.T, (long long)options_.B, (long long)options_.T);
 }
 
 // ---- passes ---------------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ struct StageOptions {
     Recompute recompute = Recompute::none;
     int64_t logits_bytes = int64_t(1) << 30;  // largest chunk of logits
     TensorParallel* tp = nullptr;             // nullptr: this rank holds all of each tensor; outlives the stages
+    ContextParallel* context = nullptr;       // T is then this rank's part of each sequence; likewise
     Fp8Options fp8 = {};                      // of the blocks' linear layers
 };
 

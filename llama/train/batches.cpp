@@ -71,15 +71,15 @@ DataSources open_data(const Options& o, DataPaths paths, int64_t vocab) {
 }
 
 // The report of a step is waited for in the step after it, so with two steps' batches the host never waits inside one.
-Batches::Batches(const DataSources& sources, Place dp, bool counts, int64_t batch, int64_t micro_batches, Device device,
-                 Stream& compute, bool same_plan, int64_t held)
+Batches::Batches(const DataSources& sources, Place dp, Place cp, bool counts, int64_t batch, int64_t micro_batches,
+                 Device device, Stream& compute, bool same_plan, int64_t held)
     : sources_(sources),
       dp_(dp),
       counts_(counts),
       batch_(batch),
       micro_batches_(micro_batches),
       feeder_(device, compute, batch, sources.train->seq_len(), sources.train->vocab(), ahead(micro_batches), same_plan,
-              held, sources.documents) {}
+              held, sources.documents, cp) {}
 
 DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
     const int64_t position = samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;

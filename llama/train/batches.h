@@ -49,10 +49,10 @@ struct DataPosition {
 
 class Batches {
    public:
-    // dp: this rank's place on that axis. counts: whether it is the one of its tp, cp and pp peers, which read the
+    // dp, cp: this rank's place on those axes. counts: whether it is the one of its tp, cp and pp peers, which read the
     // same, whose tokens are counted. same_plan and held as in BatchFeeder. The sources outlive this.
-    Batches(const DataSources&, Place dp, bool counts, int64_t batch, int64_t micro_batches, Device, Stream& compute,
-            bool same_plan, int64_t held = 1);
+    Batches(const DataSources&, Place dp, Place cp, bool counts, int64_t batch, int64_t micro_batches, Device,
+            Stream& compute, bool same_plan, int64_t held = 1);
 
     // How many batches the host fills while the device works.
     static int64_t ahead(int64_t micro_batches) { return std::min<int64_t>(2 * micro_batches, 128) - 1; }

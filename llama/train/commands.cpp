@@ -63,6 +63,7 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
         row(format("--zero %d", stage).c_str(), stage, [](const PlannedMemory& m) { return human_bytes(m.total); });
     std::printf("bytes that it sends in a step, by axis (llama/train/traffic.h):\n");
     for (const auto& [name, axis] : {std::pair("tp", &Traffic::tp),
+                                     {"cp", &Traffic::cp},
                                      {"pp", &Traffic::pp},
                                      {"data", &Traffic::data},
                                      {"replicate", &Traffic::replicate},

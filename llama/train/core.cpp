@@ -7,11 +7,36 @@
 
 namespace rz {
 
-static StageOptions with_core(StageOptions stage, const ZeroOptions& zero, std::optional<TensorParallel>& tp) {
+static StageOptions with_core(StageOptions stage, const ZeroOptions& zero, std::optional<TensorParallel>& tp,
+                              ContextParallel* context) {
     stage.dtype = zero.param_dtype;
     stage.grad_dtype = zero.grad_dtype;
     stage.tp = tp ? &*tp : nullptr;
+    stage.context = context;
+    if (context) stage.T = context->own_rows();
     return stage;
+}
+
+static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, const ParamTable& table,
+                                                     const CoreOptions& o, Device device, Mesh& mesh) {
+    const Place cp = mesh.place(Axis::cp);
+    if (cp.size == 1) return nullptr;
+    require(!o.graphs,
+            "--cuda-graphs on with --cp %d: the ranks communicate inside a block\n  nearest: --cuda-graphs off",
+            cp.size);
+    const int64_t grain = 2 * cp.size, below = o.stage.T / grain * grain;
+    require(o.stage.T % grain == 0,
+            "--seq-len %lld with --cp %d: it must be a multiple of 2 x cp = %lld\n  nearest: --seq-len %s%lld",
+            (long long)o.stage.T, cp.size, (long long)grain,
+            below > 0 ? format("%lld or ", (long long)below).c_str() : "", (long long)(below + grain));
+    const ModelConfig part = part_config(config, table);
+    return std::make_unique<ContextParallel>(mesh, device,
+                                             ContextShape{.B = o.stage.B,
+                                                          .T = o.stage.T,
+                                                          .heads = part.heads,
+                                                          .kv_heads = part.kv_heads,
+                                                          .head_dim = part.head_dim,
+                                                          .dtype = o.zero.param_dtype});
 }
 
 // Throws where the model can't be cut into so many parts, naming the nearest numbers.
@@ -101,15 +126,18 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       tp(make_tensor_parallel(options, mesh, meter)),
       plan(make_plan(config, options, mesh)),
       table(config, holding_of(config, plan, mesh)),
+      context(make_context(config, table, options, device, mesh)),
       compute(device, "compute"),
       zero(device, compute, unit_layouts(table), decay_segments(table),
            with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),
            options.adamw, mesh, meter),
       units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table), copies(plan, mesh).units,
             copies(plan, mesh).peer),
-      model(plan ? Model(config, table, with_core(options.stage, options.zero, tp), own_program(plan->training, mesh),
-                         own_program(plan->evaluation, mesh), mesh, device, compute, units, &units)
-                 : Model(config, table, with_core(options.stage, options.zero, tp), device, compute, units, &units)),
+      model(plan ? Model(config, table, with_core(options.stage, options.zero, tp, context.get()),
+                         own_program(plan->training, mesh), own_program(plan->evaluation, mesh), mesh, device, compute,
+                         units, &units)
+                 : Model(config, table, with_core(options.stage, options.zero, tp, context.get()), device, compute,
+                         units, &units)),
       program(model.training_program(options.micro_batches)),
       whole_graphs(options.graphs && mesh.world().size == 1 && options.zero.stage <= 1) {
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.

@@ -6,6 +6,7 @@
 #include "llama/model/param_table.h"
 #include "llama/parallel/held_units.h"
 #include "llama/model/pipeline_plan.h"
+#include "llama/parallel/context.h"
 #include "zero/zero.h"
 
 namespace rz {
@@ -13,7 +14,7 @@ namespace rz {
 struct CoreOptions {
     ZeroOptions zero;
     AdamWOptions adamw;
-    StageOptions stage;         // dtype and grad_dtype are zero's
+    StageOptions stage;         // dtype and grad_dtype are zero's; T is that of whole sequences
     int64_t micro_batches = 1;  // of an update, on each rank
     bool fp8_gather = true;     // with stage.fp8 and ZeRO-3: one byte for each weight of the layers in fp8
     bool graphs = false;  // replay CUDA graphs: of micro-batches where nothing in them communicates, else of blocks
@@ -34,6 +35,7 @@ struct TrainingCore {
     std::optional<TensorParallel> tp;  // with a tp axis
     std::optional<PipelinePlan> plan;  // with a pp axis
     ParamTable table;
+    std::unique_ptr<ContextParallel> context;  // with a cp axis
     Stream compute;
     Zero zero;
     HeldUnits units;  // what `zero` holds, by its number in the whole model

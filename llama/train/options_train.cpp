@@ -267,6 +267,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.off_or_on("--tp-overlap", o.tp_overlap,
                     "Compute products beside the collectives of --tp, by the rows of each rank.");
     ranks.choice("--tp-wire", o.tp_wire, "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
+    ranks.whole("--cp", o.cp, 1, 1 << 10,
+                "Number of ranks that share each sequence (context parallelism). Its length is a multiple of 2 x cp.");
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
     add_schedule_row(
         ranks, o.pp_schedule,
@@ -496,6 +498,10 @@ void check_given(const TrainOptions& o) {
         "--eval-every with --tp %lld: the likeliest token is not looked for in a vocabulary that is cut\n  nearest: "
         "--eval-every 0, and train_llama eval on checkpoints",
         (long long)o.tp);
+    require(o.cp == 1 || o.eval_every == 0,
+            "--eval-every with --cp %lld: requests of any length do not cut into 2 x cp chunks\n  nearest: "
+            "--eval-every 0, and train_llama eval on checkpoints",
+            (long long)o.cp);
     require(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
             "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
             (long long)o.eval_every);
@@ -640,7 +646,7 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
 }
 
 GridOptions grid_options(const TrainOptions& o) {
-    return {.tp = int(o.tp), .pp = int(o.pp), .shard_size = int(o.shard_size), .order = o.axis_order};
+    return {.tp = int(o.tp), .cp = int(o.cp), .pp = int(o.pp), .shard_size = int(o.shard_size), .order = o.axis_order};
 }
 
 int64_t micro_batches(const TrainOptions& o, int64_t ranks) {

@@ -100,7 +100,8 @@ struct TrainOptions {
     int64_t tp = 1;
     std::array<Axis, 4> axis_order = GridOptions{}.order;  // neighbouring ranks first
     bool tp_overlap = false;
-    std::optional<DType> tp_wire;            // none: dtype
+    std::optional<DType> tp_wire;  // none: dtype
+    int64_t cp = 1;
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
     ScheduleChoice pp_schedule;              // none: zb-v or 1f1b
     std::vector<int64_t> pp_cut;             // blocks of each stage; none: balanced by FLOPs

@@ -44,14 +44,15 @@ class DryRun {
         core_ = std::make_unique<TrainingCore>(config, how, device_, *mesh_);
         feeder_ = std::make_unique<BatchFeeder>(device_, core_->compute, o.batch, o.seq_len, config.vocab,
                                                 Batches::ahead(how.micro_batches), /*same_plan=*/false,
-                                                core_->model.batches_held(), DocumentMask{.boundary = o.doc_boundary});
+                                                core_->model.batches_held(), DocumentMask{.boundary = o.doc_boundary},
+                                                mesh_->place(Axis::cp));
         if (!o.init_from.empty())
             Buffer::host_for(device_, kWeightsPiece * 4, MemKind::workspace, "weights being loaded");
         if (!o.out.empty() && !o.no_background_save && o.save_every > 0)
             copy_ = Buffer::host_for(device_, copy_of_state_bytes(core_->zero), MemKind::workspace, "copy");
         numbers_ = Metrics::make_numbers(device_);
         if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len);
-        tokens_ = checked_mul(o.batch, o.seq_len, "tokens of a batch");
+        tokens_ = checked_mul(o.batch, o.seq_len, "tokens of a batch") / mesh_->place(Axis::cp).size;
         ids_ = Buffer(Device{DeviceKind::planned}, 4 * (tokens_ + 1), MemKind::data, "token ids");
     }
 
@@ -99,7 +100,16 @@ class DryRun {
     };
     DeviceBatch batch() const {
         const int32_t* id = ids_.as<int32_t>();
-        return {o_.batch, o_.seq_len, id, id, id, id, id, std::min(tokens_, core_->config.vocab)};
+        const bool positions = core_->context || o_.doc_boundary != DocBoundary::none;
+        return {o_.batch,
+                tokens_ / o_.batch,
+                id,
+                id,
+                id,
+                id,
+                id,
+                std::min(tokens_, core_->config.vocab),
+                positions ? id : nullptr};
     }
 
     // As train_llama.cu has it; of a batch that nobody reads.

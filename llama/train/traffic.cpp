@@ -13,7 +13,8 @@ class Counter {
     explicit Counter(const TrainingCore& core)
         : core_(core),
           zero_(core.zero.options),
-          tokens_(checked_mul(core.options.stage.B, core.options.stage.T, "micro-batch")),
+          tokens_(checked_mul(core.options.stage.B, core.options.stage.T, "micro-batch") /
+                  core.mesh.place(Axis::cp).size),
           replicated_(replicated_elements(core.table)) {}
 
     Traffic step() {
@@ -50,13 +51,24 @@ class Counter {
             case Do::backward:
             case Do::input_grad:
             case Do::weight_grad:
-                if (core_.tp)
-                    for (int u = i.first_unit; u <= i.last_unit; ++u) sent_.tp += pass(i.what, u);
+                for (int u = i.first_unit; u <= i.last_unit; ++u) {
+                    if (core_.tp) sent_.tp += pass(i.what, u);
+                    if (core_.context && u > 0 && !is_head(u)) sent_.cp += attend(i.what);
+                }
                 return;
             case Do::recv:
             case Do::release:
                 return;
         }
+    }
+
+    // ---- cp ----
+    int64_t attend(Do what) const {
+        const int64_t keys = core_.context->gather_bytes(), gradients = core_.context->scatter_bytes();
+        const bool again = core_.options.stage.recompute == Recompute::block;
+        if (what == Do::forward) return keys;
+        if (what == Do::backward) return (again ? 2 : 1) * keys + gradients;
+        return what == Do::input_grad ? keys + gradients : 0;
     }
 
     // ---- tp ----

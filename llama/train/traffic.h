@@ -13,6 +13,8 @@
 // L: 12 bytes a token to each other rank. With each reduce of a unit also the gradients of what several ranks hold:
 // (n - 1) / n of them twice if all n do, else once to each other holder.
 //
+//   cp          for each block its keys and values to each other rank, in --dtype, once forward (twice with
+//               --recompute block) and once backward, and then their gradients in fp32
 //   pp          this rank's rows of the residual stream for each send; gradients of units that two ranks hold, once
 //   data        ZeRO's gathers and reduces of units (zero/zero.h) among the ranks that share a unit's state
 //   replicate   the all-reduce of the owned slices (hybrid sharding)
@@ -25,8 +27,8 @@
 namespace rz {
 
 struct Traffic {
-    int64_t tp = 0, pp = 0, data = 0, replicate = 0, model = 0;  // bytes
-    int64_t total() const { return tp + pp + data + replicate + model; }
+    int64_t tp = 0, cp = 0, pp = 0, data = 0, replicate = 0, model = 0;  // bytes
+    int64_t total() const { return tp + cp + pp + data + replicate + model; }
 };
 
 // Of a step of training; of the ranks of core's mesh, this one.

@@ -158,6 +158,9 @@ static void announce(Trainer& t, const std::string& note) {
                    core.tp->size(), name_of(core.tp->wire()), (long long)part.heads, (long long)core.config.heads,
                    (long long)part.kv_heads, (long long)core.config.kv_heads));
     }
+    if (core.context)
+        log.line(format("context  %d ranks share each sequence: 2 of %d chunks of %lld tokens on each",
+                        core.mesh.cp().size(), 2 * core.mesh.cp().size(), (long long)(core.context->own_rows() / 2)));
     if (core.plan)
         for (const std::string& line : core.plan->text(core.config.layers)) log.line(line);
     if (core.plan && o.zero >= 2 && !o.accumulate_locally && o.accumulates_locally()) {
@@ -213,8 +216,8 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     CoreOptions of_core = core_options(o, device, *mesh);
     of_core.threads = cpu_threads(o.threads, process);
     core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, &meter);
-    batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->is_first_reader(), o.batch,
-                                        core->options.micro_batches, device, core->compute, core->whole_graphs,
+    batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->is_first_reader(),
+                                        o.batch, core->options.micro_batches, device, core->compute, core->whole_graphs,
                                         core->model.batches_held());
     if (from)
         start.resumed = load_checkpoint(*from, o, *sources.train, process, *core, health, start.run_id);

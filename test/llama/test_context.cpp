@@ -1,0 +1,184 @@
+// Context parallelism on ranks that are threads: attention of sequences that ranks share against attention of whole
+// ones, the bytes that it sends, and what the ranks keep.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "comm/loopback.h"
+#include "llama/model/presets.h"
+#include "llama/parallel/context.h"
+#include "llama/train/plan_memory.h"
+
+namespace rz {
+namespace {
+
+const Device kCpu{DeviceKind::cpu, 0};
+
+struct Case {
+    int ranks;
+    int64_t B, T, H, K, D;
+    DType dtype;
+    bool documents;
+};
+
+using Bytes = std::vector<char>;
+
+Bytes random_values(int64_t n, DType t, unsigned seed) {
+    std::mt19937 rng(seed);
+    std::normal_distribution<float> draw;
+    Bytes out(size_t(n * size_of(t)));
+    with_dtype(t, [&]<class E>() {
+        for (int64_t i = 0; i < n; ++i) reinterpret_cast<E*>(out.data())[i] = E(draw(rng));
+    });
+    return out;
+}
+float value(const Bytes& x, int64_t i, DType t) {
+    return with_dtype(t, [&]<class E>() { return float(reinterpret_cast<const E*>(x.data())[i]); });
+}
+
+// Whole sequences, (B, T) rows of packed q, k and v, and what attention makes of them on one rank
+struct Whole {
+    Case c;
+    int64_t row = (c.H + 2 * c.K) * c.D, o_row = c.H * c.D, e = size_of(c.dtype);
+    Bytes qkv = random_values(c.B * c.T * row, c.dtype, 1), d_o = random_values(c.B * c.T * o_row, c.dtype, 2);
+    Bytes o = Bytes(d_o.size()), dqkv = Bytes(qkv.size());
+    std::vector<float> lse = std::vector<float>(size_t(c.B * c.H * c.T));
+    std::vector<int32_t> first_key;
+
+    explicit Whole(const Case& of) : c(of) {
+        for (int64_t b = 0; b < c.B && c.documents; ++b)
+            for (int64_t t = 0; t < c.T; ++t)
+                first_key.push_back(int32_t(t < 5 ? 0 : t < c.T / 2 + b ? 5 : c.T / 2 + b));
+        AttentionShape s{c.B,
+                         c.T,
+                         c.T,
+                         c.H,
+                         c.K,
+                         c.D,
+                         row,
+                         c.T * row,
+                         row,
+                         c.T * row,
+                         o_row,
+                         c.T * o_row,
+                         1 / std::sqrt(float(c.D)),
+                         c.dtype};
+        if (c.documents) s.first_key = first_key.data(), s.first_key_batch = c.T;
+        std::vector<char> workspace(size_t(attention_backward_workspace(s)));
+        char *k = qkv.data() + c.H * c.D * e, *dk = dqkv.data() + c.H * c.D * e;
+        attention_forward_cpu({o.data(), lse.data(), qkv.data(), k, k + c.K * c.D * e, s});
+        attention_backward_cpu({dqkv.data(), dk, dk + c.K * c.D * e, d_o.data(), qkv.data(), k, k + c.K * c.D * e,
+                                o.data(), lse.data(), workspace.data(), s});
+    }
+
+    // Rows of the whole that a rank has, in its order: calls f(b, its row of its sequence, row of the whole sequence).
+    template <class F>
+    void for_each_row(int rank, F&& f) const {
+        const int64_t chunk = c.T / (2 * c.ranks);
+        const ContextChunks chunks({rank, c.ranks});
+        for (int64_t b = 0; b < c.B; ++b)
+            for (int slot = 0; slot < 2; ++slot)
+                for (int64_t t = 0; t < chunk; ++t) f(b, slot * chunk + t, chunks[slot] * chunk + t);
+    }
+    Bytes part(const Bytes& whole, int rank, int64_t columns) const {
+        Bytes own;
+        for_each_row(rank, [&](int64_t b, int64_t, int64_t t) {
+            const char* from = whole.data() + (b * c.T + t) * columns * e;
+            own.insert(own.end(), from, from + columns * e);
+        });
+        return own;
+    }
+};
+
+class Context : public testing::TestWithParam<Case> {};
+
+// A chunk of queries is a call with the keys up to its end, whose outputs and gradients of queries have the bits of the
+// whole call. The gradients of keys and values are the same terms in another order: up to T x H / K of them, each of
+// which errs by a rounding of the sum.
+TEST_P(Context, AttentionOfSharedSequencesIsThatOfWholeOnes) {
+    const Whole w(GetParam());
+    const Case& c = w.c;
+    LoopbackHub hub(c.ranks);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.cp = c.ranks}});
+        Stream compute(kCpu, "compute");
+        ContextParallel context(mesh, kCpu,
+                                {.B = c.B, .T = c.T, .heads = c.H, .kv_heads = c.K, .head_dim = c.D, .dtype = c.dtype});
+        const int64_t rows = context.own_rows(), n = c.B * rows, chunk = rows / 2;
+        EXPECT_EQ(rows * c.ranks, c.T);
+        const Bytes qkv = w.part(w.qkv, rank, w.row), d_o = w.part(w.d_o, rank, w.o_row);
+        Bytes o(d_o.size()), dqkv(qkv.size(), char(0xff));
+        std::vector<float> lse(size_t(n * c.H));
+        std::vector<int32_t> first;
+        if (c.documents)
+            w.for_each_row(rank,
+                           [&](int64_t b, int64_t, int64_t t) { first.push_back(w.first_key[size_t(b * c.T + t)]); });
+        const int32_t* first_key = c.documents ? first.data() : nullptr;
+        const Buffer workspace(kCpu, 2 * 4 * c.B * c.H * (rows + 64), MemKind::workspace, "attention backward");
+
+        context.forward(compute, o.data(), lse.data(), qkv.data(), first_key);
+        compute.synchronize();
+        EXPECT_EQ(mesh.cp().transport().bytes_sent(), context.gather_bytes());
+        context.backward(compute, dqkv.data(), d_o.data(), qkv.data(), o.data(), lse.data(), workspace.data(),
+                         first_key);
+        compute.synchronize();
+        EXPECT_EQ(mesh.cp().transport().bytes_sent(), 2 * context.gather_bytes() + context.scatter_bytes());
+
+        EXPECT_EQ(o, w.part(w.o, rank, w.o_row));
+        const Bytes want = w.part(w.dqkv, rank, w.row);
+        double largest = 0;
+        for (int64_t i = 0; i < n * w.row; ++i) largest = std::max(largest, std::abs(double(value(want, i, c.dtype))));
+        const double rounding = c.dtype == DType::f32 ? 0x1p-24 : 0x1p-8;
+        w.for_each_row(rank, [&](int64_t b, int64_t own, int64_t t) {
+            for (int64_t h = 0; h < c.H; ++h)
+                EXPECT_EQ(lse[size_t(((own / chunk * c.B + b) * c.H + h) * chunk + own % chunk)],
+                          w.lse[size_t((b * c.H + h) * c.T + t)]);
+            for (int64_t i = 0; i < w.row; ++i) {
+                const int64_t at = (b * rows + own) * w.row + i;
+                const double x = value(dqkv, at, c.dtype), y = value(want, at, c.dtype);
+                if (i < c.H * c.D)
+                    ASSERT_EQ(x, y) << "dq";
+                else
+                    ASSERT_NEAR(x, y, double(c.T * c.H / c.K) * 0x1p-24 * largest + 2 * rounding * std::abs(y))
+                        << "dk, dv";
+            }
+        });
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Context,
+                         testing::Values(Case{2, 1, 120, 2, 2, 8, DType::f32, false},
+                                         Case{2, 2, 256, 4, 2, 16, DType::f32, true},
+                                         Case{3, 2, 60, 2, 1, 8, DType::f32, true},
+                                         Case{4, 1, 256, 4, 1, 8, DType::bf16, false},
+                                         Case{4, 2, 64, 2, 1, 16, DType::bf16, true}));
+
+// Sequences cp times as long on cp times the ranks: what is kept for the backward pass stays the same to the byte.
+TEST(ContextMemory, ActivationsOfARankDoNotGrowWithTheSequence) {
+    TrainOptions o;
+    o.dtype = DType::bf16;
+    o.batch = 2;
+    o.seq_len = 64;
+    ModelConfig config = find_preset("bytes").config;
+    config.layers = 3, config.vocab = 257, config.max_seq_len = 1024;
+    config.resolve();
+    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+        o.recompute = recompute;
+        o.cp = 1, o.seq_len = 64;
+        const PlannedMemory one = plan_memory(o, config, DeviceKind::cuda, 0, 1);
+        for (const int cp : {2, 4, 8}) {
+            o.cp = cp, o.seq_len = 64 * cp;
+            const PlannedMemory many = plan_memory(o, config, DeviceKind::cuda, cp - 1, cp);
+            EXPECT_EQ(many.peak[size_t(MemKind::activations)], one.peak[size_t(MemKind::activations)]);
+            EXPECT_GT(many.sent.cp, 0);
+        }
+        o.cp = 1, o.seq_len = 256;
+        EXPECT_GT(plan_memory(o, config, DeviceKind::cuda, 0, 1).peak[size_t(MemKind::activations)],
+                  3 * one.peak[size_t(MemKind::activations)]);
+    }
+}
+
+}  // namespace
+}  // namespace rz

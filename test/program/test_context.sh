@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Context parallelism under mpirun, with ZeRO, documents, pipelines and tensor parallelism too: losses, norms and data of the same
+# run on one rank, bytes as predicted, checkpoints that any layout reads, refusals. Ends with counts.
+#
+#   test/program/test_context.sh ./train_llama [./train_llama_simt]      with the second the CUDA path on the emulator too
+set -uo pipefail
+program=$(realpath "$1") simt=${2:+$(realpath "$2")}
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+# Documents of 3 to 40 tokens, each counting up from a random byte, begun by 256
+python3 - "$work/text.bin" << 'END'
+import random, struct, sys
+random.seed(3)
+ids = []
+while len(ids) < 30000:
+    first = random.randrange(256)
+    ids += [256] + [(first + i) % 256 for i in range(random.randrange(2, 40))]
+with open(sys.argv[1], "wb") as f:
+    f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
+END
+model=(--train-data "$work/text.bin" --val-data "$work/text.bin" --vocab 257 --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2
+  --ffn 48 --head-dim 8 --seq-len 48 --batch 2 --threads 1 --steps 10 --lr-schedule constant --warmup 0 --save-every 5
+  --val-every 5 --val-tokens 192 --timeout 60)
+
+train() {  # train NAME RANKS FLAGS...
+  local name=$1 ranks=$2
+  shift 2
+  timeout 120 mpirun -n "$ranks" "$program" "${model[@]}" --device cpu "$@" --out "$work/$name" > "$work/log" 2>&1
+}
+close() {  # close NAME REFERENCE [BOUND]: losses within 1e-6 of each other, or BOUND, norms too, on the same data; the first loss nearer
+  python3 - "$work/$1/metrics.jsonl" "$work/$2/metrics.jsonl" "${3:-1e-6}" << 'END'
+import json, sys
+a, b = ([json.loads(line) for line in open(path)] for path in sys.argv[1:3])
+bound = float(sys.argv[3])
+bounds = {"loss": bound, "val_loss": bound, "grad_norm": 10 * bound, "data_hash": 0, "step": 0, "attention_share": 0}
+bad = [(k, x, y) for x, y in zip(a, b) for k, most in bounds.items()
+       if (k in x) != (k in y) or k in x and (x[k] != y[k] if most == 0 else abs(x[k] / y[k] - 1) > most)]
+sys.exit(0 if len(a) == len(b) > 1 and not bad else f"{len(a)} and {len(b)} lines, {bad[:2]}")
+END
+}
+as() { train "$1" "${@:3}" && close "$1" "$2"; }  # as NAME REFERENCE RANKS FLAGS...
+refused() {  # refused RANKS TEXT FLAGS...
+  local ranks=$1 text=$2
+  shift 2
+  ! train refused "$ranks" "$@" && grep -qF -- "$text" "$work/log"
+}
+mask=(--doc-boundary bos --doc-token 256)
+
+check "one rank" train one 1
+check "cp 2" as cp2 one 2 --cp 2
+check "  says so" grep -qF "2 ranks share each sequence: 2 of 4 chunks of 12 tokens on each" "$work/log"
+check "cp 3" as cp3 one 3 --cp 3
+check "cp 4" as cp4 one 4 --cp 4
+check "cp 4, recompute, ZeRO-3" as cp4zero3 one 4 --cp 4 --zero 3 --recompute block
+check "cp 2, accumulation" as accumulated one 2 --cp 2 --batch 1 --grad-accum 2
+check "two data ranks" train dp2 2 --batch-tokens 192
+for zero in 0 1 2 3; do
+  check "cp 2 x dp 2, ZeRO-$zero" as "dp2zero$zero" dp2 4 --cp 2 --zero $zero --batch-tokens 192
+done
+check "cp 2 x dp 2, hybrid" as hybrid dp2 4 --cp 2 --zero 2 --shard-size 2 --batch-tokens 192
+check "documents on one rank" train documents 1 "${mask[@]}"
+check "documents, cp 4" as documents4 documents 4 --cp 4 --zero 2 "${mask[@]}"
+check "tp 2 x cp 2" as tp2cp2 one 4 --cp 2 --tp 2
+check "a pipeline's micro-batches on one rank" train micro 1 --grad-accum 4
+check "pp 2 x cp 2" as pp2cp2 micro 4 --cp 2 --pp 2 --grad-accum 4
+check "bf16" train bf16 1 --dtype bf16
+check "bf16, cp 2" train bf16cp2 2 --dtype bf16 --cp 2
+check "bf16, cp 2, alike" close bf16cp2 bf16 4e-3
+
+# Before any update the ranks compute with the same weights: each token's loss has the bits of one rank with our own products.
+same_first_validation() {
+  python3 - "$work/$1/metrics.jsonl" "$work/$2/metrics.jsonl" << 'END'
+import json, sys
+a, b = ([json.loads(line) for line in open(path)][0] for path in sys.argv[1:3])
+sys.exit(0 if a["step"] == 0 and a["val_loss"] == b["val_loss"] else f"{a} {b}")
+END
+}
+check "the first validation, to the digit" same_first_validation cp4 one
+
+# What any layout saves any other goes on with.
+resumes() { cp -r "$work/$2" "$work/$1" && rm -rf "$work/$1/final" && train "$1" "${@:3}" --resume 5 && close "$1" one 1e-5; }
+check "cp 4's checkpoint on one rank" resumes one_of_cp4 cp4 1
+check "one rank's checkpoint at cp 2, ZeRO-3" resumes cp2_of_one one 2 --cp 2 --zero 3
+
+sent() {  # what --print-config says 8 ranks send, of which cp 4 is the layout
+  train eight 8 --cp 4 --zero 0 --batch-tokens 192 || return 1
+  "$program" "${model[@]}" --device cpu --cp 4 --zero 0 --batch-tokens 192 --out "$work/eight" --print-config > "$work/log" 2>&1 || return 1
+  python3 - "$work/log" "$work/eight/metrics.jsonl" << 'END'
+import json, re, sys
+rows = dict(re.findall(r"^  (tp|cp|pp|data|replicate|model) +\S+ +(\d+)", open(sys.argv[1]).read(), re.M))
+step = [json.loads(line) for line in open(sys.argv[2]) if "bytes_sent" in line][1]
+# Each of 2 blocks: 2 x 12 rows of k and v of 16 fp32 each, gathered twice, and their gradients, to 3 other ranks.
+assert int(rows["cp"]) == 2 * 3 * (2 * 12 * 32 * 4) * 3, rows
+sys.exit(0 if sum(map(int, rows.values())) == step["bytes_sent"] else f"{rows} {step}")
+END
+}
+check "bytes sent, by axis" sent
+
+check "a length that does not cut" refused 2 "nearest: --seq-len 48 or 52" --cp 2 --seq-len 50
+check "ranks that do not divide" refused 3 "nearest: cp 3 or cp 1" --cp 2
+if [ -n "$simt" ]; then
+  check "emulated CUDA, cp 2, fp32 and documents" eval 'mpirun -n 2 "$simt" "${model[@]}" "${mask[@]}" --device cuda --transport nccl --cp 2 --out "$work/simt" > "$work/log" 2>&1 && close simt documents 1e-4'
+  narrow=(--dtype bf16 --head-dim 64 --heads 2 --kv-heads 1 --steps 5)
+  check "bf16, heads of 64, one rank" train bf16wide 1 "${narrow[@]}"
+  check "emulated CUDA, cp 2, bf16" eval 'mpirun -n 2 "$simt" "${model[@]}" "${narrow[@]}" --device cuda --transport nccl --cp 2 --out "$work/simt16" > "$work/log" 2>&1 && close simt16 bf16wide 4e-3'
+fi
+summary
