@@ -105,8 +105,8 @@ class Fp8Linear;
 
 class Block {
    public:
-    // `tp` is nullptr where the table's holder has all of each tensor, `context` where this rank has whole sequences; with
-    // `fp8` the products of the four linear layers are its. They outlive this.
+    // `tp` is nullptr where the table's holder has all of each tensor, `context` where this rank has whole sequences;
+    // with `fp8` the products of the four linear layers are its. They outlive this.
     Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
           const float* sin_table, TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr,
           ContextParallel* context = nullptr);

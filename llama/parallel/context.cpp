@@ -15,11 +15,16 @@ ContextParallel::ContextParallel(Mesh& mesh, Device device, const ContextShape& 
     : mesh_(mesh), shape_(shape), chunk_(shape.T / (2 * mesh.cp().size())) {
     const int cp = mesh.cp().size();
     require(shape.T % (2 * cp) == 0, "sequences of %lld tokens do not cut into 2 x %d chunks", (long long)shape.T, cp);
-    const int64_t part = checked_mul(checked_mul(shape.B, own_rows(), "context: rows"), kv_columns(), "context: keys");
+    const int64_t part = part_ =
+        checked_mul(checked_mul(shape.B, own_rows(), "context: rows"), kv_columns(), "context: keys");
     offsets_ = even_offsets(checked_mul(part, cp, "context: keys"), cp, part);
     const auto take = [&](int64_t n, DType t, const char* name) {
         return Buffer(device, checked_mul(n, size_of(t), name), MemKind::workspace, name);
     };
+    if (rings()) {
+        ring_.allocate(device, shape, own_rows(), q_columns(), kv_columns());
+        return;
+    }
     own_keys_ = take(part, shape.dtype, "own keys and values");
     keys_by_rank_ = take(part * cp, shape.dtype, "keys and values by rank");
     keys_ = take(part * cp, shape.dtype, "keys and values");
@@ -62,14 +67,7 @@ void ContextParallel::on_mesh(Stream& compute, Collective&& collective) {
 void ContextParallel::gather_keys(Stream& compute, const void* qkv) {
     const int64_t kv = kv_columns(), rows = own_rows();
     const DType t = shape_.dtype;
-    copy_rows(compute, {.out = own_keys_.data(),
-                        .x = at(qkv, q_columns(), t),
-                        .rows = shape_.B * rows,
-                        .columns = kv,
-                        .out_stride = kv,
-                        .stride = row(),
-                        .out_dtype = t,
-                        .dtype = t});
+    pack_own_keys(compute, qkv, own_keys_);
     on_mesh(compute, [&](Stream& s) {
         mesh_.cp().all_gather(s,
                               {.out = keys_by_rank_.data(), .in = own_keys_.data(), .offsets = offsets_, .dtype = t});
@@ -89,6 +87,7 @@ void ContextParallel::gather_keys(Stream& compute, const void* qkv) {
 }
 
 void ContextParallel::forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key) {
+    if (rings()) return ring_forward(compute, o, lse, qkv, first_key);
     const DType t = shape_.dtype;
     gather_keys(compute, qkv);
     for (int slot = 0; slot < 2; ++slot)
@@ -102,6 +101,7 @@ void ContextParallel::forward(Stream& compute, void* o, float* lse, const void* 
 
 void ContextParallel::backward(Stream& compute, void* dqkv, const void* d_o, const void* qkv, const void* o,
                                const float* lse, void* workspace, const int32_t* first_key) {
+    if (rings()) return ring_backward(compute, dqkv, d_o, qkv, o, lse, workspace, first_key);
     const DType t = shape_.dtype;
     const int64_t kv = kv_columns(), rows = own_rows();
     gather_keys(compute, qkv);

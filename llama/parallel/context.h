@@ -8,10 +8,19 @@
 // is then one call with the keys up to its end. The gradients of keys and values are summed over the ranks in fp32, in
 // ascending order, and rounded once. Everything else has the bits of one rank with whole sequences.
 
+//
+// Or they go round in a ring (Liu et al. 2023): attention of the keys that are here, while the next ones come. Outputs
+// are joined by their log-sum-exp in fp32; gradients of keys and values follow their keys and are summed on the way, in
+// an order that depends on the rank. No buffer is as long as the sequence. In 16 bits each part of o and dq is rounded
+// before it is joined.
+
+#include <array>
 #include <vector>
 
 #include "comm/mesh.h"
 #include "kernels/attention/attention.h"
+#include "kernels/runtime/memory.h"
+#include "kernels/runtime/names.h"
 
 namespace rz {
 
@@ -22,10 +31,16 @@ struct ContextChunks {
     int64_t operator[](int slot) const { return slot == 0 ? early : late; }
 };
 
+enum class ContextExchange { gather, ring };
+template <>
+inline constexpr auto kNames<ContextExchange> =
+    std::to_array<Named<ContextExchange>>({{ContextExchange::gather, "gather"}, {ContextExchange::ring, "ring"}});
+
 struct ContextShape {
     int64_t B, T;  // sequences of a micro-batch, and their whole length: a multiple of 2 cp
     int64_t heads, kv_heads, head_dim;
     DType dtype;
+    ContextExchange exchange = ContextExchange::gather;
 };
 
 class ContextParallel {
@@ -35,9 +50,10 @@ class ContextParallel {
 
     int64_t T() const { return shape_.T; }
     int64_t own_rows() const { return 2 * chunk_; }  // of each sequence
-    // Bytes that this rank sends in forward(), and in backward() besides.
-    int64_t gather_bytes() const { return own_keys_.bytes() * (mesh_.cp().size() - 1); }
-    int64_t scatter_bytes() const { return own_dkv_.bytes() * (mesh_.cp().size() - 1); }
+    // Bytes that this rank sends: keys and values, in either pass, and in backward() their gradients. In a ring these
+    // go one hop more.
+    int64_t key_bytes() const { return part_ * size_of(shape_.dtype) * (mesh_.cp().size() - 1); }
+    int64_t gradient_bytes() const { return part_ * 4 * (mesh_.cp().size() - (rings() ? 0 : 1)); }
 
     // Attention of this rank's rows. As AttentionForward and AttentionBackward, of the packed rows of a block:
     // qkv and dqkv (B, own_rows, (heads + 2 kv_heads) head_dim), o and d_o (B, own_rows, heads head_dim), all dtype;
@@ -48,6 +64,22 @@ class ContextParallel {
                   void* workspace, const int32_t* first_key);
 
    private:
+    struct Ring {
+        std::array<Buffer, 2> keys, gradients;  // (B, own_rows) k and v: here, and on their way; f32
+        Buffer fresh;                           // likewise f32: what this rank adds
+        Buffer queries, part, sum, lse;  // (B, own_rows, heads, head_dim), dtype, dtype and f32; (B, heads, chunk)
+        void allocate(Device, const ContextShape&, int64_t rows, int64_t q, int64_t kv);
+    };
+    bool rings() const { return shape_.exchange == ContextExchange::ring; }
+    void ring_forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key);
+    void ring_backward(Stream& compute, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse,
+                       void* workspace, const int32_t* first_key);
+    AttentionShape ring_shape(int slot, int64_t key_chunk, const int32_t* first_key) const;
+    template <class F>
+    void for_each_pair(int source, F&& f) const;
+    Event pass_on(Stream& compute, const Buffer& from, const Buffer& to);
+    void pack_own_keys(Stream& compute, const void* qkv, const Buffer& to);
+
     AttentionShape shape_of(int slot, const int32_t* first_key) const;
     int64_t row() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
     int64_t q_columns() const { return shape_.heads * shape_.head_dim; }
@@ -58,10 +90,11 @@ class ContextParallel {
 
     Mesh& mesh_;
     ContextShape shape_;
-    int64_t chunk_;
+    int64_t chunk_, part_ = 0;               // tokens; elements of this rank's keys and values
     std::vector<int64_t> offsets_;           // of the ranks' parts of by_rank
     Buffer own_keys_, keys_by_rank_, keys_;  // (B, own_rows), (cp, B, own_rows), (B, T): k and v, dtype
     Buffer dkv_, dkv_by_rank_, own_dkv_;     // likewise their gradients, f32
+    Ring ring_;
 };
 
 }  // namespace rz

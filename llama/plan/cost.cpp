@@ -7,7 +7,9 @@
 
 #include "kernels/adamw.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_merge.h"
 #include "kernels/bias_correction.h"
+#include "kernels/copy_rows.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -39,12 +41,15 @@ OpWork work(const Gemm& g) {
 }
 
 // Keys that a query sees: of the last Tq of Tk positions, each those up to its own.
-double seen(const AttentionShape& s) { return n(s.B) * n(s.Tq) * (n(s.Tk) - 0.5 * n(s.Tq - 1)); }
+double seen(const AttentionShape& s) {
+    if (s.offset() >= s.Tk) return n(s.B) * n(s.Tq) * n(s.Tk);  // queries after all of the keys
+    return n(s.B) * n(s.Tq) * (n(s.Tk) - 0.5 * n(s.Tq - 1));
+}
 
 OpWork attention(const AttentionShape& s, bool backward) {
     const double q = n(s.B) * n(s.Tq) * n(s.H) * n(s.D), kv = 2 * n(s.B) * n(s.Tk) * n(s.K) * n(s.D);
     // The T^2 / 2 scores without the diagonal's half, as the field counts.
-    const double scores = s.Tq == s.Tk ? 0.5 * n(s.B) * n(s.Tq) * n(s.Tk) : seen(s);
+    const double scores = s.Tq == s.Tk && s.offset() == 0 ? 0.5 * n(s.B) * n(s.Tq) * n(s.Tk) : seen(s);
     return {.limit = backward ? OpWork::Limit::attention_backward : OpWork::Limit::attention_forward,
             .flops = (backward ? 10 : 4) * n(s.H) * n(s.D) * scores,
             .bytes = size_of(s.dtype) * (backward ? 4 * q + 2 * kv : 2 * q + kv),
@@ -91,6 +96,12 @@ OpWork work(const ReduceAdd& a) {
     return bytes(n(a.n) * (size_of(a.a_dtype) + size_of(a.b_dtype) + size_of(a.out_dtype)), a.b_dtype);
 }
 OpWork work(const SumRows& a) { return bytes(n(a.n) * (n(a.rows) * size_of(a.dtype) + size_of(a.out_dtype)), a.dtype); }
+OpWork work(const CopyRows& a) {
+    return bytes(n(a.rows) * n(a.columns) * (size_of(a.dtype) + size_of(a.out_dtype)), a.dtype);
+}
+OpWork work(const AttentionMerge& a) {
+    return bytes(n(a.B) * n(a.T) * n(a.H) * n(a.D) * (size_of(a.dtype) + 8), a.dtype);
+}
 OpWork work(const RandomNormal& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
 
 template <class Args>
@@ -137,7 +148,7 @@ bool find_work(const OpCall& op, OpWork& found) {
     return try_all<Gemm, AttentionForward, AttentionBackward, RmsnormForward, RmsnormBackward, Rope, SwigluForward,
                    SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, LossScaleUpdate, SumF32,
                    EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, Cast, ReduceAdd,
-                   SumRows, RandomNormal>(op, found);
+                   SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

@@ -36,7 +36,8 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
                                                           .heads = part.heads,
                                                           .kv_heads = part.kv_heads,
                                                           .head_dim = part.head_dim,
-                                                          .dtype = o.zero.param_dtype});
+                                                          .dtype = o.zero.param_dtype,
+                                                          .exchange = o.cp_exchange});
 }
 
 // Throws where the model can't be cut into so many parts, naming the nearest numbers.

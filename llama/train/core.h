@@ -20,8 +20,9 @@ struct CoreOptions {
     bool graphs = false;  // replay CUDA graphs: of micro-batches where nothing in them communicates, else of blocks
     int64_t threads = 0;  // OpenMP's on the compute stream's worker; 0: as it is
     PipelineOptions pipeline = {};  // where the mesh has a pp axis
-    bool tp_overlap = false;        // products beside their collectives, part by part
-    bool tp_wire_f32 = false;       // partial sums over the tp axis travel in fp32, not in the parameters' type
+    ContextExchange cp_exchange = ContextExchange::gather;
+    bool tp_overlap = false;   // products beside their collectives, part by part
+    bool tp_wire_f32 = false;  // partial sums over the tp axis travel in fp32, not in the parameters' type
 };
 
 struct TrainingCore {

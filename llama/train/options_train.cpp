@@ -269,6 +269,10 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.choice("--tp-wire", o.tp_wire, "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
     ranks.whole("--cp", o.cp, 1, 1 << 10,
                 "Number of ranks that share each sequence (context parallelism). Its length is a multiple of 2 x cp.");
+    ranks.choice(
+        "--cp-exchange", o.cp_exchange,
+        "How keys and values reach the ranks of --cp. gather: all before attention, with one rank's bits. ring: "
+        "from rank to rank during attention.");
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
     add_schedule_row(
         ranks, o.pp_schedule,
@@ -498,6 +502,8 @@ void check_given(const TrainOptions& o) {
         "--eval-every with --tp %lld: the likeliest token is not looked for in a vocabulary that is cut\n  nearest: "
         "--eval-every 0, and train_llama eval on checkpoints",
         (long long)o.tp);
+    require(!o.given.count("cp-exchange") || o.cp > 1,
+            "--cp-exchange is about the ranks of --cp, which is 1\n  nearest: --cp 2, or leave it out");
     require(o.cp == 1 || o.eval_every == 0,
             "--eval-every with --cp %lld: requests of any length do not cut into 2 x cp chunks\n  nearest: "
             "--eval-every 0, and train_llama eval on checkpoints",

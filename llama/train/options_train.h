@@ -13,6 +13,7 @@
 #include "llama/data/documents.h"
 #include "llama/model/config.h"
 #include "llama/model/model.h"
+#include "llama/parallel/context.h"
 #include "llama/parallel/pipeline_program.h"
 #include "llama/train/guards.h"
 #include "llama/train/option_table.h"
@@ -102,6 +103,7 @@ struct TrainOptions {
     bool tp_overlap = false;
     std::optional<DType> tp_wire;  // none: dtype
     int64_t cp = 1;
+    ContextExchange cp_exchange = ContextExchange::gather;
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
     ScheduleChoice pp_schedule;              // none: zb-v or 1f1b
     std::vector<int64_t> pp_cut;             // blocks of each stage; none: balanced by FLOPs

@@ -64,7 +64,7 @@ class Counter {
 
     // ---- cp ----
     int64_t attend(Do what) const {
-        const int64_t keys = core_.context->gather_bytes(), gradients = core_.context->scatter_bytes();
+        const int64_t keys = core_.context->key_bytes(), gradients = core_.context->gradient_bytes();
         const bool again = core_.options.stage.recompute == Recompute::block;
         if (what == Do::forward) return keys;
         if (what == Do::backward) return (again ? 2 : 1) * keys + gradients;

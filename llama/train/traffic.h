@@ -14,7 +14,8 @@
 // (n - 1) / n of them twice if all n do, else once to each other holder.
 //
 //   cp          for each block its keys and values to each other rank, in --dtype, once forward (twice with
-//               --recompute block) and once backward, and then their gradients in fp32
+//               --recompute block) and once backward, and then their gradients in fp32; in a ring from rank to rank,
+//               the gradients cp times
 //   pp          this rank's rows of the residual stream for each send; gradients of units that two ranks hold, once
 //   data        ZeRO's gathers and reduces of units (zero/zero.h) among the ranks that share a unit's state
 //   replicate   the all-reduce of the owned slices (hybrid sharding)

@@ -99,6 +99,7 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
                          .gather = o.pp_gather,
                          .gather_window = int(o.pp_gather_window),
                          .window = int(o.pp_window)},
+            .cp_exchange = o.cp_exchange,
             .tp_overlap = o.tp_overlap,
             .tp_wire_f32 = o.tp_wire.value_or(o.dtype) == DType::f32};
 }
@@ -159,8 +160,10 @@ static void announce(Trainer& t, const std::string& note) {
                    (long long)part.kv_heads, (long long)core.config.kv_heads));
     }
     if (core.context)
-        log.line(format("context  %d ranks share each sequence: 2 of %d chunks of %lld tokens on each",
-                        core.mesh.cp().size(), 2 * core.mesh.cp().size(), (long long)(core.context->own_rows() / 2)));
+        log.line(format(
+            "context  %d ranks share each sequence: 2 of %d chunks of %lld tokens on each; keys and values by %s",
+            core.mesh.cp().size(), 2 * core.mesh.cp().size(), (long long)(core.context->own_rows() / 2),
+            name_of(o.cp_exchange)));
     if (core.plan)
         for (const std::string& line : core.plan->text(core.config.layers)) log.line(line);
     if (core.plan && o.zero >= 2 && !o.accumulate_locally && o.accumulates_locally()) {

@@ -59,8 +59,10 @@ for zero in 0 1 2 3; do
   check "cp 2 x dp 2, ZeRO-$zero" as "dp2zero$zero" dp2 4 --cp 2 --zero $zero --batch-tokens 192
 done
 check "cp 2 x dp 2, hybrid" as hybrid dp2 4 --cp 2 --zero 2 --shard-size 2 --batch-tokens 192
+for cp in 2 3 4; do check "a ring of $cp" as ring$cp one $cp --cp $cp --cp-exchange ring; done
 check "documents on one rank" train documents 1 "${mask[@]}"
 check "documents, cp 4" as documents4 documents 4 --cp 4 --zero 2 "${mask[@]}"
+check "documents, a ring of 4, ZeRO-3" as ring_documents documents 4 --cp 4 --cp-exchange ring --zero 3 --recompute block "${mask[@]}"
 check "tp 2 x cp 2" as tp2cp2 one 4 --cp 2 --tp 2
 check "a pipeline's micro-batches on one rank" train micro 1 --grad-accum 4
 check "pp 2 x cp 2" as pp2cp2 micro 4 --cp 2 --pp 2 --grad-accum 4
@@ -101,6 +103,7 @@ check "a length that does not cut" refused 2 "nearest: --seq-len 48 or 52" --cp 
 check "ranks that do not divide" refused 3 "nearest: cp 3 or cp 1" --cp 2
 if [ -n "$simt" ]; then
   check "emulated CUDA, cp 2, fp32 and documents" eval 'mpirun -n 2 "$simt" "${model[@]}" "${mask[@]}" --device cuda --transport nccl --cp 2 --out "$work/simt" > "$work/log" 2>&1 && close simt documents 1e-4'
+  check "emulated CUDA, a ring of 2" eval 'mpirun -n 2 "$simt" "${model[@]}" "${mask[@]}" --device cuda --transport nccl --cp 2 --cp-exchange ring --out "$work/simt_ring" > "$work/log" 2>&1 && close simt_ring documents 1e-4'
   narrow=(--dtype bf16 --head-dim 64 --heads 2 --kv-heads 1 --steps 5)
   check "bf16, heads of 64, one rank" train bf16wide 1 "${narrow[@]}"
   check "emulated CUDA, cp 2, bf16" eval 'mpirun -n 2 "$simt" "${model[@]}" "${narrow[@]}" --device cuda --transport nccl --cp 2 --out "$work/simt16" > "$work/log" 2>&1 && close simt16 bf16wide 4e-3'
