@@ -10,8 +10,8 @@
 
 namespace rz {
 
-// A unit that is gathered in fp8: the codes (e4m3) of its matrices, one after the other, a scale for each, and its other
-// elements, one after the other, in the parameters' type.
+// A unit that is gathered in fp8: the codes (e4m3) of its matrices, one after the other, a scale for each, and its
+// other elements, one after the other, in the parameters' type.
 struct Fp8Parameters {
     const uint8_t* codes = nullptr;
     const Fp8Scale* scales = nullptr;

@@ -9,6 +9,7 @@ rooms="kernels/runtime
 kernels/cpu kernels/cuda
 kernels
 kernels/attention kernels/gemm
+kernels/fp8
 comm
 zero
 llama/base

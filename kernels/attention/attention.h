@@ -74,7 +74,7 @@ struct AttentionBackward {
 };
 
 int64_t attention_backward_workspace(const AttentionShape&);  // in bytes
-// What to tell a user whose head dimension no tensor-core kernel covers, with the cost; empty where one does, and in f32.
+// What to tell a user whose head dimension no tensor-core kernel covers, with the cost; else, and in f32, empty.
 std::string attention_advice(DType dtype, int64_t D);
 
 void attention_forward(Stream&, const AttentionForward&);

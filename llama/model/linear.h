@@ -5,8 +5,8 @@
 
 namespace rz {
 
-// x (N, in), y (N, out), w (out, in), all dtype; dw (out, in) grad_dtype, += . With fp8 the products are its. Enqueue on
-// the stream and return.
+// x (N, in), y (N, out), w (out, in), all dtype; dw (out, in) grad_dtype, += . With fp8 the products are its. Enqueue
+// on the stream and return.
 void linear(Stream&, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType,
             const Fp8Linear* fp8 = nullptr);
 void linear_backward_input(Stream&, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out,

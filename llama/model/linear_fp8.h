@@ -7,8 +7,8 @@
 //   dx = dy w       dy       e5m2, w e4m3
 //   dw += dy^T x    dy       e5m2, x e4m3
 //
-// Gradients need e5m2's range more than e4m3's precision (Micikevicius et al. 2022). Rows N, in and out are multiples of
-// 16.
+// Gradients need e5m2's range more than e4m3's precision (Micikevicius et al. 2022). Rows N, in and out are multiples
+// of 16.
 
 #include "kernels/fp8/fp8_gemm.h"
 #include "kernels/runtime/memory.h"

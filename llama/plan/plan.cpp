@@ -27,8 +27,8 @@ const PlannedRank& Plan::largest() const {
     });
 }
 
-// Ranks that stand for all: of those that hold the model together every one; on the data axis the first (whose slices are the longest), the
-// last that shares with it, and the last. A rank stands for those that hold as much.
+// Ranks that stand for all: of those that hold the model together every one; on the data axis the first (with the
+// longest slices), the last that shares with it, and the last. A rank stands for those that hold as much.
 static std::set<int> representatives(const Grid& grid) {
     constexpr int kAll = 8;
     std::set<int> chosen;

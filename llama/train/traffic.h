@@ -21,7 +21,7 @@
 //   replicate   the all-reduce of the owned slices (hybrid sharding)
 //   model       the gradient norm's block sums of this part of the model to each other part
 //
-// A ring's all-gather sends all slices but the right neighbour's; that of `direct` this rank's slice, to each other one.
+// A ring's all-gather sends all slices but the right neighbour's; that of `direct` this rank's slice, to each other.
 
 #include "llama/train/core.h"
 

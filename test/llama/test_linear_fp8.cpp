@@ -134,8 +134,8 @@ TEST(Fp8Training, StagesAndRecomputationGiveTheSameBits) {
         }
 }
 
-// Magnitudes of slices, folded; codes of slices, gathered: the codes that a rank with the whole matrix makes. A scale of
-// each rank's own, or of an earlier step, would show; so would a master's magnitude, which is not the parameter's.
+// Magnitudes of slices, folded; codes of slices, gathered: the codes that a rank with the whole matrix makes. A scale
+// of each rank's own, or of an earlier step, would show; so would a master's magnitude, which is not the parameter's.
 TEST(Fp8Gather, GivesTheBitsOfZero0WithWholeParameters) {
     Case base = fp8_case();
     base.micro_batches = 2;
@@ -165,8 +165,8 @@ TEST(Fp8Gather, GivesTheBitsOfZero0WithWholeParameters) {
     EXPECT_TRUE(run(3, skipped).weights == without_last.weights);
 }
 
-// In all ranks' sum an all-gather of n bytes sends (ranks - 1) n. Each step gathers each block twice; in fp8 that is one
-// byte for each element of a matrix and two for each of a norm, and once a step 16 bytes for each matrix and rank.
+// In all ranks' sum an all-gather of n bytes sends (ranks - 1) n. Each step gathers each block twice; in fp8 that is
+// one byte for each element of a matrix and two for each of a norm, and once a step 16 bytes for each matrix and rank.
 TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
     constexpr int kRanks = 3;
     const auto bytes = [&](bool in_fp8) {

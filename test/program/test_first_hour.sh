@@ -104,7 +104,7 @@ check "no stale file of the other model stays" test "$(ls "$work/exported" | tr 
   "LICENSE config.json generation_config.json model.safetensors notes.txt tokenizer.json tokenizer_config.json "
 
 # ---- GGUF, read back by PyPI's package ----
-gguf_models=(test/golden/model/* $model)
+gguf_models=(test/golden/model/* "$model")
 for kind in gpt2 llama3 llama2 smollm2; do
   mkdir "$work/$kind"
   cp test/golden/tokenizer/$kind.json "$work/$kind/tokenizer.json"

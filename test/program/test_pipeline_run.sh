@@ -52,8 +52,8 @@ done
 
 # ---- a spike of the loss, back to the checkpoint before it
 rolls=("${shape[@]}" --grad-accum 4 --steps 36 --save-every 5 --keep 0 --on-spike rollback --rollback-steps 8 --rollback-skip 3)
-FAULT=loss:*:30:spike check "rollback on one rank" run rolled 1 "${rolls[@]}"
-FAULT=loss:*:30:spike check "rollback on two stages" run rolled2 2 --pp 2 "${rolls[@]}"
+FAULT='loss:*:30:spike' check "rollback on one rank" run rolled 1 "${rolls[@]}"
+FAULT='loss:*:30:spike' check "rollback on two stages" run rolled2 2 --pp 2 "${rolls[@]}"
 check "  says so" says "rollback spike of the loss, z .* at step 30 .*: on from step 20"
 check "  the same bits" same rolled2 rolled
 

@@ -147,8 +147,8 @@ void for_each_chunk(uint64_t descriptor, int mn_begin, int mn_count, bool trans,
 // Whether for_each_chunk gives runs along mn
 inline bool along_mn(bool trans) { return trans != (flip == Flip::transposition); }
 
-// What PTX demands of a descriptor ("Matrix Descriptor" of wgmma): null, or what is wrong. A tile begins where its swizzle's
-// pattern does, every 1024, 512 or 256 bytes; start may lie within the pattern's first row, steps along k.
+// What PTX demands of a descriptor ("Matrix Descriptor" of wgmma): null, or what is wrong. A tile begins where its
+// swizzle's pattern does, every 1024, 512 or 256 bytes; start may lie within the pattern's first row, steps along k.
 inline const char* wrong_descriptor(uint64_t descriptor) {
     constexpr uint64_t kFields = 0x3fff | 0x3fffull << 16 | 0x3fffull << 32 | 7ull << 49 | 3ull << 62;
     constexpr uint32_t kPattern[4] = {16, 1024, 512, 256};
