@@ -13,6 +13,7 @@
 
 #include "comm/process.h"
 #include "llama/base/fault.h"
+#include "llama/plan/batch_auto.h"
 #include "llama/plan/plan.h"
 #include "llama/train/commands.h"
 #include "llama/train/trainer.h"
@@ -63,10 +64,14 @@ static int train_command(TrainOptions options, Process& process) {
     const FaultScope armed(Faults(process.rank()));
     fault_point("start");
     Health health(options, process);
+    if (options.batch == 0) options.given.erase("batch");  // a resumed run stays with the batch that was chosen
     std::optional<ResumePoint> from = find_checkpoint(options, process, health.status().saved_step());
     if (from)
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
+    if (options.batch == 0)
+        if (const std::string line = choose_batch(options, process); process.is_root())
+            std::printf("%s\n", line.c_str());
     health.set_guards(options);
     for (;;) {
         Trainer trainer(options, process, health, from);

@@ -39,8 +39,10 @@ struct Machine {
     double card_gbs = 0, card_us = 0;
 
     int64_t memory_bytes(int64_t ranks_on_node) const;  // of a rank
-    // The architecture's, as on this machine; fp8 has a peak of its own.
-    double peak_flops(DType dtype) const { return 1e12 * (dtype == DType::f32 ? peak_fp32 : peak_bf16); }
+    // FLOP/s that MFU is measured against; 0: unknown. fp8 has a peak of its own.
+    double peak_flops(DType dtype, bool fp8 = false) const {
+        return 1e12 * (fp8 && peak_fp8 > 0 ? peak_fp8 : dtype == DType::f32 ? peak_fp32 : peak_bf16);
+    }
 };
 
 // A TOML file by its path, or a machine by the name of its file in one of machine_folders(). Throws with the nearest

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "kernels/adamw.h"
+#include "kernels/argmax.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_merge.h"
 #include "kernels/bias_correction.h"
@@ -13,6 +14,8 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "kernels/fp8/fold_scales.h"
+#include "kernels/fp8/fp8_gemm.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/global_norm.h"
 #include "kernels/loss_scale.h"
@@ -77,6 +80,20 @@ OpWork work(const VocabCrossEntropy& a) {
     return bytes((a.write_gradient ? 2 : 1) * n(a.N) * n(a.V) * size_of(a.dtype), a.dtype);
 }
 OpWork work(const LossScaleUpdate&) { return bytes(0); }
+OpWork work(const Argmax& a) { return bytes(n(a.N) * n(a.V) * size_of(a.dtype), a.dtype); }
+OpWork work(const Fp8Gemm& g) {
+    return {.limit = OpWork::Limit::gemm,
+            .flops = 2 * n(g.M) * n(g.N) * n(g.K),
+            .bytes = n(g.M) * n(g.K) + n(g.K) * n(g.N) + n(g.M) * n(g.N) * size_of(g.c_dtype) * (g.beta != 0 ? 2 : 1),
+            .dtype = DType::bf16,
+            .fp8 = true};
+}
+OpWork work(const AbsMax& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
+OpWork work(const Quantise& a) {
+    return bytes(n(a.rows) * n(a.columns) * (size_of(a.dtype) + (a.y ? 1 : 0) + (a.y_t ? 1 : 0)), a.dtype);
+}
+OpWork work(const FoldScales&) { return bytes(0); }
+OpWork work(const Transpose8& a) { return bytes(2 * n(a.rows) * n(a.columns)); }
 OpWork work(const SumF32& a) { return bytes(4 * n(a.n)); }
 OpWork work(const EmbeddingForward& a) { return bytes(2 * n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
 OpWork work(const EmbeddingBackward& a) {
@@ -128,6 +145,7 @@ double attention_rate(const Machine& m, const OpWork& w) {
 double rate_of(const Machine& m, const OpWork& w) {
     switch (w.limit) {
         case OpWork::Limit::gemm:
+            if (w.fp8 && m.gemm_fp8 > 0) return 1e12 * m.gemm_fp8;
             return 1e12 * (w.dtype == DType::f32 ? m.gemm_fp32 : m.gemm_bf16);
         case OpWork::Limit::attention_forward:
         case OpWork::Limit::attention_backward:
@@ -146,9 +164,10 @@ bool find_work(const OpCall& op, OpWork& found) {
         return true;
     }
     return try_all<Gemm, AttentionForward, AttentionBackward, RmsnormForward, RmsnormBackward, Rope, SwigluForward,
-                   SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, LossScaleUpdate, SumF32,
-                   EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, Cast, ReduceAdd,
-                   SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
+                   SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, LossScaleUpdate, Argmax, Fp8Gemm,
+                   AbsMax, Quantise, Transpose8, FoldScales, SumF32, EmbeddingForward, EmbeddingBackward, AdamW,
+                   SumSquares, ClipScale, BiasCorrection, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows,
+                   AttentionMerge>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

@@ -53,9 +53,14 @@ int64_t tokens_per_step(const PlanCase& c) {
     return o.batch * o.seq_len * dp * micro_batches(o, dp);
 }
 
+double peak_flops(const PlanCase& c) {
+    const TrainOptions& o = c.options;
+    return o.peak_tflops > 0 ? 1e12 * o.peak_tflops : c.machine.peak_flops(o.dtype, o.fp8.on());
+}
+
 double mfu(const PlanCase& c, const Plan& plan) {
     const double flops = double(tokens_per_step(c)) * training_flops_per_token(c.config, c.options.seq_len);
-    return flops / (plan.step_seconds * c.machine.peak_flops(c.options.dtype) * double(c.ranks));
+    return flops / (plan.step_seconds * peak_flops(c) * double(c.ranks));
 }
 
 Plan make_plan(const PlanCase& c, const PlanHow& how) {

@@ -3,6 +3,7 @@
 // (llama/train/plan_memory.h), so to the byte what the ledger of such a run counts; what lies outside the ledger is an
 // estimate of the machine's file, named apart.
 
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -60,6 +61,7 @@ struct PlanHow {
 Plan make_plan(const PlanCase&, const PlanHow& = {});
 
 int64_t tokens_per_step(const PlanCase&);
+double peak_flops(const PlanCase&);  // of a rank, that MFU is measured against; 0: unknown
 // Model FLOPs of all ranks over their peak (training_flops_per_token: causal attention counted, recomputation not).
 double mfu(const PlanCase&, const Plan&);
 
@@ -78,6 +80,15 @@ std::optional<Change> nearest_fit(const PlanCase&);
 
 // For a run that fits: the change of one flag that gives most tokens per second and fits, if it gives 1 % or more.
 std::optional<Change> fastest_change(const PlanCase&, const Plan&);
+
+// Of what the flags that were not given can be (zero, shard size, recompute, micro-batch, Adam's type, collectives, tp,
+// pp and its schedule): those that fit, and that nothing beats in both speed and memory. The fastest first. `tried` and
+// `fit` count; `tell` hears of progress.
+struct SearchResult {
+    std::vector<Change> front;
+    int64_t tried = 0, fit = 0;
+};
+SearchResult search(const PlanCase&, const std::function<void(int64_t done, int64_t of)>& tell);
 
 int plan_command(const PlanOptions&);
 

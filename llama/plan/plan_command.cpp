@@ -52,12 +52,12 @@ double busy_share(const Plan& plan) { return share_of(plan, ""); }
 
 void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     const double per_second = double(tokens_per_step(c)) / plan.step_seconds;
-    const double peak = c.machine.peak_flops(c.options.dtype);
+    const double peak = peak_flops(c);
     std::printf("time     %.4g s a step, %.0f tokens/s, %.0f for each rank: a prediction\n", plan.step_seconds,
                 per_second, per_second / c.ranks);
     if (peak > 0)
         std::printf("         MFU %.1f %% of %.0f TFLOP/s (%s, dense), causal attention counted, recomputation not\n",
-                    100 * mfu(c, plan), peak / 1e12, name_of(c.options.dtype));
+                    100 * mfu(c, plan), peak / 1e12, c.options.fp8.on() ? "fp8" : name_of(c.options.dtype));
     const double gemm = share_of(plan, "Gemm"), attention = share_of(plan, "Attention"), busy = busy_share(plan);
     std::printf(
         "         rank %d: products %.0f %%, attention %.0f %%, other ops %.0f %%, waiting for messages %.0f %%\n",
@@ -139,6 +139,49 @@ int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
     return kPlanDoesNotFit;
 }
 
+// Whoever runs it: the flags of the plan without its own.
+std::string run_line(const PlanCase& c, const std::string& change) {
+    std::string flags;
+    const std::vector<std::string>& all = c.options.arguments;
+    for (size_t i = 0; i < all.size(); ++i) {
+        const std::string name = all[i].substr(0, all[i].find('='));
+        if (name == "--search") continue;
+        if (name == "--gpus" || name == "--gpu" || name == "--tokens" || name == "--json") {
+            i += all[i] == name;
+            continue;
+        }
+        flags += " " + all[i];
+    }
+    return format("mpirun -n %d ./train_llama%s %s", c.ranks, flags.c_str(), change.c_str());
+}
+
+int search_command(const PlanCase& c) {
+    int64_t shown = -1;
+    const SearchResult found = search(c, [&](int64_t done, int64_t of) {
+        if (10 * done / of == shown) return;
+        shown = 10 * done / of;
+        std::fprintf(stderr, "searched %lld of %lld\n", (long long)done, (long long)of);
+    });
+    if (found.front.empty()) {
+        std::fprintf(stderr, "plan: none of %lld combinations fits %d x %s\n", (long long)found.tried, c.ranks,
+                     human_bytes(c.capacity()).c_str());
+        if (const auto change = nearest_fit(c))
+            std::fprintf(stderr, "  nearest: %s needs %s\n", change->text.c_str(),
+                         total_needed(change->to, change->plan).c_str());
+        return kPlanDoesNotFit;
+    }
+    std::printf("%lld combinations, %lld fit; beaten by none in both speed and memory (predictions):\n\n",
+                (long long)found.tried, (long long)found.fit);
+    std::printf("  %12s %7s %10s  %s\n", "tokens/s", "MFU", "at once", "flags");
+    for (const Change& one : found.front)
+        std::printf("  %12.0f %6.1f%% %10s  %s\n", double(tokens_per_step(one.to)) / one.plan.step_seconds,
+                    peak_flops(c) > 0 ? 100 * mfu(one.to, one.plan) : 0,
+                    human_bytes(one.plan.largest().memory.total).c_str(), one.text.c_str());
+    std::printf("\n");
+    for (const Change& one : found.front) std::printf("%s\n", run_line(c, one.text).c_str());
+    return kPlanFits;
+}
+
 }  // namespace
 
 int plan_command(const PlanOptions& o) {
@@ -148,6 +191,14 @@ int plan_command(const PlanOptions& o) {
     c.config = config_of(c.options, note);
     const bool quiet = o.json == "-";
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
+    if (c.options.fp8.on())
+        require(!c.machine.cpu && (c.machine.peak_fp8 > 0 || c.machine.gemm_fp8 > 0),
+                "--fp8: %s has no fp8 products (gemm-fp8-tflops)\n  nearest: leave --fp8 out", c.machine.name.c_str());
+    if (o.search) return search_command(c);
+    if (c.options.batch == 0) {  // --batch auto
+        c.options.batch = 1;
+        if (const auto most = largest_batch(c)) c.options.batch = most->to.options.batch;
+    }
     const Plan plan = make_plan(c);
     const int64_t tokens = o.tokens > 0 ? o.tokens : c.options.steps * tokens_per_step(c);
     if (!quiet) {

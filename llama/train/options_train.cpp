@@ -130,7 +130,15 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     data.whole("--doc-token", o.doc_token, -1, INT32_MAX, "Id of that token. -1: the --data folder's.");
 
     OptionGroup batch(rows, "Batch and length of the run");
-    batch.whole("--batch", o.batch, 1, 1 << 20, "Number of sequences per rank and micro-batch.");
+    constexpr int64_t kMostSequences = 1 << 20;
+    batch
+        .checked(
+            "--batch", "N|auto",
+            "Number of sequences per rank and micro-batch. auto: the most whose planned memory fits, for the same "
+            "--batch-tokens.",
+            [](const std::string& text) { return text == "auto" ? "" : wrong_whole_number(text, 1, kMostSequences); },
+            [&o](const std::string& text) { o.batch = std::strtoll(text.c_str(), nullptr, 10); })
+        .default_text = std::to_string(o.batch);
     batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Number of tokens per sequence.");
     batch.whole("--batch-tokens", o.batch_tokens, 0, kBig,
                 "Number of tokens per update over all ranks, by accumulation. 0: one micro-batch.");
@@ -322,6 +330,8 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     out.whole("--log-every", o.log_every, 1, kBig, "Number of steps between printed lines.");
     out.whole("--trace-steps", o.trace_steps, 0, 1000,
               "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev).");
+    out.real("--peak-tflops", o.peak_tflops, 0, 1e6,
+             "Dense peak of a device in TFLOP/s, which MFU is measured against. 0: as llama/configs/machines has it.");
     out.turn_on("--print-config", o.print_config, "Show the model, its tensors and its memory, and stop.");
     out.turn_on("--presets", o.presets, "List the presets and stop.");
 
@@ -442,6 +452,9 @@ void check_given(const TrainOptions& o) {
     require(!o.given.count("preset") || o.init_from.empty(),
             "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(),
             o.init_from.c_str());
+    require(o.batch > 0 || !o.print_config,
+            "--print-config with --batch auto: what fits depends on the machine\n"
+            "  nearest: train_llama plan, or --batch 1");
     require(o.grad_accum == 0 || !o.given.count("batch-tokens"),
             "--grad-accum %lld and --batch-tokens %lld both say how large an update is\n  leave one of them out",
             (long long)o.grad_accum, (long long)o.batch_tokens);

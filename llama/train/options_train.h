@@ -63,7 +63,7 @@ struct TrainOptions {
     int64_t doc_token = -1;  // -1: the dataset's
 
     // batch
-    int64_t batch = 8;  // sequences per rank and micro-batch
+    int64_t batch = 8;  // sequences per rank and micro-batch; 0: a run chooses (--batch auto)
     int64_t seq_len = 256;
     int64_t batch_tokens = 0;  // tokens per update over all ranks; 0: one micro-batch each
     int64_t grad_accum = 0;    // or micro-batches of each rank per update; 0: by batch_tokens
@@ -146,6 +146,7 @@ struct TrainOptions {
     ResumeFrom resume;
     int64_t log_every = 1;
     int64_t trace_steps = 0;
+    double peak_tflops = 0;  // that MFU is measured against; 0: the machine's
     bool print_config = false;
     bool presets = false;
 

@@ -108,7 +108,7 @@ static RunFacts run_facts(const Options& o, const TrainingCore& core, const Proc
     return {.steps = o.steps,
             .flops_per_token = training_flops_per_token(core.config, o.seq_len),
             .title = summary(core.config),
-            .peak_flops = peak_flops(core.device) * core.mesh.world().size,
+            .peak_flops = find_peak(core.device, o.dtype, o.fp8.on(), o.peak_tflops).flops * core.mesh.world().size,
             .quiet = !process.is_root(),
             .attention_flops_per_token = attention_flops_per_token(core.config, o.seq_len)};
 }
@@ -184,12 +184,12 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
                     (long long)o.batch, (long long)o.seq_len, core.mesh.place(Axis::dp).size,
                     (long long)core.options.micro_batches, (long long)t.batches->tokens_per_step()));
-    const double peak = peak_flops(core.device);
+    const Peak peak = find_peak(core.device, o.dtype, o.fp8.on(), o.peak_tflops);
     log.line(format(
         "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
         "causal attention per token%s",
         (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
-        peak > 0 ? format(" and MFU (of %.0f TFLOP/s)", peak / 1e12).c_str() : "",
+        peak.flops > 0 ? format(" and MFU (of %s)", peak.name.c_str()).c_str() : "",
         s.documents ? ", T of its document" : ""));
     if (t.lr.from_step > 0)
         log.line(format("         from step %lld on at lr %g, %s", (long long)t.lr.from_step, t.lr.from_rate,

@@ -46,8 +46,37 @@ big="--gpu h100-80g --preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1"
   check "what the run would refuse is refused" plan 70 --gpus 6 --gpu h100-80g --preset tiny --batch 4 --seq-len 256 --batch-tokens 500000
   check "the same: with the run's own words" says "--batch-tokens 500000 does not divide into micro-batches" "nearest: --batch-tokens"
   check "flags that the run does not know are refused" plan 2 --gpus 8 --gpu h100-80g --presets tiny --stepz 3
+  searched() { plan 0 --gpus 8 $big --search --collectives ring --adam-dtype fp32 --tp 1 && says "beaten by none" "mpirun -n 8 ./train_llama --preset llama3.1-8b"; }
+  check "--search: what nothing beats, as command lines" searched
+  first_line() {  # what it prints is a run, and a plan of it says the same
+    local flags
+    flags=$(sed -n 's/^mpirun -n 8 \.\/train_llama//p' "$work/log" | head -n 1)
+    plan 0 --gpus 8 --gpu h100-80g $flags && says "fits, "
+  }
+  check "the first of them is planned to fit" first_line
   thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block; }
   check "16,384 GPUs" thousands
+}
+# ---- --batch auto ----
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1
+toy="--device cpu --data $work/data --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --seq-len 32 --val-every 0 --val-tokens 64"
+# shellcheck disable=SC2086
+{
+  auto() { "$program" $toy --batch auto --batch-tokens 512 --steps 4 --save-every 2 --out "$work/auto" > "$work/log" 2>&1 && says "--batch auto: 16 sequences, " "the margin is" "16 sequences x 32 tokens x 1 ranks x 1 micro-batches = 512 tokens"; }
+  check "--batch auto: the whole update where it fits" auto
+  little() {
+    "$program" $toy --batch auto --batch-tokens 96 --steps 2 > "$work/log" 2>&1 && says "--batch auto: 3 sequences, " "= 96 tokens"
+  }
+  check "--batch auto: tokens of an update are kept" little
+  resumed() {
+    rm -rf "$work/auto/checkpoints/step_000000004" "$work/auto/final"
+    "$program" $toy --batch auto --steps 6 --out "$work/auto" --resume auto > "$work/log" 2>&1 && ! says "--batch auto:" && says "16 sequences x 32 tokens x 1 ranks x 1 micro-batches = 512 tokens"
+  }
+  check "--batch auto: a resumed run stays with what was chosen" resumed
+  two() { mpirun -n 2 "$program" $toy --batch auto --batch-tokens 512 --steps 2 --zero 2 > "$work/log" 2>&1 && says "--batch auto: 8 sequences, " "8 sequences x 32 tokens x 2 ranks x 1 micro-batches = 512 tokens"; }
+  check "--batch auto: two ranks choose the same" two
+  peak() { "$program" $toy --batch 4 --steps 2 --peak-tflops 0.05 > "$work/log" 2>&1 && says "MFU (of 0.05 TFLOP/s, as --peak-tflops says)" "% MFU"; }
+  check "--peak-tflops: MFU, and what it is measured against" peak
 }
 grid() { test/program/plan_grid.py "$program" --rows "${1:-0}" > "$work/log" 2>&1; }
 if [ -n "$simt" ]; then

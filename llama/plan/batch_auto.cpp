@@ -1,0 +1,45 @@
+#include "llama/plan/batch_auto.h"
+
+#include <algorithm>
+
+#include "llama/plan/plan.h"
+#include "llama/train/batches.h"
+
+namespace rz {
+
+// What is free for the ledger of one rank, on the rank that has least.
+static int64_t least_free(Device device, Process& process) {
+    const int64_t sharing = device.is_cuda() ? 1 : process.local_size();
+    return -process.max(-(device.free_bytes() / sharing));
+}
+
+std::string choose_batch(TrainOptions& o, Process& process) {
+    const Device device = pick_device(o.device, process.local_rank(), nullptr);
+    const int64_t free = least_free(device, process);
+    PlanCase c{.options = o, .config = model_config(o, find_data(o).vocab), .machine = {}, .ranks = process.size()};
+    if (const std::optional<Machine> known = find_machine(device)) c.machine = *known;
+    c.machine.cpu = !device.is_cuda();
+    c.machine.memory_gib = double(free) / double(int64_t(1) << 30);
+    c.machine.ranks_per_node = 1;  // `free` is one rank's
+    // Kept free: a twentieth, for what the allocator can't use, and what libraries take later. The context is there.
+    c.machine.outside_min_mib = c.machine.outside_max_mib =
+        double(free) / 20 / (1 << 20) + (device.is_cuda() ? 512 : 64);
+    if (!device.is_cuda()) c.machine.comm_min_mib = c.machine.comm_max_mib = 64;
+    const std::optional<Change> best = largest_batch(c);
+    if (!best) {
+        c.options.batch = 1;
+        const Plan one = make_plan(c, {.timed = false, .one_rank = true});
+        fail(
+            "--batch auto: not even one sequence fits: %s planned, %s free, %s of them kept as margin\n"
+            "  nearest: what `train_llama plan --batch 1` names",
+            human_bytes(one.largest().memory.total).c_str(), human_bytes(free).c_str(),
+            human_bytes(c.outside_max()).c_str());
+    }
+    o.batch = best->to.options.batch;
+    o.kept_flags["batch"] = std::to_string(o.batch);
+    return format("batch    --batch auto: %lld sequences, %s planned of %s free; the margin is %s", (long long)o.batch,
+                  human_bytes(best->plan.largest().memory.total).c_str(), human_bytes(free).c_str(),
+                  human_bytes(c.outside_max()).c_str());
+}
+
+}  // namespace rz
