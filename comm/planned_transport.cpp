@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "comm/grid.h"
 #include "comm/watch.h"
 #include "kernels/runtime/context.h"
 
@@ -88,6 +89,8 @@ PlannedPeers::PlannedPeers(std::vector<int> ranks, double timeout_s)
     : ranks_(std::move(ranks)), timeout_s_(timeout_s) {}
 
 std::shared_ptr<PlannedMail> PlannedPeers::mail(const std::string& group, const std::vector<int>& members) {
+    // Parts of the same tensors and sequences do the same at the same time: only a pipeline's ranks tell each other.
+    if (group.rfind(name_of(Axis::pp), 0) != 0 && group != name_of(Axis::model)) return nullptr;
     for (const int member : members)
         if (std::find(ranks_.begin(), ranks_.end(), member) == ranks_.end()) return nullptr;
     std::string key = group;

@@ -37,7 +37,7 @@ class PlannedPeers {
    public:
     explicit PlannedPeers(std::vector<int> ranks, double timeout_s = 60);
 
-    // For a group whose members are all planned here; else nullptr.
+    // For a group of a pipeline whose members are all planned here; else nullptr.
     std::shared_ptr<PlannedMail> mail(const std::string& group, const std::vector<int>& members);
     // What each of them passes, one after the other in their order: values that a planned device only counts.
     std::vector<std::vector<int64_t>> gather(int rank, const std::vector<int64_t>& own);
