@@ -53,6 +53,7 @@ struct Settings {
     int steps = 10;
     int64_t logits_bytes = 0;
     Recompute recompute = Recompute::none;
+    Fp8Recipe fp8 = Fp8Recipe::none;  // with bf16 only
     bool classes = false, fit = false, graphs = false;
     DType master_dtype = DType::f32, adam_dtype = DType::f32;  // with bf16 only
     std::string curve, json, command;
@@ -79,7 +80,11 @@ struct Bench {
                          .master_dtype = dtype == DType::f32 ? DType::f32 : o.master_dtype,
                          .adam_dtype = dtype == DType::f32 ? DType::f32 : o.adam_dtype},
                 .adamw = kAdamW,
-                .stage = {.B = s.B, .T = s.T, .recompute = o.recompute, .logits_bytes = o.logits_bytes},
+                .stage = {.B = s.B,
+                          .T = s.T,
+                          .recompute = o.recompute,
+                          .logits_bytes = o.logits_bytes,
+                          .fp8 = {dtype == DType::bf16 ? o.fp8 : Fp8Recipe::none}},
                 .threads = omp_get_max_threads()},
                o.device, mesh) {}
 
@@ -158,6 +163,7 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
                    {"batch", s.B},
                    {"seq_len", s.T},
                    {"dtype", name_of(s.dtype)},
+                   {"fp8", s.dtype == DType::bf16 ? name_of(o.fp8) : "none"},
                    {"recompute", o.recompute == Recompute::block ? "block"
                                  : o.recompute == Recompute::mlp ? "mlp"
                                                                  : "none"},
@@ -326,8 +332,8 @@ void curve(const Shape& s, const Settings& o) {
 
 int run(int argc, char** argv) {
     Settings o;
-    std::string preset, dtype, device_name = "auto", recompute = "none", name, head, gemm_tune = "off", gemm_cache,
-                               graphs = "off";
+    std::string preset, dtype, device_name = "auto", recompute = "none", fp8 = "none", name, head, gemm_tune = "off",
+                               gemm_cache, graphs = "off";
     int64_t batch = 8, seq_len = 1024, threads = 0, logits_mib = 0;
     std::map<std::string, int64_t> fields;
     CLI::App app{"Times a training step"};
@@ -341,6 +347,7 @@ int run(int argc, char** argv) {
     app.add_option("--seq-len", seq_len, "Tokens per sequence")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--dtype", dtype, "fp32 or bf16; both if not given")->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_option("--device", device_name, "auto, cuda or cpu")->capture_default_str();
+    app.add_option("--fp8", fp8, "With bf16: none, tensor or block")->capture_default_str();
     app.add_option("--recompute", recompute, "none, mlp or block")
         ->capture_default_str()
         ->check(CLI::IsMember({"none", "mlp", "block"}));
@@ -382,6 +389,7 @@ int run(int argc, char** argv) {
     require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
     o.logits_bytes = (logits_mib > 0 ? logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
     o.recompute = parse_name<Recompute>("--recompute", recompute);
+    o.fp8 = parse_name<Fp8Recipe>("--fp8", fp8);
     for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];
     std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(),
                 gemm_library(o.device.kind), build_commit(), omp_get_max_threads(), o.command.c_str());

@@ -148,7 +148,7 @@ stage_environment() {
 }
 
 make_variable() { make -s BUILD="$BUILD" SM="$SM" --eval "print-it: ; @echo \$($1)" print-it; }
-ops="rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise quantise attention"  # with a dev/bench_ each
+ops="rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise quantise fp8_gemm attention"  # with a dev/bench_ each
 
 stage_build() {
   [ "$GIVEN_PROGRAMS" = 0 ] || unavailable "the programs in $PROGRAMS are used as they are"
@@ -372,6 +372,8 @@ training_models() {
   echo "medium|--preset medium --batch 16 --seq-len 1024|$tm --batch 16 --seq-len 1024"
   echo "1.5B-class|$b15 --batch 8 --seq-len 1024|$t15 --batch 8 --seq-len 1024"
   echo "7B-class, 8 layers|$b7 8 --batch 8 --seq-len 1024|$t7 8 --batch 8 --seq-len 1024"
+  echo "7B-class, 8 layers|$b7 8 --batch 8 --seq-len 1024 --fp8 tensor|"
+  echo "7B-class, 8 layers|$b7 8 --batch 8 --seq-len 1024 --fp8 block|"
   echo "medium|--preset medium --batch 16 --seq-len 1024 --cuda-graphs on|"
   echo "medium|--preset medium --batch 16 --seq-len 1024 --master-dtype bf16 --adam-dtype bf16|"
   echo "medium, T=4096|--preset medium --batch 4 --seq-len 4096|$tm --batch 4 --seq-len 4096"
@@ -396,7 +398,7 @@ stage_training() {
 beside_the_prediction() {  # beside_the_prediction NAME FLAGS...: op by op, of a step as predict_step knows it
   local name=$1 text gpu=h200
   shift
-  [ -x "$PROGRAMS/predict_step" ] && [ "$DRY" = 0 ] && [[ "$*" != *--cuda-graphs* && "$*" != *--recompute* && "$*" != *--master* ]] || return 0
+  [ -x "$PROGRAMS/predict_step" ] && [ "$DRY" = 0 ] && [[ "$*" != *--cuda-graphs* && "$*" != *--recompute* && "$*" != *--master* && "$*" != *--fp8* ]] || return 0
   [[ "$GPU" != *H100* ]] || gpu=h100
   grep -a '"classes"' "$ROWS" | tail -n 1 > "$WORK/classes.json"
   text=$(limited 20 "$PROGRAMS/predict_step" "$@" --gpu $gpu --measured "$WORK/classes.json" 2>&1) || return 0

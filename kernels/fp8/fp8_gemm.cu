@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "kernels/cuda/gpu.cuh"
+#include "kernels/fp8/fp8_block_gemm.h"
 #include "kernels/fp8/fp8_gemm.h"
 #include "kernels/gemm/gemm_lt.h"
 #include "kernels/runtime/context.h"
@@ -16,17 +17,31 @@ namespace {
 cudaDataType_t fp8_cuda_type(Fp8 t) { return t == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
 cudaDataType_t c_cuda_type(DType t) { return t == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
 
+// What both kinds of product are to the library.
+struct Product {
+    void* c;
+    const uint8_t *a, *b;
+    const float *a_scales, *b_scales;
+    int32_t a_mode, b_mode;
+    int64_t M, N, K;
+    float beta;
+    Fp8 a_type, b_type;
+    DType c_dtype;
+    int8_t fast;
+};
+
 // Everything that may change the choice of an algorithm.
-using Key = std::tuple<int, int64_t, int64_t, int64_t, bool, Fp8, Fp8, DType, bool, uint32_t>;
+using Key = std::tuple<int, int64_t, int64_t, int64_t, bool, Fp8, Fp8, DType, int8_t, int32_t, int32_t, uint32_t>;
+
 // Largest power of two up to 256 that divides every address
-uint32_t common_alignment(const Fp8Gemm& g) {
+uint32_t common_alignment(const Product& g) {
     const uintptr_t bits =
         reinterpret_cast<uintptr_t>(g.a) | reinterpret_cast<uintptr_t>(g.b) | reinterpret_cast<uintptr_t>(g.c) | 256;
     return uint32_t(bits & ~(bits - 1));
 }
-Key key_of(const Fp8Gemm& g, int device) {
-    return {
-        device, g.M, g.N, g.K, g.beta != 0, g.a_type, g.b_type, g.c_dtype, g.fast_accumulation, common_alignment(g)};
+Key key_of(const Product& g, int device) {
+    return {device,   g.M,       g.N,    g.K,      g.beta != 0, g.a_type,
+            g.b_type, g.c_dtype, g.fast, g.a_mode, g.b_mode,    common_alignment(g)};
 }
 
 // cuBLASLt is column-major: it computes C^T (N x M) = B A^T. B^T and A^T are what it finds at b and a, so its first
@@ -35,16 +50,16 @@ struct Call {
     cublasLtMatmulDescOpaque_t operation;  // this call's own: another thread's scales are never in it
     cublasLtMatrixLayoutOpaque_t first, second, result;
 
-    explicit Call(const Fp8Gemm& g) {
+    explicit Call(const Product& g) {
         check_lt(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
         const cublasOperation_t transposed = CUBLAS_OP_T, plain = CUBLAS_OP_N;
-        const float *first_scale = &g.b_scale->inverse, *second_scale = &g.a_scale->inverse;
-        const int8_t fast = g.fast_accumulation;
         set(CUBLASLT_MATMUL_DESC_TRANSA, transposed);
         set(CUBLASLT_MATMUL_DESC_TRANSB, plain);
-        set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, first_scale);
-        set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, second_scale);
-        set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast);
+        set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.b_scales);
+        set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a_scales);
+        set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, g.b_mode);
+        set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, g.a_mode);
+        set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, g.fast);
         check_lt(cublasLtMatrixLayoutInit(&first, fp8_cuda_type(g.b_type), uint64_t(g.K), uint64_t(g.N), g.K),
                  "cublasLtMatrixLayoutInit");
         check_lt(cublasLtMatrixLayoutInit(&second, fp8_cuda_type(g.a_type), uint64_t(g.K), uint64_t(g.M), g.K),
@@ -61,7 +76,7 @@ struct Call {
     }
 };
 
-cublasLtMatmulAlgo_t first_suggestion(const LtSession& session, Call& call, const Fp8Gemm& g) {
+cublasLtMatmulAlgo_t first_suggestion(const LtSession& session, Call& call, const Product& g) {
     cublasLtMatmulPreferenceOpaque_t preference;
     check_lt(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
@@ -99,7 +114,7 @@ class Fp8GemmPlans {
         return *rank.fp8_gemm_plans;
     }
 
-    cublasLtMatmulAlgo_t choose(const LtSession& session, Call& call, const Fp8Gemm& g, int device) {
+    cublasLtMatmulAlgo_t choose(const LtSession& session, Call& call, const Product& g, int device) {
         const std::scoped_lock lock(mutex_);
         const Key key = key_of(g, device);
         const auto found = algorithms_.find(key);
@@ -112,7 +127,7 @@ class Fp8GemmPlans {
     std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
 };
 
-void fp8_gemm_cuda(const Fp8Gemm& g, Stream& stream) {
+static void multiply(const Product& g, Stream& stream) {
     const LtSession session = lt_session(stream);
     Call call(g);
     const cublasLtMatmulAlgo_t algorithm =
@@ -124,12 +139,38 @@ void fp8_gemm_cuda(const Fp8Gemm& g, Stream& stream) {
              "cublasLtMatmul");
 }
 
-std::string fp8_missing_cuda(Device device) {
+void fp8_gemm_cuda(const Fp8Gemm& g, Stream& stream) {
+    multiply({g.c, g.a, g.b, &g.a_scale->inverse, &g.b_scale->inverse, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+              CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, g.M, g.N, g.K, g.beta, g.a_type, g.b_type, g.c_dtype,
+              int8_t(g.fast_accumulation)},
+             stream);
+}
+
+void fp8_block_gemm_cuda(const Fp8BlockGemm& g, Stream& stream) {
+    const int32_t b_mode = g.b_tiles == Fp8Tiles::rows ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    multiply({g.c, g.a, g.b, g.a_scales, g.b_scales, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, b_mode, g.M, g.N, g.K,
+              g.beta, Fp8::e4m3, Fp8::e4m3, g.c_dtype, 0},
+             stream);
+}
+
+static std::pair<int, int> capability(Device device) {
     int major = 0, minor = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
     CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
+    return {major, minor};
+}
+
+std::string fp8_missing_cuda(Device device) {
+    const auto [major, minor] = capability(device);
     if (10 * major + minor >= 89) return "";
     return format("%s (%d.%d) has no fp8 products", device.name().c_str(), major, minor);
+}
+
+std::string fp8_blocks_missing_cuda(Device device) {
+    const auto [major, minor] = capability(device);
+    if (major == 9) return "";
+    return format("needs compute capability 9.0, this is %d.%d", major, minor);
 }
 
 }  // namespace rz

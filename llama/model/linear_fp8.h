@@ -9,17 +9,24 @@
 //
 // Gradients need e5m2's range more than e4m3's precision (Micikevicius et al. 2022). Rows N, in and out are multiples
 // of 16.
+//
+// With tiles (block) all operands are e4m3, no sum is a fast one, and the operands of dw are tiled along N: they are
+// made from the numbers, since codes that are tiled along in or out can't be transposed. Multiples of 128.
 
+#include "kernels/fp8/fp8_block_gemm.h"
 #include "kernels/fp8/fp8_gemm.h"
 #include "kernels/runtime/memory.h"
 #include "llama/model/config.h"
 
 namespace rz {
 
-enum class Fp8Recipe { none, tensor };  // tensor: one scale for each operand
+// tensor: one scale for each operand; block: one for each 128 elements along K of activations and gradients, and for
+// each 128 x 128 of weights
+enum class Fp8Recipe { none, tensor, block };
 template <>
 inline constexpr auto kNames<Fp8Recipe> = std::to_array<Named<Fp8Recipe>>({{Fp8Recipe::none, "none"},
-                                                                           {Fp8Recipe::tensor, "tensor"}});
+                                                                           {Fp8Recipe::tensor, "tensor"},
+                                                                           {Fp8Recipe::block, "block"}});
 
 struct Fp8Options {
     Fp8Recipe recipe = Fp8Recipe::none;
@@ -51,7 +58,7 @@ struct Weight {
 class Fp8Linear {
    public:
     // For layers of up to so many codes in an operand.
-    Fp8Linear(Device device, int64_t largest_operand);
+    Fp8Linear(Device device, Fp8Recipe recipe, int64_t largest_operand);
 
     // As linear(), linear_backward_input() and linear_backward_weight().
     void forward(Stream&, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType,
@@ -73,7 +80,17 @@ class Fp8Linear {
 
     Operand transposed(Stream&, const Weight& w, int64_t out, int64_t in) const;
 
-    Buffer codes_[2], scales_;
+    struct Tiled {
+        const uint8_t* codes;
+        const float* scales;
+    };
+    Tiled tiled(Stream&, Side, const void* x, int64_t rows, int64_t columns, Fp8Tiles tiles, bool transposed,
+                DType) const;
+    void product(Stream&, void* c, const Tiled& a, const Tiled& b, Fp8Tiles b_tiles, int64_t M, int64_t N, int64_t K,
+                 float beta, DType c_dtype, const char* what) const;
+
+    Fp8Recipe recipe_;
+    Buffer codes_[2], scales_[2];
 };
 
 }  // namespace rz

@@ -58,7 +58,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     const ModelConfig part = part_config(c, table);
     check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device);
     if (o.fp8.on()) {
-        fp8_.emplace(device, fp8_largest_operand(part, rows_of(o, c)));
+        fp8_.emplace(device, o.fp8.recipe, fp8_largest_operand(part, rows_of(o, c)));
         fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), o.tp, &*fp8_,
                            o.context);
     }

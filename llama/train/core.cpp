@@ -110,7 +110,8 @@ static ZeroOptions with_gathered(ZeroOptions zero, const std::optional<PipelineP
 // Units whose layers read nothing but fp8 are gathered so.
 static ZeroOptions with_fp8(ZeroOptions zero, const CoreOptions& o, const ModelConfig& config, const ParamTable& table,
                             const std::vector<int>& held) {
-    if (zero.stage < 3 || !o.stage.fp8.on() || !o.fp8_gather) return zero;
+    // Slices would cut tiles: with them the parameters' own type is gathered.
+    if (zero.stage < 3 || o.stage.fp8.recipe != Fp8Recipe::tensor || !o.fp8_gather) return zero;
     for (size_t u = 0; u < table.held_units().size(); ++u) {
         const int64_t block = (held.empty() ? int64_t(u) : int64_t(held[u])) - 1;
         const bool in_fp8 = block >= 0 && block < config.layers && o.stage.fp8.covers(block, config.layers);

@@ -177,7 +177,8 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
         kFloats);
     device.choice(
         "--fp8", o.fp8.recipe,
-        "Products of the blocks' linear layers in fp8 (with --dtype bf16). tensor: one scale for each operand.");
+        "Products of the blocks' linear layers in fp8 (with --dtype bf16). tensor: one scale for each operand; block: "
+        "one for each 128 numbers.");
     device.off_or_on("--fp8-gather", o.fp8_gather,
                      "Gather the weights of layers in fp8 as fp8 (with --zero 3): half the bytes, the same bits.");
     device.checked("--fp8-skip-blocks", "FIRST,LAST",

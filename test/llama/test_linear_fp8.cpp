@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/loopback.h"
+#include "kernels/runtime/context.h"
 #include "kernels/runtime/op_timer.h"
 #include "llama/model/linear.h"
 #include "test/zero/zero_case.h"
@@ -19,7 +20,7 @@ using zero_case::Result;
 
 // ---- the products ---------------------------------------------------------------------------------------------------
 
-constexpr int64_t kN = 64, kIn = 96, kOut = 80, kLargest = kOut * kIn;
+constexpr int64_t kN = 64, kIn = 96, kOut = 80, kLargest = kOut * kIn;  // of tensor; block has 128 times as much
 
 std::vector<bf16> normal(int64_t n, uint32_t seed, float std) {
     std::mt19937 random(seed);
@@ -41,21 +42,27 @@ double snr(const std::vector<T>& got, int64_t columns, const Exact& exact) {
     return 10 * std::log10(signal / noise);
 }
 
-// Two e4m3 operands, 31.5 dB each, make 28.5 dB; e5m2 (25.6 dB) with e4m3 24.6 dB. The operands' magnitudes lie far
-// apart, so a scale that belongs to another operand, is inverted, or was left over from another tensor shows at once.
-TEST(LinearFp8, ProductsKeepTheSignalToNoiseRatioOfTheirOperands) {
+struct Snr {
+    double y, dx, dw;
+};
+
+// Of the three products. The operands' magnitudes lie far apart, so a scale that belongs to another operand, is
+// inverted, or was left over from another tensor shows at once. `outlier`: what the first row of x and dy is
+// multiplied by.
+Snr products(Fp8Recipe recipe, int64_t N, int64_t in, int64_t out, float outlier = 1) {
     const Device device{DeviceKind::cpu, 0};
     Stream stream(device, "test");
-    const Fp8Linear fp8(device, kLargest);
-    const std::vector<bf16> x = normal(kN * kIn, 1, 30), w = normal(kOut * kIn, 2, 0.02f),
-                            dy = normal(kN * kOut, 3, 1e-7f);
-    std::vector<bf16> y(size_t(kN * kOut)), dx(size_t(kN * kIn));
-    std::vector<float> dw(size_t(kOut * kIn), 1e-6f);
-    linear(stream, y.data(), x.data(), w.data(), kN, kIn, kOut, DType::bf16, &fp8);
-    linear_backward_input(stream, dx.data(), dy.data(), w.data(), kN, kIn, kOut, DType::bf16, &fp8);
-    linear_backward_weight(stream, dw.data(), dy.data(), x.data(), kN, kIn, kOut, DType::bf16, DType::f32, &fp8);
+    const Fp8Linear fp8(device, recipe, std::max({N * in, N * out, in * out}));
+    std::vector<bf16> x = normal(N * in, 1, 30), w = normal(out * in, 2, 0.02f), dy = normal(N * out, 3, 1e-7f);
+    for (int64_t i = 0; i < in; ++i) x[size_t(i)] = bf16(float(x[size_t(i)]) * outlier);
+    for (int64_t o = 0; o < out; ++o) dy[size_t(o)] = bf16(float(dy[size_t(o)]) * outlier);
+    std::vector<bf16> y(size_t(N * out)), dx(size_t(N * in));
+    std::vector<float> dw(size_t(out * in), 0x1p-24f);
+    linear(stream, y.data(), x.data(), w.data(), N, in, out, DType::bf16, &fp8);
+    linear_backward_input(stream, dx.data(), dy.data(), w.data(), N, in, out, DType::bf16, &fp8);
+    linear_backward_weight(stream, dw.data(), dy.data(), x.data(), N, in, out, DType::bf16, DType::f32, &fp8);
     stream.synchronize();
-    for (float& v : dw) v -= 1e-6f;  // it is added to
+    for (float& v : dw) v -= 0x1p-24f;  // it is added to
     const auto sum = [](int64_t n, const auto& term) {
         double s = 0;
         for (int64_t k = 0; k < n; ++k) s += term(k);
@@ -64,28 +71,80 @@ TEST(LinearFp8, ProductsKeepTheSignalToNoiseRatioOfTheirOperands) {
     const auto at = [](const std::vector<bf16>& m, int64_t row, int64_t column, int64_t columns) {
         return double(float(m[size_t(row * columns + column)]));
     };
-    EXPECT_GT(snr(y, kOut,
-                  [&](int64_t n, int64_t o) {
-                      return sum(kIn, [&](int64_t i) { return at(x, n, i, kIn) * at(w, o, i, kIn); });
-                  }),
-              27.5);
-    EXPECT_GT(snr(dx, kIn,
-                  [&](int64_t n, int64_t i) {
-                      return sum(kOut, [&](int64_t o) { return at(dy, n, o, kOut) * at(w, o, i, kIn); });
-                  }),
-              23.5);
-    EXPECT_GT(snr(dw, kIn,
-                  [&](int64_t o, int64_t i) {
-                      return sum(kN, [&](int64_t n) { return at(dy, n, o, kOut) * at(x, n, i, kIn); });
-                  }),
-              23.5);
+    // Rows one by one, in the mean: an outlier's own row would hide the others' noise.
+    const auto rows = [](const auto& m, int64_t columns, const auto& exact) {
+        double total = 0;
+        const int64_t n = int64_t(m.size()) / columns;
+        for (int64_t r = 0; r < n; ++r)
+            total += snr(std::vector(m.begin() + r * columns, m.begin() + (r + 1) * columns), columns,
+                         [&](int64_t, int64_t c) { return exact(r, c); });
+        return total / double(n);
+    };
+    return {rows(y, out,
+                 [&](int64_t n, int64_t o) {
+                     return sum(in, [&](int64_t i) { return at(x, n, i, in) * at(w, o, i, in); });
+                 }),
+            rows(dx, in,
+                 [&](int64_t n, int64_t i) {
+                     return sum(out, [&](int64_t o) { return at(dy, n, o, out) * at(w, o, i, in); });
+                 }),
+            rows(dw, in, [&](int64_t o, int64_t i) {
+                return sum(N, [&](int64_t n) { return at(dy, n, o, out) * at(x, n, i, in); });
+            })};
+}
+
+// Two e4m3 operands, 31.5 dB each, make 28.5 dB; e5m2 (25.6 dB) with e4m3 24.6 dB.
+TEST(LinearFp8, ProductsKeepTheSignalToNoiseRatioOfTheirOperands) {
+    const Snr tensor = products(Fp8Recipe::tensor, kN, kIn, kOut);
+    EXPECT_GT(tensor.y, 27.5);
+    EXPECT_GT(tensor.dx, 23.5);
+    EXPECT_GT(tensor.dw, 23.5);
+    const Snr block = products(Fp8Recipe::block, 128, 256, 128);
+    EXPECT_GT(block.y, 27.5);
+    EXPECT_GT(block.dx, 27.5);
+    EXPECT_GT(block.dw, 27.5);
+}
+
+// A row that is 2^20 times as large takes the others' numbers below the smallest of one scale's codes; of tiles it
+// takes none along K.
+TEST(LinearFp8, TilesKeepAnOutlierToItself) {
+    EXPECT_LT(products(Fp8Recipe::tensor, 128, 256, 128, 0x1p20f).y, 10);
+    const Snr block = products(Fp8Recipe::block, 128, 256, 128, 0x1p20f);
+    EXPECT_GT(block.y, 27.5);
+    EXPECT_GT(block.dx, 27.5);
+}
+
+// What each product is, seen by a device that runs nothing: gradients in e5m2, never two of them, and fast sums in the
+// forward product alone.
+TEST(LinearFp8, FastSumsAndTypesAreThoseOfEachProduct) {
+    RankContext context;
+    std::vector<Fp8Gemm> seen;
+    context.planned.cost = [&](const OpCall& op, const Stream&) -> Ticks {
+        if (const Fp8Gemm* g = op.as<Fp8Gemm>()) seen.push_back(*g);
+        return 1;
+    };
+    const Device device{DeviceKind::planned, 0, &context};
+    Stream stream(device, "planned");
+    const Fp8Linear fp8(device, Fp8Recipe::tensor, kLargest);
+    alignas(16) static char memory[16];
+    fp8.forward(stream, memory, memory, static_cast<const void*>(memory), 64, 32, 16, DType::bf16, DType::bf16);
+    fp8.backward_input(stream, memory, memory, static_cast<const void*>(memory), 64, 32, 16, DType::bf16, DType::bf16);
+    fp8.backward_weight(stream, memory, memory, memory, 64, 32, 16, DType::bf16, DType::f32);
+    ASSERT_EQ(seen.size(), 3u);
+    const auto is = [](const Fp8Gemm& g, int64_t M, int64_t N, int64_t K, Fp8 a, bool fast, float beta) {
+        return g.M == M && g.N == N && g.K == K && g.a_type == a && g.b_type == Fp8::e4m3 &&
+               g.fast_accumulation == fast && g.beta == beta;
+    };
+    EXPECT_TRUE(is(seen[0], 64, 16, 32, Fp8::e4m3, true, 0));
+    EXPECT_TRUE(is(seen[1], 64, 32, 16, Fp8::e5m2, false, 0));
+    EXPECT_TRUE(is(seen[2], 16, 32, 64, Fp8::e5m2, false, 1));
 }
 
 // Saturation would turn an infinity into 448 times the scale, and the guard that skips bad updates would never know.
 TEST(LinearFp8, InfinityAndNaNReachTheResult) {
     const Device device{DeviceKind::cpu, 0};
     Stream stream(device, "test");
-    const Fp8Linear fp8(device, kLargest);
+    const Fp8Linear fp8(device, Fp8Recipe::tensor, kLargest);
     for (const float bad : {float(INFINITY), float(NAN)}) {
         std::vector<bf16> dy = normal(kN * kOut, 3, 1), w = normal(kOut * kIn, 2, 1), dx(size_t(kN * kIn));
         dy[17] = bf16(bad);
@@ -189,6 +248,20 @@ TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
     EXPECT_LT(narrow, 0.52 * double(wide));
 }
 
+// With tiles units are gathered in bf16. Weights are tiled the same from whatever slices they came.
+TEST(Fp8Training, TilesGiveTheSameBitsInEveryStage) {
+    Case base = fp8_case();
+    base.fp8.recipe = Fp8Recipe::block;
+    base.steps = 2;
+    const Result want = run(3, base);
+    for (const int stage : {1, 2, 3}) {
+        Case c = base;
+        c.zero.stage = stage;
+        if (stage == 3) c.recompute = Recompute::block;
+        EXPECT_TRUE(run(3, c).weights == want.weights) << "stage " << stage;
+    }
+}
+
 // A layer's products are off by -24 dB, 6 %, at random; the norm averages thousands of elements.
 TEST(Fp8Training, GradientsAreNearBf16s) {
     Case plain = fp8_case();
@@ -249,6 +322,8 @@ TEST(Fp8Training, RefusalsNameTheNearestValue) {
     EXPECT_EQ(refusal(tensor, DType::bf16, 64),
               "--fp8 tensor: ffn 5461 is not a multiple of 16, which fp8 products need\n  nearest: 5456 or 5472");
     c.ffn = 48;
+    EXPECT_EQ(refusal({.recipe = Fp8Recipe::block}, DType::bf16, 128),
+              "--fp8 block: dim 32 is not a multiple of 128, which fp8 products need\n  nearest: 128");
     EXPECT_EQ(refusal({Fp8Recipe::tensor, 2, 3}, DType::bf16, 64),
               "--fp8-skip-blocks 2,3: the model has 3 blocks, so none would be in fp8\n  nearest: 2,0");
 }

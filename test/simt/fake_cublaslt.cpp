@@ -31,6 +31,7 @@ struct Desc {
     int32_t bias_type;
     const float *scale_a, *scale_b, *scale_c, *scale_d;
     int8_t fast_accumulation;
+    int32_t mode_a, mode_b;  // cublasLtMatmulMatrixScale_t
 };
 struct Preference {
     uint64_t workspace;
@@ -146,12 +147,20 @@ struct Call {
     uint64_t workspace_bytes;
 };
 
+// Of element (i, 128 k) of an operand of so many rows, each K long: a scale for each row, rows side by side, or for
+// each 128 rows, k side by side in fours.
+float tile_scale(const float* scales, int32_t mode, int64_t rows, int64_t K, int64_t i, int64_t k) {
+    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) return scales[k * rows + i];
+    return scales[i / 128 * ((K / 128 + 3) / 4 * 4) + k];
+}
+
 void run(const Call& x) {
     const int64_t M = int64_t(x.d.rows), N = int64_t(x.d.cols), K = int64_t(x.desc.trans_a ? x.a.rows : x.a.cols);
-    const float scale = (x.desc.scale_a ? *x.desc.scale_a : 1) * (x.desc.scale_b ? *x.desc.scale_b : 1);
+    const bool tiles = x.desc.mode_a != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    const float scale = tiles ? 1 : (x.desc.scale_a ? *x.desc.scale_a : 1) * (x.desc.scale_b ? *x.desc.scale_b : 1);
     const float alpha = (x.alpha_device ? *static_cast<const float*>(x.alpha_device) : x.alpha) * scale;
     const float beta = x.beta_device ? *static_cast<const float*>(x.beta_device) : x.beta;
-    const int64_t slice = (K + x.slices - 1) / x.slices;
+    const int64_t slice = tiles ? 128 : (K + x.slices - 1) / x.slices;
     std::vector<float> a, b, sum, part;
     a.resize(size_t(K)), b.resize(size_t(K * N)), sum.resize(size_t(N)), part.resize(size_t(N));
     if (x.workspace_bytes) memset(x.workspace, 0xff, x.workspace_bytes);
@@ -170,6 +179,10 @@ void run(const Call& x) {
                     add_scaled(part.data(), &b[size_t(k * N)], a[size_t(k)], N);
                     if (x.desc.fast_accumulation && k % 32 == 31) keep_14_bits(part);
                 }
+                if (tiles)
+                    for (int64_t n = 0; n < N; n++)
+                        part[size_t(n)] *= tile_scale(x.desc.scale_a, x.desc.mode_a, M, K, m, k0 / 128) *
+                                           tile_scale(x.desc.scale_b, x.desc.mode_b, N, K, n, k0 / 128);
                 add_scaled(sum.data(), part.data(), 1, N);
             }
             for (int64_t n = 0; n < N; n++) {
@@ -200,6 +213,17 @@ cublasStatus_t check_fp8(const Call& x, uint64_t M, uint64_t K) {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
     if (10 * major + minor < 89) return CUBLAS_STATUS_NOT_SUPPORTED;
+    constexpr int32_t kScalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+                      kRows = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                      kSquares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    const int32_t a = x.desc.mode_a, b = x.desc.mode_b;
+    if (a != kScalar || b != kScalar) {  // tiles: Hopper's, never squares on both sides, whole tiles, no fast sums
+        if (major != 9 || (a != kRows && a != kSquares) || (b != kRows && b != kSquares))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (a == kSquares && b == kSquares) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (K % 128 || M % 8 || x.d.cols % 8 || x.desc.fast_accumulation) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!x.desc.scale_a || !x.desc.scale_b) return CUBLAS_STATUS_INVALID_VALUE;
+    }
     if (x.a.type == CUDA_R_8F_E5M2 && x.b.type == CUDA_R_8F_E5M2) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!x.desc.trans_a || x.desc.trans_b || M % 16 || K % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (x.a.ld % 16 || x.b.ld % 16 || x.d.ld * size_of(x.d.type) % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -337,6 +361,10 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t 
             return set(x.scale_c);
         case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER:
             return set(x.scale_d);
+        case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+            return set(x.mode_a);
+        case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+            return set(x.mode_b);
         case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
             return set(x.fast_accumulation);
         default:

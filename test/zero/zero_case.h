@@ -29,6 +29,17 @@ struct Case {
     std::vector<int64_t>* bytes_sent = nullptr;  // by rank, in the steps
 };
 
+// Sides in multiples of 128, for fp8 with tiles; 2 x 64 tokens.
+inline ModelConfig toy128(bool tied) {
+    ModelConfig c;
+    c.dim = 128, c.layers = 2, c.heads = 2, c.kv_heads = 1, c.head_dim = 64, c.ffn = 128, c.vocab = 37;
+    c.max_seq_len = 64;
+    c.tied = tied;
+    c.init_std = 0.1;
+    c.resolve();
+    return c;
+}
+
 // Sides in multiples of 16, for fp8.
 inline ModelConfig toy16(bool tied) {
     ModelConfig c;
@@ -74,8 +85,11 @@ inline Result train(Mesh& mesh, const Case& how) {
     const Device device = mesh.data().transport().device();
     const bool executes = !device.is_planned() || device.context->planned.executes;
     const bool sides_of_16 = how.sides_of_16 || how.fp8.on();
-    const int64_t T = sides_of_16 ? 16 : 11;
-    TrainingCore core(sides_of_16 ? toy16(how.tied) : toy(how.tied),
+    const bool tiles = how.fp8.recipe == Fp8Recipe::block;
+    const int64_t T = tiles ? 64 : sides_of_16 ? 16 : 11;
+    TrainingCore core(tiles         ? toy128(how.tied)
+                      : sides_of_16 ? toy16(how.tied)
+                                    : toy(how.tied),
                       {.zero = how.zero,
                        .adamw = {.max_norm = float(how.clip)},
                        .stage = {.B = how.B, .T = T, .recompute = how.recompute, .logits_bytes = 4096, .fp8 = how.fp8},
