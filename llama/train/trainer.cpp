@@ -18,6 +18,7 @@
 #include "llama/checkpoint/replicas.h"
 #include "llama/model/weights.h"
 #include "llama/report/device_peak.h"
+#include "llama/train/plan_memory.h"
 #include "llama/train/run_config.h"
 #include "llama/train/start.h"
 
@@ -131,6 +132,34 @@ static SaveOptions save_options(const Options& o, const DataPaths& paths) {
             .timeout_s = o.timeout};
 }
 
+// The most that this rank will take, saves and final weights included (plan_memory.h). What can't be planned has only
+// what is taken already, and says so.
+static std::string planned_memory(const Trainer& t) {
+    if (!t.process.is_root()) return "";
+    const Place world = t.core->mesh.world();
+    const DeviceKind kind = t.core->device.kind;
+    const MemoryLedger& ledger = t.core->device.context->memory;
+    std::string why;
+    PlannedMemory plan;
+    try {
+        const PlannedJob job{.kind = kind, .ranks = world.size};
+        for (const PlannedRank& one : plan_ranks(t.options, t.core->config, job, world.rank))
+            if (one.rank == world.rank) plan = one.memory;
+    } catch (const Error& error) {
+        why = error.what();
+    }
+    const auto row = [&](const char* name, int64_t now, int64_t peak) {
+        return format("  %-12s %12s %12s\n", name, human_bytes(now).c_str(),
+                      why.empty() ? human_bytes(peak).c_str() : "?");
+    };
+    std::string text = format("  %-12s %12s %12s\n", "memory", "now", "at the peak");
+    for (int k = 0; k < int(MemKind::count_); ++k)
+        if (plan.peak[size_t(k)] > 0 || ledger.now(kind, MemKind(k)) > 0)
+            text += row(name_of(MemKind(k)), ledger.now(kind, MemKind(k)), plan.peak[size_t(k)]);
+    text += row("total", ledger.now(kind), plan.total);
+    return why.empty() ? text : text + "  ? is not planned: " + why.substr(0, why.find('\n')) + "\n";
+}
+
 // What the run is, in the log's first lines.
 static void announce(Trainer& t, const std::string& note) {
     const Options& o = t.options;
@@ -199,7 +228,7 @@ static void announce(Trainer& t, const std::string& note) {
                                               .c_str()));
     if (!o.init_from.empty() && !o.given.count("lr") && t.start.first_step() == 1)
         log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
-    log.line(core.device.context->memory.table(core.device.kind));
+    log.line(planned_memory(t));
 }
 
 Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<ResumePoint>& from)

@@ -137,6 +137,8 @@ check "the model then has the data's" cmp -s "$work/other/tokenizer.json" "$work
 check "and not the old one's chat template" test ! -e "$work/changed/final/chat_template.jinja"
 check "nor does it resume with another" exits 70 "the data's tokenizer is not the model's" -- --out "$work/fine" --resume auto --steps 7 --data "$work/other" --device cpu --lr-continue --allow-data-change
 
+check "a run's folder is a starting point" exits 0 "step 1/1" -- --init-from "$work/run" --data "$work/data" "${small[@]}" --steps 1
+
 # ---- more rows for a larger tokenizer ----
 cp -r "$work/data" "$work/larger"
 python3 - "$work/larger" << 'PY'
@@ -217,6 +219,30 @@ check "no such step" exits 70 "--branch 7" "it has: 10, 20" -- --resume "$work/r
 # ---- every wrong flag and file of the table in dev/results/first-faults.md ----
 faults() { timeout 300 python3 dev/run/first_faults.py "$program" --check > "$work/log" 2>&1; }
 check "first faults: each is refused in its words" faults
+
+# ---- the memory that is said before a run is the memory at its peak ----
+memory() {  # memory OUT   the first table's total in the log, and ranks.json: at least the peak, and within 2 %
+  python3 - "$work/$1" << 'PY'
+import json, re, sys
+units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+log = open(sys.argv[1] + "/log.txt").read()
+now, unit, said, last = re.search(r"^  total +([0-9.]+) (\w+) +([0-9.]+) (\w+)$", log, re.M).groups()
+said = float(said) * units[last]
+peak = json.load(open(sys.argv[1] + "/ranks.json"))[0]["memory_peak"]["total"]
+assert 0.996 * peak <= said <= 1.02 * peak, (said, peak)  # three digits are said
+PY
+}
+wide=(--preset bytes --dim 128 --layers 3 --heads 4 --kv-heads 2 --ffn 256 --head-dim 32 --data "$work/data" --device cpu --threads 1
+      --batch 4 --seq-len 128 --val-tokens 2048 --val-every 2 --steps 4)
+check "memory: a run that saves" exits 0 "at the peak" -- "${wide[@]}" --save-every 2 --out "$work/m1"
+check "memory: said total and peak" memory m1
+check "memory: bf16, recomputing, nothing saved meanwhile" exits 0 -- "${wide[@]}" --dtype bf16 --recompute block --save-every 0 --batch-tokens 2048 --out "$work/m2"
+check "memory: said total and peak" memory m2
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
+  ranks() { timeout 120 mpirun -n "$1" "$program" "${wide[@]}" "${@:2}" > "$work/log" 2>&1; }
+  check "memory: four ranks, ZeRO-3" ranks 4 --batch 1 --zero 3 --save-every 2 --out "$work/m4"
+  check "memory: said total and peak" memory m4
+fi
 
 # ---- a run's folder says what it is; data made on the spot ----
 head -n 6 "$work/run/config.toml" > "$work/log"
