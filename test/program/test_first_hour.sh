@@ -242,6 +242,8 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
   ranks() { timeout 120 mpirun -n "$1" "$program" "${wide[@]}" "${@:2}" > "$work/log" 2>&1; }
   check "memory: four ranks, ZeRO-3" ranks 4 --batch 1 --zero 3 --save-every 2 --out "$work/m4"
   check "memory: said total and peak" memory m4
+  check "memory: a pipeline of two" ranks 2 --pp 2 --batch-tokens 2048 --save-every 2 --out "$work/mp"
+  check "memory: said total and peak" memory mp
 fi
 
 # ---- a run's folder says what it is; data made on the spot ----
