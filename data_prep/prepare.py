@@ -5,6 +5,7 @@
     prepare.py text FILE_OR_FOLDER...        text, JSONL or Parquet of your own
     prepare.py tinystories | fineweb-edu | openwebtext     streamed from the Hugging Face hub
     prepare.py synthetic                     a Markov source of known entropy
+    prepare.py chat FILE...                  conversations for fine-tuning, with the loss on answers (chat.py)
     prepare.py eval TASK...                  evaluation tasks for train_llama eval (eval_sets.py)
 
 Writes into --out: NAME_train_000000.bin ..., NAME_val_000000.bin ..., tokenizer.json, and last of all dataset.json. An
@@ -34,7 +35,7 @@ FALLBACK_TOKENS = (4 * 10**6, 2 * 10**5)  # train, val
 
 
 # Commands that write no shards of running text have a module of their own.
-OTHER_COMMANDS = {"eval": "eval_sets"}
+OTHER_COMMANDS = {"chat": "chat", "eval": "eval_sets"}
 
 
 def main(argv=None):

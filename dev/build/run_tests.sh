@@ -55,7 +55,9 @@ for section in $sections; do
       run unit "$obj/unit_tests" --gtest_brief=1
       run statics dev/build/statics.sh "$obj/libringzero.a" ;;
     learn) run learn dev/learn/run.sh "$obj/learn" ;;
-    python) run python python3 test/data_prep/test_data_prep.py ;;
+    python)
+      run python python3 test/data_prep/test_data_prep.py
+      run python-chat python3 test/data_prep/test_chat.py ;;
     mpi)
       [ -x "$obj/mpi_tests" ] || { echo "mpi: not built here (no MPI)"; continue; }
       for n in 1 2 3 4 5 8; do mpi "mpi-$n" $n "$obj/mpi_tests"; done ;;
@@ -67,6 +69,7 @@ for section in $sections; do
       run launch test/program/test_launch.sh ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
+      run data test/program/test_data.sh ./train_llama
       run pipeline test/program/test_pipeline.sh ./train_llama
       run pipeline-run test/program/test_pipeline_run.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama

@@ -41,7 +41,7 @@ void BatchFeeder::cut(const int32_t* whole, int32_t* own) const {
             own = std::copy_n(whole + b * T_ + c * chunk, chunk, own);
 }
 
-DeviceBatch BatchFeeder::next(const DataLoader& data, int64_t position, int64_t end) {
+DeviceBatch BatchFeeder::next(const SampleSource& data, int64_t position, int64_t end) {
     Staging& staging = staging_[turn_];
     turn_ = (turn_ + 1) % staging_.size();
     staging.copied.synchronize();

@@ -25,7 +25,7 @@ class BatchFeeder {
 
     // Samples [position, position + B) of the loader, or this rank's part of them, with their embedding plan; targets
     // of samples from `end` on are ignored. Valid for work enqueued on the stream until the `held`-th call after this.
-    DeviceBatch next(const DataLoader& data, int64_t position, int64_t end = INT64_MAX);
+    DeviceBatch next(const SampleSource& data, int64_t position, int64_t end = INT64_MAX);
     // sum_hash of the last one's inputs, in whole, by their place in the stream of tokens: sums over ranks and
     // micro-batches do not depend on how a batch was split.
     uint64_t data_hash() const { return data_hash_; }

@@ -99,6 +99,27 @@ int64_t DataLoader::sample_at(int64_t position) const {
     return Permutation(samples(), seed_, uint64_t(epoch))(i);
 }
 
+DataLoader::Window DataLoader::window_at(int64_t position) const {
+    const int64_t sample = sample_at(position);
+    const auto next = std::upper_bound(first_sample_.begin(), first_sample_.end(), sample);
+    const int64_t s = next - first_sample_.begin() - 1;
+    return {&shards_[size_t(s)], (sample - first_sample_[size_t(s)]) * T_};
+}
+
+bool DataLoader::has_targets() const {
+    return std::any_of(shards_.begin(), shards_.end(), [](const TokenShard& s) { return s.has_targets(); });
+}
+
+int64_t DataLoader::targets(int64_t position, int64_t count) const {
+    if (!has_targets()) return count * T_;
+    int64_t n = 0;
+    for (int64_t b = 0; b < count; ++b) {
+        const auto [shard, begin] = window_at(position + b);
+        n += shard->targets(begin + 1, T_);
+    }
+    return n;
+}
+
 void DataLoader::batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const {
     const TokenShard* last = nullptr;
     const auto leave = [&] {
@@ -106,26 +127,24 @@ void DataLoader::batch(int64_t position, int64_t count, int32_t* inputs, int32_t
         reading = nullptr;
     };
     for (int64_t b = 0; b < count; ++b) {
-        const int64_t sample = sample_at(position + b);
-        const auto next = std::upper_bound(first_sample_.begin(), first_sample_.end(), sample);
-        const int64_t s = next - first_sample_.begin() - 1;
-        const int64_t begin = (sample - first_sample_[s]) * T_;
+        const auto [shard, begin] = window_at(position + b);
         int32_t *in = inputs + b * T_, *out = targets + b * T_;
-        if (last != &shards_[s]) {
+        if (last != shard) {
             leave();
-            last = &shards_[s];
+            last = shard;
             last->file().check_unchanged(last->path());
             reading = last->path().c_str();
         }
-        shards_[s].read(begin, T_, vocab_, in);
+        shard->read(begin, T_, vocab_, in);
         std::memcpy(out, in + 1, size_t(T_ - 1) * sizeof(int32_t));
-        shards_[s].read(begin + T_, 1, vocab_, out + T_ - 1);
+        shard->read(begin + T_, 1, vocab_, out + T_ - 1);
+        shard->ignore_others(begin + 1, T_, out);
     }
     leave();
 }
 
 DataFingerprint DataLoader::fingerprint() const {
-    DataFingerprint f{T_, seed_, order_ == DataOrder::kShuffled, {}};
+    DataFingerprint f{.seq_len = T_, .seed = seed_, .shuffled = order_ == DataOrder::kShuffled, .shards = {}};
     for (const auto& shard : shards_)
         f.shards.push_back({replace_invalid_utf8(shard.path().substr(shard.path().rfind('/') + 1)), shard.file_bytes(),
                             shard.tokens(), shard.token_bytes(), hash_head_and_tail(shard.file())});
@@ -140,17 +159,24 @@ std::string DataFingerprint::to_json() const {
                         {"tokens", s.tokens},
                         {"token_bytes", s.token_bytes},
                         {"hash", format("%016lx", s.hash)}});
-    return Json{{"seq_len", seq_len}, {"seed", seed}, {"shuffled", shuffled}, {"shards", list}}.dump();
+    Json json{{"seq_len", seq_len}, {"seed", seed}, {"shuffled", shuffled}, {"shards", list}};
+    for (const Set& s : sets) json["sets"].push_back({{"name", s.name}, {"shards", s.shards}});
+    for (const Stage& s : stages) json["stages"].push_back({{"first", s.first}, {"shares", s.shares}});
+    return json.dump();
 }
 
 DataFingerprint DataFingerprint::from_json(std::string_view text) {
     const char* where = "data fingerprint";
     const Json json = parse_json(text, where);
     try {
-        DataFingerprint f{json.at("seq_len"), json.at("seed"), json.at("shuffled"), {}};
+        DataFingerprint f{json.at("seq_len"), json.at("seed"), json.at("shuffled"), {}, {}, {}};
         for (const Json& s : json.at("shards"))
             f.shards.push_back({s.at("name"), s.at("bytes"), s.at("tokens"), s.at("token_bytes"),
                                 std::stoull(s.at("hash").get<std::string>(), nullptr, 16)});
+        if (const Json* sets = json_find(json, "sets"))
+            for (const Json& s : *sets) f.sets.push_back({s.at("name"), s.at("shards")});
+        if (const Json* stages = json_find(json, "stages"))
+            for (const Json& s : *stages) f.stages.push_back({s.at("first"), s.at("shares")});
         return f;
     } catch (const std::exception& e) {
         fail("%s: %s", where, e.what());
@@ -162,6 +188,13 @@ std::string DataFingerprint::difference(const DataFingerprint& now) const {
     if (seq_len != now.seq_len) return "sequence length was " + text(seq_len) + ", now " + text(now.seq_len);
     if (seed != now.seed) return "data seed was " + std::to_string(seed) + ", now " + std::to_string(now.seed);
     if (shuffled != now.shuffled) return "data order was changed between shuffled and sequential";
+    if (sets.size() != now.sets.size())
+        return "there were " + text(std::max<int64_t>(1, int64_t(sets.size()))) + " sets in --data, now " +
+               text(std::max<int64_t>(1, int64_t(now.sets.size())));
+    for (size_t i = 0; i < sets.size(); ++i)
+        if (sets[i] != now.sets[i])
+            return "set " + text(int64_t(i)) + " of --data was " + sets[i].name + " with " + text(sets[i].shards) +
+                   " shards, now " + now.sets[i].name + " with " + text(now.sets[i].shards);
     for (size_t i = 0; i < std::min(shards.size(), now.shards.size()); ++i) {
         const Shard &a = shards[i], &b = now.shards[i];
         if (a.name != b.name) return "data file " + text(int64_t(i)) + " was " + a.name + ", now " + b.name;

@@ -40,35 +40,64 @@ struct DataFingerprint {
         uint64_t hash = 0;  // FNV-1a of the first and last 64 KiB
         bool operator==(const Shard&) const = default;
     };
+    // Of a mix: its sets, whose shards follow one another in `shards`, and the shares from a sample on.
+    struct Set {
+        std::string name;
+        int64_t shards = 0;
+        bool operator==(const Set&) const = default;
+    };
+    struct Stage {
+        int64_t first = 0;
+        std::vector<std::string> shares;
+        bool operator==(const Stage&) const = default;
+    };
     int64_t seq_len = 0;
     uint64_t seed = 0;
     bool shuffled = true;
     std::vector<Shard> shards;
+    std::vector<Set> sets = {};
+    std::vector<Stage> stages = {};
     bool operator==(const DataFingerprint&) const = default;
 
     std::string to_json() const;
     static DataFingerprint from_json(std::string_view text);
-    // One line that names the first difference, from the point of view of a resumed run; empty: none.
+    // One line that names the first difference, from the point of view of a resumed run; empty: none. Shares may change:
+    // a run goes on with others.
     std::string difference(const DataFingerprint& now) const;
 };
 
 enum class DataOrder { kShuffled, kSequential };
 
-class DataLoader {
+// An endless stream of samples.
+class SampleSource {
+   public:
+    virtual ~SampleSource() = default;
+    virtual int64_t seq_len() const = 0;
+    virtual int64_t vocab() const = 0;
+
+    // Samples [position, position + count).
+    //   inputs, targets  (count, T)  targets[b][t] = inputs[b][t + 1], or kIgnoreTarget where a shard says that it is
+    //                                none; every id is in [0, vocab)
+    // Throws, naming file and place, at an id outside the vocabulary. Const and safe from several threads.
+    virtual void batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const = 0;
+    // How many of their targets are not ignored.
+    virtual int64_t targets(int64_t position, int64_t count) const = 0;
+};
+
+class DataLoader : public SampleSource {
    public:
     // Throws if no shard holds a window of T + 1 tokens. `vocab` as given to open_shards.
     DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab,
                DataOrder order = DataOrder::kShuffled);
 
-    int64_t seq_len() const { return T_; }
+    int64_t seq_len() const override { return T_; }
     int64_t samples() const { return first_sample_.back(); }  // in one epoch
     int64_t tokens() const { return tokens_; }                // in all shards
-    int64_t vocab() const { return vocab_; }
+    int64_t vocab() const override { return vocab_; }
+    bool has_targets() const;  // whether a shard says which tokens are targets
 
-    // Samples [position, position + count) of the endless stream of epochs.
-    //   inputs, targets  (count, T)  targets[b][t] = inputs[b][t + 1]; every id is in [0, vocab)
-    // Throws, naming file and place, at an id outside the vocabulary. Const and safe from several threads.
-    void batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const;
+    void batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const override;
+    int64_t targets(int64_t position, int64_t count) const override;
 
     // The number in [0, samples()) of the sample at `position` of the stream.
     int64_t sample_at(int64_t position) const;
@@ -76,6 +105,12 @@ class DataLoader {
     DataFingerprint fingerprint() const;
 
    private:
+    struct Window {
+        const TokenShard* shard;
+        int64_t begin;
+    };
+    Window window_at(int64_t position) const;
+
     std::vector<TokenShard> shards_;
     std::vector<int64_t> first_sample_;  // per shard, then the total
     int64_t T_, vocab_, tokens_ = 0;

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <set>
 
+#include "kernels/cross_entropy.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/json.h"
 
@@ -148,7 +150,11 @@ void TokenShard::open_llmc() {
     tokens_ = load<int32_t>(file_.data() + 8);
     require(tokens_ >= 0, "%s: the header claims %ld tokens; a shard holds at most 2147483647", path_.c_str(), tokens_);
     data_offset_ = kLlmcHeaderBytes;
-    const int64_t expected = kLlmcHeaderBytes + tokens_ * token_bytes_;
+    const int32_t marked = load<int32_t>(file_.data() + 12);
+    require(marked == 0 || marked == 1,
+            "%s: the header's fourth number is %d; 1 says that targets follow, 0 that none do", path_.c_str(), marked);
+    has_targets_ = marked == 1;
+    const int64_t expected = kLlmcHeaderBytes + tokens_ * token_bytes_ + (has_targets_ ? ceil_div(tokens_, 8) : 0);
     require(file_.size() == expected,
             "%s: %ld bytes, but its header of %ld tokens asks for %ld: the file is %s; "
             "prepare or download it again",
@@ -233,6 +239,28 @@ void TokenShard::read(int64_t begin, int64_t count, int64_t vocab, int32_t* out)
     bad_token(begin + with_tokens(*this, data_offset_, begin,
                                   [&](auto p) { return find_at_least(p, count, uint32_t(vocab)); }),
               vocab);
+}
+
+int64_t TokenShard::targets(int64_t begin, int64_t count) const {
+    require(begin >= 0 && count >= 0 && begin <= tokens_ - count, "%s: tokens [%ld, %ld) asked of %ld", path_.c_str(),
+            begin, begin + count, tokens_);
+    if (!has_targets_) return count;
+    const uint8_t* bits = file_.data() + data_offset_ + tokens_ * token_bytes_;
+    int64_t n = 0, i = begin;
+    const int64_t end = begin + count;
+    for (; i < end && i % 8 != 0; ++i) n += bits[i / 8] >> (i % 8) & 1;
+    for (; i + 8 <= end; i += 8) n += std::popcount(bits[i / 8]);
+    for (; i < end; ++i) n += bits[i / 8] >> (i % 8) & 1;
+    return n;
+}
+
+void TokenShard::ignore_others(int64_t begin, int64_t count, int32_t* ids) const {
+    require(begin >= 0 && count >= 0 && begin <= tokens_ - count, "%s: tokens [%ld, %ld) asked of %ld", path_.c_str(),
+            begin, begin + count, tokens_);
+    if (!has_targets_) return;
+    const uint8_t* bits = file_.data() + data_offset_ + tokens_ * token_bytes_;
+    for (int64_t i = 0; i < count; ++i)
+        if ((bits[(begin + i) / 8] >> ((begin + i) % 8) & 1) == 0) ids[i] = kIgnoreTarget;
 }
 
 void TokenShard::check_tokens(int64_t vocab) const {

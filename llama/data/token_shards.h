@@ -4,6 +4,8 @@
 //   llm.c GPT-2    256 x int32 header {20240520, 1, tokens}, then uint16 ids
 //   llm.c Llama-3  256 x int32 header {20240801, 7, tokens}, then uint32 ids
 //   Megatron       .idx (MMIDIDX) beside .bin; ids uint8, uint16 or int32; read as one stream in file order
+//   ours           either of llm.c's with a 1 as the header's fourth number: after the ids one bit for each token, lowest bit
+//                  first, which says whether it is a target (prepare.py chat)
 //   raw16          no header, uint16 ids (nanoGPT's train.bin); nothing marks it, so it must be asked for
 //
 // The format is read from the first bytes, never guessed from a file's name. All integers are little-endian.
@@ -31,12 +33,18 @@ class TokenShard {
     ShardFormat format() const { return format_; }
     int token_bytes() const { return token_bytes_; }
     int64_t tokens() const { return tokens_; }
+    bool has_targets() const { return has_targets_; }  // else every token is one
     int64_t file_bytes() const { return file_.size(); }
     const MappedFile& file() const { return file_; }
 
     // out[i] = token begin + i for i in [0, count). Throws if one is outside [0, vocab): file, position, byte
     // offset and value are named. Const and safe from several threads.
     void read(int64_t begin, int64_t count, int64_t vocab, int32_t* out) const;
+
+    // How many of the tokens [begin, begin + count) are targets.
+    int64_t targets(int64_t begin, int64_t count) const;
+    // ids[i] = kIgnoreTarget for each token begin + i, i in [0, count), that is none.
+    void ignore_others(int64_t begin, int64_t count, int32_t* ids) const;
 
     // Throws as read() does if any token of the shard is outside [0, vocab). Reads the whole file.
     void check_tokens(int64_t vocab) const;
@@ -53,6 +61,7 @@ class TokenShard {
     int token_bytes_ = 2;
     int64_t tokens_ = 0;
     int64_t data_offset_ = 0;  // bytes before the first token
+    bool has_targets_ = false;
 };
 
 // `spec` is a comma-separated list of files and glob patterns ("data/*_train_*.bin"). Returns the files, each

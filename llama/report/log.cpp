@@ -11,6 +11,7 @@
 #include "kernels/runtime/memory.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
+#include "llama/base/json.h"
 #include "llama/report/plot.h"
 
 namespace rz {
@@ -33,6 +34,8 @@ static std::string short_number(double x) {
 static std::string rate(double flops) {
     return flops >= 1e12 ? format("%.1f TFLOP/s", flops / 1e12) : format("%.1f GFLOP/s", flops / 1e9);
 }
+
+static std::string quoted(const std::string& text) { return Json(replace_invalid_utf8(text)).dump(); }
 
 // JSON has no NaN or infinity.
 static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x) : "null"; }
@@ -140,8 +143,15 @@ void Log::validation(const ValidationReport& r) {
                 plain, duration(r.seconds).c_str()));
     std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
     if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
+    std::string sets;
+    std::vector<std::pair<std::string, double>> scalars{{"val/loss", r.loss}};
+    for (const auto& [name, loss] : r.by_set) {
+        sets += (sets.empty() ? "" : ",") + quoted(name) + ":" + number(loss);
+        scalars.push_back({"val/loss/" + name, loss});
+    }
+    if (!sets.empty()) json += ",\"val_loss_by_set\":{" + sets + "}";
     write_json(json + "}");
-    if (events_ && !events_->write(r.step, {{"val/loss", float(r.loss)}})) warn_once("TensorBoard's events");
+    this->scalars(r.step, scalars);
     plot();
 }
 

@@ -34,6 +34,7 @@ struct ValidationReport {
     double loss;           // nats per token
     double bits_per_byte;  // < 0 if the data's bytes are unknown
     double seconds;
+    std::vector<std::pair<std::string, double>> by_set = {};  // of a mix: the loss on each of its sets
 };
 
 struct RunFacts {

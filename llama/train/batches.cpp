@@ -3,9 +3,54 @@
 #include <algorithm>
 #include <utility>
 
+#include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
 #include "llama/data/made_data.h"
 
 namespace rz {
+
+// Ids of one set mean nothing in another if they come from different tokenizers.
+static void check_same_tokens(const Dataset& a, const Dataset& b) {
+    require(a.vocab == b.vocab && read_file(a.tokenizer) == read_file(b.tokenizer),
+            "--data: %s and %s were made with different tokenizers\n  prepare one of them again with --tokenizer %s",
+            a.folder.c_str(), b.folder.c_str(), a.tokenizer.c_str());
+}
+
+static std::string last_part(const std::string& folder) {
+    const size_t end = folder.find_last_not_of('/') + 1, slash = folder.rfind('/', end == 0 ? 0 : end - 1);
+    return folder.substr(slash == std::string::npos ? 0 : slash + 1,
+                         end - (slash == std::string::npos ? 0 : slash + 1));
+}
+
+static void find_sets(const Options& o, DataPaths& paths) {
+    const MixRequest mix = parse_mix(o.data);
+    paths.sets.clear();
+    paths.shares = mix.shares;
+    std::optional<Dataset> first;
+    for (const std::string& folder : mix.folders) {
+        const Dataset d = load_dataset(folder);
+        if (!first) first = d;
+        check_same_tokens(*first, d);
+        std::string name = last_part(folder);
+        for (const DataPaths::Set& s : paths.sets)
+            if (s.name == name) name = folder;
+        paths.sets.push_back({name, d.train, d.val, d.val_bytes_per_token});
+    }
+    paths.tokenizer = first->tokenizer;
+    paths.vocab = first->vocab;
+    paths.doc_token = paths.bos = first->doc_token;
+    paths.eos = first->eos;
+    paths.changes = parse_mix_changes(o.data_weights_at, paths.sets.size());
+    MixShares::parse(paths.shares, "--data");
+    for (size_t k = 0; k < paths.sets.size(); ++k) {
+        const auto used = [&](const std::vector<std::string>& shares) {
+            return shares[k].find_first_not_of("0.") != std::string::npos;
+        };
+        require(used(paths.shares) || std::any_of(paths.changes.begin(), paths.changes.end(),
+                                                  [&](const MixChange& c) { return used(c.shares); }),
+                "--data: the share of %s is 0 in the whole run\n  leave it out", mix.folders[k].c_str());
+    }
+}
 
 DataPaths find_data(const Options& o) {
     DataPaths paths;
@@ -14,15 +59,14 @@ DataPaths find_data(const Options& o) {
                 "--data names a folder with both: leave --train-data and --val-data out");
         if (is_made_data(o.data)) {
             const MadeData made = make_data(o.data);
-            paths.train = {made.train}, paths.val = {made.val};
+            paths.sets[0] = {.name = o.data, .train = {made.train}, .val = {made.val}};
             paths.vocab = made.vocab, paths.about = made.about;
             return paths;
         }
-        const Dataset d = load_dataset(o.data);
-        paths = {d.train, d.val, d.tokenizer, d.vocab, d.val_bytes_per_token, d.doc_token, d.doc_token, d.eos};
+        find_sets(o, paths);
     }
-    if (!o.train_data.empty()) paths.train = expand_paths(o.train_data);
-    if (!o.val_data.empty()) paths.val = expand_paths(o.val_data);
+    if (!o.train_data.empty()) paths.sets[0].train = expand_paths(o.train_data);
+    if (!o.val_data.empty()) paths.sets[0].val = expand_paths(o.val_data);
     if (o.tokenizer.empty()) return paths;
     paths.tokenizer = o.tokenizer;
     if (!o.data.empty()) return paths;
@@ -48,19 +92,30 @@ DocumentMask document_mask(const Options& o, const DataPaths& paths, int64_t voc
 }
 
 DataSources open_data(const Options& o, DataPaths paths, int64_t vocab) {
-    require(!paths.train.empty(),
+    require(!paths.sets[0].train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
     DataSources s{.paths = std::move(paths)};
     s.documents = document_mask(o, s.paths, vocab);
     const ShardOptions shards{.vocab = vocab, .raw16 = o.raw16};
-    s.train = std::make_unique<DataLoader>(open_shards(s.paths.train, shards), o.seq_len, o.seed, vocab);
-    if (!s.paths.val.empty())
-        s.val = std::make_unique<DataLoader>(open_shards(s.paths.val, shards), o.seq_len, o.seed, vocab,
-                                             DataOrder::kSequential);
+    const MixShares shares = MixShares::parse(s.paths.shares, "--data");
+    std::vector<DataSet> sets;
+    double val_share = 0;
+    for (size_t k = 0; k < s.paths.sets.size(); ++k) {
+        const DataPaths::Set& set = s.paths.sets[k];
+        const uint64_t seed = o.seed + k * 0x9e3779b97f4a7c15ull;  // of the first as if it were alone
+        sets.push_back({set.name, DataLoader(open_shards(set.train, shards), o.seq_len, seed, vocab)});
+        if (set.val.empty()) continue;
+        const double share = double(shares.parts[k]) / double(shares.period);
+        val_share += share;
+        s.val.push_back({set.name, share, set.val_bytes_per_token,
+                         DataLoader(open_shards(set.val, shards), o.seq_len, seed, vocab, DataOrder::kSequential)});
+    }
+    for (DataSources::Validation& v : s.val) v.share = val_share > 0 ? v.share / val_share : 1.0 / double(s.val.size());
+    s.train = std::make_unique<DataMix>(std::move(sets), MixPlan({{0, shares}}));
     if (!s.paths.tokenizer.empty() && (o.sample_every > 0 || o.eval_every > 0))
         s.tokenizer = Tokenizer::load(s.paths.tokenizer);
-    require(s.val || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
+    require(!s.val.empty() || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
             "--%s: there are no validation data\n  give --val-data, or a --data folder that has some",
             o.sample_every > 0 ? "sample-every" : "val-every");
     require(o.sample_every == 0 || s.tokenizer,
@@ -88,8 +143,54 @@ DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
     return b;
 }
 
-DeviceBatch Batches::validation(int64_t first, int64_t end) {
-    return feeder_.next(*sources_.val, first + dp_.rank * batch_, end);
+DeviceBatch Batches::validation(size_t set, int64_t first, int64_t end) {
+    return feeder_.next(sources_.val[set].data, first + dp_.rank * batch_, end);
+}
+
+int64_t Batches::targets_of(int64_t step) const {
+    return sources_.train->targets(samples_before(step), samples_per_step());
+}
+
+size_t DataSources::train_shards() const {
+    size_t n = 0;
+    for (const DataPaths::Set& set : paths.sets) n += set.train.size();
+    return n;
+}
+
+int64_t DataSources::val_tokens() const {
+    int64_t n = 0;
+    for (const Validation& v : val) n += v.data.tokens();
+    return n;
+}
+
+std::string Batches::epochs_json(int64_t step) const {
+    const std::vector<DataSet>& sets = sources_.train->sets();
+    if (sets.size() == 1) return "";
+    const std::vector<double> epochs = sources_.train->epochs(samples_before(step + 1));
+    OrderedJson json;
+    for (size_t k = 0; k < sets.size(); ++k) json[replace_invalid_utf8(sets[k].name)] = epochs[k];
+    return json.dump();
+}
+
+MixPlan Batches::mix_plan(const DataFingerprint* resumed) const {
+    const DataPaths& p = sources_.paths;
+    const auto parse = [](const std::vector<std::string>& shares) {
+        return MixShares::parse(shares, "shares of --data");
+    };
+    std::vector<MixStage> stages;
+    if (resumed && resumed->sets.size() == p.sets.size() && resumed->seq_len == sources_.train->seq_len())
+        for (const DataFingerprint::Stage& s : resumed->stages)
+            if (s.first < from_.samples) stages.push_back({s.first, parse(s.shares)});
+    std::vector<std::string> now = p.shares;
+    for (const MixChange& c : p.changes)
+        if (c.step <= from_.step + 1) now = c.shares;
+    if (stages.empty())
+        stages.push_back({0, parse(now)});
+    else if (!(stages.back().shares == parse(now)))
+        stages.push_back({from_.samples, parse(now)});
+    for (const MixChange& c : p.changes)
+        if (c.step > from_.step + 1) stages.push_back({samples_before(c.step), parse(c.shares)});
+    return MixPlan(std::move(stages));
 }
 
 uint64_t Batches::take_hash() { return std::exchange(hash_, 0); }

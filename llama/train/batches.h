@@ -11,6 +11,7 @@
 #include "comm/grid.h"
 #include "llama/data/batch_feeder.h"
 #include "llama/data/data_loader.h"
+#include "llama/data/data_mix.h"
 #include "llama/model/hf.h"
 #include "llama/tokenizer/tokenizer.h"
 #include "llama/train/options_train.h"
@@ -19,10 +20,16 @@ namespace rz {
 
 // Where tokens come from, as asked for by --data or by --train-data and --val-data.
 struct DataPaths {
-    std::vector<std::string> train, val;
+    struct Set {  // of --data
+        std::string name;
+        std::vector<std::string> train, val;
+        double val_bytes_per_token = 0;  // 0: unknown
+    };
+    std::vector<Set> sets = {{}};
+    std::vector<std::string> shares = {"1"};  // of each set, from the first step on
+    std::vector<MixChange> changes = {};
     std::string tokenizer;                // path, or empty
     int64_t vocab = 0;                    // 0: unknown
-    double val_bytes_per_token = 0;       // 0: unknown
     int64_t doc_token = -1;               // the dataset's, which begins each document; -1: unknown
     int64_t bos = -1;                     // begins a text of the data's, and ends the one before; -1: unknown
     int64_t eos = -1;                     // another end token of the tokenizer's; -1: none is known
@@ -35,8 +42,17 @@ DocumentMask document_mask(const Options&, const DataPaths&, int64_t vocab);
 
 struct DataSources {
     DataPaths paths;
-    std::unique_ptr<DataLoader> train = {}, val = {};  // val: nullptr if there is none
-    std::optional<Tokenizer> tokenizer = {};           // where samples are asked for
+    std::unique_ptr<DataMix> train = {};
+    struct Validation {  // of each set that has some
+        std::string name;
+        double share;            // of the validation loss
+        double bytes_per_token;  // 0: unknown
+        DataLoader data;
+    };
+    std::vector<Validation> val = {};
+    size_t train_shards() const;
+    int64_t val_tokens() const;
+    std::optional<Tokenizer> tokenizer = {};  // where samples are asked for
     DocumentMask documents = {};
 };
 // Opens what the options ask for. Throws with what to give if something is missing.
@@ -58,6 +74,13 @@ class Batches {
     static int64_t ahead(int64_t micro_batches) { return std::min<int64_t>(2 * micro_batches, 128) - 1; }
 
     void start_from(const DataPosition& p) { from_ = p; }
+    // Unmasked targets of the step, over all ranks: read from the shards, so that every rank knows them beforehand.
+    int64_t targets_of(int64_t step) const;
+    bool has_targets() const { return sources_.train->has_targets(); }  // some tokens may be none
+    // {"a":0.25,"b":3.1}: how often the step's end has gone through each set; "" if there is only one.
+    std::string epochs_json(int64_t step) const;
+    // The shares of the steps to come, after what a resumed run has seen. Between start_from() and the first step.
+    MixPlan mix_plan(const DataFingerprint* resumed) const;
     int64_t samples_per_step() const { return batch_ * micro_batches_ * dp_.size; }
     int64_t tokens_per_step() const { return samples_per_step() * sources_.train->seq_len(); }
     int64_t samples_before(int64_t step) const { return from_.samples + (step - 1 - from_.step) * samples_per_step(); }
@@ -65,7 +88,7 @@ class Batches {
 
     // On their way to the device; valid for work enqueued before the `held`-th call after this one.
     DeviceBatch training(int64_t step, int64_t micro_batch);
-    DeviceBatch validation(int64_t first, int64_t end);
+    DeviceBatch validation(size_t set, int64_t first, int64_t end);
     // sum_hash of the training batches since the last call, 0 where they are another rank's to count.
     uint64_t take_hash();
     // How many samples of attention without document masks those of the training batches since the last call are worth;

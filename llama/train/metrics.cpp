@@ -1,5 +1,6 @@
 #include "llama/train/metrics.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -143,6 +144,8 @@ void Metrics::report(Probe& probe) {
     r.data_hash = data_hash_ += judgement.data_hash;
     r.note = judgement.note;
     r.json = judgement.json;
+    if (const std::string epochs = batches_.epochs_json(probe.step); !epochs.empty()) r.json += ",\"epochs\":" + epochs;
+    if (batches_.has_targets()) r.json += format(",\"targets\":%lld", (long long)batches_.targets_of(probe.step));
     if (batches_.documents()) {
         r.attention_share = judgement.attended / double(batches_.samples_per_step());
         r.json += format(",\"attention_share\":%.6g", r.attention_share);
@@ -178,7 +181,7 @@ Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, doubl
     const double scale = double(loss_scale_.scale);  // of this step: the state after the one before
     Judgement j = health_.judge({.step = probe.step,
                                  .loss_sum = loss_sum,
-                                 .tokens = double(batches_.tokens_per_step()),
+                                 .tokens = double(std::max<int64_t>(1, batches_.targets_of(probe.step))),
                                  .grad_norm = norm,
                                  .loss_scale = scaling.on() ? scale : 0,
                                  .scale_adapts = scaling.dynamic && scale > double(scaling.least),

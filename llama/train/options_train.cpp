@@ -116,9 +116,11 @@ void add_gemm_rows(OptionGroup& g, bool& tune, std::string& cache) {
 
 static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup data(rows, "Data");
-    data.text(
-        "--data", o.data,
-        "Folder made by data_prep/prepare.py: train and val shards, tokenizer. synthetic, dummy: made on the spot.");
+    data.text("--data", o.data,
+              "Folder made by data_prep/prepare.py: train and val shards, tokenizer; or a mix by shares of the tokens: "
+              "a:0.7,b:0.3. synthetic, dummy: made on the spot.");
+    data.text("--data-weights-at", o.data_weights_at, "Other shares from a step on: 1000:0.5,0.5;2000:0.2,0.8.",
+              "STEP:SHARES;...");
     data.text("--train-data", o.train_data, "Training shards, instead of --data: files or globs, comma-separated.");
     data.text("--val-data", o.val_data, "Validation shards: files or globs, comma-separated.");
     data.text("--tokenizer", o.tokenizer, "Tokenizer for samples: a tokenizer.json. [the data folder's]");
@@ -473,6 +475,9 @@ void check_given(const TrainOptions& o) {
             "  give one of them");
     require(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
             "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW", (long long)o.branch);
+    require(!o.given.count("data-weights-at") || o.data_weights_at.empty() || o.data.find(',') != std::string::npos ||
+                o.resume.asked(),
+            "--data-weights-at changes the shares of a mix, and --data is none\n  nearest: --data a:0.7,b:0.3");
     require(!o.raw16 || o.data.empty(),
             "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),

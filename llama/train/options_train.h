@@ -54,8 +54,9 @@ struct TrainOptions {
     double rope_theta = 0, norm_eps = 0, init_std = 0;  // 0: the preset's
 
     // data
-    std::string data;        // folder made by data_prep/prepare.py
-    std::string train_data;  // or shards
+    std::string data;             // folder made by data_prep/prepare.py, or a mix (llama/data/mix.h)
+    std::string data_weights_at;  // STEP:SHARES;...
+    std::string train_data;       // or shards
     std::string val_data;
     std::string tokenizer;
     bool raw16 = false;

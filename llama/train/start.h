@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "llama/data/data_loader.h"
+#include "llama/data/data_mix.h"
 #include "llama/report/log.h"
 #include "llama/train/batches.h"
 #include "llama/train/core.h"
@@ -26,7 +26,7 @@ TokenizerFiles carried_files(const Options&, const DataPaths&, const std::string
 
 // Collective: the state of the checkpoint, or of an older one that may be used, into what this rank owns; guards into
 // health. Returns the manifest, with `samples` where the data continue.
-Manifest load_checkpoint(ResumePoint, const Options&, const DataLoader& data, Process&, TrainingCore&, Health&,
+Manifest load_checkpoint(ResumePoint, const Options&, const DataMix& data, Process&, TrainingCore&, Health&,
                          const std::string& run_id);
 
 void tell_of_rollback(Log&, const Rollback&, size_t count, int64_t most);

@@ -160,6 +160,23 @@ static std::string planned_memory(const Trainer& t) {
     return why.empty() ? text : text + "  ? is not planned: " + why.substr(0, why.find('\n')) + "\n";
 }
 
+static void announce_data(const DataSources& s, Log& log) {
+    const size_t shards = s.train_shards();
+    log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
+                    (long long)s.train->tokens(), shards, shards == 1 ? "" : "s", (long long)s.val_tokens()));
+    if (!s.paths.about.empty()) log.line("         " + s.paths.about);
+    const std::vector<DataSet>& sets = s.train->sets();
+    for (size_t k = 0; sets.size() > 1 && k < sets.size(); ++k) {
+        std::string shares;
+        for (const MixStage& stage : s.train->plan().stages())
+            shares +=
+                (shares.empty() ? "" : format(", from sample %lld on ", (long long)stage.first)) + stage.shares.text[k];
+        log.line(format("         %s: %lld tokens, share %s", sets[k].name.c_str(), (long long)sets[k].data.tokens(),
+                        shares.c_str()));
+    }
+    if (s.train->has_targets()) log.line("         the loss is on the tokens that the shards mark as targets");
+}
+
 // What the run is, in the log's first lines.
 static void announce(Trainer& t, const std::string& note) {
     const Options& o = t.options;
@@ -203,10 +220,7 @@ static void announce(Trainer& t, const std::string& note) {
             human_bytes((last.offset + last.padded) * size_of(o.gradient_dtype())).c_str()));
     }
     const DataSources& s = t.sources;
-    log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
-                    (long long)s.train->tokens(), s.paths.train.size(), s.paths.train.size() == 1 ? "" : "s",
-                    s.val ? (long long)s.val->tokens() : 0ll));
-    if (!s.paths.about.empty()) log.line("         " + s.paths.about);
+    announce_data(s, log);
     if (s.documents)
         log.line(format("masks    documents %s token %d do not see each other; positions restart at each",
                         s.documents.boundary == DocBoundary::bos ? "from" : "up to", s.documents.token));
@@ -262,6 +276,12 @@ Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<Re
     if (from) lr = resumed_schedule(options, m);
     start.rolled_back = from && from->rolls_back;
     batches->start_from({.step = m.step, .samples = m.samples, .tokens = m.tokens});
+    const DataFingerprint resumed = from ? DataFingerprint::from_json(m.data) : DataFingerprint{};
+    sources.train->set_plan(batches->mix_plan(from ? &resumed : nullptr));
+    require(
+        !o.cuda_graphs || !sources.train->has_targets(),
+        "--cuda-graphs on: these shards mark their targets, so each update has another gradient scale, which a graph "
+        "keeps\n  nearest: --cuda-graphs off");
     validations = m.validations;
 
     health.status().set_steps(o.steps);
@@ -305,6 +325,7 @@ bool Trainer::validates(int64_t step) const {
 
 void begin_step(Trainer& t, int64_t step) {
     t.process.set_step(step);
+    t.step = step;
     t.metrics->begin(step);
     fault_point("step");
     const FaultAction action = fault_point("gradient");

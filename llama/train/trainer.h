@@ -55,9 +55,13 @@ struct Trainer {
     int64_t validations = 0;  // of the whole run
     int64_t graph_lines = 0;  // about graphs, in the log
 
+    int64_t step = 0;  // that is being enqueued
+
+    // Of the mean over the targets of the whole update, however micro-batches and ranks share them; of none it is 0.
     float grad_scale() const {
-        return 1.0f / float(batches->tokens_per_step());
-    }  // mean over the global batch's targets
+        const int64_t targets = batches->targets_of(step);
+        return targets > 0 ? 1.0f / float(targets) : 0.0f;
+    }
     Goal goal() const {
         const LossScaleState* scale = core->zero.optimizer.loss_scale();
         return {.pass = Pass::train, .grad_scale = grad_scale(), .loss_scale = scale ? &scale->scale : nullptr};

@@ -35,25 +35,42 @@ static void print_sample(Trainer& t, int64_t step) {
     t.log->line("--- sample\n" + tokenizer.decode(tokens, /*skip_special=*/true) + "\n---");
 }
 
-void validate(Trainer& t, int64_t step) {
-    if (!t.sources.val) return;
-    t.metrics->flush();
-    const auto start = std::chrono::steady_clock::now();
-    const Options& o = t.options;
+// The mean loss over the first `sequences` of a set's validation data.
+static double loss_of(Trainer& t, size_t set, int64_t sequences) {
     TrainingCore& core = *t.core;
-    const int64_t sequences = std::min(std::max<int64_t>(1, o.val_tokens / o.seq_len), t.sources.val->samples());
-    for (int64_t first = 0; first < sequences; first += o.batch * t.mesh->place(Axis::dp).size)
-        core.model.evaluate(t.batches->validation(first, sequences));
+    for (int64_t first = 0; first < sequences; first += t.options.batch * t.mesh->place(Axis::dp).size)
+        core.model.evaluate(t.batches->validation(set, first, sequences));
     double loss_sum = 0;
     core.compute.copy(&loss_sum, core.model.loss_sum(), 8);
     core.model.reset_loss();
     core.compute.synchronize();
-    const double loss = t.process.sum(loss_sum) / double(sequences * o.seq_len);
-    const double bytes = t.sources.paths.val_bytes_per_token;
+    return t.process.sum(loss_sum) / double(std::max<int64_t>(1, t.sources.val[set].data.targets(0, sequences)));
+}
+
+// Of a mix: each set gets tokens by its share, and the loss is the mean by shares.
+void validate(Trainer& t, int64_t step) {
+    const std::vector<DataSources::Validation>& sets = t.sources.val;
+    if (sets.empty()) return;
+    t.metrics->flush();
+    const auto start = std::chrono::steady_clock::now();
+    const Options& o = t.options;
+    const int64_t most = std::max<int64_t>(1, o.val_tokens / o.seq_len);
+    double loss = 0, bytes = 0;
+    bool bytes_known = true;
+    std::vector<std::pair<std::string, double>> by_set;
+    for (size_t k = 0; k < sets.size(); ++k) {
+        const int64_t own = std::max<int64_t>(1, std::llround(sets[k].share * double(most)));
+        by_set.push_back({sets[k].name, loss_of(t, k, std::min(own, sets[k].data.samples()))});
+        loss += sets[k].share * by_set.back().second;
+        bytes += sets[k].share * sets[k].bytes_per_token;
+        bytes_known &= sets[k].bytes_per_token > 0;
+    }
+    if (by_set.size() == 1) by_set.clear();
     t.log->validation({.step = step,
                        .loss = loss,
-                       .bits_per_byte = bytes > 0 ? loss / M_LN2 / bytes : -1,
-                       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
+                       .bits_per_byte = bytes_known ? loss / M_LN2 / bytes : -1,
+                       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+                       .by_set = std::move(by_set)});
     const int64_t validation = t.validations++;
     if (o.sample_every > 0 && validation % o.sample_every == 0 && step > 0) print_sample(t, step);
     t.metrics->leave_out();

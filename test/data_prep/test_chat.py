@@ -1,0 +1,178 @@
+"""data_prep/chat.py: what is a target, and that text and tokens are those of transformers' apply_chat_template (where that
+package is installed; else its tests are skipped)."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "data_prep"))
+import chat
+import prepare
+
+try:
+    import jinja2
+except ImportError:
+    jinja2 = None
+try:
+    import transformers
+except ImportError:
+    transformers = None
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# As CHATML, and transformers' mark around what the model says.
+MARKED = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% else %}"
+    "{{ message['content'] + '<|im_end|>' + '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+TALK = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "H\u00e9, what is \u4e16\u754c?"},
+    {"role": "assistant", "content": "The world.  "},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "Yes \U0001f30d."},
+]
+
+
+class ChatTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="rz_chat_")
+        self.addCleanup(shutil.rmtree, self.dir)
+        self.out = os.path.join(self.dir, "out")
+
+    def file(self, name, text):
+        path = os.path.join(self.dir, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(text)
+        return path
+
+    def prepare(self, rows, *argv):
+        path = self.file("rows.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            code = prepare.main(["chat", path, "--out", self.out, "--val-fraction", "0", "--overwrite", *argv])
+        return code, printed.getvalue()
+
+    def shard(self):
+        """Ids and, for each, whether it is a target."""
+        with open(os.path.join(self.out, "chat_train_000000.bin"), "rb") as f:
+            data = f.read()
+        magic, _, count, marked = struct.unpack_from("<4i", data)
+        self.assertEqual((magic, marked), (20240520, 1))
+        ids = struct.unpack_from(f"<{count}H", data, 1024)
+        bits = data[1024 + 2 * count :]
+        self.assertEqual(len(bits), (count + 7) // 8)
+        return ids, [bits[i // 8] >> (i % 8) & 1 for i in range(count)]
+
+    def text_of(self, which):
+        """Bytes of the tokens whose mark is in `which`; | stands for the end-of-text token."""
+        ids, marks = self.shard()
+        return b"".join(bytes([i]) if i < 256 else b"|" for i, m in zip(ids, marks) if m in which).decode()
+
+
+@unittest.skipIf(jinja2 is None, "needs the package jinja2")
+class Rows(ChatTest):
+    def test_only_answers_and_what_ends_them_are_targets(self):
+        rows = [
+            {"messages": TALK},
+            {"prompt": "2+2=", "completion": "4"},
+            {"instruction": "Say hi", "input": "loud", "output": "HI"},
+            {"instruction": "Say ho", "input": "", "output": "ho"},
+        ]
+        code, printed = self.prepare(rows, "--template", "plain")
+        self.assertEqual(code, 0, printed)
+        self.assertEqual(self.text_of({1}), "The world.  |Yes \U0001f30d.|4|HI|ho|")
+        whole = self.text_of({0, 1})
+        self.assertTrue(whole.startswith("|### system\nBe short.\n### user\nH\u00e9, what is \u4e16\u754c?\n### assistant\nThe"))
+        self.assertTrue(
+            whole.endswith("|2+2=4||### user\nSay hi\n\nloud\n### assistant\nHI|\n|### user\nSay ho\n### assistant\nho|\n")
+        )
+        with open(os.path.join(self.out, "dataset.json")) as f:
+            d = json.load(f)
+        _, marks = self.shard()
+        self.assertEqual((d["train"]["documents"], d["train"]["targets"]), (4, sum(marks)))
+        with open(os.path.join(self.out, "tokenizer_config.json")) as f:
+            self.assertEqual(json.load(f)["chat_template"], chat.PLAIN)
+
+    def test_a_template_of_ones_own(self):
+        path = self.file("t.jinja", CHATML)
+        self.assertEqual(self.prepare([{"messages": TALK}], "--template", path)[0], 0)
+        # These are no special tokens of the byte tokenizer, so the newline after them belongs to the answer.
+        self.assertEqual(self.text_of({1}), "The world.  <|im_end|>\nYes \U0001f30d.<|im_end|>\n")
+
+    def test_equal_rows_fall_to_the_same_side_and_the_sides_do_not_mix(self):
+        rows = [{"prompt": str(i % 40), "completion": "x"} for i in range(400)]
+        self.assertEqual(self.prepare(rows, "--val-fraction", "0.3", "--template", "plain")[0], 0)
+        with open(os.path.join(self.out, "dataset.json")) as f:
+            d = json.load(f)
+        self.assertEqual((d["train"]["documents"] + d["val"]["documents"], d["val"]["documents"] % 10), (400, 0))
+        self.assertTrue(20 <= d["val"]["documents"] <= 250)
+
+    def test_refusals_name_the_row_and_the_remedy(self):
+        def refused(row, *argv):
+            code, printed = self.prepare([{"prompt": "a", "completion": "b"}, row], *argv)
+            self.assertEqual(code, 1)
+            self.assertIn("line 2" if "--tokenizer" not in argv else "", printed)
+            return printed
+
+        plain = ("--template", "plain")
+        self.assertIn("'messages' must be a list", refused({"messages": [{"role": "robot", "content": "x"}]}, *plain))
+        self.assertIn("nothing to learn", refused({"messages": TALK[:2]}, *plain))
+        self.assertIn("its keys are text", refused({"text": "x"}, *plain))
+        self.assertIn("--allow-special", refused({"prompt": "a<|endoftext|>", "completion": "b"}, *plain))
+        forgetful = self.file("f.jinja", "{{ messages | length }}{{ messages[-1]['content'] }}")
+        self.assertIn("split the conversation", refused({"messages": TALK}, "--template", forgetful))
+        strict = self.file("s.jinja", "{{ raise_exception('no system role') }}")
+        self.assertIn("no system role", refused({"messages": TALK}, "--template", strict))
+        self.assertIn("--template plain", self.prepare([{"prompt": "a", "completion": "b"}])[1])
+
+    def test_a_template_can_not_reach_the_machine(self):
+        path = self.file("evil.jinja", "{{ messages.__class__.__mro__[1].__subclasses__() }}")
+        code, printed = self.prepare([{"messages": TALK}], "--template", path)
+        self.assertEqual(code, 1, printed)
+
+
+@unittest.skipIf(transformers is None, "needs the package transformers")
+class AgainstTransformers(ChatTest):
+    def make_tokenizer(self, template):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        )  # fmt: skip
+        tokenizer.train_from_iterator(["assistant user system The world. Yes. Sure?\n"] * 3, trainer)
+        fast = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>"
+        )
+        fast.chat_template = template
+        folder = os.path.join(self.dir, "model")
+        fast.save_pretrained(folder)
+        return fast, folder
+
+    def test_tokens_and_targets_are_those_of_apply_chat_template(self):
+        fast, folder = self.make_tokenizer(MARKED)
+        code, printed = self.prepare([{"messages": TALK}], "--tokenizer", folder, "--eot", "<|endoftext|>")
+        self.assertEqual(code, 0, printed)
+        want = fast.apply_chat_template(TALK, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        ids, marks = self.shard()
+        self.assertEqual(list(ids), [0, *want["input_ids"]])
+        self.assertEqual(marks, [0, *want["assistant_masks"]])
+        self.assertGreater(sum(marks), 10)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,203 @@
+// Shards that say which tokens are targets: what is ignored, what a step counts, and that its gradient is the mean over
+// all targets of the update however micro-batches and ranks share them. (A mean of means is what others computed for
+// years: transformers #35203, torchtune #1875.)
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "comm/loopback.h"
+#include "kernels/cross_entropy.h"
+#include "llama/train/options.h"
+#include "llama/train/trainer.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kTokens = 4000, kT = 16;
+
+class Targets : public testing::Test {
+   protected:
+    void SetUp() override {
+        folder_ = fs::temp_directory_path() / ("rz-targets-" + std::to_string(getpid()));
+        fs::create_directories(folder_);
+        std::mt19937 random(5);
+        marks_.resize(kTokens);
+        // Stretches of one window's length: with none, few, or all tokens targets.
+        for (int64_t i = 0; i < kTokens; ++i) {
+            const int64_t kind = (i / kT * 7) % 5;
+            marks_[size_t(i)] = kind < 2 ? 0 : kind == 4 ? 1 : random() % 8 == 0;
+        }
+        write("tokens.bin", 1, 0);
+    }
+    void TearDown() override { fs::remove_all(folder_); }
+
+    std::string write(const std::string& name, int32_t marked, int64_t shorter) {
+        std::ofstream shard(folder_ / name, std::ios::binary);
+        const int32_t header[256] = {20240520, 1, int32_t(kTokens), marked};
+        shard.write(reinterpret_cast<const char*>(header), sizeof header);
+        for (int32_t i = 0; i < kTokens; ++i) {
+            const uint16_t id = uint16_t(i * 7919 % 251);
+            shard.write(reinterpret_cast<const char*>(&id), 2);
+        }
+        std::string bits(size_t(ceil_div(kTokens, 8)), '\0');
+        for (size_t i = 0; i < marks_.size(); ++i) bits[i / 8] = char(bits[i / 8] | int(marks_[i]) << (i % 8));
+        if (marked == 1) shard.write(bits.data(), std::streamsize(bits.size()) - shorter);
+        return (folder_ / name).string();
+    }
+
+    TrainOptions options(int64_t batch, int64_t accumulate, const std::vector<std::string>& more = {}) const {
+        std::vector<std::string> all = {"--device",     "cpu",
+                                        "--preset",     "bytes",
+                                        "--dim",        "16",
+                                        "--layers",     "2",
+                                        "--heads",      "2",
+                                        "--kv-heads",   "1",
+                                        "--ffn",        "24",
+                                        "--head-dim",   "8",
+                                        "--seq-len",    std::to_string(kT),
+                                        "--steps",      "8",
+                                        "--val-every",  "0",
+                                        "--threads",    "1",
+                                        "--batch",      std::to_string(batch),
+                                        "--grad-accum", std::to_string(accumulate),
+                                        "--train-data", (folder_ / "tokens.bin").string()};
+        all.insert(all.end(), more.begin(), more.end());
+        Command command;
+        EXPECT_FALSE(parse_command_line(all, command).has_value());
+        return std::get<TrainOptions>(command);
+    }
+
+    // The gradients of a step, as every rank has them, and the targets that were counted before it.
+    struct Step {
+        std::vector<float> gradients;
+        int64_t targets = 0;
+    };
+    static Step gradients(const TrainOptions& o, Process& process, int64_t step, float scale = 0) {
+        Health health(o, process);
+        Trainer t(o, process, health);
+        begin_step(t, step);
+        Goal goal = t.goal();
+        if (scale > 0) goal.grad_scale = scale;
+        t.core->model.run(t.core->program, goal, [&](int64_t m) { return t.batches->training(step, m); });
+        t.core->zero.optimizer.gradient_norm();  // waits for what is reduced on another stream
+        t.core->compute.synchronize();
+        Step out{.gradients = {}, .targets = t.batches->targets_of(step)};
+        for (size_t u = 0; u < t.core->zero.ownership.units().size(); ++u) {
+            const float* g = static_cast<const float*>(t.core->zero.grads.gradients(int(u)));
+            out.gradients.insert(out.gradients.end(), g, g + t.core->zero.ownership.units()[u].padded);
+        }
+        return out;
+    }
+    static Step on_ranks(const TrainOptions& o, int ranks, int64_t step) {
+        if (ranks == 1) {
+            Process process;
+            return gradients(o, process, step);
+        }
+        LoopbackHub hub(ranks);
+        std::vector<Step> all{size_t(ranks)};
+        hub.run([&](int rank) {
+            Process process(hub, rank);
+            EXPECT_EQ(process.run([&] {
+                all[size_t(rank)] = gradients(o, process, step);
+                return 0;
+            }),
+                      0);
+        });
+        for (const Step& s : all) EXPECT_EQ(s.targets, all[0].targets);
+        return all[0];
+    }
+
+    fs::path folder_;
+    std::vector<uint8_t> marks_;
+};
+
+TEST_F(Targets, TheShardSaysWhichTokensAreTargets) {
+    const TokenShard shard((folder_ / "tokens.bin").string());
+    ASSERT_TRUE(shard.has_targets());
+    for (int64_t begin = 0; begin < 40; ++begin)
+        for (int64_t count = 0; count < 60; ++count) {
+            int64_t want = 0;
+            std::vector<int32_t> ids(size_t(count), 7);
+            shard.ignore_others(begin, count, ids.data());
+            for (int64_t i = 0; i < count; ++i) {
+                want += marks_[size_t(begin + i)];
+                EXPECT_EQ(ids[size_t(i)], marks_[size_t(begin + i)] ? 7 : kIgnoreTarget);
+            }
+            EXPECT_EQ(shard.targets(begin, count), want) << begin << " " << count;
+        }
+    EXPECT_THROW((TokenShard(write("cut.bin", 1, 1))), Error);
+    EXPECT_THROW((TokenShard(write("two.bin", 2, 0))), Error);
+    EXPECT_FALSE(TokenShard(write("none.bin", 0, 0)).has_targets());
+}
+
+TEST_F(Targets, AStepCountsThoseOfAllItsSamplesBeforehand) {
+    Process process;
+    const TrainOptions o = options(2, 3);
+    Health health(o, process);
+    Trainer t(o, process, health);
+    std::vector<int32_t> in(6 * kT), out(6 * kT);
+    for (int64_t step = 1; step <= 5; ++step) {
+        t.sources.train->batch((step - 1) * 6, 6, in.data(), out.data());
+        const int64_t want = 6 * kT - std::count(out.begin(), out.end(), kIgnoreTarget);
+        EXPECT_EQ(t.batches->targets_of(step), want);
+        begin_step(t, step);
+        EXPECT_EQ(t.grad_scale(), 1.0f / float(want));
+    }
+}
+
+TEST_F(Targets, AnySplitOfAnUpdateGivesTheSameGradients) {
+    for (const int64_t step : {1, 2, 3}) {
+        const Step one = on_ranks(options(12, 1), 1, step);
+        double largest = 0;
+        for (const float g : one.gradients) largest = std::max(largest, double(std::abs(g)));
+        ASSERT_GT(largest, 0);
+        // A gradient sums over 12 * 16 rows, or over parts of them first. Either order errs by at most 192 + 12
+        // roundings, 2^-24 of the sum of the absolute values each; the largest gradient stands for that sum.
+        const double bound = 2 * 204 * std::ldexp(1.0, -24) * largest;
+        for (const auto& [batch, accumulate, ranks] :
+             {std::tuple<int64_t, int64_t, int>{1, 12, 1}, {4, 3, 1}, {4, 1, 3}, {1, 4, 3}, {1, 3, 4}, {2, 3, 2}}) {
+            const Step split = on_ranks(options(batch, accumulate), ranks, step);
+            EXPECT_EQ(split.targets, one.targets);
+            double worst = 0;
+            ASSERT_EQ(split.gradients.size(), one.gradients.size());
+            for (size_t i = 0; i < one.gradients.size(); ++i)
+                worst = std::max(worst, std::abs(double(split.gradients[i]) - double(one.gradients[i])));
+            EXPECT_LT(worst, bound) << "batch " << batch << " x " << accumulate << " micro-batches x " << ranks
+                                    << " ranks";
+        }
+    }
+}
+
+// What the bug would have given is far outside that bound, so the test above can see it.
+TEST_F(Targets, AMeanOfTheMicroBatchesMeansWouldBeAnotherGradient) {
+    const Step one = on_ranks(options(12, 1), 1, 1);
+    std::vector<double> mean(one.gradients.size(), 0);
+    for (int64_t m = 0; m < 12; ++m) {
+        const Step part = on_ranks(options(1, 1), 1, 1 + m);  // its own mean; none of none
+        for (size_t i = 0; i < mean.size(); ++i) mean[i] += double(part.gradients[i]) / 12;
+    }
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < mean.size(); ++i) {
+        worst = std::max(worst, std::abs(mean[i] - double(one.gradients[i])));
+        largest = std::max(largest, std::abs(double(one.gradients[i])));
+    }
+    EXPECT_GT(worst, 0.01 * largest);
+}
+
+TEST_F(Targets, AnUpdateWithoutTargetsChangesNoGradient) {
+    std::fill(marks_.begin(), marks_.end(), uint8_t(0));
+    write("tokens.bin", 1, 0);
+    const Step none = on_ranks(options(2, 2), 1, 1);
+    EXPECT_EQ(none.targets, 0);
+    for (const float g : none.gradients) ASSERT_EQ(g, 0.0f);
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Mixes of data sets and fine-tuning on conversations, with the whole program. Ends with "N passed, N failed".
+#
+#   test/program/test_data.sh ./train_llama
+set -uo pipefail
+program=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+run() { "$@" > "$work/log" 2>&1; }
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/code" > "$work/log" 2>&1
+cat ./*/README.md > "$work/notes.txt"
+python3 data_prep/prepare.py text "$work/notes.txt" --out "$work/notes" > "$work/log" 2>&1
+python3 data_prep/prepare.py synthetic --tokens 20k --val-tokens 5k --out "$work/other" > "$work/log" 2>&1
+mix="$work/code:0.75,$work/notes:0.25"
+ranks() { command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; }
+
+train() {  # train OUT DATA ARGS...   with "mpirun -n N" first if $launch has it
+  local out=$1 data=$2
+  shift 2
+  # shellcheck disable=SC2086  # two words and a number
+  timeout 120 ${launch:-} "$program" --data "$data" --device cpu --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 \
+    --ffn 24 --seq-len 32 --val-tokens 1024 --out "$work/$out" "$@" > "$work/log" 2>&1
+}
+metrics() { python3 -c "
+import json, sys
+rows = [json.loads(line) for line in open('$work/$1/metrics.jsonl')]
+steps = [r for r in rows if 'loss' in r]
+$2"; }
+
+# ---- mixes ----
+check "trains on a mix" train mix "$mix" --batch 8 --steps 6 --val-every 3
+check "says what it is made of" grep -q "code: .* tokens, share 0.75" "$work/log"
+check "every step has the shares to the sample" metrics mix "
+for r in steps:
+    notes = 8 * r['step'] * 0.25  # samples; a multiple of 1 here
+    per_epoch = notes / r['epochs']['notes']
+    assert abs(per_epoch - round(per_epoch)) < 1e-6 and per_epoch > 100, (r['step'], per_epoch)"
+check "the validation loss is the mean by shares" metrics mix "
+val = [r for r in rows if 'val_loss' in r]
+assert [r['step'] for r in val] == [0, 3, 6]
+for r in val:
+    by_set = r['val_loss_by_set']
+    assert abs(0.75 * by_set['code'] + 0.25 * by_set['notes'] - r['val_loss']) < 1e-6, r"
+hashes() { metrics "$1" "print([r['data_hash'] for r in steps])"; }
+check "trains on it in micro-batches" train micro "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0
+check "the same tokens in the same order" test "$(hashes micro)" = "$(hashes mix)"
+check "stops half-way" train half "$mix" --batch 8 --steps 6 --val-every 0 --save-every 3 --data-weights-at "5:0.5,0.5"
+cp -r "$work/half" "$work/again"
+rm -rf "$work"/again/checkpoints/step_000000006 "$work/again/final"
+if ranks; then
+  launch="mpirun -n 2" check "resumes on two ranks" train again "$mix" --resume auto --batch 4 --data-weights-at "5:0.5,0.5"
+else
+  skip "a mix resumed on two ranks: no MPI here"
+  check "resumes" train again "$mix" --resume auto --batch 4 --data-weights-at "5:0.5,0.5"
+fi
+check "the order goes on as if nothing had happened" test "$(hashes again)" = "$(hashes half)"
+check "and is that of the mix until the shares change" metrics again "
+mix = [json.loads(line) for line in open('$work/mix/metrics.jsonl')]
+mix = [r for r in mix if 'loss' in r]
+same = [a['data_hash'] == b['data_hash'] for a, b in zip(steps, mix)]
+assert same == [True, True, True, True, False, False], same
+taken = [r['epochs']['notes'] for r in steps]
+assert abs((taken[5] - taken[4]) / (taken[3] - taken[2]) - 2) < 1e-6, taken  # 4 of 8 samples, before 2"
+check "one set alone, with a share, is the set" train alone "$work/code:1" --batch 8 --steps 2 --val-every 0
+check "as without" train plain "$work/code" --batch 8 --steps 2 --val-every 0
+check "to the bit" cmp "$work/alone/final/model.safetensors" "$work/plain/final/model.safetensors"
+
+refused() {  # refused TEXT ARGS...
+  local text=$1
+  shift
+  ! run "$program" --device cpu --preset bytes --seq-len 32 --steps 1 "$@" && grep -qF -- "$text" "$work/log"
+}
+check "shares that don't sum to 1" refused "nearest: 0.636, 0.364" --data "$work/code:0.7,$work/notes:0.4"
+check "sets of other tokenizers" refused "different tokenizers" --data "$work/code:0.7,$work/other:0.3"
+check "a share that is missing" refused "has no share" --data "$work/code:0.7,$work/notes"
+check "shares of another number of sets" refused "--data has 2 sets" --data "$mix" --data-weights-at "5:1"
+check "changes without a mix" refused "changes the shares of a mix" --data "$work/code" --data-weights-at "5:1"
+
+# ---- fine-tuning ----
+python3 - "$work/rows.jsonl" << 'EOF'
+import json, sys
+names = ["ann", "bob", "cleo", "dan", "eve", "fay", "gus", "hal"]
+with open(sys.argv[1], "w") as f:
+    for i in range(400):
+        name = names[i * 7 % 8]
+        talk = [{"role": "user", "content": f"Spell {name}."}, {"role": "assistant", "content": "-".join(name).upper()}]
+        f.write(json.dumps({"messages": talk}) + "\n")
+EOF
+if python3 -c 'import jinja2' 2> /dev/null; then
+  check "prepares conversations" run python3 data_prep/prepare.py chat "$work/rows.jsonl" --template plain --out "$work/chat"
+  tune=("$work/chat" --val-every 0 --doc-boundary bos)
+  check "fine-tunes" train one "${tune[@]}" --batch 8 --steps 4
+  check "says that the loss is on targets" grep -q "the loss is on the tokens that the shards mark as targets" "$work/log"
+  check "in micro-batches" train parts "${tune[@]}" --batch 1 --batch-tokens 256 --steps 4
+  # Sums of 256 rows in fp32 in another order: 256 roundings of 2^-24 at most in the first step.
+  same='
+one = [json.loads(line) for line in open("WORK/one/metrics.jsonl")]
+for a, b in zip(steps, [r for r in one if "loss" in r]):
+    assert a["targets"] == b["targets"] < 256, (a, b)
+    assert abs(a["loss"] - b["loss"]) <= (2e-5 if a["step"] == 1 else 1e-3) * b["loss"], (a, b)
+    assert abs(a["grad_norm"] - b["grad_norm"]) <= (2e-5 if a["step"] == 1 else 1e-3) * b["grad_norm"], (a, b)'
+  same=${same//WORK/$work}
+  check "the loss and the norm are the same" metrics parts "$same"
+  if ranks; then
+    launch="mpirun -n 4" check "on four ranks" train four "${tune[@]}" --batch 2 --steps 4 --zero 2
+    check "the same too" metrics four "$same"
+  fi
+  check "graphs keep a gradient's scale" refused "$(nvidia-smi -L > /dev/null 2>&1 && echo 'another gradient scale' || echo 'which has none')" \
+    --data "$work/chat" --cuda-graphs on
+else
+  skip "fine-tuning: no jinja2 here"
+fi
+summary
