@@ -61,6 +61,8 @@ endif
 BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Werror=switch -Wno-psabi -Wno-restrict -fno-math-errno \
                  -fno-trapping-math -I. -MMD -MP
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+# The newest tag like v1.2, and how far behind it this is: 1.2, or 1.2-14-g0123abc
+VERSION := $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' 2>/dev/null || echo v0.1))
 DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS))
 LIBS := $(if $(HAVE_DNNL),-ldnnl) $(if $(HAVE_MPI),$(MPI_LIBS)) -pthread
 CUDA_DEFS := -DRZ_CUDA $(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS)) -I$(CUDA_HOME)/include
@@ -129,9 +131,9 @@ $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o: BASE_CXXFLAGS += -O0
 # The commit is known at run time from this one file, rebuilt when it changes.
 $(BUILD)/commit.txt: FORCE
 	@mkdir -p $(@D)
-	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
+	@echo '$(COMMIT) $(VERSION)' | cmp -s - $@ || echo '$(COMMIT) $(VERSION)' > $@
 $(OBJ)/llama/base/version.o: $(BUILD)/commit.txt
-$(OBJ)/llama/base/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"'
+$(OBJ)/llama/base/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"' -DRZ_VERSION='"$(VERSION)"'
 .PHONY: FORCE
 FORCE:
 
@@ -184,7 +186,7 @@ test: deps-test
 
 FAULT_SHIM := $(BUILD)/libfile_faults.so
 .PHONY: test-build deps-test
-test-build: train_llama $(FAULT_SHIM) learn-build $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
+test-build: train_llama $(FAULT_SHIM) learn-build $(OBJ)/dev/report $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
 # What was installed is looked for again: config.mk was written before.
 deps-test:
 	@dev/build/install_deps.sh --check || { dev/build/install_deps.sh && rm -f $(CONFIG); }
@@ -193,8 +195,8 @@ test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
-.PHONY: test-full test-faults test-layouts test-lm-eval test-plan
-test-full: test-faults test-layouts test-lm-eval $(if $(HAVE_CUDA),test-plan)
+.PHONY: test-full test-faults test-layouts test-lm-eval test-wandb test-plan
+test-full: test-faults test-layouts test-lm-eval test-wandb $(if $(HAVE_CUDA),test-plan)
 # The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: ten minutes of one core.
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt
@@ -206,6 +208,9 @@ test-layouts: train_llama
 # Asks lm-evaluation-harness itself; skipped where PyPI has not got it.
 test-lm-eval: train_llama
 	test/program/test_lm_eval.sh ./train_llama
+# Asks wandb's own reader, and TensorBoard; skipped likewise.
+test-wandb: train_llama
+	test/program/test_wandb.sh ./train_llama
 
 # Every file operation fails once, and is where the program is killed once; every allocation and thread fails: an hour of one
 # core. `make test` has a minute of it.

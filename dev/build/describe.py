@@ -3,8 +3,9 @@
 
   dev/build/describe.py man PROGRAM > train_llama.1
   dev/build/describe.py bash PROGRAM > train_llama      (for share/bash-completion/completions)
+  dev/build/describe.py zsh PROGRAM > _train_llama      (for share/zsh/site-functions)
 
-make install does both.
+make install does all.
 """
 
 import re
@@ -120,11 +121,49 @@ def completion(options, subcommands):
     return "\n".join(out)
 
 
+def zsh_row(flag, value, about):
+    """One argument of _arguments: '--flag[about]:value:action'."""
+    about = about.split(". ")[0].rstrip(".")
+    for special in "\\[]:":
+        about = about.replace(special, "\\" + special)
+    row = f"--{flag}[{about}]"
+    kind = value.split("=")[0].split(" ")[0]
+    if choices(value):
+        row += f":value:({' '.join(choices(value))})"
+    elif "PATH" in kind or "FILE" in kind or flag == "config":
+        row += ":path:_files"
+    elif flag == "preset":
+        row += ":preset:_train_llama_presets"
+    elif kind:
+        row += f":{kind.lower().replace(':', ' ')}:"
+    return "'" + row.replace("'", "'\\''") + "'"
+
+
+def zsh_completion(options, subcommands):
+    def rows(flags):
+        return " \\\n".join("      " + zsh_row(flag, value, about) for _, flag, value, about in flags)
+
+    def named(name, about):
+        return "'" + (name + ":" + about.replace(":", "\\:")).replace("'", "'\\''") + "'"
+
+    words = " ".join(named(name, about) for name, about, _ in subcommands)
+    out = ["#compdef train_llama", "# zsh completion of train_llama, made from its --help by dev/build/describe.py",
+           "_train_llama_presets() { compadd -- ${(f)\"$(${(Q)words[1]} --presets 2> /dev/null | cut -d' ' -f1)\"} }",
+           "_train_llama() {", "  case ${words[2]} in"]
+    for name, _, flags in subcommands:
+        out += [f"    {name})", "      shift words; (( CURRENT-- ))", "      _arguments \\", rows(flags), "      ;;"]
+    out += ["    *)", f"      (( CURRENT == 2 )) && {{ local -a commands=({words}); _describe command commands }}",
+            "      _arguments \\", rows(options), "      ;;", "  esac", "}", '_train_llama "$@"', ""]
+    return "\n".join(out)
+
+
 def main():
-    if len(sys.argv) != 3 or sys.argv[1] not in ("man", "bash"):
+    makers = {"man": man, "bash": completion, "zsh": zsh_completion}
+    if len(sys.argv) != 3 or sys.argv[1] not in makers:
         sys.exit(__doc__)
     options, subcommands = read(sys.argv[2])
-    sys.stdout.write(man(sys.argv[2], options, subcommands) if sys.argv[1] == "man" else completion(options, subcommands))
+    make = makers[sys.argv[1]]
+    sys.stdout.write(make(sys.argv[2], options, subcommands) if make is man else make(options, subcommands))
 
 
 main()

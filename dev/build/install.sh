@@ -11,22 +11,24 @@ cd "$(dirname "$0")/../.."
 prefix=$2
 man=$prefix/share/man/man1/train_llama.1
 completion=$prefix/share/bash-completion/completions/train_llama
+zsh=$prefix/share/zsh/site-functions/_train_llama
 recipes=$prefix/share/ringzero/configs
 
 if [ "$1" = --remove ]; then
-  rm -f "$prefix/bin/train_llama" "$man" "$completion"
+  rm -f "$prefix/bin/train_llama" "$man" "$completion" "$zsh"
   rm -rf "$prefix/share/ringzero"
   echo "removed train_llama from $prefix"
   exit 0
 fi
 program=$1
 [ -x "$program" ] || { echo "dev/build/install.sh: there is no $program: run make first" >&2; exit 1; }
-mkdir -p "$prefix/bin" "$(dirname "$man")" "$(dirname "$completion")" "$recipes"
+mkdir -p "$prefix/bin" "$(dirname "$man")" "$(dirname "$completion")" "$(dirname "$zsh")" "$recipes"
 # Under other names first: a program that is running, or half a file, is never in the way.
 dev/build/describe.py man "$program" > "$man.new" && mv "$man.new" "$man"
 dev/build/describe.py bash "$program" > "$completion.new" && mv "$completion.new" "$completion"
+dev/build/describe.py zsh "$program" > "$zsh.new" && mv "$zsh.new" "$zsh"
 cp llama/configs/*.toml "$recipes/"
 mkdir -p "$prefix/share/ringzero/machines"
 cp llama/configs/machines/*.toml "$prefix/share/ringzero/machines/"
 cp "$program" "$prefix/bin/train_llama.new" && mv "$prefix/bin/train_llama.new" "$prefix/bin/train_llama"
-printf '%s\n' "$prefix/bin/train_llama" "$man" "$completion" "$recipes"
+printf '%s\n' "$prefix/bin/train_llama" "$man" "$completion" "$zsh" "$recipes"

@@ -4,8 +4,8 @@
 //   llm.c GPT-2    256 x int32 header {20240520, 1, tokens}, then uint16 ids
 //   llm.c Llama-3  256 x int32 header {20240801, 7, tokens}, then uint32 ids
 //   Megatron       .idx (MMIDIDX) beside .bin; ids uint8, uint16 or int32; read as one stream in file order
-//   ours           either of llm.c's with a 1 as the header's fourth number: after the ids one bit for each token, lowest bit
-//                  first, which says whether it is a target (prepare.py chat)
+//   ours           either of llm.c's with a 1 as the header's fourth number: after the ids one bit for each token,
+//                  lowest bit first, which says whether it is a target (prepare.py chat)
 //   raw16          no header, uint16 ids (nanoGPT's train.bin); nothing marks it, so it must be asked for
 //
 // The format is read from the first bytes, never guessed from a file's name. All integers are little-endian.

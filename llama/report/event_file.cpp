@@ -12,6 +12,7 @@
 #include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/report/protobuf.h"
 
 namespace rz {
 namespace {
@@ -31,24 +32,7 @@ uint32_t masked_crc(std::string_view bytes) {
     return std::rotr(c, 15) + 0xa282ead8u;
 }
 
-template <class T>
-void put_raw(std::string& out, T value) {
-    out.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-void put_varint(std::string& out, uint64_t value) {
-    for (; value >= 0x80; value >>= 7) out.push_back(char(value | 0x80));
-    out.push_back(char(value));
-}
-
-// protobuf wire types
-enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
-void put_tag(std::string& out, int field, Wire wire) { put_varint(out, uint64_t(field) << 3 | wire); }
-void put_bytes(std::string& out, int field, std::string_view bytes) {
-    put_tag(out, field, kBytes);
-    put_varint(out, bytes.size());
-    out.append(bytes);
-}
+using namespace protobuf;
 
 std::string event_begin(double wall, int64_t step) {
     std::string event;
@@ -98,6 +82,26 @@ std::string event_scalars(double wall, int64_t step, const std::vector<EventFile
     return event;
 }
 
+// A tensor of one string, for the plugin "text".
+std::string event_text(double wall, int64_t step, std::string_view tag, std::string_view text) {
+    constexpr int kString = 7;  // DataType.DT_STRING
+    std::string plugin, metadata, one, shape, tensor, value, summary;
+    put_bytes(plugin, 1, "text");
+    put_bytes(metadata, 1, plugin);
+    put_int(one, 1, 1);
+    put_bytes(shape, 2, one);
+    put_int(tensor, 1, kString);
+    put_bytes(tensor, 2, shape);
+    put_bytes(tensor, 8, text);
+    put_bytes(value, 1, tag);
+    put_bytes(value, 8, tensor);
+    put_bytes(value, 9, metadata);
+    put_bytes(summary, 1, value);
+    std::string event = event_begin(wall, step);
+    put_bytes(event, 5, summary);
+    return event;
+}
+
 std::string event_record(std::string_view event) {
     std::string length, record;
     put_raw(length, uint64_t(event.size()));
@@ -140,6 +144,10 @@ bool EventFile::append(const std::string& record) {
         ::lseek(fd_, 0, SEEK_END);  // a torn record is all that can be left
     errno = error;
     return false;
+}
+
+bool EventFile::write_text(int64_t step, std::string_view tag, std::string_view text) {
+    return append(event_record(event_text(now(), step, tag, text)));
 }
 
 bool EventFile::write(int64_t step, const std::vector<Scalar>& scalars) {

@@ -27,6 +27,9 @@ class EventFile {
     // record that was written in part is taken back, so that later ones can be read.
     bool write(int64_t step, const std::vector<Scalar>& scalars);
 
+    // Shown as Markdown in the tab TEXT.
+    bool write_text(int64_t step, std::string_view tag, std::string_view text);
+
     const std::string& path() const { return path_; }
 
    private:
@@ -39,6 +42,7 @@ class EventFile {
 std::string event_version(double wall);
 std::string event_session_start(double wall, int64_t step);
 std::string event_scalars(double wall, int64_t step, const std::vector<EventFile::Scalar>& scalars);
+std::string event_text(double wall, int64_t step, std::string_view tag, std::string_view text);
 std::string event_record(std::string_view event);  // length, its masked CRC, event, its masked CRC
 uint32_t crc32c(std::string_view bytes);
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <random>
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/memory.h"
@@ -13,6 +14,7 @@
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
 #include "llama/report/plot.h"
+#include "llama/report/run_record.h"
 
 namespace rz {
 
@@ -67,6 +69,8 @@ Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step)
     text_ = std::fopen((folder_ + "/log.txt").c_str(), first_step > 1 ? "a" : "w");
     require(text_, "can't write %s/log.txt: %m; choose another --out", folder_.c_str());
     events_ = std::make_unique<EventFile>(folder_, first_step);
+    write_settings(first_step);
+    if (!facts_.wandb.empty()) open_wandb(first_step);
 }
 
 Log::~Log() {
@@ -128,11 +132,20 @@ void Log::step(const StepReport& r, bool print) {
                        number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(),
                        (long long)r.bytes_sent);
     write_json(json + r.json + "}");
-    if (events_ && !events_->write(r.step, {{"train/loss", float(r.loss)},
-                                            {"train/grad_norm", float(r.grad_norm)},
-                                            {"train/learning_rate", float(r.learning_rate)},
-                                            {"speed/tokens_per_second", float(tokens_per_second)}}))
-        warn_once("TensorBoard's events");
+    WandbFile::Scalars all{{"train/loss", r.loss},
+                           {"train/grad_norm", r.grad_norm},
+                           {"train/learning_rate", r.learning_rate},
+                           {"train/tokens", double(r.tokens_so_far)},
+                           {"speed/tokens_per_second", tokens_per_second},
+                           {"speed/steps_per_second", 1 / r.seconds},
+                           {"memory/peak_bytes", double(r.memory_bytes)}};
+    if (facts_.peak_flops > 0) all.push_back({"speed/mfu", flops / facts_.peak_flops});
+    if (r.comm_seconds >= 0) {
+        all.push_back({"communication/seconds", r.comm_seconds});
+        all.push_back({"communication/exposed_seconds", r.exposed_seconds});
+        all.push_back({"communication/bytes_sent", double(r.bytes_sent)});
+    }
+    scalars(r.step, all);
 }
 
 void Log::validation(const ValidationReport& r) {
@@ -144,7 +157,8 @@ void Log::validation(const ValidationReport& r) {
     std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
     if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
     std::string sets;
-    std::vector<std::pair<std::string, double>> scalars{{"val/loss", r.loss}};
+    WandbFile::Scalars scalars{{"val/loss", r.loss}};
+    if (r.bits_per_byte >= 0) scalars.push_back({"val/bits_per_byte", r.bits_per_byte});
     for (const auto& [name, loss] : r.by_set) {
         sets += (sets.empty() ? "" : ",") + quoted(name) + ":" + number(loss);
         scalars.push_back({"val/loss/" + name, loss});
@@ -160,10 +174,55 @@ void Log::event(int64_t step, const std::string& text, const std::string& name, 
     if (!facts_.quiet) write_json(format("{\"step\":%lld,\"%s\":%s}", (long long)step, name.c_str(), json.c_str()));
 }
 
+// What W&B's users look for; the rest has one name in both.
+static std::string wandb_key(const std::string& name) {
+    static const std::map<std::string, std::string> kKeys = {{"train/grad_norm", "grad_norm"},
+                                                             {"train/learning_rate", "lr"},
+                                                             {"train/tokens", "tokens"},
+                                                             {"speed/tokens_per_second", "tokens_per_second"},
+                                                             {"speed/mfu", "mfu"}};
+    const auto at = kKeys.find(name);
+    return at == kKeys.end() ? name : at->second;
+}
+
 void Log::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& named) {
     std::vector<EventFile::Scalar> out;
-    for (const auto& [name, value] : named) out.push_back({name, float(value)});
+    WandbFile::Scalars row;
+    for (const auto& [name, value] : named) {
+        out.push_back({name, float(value)});
+        row.push_back({wandb_key(name), value});
+    }
     if (events_ && !events_->write(step, out)) warn_once("TensorBoard's events");
+    if (wandb_ && !wandb_->history(step, row)) warn_once("the file for W&B");
+}
+
+// A run goes on without what only describes it.
+void Log::write_settings(int64_t first_step) {
+    if (facts_.settings.empty()) return;
+    try {
+        write_run_settings(folder_, facts_.settings);
+    } catch (const Error&) {
+        warn_once("run.json");
+    }
+    std::string table = "| setting | value |\n|---|---|\n";
+    for (const auto& [key, value] : facts_.settings) table += "| " + key + " | " + replace_invalid_utf8(value) + " |\n";
+    if (!events_->write_text(first_step, "settings", table)) warn_once("TensorBoard's events");
+}
+
+// The id stays the same over all starts of a run.
+void Log::open_wandb(int64_t first_step) {
+    const std::string folder = folder_ + "/wandb", path = folder + "/run-id";
+    std::string id;
+    if (first_step > 1 && path_exists(path)) id = read_file(path);
+    if (id.size() != 8 || id.find_first_not_of("0123456789abcdef") != std::string::npos) {
+        id = format("%08x", std::random_device()());
+        make_folder(folder);
+        write_file_atomically(path, id);
+    }
+    const std::string name = facts_.wandb_name.empty() ? facts_.title : facts_.wandb_name;
+    wandb_ = std::make_unique<WandbFile>(folder, WandbIdentity{facts_.wandb, id, name, facts_.settings, first_step});
+    const std::string made = wandb_->path().substr(0, wandb_->path().rfind('/'));
+    line("wandb    " + made + ": wandb sync " + (first_step > 1 ? "--append " : "") + "uploads it");
 }
 
 void Log::plot() {
@@ -177,6 +236,7 @@ void Log::plot() {
 
 void Log::finish() {
     plot();
+    if (wandb_ && !wandb_->finish(0)) warn_once("the file for W&B");
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     line("done in " + duration(seconds));
 }

@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "llama/report/event_file.h"
+#include "llama/report/wandb_file.h"
 
 namespace rz {
 
@@ -44,9 +46,12 @@ struct RunFacts {
     double peak_flops;                     // of all devices together; 0: unknown, then FLOP/s are shown instead of MFU
     bool quiet = false;                    // not the rank that talks
     double attention_flops_per_token = 0;  // of flops_per_token, what attention takes where all of a row is seen
+    std::map<std::string, std::string> settings = {};  // how the run was asked for and on what, by name
+    std::string wandb = {}, wandb_name = {};           // project of Weights & Biases; empty: none. The run's name
 };
 
-// Writes to stdout and, with a folder, the same to log.txt, and metrics.jsonl, TensorBoard's event file and loss.svg.
+// Writes to stdout and, with a folder, the same to log.txt, and metrics.jsonl, run.json, TensorBoard's event file,
+// loss.svg and a file for W&B.
 class Log {
    public:
     // `first_step` is the first that this run will log; above 1 the files of an earlier run are continued.
@@ -59,13 +64,15 @@ class Log {
     void validation(const ValidationReport&);
     // A line, and {"step":step,"name":json} for programs.
     void event(int64_t step, const std::string& text, const std::string& name, const std::string& json);
-    // More numbers of a step, for TensorBoard alone.
+    // More numbers of a step, for TensorBoard and W&B.
     void scalars(int64_t step, const std::vector<std::pair<std::string, double>>&);
     void plot();    // rewrites loss.svg from metrics.jsonl
     void finish();  // the last plot and the closing line
 
    private:
     void write_json(const std::string& object);
+    void write_settings(int64_t first_step);
+    void open_wandb(int64_t first_step);
     void warn_once(const char* what);
     std::string eta(int64_t step) const;
 
@@ -74,6 +81,7 @@ class Log {
     bool colour_;
     std::FILE *metrics_ = nullptr, *text_ = nullptr;
     std::unique_ptr<EventFile> events_;
+    std::unique_ptr<WandbFile> wandb_;
     std::chrono::steady_clock::time_point start_;
     int64_t first_step_ = -1;
     double recent_seconds_ = 0;  // exponential mean

@@ -149,6 +149,7 @@ std::string legend_svg(const std::vector<Curve>& curves) {
     double x = kWidth - kRight;
     std::string out;
     for (size_t i = curves.size(); i-- > 0;) {
+        if (curves[i].name.empty()) continue;  // belongs to one that has a name
         const double width = 7.0 * double(curves[i].name.size());
         x -= width;
         out += text_svg(x, 68, "start", 12, curves[i].name);

@@ -331,6 +331,9 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     out.turn_on("--overwrite", o.overwrite,
                 "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.");
     out.whole("--log-every", o.log_every, 1, kBig, "Number of steps between printed lines.");
+    out.text("--wandb", o.wandb, "Project of Weights & Biases: OUT/wandb/ gets a run that `wandb sync` uploads.",
+             "PROJECT");
+    out.text("--wandb-name", o.wandb_name, "Name of the run there. [the model's summary]", "NAME");
     out.whole("--trace-steps", o.trace_steps, 0, 1000,
               "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev).");
     out.real("--peak-tflops", o.peak_tflops, 0, 1e6,
@@ -408,10 +411,26 @@ static bool is_kept(const OptionRow& row) {
     if (row.flag == "--grad-accum") return false;  // its tokens are kept, which any number of ranks can divide
     for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
         if (row.group.rfind(kept, 0) == 0) return true;
-    for (const char* kept :
-         {"dtype", "grad-dtype", "master-dtype", "adam-dtype", "fp8", "fp8-skip-blocks", "loss-scale",
-          "loss-scale-window", "loss-scale-hysteresis", "save-every", "keep", "keep-every", "max-skips", "spike-z",
-          "on-spike", "max-rollbacks", "rollback-steps", "rollback-skip"})
+    for (const char* kept : {"dtype",
+                             "grad-dtype",
+                             "master-dtype",
+                             "adam-dtype",
+                             "fp8",
+                             "fp8-skip-blocks",
+                             "loss-scale",
+                             "loss-scale-window",
+                             "loss-scale-hysteresis",
+                             "save-every",
+                             "keep",
+                             "keep-every",
+                             "wandb",
+                             "wandb-name",
+                             "max-skips",
+                             "spike-z",
+                             "on-spike",
+                             "max-rollbacks",
+                             "rollback-steps",
+                             "rollback-skip"})
         if (row.flag.substr(2) == kept) return true;
     for (const char* kept : {"zero", "prefetch", "no-overlap", "accumulate-locally", "collectives", "wire-dtype",
                              "recompute", "logits-mib", "log-every", "no-background-save", "check-replicas", "timeout"})
@@ -450,8 +469,30 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     settle_schedule(o);
 }
 
+static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
+    require(!o.given.count("data-weights-at") || o.data_weights_at.empty() || o.data.find(',') != std::string::npos ||
+                o.resume.asked(),
+            "--data-weights-at changes the shares of a mix, and --data is none\n  nearest: --data a:0.7,b:0.3");
+    require(
+        o.tp == 1 || o.eval_every == 0,
+        "--eval-every with --tp %lld: the likeliest token is not looked for in a vocabulary that is cut\n  nearest: "
+        "--eval-every 0, and train_llama eval on checkpoints",
+        (long long)o.tp);
+    require(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
+            "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
+            (long long)o.eval_every);
+    for (const char* flag : {"eval-tasks", "eval-data", "eval-limit"})
+        require(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
+                "--%s without evaluations\n  nearest: --eval-every 1000", flag);
+    require(o.wandb.empty() || !o.out.empty(),
+            "--wandb writes its files into --out, and that is not given: name a folder");
+    require(o.wandb_name.empty() || !o.wandb.empty() || o.resume.asked(),
+            "--wandb-name without --wandb\n  give --wandb PROJECT, or leave it out");
+}
+
 // Refuses flags on this command line that contradict each other, or that would have no effect.
 void check_given(const TrainOptions& o) {
+    check_mix_evaluation_and_wandb(o);
     require(!o.given.count("preset") || o.init_from.empty(),
             "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(),
             o.init_from.c_str());
@@ -475,9 +516,6 @@ void check_given(const TrainOptions& o) {
             "  give one of them");
     require(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
             "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW", (long long)o.branch);
-    require(!o.given.count("data-weights-at") || o.data_weights_at.empty() || o.data.find(',') != std::string::npos ||
-                o.resume.asked(),
-            "--data-weights-at changes the shares of a mix, and --data is none\n  nearest: --data a:0.7,b:0.3");
     require(!o.raw16 || o.data.empty(),
             "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
@@ -516,23 +554,12 @@ void check_given(const TrainOptions& o) {
             (long long)o.tp);
     require(!o.given.count("sample-tokens") || o.sample_every > 0,
             "--sample-tokens without samples\n  nearest: --sample-every 1");
-    require(
-        o.tp == 1 || o.eval_every == 0,
-        "--eval-every with --tp %lld: the likeliest token is not looked for in a vocabulary that is cut\n  nearest: "
-        "--eval-every 0, and train_llama eval on checkpoints",
-        (long long)o.tp);
     require(!o.given.count("cp-exchange") || o.cp > 1,
             "--cp-exchange is about the ranks of --cp, which is 1\n  nearest: --cp 2, or leave it out");
     require(o.cp == 1 || o.eval_every == 0,
             "--eval-every with --cp %lld: requests of any length do not cut into 2 x cp chunks\n  nearest: "
             "--eval-every 0, and train_llama eval on checkpoints",
             (long long)o.cp);
-    require(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
-            "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
-            (long long)o.eval_every);
-    for (const char* flag : {"eval-tasks", "eval-data", "eval-limit"})
-        require(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
-                "--%s without evaluations\n  nearest: --eval-every 1000", flag);
     require(o.on_spike == OnSpike::warn || o.spike_z > 0,
             "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 8",
             name_of(o.on_spike));

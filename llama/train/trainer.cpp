@@ -105,13 +105,30 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
             .tp_wire_f32 = o.tp_wire.value_or(o.dtype) == DType::f32};
 }
 
+// Every flag that is not empty, and what the run is on.
+static std::map<std::string, std::string> run_settings(const Options& o, const TrainingCore& core) {
+    std::map<std::string, std::string> out;
+    for (const auto& [flag, value] : o.values)
+        if (!value.empty() && flag != "out" && flag != "resume" && flag != "overwrite") out[flag] = value;
+    for (const auto& [flag, value] : o.kept_flags)
+        if (!value.empty()) out[flag] = value;
+    out["ranks"] = std::to_string(core.mesh.world().size);
+    out["device"] = core.device.name();
+    out["model"] = summary(core.config);
+    out["commit"] = build_commit();
+    return out;
+}
+
 static RunFacts run_facts(const Options& o, const TrainingCore& core, const Process& process) {
     return {.steps = o.steps,
             .flops_per_token = training_flops_per_token(core.config, o.seq_len),
             .title = summary(core.config),
             .peak_flops = find_peak(core.device, o.dtype, o.fp8.on(), o.peak_tflops).flops * core.mesh.world().size,
             .quiet = !process.is_root(),
-            .attention_flops_per_token = attention_flops_per_token(core.config, o.seq_len)};
+            .attention_flops_per_token = attention_flops_per_token(core.config, o.seq_len),
+            .settings = run_settings(o, core),
+            .wandb = o.wandb,
+            .wandb_name = o.wandb_name};
 }
 
 static std::unique_ptr<Trace> make_trace(const Options& o, Process& process, TrainingCore& core, CommMeter& meter,

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "llama/base/json.h"
 #include "llama/model/generate.h"
 #include "llama/train/trainer.h"
 #include "zero/whole_units.h"
@@ -32,7 +33,8 @@ static void print_sample(Trainer& t, int64_t step) {
                  tokens.push_back(token);
                  return true;
              });
-    t.log->line("--- sample\n" + tokenizer.decode(tokens, /*skip_special=*/true) + "\n---");
+    const std::string text = tokenizer.decode(tokens, /*skip_special=*/true);
+    t.log->event(step, "--- sample\n" + text + "\n---", "sample", Json(text).dump());
 }
 
 // The mean loss over the first `sequences` of a set's validation data.

@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# What a run shows beside its numbers: the report that compares runs, the file for W&B, TensorBoard's extras. Ends with
+# "N passed, N failed".
+#
+#   test/program/test_report.sh ./train_llama REPORT      REPORT: build/dev/report
+set -uo pipefail
+program=$(realpath "$1") report=$(realpath "$2")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1
+train() {  # train OUT ARGS...
+  local out=$1
+  shift
+  timeout 120 "$program" --data "$work/data" --device cpu --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 \
+    --ffn 24 --seq-len 32 --batch 4 --val-tokens 512 --val-every 5 --out "$work/$out" "$@" > "$work/log" 2>&1
+}
+check "trains with a file for W&B" train first --steps 10 --wandb "my <project>" --wandb-name "first run" --sample-every 1 --sample-tokens 9
+check "says how it is uploaded" grep -q "wandb sync uploads it" "$work/log"
+check "trains again with other settings" train second --steps 8 --lr 3e-3 --save-every 4 --wandb p
+check "resumes" train second --resume auto --steps 12 --allow-lr-jump
+
+# ---- the report ----
+check "compares them" "$report" "$work/first" "$work/second" --out "$work/report.html"
+check "one file, well-formed, with both runs, what differs and a sample" python3 - "$work/report.html" << 'EOF'
+import json, re, sys
+from html.parser import HTMLParser
+
+text = open(sys.argv[1], encoding="utf-8").read()
+outside = [u for u in re.findall(r"(?:https?:)?//[^\s\"'<>)]+", text) if u != "http://www.w3.org/2000/svg"]
+assert not outside, outside  # nothing from a network
+assert not re.search(r"<(?:link|img|iframe|object|embed)\b|<script(?! type=\"application/json\")|@import|url\(", text)
+
+class Reader(HTMLParser):
+    stack, rows, cell, svgs, titles = [], [], None, 0, []
+    def handle_starttag(self, tag, attrs):
+        if tag == "meta": return
+        self.stack.append(tag)
+        self.svgs += tag == "svg"
+        if tag == "tr": self.rows.append([])
+        if tag in ("td", "th"): self.rows[-1].append("")
+    def handle_startendtag(self, tag, attrs): pass
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag, tag
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] in ("td", "th"): self.rows[-1][-1] += data
+        if self.stack and self.stack[-1] == "title": self.titles.append(data)
+
+reader = Reader()
+reader.feed(text)
+assert not reader.stack, reader.stack
+rows = {row[0]: row[1:] for row in reader.rows}
+assert rows["first"][1] == "10" and rows["second"][1] == "12", rows
+assert rows["lr"][0] in ("1e-3", "0.001") and rows["lr"][1] in ("3e-3", "0.003"), rows["lr"]
+assert "seq-len" not in rows and "batch" not in rows
+for plot in "Training loss", "Validation loss", "Gradient norm", "Learning rate", "Speed":
+    assert plot in reader.titles, (plot, reader.titles)
+assert reader.svgs >= 6
+assert "<h3>first, step 10</h3>" in text
+data = json.loads(re.search(r'<script type="application/json" id="runs">(.*?)</script>', text, re.S).group(1))
+assert [r["name"] for r in data] == ["first", "second"]
+metrics = [json.loads(line) for line in open(sys.argv[1].replace("report.html", "second/metrics.jsonl"))]
+assert data[1]["last"]["loss"] == [m["loss"] for m in metrics if "loss" in m][-1]
+EOF
+mkdir "$work/<b>"
+printf '{"step":1,"loss":2.5,"sample":"</pre><script>alert(1)</script>"}\n{"step":2,"lo' > "$work/<b>/metrics.jsonl"
+check "a torn line and a name with markup" "$report" "$work/<b>" --out "$work/odd.html"
+check "are text" python3 -c "
+text = open('$work/odd.html').read()
+assert '<b>' not in text and '&lt;b&gt;' in text and '<script>alert' not in text"
+not_a_run() { ! "$report" "$work/data" --out "$work/x.html" > "$work/log" 2>&1 && grep -q "metrics.jsonl: not found" "$work/log"; }
+check "a folder that is no run" not_a_run
+
+# ---- W&B: read by the standard library, zlib and the wire format ----
+cat > "$work/wandb_reader.py" << 'EOF'
+import struct, zlib
+
+def records(path):
+    data = open(path, "rb").read()
+    assert data[:7] == struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
+    at, parts = 7, b""
+    while at < len(data):
+        room = 32768 - at % 32768
+        if room < 7:
+            assert data[at:at + room] == bytes(room)
+            at += room
+            continue
+        crc, length, kind = struct.unpack_from("<IHB", data, at)
+        body = data[at + 7:at + 7 + length]
+        assert zlib.crc32(bytes([kind]) + body) == crc and length + 7 <= room
+        at += 7 + length
+        assert (kind in (1, 2)) == (parts == b""), "a part without its beginning"
+        parts += body
+        if kind in (1, 4):
+            yield fields(parts)
+            parts = b""
+    assert parts == b""
+
+def varint(data, at):
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128: return value, at
+
+def fields(data):
+    found, at = [], 0
+    while at < len(data):
+        tag, at = varint(data, at)
+        if tag & 7 == 0:
+            value, at = varint(data, at)
+        else:
+            assert tag & 7 == 2, tag
+            n, at = varint(data, at)
+            value, at = data[at:at + n], at + n
+        found.append((tag >> 3, value))
+    return found
+EOF
+check "the file for W&B: header, run, rows, summary, exit" env PYTHONPATH="$work" python3 - "$work" << 'EOF'
+import glob, json, sys
+from wandb_reader import fields, records
+
+work = sys.argv[1]
+(path,) = glob.glob(work + "/first/wandb/offline-run-*/run-*.wandb")
+found = [dict(r) for r in records(path)]
+assert [r[1] for r in found] == list(range(1, len(found) + 1))
+kinds = [next(k for k in r if k != 1) for r in found]
+assert kinds[:2] == [21, 17] and kinds[-2:] == [3, 18] and set(kinds[2:-2]) == {2}, kinds
+run = fields(found[1][17])
+assert dict(run)[3] == b"my <project>" and dict(run)[8] == b"first run"
+config = {dict(fields(v))[1].decode(): json.loads(dict(fields(v))[16]) for k, v in fields(dict(run)[4])}
+assert config["batch"] == "4" and config["ranks"] == "1", config
+rows = []
+for r in found[2:-2]:
+    items = [dict(fields(v)) for k, v in fields(r[2]) if k == 1]
+    rows.append({i[1].decode(): json.loads(i[16]) for i in items})
+metrics = [json.loads(line) for line in open(work + "/first/metrics.jsonl")]
+steps = {m["step"]: m for m in metrics if "loss" in m}
+val = {m["step"]: m for m in metrics if "val_loss" in m}
+assert [r["_step"] for r in rows] == [0, *range(1, 11)], [r["_step"] for r in rows]
+for r in rows:
+    if r["_step"] in steps:
+        for key, name in ("train/loss", "loss"), ("grad_norm", "grad_norm"), ("lr", "lr"), ("tokens_per_second", "tokens_per_second"):
+            assert abs(r[key] - steps[r["_step"]][name]) <= 1e-8 * abs(r[key]), (key, r)
+    assert ("val/loss" in r) == (r["_step"] in val) and ("val/bits_per_byte" in r) == (r["_step"] in val)
+assert dict(fields(found[-1][18])).get(1, 0) == 0
+# A resumed run keeps its id.
+paths = glob.glob(work + "/second/wandb/offline-run-*/run-*.wandb")
+assert len(paths) == 2 and len({p.rsplit("/", 1)[1] for p in paths}) == 1, paths
+EOF
+long_run() { train long --steps 400 --val-every 0 --log-every 400 --wandb p; }
+check "a run of several blocks" long_run
+check "is read to its end" env PYTHONPATH="$work" python3 -c "
+import glob, os
+from wandb_reader import records
+(path,) = glob.glob('$work/long/wandb/offline-run-*/run-*.wandb')
+assert os.path.getsize(path) > 3 * 32768
+assert len(list(records(path))) == 400 + 4"  # the validation at the end is in the last row
+refuses() { ! train x --wandb p --out "" && grep -q "name a folder" "$work/log"; }
+check "W&B without a folder" refuses
+
+# ---- TensorBoard ----
+check "TensorBoard has the settings and the extras" python3 - "$work" << 'EOF'
+import glob, struct, sys
+
+(path,) = glob.glob(sys.argv[1] + "/first/events.out.tfevents.*")
+data = open(path, "rb").read()
+at, events = 0, []
+while at < len(data):
+    (n,) = struct.unpack_from("<Q", data, at)
+    events.append(data[at + 12:at + 12 + n])
+    at += 12 + n + 4
+whole = b"".join(events)
+for tag in b"train/loss", b"val/bits_per_byte", b"memory/peak_bytes", b"speed/steps_per_second", b"settings", b"| batch | 4 |":
+    assert tag in whole, tag
+EOF
+summary
