@@ -49,7 +49,7 @@ inline constexpr auto kNames<OnSpike> =
 
 struct GuardOptions {
     int64_t max_skips = 10;  // 0: never gives up
-    double spike_z = 8;      // 0: no detector
+    double spike_z = 6;      // 0: no detector; dev/results/spikes.md
     OnSpike on_spike = OnSpike::warn;
 };
 

@@ -31,7 +31,7 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--sample-tokens", "20"}, "--sample-every 1"},
         {{"--prefetch", "2", "--zero", "2"}, "nearest: --zero 3"},
         {{"--accumulate-locally", "--zero", "1"}, "--zero 2 or 3"},
-        {{"--on-spike", "stop", "--spike-z", "0"}, "nearest: --spike-z 8"},
+        {{"--on-spike", "stop", "--spike-z", "0"}, "nearest: --spike-z 6"},
         {{"--save-every", "10"}, "--out"},
         {{"--keep-every", "10"}, "--out"},
         {{"--grad-accum", "2", "--batch-tokens", "4096"}, "leave one of them out"},
