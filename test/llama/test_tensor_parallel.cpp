@@ -237,7 +237,7 @@ struct Outcome {
 
 class Collector {
    public:
-    Collector(const ModelConfig& config, Tensors& into, int64_t& unequal) : into_(into), unequal_(unequal) {
+    Collector(const ModelConfig& config, Tensors& into) : into_(into) {
         const ParamTable whole(config);
         for (const Tensor& t : whole.tensors()) {
             into_.emplace_back(size_t(t.size), 0.0f);
@@ -261,6 +261,7 @@ class Collector {
             });
         });
     }
+    int64_t unequal() const { return unequal_; }  // elements that two ranks have given different values
     int64_t missing() const {
         int64_t n = 0;
         for (const auto& tensor : seen_) n += std::count(tensor.begin(), tensor.end(), false);
@@ -270,7 +271,7 @@ class Collector {
    private:
     std::mutex mutex_;
     Tensors& into_;
-    int64_t& unequal_;
+    int64_t unequal_ = 0;
     std::vector<std::vector<bool>> seen_;
 };
 
@@ -299,7 +300,7 @@ Outcome train(const Layout& how) {
     out.losses.resize(size_t(how.steps));
     out.norms.resize(size_t(ranks));
     out.sent.resize(size_t(ranks)), out.expected.resize(size_t(ranks));
-    Collector weights(how.config, out.weights, out.unequal), gradients(how.config, out.gradients, out.unequal);
+    Collector weights(how.config, out.weights), gradients(how.config, out.gradients);
     std::mutex mutex;
     LoopbackHub hub(ranks);
     hub.run([&](int rank) {
@@ -371,6 +372,7 @@ Outcome train(const Layout& how) {
         }
     });
     EXPECT_EQ(weights.missing(), 0);
+    out.unequal = weights.unequal() + gradients.unequal();
     return out;
 }
 
