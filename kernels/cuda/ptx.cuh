@@ -642,11 +642,9 @@ PTX_FN void wgmma_wait(PTX_AT0) {
     PTX_WGMMA_RS(type, 192, "96", "97", "98", "99", "100", "101", "102"); \
     PTX_WGMMA_RS(type, 256, "128", "129", "130", "131", "132", "133", "134");
 #endif
-
 template <int N>
 inline constexpr bool wgmma_has_n =
     N == 16 || N == 32 || N == 64 || N == 80 || N == 96 || N == 128 || N == 160 || N == 192 || N == 256;
-
 // Both operands in shared memory. kTrans: the operand is MN-major.
 template <int N, bool kTransA = false, bool kTransB = false>
 PTX_FN void wgmma_bf16(float (&d)[N / 2], uint64_t desc_a, uint64_t desc_b, bool accumulate PTX_AT) {
@@ -685,9 +683,7 @@ PTX_FN void wgmma_fp16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t desc_
     PTX_WGMMA_RS_ALL("f16")
 #endif
 }
-
 // ---- registers per thread moved between warpgroups; all warps of a warpgroup execute it. Multiples of 8, 24 to 256.
-
 template <int N>
 PTX_FN void setmaxnreg_inc() {
 #if !defined(SIMT_EMU)
