@@ -131,8 +131,10 @@ static std::string odd_tensors(Process& process, const std::vector<uint64_t>& ow
 static std::string odd_holders(Process& process, const std::vector<uint64_t>& own, const Grid& grid, bool sliced,
                                const ParamTable& table) {
     const size_t tensors = own.size();
-    std::vector<uint64_t> all(tensors * size_t(grid.ranks()));
+    std::vector<uint64_t> all(tensors * size_t(grid.ranks())), held(all.size()), first_parts;
     process.all_gather(own.data(), int64_t(tensors) * 8, all.data());
+    for (const Tensor& t : table.tensors()) first_parts.push_back(uint64_t(table.part_of(t).first_part));
+    process.all_gather(first_parts.data(), int64_t(tensors) * 8, held.data());
     const auto hash_of = [&](int rank, size_t tensor) {
         if (!sliced) return all[size_t(rank) * tensors + tensor];
         uint64_t sum = 0;
@@ -144,9 +146,10 @@ static std::string odd_holders(Process& process, const std::vector<uint64_t>& ow
         const std::vector<int> members = grid.members(Axis::tp, first);
         if (members.front() != first) continue;
         for (size_t t = 0; t < tensors; ++t) {
-            const size_t holders = size_t(table.part_of(table.tensors()[t]).parts);
-            for (size_t g = 0; holders > 1 && g < members.size(); g += holders) {
-                const std::vector<int> group(members.begin() + long(g), members.begin() + long(g + holders));
+            const auto part_of = [&](size_t i) { return held[size_t(members[i]) * tensors + t]; };
+            for (size_t g = 0, end = 0; g < members.size(); g = end) {  // ranks that hold the same part
+                while (end < members.size() && part_of(end) == part_of(g)) ++end;
+                const std::vector<int> group(members.begin() + long(g), members.begin() + long(end));
                 std::vector<uint64_t> copies;
                 for (const int r : group) copies.push_back(hash_of(r, t));
                 const std::string odd = odd_members(group, copies);

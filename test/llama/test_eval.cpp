@@ -145,7 +145,8 @@ Tokenizer pair_tokenizer() {
             "decoder": {"type": "ByteLevel"},
             "added_tokens": [{"id": 4, "content": "<s>", "special": true}],
             "post_processor": {"type": "TemplateProcessing",
-                               "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]}})",
+                               "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+                               "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}}}})",
         "pairs");
 }
 

@@ -99,7 +99,7 @@ TEST(Options, AConfigFilesFaultsAreNamedWithTheirLine) {
 }
 
 TEST(Options, AWordThatIsLikeNoFlagGetsNoSuggestion) {
-    for (const char* word : {"--wandb", "--quux", "--x"}) {
+    for (const char* word : {"--neptune", "--quux", "--x"}) {
         std::string said;
         EXPECT_EQ(parse({word}, &said), 2);
         EXPECT_EQ(said.find("did you mean"), std::string::npos) << said;
