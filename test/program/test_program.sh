@@ -67,8 +67,9 @@ check "metrics are JSON, one line per step and validation" python3 -c "
 import json
 rows = [json.loads(line) for line in open('$work/run/metrics.jsonl')]
 assert [r['step'] for r in rows if 'loss' in r] == [1, 2, 3, 4, 5, 6], rows
-assert [r['step'] for r in rows if 'val_loss' in r] == [0, 3, 6], rows
-assert rows[-1]['val_loss'] < rows[0]['val_loss']"
+validations = [r for r in rows if 'val_loss' in r]
+assert [r['step'] for r in validations] == [0, 3, 6], rows
+assert validations[-1]['val_loss'] < validations[0]['val_loss']"
 check "a loss curve" grep -q '<svg' "$work/run/loss.svg"
 check "TensorBoard's events" bash -c "ls '$work'/run/events.out.tfevents.* > /dev/null"
 "$program" generate --from "$work/run/final" --prompt "def " --max-tokens 12 --seed 3 > "$work/text1" 2> "$work/log"
