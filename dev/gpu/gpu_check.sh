@@ -315,7 +315,7 @@ stage_ceilings() {
 stage_kernels() {
   local op bench shape=()
   declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
-                    [global_norm]=65536 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
+                    [fp8_gemm]=64x64x64 [global_norm]=65536 [quantise]=64x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
   on_gpu "the CUDA kernels (rows below are the CPU's)" || true
   for op in $ops; do
     bench=$(program bench_$op) || exit 3
@@ -330,7 +330,8 @@ stage_profile() {
   command -v ncu > /dev/null || unavailable "ncu is not on the PATH; it is in the CUDA Toolkit (Nsight Compute)"
   local op bench shape known metrics=launch__registers_per_thread m
   declare -A shapes=([adamw]=124000000 [attention]="4x4096x16x16x128 8x2048x32x8x64" [cross_entropy]=8192x32000 [elementwise]=16000000
-                     [embedding]=8192x2048x32000 [global_norm]=124000000 [rmsnorm]=8192x4096 [rope]=8x1024x16x16x128 [swiglu]=8192x5632)
+                     [embedding]=8192x2048x32000 [fp8_gemm]=8192x6144x4096 [global_norm]=124000000 [quantise]=8192x4096
+                     [rmsnorm]=8192x4096 [rope]=8x1024x16x16x128 [swiglu]=8192x5632)
   known=$(timeout 60 ncu --query-metrics < /dev/null 2>&1) || { note "ncu --query-metrics: $(tail -n 1 <<< "$known")"; return 1; }
   for m in gpu__time_duration.sum {dram,lts}__throughput.avg.pct_of_peak_sustained_elapsed \
     {sm__pipe_tensor_cycles,sm__pipe_tensor_op_hmma_cycles,smsp__issue,sm__warps}_active.avg.pct_of_peak_sustained_active \
