@@ -196,9 +196,8 @@ test-unit: $(OBJ)/unit_tests
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
 .PHONY: test-full test-faults test-layouts test-lm-eval test-wandb test-plan
-test-full: test-faults test-layouts test-lm-eval test-wandb
-# The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: ten minutes of one core, and not part
-# of test-full until it has passed whole.
+test-full: test-faults test-layouts test-lm-eval test-wandb $(if $(HAVE_CUDA),test-plan)
+# The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: three minutes of one core.
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt
 test-faults: train_llama
