@@ -14,10 +14,14 @@ mapfile -t scripts < <(grep -lE '^#!.*(bash|/sh)' "${files[@]}")
 mapfile -t sources < <(printf '%s\n' "${files[@]}" | grep -E '\.(cpp|h|cu|cuh)$')
 wide=$(awk 'length > 120 { print "    " FILENAME ":" FNR }' "${sources[@]}")
 big=$(wc -l "${files[@]}" | awk '$1 > 700 && $2 != "total" { print "    " $2 ": " $1 }')
+strangers=$(list | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|README\.md|LICENSE|llama|kernels|comm|zero|dev|data_prep|test|\..*')
+heavy=$(list | tr '\n' '\0' | xargs -0 du --apparent-size -k | awk '$1 > 512 { print "    " $2 ": " $1 " KiB" }')
 todo=$(grep -nE '(//|#).*\b(TODO|FIXME|XXX|HACK)\b' "${files[@]}" | grep -v '^dev/build/lint.sh')
 say() { [ -z "$2" ] && return; printf '%s\n%s\n' "$1" "$2"; found=1; }
 say "lines of more than 120 columns:" "$wide"
 say "files of more than 700 lines:" "$big"
+say "not of the top level's fixed layout:" "$strangers"
+say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"
 
 test/simt/lint.sh || found=1
