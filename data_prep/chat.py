@@ -88,7 +88,8 @@ def read_rows(paths):
 class Template:
     """A chat template, rendered as transformers does: sandboxed, blocks trimmed."""
 
-    def __init__(self, source, variables, name):
+    def __init__(self, source, variables, name, now=None):
+        """now: what strftime_now() calls with the format; without it a template that asks for the date is refused."""
         try:
             from jinja2.exceptions import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -98,14 +99,14 @@ class Template:
         def raise_exception(message):
             raise TemplateError(message)
 
-        def strftime_now(_):
+        def no_date(_):
             raise TemplateError("the template asks for today's date; a data set can't depend on it")
 
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
-        environment.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+        environment.globals.update(raise_exception=raise_exception, strftime_now=now or no_date)
         source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source)  # transformers' marks; found here otherwise
         self._error, self._variables, self._name = TemplateError, variables, name
         try:

@@ -10,10 +10,10 @@ runs them, by the package jinja2 in its sandbox. Needs no other package.
 
 import argparse
 import datetime
-import json
 import os
 import sys
 
+from chat import Template
 from common import PrepareError, read_json
 
 
@@ -42,31 +42,6 @@ def special_tokens(folder):
         if key.endswith("_token") and value is not None and not isinstance(value, bool):
             tokens[key] = value["content"] if isinstance(value, dict) else value
     return tokens
-
-
-def render(template, messages, tokens, add_generation_prompt=True):
-    try:
-        import jinja2
-        import jinja2.ext
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as e:
-        raise PrepareError("chat templates need the Python package `jinja2`; run: python3 -m pip install jinja2") from e
-
-    def refuse(message):
-        raise jinja2.exceptions.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
-    try:
-        return environment.from_string(template).render(
-            messages=messages, add_generation_prompt=add_generation_prompt, **tokens
-        )
-    except jinja2.exceptions.TemplateError as e:
-        raise PrepareError(f"the chat template refuses these messages: {e}") from e
 
 
 def messages_of(args):
@@ -98,7 +73,9 @@ def main(argv=None):
     parser.add_argument("--template", metavar="NAME", help="of several chat templates")
     args = parser.parse_args(argv)
     try:
-        text = render(template_of(args.folder, args.template), messages_of(args), special_tokens(args.folder))
+        source, messages = template_of(args.folder, args.template), messages_of(args)
+        template = Template(source, special_tokens(args.folder), "the chat template", datetime.datetime.now().strftime)
+        text = template.render(messages, args.folder, prompt=True)
     except PrepareError as e:
         print(f"chat_prompt.py: {e}", file=sys.stderr)
         return 1

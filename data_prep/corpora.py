@@ -307,7 +307,7 @@ class TextCorpus(Corpus):
                 batch = next(batches, None)
             except Exception as e:  # of many types: a damaged page
                 raise PrepareError(
-                    f"{path}, behind row {row}: damaged; download it again ({str(e).splitlines()[0]})"
+                    f"{path}, after row {row}: damaged; download it again ({str(e).splitlines()[0]})"
                 ) from e
             if batch is None:
                 return
@@ -315,10 +315,8 @@ class TextCorpus(Corpus):
                 if text:
                     side = split or self._split(f"{number}:{row}")
                     yield from self._in_pieces(side, text.encode("utf-8", "replace"))
-                elif text is None and not self.skip_bad:
-                    self._bad(path, f"row {row}", f"has null in '{self.field}', not text")
                 elif text is None:
-                    self.bad += 1
+                    self._bad(path, f"row {row}", f"has null in '{self.field}', not text")
                 row += 1
 
     def _separated(self, number, path, split):

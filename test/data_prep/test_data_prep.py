@@ -579,6 +579,12 @@ class ChatPrompt(DataPrepTest):
         self.assertEqual((code, "refuses these messages: no system" in text), (1, True), text)
 
     @unittest.skipIf(jinja2 is None, "needs jinja2")
+    def test_marks_of_what_is_trained_on_and_the_date(self):
+        template = "{{ strftime_now('%Y') }}{% generation %}{{ messages[0].content }}{% endgeneration %}"
+        code, text = self.render(self.model(**{"chat_template.jinja": template}), "Hi")
+        self.assertEqual((code, text[4:], text[:4].isdigit()), (0, "Hi", True), text)
+
+    @unittest.skipIf(jinja2 is None, "needs jinja2")
     def test_a_template_can_not_leave_the_sandbox(self):
         folder = self.model(**{"chat_template.jinja": "{{ messages.__class__.__mro__[1].__subclasses__() }}"})
         code, text = self.render(folder, "Hi")
