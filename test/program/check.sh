@@ -19,6 +19,20 @@ check() {  # check NAME COMMAND...   passes if the command does; else shows the 
 }
 skip() { skipped=$((skipped + 1)); echo "skipped: $1"; }
 
+# make_documents FILE   a shard of documents of 3 to 40 tokens, each counting up from a random byte, begun by 256
+make_documents() {
+  python3 - "$1" << 'END'
+import random, struct, sys
+random.seed(3)
+ids = []
+while len(ids) < 30000:
+    first = random.randrange(256)
+    ids += [256] + [(first + i) % 256 for i in range(random.randrange(2, 40))]
+with open(sys.argv[1], "wb") as f:
+    f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
+END
+}
+
 # The last line of a test, and its exit code.
 summary() {
   echo "$passed passed, $failed failed, $skipped skipped"

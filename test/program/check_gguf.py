@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 import numpy
-from gguf import GGUFReader, GGUFValueType, TokenType
+from gguf import GGUFReader, TokenType
 from gguf.quants import dequantize
 
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -69,8 +69,6 @@ def interleaved(w, heads):
 def value(reader, key):
     field = reader.get_field(key)
     assert field is not None, f"{key} is missing"
-    if field.types[0] == GGUFValueType.ARRAY:
-        return field.contents()
     return field.contents()
 
 

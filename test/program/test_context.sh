@@ -8,17 +8,7 @@ program=$(realpath "$1") simt=${2:+$(realpath "$2")}
 cd "$(dirname "$0")/../.." || exit
 . test/program/check.sh
 
-# Documents of 3 to 40 tokens, each counting up from a random byte, begun by 256
-python3 - "$work/text.bin" << 'END'
-import random, struct, sys
-random.seed(3)
-ids = []
-while len(ids) < 30000:
-    first = random.randrange(256)
-    ids += [256] + [(first + i) % 256 for i in range(random.randrange(2, 40))]
-with open(sys.argv[1], "wb") as f:
-    f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
-END
+make_documents "$work/text.bin"
 model=(--train-data "$work/text.bin" --val-data "$work/text.bin" --vocab 257 --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2
   --ffn 48 --head-dim 8 --seq-len 48 --batch 2 --threads 1 --steps 10 --lr-schedule constant --warmup 0 --save-every 5
   --val-every 5 --val-tokens 192 --timeout 60)
@@ -80,7 +70,7 @@ END
 }
 check "the first validation, to the digit" same_first_validation cp4 one
 
-# What any layout saves any other goes on with.
+# What any layout saves any other resumes.
 resumes() { cp -r "$work/$2" "$work/$1" && rm -rf "$work/$1/final" && train "$1" "${@:3}" --resume 5 && close "$1" one 1e-5; }
 check "cp 4's checkpoint on one rank" resumes one_of_cp4 cp4 1
 check "one rank's checkpoint at cp 2, ZeRO-3" resumes cp2_of_one one 2 --cp 2 --zero 3

@@ -8,17 +8,7 @@ program=$(realpath "$1") simt=${2:+$(realpath "$2")}
 cd "$(dirname "$0")/../.." || exit
 . test/program/check.sh
 
-# Documents of 3 to 40 tokens, each counting up from a random byte, begun by 256
-python3 - "$work/text.bin" <<'PY'
-import random, struct, sys
-random.seed(3)
-ids = []
-while len(ids) < 30000:
-    first = random.randrange(256)
-    ids += [256] + [(first + i) % 256 for i in range(random.randrange(2, 40))]
-with open(sys.argv[1], "wb") as f:
-    f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
-PY
+make_documents "$work/text.bin"
 toy="--train-data $work/text.bin --vocab 257 --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8
      --seq-len 48 --val-every 0 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1 --device cpu"
 mask="--doc-boundary bos --doc-token 256"
@@ -89,7 +79,7 @@ PY
   check "bf16"                 train 1 bf16 $mask --batch 8 --dtype bf16
   check "bf16, alike"          alike one bf16 4e-3
   cp -r "$work/one" "$work/resumed"
-  rm -rf "$work/resumed/final" "$work/resumed/step_5" "$work/resumed/step_0000005"
+  rm -r "$work/resumed/final" "$work/resumed/checkpoints/step_000000005"
   check "resumed"              train 1 resumed --resume 3
   check "resumed, the bits"    same_weights one resumed
   if [ -n "$simt" ]; then

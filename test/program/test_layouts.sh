@@ -52,7 +52,7 @@ for from in "${!layouts[@]}"; do
       --resume "$work/run$from/checkpoints/step_000000003"
     check "  the same weights" cmp "$work/loaded/final/model.safetensors" "$work/run$from/checkpoints/step_000000003/model.safetensors"
     # shellcheck disable=SC2086
-    check "  goes on" train resumed ${layouts[to]} --save-every 0 --steps 8 --resume "$work/run$from/checkpoints/step_000000003"
+    check "  continues" train resumed ${layouts[to]} --save-every 0 --steps 8 --resume "$work/run$from/checkpoints/step_000000003"
     check "  as on one rank" close resumed run0 4 8
     [ "$from" != "$to" ] || check "  to the bit" cmp "$work/resumed/final/model.safetensors" "$work/run$from/final/model.safetensors"
   done
