@@ -22,7 +22,7 @@ using namespace rz;
 
 // Everything is enqueued; nothing here waits for the device but the report of the step before.
 static RunEnd train(Trainer& t) {
-    const Options& o = t.options;
+    const TrainOptions& o = t.options;
     Model& model = t.core->model;
     ShardedAdamW& optimizer = t.core->zero.optimizer;
     if (o.val_every > 0 && t.start.first_step() == 1) validate(t, 0);

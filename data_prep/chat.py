@@ -144,7 +144,10 @@ def find_template(args, folder, encoder):
         value = config.get(key)
         return value.get("content", otherwise) if isinstance(value, dict) else value or otherwise
 
-    variables = {"bos_token": special("bos_token", encoder.eot_text), "eos_token": special("eos_token", encoder.eot_text)}
+    variables = {
+        "bos_token": special("bos_token", encoder.eot_text),
+        "eos_token": special("eos_token", encoder.eot_text),
+    }
     if args.template == "plain":
         return Template(PLAIN, variables, "--template plain"), variables, None
     source, name = None, args.template or (folder and os.path.join(folder, "chat_template.jinja"))
@@ -288,10 +291,17 @@ def parse(argv):
     add("files", nargs="+", metavar="FILE", help="JSONL rows")
     add("--out", default=os.path.join("data", "chat"), metavar="DIR", help="folder to write (default: %(default)s)")
     add("--name", default="chat", help="of the dataset (default: %(default)s)")
-    add("--tokenizer", default="bytes", metavar="T", help="folder of the model to fine-tune, or as for text (default: bytes)")
+    add(
+        "--tokenizer",
+        default="bytes",
+        metavar="T",
+        help="folder of the model to fine-tune, or as for text (default: bytes)",
+    )
     add("--template", metavar="FILE", help="chat template, or `plain` (default: the tokenizer's own)")
     add("--eot", metavar="TOKEN", help="the token that begins each conversation (default: the tokenizer's own)")
-    add("--val-fraction", type=float, default=0.05, metavar="F", help="share of the rows for validation (default: 0.05)")
+    add(
+        "--val-fraction", type=float, default=0.05, metavar="F", help="share of the rows for validation (default: 0.05)"
+    )
     add("--seed", type=int, default=1, help="of the validation split (default: %(default)s)")
     add("--shard-tokens", type=parse_size, default=10**8, metavar="N", help="tokens per shard, about (default: 1e8)")
     add("--allow-special", action="store_true", help="let contents name special tokens")
@@ -335,13 +345,20 @@ def main(argv):
             "name": args.name,
             "vocab_size": encoder.vocab_size,
             "shard_format": shard_format,
-            "tokenizer": {"kind": encoder.kind, "file": "tokenizer.json", "eot": encoder.eot_text, "eot_id": encoder.eot},
+            "tokenizer": {
+                "kind": encoder.kind,
+                "file": "tokenizer.json",
+                "eot": encoder.eot_text,
+                "eot_id": encoder.eot,
+            },
             "documents": "each document begins with the eot token; after the ids one bit for each token: a target or not",
             **{split: writer.summary() for split, writer in writers.items()},
         },
     )
     for split, w in writers.items():
-        print(f"{split:5}  {human(w.tokens)} tokens, {human(w.targets)} of them targets, {human(w.documents)} conversations")
+        print(
+            f"{split:5}  {human(w.tokens)} tokens, {human(w.targets)} of them targets, {human(w.documents)} conversations"
+        )
     print(f"{args.name} is ready in {args.out} (vocabulary {encoder.vocab_size}, tokenizer {encoder.kind})")
     return 0
 

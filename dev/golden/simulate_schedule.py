@@ -48,7 +48,7 @@ def simulate(ranks, cost, message):
                     inputs.setdefault((r, k), []).append((kind, other, m))
     readers = {tensor: cell for cell, tensors in inputs.items() for tensor in tensors}
     for r, cells in enumerate(ranks):
-        for k, cell in enumerate(cells):
+        for cell in cells:
             for s, op, m in cell:
                 tensor = ("F" if op == "F" else "I", s, m)
                 if op != "W" and tensor in readers and readers[tensor][0] != r:

@@ -22,7 +22,7 @@ static std::string last_part(const std::string& folder) {
                          end - (slash == std::string::npos ? 0 : slash + 1));
 }
 
-static void find_sets(const Options& o, DataPaths& paths) {
+static void find_sets(const TrainOptions& o, DataPaths& paths) {
     const MixRequest mix = parse_mix(o.data);
     paths.sets.clear();
     paths.shares = mix.shares;
@@ -52,7 +52,7 @@ static void find_sets(const Options& o, DataPaths& paths) {
     }
 }
 
-DataPaths find_data(const Options& o) {
+DataPaths find_data(const TrainOptions& o) {
     DataPaths paths;
     if (!o.data.empty()) {
         require(o.train_data.empty() && o.val_data.empty(),
@@ -75,7 +75,7 @@ DataPaths find_data(const Options& o) {
     return paths;
 }
 
-DocumentMask document_mask(const Options& o, const DataPaths& paths, int64_t vocab) {
+DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_t vocab) {
     if (o.doc_boundary == DocBoundary::none) return {};
     const bool named = o.doc_token >= 0;
     require(named || paths.doc_token >= 0,
@@ -91,7 +91,7 @@ DocumentMask document_mask(const Options& o, const DataPaths& paths, int64_t voc
     return {o.doc_boundary, int32_t(token)};
 }
 
-DataSources open_data(const Options& o, DataPaths paths, int64_t vocab) {
+DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
     require(!paths.sets[0].train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
             "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");

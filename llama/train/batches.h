@@ -36,9 +36,9 @@ struct DataPaths {
     std::string about;                    // a line for the user, or empty
     TokenizerFiles tokenizer_files = {};  // for checkpoints and final weights: rank 0 reads them when the run begins
 };
-DataPaths find_data(const Options&);
+DataPaths find_data(const TrainOptions&);
 // What --doc-boundary and --doc-token say about these data. Throws where they do not go together.
-DocumentMask document_mask(const Options&, const DataPaths&, int64_t vocab);
+DocumentMask document_mask(const TrainOptions&, const DataPaths&, int64_t vocab);
 
 struct DataSources {
     DataPaths paths;
@@ -56,7 +56,7 @@ struct DataSources {
     DocumentMask documents = {};
 };
 // Opens what the options ask for. Throws with what to give if something is missing.
-DataSources open_data(const Options&, DataPaths, int64_t vocab);
+DataSources open_data(const TrainOptions&, DataPaths, int64_t vocab);
 
 // Where in the data a run begins: `samples` of the stream were passed before the step after `step`.
 struct DataPosition {

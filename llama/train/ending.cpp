@@ -61,7 +61,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
 // batches that were seen since then, and some more. The checkpoint's manifest gets the new place in the data before
 // anything else, so that a run which is killed from here on does the same.
 std::optional<ResumePoint> plan_rollback(Trainer& t, int64_t from) {
-    const Options& o = t.options;
+    const TrainOptions& o = t.options;
     const Health::End end = *t.health.end();
     const std::vector<Rollback>& earlier = t.start.resumed.rollbacks;
     std::optional<ResumePoint> point;

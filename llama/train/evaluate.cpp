@@ -161,7 +161,7 @@ bool Trainer::evaluates(int64_t step) const {
 }
 
 void make_evaluation(Trainer& t) {
-    const Options& o = t.options;
+    const TrainOptions& o = t.options;
     if (o.eval_every == 0) return;
     const Tokenizer& tokenizer = *t.sources.tokenizer;
     t.evaluation = std::make_unique<Evaluation>(load_eval_tasks(o.eval_data, o.eval_tasks, o.eval_limit), tokenizer,

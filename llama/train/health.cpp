@@ -9,7 +9,7 @@
 
 namespace rz {
 
-Health::Health(const Options& o, Process& process)
+Health::Health(const TrainOptions& o, Process& process)
     : process_(process), guards_(GuardOptions{}), limit_(o.time_limit, monotonic_clock(), wall_clock()) {
     set_guards(o);
     install_stop_signals();
@@ -27,7 +27,7 @@ Health::Health(const Options& o, Process& process)
     status_->running(0);
 }
 
-void Health::set_guards(const Options& o) {
+void Health::set_guards(const TrainOptions& o) {
     rolls_back_ = o.on_spike == OnSpike::rollback;
     guards_.set_options({.max_skips = o.max_skips, .spike_z = o.spike_z, .on_spike = o.on_spike});
 }

@@ -42,8 +42,8 @@ struct Judgement {
 class Health {
    public:
     // Rank 0 takes the lock; throws if it can't. Handlers for signals are installed.
-    Health(const Options&, Process&);
-    void set_guards(const Options&);  // once it is known which of them a checkpoint has
+    Health(const TrainOptions&, Process&);
+    void set_guards(const TrainOptions&);  // once it is known which of them a checkpoint has
     Health(const Health&) = delete;
 
     // Collective, once per step in order: one small message carries loss, request to stop and time of each rank.

@@ -158,7 +158,6 @@ struct TrainOptions {
     LossScaling loss_scaling() const;
     DType gradient_wire_dtype() const { return wire_dtype.value_or(gradient_dtype()); }
 };
-using Options = TrainOptions;
 
 // Bytes of an element by purpose; masters are 0 where the parameters are their own.
 struct BytesPerParameter {

@@ -70,7 +70,7 @@ static std::vector<int64_t> descending(std::vector<int64_t> steps) {
 
 // A run that begins writes its own metrics, checkpoints and weights over what it finds: not over those of a run that
 // has saved something or, unless it is to be resumed, that has made a step.
-static void refuse_used_folder(const Options& o, const CheckpointStore& own, int64_t saved_step) {
+static void refuse_used_folder(const TrainOptions& o, const CheckpointStore& own, int64_t saved_step) {
     if (o.out.empty()) return;
     std::string found;
     struct stat st;
@@ -103,7 +103,7 @@ static ResumePoint checkpoint_of_step(const CheckpointStore& store, const std::v
     return point;
 }
 
-static std::optional<ResumePoint> choose(const Options& o, int64_t saved_step) {
+static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_step) {
     std::error_code none;
     const std::string& from = o.resume.text;
     const CheckpointStore own(o.out);
@@ -159,7 +159,7 @@ static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Proces
     return point;
 }
 
-std::optional<ResumePoint> find_checkpoint(const Options& o, Process& process, int64_t saved_step) {
+std::optional<ResumePoint> find_checkpoint(const TrainOptions& o, Process& process, int64_t saved_step) {
     return share(process.is_root() ? choose(o, saved_step) : std::nullopt, process);
 }
 
@@ -183,7 +183,7 @@ std::string set_aside(const std::string& out) {
     return to;
 }
 
-std::optional<ResumePoint> find_rollback(const Options& o, Process& process, int64_t from) {
+std::optional<ResumePoint> find_rollback(const TrainOptions& o, Process& process, int64_t from) {
     std::optional<ResumePoint> point;
     if (process.is_root()) {
         const CheckpointStore store(o.out);
@@ -201,7 +201,7 @@ std::optional<ResumePoint> find_rollback(const Options& o, Process& process, int
     return share(point, process);
 }
 
-ResumePoint fall_back(const Options& o, Process& process, const ResumePoint& point, const std::string& why) {
+ResumePoint fall_back(const TrainOptions& o, Process& process, const ResumePoint& point, const std::string& why) {
     std::optional<ResumePoint> next;
     if (process.is_root()) {
         require(!point.older.empty(), "%s: there is no older checkpoint to fall back to", why.c_str());
@@ -214,7 +214,7 @@ ResumePoint fall_back(const Options& o, Process& process, const ResumePoint& poi
     return *share(next, process);
 }
 
-Schedule schedule_of(const Options& o, const Manifest& m) {
+Schedule schedule_of(const TrainOptions& o, const Manifest& m) {
     return {.decay = o.decay,
             .peak = o.lr,
             .floor = o.min_lr,
@@ -226,10 +226,10 @@ Schedule schedule_of(const Options& o, const Manifest& m) {
             .rewarm = m.lr_rewarm};
 }
 
-Schedule resumed_schedule(Options& o, const Manifest& m) {
+Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
     Schedule now = schedule_of(o, m);
     if (m.step == 0 || m.step >= o.steps) return now;
-    Options was = o;
+    TrainOptions was = o;
     was.given.clear(), was.arguments.clear();
     adopt_flags(was, m.flags);
     const Schedule before = schedule_of(was, m);
@@ -259,7 +259,7 @@ Schedule resumed_schedule(Options& o, const Manifest& m) {
 }
 
 // The largest number of sequences, at most --batch, that makes up the same update on these ranks.
-static std::string fit_batch(Options& o, int64_t ranks) {
+static std::string fit_batch(TrainOptions& o, int64_t ranks) {
     const int64_t sequences = o.batch_tokens / o.seq_len;
     if (o.batch_tokens % o.seq_len != 0 || sequences % ranks != 0) {
         fail(
@@ -276,7 +276,7 @@ static std::string fit_batch(Options& o, int64_t ranks) {
                   (long long)asked, (long long)o.batch_tokens, (long long)ranks);
 }
 
-std::vector<std::string> adopt_options(Options& o, const Manifest& manifest, int64_t ranks) {
+std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest, int64_t ranks) {
     std::vector<std::string> lines = adopt_flags(o, manifest.flags);
     if (!o.given.count("batch-tokens") && !o.given.count("grad-accum"))
         if (const std::string line = fit_batch(o, Grid(int(ranks), grid_options(o)).size(Axis::dp)); !line.empty())
@@ -287,7 +287,7 @@ std::vector<std::string> adopt_options(Options& o, const Manifest& manifest, int
     return lines;
 }
 
-ModelConfig resumed_config(const Options& o, const ResumePoint& point, int64_t data_vocab) {
+ModelConfig resumed_config(const TrainOptions& o, const ResumePoint& point, int64_t data_vocab) {
     const ModelConfig stored = load_config(point.folder);
     ModelConfig asked = stored;
     if (o.given.count("preset") || o.given.count("init-from"))

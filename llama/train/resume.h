@@ -26,29 +26,29 @@ struct ResumePoint {
 // about them.
 // `saved_step`: of the last checkpoint that run_status.json tells of, or -1. A run that begins finds nothing of another
 // in --out.
-std::optional<ResumePoint> find_checkpoint(const Options&, Process&, int64_t saved_step);
+std::optional<ResumePoint> find_checkpoint(const TrainOptions&, Process&, int64_t saved_step);
 // Rank 0, with the lock: moves all that lies in the folder into one inside it, and returns its name; "" if there was
 // nothing.
 std::string set_aside(const std::string& out);
 // Collective: the newest good one among `point.older`; throws if there is none. `why` is what was wrong with the point.
-ResumePoint fall_back(const Options&, Process&, const ResumePoint& point, const std::string& why);
+ResumePoint fall_back(const TrainOptions&, Process&, const ResumePoint& point, const std::string& why);
 
 // Collective: what a run that went wrong at step `from` goes back to: the newest good checkpoint --rollback-steps
 // before it, or the oldest one before it. Nothing if there is none.
-std::optional<ResumePoint> find_rollback(const Options&, Process&, int64_t from);
+std::optional<ResumePoint> find_rollback(const TrainOptions&, Process&, int64_t from);
 
 // The options of the resumed run: the checkpoint's flags where none were given. The tokens of an update stay what
 // they were unless --batch-tokens is given: --batch shrinks if it has to. Returns lines for the user.
-std::vector<std::string> adopt_options(Options&, const Manifest&, int64_t ranks);
+std::vector<std::string> adopt_options(TrainOptions&, const Manifest&, int64_t ranks);
 
 // The learning rates of these options, as a run has them that was resumed from this manifest (all zero: begun).
-Schedule schedule_of(const Options&, const Manifest&);
+Schedule schedule_of(const TrainOptions&, const Manifest&);
 // The schedule of a run that is resumed from `m`. Where its rate would not go on from the last one, throws showing
 // both unless the options say what is meant (--lr-continue, --rewarm, --allow-lr-jump, --branch; a branch changes them
 // to its decay).
-Schedule resumed_schedule(Options&, const Manifest& m);
+Schedule resumed_schedule(TrainOptions&, const Manifest& m);
 
 // The checkpoint's model. Throws with a table of differences if flags ask for another.
-ModelConfig resumed_config(const Options&, const ResumePoint&, int64_t data_vocab);
+ModelConfig resumed_config(const TrainOptions&, const ResumePoint&, int64_t data_vocab);
 
 }  // namespace rz

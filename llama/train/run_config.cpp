@@ -37,7 +37,7 @@ static std::string section(const std::string& group) {
 
 // What is decided by other flags, by the model's folder or by the machine.
 static std::map<std::string, std::string> resolved(const Trainer& t) {
-    const Options& o = t.options;
+    const TrainOptions& o = t.options;
     const ModelConfig& c = t.core->config;
     std::map<std::string, std::string> values = {
         {"head", name_of(c.tied ? Head::tied : Head::untied)},
@@ -69,7 +69,7 @@ static std::string toml_value(const std::string& value, bool is_switch) {
 }
 
 std::string run_config(const Trainer& t) {
-    const Options& o = t.options;
+    const TrainOptions& o = t.options;
     const int ranks = t.core->mesh.world().size;
     std::string text = "# A run of train_llama: every flag as it was resolved; those behind # are defaults.\n";
     text += "#   train_llama --config THIS --out NEW   does the same once more\n";

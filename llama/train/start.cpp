@@ -62,7 +62,7 @@ static std::string tokenizer_difference(const std::string& data, const std::stri
     return "";
 }
 
-TokenizerFiles carried_files(const Options& o, const DataPaths& paths, const std::string& model,
+TokenizerFiles carried_files(const TrainOptions& o, const DataPaths& paths, const std::string& model,
                              const ModelConfig& config) {
     TokenizerFiles files;
     if (!model.empty()) files = TokenizerFiles::beside_model(model);
@@ -89,7 +89,7 @@ TokenizerFiles carried_files(const Options& o, const DataPaths& paths, const std
     return files;
 }
 
-static void check_data(Manifest& m, const Options& options, const DataMix& data, const Process& process) {
+static void check_data(Manifest& m, const TrainOptions& options, const DataMix& data, const Process& process) {
     const DataFingerprint was = DataFingerprint::from_json(m.data), now = data.fingerprint();
     const std::string difference = was.difference(now);
     if (difference.empty()) return;
@@ -111,7 +111,7 @@ static void restore_loss_scale(const LossScaleRecord& l, Zero& zero) {
         {scale, 1 / scale, int32_t(l.good), int32_t(std::min<int64_t>(l.patience, o.hysteresis))});
 }
 
-Manifest load_checkpoint(ResumePoint from, const Options& options, const DataMix& data, Process& process,
+Manifest load_checkpoint(ResumePoint from, const TrainOptions& options, const DataMix& data, Process& process,
                          TrainingCore& core, Health& health, const std::string& run_id) {
     Manifest m;
     for (;;) {

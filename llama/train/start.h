@@ -22,11 +22,11 @@ void check_folder_is_shared(const std::string& out, const std::string& run_id, P
 void name_end_tokens(ModelConfig&, const DataPaths&);
 // Rank 0: what final/ and checkpoints carry beside weights and config.json: what came with the model in `model` (empty:
 // there is none), and the data's tokenizer. Throws if the model has another tokenizer, unless --allow-tokenizer-change.
-TokenizerFiles carried_files(const Options&, const DataPaths&, const std::string& model, const ModelConfig&);
+TokenizerFiles carried_files(const TrainOptions&, const DataPaths&, const std::string& model, const ModelConfig&);
 
 // Collective: the state of the checkpoint, or of an older one that may be used, into what this rank owns; guards into
 // health. Returns the manifest, with `samples` where the data continue.
-Manifest load_checkpoint(ResumePoint, const Options&, const DataMix& data, Process&, TrainingCore&, Health&,
+Manifest load_checkpoint(ResumePoint, const TrainOptions&, const DataMix& data, Process&, TrainingCore&, Health&,
                          const std::string& run_id);
 
 void tell_of_rollback(Log&, const Rollback&, size_t count, int64_t most);

@@ -26,7 +26,7 @@ namespace rz {
 
 // ---- building: one function for each part ---------------------------------------------------------------------------
 
-static Device choose_device(const Options& o, Process& process, std::string& note) {
+static Device choose_device(const TrainOptions& o, Process& process, std::string& note) {
     const Device device = process.choose_device(o.device, o.transport, &note);
     device.make_current();
     const std::string tuning = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache);
@@ -39,7 +39,7 @@ static Device choose_device(const Options& o, Process& process, std::string& not
     return device;
 }
 
-MeshOptions mesh_options(const Options& o) {
+MeshOptions mesh_options(const TrainOptions& o) {
     return {.grid = grid_options(o),
             .transport = o.transport,
             .algorithm = o.collectives,
@@ -52,13 +52,13 @@ int64_t cpu_threads(int64_t asked, const Process& process) {
     return std::max(1, omp_get_num_procs() / process.local_size());
 }
 
-static std::unique_ptr<Mesh> make_mesh(const Options& o, Process& process, Device device, CommMeter& meter) {
+static std::unique_ptr<Mesh> make_mesh(const TrainOptions& o, Process& process, Device device, CommMeter& meter) {
     MeshOptions options = mesh_options(o);
     options.collectives.meter = &meter;
     return std::make_unique<Mesh>(process, device, options);
 }
 
-CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
+CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh) {
     require(o.pp == 1 || !device.is_cuda() || std::string(mesh.pp().transport().name()) != "mpi",
             "--pp %lld: a pipeline of GPUs sends over NCCL, and these ranks talk over MPI\n"
             "  nearest: one GPU for each rank and --transport nccl, or --device cpu",
@@ -106,7 +106,7 @@ CoreOptions core_options(const Options& o, Device device, const Mesh& mesh) {
 }
 
 // Every flag that is not empty, and what the run is on.
-static std::map<std::string, std::string> run_settings(const Options& o, const TrainingCore& core) {
+static std::map<std::string, std::string> run_settings(const TrainOptions& o, const TrainingCore& core) {
     std::map<std::string, std::string> out;
     for (const auto& [flag, value] : o.values)
         if (!value.empty() && flag != "out" && flag != "resume" && flag != "overwrite") out[flag] = value;
@@ -119,7 +119,7 @@ static std::map<std::string, std::string> run_settings(const Options& o, const T
     return out;
 }
 
-static RunFacts run_facts(const Options& o, const TrainingCore& core, const Process& process) {
+static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const Process& process) {
     return {.steps = o.steps,
             .flops_per_token = training_flops_per_token(core.config, o.seq_len),
             .title = summary(core.config),
@@ -131,7 +131,7 @@ static RunFacts run_facts(const Options& o, const TrainingCore& core, const Proc
             .wandb_name = o.wandb_name};
 }
 
-static std::unique_ptr<Trace> make_trace(const Options& o, Process& process, TrainingCore& core, CommMeter& meter,
+static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process, TrainingCore& core, CommMeter& meter,
                                          int64_t first_step) {
     require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given",
             (long long)o.trace_steps);
@@ -140,7 +140,7 @@ static std::unique_ptr<Trace> make_trace(const Options& o, Process& process, Tra
     return std::make_unique<Trace>(process, core.compute, meter, first, std::min(o.trace_steps, o.steps - first + 1));
 }
 
-static SaveOptions save_options(const Options& o, const DataPaths& paths) {
+static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths) {
     return {.run_folder = o.out,
             .keep = o.keep,
             .keep_every = o.keep_every,
@@ -196,7 +196,7 @@ static void announce_data(const DataSources& s, Log& log) {
 
 // What the run is, in the log's first lines.
 static void announce(Trainer& t, const std::string& note) {
-    const Options& o = t.options;
+    const TrainOptions& o = t.options;
     const TrainingCore& core = *t.core;
     const int ranks = core.mesh.world().size;
     Log& log = *t.log;
@@ -262,7 +262,7 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(planned_memory(t));
 }
 
-Trainer::Trainer(const Options& o, Process& p, Health& h, const std::optional<ResumePoint>& from)
+Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::optional<ResumePoint>& from)
     : options(o), process(p), health(h), lr(schedule_of(o, {})) {
     DataPaths paths = find_data(o);
     ModelConfig config = from ? resumed_config(o, *from, paths.vocab) : model_config(o, paths.vocab);

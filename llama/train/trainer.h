@@ -33,9 +33,9 @@ struct RunStart {
 
 struct Trainer {
     // Begins, or resumes from a checkpoint. Collective.
-    Trainer(const Options&, Process&, Health&, const std::optional<ResumePoint>& from = std::nullopt);
+    Trainer(const TrainOptions&, Process&, Health&, const std::optional<ResumePoint>& from = std::nullopt);
 
-    Options options;
+    TrainOptions options;
     Process& process;
     Health& health;
     Schedule lr;
@@ -73,8 +73,8 @@ struct Trainer {
 };
 
 // What the options say of the parts below, on devices of this kind.
-MeshOptions mesh_options(const Options&);
-CoreOptions core_options(const Options&, Device, const Mesh&);
+MeshOptions mesh_options(const TrainOptions&);
+CoreOptions core_options(const TrainOptions&, Device, const Mesh&);
 // Threads of this rank on a CPU: what was asked for, or this host's cores divided among its ranks; 0: OpenMP's choice.
 int64_t cpu_threads(int64_t asked, const Process&);
 

@@ -55,7 +55,7 @@ void validate(Trainer& t, int64_t step) {
     if (sets.empty()) return;
     t.metrics->flush();
     const auto start = std::chrono::steady_clock::now();
-    const Options& o = t.options;
+    const TrainOptions& o = t.options;
     const int64_t most = std::max<int64_t>(1, o.val_tokens / o.seq_len);
     double loss = 0, bytes = 0;
     bool bytes_known = true;

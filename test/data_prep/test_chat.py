@@ -93,9 +93,13 @@ class Rows(ChatTest):
         self.assertEqual(code, 0, printed)
         self.assertEqual(self.text_of({1}), "The world.  |Yes \U0001f30d.|4|HI|ho|")
         whole = self.text_of({0, 1})
-        self.assertTrue(whole.startswith("|### system\nBe short.\n### user\nH\u00e9, what is \u4e16\u754c?\n### assistant\nThe"))
         self.assertTrue(
-            whole.endswith("|2+2=4||### user\nSay hi\n\nloud\n### assistant\nHI|\n|### user\nSay ho\n### assistant\nho|\n")
+            whole.startswith("|### system\nBe short.\n### user\nH\u00e9, what is \u4e16\u754c?\n### assistant\nThe")
+        )
+        self.assertTrue(
+            whole.endswith(
+                "|2+2=4||### user\nSay hi\n\nloud\n### assistant\nHI|\n|### user\nSay ho\n### assistant\nho|\n"
+            )
         )
         with open(os.path.join(self.out, "dataset.json")) as f:
             d = json.load(f)

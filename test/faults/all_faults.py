@@ -22,8 +22,10 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHAPE = ("--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 "
-         "--seq-len 32 --threads 1").split()
+SHAPE = (
+    "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 "
+    "--seq-len 32 --threads 1"
+).split()
 TRAIN = SHAPE + "--val-every 0 --val-tokens 256 --steps 6 --save-every 2".split()
 EXIT_CODES = {0, 2, 70, 71, 72, 73, 75}  # comm/process.h
 
@@ -31,6 +33,7 @@ EXIT_CODES = {0, 2, 70, 71, 72, 73, 75}  # comm/process.h
 @dataclasses.dataclass
 class Start:
     """One start of the program in a folder of its own."""
+
     code: int
     output: str
     seconds: float
@@ -43,7 +46,9 @@ class Setting:
         self.program, self.shim, self.work = program, shim, pathlib.Path(work)
         self.data = self.work / "data"
         prepare = [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K"]
-        subprocess.run(prepare + ["--out", str(self.data)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            prepare + ["--out", str(self.data)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         whole = self.work / "whole"
         self.must(self.train(whole))
         self.reference = weights(whole)
@@ -145,7 +150,11 @@ class Scenario:
             pass
         elif done.code not in EXIT_CODES:
             return f"exit code {done.code}"
-        if done.code not in (0, -9) and "train_llama: " not in done.output and "FAULT" not in done.output.split("\n")[-2]:
+        if (
+            done.code not in (0, -9)
+            and "train_llama: " not in done.output
+            and "FAULT" not in done.output.split("\n")[-2]
+        ):
             if not re.search(r"\w+ \w+", done.output.replace("FAULT:", "")):
                 return "no message"
         kind = self.name.split("-")[0]
@@ -154,7 +163,9 @@ class Scenario:
         if kind == "export":
             if done.code != 0:
                 return ""
-            same = all((out / f.name).exists() and (out / f.name).read_bytes() == f.read_bytes() for f in s.exported.iterdir())
+            same = all(
+                (out / f.name).exists() and (out / f.name).read_bytes() == f.read_bytes() for f in s.exported.iterdir()
+            )
             return "" if same else "exit code 0 with other files"
         return self.judge_run(out, done)
 
@@ -190,7 +201,7 @@ class Case:
     scenario: Scenario
     where: str  # "at=17" or "site=0123456789ab:1"
     do: str
-    call: str   # for people
+    call: str  # for people
 
     def name(self):
         return f"{self.scenario.name}:{self.where}:{self.do}"
@@ -212,7 +223,7 @@ class Case:
 def distinct(trace, operations=None):
     """The first call of every place in the program."""
     seen = {}
-    for number, site, operation, path in trace:
+    for _, site, operation, path in trace:
         if site not in seen and (operations is None or operation in operations):
             seen[site] = (f"site={site}:1", f"{operation} {path}")
     return list(seen.values())
@@ -282,7 +293,10 @@ def main():
                 if not problem:
                     continue
                 failed += 1
-                print(f"FAILED: {case.name()}  ({case.call})\n  {problem}\n  " + "\n  ".join(done.output.splitlines()[-6:]))
+                print(
+                    f"FAILED: {case.name()}  ({case.call})\n  {problem}\n  "
+                    + "\n  ".join(done.output.splitlines()[-6:])
+                )
         print(f"{len(cases)} cases in {time.monotonic() - began:.0f} s")
         print(f"{len(cases) - failed} passed, {failed} failed, 0 skipped")
         return 1 if failed else 0

@@ -19,9 +19,17 @@ import numpy
 from gguf import GGUFReader, TokenType
 from gguf.quants import dequantize
 
-NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
 DTYPES = {"fp32": ("F32", 0), "fp16": ("F16", 1), "bf16": ("BF16", 32)}
 
 
@@ -30,7 +38,7 @@ def stored(folder):
         data = f.read()
     size = struct.unpack("<Q", data[:8])[0]
     tensors = {}
-    for name, entry in json.loads(data[8:8 + size]).items():
+    for name, entry in json.loads(data[8 : 8 + size]).items():
         if name == "__metadata__":
             continue
         begin, end = (8 + size + at for at in entry["data_offsets"])
@@ -44,8 +52,11 @@ def stored(folder):
 
 
 def new_name(name):
-    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
-               "lm_head.weight": "output.weight"}
+    outside = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
     if name in outside:
         return outside[name]
     _, _, layer, rest = name.split(".", 3)
@@ -88,8 +99,10 @@ def check_model(reader, config, rope):
     }
     for key, expected in want.items():
         assert value(reader, key) == expected, (key, value(reader, key), expected)
-    for key, expected in (("llama.rope.freq_base", theta),
-                          ("llama.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])):
+    for key, expected in (
+        ("llama.rope.freq_base", theta),
+        ("llama.attention.layer_norm_rms_epsilon", config["rms_norm_eps"]),
+    ):
         assert numpy.float32(value(reader, key)) == numpy.float32(expected), (key, value(reader, key), expected)
     if rope.get("rope_type") in ("linear", "yarn"):
         assert value(reader, "llama.rope.scaling.type") == rope["rope_type"]

@@ -123,16 +123,31 @@ class Grid:
             file.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
         machine = os.path.join(work, "machine.toml")
         with open(machine, "w") as file:
-            file.write(f'kind = "{"gpu" if self.cuda else "cpu"}"\nmemory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\n'
-                       f"memory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = {options.capability}\n")
+            file.write(
+                f'kind = "{"gpu" if self.cuda else "cpu"}"\nmemory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\n'
+                f"memory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = {options.capability}\n"
+            )
         self.machine = machine
-        self.common = (f"--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9000 --seq-len 24 "
-                       f"--steps 3 --lr 1e-3 --warmup 1 --val-tokens 48 --train-data {shard} --val-data {shard} --threads 1").split()
+        self.common = (
+            f"--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9000 --seq-len 24 "
+            f"--steps 3 --lr 1e-3 --warmup 1 --val-tokens 48 --train-data {shard} --val-data {shard} --threads 1"
+        ).split()
         if self.cuda:
             self.common += ["--transport", "mpi"]
 
     def plan(self, row, out):
-        command = [self.options.program, "plan", "--gpus", row["ranks"], "--gpu", self.machine, "--json", "-", "--out", out]
+        command = [
+            self.options.program,
+            "plan",
+            "--gpus",
+            row["ranks"],
+            "--gpu",
+            self.machine,
+            "--json",
+            "-",
+            "--out",
+            out,
+        ]
         done = subprocess.run(command + self.common + flags_of(row), capture_output=True, text=True)
         if done.returncode == 2:
             raise SystemExit(f"plan_grid.py: {' '.join(command + self.common + flags_of(row))}\n{done.stderr}")
@@ -154,12 +169,20 @@ class Grid:
         if plan is None or run is None:
             if plan is None and run is None:
                 return [], 0, why_plan.strip().splitlines()[-1] if why_plan.strip() else "refused"
-            return [f"plan: {why_plan.strip()[-300:] if plan is None else 'made'}; run: {why_run.strip()[-300:] if run is None else 'made'}"], 0, ""
+            return (
+                [
+                    f"plan: {why_plan.strip()[-300:] if plan is None else 'made'}; run: {why_run.strip()[-300:] if run is None else 'made'}"
+                ],
+                0,
+                "",
+            )
         wrong = []
         for planned, real in zip(plan["planned_ranks"], run, strict=True):
             for kind in KINDS:
                 if planned["memory_peak"][kind] != real["memory_peak"][kind]:
-                    wrong.append(f"rank {real['rank']}: {kind} planned {planned['memory_peak'][kind]}, taken {real['memory_peak'][kind]}")
+                    wrong.append(
+                        f"rank {real['rank']}: {kind} planned {planned['memory_peak'][kind]}, taken {real['memory_peak'][kind]}"
+                    )
             sent = planned["bytes_sent_first_step"] + (real["steps"] - 1) * planned["bytes_sent"]
             if sent != real["bytes_sent"]:
                 wrong.append(f"rank {real['rank']}: planned to send {sent}, sent {real['bytes_sent']}")
@@ -194,7 +217,9 @@ def main():
                 print(f"row {number} is refused: {refused}", flush=True)
             if wrong:
                 failed += 1
-                print(f"FAILED: row {number}, {row['ranks']} ranks, {text}\n    " + "\n    ".join(wrong[:12]), flush=True)
+                print(
+                    f"FAILED: row {number}, {row['ranks']} ranks, {text}\n    " + "\n    ".join(wrong[:12]), flush=True
+                )
             else:
                 passed += 1
             result = "refused by both" if refused else f"{peak:,}"
@@ -202,9 +227,13 @@ def main():
             lines.append(f"| {number} | {row['ranks']} | `{text}` | {result} | {difference} |")
     if options.table:
         with open(options.table, "w") as file:
-            file.write("| row | ranks | flags | peak of the largest rank, bytes | difference of any kind on any rank, and of bytes sent |\n"
-                       "|---|---|---|---|---|\n" + "\n".join(lines) + "\n")
-    print(f"{len(rows)} of {total} rows, in which every pair of settings occurs; {refusals} of them refused by plan and run")
+            file.write(
+                "| row | ranks | flags | peak of the largest rank, bytes | difference of any kind on any rank, and of bytes sent |\n"
+                "|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+            )
+    print(
+        f"{len(rows)} of {total} rows, in which every pair of settings occurs; {refusals} of them refused by plan and run"
+    )
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

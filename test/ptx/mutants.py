@@ -147,7 +147,11 @@ def main():
             chosen = sorted(by_kernel[kernel])
             edit = dict(env, PTX_EDIT=f"{mangled}\t{line}\t{change(text)}")
             half = len(chosen) // 2
-            for some in (chosen[:2], chosen[half:half + 1], chosen[half + 1:half + 4] + chosen[-2:]):  # cheap ones first
+            for some in (
+                chosen[:2],
+                chosen[half : half + 1],
+                chosen[half + 1 : half + 4] + chosen[-2:],
+            ):  # cheap ones first
                 code, output = run(binary, edit, ":".join(sorted({t for _, t in some})), 120)
                 if code or not some:
                     break
@@ -164,7 +168,9 @@ def main():
     for name, _, _ in CLASSES:
         if total[name]:
             print(f"{killed[name]:4} of {total[name]:4} killed   {name}")
-    print(f"{sum(killed.values()):4} of {sum(total.values()):4} killed, {missed} edits did not hit; sm_{o.arch}, seed {o.seed}")
+    print(
+        f"{sum(killed.values()):4} of {sum(total.values()):4} killed, {missed} edits did not hit; sm_{o.arch}, seed {o.seed}"
+    )
     sys.exit(sum(killed.values()) < sum(total.values()))
 
 
