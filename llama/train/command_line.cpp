@@ -7,6 +7,7 @@
 
 #include "comm/host.h"
 #include "llama/base/text.h"
+#include "llama/base/toml.h"
 #include "llama/base/version.h"
 #include "llama/train/option_table.h"
 
@@ -109,8 +110,17 @@ class ConfigFile : public CLI::ConfigTOML {
             }
             text += (heading ? "" : line) + "\n";
         }
+        std::map<std::string, std::string> strings;
+        try {
+            strings = take_strings(text, path());
+        } catch (const std::exception& error) {
+            throw CLI::ConfigError(error.what(), CLI::ExitCodes::ConfigError);
+        }
         std::istringstream rest(text);
-        return CLI::ConfigTOML::from_config(rest);
+        std::vector<CLI::ConfigItem> items = CLI::ConfigTOML::from_config(rest);
+        for (CLI::ConfigItem& item : items)
+            if (const auto found = strings.find(item.name); found != strings.end()) item.inputs = {found->second};
+        return items;
     }
 
     // "line 7 of FILE has it" for a message about "--flag", if its value came from here.

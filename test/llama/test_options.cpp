@@ -11,12 +11,13 @@ namespace rz {
 namespace {
 
 // The exit code, 0 for accepted; `said` gets what was printed.
-int parse(std::vector<const char*> flags, std::string* said = nullptr) {
+int parse(std::vector<const char*> flags, std::string* said = nullptr, Command* parsed = nullptr) {
     Command command;
     testing::internal::CaptureStderr();
     const std::optional<int> code = parse_command_line({flags.begin(), flags.end()}, command);
     const std::string text = testing::internal::GetCapturedStderr();
     if (said) *said = text;
+    if (parsed) *parsed = std::move(command);
     return code.value_or(0);
 }
 
@@ -95,6 +96,24 @@ TEST(Options, AConfigFilesFaultsAreNamedWithTheirLine) {
             EXPECT_EQ(said.rfind("train_llama: ", 0), 0u) << said;
             EXPECT_NE(said.find("hour_config.toml"), std::string::npos) << said;
         }
+    }
+}
+
+TEST(Options, ATextInAConfigFileIsReadWithItsEscapesAndSigns) {
+    const std::string path = testing::TempDir() + "/quoted_config.toml";
+    std::ofstream(path)
+        << "prompt = \"# a \\\"list\\\",\\n\\tthen [b] \\u00e9\" # a prompt\n\"out\" = \"x y\"\nsteps = 7 # few\n";
+    std::string said;
+    Command command;
+    ASSERT_EQ(parse({"--config", path.c_str()}, &said, &command), 0) << said;
+    const TrainOptions& o = std::get<TrainOptions>(command);
+    EXPECT_EQ(o.prompt, "# a \"list\",\n\tthen [b] \u00e9");
+    EXPECT_EQ(o.out, "x y");
+    EXPECT_EQ(o.steps, 7);
+    for (const char* broken : {"out = \"x", "out = \"x\" y", "out = \"\\q\"", "out = \"x\\\""}) {
+        std::ofstream(path) << "steps = 3\n" << broken << "\n";
+        EXPECT_EQ(parse({"--config", path.c_str()}, &said), 2) << broken;
+        EXPECT_NE(said.find("quoted_config.toml, line 2: "), std::string::npos) << said;
     }
 }
 
