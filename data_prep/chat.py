@@ -9,8 +9,9 @@ A row is one conversation:
 
 Messages become text by the chat template of the tokenizer's folder (chat_template.jinja, or in tokenizer_config.json), by
 --template FILE, or by --template plain. A message of the role "assistant" is an answer: its tokens, the one that ends the turn
-among them, are the targets; everything else is read and not predicted. The shards are llm.c's with a mark in the header (the
-fourth number is 1) and, after the ids, one bit for each token: whether it is a target.
+among them, are the targets; everything else is read and not predicted. With --pack T no sample of T tokens cuts a conversation.
+The shards are llm.c's with a mark in the header (the fourth number is 1) and, after the ids, one bit for each token: whether it is
+a target.
 """
 
 import argparse
@@ -242,28 +243,76 @@ def pack_bits(flags):
     return bytes(out)
 
 
+class Packer:
+    """Rows of exactly `length` tokens out of whole conversations: each goes where it leaves the least room, and end-of-text tokens,
+    which are no targets, fill the rest. Sample k of a training run with --seq-len `length` is row k, so it cuts none."""
+
+    OPEN = 256  # rows that still take more; the fullest is closed when there are more
+
+    def __init__(self, length, eot):
+        self.length, self.eot, self.open, self.padding = length, eot, [], 0
+
+    def add(self, ids, targets):
+        """A row that is closed by this, or None."""
+        fits = [row for row in self.open if len(row[0]) + len(ids) <= self.length]
+        row = max(fits, key=lambda r: len(r[0]), default=None)
+        if row is None:
+            row = ([], [])
+            self.open.append(row)
+        row[0].extend(ids)
+        row[1].extend(targets)
+        if len(row[0]) == self.length or len(self.open) > self.OPEN:
+            return self.close(max(self.open, key=lambda r: len(r[0])))
+        return None
+
+    def close(self, row):
+        self.open = [r for r in self.open if r is not row]
+        room = self.length - len(row[0])
+        self.padding += room
+        return row[0] + [self.eot] * room, row[1] + [0] * room
+
+    def rest(self):
+        while self.open:
+            yield self.close(self.open[0])
+
+
 class TargetWriter:
     """Shards with targets, each written whole."""
 
-    def __init__(self, folder, name, split, shard_format, shard_tokens):
-        self.folder, self.prefix, self.shard_tokens = folder, f"{name}_{split}_", shard_tokens
+    def __init__(self, folder, name, split, shard_format, shard_tokens, eot, packer=None):
+        self.folder, self.prefix, self.shard_tokens, self.eot = folder, f"{name}_{split}_", shard_tokens, eot
         self.magic, self.version, self.typecode = FORMATS[shard_format]
-        self.ids, self.flags, self.shards = array(self.typecode), bytearray(), []
+        self.ids, self.flags, self.shards, self.packer = array(self.typecode), bytearray(), [], packer
         self.tokens = self.targets = self.documents = self.bytes = 0
 
     def write(self, ids, targets, answer_bytes):
+        self.documents += 1
+        self.bytes += answer_bytes
+        if not self.packer:
+            self.append(ids, targets)
+        elif full := self.packer.add(ids, targets):
+            self.append(*full)
+
+    def append(self, ids, targets):
         self.ids.extend(ids)
         self.flags.extend(targets)
         self.tokens += len(ids)
         self.targets += sum(targets)
-        self.documents += 1
-        self.bytes += answer_bytes
         if len(self.ids) >= self.shard_tokens:
-            self.finish()
+            self.finish_shard()
 
     def finish(self):
+        for row in self.packer.rest() if self.packer else []:
+            self.append(*row)
+        self.finish_shard()
+
+    def finish_shard(self):
         if not self.ids:
             return
+        if self.packer:  # the last row's last token predicts the token after it
+            self.ids.append(self.eot)
+            self.flags.append(0)
+            self.tokens += 1
         name = f"{self.prefix}{len(self.shards):06d}.bin"
         header = struct.pack("<4i", self.magic, self.version, len(self.ids), 1).ljust(HEADER_BYTES, b"\0")
         if sys.byteorder == "big":
@@ -279,6 +328,7 @@ class TargetWriter:
             "documents": self.documents,
             "bytes": self.bytes,  # of the answers
             "bytes_per_token": self.bytes / self.targets if self.targets else None,
+            **({"padding": self.packer.padding} if self.packer else {}),
             "shards": self.shards,
         }
 
@@ -304,6 +354,15 @@ def parse(argv):
     )
     add("--seed", type=int, default=1, help="of the validation split (default: %(default)s)")
     add("--shard-tokens", type=parse_size, default=10**8, metavar="N", help="tokens per shard, about (default: 1e8)")
+    add(
+        "--pack",
+        type=int,
+        default=0,
+        metavar="T",
+        help="rows of T tokens that cut no conversation; train with --seq-len T",
+    )
+    add("--too-long", choices=("refuse", "skip", "cut"), default="refuse",
+        help="a conversation of more than T tokens with --pack: skip it, or cut its end off (default: %(default)s)")  # fmt: skip
     add("--allow-special", action="store_true", help="let contents name special tokens")
     add("--overwrite", action="store_true", help="replace what --out holds")
     add("--quiet", action="store_true", help="no progress")
@@ -312,6 +371,8 @@ def parse(argv):
 
 def main(argv):
     args = parse(argv)
+    if args.pack and args.pack < 2:
+        raise PrepareError(f"--pack {args.pack}: a row has at least 2 tokens")
     if not 0 <= args.val_fraction < 1:
         raise PrepareError(f"--val-fraction {args.val_fraction:g} is not in [0, 1)")
     if os.path.exists(os.path.join(args.out, "dataset.json")) and not args.overwrite:
@@ -327,12 +388,35 @@ def main(argv):
                 raise PrepareError(f"{path} is in the way; choose another --out, or pass --overwrite to remove it")
             os.remove(path)
     shard_format = format_for(encoder.vocab_size)
-    writers = {s: TargetWriter(args.out, args.name, s, shard_format, args.shard_tokens) for s in ("train", "val")}
+    writers = {
+        s: TargetWriter(
+            args.out,
+            args.name,
+            s,
+            shard_format,
+            args.shard_tokens,
+            encoder.eot,
+            Packer(args.pack, encoder.eot) if args.pack else None,
+        )
+        for s in ("train", "val")
+    }
+    long = 0
     for where, row in read_rows(args.files):
         text, spans = text_and_answers(row, where, template, variables, tokens, args.allow_special)
         key = json.dumps(row, sort_keys=True, ensure_ascii=False)  # equal rows fall to the same side
-        writers[split_of(key, args.seed, args.val_fraction)].write(*encode_row(text, spans, tokens))
-    if not writers["train"].targets:
+        ids, targets, answer_bytes = encode_row(text, spans, tokens)
+        if args.pack and len(ids) > args.pack:
+            if args.too_long == "refuse":
+                raise PrepareError(
+                    f"{where}: {len(ids)} tokens do not fit into a row of {args.pack}; give a larger --pack, or --too-long skip or cut"
+                )
+            long += 1
+            if args.too_long == "skip" or not any(targets[: args.pack]):
+                continue
+            answer_bytes = answer_bytes * sum(targets[: args.pack]) // sum(targets)
+            ids, targets = ids[: args.pack], targets[: args.pack]
+        writers[split_of(key, args.seed, args.val_fraction)].write(ids, targets, answer_bytes)
+    if not writers["train"].documents:
         raise PrepareError("no row for training was found")
     for writer in writers.values():
         writer.finish()
@@ -352,12 +436,18 @@ def main(argv):
                 "eot_id": encoder.eot,
             },
             "documents": "each document begins with the eot token; after the ids one bit for each token: a target or not",
+            **({"packed": args.pack} if args.pack else {}),
             **{split: writer.summary() for split, writer in writers.items()},
         },
     )
     for split, w in writers.items():
+        packed = f", {human(w.packer.padding)} of padding" if w.packer else ""
         print(
-            f"{split:5}  {human(w.tokens)} tokens, {human(w.targets)} of them targets, {human(w.documents)} conversations"
+            f"{split:5}  {human(w.tokens)} tokens, {human(w.targets)} of them targets, {human(w.documents)} conversations{packed}"
+        )
+    if long:
+        print(
+            f"{long} conversations of more than {args.pack} tokens were {'skipped' if args.too_long == 'skip' else 'cut'}"
         )
     print(f"{args.name} is ready in {args.out} (vocabulary {encoder.vocab_size}, tokenizer {encoder.kind})")
     return 0

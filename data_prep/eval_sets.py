@@ -2,14 +2,18 @@
 
     prepare.py eval hellaswag arc_easy perplexity --out data/eval        from the Hugging Face hub
     prepare.py eval hellaswag --from rows.jsonl --out data/eval          from rows of that dataset that are here
+    prepare.py eval hellaswag --few-shot 5 --out data/eval5              five solved examples before each one
 
 The texts are those that lm-evaluation-harness makes of the same rows: its tasks hellaswag, arc_easy, arc_challenge, piqa,
-winogrande, lambada_openai and wikitext (here `perplexity`).
+winogrande, lambada_openai and wikitext (here `perplexity`). Solved examples are those that it draws, with its seed, from the
+training split, or from the rows themselves where there is none (lambada); they stand in the context, so `train_llama eval` needs
+no flag for them.
 """
 
 import argparse
 import json
 import os
+import random
 import re
 import sys
 
@@ -105,16 +109,60 @@ def perplexity(row):
     return wikitext(row) if "page" in row else plain_text(row)
 
 
-# name: (row -> example, repository on the hub, its configuration, split)
+# name: (row -> example, repository on the hub, its configuration, split, split of the solved examples)
 TASKS = {
-    "hellaswag": (hellaswag, "Rowan/hellaswag", None, "validation"),
-    "arc_easy": (arc, "allenai/ai2_arc", "ARC-Easy", "test"),
-    "arc_challenge": (arc, "allenai/ai2_arc", "ARC-Challenge", "test"),
-    "piqa": (piqa, "baber/piqa", None, "validation"),
-    "winogrande": (winogrande, "allenai/winogrande", "winogrande_xl", "validation"),
-    "lambada": (lambada, "EleutherAI/lambada_openai", "default", "test"),
-    "perplexity": (perplexity, "EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test"),
+    "hellaswag": (hellaswag, "Rowan/hellaswag", None, "validation", "train"),
+    "arc_easy": (arc, "allenai/ai2_arc", "ARC-Easy", "test", "train"),
+    "arc_challenge": (arc, "allenai/ai2_arc", "ARC-Challenge", "test", "train"),
+    "piqa": (piqa, "baber/piqa", None, "validation", "train"),
+    "winogrande": (winogrande, "allenai/winogrande", "winogrande_xl", "validation", "train"),
+    "lambada": (lambada, "EleutherAI/lambada_openai", "default", "test", "test"),
+    "perplexity": (perplexity, "EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test", None),
 }
+HARNESS_SEED = 1234
+
+
+# ---- solved examples -------------------------------------------------------------------------------------------------
+
+
+def solved(example):
+    """Question and right answer as they stand before the question that is asked."""
+    context = example["context"]
+    if isinstance(context, list):
+        return context[example["gold"]] + example["continuation"]
+    return context + " " + (example["choices"][example["gold"]] if "choices" in example else example["continuation"])
+
+
+class Shots:
+    """The harness's sampler: one generator for the whole task, drawn from in the order of the rows. Where the task has no test
+    split of its own, a row is not among its own examples: one more is drawn, and it or the last one goes."""
+
+    def __init__(self, name, pool, count):
+        self.make, _, _, split, _ = TASKS[name]
+        self.pool, self.count, self.random = list(pool), count, random.Random(HARNESS_SEED)
+        self.leaves_out = split != "test"
+        needs = count + self.leaves_out
+        if len(self.pool) < needs:
+            raise PrepareError(
+                f"--few-shot {count}: {name} needs {needs} rows to draw from, and there are {len(self.pool)}"
+            )
+
+    def draw(self, row):
+        if not self.leaves_out:
+            return self.random.sample(self.pool, self.count)
+        drawn = [r for r in self.random.sample(self.pool, self.count + 1) if r != row][: self.count]
+        if len(drawn) < self.count:  # the row stands there more than once
+            drawn = self.random.sample([r for r in self.pool if r != row], self.count)
+        return drawn
+
+    def put_before(self, example, row):
+        before = "".join(solved(self.make(r)) + "\n\n" for r in self.draw(row))
+        context = example["context"]
+        example["context"] = [before + c for c in context] if isinstance(context, list) else before + context
+        example.pop("llmc", None)  # llm.c asks without examples
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 def rows_of_files(paths):
@@ -152,12 +200,15 @@ def rows_of_hub(repo, subset, split):
         ) from e
 
 
-def prepare(name, rows):
+def prepare(name, rows, shots=None):
     """The lines of NAME.jsonl."""
     make, lines = TASKS[name][0], []
     for where, row in rows:
         try:
-            lines.append(json.dumps(make(row), ensure_ascii=False))
+            example = make(row)
+            if shots:
+                shots.put_before(example, row)
+            lines.append(json.dumps(example, ensure_ascii=False))
         except (KeyError, ValueError, TypeError, AttributeError) as e:
             raise PrepareError(f"{where}: no row of {name}: {type(e).__name__} {e}") from e
     if not lines:
@@ -171,14 +222,31 @@ def main(argv):
     )
     parser.add_argument("tasks", nargs="+", metavar="TASK", choices=list(TASKS), help=", ".join(TASKS))
     parser.add_argument("--from", dest="rows", nargs="+", metavar="FILE", help="JSONL rows (or .txt for perplexity)")
+    parser.add_argument(
+        "--few-shot", type=int, default=0, metavar="N", help="solved examples before each one (default: 0)"
+    )
+    parser.add_argument(
+        "--few-shot-from", nargs="+", metavar="FILE", help="rows to draw them from, with --from (default: its own)"
+    )
     parser.add_argument("--out", default=OUT, metavar="DIR", help="folder to write (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.rows and len(args.tasks) > 1:
         raise PrepareError("--from has the rows of one task; name one")
+    if args.few_shot < 0 or (args.few_shot and "perplexity" in args.tasks):
+        raise PrepareError(f"--few-shot {args.few_shot}: perplexity has no examples; other tasks take 0 or more")
+    if args.few_shot_from and not (args.rows and args.few_shot):
+        raise PrepareError("--few-shot-from says where --few-shot N draws from beside --from FILE; give both")
     os.makedirs(args.out, exist_ok=True)
     for name in args.tasks:
-        rows = rows_of_files(args.rows) if args.rows else rows_of_hub(*TASKS[name][1:])
-        lines = prepare(name, rows)
+        _, repo, subset, split, pool_split = TASKS[name]
+        rows = rows_of_files(args.rows) if args.rows else rows_of_hub(repo, subset, split)
+        shots = None
+        if args.few_shot:
+            pool = (
+                rows_of_files(args.few_shot_from or args.rows) if args.rows else rows_of_hub(repo, subset, pool_split)
+            )
+            shots = Shots(name, (row for _, row in pool), args.few_shot)
+        lines = prepare(name, rows, shots)
         path = os.path.join(args.out, name + ".jsonl")
         write_atomically(path, ("\n".join(lines) + "\n").encode())
         print(f"{path}: {len(lines)} examples", file=sys.stdout)

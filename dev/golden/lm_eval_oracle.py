@@ -3,10 +3,10 @@
 metrics, as JSON.
 
     python3 -m venv v && v/bin/pip install "lm-eval[hf]"
-    v/bin/python dev/golden/lm_eval_oracle.py MODEL ROWS_DIR [--batch N] > oracle.json
+    v/bin/python dev/golden/lm_eval_oracle.py MODEL ROWS_DIR [--batch N] [--few-shot N] > oracle.json
 
 ROWS_DIR holds rows as the datasets have them: hellaswag.jsonl, arc_easy.jsonl, piqa.jsonl, winogrande.jsonl, lambada.jsonl,
-perplexity.jsonl (with WikiText's "page"). The tasks are the package's own; only the place of their data is changed.
+perplexity.jsonl (with WikiText's "page"). The tasks are the package's own; only the place of their data is changed: every split is these rows.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TASKS = {
 }
 
 
-def evaluate(model, rows, batch):
+def evaluate(model, rows, batch, few_shot=0):
     import lm_eval
     import lm_eval.tasks
     import torch
@@ -40,8 +40,11 @@ def evaluate(model, rows, batch):
     lm = HFLM(pretrained=model, device="cpu", dtype="float32", batch_size=batch)
     folder = os.path.dirname(lm_eval.tasks.__file__)
     names = [t for t in TASKS if os.path.exists(os.path.join(rows, t + ".jsonl"))]
+    if few_shot:
+        names.remove("perplexity")
     with tempfile.TemporaryDirectory() as work:
         for name in names:
+            path = os.path.abspath(os.path.join(rows, name + ".jsonl"))
             with open(os.path.join(work, name + ".yaml"), "w") as f:
                 json.dump(
                     {
@@ -50,17 +53,14 @@ def evaluate(model, rows, batch):
                         "tag": None,
                         "dataset_path": "json",
                         "dataset_name": None,
-                        "dataset_kwargs": {"data_files": {"test": os.path.abspath(os.path.join(rows, name + ".jsonl"))}},
-                        "training_split": None,
-                        "validation_split": None,
-                        "test_split": "test",
+                        "dataset_kwargs": {"data_files": dict.fromkeys(("train", "validation", "test"), path)},
                     },
                     f,
                 )
         manager = lm_eval.tasks.TaskManager(include_path=work)
         found = lm_eval.simple_evaluate(
-            model=lm, tasks=["local_" + n for n in names], task_manager=manager, num_fewshot=0, log_samples=True,
-            bootstrap_iters=0,
+            model=lm, tasks=["local_" + n for n in names], task_manager=manager, num_fewshot=few_shot,
+            log_samples=True, bootstrap_iters=0,
         )
     out = {}
     for name in names:
@@ -75,6 +75,12 @@ def evaluate(model, rows, batch):
             if isinstance(value, float) and "stderr" not in key
         }
         out[name] = {"metrics": metrics, "requests": requests}
+        if few_shot:  # what the model was given, in the order of the requests
+            out[name]["contexts"] = [
+                arguments[0]
+                for sample in sorted(found["samples"]["local_" + name], key=lambda s: s["doc_id"])
+                for arguments in sample["arguments"]
+            ]
     return {"lm_eval": lm_eval.__version__, "tasks": out}
 
 
@@ -83,9 +89,10 @@ def main():
     parser.add_argument("model")
     parser.add_argument("rows")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--few-shot", type=int, default=0)
     args = parser.parse_args()
     stdout, sys.stdout = sys.stdout, sys.stderr  # the package prints
-    result = evaluate(args.model, args.rows, args.batch)
+    result = evaluate(args.model, args.rows, args.batch, args.few_shot)
     json.dump(result, stdout, indent=1)
 
 

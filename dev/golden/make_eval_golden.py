@@ -9,6 +9,7 @@
     plain/, bos/       the model with a tokenizer that puts nothing in front of a text, and with one that puts bos there;
                        bos/ has no weights of its own
     plain.json, bos.json     dev/golden/lm_eval_oracle.py
+    few_shot.json            the same of plain/ with --few-shot 2, and the contexts
 """
 
 import json
@@ -96,6 +97,9 @@ def main():
                                   check=True, stdout=subprocess.PIPE).stdout
         with open(os.path.join(OUT, name + ".json"), "wb") as f:
             f.write(text + b"\n")
+    oracle = [sys.executable, os.path.join(HERE, "lm_eval_oracle.py"), os.path.join(OUT, "plain"), os.path.join(OUT, "rows")]
+    with open(os.path.join(OUT, "few_shot.json"), "wb") as f:
+        f.write(subprocess.run(oracle + ["--few-shot", "2"], check=True, stdout=subprocess.PIPE).stdout)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,43 @@ class Rows(ChatTest):
         self.assertIn("no system role", refused({"messages": TALK}, "--template", strict))
         self.assertIn("--template plain", self.prepare([{"prompt": "a", "completion": "b"}])[1])
 
+    def test_no_sample_of_packed_rows_cuts_a_conversation(self):
+        length = 64
+        rows = [{"prompt": f"{i}:" + "q" * (7 * i % 23), "completion": "a" * (1 + 11 * i % 29)} for i in range(200)]
+        code, printed = self.prepare(rows, "--template", "plain", "--pack", str(length))
+        self.assertEqual(code, 0, printed)
+        ids, marks = self.shard()
+        want = sorted(f"{r['prompt']}{r['completion']}" for r in rows)
+        self.assertEqual((len(ids) - 1) % length, 0)
+        found, answers = [], 0
+        for k in range((len(ids) - 1) // length):  # what the trainer reads as sample k: T + 1 tokens
+            inputs, targets = ids[k * length : (k + 1) * length], ids[k * length + 1 : (k + 1) * length + 1]
+            self.assertEqual(inputs[0], 256)
+            text = "".join("|" if i == 256 else chr(i) for i in inputs)
+            found += [part for part in text.split("|") if part]
+            answers += sum(marks[k * length + 1 : (k + 1) * length + 1])
+            self.assertEqual(targets[-1], 256)
+        self.assertEqual(sorted(found), want)
+        # Each answer with its end token is predicted in the sample that holds its question.
+        self.assertEqual(answers, sum(len(r["completion"]) + 1 for r in rows))
+        with open(os.path.join(self.out, "dataset.json")) as f:
+            d = json.load(f)
+        self.assertEqual((d["packed"], d["train"]["documents"]), (length, 200))
+        self.assertEqual(d["train"]["padding"] + sum(len(w) + 2 for w in want) + 1, d["train"]["tokens"])
+        self.assertLess(d["train"]["padding"], 0.1 * len(ids))
+
+    def test_a_conversation_that_is_longer_than_a_packed_row(self):
+        rows = [{"prompt": "q", "completion": "ok"}, {"prompt": "q" * 20, "completion": "a" * 20}]
+        code, printed = self.prepare(rows, "--template", "plain", "--pack", "32")
+        self.assertEqual(code, 1)
+        self.assertIn("line 2", printed)
+        self.assertIn("--too-long skip or cut", printed)
+        code, printed = self.prepare(rows, "--template", "plain", "--pack", "32", "--too-long", "skip")
+        self.assertIn("1 conversations of more than 32 tokens were skipped", printed)
+        self.assertEqual(self.text_of({1}), "ok|")
+        self.assertEqual(self.prepare(rows, "--template", "plain", "--pack", "32", "--too-long", "cut")[0], 0)
+        self.assertEqual(self.text_of({1}), "a" * 11 + "ok|")  # the full row is written first
+
     def test_a_template_can_not_reach_the_machine(self):
         path = self.file("evil.jinja", "{{ messages.__class__.__mro__[1].__subclasses__() }}")
         code, printed = self.prepare([{"messages": TALK}], "--template", path)

@@ -87,4 +87,32 @@ for task in hellaswag arc_easy piqa winogrande lambada perplexity; do
   python3 data_prep/prepare.py eval $task --from $golden/rows/$task.jsonl --out "$work/tasks" > "$work/log" 2>&1
   check "prepares $task" cmp "$work/tasks/$task.jsonl" $golden/$task.jsonl
 done
+
+# ---- solved examples before each one: contexts and log-likelihoods of lm-eval's --num_fewshot 2 ----
+few() { python3 data_prep/prepare.py eval "$@" --few-shot 2 --out "$work/few" > "$work/log" 2>&1; }
+for task in hellaswag arc_easy piqa winogrande lambada; do
+  check "prepares $task with examples" few $task --from $golden/rows/$task.jsonl
+done
+"$program" eval --from $golden/plain --data "$work/few" --tasks hellaswag,arc_easy,piqa,winogrande,lambada --device cpu --batch 3 \
+  --requests "$work/few.jsonl" > "$work/log" 2>&1
+check "contexts are the harness's, log-likelihoods within 1e-4" python3 -c "
+import json
+tasks = json.load(open('$golden/few_shot.json'))['tasks']
+lines = [json.loads(line) for line in open('$work/few.jsonl')]
+assert sorted(tasks) == sorted({l['task'] for l in lines}) and len(tasks) == 5
+for task, want in tasks.items():
+    contexts = []
+    for line in open('$work/few/' + task + '.jsonl'):
+        row = json.loads(line)
+        context = row['context']
+        contexts += context if isinstance(context, list) else [context] * len(row.get('choices', [0]))
+    assert contexts == want['contexts'], task
+    got = [l for l in lines if l['task'] == task]
+    assert len(got) == len(want['requests']), task
+    for g, w in zip(got, want['requests']):
+        assert abs(g['log_p'] - w[0]) <= 1e-4 and g['greedy'] == w[1], (task, g, w)"
+check "examples of one's own rows" few piqa --from $golden/rows/piqa.jsonl --few-shot-from $golden/rows/piqa.jsonl
+refuses() { ! few "$@" && grep -q -- "$text" "$work/log"; }
+text="needs 3 rows" check "too few rows to draw from" refuses piqa --from <(head -n 2 $golden/rows/piqa.jsonl) --few-shot-from <(head -n 2 $golden/rows/piqa.jsonl)
+text="perplexity has no examples" check "none for perplexity" refuses perplexity --from $golden/rows/perplexity.jsonl
 summary
