@@ -165,7 +165,10 @@ void Collectives::mark_done(Stream& stream) {
 std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& transport,
                                               const CollectiveOptions& asked) {
     CollectiveOptions options = asked;
-    if (options.chunk_bytes == 0) options.chunk_bytes = transport.good_chunk_bytes();
+    if (options.chunk_bytes == 0) {
+        options.chunk_bytes = asked.largest_chunk_bytes ? asked.largest_chunk_bytes : transport.good_chunk_bytes();
+        options.largest_chunk_bytes = options.chunk_bytes;
+    }
     if (options.lanes == 0) options.lanes = transport.good_lanes();
     require(options.chunk_bytes >= 256 && options.lanes >= 1, "chunks of %lld bytes in %d lanes: at least 256 and 1",
             (long long)options.chunk_bytes, options.lanes);
@@ -174,10 +177,57 @@ std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& tr
             return make_ring(transport, options);
         case Algorithm::direct:
             return make_direct(transport, options);
+        case Algorithm::hier:
+            return make_hier(transport, options);
         case Algorithm::library:
             return transport.size() == 1 ? make_ring(transport, options) : transport.library_collectives(options);
     }
     __builtin_unreachable();
+}
+
+std::string text_of(const AxisAlgorithms& chosen) {
+    const std::string tp = std::string("tp=") + name_of(chosen.tp);
+    if (!chosen.data) return tp;
+    return chosen.tp == AxisAlgorithms{}.tp ? name_of(*chosen.data) : tp + ",data=" + name_of(*chosen.data);
+}
+
+// Calls chosen(axis, algorithm) for each part; what is wrong with the text.
+template <class Chosen>
+static std::string read_axis_algorithms(const std::string& text, Chosen chosen) {
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        const std::string part = text.substr(at, end - at);
+        const size_t equals = part.find('=');
+        const std::string axis = equals == std::string::npos ? "data" : part.substr(0, equals);
+        const std::string name = equals == std::string::npos ? part : part.substr(equals + 1);
+        if (axis != "data" && axis != "tp") return "'" + part + "': the axes are tp and data; nearest: data=" + name;
+        std::string all;
+        const Named<Algorithm>* found = nullptr;
+        for (const Named<Algorithm>& n : kNames<Algorithm>) {
+            all += (all.empty() ? "" : ", ") + std::string(n.name);
+            if (name == n.name) found = &n;
+        }
+        if (!found) return "'" + name + "' must be one of " + all;
+        chosen(axis, found->value);
+        at = end + 1;
+    }
+    return "";
+}
+
+std::string wrong_axis_algorithms(const std::string& text) {
+    return read_axis_algorithms(text, [](const std::string&, Algorithm) {});
+}
+
+AxisAlgorithms parse_axis_algorithms(const std::string& text) {
+    AxisAlgorithms chosen;
+    const std::string wrong = read_axis_algorithms(text, [&](const std::string& axis, Algorithm how) {
+        if (axis == "tp")
+            chosen.tp = how;
+        else
+            chosen.data = how;
+    });
+    require(wrong.empty(), "collectives: %s", wrong.c_str());
+    return chosen;
 }
 
 }  // namespace rz

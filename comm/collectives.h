@@ -13,8 +13,13 @@
 //   direct   every element is (((g[0] + g[1]) + g[2]) + ...) * scale in fp32 over the values rounded to `wire`, rounded
 //            once to the output's type: its bits depend neither on the slices, nor on chunk size, order of ranks in
 //            the network or transport; only on the number of ranks and what each contributed.
+//   hier     on several nodes every element is the sum of the nodes' sums, in ascending order of the nodes, each of them
+//            rounded to `wire` and made of its ranks' values, rounded to `wire`, in ascending order; both in fp32, the
+//            last one times `scale` and rounded once. The bits depend on how many nodes there are, on no slice, step
+//            or transport. On one node direct's, or the ring's above kDirectBytes (thresholds.h); with one rank on each
+//            node direct's.
 //   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
-// In ring and direct, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
+// In ring, direct and hier, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
 // slices, to the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there
 // proves nothing).
 //
@@ -23,8 +28,10 @@
 // A Collectives object is used from one stream at a time; it must outlive the work enqueued through it.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "comm/transport.h"
@@ -65,9 +72,13 @@ struct AllGather {
 };
 
 struct CollectiveOptions {
-    int64_t chunk_bytes = 0;     // of one hop, in bytes on the wire; 0: what suits the transport
-    int lanes = 0;               // chunks under way at once: one is added while others move; 0: likewise
-    CommMeter* meter = nullptr;  // optional; must outlive the object
+    int64_t chunk_bytes = 0;  // of one hop, in bytes on the wire; 0: what suits the transport and, on a ring, the
+                              // slices: a part for each lane, from 1 MiB on
+    int64_t largest_chunk_bytes = 0;  // of those that suit; 0: the transport's
+    int lanes = 0;                    // chunks under way at once: one is added while others move; 0: likewise
+    CommMeter* meter = nullptr;       // optional; must outlive the object
+    int nodes = 1;                    // of hier: the group's rank is local * nodes + node (Grid puts them so)
+    int64_t step_bytes = 0;           // of hier, in one step to one rank of the node; 0: thresholds.h's
 };
 
 class Collectives {
@@ -108,6 +119,14 @@ class Collectives {
     MessageGroup hop() const;
     // Marks the running operation complete, in stream order; the algorithms end with it.
     void mark_done(Stream& stream);
+    // The running operation, carried out by another algorithm on the same transport.
+    template <class Args>
+    void hand_to(Collectives& other, Stream& stream, const Args& a) {
+        other.seq_ = seq_;
+        if constexpr (std::is_same_v<Args, AllReduce>) other.do_all_reduce(stream, a);
+        if constexpr (std::is_same_v<Args, ReduceScatter>) other.do_reduce_scatter(stream, a);
+        if constexpr (std::is_same_v<Args, AllGather>) other.do_all_gather(stream, a);
+    }
     // What one half of the ring sends from this rank: all slices but its own, or but the right neighbour's.
     int64_t scatter_bytes(Offsets offsets, DType wire) const;
     int64_t gather_bytes(Offsets offsets, DType dtype) const;
@@ -124,12 +143,28 @@ class Collectives {
     uint64_t seq_ = 0;
 };
 
-// library: NCCL's or MPI's own.
-enum class Algorithm { ring, direct, library };
+// library: NCCL's or MPI's own. hier: two levels, inside the nodes and across them.
+enum class Algorithm { ring, direct, library, hier };
 template <>
 inline constexpr auto kNames<Algorithm> = std::to_array<Named<Algorithm>>({{Algorithm::ring, "ring"},
                                                                            {Algorithm::direct, "direct"},
-                                                                           {Algorithm::library, "library"}});
+                                                                           {Algorithm::library, "library"},
+                                                                           {Algorithm::hier, "hier"}});
+
+// Whether its ranks stand in columns over the nodes, which Grid arranges.
+constexpr bool is_two_level(Algorithm a) { return a == Algorithm::hier; }
+
+// By axis of the mesh, as --collectives has it: "hier", "tp=ring", "tp=direct,data=hier". An algorithm alone is data's.
+struct AxisAlgorithms {
+    std::optional<Algorithm> data = {};  // of data, shard and replicate; none: ring on one node, hier on several
+    Algorithm tp = Algorithm::direct;
+    bool operator==(const AxisAlgorithms&) const = default;
+    Algorithm data_on(int nodes) const { return data.value_or(nodes > 1 ? Algorithm::hier : Algorithm::ring); }
+};
+std::string text_of(const AxisAlgorithms&);
+// What is wrong with such a text, and the nearest that is right; "": nothing.
+std::string wrong_axis_algorithms(const std::string& text);
+AxisAlgorithms parse_axis_algorithms(const std::string& text);
 
 // The transport must outlive the result.
 std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& transport,
@@ -138,6 +173,7 @@ std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& tr
 // Our algorithms (make_collectives picks).
 std::unique_ptr<Collectives> make_ring(Transport& transport, const CollectiveOptions& options);
 std::unique_ptr<Collectives> make_direct(Transport& transport, const CollectiveOptions& options);
+std::unique_ptr<Collectives> make_hier(Transport& transport, const CollectiveOptions& options);
 
 // out = x * scale, converted; nothing if that changes nothing.
 void scale_into(Stream& stream, void* out, DType out_dtype, const void* x, DType dtype, int64_t n, float scale);

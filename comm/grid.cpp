@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
+#include <utility>
 
 #include "kernels/runtime/check.h"
 
@@ -113,6 +115,27 @@ Grid::Grid(int ranks, const GridOptions& o) : ranks_(ranks), order_(o.order) {
     }
     shard_size_ = o.shard_size == 0 ? size(Axis::data) : o.shard_size;
     check_shard_size(shard_size_, size(Axis::data), ranks);
+    nodes_ = o.nodes;
+    require(nodes_.empty() || int(nodes_.size()) == ranks, "the nodes of %zu ranks, of %d", nodes_.size(), ranks);
+    if (!o.by_columns) return;
+    for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate}) {
+        if (size(axis) == 1) continue;
+        require(nodes(axis) > 0,
+                "--collectives hier: the groups of %d ranks on the %s axis do not lie evenly on their nodes\n"
+                "  nearest: as many ranks on each node, a --shard-size that fits them, or --collectives ring",
+                size(axis), name_of(axis));
+        std::vector<int> places(static_cast<size_t>(ranks));
+        std::vector<bool> seen(static_cast<size_t>(ranks));
+        for (int r = 0; r < ranks; ++r) {
+            if (seen[size_t(r)]) continue;
+            const std::vector<int> members = columns(together(axis, r));
+            for (size_t i = 0; i < members.size(); ++i) {
+                places[size_t(members[i])] = int(i);
+                seen[size_t(members[i])] = true;
+            }
+        }
+        by_columns_[size_t(axis)] = std::move(places);
+    }
 }
 
 int Grid::size(Axis axis) const {
@@ -123,7 +146,7 @@ int Grid::size(Axis axis) const {
     return axis == Axis::replicate ? size / shard_size_ : size;
 }
 
-Place Grid::place(Axis axis, int rank) const {
+Place Grid::position(Axis axis, int rank) const {
     require(rank >= 0 && rank < ranks_, "rank %d of a mesh of %d", rank, ranks_);
     Place place;
     for (const Axis a : order_)
@@ -136,18 +159,67 @@ Place Grid::place(Axis axis, int rank) const {
     return place;
 }
 
-std::vector<int> Grid::members(Axis axis, int rank) const {
-    const auto together = [&](int r) {
+Place Grid::place(Axis axis, int rank) const {
+    const Place at = position(axis, rank);
+    const std::vector<int>& columns = by_columns_[size_t(axis)];
+    return columns.empty() ? at : Place{columns[size_t(rank)], at.size};
+}
+
+std::vector<int> Grid::together(Axis axis, int rank) const {
+    const auto with = [&](int r) {
         for (const Axis a : order_)
             if (!varies(axis, a) && coordinate(a, r) != coordinate(a, rank)) return false;
-        if (axis == Axis::shard) return place(Axis::replicate, r) == place(Axis::replicate, rank);
-        if (axis == Axis::replicate) return place(Axis::shard, r) == place(Axis::shard, rank);
+        if (axis == Axis::shard) return position(Axis::replicate, r) == position(Axis::replicate, rank);
+        if (axis == Axis::replicate) return position(Axis::shard, r) == position(Axis::shard, rank);
         return true;
     };
     std::vector<int> list;
     for (int r = 0; r < ranks_; ++r)
-        if (together(r)) list.push_back(r);
+        if (with(r)) list.push_back(r);
     return list;
+}
+
+std::vector<int> Grid::members(Axis axis, int rank) const {
+    std::vector<int> list = together(axis, rank);
+    return by_columns_[size_t(axis)].empty() ? list : columns(std::move(list));
+}
+
+// ---- nodes ----------------------------------------------------------------------------------------------------------
+
+// The members' ranks by node, nodes in ascending order of their first rank.
+static std::vector<std::vector<int>> rows_of(const std::vector<int>& members, const std::vector<int>& nodes) {
+    std::map<int, size_t> row_of;
+    std::vector<std::vector<int>> rows;
+    for (const int r : members) {
+        const auto [row, is_new] = row_of.try_emplace(nodes.empty() ? 0 : nodes[size_t(r)], rows.size());
+        if (is_new) rows.emplace_back();
+        rows[row->second].push_back(r);
+    }
+    return rows;
+}
+
+int Grid::nodes(Axis axis) const {
+    int count = -1;
+    std::vector<bool> seen(static_cast<size_t>(ranks_));
+    for (int r = 0; r < ranks_ && !nodes_.empty(); ++r) {
+        if (seen[size_t(r)]) continue;
+        const std::vector<int> members = together(axis, r);
+        for (const int m : members) seen[size_t(m)] = true;
+        const auto rows = rows_of(members, nodes_);
+        for (const auto& row : rows)
+            if (row.size() != rows.front().size()) return 0;
+        if (count >= 0 && int(rows.size()) != count) return 0;
+        count = int(rows.size());
+    }
+    return count < 0 ? 1 : count;
+}
+
+std::vector<int> Grid::columns(std::vector<int> members) const {
+    const auto rows = rows_of(members, nodes_);
+    members.clear();
+    for (size_t l = 0; l < rows.front().size(); ++l)
+        for (const auto& row : rows) members.push_back(row[l]);
+    return members;
 }
 
 }  // namespace rz

@@ -14,7 +14,10 @@
 //   replicate  the ranks of the data axis that hold the same slice of the state
 //   model      tp x pp: the ranks that hold one copy of the parameters together
 //
-// On every axis the ranks stand in ascending order of their rank in the job.
+// On every axis the ranks stand in ascending order of their rank in the job. But with `by_columns` those of data, shard
+// and replicate stand by their place on their node, then by node: collectives of two levels (hier) let the rank at
+// (node m of P, local l) own slice l * P + m. That is the map from ranks to slices, for every algorithm; on one node, and
+// with one rank on each, it changes nothing.
 
 #include <array>
 #include <string>
@@ -29,6 +32,8 @@ struct GridOptions {
     int tp = 1, cp = 1, pp = 1;
     int shard_size = 0;  // 0: the whole data axis
     std::array<Axis, 4> order = {Axis::tp, Axis::cp, Axis::dp, Axis::pp};
+    std::vector<int> nodes = {};  // by rank, which machine it is on, by any number; none: all on one
+    bool by_columns = false;
 };
 
 struct Place {
@@ -44,19 +49,26 @@ class Grid {
     int ranks() const { return ranks_; }
     const std::array<Axis, 4>& order() const { return order_; }
     int size(Axis axis) const;
+    // The nodes that a group on this axis lies on; 0 if they do not hold equally many of its ranks.
+    int nodes(Axis axis) const;
     // Of a rank of the job.
     Place place(Axis axis, int rank) const;
-    // The ranks of the job that stand on this axis with `rank`, ascending: members()[place().rank] == rank.
+    // The ranks of the job that stand on this axis with `rank`, in order: members()[place().rank] == rank.
     std::vector<int> members(Axis axis, int rank) const;
-    // The smallest of members(): it names the group.
+    // The first of members(): it names the group.
     int first_member(Axis axis, int rank) const { return members(axis, rank).front(); }
 
    private:
+    Place position(Axis axis, int rank) const;  // in ascending order
+    std::vector<int> together(Axis axis, int rank) const;
+    std::vector<int> columns(std::vector<int> members) const;
     int coordinate(Axis axis, int rank) const { return rank / stride_[size_t(axis)] % size_[size_t(axis)]; }
 
     int ranks_, shard_size_ = 1;
     std::array<Axis, 4> order_;
     std::array<int, 4> size_ = {}, stride_ = {};  // of tp, cp, dp, pp
+    std::vector<int> nodes_;
+    std::array<std::vector<int>, size_t(Axis::count_)> by_columns_;  // places by rank, of the axes that stand so
 };
 
 }  // namespace rz

@@ -77,7 +77,27 @@ void Mesh::build_links(Device device, bool one_lane, const Open& open) {
 
 // ---- groups ---------------------------------------------------------------------------------------------------------
 
-void Mesh::build_axis(Axis axis, const MeshOptions& options, const Open& open) {
+// With the algorithm of the data axis, and ranks in columns where it has two levels.
+static MeshOptions settle(int ranks, MeshOptions o, std::vector<int> nodes) {
+    if (o.grid.nodes.empty()) o.grid.nodes = std::move(nodes);
+    for (int r = 0; r < ranks && o.ranks_per_node > 0; ++r) {
+        o.grid.nodes.resize(size_t(ranks));
+        o.grid.nodes[size_t(r)] = r / o.ranks_per_node;
+    }
+    const Grid grid(ranks, o.grid);
+    if (!o.algorithms.data) {  // nothing was asked for: two levels where they fit
+        const bool fits = grid.nodes(Axis::shard) > 0 && grid.nodes(Axis::replicate) > 0;
+        o.algorithms.data = o.algorithms.data_on(fits ? grid.nodes(Axis::data) : 1);
+    }
+    o.grid.by_columns = is_two_level(*o.algorithms.data);
+    require(!is_two_level(o.algorithms.tp) || grid.nodes(Axis::tp) == 1,
+            "--collectives tp=%s: the %d ranks of the tp axis are not all on one node, and the parts of tensors lie in "
+            "the order of ranks, not in columns\n  nearest: --collectives tp=direct",
+            name_of(o.algorithms.tp), grid.size(Axis::tp));
+    return o;
+}
+
+void Mesh::build_axis(Axis axis, const Open& open) {
     const int size = grid_.size(axis);
     const bool of_data = axis == Axis::data || axis == Axis::shard || axis == Axis::replicate;
     if (of_data && axis != Axis::data && size == data().size()) {
@@ -90,40 +110,44 @@ void Mesh::build_axis(Axis axis, const MeshOptions& options, const Open& open) {
             std::make_unique<SelfTransport>(data().transport().device(), name_of(axis), nullptr, world_.rank);
     else
         group.transport = open(grid_.members(axis, world_.rank), name_of(axis));
-    group.collectives =
-        make_collectives(of_data ? options.algorithm : Algorithm::direct, *group.transport, options.collectives);
+    const Algorithm how = of_data ? algorithm() : axis == Axis::tp ? options_.algorithms.tp : Algorithm::direct;
+    CollectiveOptions options = options_.collectives;
+    options.nodes = is_two_level(how) && size > 1 ? grid_.nodes(axis) : 1;
+    group.collectives = make_collectives(how, *group.transport, options);
     require(group.transport->rank() == place(axis).rank, "axis %s: rank %d of the job stands at %d, not at %d",
             name_of(axis), world_.rank, group.transport->rank(), place(axis).rank);
     axes_[size_t(axis)] = group.collectives.get();
     groups_.push_back(std::move(group));
 }
 
-void Mesh::build(Device device, const MeshOptions& options, const Open& open) {
+void Mesh::build(Device device, const Open& open) {
     stream_ = make_comm_stream(device);
     for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate, Axis::tp, Axis::cp, Axis::pp, Axis::model})
-        build_axis(axis, options, open);
+        build_axis(axis, open);
     const bool staged = device.is_cuda() && std::string(pp().transport().name()) == "mpi";
-    build_links(device, options.one_lane || staged, open);
+    build_links(device, options_.one_lane || staged, open);
 }
 
 Mesh::Mesh(Process& process, Device device, const MeshOptions& options)
-    : grid_(process.size(), options.grid), world_{process.rank(), process.size()} {
-    build(device, options, [&](const std::vector<int>& members, const std::string& name) {
+    : options_(settle(process.size(), options, process.nodes())),
+      grid_(process.size(), options_.grid),
+      world_{process.rank(), process.size()} {
+    build(device, [&](const std::vector<int>& members, const std::string& name) {
         const int color = members.empty() ? -1 : *std::min_element(members.begin(), members.end());
         const auto key = std::find(members.begin(), members.end(), world_.rank) - members.begin();
-        return process.make_transport(options.transport, device, color, int(key), name);
+        return process.make_transport(options_.transport, device, color, int(key), name);
     });
 }
 
-Mesh::Mesh(Device device, const MeshOptions& options) : grid_(1, options.grid) {
-    build(device, options, [&](const std::vector<int>&, const std::string& name) {
+Mesh::Mesh(Device device, const MeshOptions& options) : options_(settle(1, options, {})), grid_(1, options_.grid) {
+    build(device, [&](const std::vector<int>&, const std::string& name) {
         return std::make_unique<SelfTransport>(device, name);
     });
 }
 
 Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options)
-    : grid_(hub.size(), options.grid), world_{rank, hub.size()} {
-    build(hub.device(rank), options,
+    : options_(settle(hub.size(), options, {})), grid_(hub.size(), options_.grid), world_{rank, hub.size()} {
+    build(hub.device(rank),
           [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
               if (members.empty()) return nullptr;
               return hub.subgroup(rank, members, name + format(" of %d", members.front()));
@@ -132,9 +156,9 @@ Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options)
 
 Mesh::Mesh(Device device, int rank, int size, const PlannedNetwork& network, const MeshOptions& options,
            PlannedPeers* peers)
-    : grid_(size, options.grid), world_{rank, size}, planned_peers_(peers) {
+    : options_(settle(size, options, {})), grid_(size, options_.grid), world_{rank, size}, planned_peers_(peers) {
     require(rank >= 0 && rank < size, "rank %d of %d", rank, size);
-    build(device, options, [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
+    build(device, [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
         if (members.empty()) return nullptr;
         const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
         const std::shared_ptr<PlannedMail> mail = peers ? peers->mail(name, members) : nullptr;

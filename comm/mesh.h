@@ -37,7 +37,8 @@ class Process;
 struct MeshOptions {
     GridOptions grid = {};
     TransportKind transport = TransportKind::automatic;
-    Algorithm algorithm = Algorithm::ring;  // of data, shard and replicate; the others sum in ascending rank order
+    AxisAlgorithms algorithms = {};  // cp, pp and model sum in ascending rank order
+    int ranks_per_node = 0;          // 0: as the launcher placed them, or as grid.nodes has it
     CollectiveOptions collectives = {};
     bool one_lane = false;  // all links on stream(); always so for CUDA memory over MPI
 };
@@ -82,6 +83,8 @@ class Mesh {
     ~Mesh();
 
     const Grid& grid() const { return grid_; }
+    // What --collectives came to: of data, shard and replicate.
+    Algorithm algorithm() const { return *options_.algorithms.data; }
     Place world() const { return world_; }  // in the job
     Place place(Axis axis) const { return grid_.place(axis, world_.rank); }
 
@@ -119,12 +122,13 @@ class Mesh {
     using Open = std::function<std::unique_ptr<Transport>(const std::vector<int>& members, const std::string& name)>;
     using Links = std::vector<std::unique_ptr<Link>>;
 
-    void build(Device device, const MeshOptions& options, const Open& open);
-    void build_axis(Axis axis, const MeshOptions& options, const Open& open);
+    void build(Device device, const Open& open);
+    void build_axis(Axis axis, const Open& open);
     void build_links(Device device, bool one_lane, const Open& open);
     Collectives& on(Axis axis) const { return *axes_[size_t(axis)]; }
     Link& link(const Links& links, int pp_rank) const;
 
+    MeshOptions options_;  // with what was left open
     Grid grid_;
     Place world_;
     std::vector<Group> groups_;

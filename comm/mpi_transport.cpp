@@ -336,6 +336,8 @@ MpiWorld mpi_init() {
           "MPI_Comm_split_type");
     MPI_Comm_rank(local, &world.local_rank);
     MPI_Comm_size(local, &world.local_size);
+    world.first_on_host = world.rank;
+    check(MPI_Bcast(&world.first_on_host, 1, MPI_INT, 0, local), "MPI_Bcast");
     MPI_Comm_free(&local);
     return world;
 }

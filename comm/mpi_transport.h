@@ -17,6 +17,7 @@ namespace rz {
 struct MpiWorld {
     int rank = 0, size = 1;
     int local_rank = 0, local_size = 1;  // among the ranks that share this host's memory
+    int first_on_host = 0;               // the first of those
 };
 
 bool built_with_mpi();

@@ -135,6 +135,7 @@ void Process::bring_up(const ProcessOptions& options) {
         size_ = world.size;
         local_rank_ = world.local_rank;
         local_size_ = world.local_size;
+        first_on_host_ = world.first_on_host;
         control_ = make_mpi_transport(0, rank_, "control", Device{}, nullptr);
     }
     // The run directory: rank 0's choice.

@@ -72,6 +72,8 @@ class Process {
     int size() const { return size_; }
     int local_rank() const { return local_rank_; }
     int local_size() const { return local_size_; }
+    // Of every rank, the first rank of the host that it is on. Collective.
+    std::vector<int> nodes() { return all_gather(first_on_host_); }
     bool is_root() const { return rank_ == 0; }
     bool alone() const { return size_ == 1; }
     bool uses_mpi() const { return uses_mpi_; }
@@ -128,7 +130,7 @@ class Process {
     LoopbackHub* hub_ = nullptr;  // where ranks are threads
     int64_t groups_made_ = 0;
     RankContext context_;
-    int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+    int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, first_on_host_ = 0;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
     std::string run_directory_;
     std::mutex hook_mutex_;

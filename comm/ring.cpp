@@ -14,8 +14,9 @@ namespace rz {
 
 namespace {
 
-constexpr int64_t kMinChunk = 64;  // elements
-constexpr int kFew = 16;           // hops of a half that tell of all where they are alike
+constexpr int64_t kMinChunk = 64;                 // elements
+constexpr int64_t kGoodChunk = int64_t(1) << 20;  // bytes: smaller ones cost more in messages than a lane hides
+constexpr int kFew = 16;                          // hops of a half that tell of all where they are alike
 
 class Ring : public Collectives {
    public:
@@ -118,7 +119,10 @@ void Ring::run(Stream& stream, Plan plan) {
     int64_t longest = 0;
     for (int r = 0; r < size(); ++r) longest = std::max(longest, count(plan.offsets, r));
     const DType moved = plan.reduce ? plan.wire : plan.out_dtype;
-    plan.chunk = std::max(kMinChunk, options_.chunk_bytes / size_of(moved));
+    int64_t chunk = options_.chunk_bytes;
+    if (chunk == options_.largest_chunk_bytes)  // nobody asked for another
+        chunk = std::min(chunk, std::max(kGoodChunk, ceil_div(longest, options_.lanes) * size_of(moved)));
+    plan.chunk = std::max(kMinChunk, chunk / size_of(moved));
     plan.chunks = ceil_div(longest, plan.chunk);
     plan.half = size() - 1;
     if (plan.half > 2 * (2 * kFew + kFew) && transport_.hops_are_alike())

@@ -247,7 +247,7 @@ int main(int argc, char** argv) {
     app.add_option("--op", o.ops, "all_reduce, reduce_scatter, all_gather, broadcast")
         ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast"}))
         ->delimiter(',');
-    app.add_option("--algo", o.algorithms, "ring, direct, library")
+    app.add_option("--algo", o.algorithms, "ring, direct, library, hier (one node)")
         ->check(CLI::IsMember({"ring", "direct", "library"}))
         ->delimiter(',');
     app.add_option("--min", o.min_bytes, "smallest size in bytes (64K, 1M)")

@@ -110,6 +110,7 @@ std::string Manifest::to_json() const {
         json["lr_from_rate"] = lr_from_rate;
         json["lr_rewarm"] = lr_rewarm;
     }
+    if (nodes > 1) json["nodes"] = nodes;
     // Bytes that are no UTF-8 become U+FFFD: they stand in texts for people, and in flags see hex_flags().
     std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     const size_t at = text.find(kChecksumKey) + kChecksumKey.size();
@@ -205,6 +206,7 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     if (const Json* l = json_find(json, "loss_scale")) m.loss_scale = parse_loss_scale(*l, where + ": loss_scale");
     m.ranks = get_int("ranks", int64_t(1) << 30);
     m.zero = get_int("zero", 3);
+    if (json_find(json, "nodes")) m.nodes = std::max<int64_t>(1, get_int("nodes", m.ranks));
     const Json& flags = json_at(json, "flags", where);
     require(flags.is_object(), "%s: flags is not an object", where.c_str());
     for (const auto& [name, value] : flags.items()) m.flags[name] = json_string(value, name.c_str(), where);

@@ -62,6 +62,7 @@ struct Manifest {
     double seconds = 0;               // of training, over all starts
     std::vector<Rollback> rollbacks;  // of the run so far
     int64_t ranks = 1, zero = 0;
+    int64_t nodes = 1;  // that the data axis lies on: with hier the order of sums depends on it
     std::map<std::string, std::string>
         flags;         // how the run was asked for, by flag: what a resumed run takes unless told otherwise
     std::string data;  // JSON: DataFingerprint

@@ -206,7 +206,7 @@ class GroupLinks {
     Ticks arrival(int from, int to, int64_t bytes, Ticks ready) {
         const Edge e = edge(from, to);
         const Ticks moving = Ticks(std::llround(double(bytes) * e.ticks_per_byte));
-        Ticks& free = port_free_[from];
+        Ticks& free = port_free_[{from, node(from) == node(to)}];
         const Ticks start = std::max(ready, free);
         free = start + moving;
         return free + e.latency;
@@ -217,7 +217,8 @@ class GroupLinks {
     int64_t node(int rank) const { return rank / m_.ranks_per_node; }
 
     Edge edge(int from, int to) {
-        if (!alone_) return direct_edge(from, to);
+        // Of two levels every message is told apart: members stand in columns then.
+        if (!alone_ || !std::is_sorted(members_.begin(), members_.end())) return direct_edge(from, to);
         const int distance = ((place_.at(to) - place_.at(from)) % size() + size()) % size();
         const auto found = by_distance_.find(distance);
         if (found != by_distance_.end()) return found->second;
@@ -255,7 +256,7 @@ class GroupLinks {
     bool alone_;
     std::map<int, int> place_;  // of a rank of the job among the members
     std::map<int, Edge> by_distance_;
-    std::map<int, Ticks> port_free_;  // by sender
+    std::map<std::pair<int, bool>, Ticks> port_free_;  // by sender, of its link inside the node or its card
 };
 
 }  // namespace

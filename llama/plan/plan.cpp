@@ -67,6 +67,7 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     check_ranks(c.options, c.ranks);
     PlannedJob job{.kind = c.kind(),
                    .ranks = c.ranks,
+                   .ranks_per_node = int(c.machine.ranks_per_node),
                    .gemm_workspace = c.machine.cpu ? 0 : gemm_workspace_bytes(int(c.machine.compute_capability))};
     Plan plan;
     std::set<int> open = {0};
@@ -212,8 +213,8 @@ std::optional<Change> fastest_change(const PlanCase& c, const Plan& plan) {
     to("--zero 0", [](TrainOptions& o) { return o.shard_size == 0 && set_to<int64_t>(o.zero, 0); });
     to("--zero 1", [](TrainOptions& o) { return o.zero > 1 && set_to<int64_t>(o.zero, 1); });
     to("--zero 2", [](TrainOptions& o) { return o.zero > 2 && set_to<int64_t>(o.zero, 2); });
-    to("--collectives direct", [](TrainOptions& o) { return set_to(o.collectives, Algorithm::direct); });
-    to("--collectives ring", [](TrainOptions& o) { return set_to(o.collectives, Algorithm::ring); });
+    to("--collectives direct", [](TrainOptions& o) { return set_to(o.collectives.data, {Algorithm::direct}); });
+    to("--collectives ring", [](TrainOptions& o) { return set_to(o.collectives.data, {Algorithm::ring}); });
     const std::string node = format("--shard-size %lld", (long long)c.machine.ranks_per_node);
     to(node.c_str(), [&](TrainOptions& o) { return o.zero > 0 && set_to(o.shard_size, c.machine.ranks_per_node); });
     std::vector<std::string> batch_texts;

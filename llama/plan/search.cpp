@@ -81,8 +81,7 @@ Choices others(const PlanCase& c) {
                choice("--recompute mlp", &TrainOptions::recompute, Recompute::mlp),
                choice("--recompute block", &TrainOptions::recompute, Recompute::block)});
     if (!given.count("collectives"))
-        cross({choice("", &TrainOptions::collectives, Algorithm::ring),
-               choice("--collectives direct", &TrainOptions::collectives, Algorithm::direct)});
+        cross({{}, choice("--collectives direct", &TrainOptions::collectives, AxisAlgorithms{Algorithm::direct})});
     if (!given.count("adam-dtype") && c.options.dtype != DType::f32)
         cross({{}, choice("--adam-dtype bf16", &TrainOptions::adam_dtype, DType::bf16)});
     return all;

@@ -47,6 +47,8 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.ranks = t.mesh->world().size;
     m.zero = t.options.zero;
     m.flags = t.options.kept_flags;
+    m.flags["collectives"] = text_of({t.mesh->algorithm(), t.options.collectives.tp});
+    m.nodes = t.mesh->grid().nodes(Axis::data);
     m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
     m.data = t.sources.train->fingerprint().to_json();
     if (t.core->zero.options.loss_scaling.on()) {

@@ -302,7 +302,14 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.whole(
         "--pp-tasks", o.pp_tasks, 0, 1 << 20,
         "Number of steps whose tasks go to OUT/pipeline_tasks.RANK.jsonl: when each was ready, began and ended.");
-    ranks.choice("--collectives", o.collectives, "Algorithm of the collectives. library: NCCL's or MPI's own.");
+    ranks.checked(
+        "--collectives", "[tp=|data=]ring|direct|library|hier",
+        "Algorithm of the collectives; without an axis, data's. hier: two levels, inside the nodes and across them. "
+        "library: NCCL's or MPI's own. [data=ring on one node, hier on several; tp=direct]",
+        [](const std::string& text) { return wrong_axis_algorithms(text); },
+        [&o](const std::string& text) { o.collectives = parse_axis_algorithms(text); });
+    ranks.whole("--ranks-per-node", o.ranks_per_node, 0, 1 << 20,
+                "Number of neighbouring ranks that count as one node for hier. 0: those that share a host's memory.");
     ranks.choice("--transport", o.transport, "Transport that carries the bytes. auto: NCCL between GPUs, else MPI.",
                  {TransportKind::automatic, TransportKind::mpi, TransportKind::nccl});
     ranks.choice("--wire-dtype", o.wire_dtype, "Data type of gradients between ranks. [--grad-dtype]", kFloats);

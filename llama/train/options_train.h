@@ -112,7 +112,8 @@ struct TrainOptions {
     int64_t pp_gather_window = 3;  // stages, for GatherFor::window
     int64_t pp_tasks = 0, pp_window = 0;
     bool no_accumulate_locally = false;
-    Algorithm collectives = Algorithm::ring;
+    AxisAlgorithms collectives;
+    int64_t ranks_per_node = 0;  // 0: as the launcher placed them
     TransportKind transport = TransportKind::automatic;
     std::optional<DType> wire_dtype;  // none: grad_dtype
     int64_t ring_chunk_kib = 0;       // 0: what suits the transport

@@ -31,13 +31,14 @@ class DryRun {
         context_.one_memory = job.kind == DeviceKind::cpu;
         context_.planned.cost = [this](const OpCall& op, const Stream& stream) { return cost(op, stream); };
         MeshOptions mesh_how = mesh_options(o);
-        require(mesh_how.algorithm != Algorithm::library,
+        require(mesh_how.algorithms.data != Algorithm::library && mesh_how.algorithms.tp != Algorithm::library,
                 "--collectives library: what the library takes and how long is not known to a plan\n"
-                "  nearest: --collectives ring, or direct");
+                "  nearest: --collectives ring, direct or hier");
+        if (mesh_how.ranks_per_node == 0) mesh_how.ranks_per_node = job.ranks_per_node;
         require(o.pp == 1 || job.kind != DeviceKind::cuda || o.transport != TransportKind::mpi,
                 "--pp %lld: a pipeline of GPUs sends over NCCL\n  nearest: --transport nccl", (long long)o.pp);
         if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && o.transport != TransportKind::mpi)
-            mesh_how.collectives.chunk_bytes = kNcclChunkBytes;
+            mesh_how.collectives.largest_chunk_bytes = kNcclChunkBytes;
         mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
         CoreOptions how = core_options(o, Device{job.kind}, *mesh_);
         how.graphs = false;

@@ -25,6 +25,7 @@ struct PlannedMemory {
 struct PlannedJob {
     DeviceKind kind = DeviceKind::cpu;  // whose choices are made: cpu or cuda
     int ranks = 1;
+    int ranks_per_node = 0;       // 0: all on one
     int64_t gemm_workspace = 0;   // bytes that each stream with matrix products takes on its device (kernels/gemm)
     bool finishes = true;         // the run comes to its end: what its last files need is counted
     PlannedNetwork network = {};  // empty: messages take no time

@@ -278,6 +278,9 @@ static std::string fit_batch(TrainOptions& o, int64_t ranks) {
 
 std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest, int64_t ranks) {
     std::vector<std::string> lines = adopt_flags(o, manifest.flags);
+    for (std::string& line : lines)
+        if (line.rfind("--collectives ", 0) == 0)
+            line += ": sums are rounded in another order, so bits differ from here on";
     if (!o.given.count("batch-tokens") && !o.given.count("grad-accum"))
         if (const std::string line = fit_batch(o, Grid(int(ranks), grid_options(o)).size(Axis::dp)); !line.empty())
             lines.push_back(line);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "comm/thresholds.h"
 #include "kernels/vocab_cross_entropy.h"
 
 namespace rz {
@@ -106,7 +107,15 @@ class Counter {
         const int rank = group.rank(), size = group.size();
         if (size == 1) return 0;
         const auto count = [&](int r) { return offsets[size_t(r) + 1] - offsets[size_t(r)]; };
-        if (std::string(group.name()) == "direct") return count(rank) * element * (size - 1);
+        const std::string how = group.name();
+        const int nodes = group.options().nodes, locals = size / nodes;
+        if (how == "hier" && nodes > 1 && locals > 1) {  // its slice to other nodes, its column's slices inside its own
+            const size_t column = size_t(rank / nodes * nodes);
+            return (count(rank) * (nodes - 1) + (offsets[column + size_t(nodes)] - offsets[column]) * (locals - 1)) *
+                   element;
+        }
+        const bool one_hop = how == "hier" && (nodes > 1 || offsets.back() * element <= kDirectBytes);
+        if (how == "direct" || one_hop) return count(rank) * element * (size - 1);
         return (offsets.back() - offsets.front() - count((rank + 1) % size)) * element;
     }
     int64_t scatter(Collectives& group, Offsets offsets, int64_t element) const {

@@ -42,7 +42,8 @@ static Device choose_device(const TrainOptions& o, Process& process, std::string
 MeshOptions mesh_options(const TrainOptions& o) {
     return {.grid = grid_options(o),
             .transport = o.transport,
-            .algorithm = o.collectives,
+            .algorithms = o.collectives,
+            .ranks_per_node = int(o.ranks_per_node),
             .collectives = {.chunk_bytes = o.ring_chunk_kib << 10}};
 }
 
@@ -290,6 +291,11 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
         load_weights(model, core->table, device, core->compute, core->zero, o.resize_vocab ? &o.seed : nullptr);
     core->compute.synchronize();
     const Manifest& m = start.resumed;
+    if (const int nodes = mesh->grid().nodes(Axis::data); from && is_two_level(mesh->algorithm()) && m.nodes != nodes)
+        note += format(
+            "%s--collectives %s on %d node%s, was on %lld: sums are rounded in another order, so bits differ "
+            "from here on",
+            note.empty() ? "" : "\n", name_of(mesh->algorithm()), nodes, nodes == 1 ? "" : "s", (long long)m.nodes);
     if (from) lr = resumed_schedule(options, m);
     start.rolled_back = from && from->rolls_back;
     batches->start_from({.step = m.step, .samples = m.samples, .tokens = m.tokens});

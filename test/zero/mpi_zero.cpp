@@ -12,8 +12,8 @@ using zero_case::Case;
 TEST(ZeroOverMpi, AllStagesGiveTheSameBits) {
     Process& process = test_process();
     const Device cpu{DeviceKind::cpu, 0};
-    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct}) {
-        Mesh mesh(process, cpu, {.algorithm = algorithm});
+    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::hier}) {
+        Mesh mesh(process, cpu, {.algorithms = {.data = algorithm}});
         Case base;
         base.steps = 4;
         const auto want = zero_case::train(mesh, base);

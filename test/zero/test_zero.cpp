@@ -87,8 +87,9 @@ TEST_P(ZeroRanks, TiedHeadsGiveTheSameBitsInEveryStage) {
 }
 
 TEST_P(ZeroRanks, DirectGivesTheSameBitsInEveryStage) {
-    const Result want = run(GetParam(), stage(0), {.algorithm = Algorithm::direct});
-    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(GetParam(), stage(s), {.algorithm = Algorithm::direct}), want);
+    const Result want = run(GetParam(), stage(0), {.algorithms = {.data = Algorithm::direct}});
+    for (int s = 1; s <= 3; ++s)
+        EXPECT_EQ(run(GetParam(), stage(s), {.algorithms = {.data = Algorithm::direct}}), want);
 }
 
 TEST_P(ZeroRanks, Bf16StagesAgree) {
