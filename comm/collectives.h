@@ -13,11 +13,11 @@
 //   direct   every element is (((g[0] + g[1]) + g[2]) + ...) * scale in fp32 over the values rounded to `wire`, rounded
 //            once to the output's type: its bits depend neither on the slices, nor on chunk size, order of ranks in
 //            the network or transport; only on the number of ranks and what each contributed.
-//   hier     on several nodes every element is the sum of the nodes' sums, in ascending order of the nodes, each of them
-//            rounded to `wire` and made of its ranks' values, rounded to `wire`, in ascending order; both in fp32, the
-//            last one times `scale` and rounded once. The bits depend on how many nodes there are, on no slice, step
-//            or transport. On one node direct's, or the ring's above kDirectBytes (thresholds.h); with one rank on each
-//            node direct's.
+//   hier     on several nodes every element is the sum of the nodes' sums, in ascending order of the nodes. Each of
+//            those is made of its ranks' values, rounded to `wire`, in ascending order, and rounded to `wire`. Both are
+//            in fp32, the last times `scale` and rounded once. The bits depend on the number of nodes, on no slice,
+//            step or transport. On one node direct's, or the ring's above kDirectBytes (thresholds.h); with one rank
+//            on each node direct's.
 //   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
 // In ring, direct and hier, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
 // slices, to the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there

@@ -16,8 +16,8 @@
 //
 // On every axis the ranks stand in ascending order of their rank in the job. But with `by_columns` those of data, shard
 // and replicate stand by their place on their node, then by node: collectives of two levels (hier) let the rank at
-// (node m of P, local l) own slice l * P + m. That is the map from ranks to slices, for every algorithm; on one node, and
-// with one rank on each, it changes nothing.
+// (node m of P, local l) own slice l * P + m. That is the map from ranks to slices, for every algorithm; on one node,
+// and with one rank on each, it changes nothing.
 
 #include <array>
 #include <string>

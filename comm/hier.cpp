@@ -3,11 +3,11 @@
 // r: a column owns one run of memory, and one map from ranks to slices (comm/grid.h) serves every algorithm.
 //
 // What is cut into steps is not the slices but their owners: node m takes the owners on nodes m + 1, m + 2, ... m
-// (modulo nodes) a few at a time, so that in each step each node sends to as many nodes as it receives from. Step s of a
-// reduce-scatter is one message group: the row's exchange for the owners of step s, and the column's for those of step
-// s - 2; the row's sums of step s - 1 are made meanwhile. The all-gather is the mirror: step s gathers along the column
-// and spreads along the row what came two steps ago. One step: the levels one after the other, for few bytes. Where a
-// slice is longer than a step, a step is a chunk of one owner's slice.
+// (modulo nodes) a few at a time, so that in each step each node sends to as many nodes as it receives from. Step s of
+// a reduce-scatter is one message group: the row's exchange for the owners of step s, and the column's for those of
+// step s - 2; the row's sums of step s - 1 are made meanwhile. The all-gather is the mirror: step s gathers along the
+// column and spreads along the row what came two steps ago. One step: the levels one after the other, for few bytes.
+// Where a slice is longer than a step, a step is a chunk of one owner's slice.
 
 #include <algorithm>
 
@@ -145,8 +145,8 @@ int64_t Hier::place_of(const Steps& k, Offsets offsets, int s, int owner) const 
            offset(offsets, head);
 }
 
-// first(group, s) adds the messages of a step's first level, second(group, s) those of its second. arrived(s): the first
-// level of step s is there, while the messages of step s + 1 move.
+// first(group, s) adds the messages of a step's first level, second(group, s) those of its second. arrived(s): the
+// first level of step s is there, while the messages of step s + 1 move.
 template <class First, class Second, class Arrived>
 void Hier::pipeline(Stream& stream, int count, First first, Second second, Arrived arrived) {
     const int lag = count == 1 ? 1 : 2;  // one step: nothing moves meanwhile

@@ -35,8 +35,8 @@ std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine&, Unk
 
 // The links of the machine, as members of a group see them. A message takes the latency and its bytes at the rate of
 // the link: between ranks of a node, or over cards, which the senders of a node share. A rank's messages leave one
-// after the other over the node's links, and so over its card. Where the others of the group are not planned, a link is the slowest of those between members that
-// are as far apart: the slowest sets the pace of a ring.
+// after the other over the node's links, and so over its card. Where the others of the group are not planned, a link is
+// the slowest of those between members that are as far apart: the slowest sets the pace of a ring.
 PlannedNetwork make_network(const Machine&);
 
 }  // namespace rz
