@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "test/ptx/coverage.h"
+#include "test/ptx/flips.h"
 #include "test/ptx/machine.h"
 #include "test/ptx/unpack.h"
 #include "test/simt/control.h"
@@ -141,6 +142,7 @@ Options& options() {
         Options x;
         x.check_order = getenv("PTX_ORDER") && atoi(getenv("PTX_ORDER"));
         x.in_order = getenv("PTX_SEED") && !strcmp(getenv("PTX_SEED"), "0");
+        if (getenv("PTX_FLIP")) set_flip(getenv("PTX_FLIP"));
         return x;
     }();
     return o;

@@ -228,7 +228,8 @@ Step tensor_store(const Inst& i) {
     const Inst* const inst = &i;
     return [=, o = i.operand](Warp& w, u32 lanes) {
         Warp* const warp = &w;
-        each(lanes, [&](u32 l) {
+        const bool together = lanes == w.live && count_lanes(lanes) > 1;  // CUTLASS's epilogue: the same tile 32 times
+        each(lanes, [&, together](u32 l) {
             const Tile t = tile_of(w, o.at(0), l);
             const u32 from_address = shared_address(w, o.at(1), l);
             if (from_address % models::tile_alignment(t.map))
@@ -242,7 +243,7 @@ Step tensor_store(const Inst& i) {
                                      [&](char* g, u32 offset, u32 n, bool inside) {
                                          if (!inside) return;
                                          check_global(u64(g), n, l);
-                                         order_global(*warp, l, g, n, Access::write);
+                                         order_global(*warp, together ? kAllLanes : l, g, n, Access::write);
                                          memcpy(g, from + offset, n);
                                      });
             };
@@ -278,7 +279,9 @@ Step cluster_barrier(const Inst& i) {
     if (i.part.at(2) == "arrive")
         return [relaxed](Warp& w, u32 lanes) {
             Block& first = w.machine->in_cluster(*w.block, 0);
-            if (w.machine->order && !relaxed) w.machine->order->release(&first.cluster_arrived, w, lanes);
+            if (OrderCheck* order = w.machine->order.get())
+                relaxed ? order->release_inits(&first.cluster_arrived, w)
+                        : order->release(&first.cluster_arrived, w, lanes);
             each(lanes, [&](u32 l) { w.cluster_phase[l] = first.cluster_phases + 1; });
             first.cluster_arrived += count_lanes(lanes);
             check_cluster(*w.machine, first);

@@ -8,8 +8,8 @@
 namespace ptx {
 namespace {
 
-constexpr u8 kNobody = 0xff, kAllLanes = 0xfe;  // lanes of a stamp
-constexpr u8 kAsync = 0xff;                     // warp of a stamp: a bulk copy; epoch: the barrier, tick: its phase
+constexpr u8 kNobody = 0xff;  // lane of a stamp
+constexpr u8 kAsync = 0xff;   // warp of a stamp: a bulk copy; epoch: the barrier, tick: its phase
 
 struct Stamp {
     u32 block = 0, epoch = 0, tick = 0;
@@ -43,6 +43,11 @@ struct Seen {
 struct Clock {
     std::vector<Seen> warps, proxied;
     std::vector<u32> phases;  // of the mbarriers
+    std::vector<u8> inits;    // by fence.mbarrier_init
+    void join_inits(const Clock& o) {
+        inits.resize(std::max(inits.size(), o.inits.size()));
+        for (size_t i = 0; i < o.inits.size(); i++) inits[i] |= o.inits[i];
+    }
     void join(const Clock& o) {
         warps.resize(std::max(warps.size(), o.warps.size()));
         proxied.resize(std::max(proxied.size(), o.proxied.size()));
@@ -50,6 +55,7 @@ struct Clock {
         for (size_t i = 0; i < o.warps.size(); i++) warps[i].join(o.warps[i]);
         for (size_t i = 0; i < o.proxied.size(); i++) proxied[i].join(o.proxied[i]);
         for (size_t i = 0; i < o.phases.size(); i++) phases[i] = std::max(phases[i], o.phases[i]);
+        join_inits(o);
     }
 };
 
@@ -60,6 +66,7 @@ struct WarpState {
 };
 struct Barrier64 {
     u32 id = 0, complete = 0;  // phases
+    u32 init_id = 0;           // anew at each init
     Stamp init;
     bool fenced = false;
     Clock pending, published;
@@ -74,7 +81,7 @@ struct Page {
 struct OrderCheck::State {
     Machine& m;
     uint64_t first = 0;
-    u32 blocks = 0, per_block = 1, barriers = 0;
+    u32 blocks = 0, per_block = 1, barriers = 0, inits = 0;
     std::vector<WarpState> warps;
     std::vector<std::vector<Cell>> shared;
     std::unordered_map<uint64_t, std::unique_ptr<Page>> global;
@@ -185,7 +192,7 @@ struct OrderCheck::State {
     }
 };
 
-OrderCheck::OrderCheck(Machine& m) : s_(new State{m, 0, 0, 1, 0, {}, {}, {}, {}, {}}) {}
+OrderCheck::OrderCheck(Machine& m) : s_(new State{m, 0, 0, 1, 0, 0, {}, {}, {}, {}, {}}) {}
 OrderCheck::~OrderCheck() = default;
 
 void OrderCheck::start(uint64_t first_block, uint32_t blocks) {
@@ -193,7 +200,7 @@ void OrderCheck::start(uint64_t first_block, uint32_t blocks) {
     s.first = first_block, s.blocks = blocks, s.per_block = u32(s.m.blocks[0].warps.size());
     s.warps.assign(size_t(blocks) * s.per_block, {});
     s.shared.assign(blocks, {});
-    s.objects.clear(), s.mbars.clear(), s.barriers = 0;
+    s.objects.clear(), s.mbars.clear(), s.barriers = s.inits = 0;
     for (WarpState& w : s.warps) w.touched.resize(s.m.kernel.slots, 1), w.in_flight.resize(s.m.kernel.slots);
 }
 
@@ -295,6 +302,8 @@ void OrderCheck::release(const void* object, Warp& w, uint32_t lanes) {
     (it != s.mbars.end() ? it->second.pending : s.objects[object]).join(now);
 }
 
+void OrderCheck::release_inits(const void* object, Warp& w) { s_->objects[object].join_inits(s_->of(w).clock); }
+
 void OrderCheck::acquire(const void* object, Warp& w) {
     State& s = *s_;
     Clock& mine = s.of(w).clock;
@@ -313,7 +322,7 @@ void OrderCheck::phase(const void* mbar) {
 
 void OrderCheck::mbar_init(const void* mbar, Warp& w, uint32_t lane) {
     Barrier64& b = s_->mbar(mbar);
-    b.init = s_->stamp(w, lane, 0xf), b.fenced = false;
+    b.init = s_->stamp(w, lane, 0xf), b.init_id = s_->inits++, b.fenced = false;
 }
 
 void OrderCheck::mbar_use(const void* mbar, Warp& w, bool by_async_proxy, const char* what) {
@@ -321,15 +330,19 @@ void OrderCheck::mbar_use(const void* mbar, Warp& w, bool by_async_proxy, const 
     const Barrier64& b = s.mbar(mbar);
     if (b.init.empty()) return;
     const bool own = b.init.block == s.block_number(w) && b.init.warp == w.id;
-    if (!own && !s.ordered(b.init, w, kAllLanes))
+    const auto& inits = s.of(w).clock.inits;
+    if (!own && !(b.init_id < inits.size() && inits[b.init_id]) && !s.ordered(b.init, w, kAllLanes))
         fail("%s: without order after the mbarrier's init by %s", what, s.describe(b.init).c_str());
     if (by_async_proxy && !b.fenced)
         fail("%s: no fence.mbarrier_init or fence.proxy.async since the mbarrier's init", what);
 }
 
 void OrderCheck::fence_mbar_init(Warp& w) {
+    auto& inits = s_->of(w).clock.inits;
+    inits.resize(s_->inits);
     for (auto& [p, b] : s_->mbars)
-        if (b.init.block == s_->block_number(w) && b.init.warp == w.id) b.fenced = true;
+        if (b.init.block == s_->block_number(w) && b.init.warp == w.id && !b.init.empty())
+            b.fenced = true, inits[b.init_id] = 1;
 }
 
 void OrderCheck::fence_proxy(Warp& w, uint32_t lanes) {

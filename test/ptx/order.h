@@ -14,6 +14,8 @@
 namespace ptx {
 
 enum class Access : uint8_t { read, write, atomic };
+// In place of a lane: the whole warp does it, as one instruction
+constexpr uint32_t kAllLanes = 0xfe;
 
 class OrderCheck {
    public:
@@ -35,6 +37,7 @@ class OrderCheck {
     // ---- synchronisation
     void warp_sync(Warp& w, uint32_t lanes);
     void release(const void* object, Warp& w, uint32_t lanes);
+    void release_inits(const void* object, Warp& w);  // only what fence.mbarrier_init covers
     void acquire(const void* object, Warp& w);
     void phase(const void* mbar);  // is complete
     void mbar_init(const void* mbar, Warp& w, uint32_t lane);

@@ -10,10 +10,11 @@
 PTX       := $(BUILD)/ptx
 # Without contraction: what the PTX does not fuse stays apart. -frounding-math: .rz, .rm and .rp set the host's rounding.
 PTX_CPU   := $(if $(shell grep -m1 -w avx2 /proc/cpuinfo 2>/dev/null),-mavx2 -mfma -mf16c)
-PTX_FLAGS := -std=c++20 -O2 -g1 $(PTX_CPU) -Wall -Wextra -Wno-psabi -I. -isystem $(SIMT_CUDA_INC) -MMD -MP \
+# MODELS_FLIP: a property of the models can be turned wrong, to see which test notices (flips.h).
+PTX_FLAGS := -std=c++20 -O2 -g1 -DMODELS_FLIP $(PTX_CPU) -Wall -Wextra -Wno-psabi -I. -isystem $(SIMT_CUDA_INC) -MMD -MP \
              -ffp-contract=off -frounding-math -fno-strict-aliasing -fno-math-errno
 PTX_PARTS := parse flow machine memory bind ops_arithmetic ops_move ops_memory ops_warp ops_tensor ops_hopper \
-             order counts coverage unpack cudart memory_hooks
+             order counts coverage flips unpack cudart memory_hooks
 PTX_WRAP  := -Wl,--wrap=cudaFuncSetAttribute
 
 $(PTX)/%.o: test/ptx/%.cpp
@@ -40,6 +41,29 @@ $(PTX)/arches: FORCE
 	@mkdir -p $(@D); echo '$(SM:%a=%)' | cmp -s - $@ || echo '$(SM:%a=%)' > $@
 
 PTX_TARGETS := $(PTX)/self_tests $(PTX)/kernel_tests $(PTX)/arches
+
+# Kernels of others, run by the interpreter; proven.sh fetches their sources and says in PROVEN what there is of them.
+# Only their PTX is made, so each of these is one run of nvcc's front end: a minute, and 5 GB for Hopper's.
+CUTLASS      := $(BUILD)/cutlass/cutlass_library/source
+PROVEN_FLAGS := -std=c++17 -O2 -ccbin $(CXX) --expt-relaxed-constexpr --expt-extended-lambda -DNDEBUG -w -I. \
+                -I$(CUTLASS)/include -I$(CUTLASS)/tools/util/include
+PROVEN_NAMES := $(if $(filter cutlass,$(PROVEN)),cutlass_sm80 cutlass_sm90_1 cutlass_sm90_2)
+PTX_ONLY      = -gencode arch=compute_$(1),code=compute_$(1)
+$(PTX)/proven/cutlass_sm80.o: PROVEN_FLAGS += $(call PTX_ONLY,80)
+$(PTX)/proven/cutlass_sm90_%.o: PROVEN_FLAGS += $(call PTX_ONLY,90a)
+
+define proven_object
+$(PTX)/proven/$(1).o: test/ptx/proven/$(2).cu test/ptx/proven/proven.h
+	@mkdir -p $$(@D)
+	$$(say)
+	$$(Q)$$(NVCC) $$(PROVEN_FLAGS) -DPART=$(3) -c -o $$@ $$<
+endef
+$(eval $(call proven_object,cutlass_sm80,cutlass_sm80,1))
+$(foreach n,1 2,$(eval $(call proven_object,cutlass_sm90_$n,cutlass_sm90,$n)))
+
+$(PTX)/proven/proven_tests: $(PTX)/proven/test_proven.o $(PROVEN_NAMES:%=$(PTX)/proven/%.o) $(PTX)/libptx.a $(SIMT)/plain/libemu.a
+	$(say)
+	$(Q)$(PTX_LINK) -lgtest -ldl -lrt -pthread
 
 .PHONY: test-ptx ptx-quick
 ptx-quick: $(PTX_TARGETS)

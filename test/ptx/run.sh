@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh PTX_DIR quick|all: runs what ptx.mk has built, prints each step's time, exits 1 if one fails.
 #   quick   the kernel tests on the PTX for each architecture, under one seed, with memory order checked
-#   all     the same under more seeds and in order, and which lines of PTX none of them executed
+#   all     the same under more seeds and in order, which lines of PTX none of them executed, and other projects' kernels
 # J: processes at a time (default: cores).
 set -u
 dir=$(realpath "$1")
@@ -19,4 +19,5 @@ for arch in "${arches[@]}"; do
     PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$arch.txt step "kernel tests, PTX for sm_$arch, in order" "$dir/kernel_tests" --gtest_brief=1
     tail -n 1 "$dir/coverage_$arch.txt"
 done
+[[ $what == all ]] && step "kernels proven on GPUs" "$(dirname "$0")/proven/proven.sh" "$(dirname "$1")"
 finish

@@ -35,7 +35,8 @@ struct Trial {
     std::string error;
 
     Trial() { std::iota(in.begin(), in.end(), 0u); }
-    Trial& go(const std::string& body, uint32_t threads = 32, uint64_t seed = 0, uint32_t blocks = 1) {
+    Trial& go(const std::string& body, uint32_t threads = 32, uint64_t seed = 0, uint32_t blocks = 1,
+              uint32_t cluster = 1) {
         add_memory(out.data(), out.size() * 4, "out"), add_memory(in.data(), in.size() * 4, "in");
         try {
             Module m(kernel_text(body));
@@ -43,7 +44,8 @@ struct Trial {
             const void* p[2] = {out.data(), in.data()};
             memcpy(params.data(), p, 16);
             Launch l;
-            l.grid.x = blocks, l.block.x = threads, l.seed = seed, l.resident = 2, l.check_order = true;
+            l.grid.x = blocks, l.block.x = threads, l.seed = seed, l.resident = 2, l.cluster = cluster,
+            l.check_order = true;
             Machine(m.kernel("k"), l, params).run();
         } catch (const std::exception& e) {
             error = e.what();
@@ -267,6 +269,26 @@ ld.shared.u32 %r9, [%r3];
 TEST(Order, AMissingFenceAfterMbarrierInitIsFound) {
     with_and_without(kBulkLoad, "@%p1 fence.mbarrier_init.release.cluster;", "no fence.mbarrier_init");
     with_and_without(kBulkLoad, "bar.sync 0;", "mbarrier");
+}
+// A relaxed arrival at a cluster's barrier passes on what fence.mbarrier_init covers, and nothing else.
+TEST(Order, AnotherBlocksMbarrierNeedsItsFence) {
+    const std::string fence = "@%p1 fence.mbarrier_init.release.cluster;", body = R"(
+mov.u32 %r2, smem;
+setp.eq.u32 %p1, %r0, 0;
+@%p1 mbarrier.init.shared::cta.b64 [%r2+2048], 2;
+@%p1 fence.mbarrier_init.release.cluster;
+barrier.cluster.arrive.relaxed.aligned;
+barrier.cluster.wait.acquire.aligned;
+mapa.shared::cluster.u32 %r4, %r2, 0;
+@%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4+2048];
+barrier.cluster.arrive.aligned;
+barrier.cluster.wait.acquire.aligned;
+)";
+    EXPECT_EQ(Trial().go(body, 32, 1, 2, 2).error, "");
+    std::string without = body;
+    without.erase(without.find(fence), fence.size());
+    const std::string error = Trial().go(without, 32, 1, 2, 2).error;
+    EXPECT_NE(error.find("without order after the mbarrier's init"), std::string::npos) << error;
 }
 TEST(Order, BulkLoadIsWaitedFor) {
     const std::string body = kBulkLoad,

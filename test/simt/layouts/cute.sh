@@ -4,8 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 build=$1 out=$1/simt/layouts cuda=${CUDA_HOME:-/usr/local/cuda}
-wheel=nvidia_cutlass-4.2.0.0-py3-none-any.whl
-sha256=f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6
 headers=$build/cutlass/cutlass_library/source/include
 
 skip() {
@@ -13,14 +11,8 @@ skip() {
   echo "[  SKIPPED ] 1 test"
   exit 0
 }
-if [ ! -e "$build/cutlass/.whole" ]; then
-  rm -rf "$build/cutlass" && mkdir -p "$build/cutlass"
-  python3 -m pip download -q --no-deps -d "$build/cutlass" nvidia-cutlass==4.2.0.0 > "$build/cutlass/log" 2>&1 ||
-    skip "PyPI's nvidia-cutlass 4.2.0.0 can't be had here: $(tail -n 1 "$build/cutlass/log")"
-  echo "$sha256  $build/cutlass/$wheel" | sha256sum -c --quiet
-  python3 -m zipfile -e "$build/cutlass/$wheel" "$build/cutlass"
-  touch "$build/cutlass/.whole"
-fi
+status=0 reason=$(test/simt/layouts/cutlass.sh "$build") || status=$?
+case $status in 0) ;; 1) skip "$reason" ;; *) echo "$reason" && exit 1 ;; esac
 mkdir -p "$out"
 flags="-std=c++20 -O1 -I. -isystem $cuda/include -isystem $cuda/include/cccl"
 # shellcheck disable=SC2086
