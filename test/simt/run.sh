@@ -1,5 +1,5 @@
 #!/bin/bash
-# run.sh SIMT_DIR [lint|selftest|kernels|train|all]: runs what simt.mk has built, prints each step's time, exits 1 if one fails.
+# run.sh SIMT_DIR [lint|selftest|kernels|asan|all]: runs what simt.mk has built, prints each step's time, exits 1 if one fails.
 # SIMT_SEEDS: seeds of the plain build (default "1 2 3"). J: processes at a time (default: cores).
 set -u
 dir=$(realpath "$1")
@@ -20,7 +20,8 @@ if wants kernels && [[ -x $dir/plain/kernel_tests ]]; then
     export SIMT_COVERAGE=$dir/counts.txt
     rm -f "$SIMT_COVERAGE"
     for seed in $seeds; do SIMT_SEED=$seed step "kernels, plain, seed $seed" sharded "$dir/plain/kernel_tests"; done
-    for build in race asan; do step "kernels, $build" sharded "$dir/$build/kernel_tests"; done
+    step "kernels, race" sharded "$dir/race/kernel_tests"
     step coverage "$here/coverage.sh" "$SIMT_COVERAGE"
 fi
+if wants asan; then step "kernels, asan" sharded "$dir/asan/kernel_tests"; fi
 finish

@@ -4,7 +4,8 @@
 #   make simt              build and run all of the below
 #   make simt-lint         the rules that kernel sources keep
 #   make simt-selftest     the emulator's own tests, the planted bugs, the models against the goldens
-#   make simt-kernels      test/kernel_*.cpp: plain with several seeds, ASan+UBSan, race; then the coverage report
+#   make simt-kernels      test/kernel_*.cpp: plain with several seeds, race; then the coverage report
+#   make test-asan         the same tests under ASan and UBSan (part of make test-full)
 #   make train_llama_simt  the program, its CUDA path on the emulator
 #
 # Three builds under $(BUILD)/simt: plain, asan, race. Host code does not know of the emulator: the plain and the race build link
@@ -104,19 +105,23 @@ $(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/cu
 	$(NVCC) -std=c++20 -O3 -gencode arch=compute_90a,code=[sm_90a,compute_90a] \
 	  -gencode arch=compute_80,code=[sm_80,compute_80] -I. -o $@ $(filter %.cu %.cpp,$^)
 
-SIMT_TARGETS := $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted $(if $(SIMT_TESTS),$(SIMT)/$(b)/kernel_tests)) \
-                $(SIMT)/fidelity train_llama_simt
+# The kernel tests under ASan and UBSan, 80 objects of their own, belong to make test-full.
+SIMT_TARGETS      := $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity \
+                     $(SIMT)/plain/kernel_tests $(SIMT)/race/kernel_tests train_llama_simt
+SIMT_FULL_TARGETS := $(SIMT)/asan/kernel_tests
 
-.PHONY: simt simt-lint simt-selftest simt-kernels train_llama_simt
+.PHONY: simt simt-lint simt-selftest simt-kernels test-asan train_llama_simt
 train_llama_simt: $(SIMT)/plain/train_llama_simt
 	@cmp -s $< $@ || (cp $< $@.tmp && mv $@.tmp $@ && echo "built ./train_llama_simt")
-simt: $(SIMT_TARGETS)
+simt: $(SIMT_TARGETS) $(SIMT_FULL_TARGETS)
 	test/simt/run.sh $(SIMT)
 simt-lint:
 	test/simt/lint.sh
 simt-selftest: $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity
 	test/simt/run.sh $(SIMT) selftest
-simt-kernels: $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/kernel_tests)
+simt-kernels: $(foreach b,plain race,$(SIMT)/$(b)/kernel_tests)
 	test/simt/run.sh $(SIMT) kernels
+test-asan: $(SIMT_FULL_TARGETS)
+	test/simt/run.sh $(SIMT) asan
 
 -include $(shell find $(SIMT) -name '*.d' 2>/dev/null)
