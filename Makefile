@@ -126,7 +126,7 @@ $(OBJ)/%.cu.o: %.cu Makefile
 
 # Where no loop is hot, compiling fast counts: flags, files and reports, and the tests. Bits do not depend on it.
 $(addprefix $(OBJ)/,llama/train/%.o llama/report/%.o llama/model/%.o llama/parallel/%.o llama/plan/%.o test/%.o): BASE_CXXFLAGS += -O1
-$(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o: BASE_CXXFLAGS += -O0
+$(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: BASE_CXXFLAGS += -O0
 
 # The commit is known at run time from this one file, rebuilt when it changes.
 $(BUILD)/commit.txt: FORCE
@@ -186,7 +186,7 @@ test: deps-test
 
 FAULT_SHIM := $(BUILD)/libfile_faults.so
 .PHONY: test-build deps-test
-test-build: train_llama $(FAULT_SHIM) learn-build $(OBJ)/dev/report $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
+test-build: train_llama $(FAULT_SHIM) learn-build $(OBJ)/dev/report $(OBJ)/dev/harness $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
 # What was installed is looked for again: config.mk was written before.
 deps-test:
 	@dev/build/install_deps.sh --check || { dev/build/install_deps.sh && rm -f $(CONFIG); }

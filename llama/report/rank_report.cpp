@@ -1,5 +1,7 @@
 #include "llama/report/rank_report.h"
 
+#include <sys/resource.h>
+
 #include <vector>
 
 #include "comm/host.h"
@@ -8,13 +10,26 @@
 
 namespace rz {
 
+// Beside the ledger: the most that the process had of the host's memory, or what is taken of the card now.
+static int64_t reserved_bytes(Device device) {
+    if (device.is_cuda()) return device.total_bytes() - device.free_bytes();
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return int64_t(usage.ru_maxrss) * 1024;
+}
+
 static OrderedJson own_facts(const Process& process, Device device, int64_t steps, int64_t bytes_sent) {
     OrderedJson peak = OrderedJson::object();
     const MemoryLedger& ledger = device.context->memory;
     for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
     peak["total"] = ledger.peak(device.kind);
-    return {{"rank", process.rank()}, {"host", host_name()},      {"device", device.name()},
-            {"steps", steps},         {"bytes_sent", bytes_sent}, {"memory_peak", std::move(peak)}};
+    return {{"rank", process.rank()},
+            {"host", host_name()},
+            {"device", device.name()},
+            {"steps", steps},
+            {"bytes_sent", bytes_sent},
+            {"memory_peak", std::move(peak)},
+            {"memory_reserved", reserved_bytes(device)}};
 }
 
 // One line: the least and the most of a number, each with the first rank that has it.

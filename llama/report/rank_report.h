@@ -11,7 +11,8 @@ namespace rz {
 struct RankReport {
     std::string text;  // for people: per kind the least and the most of all ranks, and which ranks these are
     std::string json;  // an array with one object per rank, in rank order: rank, host, device, steps, bytes_sent,
-                       // memory_peak {kind: bytes, ..., "total": bytes}
+                       // memory_peak {kind: bytes, ..., "total": bytes}, memory_reserved: of the process (its
+                       // resident set at the peak) or, on a GPU, of the card
 };
 
 // Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger

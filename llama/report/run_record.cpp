@@ -19,10 +19,15 @@ constexpr int64_t kLargestLine = 1 << 24;
 
 std::string number(double x, const char* form = "%.4f") { return std::isfinite(x) ? format(form, x) : ""; }
 
-// Every number in `value`, by its path.
+constexpr size_t kMostNumbers = 64;  // of a list: one for each rank or stage
+
+// Every number in `value`, by its path; of a list by its place.
 void collect(RunRecord& run, const std::string& path, const Json& value, double step) {
     if (value.is_object()) {
         for (const auto& [key, inner] : value.items()) collect(run, path.empty() ? key : path + "/" + key, inner, step);
+    } else if (value.is_array()) {
+        for (size_t i = 0; i < std::min(value.size(), kMostNumbers); ++i)
+            collect(run, path + "/" + std::to_string(i), value[i], step);
     } else if (value.is_number()) {
         Curve& curve = run.curves[path];
         while (!curve.points.empty() && curve.points.back().first >= step) curve.points.pop_back();

@@ -1,0 +1,105 @@
+#pragma once
+// What dev/bench/harness.cpp runs: pairs of a baseline and what is meant to be better. All but kernels and collectives
+// are training runs of ./train_llama on made data, of the same model and the same tokens per update.
+
+#include <string>
+#include <vector>
+
+namespace rz {
+
+struct BenchTarget {
+    std::string name;      // "group:target"
+    std::string baseline;  // name of the target that it is measured against; empty: it is one itself
+    std::string about;
+    std::string flags;                 // after those of base_flags(); the later one counts
+    int needs = 1;                     // ranks are a multiple of it
+    int ranks = 2;                     // where --ranks does not say
+    std::string tool = "train_llama";  // else a microbenchmark, which writes a row for each op and shape
+};
+
+// The model and the batch. Every target divides the tokens of an update at 1, 2 and 4 ranks.
+inline std::string base_flags(bool cuda) {
+    return cuda ? "--preset llama3.2-1b --data synthetic --dtype bf16 --seq-len 2048 --batch 1 --batch-tokens 32768"
+                : "--preset bytes --dim 128 --ffn 344 --heads 4 --kv-heads 2 --head-dim 32 --layers 8 --data synthetic "
+                  "--seq-len 128 --batch 2 --batch-tokens 4096";
+}
+
+inline std::vector<BenchTarget> bench_targets() {
+    return {
+        {"ddp:no_overlap", "", "every all-reduce is waited for", "--no-overlap"},
+        {"ddp:overlap", "ddp:no_overlap", "a unit's all-reduce runs beside the backward pass of the units below", ""},
+        {"ddp:chunk_64k", "ddp:no_overlap", "64 KiB a hop of the ring", "--ring-chunk 64"},
+        {"ddp:chunk_4m", "ddp:no_overlap", "4 MiB a hop of the ring", "--ring-chunk 4096"},
+        {"ddp:direct", "ddp:no_overlap", "slices exchanged and summed in order of rank", "--collectives direct"},
+        {"ddp:library", "ddp:no_overlap", "the library's own collectives", "--collectives library"},
+        {"ddp:wire_fp32", "", "bf16 with fp32 gradients on the wire",
+         "--dtype bf16 --grad-dtype fp32 --wire-dtype fp32"},
+        {"ddp:wire_bf16", "ddp:wire_fp32", "the same gradients sent as bf16",
+         "--dtype bf16 --grad-dtype fp32 --wire-dtype bf16"},
+        {"ddp:attention_no_overlap", "", "sequences four times as long: more of the step is attention",
+         "--seq-len 512 --batch 1 --no-overlap"},
+        {"ddp:attention_overlap", "ddp:attention_no_overlap",
+         "the same; all-reduces also run beside attention's backward", "--seq-len 512 --batch 1"},
+
+        {"zero:zero0", "", "every rank holds everything", "--zero 0"},
+        {"zero:zero1", "zero:zero0", "the optimizer's state sharded", "--zero 1"},
+        {"zero:zero2", "zero:zero0", "gradients too", "--zero 2"},
+        {"zero:zero2_accumulate", "zero:zero0", "gradients reduced once an update", "--zero 2 --accumulate-locally"},
+        {"zero:zero3", "zero:zero0", "parameters too", "--zero 3"},
+        {"zero:zero3_no_prefetch", "zero:zero0", "parameters gathered when they are needed", "--zero 3 --prefetch 0"},
+        {"zero:hybrid", "zero:zero0", "sharded in pairs, which hold copies", "--zero 3 --shard-size 2", 4, 4},
+
+        {"fsdp:fp32", "", "ZeRO-3 in fp32", "--zero 3 --dtype fp32"},
+        {"fsdp:bf16", "fsdp:fp32", "ZeRO-3 in bf16", "--zero 3 --dtype bf16"},
+        {"fsdp:fp8_recompute", "fsdp:fp32", "fp8 products and gathers, blocks recomputed, gradients reduced once",
+         "--zero 3 --dtype bf16 --fp8 tensor --recompute block --accumulate-locally"},
+
+        {"pipeline:gpipe", "", "all forward, then all backward", "--pp 2 --pp-schedule gpipe", 2},
+        {"pipeline:1f1b", "pipeline:gpipe", "one forward, one backward", "--pp 2 --pp-schedule 1f1b", 2},
+        {"pipeline:interleaved", "pipeline:gpipe", "two stages on each rank", "--pp 2 --pp-schedule interleaved", 2},
+        {"pipeline:zb_h1", "pipeline:gpipe", "weight gradients fill the bubble", "--pp 2 --pp-schedule zb-h1", 2},
+        {"pipeline:zb_v", "pipeline:gpipe", "the same with two stages on each rank, in a V",
+         "--pp 2 --pp-schedule zb-v", 2},
+        {"pipeline:dualpipe", "pipeline:gpipe", "micro-batches enter at both ends", "--pp 2 --pp-schedule dualpipe", 2},
+        {"pipeline:dualpipev", "pipeline:gpipe", "DualPipe folded: two stages on each rank",
+         "--pp 2 --pp-schedule dualpipev", 2},
+
+        {"tensor:data", "", "the ranks share the batch instead", ""},
+        {"tensor:tp", "tensor:data", "tensor and sequence parallelism", "--tp 2", 2},
+        {"tensor:tp_overlap", "tensor:data", "products beside its collectives", "--tp 2 --tp-overlap on", 2},
+        {"context:data", "", "sequences of 512 on one rank", "--seq-len 512 --batch 1"},
+        {"context:gather", "context:data", "keys and values of all ranks gathered",
+         "--seq-len 512 --batch 1 --cp 2 --cp-exchange gather", 2},
+        {"context:ring", "context:data", "keys and values passed on while attention runs",
+         "--seq-len 512 --batch 1 --cp 2 --cp-exchange ring", 2},
+
+        {"recompute:none", "", "activations are kept", "--recompute none", 1, 1},
+        {"recompute:mlp", "recompute:none", "the MLP is computed again", "--recompute mlp", 1, 1},
+        {"recompute:block", "recompute:none", "the block is computed again", "--recompute block", 1, 1},
+
+        {"precision:fp32", "", "everything in fp32", "--dtype fp32", 1, 1},
+        {"precision:bf16", "precision:fp32", "weights and activations in bf16", "--dtype bf16", 1, 1},
+        {"precision:bf16_state", "precision:fp32", "the optimizer's moments in bf16 too",
+         "--dtype bf16 --adam-dtype bf16", 1, 1},
+        {"precision:fp16", "precision:fp32", "fp16 with dynamic loss scaling", "--dtype fp16", 1, 1},
+        {"precision:fp8_tensor", "precision:fp32", "products in fp8, a scale for each operand",
+         "--dtype bf16 --fp8 tensor", 1, 1},
+        {"precision:fp8_block", "precision:fp32", "products in fp8, a scale for each 128 numbers",
+         "--dtype bf16 --fp8 block", 1, 1},
+
+        {"collectives:all", "", "ring and direct against the library's, by size",
+         "--min 64K --max 16M --factor 16 --iterations 7", 2, 2, "bench_collectives"},
+        {"kernels:gemm", "", "matrix products", "--iters 5", 1, 1, "bench_gemm"},
+        {"kernels:attention", "", "attention", "--iters 5", 1, 1, "bench_attention"},
+        {"kernels:rmsnorm", "", "RMSNorm", "--iters 5", 1, 1, "bench_rmsnorm"},
+        {"kernels:rope", "", "rotary positions", "--iters 5", 1, 1, "bench_rope"},
+        {"kernels:swiglu", "", "SwiGLU", "--iters 5", 1, 1, "bench_swiglu"},
+        {"kernels:cross_entropy", "", "cross-entropy", "--iters 5", 1, 1, "bench_cross_entropy"},
+        {"kernels:embedding", "", "embedding", "--iters 5", 1, 1, "bench_embedding"},
+        {"kernels:adamw", "", "AdamW", "--iters 5", 1, 1, "bench_adamw"},
+        {"kernels:global_norm", "", "gradient norm", "--iters 5", 1, 1, "bench_global_norm"},
+        {"kernels:elementwise", "", "casts and sums", "--iters 5", 1, 1, "bench_elementwise"},
+    };
+}
+
+}  // namespace rz

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# The benchmark harness: pairs run, their results compared, wrong requests refused. No time is asserted. Ends with counts.
+#
+#   test/program/test_harness.sh HARNESS      HARNESS: build/dev/harness, beside the program of the same build
+set -uo pipefail
+harness=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+# shellcheck source=test/program/check.sh
+. test/program/check.sh
+says() { local text; for text in "$@"; do grep -qF -- "$text" "$work/log" || { echo "not said: $text" >> "$work/log"; return 1; }; done; }
+ask() {  # ask EXIT_CODE ARGS...
+  local want=$1 code=0
+  shift
+  timeout 200 "$harness" "$@" > "$work/log" 2>&1 || code=$?
+  [ "$code" = "$want" ] || { echo "exit code $code, not $want" >> "$work/log"; return 1; }
+}
+small="--preset bytes --dim 16 --layers 4 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24 --data synthetic --seq-len 16 --batch 2 --batch-tokens 128"
+
+listed() { ask 0 list-targets && says ddp:overlap zero:hybrid pipeline:dualpipev tensor:tp_overlap context:ring precision:fp8_block kernels:gemm; }
+check "targets are listed" listed
+group() { ask 0 list-targets --group fsdp && says fsdp:bf16 && ! says zero:zero1; }
+check "of one group only" group
+check "a group that is none" ask 2 list-targets --group zeros
+unknown() { ask 2 run --targets zero:zero4 && says "nearest: zero:zero"; }
+check "a target that is none: the nearest is named" unknown
+check "an extra argument without a name" ask 105 run --targets zero --target-extra-arg "--zero 3"
+
+run() {
+  ask 0 run --targets recompute:block,zero:zero3,pipeline:1f1b --base "$small" --steps 5 --repeats 2 --summary --out "$work/a" \
+    --target-extra-arg zero3="--prefetch 2" &&
+    says "eta " "recompute:none" "pipeline:gpipe" "against" "tokens/s" "stages busy" "queue"
+}
+check "pairs run with their baselines" run
+artifacts() {
+  local run=$work/a/zero/zero3/2-ranks/repeat-2
+  for file in command log run/metrics.jsonl run/ranks.json; do [ -s "$run/$file" ] || { echo "no $file" > "$work/log"; return 1; }; done
+  grep -q -- "--zero 3 --prefetch 2 --out" "$run/command"
+}
+check "each run leaves command, log, metrics; extra arguments reach their target" artifacts
+check "results.json is what the runs wrote" python3 - "$work/a" << 'END'
+import json, sys
+
+out = sys.argv[1]
+report = json.load(open(out + "/results.json"))
+found = {r["target"]: r for r in report["results"]}
+assert set(found) == {"recompute:none", "recompute:block", "zero:zero0", "zero:zero3", "pipeline:gpipe", "pipeline:1f1b"}, found.keys()
+for r in found.values():
+    assert len(r["repeats"]) == 2
+    for one in r["repeats"]:
+        steps = [json.loads(line) for line in open(f"{out}/{one['folder']}/run/metrics.jsonl")]
+        seconds = [s["seconds"] for s in steps if "loss" in s and s["step"] > 3]
+        assert one["seconds"] == seconds and len(seconds) == 2, (one["seconds"], seconds)
+        ranks = json.load(open(f"{out}/{one['folder']}/run/ranks.json"))
+        assert one["used"] == [k["memory_peak"]["total"] for k in ranks] and len(ranks) == r["ranks"]
+        assert all(a > b > 0 for a, b in zip(one["reserved"], one["used"]))
+assert {"commit", "cpu", "mpi", "gemm", "command", "date", "host"} <= set(report["environment"])
+block, none = (found["recompute:" + k]["repeats"][0]["used"][0] for k in ("block", "none"))
+assert block < none, (block, none)
+assert found["pipeline:1f1b"]["repeats"][0]["numbers"]["queue"] >= 0
+assert 0 < found["pipeline:1f1b"]["repeats"][0]["numbers"]["utilisation"] <= 1
+END
+page() { python3 - "$work/a/report.html" << 'END'
+import re, sys
+text = open(sys.argv[1], encoding="utf-8").read()
+assert not [u for u in re.findall(r"(?:https?:)?//[^\s\"'<>)]+", text) if u != "http://www.w3.org/2000/svg"]
+assert text.count("<svg") == 3 and "zero:zero3" in text
+END
+}
+check "the page has a picture for each group and nothing from a network" page
+again() { ask 0 run --targets zero:zero3 --base "$small" --steps 5 --repeats 1 --out "$work/b" && ask 0 compare "$work/a" "$work/b" --html "$work/c.html"; }
+check "two reports are compared" again
+check "the same: with what differs" says "zero:zero3" "B / A" "command of zero:zero3" "--prefetch 2"
+check "the same: as a page" grep -q "A is the earlier report" "$work/c.html"
+table() { ask 0 table "$work/a" && says "| method | ranks | tokens/s |" "| zero:zero3 | 2 |"; }
+check "the table" table
+scaled() { ask 0 run --targets zero:zero1 --base "$small" --steps 4 --repeats 1 --ranks 1,2 --out "$work/s" && ask 0 table "$work/s" && says "| zero:zero1 | 1 |" "| zero:zero1 | 2 |"; }
+check "other numbers of ranks" scaled
+failing() { ask 1 run --targets zero:zero3 --base "$small" --steps 4 --repeats 1 --target-extra-arg zero3="--stepz 3" --out "$work/f" && says "FAILED: exit code 2" "zero:zero0"; }
+check "a run that fails is said to, and the others are run" failing
+kernels() { ask 0 run --targets kernels:rope --target-extra-arg rope="--shape 64x2x8" --repeats 1 --out "$work/k" && says "kernels:rope/rope" "of peak"; }
+if [ -x "$(dirname "$harness")/bench_rope" ]; then check "a microbenchmark's rows are results" kernels; else skip "microbenchmarks are not built"; fi
+summary
