@@ -526,9 +526,9 @@ int harness(int argc, char** argv) {
     run->add_option("--targets", o.targets, "all, groups, or GROUP:NAME, separated by commas")
         ->delimiter(',')
         ->capture_default_str();
-    run->add_option(
-           "--profile", o.profile,
-           "minimal: 2 repeats of 8 steps; deep: 5 of 30, traced; roofline: 3 of 12, traced, with the machine's ceilings")
+    run->add_option("--profile", o.profile,
+                    "minimal: 2 repeats of 8 steps; deep: 5 of 30, traced; roofline: 3 of 12, traced, with "
+                    "the machine's ceilings")
         ->check(CLI::IsMember({"minimal", "deep", "roofline"}))
         ->capture_default_str();
     run->add_option("--out", o.out, "Folder for results [runs/harness-DATE]");

@@ -33,8 +33,8 @@ TEST(BenchResult, QuantilesLieBetweenValues) {
     EXPECT_EQ(spread_of({7}).high, 7);
 }
 
-// Two sets of the same distribution: 95 of 100 intervals should hold 1. With 4 repeats of 20 steps the bootstrap's are a
-// little narrow; of 200 pairs at least 160 hold it (expected 180 to 190).
+// Two sets of the same distribution: 95 of 100 intervals should hold 1. With 4 repeats of 20 steps the bootstrap's are
+// a little narrow; of 200 pairs at least 160 hold it (expected 180 to 190).
 TEST(BenchResult, SameDistributionsMostlyDoNotDiffer) {
     std::mt19937_64 rng(3);
     std::normal_distribution<double> step(1, 0.05);
