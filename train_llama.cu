@@ -97,7 +97,8 @@ int main(int argc, char** argv) {
     try {
         if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);
         if (const auto* plan = std::get_if<PlanOptions>(&command)) return plan_command(*plan);
-        Process process(options ? ProcessOptions{.timeout_s = options->timeout} : ProcessOptions{});
+        Process process(options ? ProcessOptions{.timeout_s = options->timeout, .disk_timeout_s = options->disk_timeout}
+                                : ProcessOptions{});
         return process.run([&] { return run_command(command, process); });
     } catch (const std::exception& error) {
         std::fprintf(stderr, "train_llama: %s\n", error.what());

@@ -4,9 +4,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <utility>
 
+#include "comm/deadline.h"
 #include "comm/watch.h"
 
 namespace rz {
@@ -48,22 +48,16 @@ static void ask_for_short_slices() {
 }
 
 void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq) {
-    using Clock = std::chrono::steady_clock;
     if (batch.test()) return;
     thread_local bool asked = false;
     if (!std::exchange(asked, true)) ask_for_short_slices();
-    const double timeout = watch() ? watch()->timeout_s() : 600;
-    auto began = Clock::now(), last = began;
+    WaitClock clock;
     for (int polls = 1;; ++polls) {
         sched_yield();
         if (batch.test()) return;
         if (polls % 64 != 0) continue;
-        const auto now = Clock::now();
-        // A job that was stopped as a whole (SIGSTOP, a suspended machine) continues: that time does not count.
-        if (now - last > std::chrono::seconds(5)) began += now - last;
-        last = now;
-        const double waited = std::chrono::duration<double>(now - began).count();
-        if (waited < timeout) continue;
+        const double waited = clock.look();
+        if (waited < (watch() ? watch()->timeout_s() : 600)) continue;  // which disk work may raise meanwhile
         std::string what = format("waited %.1f s (the deadline) in operation #%llu of group %s for", waited,
                                   (unsigned long long)seq, group().c_str());
         for (int i : batch.pending()) {
@@ -139,8 +133,13 @@ Transfer HostTransport::start_staged(Stream& stream, const MessageGroup& group) 
         m.data = host;
     }
     staging_stream_->enqueue_host([this, state] {
-        post(*state);
-        complete(*state);
+        try {
+            post(*state);
+            complete(*state);
+        } catch (const std::exception& error) {
+            if (watch()) watch()->fault(error.what());
+            throw;
+        }
     });
     for (size_t i = 0; i < group.messages.size(); ++i)
         if (!group.messages[i].is_send)

@@ -1,10 +1,10 @@
 #pragma once
-// NCCL's point-to-point calls as transport. Compiled with and without NCCL (RZ_CUDA and RZ_HAVE_NCCL); without it
-// everything but built_with_nccl() fails, naming the fix. The only file of comm/ that knows CUDA.
+// NCCL's point-to-point calls as transport, made through nccl_comm.h. Compiled with and without NCCL (RZ_CUDA and
+// RZ_HAVE_NCCL); without it everything but built_with_nccl() fails, naming the fix.
 //
 // Messages move on a stream of the transport's own, of high priority, between two events on the caller's stream, so
-// that a reduction enqueued between start() and finish() overlaps them. Communicators are non-blocking: the watchdog
-// polls their asynchronous errors and the age of the oldest unfinished group, and aborts them before the job ends.
+// that a reduction enqueued between start() and finish() overlaps them. The watchdog polls what NCCL says and the age
+// of the oldest unfinished group.
 
 #include <memory>
 #include <string>
@@ -26,8 +26,9 @@ std::string nccl_unique_id();
 // device unless they look like different hosts (2.28, 2.29) or are let in expressly (2.30 on).
 void nccl_allow_shared_gpu(int rank);
 
-// Collective over the members.
+// Collective over the members. `max_ctas`: multiprocessors that an operation may take, 0: NCCL's choice.
 std::unique_ptr<Transport> make_nccl_transport(const std::string& id, int rank, std::vector<int> world_ranks,
-                                               const std::string& group, Device device, std::shared_ptr<Watch> watch);
+                                               const std::string& group, Device device, std::shared_ptr<Watch> watch,
+                                               int max_ctas = 0);
 
 }  // namespace rz

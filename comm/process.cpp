@@ -7,19 +7,22 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <new>
+#include <set>
+#include <sstream>
 #include <thread>
 
+#include "comm/deadline.h"
 #include "comm/host.h"
 #include "comm/loopback.h"
 #include "comm/mpi_transport.h"
 #include "comm/nccl_transport.h"
+#include "comm/placement.h"
 #include "comm/watch.h"
 
 namespace rz {
@@ -52,37 +55,7 @@ int launched_ranks() {
     return 0;
 }
 
-// Ranks may start minutes apart on a busy cluster, whatever the deadline in training is.
-double bring_up_s(double timeout_s) { return std::max(timeout_s, 60.0); }
-
-// Bring-up calls of MPI block; this ends the process if they take too long.
-class Alarm {
-   public:
-    Alarm(double seconds, const char* what)
-        : thread_([=, this] {
-              std::unique_lock lock(mutex_);
-              if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) {
-                  std::fprintf(stderr,
-                               "%s did not end within %.0f s: not all ranks came up, or they cannot reach each other\n",
-                               what, seconds);
-                  _exit(kExitDeadline);
-              }
-          }) {}
-    ~Alarm() {
-        {
-            std::lock_guard lock(mutex_);
-            done_ = true;
-        }
-        changed_.notify_all();
-        thread_.join();
-    }
-
-   private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool done_ = false;
-    std::thread thread_;
-};
+constexpr char kNotUp[] = "not all ranks came up, or they cannot reach each other";
 
 void write_file(const std::string& path, const std::string& text, int flags) {
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0644);
@@ -128,7 +101,7 @@ void Process::bring_up(const ProcessOptions& options) {
     }
     MpiWorld world;
     {
-        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up");
+        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up", kNotUp);
         world = mpi_init();
         uses_mpi_ = true;
         rank_ = world.rank;
@@ -162,18 +135,20 @@ void Process::bring_up(const ProcessOptions& options) {
     watch.rank = rank_;
     watch.size = size_;
     watch.timeout_s = options.timeout_s;
+    watch.disk_timeout_s = options.disk_timeout_s;
     watch.directory = run_directory_;
     watch.on_failure = [this](const std::string& reason) {
         call_hook(kExitDeadline, watch_ ? reason + watch_->job_report() : reason);
         mpi_abort(kExitDeadline);
     };
+    watch.on_fault = [this](const std::string& reason) { abort(kExitError, reason); };
     try {
         watch_ = std::make_shared<Watch>(watch);
     } catch (const Error& e) {
         abort(kExitError, e.what());
     }
     {
-        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up");
+        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up", kNotUp);
         control_ = make_mpi_transport(0, rank_, "control", Device{}, watch_);
     }
 }
@@ -219,7 +194,7 @@ void Process::finish() {
     control_.reset();
     watch_.reset();
     if (uses_mpi_) {
-        Alarm alarm(30, "MPI_Finalize");
+        Alarm alarm(30, "MPI_Finalize", "another rank has not come to its end");
         mpi_finalize();
     }
     finished_ = true;
@@ -269,6 +244,14 @@ void Process::abort(int code, const std::string& reason) {
     _exit(code);
 }
 
+Process::DiskWork::DiskWork(Process& process) : process_(process) {
+    if (process_.watch_) process_.watch_->begin_disk_work();
+}
+
+Process::DiskWork::~DiskWork() {
+    if (process_.watch_) process_.watch_->end_disk_work();
+}
+
 void Process::set_step(int64_t step) {
     if (watch_) watch_->set_step(step);
 }
@@ -288,28 +271,54 @@ Device Process::choose_device(DeviceChoice choice, TransportKind transport, std:
     for (int r = 0; r < size_; ++r)
         require(kinds[size_t(r)] == kinds[0], "rank 0 runs on %s and rank %d on %s: choose device cpu or cuda for all",
                 kinds[0].c_str(), r, kinds[size_t(r)].c_str());
-    if (!device.is_cuda() || size_ == 1) return device;
-
-    const std::string host = host_name();
-    const std::vector<std::string> places = all_gather_text(host + " " + gpu_bus_id(device));
-    int sharing = 0, first = -1;
-    bool anyone_shares = false;
-    for (int r = 0; r < size_; ++r) {
-        const auto same = std::count(places.begin(), places.end(), places[size_t(r)]);
-        anyone_shares = anyone_shares || same > 1;
-        if (places[size_t(r)] != places[size_t(rank_)]) continue;
-        if (first < 0) first = r;
-        ++sharing;
-    }
-    shares_gpu_ = anyone_shares;
-    if (sharing > 1)
-        require(transport == TransportKind::mpi || transport == TransportKind::nccl_shared,
-                "%d ranks on host %s, but %d GPUs are visible: ranks %d and others share one\n"
-                "  start %d ranks per host, or share the GPU on purpose (slow) with transport mpi",
-                local_size_, host.c_str(), cuda_device_count(), first, cuda_device_count());
-    if (transport == TransportKind::nccl_shared && shares_gpu_) nccl_allow_shared_gpu(rank_);
-    if (note && sharing > 1) *note = format("%d ranks share this GPU: bandwidth figures mean nothing", sharing);
+    if (device.is_cuda() && size_ > 1) share_out_gpus(device, transport, note);
+    settle_on_cores(device, note);
     return device;
+}
+
+// Each rank's GPU, by the bus ids that the ranks of a host see.
+void Process::share_out_gpus(Device& device, TransportKind transport, std::string* note) {
+    std::string seen = host_id();
+    for (int i = 0; i < cuda_device_count(); ++i) seen += " " + gpu_bus_id({DeviceKind::cuda, i});
+    std::vector<int> local;  // ranks of this host
+    std::vector<std::vector<std::string>> visible;
+    const std::vector<std::string> all = all_gather_text(seen);
+    for (int r = 0; r < size_; ++r) {
+        std::istringstream words(all[size_t(r)]);
+        std::string host, id;
+        words >> host;
+        if (all[size_t(rank_)].compare(0, host.size() + 1, host + " ") != 0) continue;
+        local.push_back(r);
+        visible.emplace_back();
+        while (words >> id) visible.back().push_back(id);
+    }
+    const size_t place = size_t(std::find(local.begin(), local.end(), rank_) - local.begin());
+    device.index = assign_gpus(visible)[place];
+    const std::vector<std::string> used = all_gather_text(host_id() + " " + gpu_bus_id(device));
+    const auto sharing = std::count(used.begin(), used.end(), used[size_t(rank_)]);
+    for (const std::string& one : used) shares_gpu_ = shares_gpu_ || std::count(used.begin(), used.end(), one) > 1;
+    if (sharing > 1) {
+        std::set<std::string> gpus;
+        for (const auto& list : visible) gpus.insert(list.begin(), list.end());
+        const auto first = std::find(used.begin(), used.end(), used[size_t(rank_)]) - used.begin();
+        require(transport == TransportKind::mpi || transport == TransportKind::nccl_shared,
+                "%zu ranks on host %s, but %zu GPUs are visible: ranks %td and others share one\n"
+                "  start %zu ranks per host, or share the GPU on purpose (slow) with transport mpi",
+                local.size(), host_name().c_str(), gpus.size(), first, gpus.size());
+    }
+    if (transport == TransportKind::nccl_shared && shares_gpu_) nccl_allow_shared_gpu(rank_);
+    if (note && sharing > 1) *note = format("%td ranks share this GPU: bandwidth figures mean nothing", sharing);
+}
+
+// Threads and pinned memory on the GPU's side of the machine, where nobody else has chosen cores; and a line where
+// there are too few.
+void Process::settle_on_cores(Device device, std::string* note) {
+    const int machine = int(std::thread::hardware_concurrency()), online = int(sysconf(_SC_NPROCESSORS_ONLN));
+    if (device.is_cuda() && int(allowed_cores().size()) >= online)
+        if (const std::vector<int> near = cores_near(gpu_bus_id(device)); !near.empty()) stay_on(near);
+    const std::string few = too_few_cores(int(allowed_cores().size()), std::max(machine, online), local_size_,
+                                          device.is_cuda(), std::getenv("SLURM_PROCID") != nullptr);
+    if (note && !few.empty()) *note += (note->empty() ? "" : "\n") + few;
 }
 
 std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device device, int color, int key,
@@ -346,76 +355,8 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
         if (color < 0) return nullptr;
         return make_nccl_transport(ids[size_t(members[0])], place, members, group, device, watch_);
     }
-    Alarm alarm(bring_up_s(watch_->timeout_s()), "MPI_Comm_split");
+    Alarm alarm(bring_up_s(watch_->timeout_s()), "MPI_Comm_split", kNotUp, watch_);
     return make_mpi_transport(color, key, group, device, watch_);
-}
-
-// ---- control plane --------------------------------------------------------------------------------------------------
-
-void Process::send_recv(std::vector<Message> messages) {
-    std::erase_if(messages, [](const Message& m) { return m.bytes == 0; });
-    if (messages.empty()) return;
-    const uint64_t seq = watch_ ? watch_->queue("control", "control", 0, messages[0].bytes) : 0;
-    if (watch_) watch_->running(seq, -1, -1);
-    auto batch = control_->wire().post(messages);
-    control_->wait(*batch, messages, seq);
-    if (watch_) watch_->done(seq);
-}
-
-void Process::barrier() {
-    char out = 0, in = 0;
-    for (int distance = 1; distance < size_; distance *= 2)
-        send_recv({{&out, 1, (rank_ + distance) % size_, true}, {&in, 1, (rank_ - distance + size_) % size_, false}});
-}
-
-void Process::broadcast(void* data, int64_t bytes, int root) {
-    std::vector<Message> messages;
-    if (rank_ != root)
-        messages.push_back({data, bytes, root, false});
-    else
-        for (int r = 0; r < size_; ++r)
-            if (r != root) messages.push_back({data, bytes, r, true});
-    send_recv(std::move(messages));
-}
-
-void Process::all_gather(const void* own, int64_t bytes, void* all) {
-    std::vector<Message> messages;
-    for (int d = 1; d < size_; ++d) {
-        const int to = (rank_ + d) % size_, from = (rank_ - d + size_) % size_;
-        messages.push_back({const_cast<void*>(own), bytes, to, true});
-        messages.push_back({static_cast<char*>(all) + from * bytes, bytes, from, false});
-    }
-    if (bytes) std::memcpy(static_cast<char*>(all) + rank_ * bytes, own, size_t(bytes));
-    send_recv(std::move(messages));
-}
-
-double Process::sum(double x) {
-    double total = 0;
-    for (double v : all_gather(x)) total += v;
-    return total;
-}
-
-std::vector<uint64_t> Process::sums(const std::vector<uint64_t>& own) {
-    std::vector<uint64_t> all(own.size() * size_t(size_)), total(own.size(), 0);
-    all_gather(own.data(), int64_t(own.size()) * 8, all.data());
-    for (size_t i = 0; i < all.size(); ++i) total[i % own.size()] += all[i];
-    return total;
-}
-
-int64_t Process::max(int64_t x) {
-    const std::vector<int64_t> all = all_gather(x);
-    return *std::max_element(all.begin(), all.end());
-}
-
-std::vector<std::string> Process::all_gather_text(const std::string& own) {
-    const int64_t width = max(int64_t(own.size()));
-    std::string padded = own, all(size_t(width * size_), '\0');
-    padded.resize(size_t(width));
-    const std::vector<int64_t> lengths = all_gather(int64_t(own.size()));
-    all_gather(padded.data(), width, all.data());
-    std::vector<std::string> texts;
-    for (int64_t r = 0; r < size_; ++r) texts.push_back(all.substr(size_t(r * width), size_t(lengths[size_t(r)])));
-    return texts;
 }
 
 }  // namespace rz

@@ -52,7 +52,8 @@ enum ExitCode : int {
 };
 
 struct ProcessOptions {
-    double timeout_s = 600;  // of every wait
+    double timeout_s = 600;        // of every wait
+    double disk_timeout_s = 7200;  // of every wait inside a DiskWork
     // For status pages and failure.txt; "": a temporary one, removed after success. Ranks of other hosts are
     // seen in reports only if it is on a shared file system.
     std::string run_directory = {};
@@ -101,9 +102,24 @@ class Process {
     std::unique_ptr<Transport> make_transport(TransportKind kind, Device device, int color, int key,
                                               const std::string& group);
 
-    // Control plane.
+    // While it lives, a rank may work with files and the others wait for it: every wait has the deadline of disk work.
+    // All ranks make one together and join() at its end, or an exception ends the job.
+    class DiskWork {
+       public:
+        explicit DiskWork(Process& process);
+        ~DiskWork();
+        DiskWork(const DiskWork&) = delete;
+        DiskWork& operator=(const DiskWork&) = delete;
+        void join() { process_.barrier(); }
+
+       private:
+        Process& process_;
+    };
+
+    // Control plane (control_plane.cpp): ceil(log2 N) rounds of one message for a call.
     void barrier();
     void broadcast(void* data, int64_t bytes, int root);
+    std::string broadcast_text(const std::string& text, int root);
     void all_gather(const void* own, int64_t bytes, void* all);  // `bytes` from each, in rank order
     template <class T>
     std::vector<T> all_gather(const T& own) {
@@ -117,18 +133,23 @@ class Process {
     double sum(double x);  // in rank order: the same bits everywhere
     int64_t max(int64_t x);
     std::vector<std::string> all_gather_text(const std::string& own);
+    std::vector<std::string> gather_text(const std::string& own);   // to rank 0, the others get none
+    int64_t control_messages() const { return control_messages_; }  // sent by this rank
 
    private:
     void bring_up(const ProcessOptions& options);
     void clear_run_directory();
+    void share_out_gpus(Device& device, TransportKind transport, std::string* note);
+    void settle_on_cores(Device device, std::string* note);
     void report(int code, const std::string& reason);
     void call_hook(int code, const std::string& reason);
     void finish();
     void fail_in_process(const std::string& reason);
     void send_recv(std::vector<Message> messages);
+    void all_gather_parts(const std::vector<int64_t>& lengths, std::string& in_turn);
 
     LoopbackHub* hub_ = nullptr;  // where ranks are threads
-    int64_t groups_made_ = 0;
+    int64_t groups_made_ = 0, control_messages_ = 0;
     RankContext context_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, first_on_host_ = 0;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;

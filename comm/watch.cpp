@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 
+#include "comm/deadline.h"
 #include "comm/host.h"
 
 namespace rz {
@@ -59,7 +60,9 @@ Watch::Watch(Options options) : options_(std::move(options)) {
     std::snprintf(page_->host, sizeof page_->host, "%s", host_name().c_str());
     page_->heartbeat = now_s();
     page_->magic = kMagic;
-    if (mapped_) thread_ = std::thread([this] { loop(); });
+    if (!mapped_) return;
+    thread_ = std::thread([this] { loop(); });
+    guard_ = std::thread([this] { guard(); });
 }
 
 Watch::~Watch() {
@@ -68,10 +71,15 @@ Watch::~Watch() {
         stop_ = true;
     }
     if (thread_.joinable()) thread_.join();
+    if (guard_.joinable()) guard_.join();
     if (mapped_)
         munmap(page_, sizeof(StatusPage));
     else
         delete page_;
+}
+
+double Watch::timeout_s() const {
+    return disk_work_ > 0 ? std::max(options_.timeout_s, options_.disk_timeout_s) : options_.timeout_s;
 }
 
 std::string Watch::page_path(int rank) const { return options_.directory + "/rank" + std::to_string(rank) + ".status"; }
@@ -291,22 +299,33 @@ void Watch::remove_poll(int id) {
     std::erase_if(polls_, [id](const auto& entry) { return entry.first == id; });
 }
 
+bool Watch::stopping() const {
+    std::lock_guard lock(mutex_);
+    return stop_;
+}
+
+void Watch::run_polls() {
+    try {
+        std::lock_guard lock(polls_mutex_);
+        for (auto& [id, poll] : polls_) poll();
+    } catch (const DeadlineError& error) {
+        try {
+            expired(error.what());
+        } catch (const std::exception&) {  // reported; the waits of the other threads end the process
+        }
+    } catch (const std::exception& error) {
+        fault(error.what());
+    }
+}
+
 void Watch::loop() {
-    for (;;) {
+    while (!stopping()) {
+        ++beats_;
         {
             std::lock_guard lock(mutex_);
-            if (stop_) return;
             page_->heartbeat = now_s();
         }
-        try {
-            std::lock_guard lock(polls_mutex_);
-            for (auto& [id, poll] : polls_) poll();
-        } catch (const std::exception& error) {
-            try {
-                expired(error.what());
-            } catch (const std::exception&) {  // reported; the waits of the other threads end the process
-            }
-        }
+        run_polls();
         if (access(failure_path().c_str(), F_OK) == 0) {
             bool report = false;
             {
@@ -316,6 +335,25 @@ void Watch::loop() {
             }
             if (report) append_report(own_report(""));
         }
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+}
+
+// Calls neither CUDA nor NCCL.
+void Watch::guard() {
+    WaitClock since_beat;
+    uint64_t beats = 0;
+    while (!stopping()) {
+        if (const uint64_t now = beats_; now != beats) {
+            beats = now;
+            since_beat.restart();
+        }
+        const double waited = since_beat.look();
+        if (waited > timeout_s() + 2 * options_.grace_s + 2) try {  // later than what the watchdog itself reports
+                expired(format("the watchdog has not moved for %.1f s: it hangs in a call of CUDA or NCCL", waited));
+            } catch (const std::exception&) {
+                since_beat.restart();
+            }
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
 }

@@ -10,7 +10,12 @@
 //
 // When a wait passes its deadline the rank writes `failure.txt` in the run directory and lets the others see it; each
 // adds its own report, then the first one adds a table of all ranks and ends the job through `on_failure` (MPI_Abort).
+//
+// Two threads look on. The watchdog looks every 0.1 s at what the transports have under way (add_poll); it may call
+// CUDA and NCCL, and so may hang in them. The guard calls neither: it looks whether the watchdog still moves, and ends
+// the job where it does not.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -68,10 +73,13 @@ class Watch {
     struct Options {
         int rank = 0, size = 1;
         double timeout_s = 600;
-        double grace_s = 1.0;   // how long the first rank that gives up waits for the reports of the others
-        std::string directory;  // "": pages are private, and expired() only throws
+        double disk_timeout_s = 0;  // of every wait while ranks work with files; less than timeout_s: that
+        double grace_s = 1.0;       // how long the first rank that gives up waits for the reports of the others
+        std::string directory;      // "": pages are private, and expired() only throws
         // Ends the job; called once the reports are written. If it is empty or returns, DeadlineError is thrown.
         std::function<void(const std::string& reason)> on_failure;
+        // Ends the job for what a poll has thrown that is no DeadlineError: a fault of CUDA or NCCL.
+        std::function<void(const std::string& reason)> on_fault;
     };
 
     explicit Watch(Options options);
@@ -79,7 +87,11 @@ class Watch {
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
 
-    double timeout_s() const { return options_.timeout_s; }
+    // The deadline of a wait at this moment: waits ask again and again.
+    double timeout_s() const;
+    // Between the two, which all ranks call together, a rank may wait until another has finished with its files.
+    void begin_disk_work() { ++disk_work_; }
+    void end_disk_work() { --disk_work_; }
     int rank() const { return options_.rank; }
 
     // Shown in every report and in the records made from now on.
@@ -93,6 +105,12 @@ class Watch {
     void running(uint64_t seq, int to, int from);
     void done(uint64_t seq);
 
+    // Ends the job for an error that nobody is there to catch (a CUDA host function's); returns where on_fault does, or
+    // there is none.
+    void fault(const std::string& reason) {
+        if (options_.on_fault) options_.on_fault(reason);
+    }
+
     // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws DeadlineError.
     [[noreturn]] void expired(const std::string& waiting_for);
 
@@ -100,8 +118,8 @@ class Watch {
     std::string own_report(const std::string& waiting_for) const;
     std::string job_report() const;
 
-    // `poll` is called every 0.1 s from the watchdog thread (NCCL's asynchronous errors). It may throw: the job then
-    // ends.
+    // `poll` is called every 0.1 s from the watchdog thread. It may throw: the job then ends, by DeadlineError with
+    // kExitDeadline, else with kExitError.
     int add_poll(std::function<void()> poll);
     void remove_poll(int id);
 
@@ -111,6 +129,9 @@ class Watch {
    private:
     int channel(const char* group, int first);  // with the mutex held; -1: there are too many
     void loop();
+    void guard();
+    void run_polls();
+    bool stopping() const;
     void append_report(const std::string& text) const;
     std::string failure_path() const { return options_.directory + "/failure.txt"; }
     std::string page_path(int rank) const;
@@ -121,10 +142,12 @@ class Watch {
     bool mapped_ = false;
     bool reported_ = false;  // this rank's report stands in failure.txt
     bool stop_ = false;
+    std::atomic<int> disk_work_ = 0;
+    std::atomic<uint64_t> beats_ = 0;  // of the watchdog
     std::mutex polls_mutex_;
     std::vector<std::pair<int, std::function<void()>>> polls_;
     int next_poll_ = 1;
-    std::thread thread_;  // only with a directory
+    std::thread thread_, guard_;  // only with a directory
 };
 
 // "all_reduce #57 (step 12, 4.00 MiB, group world): running, hop 3, to rank 2, from rank 0"

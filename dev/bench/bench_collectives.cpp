@@ -269,7 +269,8 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 16));
     app.add_option("--type", o.type, "fp32, bf16, fp16")->capture_default_str();
     app.add_option("--device", o.device, "cpu, cuda, auto")->capture_default_str();
-    app.add_option("--transport", o.transport, "auto, mpi, nccl, nccl-shared")->capture_default_str();
+    app.add_option("--transport", o.transport, "auto, mpi, nccl, nccl-shared (NCCL between ranks that share a GPU)")
+        ->capture_default_str();
     app.add_option("--shaped-rate", o.shaped_rate, "noted in the JSON: what the link was throttled to");
     app.add_option("--json", o.json, "write the figures here, under nccl-tests' key names");
     CLI11_PARSE(app, argc, argv);

@@ -86,6 +86,7 @@ for section in $sections; do
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
       run simt-layouts test/simt/layouts/cute.sh "$build"
       run simt-program test/program/test_simt_program.sh ./train_llama_simt ./train_llama
+      run simt-nccl test/program/test_nccl.sh ./train_llama_simt
       run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
       run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt ;;
     ptx)

@@ -1,6 +1,9 @@
 // Who is in this job, on which device, and does communication work: ring and direct against the library on small data.
 //
-//   mpirun -n 4 build/dev/sanity [--device auto] [--transport auto] [--tp 2] [--cp 1] [--pp 2]
+//   mpirun -n 4 build/dev/sanity [--device auto] [--transport auto] [--tp 2] [--cp 1] [--pp 2] [--links]
+//
+// --links tries every pair of ranks by itself, then the ring of each host's: bandwidth, latency, and whether the bytes
+// that came are those that were sent. What is odd is named: a slow link, host or rank, sockets where P2P should be.
 //
 // Exit code 0 and "ok" at the end if everything agrees.
 
@@ -12,6 +15,7 @@
 #include "comm/collectives.h"
 #include "comm/host.h"
 #include "comm/layout_text.h"
+#include "comm/links.h"
 #include "comm/mesh.h"
 #include "comm/meter.h"
 #include "comm/mpi_transport.h"
@@ -66,7 +70,29 @@ void check(Process& process, Device device, TransportKind kind) {
     }
 }
 
-int run(Process& process, DeviceChoice choice, TransportKind transport, const GridOptions& axes) {
+void check_links(Process& process, Device device, TransportKind kind, const std::vector<std::string>& hosts,
+                 int64_t bytes) {
+    auto transport = process.make_transport(kind, device, 0, process.rank(), "world");
+    const Links links = measure_links(process, *transport, hosts, bytes, /*repeats=*/3);
+    if (process.is_root()) {
+        std::printf("links, pair by pair, %s each way at once:\n", human_bytes(bytes).c_str());
+        for (const auto& line : link_table(links.pairs)) std::printf("  %s\n", line.c_str());
+        std::printf("links of each host's ring, all at once:\n");
+        for (const auto& line : link_table(links.rings)) std::printf("  %s\n", line.c_str());
+        for (const auto* list : {&links.pairs, &links.rings})
+            for (const auto& line : odd_links(*list, hosts, device.is_cuda())) std::printf("  ODD: %s\n", line.c_str());
+    }
+    require(!any_wrong(links.pairs) && !any_wrong(links.rings),
+            "bytes came other than they were sent: see the lines above");
+}
+
+struct LinkOptions {
+    bool links = false;
+    int64_t mib = 16;
+};
+
+int run(Process& process, DeviceChoice choice, TransportKind transport, const GridOptions& axes,
+        const LinkOptions& links) {
     std::string note;
     const Device device = process.choose_device(choice, transport, &note);
     const auto lines = process.all_gather_text(format("rank %d of %d: host %s, pid %d, local rank %d of %d, %s%s%s",
@@ -84,6 +110,7 @@ int run(Process& process, DeviceChoice choice, TransportKind transport, const Gr
     const auto hosts = process.all_gather_text(host_name());
     if (process.is_root() && grid.ranks() > grid.size(Axis::dp))
         for (const auto& line : layout_text(grid, hosts)) std::printf("%s\n", line.c_str());
+    if (links.links) check_links(process, device, transport, hosts, links.mib << 20);
     check(process, device, transport);
     if (process.is_root()) std::printf("ok\n");
     return 0;
@@ -97,16 +124,22 @@ int main(int argc, char** argv) {
     double timeout = 60;
     CLI::App app("says who is in the job and checks that its collectives work");
     app.add_option("--device", device, "auto, cuda, cpu")->capture_default_str();
-    app.add_option("--transport", transport, "auto, mpi, nccl, nccl-shared")->capture_default_str();
+    app.add_option("--transport", transport, "auto, mpi, nccl, nccl-shared (NCCL between ranks that share a GPU)")
+        ->capture_default_str();
     app.add_option("--timeout", timeout, "seconds, of every wait")->check(CLI::PositiveNumber)->capture_default_str();
     rz::GridOptions axes;
     app.add_option("--tp", axes.tp, "ranks of the tp axis, for a drawing of who is where")->capture_default_str();
     app.add_option("--cp", axes.cp, "of cp")->capture_default_str();
     app.add_option("--pp", axes.pp, "of pp")->capture_default_str();
+    rz::LinkOptions links;
+    app.add_flag("--links", links.links, "tries every pair of ranks, then each host's ring");
+    app.add_option("--link-mib", links.mib, "MiB that a link carries each way")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
     CLI11_PARSE(app, argc, argv);
     rz::Process process({.timeout_s = timeout});
     return process.run([&] {
         return rz::run(process, rz::parse_name<rz::DeviceChoice>("--device", device),
-                       rz::parse_name<rz::TransportKind>("--transport", transport), axes);
+                       rz::parse_name<rz::TransportKind>("--transport", transport), axes, links);
     });
 }

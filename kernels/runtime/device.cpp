@@ -291,8 +291,8 @@ static void CUDART_CB run_host_function(void* data) {
     try {
         (*work)();
     } catch (const std::exception& error) {  // nothing may leave a CUDA callback
-        std::fprintf(stderr, "fatal, in a CUDA host function: %s\n", error.what());
-        std::abort();
+        std::fprintf(stderr, "train_llama: in a CUDA host function: %s\n", error.what());
+        _exit(70);  // kExitError of comm/process.h
     }
 }
 #endif

@@ -70,7 +70,7 @@ void export_weights(const std::string& folder, const ModelConfig& config, const 
         file = std::make_unique<AtomicFile>(path, layout.file_size);
         file->write_at(0, layout.header.data(), int64_t(layout.header.size()));
     });
-    const std::string temporary = process.all_gather_text(file ? file->temporary() : "")[0];
+    const std::string temporary = process.broadcast_text(file ? file->temporary() : "", 0);
     on_all(process, [&] { write_share(temporary, path, layout, table, device, compute, zero); });
     on_all(process, [&] {
         if (!file) return;

@@ -144,10 +144,12 @@ void DataLoader::batch(int64_t position, int64_t count, int32_t* inputs, int32_t
 }
 
 DataFingerprint DataLoader::fingerprint() const {
+    if (fingerprint_) return *fingerprint_;
     DataFingerprint f{.seq_len = T_, .seed = seed_, .shuffled = order_ == DataOrder::kShuffled, .shards = {}};
     for (const auto& shard : shards_)
         f.shards.push_back({replace_invalid_utf8(shard.path().substr(shard.path().rfind('/') + 1)), shard.file_bytes(),
                             shard.tokens(), shard.token_bytes(), hash_head_and_tail(shard.file())});
+    fingerprint_ = f;
     return f;
 }
 

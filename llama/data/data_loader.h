@@ -8,6 +8,7 @@
 // the order of the data never depends on how many ranks there are.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -102,6 +103,7 @@ class DataLoader : public SampleSource {
     // The number in [0, samples()) of the sample at `position` of the stream.
     int64_t sample_at(int64_t position) const;
 
+    // Reads the ends of every shard, once. By one thread.
     DataFingerprint fingerprint() const;
 
    private:
@@ -112,6 +114,7 @@ class DataLoader : public SampleSource {
     Window window_at(int64_t position) const;
 
     std::vector<TokenShard> shards_;
+    mutable std::optional<DataFingerprint> fingerprint_;
     std::vector<int64_t> first_sample_;  // per shard, then the total
     int64_t T_, vocab_, tokens_ = 0;
     uint64_t seed_;

@@ -48,8 +48,9 @@ static std::string extremes(const std::string& name, const std::vector<int64_t>&
 
 RankReport gather_rank_report(Process& process, Device device, int64_t steps, int64_t bytes_sent) {
     OrderedJson ranks = OrderedJson::array();
-    for (const std::string& one : process.all_gather_text(own_facts(process, device, steps, bytes_sent).dump()))
+    for (const std::string& one : process.gather_text(own_facts(process, device, steps, bytes_sent).dump()))
         ranks.push_back(OrderedJson::parse(one));
+    if (!process.is_root()) return {};
 
     RankReport report;
     report.text = ranks.size() == 1 ? format("  %-12s %12s\n", "memory", "at the peak")

@@ -23,7 +23,7 @@ bool Trace::end_step(int64_t step, const std::string& path) {
     compute_.set_op_timer(nullptr);
     steps_.emplace_back(step + 1, compute_.record(/*timing=*/true));
     std::string text;
-    for (const std::string& rank : process_.all_gather_text(events())) text += (text.empty() ? "" : ",\n") + rank;
+    for (const std::string& rank : process_.gather_text(events())) text += (text.empty() ? "" : ",\n") + rank;
     if (process_.is_root())
         write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
     return true;

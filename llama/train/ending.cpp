@@ -50,7 +50,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.flags["collectives"] = text_of({t.mesh->algorithm(), t.options.collectives.tp});
     m.nodes = t.mesh->grid().nodes(Axis::data);
     m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
-    m.data = t.sources.train->fingerprint().to_json();
+    if (t.process.is_root()) m.data = t.sources.train->fingerprint().to_json();
     if (t.core->zero.options.loss_scaling.on()) {
         const LossScaleState& l = t.metrics->loss_scale();
         m.loss_scale = {double(l.scale), l.good, l.patience};
@@ -87,7 +87,7 @@ std::optional<ResumePoint> plan_rollback(Trainer& t, int64_t from) {
             problem = error.what();
         }
     }
-    problem = t.process.all_gather_text(problem)[0];
+    problem = t.process.broadcast_text(problem, 0);
     if (!problem.empty()) return refuse("; it can't be rolled back: " + problem);
     t.health.forget_end();
     t.health.status().saved(m.step);
@@ -121,6 +121,7 @@ RunEnd finish(Trainer& t) {
     TrainingCore& core = *t.core;
     Health& health = t.health;
     t.metrics->flush();
+    Process::DiskWork files(t.process);
     const int64_t last = t.metrics->last_step();
     const bool last_save_good = !t.saver || t.saver->finish();
     health.agree();
@@ -137,6 +138,7 @@ RunEnd finish(Trainer& t) {
                        t.sources.paths.tokenizer_files);
         t.log->line("saved    " + out + "/final");
     }
+    files.join();
     core.compute.synchronize();
     const RankReport ranks =
         gather_rank_report(t.process, core.device, t.metrics->steps_done(), t.metrics->bytes_in_steps());

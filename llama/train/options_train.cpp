@@ -316,6 +316,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20,
                 "Size of what one hop carries, in KiB. 0: what suits the transport.");
     ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank waits for another before the job ends.");
+    ranks.real("--disk-timeout", o.disk_timeout, 1, 1e6,
+               "The same while ranks read and write checkpoints and final weights, if it is more.");
 }
 
 static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
@@ -439,8 +441,9 @@ static bool is_kept(const OptionRow& row) {
                              "rollback-steps",
                              "rollback-skip"})
         if (row.flag.substr(2) == kept) return true;
-    for (const char* kept : {"zero", "prefetch", "no-overlap", "accumulate-locally", "collectives", "wire-dtype",
-                             "recompute", "logits-mib", "log-every", "no-background-save", "check-replicas", "timeout"})
+    for (const char* kept :
+         {"zero", "prefetch", "no-overlap", "accumulate-locally", "collectives", "wire-dtype", "recompute",
+          "logits-mib", "log-every", "no-background-save", "check-replicas", "timeout", "disk-timeout"})
         if (row.flag.substr(2) == kept) return true;
     return false;
 }

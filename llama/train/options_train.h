@@ -118,6 +118,7 @@ struct TrainOptions {
     std::optional<DType> wire_dtype;  // none: grad_dtype
     int64_t ring_chunk_kib = 0;       // 0: what suits the transport
     double timeout = 600;             // seconds that a rank may wait for another
+    double disk_timeout = 7200;       // the same while ranks read or write checkpoints and final weights
 
     // validation and samples
     int64_t val_every = 100;

@@ -147,9 +147,9 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
 static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Process& process) {
     if (process.alone()) return point;
     const bool root = process.is_root();
-    const std::string folder = process.all_gather_text(root && point ? point->folder : "")[0];
+    const std::string folder = process.broadcast_text(root && point ? point->folder : "", 0);
     if (folder.empty()) return std::nullopt;
-    const std::string manifest = process.all_gather_text(root ? point->manifest.to_json() : "")[0];
+    const std::string manifest = process.broadcast_text(root ? point->manifest.to_json() : "", 0);
     int64_t automatic = root ? point->may_fall_back : 0;
     process.broadcast(&automatic, 8, 0);
     if (!root) {
@@ -160,7 +160,10 @@ static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Proces
 }
 
 std::optional<ResumePoint> find_checkpoint(const TrainOptions& o, Process& process, int64_t saved_step) {
-    return share(process.is_root() ? choose(o, saved_step) : std::nullopt, process);
+    Process::DiskWork files(process);
+    std::optional<ResumePoint> point = share(process.is_root() ? choose(o, saved_step) : std::nullopt, process);
+    files.join();
+    return point;
 }
 
 std::string set_aside(const std::string& out) {

@@ -89,8 +89,10 @@ TokenizerFiles carried_files(const TrainOptions& o, const DataPaths& paths, cons
     return files;
 }
 
-static void check_data(Manifest& m, const TrainOptions& options, const DataMix& data, const Process& process) {
-    const DataFingerprint was = DataFingerprint::from_json(m.data), now = data.fingerprint();
+static void check_data(Manifest& m, const TrainOptions& options, const DataMix& data, Process& process) {
+    const DataFingerprint was = DataFingerprint::from_json(m.data),
+                          now = DataFingerprint::from_json(
+                              process.broadcast_text(process.is_root() ? data.fingerprint().to_json() : "", 0));
     const std::string difference = was.difference(now);
     if (difference.empty()) return;
     require(options.allow_data_change,

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -147,7 +148,7 @@ static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths) {
             .keep_every = o.keep_every,
             .background = !o.no_background_save && o.save_every > 0,
             .tokenizer = paths.tokenizer_files,
-            .timeout_s = o.timeout};
+            .timeout_s = std::max(o.timeout, o.disk_timeout)};
 }
 
 // The most that this rank will take, saves and final weights included (plan_memory.h). What can't be planned has only
@@ -269,6 +270,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     ModelConfig config = from ? resumed_config(o, *from, paths.vocab) : model_config(o, paths.vocab);
     name_end_tokens(config, paths);
     check_ranks(o, process.size());
+    Process::DiskWork files(process);  // data, weights or a checkpoint
     start.run_id = choose_run_id(process);
     check_folder_is_shared(o.out, start.run_id, process);
     const std::string model = from ? from->folder : o.init_from.empty() ? "" : model_folder(o.init_from);
@@ -334,6 +336,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
         metrics->write_tasks(o.out + format("/pipeline_tasks.%d.jsonl", mesh->world().rank), o.pp_tasks);
     metrics->restore(m.updates, m.data_hash, m.step, core->zero.optimizer.loss_scale());
     make_evaluation(*this);
+    files.join();
 }
 
 // ---- what the loop does to all parts --------------------------------------------------------------------------------
@@ -397,7 +400,9 @@ void end_step(Trainer& t, int64_t step) {
 void save(Trainer& t, int64_t step) {
     t.metrics->flush();
     if (t.health.end() && !t.health.end()->saves) return;  // known only now, where steps are reported one late
+    Process::DiskWork files(t.process);
     t.saver->save(step);
+    files.join();
     t.metrics->leave_out();
 }
 

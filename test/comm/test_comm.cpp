@@ -9,9 +9,12 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <random>
 #include <thread>
+#include <utility>
 
+#include "comm/deadline.h"
 #include "comm/loopback.h"
 #include "comm/mesh.h"
 #include "comm/meter.h"
@@ -356,6 +359,75 @@ TEST(Watch, TheStageThatWaitsForNobodyIsTheOneBehind) {
 }
 
 // 60 ms of communication of which compute waits for about 20.
+// A wait of 2 s that is looked at every second, with a stop of a minute between.
+TEST(Watch, APauseOfTheWholeJobDoesNotCount) {
+    using std::chrono::seconds;
+    WaitClock clock;
+    const auto start = WaitClock::Clock::now();
+    clock.restart(start);
+    EXPECT_NEAR(clock.look(start + seconds(1)), 1, 1e-9);
+    EXPECT_NEAR(clock.look(start + seconds(61)), 1, 1e-9);
+    EXPECT_NEAR(clock.look(start + seconds(62)), 2, 1e-9);
+    EXPECT_NEAR(clock.look(start + seconds(66)), 6, 1e-9) << "a slow look is no pause";
+}
+
+TEST(Watch, DiskWorkHasADeadlineOfItsOwn) {
+    Watch::Options options;
+    options.timeout_s = 3;
+    options.disk_timeout_s = 50;
+    Watch watch(options);
+    EXPECT_EQ(watch.timeout_s(), 3);
+    watch.begin_disk_work();
+    watch.begin_disk_work();
+    watch.end_disk_work();
+    EXPECT_EQ(watch.timeout_s(), 50);
+    watch.end_disk_work();
+    EXPECT_EQ(watch.timeout_s(), 3);
+    options.disk_timeout_s = 1;
+    Watch shorter(options);
+    shorter.begin_disk_work();
+    EXPECT_EQ(shorter.timeout_s(), 3) << "never less than the other";
+}
+
+// How a job ends for what the watchdog finds: by fault or deadline, and by the guard where the watchdog itself hangs.
+struct Watched {
+    explicit Watched(std::function<void()> poll, double timeout_s = 60) : folder(testing::TempDir() + "rz_watched") {
+        std::filesystem::remove_all(folder);
+        std::filesystem::create_directories(folder);
+        Watch::Options options;
+        options.directory = folder;
+        options.timeout_s = timeout_s;
+        options.grace_s = 0;
+        options.on_failure = [this](const std::string& reason) { ended.set_value("deadline: " + reason); };
+        options.on_fault = [this](const std::string& reason) { ended.set_value("fault: " + reason); };
+        watch = std::make_unique<Watch>(options);
+        watch->add_poll([poll, once = std::make_shared<bool>()] {
+            if (!std::exchange(*once, true)) poll();
+        });
+    }
+    std::string reason() {
+        auto future = ended.get_future();
+        return future.wait_for(std::chrono::seconds(20)) == std::future_status::ready ? future.get() : "nothing";
+    }
+    std::string folder;
+    std::promise<std::string> ended;
+    std::unique_ptr<Watch> watch;
+};
+
+TEST(Watch, AFaultThatAPollFindsIsNoDeadline) {
+    Watched fault([] { throw Error("cudaErrorIllegalAddress"); });
+    EXPECT_EQ(fault.reason(), "fault: cudaErrorIllegalAddress");
+    Watched late([] { throw DeadlineError("waited 3 s for NCCL"); });
+    EXPECT_NE(late.reason().find("deadline: rank 0 of 1"), std::string::npos);
+}
+
+TEST(Watch, AWatchdogThatHangsIsFoundByTheGuard) {
+    std::promise<void> release;
+    Watched hung([held = release.get_future().share()] { held.wait(); }, 0.1);
+    EXPECT_NE(hung.reason().find("the watchdog has not moved"), std::string::npos);
+    release.set_value();
+}
+
 TEST(Meter, ExposedTimeIsWhatComputeStandsStill) {
     CommMeter meter;
     Stream compute(kCpu, "compute"), comm(kCpu, "comm");

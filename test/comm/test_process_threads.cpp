@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/loopback.h"
@@ -39,6 +41,50 @@ TEST(ProcessOfAThread, AgreesThroughTheSameControlPlane) {
         });
         EXPECT_EQ(code, 3);
     });
+}
+
+// Of every call, on numbers of ranks that are powers of two and not: the result, and at most ceil(log2 N) messages of a
+// rank, twice that where lengths go first.
+TEST(ProcessOfAThread, ControlPlaneSendsLogarithmicallyManyMessages) {
+    for (const int ranks : {2, 3, 8, 13}) {
+        const int rounds = int(std::ceil(std::log2(ranks)));
+        LoopbackHub hub(ranks);
+        hub.run([&](int rank) {
+            Process process(hub, rank);
+            int64_t before = 0;
+            const auto messages = [&] {
+                return process.control_messages() - std::exchange(before, process.control_messages());
+            };
+            process.run([&] {
+                const auto all = process.all_gather(100 + rank);
+                for (int r = 0; r < ranks; ++r) EXPECT_EQ(all[size_t(r)], 100 + r);
+                EXPECT_LE(messages(), rounds) << "all_gather";
+                const std::string own(size_t(rank % 5 * 3), char('a' + rank));
+                const auto texts = process.all_gather_text(own);
+                const auto gathered = process.gather_text(own);
+                for (int r = 0; r < ranks; ++r) {
+                    const std::string want(size_t(r % 5 * 3), char('a' + r));
+                    EXPECT_EQ(texts[size_t(r)], want);
+                    if (rank == 0) {
+                        EXPECT_EQ(gathered[size_t(r)], want);
+                    }
+                }
+                EXPECT_EQ(gathered.size(), rank == 0 ? size_t(ranks) : 0);
+                EXPECT_LE(messages(), 4 * rounds) << "all_gather_text and gather_text";
+                for (const int root : {0, ranks - 1}) {
+                    EXPECT_EQ(process.broadcast_text(rank == root ? "a manifest" : "", root), "a manifest");
+                    EXPECT_LE(messages(), 2 * rounds) << "broadcast_text";
+                }
+                const uint64_t n = uint64_t(ranks);
+                EXPECT_EQ(process.sums({uint64_t(rank), 1, ~uint64_t(0)}),
+                          (std::vector<uint64_t>{n * (n - 1) / 2, n, 0 - n}));
+                EXPECT_LE(messages(), rounds + 1) << "sums";
+                process.barrier();
+                EXPECT_LE(messages(), rounds) << "barrier";
+                return 0;
+            });
+        });
+    }
 }
 
 TEST(ProcessOfAThread, GroupsAreMadeByColorAndKeyAndNoTwoAreTheSame) {

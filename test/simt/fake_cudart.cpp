@@ -8,6 +8,9 @@
 // device would do it.
 // Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file
 // SIMT_WAITS. SIMT_STREAMS=now in the environment turns queueing off.
+//
+// SIMT_FAULT=N (in the process of rank SIMT_FAULT_RANK, by PMI_RANK, if given) makes the N-th piece of work of the
+// device an illegal address. As on a device the error stays: nothing runs any more and every call returns it.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -126,8 +129,23 @@ uint32_t draw(uint32_t n) {
     return uint32_t(stream_rng >> 33) % n;
 }
 
-// What a synchronising call returns: the error of the work it waited for, once.
+cudaError_t fault = cudaSuccess;  // stays
+
+// Counts a piece of work; true from the one on that faults.
+bool faulted() {
+    static const size_t at = [] {
+        const char* rank = getenv("SIMT_FAULT_RANK");
+        const char* own = getenv("PMI_RANK");
+        return rank && (!own || strcmp(rank, own) != 0) ? 0 : number_from("SIMT_FAULT", 0);
+    }();
+    static size_t work = 0;
+    if (at && fault == cudaSuccess && ++work >= at) fault = cudaErrorIllegalAddress;
+    return fault != cudaSuccess;
+}
+
+// What a synchronising call returns: the error of the work it waited for, once; a fault always.
 cudaError_t take_error() {
+    if (fault != cudaSuccess) return fault;
     const cudaError_t e = pending_error;
     pending_error = cudaSuccess;
     return e;
@@ -141,6 +159,7 @@ bool runnable(const Stream& s) {
 
 // Does one operation of some stream; false if none can make progress.
 bool step() {
+    if (fault != cudaSuccess) return false;
     std::vector<Stream*> candidates;
     for (Stream* s : streams)
         if (runnable(*s)) candidates.push_back(s);
@@ -155,7 +174,7 @@ bool step() {
             done = op.poll();
         else if (op.host)
             device_lock.without([&] { op.work(); });
-        else if (op.work)
+        else if (op.work && !faulted())
             report(op.work());
         s->busy = false;
         if (!done) continue;
@@ -167,8 +186,8 @@ bool step() {
 
 template <class Done>
 void run_until(Done done) {
-    while (!done()) {
-        if (step()) continue;
+    while (!done() && fault == cudaSuccess) {
+        if (step() || fault != cudaSuccess) continue;
         bool waiting = false;  // for another process, or for another thread that runs a host function
         for (const Stream* s : streams)
             waiting |= !s->queue.empty() && (s->busy || (runnable(*s) && s->queue.front().poll));
@@ -215,6 +234,7 @@ Event* as_event(cudaEvent_t e) { return reinterpret_cast<Event*>(e); }
 
 cudaError_t push(cudaStream_t stream, Operation op) {
     LOCKED;
+    if (fault != cudaSuccess) return fault;
     Stream* s = as_stream(stream);
     if (s && s->capture) {
         if (op.poll) return report(cudaErrorStreamCaptureUnsupported);
@@ -504,6 +524,7 @@ cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t e) {
     LOCKED;
     Event* x = as_event(e);
     if (x->done < x->recorded) step();
+    if (fault != cudaSuccess) return fault;
     if (x->done < x->recorded) return cudaErrorNotReady;
     return take_error();
 }
@@ -612,5 +633,5 @@ cudaError_t CUDARTAPI cudaGetLastError() {
     LOCKED;
     return take_error();
 }
-cudaError_t CUDARTAPI cudaPeekAtLastError() { return pending_error; }
+cudaError_t CUDARTAPI cudaPeekAtLastError() { return fault != cudaSuccess ? fault : pending_error; }
 }  // extern "C"

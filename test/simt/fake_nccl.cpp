@@ -2,11 +2,25 @@
 // the fake device's streams. Bytes travel through a shared-memory file named by the unique id, with one small ring per
 // ordered pair of ranks; a group makes progress whenever its stream is drained, and yields the core when it can't.
 // As in NCCL, operations of one communicator take effect in the order in which they were issued.
+//
+// Where NCCL's contract is broken NCCL itself mostly goes on, with broken memory or in a hang. This one says what was
+// broken and aborts: two threads in one communicator, which a thread is in from its first call in a group to the
+// group's
+// end; a group that is open when its thread ends or its communicator goes; a non-blocking communicator that is used
+// while a job is pending. On such a communicator ncclGroupEnd leaves a job, and ncclCommGetAsyncError is what completes
+// it, as in NCCL 2.28.
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -42,15 +56,21 @@ struct Transfer {
 
 }  // namespace
 
+struct Operation;
+using Job = std::vector<std::pair<std::shared_ptr<Operation>, cudaStream_t>>;
+
 struct ncclComm {
     int rank, ranks;
     Shared* shared;
     size_t mapped;
+    bool blocking = true;
     uint64_t issued = 0, completed = 0;
     bool aborted = false;
+    std::atomic<std::thread::id> user{};  // the thread that is in it
+    int calls = 0;                        // of that thread, one in another
+    Job job = {};                         // of a non-blocking one: waits for ncclCommGetAsyncError
+    bool job_seen = false;
 };
-
-namespace {
 
 // One enqueued operation: messages, then what is computed from them.
 struct Operation {
@@ -61,9 +81,37 @@ struct Operation {
     uint64_t order = 0;
 };
 
+namespace {
+
+[[noreturn]] void misuse(const std::string& what) {
+    fprintf(stderr, "fake NCCL: %s\n", what.c_str());
+    abort();
+}
+
+void enter(ncclComm* c, const char* call) {
+    std::thread::id none{};
+    if (!c->user.compare_exchange_strong(none, std::this_thread::get_id()) && none != std::this_thread::get_id())
+        misuse(std::string("two threads in one communicator: one calls ") + call);
+    c->calls++;
+}
+void leave(ncclComm* c) {
+    if (--c->calls == 0) c->user = std::thread::id{};
+}
+// A thread's stay in a communicator during one call.
+struct Inside {
+    Inside(ncclComm* c, const char* call) : c(c) { enter(c, call); }
+    ~Inside() { leave(c); }
+    Inside(const Inside&) = delete;
+    ncclComm* c;
+};
+
 struct Group {
     int depth = 0;
-    std::vector<std::pair<std::shared_ptr<Operation>, cudaStream_t>> operations;
+    Job operations;
+    std::vector<ncclComm*> entered;  // once for each operation
+    ~Group() {
+        if (depth) misuse("a thread ends with an open group: what was called in it is never launched");
+    }
 };
 thread_local Group group;  // as in NCCL
 std::string last_problem = "no error";
@@ -108,9 +156,17 @@ bool poll(Operation& op) {
     return true;
 }
 
+ncclResult_t launch(const Job& job) {
+    for (auto& [op, stream] : job) {
+        op->order = ++op->comm->issued;
+        if (enqueue_polled(stream, [op = op] { return poll(*op); }) != cudaSuccess) return ncclUnhandledCudaError;
+    }
+    return ncclSuccess;
+}
+
 // Joins all operations of one communicator and stream in the group, as NCCL does with sends and receives.
 ncclResult_t launch_group() {
-    std::vector<std::pair<std::shared_ptr<Operation>, cudaStream_t>> joined;
+    Job joined;
     for (auto& [op, stream] : group.operations) {
         auto same = std::find_if(joined.begin(), joined.end(),
                                  [&](auto& j) { return j.first->comm == op->comm && j.second == stream; });
@@ -124,13 +180,17 @@ ncclResult_t launch_group() {
         if (op->finish) to.finish = [a = to.finish, b = op->finish] { a ? a() : void(), b(); };
     }
     group.operations.clear();
-    for (auto& [op, stream] : joined) {
-        op->order = ++op->comm->issued;
-        if (enqueue_polled(stream, [op] { return poll(*op); }) != cudaSuccess) return ncclUnhandledCudaError;
-    }
-    return ncclSuccess;
+    const bool later = !joined.empty() && !joined.front().first->comm->blocking;
+    if (later) joined.front().first->comm->job = joined;
+    const ncclResult_t result = later ? ncclInProgress : launch(joined);
+    for (ncclComm* c : std::exchange(group.entered, {})) leave(c);
+    return result;
 }
-ncclResult_t submit(std::shared_ptr<Operation> op, cudaStream_t stream) {
+ncclResult_t submit(std::shared_ptr<Operation> op, cudaStream_t stream, const char* call) {
+    enter(op->comm, call);
+    if (op->comm->aborted) misuse(std::string(call) + " on a communicator that was aborted");
+    if (!op->comm->job.empty()) misuse(std::string(call) + " while the job of the last group is pending");
+    group.entered.push_back(op->comm);
     group.operations.emplace_back(std::move(op), stream);
     return group.depth ? ncclSuccess : launch_group();
 }
@@ -220,7 +280,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank, ncclConfig_t*) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
     if (ranks < 1 || rank < 0 || rank >= ranks) return problem(ncclInvalidArgument, "rank outside the communicator");
     const std::string name(id.internal, strnlen(id.internal, sizeof id.internal));
     const size_t bytes = sizeof(Shared) + sizeof(Ring) * size_t(ranks * ranks);
@@ -231,6 +291,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
     close(fd);
     if (m == MAP_FAILED) return problem(ncclSystemError, "mmap");
     auto* c = new ncclComm{rank, ranks, static_cast<Shared*>(m), bytes};
+    c->blocking = !config || config->blocking != 0;
     // The file has no name left once everyone is in, so nothing is left over.
     if (c->shared->attached.fetch_add(1) + 1 == ranks) shm_unlink(name.c_str());
     *out = c;
@@ -239,13 +300,26 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
 ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
     return ncclCommInitRankConfig(out, ranks, id, rank, nullptr);
 }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* r) { return *r = ncclSuccess, ncclSuccess; }
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* r) {
+    const Inside inside(c, __func__);
+    if (!c->job.empty() && !std::exchange(c->job_seen, true)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // another thread that calls this now is seen
+        return *r = ncclInProgress, ncclSuccess;
+    }
+    c->job_seen = false;
+    const Job job = std::exchange(c->job, {});
+    return *r = launch(job), ncclSuccess;
+}
 ncclResult_t ncclCommCount(const ncclComm_t c, int* n) { return *n = c->ranks, ncclSuccess; }
 ncclResult_t ncclCommUserRank(const ncclComm_t c, int* r) { return *r = c->rank, ncclSuccess; }
-ncclResult_t ncclCommFinalize(ncclComm_t) {
+ncclResult_t ncclCommFinalize(ncclComm_t c) {
+    const Inside inside(c, __func__);
+    if (group.depth) misuse("ncclCommFinalize with an open group");
     return cudaDeviceSynchronize() == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    if (group.depth) misuse("ncclCommDestroy with an open group");
+    enter(c, __func__);
     if (!c->aborted) cudaDeviceSynchronize();
     munmap(c->shared, c->mapped);
     delete c;
@@ -255,6 +329,8 @@ ncclResult_t ncclCommAbort(ncclComm_t c) { return c->aborted = true, ncclSuccess
 
 ncclResult_t ncclGroupStart() { return group.depth++, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {
+    // As where two ranks can't be connected: SIMT_NCCL_HANG=1 in the environment.
+    while (getenv("SIMT_NCCL_HANG")) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (!group.depth) return problem(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
     return --group.depth ? ncclSuccess : launch_group();
 }
@@ -263,13 +339,13 @@ ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int p
     if (peer < 0 || peer >= c->ranks) return problem(ncclInvalidArgument, "ncclSend: no such peer");
     auto op = operation(c);
     send(*op, data, count * size_of(type), peer);
-    return submit(op, s);
+    return submit(op, s, __func__);
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
     if (peer < 0 || peer >= c->ranks) return problem(ncclInvalidArgument, "ncclRecv: no such peer");
     auto op = operation(c);
     op->transfers.push_back({false, static_cast<char*>(data), count * size_of(type), peer});
-    return submit(op, s);
+    return submit(op, s, __func__);
 }
 
 static bool valid_sum(ncclDataType_t type, ncclRedOp_t red) {
@@ -282,7 +358,7 @@ ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType
     for (int r = 0; r < c->ranks; r++)
         if (r != c->rank) send(*op, in, count * size_of(type), r);
     receive_and_sum(*op, in, out, count, type, red == ncclAvg);
-    return submit(op, s);
+    return submit(op, s, __func__);
 }
 ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, int root,
                         ncclComm_t c, cudaStream_t s) {
@@ -292,7 +368,7 @@ ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t 
         receive_and_sum(*op, in, out, count, type, red == ncclAvg);
     else
         send(*op, in, count * size_of(type), root);
-    return submit(op, s);
+    return submit(op, s, __func__);
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red,
                                ncclComm_t c, cudaStream_t s) {
@@ -303,7 +379,7 @@ ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclData
     for (int r = 0; r < c->ranks; r++)
         if (r != c->rank) send(*op, p + size_t(r) * bytes, bytes, r);
     receive_and_sum(*op, p + size_t(c->rank) * bytes, out, count, type, red == ncclAvg);
-    return submit(op, s);
+    return submit(op, s, __func__);
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
     auto op = operation(c);
@@ -318,7 +394,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
         memmove(own, in, bytes);
         mark_written(own, bytes);
     };
-    return submit(op, s);
+    return submit(op, s, __func__);
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c,
                            cudaStream_t s) {
@@ -326,7 +402,7 @@ ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType
     const size_t bytes = count * size_of(type);
     if (c->rank != root) {
         op->transfers.push_back({false, static_cast<char*>(out), bytes, root});
-        return submit(op, s);
+        return submit(op, s, __func__);
     }
     for (int r = 0; r < c->ranks; r++)
         if (r != root) send(*op, in, bytes, r);
@@ -334,6 +410,6 @@ ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType
         memmove(out, in, bytes);
         mark_written(out, bytes);
     };
-    return submit(op, s);
+    return submit(op, s, __func__);
 }
 }

@@ -13,6 +13,7 @@ wants() { [[ $what == all || $what == "$1" ]]; }
 if wants lint; then step lint "$here/lint.sh"; fi
 if wants selftest; then
     for build in plain asan race; do step "self tests, $build" sharded "$dir/$build/self_tests"; done
+    if [[ -x $dir/plain/nccl_tests ]]; then step "NCCL's contract" "$dir/plain/nccl_tests" --gtest_brief=1; fi
     step "planted bugs" "$here/planted.sh" "$dir"
     step "models against goldens" "$dir/fidelity" check "$here/golden"
 fi

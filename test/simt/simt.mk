@@ -105,9 +105,15 @@ $(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/cu
 	$(NVCC) -std=c++20 -O3 -gencode arch=compute_90a,code=[sm_90a,compute_90a] \
 	  -gencode arch=compute_80,code=[sm_80,compute_80] -I. -o $@ $(filter %.cu %.cpp,$^)
 
+# The communicator of comm/ on the model of NCCL.
+$(SIMT)/plain/nccl_tests: $(SIMT)/plain/e/test_nccl.o $(SIMT)/plain/librest.a $(SIMT_ALL.plain)
+	$(say)
+	$(Q)$(SIMT_LINK.plain) $(SIMT_GTEST) $(SIMT_LIBS)
+
 # The kernel tests under ASan and UBSan, 80 objects of their own, belong to make test-full.
 SIMT_TARGETS      := $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity \
-                     $(SIMT)/plain/kernel_tests $(SIMT)/race/kernel_tests train_llama_simt
+                     $(SIMT)/plain/kernel_tests $(SIMT)/race/kernel_tests train_llama_simt \
+                     $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests)
 SIMT_FULL_TARGETS := $(SIMT)/asan/kernel_tests
 
 .PHONY: simt simt-lint simt-selftest simt-kernels test-asan train_llama_simt
@@ -117,7 +123,7 @@ simt: $(SIMT_TARGETS) $(SIMT_FULL_TARGETS)
 	test/simt/run.sh $(SIMT)
 simt-lint:
 	test/simt/lint.sh
-simt-selftest: $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity
+simt-selftest: $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests) $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity
 	test/simt/run.sh $(SIMT) selftest
 simt-kernels: $(foreach b,plain race,$(SIMT)/$(b)/kernel_tests)
 	test/simt/run.sh $(SIMT) kernels

@@ -1,0 +1,175 @@
+#include "comm/nccl_comm.h"
+
+#if defined(RZ_CUDA) && defined(RZ_HAVE_NCCL)
+
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "comm/watch.h"
+
+namespace rz {
+
+namespace {
+
+void check(ncclResult_t status, const char* call) {
+    if (status != ncclSuccess) fail("%s: %s (%s)", call, ncclGetErrorString(status), ncclGetLastError(nullptr));
+}
+
+ncclDataType_t nccl_type(DType t) {
+    switch (t) {
+#define RZ_ROW(type, cpp, name, safetensors, config_json, nccl, mpi, dnnl, cublas) \
+    case DType::type:                                                              \
+        return nccl;
+        RZ_DTYPES(RZ_ROW)
+#undef RZ_ROW
+    }
+    __builtin_unreachable();
+}
+
+// What NCCL was told, and what to try: the first exchange between two ranks connects them, and hangs where a link that
+// NCCL believes in does not work.
+std::string what_to_try() {
+    std::string set;
+    for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_IB_HCA",
+                             "NCCL_SOCKET_IFNAME", "NCCL_NET", "NCCL_ALGO", "NCCL_PROTO"})
+        if (const char* value = std::getenv(name)) set += format(" %s=%s", name, value);
+    return format(
+        "\n  NCCL %d; set in the environment:%s\n"
+        "  NCCL_DEBUG=INFO prints the transport of every pair (P2P, SHM, NET/IB, NET/Socket)\n"
+        "  inside a host: NCCL_P2P_DISABLE=1 (a board without working P2P: IOMMU or ACS on); then NCCL_SHM_DISABLE=1\n"
+        "  between hosts: NCCL_SOCKET_IFNAME=the network's interface; then NCCL_IB_DISABLE=1\n"
+        "  build/dev/sanity --links tries every pair by itself",
+        NcclComm::version(), set.empty() ? " nothing" : set.c_str());
+}
+
+}  // namespace
+
+std::string NcclComm::unique_id() {
+    ncclUniqueId id;
+    check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    return std::string(id.internal, sizeof id.internal);
+}
+
+int NcclComm::version() {
+    int version = 0;
+    check(ncclGetVersion(&version), "ncclGetVersion");
+    return version;
+}
+
+NcclComm::NcclComm(const std::string& id, int rank, int size, Device device, Options options)
+    : options_(std::move(options)), device_(device) {
+    ncclUniqueId unique;
+    require(id.size() == sizeof unique.internal, "an NCCL id of %zu bytes", id.size());
+    std::copy(id.begin(), id.end(), unique.internal);
+    device_.make_current();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
+    const Alarm alarm(bring_up_s(options_.watch ? options_.watch->timeout_s() : 600),
+                      "ncclCommInitRankConfig of group " + options_.group,
+                      "a member is missing, or they cannot reach each other" + what_to_try(), options_.watch);
+    check(ncclCommInitRankConfig(&comm_, size, unique, rank, &config), "ncclCommInitRankConfig");
+}
+
+NcclComm::~NcclComm() {
+    if (!comm_) return;
+    const Alarm alarm(30, "ncclCommDestroy of group " + options_.group, "a peer is gone");
+    std::lock_guard lock(mutex_);
+    if (ncclCommFinalize(comm_) != ncclSuccess) {
+        ncclCommAbort(comm_);
+        return;
+    }
+    ncclCommDestroy(comm_);
+}
+
+void NcclComm::abort() noexcept {
+    if (!comm_) return;
+    std::lock_guard lock(mutex_);
+    ncclCommAbort(comm_);
+    comm_ = nullptr;
+}
+
+void NcclComm::poll() {
+    const uint64_t calls = calls_;
+    if (const char* name = calling_.load(); name && calls == seen_) {
+        const double waited = in_call_.look(), deadline = options_.watch ? options_.watch->timeout_s() : 600;
+        if (waited >= deadline)
+            throw DeadlineError(format("waited %.1f s (the deadline) in %s of group %s, which has not returned", waited,
+                                       name, options_.group.c_str()) +
+                                what_to_try());
+    } else {
+        seen_ = calls;
+        in_call_.restart();
+    }
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || !comm_) return;  // in use, so in no need of a look
+    ncclResult_t state = ncclSuccess;
+    check(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
+    check(state, "NCCL, asynchronously");
+}
+
+// ---- groups ---------------------------------------------------------------------------------------------------------
+
+NcclComm::Group::Group(NcclComm& comm, Stream& stream) : comm_(comm), stream_(stream.cuda()), lock_(comm.mutex_) {
+    require(comm_.comm_, "group %s: its NCCL communicator was aborted", comm_.options_.group.c_str());
+    comm_.device_.make_current();
+    ++comm_.calls_;
+    check(ncclGroupStart(), "ncclGroupStart");
+    open_ = true;
+}
+
+// Left by an exception: what was called so far must not stay in an open group. NCCL drops it if one of the calls has
+// failed, else launches it: the job ends for the exception all the same.
+NcclComm::Group::~Group() {
+    if (!open_) return;
+    const InCall call(comm_, "ncclGroupEnd");
+    ncclGroupEnd();
+}
+
+void NcclComm::Group::end() {
+    open_ = false;
+    ++comm_.calls_;
+    const InCall in_call(comm_, "ncclGroupEnd");
+    check(ncclGroupEnd(), "ncclGroupEnd");
+}
+
+void NcclComm::Group::call(int status, const char* name) { check(ncclResult_t(status), name); }
+
+void NcclComm::Group::send(const void* data, int64_t bytes, int to) {
+    call(ncclSend(data, size_t(bytes), ncclInt8, to, comm_.comm_, stream_), "ncclSend");
+}
+
+void NcclComm::Group::recv(void* data, int64_t bytes, int from) {
+    call(ncclRecv(data, size_t(bytes), ncclInt8, from, comm_.comm_, stream_), "ncclRecv");
+}
+
+void NcclComm::Group::all_reduce(const void* in, void* out, int64_t n, DType dtype) {
+    call(ncclAllReduce(in, out, size_t(n), nccl_type(dtype), ncclSum, comm_.comm_, stream_), "ncclAllReduce");
+}
+
+void NcclComm::Group::reduce(const void* in, void* out, int64_t n, DType dtype, int root) {
+    call(ncclReduce(in, out, size_t(n), nccl_type(dtype), ncclSum, root, comm_.comm_, stream_), "ncclReduce");
+}
+
+void NcclComm::Group::broadcast(void* data, int64_t n, DType dtype, int root) {
+    call(ncclBroadcast(data, data, size_t(n), nccl_type(dtype), root, comm_.comm_, stream_), "ncclBroadcast");
+}
+
+void NcclComm::Group::broadcast_bytes(void* data, int64_t bytes, int root) {
+    call(ncclBroadcast(data, data, size_t(bytes), ncclInt8, root, comm_.comm_, stream_), "ncclBroadcast");
+}
+
+void NcclComm::Group::reduce_scatter(const void* in, void* out, int64_t n_of_each, DType dtype) {
+    call(ncclReduceScatter(in, out, size_t(n_of_each), nccl_type(dtype), ncclSum, comm_.comm_, stream_),
+         "ncclReduceScatter");
+}
+
+void NcclComm::Group::all_gather(const void* in, void* out, int64_t n_of_each, DType dtype) {
+    call(ncclAllGather(in, out, size_t(n_of_each), nccl_type(dtype), comm_.comm_, stream_), "ncclAllGather");
+}
+
+}  // namespace rz
+
+#endif

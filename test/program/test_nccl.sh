@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# What goes wrong on GPUs, on the emulator with its model of NCCL: a fault of a device, a call of NCCL that never returns, a job
+# that is stopped for longer than the deadline, a disk that is slower than it. Ends with "N passed, N failed, N skipped".
+#
+#   test/program/test_nccl.sh ./train_llama_simt
+set -uo pipefail
+simt=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+if ! command -v mpirun > /dev/null || ! ldd "$simt" | grep libmpi > /dev/null; then skip "no MPI here"; summary; exit; fi
+python3 data_prep/prepare.py stdlib --max-bytes 100K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+toy=(--data "$work/data" --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --ffn 16 --head-dim 8 --batch 1 --seq-len 16
+  --val-every 0 --val-tokens 16 --save-every 0 --warmup 1 --device cuda)
+rc=0
+run() { timeout -s KILL 120 "$@" > "$work/log" 2>&1; rc=$?; }
+says() { grep -qE -- "$1" "$work/log"; }
+
+# A fault stays on a device: every later call returns it. Early, in the middle of a step, and where a report waits.
+for at in 1 60 150; do
+  SIMT_FAULT=$at run "$simt" "${toy[@]}" --steps 4 --out "$work/alone$at"
+  check "a fault at $at, one process: exit code 70" test $rc = 70
+  check "a fault at $at, one process: its cause" says "cudaErrorIllegalAddress"
+done
+for transport in nccl mpi; do
+  SIMT_FAULT=150 SIMT_FAULT_RANK=1 run mpirun -n 2 "$simt" "${toy[@]}" --steps 4 --timeout 20 --zero 3 --transport $transport --out "$work/$transport"
+  check "a fault on rank 1 of 2 over $transport: exit code 70" test $rc = 70
+  check "a fault on rank 1 of 2 over $transport: its cause" says "rank 1 of 2: .*cudaErrorIllegalAddress"
+done
+check "no terminate" test -z "$(grep -l 'terminate called' "$work/log")"
+
+SIMT_NCCL_HANG=1 run mpirun -n 2 "$simt" "${toy[@]}" --steps 4 --timeout 3 --transport nccl --out "$work/hang"
+check "a call of NCCL that never returns: exit code 71" test $rc = 71
+check "a call of NCCL that never returns: named" says "in ncclGroupEnd of group [a-z]+, which has not returned"
+check "a call of NCCL that never returns: what to try" says "NCCL_P2P_DISABLE=1"
+
+# The whole job is stopped for longer than the deadline, and continues.
+paused() {
+  FAULT="step:*:*:sleep=0.2" timeout -s KILL 120 mpirun -n 2 "$simt" "${toy[@]}" --steps 30 --timeout 6 --transport nccl --out "$work/paused" > "$work/log" 2>&1 &
+  local job=$! i
+  for ((i = 0; i < 300; ++i)); do grep -q '^step ' "$work/log" && break; sleep 0.1; done
+  pkill -STOP -f "out $work/paused"
+  sleep 9
+  pkill -CONT -f "out $work/paused"
+  wait $job
+  rc=$?
+  [ $rc = 0 ] && grep -q "step 30/30" "$work/log"
+}
+check "stopped for longer than the deadline, over NCCL: it continues" paused
+
+# Rank 0 takes longer with its files than a rank may wait for another in training.
+cpu=("${toy[@]/cuda/cpu}" --save-every 2 --no-background-save --steps 4)
+FAULT=checkpoint.made:0:1:sleep=5 run mpirun -n 2 "$simt" "${cpu[@]}" --timeout 2 --out "$work/slow_disk"
+check "a disk slower than --timeout" test $rc = 0
+FAULT=checkpoint.made:0:1:sleep=60 run mpirun -n 2 "$simt" "${cpu[@]}" --timeout 2 --disk-timeout 4 --out "$work/stuck_disk"
+check "a disk slower than --disk-timeout" test $rc = 71
+summary

@@ -1,0 +1,208 @@
+// NcclComm on the model of NCCL: two ranks as threads of this process, and what happens where NCCL's contract is
+// broken.
+
+#include <gtest/gtest.h>
+#include <nccl.h>
+
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "comm/nccl_comm.h"
+#include "comm/watch.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+namespace {
+
+const Device kGpu{DeviceKind::cuda, 0};
+
+struct Member {
+    Member(const std::string& id, int rank) : comm(id, rank, 2, kGpu, {.group = "pair", .watch = nullptr}) {}
+    NcclComm comm;
+    Stream stream{kGpu, "test"};
+    Buffer memory{kGpu, 4096, MemKind::comm, "test"};
+};
+
+// body(rank, member) on two threads.
+template <class Body>
+void on_two_ranks(Body body) {
+    const std::string id = NcclComm::unique_id();
+    const auto run = [&](int rank) {
+        Member member(id, rank);
+        body(rank, member);
+        member.stream.synchronize();
+    };
+    std::thread other([&] { run(1); });
+    run(0);
+    other.join();
+}
+
+std::vector<float> values(const Buffer& memory, int64_t first, int64_t n) {
+    return {memory.as<float>() + first, memory.as<float>() + first + n};
+}
+
+TEST(NcclComm, EveryCallGivesWhatItSays) {
+    on_two_ranks([](int rank, Member& m) {
+        float* x = m.memory.as<float>();
+        std::iota(x, x + 8, float(10 * rank));
+        NcclComm::Group calls(m.comm, m.stream);
+        calls.all_reduce(x, x + 100, 8, DType::f32);
+        calls.end();
+        NcclComm::Group scatter(m.comm, m.stream);
+        scatter.reduce_scatter(x, x + 200, 4, DType::f32);
+        scatter.end();
+        NcclComm::Group gather(m.comm, m.stream);
+        gather.all_gather(x, x + 300, 8, DType::f32);
+        gather.end();
+        NcclComm::Group exchange(m.comm, m.stream);
+        exchange.send(x, 32, 1 - rank);
+        exchange.recv(x + 400, 32, 1 - rank);
+        exchange.end();
+        NcclComm::Group rooted(m.comm, m.stream);
+        rooted.reduce(x, x + 500, 8, DType::f32, 1);
+        rooted.broadcast(x + 100, 8, DType::f32, 0);
+        rooted.end();
+        m.stream.synchronize();
+        for (int i = 0; i < 8; ++i) {
+            EXPECT_EQ(x[100 + i], float(2 * i + 10));
+            EXPECT_EQ(x[300 + i], float(i));
+            EXPECT_EQ(x[308 + i], float(10 + i));
+            EXPECT_EQ(x[400 + i], float(10 * (1 - rank) + i));
+            if (rank == 1) {
+                EXPECT_EQ(x[500 + i], float(2 * i + 10));
+            }
+        }
+        EXPECT_EQ(values(m.memory, 200, 4), values(m.memory, 100 + 4 * rank, 4)) << "rank " << rank;
+    });
+}
+
+// Several threads use a communicator as they like, and the watchdog looks at it: NcclComm lets in one at a time. The
+// fake aborts where it does not.
+TEST(NcclComm, ThreadsOfARankTakeTurns) {
+    on_two_ranks([](int, Member& m) {
+        const auto many = [&] {
+            for (int i = 0; i < 50; ++i) {
+                NcclComm::Group calls(m.comm, m.stream);
+                calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
+                calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
+                calls.end();
+            }
+        };
+        std::thread second(many), watchdog([&] {
+            for (int i = 0; i < 200; ++i) m.comm.poll();
+        });
+        many();
+        second.join();
+        watchdog.join();
+    });
+}
+
+// What was called before the exception is launched or dropped, but the group is closed: the next one works.
+TEST(NcclComm, AnExceptionClosesTheGroup) {
+    on_two_ranks([](int, Member& m) {
+        try {
+            NcclComm::Group calls(m.comm, m.stream);
+            calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
+            fail("the second message can't be made");
+        } catch (const Error&) {
+        }
+        float* x = m.memory.as<float>() + 64;
+        x[0] = 1;
+        NcclComm::Group calls(m.comm, m.stream);
+        calls.all_reduce(x, x, 1, DType::f32);
+        calls.end();
+        m.stream.synchronize();
+        EXPECT_EQ(x[0], 2);
+    });
+}
+
+TEST(NcclComm, AnErrorOfACallIsThrownAndClosesTheGroup) {
+    on_two_ranks([](int, Member& m) {
+        NcclComm::Group calls(m.comm, m.stream);
+        EXPECT_THROW(calls.send(m.memory.data(), 4, 7), Error);
+    });
+}
+
+// ---- the model itself -----------------------------------------------------------------------------------------------
+
+ncclComm_t alone(int blocking) {
+    ncclUniqueId id;
+    ncclGetUniqueId(&id);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = blocking;
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(ncclCommInitRankConfig(&comm, 1, id, 0, &config), ncclSuccess);
+    return comm;
+}
+
+struct NcclModel : testing::Test {
+    NcclModel() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+using NcclModelDeath = NcclModel;
+
+TEST_F(NcclModelDeath, TwoThreadsInOneCommunicator) {
+    EXPECT_DEATH(
+        {
+            ncclComm_t comm = alone(1);
+            float x[4] = {};
+            ncclGroupStart();
+            ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr);
+            std::thread([&] { ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr); }).join();
+        },
+        "two threads in one communicator: one calls ncclAllReduce");
+}
+
+TEST_F(NcclModelDeath, AGroupThatIsLeftOpen) {
+    EXPECT_DEATH(std::thread([] { ncclGroupStart(); }).join(), "a thread ends with an open group");
+    EXPECT_DEATH(
+        {
+            ncclComm_t comm = alone(1);
+            ncclGroupStart();
+            ncclCommDestroy(comm);
+        },
+        "ncclCommDestroy with an open group");
+}
+
+TEST_F(NcclModelDeath, AsyncErrorIsNoQuery) {
+    EXPECT_DEATH(
+        {
+            ncclComm_t comm = alone(0);
+            float x[4] = {};
+            ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr);
+            const auto poll = [&] {
+                for (ncclResult_t state;;) ncclCommGetAsyncError(comm, &state);
+            };
+            std::thread watchdog(poll);
+            poll();
+        },
+        "two threads in one communicator: one calls ncclCommGetAsyncError");
+    EXPECT_DEATH(
+        {
+            ncclComm_t comm = alone(0);
+            float x[4] = {};
+            ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr);
+            ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr);
+        },
+        "while the job of the last group is pending");
+}
+
+TEST_F(NcclModel, AsyncErrorCompletesTheJob) {
+    ncclComm_t comm = alone(0);
+    Stream stream(kGpu, "test");
+    Buffer memory(kGpu, 64, MemKind::comm, "test");
+    float* x = memory.as<float>();
+    x[0] = 3;
+    ASSERT_EQ(ncclAllReduce(x, x + 1, 1, ncclFloat32, ncclSum, comm, stream.cuda()), ncclInProgress);
+    stream.synchronize();
+    EXPECT_NE(x[1], 3) << "nothing is launched yet";
+    ncclResult_t state = ncclSuccess;
+    do ncclCommGetAsyncError(comm, &state);
+    while (state == ncclInProgress);
+    stream.synchronize();
+    EXPECT_EQ(x[1], 3);
+    ncclCommDestroy(comm);
+}
+
+}  // namespace
+}  // namespace rz
