@@ -39,6 +39,7 @@ struct AdamW {
     DType master_dtype = DType::f32;  // or bf16, with param == master
     DType adam_dtype = DType::f32;    // or bf16
     uint64_t seed = 0;                // of the stochastic rounding
+    bool on_host = false;             // a GPU's master, m and v are in its host's memory: plans cost that
 };
 
 void adamw(Stream&, const AdamW&);

@@ -13,14 +13,21 @@ GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& opti
       element_(size_of(options.grad_dtype)),
       begun_(ownership.units().size(), 0) {
     const DType dtype = options_.grad_dtype;
+    require(!options_.offload_grads || !options_.whole_gradients(),
+            "gradients on the host are added unit by unit, as stages 2 and 3 reduce them each micro-batch; these are "
+            "whole");
     if (options_.whole_gradients()) {
         whole_ = streams_.take(ownership_.elements(), dtype, MemKind::gradients, "gradients");
         return;
     }
-    own_ = streams_.take(ownership_.owned_elements(), dtype, MemKind::gradients, "own gradients");
+    own_ = options_.offload_grads
+               ? streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::gradients, "own gradients")
+               : streams_.take(ownership_.owned_elements(), dtype, MemKind::gradients, "own gradients");
     unreduced_ = UnitPool(streams_.device, ownership_.units(), options_.overlap ? 2 : 1, dtype, MemKind::gathered,
                           "unreduced gradients");
     arrived_ = streams_.take(ownership_.largest_owned(), dtype, MemKind::gathered, "reduced slice");
+    if (options_.offload_grads)
+        earlier_ = streams_.take(ownership_.largest_owned(), dtype, MemKind::gathered, "slice of earlier gradients");
 }
 
 void* GradientStore::gradients(int unit) {
@@ -38,7 +45,10 @@ void* GradientStore::owned(int unit) const {
 }
 
 void GradientStore::reduce(int unit, bool last) {
-    if (options_.whole_gradients() && (!last || streams_.mesh.data().size() == 1)) return;
+    if (options_.whole_gradients() && (!last || streams_.mesh.data().size() == 1)) {
+        if (last && final_) final_(unit, streams_.compute.record());
+        return;
+    }
     Stream& comm = streams_.comm();
     comm.wait(streams_.compute.record());
     void* whole = gradients(unit);
@@ -53,34 +63,39 @@ void GradientStore::reduce(int unit, bool last) {
     const Event reduced = comm.record();
     if (!options_.whole_gradients()) unreduced_.give_back(unit, reduced);
     if (!options_.overlap) streams_.compute_waits(reduced);
+    if (last && final_) final_(unit, reduced);
 }
 
 void GradientStore::reduce_slices(int unit, void* whole, bool last) {
     Stream& comm = streams_.comm();
     const DType dtype = options_.grad_dtype;
-    void* slice = owned(unit);
-    const bool adds = !options_.whole_gradients() && begun_[size_t(unit)];
-    streams_.mesh.shard().reduce_scatter(comm, {.out = adds ? arrived_.data() : slice,
+    const int64_t n = ownership_.owned(unit).elements.size();
+    const bool adds = !options_.whole_gradients() && begun_[size_t(unit)], on_host = options_.offload_grads;
+    void* const slice = owned(unit);
+    void* const earlier = on_host ? earlier_.data() : slice;
+    void* const sum = !on_host ? slice : adds ? earlier : arrived_.data();
+    streams_.mesh.shard().reduce_scatter(comm, {.out = adds ? arrived_.data() : sum,
                                                 .in = whole,
                                                 .offsets = ownership_.slices(unit),
                                                 .dtype = dtype,
                                                 .wire = options_.wire_dtype,
                                                 .out_dtype = dtype});
-    if (adds)
-        reduce_add(comm, {.out = slice,
-                          .a = slice,
+    if (adds) {
+        if (on_host) comm.copy(earlier, slice, n * element_);
+        reduce_add(comm, {.out = sum,
+                          .a = earlier,
                           .b = arrived_.data(),
-                          .n = ownership_.owned(unit).elements.size(),
+                          .n = n,
                           .out_dtype = dtype,
                           .a_dtype = dtype,
                           .b_dtype = dtype});
+    }
     begun_[size_t(unit)] = 1;
     if (last && streams_.mesh.replicate().size() > 1)
-        streams_.mesh.replicate().all_reduce(comm, {.out = slice,
-                                                    .in = slice,
-                                                    .offsets = ownership_.parts(unit),
-                                                    .dtype = dtype,
-                                                    .wire = options_.wire_dtype});
+        streams_.mesh.replicate().all_reduce(
+            comm,
+            {.out = sum, .in = sum, .offsets = ownership_.parts(unit), .dtype = dtype, .wire = options_.wire_dtype});
+    if (on_host) comm.copy(slice, sum, n * element_);
 }
 
 void GradientStore::wait() {

@@ -9,6 +9,10 @@
 // Hybrid sharding: gradients are reduce-scattered among the ranks that share a unit, then each slice is all-reduced
 // among the ranks that own it, with the last reduce of a step.
 
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include "zero/gradient_sink.h"
 #include "zero/ownership.h"
 #include "zero/streams.h"
@@ -34,6 +38,9 @@ class GradientStore : public GradientSink {
     // The owned gradients have been read by the compute work enqueued so far: they begin at zero again.
     void begin_step();
 
+    // Called for each unit whose gradients of this step are final, with when they are. One may listen.
+    void on_final(std::function<void(int unit, const Event& ready)> listener) { final_ = std::move(listener); }
+
    private:
     void reduce_slices(int unit, void* whole, bool last);
 
@@ -42,8 +49,10 @@ class GradientStore : public GradientSink {
     ZeroStreams streams_;
     int64_t element_;     // bytes
     Buffer whole_, own_;  // one of the two
-    Buffer arrived_;      // a reduced slice on its way to be added
+    Buffer arrived_;      // a reduced slice on its way to be added, or to the host
+    Buffer earlier_;      // where own_ is on the host: of the slice, the earlier micro-batches
     UnitPool unreduced_;
+    std::function<void(int, const Event&)> final_;
     std::vector<uint8_t> begun_;  // by unit: own_ holds earlier micro-batches of this step
 };
 

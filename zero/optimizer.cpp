@@ -34,9 +34,9 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
             "decay segments do not cover the parameters");
     const int64_t owned = ownership_.owned_elements();
     if (options_.param_dtype != options_.master_dtype)
-        master_ = streams_.take(owned, options_.master_dtype, MemKind::optimizer, "master weights");
-    m_ = streams_.take(owned, options_.adam_dtype, MemKind::optimizer, "AdamW m");
-    v_ = streams_.take(owned, options_.adam_dtype, MemKind::optimizer, "AdamW v");
+        master_ = take_state(owned, options_.master_dtype, "master weights");
+    m_ = take_state(owned, options_.adam_dtype, "AdamW m");
+    v_ = take_state(owned, options_.adam_dtype, "AdamW v");
     scalars_ = streams_.take(2, DType::f32, MemKind::workspace, "gradient norm and scale");
     count_ = Buffer(streams_.device, 24, MemKind::workspace, "count of updates and bias correction");
     streams_.compute.zero(count_.data(), count_.bytes());
@@ -47,6 +47,26 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
     copy_decay(decay);
     index_owned();
     index_block_sums();
+    if (options_.offload_optimizer == OffloadOptimizer::stream)
+        tiles_.emplace(streams_, options_, options_.slices_state() ? ownership_.largest_owned() : owned);
+    if (options_.offload_optimizer == OffloadOptimizer::cpu) {
+        host_.emplace(streams_, options_, decay, owned);
+        grads_.on_final([this](int unit, const Event& ready) {
+            for (const OwnedRange& r : owned_)
+                if (r.unit == unit) host_->fetch_gradient(r, ready);
+        });
+    }
+}
+
+ShardedAdamW::~ShardedAdamW() {
+    grads_.on_final({});
+    streams_.drain();
+}
+
+Buffer ShardedAdamW::take_state(int64_t elements, DType dtype, const char* name) const {
+    return options_.offload_optimizer == OffloadOptimizer::none
+               ? streams_.take(elements, dtype, MemKind::optimizer, name)
+               : streams_.take_pinned(elements, dtype, MemKind::optimizer, name);
 }
 
 void ShardedAdamW::copy_decay(const DecaySegments& decay) {
@@ -185,30 +205,44 @@ const float* ShardedAdamW::gradient_norm() {
 
 // ---- the update -----------------------------------------------------------------------------------------------------
 
-void ShardedAdamW::update_range(const OwnedRange& r, int64_t elements, float learning_rate, int64_t step) {
-    adamw(streams_.compute, {.param = r.param,
-                             .master = r.master,
-                             .m = r.m,
-                             .v = r.v,
-                             .grad = r.grad,
-                             .grad_scale = scale(),
-                             .n = elements,
-                             .segment_end = segment_end_.as<int64_t>(),
-                             .decays = segment_decays_.as<uint8_t>(),
-                             .segments = segments_,
-                             .first = r.logical,
-                             .lr = learning_rate,
-                             .beta1 = adamw_.beta1,
-                             .beta2 = adamw_.beta2,
-                             .eps = adamw_.eps,
-                             .weight_decay = adamw_.weight_decay,
-                             .step = step,
-                             .correction = correction(),
-                             .param_dtype = options_.param_dtype,
-                             .grad_dtype = options_.grad_dtype,
-                             .master_dtype = options_.master_dtype,
-                             .adam_dtype = options_.adam_dtype,
-                             .seed = options_.rounding_seed});
+// Nothing, or when the range's parameters are final: else they are on the compute stream.
+Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step) {
+    const AdamW same = {.param = nullptr,
+                        .master = nullptr,
+                        .m = nullptr,
+                        .v = nullptr,
+                        .grad = nullptr,
+                        .grad_scale = scale(),
+                        .n = 0,
+                        .segment_end = segment_end_.as<int64_t>(),
+                        .decays = segment_decays_.as<uint8_t>(),
+                        .segments = segments_,
+                        .lr = learning_rate,
+                        .beta1 = adamw_.beta1,
+                        .beta2 = adamw_.beta2,
+                        .eps = adamw_.eps,
+                        .weight_decay = adamw_.weight_decay,
+                        .step = step,
+                        .correction = correction(),
+                        .param_dtype = options_.param_dtype,
+                        .grad_dtype = options_.grad_dtype,
+                        .master_dtype = options_.master_dtype,
+                        .adam_dtype = options_.adam_dtype,
+                        .seed = options_.rounding_seed,
+                        .on_host = options_.offload_optimizer == OffloadOptimizer::zero_copy};
+    const auto change = [&](const OwnedRange& r, int64_t n) {
+        AdamW a = same;
+        a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
+        a.n = n, a.first = r.logical;
+        adamw(streams_.compute, a);
+    };
+    if (host_) return host_->update(range, elements, same);
+    if (tiles_) {
+        const Event at_home = tiles_->update(range, elements, change);
+        return options_.offload_params ? at_home : Event{};
+    }
+    change(range, elements);
+    return {};
 }
 
 void ShardedAdamW::update(float learning_rate, int64_t step) {
@@ -218,10 +252,14 @@ void ShardedAdamW::update(float learning_rate, int64_t step) {
                                        .grad_scale = scale(),
                                        .beta1 = double(adamw_.beta1),
                                        .beta2 = double(adamw_.beta2)});
+    if (tiles_) tiles_->begin();
+    if (host_) host_->begin(scale(), correction());
     if (!options_.slices_state())
         update_whole(learning_rate, step);
     else
-        update_slices([&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
+        update_slices([&](const OwnedRange& r) { return update_range(r, r.elements.size(), learning_rate, step); });
+    if (tiles_) tiles_->end();
+    if (host_) host_->end();
     if (const LossScaling& l = options_.loss_scaling; l.dynamic)
         loss_scale_update(streams_.compute, {.state = loss_scale_.as<LossScaleState>(),
                                              .grad_scale = scale(),
@@ -241,16 +279,16 @@ void ShardedAdamW::update_whole(float learning_rate, int64_t step) {
             if (r.logical - r.local != owned_[first].logical - owned_[first].local) break;
             elements += r.elements.size();
         }
-        update_range(owned_[first], elements, learning_rate, step);
+        streams_.compute.wait(update_range(owned_[first], elements, learning_rate, step));
     }
 }
 
 // The all-gather of a unit's parameters starts as soon as they are final, while the next unit's are computed.
-void ShardedAdamW::update_slices(const std::function<void(const OwnedRange&)>& change) {
+void ShardedAdamW::update_slices(const std::function<Event(const OwnedRange&)>& change) {
     auto range = owned_.begin();
     for (int u = 0; u < int(ownership_.units().size()); ++u) {
-        if (range != owned_.end() && range->unit == u) change(*range++);  // a rank may own nothing of a small unit
-        params_.publish(u);
+        const bool owns = range != owned_.end() && range->unit == u;  // a rank may own nothing of a small unit
+        params_.publish(u, owns ? change(*range++) : Event{});
     }
 }
 
@@ -262,6 +300,8 @@ void ShardedAdamW::publish() {
                                     .n = r.elements.size(),
                                     .out_dtype = options_.param_dtype,
                                     .dtype = options_.master_dtype});
+        if (host_) host_->fetch_parameters(r);
+        return Event{};
     });
 }
 

@@ -9,10 +9,12 @@
 // ranks there are, on the stage or on a pipeline.
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "kernels/loss_scale.h"
 #include "zero/gradient_store.h"
+#include "zero/offload.h"
 #include "zero/ownership.h"
 #include "zero/parameter_cache.h"
 #include "zero/streams.h"
@@ -20,21 +22,12 @@
 
 namespace rz {
 
-// One run of parameters that this rank keeps the optimizer state of.
-struct OwnedRange : OwnedSlice {
-    void* param = nullptr;   // param_dtype
-    void* master = nullptr;  // master_dtype; == param where the two have the same dtype
-    void* m = nullptr;       // adam_dtype
-    void* v = nullptr;       // adam_dtype
-    void* grad = nullptr;    // grad_dtype: the reduced gradient, once gradient_norm() has waited for it
-};
-
 class ShardedAdamW {
    public:
     // All references outlive this. `decay` covers the logical offsets of the units.
     ShardedAdamW(const Ownership& ownership, ParameterCache& params, GradientStore& grads, const DecaySegments& decay,
                  const ZeroOptions& options, const AdamWOptions& adamw, ZeroStreams streams);
-    ~ShardedAdamW() { streams_.drain(); }
+    ~ShardedAdamW();
 
     // Of the global gradient, before clipping: sums of blocks, added in logical order in double. (1) f32 on the device,
     // valid on the compute stream until the next call. Collective over the ranks that hold the model.
@@ -67,9 +60,10 @@ class ShardedAdamW {
     std::vector<int64_t> gather_stages(const std::vector<int64_t>& own);
     void index_block_sums();
     void sum_blocks();
-    void update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
+    Buffer take_state(int64_t elements, DType dtype, const char* name) const;
+    Event update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
     void update_whole(float learning_rate, int64_t step);
-    void update_slices(const std::function<void(const OwnedRange&)>& change);
+    void update_slices(const std::function<Event(const OwnedRange&)>& change);
     float* scale() const { return scalars_.as<float>() + 1; }
     double* correction() const { return count_.as<double>() + 1; }
 
@@ -93,6 +87,8 @@ class ShardedAdamW {
     Buffer block_sums_, block_order_;
     std::vector<int64_t> rank_sums_, stage_sums_;  // by rank of those that share slices; by rank of the model
     int64_t blocks_ = 0;
+    std::optional<StateTiles> tiles_;  // with OffloadOptimizer::stream
+    std::optional<HostAdamW> host_;    // with OffloadOptimizer::cpu
 };
 
 }  // namespace rz

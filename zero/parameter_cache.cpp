@@ -11,8 +11,14 @@ ParameterCache::ParameterCache(const Ownership& ownership, const ZeroOptions& op
       element_(size_of(options.param_dtype)),
       state_(ownership.units().size()) {
     require(options_.prefetch >= 0, "prefetch %d: it can't be negative", options_.prefetch);
-    params_ = streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
-                            options_.param_dtype, MemKind::parameters, "parameters");
+    require(!options_.offload_params || !options_.whole_parameters(),
+            "parameters on the host come to the device unit by unit, as stage 3 gathers them; this is stage %d",
+            options_.stage);
+    const DType dtype = options_.param_dtype;
+    params_ = options_.offload_params
+                  ? streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::parameters, "parameters")
+                  : streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
+                                  dtype, MemKind::parameters, "parameters");
     if (!options_.whole_parameters())
         gathered_ =
             UnitPool(streams_.device, wide_bytes(), gathered_at_once(), MemKind::gathered, "gathered parameters");
@@ -49,9 +55,22 @@ void ParameterCache::gather(int unit) {
     Stream& comm = streams_.comm();
     void* whole = gathered_.acquire(unit, comm);
     comm.wait(s.own_ready);
-    streams_.mesh.shard().all_gather(
-        comm, {.out = whole, .in = owned(unit), .offsets = ownership_.slices(unit), .dtype = options_.param_dtype});
+    gather_slices(unit, whole);
     s.ready = comm.record();
+}
+
+// A slice on the host goes to its place first: not every transport sends from there.
+void ParameterCache::gather_slices(int unit, void* whole) {
+    Stream& comm = streams_.comm();
+    const void* slice = owned(unit);
+    if (options_.offload_params) {
+        const ElementRange own = ownership_.owned(unit).elements;
+        void* place = static_cast<char*>(whole) + own.begin * element_;
+        comm.copy(place, slice, own.size() * element_);
+        slice = place;
+    }
+    streams_.mesh.shard().all_gather(
+        comm, {.out = whole, .in = slice, .offsets = ownership_.slices(unit), .dtype = options_.param_dtype});
 }
 
 const void* ParameterCache::parameters(int unit) {
@@ -77,8 +96,7 @@ void ParameterCache::gather_whole(int unit, void* out) {
     if (options_.whole_parameters())
         comm.copy(out, params_.bytes_at(u.offset * element_), u.padded * element_);
     else
-        streams_.mesh.shard().all_gather(
-            comm, {.out = out, .in = owned(unit), .offsets = ownership_.slices(unit), .dtype = options_.param_dtype});
+        gather_slices(unit, out);
     streams_.compute_waits(comm.record());
 }
 
@@ -87,14 +105,20 @@ void ParameterCache::release(int unit) {
     if (!options_.whole_parameters()) gathered_.give_back(unit, streams_.compute.record());
 }
 
-void ParameterCache::publish(int unit) {
+void ParameterCache::publish(int unit, const Event& final) {
     const Sharing& sharing = ownership_.sharing();
-    if (!sharing.sliced || (options_.whole_parameters() && sharing.cut.size == 1)) return;
+    if (!sharing.sliced || (options_.whole_parameters() && sharing.cut.size == 1)) {
+        streams_.compute.wait(final);
+        return;
+    }
     UnitState& s = state_[size_t(unit)];
-    s.own_ready = streams_.compute.record();
-    if (fp8_ && unit + 1 == int(ownership_.units().size())) fp8_->publish([this](int u) { return owned(u); });
-    if (!options_.whole_parameters()) return;  // gather() waits
+    s.own_ready = final.valid() ? final : streams_.compute.record();
     Stream& comm = streams_.comm();
+    if (fp8_ && unit + 1 == int(ownership_.units().size())) {
+        for (const UnitState& each : state_) comm.wait(each.own_ready);
+        fp8_->publish([this](int u) { return owned(u); });
+    }
+    if (!options_.whole_parameters()) return;  // gather() waits
     comm.wait(std::exchange(s.own_ready, Event()));
     streams_.mesh.shard().all_gather(comm, {.out = params_.bytes_at(ownership_.unit(unit).offset * element_),
                                             .in = owned(unit),

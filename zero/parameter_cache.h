@@ -36,9 +36,9 @@ class ParameterCache : public ParameterSource {
 
     // The owned slice, to be written on the compute stream, then published.
     void* owned(int unit) const;
-    // The owned slice of the unit is final on the compute stream: it goes to the ranks that keep the unit whole, or
-    // waits to be gathered. All ranks publish all units, in one order, whether or not they own a part.
-    void publish(int unit);
+    // The owned slice of the unit is final on the compute stream and after `final`: it goes to the ranks that keep the
+    // unit whole, or waits to be gathered. All ranks publish all units, in one order, whether or not they own a part.
+    void publish(int unit, const Event& final = {});
 
    private:
     struct UnitState {
@@ -47,12 +47,13 @@ class ParameterCache : public ParameterSource {
     };
 
     std::vector<int64_t> wide_bytes() const;
+    void gather_slices(int unit, void* whole);
 
     const Ownership& ownership_;
     ZeroOptions options_;
     ZeroStreams streams_;
     int64_t element_;  // bytes
-    Buffer params_;    // whole, or owned slices
+    Buffer params_;    // whole, or owned slices, which may be on the host
     UnitPool gathered_;
     std::optional<Fp8Gather> fp8_;
     std::vector<UnitState> state_;

@@ -1,8 +1,11 @@
 #pragma once
 // The two streams that the parts of zero/ work on, and how one waits for the other.
 
+#include <cstring>
+
 #include "comm/mesh.h"
 #include "comm/meter.h"
+#include "kernels/runtime/host_streams.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -24,16 +27,19 @@ struct ZeroStreams {
     }
     // Until nothing is queued: before memory is freed. Errors are whoever's that synchronised first.
     void drain() const noexcept {
-        try {
-            comm().synchronize();
-            compute.synchronize();
-        } catch (...) {
-        }
+        rz::drain(comm());
+        rz::drain(compute);
     }
     // Zeroed memory.
     Buffer take(int64_t elements, DType dtype, MemKind kind, const char* name) const {
         Buffer b(device, checked_mul(elements, size_of(dtype), name), kind, name);
         compute.zero(b.data(), b.bytes());
+        return b;
+    }
+    // The same on the host: pinned where the device is a GPU.
+    Buffer take_pinned(int64_t elements, DType dtype, MemKind kind, const char* name) const {
+        Buffer b = Buffer::host_for(device, checked_mul(elements, size_of(dtype), name), kind, name);
+        if (b) compute.enqueue_host([data = b.data(), n = size_t(b.bytes())] { std::memset(data, 0, n); });
         return b;
     }
 };

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/runtime/dtype.h"
+#include "kernels/runtime/names.h"
 #include "zero/unit_layout.h"
 
 namespace rz {
@@ -19,6 +20,20 @@ struct LossScaling {
     bool on() const { return initial > 0; }
 };
 
+// Where AdamW's masters and moments are, and who updates them (offload.h).
+enum class OffloadOptimizer {
+    none,
+    stream,     // on the host; come to the device tile by tile
+    zero_copy,  // on the host; the device's kernel works on them there
+    cpu,        // on the host, and updated by it
+};
+template <>
+inline constexpr auto kNames<OffloadOptimizer> =
+    std::to_array<Named<OffloadOptimizer>>({{OffloadOptimizer::none, "none"},
+                                            {OffloadOptimizer::stream, "stream"},
+                                            {OffloadOptimizer::zero_copy, "zero-copy"},
+                                            {OffloadOptimizer::cpu, "cpu"}});
+
 struct ZeroOptions {
     int stage = 0;
     DType param_dtype = DType::f32;
@@ -29,10 +44,15 @@ struct ZeroOptions {
     // Stage 3: by unit, the ranges of elements that are gathered in fp8 (fp8_gather.h); empty: everything in its type.
     std::vector<std::vector<ElementRange>> fp8_matrices = {};
     LossScaling loss_scaling = {};
-    uint64_t rounding_seed = 0;       // of the stochastic rounding of bf16 masters and moments
-    int prefetch = 1;                 // stage 3: units gathered ahead of use
-    bool overlap = true;              // false: compute waits for each collective
-    bool accumulate_locally = false;  // stages 2, 3: keep whole gradients until the last micro-batch
+    OffloadOptimizer offload_optimizer = OffloadOptimizer::none;
+    bool offload_params = false;              // stage 3: the owned slices are on the host
+    bool offload_grads = false;               // stages 2, 3: the owned gradients are on the host
+    int64_t offload_tile = int64_t(4) << 20;  // elements of a tile of `stream`, a multiple of 256
+    int host_threads = 0;                     // OpenMP's, of OffloadOptimizer::cpu; 0: as it is
+    uint64_t rounding_seed = 0;               // of the stochastic rounding of bf16 masters and moments
+    int prefetch = 1;                         // stage 3: units gathered ahead of use
+    bool overlap = true;                      // false: compute waits for each collective
+    bool accumulate_locally = false;          // stages 2, 3: keep whole gradients until the last micro-batch
 
     bool slices_state() const { return stage >= 1; }  // masters and moments: of this rank's slices only
     bool whole_gradients() const { return stage <= 1 || accumulate_locally; }

@@ -1,5 +1,5 @@
 // The three products of a linear layer in fp8: of codes alone, and with the quantisation of both operands as training
-// does it; beside bench_gemm's in 16 bits. 2 M N K operations. Recipes tensor, and block where the device has it.
+// does it; beside bench_gemm's in 16 bits. 2 M N K operations. Recipes tensor, block and mx where the device has them.
 
 #include "dev/bench/bench.h"
 #include "kernels/fp8/fp8_gemm.h"
@@ -35,9 +35,12 @@ int main(int argc, char** argv) {
             g.M = M, g.N = N, g.K = K, g.c_dtype = DType::bf16, g.fast_accumulation = true;
             return [g](Stream& s) { fp8_gemm(s, g); };
         });
-        for (const Fp8Recipe recipe : {Fp8Recipe::tensor, Fp8Recipe::block}) {
+        for (const Fp8Recipe recipe : {Fp8Recipe::tensor, Fp8Recipe::block, Fp8Recipe::mx}) {
+            static_assert(kFp8Tile == kMxMultiple);
             const bool fits = M % kFp8Tile == 0 && N % kFp8Tile == 0 && K % kFp8Tile == 0;
-            if (recipe == Fp8Recipe::block && (!fits || !fp8_blocks_missing(b.device()).empty())) continue;
+            if (recipe != Fp8Recipe::tensor && !fits) continue;
+            if (recipe == Fp8Recipe::block && !fp8_blocks_missing(b.device()).empty()) continue;
+            if (recipe == Fp8Recipe::mx && !fp8_mx_missing(b.device()).empty()) continue;
             for (const int which : {0, 1, 2}) {
                 const char* names[] = {"y = x W^T", "dx = dy W", "dW += dy^T x"};
                 // Codes on the two sides of a rounding differ by 6 %, one in thousands; sums hide them.

@@ -7,6 +7,7 @@
 #include "kernels/cuda/gpu.cuh"
 #include "kernels/fp8/fp8_block_gemm.h"
 #include "kernels/fp8/fp8_gemm.h"
+#include "kernels/fp8/fp8_mx_gemm.h"
 #include "kernels/gemm/gemm_lt.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/cuda_check.h"
@@ -21,7 +22,7 @@ cudaDataType_t c_cuda_type(DType t) { return t == DType::f32 ? CUDA_R_32F : CUDA
 struct Product {
     void* c;
     const uint8_t *a, *b;
-    const float *a_scales, *b_scales;
+    const void *a_scales, *b_scales;
     int32_t a_mode, b_mode;
     int64_t M, N, K;
     float beta;
@@ -154,6 +155,12 @@ void fp8_block_gemm_cuda(const Fp8BlockGemm& g, Stream& stream) {
              stream);
 }
 
+void fp8_mx_gemm_cuda(const Fp8MxGemm& g, Stream& stream) {
+    multiply({g.c, g.a, g.b, g.a_scales, g.b_scales, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0,
+              CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0, g.M, g.N, g.K, g.beta, Fp8::e4m3, Fp8::e4m3, g.c_dtype, 0},
+             stream);
+}
+
 static std::pair<int, int> capability(Device device) {
     int major = 0, minor = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
@@ -165,6 +172,12 @@ std::string fp8_missing_cuda(Device device) {
     const auto [major, minor] = capability(device);
     if (10 * major + minor >= 89) return "";
     return format("%s (%d.%d) has no fp8 products", device.name().c_str(), major, minor);
+}
+
+std::string fp8_mx_missing_cuda(Device device) {
+    const auto [major, minor] = capability(device);
+    if (major >= 10) return "";
+    return format("needs compute capability 10.0, this is %d.%d", major, minor);
 }
 
 std::string fp8_blocks_missing_cuda(Device device) {

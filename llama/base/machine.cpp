@@ -39,6 +39,8 @@ const Number kNumbers[] = {
     {"attention-fp32-share", &Machine::attention_fp32_share, 1e-6, 10},
     {"memory-gbs", &Machine::memory_gbs, 1e-6, kMost, true},
     {"op-us", &Machine::op_us, 0, kMost},
+    {"host-gbs", &Machine::host_gbs, 1e-6, kMost},
+    {"host-memory-gbs", &Machine::host_memory_gbs, 1e-6, kMost},
     {"link-gbs", &Machine::link_gbs, 1e-6, kMost, true},
     {"link-us", &Machine::link_us, 0, kMost},
     {"card-gbs", &Machine::card_gbs, 1e-6, kMost, true},

@@ -30,6 +30,8 @@ struct Machine {
     std::vector<double> attention_forward_128, attention_backward_128, attention_forward_64, attention_backward_64;
     double attention_fp32_share = 1;  // of those rates in fp32
     double memory_gbs = 0;            // bytes read and written by a copy, GB/s
+    // Between a card and its host, one direction, GB/s; and the host's memory, GB/s for each card (offload).
+    double host_gbs = 25, host_memory_gbs = 20;
     double op_us = 0;                 // the least time of an op
 
     int64_t ranks_per_node = 8;

@@ -17,9 +17,12 @@ void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t t
             name_of(dtype));
     std::string missing = fp8_missing(device);
     require(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 none", recipe, missing.c_str());
-    const int64_t multiple = o.recipe == Fp8Recipe::block ? kFp8Tile : 16;
+    const int64_t multiple = o.recipe == Fp8Recipe::tensor ? 16 : o.recipe == Fp8Recipe::block ? kFp8Tile : kMxMultiple;
+    const std::string no_mx = fp8_mx_missing(device);
     if (o.recipe == Fp8Recipe::block) missing = fp8_blocks_missing(device);
-    require(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 tensor", recipe, missing.c_str());
+    if (o.recipe == Fp8Recipe::mx) missing = no_mx;
+    require(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 %s", recipe, missing.c_str(),
+            o.recipe == Fp8Recipe::block && no_mx.empty() ? "mx" : "tensor");
     const struct {
         const char* name;
         int64_t value;
@@ -46,7 +49,16 @@ int64_t fp8_largest_operand(const ModelConfig& c, int64_t tokens) {
 }
 
 static int64_t scale_bytes(Fp8Recipe recipe, int64_t codes) {
-    return recipe == Fp8Recipe::block ? 4 * round_up(codes / kFp8Tile, 64) : int64_t(sizeof(Fp8Scale));
+    switch (recipe) {
+        case Fp8Recipe::block:
+            return 4 * round_up(codes / kFp8Tile, 64);
+        case Fp8Recipe::mx:
+            return codes / kMxTile;
+        case Fp8Recipe::none:
+        case Fp8Recipe::tensor:
+            break;
+    }
+    return int64_t(sizeof(Fp8Scale));
 }
 
 Fp8Linear::Fp8Linear(Device device, Fp8Recipe recipe, int64_t largest_operand)
@@ -88,9 +100,21 @@ Fp8Linear::Operand Fp8Linear::transposed(Stream& s, const Weight& w, int64_t out
 Fp8Linear::Tiled Fp8Linear::tiled(Stream& s, Side side, const void* x, int64_t rows, int64_t columns, Fp8Tiles tiles,
                                   bool transposed, DType dtype) const {
     uint8_t* codes = codes_[int(side)].as<uint8_t>();
-    float* scales = scales_[int(side)].as<float>();
     require(rows * columns <= codes_[int(side)].bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld",
             (long long)rows, (long long)columns, (long long)codes_[int(side)].bytes());
+    if (recipe_ == Fp8Recipe::mx) {
+        uint8_t* scales = scales_[int(side)].as<uint8_t>();
+        quantise_mx(s, {.y = transposed ? nullptr : codes,
+                        .scales = transposed ? nullptr : scales,
+                        .y_t = transposed ? codes : nullptr,
+                        .scales_t = transposed ? scales : nullptr,
+                        .x = x,
+                        .rows = rows,
+                        .columns = columns,
+                        .dtype = dtype});
+        return {codes, scales};
+    }
+    float* scales = scales_[int(side)].as<float>();
     quantise_blocks(s, {.y = transposed ? nullptr : codes,
                         .scales = transposed ? nullptr : scales,
                         .y_t = transposed ? codes : nullptr,
@@ -105,11 +129,23 @@ Fp8Linear::Tiled Fp8Linear::tiled(Stream& s, Side side, const void* x, int64_t r
 
 void Fp8Linear::product(Stream& s, void* c, const Tiled& a, const Tiled& b, Fp8Tiles b_tiles, int64_t M, int64_t N,
                         int64_t K, float beta, DType c_dtype, const char* what) const {
+    if (recipe_ == Fp8Recipe::mx)
+        return fp8_mx_gemm(s, {.c = c,
+                               .a = a.codes,
+                               .b = b.codes,
+                               .a_scales = static_cast<const uint8_t*>(a.scales),
+                               .b_scales = static_cast<const uint8_t*>(b.scales),
+                               .M = M,
+                               .N = N,
+                               .K = K,
+                               .beta = beta,
+                               .c_dtype = c_dtype,
+                               .what = what});
     fp8_block_gemm(s, {.c = c,
                        .a = a.codes,
                        .b = b.codes,
-                       .a_scales = a.scales,
-                       .b_scales = b.scales,
+                       .a_scales = static_cast<const float*>(a.scales),
+                       .b_scales = static_cast<const float*>(b.scales),
                        .M = M,
                        .N = N,
                        .K = K,
@@ -121,10 +157,10 @@ void Fp8Linear::product(Stream& s, void* c, const Tiled& a, const Tiled& b, Fp8T
 
 void Fp8Linear::forward(Stream& s, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType t,
                         DType y_dtype) const {
-    if (recipe_ == Fp8Recipe::block)
+    if (tiles())
         return product(s, y, tiled(s, Side::first, x, N, in, Fp8Tiles::rows, false, t),
                        tiled(s, Side::second, w.data, out, in, Fp8Tiles::squares, false, t), Fp8Tiles::squares, N, out,
-                       in, 0, y_dtype, "Fp8BlockGemm y = x W^T");
+                       in, 0, y_dtype, "Fp8 tiles y = x W^T");
     const Operand a = quantised(s, Side::first, x, N, in, Fp8::e4m3, false, t);
     const Operand b =
         w.codes ? Operand{w.codes, w.scale} : quantised(s, Side::second, w.data, out, in, Fp8::e4m3, false, t);
@@ -143,10 +179,10 @@ void Fp8Linear::forward(Stream& s, void* y, const void* x, const Weight& w, int6
 
 void Fp8Linear::backward_input(Stream& s, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out,
                                DType t, DType dx_dtype) const {
-    if (recipe_ == Fp8Recipe::block)
+    if (tiles())
         return product(s, dx, tiled(s, Side::first, dy, N, out, Fp8Tiles::rows, false, t),
                        tiled(s, Side::second, w.data, out, in, Fp8Tiles::squares, true, t), Fp8Tiles::squares, N, in,
-                       out, 0, dx_dtype, "Fp8BlockGemm dx = dy W");
+                       out, 0, dx_dtype, "Fp8 tiles dx = dy W");
     const Operand a = quantised(s, Side::first, dy, N, out, Fp8::e5m2, false, t);
     const Operand b =
         w.codes ? transposed(s, w, out, in) : quantised(s, Side::second, w.data, out, in, Fp8::e4m3, true, t);
@@ -165,10 +201,10 @@ void Fp8Linear::backward_input(Stream& s, void* dx, const void* dy, const Weight
 
 void Fp8Linear::backward_weight(Stream& s, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out,
                                 DType t, DType grad_dtype) const {
-    if (recipe_ == Fp8Recipe::block)
+    if (tiles())
         return product(s, dw, tiled(s, Side::first, dy, N, out, Fp8Tiles::rows, true, t),
                        tiled(s, Side::second, x, N, in, Fp8Tiles::rows, true, t), Fp8Tiles::rows, out, in, N, 1,
-                       grad_dtype, "Fp8BlockGemm dW = dy^T x");
+                       grad_dtype, "Fp8 tiles dW = dy^T x");
     const Operand a = quantised(s, Side::first, dy, N, out, Fp8::e5m2, true, t);
     const Operand b = quantised(s, Side::second, x, N, in, Fp8::e4m3, true, t);
     fp8_gemm(s, {.c = dw,

@@ -11,22 +11,23 @@
 // of 16.
 //
 // With tiles (block) all operands are e4m3, no sum is a fast one, and the operands of dw are tiled along N: they are
-// made from the numbers, since codes that are tiled along in or out can't be transposed. Multiples of 128.
+// made from the numbers, since codes that are tiled along in or out can't be transposed. Multiples of 128. The same
+// holds for mx, whose tiles are 32 along K on both sides of every product.
 
 #include "kernels/fp8/fp8_block_gemm.h"
 #include "kernels/fp8/fp8_gemm.h"
+#include "kernels/fp8/fp8_mx_gemm.h"
 #include "kernels/runtime/memory.h"
 #include "llama/model/config.h"
 
 namespace rz {
 
 // tensor: one scale for each operand; block: one for each 128 elements along K of activations and gradients, and for
-// each 128 x 128 of weights
-enum class Fp8Recipe { none, tensor, block };
+// each 128 x 128 of weights; mx: a power of two for each 32 along K
+enum class Fp8Recipe { none, tensor, block, mx };
 template <>
-inline constexpr auto kNames<Fp8Recipe> = std::to_array<Named<Fp8Recipe>>({{Fp8Recipe::none, "none"},
-                                                                           {Fp8Recipe::tensor, "tensor"},
-                                                                           {Fp8Recipe::block, "block"}});
+inline constexpr auto kNames<Fp8Recipe> = std::to_array<Named<Fp8Recipe>>(
+    {{Fp8Recipe::none, "none"}, {Fp8Recipe::tensor, "tensor"}, {Fp8Recipe::block, "block"}, {Fp8Recipe::mx, "mx"}});
 
 struct Fp8Options {
     Fp8Recipe recipe = Fp8Recipe::none;
@@ -82,8 +83,9 @@ class Fp8Linear {
 
     struct Tiled {
         const uint8_t* codes;
-        const float* scales;
+        const void* scales;
     };
+    bool tiles() const { return recipe_ != Fp8Recipe::tensor; }
     Tiled tiled(Stream&, Side, const void* x, int64_t rows, int64_t columns, Fp8Tiles tiles, bool transposed,
                 DType) const;
     void product(Stream&, void* c, const Tiled& a, const Tiled& b, Fp8Tiles b_tiles, int64_t M, int64_t N, int64_t K,

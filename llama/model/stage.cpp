@@ -119,6 +119,13 @@ Stage::Stage(const ModelConfig& config, const ParamTable& table, const StageOpti
     require(weight_slots == 0 || options.recompute == Recompute::none,
             "a pending weight gradient keeps the activations that recomputation would not: a schedule that parts the "
             "backward pass needs recomputation off");
+    require(!options.offload || options.recompute == Recompute::block,
+            "activations on the host: of each block only the residual stream is kept, which needs Recompute::block");
+    if (options.offload && gradients) {
+        const int64_t bytes =
+            checked_mul(own_rows_of(options, config), config.dim, "residual") * size_of(options.dtype);
+        offload_.emplace(device, compute, bytes, last_block() - first_block() + 1, forward_slots);
+    }
     for (int s = 0; s < forward_slots; ++s) add_slot(s);
     for (int s = 0; s < weight_slots; ++s) add_weight_slot(s);
 }
@@ -147,7 +154,8 @@ void Stage::add_slot(int number) {
         const bool first = number == 0 && unit == first_block();
         const BlockActivations shared = first ? a : (slots_.empty() ? slot : slots_.front()).blocks.front();
         if (share && !first) a = shared;
-        a.resid = act("residual", R, c.dim);
+        const bool away = offload_ && offload_->covers(unit - first_block());
+        a.resid = away ? offload_->place(unit - first_block()) : act("residual", R, c.dim);
         if (!share || first) {
             a.h1 = act("attention norm", R, c.dim);
             a.rstd1 = row("attention rstd", R, 1);
@@ -283,8 +291,11 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     const BlockActivations& a = s.blocks[index(unit)];
     const void* previous_mid = unit == first_block() ? nullptr : s.blocks[index(unit) - 1].mid;
     const BlockWeights w = block_weights(unit);
+    const bool away = offload_ && offload_->covers(int64_t(index(unit)));
+    if (away) offload_->before_forward(slot, int64_t(index(unit)));
     piece(GraphSet::key(Piece::forward, unit, slot, w.address(), a.h1, b.B, b.T, b.positions),
           [&] { work_.block(unit).forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid); });
+    if (away && goal.pass == Pass::train) offload_->after_forward(slot, int64_t(index(unit)));
     if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
         reduce_add(stream_, {.out = s.output,
                              .a = work_.scratch().branch,
@@ -437,6 +448,7 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     const BlockShape shape = shape_of(b);
     const BlockWeights w = block_weights(unit);
     char* dw = static_cast<char*>(gradients_->gradients(unit));
+    if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
     piece(GraphSet::key(Piece::backward, unit, slot, w.address(), dw, a.h1, b.B, b.T, b.positions), [&] {
         if (options_.recompute == Recompute::block)
             work_.block(unit).forward(stream_, shape, w, a, work_.scratch(), nullptr);

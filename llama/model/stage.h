@@ -26,6 +26,7 @@
 #include "llama/model/config.h"
 #include "llama/model/linear_fp8.h"
 #include "llama/model/param_table.h"
+#include "llama/model/residual_offload.h"
 #include "zero/gradient_sink.h"
 #include "zero/parameter_source.h"
 
@@ -45,6 +46,7 @@ struct StageOptions {
     TensorParallel* tp = nullptr;             // nullptr: this rank holds all of each tensor; outlives the stages
     ContextParallel* context = nullptr;       // T is then this rank's part of each sequence; likewise
     Fp8Options fp8 = {};                      // of the blocks' linear layers
+    bool offload = false;                     // with Recompute::block: what blocks keep is on the host meanwhile
 };
 
 // What a pass is for.
@@ -182,6 +184,7 @@ class Stage {
     std::vector<Buffer> buffers_;
     std::vector<Slot> slots_;
     std::vector<WeightSlot> weight_slots_;
+    std::optional<ResidualOffload> offload_;
     bool replays_ = false;
     GraphSet graphs_;
 };

@@ -15,11 +15,14 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/fp8/fold_scales.h"
+#include "kernels/fp8/fp8_block_gemm.h"
 #include "kernels/fp8/fp8_gemm.h"
+#include "kernels/fp8/fp8_mx_gemm.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/global_norm.h"
 #include "kernels/loss_scale.h"
 #include "kernels/rmsnorm.h"
+#include "kernels/runtime/host_streams.h"
 #include "kernels/rope.h"
 #include "kernels/swiglu.h"
 #include "kernels/vocab_cross_entropy.h"
@@ -81,17 +84,25 @@ OpWork work(const VocabCrossEntropy& a) {
 }
 OpWork work(const LossScaleUpdate&) { return bytes(0); }
 OpWork work(const Argmax& a) { return bytes(n(a.N) * n(a.V) * size_of(a.dtype), a.dtype); }
-OpWork work(const Fp8Gemm& g) {
+template <class Product>
+OpWork fp8_product(const Product& g) {
     return {.limit = OpWork::Limit::gemm,
             .flops = 2 * n(g.M) * n(g.N) * n(g.K),
             .bytes = n(g.M) * n(g.K) + n(g.K) * n(g.N) + n(g.M) * n(g.N) * size_of(g.c_dtype) * (g.beta != 0 ? 2 : 1),
             .dtype = DType::bf16,
             .fp8 = true};
 }
-OpWork work(const AbsMax& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
-OpWork work(const Quantise& a) {
+OpWork work(const Fp8Gemm& g) { return fp8_product(g); }
+OpWork work(const Fp8BlockGemm& g) { return fp8_product(g); }
+OpWork work(const Fp8MxGemm& g) { return fp8_product(g); }
+template <class Args>
+OpWork tiled(const Args& a) {
     return bytes(n(a.rows) * n(a.columns) * (size_of(a.dtype) + (a.y ? 1 : 0) + (a.y_t ? 1 : 0)), a.dtype);
 }
+OpWork work(const QuantiseBlocks& a) { return tiled(a); }
+OpWork work(const QuantiseMx& a) { return tiled(a); }
+OpWork work(const AbsMax& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
+OpWork work(const Quantise& a) { return tiled(a); }
 OpWork work(const FoldScales&) { return bytes(0); }
 OpWork work(const Transpose8& a) { return bytes(2 * n(a.rows) * n(a.columns)); }
 OpWork work(const SumF32& a) { return bytes(4 * n(a.n)); }
@@ -165,9 +176,9 @@ bool find_work(const OpCall& op, OpWork& found) {
     }
     return try_all<Gemm, AttentionForward, AttentionBackward, RmsnormForward, RmsnormBackward, Rope, SwigluForward,
                    SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, LossScaleUpdate, Argmax, Fp8Gemm,
-                   AbsMax, Quantise, Transpose8, FoldScales, SumF32, EmbeddingForward, EmbeddingBackward, AdamW,
-                   SumSquares, ClipScale, BiasCorrection, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows,
-                   AttentionMerge>(op, found);
+                   Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales,
+                   SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, Cast,
+                   ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {
@@ -175,9 +186,25 @@ double seconds_of(const Machine& m, const OpWork& w) {
     return 1e-6 * m.op_us + std::max(w.flops > 0 ? w.flops / rate_of(m, w) : 0, moved);
 }
 
+// What crosses the bus between a card and its host, or is computed there; 0: nothing of that.
+static double host_seconds(const Machine& m, const OpCall& op, const Stream& stream) {
+    const bool copies = !op.type && op.bytes > 0;
+    if (copies && (stream.name() == kFromHostStream || stream.name() == kToHostStream))
+        return 1e-6 * m.op_us + n(op.bytes) / (1e9 * m.host_gbs);
+    const AdamW* a = op.as<AdamW>();
+    if (a && stream.name() == kHostComputeStream) return work(*a).bytes / (1e9 * m.host_memory_gbs);
+    if (!a || !a->on_host) return 0;
+    // The kernel reads and writes at once, so the two directions overlap.
+    const int64_t each =
+        2 * size_of(a->adam_dtype) + (a->master_dtype == a->param_dtype ? 0 : size_of(a->master_dtype));
+    return 1e-6 * m.op_us + n(a->n) * n(each) / (1e9 * m.host_gbs);
+}
+
 std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine& machine, UnknownOps& unknown) {
-    return [machine, &unknown](const OpCall& op, const Stream&) {
+    return [machine, &unknown](const OpCall& op, const Stream& stream) {
         OpWork w;
+        if (const double seconds = host_seconds(machine, op, stream); seconds > 0)
+            return Ticks(std::llround(seconds * double(kTicksPerSecond)));
         if (!find_work(op, w)) {
             std::lock_guard lock(unknown.mutex);
             unknown.names.insert(op.name());

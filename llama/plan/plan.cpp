@@ -171,6 +171,23 @@ const Step kSteps[] = {
     {"--zero 3", [](TrainOptions& o) { return set_zero(o, 3); }},
     {"--shard-size 0", [](TrainOptions& o) { return set_to<int64_t>(o.shard_size, 0); }},
     {"--logits-mib 128", [](TrainOptions& o) { return o.logits_mib == 0 && set_to<int64_t>(o.logits_mib, 128); }},
+    {"--offload-optimizer stream",
+     [](TrainOptions& o) {
+         return o.device != DeviceChoice::cpu && o.offload_optimizer == OffloadOptimizer::none &&
+                set_to(o.offload_optimizer, OffloadOptimizer::stream);
+     }},
+    {"--offload-activations on",
+     [](TrainOptions& o) {
+         return o.device != DeviceChoice::cpu && o.recompute == Recompute::block && !o.cuda_graphs &&
+                set_to(o.offload_activations, true);
+     }},
+    {"--offload-grads on",
+     [](TrainOptions& o) {
+         return o.device != DeviceChoice::cpu && o.zero >= 2 && !o.accumulates_locally() &&
+                set_to(o.offload_grads, true);
+     }},
+    {"--offload-params on",
+     [](TrainOptions& o) { return o.device != DeviceChoice::cpu && o.zero == 3 && set_to(o.offload_params, true); }},
     {"--dtype bf16", [](TrainOptions& o) { return set_to(o.dtype, DType::bf16); }},
     {"--grad-dtype bf16",
      [](TrainOptions& o) {
@@ -206,6 +223,7 @@ std::optional<Change> more_ranks(const PlanCase& c) {
 
 std::optional<Change> fastest_change(const PlanCase& c, const Plan& plan) {
     std::vector<Step> steps(std::begin(kSteps), std::end(kSteps));
+    std::erase_if(steps, [](const Step& s) { return std::string(s.text).rfind("--offload", 0) == 0; });
     const auto to = [&](const char* text, std::function<bool(TrainOptions&)> apply) { steps.push_back({text, apply}); };
     to("--recompute none", [](TrainOptions& o) { return set_to(o.recompute, Recompute::none); });
     to("--recompute mlp",
@@ -251,8 +269,9 @@ std::optional<Change> nearest_fit(const PlanCase& c) {
     // All that saves memory, in order, until it fits; then with one sequence.
     PlanCase with = c;
     std::string text;
-    for (const char* name : {"--zero 3", "--recompute block", "--shard-size 0", "--logits-mib 128", "--dtype bf16",
-                             "--grad-dtype bf16", "--adam-dtype bf16"})
+    for (const char* name : {"--zero 3", "--recompute block", "--shard-size 0", "--logits-mib 128",
+                             "--offload-optimizer stream", "--offload-grads on", "--offload-params on",
+                             "--offload-activations on", "--dtype bf16", "--grad-dtype bf16", "--adam-dtype bf16"})
         for (const Step& s : kSteps) {
             if (s.text != std::string(name) || !s.apply(with.options)) continue;
             text += (text.empty() ? "" : " ") + std::string(s.text);

@@ -100,6 +100,23 @@ Tried plan_one(const PlanCase& c, const std::string& text, std::vector<Change>& 
     }
 }
 
+// For what does not fit by itself: from what costs least.
+Choices offloads(const PlanCase& c) {
+    Choices all;
+    for (const auto& flag : c.options.given)
+        if (flag.rfind("offload-", 0) == 0) return all;
+    if (c.machine.cpu) return all;
+    const auto with = [&](const char* text, bool whole) {
+        all.push_back({text, [whole](TrainOptions& o) {
+                           o.offload_optimizer = OffloadOptimizer::stream;
+                           o.offload_grads = o.offload_params = whole;
+                       }});
+    };
+    with("--offload-optimizer stream", false);
+    with("--offload-optimizer stream --offload-grads on --offload-params on", true);
+    return all;
+}
+
 // Left out, as hardly ever best: a model in parts that shards more than the optimizer's state over fewer than all, and
 // a pipeline that recomputes, or a long one with few micro-batches to fill it.
 bool is_sensible(const TrainOptions& o) {
@@ -142,7 +159,17 @@ SearchResult search(const PlanCase& c, const std::function<void(int64_t done, in
                     ++result.tried;
                     const Tried end = plan_one(with, text, found);
                     result.fit += end == Tried::fits;
-                    if (end == Tried::too_large) break;  // so are more sequences
+                    if (end != Tried::too_large) continue;
+                    for (const Choice& one : offloads(c)) {
+                        PlanCase on_host = with;
+                        one.apply(on_host.options);
+                        ++result.tried;
+                        if (plan_one(on_host, text + (text.empty() ? "" : " ") + one.text, found) != Tried::fits)
+                            continue;
+                        ++result.fit;
+                        break;
+                    }
+                    break;  // more sequences are too large as well
                 }
     std::sort(found.begin(), found.end(), [](const Change& a, const Change& b) { return speed(a) > speed(b); });
     int64_t least = INT64_MAX;

@@ -180,7 +180,7 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     device.choice(
         "--fp8", o.fp8.recipe,
         "Products of the blocks' linear layers in fp8 (with --dtype bf16). tensor: one scale for each operand; block: "
-        "one for each 128 numbers.");
+        "one for each 128 numbers; mx: one for each 32, from compute capability 10.0 on.");
     device.off_or_on("--fp8-gather", o.fp8_gather,
                      "Gather the weights of layers in fp8 as fp8 (with --zero 3): half the bytes, the same bits.");
     device.checked("--fp8-skip-blocks", "FIRST,LAST",
@@ -199,6 +199,18 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
         "Replay each micro-batch as one CUDA graph or, where ranks communicate in it, as one per block and pass.");
     device.choice("--recompute", o.recompute,
                   "Activations that the backward pass computes again instead of storing them.");
+    device.choice(
+        "--offload-optimizer", o.offload_optimizer,
+        "Keep master weights and Adam's moments in pinned memory of the host. stream: they come to the GPU in "
+        "tiles; zero-copy: its kernel works on them there; cpu: the host updates them.");
+    device.off_or_on("--offload-params", o.offload_params,
+                     "Keep this rank's parameters in pinned memory of the host (with --zero 3, on one rank too); units "
+                     "come as they are gathered.");
+    device.off_or_on("--offload-grads", o.offload_grads,
+                     "Keep this rank's gradients in pinned memory of the host (with --zero 2 or 3).");
+    device.off_or_on(
+        "--offload-activations", o.offload_activations,
+        "Keep what blocks keep for the backward pass in pinned memory of the host (with --recompute block).");
     device.whole("--logits-mib", o.logits_mib, 0, 1 << 20,
                  "Largest chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.");
     device.whole("--threads", o.threads, 0, 1 << 16,

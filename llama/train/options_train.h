@@ -87,6 +87,8 @@ struct TrainOptions {
     Fp8Options fp8;
     bool fp8_gather = true;
     Recompute recompute = Recompute::none;
+    OffloadOptimizer offload_optimizer = OffloadOptimizer::none;
+    bool offload_params = false, offload_grads = false, offload_activations = false;
     bool cuda_graphs = false;
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
     DeviceChoice device = DeviceChoice::automatic;
@@ -154,6 +156,9 @@ struct TrainOptions {
     bool print_config = false;
     bool presets = false;
 
+    bool offloads() const {
+        return offload_optimizer != OffloadOptimizer::none || offload_params || offload_grads || offload_activations;
+    }
     // ZeRO-2 and 3 keep whole gradients until the last micro-batch.
     bool accumulates_locally() const { return zero >= 2 && (accumulate_locally || (pp > 1 && !no_accumulate_locally)); }
     DType gradient_dtype() const { return grad_dtype.value_or(dtype == DType::f16 ? DType::f32 : dtype); }

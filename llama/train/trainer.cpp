@@ -14,6 +14,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/host_memory.h"
 #include "llama/base/fault.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/replicas.h"
@@ -60,6 +61,34 @@ static std::unique_ptr<Mesh> make_mesh(const TrainOptions& o, Process& process, 
     return std::make_unique<Mesh>(process, device, options);
 }
 
+static void check_offload(const TrainOptions& o, Device device) {
+    if (!o.offloads()) return;
+    const bool optimizer = o.offload_optimizer != OffloadOptimizer::none;
+    const std::string asked = optimizer          ? format("--offload-optimizer %s", name_of(o.offload_optimizer))
+                              : o.offload_params ? "--offload-params on"
+                              : o.offload_grads  ? "--offload-grads on"
+                                                 : "--offload-activations on";
+    require(device.is_cuda(), "%s: this run is on the CPU, whose memory is the host's\n  nearest: leave it out",
+            asked.c_str());
+    require(!o.offload_params || o.zero == 3,
+            "--offload-params on with --zero %lld, which keeps parameters whole: they come to the GPU as they are "
+            "gathered\n  nearest: --zero 3, on one rank too",
+            (long long)o.zero);
+    require(!o.offload_grads || (o.zero >= 2 && !o.accumulates_locally()),
+            "--offload-grads on with --zero %lld%s, which keeps gradients whole: they go to the host as they are "
+            "reduced\n  nearest: --zero 2%s",
+            (long long)o.zero, o.accumulates_locally() ? " and gradients accumulated locally" : "",
+            o.pp > 1 ? " --no-accumulate-locally" : ", on one rank too");
+    require(!o.offload_activations || o.recompute == Recompute::block,
+            "--offload-activations on with --recompute %s: the residual stream of each block goes to the host, and all "
+            "else is computed again\n  nearest: --recompute block",
+            name_of(o.recompute));
+    require(!o.cuda_graphs || (!o.offload_activations && o.offload_optimizer != OffloadOptimizer::cpu),
+            "--cuda-graphs on with %s: copies to the host are not recorded\n  nearest: --cuda-graphs off%s",
+            o.offload_activations ? "--offload-activations on" : "--offload-optimizer cpu",
+            o.offload_activations ? "" : ", or --offload-optimizer stream");
+}
+
 CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh) {
     require(o.pp == 1 || !device.is_cuda() || std::string(mesh.pp().transport().name()) != "mpi",
             "--pp %lld: a pipeline of GPUs sends over NCCL, and these ranks talk over MPI\n"
@@ -72,6 +101,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
     require(!o.tp_wire || *o.tp_wire == o.dtype || *o.tp_wire == DType::f32,
             "--tp-wire %s with --dtype %s: partial sums travel in --dtype or in fp32\n  nearest: --tp-wire fp32",
             name_of(o.tp_wire.value_or(o.dtype)), name_of(o.dtype));
+    check_offload(o, device);
     return {.zero = {.stage = int(o.zero),
                      .param_dtype = o.dtype,
                      .grad_dtype = o.gradient_dtype(),
@@ -79,6 +109,9 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                      .master_dtype = o.master_dtype,
                      .adam_dtype = o.adam_dtype,
                      .loss_scaling = o.loss_scaling(),
+                     .offload_optimizer = o.offload_optimizer,
+                     .offload_params = o.offload_params,
+                     .offload_grads = o.offload_grads,
                      .rounding_seed = o.seed,
                      .prefetch = int(o.prefetch),
                      .overlap = !o.no_overlap,
@@ -91,7 +124,8 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                                        : device.is_cuda() ? 1024
                                                           : 32)
                                       << 20,
-                      .fp8 = o.fp8},
+                      .fp8 = o.fp8,
+                      .offload = o.offload_activations},
             .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
             .fp8_gather = o.fp8_gather,
             .graphs = o.cuda_graphs,
@@ -179,6 +213,29 @@ static std::string planned_memory(const Trainer& t) {
     return why.empty() ? text : text + "  ? is not planned: " + why.substr(0, why.find('\n')) + "\n";
 }
 
+// Collective, before anything is allocated: Linux hands out more memory than there is, and kills a process of this host
+// when it is touched.
+static void check_host_memory(const TrainOptions& o, const ModelConfig& config, Device device, Place world,
+                              Process& process) {
+    if (!o.offloads()) return;
+    const PlannedMemory plan = plan_memory(o, config, device.kind, world.rank, world.size);
+    int64_t needed = 0;  // by all ranks of this host
+    const std::vector<std::string> all = process.all_gather_text(host_name() + " " + std::to_string(plan.host));
+    for (const std::string& one : all) {
+        const size_t space = one.rfind(' ');
+        if (one.substr(0, space) == host_name()) needed += std::stoll(one.substr(space + 1));
+    }
+    const int64_t free = available_host_memory();
+    const std::string problem =
+        needed <= free ? ""
+                       : format("offload needs %s pinned, the host %s has %s free\n  nearest: more ranks, or %s",
+                                human_bytes(needed).c_str(), host_name().c_str(), human_bytes(free).c_str(),
+                                o.adam_dtype != DType::bf16             ? "--adam-dtype bf16"
+                                : o.out.empty() || o.no_background_save ? "a smaller model"
+                                                                        : "--no-background-save");
+    for (const std::string& one : process.all_gather_text(problem)) require(one.empty(), "%s", one.c_str());
+}
+
 static void announce_data(const DataSources& s, Log& log) {
     const size_t shards = s.train_shards();
     log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
@@ -206,6 +263,14 @@ static void announce(Trainer& t, const std::string& note) {
     log.line("model    " + summary(core.config));
     log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
                     ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
+    if (o.offloads())
+        log.line(format("offload  %s pinned in the host's memory: %s%s%s%s",
+                        human_bytes(core.device.context->memory.now(DeviceKind::cpu)).c_str(),
+                        o.offload_optimizer == OffloadOptimizer::none
+                            ? ""
+                            : ("optimizer (" + std::string(name_of(o.offload_optimizer)) + ") ").c_str(),
+                        o.offload_params ? "parameters " : "", o.offload_grads ? "gradients " : "",
+                        o.offload_activations ? "activations" : ""));
     const std::string slow = attention_advice(o.dtype, core.config.head_dim);
     if (core.device.is_cuda() && !slow.empty()) log.line("         " + slow);
     if (ranks > 1 && !core.device.is_cuda() && core.options.threads > 0)
@@ -281,6 +346,8 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     mesh = make_mesh(o, process, device, meter);
     CoreOptions of_core = core_options(o, device, *mesh);
     of_core.threads = cpu_threads(o.threads, process);
+    of_core.zero.host_threads = int(of_core.threads);
+    check_host_memory(o, config, device, mesh->world(), process);
     core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, &meter);
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->is_first_reader(),
                                         o.batch, core->options.micro_batches, device, core->compute, core->whole_graphs,

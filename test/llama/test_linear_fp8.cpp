@@ -99,19 +99,23 @@ TEST(LinearFp8, ProductsKeepTheSignalToNoiseRatioOfTheirOperands) {
     EXPECT_GT(tensor.y, 27.5);
     EXPECT_GT(tensor.dx, 23.5);
     EXPECT_GT(tensor.dw, 23.5);
-    const Snr block = products(Fp8Recipe::block, 128, 256, 128);
-    EXPECT_GT(block.y, 27.5);
-    EXPECT_GT(block.dx, 27.5);
-    EXPECT_GT(block.dw, 27.5);
+    for (const Fp8Recipe tiles : {Fp8Recipe::block, Fp8Recipe::mx}) {
+        const Snr got = products(tiles, 128, 256, 128);
+        EXPECT_GT(got.y, 27.5) << name_of(tiles);
+        EXPECT_GT(got.dx, 27.5) << name_of(tiles);
+        EXPECT_GT(got.dw, 27.5) << name_of(tiles);
+    }
 }
 
 // A row that is 2^20 times as large takes the others' numbers below the smallest of one scale's codes; of tiles it
 // takes none along K.
 TEST(LinearFp8, TilesKeepAnOutlierToItself) {
     EXPECT_LT(products(Fp8Recipe::tensor, 128, 256, 128, 0x1p20f).y, 10);
-    const Snr block = products(Fp8Recipe::block, 128, 256, 128, 0x1p20f);
-    EXPECT_GT(block.y, 27.5);
-    EXPECT_GT(block.dx, 27.5);
+    for (const Fp8Recipe tiles : {Fp8Recipe::block, Fp8Recipe::mx}) {
+        const Snr got = products(tiles, 128, 256, 128, 0x1p20f);
+        EXPECT_GT(got.y, 27.5) << name_of(tiles);
+        EXPECT_GT(got.dx, 27.5) << name_of(tiles);
+    }
 }
 
 // What each product is, seen by a device that runs nothing: gradients in e5m2, never two of them, and fast sums in the
@@ -250,15 +254,17 @@ TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
 
 // With tiles units are gathered in bf16. Weights are tiled the same from whatever slices they came.
 TEST(Fp8Training, TilesGiveTheSameBitsInEveryStage) {
-    Case base = fp8_case();
-    base.fp8.recipe = Fp8Recipe::block;
-    base.steps = 2;
-    const Result want = run(3, base);
-    for (const int stage : {1, 2, 3}) {
-        Case c = base;
-        c.zero.stage = stage;
-        if (stage == 3) c.recompute = Recompute::block;
-        EXPECT_TRUE(run(3, c).weights == want.weights) << "stage " << stage;
+    for (const Fp8Recipe tiles : {Fp8Recipe::block, Fp8Recipe::mx}) {
+        Case base = fp8_case();
+        base.fp8.recipe = tiles;
+        base.steps = 2;
+        const Result want = run(3, base);
+        for (const int stage : {1, 2, 3}) {
+            Case c = base;
+            c.zero.stage = stage;
+            if (stage == 3) c.recompute = Recompute::block;
+            EXPECT_TRUE(run(3, c).weights == want.weights) << name_of(tiles) << ", stage " << stage;
+        }
     }
 }
 
@@ -324,6 +330,8 @@ TEST(Fp8Training, RefusalsNameTheNearestValue) {
     c.ffn = 48;
     EXPECT_EQ(refusal({.recipe = Fp8Recipe::block}, DType::bf16, 128),
               "--fp8 block: dim 32 is not a multiple of 128, which fp8 products need\n  nearest: 128");
+    EXPECT_EQ(refusal({.recipe = Fp8Recipe::mx}, DType::bf16, 128),
+              "--fp8 mx: dim 32 is not a multiple of 128, which fp8 products need\n  nearest: 128");
     EXPECT_EQ(refusal({Fp8Recipe::tensor, 2, 3}, DType::bf16, 64),
               "--fp8-skip-blocks 2,3: the model has 3 blocks, so none would be in fp8\n  nearest: 2,0");
 }

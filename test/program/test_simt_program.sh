@@ -54,6 +54,37 @@ PY
     SIMT_ARCH=80 "$simt" $sides $fp8 --device cuda --out "$work/simt80" > "$work/log" 2>&1
     if grep -q "(8.0) has no fp8 products" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: fp8 before 8.9"; fi
   fi
+  # State on the host: the bits of none of it, but where the CPU's AdamW takes the place of the GPU's. A checkpoint of one way is resumed
+  # with another.
+  "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --out "$work/here" > "$work/log" 2>&1
+  same() { if cmp "$work/here/final/model.safetensors" "$work/$1/final/model.safetensors"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1, to the bit"; tail -n 5 "$work/log"; fi; }
+  for way in stream zero-copy; do
+    "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --offload-optimizer $way --out "$work/offload-$way" > "$work/log" 2>&1
+    same "offload-$way"
+  done
+  all="--offload-optimizer stream --offload-params on --offload-grads on --offload-activations on"
+  "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block $all --out "$work/offload-all" > "$work/log" 2>&1
+  same offload-all
+  "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --offload-optimizer cpu --offload-params on --offload-grads on --out "$work/offload-cpu" > "$work/log" 2>&1
+  compare "AdamW of the host" 4e-3 "$work/here" "$work/offload-cpu"
+  mkdir -p "$work/offload-resumed" && cp -r "$work/here/checkpoints" "$work/here/metrics.jsonl" "$work/offload-resumed/"
+  rm -r "$work/offload-resumed/checkpoints/step_000000005"
+  "$simt" --device cuda $all --out "$work/offload-resumed" --resume auto > "$work/log" 2>&1
+  same offload-resumed
+  refused() { if grep -q "$2" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1"; tail -n 5 "$work/log"; fi; }
+  "$cpu" $toy --device cpu --offload-optimizer stream > "$work/log" 2>&1
+  refused "offload on the CPU" "--offload-optimizer stream: this run is on the CPU"
+  if [ -z "${ON_A_GPU:-}" ]; then
+    "$simt" --preset llama3.1-70b --data synthetic --device cuda --dtype bf16 --batch 1 --seq-len 128 --offload-optimizer stream > "$work/log" 2>&1
+    refused "more than the host has, before anything is allocated" "offload needs 7.* GiB pinned, the host .* free"
+    blocks="--data $work/data --preset bytes --dim 128 --layers 1 --heads 4 --kv-heads 2 --ffn 128 --head-dim 32 --batch 2 --seq-len 64
+      --val-every 0 --val-tokens 128 --steps 5 --save-every 0 --lr 5e-3 --warmup 1 --logits-mib 1 --dtype bf16"
+    "$cpu" $blocks --fp8 mx --device cpu --out "$work/cpumx" > "$work/log" 2>&1
+    SIMT_ARCH=100 "$simt" $blocks --fp8 mx --device cuda --out "$work/simtmx" > "$work/log" 2>&1
+    compare "mx" 4e-3 "$work/cpumx" "$work/simtmx"
+    "$simt" $blocks --fp8 mx --device cuda > "$work/log" 2>&1
+    refused "mx on Hopper" "needs compute capability 10.0, this is 9.0"
+  fi
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --out "$work/launches" > "$work/log" 2>&1
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1
   compare "CUDA graphs, to the bit" 0 "$work/launches" "$work/graphs"

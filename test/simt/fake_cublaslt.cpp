@@ -1,8 +1,9 @@
 // cublasLtMatmul on the CPU, behind the real header; linked in place of libcublasLt. fp32, bf16, fp16 and fp8 in and
 // out, fp32 accumulation, transposes, row and column order, strided batches, alpha and beta from the host or the
-// device, scalar scales, bias. Anything else is CUBLAS_STATUS_NOT_SUPPORTED. The heuristic offers several algorithms,
+// device, scalar scales, scales of tiles, bias. Anything else is CUBLAS_STATUS_NOT_SUPPORTED. The heuristic offers several algorithms,
 // which sum over K in different slices and so differ in the last bits; all but the first need workspace, and overwrite
 // it.
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -150,6 +151,12 @@ struct Call {
 // Of element (i, 128 k) of an operand of so many rows, each K long: a scale for each row, rows side by side, or for
 // each 128 rows, k side by side in fours.
 float tile_scale(const float* scales, int32_t mode, int64_t rows, int64_t K, int64_t i, int64_t k) {
+    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0) {  // tiles of 128 x 4, in each 4 bytes of row i + 32 j beside
+        const int64_t tile = i / 128 * ((K + 127) / 128) + k / 4;
+        const uint8_t code =
+            reinterpret_cast<const uint8_t*>(scales)[tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + k % 4];
+        return code == 255 ? __uint_as_float(0x7fc00000u) : std::ldexp(1.0f, code - 127);
+    }
     if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) return scales[k * rows + i];
     return scales[i / 128 * ((K / 128 + 3) / 4 * 4) + k];
 }
@@ -160,7 +167,8 @@ void run(const Call& x) {
     const float scale = tiles ? 1 : (x.desc.scale_a ? *x.desc.scale_a : 1) * (x.desc.scale_b ? *x.desc.scale_b : 1);
     const float alpha = (x.alpha_device ? *static_cast<const float*>(x.alpha_device) : x.alpha) * scale;
     const float beta = x.beta_device ? *static_cast<const float*>(x.beta_device) : x.beta;
-    const int64_t slice = tiles ? 128 : (K + x.slices - 1) / x.slices;
+    const bool mx = x.desc.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    const int64_t slice = mx ? 32 : tiles ? 128 : (K + x.slices - 1) / x.slices;
     std::vector<float> a, b, sum, part;
     a.resize(size_t(K)), b.resize(size_t(K * N)), sum.resize(size_t(N)), part.resize(size_t(N));
     if (x.workspace_bytes) memset(x.workspace, 0xff, x.workspace_bytes);
@@ -181,8 +189,8 @@ void run(const Call& x) {
                 }
                 if (tiles)
                     for (int64_t n = 0; n < N; n++)
-                        part[size_t(n)] *= tile_scale(x.desc.scale_a, x.desc.mode_a, M, K, m, k0 / 128) *
-                                           tile_scale(x.desc.scale_b, x.desc.mode_b, N, K, n, k0 / 128);
+                        part[size_t(n)] *= tile_scale(x.desc.scale_a, x.desc.mode_a, M, K, m, k0 / slice) *
+                                           tile_scale(x.desc.scale_b, x.desc.mode_b, N, K, n, k0 / slice);
                 add_scaled(sum.data(), part.data(), 1, N);
             }
             for (int64_t n = 0; n < N; n++) {
@@ -215,9 +223,14 @@ cublasStatus_t check_fp8(const Call& x, uint64_t M, uint64_t K) {
     if (10 * major + minor < 89) return CUBLAS_STATUS_NOT_SUPPORTED;
     constexpr int32_t kScalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
                       kRows = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
-                      kSquares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+                      kSquares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                      kMx = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
     const int32_t a = x.desc.mode_a, b = x.desc.mode_b;
-    if (a != kScalar || b != kScalar) {  // tiles: Hopper's, never squares on both sides, whole tiles, no fast sums
+    if (a == kMx || b == kMx) {  // from Blackwell on, both sides
+        if (major < 10 || a != b || K % 32 || M % 16 || x.desc.fast_accumulation) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!x.desc.scale_a || !x.desc.scale_b) return CUBLAS_STATUS_INVALID_VALUE;
+    } else if (a != kScalar ||
+               b != kScalar) {  // tiles: Hopper's, never squares on both sides, whole tiles, no fast sums
         if (major != 9 || (a != kRows && a != kSquares) || (b != kRows && b != kSquares))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (a == kSquares && b == kSquares) return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -26,6 +26,7 @@ struct Case {
     Fp8Options fp8 = {};
     bool sides_of_16 = false;  // as with fp8
     bool fp8_gather = true;
+    bool offload = false;                        // of activations, with Recompute::block
     std::vector<int64_t>* bytes_sent = nullptr;  // by rank, in the steps
 };
 
@@ -85,14 +86,19 @@ inline Result train(Mesh& mesh, const Case& how) {
     const Device device = mesh.data().transport().device();
     const bool executes = !device.is_planned() || device.context->planned.executes;
     const bool sides_of_16 = how.sides_of_16 || how.fp8.on();
-    const bool tiles = how.fp8.recipe == Fp8Recipe::block;
+    const bool tiles = how.fp8.on() && how.fp8.recipe != Fp8Recipe::tensor;
     const int64_t T = tiles ? 64 : sides_of_16 ? 16 : 11;
     TrainingCore core(tiles         ? toy128(how.tied)
                       : sides_of_16 ? toy16(how.tied)
                                     : toy(how.tied),
                       {.zero = how.zero,
                        .adamw = {.max_norm = float(how.clip)},
-                       .stage = {.B = how.B, .T = T, .recompute = how.recompute, .logits_bytes = 4096, .fp8 = how.fp8},
+                       .stage = {.B = how.B,
+                                 .T = T,
+                                 .recompute = how.recompute,
+                                 .logits_bytes = 4096,
+                                 .fp8 = how.fp8,
+                                 .offload = how.offload},
                        .micro_batches = how.micro_batches,
                        .fp8_gather = how.fp8_gather,
                        .threads = 1},  // ranks outnumber cores
