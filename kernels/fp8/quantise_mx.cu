@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t four_codes(const float (&x)[4], float factor
 }
 
 // One output: lines of the square as rows of a matrix (outer, inner), its first element at (i0, k0). A warp takes a
-// line: lane l has elements 4 l to 4 l + 3, eight lanes a tile. A square's scales are 512 bytes that nobody else writes.
+// line: lane l has elements 4 l to 4 l + 3, eight lanes a tile. A square's scales are 512 bytes of its own.
 template <class T>
 __device__ __forceinline__ void write_lines(uint8_t* y, uint8_t* scales, const T* square, int64_t inner, int64_t i0,
                                             int64_t k0, bool transposed) {

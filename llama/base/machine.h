@@ -32,7 +32,7 @@ struct Machine {
     double memory_gbs = 0;            // bytes read and written by a copy, GB/s
     // Between a card and its host, one direction, GB/s; and the host's memory, GB/s for each card (offload).
     double host_gbs = 25, host_memory_gbs = 20;
-    double op_us = 0;                 // the least time of an op
+    double op_us = 0;  // the least time of an op
 
     int64_t ranks_per_node = 8;
     // Between ranks of a node, one direction, GB/s for each rank; from node to node, GB/s of each card.

@@ -15,8 +15,8 @@ struct Matrix {
     DType dtype;
 };
 
-// Rows of very different magnitude, a tile of zeros, a NaN, an infinity, and numbers around a power of two of 448, where
-// the scale turns.
+// Rows of very different magnitude, a tile of zeros, a NaN, infinities, and numbers around a power of two of 448,
+// where the scale turns.
 Data numbers(const Matrix& m) {
     Data x = normal(m.rows * m.columns, m.dtype, 9);
     for (int64_t i = 0; i < m.rows * m.columns; ++i)

@@ -1,8 +1,8 @@
 // cublasLtMatmul on the CPU, behind the real header; linked in place of libcublasLt. fp32, bf16, fp16 and fp8 in and
 // out, fp32 accumulation, transposes, row and column order, strided batches, alpha and beta from the host or the
-// device, scalar scales, scales of tiles, bias. Anything else is CUBLAS_STATUS_NOT_SUPPORTED. The heuristic offers several algorithms,
-// which sum over K in different slices and so differ in the last bits; all but the first need workspace, and overwrite
-// it.
+// device, scalar scales, scales of tiles, bias. Anything else is CUBLAS_STATUS_NOT_SUPPORTED. The heuristic offers
+// several algorithms, which sum over K in different slices and so differ in the last bits; all but the first need
+// workspace, and overwrite it.
 #include <cmath>
 #include <cstring>
 #include <vector>
