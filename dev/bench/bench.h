@@ -136,17 +136,21 @@ class Bench {
             std::string dtype = "bf16", device = "auto", note;
             std::vector<std::string> shapes;
             app_.add_option("--shape", shapes, dims_ + ", joined by x; may be given several times");
-            app_.add_option("--dtype", dtype, "fp32, bf16 or fp16")->capture_default_str();
-            app_.add_option("--device", device, "auto, cuda or cpu")->capture_default_str();
-            app_.add_option("--iters", iterations_, "timed runs")->capture_default_str()->check(CLI::PositiveNumber);
-            app_.add_flag("--best", best_, "the fastest run instead of the median: for a machine that others use too");
-            app_.add_flag("--profile", profile_, "run each op once under the profiler instead of timing it");
+            app_.add_option("--dtype", dtype, "Data type: fp32, bf16 or fp16.")->capture_default_str();
+            app_.add_option("--device", device, "Device: auto, cuda or cpu.")->capture_default_str();
+            app_.add_option("--iters", iterations_, "Number of timed runs.")
+                ->capture_default_str()
+                ->check(CLI::PositiveNumber);
+            app_.add_flag("--best", best_,
+                          "Report the fastest run instead of the median: for a machine that others use too.");
+            app_.add_flag("--profile", profile_, "Run each op once under the profiler instead of timing it.");
             std::string gemm_tune = "off", gemm_cache;
-            app_.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms at each new shape")
+            app_.add_option("--gemm-tune", gemm_tune,
+                            "Time cuBLASLt's algorithms at each new shape and use the fastest: off or on.")
                 ->capture_default_str()
                 ->check(CLI::IsMember({"off", "on"}));
-            app_.add_option("--gemm-cache", gemm_cache, "file of the tuned choices");
-            app_.add_option("--json", json_, "append one JSON object per row to this file");
+            app_.add_option("--gemm-cache", gemm_cache, "File of the tuned choices.");
+            app_.add_option("--json", json_, "Append one JSON object per row to this file.");
             CLI11_PARSE(app_, argc, argv);
             dtype_ = parse_dtype("--dtype", dtype);
             device_ = pick_device(parse_name<DeviceChoice>("--device", device), 0, &note);

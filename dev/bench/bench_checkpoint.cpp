@@ -60,15 +60,16 @@ int run(int argc, char** argv) {
     Flags f;
     CLI::App app{"Times checkpoints: stall, write rate, load"};
     app.add_option("--preset", f.preset, "Model")->capture_default_str();
-    app.add_option("--dtype", f.dtype, "fp32 or bf16 parameters")
+    app.add_option("--dtype", f.dtype, "Data type of the parameters: fp32 or bf16.")
         ->capture_default_str()
         ->check(CLI::IsMember({"fp32", "bf16"}));
-    app.add_option("--folder", f.folder, "Where to write; needs room for three checkpoints")->capture_default_str();
-    app.add_option("--zero", f.stage, "Stage")->capture_default_str()->check(CLI::Range(0, 3));
-    app.add_option("--device", f.device, "auto, cuda or cpu")->capture_default_str();
-    app.add_option("--saves", f.saves, "Repetitions")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_flag("--no-background-save", f.wait, "Write without a copy of the state");
-    app.add_option("--json", f.json, "File for the numbers");
+    app.add_option("--folder", f.folder, "Folder to write to; it needs room for three checkpoints.")
+        ->capture_default_str();
+    app.add_option("--zero", f.stage, "ZeRO stage.")->capture_default_str()->check(CLI::Range(0, 3));
+    app.add_option("--device", f.device, "Device: auto, cuda or cpu.")->capture_default_str();
+    app.add_option("--saves", f.saves, "Number of repetitions.")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_flag("--no-background-save", f.wait, "Write without a copy of the state.");
+    app.add_option("--json", f.json, "File to write the numbers to.");
     CLI11_PARSE(app, argc, argv);
 
     Process process;

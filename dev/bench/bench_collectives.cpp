@@ -244,35 +244,37 @@ int64_t run_all(Process& process, const Options& o) {
 int main(int argc, char** argv) {
     rz::Options o;
     CLI::App app("times the collectives; start it with mpirun -n N");
-    app.add_option("--op", o.ops, "all_reduce, reduce_scatter, all_gather, broadcast")
+    app.add_option("--op", o.ops, "Operations: all_reduce, reduce_scatter, all_gather, broadcast.")
         ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast"}))
         ->delimiter(',');
-    app.add_option("--algo", o.algorithms, "ring, direct, library, hier (one node)")
+    app.add_option("--algo", o.algorithms, "Algorithms: ring, direct, library, hier (one node).")
         ->check(CLI::IsMember({"ring", "direct", "library"}))
         ->delimiter(',');
-    app.add_option("--min", o.min_bytes, "smallest size in bytes (64K, 1M)")
+    app.add_option("--min", o.min_bytes, "Smallest size in bytes, such as 64K or 1M.")
         ->transform(CLI::AsSizeValue(false))
         ->check(CLI::PositiveNumber);
-    app.add_option("--max", o.max_bytes, "largest size")
+    app.add_option("--max", o.max_bytes, "Largest size in bytes.")
         ->transform(CLI::AsSizeValue(false))
         ->check(CLI::PositiveNumber);
-    app.add_option("--factor", o.factor, "between sizes")->check(CLI::Range(2, 1024))->capture_default_str();
-    app.add_option("--iterations", o.iterations, "timed, of each algorithm in turn")
+    app.add_option("--factor", o.factor, "Factor between sizes.")->check(CLI::Range(2, 1024))->capture_default_str();
+    app.add_option("--iterations", o.iterations, "Number of timed runs, of each algorithm in turn.")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    app.add_flag("--best", o.best, "report the shortest time instead of the median");
-    app.add_option("--warmup", o.warmup, "not timed")->check(CLI::NonNegativeNumber)->capture_default_str();
-    app.add_option("--ring-chunk", o.collectives.chunk_bytes, "bytes of one hop; default: what suits the transport")
+    app.add_flag("--best", o.best, "Report the shortest time instead of the median.");
+    app.add_option("--warmup", o.warmup, "Number of warm-up runs, which are not timed.")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--ring-chunk", o.collectives.chunk_bytes, "Bytes of one hop. Default: what suits the transport.")
         ->transform(CLI::AsSizeValue(false))
         ->check(CLI::PositiveNumber);
-    app.add_option("--lanes", o.collectives.lanes, "chunks under way at once; default: what suits the transport")
+    app.add_option("--lanes", o.collectives.lanes, "Chunks under way at once. Default: what suits the transport.")
         ->check(CLI::Range(1, 16));
-    app.add_option("--type", o.type, "fp32, bf16, fp16")->capture_default_str();
-    app.add_option("--device", o.device, "cpu, cuda, auto")->capture_default_str();
+    app.add_option("--type", o.type, "Data type: fp32, bf16 or fp16.")->capture_default_str();
+    app.add_option("--device", o.device, "Device: cpu, cuda or auto.")->capture_default_str();
     app.add_option("--transport", o.transport, "auto, mpi, nccl, nccl-shared (NCCL between ranks that share a GPU)")
         ->capture_default_str();
-    app.add_option("--shaped-rate", o.shaped_rate, "noted in the JSON: what the link was throttled to");
-    app.add_option("--json", o.json, "write the figures here, under nccl-tests' key names");
+    app.add_option("--shaped-rate", o.shaped_rate, "Rate that the link was throttled to; noted in the JSON.");
+    app.add_option("--json", o.json, "Write the figures to this file, under nccl-tests' key names.");
     CLI11_PARSE(app, argc, argv);
     rz::Process process;
     return process.run([&] {

@@ -13,8 +13,8 @@ int main(int argc, char** argv) {
                        {"8192x6144x4096", "8192x28672x4096", "8192x4096x14336", "4096x32000x2048"});
     bool own = false;
     std::string grad;
-    bench.app().add_option("--grad-dtype", grad, "of dW [--dtype, as in training]");
-    bench.app().add_flag("--own", own, "our own loops instead of the library (CPU)");
+    bench.app().add_option("--grad-dtype", grad, "Data type of dW. [--dtype, as in training]");
+    bench.app().add_flag("--own", own, "Use our own loops instead of the library (CPU).");
     return bench.run(argc, argv, [&own, &grad](bench::Bench& b, const std::vector<int64_t>& shape) {
         const int64_t M = shape[0], N = shape[1], K = shape[2];
         const DType t = b.dtype();

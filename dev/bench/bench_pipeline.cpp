@@ -119,15 +119,16 @@ void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches,
 int run(int argc, char** argv) {
     CLI::App app{"Pipeline schedules with sleeping work, beside their simulation"};
     Options o;
-    app.add_option("--micro-batches", o.micro_batches, "Micro-batches of a step")
+    app.add_option("--micro-batches", o.micro_batches, "Micro-batches of a step.")
         ->delimiter(',')
         ->capture_default_str();
-    app.add_option("--pp-schedule", o.schedules, "Schedules (default: all)")->delimiter(',');
-    app.add_option("--task", o.task_ms, "Milliseconds of F of the smallest stage")->check(CLI::Range(1.0, 1e4));
-    app.add_option("--input", o.input, "Cost of I, in F")->check(CLI::Range(0.1, 10.0));
-    app.add_option("--weight", o.weight, "Cost of W, in F")->check(CLI::Range(0.1, 10.0));
-    app.add_option("--repeat", o.repeat, "Steps measured")->check(CLI::Range(1, 1000));
-    app.add_option("--bytes", o.bytes, "Bytes of a message")->check(CLI::Range(int64_t(1), int64_t(1) << 32));
+    app.add_option("--pp-schedule", o.schedules, "Schedules. [all]")->delimiter(',');
+    app.add_option("--task", o.task_ms, "Milliseconds of a forward pass of the smallest stage.")
+        ->check(CLI::Range(1.0, 1e4));
+    app.add_option("--input", o.input, "Time of an input gradient, in forward passes.")->check(CLI::Range(0.1, 10.0));
+    app.add_option("--weight", o.weight, "Time of a weight gradient, in forward passes.")->check(CLI::Range(0.1, 10.0));
+    app.add_option("--repeat", o.repeat, "Number of measured steps.")->check(CLI::Range(1, 1000));
+    app.add_option("--bytes", o.bytes, "Bytes of a message.")->check(CLI::Range(int64_t(1), int64_t(1) << 32));
     CLI11_PARSE(app, argc, argv);
     Process process;
     return process.run([&] {

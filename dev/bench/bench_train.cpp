@@ -337,42 +337,45 @@ int run(int argc, char** argv) {
     int64_t batch = 8, seq_len = 1024, threads = 0, logits_mib = 0;
     std::map<std::string, int64_t> fields;
     CLI::App app{"Times a training step"};
-    app.add_option("--preset", preset, "A preset instead of the two small models");
+    app.add_option("--preset", preset, "Preset to time instead of the two small models.");
     for (const ConfigField& f : config_fields())
         app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")
             ->check(CLI::PositiveNumber);
-    app.add_option("--head", head, "tied or untied [as the preset]")->check(CLI::IsMember({"tied", "untied"}));
-    app.add_option("--name", name, "What results call the model [the preset]");
-    app.add_option("--batch", batch, "Sequences")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--seq-len", seq_len, "Tokens per sequence")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--dtype", dtype, "fp32 or bf16; both if not given")->check(CLI::IsMember({"fp32", "bf16"}));
-    app.add_option("--device", device_name, "auto, cuda or cpu")->capture_default_str();
-    app.add_option("--fp8", fp8, "With bf16: none, tensor or block")->capture_default_str();
-    app.add_option("--recompute", recompute, "none, mlp or block")
+    app.add_option("--head", head, "Output head: tied or untied. [as the preset]")
+        ->check(CLI::IsMember({"tied", "untied"}));
+    app.add_option("--name", name, "Name of the model in the results. [the preset]");
+    app.add_option("--batch", batch, "Sequences of a micro-batch.")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--seq-len", seq_len, "Tokens of a sequence.")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--dtype", dtype, "Data type: fp32 or bf16; both if not given.")
+        ->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--device", device_name, "Device: auto, cuda or cpu.")->capture_default_str();
+    app.add_option("--fp8", fp8, "fp8 recipe with bf16 parameters: none, tensor or block.")->capture_default_str();
+    app.add_option("--recompute", recompute, "Recomputation in the backward pass: none, mlp or block.")
         ->capture_default_str()
         ->check(CLI::IsMember({"none", "mlp", "block"}));
-    app.add_option("--steps", o.steps, "Timed steps")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--threads", threads, "CPU threads; 0: what OpenMP chooses")->capture_default_str();
-    app.add_option("--logits-mib", logits_mib, "Chunk of logits; 0: 1024 on CUDA, 32 on a CPU")->capture_default_str();
-    app.add_flag("--classes", o.classes, "Time by op, in a few steps of their own");
-    app.add_option("--cuda-graphs", graphs, "off, or on: a micro-batch is one CUDA graph")
+    app.add_option("--steps", o.steps, "Number of timed steps.")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--threads", threads, "CPU threads. 0: what OpenMP chooses.")->capture_default_str();
+    app.add_option("--logits-mib", logits_mib, "Size of a chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.")
+        ->capture_default_str();
+    app.add_flag("--classes", o.classes, "Time each op, in a few steps of their own.");
+    app.add_option("--cuda-graphs", graphs, "Run a micro-batch as one CUDA graph: off or on.")
         ->capture_default_str()
         ->check(CLI::IsMember({"off", "on"}));
     std::string master_dtype = "fp32", adam_dtype = "fp32";
-    app.add_option("--master-dtype", master_dtype, "With bf16: fp32 or bf16")
+    app.add_option("--master-dtype", master_dtype, "Data type of masters with bf16 parameters: fp32 or bf16.")
         ->capture_default_str()
         ->check(CLI::IsMember({"fp32", "bf16"}));
-    app.add_option("--adam-dtype", adam_dtype, "With bf16: of m and v")
+    app.add_option("--adam-dtype", adam_dtype, "Data type of m and v with bf16 parameters: fp32 or bf16.")
         ->capture_default_str()
         ->check(CLI::IsMember({"fp32", "bf16"}));
-    app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so");
+    app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so.");
     app.add_option("--curve", o.curve,
-                   "Record losses on synthetic text instead, with weights and tokens in this folder");
-    app.add_option("--gemm-tune", gemm_tune, "off, or on: time cuBLASLt's algorithms")
+                   "Record losses on synthetic text instead, with weights and tokens in this folder.");
+    app.add_option("--gemm-tune", gemm_tune, "Time cuBLASLt's algorithms and use the fastest: off or on.")
         ->capture_default_str()
         ->check(CLI::IsMember({"off", "on"}));
-    app.add_option("--gemm-cache", gemm_cache, "File of the tuned choices");
-    app.add_option("--json", o.json, "Append one JSON object per result to this file");
+    app.add_option("--gemm-cache", gemm_cache, "File of the tuned choices.");
+    app.add_option("--json", o.json, "Append one JSON object per result to this file.");
     CLI11_PARSE(app, argc, argv);
     if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in TrainingCore
 

@@ -132,21 +132,24 @@ int run(int argc, char** argv) {
     for (const ConfigField& f : config_fields())
         app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")
             ->check(CLI::PositiveNumber);
-    app.add_option("--head", head, "tied or untied [as the preset]")->check(CLI::IsMember({"tied", "untied"}));
-    app.add_option("--batch", batch, "Sequences of a micro-batch")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--seq-len", seq_len, "Tokens per sequence")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--micro-batches", micro_batches, "Per update")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--gpu", gpu, "h200 or h100: whose rates the next four have if not given")
+    app.add_option("--head", head, "Output head: tied or untied. [as the preset]")
+        ->check(CLI::IsMember({"tied", "untied"}));
+    app.add_option("--batch", batch, "Sequences of a micro-batch.")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--seq-len", seq_len, "Tokens of a sequence.")->capture_default_str()->check(CLI::PositiveNumber);
+    app.add_option("--micro-batches", micro_batches, "Micro-batches per update.")
+        ->capture_default_str()
+        ->check(CLI::PositiveNumber);
+    app.add_option("--gpu", gpu, "Machine whose rates stand in for those below that are not given: h200 or h100.")
         ->capture_default_str()
         ->check(CLI::IsMember({"h200", "h100"}));
-    app.add_option("--gemm", gemm, "bf16 TFLOP/s of cuBLASLt [788]")->check(CLI::PositiveNumber);
-    app.add_option("--copy", copy, "TB/s of a copy, read and written [h200: 4.3, h100: 3.0]")
+    app.add_option("--gemm", gemm, "bf16 TFLOP/s of cuBLASLt. [788]")->check(CLI::PositiveNumber);
+    app.add_option("--copy", copy, "TB/s of a copy, read and written. [h200: 4.3, h100: 3.0]")
         ->check(CLI::PositiveNumber);
-    app.add_option("--attention-forward", forward, "TFLOP/s [published, by length and head]")
+    app.add_option("--attention-forward", forward, "TFLOP/s of attention. [published, by length and head]")
         ->check(CLI::PositiveNumber);
-    app.add_option("--attention-backward", backward, "TFLOP/s [published, by length and head]")
+    app.add_option("--attention-backward", backward, "TFLOP/s of attention. [published, by length and head]")
         ->check(CLI::PositiveNumber);
-    app.add_option("--measured", measured, "Rows of bench_train --classes --json, shown beside");
+    app.add_option("--measured", measured, "File with rows of bench_train --classes --json, shown beside.");
     CLI11_PARSE(app, argc, argv);
 
     ModelConfig c = find_preset(preset).config;

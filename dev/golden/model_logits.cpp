@@ -67,13 +67,13 @@ void run(const Request& r) {
 int main(int argc, char** argv) {
     rz::Request request;
     CLI::App app{"Logits of a model folder at every position of given sequences"};
-    app.add_option("model", request.model, "Folder, or repo id in the local Hugging Face cache")->required();
-    app.add_option("in", request.in, "safetensors file with `inputs`, (B, T) I32")->required();
-    app.add_option("out", request.out, "safetensors file to write `logits` to")->required();
-    app.add_option("--dtype", request.dtype, "Data type of weights and activations")
+    app.add_option("model", request.model, "Folder, or repo id in the local Hugging Face cache.")->required();
+    app.add_option("in", request.in, "safetensors file with `inputs`, (B, T) I32.")->required();
+    app.add_option("out", request.out, "safetensors file to write `logits` to.")->required();
+    app.add_option("--dtype", request.dtype, "Data type of weights and activations.")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();
-    app.add_option("--device", request.device, "auto, cuda or cpu")->capture_default_str();
+    app.add_option("--device", request.device, "Device: auto, cuda or cpu.")->capture_default_str();
     CLI11_PARSE(app, argc, argv);
     try {
         rz::run(request);

@@ -123,14 +123,16 @@ int main(int argc, char** argv) {
     std::string device = "auto", transport = "auto";
     double timeout = 60;
     CLI::App app("says who is in the job and checks that its collectives work");
-    app.add_option("--device", device, "auto, cuda, cpu")->capture_default_str();
+    app.add_option("--device", device, "Device: auto, cuda or cpu.")->capture_default_str();
     app.add_option("--transport", transport, "auto, mpi, nccl, nccl-shared (NCCL between ranks that share a GPU)")
         ->capture_default_str();
-    app.add_option("--timeout", timeout, "seconds, of every wait")->check(CLI::PositiveNumber)->capture_default_str();
+    app.add_option("--timeout", timeout, "Longest time that a wait may take, in seconds.")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
     rz::GridOptions axes;
-    app.add_option("--tp", axes.tp, "ranks of the tp axis, for a drawing of who is where")->capture_default_str();
-    app.add_option("--cp", axes.cp, "of cp")->capture_default_str();
-    app.add_option("--pp", axes.pp, "of pp")->capture_default_str();
+    app.add_option("--tp", axes.tp, "Ranks of the tp axis, for the drawing of ranks.")->capture_default_str();
+    app.add_option("--cp", axes.cp, "Ranks of the cp axis.")->capture_default_str();
+    app.add_option("--pp", axes.pp, "Ranks of the pp axis.")->capture_default_str();
     rz::LinkOptions links;
     app.add_flag("--links", links.links, "tries every pair of ranks, then each host's ring");
     app.add_option("--link-mib", links.mib, "MiB that a link carries each way")
