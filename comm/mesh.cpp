@@ -8,6 +8,7 @@
 
 #include "comm/loopback.h"
 #include "comm/process.h"
+#include "comm/virtual_net.h"
 #include "comm/watch.h"
 
 namespace rz {
@@ -151,6 +152,16 @@ Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options)
           [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
               if (members.empty()) return nullptr;
               return hub.subgroup(rank, members, name + format(" of %d", members.front()));
+          });
+}
+
+Mesh::Mesh(VirtualNet& net, int rank, const MeshOptions& options)
+    : options_(settle(net.size(), options, net.node_of_ranks())),
+      grid_(net.size(), options_.grid),
+      world_{rank, net.size()} {
+    build(net.device(rank),
+          [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
+              return members.empty() ? nullptr : net.transport(rank, members, name);
           });
 }
 

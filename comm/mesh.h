@@ -33,6 +33,7 @@ namespace rz {
 
 class LoopbackHub;
 class Process;
+class VirtualNet;
 
 struct MeshOptions {
     GridOptions grid = {};
@@ -75,6 +76,8 @@ class Mesh {
     explicit Mesh(Device device, const MeshOptions& options = {});
     // A rank of an in-process loopback.
     Mesh(LoopbackHub& hub, int rank, const MeshOptions& options = {});
+    // A rank of a virtual network.
+    Mesh(VirtualNet& net, int rank, const MeshOptions& options = {});
     // Rank `rank` of `size` on a planned device, without the others (planned_transport.h) but for `peers`.
     Mesh(Device device, int rank, int size, const PlannedNetwork& network, const MeshOptions& options = {},
          PlannedPeers* peers = nullptr);

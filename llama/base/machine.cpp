@@ -45,6 +45,10 @@ const Number kNumbers[] = {
     {"link-us", &Machine::link_us, 0, kMost},
     {"card-gbs", &Machine::card_gbs, 1e-6, kMost, true},
     {"card-us", &Machine::card_us, 0, kMost},
+    {"link-message-us", &Machine::link_message_us, 0, kMost},
+    {"card-message-us", &Machine::card_message_us, 0, kMost},
+    {"group-gap-us", &Machine::group_gap_us, 0, kMost},
+    {"sum-gap-us", &Machine::sum_gap_us, 0, kMost},
 };
 struct Whole {
     const char* key;

@@ -39,6 +39,9 @@ struct Machine {
     double link_gbs = 0, link_us = 0;
     int64_t cards = 1;
     double card_gbs = 0, card_us = 0;
+    // Of the virtual network (comm/virtual_net.h): how long a message holds a port beyond its bytes, and what lies
+    // before a group of messages and before a sum.
+    double link_message_us = 0, card_message_us = 0, group_gap_us = 0, sum_gap_us = 0;
 
     int64_t memory_bytes(int64_t ranks_on_node) const;  // of a rank
     // FLOP/s that MFU is measured against; 0: unknown. fp8 has a peak of its own.

@@ -295,4 +295,20 @@ PlannedNetwork make_network(const Machine& machine) {
     };
 }
 
+NetMachine net_machine(const Machine& m) {
+    const auto ticks = [](double us) { return Ticks(std::llround(us * double(kMicrosecond))); };
+    const auto rate = [](double gbs) { return std::max<int64_t>(1, std::llround(1e3 * gbs)); };
+    return {.ranks_per_node = int(m.ranks_per_node),
+            .cards = int(m.cards),
+            .link_rate = rate(m.link_gbs),
+            .card_rate = rate(m.card_gbs),
+            .memory_rate = rate(m.memory_gbs),
+            .link_latency = ticks(m.link_us),
+            .card_latency = ticks(m.card_us),
+            .link_message = ticks(m.link_message_us),
+            .card_message = ticks(m.card_message_us),
+            .group_gap = ticks(m.group_gap_us),
+            .op_gap = ticks(m.sum_gap_us)};
+}
+
 }  // namespace rz

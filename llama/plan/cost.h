@@ -9,6 +9,7 @@
 #include <string>
 
 #include "comm/planned_transport.h"
+#include "comm/virtual_net.h"
 #include "llama/base/machine.h"
 
 namespace rz {
@@ -38,5 +39,8 @@ std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine&, Unk
 // after the other over the node's links, and so over its card. Where the others of the group are not planned, a link is
 // the slowest of those between members that are as far apart: the slowest sets the pace of a ring.
 PlannedNetwork make_network(const Machine&);
+
+// The machine's nodes as the virtual network has them: ports, costs of messages, gaps.
+NetMachine net_machine(const Machine&);
 
 }  // namespace rz

@@ -1,0 +1,54 @@
+#pragma once
+// Bodies that take turns on the calling thread, each on a stack of its own: ranks by the thousand in one process. A
+// body runs until it parks or gives way; no two run at once, so nothing that only they share needs a lock.
+
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace rz {
+
+class Fibers {
+   public:
+    explicit Fibers(int count, size_t stack_bytes = size_t(512) << 10);
+    ~Fibers();
+    Fibers(const Fibers&) = delete;
+    Fibers& operator=(const Fibers&) = delete;
+
+    // body(i) for each. While none can run, `idle` is called, which wakes some or says why none ever will: then, and
+    // when a body throws, whoever is parked throws too, and run() throws the first error.
+    void run(const std::function<void(int)>& body, const std::function<std::string()>& idle);
+
+    // The fibers whose body calls; nullptr: none does.
+    static Fibers* current();
+    int self() const { return self_; }
+    void park();       // until wake(self()); throws where that can't come any more
+    void wake(int i);  // of one that is parked
+    void give_way();   // the others that are ready go first
+    int count() const { return int(fibers_.size()); }
+
+   private:
+    struct Fiber;
+    static void enter(Fibers* all);
+    void resume(int i);
+    void leave();
+    void fail(std::exception_ptr error, const std::string& why);
+
+    std::vector<std::unique_ptr<Fiber>> fibers_;
+    std::unique_ptr<Fiber> main_;
+    char* stacks_ = nullptr;
+    size_t pitch_ = 0, mapped_ = 0;
+    std::function<void(int)> body_;
+    std::deque<int> ready_;
+    int self_ = -1, running_ = 0;
+    std::exception_ptr error_;
+    std::string why_;
+
+    friend void fiber_entry(Fibers* all);
+};
+
+}  // namespace rz
