@@ -163,7 +163,8 @@ void table(const NetMachine& m, int ranks, Op op, int64_t most) {
 
 void thresholds(const NetMachine& m) {
     std::printf(
-        "\nOne node of %d: kDirectBytes is where the ring takes over.\n\n| reduce-scatter | direct us | ring us |\n|---|---|---|\n",
+        "\nOne node of %d: kDirectBytes is where the ring takes over.\n\n"
+        "| reduce-scatter | direct us | ring us |\n|---|---|---|\n",
         m.ranks_per_node);
     for (const int64_t mib : {50, 100, 150, 200, 250, 300, 400, 600, 800}) {
         Case c{.machine = m, .ranks = m.ranks_per_node, .bytes = mib * kMiB, .how = by(Algorithm::direct)};
@@ -214,8 +215,8 @@ void thresholds(const NetMachine& m) {
 
 void placement(const NetMachine& m) {
     std::printf(
-        "\nHosts filled in turn, %d ranks, reduce-scatter. Sorted: as the mesh does it, by the node of each rank. Trusting: "
-        "as if ranks filled one node after the other.\n\n| bytes | good placement | in turn, sorted | in turn, "
+        "\nHosts filled in turn, %d ranks, reduce-scatter. Sorted: as the mesh does it, by the node of each rank. "
+        "Trusting: as if ranks filled one node after the other.\n\n| bytes | good placement | in turn, sorted | in turn, "
         "trusting | loss |\n|---|---|---|---|---|\n",
         512);
     for (const int64_t bytes : {kMiB, 16 * kMiB, 256 * kMiB, kGiB}) {
