@@ -216,7 +216,8 @@ void thresholds(const NetMachine& m) {
 void placement(const NetMachine& m) {
     std::printf(
         "\nHosts filled in turn, %d ranks, reduce-scatter. Sorted: as the mesh does it, by the node of each rank. "
-        "Trusting: as if ranks filled one node after the other.\n\n| bytes | good placement | in turn, sorted | in turn, "
+        "Trusting: as if ranks filled one node after the other.\n\n"
+        "| bytes | good placement | in turn, sorted | in turn, "
         "trusting | loss |\n|---|---|---|---|---|\n",
         512);
     for (const int64_t bytes : {kMiB, 16 * kMiB, 256 * kMiB, kGiB}) {
