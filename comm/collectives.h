@@ -16,8 +16,8 @@
 //   hier     on several nodes every element is the sum of the nodes' sums, in ascending order of the nodes. Each of
 //            those is made of its ranks' values, rounded to `wire`, in ascending order, and rounded to `wire`. Both are
 //            in fp32, the last times `scale` and rounded once. The bits depend on the number of nodes, on no slice,
-//            step or transport. On one node direct's, or the ring's above kDirectBytes (thresholds.h); with one rank
-//            on each node direct's.
+//            step or transport. On one node direct's, or the ring's between kRingFrom and kRingUpTo (thresholds.h);
+//            with one rank on each node direct's.
 //   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
 // In ring, direct and hier, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
 // slices, to the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there

@@ -96,7 +96,7 @@ class Hier : public Collectives {
 
 Collectives* Hier::one_level(Offsets offsets, DType moved) {
     if (nodes_ > 1 && locals_ > 1) return nullptr;
-    const bool ring = nodes_ == 1 && offsets.back() * size_of(moved) > kDirectBytes;
+    const bool ring = nodes_ == 1 && rings_on_one_node(offsets.back() * size_of(moved));
     auto& how = ring ? ring_ : direct_;
     if (!how) {
         CollectiveOptions options = options_;

@@ -1,39 +1,45 @@
 #pragma once
-// From which size on which algorithm is used: the one table. Derived on the virtual network (virtual_net.h) by
+// From which size on which algorithm is used: the one table. It comes from the virtual network (virtual_net.h):
 //
 //   build/dev/virtual_net thresholds
 //
-// which prints these rows from the times of each algorithm on the machine that it is given, with what the next best
-// would take. Sizes are of the whole range, in bytes on the wire.
+// prints the time of each choice on nodes of 8 H100 (predicted, not measured); a row here is the best of a line there,
+// or within 3 % of it. dev/results/virtual-net.md has that output. Sizes are of the whole range, in bytes on the wire.
 
 #include <cstdint>
 
 namespace rz {
 
-// One node: direct up to here, then the ring with one chunk for each of two lanes.
-constexpr int64_t kDirectBytes = int64_t(200) << 20;
+constexpr int64_t kMebi = int64_t(1) << 20;
 
-// Several nodes, hier: an all-reduce goes along the column in one shot while the bytes that every rank then sends
-// there, times nodes, stay below this.
-constexpr int64_t kOneShotBytes = int64_t(8) << 20;
-constexpr int64_t hier_one_shot_bytes(int nodes) { return kOneShotBytes / nodes; }
+// One node: the ring, with one chunk for each of two lanes, in between; direct for fewer bytes, where latency counts,
+// and for more, where the ring's chunks get their largest size and direct overlaps its sums too.
+constexpr int64_t kRingFrom = 100 * kMebi, kRingUpTo = 500 * kMebi;
+constexpr bool rings_on_one_node(int64_t bytes) { return bytes > kRingFrom && bytes <= kRingUpTo; }
 
-// Several nodes, hier: how much goes in one step to one rank of the node. Few bytes: the levels one after the other.
+// Several nodes: an all-reduce goes along the column in one shot up to this.
+constexpr int64_t hier_one_shot_bytes(int nodes) { return 12 * kMebi / nodes; }
+
+// Several nodes: how much goes in one step to one rank of the node. Few bytes: one level after the other.
 struct HierStep {
     int64_t up_to, step;
 };
 constexpr int64_t kWhole = int64_t(1) << 62;
-constexpr HierStep kHierSteps[] = {
-    {int64_t(16) << 20, kWhole},
-    {int64_t(64) << 20, int64_t(512) << 10},
-    {int64_t(512) << 20, int64_t(1) << 20},
-    {int64_t(1) << 30, int64_t(2) << 20},
-    {kWhole, int64_t(4) << 20},
-};
-constexpr int64_t hier_step_bytes(int64_t bytes, int) {
-    for (const HierStep& row : kHierSteps)
-        if (bytes <= row.up_to) return row.step;
-    return kHierSteps[4].step;
+constexpr HierStep kFewNodes[] = {{8 * kMebi, kWhole},      {32 * kMebi, kMebi / 2},  {64 * kMebi, kMebi},
+                                  {128 * kMebi, 2 * kMebi}, {512 * kMebi, 4 * kMebi}, {kWhole, 8 * kMebi}};
+constexpr HierStep kManyNodes[] = {
+    {16 * kMebi, kWhole}, {512 * kMebi, kMebi}, {1024 * kMebi, 2 * kMebi}, {kWhole, 4 * kMebi}};
+constexpr int kManyNodesFrom = 24;
+
+constexpr int64_t hier_step_bytes(int64_t bytes, int nodes) {
+    if (nodes < kManyNodesFrom) {
+        for (const HierStep& row : kFewNodes)
+            if (bytes <= row.up_to) return row.step;
+    } else {
+        for (const HierStep& row : kManyNodes)
+            if (bytes <= row.up_to) return row.step;
+    }
+    return kWhole;
 }
 
 }  // namespace rz

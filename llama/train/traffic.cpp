@@ -114,7 +114,7 @@ class Counter {
             return (count(rank) * (nodes - 1) + (offsets[column + size_t(nodes)] - offsets[column]) * (locals - 1)) *
                    element;
         }
-        const bool one_hop = how == "hier" && (nodes > 1 || offsets.back() * element <= kDirectBytes);
+        const bool one_hop = how == "hier" && (nodes > 1 || !rings_on_one_node(offsets.back() * element));
         if (how == "direct" || one_hop) return count(rank) * element * (size - 1);
         return (offsets.back() - offsets.front() - count((rank + 1) % size)) * element;
     }
