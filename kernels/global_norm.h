@@ -12,6 +12,7 @@ struct SumSquares {
     int64_t n;
     int64_t block;  // elements, a multiple of 256
     DType dtype;
+    bool on_host = false;  // x is in the memory of a GPU's host: plans cost that
 };
 
 // norm  = sqrt(sum of partial[0..count) in order) * average,   with average *= *unscale first

@@ -26,8 +26,17 @@ GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& opti
     unreduced_ = UnitPool(streams_.device, ownership_.units(), options_.overlap ? 2 : 1, dtype, MemKind::gathered,
                           "unreduced gradients");
     arrived_ = streams_.take(ownership_.largest_owned(), dtype, MemKind::gathered, "reduced slice");
-    if (options_.offload_grads)
+    if (options_.offload_grads) {
+        from_host_.emplace(streams_.device, kFromHostStream);
+        to_host_.emplace(streams_.device, kToHostStream);
         earlier_ = streams_.take(ownership_.largest_owned(), dtype, MemKind::gathered, "slice of earlier gradients");
+    }
+}
+
+GradientStore::~GradientStore() {
+    for (std::optional<Stream>* s : {&from_host_, &to_host_})
+        if (*s) drain(**s);
+    streams_.drain();
 }
 
 void* GradientStore::gradients(int unit) {
@@ -63,7 +72,8 @@ void GradientStore::reduce(int unit, bool last) {
     const Event reduced = comm.record();
     if (!options_.whole_gradients()) unreduced_.give_back(unit, reduced);
     if (!options_.overlap) streams_.compute_waits(reduced);
-    if (last && final_) final_(unit, reduced);
+    if (!options_.overlap) streams_.compute.wait(gone_);
+    if (last && final_) final_(unit, to_host_ ? gone_ : reduced);
 }
 
 void GradientStore::reduce_slices(int unit, void* whole, bool last) {
@@ -74,6 +84,11 @@ void GradientStore::reduce_slices(int unit, void* whole, bool last) {
     void* const slice = owned(unit);
     void* const earlier = on_host ? earlier_.data() : slice;
     void* const sum = !on_host ? slice : adds ? earlier : arrived_.data();
+    comm.wait(gone_);  // it was sent from arrived_ or earlier_
+    if (on_host && adds) {
+        from_host_->wait(gone_);
+        from_host_->copy(earlier, slice, n * element_);
+    }
     streams_.mesh.shard().reduce_scatter(comm, {.out = adds ? arrived_.data() : sum,
                                                 .in = whole,
                                                 .offsets = ownership_.slices(unit),
@@ -81,7 +96,7 @@ void GradientStore::reduce_slices(int unit, void* whole, bool last) {
                                                 .wire = options_.wire_dtype,
                                                 .out_dtype = dtype});
     if (adds) {
-        if (on_host) comm.copy(earlier, slice, n * element_);
+        if (on_host) comm.wait(from_host_->record());
         reduce_add(comm, {.out = sum,
                           .a = earlier,
                           .b = arrived_.data(),
@@ -95,11 +110,15 @@ void GradientStore::reduce_slices(int unit, void* whole, bool last) {
         streams_.mesh.replicate().all_reduce(
             comm,
             {.out = sum, .in = sum, .offsets = ownership_.parts(unit), .dtype = dtype, .wire = options_.wire_dtype});
-    if (on_host) comm.copy(slice, sum, n * element_);
+    if (!on_host) return;
+    to_host_->wait(comm.record());
+    to_host_->copy(slice, sum, n * element_);
+    gone_ = to_host_->record();
 }
 
 void GradientStore::wait() {
     if (streams_.mesh.world().size > 1 || !options_.whole_gradients()) streams_.compute_waits(streams_.comm().record());
+    streams_.compute.wait(gone_);
 }
 
 void GradientStore::begin_step() {

@@ -10,6 +10,7 @@
 // among the ranks that own it, with the last reduce of a step.
 
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,7 +26,7 @@ class GradientStore : public GradientSink {
    public:
     // `ownership` and the streams outlive this.
     GradientStore(const Ownership& ownership, const ZeroOptions& options, ZeroStreams streams);
-    ~GradientStore() override { streams_.drain(); }
+    ~GradientStore() override;
 
     void* gradients(int unit) override;
     void reduce(int unit, bool last) override;
@@ -50,7 +51,10 @@ class GradientStore : public GradientSink {
     int64_t element_;     // bytes
     Buffer whole_, own_;  // one of the two
     Buffer arrived_;      // a reduced slice on its way to be added, or to the host
-    Buffer earlier_;      // where own_ is on the host: of the slice, the earlier micro-batches
+    // Where own_ is on the host: the slice's earlier micro-batches come, the sum goes.
+    Buffer earlier_;
+    std::optional<Stream> from_host_, to_host_;
+    Event gone_;  // the last sum is on the host
     UnitPool unreduced_;
     std::function<void(int, const Event&)> final_;
     std::vector<uint8_t> begun_;  // by unit: own_ holds earlier micro-batches of this step

@@ -173,7 +173,8 @@ void ShardedAdamW::sum_blocks() {
                                   .x = x + (run.begin - r.elements.begin) * size_of(options_.grad_dtype),
                                   .n = run.size(),
                                   .block = unit.block,
-                                  .dtype = options_.grad_dtype});
+                                  .dtype = options_.grad_dtype,
+                                  .on_host = options_.offload_grads});
             sums += ceil_div(run.size(), unit.block);
         }
     }

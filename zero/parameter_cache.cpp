@@ -14,6 +14,7 @@ ParameterCache::ParameterCache(const Ownership& ownership, const ZeroOptions& op
     require(!options_.offload_params || !options_.whole_parameters(),
             "parameters on the host come to the device unit by unit, as stage 3 gathers them; this is stage %d",
             options_.stage);
+    if (options_.offload_params) from_host_.emplace(streams_.device, kFromHostStream);
     const DType dtype = options_.param_dtype;
     params_ = options_.offload_params
                   ? streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::parameters, "parameters")
@@ -53,24 +54,21 @@ void ParameterCache::gather(int unit) {
         return;
     }
     Stream& comm = streams_.comm();
-    void* whole = gathered_.acquire(unit, comm);
-    comm.wait(s.own_ready);
-    gather_slices(unit, whole);
+    void* whole = gathered_.acquire(unit, from_host_ ? *from_host_ : comm);
+    if (!from_host_) comm.wait(s.own_ready);
+    const void* slice = from_host_ ? bring(unit, whole, s.own_ready) : owned(unit);
+    streams_.mesh.shard().all_gather(
+        comm, {.out = whole, .in = slice, .offsets = ownership_.slices(unit), .dtype = options_.param_dtype});
     s.ready = comm.record();
 }
 
-// A slice on the host goes to its place first: not every transport sends from there.
-void ParameterCache::gather_slices(int unit, void* whole) {
-    Stream& comm = streams_.comm();
-    const void* slice = owned(unit);
-    if (options_.offload_params) {
-        const ElementRange own = ownership_.owned(unit).elements;
-        void* place = static_cast<char*>(whole) + own.begin * element_;
-        comm.copy(place, slice, own.size() * element_);
-        slice = place;
-    }
-    streams_.mesh.shard().all_gather(
-        comm, {.out = whole, .in = slice, .offsets = ownership_.slices(unit), .dtype = options_.param_dtype});
+const void* ParameterCache::bring(int unit, void* whole, const Event& ready) {
+    const ElementRange own = ownership_.owned(unit).elements;
+    void* place = static_cast<char*>(whole) + own.begin * element_;
+    from_host_->wait(ready);
+    from_host_->copy(place, owned(unit), own.size() * element_);
+    streams_.comm().wait(from_host_->record());
+    return place;
 }
 
 const void* ParameterCache::parameters(int unit) {
@@ -96,7 +94,11 @@ void ParameterCache::gather_whole(int unit, void* out) {
     if (options_.whole_parameters())
         comm.copy(out, params_.bytes_at(u.offset * element_), u.padded * element_);
     else
-        gather_slices(unit, out);
+        streams_.mesh.shard().all_gather(comm,
+                                         {.out = out,
+                                          .in = from_host_ ? bring(unit, out, streams_.compute.record()) : owned(unit),
+                                          .offsets = ownership_.slices(unit),
+                                          .dtype = options_.param_dtype});
     streams_.compute_waits(comm.record());
 }
 

@@ -9,6 +9,8 @@
 //   gather(u)       comm -> compute    the unit is whole; waited for in parameters(u)
 //   release(u)      compute -> comm    the slot may be written again
 
+#include <optional>
+
 #include "zero/fp8_gather.h"
 #include "zero/ownership.h"
 #include "zero/parameter_source.h"
@@ -22,7 +24,10 @@ class ParameterCache : public ParameterSource {
    public:
     // `ownership` and the streams outlive this.
     ParameterCache(const Ownership& ownership, const ZeroOptions& options, ZeroStreams streams);
-    ~ParameterCache() override { streams_.drain(); }
+    ~ParameterCache() override {
+        if (from_host_) drain(*from_host_);
+        streams_.drain();
+    }
 
     void gather(int unit) override;
     const void* parameters(int unit) override;
@@ -47,7 +52,8 @@ class ParameterCache : public ParameterSource {
     };
 
     std::vector<int64_t> wide_bytes() const;
-    void gather_slices(int unit, void* whole);
+    // The slice on the host comes to its place in `whole`, once `ready`; the communication stream waits for it.
+    const void* bring(int unit, void* whole, const Event& ready);
 
     const Ownership& ownership_;
     ZeroOptions options_;
@@ -57,6 +63,7 @@ class ParameterCache : public ParameterSource {
     UnitPool gathered_;
     std::optional<Fp8Gather> fp8_;
     std::vector<UnitState> state_;
+    std::optional<Stream> from_host_;  // with parameters on the host
 };
 
 }  // namespace rz

@@ -191,6 +191,8 @@ static double host_seconds(const Machine& m, const OpCall& op, const Stream& str
     const bool copies = !op.type && op.bytes > 0;
     if (copies && (stream.name() == kFromHostStream || stream.name() == kToHostStream))
         return 1e-6 * m.op_us + n(op.bytes) / (1e9 * m.host_gbs);
+    if (const SumSquares* s = op.as<SumSquares>(); s && s->on_host)
+        return 1e-6 * m.op_us + n(s->n) * n(size_of(s->dtype)) / (1e9 * m.host_gbs);
     const AdamW* a = op.as<AdamW>();
     if (a && stream.name() == kHostComputeStream) return work(*a).bytes / (1e9 * m.host_memory_gbs);
     if (!a || !a->on_host) return 0;

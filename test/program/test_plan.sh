@@ -36,6 +36,15 @@ big="--gpu h100-80g --preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1"
     plan 0 --gpus 64 ${big/--batch 1/} --zero 3 --recompute block --batch "$batch" && plan 3 --gpus 64 ${big/--batch 1/} --zero 3 --recompute block --batch $((2 * batch))
   }
   check "the largest micro-batch fits, and twice as many sequences do not" largest
+  # 8B on one card of 24 GB and of 16 GB, with its state on the host: masters and moments are 12 bytes per parameter.
+  card="--gpus 1 --preset llama3.1-8b --dtype bf16 --zero 3 --recompute block --seq-len 2048 --batch 4 --logits-mib 256"
+  offloaded="--offload-optimizer stream --offload-grads on --offload-params on --offload-activations on"
+  for gpu in rtx4090-24g rtx4080-16g; do
+    alone() { plan 3 $card --gpu $gpu && says "--offload-optimizer stream --offload-grads on --offload-params on needs"; }
+    check "8B on $gpu does not fit; what would is named" alone
+    away() { plan 0 $card --gpu $gpu $offloaded && says "fits, " && grep -q "host, pinned  *1305919[0-9]* " "$work/log"; }
+    check "  with its state on the host it does" away
+  done
   check "a machine that is not known: the nearest name" plan 70 --gpus 8 --gpu h10-80g --preset tiny
   check "the same: it is named" says "nearest: h100-80g"
   printf 'memory-gib = 80\ngemm-bf16-tflops = 700\ngemm-fp32-tflop = 50\n' > "$work/mine.toml"
