@@ -1,6 +1,6 @@
 // The devices of the fake CUDA runtime: how many, their properties, the names of errors, and the one entry point of the
 // driver that TMA needs (cuTensorMapEncodeTiled, reached as on a real device).
-// Environment: SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80 or 90).
+// Environment: SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80, 90 or 100).
 #include "test/simt/fake_device.h"
 
 #include <cstdint>

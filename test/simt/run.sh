@@ -21,6 +21,7 @@ if wants kernels && [[ -x $dir/plain/kernel_tests ]]; then
     export SIMT_COVERAGE=$dir/counts.txt
     rm -f "$SIMT_COVERAGE"
     for seed in $seeds; do SIMT_SEED=$seed step "kernels, plain, seed $seed" sharded "$dir/plain/kernel_tests"; done
+    SIMT_ARCH=100 step "mx products, which Hopper lacks" "$dir/plain/kernel_tests" --gtest_brief=1 --gtest_filter='*Fp8Mx*'
     step "kernels, race" sharded "$dir/race/kernel_tests"
     step coverage "$here/coverage.sh" "$SIMT_COVERAGE"
 fi
