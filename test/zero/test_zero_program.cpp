@@ -25,7 +25,8 @@ namespace fs = std::filesystem;
 struct Split {
     int stage, hosts, shard, micro_batches;
     std::string flags() const {
-        return format("--zero %d --shard-size %d --batch-tokens %d", stage, shard, kTokens * hosts * micro_batches);
+        return format("--zero %d --shard-size %d --batch-tokens %d --collectives ring", stage, shard,
+                      kTokens * hosts * micro_batches);  // the formulas are the ring's; hosts would choose hier
     }
     static constexpr int kTokens = 16;  // of a micro-batch of one rank: little compute, and bytes don't depend on it
 };
