@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often the spike detector (llama/train/guards.h) fires on healthy runs, and how often on real spikes.
 
-    python3 dev/bench/spike_study.py ./train_llama --work /tmp/spikes [--healthy-steps 1900]
+    python3 dev/bench/spike_study.py ./train_llama --work /tmp/spikes [--healthy-steps 1900] [--seeds 1 2]
 
 Trains tiny models on the CPU with the detector off, takes loss and norm of every step from metrics.jsonl and applies
 rules to them. What a real spike is, is known from outside the rules: the first batch of damaged data, or with a rate
@@ -24,9 +24,6 @@ MODELS = {  # dim, layers, heads, kv heads, ffn, head dim, batch, sequence lengt
     "wide": (32, 2, 4, 2, 48, 8, 4, 48, 2e-3),
     "deep": (32, 4, 4, 4, 64, 8, 4, 64, 1e-3),
 }
-
-
-PAIRS = [(model, seed) for model in MODELS for seed in (1, 2)]
 
 
 def flags(model, seed, dtype):
@@ -86,39 +83,45 @@ class Robust:
         self.floor, self.window, self.least = floor, deque(maxlen=window), least
 
     def observe(self, x):
+        self.lasting = 0.0
         if not math.isfinite(x):
             return 0.0
         z = 0.0
         if len(self.window) >= self.least:
             middle = statistics.median(self.window)
             mad = statistics.median(abs(v - middle) for v in self.window)
-            z = (x - middle) / max(1.4826 * mad, self.floor * abs(middle), 1e-12)
+            scale = max(1.4826 * mad, self.floor * abs(middle), 1e-12)
+            z = (x - middle) / scale
+            self.lasting = (sorted([*list(self.window)[-7:], x])[-3] - middle) / scale
         self.window.append(x)
         return z
 
 
 def scores(series):
-    """Of each step: z of the loss, z of the norm, both as in guards.h; how far the loss is above its window's largest"""
+    """Of each step: z of the loss, z of the norm, how far the loss is above its window's largest, and the third largest z of
+    the last eight losses; together as in guards.h"""
     loss, norm, recent, rows = Robust(0.01), Robust(0.1), deque(maxlen=128), []
     for x, n in series:
         zl, zn = (loss.observe(x), norm.observe(n)) if math.isfinite(x) and math.isfinite(n) else (0.0, 0.0)
         over = x - max(recent) if len(recent) >= 16 else -1.0
         if math.isfinite(x):
             recent.append(x)
-        rows.append((zl, zn, over, statistics.median(recent) if recent else 0.0))
+        rows.append((zl, zn, over, loss.lasting))
     return rows
 
 
 RULES = {
-    "norm z >= 8": lambda zl, zn, over, mid: zn >= 8,
-    "loss z >= 4": lambda zl, zn, over, mid: zl >= 4,
-    "loss z >= 6": lambda zl, zn, over, mid: zl >= 6,
-    "loss z >= 5": lambda zl, zn, over, mid: zl >= 5,
-    "loss z >= 8": lambda zl, zn, over, mid: zl >= 8,
-    "loss z >= 8 or norm z >= 8": lambda zl, zn, over, mid: zl >= 8 or zn >= 8,
-    "loss z >= 6 and above all 128": lambda zl, zn, over, mid: zl >= 6 and over > 0,
-    "loss z >= 5 and above all 128": lambda zl, zn, over, mid: zl >= 5 and over > 0,
-    "loss z >= 8 or (loss z >= 5 and norm z >= 8)": lambda zl, zn, over, mid: zl >= 8 or (zl >= 5 and zn >= 8),
+    "norm z >= 8": lambda zl, zn, over, lasting: zn >= 8,
+    "loss z >= 4": lambda zl, zn, over, lasting: zl >= 4,
+    "loss z >= 6": lambda zl, zn, over, lasting: zl >= 6,
+    "loss z >= 5": lambda zl, zn, over, lasting: zl >= 5,
+    "loss z >= 8": lambda zl, zn, over, lasting: zl >= 8,
+    "loss z >= 8 or norm z >= 8": lambda zl, zn, over, lasting: zl >= 8 or zn >= 8,
+    "loss z >= 6 and above all 128": lambda zl, zn, over, lasting: zl >= 6 and over > 0,
+    "loss z >= 5 and above all 128": lambda zl, zn, over, lasting: zl >= 5 and over > 0,
+    "loss z >= 8 or (loss z >= 5 and norm z >= 8)": lambda zl, zn, over, lasting: zl >= 8 or (zl >= 5 and zn >= 8),
+    "loss z >= 6 or 3 of the last 8 z >= 4": lambda zl, zn, over, lasting: zl >= 6 or lasting >= 4,
+    "loss z >= 6 or 3 of the last 8 z >= 3": lambda zl, zn, over, lasting: zl >= 6 or lasting >= 3,
 }
 
 
@@ -128,7 +131,9 @@ def main():
     p.add_argument("--work", required=True)
     p.add_argument("--healthy-steps", type=int, default=1900)
     p.add_argument("--jobs", type=int, default=2)
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = p.parse_args()
+    pairs = [(model, seed) for model in MODELS for seed in args.seeds]
     known = subprocess.run([args.program, "--help"], capture_output=True, text=True).stdout
     args.allow_jump = ["--allow-lr-jump"] if "--allow-lr-jump" in known else []
     os.makedirs(args.work, exist_ok=True)
@@ -139,18 +144,19 @@ def main():
 
     jobs = [(f"healthy-{model}-{dtype}-{seed}",
              flags(model, seed, dtype) + clean + ["--steps", args.healthy_steps])
-            for seed in (1, 2) for dtype in ("fp32", "bf16") for model in MODELS]
+            for seed in args.seeds for dtype in ("fp32", "bf16") for model in MODELS]
     healthy = run_all(args, jobs)
     total = sum(map(len, healthy.values()))
     judged = {name: scores(series) for name, series in healthy.items()}
     print(f"healthy: {len(healthy)} runs, {total} steps; largest z of the loss",
-          f"{max(r[0] for rows in judged.values() for r in rows):.2f}, of the norm",
+          f"{max(r[0] for rows in judged.values() for r in rows):.2f}, lasting",
+          f"{max(r[3] for rows in judged.values() for r in rows):.2f}, of the norm",
           f"{max(r[1] for rows in judged.values() for r in rows):.1f}")
 
     constant, jobs, kinds = ["--lr-schedule", "constant"], [], ("noise", "shifted", "rate30", "rate100")
     run_all(args, [(f"base-{model}-{seed}", flags(model, seed, "fp32") + clean + constant + ["--steps", 1200])
-                   for model, seed in PAIRS])
-    for model, seed in PAIRS:
+                   for model, seed in pairs])
+    for model, seed in pairs:
         begin = ["--resume", f"{args.work}/base-{model}-{seed}", "--steps", 1232, "--device", "cpu", "--spike-z", 0]
         for kind in kinds:
             if kind.startswith("rate"):
@@ -160,7 +166,7 @@ def main():
             jobs.append((f"{kind}-{model}-{seed}", begin + more))
     runs = run_all(args, jobs)
     spikes, without = [], 0  # (what, series, step of its first spike)
-    for model, seed in PAIRS:
+    for model, seed in pairs:
         before = rows_of(args, f"base-{model}-{seed}")
         for kind in kinds:
             series = before + runs[f"{kind}-{model}-{seed}"]

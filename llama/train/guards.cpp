@@ -15,6 +15,10 @@ static double median(std::vector<double> x) {
     return 0.5 * (x[half] + *std::max_element(x.begin(), x.begin() + long(half)));
 }
 
+// A loss that stays high has no single step that stands out: three of the last eight at two thirds of a spike's z are
+// one as well (dev/results/spikes.md).
+constexpr long kRecent = 8, kLasting = 3;
+
 double SpikeDetector::observe(double x) {
     if (!std::isfinite(x)) return 0;
     double z = 0;
@@ -22,7 +26,12 @@ double SpikeDetector::observe(double x) {
         std::vector<double> values(window_.begin(), window_.end());
         const double middle = median(values);
         for (double& v : values) v = std::abs(v - middle);
-        z = (x - middle) / std::max({1.4826 * median(values), floor_ * std::abs(middle), 1e-12});
+        const double scale = std::max({1.4826 * median(values), floor_ * std::abs(middle), 1e-12});
+        z = (x - middle) / scale;
+        std::vector<double> recent(window_.end() - (kRecent - 1), window_.end());
+        recent.push_back(x);
+        std::sort(recent.rbegin(), recent.rend());
+        z = std::max(z, 1.5 * (recent[kLasting - 1] - middle) / scale);
     }
     window_.push_back(x);
     if (window_.size() > kWindow) window_.pop_front();

@@ -22,8 +22,8 @@
 
 namespace rz {
 
-// z = (x - median) / max(1.4826 MAD, floor |median|) against the last values. A spike counts as a value of the window
-// (the median shrugs it off, and a lasting change is accepted after half a window); NaN and infinities never enter it.
+// z = (x - median) / max(1.4826 MAD, floor |median|) against the last values, or 1.5 times the third largest z of the
+// last eight. A spike enters the window too (a lasting change is accepted after half of one); NaN never does.
 class SpikeDetector {
    public:
     explicit SpikeDetector(double floor) : floor_(floor) {}

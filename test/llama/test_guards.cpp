@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -50,6 +51,24 @@ TEST(SpikeDetector, FallingLossIsNoSpike) {
 
 // A dynamic loss scale answers an overflow by itself. At its floor it can't, and a loss that is not finite is not the
 // scale's doing.
+TEST(Guards, ALossThatStaysHighIsASpikeAtItsThirdStep) {
+    std::vector<double> values;
+    SpikeDetector d(0.01);
+    for (int i = 0; i < 60; ++i) values.push_back(noisy(i)), d.observe(noisy(i));
+    std::vector<double> sorted = values, off;
+    std::sort(sorted.begin(), sorted.end());
+    const double middle = 0.5 * (sorted[29] + sorted[30]);
+    for (double v : values) off.push_back(std::abs(v - middle));
+    std::sort(off.begin(), off.end());
+    const double high = middle + 5 * std::max(1.4826 * 0.5 * (off[29] + off[30]), 0.01 * std::abs(middle));
+    EXPECT_NEAR(d.observe(high), 5, 1e-6);
+    EXPECT_LT(d.observe(high), 6);
+    EXPECT_GT(d.observe(high), 6);
+    for (int i = 0; i < 4; ++i) d.observe(noisy(i));
+    EXPECT_GT(d.observe(noisy(4)), 6) << "three of eight";
+    EXPECT_LT(d.observe(noisy(5)), 6) << "two";
+}
+
 TEST(Guards, AnOverflowAboveTheFloorIsNeitherASkipNorASpike) {
     Guards g({.max_skips = 2}), without({.max_skips = 2});
     for (int i = 0; i < 40; ++i) {
