@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """A chat as the model was trained to see it: applies the chat template of a model's folder, and prints the text.
 
-    chat_prompt.py FOLDER "What is a llama?" | train_llama generate --from FOLDER --raw-prompt --prompt-file -
+    chat_prompt.py FOLDER "What is a llama?"
     chat_prompt.py FOLDER --system "Be brief." --messages chat.json
 
 --messages is a JSON list of {"role": ..., "content": ...}. Templates are Jinja programs: they are run as transformers
-runs them, by the package jinja2 in its sandbox. Needs no other package.
+runs them, by the package jinja2 in its sandbox. Needs no other package. `train_llama generate --chat` runs this.
 """
 
 import argparse
 import datetime
+import json
 import os
 import sys
 
@@ -47,7 +48,13 @@ def special_tokens(folder):
 def messages_of(args):
     messages = [{"role": "system", "content": args.system}] if args.system else []
     if args.messages:
-        found = read_json(args.messages)
+        if args.messages == "-":
+            try:
+                found = json.load(sys.stdin)
+            except ValueError as e:
+                raise PrepareError(f"standard input: not JSON: {e}") from e
+        else:
+            found = read_json(args.messages)
         if found is None:
             raise PrepareError(f"{args.messages}: no such file")
         if not isinstance(found, list) or not all(
@@ -69,7 +76,7 @@ def main(argv=None):
     parser.add_argument("folder", help="a model's folder")
     parser.add_argument("user", nargs="?", help="what the user says, last")
     parser.add_argument("--system", help="a system message, first")
-    parser.add_argument("--messages", metavar="FILE", help="JSON list of messages")
+    parser.add_argument("--messages", metavar="FILE", help="JSON list of messages; -: standard input")
     parser.add_argument("--template", metavar="NAME", help="of several chat templates")
     args = parser.parse_args(argv)
     try:

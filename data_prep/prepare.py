@@ -109,6 +109,12 @@ def text_arguments():
     add("--max-bytes", type=size, metavar="N", help="stop after so much text, such as 30M")
     add("--max-tokens", type=size, metavar="N", help="stop after so many tokens, such as 1e9")
     add(
+        "--stream",
+        action="store_true",
+        help="list each training shard in dataset.json as soon as it is written, so that training may start: "
+        "train_llama --data-order sequential",
+    )
+    add(
         "--val-fraction",
         type=fraction,
         metavar="F",
@@ -250,6 +256,8 @@ class OutputFolder:
         if args.overwrite:
             self._remove_all()
         self.dataset, self.state = read_json(self._dataset_path), read_json(self._state_path)
+        if self.dataset and self.dataset.get("growing"):  # --stream: of the shards so far
+            self.dataset = None
         for found, what in ((self.dataset, "a finished dataset"), (self.state, "an unfinished dataset")):
             if found is not None and found.get("settings") != settings:
                 changed = sorted(
@@ -295,6 +303,11 @@ class OutputFolder:
     def finish(self, encoder, shard_format, writers, **extra):
         for writer in writers.values():
             writer.finish()
+        self.write_dataset(encoder, shard_format, writers, **extra)
+        if os.path.exists(self._state_path):
+            os.remove(self._state_path)
+
+    def write_dataset(self, encoder, shard_format, writers, **extra):
         write_json(
             self._dataset_path,
             {
@@ -315,8 +328,6 @@ class OutputFolder:
                 "settings": self.settings,
             },
         )
-        if os.path.exists(self._state_path):
-            os.remove(self._state_path)
 
     def report(self):
         d = read_json(self._dataset_path)
@@ -447,7 +458,7 @@ def encode_corpus(args, corpus, encoder, writers, out, state):
             **{s: w.sync() for s, w in writers.items()},
         )
 
-    source, full = batches(corpus.documents(done_documents)), False
+    source, full, listed = batches(corpus.documents(done_documents)), False, 0
     while not full:
         try:
             batch = next(source, None)
@@ -460,9 +471,13 @@ def encode_corpus(args, corpus, encoder, writers, out, state):
         done_documents += len(batch)
         invalid += sum(not is_utf8(d.data) for d in batch)
         progress.update(written("bytes"), written("tokens"))
-        if time.monotonic() - saved > SAVE_SECONDS:
+        grown = args.stream and len(writers["train"].shards) > listed
+        if grown or time.monotonic() - saved > SAVE_SECONDS:
             save()
             saved = time.monotonic()
+        if grown:  # saved first: a shard that is listed is never written again
+            out.write_dataset(encoder, writers["train"].format, writers, growing=True)
+            listed = len(writers["train"].shards)
     progress.update(written("bytes"), written("tokens"), last=True)
     return invalid
 

@@ -8,6 +8,7 @@ A shard is 256 int32 (magic, version, tokens, 0 ...) and then the ids, all littl
 import os
 import struct
 import sys
+import zlib
 from array import array
 
 from common import PrepareError, sync_folder
@@ -30,6 +31,7 @@ class SplitWriter:
 
     def __init__(self, folder, name, split, shard_format, shard_tokens, state=None):
         self.prefix = os.path.join(folder, f"{name}_{split}_")
+        self.format = shard_format
         self.magic, self.version, self.typecode = FORMATS[shard_format]
         self.width = array(self.typecode).itemsize
         assert self.width == (2 if shard_format == "gpt-2" else 4)
@@ -40,7 +42,7 @@ class SplitWriter:
         self.shards = list(state["shards"])
         self.partial_tokens = state["partial_tokens"]
         self.documents, self.bytes = state["documents"], state["bytes"]
-        self._file = None
+        self._file, self._crc = None, 0
         self._discard_after_state()
 
     @property
@@ -67,7 +69,9 @@ class SplitWriter:
                 )
             self._file = open(current + ".partial", "r+b")
             self._file.truncate(size)
-            self._file.seek(size)
+            self._file.seek(HEADER_BYTES)
+            while piece := self._file.read(1 << 20):
+                self._crc = zlib.crc32(piece, self._crc)
             index += 1
         while any(os.path.exists(self._path(index) + end) for end in ("", ".partial")):
             for end in ("", ".partial"):
@@ -86,6 +90,7 @@ class SplitWriter:
             if sys.byteorder == "big":
                 part.byteswap()
             self._file.write(part)
+            self._crc = zlib.crc32(part, self._crc)
             self.partial_tokens += len(part)
             begin += len(part)
             if self.partial_tokens == self.shard_tokens:
@@ -100,8 +105,8 @@ class SplitWriter:
         self._file.close()
         os.replace(path + ".partial", path)
         sync_folder(os.path.dirname(path))
-        self.shards.append({"file": os.path.basename(path), "tokens": self.partial_tokens})
-        self._file, self.partial_tokens = None, 0
+        self.shards.append({"file": os.path.basename(path), "tokens": self.partial_tokens, "crc32": self._crc})
+        self._file, self.partial_tokens, self._crc = None, 0, 0
 
     def sync(self):
         if self._file:
@@ -119,8 +124,9 @@ class SplitWriter:
             self._finish_shard()
 
     def summary(self):
+        """Of the finished shards; the ratio of all."""
         return {
-            "tokens": self.tokens,
+            "tokens": self.tokens - self.partial_tokens,
             "documents": self.documents,
             "bytes": self.bytes,
             "bytes_per_token": self.bytes / self.tokens if self.bytes and self.tokens else None,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the program with its recipes, man page and shell completion, or takes them away again.
+# Installs the program with its recipes, data_prep, man page and shell completion, or takes them away again.
 #
 #   dev/build/install.sh PROGRAM PREFIX     make install [PREFIX=/usr/local] [DESTDIR=]
 #   dev/build/install.sh --remove PREFIX    make uninstall
@@ -30,5 +30,7 @@ dev/build/describe.py zsh "$program" > "$zsh.new" && mv "$zsh.new" "$zsh"
 cp llama/configs/*.toml "$recipes/"
 mkdir -p "$prefix/share/ringzero/machines"
 cp llama/configs/machines/*.toml "$prefix/share/ringzero/machines/"
+mkdir -p "$prefix/share/ringzero/data_prep"
+cp data_prep/*.py "$prefix/share/ringzero/data_prep/"
 cp "$program" "$prefix/bin/train_llama.new" && mv "$prefix/bin/train_llama.new" "$prefix/bin/train_llama"
 printf '%s\n' "$prefix/bin/train_llama" "$man" "$completion" "$zsh" "$recipes"

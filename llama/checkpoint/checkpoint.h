@@ -103,9 +103,14 @@ class CheckpointWriter {
 
 // Collective: reads the state of a checked checkpoint into what each rank owns, and publishes it. Returns what is wrong
 // with the files (the same text on every rank; the state is then undefined, and another checkpoint may be read), or "".
-// `notes` receives a line for every type that was converted.
+// `notes` receives a line for every type that was converted. grown: the model has got more rows than the checkpoint's.
+struct GrownRows {
+    const ParamTable& stored;  // the checkpoint's own table
+    const HfWeights& weights;  // its weights, read for the larger table: what new rows hold. Their moments are zero
+};
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
-                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes);
+                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes,
+                       const GrownRows* grown = nullptr);
 
 // What the copy that a save in the background writes from takes on this rank.
 int64_t copy_of_state_bytes(const Zero& zero);

@@ -25,11 +25,15 @@ namespace {
 // believed.
 class PartReader {
    public:
-    PartReader(const std::string& folder, const ManifestFile& file, const ParamTable& table)
+    // new_rows: where rows that the file does not have come from; nullptr: they are zero.
+    PartReader(const std::string& folder, const ManifestFile& file, const ParamTable& table, const ParamTable& stored,
+               const HfWeights* new_rows)
         : path_(folder + "/" + file.path),
           dtype_(file.dtype),
           table_(table),
-          layout_(layout_safetensors(tensor_specs(table, file.dtype))) {
+          stored_(stored),
+          new_rows_(new_rows),
+          layout_(layout_safetensors(tensor_specs(stored, file.dtype))) {
         fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
         require(fd_ >= 0, "%s: can't be opened: %s", path_.c_str(), std::strerror(errno));
         struct stat st;
@@ -53,15 +57,24 @@ class PartReader {
     // Elements of a tensor as they are stored; counted in the hash if no other rank does.
     void read(size_t tensor, int64_t first, int64_t count, bool hash, void* out) {
         const int64_t e = size_of(dtype_);
-        read_all(fd_, layout_.offsets[tensor] + first * e, out, count * e, path_, "resume.shard");
-        if (hash) hashes_[tensor] += sum_hash(out, first, count, e);
-        require_finite(out, first, count, dtype_, path_, table_.tensors()[tensor].name);
+        const Tensor& t = table_.tensors()[tensor];
+        const int64_t old = std::clamp<int64_t>(stored_.tensors()[tensor].size - first, 0, count);
+        read_all(fd_, layout_.offsets[tensor] + first * e, out, old * e, path_, "resume.shard");
+        if (hash) hashes_[tensor] += sum_hash(out, first, old, e);
+        require_finite(out, first, old, dtype_, path_, t.name);
+        if (old == count) return;
+        char* const rest = static_cast<char*>(out) + old * e;
+        if (new_rows_)
+            new_rows_->read(t, first + old, count - old, dtype_, rest);
+        else
+            std::memset(rest, 0, size_t((count - old) * e));
     }
 
    private:
     std::string path_;
     DType dtype_;
-    const ParamTable& table_;
+    const ParamTable &table_, &stored_;
+    const HfWeights* new_rows_;
     SafetensorsLayout layout_;
     int fd_ = -1;
     std::vector<uint64_t> hashes_;
@@ -113,7 +126,8 @@ std::string first_problem(Process& process, const std::string& own) {
 }
 
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
-                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes) {
+                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes,
+                       const GrownRows* grown) {
     const ZeroOptions& o = zero.options;
     const bool has_master = manifest.find(path_of(StatePart::master)) != nullptr;
     std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
@@ -126,8 +140,10 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
         Buffer stored = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being read");
         Buffer converted = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being converted");
         for (const auto& [part, at] : order) {
-            PartReader reader(folder, tensor_file(manifest, part, folder), table);
-            const DType want = part == StatePart::m || part == StatePart::v ? o.adam_dtype : o.master_dtype;
+            const bool moment = part == StatePart::m || part == StatePart::v;
+            PartReader reader(folder, tensor_file(manifest, part, folder), table, grown ? grown->stored : table,
+                              grown && !moment ? &grown->weights : nullptr);
+            const DType want = moment ? o.adam_dtype : o.master_dtype;
             const bool read = part != StatePart::model || !has_master;
             if (notes && read && want != reader.dtype())
                 notes->push_back(format("%s: %s is read as %s", path_of(part), safetensors_type(reader.dtype()).c_str(),

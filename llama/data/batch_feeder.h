@@ -31,6 +31,7 @@ class BatchFeeder {
     uint64_t data_hash() const { return data_hash_; }
     // Pairs of tokens in the last one that attention counts, as a part of those that it would count without documents.
     double attention_share() const { return attention_share_; }
+    AttentionTiles tiles() const { return tiles_; }  // of the last one; none without documents
 
    private:
     void cut(const int32_t* whole, int32_t* own) const;
@@ -50,6 +51,7 @@ class BatchFeeder {
     size_t turn_ = 0, device_turn_ = 0;
     uint64_t data_hash_ = 0;
     double attention_share_ = 1;
+    AttentionTiles tiles_;
 };
 
 }  // namespace rz

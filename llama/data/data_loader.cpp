@@ -73,41 +73,75 @@ static void name_sigbus() {
     ::sigaction(SIGBUS, &action, nullptr);
 }
 
-DataLoader::DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab, DataOrder order)
-    : shards_(std::move(shards)), T_(T), vocab_(vocab), seed_(seed), order_(order) {
+void DataLoader::Shards::add(TokenShard shard, int64_t T) {
+    tokens += shard.tokens();
+    first_sample.push_back(first_sample.back() + std::max<int64_t>(0, shard.tokens() - 1) / T);
+    list.push_back(std::move(shard));
+}
+
+DataLoader::DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab, DataOrder order,
+                       NextShard next)
+    : shards_(std::make_unique<Shards>()), T_(T), vocab_(vocab), seed_(seed), order_(order), growing_(bool(next)) {
     require(T > 0, "sequence length %ld; it must be at least 1", T);
     require(vocab > 0, "a vocabulary of %ld ids", vocab);
-    require(!shards_.empty(), "no data files given");
+    require(!shards.empty() || next, "no data files given");
+    require(!next || order == DataOrder::kSequential, "data that grow have no order but their own");
     name_sigbus();
     int64_t longest = 0;
-    first_sample_.push_back(0);
-    for (const auto& shard : shards_) {
+    for (TokenShard& shard : shards) {
         longest = std::max(longest, shard.tokens());
-        tokens_ += shard.tokens();
-        first_sample_.push_back(first_sample_.back() + std::max<int64_t>(0, shard.tokens() - 1) / T);
+        shards_->add(std::move(shard), T);
     }
-    require(samples() > 0,
+    shards_->next = std::move(next);
+    require(growing_ || shards_->first_sample.back() > 0,
             "%s: the longest of %zu data files has %ld tokens, but one sample of sequence length %ld "
             "takes %ld; use --seq-len %ld or less, or more data",
-            shards_[0].path().c_str(), shards_.size(), longest, T, T + 1, std::max<int64_t>(longest - 1, 0));
+            growing_ ? "" : shards_->list[0].path().c_str(), shards_->list.size(), longest, T, T + 1,
+            std::max<int64_t>(longest - 1, 0));
+}
+
+int64_t DataLoader::samples() const {
+    const std::lock_guard lock(shards_->mutex);
+    return shards_->first_sample.back();
+}
+
+int64_t DataLoader::tokens() const {
+    const std::lock_guard lock(shards_->mutex);
+    return shards_->tokens;
+}
+
+int64_t DataLoader::reach(int64_t position) const {
+    require(position >= 0, "data position %ld is negative", position);
+    Shards& s = *shards_;
+    while (s.next && position >= s.first_sample.back()) {
+        std::optional<TokenShard> shard = s.next(s.list.size());
+        if (shard)
+            s.add(std::move(*shard), T_);
+        else
+            s.next = nullptr;
+    }
+    require(s.first_sample.back() > 0, "the data that were written hold no sample of %ld tokens", T_ + 1);
+    return s.first_sample.back();
 }
 
 int64_t DataLoader::sample_at(int64_t position) const {
-    require(position >= 0, "data position %ld is negative", position);
-    const int64_t epoch = position / samples(), i = position % samples();
+    const std::lock_guard lock(shards_->mutex);
+    const int64_t all = reach(position), epoch = position / all, i = position % all;
     if (order_ == DataOrder::kSequential) return i;
-    return Permutation(samples(), seed_, uint64_t(epoch))(i);
+    return Permutation(all, seed_, uint64_t(epoch))(i);
 }
 
 DataLoader::Window DataLoader::window_at(int64_t position) const {
     const int64_t sample = sample_at(position);
-    const auto next = std::upper_bound(first_sample_.begin(), first_sample_.end(), sample);
-    const int64_t s = next - first_sample_.begin() - 1;
-    return {&shards_[size_t(s)], (sample - first_sample_[size_t(s)]) * T_};
+    const std::lock_guard lock(shards_->mutex);
+    const std::vector<int64_t>& first = shards_->first_sample;
+    const int64_t s = std::upper_bound(first.begin(), first.end(), sample) - first.begin() - 1;
+    return {&shards_->list[size_t(s)], (sample - first[size_t(s)]) * T_};
 }
 
 bool DataLoader::has_targets() const {
-    return std::any_of(shards_.begin(), shards_.end(), [](const TokenShard& s) { return s.has_targets(); });
+    const std::lock_guard lock(shards_->mutex);
+    return std::any_of(shards_->list.begin(), shards_->list.end(), [](const TokenShard& s) { return s.has_targets(); });
 }
 
 int64_t DataLoader::targets(int64_t position, int64_t count) const {
@@ -143,13 +177,19 @@ void DataLoader::batch(int64_t position, int64_t count, int32_t* inputs, int32_t
     leave();
 }
 
-DataFingerprint DataLoader::fingerprint() const {
-    if (fingerprint_) return *fingerprint_;
+DataFingerprint DataLoader::fingerprint(int64_t position) const {
+    const std::lock_guard lock(shards_->mutex);
     DataFingerprint f{.seq_len = T_, .seed = seed_, .shuffled = order_ == DataOrder::kShuffled, .shards = {}};
-    for (const auto& shard : shards_)
-        f.shards.push_back({replace_invalid_utf8(shard.path().substr(shard.path().rfind('/') + 1)), shard.file_bytes(),
-                            shard.tokens(), shard.token_bytes(), hash_head_and_tail(shard.file())});
-    fingerprint_ = f;
+    f.growing = growing_;
+    std::vector<DataFingerprint::Shard>& known = shards_->known;
+    for (size_t i = 0; i < shards_->list.size(); ++i) {
+        const TokenShard& shard = shards_->list[i];
+        if (growing_ && shards_->first_sample[i] >= position) break;
+        if (known.size() == i)
+            known.push_back({replace_invalid_utf8(shard.path().substr(shard.path().rfind('/') + 1)), shard.file_bytes(),
+                             shard.tokens(), shard.token_bytes(), hash_head_and_tail(shard.file())});
+        f.shards.push_back(known[i]);
+    }
     return f;
 }
 
@@ -162,6 +202,7 @@ std::string DataFingerprint::to_json() const {
                         {"token_bytes", s.token_bytes},
                         {"hash", format("%016lx", s.hash)}});
     Json json{{"seq_len", seq_len}, {"seed", seed}, {"shuffled", shuffled}, {"shards", list}};
+    if (growing) json["growing"] = true;
     for (const Set& s : sets) json["sets"].push_back({{"name", s.name}, {"shards", s.shards}});
     for (const Stage& s : stages) json["stages"].push_back({{"first", s.first}, {"shares", s.shares}});
     return json.dump();
@@ -171,7 +212,8 @@ DataFingerprint DataFingerprint::from_json(std::string_view text) {
     const char* where = "data fingerprint";
     const Json json = parse_json(text, where);
     try {
-        DataFingerprint f{json.at("seq_len"), json.at("seed"), json.at("shuffled"), {}, {}, {}};
+        DataFingerprint f{json.at("seq_len"), json.at("seed"), json.at("shuffled"), {}};
+        if (const Json* growing = json_find(json, "growing")) f.growing = growing->get<bool>();
         for (const Json& s : json.at("shards"))
             f.shards.push_back({s.at("name"), s.at("bytes"), s.at("tokens"), s.at("token_bytes"),
                                 std::stoull(s.at("hash").get<std::string>(), nullptr, 16)});
@@ -206,6 +248,7 @@ std::string DataFingerprint::difference(const DataFingerprint& now) const {
                    text(b.tokens) + " of " + text(b.token_bytes);
         if (a.hash != b.hash) return b.name + " has the same size but other contents";
     }
+    if (growing && shards.size() <= now.shards.size()) return {};
     if (shards.size() != now.shards.size())
         return "there were " + text(int64_t(shards.size())) + " data files, now " + text(int64_t(now.shards.size()));
     return {};

@@ -8,11 +8,16 @@
 // the order of the data never depends on how many ranks there are.
 
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "llama/data/data_order.h"
 #include "llama/data/token_shards.h"
 
 namespace rz {
@@ -56,6 +61,7 @@ struct DataFingerprint {
     uint64_t seed = 0;
     bool shuffled = true;
     std::vector<Shard> shards;
+    bool growing = false;  // the shards so far of data that were still being written: others may follow them
     std::vector<Set> sets = {};
     std::vector<Stage> stages = {};
     bool operator==(const DataFingerprint&) const = default;
@@ -67,7 +73,9 @@ struct DataFingerprint {
     std::string difference(const DataFingerprint& now) const;
 };
 
-enum class DataOrder { kShuffled, kSequential };
+// What comes after the first `known` shards of data that are still being written: waits for the next one; nothing if
+// there is none to come.
+using NextShard = std::function<std::optional<TokenShard>(size_t known)>;
 
 // An endless stream of samples.
 class SampleSource {
@@ -89,11 +97,11 @@ class DataLoader : public SampleSource {
    public:
     // Throws if no shard holds a window of T + 1 tokens. `vocab` as given to open_shards.
     DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab,
-               DataOrder order = DataOrder::kShuffled);
+               DataOrder order = DataOrder::kShuffled, NextShard next = {});
 
     int64_t seq_len() const override { return T_; }
-    int64_t samples() const { return first_sample_.back(); }  // in one epoch
-    int64_t tokens() const { return tokens_; }                // in all shards
+    int64_t samples() const;  // in one epoch, of the shards so far
+    int64_t tokens() const;   // in all shards so far
     int64_t vocab() const override { return vocab_; }
     bool has_targets() const;  // whether a shard says which tokens are targets
 
@@ -103,22 +111,33 @@ class DataLoader : public SampleSource {
     // The number in [0, samples()) of the sample at `position` of the stream.
     int64_t sample_at(int64_t position) const;
 
-    // Reads the ends of every shard, once. By one thread.
-    DataFingerprint fingerprint() const;
+    // Reads the ends of every shard, once. Of data that are still being written: of the shards that begin before sample
+    // `position`.
+    DataFingerprint fingerprint(int64_t position = INT64_MAX) const;
 
    private:
     struct Window {
         const TokenShard* shard;
         int64_t begin;
     };
+    // What grows with the data; shards stay where they are.
+    struct Shards {
+        std::mutex mutex;
+        std::deque<TokenShard> list;
+        std::vector<int64_t> first_sample{0};  // per shard, then the total
+        int64_t tokens = 0;
+        NextShard next;
+        std::vector<DataFingerprint::Shard> known;  // those that fingerprint() has read
+        void add(TokenShard shard, int64_t T);
+    };
     Window window_at(int64_t position) const;
+    int64_t reach(int64_t position) const;  // with the mutex: samples, once there are more than `position` or all
 
-    std::vector<TokenShard> shards_;
-    mutable std::optional<DataFingerprint> fingerprint_;
-    std::vector<int64_t> first_sample_;  // per shard, then the total
-    int64_t T_, vocab_, tokens_ = 0;
+    std::unique_ptr<Shards> shards_;
+    int64_t T_, vocab_;
     uint64_t seed_;
     DataOrder order_;
+    bool growing_;  // as it was opened
 };
 
 }  // namespace rz

@@ -54,8 +54,8 @@ std::vector<double> DataMix::epochs(int64_t position) const {
     return out;
 }
 
-DataFingerprint DataMix::fingerprint() const {
-    DataFingerprint f = sets_[0].data.fingerprint();
+DataFingerprint DataMix::fingerprint(int64_t position) const {
+    DataFingerprint f = sets_[0].data.fingerprint(position);
     if (sets_.size() == 1) return f;
     f.shards.clear();
     for (const DataSet& s : sets_) {

@@ -36,7 +36,7 @@ class DataMix : public SampleSource {
 
     // Of each set: how often its samples before `position` went through it.
     std::vector<double> epochs(int64_t position) const;
-    DataFingerprint fingerprint() const;
+    DataFingerprint fingerprint(int64_t position = INT64_MAX) const;  // as DataLoader::fingerprint
 
    private:
     std::vector<DataSet> sets_;

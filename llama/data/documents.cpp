@@ -21,4 +21,14 @@ int64_t find_documents(const DocumentMask& mask, const int32_t* tokens, int64_t 
     return squares;
 }
 
+AttentionTiles attention_tiles(const int32_t* starts, int64_t B, int64_t T) {
+    AttentionTiles n;
+    for (int64_t row = 0; row < B * T; row += T)
+        for (int64_t t = 0; t < T; t += kAttentionTile) {
+            n.causal += t / kAttentionTile + 1;
+            n.skipped += starts[row + t] / kAttentionTile;
+        }
+    return n;
+}
+
 }  // namespace rz

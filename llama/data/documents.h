@@ -33,4 +33,13 @@ struct DocumentMask {
 int64_t find_documents(const DocumentMask&, const int32_t* tokens, int64_t B, int64_t T, int32_t* starts,
                        int32_t* positions);
 
+// Tiles of kAttentionTile queries x as many keys. A kernel begins at the tile of keys in which the document of a tile's
+// first query starts (kernels/attention): what lies before it is skipped. Kernels have tiles of their own sizes; these
+// are for telling.
+constexpr int64_t kAttentionTile = 64;
+struct AttentionTiles {
+    int64_t causal = 0, skipped = 0;  // that a causal mask leaves; and of those, before the document
+};
+AttentionTiles attention_tiles(const int32_t* starts, int64_t B, int64_t T);
+
 }  // namespace rz

@@ -12,6 +12,7 @@
 
 #include "kernels/cross_entropy.h"
 #include "kernels/runtime/check.h"
+#include "llama/base/crc32.h"
 #include "llama/base/json.h"
 
 namespace rz {
@@ -222,6 +223,10 @@ void TokenShard::open_megatron(const std::string& index_path) {
     tokens_ = end / token_bytes_;
 }
 
+uint32_t TokenShard::sum() const {
+    return crc32({reinterpret_cast<const char*>(file_.data() + data_offset_), size_t(tokens_ * token_bytes_)});
+}
+
 void TokenShard::bad_token(int64_t position, int64_t vocab) const {
     const uint32_t id = with_tokens(*this, data_offset_, position, [](auto p) { return uint32_t(*p); });
     fail(
@@ -336,6 +341,7 @@ Dataset load_dataset(const std::string& folder) {
         const Json& list = json_at(part, "shards", path);
         require(list.is_array(), "%s: \"shards\" must be an array", path.c_str());
         for (const Json& shard : list) shards.push_back(file(json_at(shard, "file", path)));
+        return &list;
     };
     const int64_t version = json_int(json_at(json, "format_version", path), "format_version", 0, INT64_MAX, path);
     require(version == 1, "%s: format_version %ld, but only 1 is known; prepare the data again", path.c_str(), version);
@@ -347,7 +353,16 @@ Dataset load_dataset(const std::string& folder) {
     const Json& tokenizer = json["tokenizer"];
     if (const Json* id = json_find(tokenizer, "eot_id")) d.doc_token = json_int(*id, "eot_id", 0, d.vocab - 1, path);
     if (const Json* id = json_find(tokenizer, "eos_id")) d.eos = json_int(*id, "eos_id", 0, d.vocab - 1, path);
-    read_split("train", d.train, d.train_tokens);
+    for (const Json& shard : *read_split("train", d.train, d.train_tokens)) {
+        const Json* sum = json_find(shard, "crc32");
+        d.train_sums.push_back(sum ? json_int(*sum, "crc32", 0, UINT32_MAX, path) : -1);
+    }
+    if (const Json* growing = json_find(json, "growing")) {
+        require(growing->is_boolean(), "%s: \"growing\" is true or false, not %s", path.c_str(),
+                json_excerpt(*growing).c_str());
+        d.growing = growing->get<bool>();
+    }
+    if (const Json* packed = json_find(json, "packed")) d.packed = json_int(*packed, "packed", 2, INT32_MAX, path);
     read_split("val", d.val, d.val_tokens);
     if (const Json* ratio = json_find(json["val"], "bytes_per_token"))
         d.val_bytes_per_token = json_number(*ratio, "bytes_per_token", 0, 1e9, path);

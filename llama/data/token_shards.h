@@ -46,6 +46,9 @@ class TokenShard {
     // ids[i] = kIgnoreTarget for each token begin + i, i in [0, count), that is none.
     void ignore_others(int64_t begin, int64_t count, int32_t* ids) const;
 
+    // CRC-32 of the ids as they lie in the file. Reads the whole file.
+    uint32_t sum() const;
+
     // Throws as read() does if any token of the shard is outside [0, vocab). Reads the whole file.
     void check_tokens(int64_t vocab) const;
 
@@ -86,10 +89,13 @@ struct Dataset {
     int64_t vocab = 0;
     std::vector<std::string> train, val;  // paths of the shards, in order
     int64_t train_tokens = 0, val_tokens = 0;
-    int64_t eos = -1;                // the tokenizer's own end token, which the data need not have
-    double val_bytes_per_token = 0;  // bits per byte = loss in nats / ln 2 / this; 0: not text
-    int64_t doc_token = -1;          // begins each document; -1: unknown
-    double entropy_nats = -1;        // of the synthetic source, per token; -1: unknown (real text)
+    int64_t eos = -1;                 // the tokenizer's own end token, which the data need not have
+    double val_bytes_per_token = 0;   // bits per byte = loss in nats / ln 2 / this; 0: not text
+    int64_t doc_token = -1;           // begins each document; -1: unknown
+    double entropy_nats = -1;         // of the synthetic source, per token; -1: unknown (real text)
+    bool growing = false;             // it is still being written: shards will be added to `train`
+    std::vector<int64_t> train_sums;  // TokenShard::sum() of each; -1: unknown
+    int64_t packed = 0;               // > 0: rows of this length cut no conversation
 };
 Dataset load_dataset(const std::string& folder);
 

@@ -372,15 +372,30 @@ static bool is_weights_file(const std::string& name) {
     return false;
 }
 
-// Files of a model's folder that are neither weights nor config.json, nor what a run of this program puts there.
-static std::vector<std::string> side_files(const std::string& folder) {
-    std::vector<std::string> names = names_in(folder);
-    std::erase_if(names, [&](const std::string& name) {
+// Files of a model's folder that are neither weights nor config.json, nor what a run of this program puts there; those
+// of its folders as "folder/name".
+static std::vector<std::string> side_files(const std::string& folder, const std::string& inside = "") {
+    constexpr int64_t kDeepest = 8, kMost = 10'000;  // a folder of data is not a model's
+    std::vector<std::string> found;
+    for (const std::string& name : names_in(folder + "/" + inside)) {
+        const std::string path = inside + name;
         std::error_code none;
-        return name[0] == '.' || name == kConfig || name == "manifest.json" || is_weights_file(name) ||
-               !is_file(folder + "/" + name) || fs::file_size(folder + "/" + name, none) > kLargestSideFile || none;
-    });
-    return names;
+        if (name[0] == '.' || is_weights_file(name)) continue;
+        if (inside.empty() && (name == kConfig || name == "manifest.json")) continue;
+        if (is_file(folder + "/" + path)) found.push_back(path);
+        if (!is_folder(folder + "/" + path) || fs::is_symlink(folder + "/" + path, none)) continue;
+        const auto has = [&](const char* file) { return is_file(folder + "/" + path + "/" + file); };
+        if (has(kConfig) || has("manifest.json") || has("run_status.json")) continue;
+        require(std::count(path.begin(), path.end(), '/') < kDeepest, "%s/%s: folders in it are more than %lld deep",
+                folder.c_str(), path.c_str(), (long long)kDeepest);
+        const std::vector<std::string> deeper = side_files(folder, path + "/");
+        found.insert(found.end(), deeper.begin(), deeper.end());
+        require(int64_t(found.size()) <= kMost,
+                "%s: more than %lld files lie beside the weights, and each checkpoint would carry them\n"
+                "  move what does not belong to the model elsewhere",
+                folder.c_str(), (long long)kMost);
+    }
+    return found;
 }
 
 TokenizerFiles::TokenizerFiles(const std::string& from) {
@@ -394,16 +409,25 @@ TokenizerFiles::TokenizerFiles(const std::string& from) {
 
 TokenizerFiles TokenizerFiles::beside_model(const std::string& folder) {
     TokenizerFiles files;
-    for (const std::string& name : side_files(folder)) files.files_[name] = read_text(folder + "/" + name);
+    for (const std::string& name : side_files(folder)) {
+        const std::string path = folder + "/" + name;
+        std::error_code none;
+        if (fs::file_size(path, none) > kLargestSideFile && !none)
+            files.large_[name] = std::make_shared<const MappedFile>(path);
+        else
+            files.files_[name] = read_text(path);
+    }
     return files;
 }
 
 bool TokenizerFiles::has_tokenizer() const {
-    return files_.count("tokenizer.json") > 0 || files_.count("tokenizer.model") > 0;
+    const auto has = [&](const char* name) { return files_.count(name) + large_.count(name) > 0; };
+    return has("tokenizer.json") || has("tokenizer.model");
 }
 
 void TokenizerFiles::replace_tokenizer(const TokenizerFiles& from) {
     std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
+    std::erase_if(large_, [](const auto& file) { return is_tokenizer_file(file.first); });
     for (const auto& [name, content] : from.files_) files_.emplace(name, content);  // generation_config.json: own first
 }
 
@@ -423,7 +447,14 @@ void TokenizerFiles::set_token_ids(const ModelConfig& config) {
 }
 
 void TokenizerFiles::write_to(const std::string& folder) const {
-    for (const auto& [name, content] : files_) write_file_atomically(folder + "/" + name, content);
+    const auto write = [&](const std::string& name, std::string_view content) {
+        if (const size_t slash = name.rfind('/'); slash != std::string::npos)
+            make_folder(folder + "/" + name.substr(0, slash));
+        write_file_atomically(folder + "/" + name, content);
+    };
+    for (const auto& [name, content] : files_) write(name, content);
+    for (const auto& [name, file] : large_)
+        write(name, {reinterpret_cast<const char*>(file->data()), size_t(file->size())});
 }
 
 void read_generation_config(const std::string& folder, ModelConfig& config) {

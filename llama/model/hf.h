@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
+#include "llama/base/mapped_file.h"
 #include "llama/base/safetensors.h"
 
 namespace rz {
@@ -84,8 +86,9 @@ class TokenizerFiles {
     TokenizerFiles() = default;
     TokenizerFiles(const std::string& from);  // a tokenizer's folder, or one of its files; empty: none
     TokenizerFiles(const char* from) : TokenizerFiles(std::string(from)) {}
-    // All that lies beside a model's weights and config.json: tokenizer, generation_config.json, chat template,
-    // license. Files above 64 MiB, hidden ones and folders are left out.
+    // All that lies beside a model's weights and config.json, in folders too: tokenizer, generation_config.json, chat
+    // template, license. Left out are weights, hidden files, and folders that hold a model or a run of their own.
+    // Files above 64 MiB stay mapped.
     static TokenizerFiles beside_model(const std::string& folder);
 
     bool has_tokenizer() const;
@@ -97,7 +100,8 @@ class TokenizerFiles {
     void write_to(const std::string& folder) const;
 
    private:
-    std::map<std::string, std::string> files_;  // name, content
+    std::map<std::string, std::string> files_;                        // name inside the folder, content
+    std::map<std::string, std::shared_ptr<const MappedFile>> large_;  // likewise; outlive what they were read from
 };
 
 // generation_config.json's token ids, where there is one: they go before config.json's.

@@ -12,6 +12,7 @@
 
 #include "comm/host.h"
 #include "kernels/runtime/check.h"
+#include "llama/base/crc32.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/version.h"
@@ -68,21 +69,6 @@ std::string run_message(const WandbIdentity& who, double start) {
 }
 
 }  // namespace
-
-uint32_t crc32(std::string_view bytes) {
-    static constexpr auto kTable = [] {
-        std::array<uint32_t, 256> table{};
-        for (uint32_t i = 0; i < 256; ++i) {
-            uint32_t c = i;
-            for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ (c & 1 ? 0xedb88320u : 0);
-            table[i] = c;
-        }
-        return table;
-    }();
-    uint32_t c = ~0u;
-    for (const char b : bytes) c = (c >> 8) ^ kTable[(c ^ uint8_t(b)) & 0xff];
-    return ~c;
-}
 
 std::string log_record(std::string_view data, int64_t size) {
     std::string out;

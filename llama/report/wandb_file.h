@@ -55,8 +55,7 @@ class WandbFile {
     std::map<std::string, double> last_;
 };
 
-// The pieces, for tests.
-uint32_t crc32(std::string_view bytes);                            // zlib's
+// A piece, for tests.
 std::string log_record(std::string_view data, int64_t file_size);  // as it is appended to a file of this size
 
 }  // namespace rz

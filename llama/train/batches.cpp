@@ -1,11 +1,14 @@
 #include "llama/train/batches.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/data/made_data.h"
+#include "llama/train/stop.h"
 
 namespace rz {
 
@@ -34,7 +37,15 @@ static void find_sets(const TrainOptions& o, DataPaths& paths) {
         std::string name = last_part(folder);
         for (const DataPaths::Set& s : paths.sets)
             if (s.name == name) name = folder;
-        paths.sets.push_back({name, d.train, d.val, d.val_bytes_per_token});
+        require(d.packed == 0 || d.packed == o.seq_len,
+                "--seq-len %lld: the rows of %s are packed for %lld, so that no sample cuts a conversation\n"
+                "  nearest: --seq-len %lld",
+                (long long)o.seq_len, folder.c_str(), (long long)d.packed, (long long)d.packed);
+        require(!d.growing || (mix.folders.size() == 1 && o.data_order == DataOrder::kSequential),
+                "--data: %s is still being written, and can be trained on alone and in its order only\n"
+                "  nearest: --data %s --data-order sequential, or wait for it",
+                folder.c_str(), folder.c_str());
+        paths.sets.push_back({name, d.train, d.val, d.val_bytes_per_token, d.growing ? folder : "", d.train_sums});
     }
     paths.tokenizer = first->tokenizer;
     paths.vocab = first->vocab;
@@ -91,6 +102,35 @@ DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_
     return {o.doc_boundary, int32_t(token)};
 }
 
+static void check_sum(const TokenShard& shard, int64_t want) {
+    require(want < 0 || shard.sum() == want,
+            "%s: the sum of its tokens is %u, dataset.json says %u: it is damaged; prepare it again",
+            shard.path().c_str(), unsigned(shard.sum()), unsigned(want));
+}
+
+// The shard after the first `known` of a folder that is being written, once it is there.
+static std::optional<TokenShard> await_shard(const std::string& folder, int64_t vocab, int64_t seconds, size_t known) {
+    const auto start = std::chrono::steady_clock::now();
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(200))) {
+        const Dataset d = load_dataset(folder);
+        require(d.train.size() >= known, "%s: had %zu training shards and has %zu now: it was prepared again meanwhile",
+                folder.c_str(), known, d.train.size());
+        if (d.train.size() > known) {
+            TokenShard shard(d.train[known]);
+            check_sum(shard, d.train_sums[known]);
+            shard.check_tokens(vocab);
+            return shard;
+        }
+        if (!d.growing) return std::nullopt;
+        require(stop_signal() == StopCause::none, "stopped while it waited for shard %zu of %s", known, folder.c_str());
+        require(
+            std::chrono::steady_clock::now() - start < std::chrono::seconds(seconds),
+            "%s: no shard came after the first %zu for %lld s, and dataset.json says that it is still being written\n"
+            "  give the command of prepare.py again to continue it, or raise --data-wait",
+            folder.c_str(), known, (long long)seconds);
+    }
+}
+
 DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
     require(!paths.sets[0].train.empty(),
             "no training data: --data FOLDER or --train-data FILES is needed\n"
@@ -104,7 +144,14 @@ DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
     for (size_t k = 0; k < s.paths.sets.size(); ++k) {
         const DataPaths::Set& set = s.paths.sets[k];
         const uint64_t seed = o.seed + k * 0x9e3779b97f4a7c15ull;  // of the first as if it were alone
-        sets.push_back({set.name, DataLoader(open_shards(set.train, shards), o.seq_len, seed, vocab)});
+        NextShard next;
+        if (!set.growing.empty())
+            next = [folder = set.growing, vocab, wait = o.data_wait](size_t known) {
+                return await_shard(folder, vocab, wait, known);
+            };
+        std::vector<TokenShard> open = open_shards(set.train, shards);
+        for (size_t i = 0; next && i < open.size(); ++i) check_sum(open[i], set.train_sums[i]);
+        sets.push_back({set.name, DataLoader(std::move(open), o.seq_len, seed, vocab, o.data_order, std::move(next))});
         if (set.val.empty()) continue;
         const double share = double(shares.parts[k]) / double(shares.period);
         val_share += share;
@@ -139,7 +186,11 @@ Batches::Batches(const DataSources& sources, Place dp, Place cp, bool counts, in
 DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
     const int64_t position = samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;
     const DeviceBatch b = feeder_.next(*sources_.train, position);
-    if (counts_) hash_ += feeder_.data_hash(), attended_ += feeder_.attention_share() * double(batch_);
+    if (!counts_) return b;
+    hash_ += feeder_.data_hash();
+    attended_.samples += feeder_.attention_share() * double(batch_);
+    attended_.tiles += double(feeder_.tiles().causal);
+    attended_.tiles_skipped += double(feeder_.tiles().skipped);
     return b;
 }
 
@@ -194,6 +245,6 @@ MixPlan Batches::mix_plan(const DataFingerprint* resumed) const {
 }
 
 uint64_t Batches::take_hash() { return std::exchange(hash_, 0); }
-double Batches::take_attended() { return std::exchange(attended_, 0); }
+Batches::Attended Batches::take_attended() { return std::exchange(attended_, {}); }
 
 }  // namespace rz

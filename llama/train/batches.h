@@ -23,7 +23,9 @@ struct DataPaths {
     struct Set {  // of --data
         std::string name;
         std::vector<std::string> train, val;
-        double val_bytes_per_token = 0;  // 0: unknown
+        double val_bytes_per_token = 0;        // 0: unknown
+        std::string growing = {};              // the folder, if it is still being written
+        std::vector<int64_t> train_sums = {};  // then: TokenShard::sum() of each, or -1
     };
     std::vector<Set> sets = {{}};
     std::vector<std::string> shares = {"1"};  // of each set, from the first step on
@@ -91,9 +93,12 @@ class Batches {
     DeviceBatch validation(size_t set, int64_t first, int64_t end);
     // sum_hash of the training batches since the last call, 0 where they are another rank's to count.
     uint64_t take_hash();
-    // How many samples of attention without document masks those of the training batches since the last call are worth;
-    // 0 where they are another rank's to count.
-    double take_attended();
+    // What attention computes of the training batches since the last call; 0 where they are another rank's to count.
+    struct Attended {
+        double samples = 0;  // without document masks that many would cost as much
+        double tiles = 0, tiles_skipped = 0;
+    };
+    Attended take_attended();
     bool documents() const { return bool(sources_.documents); }
 
    private:
@@ -104,7 +109,7 @@ class Batches {
     DataPosition from_;
     BatchFeeder feeder_;
     uint64_t hash_ = 0;
-    double attended_ = 0;
+    Attended attended_;
 };
 
 }  // namespace rz

@@ -50,7 +50,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.flags["collectives"] = text_of({t.mesh->algorithm(), t.options.collectives.tp});
     m.nodes = t.mesh->grid().nodes(Axis::data);
     m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
-    if (t.process.is_root()) m.data = t.sources.train->fingerprint().to_json();
+    if (t.process.is_root()) m.data = t.sources.train->fingerprint(m.samples).to_json();
     if (t.core->zero.options.loss_scaling.on()) {
         const LossScaleState& l = t.metrics->loss_scale();
         m.loss_scale = {double(l.scale), l.good, l.patience};

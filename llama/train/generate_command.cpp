@@ -18,6 +18,7 @@
 #include "llama/model/model.h"
 #include "llama/model/weights.h"
 #include "llama/tokenizer/tokenizer.h"
+#include "llama/train/chat_prompt.h"
 #include "llama/train/commands.h"
 
 namespace rz {
@@ -28,6 +29,7 @@ class Writer {
    public:
     Writer(const GenerateOptions& o, const std::string& folder)
         : o_(o),
+          folder_(folder),
           config_(ending_config(o, folder)),
           table_(config_),
           tokenizer_(Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer)),
@@ -38,19 +40,32 @@ class Writer {
         load_weights(folder, table_, o.dtype, device_, stream_, parameters_);
     }
 
-    // --num-samples continuations on standard output, each with its own line of statistics on standard error.
-    void write(const std::string& prompt) {
+    // What the prompt is followed by, on standard output. Of several samples the last one is a chat's next turn.
+    void write(const std::string& said) {
+        if (!o_.chat) return write_samples(said), void();
+        std::vector<ChatMessage> talk = talk_;
+        if (talk.empty() && !o_.system.empty()) talk.push_back({"system", o_.system});
+        talk.push_back({"user", said});
+        const std::string answer = write_samples(render_chat(folder_, talk));
+        talk.push_back({"assistant", answer});
+        talk_ = std::move(talk);
+    }
+
+   private:
+    // --num-samples continuations, each with its own line of statistics on standard error; returns the last one.
+    std::string write_samples(const std::string& prompt) {
         const std::vector<int32_t> ids = prompt_ids(prompt);
+        std::string last;
         Decoder decoder(config_, table_, o_.dtype, device_, stream_, parameters_, int64_t(ids.size()) + o_.max_tokens);
         for (int64_t n = 0; n < o_.num_samples; ++n) {
             if (o_.num_samples > 1)
                 std::printf("--- sample %lld of %lld\n", (long long)n + 1, (long long)o_.num_samples);
             decoder.reset();
-            write_one(decoder, prompt, ids, o_.seed + uint64_t(n));
+            last = write_one(decoder, prompt, ids, o_.seed + uint64_t(n));
         }
+        return last;
     }
 
-   private:
     Device choose(const GenerateOptions& o) {
         std::string note;
         Device device = pick_device(o.device, 0, &note);
@@ -69,8 +84,8 @@ class Writer {
     }
 
     std::vector<int32_t> prompt_ids(const std::string& prompt) const {
-        std::vector<int32_t> ids =
-            o_.raw_prompt ? tokenizer_.encode(prompt, /*allow_special=*/true) : tokenizer_.encode_prompt(prompt);
+        std::vector<int32_t> ids = o_.raw_prompt || o_.chat ? tokenizer_.encode(prompt, /*allow_special=*/true)
+                                                            : tokenizer_.encode_prompt(prompt);
         if (ids.empty() && config_.bos >= 0) ids.push_back(int32_t(config_.bos));
         require(!ids.empty(), "the prompt is empty and this model has no token that begins a text: give a --prompt");
         require(int64_t(ids.size()) < config_.max_seq_len,
@@ -79,27 +94,35 @@ class Writer {
         return ids;
     }
 
-    void write_one(Decoder& decoder, const std::string& prompt, const std::vector<int32_t>& ids, uint64_t seed) {
-        std::fputs(prompt.c_str(), stdout);
+    std::string write_one(Decoder& decoder, const std::string& prompt, const std::vector<int32_t>& ids, uint64_t seed) {
+        if (!o_.chat) std::fputs(prompt.c_str(), stdout);
         std::fflush(stdout);
+        std::string made_text;
+        const auto put = [&](const std::string& piece) {
+            made_text += piece;
+            std::fputs(piece.c_str(), stdout);
+        };
         Tokenizer::Stream text(tokenizer_, /*skip_special=*/true);
         // A tokenizer drops the space before the first token of a text; the new tokens are in its middle.
         for (const int32_t id : ids) text.push(id);
         const auto start = std::chrono::steady_clock::now();
         const Sampling how{.temperature = o_.temperature, .top_k = o_.top_k, .top_p = o_.top_p, .seed = seed};
         const int64_t made = generate(decoder, config_, ids, o_.max_tokens, how, [&](int32_t token) {
-            std::fputs(text.push(token).c_str(), stdout);
+            put(text.push(token));
             return std::fflush(stdout) == 0;
         });
-        std::printf("%s\n", text.finish().c_str());
+        put(text.finish());
+        std::printf("\n");
         std::fflush(stdout);
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         std::fprintf(stderr, "%zu prompt tokens, %lld new%s, %.1f tokens/s\n", ids.size(), (long long)made,
                      made < o_.max_tokens && decoder.position() < decoder.max_positions() ? " up to the end token" : "",
                      double(made) / seconds);
+        return made_text;
     }
 
     const GenerateOptions& o_;
+    const std::string folder_;
     RankContext context_;
     ModelConfig config_;
     ParamTable table_;
@@ -107,13 +130,8 @@ class Writer {
     Device device_;
     Stream stream_;
     ResidentParameters parameters_;
+    std::vector<ChatMessage> talk_;  // with --chat: all turns so far
 };
-
-bool has_chat_template(const std::string& folder) {
-    if (path_exists(folder + "/chat_template.jinja") || path_exists(folder + "/chat_template.json")) return true;
-    const std::string config = folder + "/tokenizer_config.json";
-    return path_exists(config) && json_find(read_json(config), "chat_template") != nullptr;
-}
 
 std::string read_prompt(const GenerateOptions& o) {
     if (o.prompt_file.empty()) return o.prompt;
@@ -127,12 +145,11 @@ int generate_command(const GenerateOptions& o) {
     require(int(!o.prompt.empty()) + int(!o.prompt_file.empty()) + int(o.interactive) <= 1,
             "--prompt, --prompt-file and --interactive each say where the prompt comes from\n  give one of them");
     const std::string folder = model_folder(o.from);
-    if (has_chat_template(folder) && !o.raw_prompt)
-        std::fprintf(stderr,
-                     "train_llama: %s has a chat template, which is not applied here; to apply it:\n"
-                     "  python3 data_prep/chat_prompt.py %s \"...\" | train_llama generate --from %s --raw-prompt "
-                     "--prompt-file -\n",
-                     folder.c_str(), folder.c_str(), o.from.c_str());
+    require(!o.chat || !o.raw_prompt,
+            "--chat applies the chat template, --raw-prompt says that it is applied\n  give one");
+    require(o.chat || o.system.empty(), "--system is a chat's\n  nearest: --chat");
+    if (has_chat_template(folder) && !o.raw_prompt && !o.chat)
+        std::fprintf(stderr, "train_llama: %s has a chat template: --chat applies it to the prompt\n", folder.c_str());
     Writer writer(o, folder);
     if (!o.interactive) {
         writer.write(read_prompt(o));

@@ -64,7 +64,8 @@ void Health::look_for_stop() {
 
 Judgement Health::judge(const StepNumbers& n) {
     struct Vote {
-        double loss_sum, own_seconds, seconds, attended;
+        double loss_sum, own_seconds, seconds;
+        Batches::Attended attended;
         uint64_t data_hash;
         int64_t memory;
         StopCause stop;
@@ -80,7 +81,8 @@ Judgement Health::judge(const StepNumbers& n) {
     for (const Vote& v : votes) {
         sum += v.loss_sum;
         j.data_hash += v.data_hash;
-        j.attended += v.attended;
+        j.attended.samples += v.attended.samples;
+        j.attended.tiles += v.attended.tiles, j.attended.tiles_skipped += v.attended.tiles_skipped;
         slowest = std::max(slowest, v.seconds);
         own_seconds.push_back(v.own_seconds);
     }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/process.h"
+#include "llama/train/batches.h"
 #include "llama/train/guards.h"
 #include "llama/train/options_train.h"
 #include "llama/train/run_lock.h"
@@ -26,17 +27,17 @@ struct StepNumbers {
     double seconds = 0;         // of the step
     double own_seconds = 0;     // of them, without waiting for other ranks
     uint64_t data_hash = 0;     // of the tokens that this rank consumed
-    double attended = 0;        // Batches::take_attended()
-    int64_t memory = 0;         // bytes of this rank at the peak
+    Batches::Attended attended = {};
+    int64_t memory = 0;  // bytes of this rank at the peak
 };
 
 struct Judgement {
-    double loss = 0;         // mean over all ranks
-    uint64_t data_hash = 0;  // sum over all ranks
-    double attended = 0;     // likewise
-    std::string note;        // for the step's line; "" if all is well
-    std::string json;        // more members for the step's JSON object: ",\"key\":value"
-    std::string line;        // a line of its own, or ""
+    double loss = 0;                  // mean over all ranks
+    uint64_t data_hash = 0;           // sum over all ranks
+    Batches::Attended attended = {};  // likewise
+    std::string note;                 // for the step's line; "" if all is well
+    std::string json;                 // more members for the step's JSON object: ",\"key\":value"
+    std::string line;                 // a line of its own, or ""
 };
 
 class Health {

@@ -147,8 +147,10 @@ void Metrics::report(Probe& probe) {
     if (const std::string epochs = batches_.epochs_json(probe.step); !epochs.empty()) r.json += ",\"epochs\":" + epochs;
     if (batches_.has_targets()) r.json += format(",\"targets\":%lld", (long long)batches_.targets_of(probe.step));
     if (batches_.documents()) {
-        r.attention_share = judgement.attended / double(batches_.samples_per_step());
-        r.json += format(",\"attention_share\":%.6g", r.attention_share);
+        const Batches::Attended& a = judgement.attended;
+        r.attention_share = a.samples / double(batches_.samples_per_step());
+        r.json += format(",\"attention_share\":%.6g,\"attention_tiles\":%.0f,\"attention_tiles_skipped\":%.0f",
+                         r.attention_share, a.tiles, a.tiles_skipped);
     }
     if (core_.plan) report_pipeline(probe, r);
     ++steps_done_;

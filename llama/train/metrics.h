@@ -52,7 +52,7 @@ class Metrics {
         Buffer host;  // double loss sum, float norm, at 16 int64 updates made, at 24 LossScaleState
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
-        double attended = 0;     // Batches::take_attended()
+        Batches::Attended attended;
         CommMeter::Batch comm;   // what was enqueued in the step
         int64_t bytes_sent = 0;  // by the step's collectives
         StepEvents times;        // of a pipeline

@@ -11,6 +11,11 @@ CommandTable command_table(GenerateOptions& o) {
     g.text("--prompt", o.prompt, "Text to continue. Its special tokens (\"<s>\") are their ids.", "TEXT");
     g.text("--prompt-file", o.prompt_file, "File with the text to continue; -: standard input.");
     g.turn_on("--interactive", o.interactive, "Continue each line of standard input.");
+    g.turn_on(
+        "--chat", o.chat,
+        "The prompt is what a user says to the model, in the model's chat template; with --interactive each line is "
+        "the next turn. Python 3 with jinja2 renders it.");
+    g.text("--system", o.system, "System message of the chat.", "TEXT");
     g.turn_on("--raw-prompt", o.raw_prompt,
               "Put no begin token before the prompt: for text that a chat template has made.");
     g.turn_on("--ignore-eos", o.ignore_eos, "Write on after an end token.");

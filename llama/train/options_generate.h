@@ -13,7 +13,8 @@ struct GenerateOptions {
     std::string from;                 // a run's folder, a checkpoint or a Hugging Face model
     std::string tokenizer;            // empty: the model folder's
     std::string prompt, prompt_file;  // file "-": standard input
-    bool raw_prompt = false, interactive = false, ignore_eos = false;
+    bool raw_prompt = false, interactive = false, ignore_eos = false, chat = false;
+    std::string system;  // the system message of a chat; empty: none
     int64_t num_samples = 1;
     int64_t max_tokens = 256;
     double temperature = 0.8, top_p = 1.0;

@@ -38,7 +38,8 @@ static void add_model(OptionGroup g, TrainOptions& o) {
     g.turn_on("--allow-tokenizer-change", o.allow_tokenizer_change,
               "Train on although the data's tokenizer is not that of --init-from.");
     g.turn_on("--resize-vocab", o.resize_vocab,
-              "Give --init-from's model more rows for a larger tokenizer: the mean of its own, with a little noise.");
+              "Give the model of --init-from or --resume more rows for a larger tokenizer: the mean of its own, with a "
+              "little noise.");
     for (const ConfigField& f : config_fields()) {
         const int64_t min = f.min == 2 || f.member == &ModelConfig::kv_heads ? 0 : f.min;
         g.given_whole("--" + std::string(f.name), min, f.max, std::string(f.help) + " [as the preset]",
@@ -125,6 +126,12 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     data.text("--val-data", o.val_data, "Validation shards: files or globs, comma-separated.");
     data.text("--tokenizer", o.tokenizer, "Tokenizer for samples: a tokenizer.json. [the data folder's]");
     data.turn_on("--raw16", o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
+    data.choice(
+        "--data-order", o.data_order,
+        "Order of the training samples. sequential: as they lie in the shards; data that prepare.py --stream is "
+        "still writing can be trained on in no other.");
+    data.whole("--data-wait", o.data_wait, 1, 1 << 30,
+               "Number of seconds to wait for the next shard of data that are still being written.");
 
     data.choice("--doc-boundary", o.doc_boundary,
                 "Documents packed into a row do not see each other, and positions restart. bos: a token begins each "
@@ -460,6 +467,15 @@ static bool is_kept(const OptionRow& row) {
     return false;
 }
 
+// What depends on the machine and on how ranks are laid out: a checkpoint remembers it, and a resumed run says where it
+// is another, but does not take it.
+static bool is_noted(const OptionRow& row) {
+    for (const char* noted : {"device", "threads", "tp", "cp", "pp", "pp-schedule", "pp-stages-per-rank", "shard-size",
+                              "axis-order", "cp-exchange", "tp-wire", "tp-overlap"})
+        if (row.flag.substr(2) == noted) return true;
+    return false;
+}
+
 // Defaults that depend on other flags, and incompatible flags.
 static void settle_schedule(TrainOptions& o) {
     const bool wsd = o.decay == Decay::wsd, constant = o.decay == Decay::constant;
@@ -483,7 +499,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     o.given = found.given;
     o.values = found.values;
     for (const OptionRow& row : table.rows)
-        if (is_kept(row)) o.kept_flags[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
+        if (is_kept(row) || is_noted(row)) o.kept_flags[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
     if (!o.init_from.empty() && !o.given.count("lr")) {
         o.lr = kFineTuningRate;
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
@@ -502,8 +518,16 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
     std::vector<std::string> lines;
     TrainOptions fresh;
     std::vector<std::string> arguments = o.arguments;
+    const CommandTable table = command_table(fresh);
+    std::set<std::string> noted;
+    for (const OptionRow& row : table.rows)
+        if (is_noted(row)) noted.insert(row.flag.substr(2));
     for (const auto& [name, value] : saved) {
-        if (o.given.count(name)) {
+        if (noted.count(name) && !o.given.count(name)) {
+            if (const std::string& now = o.kept_flags[name]; !same_value(now, value))
+                lines.push_back(format("--%s %s, was %s: a resume does not restore it, give it again if it is meant",
+                                       name.c_str(), now.c_str(), value.c_str()));
+        } else if (o.given.count(name)) {
             const std::string& now = o.kept_flags[name];
             if (!same_value(now, value))
                 lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
@@ -514,7 +538,6 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
                 format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
         }
     }
-    const CommandTable table = command_table(fresh);
     ParsedFlags found;
     require(!parse_flags(arguments, {&table, 1}, found), "the checkpoint's flags and those given do not go together");
     settle(fresh, o.arguments, table, found);
@@ -607,8 +630,9 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
         (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
     require(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: %s",
             (long long)data_vocab, (long long)c.vocab,
-            o.init_from.empty() ? format("--vocab %lld", (long long)data_vocab).c_str()
-                                : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
+            o.init_from.empty() && !o.resume.asked()
+                ? format("--vocab %lld", (long long)data_vocab).c_str()
+                : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
 }
 
 GridOptions grid_options(const TrainOptions& o) {

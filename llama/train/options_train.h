@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/grid.h"
+#include "llama/data/data_order.h"
 #include "llama/data/documents.h"
 #include "llama/model/config.h"
 #include "llama/model/model.h"
@@ -60,6 +61,8 @@ struct TrainOptions {
     std::string val_data;
     std::string tokenizer;
     bool raw16 = false;
+    DataOrder data_order = DataOrder::kShuffled;
+    int64_t data_wait = 600;  // seconds, for data that are still being written
     DocBoundary doc_boundary = DocBoundary::none;
     int64_t doc_token = -1;  // -1: the dataset's
 

@@ -255,7 +255,7 @@ Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
         near(next, last) || o.allow_lr_jump,
         "the learning rate would jump: it was %.4g at step %lld, and --lr, --steps, --warmup and --lr-schedule make it "
         "%.4g at step %lld\n"
-        "  --lr-continue goes on from %.4g down to --min-lr %.4g, --rewarm N rises to --lr %.4g in N steps, "
+        "  --lr-continue continues from %.4g down to --min-lr %.4g, --rewarm N rises to --lr %.4g in N steps, "
         "--allow-lr-jump jumps",
         last, (long long)m.step, next, (long long)m.step + 1, last, std::min(o.min_lr, last), o.lr);
     return now;
@@ -294,7 +294,8 @@ std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest
 }
 
 ModelConfig resumed_config(const TrainOptions& o, const ResumePoint& point, int64_t data_vocab) {
-    const ModelConfig stored = load_config(point.folder);
+    ModelConfig stored = load_config(point.folder);
+    if (o.resize_vocab && data_vocab > stored.vocab) stored.vocab = data_vocab;
     ModelConfig asked = stored;
     if (o.given.count("preset") || o.given.count("init-from"))
         asked = model_config(o, data_vocab);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -120,8 +121,18 @@ Manifest load_checkpoint(ResumePoint from, const TrainOptions& options, const Da
         m = from.manifest;
         check_data(m, options, data, process);
         std::vector<std::string> converted;
+        const ModelConfig stored = load_config(from.folder);
+        std::optional<ParamTable> smaller;
+        std::optional<HfWeights> weights;
+        std::optional<GrownRows> grown;
+        if (stored.vocab < core.config.vocab) {
+            smaller.emplace(stored);
+            weights.emplace(from.folder, core.table, &options.seed);
+            grown.emplace(*smaller, *weights);
+            for (const std::string& w : weights->warnings()) converted.push_back(w);
+        }
         const std::string problem = load_state(from.folder, from.manifest, core.table, process, core.device,
-                                               core.compute, core.zero, &converted);
+                                               core.compute, core.zero, &converted, grown ? &*grown : nullptr);
         from.notes.insert(from.notes.end(), converted.begin(), converted.end());
         if (problem.empty()) break;
         require(from.may_fall_back, "%s", problem.c_str());

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import types
 import unittest
+import zlib
 from array import array
 from unittest import mock
 
@@ -93,6 +94,43 @@ class Corpora(DataPrepTest):
         d = self.dataset()
         self.assertEqual((d["vocab_size"], d["tokenizer"]["eot_id"], d["shard_format"]), (257, 256, "gpt-2"))
         self.assertAlmostEqual(d["val"]["bytes_per_token"], (len(val) - 1) / len(val))
+
+    def test_streamed_shards_are_listed_as_they_are_finished(self):
+        lines = [json.dumps({"text": f"document {i} " + "x" * (i % 50)}) for i in range(3000)]
+        path, seen = self.file("a.jsonl", "\n".join(lines).encode()), []
+        argv = ("text", path, "--shard-tokens", "20000")
+        write, batch = prepare.OutputFolder.write_dataset, prepare.BATCH_DOCUMENTS
+
+        def spy(folder, *rest, **extra):
+            write(folder, *rest, **extra)
+            seen.append(self.dataset())
+            for split in ("train", "val"):
+                listed = [shards.read_shard(os.path.join(self.out, s["file"])) for s in seen[-1][split]["shards"]]
+                self.assertEqual([len(ids) for ids in listed], [s["tokens"] for s in seen[-1][split]["shards"]])
+                self.assertEqual(seen[-1][split]["tokens"], sum(map(len, listed)))
+                self.assertEqual(
+                    [zlib.crc32(i.tobytes()) for i in listed], [s["crc32"] for s in seen[-1][split]["shards"]]
+                )
+            if len(seen) == 3 and extra:
+                raise GeneratorExit  # as if it was killed
+
+        prepare.OutputFolder.write_dataset, prepare.BATCH_DOCUMENTS = spy, 300
+        try:
+            with self.assertRaises(GeneratorExit):
+                self.prepare(*argv, "--stream")
+            self.assertEqual([d.get("growing") for d in seen], [True] * 3)
+            code, printed = self.prepare(*argv, "--stream")  # the same command continues
+        finally:
+            prepare.OutputFolder.write_dataset, prepare.BATCH_DOCUMENTS = write, batch
+        self.assertEqual(code, 0, printed)
+        growth = [d["train"]["shards"] for d in seen]
+        for before, after in zip(growth, growth[1:]):
+            self.assertEqual(after[: len(before)], before)
+        self.assertLess(len(growth[0]), len(growth[2]))
+        self.assertNotIn("growing", seen[-1])
+        streamed = self.contents()
+        self.assertEqual(self.prepare(*argv, "--overwrite")[0], 0)
+        self.assertEqual(self.contents(), streamed)
 
     def test_json_lines_and_field(self):
         lines = [json.dumps({"body": f"document {i} \u4e16\u754c"}) for i in range(200)]

@@ -35,6 +35,30 @@ TEST(Documents, ATokenBeginsEach) {
     EXPECT_EQ(f.squares, 4 + 4 + 1 + 1 + 36);
 }
 
+// Tiles in which no query sees a key, counted pair by pair.
+TEST(Documents, SkippedTilesAreThoseThatNobodySees) {
+    std::mt19937 draw(5);
+    for (const int64_t T : {64, 200, 700}) {
+        std::vector<int32_t> tokens(size_t(3 * T));
+        for (int32_t& t : tokens) t = draw() % 50 == 0 ? 9 : 1;
+        const Found f = find(DocBoundary::bos, tokens, 3);
+        AttentionTiles want;
+        for (int64_t row = 0; row < 3 * T; row += T)
+            for (int64_t q = 0; q < T; q += kAttentionTile)
+                for (int64_t k = 0; k <= q; k += kAttentionTile) {
+                    bool seen = false;
+                    for (int64_t t = q; t < std::min(q + kAttentionTile, T); ++t)
+                        for (int64_t s = k; s < std::min(k + kAttentionTile, t + 1); ++s)
+                            seen |= s >= f.starts[size_t(row + t)];
+                    ++want.causal, want.skipped += !seen;
+                }
+        const AttentionTiles got = attention_tiles(f.starts.data(), 3, T);
+        EXPECT_EQ(got.causal, want.causal) << T;
+        EXPECT_EQ(got.skipped, want.skipped) << T;
+        EXPECT_EQ(T > kAttentionTile, got.skipped > 0) << "documents of 50 tokens in rows of " << T;
+    }
+}
+
 TEST(Documents, ATokenEndsEach) {
     const Found f = find(DocBoundary::eos, {5, 6, 9, 7, 9, 9, 9, 1, 2, 3, 4, 5}, 2);
     EXPECT_EQ(f.starts, (Ints{0, 0, 0, 3, 3, 5, 0, 1, 1, 1, 1, 1}));

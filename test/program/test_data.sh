@@ -77,6 +77,61 @@ check "a share that is missing" refused "has no share" --data "$work/code:0.7,$w
 check "shares of another number of sets" refused "--data has 2 sets" --data "$mix" --data-weights-at "5:1"
 check "changes without a mix" refused "changes the shares of a mix" --data "$work/code" --data-weights-at "5:1"
 
+# ---- data that are still being written ----
+python3 data_prep/prepare.py stdlib --max-bytes 100K --shard-tokens 8K --out "$work/whole" > "$work/log" 2>&1
+grow() {  # grow FOLDER SECONDS...   lists the next shard of $work/whole in FOLDER after each pause, and then says that it is all
+  python3 - "$work/whole" "$@" << 'EOF'
+import json, os, shutil, sys, time
+whole, folder, *pauses = sys.argv[1:]
+dataset = json.load(open(whole + "/dataset.json"))
+shards = dataset["train"]["shards"]
+os.makedirs(folder, exist_ok=True)
+shutil.copy(whole + "/tokenizer.json", folder)
+for shard in dataset["val"]["shards"]:
+    if not os.path.exists(f"{folder}/{shard['file']}"):  # else it is in use
+        shutil.copy(f"{whole}/{shard['file']}", folder)
+def publish(path, text):
+    with open(path + ".new", "w") as f:
+        f.write(text)
+    os.rename(path + ".new", path)
+for n, pause in enumerate(pauses, 1):
+    if os.path.exists(f"{folder}/{shards[n - 1]['file']}"):
+        continue
+    time.sleep(float(pause))
+    shutil.copy(f"{whole}/{shards[n - 1]['file']}", folder + "/new")
+    os.rename(folder + "/new", f"{folder}/{shards[n - 1]['file']}")
+    train = {**dataset["train"], "shards": shards[:n], "tokens": sum(s["tokens"] for s in shards[:n])}
+    publish(folder + "/dataset.json", json.dumps({**dataset, "train": train, **({"growing": True} if n < len(shards) else {})}))
+EOF
+}
+shards=$(python3 -c "import json; print(len(json.load(open('$work/whole/dataset.json'))['train']['shards']))")
+pauses=(0 0)
+while [ ${#pauses[@]} -lt "$shards" ]; do pauses+=(0.4); done
+order=(--data-order sequential --batch 32 --val-every 0)  # 1024 tokens a step: 8 of them for each shard, twice through
+steps=$((16 * shards + 4))
+check "trains in the order of the shards" train finished "$work/whole" "${order[@]}" --steps $steps
+grow "$work/grown" 0 0
+check "but not shuffled while they are written" refused "nearest: --data $work/grown --data-order sequential" --data "$work/grown"
+grow "$work/grown" "${pauses[@]}" &
+check "starts with two of $shards shards" train streamed "$work/grown" "${order[@]}" --steps $steps --save-every 12 --keep 0
+wait
+check "the weights are those of the finished data, to the bit" cmp "$work/finished/final/model.safetensors" "$work/streamed/final/model.safetensors"
+listed() { python3 -c "
+import json
+data = json.load(open('$work/$1/manifest.json'))['data']
+print(len((json.loads(data) if isinstance(data, str) else data)['shards']))"; }
+check "a manifest lists the shards that were used" test "$(listed streamed/checkpoints/step_000000012)" = 2
+rm -rf "$work/streamed/final"
+rm -rf "$work/again"
+check "resumes with more of them" train again "$work/grown" --resume "$work/streamed/checkpoints/step_000000012" --steps $steps
+check "to the same weights" cmp "$work/finished/final/model.safetensors" "$work/again/final/model.safetensors"
+rm -rf "$work/grown"
+grow "$work/grown" 0 0
+check "waits no longer than it is told" refused "no shard came after the first 2 for 1 s" --data "$work/grown" --data-order sequential \
+  --data-wait 1 --batch 32 --steps 40 --val-every 0 --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24
+sed -i 's/"crc32": [0-9]*/"crc32": 1/' "$work/grown/dataset.json"
+check "a shard's sum is checked" refused "dataset.json says 1: it is damaged" --data "$work/grown" --data-order sequential
+
 # ---- fine-tuning ----
 python3 - "$work/rows.jsonl" << 'EOF'
 import json, sys
@@ -106,6 +161,9 @@ for a, b in zip(steps, [r for r in one if "loss" in r]):
     launch="mpirun -n 4" check "on four ranks" train four "${tune[@]}" --batch 2 --steps 4 --zero 2
     check "the same too" metrics four "$same"
   fi
+  check "prepares rows that cut no conversation" run python3 data_prep/prepare.py chat "$work/rows.jsonl" --template plain --pack 64 --out "$work/packed"
+  check "they have the length of a sample" refused "nearest: --seq-len 64" --data "$work/packed"
+  check "and train so" train packed "$work/packed" --seq-len 64 --max-seq-len 64 --doc-boundary bos --batch 4 --steps 2 --val-every 0
   check "graphs keep a gradient's scale" refused "$(nvidia-smi -L > /dev/null 2>&1 && echo 'another gradient scale' || echo 'which has none')" \
     --data "$work/chat" --cuda-graphs on
 else

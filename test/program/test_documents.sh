@@ -62,6 +62,20 @@ attention = 6 * 2 * 32 * 48
 assert abs(per_token[1] - per_token[0] - (1 - one[0]["attention_share"]) * attention) < 1e-3 * attention, per_token
 assert one[0]["loss"] != plain[0]["loss"]
 PY
+  check "rows of many tiles"   train 1 tiles $mask --batch 4 --seq-len 192 --max-seq-len 192 --data-order sequential --steps 1
+  check "those that attention skips are told" python3 - "$work/text.bin" "$work/tiles/metrics.jsonl" <<'PY'
+import json, struct, sys
+ids = struct.unpack("<768H", open(sys.argv[1], "rb").read()[1024:1024 + 2 * 768])
+step = [json.loads(l) for l in open(sys.argv[2]) if '"loss"' in l][0]
+tiles = skipped = 0
+for row in range(0, 768, 192):
+    start = [max([0] + [s for s in range(1, t + 1) if ids[row + s] == 256]) for t in range(192)]
+    for q in range(0, 192, 64):
+        for k in range(0, q + 1, 64):
+            tiles += 1
+            skipped += not any(start[t] <= s <= t for t in range(q, q + 64) for s in range(k, k + 64))
+assert (step["attention_tiles"], step["attention_tiles_skipped"]) == (tiles, skipped) and skipped > 0, (step, tiles, skipped)
+PY
   check "accumulation"         train 1 accumulated $mask --batch 2 --grad-accum 4
   check "accumulation, alike"  alike one accumulated 1e-6
   check "recompute block"      train 1 block $mask --batch 8 --recompute block

@@ -74,15 +74,42 @@ check "statistics have their own line" statistics
 check "two prompts are refused" exits 70 "give one of them" -- generate --from $model --prompt x --interactive
 cp -r $model "$work/chat"
 echo '{{ messages }}' > "$work/chat/chat_template.jinja"
-check "a chat template that is not applied is said" exits 0 "has a chat template" "--raw-prompt" -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2
+check "a chat template that is not applied is said" exits 0 "has a chat template: --chat applies it" -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2
 check "but not to a prompt that has it" exits 0 -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2 --raw-prompt
 check "is silent then" silent "has a chat template"
+if python3 -c 'import jinja2' 2> /dev/null; then
+  # What transformers continues "the cat" with, up to the end token; the second turn has the first one's answer.
+  cat > "$work/chat/chat_template.jinja" << 'EOF'
+{% if messages|length == 3 and messages[1]['content'].strip() != 'sat on the hill.' %}{{ raise_exception('the answer is ' + messages[1]['content']) }}{% endif %}
+{% if messages[0]['role'] == 'system' %}{{ raise_exception(messages[0]['content']) }}{% endif %}
+{{- bos_token }}{{ messages[-1]['content'] }}
+EOF
+  answer() { test "$("$program" generate --from "$work/chat" --threads 1 --temperature 0 --chat --prompt "the cat" 2> "$work/log")" = " sat on the hill."; }
+  check "--chat answers, and prints the answer alone" answer
+  turns() {
+    printf 'the cat\nthe dog\n' | "$program" generate --from "$work/chat" --threads 1 --temperature 0 --chat --interactive > "$work/log" 2>&1
+    says " sat on the hill." && silent "the answer is" && silent "could not be applied" && silent "the dog"
+  }
+  check "each line is the next turn" turns
+  check "a system message reaches the template, whose refusal is told" exits 70 "refuses these messages: be brief" "could not be applied" -- \
+    generate --from "$work/chat" --threads 1 --chat --system "be brief" --prompt a
+else
+  skip "--chat: no jinja2 here"
+fi
+check "--chat needs a template" exits 70 "has no chat template" -- generate --from $model --threads 1 --chat --prompt a
+check "--chat and --raw-prompt contradict each other" exits 70 "give one" -- generate --from $model --chat --raw-prompt --prompt a
+check "--system is a chat's" exits 70 "nearest: --chat" -- generate --from $model --system x --prompt a
 
 # ---- what came with a model stays ----
 fine=(--init-from "$work/base" --data "$work/data" "${small[@]}")
 cp -r "$work/run/final" "$work/base"
 echo '{"temperature": 0.6, "eos_token_id": 256}' > "$work/base/generation_config.json"
 for name in chat_template.jinja special_tokens_map.json LICENSE; do echo "{}" > "$work/base/$name"; done
+mkdir -p "$work/base/original/deep" "$work/base/other"
+echo '{"dim": 32}' > "$work/base/original/params.json"
+echo words > "$work/base/original/deep/notes"
+echo '{}' > "$work/base/other/config.json"  # another model's folder
+dd if=/dev/zero of="$work/base/vocabulary.dat" bs=1M count=65 status=none
 check "fine-tuning" exits 0 "lr 5e-05 is the default with --init-from" -- "${fine[@]}" --steps 4 --save-every 2 --out "$work/fine"
 for folder in final checkpoints/step_000000002; do
   for name in chat_template.jinja special_tokens_map.json LICENSE; do
@@ -90,10 +117,15 @@ for folder in final checkpoints/step_000000002; do
   done
   check "$folder keeps the rest of generation_config.json" grep -q '"temperature": 0.6' "$work/fine/$folder/generation_config.json"
 done
-check "resumed" exits 0 "resumed" -- --out "$work/fine" --resume auto --steps 6 --device cpu --threads 1 --lr-continue
+check "resumed" exits 0 "resumed" "changed  --threads 2, was 1" -- --out "$work/fine" --resume auto --steps 6 --device cpu --threads 2 --lr-continue
 check "still has them" test -e "$work/fine/final/chat_template.jinja"
 check "and the fine-tuning rate" test "$(json "$work/fine/checkpoints/step_000000006/manifest.json" 'value["flags"]["lr"]')" = 5e-05
 check "export carries them" exits 0 -- export --from "$work/fine" --to "$work/exported"
+for name in original/params.json original/deep/notes vocabulary.dat; do
+  check "folders and large files too: $name" cmp "$work/base/$name" "$work/exported/$name"
+done
+check "but no other model's" test ! -e "$work/exported/other"
+rm -r "$work/exported/original" "$work/exported/vocabulary.dat" "$work"/base/{original,other,vocabulary.dat}
 check "chat template" test -e "$work/exported/chat_template.jinja"
 cp "$work/exported/model.safetensors" "$work/exported/model-00001-of-00002.safetensors"
 echo '{"weight_map": {}}' > "$work/exported/model.safetensors.index.json"
@@ -118,6 +150,13 @@ if [ -n "$python" ]; then
   check "GGUF: tensors, metadata and tokenizers as the package gguf reads them" gguf
 else
   skip "GGUF files read back: no package gguf here (pip install gguf, or RZ_PYTHON=a python that has it)"
+fi
+python=$(for p in python3 "${RZ_PYTHON:-python3}" "${RZ_LLAMA_CPP_PYTHON:-python3}"; do "$p" -c 'import xllamacpp' 2> /dev/null && echo "$p" && break; done)
+if [ -n "$python" ]; then
+  llama_cpp() { timeout 300 "$python" test/program/check_llama_cpp.py "$program" $model "the cat" "a dog and a cat" > "$work/log" 2>&1; }
+  check "GGUF: llama.cpp continues with the same greedy text" llama_cpp
+else
+  skip "GGUF files in llama.cpp: no package xllamacpp here (pip install xllamacpp, or RZ_LLAMA_CPP_PYTHON=a python that has it)"
 fi
 check "GGUF is no folder" exits 70 "is a folder" -- export --from "$work/run" --to "$work/base" --format gguf --overwrite
 
@@ -173,6 +212,39 @@ assert json.load(open(sys.argv[2] + "/config.json"))["vocab_size"] == 259
 PY
 }
 check "old rows are the same bits" rows
+resumed=(--resume "$work/run" --data "$work/larger" --device cpu --threads 1 --steps 21 --save-every 1 --allow-data-change --lr 0 --allow-lr-jump)
+check "a resumed run with a larger vocabulary is refused" exits 70 "--resize-vocab" -- "${resumed[@]}" --out "$work/more"
+check "--resize-vocab there" exits 0 "2 new rows are the mean of the 257 old ones" "step 21/21" -- "${resumed[@]}" --out "$work/more" --resize-vocab
+grown() {  # at rate 0: what was there is unchanged, and what is new has no history
+  python3 - "$work/run/checkpoints/step_000000020" "$work/more/checkpoints/step_000000021" << 'PY'
+import json, struct, sys
+def rows(folder, file, name):
+    data = open(f"{folder}/{file}.safetensors", "rb").read()
+    size = struct.unpack("<Q", data[:8])[0]
+    begin, end = json.loads(data[8:8 + size])[name]["data_offsets"]
+    values = struct.unpack(f"<{(end - begin) // 4}f", data[8 + size + begin:8 + size + end])
+    return [values[i:i + 32] for i in range(0, len(values), 32)]
+for name in ("model.embed_tokens.weight", "lm_head.weight"):
+    old, new = (rows(folder, "model", name) for folder in sys.argv[1:])
+    assert (len(old), len(new)) == (257, 259) and new[:257] == old, name
+    for row in new[257:]:
+        for c, x in enumerate(row):
+            mean = sum(r[c] for r in old) / 257
+            assert x != mean and abs(x - mean) < 0.01, (name, x, mean)
+for part in ("optimizer/m", "optimizer/v"):  # no text has the new tokens: their embedding gets no gradient
+    moments = rows(sys.argv[2], part, "model.embed_tokens.weight")
+    assert len(moments) == 259 and not any(map(any, moments[257:])) and sum(map(any, moments)) > 50, part
+PY
+}
+check "old rows are the same bits, new ones the mean, moments zero" grown
+check "it resumes from then on" exits 0 "step 22/22" -- --out "$work/more" --resume auto --device cpu --threads 1 --steps 22
+check "and is exported" exits 0 -- export --from "$work/more" --to "$work/more_exported"
+check "the larger run writes" exits 0 -- generate --from "$work/more_exported" --threads 1 --prompt a --max-tokens 2
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
+  shares() { OMP_NUM_THREADS=1 mpirun -n 2 "$program" "${resumed[@]}" --batch 1 --zero 3 --out "$work/shares" --resize-vocab > "$work/log" 2>&1; }
+  check "--resize-vocab on two ranks" shares
+  check "gives the same rows" cmp "$work/more/checkpoints/step_000000021/model.safetensors" "$work/shares/checkpoints/step_000000021/model.safetensors"
+fi
 check "the larger model writes" exits 0 -- generate --from "$work/resized" --threads 1 --prompt a --max-tokens 2
 
 # ---- a learning rate that would jump ----

@@ -1,0 +1,22 @@
+#include "llama/base/crc32.h"
+
+#include <array>
+
+namespace rz {
+
+uint32_t crc32(std::string_view bytes) {
+    static constexpr auto kTable = [] {
+        std::array<uint32_t, 256> table{};
+        for (uint32_t i = 0; i < 256; ++i) {
+            uint32_t c = i;
+            for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ (c & 1 ? 0xedb88320u : 0);
+            table[i] = c;
+        }
+        return table;
+    }();
+    uint32_t c = ~0u;
+    for (const char b : bytes) c = (c >> 8) ^ kTable[(c ^ uint8_t(b)) & 0xff];
+    return ~c;
+}
+
+}  // namespace rz
