@@ -172,7 +172,9 @@ TEST_P(Stages, HalvesGiveTheBitsOfTheWhole) {
             for (int s : {1, 0})
                 two.down(s, [&](int u) { two.stages[size_t(s)]->weight_grad(u, m, two.data[size_t(m)].view()); });
         // Tied, the head's share of the embedding's gradient comes before the embedding's own of all micro-batches.
-        if (!c.tied) EXPECT_TRUE(two.r.gradients() == want) << "cut after unit " << cut;
+        if (!c.tied) {
+            EXPECT_TRUE(two.r.gradients() == want) << "cut after unit " << cut;
+        }
         two.r.stream.synchronize();
         EXPECT_EQ(*two.work.loss_sum(), loss);
     }
