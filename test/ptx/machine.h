@@ -31,7 +31,8 @@ struct Launch {
 struct Groups {
     std::vector<std::function<void()>> ops;
     std::vector<size_t> ends;
-    void commit() { ends.push_back(ops.size()); }
+    uint64_t committed = 0;  // groups
+    void commit() { ends.push_back(ops.size()), committed++; }
     void wait(size_t keep);
     void wait_all() { commit(), wait(0); }
 };
@@ -61,8 +62,9 @@ struct Warp {
     std::vector<uint64_t> rows;
     uint64_t* base[2] = {};  // of rows, and of the kernel's constants
     std::vector<unsigned char> local[32];
-    Groups copies[32], stores[32], wgmma;  // cp.async, bulk stores
-    uint64_t cluster_phase[32] = {};       // that a lane has arrived for
+    Groups copies[32], stores[32], wgmma;  // cp.async, bulk stores; wgmma: what ends when this warp has waited
+    std::vector<std::pair<uint64_t, std::function<void()>>> products;  // of wgmma, to be computed: group, and how
+    uint64_t cluster_phase[32] = {};                                   // that a lane has arrived for
 
     uint64_t* row(uint32_t slot) const { return base[slot >> 24] + size_t(slot & (kConstant - 1)) * 32; }
     // Arrives with these lanes at an instruction that `members` execute together. Returns all of them once they are

@@ -204,10 +204,21 @@ Step integer_arithmetic(const Inst& i) {
     return bits_of<T>(i);
 }
 
+// d = c + the products of four bytes with four bytes
+Step dot_of_bytes(const Inst& i) {
+    const bool sign_a = i.part.at(1) == "s32", sign_b = i.part.at(2) == "s32";
+    return map3<u32, u32, u32, u32>(i, [=](u32 a, u32 b, u32 c) {
+        const auto byte = [](u32 x, int n, bool sign) { return sign ? s32(s8(x >> 8 * n)) : s32(u8(x >> 8 * n)); };
+        for (int n = 0; n < 4; n++) c += u32(byte(a, n, sign_a) * byte(b, n, sign_b));
+        return c;
+    });
+}
+
 }  // namespace
 
 Step bind_arithmetic(const Inst& i) {
     if (i.operand.size() < 2) return {};
+    if (i.part[0] == "dp4a") return dot_of_bytes(i);
     Step s;
     with_type(i.part.back(), [&]<class T>() {
         if constexpr (is_float<T> || is_pair<T>) {

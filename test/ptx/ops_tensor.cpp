@@ -84,7 +84,8 @@ Step mma(const Inst& i) {
     };
 }
 
-// ---- wgmma: each warp computes its own 16 rows, when it waits
+// ---- wgmma: each warp computes its own 16 rows, when the first of the four waits. The product is complete for all
+// four then: CUTLASS frees a stage of its pipeline by one arrival of one warp.
 
 struct Wgmma {
     int n;
@@ -159,15 +160,42 @@ void issue(Warp& w, const Wgmma& g) {
         for_each_operand(w, g, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, false); });
         order->wgmma_begins(w, g.d_rows, g.a_rows);
     }
+    const u64 group = w.wgmma.committed + 1;
+    w.products.emplace_back(group, [warp, held, order, group] {
+        compute(*warp, *held);
+        if (order)
+            for_each_operand(*warp, *held, [&](unsigned char* p) { order->wgmma_has_read(*warp, p, 16, group); });
+    });
     w.wgmma.ops.push_back([warp, held, order] {
         for (size_t r = 0; r < held->a_rows.size(); r++)
             if (memcmp(warp->row(held->a_rows[r]), held->a_held.data() + 32 * r, 256) != 0)
                 fail("A register %zu of a wgmma was written before it was waited for", r);
-        compute(*warp, *held);
-        if (!order) return;
-        for_each_operand(*warp, *held, [&](unsigned char* p) { order->async_read(*warp, p, 16, 0, true); });
-        order->wgmma_ends(*warp, held->d_rows, held->a_rows);
+        if (order) order->wgmma_ends(*warp, held->d_rows, held->a_rows);
     });
+}
+
+void multiply_until(Warp& w, u64 group) {
+    size_t n = 0;
+    while (n < w.products.size() && w.products[n].first <= group) w.products[n++].second();
+    w.products.erase(w.products.begin(), w.products.begin() + long(n));
+}
+
+Step wait_for_groups(size_t keep) {
+    return [keep](Warp& w, u32 lanes) {
+        const u64 group = w.wgmma.committed > keep ? w.wgmma.committed - keep : 0;
+        Warp* const four = &w.block->warps[w.id / 4 * 4];
+        const u32 n = std::min(4u, u32(w.block->warps.size()) - w.id / 4 * 4);
+        for (u32 i = 0; group && i < n; i++)
+            if (four[i].live && four[i].wgmma.committed < group) {
+                w.yields = w.again = true, w.machine->idle++;  // the product needs all four
+                return;
+            }
+        if (w.meet(lanes, ~0u) == 0) return;
+        for (u32 i = 0; group && i < n; i++) multiply_until(four[i], group);
+        if (w.machine->order) w.machine->order->wgmma_waited(w, group);
+        w.wgmma.wait(keep);
+        w.machine->idle = 0;
+    };
 }
 
 // d, a (descriptor or registers), b, accumulate, scale-a, scale-b [, trans-a], trans-b
@@ -210,9 +238,9 @@ Step wgmma(const Inst& i) {
             in_order(w, {});
             w.wgmma.commit();
             // Late, always, when order is checked: its marks must last until the wait.
-            if (w.machine->launch.seed && !w.machine->order && !w.machine->late()) w.wgmma.wait(0);
+            if (w.machine->launch.seed && !w.machine->order && !w.machine->late()) multiply_until(w, ~0ull);
         };
-    if (i.part[1] == "wait_group") return [n = size_t(i.operand.at(0).offset)](Warp& w, u32) { w.wgmma.wait(n); };
+    if (i.part[1] == "wait_group") return wait_for_groups(size_t(i.operand.at(0).offset));
     if (i.part[1] == "mma_async") return wgmma_multiply(i);
     return {};
 }
@@ -250,7 +278,7 @@ Step bind_tensor(const Inst& i) {
     const std::string& op = i.part[0];
     if (op == "ldmatrix" || op == "stmatrix") return together(matrix_move(i));
     if (op == "mma") return together(mma(i));
-    if (op == "wgmma") return together(wgmma(i));
+    if (op == "wgmma") return i.part.at(1) == "wait_group" ? wgmma(i) : together(wgmma(i));
     return {};
 }
 

@@ -9,7 +9,8 @@ namespace ptx {
 namespace {
 
 constexpr u8 kNobody = 0xff;  // lane of a stamp
-constexpr u8 kAsync = 0xff;   // warp of a stamp: a bulk copy; epoch: the barrier, tick: its phase
+constexpr u8 kAsync = 0xff;   // warp of a stamp: of the async proxy; epoch: an mbarrier, tick: its phase; or
+                              // epoch: the products of a warpgroup, tick: their group
 
 struct Stamp {
     u32 block = 0, epoch = 0, tick = 0;
@@ -87,6 +88,7 @@ struct OrderCheck::State {
     std::unordered_map<uint64_t, std::unique_ptr<Page>> global;
     std::unordered_map<const void*, Clock> objects;
     std::unordered_map<const void*, Barrier64> mbars;
+    std::vector<u32> warpgroups;  // numbers among the mbarriers' of each warpgroup's products; 0: none yet
 
     u32 index(const Warp& w) const { return w.block->slot * per_block + w.id; }
     WarpState& of(const Warp& w) { return warps[index(w)]; }
@@ -148,7 +150,7 @@ struct OrderCheck::State {
     }
 
     std::string describe(const Stamp& s) const {
-        if (s.warp == kAsync) return "an asynchronous copy into it, whose mbarrier phase this warp has not waited for";
+        if (s.warp == kAsync) return "the async proxy, whose mbarrier phase or wgmma this warp has not waited for";
         std::string lane = s.lane == kAllLanes ? "all lanes" : "lane " + std::to_string(s.lane);
         return "block " + std::to_string(s.block) + " warp " + std::to_string(s.warp) + " " + lane;
     }
@@ -172,7 +174,7 @@ struct OrderCheck::State {
     // Keeps the reads of different warps apart; one whose warp has moved on takes the place of its own older one.
     void add_read(Cell& c, const Stamp& s) {
         for (Stamp& r : c.read)
-            if (r.empty() || (r.block == s.block && r.warp == s.warp &&
+            if (r.empty() || (r.block == s.block && r.warp == s.warp && (s.warp != kAsync || r.epoch == s.epoch) &&
                               (r.lane == s.lane || s.lane == kAllLanes || r.epoch < s.epoch))) {
                 r = s;
                 return;
@@ -185,6 +187,10 @@ struct OrderCheck::State {
         c.write.bytes |= kept;  // a neighbour's bytes count as written now
         for (Stamp& r : c.read) r.bytes = u8(r.bytes & ~s.bytes);
     }
+    u32 products_of(const Warp& w) {
+        u32& id = warpgroups[w.block->slot * ((per_block + 3) / 4) + w.id / 4];
+        return id ? id : id = barriers++;
+    }
     Barrier64& mbar(const void* p) {
         auto [it, fresh] = mbars.try_emplace(p);
         if (fresh) it->second.id = barriers++;
@@ -192,7 +198,7 @@ struct OrderCheck::State {
     }
 };
 
-OrderCheck::OrderCheck(Machine& m) : s_(new State{m, 0, 0, 1, 0, 0, {}, {}, {}, {}, {}}) {}
+OrderCheck::OrderCheck(Machine& m) : s_(new State{m, 0, 0, 1, 0, 0, {}, {}, {}, {}, {}, {}}) {}
 OrderCheck::~OrderCheck() = default;
 
 void OrderCheck::start(uint64_t first_block, uint32_t blocks) {
@@ -200,7 +206,9 @@ void OrderCheck::start(uint64_t first_block, uint32_t blocks) {
     s.first = first_block, s.blocks = blocks, s.per_block = u32(s.m.blocks[0].warps.size());
     s.warps.assign(size_t(blocks) * s.per_block, {});
     s.shared.assign(blocks, {});
-    s.objects.clear(), s.mbars.clear(), s.barriers = s.inits = 0;
+    s.objects.clear(), s.mbars.clear(), s.inits = 0;
+    s.barriers = 1;  // number 0 is nobody's
+    s.warpgroups.assign(size_t(blocks) * ((s.per_block + 3) / 4), 0);
     for (WarpState& w : s.warps) w.touched.resize(s.m.kernel.slots, 1), w.in_flight.resize(s.m.kernel.slots);
 }
 
@@ -373,6 +381,21 @@ void OrderCheck::wgmma_begins(Warp& w, const std::vector<uint32_t>& d, const std
             if (me.touched[r]) fail("no wgmma.fence since a register of this wgmma was touched by another instruction");
             me.in_flight[r]++;
         }
+}
+void OrderCheck::wgmma_has_read(Warp& w, const unsigned char* p, uint32_t bytes, uint64_t group) {
+    State& s = *s_;
+    s.cells(w, p, bytes, [&](Cell& c, u8 mask) {
+        c.async_reads--;
+        Stamp now = s.stamp(w, kAllLanes, mask);
+        now.warp = kAsync, now.epoch = s.products_of(w), now.tick = u32(group);
+        s.add_read(c, now);
+    });
+}
+void OrderCheck::wgmma_waited(Warp& w, uint64_t group) {
+    auto& phases = s_->of(w).clock.phases;
+    const u32 id = s_->products_of(w);
+    phases.resize(std::max<size_t>(phases.size(), id + 1));
+    phases[id] = std::max(phases[id], u32(group));
 }
 void OrderCheck::wgmma_ends(Warp& w, const std::vector<uint32_t>& d, const std::vector<uint32_t>& a) {
     for (const auto* list : {&d, &a})

@@ -49,6 +49,8 @@ class OrderCheck {
     void registers_touched(Warp& w, const std::vector<uint32_t>& rows);  // by another instruction
     void wgmma_fence(Warp& w);
     void wgmma_begins(Warp& w, const std::vector<uint32_t>& d, const std::vector<uint32_t>& a);
+    void wgmma_has_read(Warp& w, const unsigned char* p, uint32_t bytes, uint64_t group);
+    void wgmma_waited(Warp& w, uint64_t group);
     void wgmma_ends(Warp& w, const std::vector<uint32_t>& d, const std::vector<uint32_t>& a);
     void set_registers(Warp& w, uint32_t count);  // setmaxnreg
 

@@ -45,12 +45,17 @@ PTX_TARGETS := $(PTX)/self_tests $(PTX)/kernel_tests $(PTX)/arches
 # Kernels of others, run by the interpreter; proven.sh fetches their sources and says in PROVEN what there is of them.
 # Only their PTX is made, so each of these is one run of nvcc's front end: a minute, and 5 GB for Hopper's.
 CUTLASS      := $(BUILD)/cutlass/cutlass_library/source
+FLASH2       := $(BUILD)/flash-attn/flash_attn-2.8.3/csrc/flash_attn/src
 PROVEN_FLAGS := -std=c++17 -O2 -ccbin $(CXX) --expt-relaxed-constexpr --expt-extended-lambda -DNDEBUG -w -I. \
                 -I$(CUTLASS)/include -I$(CUTLASS)/tools/util/include
-PROVEN_NAMES := $(if $(filter cutlass,$(PROVEN)),cutlass_sm80 cutlass_sm90_1 cutlass_sm90_2)
+PROVEN_NAMES := $(if $(filter cutlass,$(PROVEN)),cutlass_sm80 $(foreach n,1 2 3,cutlass_sm90_$n) fmha_sm90) \
+                $(if $(filter flash2,$(PROVEN)),flash2)
 PTX_ONLY      = -gencode arch=compute_$(1),code=compute_$(1)
 $(PTX)/proven/cutlass_sm80.o: PROVEN_FLAGS += $(call PTX_ONLY,80)
 $(PTX)/proven/cutlass_sm90_%.o: PROVEN_FLAGS += $(call PTX_ONLY,90a)
+$(PTX)/proven/fmha_sm90.o: PROVEN_FLAGS += $(call PTX_ONLY,90a) -I$(CUTLASS)/examples/88_hopper_fmha
+$(PTX)/proven/flash2.o: PROVEN_FLAGS += $(call PTX_ONLY,80) --use_fast_math -Itest/ptx/proven/stub -I$(FLASH2) \
+    $(foreach x,DROPOUT ALIBI SOFTCAP LOCAL,-DFLASHATTENTION_DISABLE_$x)
 
 define proven_object
 $(PTX)/proven/$(1).o: test/ptx/proven/$(2).cu test/ptx/proven/proven.h
@@ -59,7 +64,9 @@ $(PTX)/proven/$(1).o: test/ptx/proven/$(2).cu test/ptx/proven/proven.h
 	$$(Q)$$(NVCC) $$(PROVEN_FLAGS) -DPART=$(3) -c -o $$@ $$<
 endef
 $(eval $(call proven_object,cutlass_sm80,cutlass_sm80,1))
-$(foreach n,1 2,$(eval $(call proven_object,cutlass_sm90_$n,cutlass_sm90,$n)))
+$(foreach n,1 2 3,$(eval $(call proven_object,cutlass_sm90_$n,cutlass_sm90,$n)))
+$(eval $(call proven_object,fmha_sm90,fmha_sm90,1))
+$(eval $(call proven_object,flash2,flash2,1))
 
 $(PTX)/proven/proven_tests: $(PTX)/proven/test_proven.o $(PROVEN_NAMES:%=$(PTX)/proven/%.o) $(PTX)/libptx.a $(SIMT)/plain/libemu.a
 	$(say)

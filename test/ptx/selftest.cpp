@@ -88,6 +88,7 @@ TEST(Values, IntegerOpsGiveTheDefinedValues) {
               0x96u);
     EXPECT_EQ(value("mov.u32 %r1, 0xf0000000; mov.u32 %r2, 1; shf.l.wrap.b32 %r9, %r1, %r2, 4;"), 0x1fu);
     EXPECT_EQ(value("mov.u32 %r1, 5; shl.b32 %r9, %r1, 32;"), 0u);
+    EXPECT_EQ(value("mov.u32 %r1, 0xff020304; mov.u32 %r2, 0x02ff0101; dp4a.s32.u32 %r9, %r1, %r2, 5;"), 520u);
 }
 
 TEST(Values, RoundingsAreThoseOfTheOpsName) {
@@ -318,6 +319,12 @@ TEST(Order, AMissingFenceCommitOrWaitOfWgmmaIsFound) {
     with_and_without(kWgmma, "wgmma.fence.sync.aligned;", "no wgmma.fence", 128);
     with_and_without(kWgmma, "wgmma.commit_group.sync.aligned;", "has not been waited for", 128);
     with_and_without(kWgmma, "wgmma.wait_group.sync.aligned 0;", "has not been waited for", 128);
+}
+TEST(Order, WgmmaIsCompleteForItsFourWarpsAtOnce) {
+    std::string body = kWgmma;
+    body.erase(body.find("add.f32"));
+    body += "mad.lo.u32 %r4, %r0, 4, %r2;\nst.shared.u32 [%r4], %r0;\n";  // over what all four warps have read
+    with_and_without(body, "wgmma.wait_group.sync.aligned 0;", "still reading", 128);
 }
 TEST(Order, MoreRegistersThanThereAreIsAnError) {
     expect_fine("setmaxnreg.inc.sync.aligned.u32 240;", 256);
