@@ -9,6 +9,7 @@
 #include "kernels/embedding.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "kernels/runtime/context.h"
 #include "kernels/vocab_cross_entropy.h"
 #include "llama/model/linear.h"
 #include "llama/parallel/context.h"
@@ -18,10 +19,11 @@ namespace rz {
 void make_rope_tables(const ModelConfig& c, int64_t positions, Device device, Stream& stream, Buffer& cos_table,
                       Buffer& sin_table) {
     const int64_t n = checked_mul(positions, c.head_dim / 2, "rope table");
-    std::vector<float> cos_host(n), sin_host(n);
-    rope_tables(cos_host.data(), sin_host.data(), positions, c.head_dim, c.rope_theta, c.rope_scaling);
     cos_table = Buffer(device, n * 4, MemKind::workspace, "rope cos");
     sin_table = Buffer(device, n * 4, MemKind::workspace, "rope sin");
+    if (device.is_planned() && !stream.context().planned.executes) return;  // nobody reads them
+    std::vector<float> cos_host(n), sin_host(n);
+    rope_tables(cos_host.data(), sin_host.data(), positions, c.head_dim, c.rope_theta, c.rope_scaling);
     stream.copy(cos_table.data(), cos_host.data(), n * 4);
     stream.copy(sin_table.data(), sin_host.data(), n * 4);
     stream.synchronize();  // the host vectors end here

@@ -69,6 +69,8 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
                    .ranks = c.ranks,
                    .ranks_per_node = int(c.machine.ranks_per_node),
                    .gemm_workspace = c.machine.cpu ? 0 : gemm_workspace_bytes(int(c.machine.compute_capability))};
+    job.alone = how.one_rank;
+    if (how.if_fits) job.most_bytes = std::max<int64_t>(1, c.capacity() - c.outside_max());
     Plan plan;
     std::set<int> open = {0};
     if (!how.one_rank) open = representatives(Grid(c.ranks, grid_options(c.options)));
@@ -96,7 +98,7 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
 
 static std::optional<Plan> try_plan(const PlanCase& c, bool timed = false) {
     try {
-        return make_plan(c, {.timed = timed, .one_rank = true});
+        return make_plan(c, {.timed = timed, .one_rank = true, .if_fits = true});
     } catch (const Error&) {  // such a run is refused
         return std::nullopt;
     }

@@ -56,6 +56,7 @@ struct Plan {
 struct PlanHow {
     bool timed = true;
     bool one_rank = false;  // rank 0 and its pipeline, which takes the most, stands for all
+    bool if_fits = false;   // what does not fit is planned no further than that; it has no time then
 };
 // Throws what the run would refuse.
 Plan make_plan(const PlanCase&, const PlanHow& = {});

@@ -1,7 +1,11 @@
 // `train_llama plan --search`: every sensible combination is planned; what fits and is beaten by nothing is shown.
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <functional>
+#include <mutex>
+#include <thread>
 
 #include "llama/plan/plan.h"
 
@@ -20,15 +24,21 @@ Choice choice(std::string text, T TrainOptions::*field, T value) {
     return {std::move(text), [field, value](TrainOptions& o) { o.*field = value; }};
 }
 
-// How a model may be cut: tp inside a node, or a pipeline with a schedule.
+// How a model may be cut: tp inside a node, cp, a pipeline with a schedule, or both tp over the node and a pipeline.
 Choices cuts(const PlanCase& c) {
     const std::set<std::string>& given = c.options.given;
     Choices all = {{}};
-    if (given.count("tp") || given.count("pp")) return all;
-    for (int64_t tp = 2; tp <= std::min<int64_t>(8, c.ranks_on_node()); tp *= 2)
+    if (given.count("tp") || given.count("pp") || given.count("cp")) return all;
+    const int64_t node = std::min<int64_t>(8, c.ranks_on_node());
+    for (int64_t tp = 2; tp <= node; tp *= 2)
         all.push_back(choice(format("--tp %lld", (long long)tp), &TrainOptions::tp, tp));
+    for (int64_t cp = 2; cp <= node; cp *= 2)
+        all.push_back(choice(format("--cp %lld", (long long)cp), &TrainOptions::cp, cp));
     for (int64_t pp = 2; pp <= std::min<int64_t>(8, c.ranks); pp *= 2) {
         all.push_back(choice(format("--pp %lld", (long long)pp), &TrainOptions::pp, pp));
+        if (node > 1 && c.ranks >= node * pp)
+            all.push_back({format("--tp %lld --pp %lld", (long long)node, (long long)pp),
+                           [pp, node](TrainOptions& o) { o.pp = pp, o.tp = node; }});
         if (given.count("pp-schedule")) continue;
         for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::interleaved})
             all.push_back(
@@ -84,20 +94,9 @@ Choices others(const PlanCase& c) {
         cross({{}, choice("--collectives direct", &TrainOptions::collectives, AxisAlgorithms{Algorithm::direct})});
     if (!given.count("adam-dtype") && c.options.dtype != DType::f32)
         cross({{}, choice("--adam-dtype bf16", &TrainOptions::adam_dtype, DType::bf16)});
+    if (!given.count("fp8") && c.options.dtype == DType::bf16 && c.machine.gemm_fp8 > 0)
+        cross({{}, {"--fp8 tensor", [](TrainOptions& o) { o.fp8.recipe = Fp8Recipe::tensor; }}});
     return all;
-}
-
-enum class Tried { fits, too_large, refused };
-
-Tried plan_one(const PlanCase& c, const std::string& text, std::vector<Change>& found) {
-    try {
-        Plan plan = make_plan(c, {.timed = true, .one_rank = true});
-        if (plan.fits != Fits::yes) return Tried::too_large;
-        found.push_back({text, c, std::move(plan)});
-        return Tried::fits;
-    } catch (const Error&) {  // a run of these flags is refused
-        return Tried::refused;
-    }
 }
 
 // For what does not fit by itself: from what costs least.
@@ -118,9 +117,11 @@ Choices offloads(const PlanCase& c) {
 }
 
 // Left out, as hardly ever best: a model in parts that shards more than the optimizer's state over fewer than all, and
-// a pipeline that recomputes, or a long one with few micro-batches to fill it.
+// a pipeline that recomputes, or a long one with few micro-batches to fill it. Layers in fp8 with a model in parts are
+// left out because no such run was made yet.
 bool is_sensible(const TrainOptions& o) {
-    if (o.tp == 1 && o.pp == 1) return true;
+    if (o.tp == 1 && o.pp == 1 && o.cp == 1) return true;
+    if (o.fp8.on() && !o.given.count("fp8")) return false;
     if (o.shard_size > 0 || o.zero == 2 || (o.pp > 1 && o.zero != 1)) return o.given.count("zero") > 0;
     return o.pp == 1 || o.recompute == Recompute::none || o.given.count("recompute") > 0;
 }
@@ -137,41 +138,98 @@ Choices batches(const PlanCase& c) {
     return all;
 }
 
+// Flags but for the micro-batch.
+struct Family {
+    PlanCase of;
+    std::string text;
+};
+
+enum class Tried { fits, too_large, refused };
+
+Tried plan_one(const PlanCase& c, const std::string& text, SearchResult& counts, std::vector<Change>& found) {
+    ++counts.tried;
+    try {
+        Plan plan = make_plan(c, {.timed = true, .one_rank = true, .if_fits = true});
+        if (plan.fits != Fits::yes) return Tried::too_large;
+        ++counts.fit;
+        found.push_back({text, c, std::move(plan)});
+        return Tried::fits;
+    } catch (const Error&) {  // a run of these flags is refused
+        return Tried::refused;
+    }
+}
+
+// Micro-batches of growing size, up to the first that does not fit: larger ones do not either. That one is tried with
+// less on the device.
+void try_family(const Family& family, const Choices& batch, SearchResult& counts, std::vector<Change>& found) {
+    const auto joined = [](const std::string& a, const std::string& b) {
+        return a + (a.empty() || b.empty() ? "" : " ") + b;
+    };
+    for (const Choice& b : batch) {
+        PlanCase with = family.of;
+        b.apply(with.options);
+        const std::string text = joined(family.text, b.text);
+        if (plan_one(with, text, counts, found) != Tried::too_large) continue;
+        for (const Choice& one : offloads(with)) {
+            PlanCase on_host = with;
+            one.apply(on_host.options);
+            if (plan_one(on_host, joined(text, one.text), counts, found) == Tried::fits) return;
+        }
+        return;
+    }
+}
+
 }  // namespace
 
 SearchResult search(const PlanCase& c, const std::function<void(int64_t done, int64_t of)>& tell) {
     const Choices cut = cuts(c), shard = shards(c), other = others(c), batch = batches(c);
-    const int64_t all = int64_t(cut.size() * shard.size() * other.size() * batch.size());
+    std::vector<Family> families;
+    for (const Choice& i : cut)
+        for (const Choice& j : shard)
+            for (const Choice& k : other) {
+                Family f{c, ""};
+                for (const Choice* one : {&i, &j, &k}) {
+                    one->apply(f.of.options);
+                    f.text += (f.text.empty() || one->text.empty() ? "" : " ") + one->text;
+                }
+                if (is_sensible(f.of.options)) families.push_back(std::move(f));
+            }
+    // Plans know nothing of each other: one thread for each core. Results are put in the order of the families.
+    struct Found {
+        SearchResult counts;
+        std::vector<Change> changes;
+    };
+    std::vector<Found> by_family(families.size());
+    std::atomic<size_t> next = 0;
+    std::mutex mutex;
+    int64_t done = 0;
+    std::exception_ptr error;
+    const auto work = [&] {
+        for (size_t f = next++; f < families.size(); f = next++) {
+            std::exception_ptr failed;
+            try {
+                try_family(families[f], batch, by_family[f].counts, by_family[f].changes);
+            } catch (...) {
+                failed = std::current_exception();
+            }
+            std::lock_guard lock(mutex);
+            if (failed && !error) error = failed;
+            tell(++done, int64_t(families.size()));
+        }
+    };
+    std::vector<std::thread> threads;
+    for (unsigned t = 1; t < std::max(1u, std::thread::hardware_concurrency()); ++t) threads.emplace_back(work);
+    work();
+    for (std::thread& t : threads) t.join();
+    if (error) std::rethrow_exception(error);
+
     SearchResult result;
     std::vector<Change> found;
-    for (size_t i = 0; i < cut.size(); ++i)
-        for (size_t j = 0; j < shard.size(); ++j)
-            for (size_t k = 0; k < other.size(); ++k)
-                for (size_t b = 0; b < batch.size(); ++b) {
-                    PlanCase with = c;
-                    std::string text;
-                    for (const Choice* one : {&cut[i], &shard[j], &other[k], &batch[b]}) {
-                        one->apply(with.options);
-                        text += (text.empty() || one->text.empty() ? "" : " ") + one->text;
-                    }
-                    tell(int64_t(((i * shard.size() + j) * other.size() + k) * batch.size() + b + 1), all);
-                    if (!is_sensible(with.options)) break;
-                    ++result.tried;
-                    const Tried end = plan_one(with, text, found);
-                    result.fit += end == Tried::fits;
-                    if (end != Tried::too_large) continue;
-                    for (const Choice& one : offloads(c)) {
-                        PlanCase on_host = with;
-                        one.apply(on_host.options);
-                        ++result.tried;
-                        if (plan_one(on_host, text + (text.empty() ? "" : " ") + one.text, found) != Tried::fits)
-                            continue;
-                        ++result.fit;
-                        break;
-                    }
-                    break;  // more sequences are too large as well
-                }
-    std::sort(found.begin(), found.end(), [](const Change& a, const Change& b) { return speed(a) > speed(b); });
+    for (Found& one : by_family) {
+        result.tried += one.counts.tried, result.fit += one.counts.fit;
+        for (Change& change : one.changes) found.push_back(std::move(change));
+    }
+    std::stable_sort(found.begin(), found.end(), [](const Change& a, const Change& b) { return speed(a) > speed(b); });
     int64_t least = INT64_MAX;
     for (Change& one : found) {
         if (memory(one) >= least) continue;

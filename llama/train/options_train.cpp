@@ -87,6 +87,23 @@ static std::string wrong_duration(const std::string& text) {
     }
 }
 
+// 4194304, 4M (of 2^20, as batches are counted), 0.5M
+static bool read_batch_tokens(const std::string& text, int64_t& tokens) {
+    double value = 0;
+    const auto [after, bad] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+    const std::string unit(after, text.data() + text.size());
+    const double tokens_of = unit.empty()  ? 1
+                             : unit == "K" ? 1 << 10
+                             : unit == "M" ? 1 << 20
+                             : unit == "G" ? 1 << 30
+                                           : 0;
+    const double all = value * tokens_of;
+    if (bad != std::errc() || tokens_of == 0 || !(all >= 0 && all <= double(kBig)) || all != std::floor(all))
+        return false;
+    tokens = int64_t(all);
+    return true;
+}
+
 static void add_guards(OptionGroup g, TrainOptions& o) {
     g.checked(
         "--time-limit", "TIME",
@@ -149,8 +166,20 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
             [&o](const std::string& text) { o.batch = std::strtoll(text.c_str(), nullptr, 10); })
         .default_text = std::to_string(o.batch);
     batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Number of tokens per sequence.");
-    batch.whole("--batch-tokens", o.batch_tokens, 0, kBig,
-                "Number of tokens per update over all ranks, by accumulation. 0: one micro-batch.");
+    batch
+        .checked(
+            "--batch-tokens", "N",
+            "Number of tokens per update over all ranks, by accumulation: 524288, 512K and 0.5M are the same. 0: one "
+            "micro-batch.",
+            [](const std::string& text) {
+                int64_t tokens = 0;
+                return read_batch_tokens(text, tokens)
+                           ? ""
+                           : "'" + text +
+                                 "' is no whole number of tokens from 0 on, such as 524288, 512K or 4M (of 2^20)";
+            },
+            [&o](const std::string& text) { read_batch_tokens(text, o.batch_tokens); })
+        .default_text = "0";
     batch.whole("--grad-accum", o.grad_accum, 0, 1 << 20,
                 "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
     batch.whole("--steps", o.steps, 0, kBig, "Number of updates.");
@@ -500,6 +529,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     o.values = found.values;
     for (const OptionRow& row : table.rows)
         if (is_kept(row) || is_noted(row)) o.kept_flags[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
+    o.values["batch-tokens"] = o.kept_flags["batch-tokens"] = std::to_string(o.batch_tokens);  // 4M is 4194304
     if (!o.init_from.empty() && !o.given.count("lr")) {
         o.lr = kFineTuningRate;
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);

@@ -59,21 +59,25 @@ class DryRun {
 
     PlannedRank run(int rank) {
         PlannedRank found{.rank = rank};
-        found.first_sent = step(core_->program).sent;
         const int64_t M = core_->options.micro_batches;
         // Without a pipeline micro-batches follow each other in the same way: a few tell of all.
         constexpr int64_t kFew = 4;
-        Step all;
-        if (core_->plan || M <= kFew) {
-            all = step(core_->program);
-        } else {
-            const RankProgram most = core_->model.training_program(kFew),
-                              less = core_->model.training_program(kFew - 1);
-            step(most);
-            all = step(most);
-            step(less);
-            all.extend(step(less), M - kFew);
+        const bool few = !core_->plan && M > kFew;
+        const RankProgram most = few ? core_->model.training_program(kFew) : core_->program;
+        Step first = step(most);
+        if (takes_too_much()) {
+            found.memory = memory();
+            return found;
         }
+        Step all = step(most);
+        if (few) {
+            const RankProgram less = core_->model.training_program(kFew - 1);
+            step(less);
+            const Step of_less = step(less);
+            first.sent += (M - kFew) * (all.sent - of_less.sent);
+            all.extend(of_less, M - kFew);
+        }
+        found.first_sent = first.sent;
         found.sent = all.sent, found.step = all.time;
         for (const auto& [name, op] : all.ops) found.ops.push_back(op);
         core_->model.evaluate(batch());
@@ -130,6 +134,16 @@ class DryRun {
         return done;
     }
 
+    // Ranks of a pipeline agree: each waits for the others' messages.
+    bool takes_too_much() {
+        if (job_.most_bytes == 0) return false;
+        int64_t most = context_.memory.peak(DeviceKind::planned);
+        if (PlannedPeers* peers = mesh_->planned_peers())
+            for (const std::vector<int64_t>& one : peers->gather(mesh_->world().rank, {most}))
+                most = std::max(most, one[0]);
+        return most > job_.most_bytes;
+    }
+
     void finish() {
         const int64_t e = size_of(core_->zero.options.param_dtype);
         Buffer::host_for(device_, kFinitePiece * e, MemKind::workspace, "weights being checked");
@@ -179,7 +193,8 @@ class DryRun {
 }  // namespace
 
 std::vector<PlannedRank> plan_ranks(const TrainOptions& o, const ModelConfig& config, const PlannedJob& job, int rank) {
-    const std::vector<int> line = Grid(job.ranks, grid_options(o)).members(Axis::model, rank);
+    std::vector<int> line = Grid(job.ranks, grid_options(o)).members(Axis::model, rank);
+    if (job.alone && o.pp == 1) line = {rank};
     std::vector<PlannedRank> found(line.size());
     if (line.size() == 1) {
         found[0] = DryRun(o, config, job, rank, nullptr).run(rank);

@@ -27,6 +27,8 @@ struct PlannedJob {
     int ranks = 1;
     int ranks_per_node = 0;       // 0: all on one
     int64_t gemm_workspace = 0;   // bytes that each stream with matrix products takes on its device (kernels/gemm)
+    bool alone = false;           // without a pipeline only the rank that is asked for, which stands for its tp peers
+    int64_t most_bytes = 0;       // > 0: a rank that takes more in its first step is planned no further
     bool finishes = true;         // the run comes to its end: what its last files need is counted
     PlannedNetwork network = {};  // empty: messages take no time
     std::function<Ticks(const OpCall&, const Stream&)> cost = {};  // empty: nor do ops
