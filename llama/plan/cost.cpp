@@ -254,10 +254,13 @@ class GroupLinks {
         // Nodes follow each other in the same way: the first members and the last tell of all.
         const int64_t few = 2 * m_.ranks_per_node;
         Edge slowest;
-        for (int i = 0; i < size(); ++i)
-            if (i < few || i >= size() - few)
+        const auto look = [&](int64_t first, int64_t end) {
+            for (int64_t i = first; i < end; ++i)
                 slowest =
                     std::max(slowest, direct_edge(members_[size_t(i)], members_[size_t((i + distance) % size())]));
+        };
+        look(0, std::min<int64_t>(few, size()));
+        look(std::max<int64_t>(few, size() - few), size());
         return by_distance_[distance] = slowest;
     }
 
