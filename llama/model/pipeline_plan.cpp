@@ -31,7 +31,8 @@ PipelineSchedule schedule_for(const PipelineOptions& o, const ScheduleChoice& ch
 }
 
 // Forward only, one micro-batch through the stages from the first to the last.
-std::vector<RankProgram> evaluation_programs(const PipelineSchedule& s, const PipelineProgramOptions& o) {
+std::vector<RankProgram> evaluation_programs(const PipelineSchedule& s, const PipelineProgramOptions& o,
+                                             bool one_lane) {
     std::vector<RankProgram> out(static_cast<size_t>(s.ranks));
     for (auto& rank : out) {
         rank.shape.unit_bytes = o.unit_bytes;
@@ -68,7 +69,7 @@ std::vector<RankProgram> evaluation_programs(const PipelineSchedule& s, const Pi
         rank.program.code = place_gathers(rank.program.code, rank.shape);
         check_program(rank.program, rank.shape, r);
     }
-    const std::string why = find_rendezvous_error(out);
+    const std::string why = find_rendezvous_error(out, one_lane);
     require(why.empty(), "%s", why.c_str());
     return out;
 }
@@ -96,19 +97,11 @@ std::vector<UnitCopies> find_copies(const PipelineSchedule& s, const std::vector
 }
 
 void check_copies(const std::vector<UnitCopies>& copies, const std::string& name, const ShardPolicy& shard) {
-    const int P = int(copies.size());
-    for (int r = 0; r < P; ++r) {
-        const int peer = copies[size_t(r)].peer;
-        if (peer < 0) continue;
-        require(!shard.reduce_each,
-                "schedule %s: ranks %d and %d of the pipeline hold the same parameters and add their gradients once a "
+    for (size_t r = 0; r < copies.size(); ++r)
+        require(copies[r].peer < 0 || !shard.reduce_each,
+                "schedule %s: ranks %zu and %d of the pipeline hold the same parameters and add their gradients once a "
                 "step, and they are to be reduced at every weight gradient\n  nearest: accumulate locally",
-                name.c_str(), r, peer);
-        require((peer - r + P) % P == 1 || (r - peer + P) % P == 1,
-                "schedule %s on %d ranks: %d and %d hold the same stages and are not neighbours\n"
-                "  nearest: pp 4, or schedule dualpipev",
-                name.c_str(), P, r, peer);
-    }
+                name.c_str(), r, copies[r].peer);
 }
 
 }  // namespace
@@ -137,6 +130,7 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
     const std::vector<UnitFlops> flops = unit_flops(config, o.T, o.recompute);
     plan.cut = o.cut.empty() ? cut_stages(flops, s.stages) : cut_stages(o.cut, config.layers, s.stages);
     plan.costs = costs_of(plan.cut, flops);
+    plan.costs.one_lane = o.one_lane;
     plan.copies = find_copies(s, plan.cut, config.tied);
     check_copies(plan.copies, name, shard);
     plan.predicted = simulate(unfused(s), plan.costs);
@@ -152,7 +146,7 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
     how.gather = o.gather;
     how.window = o.gather_window;
     plan.training = pipeline_programs(s, plan.costs, how);
-    plan.evaluation = evaluation_programs(s, how);
+    plan.evaluation = evaluation_programs(s, how, o.one_lane);
     return plan;
 }
 

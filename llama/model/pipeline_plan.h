@@ -15,7 +15,8 @@ struct PipelineOptions {
     GatherFor gather = GatherFor::step;
     int gather_window = 3;  // stages, for GatherFor::window
     bool recompute = false;
-    int window = 0;  // micro-batches in flight at most; 0: as the schedule has it
+    int window = 0;         // micro-batches in flight at most; 0: as the schedule has it
+    bool one_lane = false;  // all that a rank sends and receives is on one stream
     int64_t T = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "comm/watch.h"
 #include "kernels/elementwise.h"
 #include "kernels/runtime/check.h"
 #include "llama/parallel/tensor_parallel.h"
@@ -59,28 +60,31 @@ class HeldUnits : public ParameterSource, public GradientSink {
             if (units_[i] == unit) return int(i);
         fail("unit %d is not held by this rank", unit);
     }
-    // Both add the same two numbers, so both have the same bits.
+    // Both add the same two numbers, so both have the same bits. On the mesh's stream, so after the sums over tp; all
+    // holders come to their shared units in the same order (place_reduces).
     void add_peers(int unit) {
-        Stream& compute = zero_.streams.compute;
-        Link &to = zero_.streams.mesh.link_to(peer_), &from = zero_.streams.mesh.link_from(peer_);
+        Stream &compute = zero_.streams.compute, &comm = zero_.streams.comm();
+        Transport& pp = zero_.streams.mesh.pp().transport();
         void* own = zero_.grads.gradients(local(unit));
         const int64_t bytes = shared_bytes(unit);
-        const Event ready = compute.record();
-        to.stream().wait(ready), from.stream().wait(ready);
-        const bool sends_first = zero_.streams.mesh.pp().rank() < peer_;  // where both are one stream
-        if (sends_first) to.send(own, bytes, "gradients of a shared unit");
-        from.recv(arrived_.data(), bytes, "gradients of a shared unit");
-        if (!sends_first) to.send(own, bytes, "gradients of a shared unit");
-        compute.wait(to.stream().record());
-        compute.wait(from.stream().record());
+        comm.wait(compute.record());
+        MessageGroup group;
+        group.seq = pp.watch()
+                        ? pp.watch()->queue("gradients of a shared unit", pp.group().c_str(), pp.world_rank(0), bytes)
+                        : 0;
+        group.is_last = group.seq != 0;
+        group.send(own, bytes, peer_);
+        group.recv(arrived_.data(), bytes, peer_);
+        pp.exchange(comm, group);
         const DType dtype = zero_.options.grad_dtype;
-        reduce_add(compute, {.out = own,
-                             .a = own,
-                             .b = arrived_.data(),
-                             .n = bytes / size_of(dtype),
-                             .out_dtype = dtype,
-                             .a_dtype = dtype,
-                             .b_dtype = dtype});
+        reduce_add(comm, {.out = own,
+                          .a = own,
+                          .b = arrived_.data(),
+                          .n = bytes / size_of(dtype),
+                          .out_dtype = dtype,
+                          .a_dtype = dtype,
+                          .b_dtype = dtype});
+        compute.wait(comm.record());
     }
 
     Zero& zero_;

@@ -65,6 +65,7 @@ static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const Co
             "--no-overlap out",
             name_of(how.gather));
     how.pp = pp.size;
+    how.one_lane = &mesh.link_to((pp.rank + 1) % pp.size).stream() == &mesh.stream();
     how.recompute = o.stage.recompute != Recompute::none;
     how.T = o.stage.T;
     return plan_pipeline(how, config, ParamTable(config, part_of(config, mesh)), o.zero.param_dtype, o.micro_batches,

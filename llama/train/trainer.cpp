@@ -90,10 +90,6 @@ static void check_offload(const TrainOptions& o, Device device) {
 }
 
 CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh) {
-    require(o.pp == 1 || !device.is_cuda() || std::string(mesh.pp().transport().name()) != "mpi",
-            "--pp %lld: a pipeline of GPUs sends over NCCL, and these ranks talk over MPI\n"
-            "  nearest: one GPU for each rank and --transport nccl, or --device cpu",
-            (long long)o.pp);
     require(!o.cuda_graphs || device.is_cuda(),
             "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
     require(!o.cuda_graphs || o.trace_steps == 0,

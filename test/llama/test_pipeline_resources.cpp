@@ -108,12 +108,14 @@ TEST(PipelineResources, ActivationsAreTheSlotsTimesTheirBytes) {
             }
 }
 
-// And the gradients of what two ranks hold, once each way: a tied head's embedding, all that DualPipe's copies have.
+// And the axis' own group the gradients of what two ranks hold, once each way: a tied head's embedding, all that
+// DualPipe's copies have.
 TEST(PipelineResources, EachLinkCarriesEachTensorOnce) {
     std::vector<Layout> layouts;
     for (const auto& [pp, M] : {std::pair(2, 4), {3, 6}, {4, 8}})
         for (const Kind kind : kKinds) layouts.push_back({kind, pp, M});
     layouts.push_back({Kind::dualpipe, 2, 4}), layouts.push_back({Kind::dualpipe, 4, 8});
+    layouts.push_back({Kind::dualpipe, 6, 12});
     layouts.push_back({Kind::f1b1, 3, 6}), layouts.back().tied = true;
     layouts.push_back({Kind::zb_v, 3, 6}), layouts.back().tied = true;
     for (const Layout& layout : layouts)
@@ -130,10 +132,11 @@ TEST(PipelineResources, EachLinkCarriesEachTensorOnce) {
                     if (above == r && below != r) bytes[size_t(below)] += kN * rank.core.config.dim * 4;  // gradients
                 }
             const auto units = unit_layouts(rank.core.table);
+            int64_t copies = 0;
             if (layout.kind == Kind::dualpipe)
-                for (const UnitLayout& u : units) bytes[size_t(pp - 1 - r)] += u.padded * 4;
-            if (layout.tied && layout.kind == Kind::f1b1 && (r == 0 || r == pp - 1))
-                bytes[size_t(pp - 1 - r)] += units.front().padded * 4;
+                for (const UnitLayout& u : units) copies += u.padded * 4;
+            if (layout.tied && layout.kind == Kind::f1b1 && (r == 0 || r == pp - 1)) copies = units.front().padded * 4;
+            EXPECT_EQ(rank.mesh.pp().transport().bytes_sent(), copies) << name_of(layout.kind) << " on " << pp;
             int64_t all = 0;
             for (int peer = 0; peer < pp; ++peer) {
                 if (peer != r && ((peer - r + pp) % pp == 1 || (r - peer + pp) % pp == 1)) {

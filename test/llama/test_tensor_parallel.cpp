@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "comm/loopback.h"
 #include "kernels/cross_entropy.h"
@@ -15,12 +17,13 @@
 #include "llama/base/safetensors.h"
 #include "llama/model/hf.h"
 #include "llama/model/linear.h"
-#include "llama/model/weights.h"
 #include "llama/train/core.h"
-#include "llama/train/traffic.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
+
+using namespace layout_runs;
 
 const Device kCpu{DeviceKind::cpu, 0};
 
@@ -87,16 +90,6 @@ TEST(TensorParallel, WhatSeveralHoldIsSummedOverThem) {
 }
 
 // ---- products and the embedding, exactly ----------------------------------------------------------------------------
-
-ModelConfig toy(int64_t kv_heads, bool tied = false) {
-    ModelConfig c;  // ffn, vocabulary and rows divide by none of 2, 3, 4
-    c.dim = 48, c.layers = 2, c.heads = 12, c.kv_heads = kv_heads, c.head_dim = 4, c.ffn = 23, c.vocab = 37;
-    c.max_seq_len = 16;
-    c.tied = tied;
-    c.init_std = 0.1;
-    c.resolve();
-    return c;
-}
 
 float weight(int tensor, int64_t element) { return float((element * 5 + tensor) % 7 - 3); }
 
@@ -207,196 +200,6 @@ TEST(TensorParallel, TheEmbeddingOfAnyVocabularyIsExact) {
 
 // ---- a model on a tp x dp grid --------------------------------------------------------------------------------------
 
-constexpr int64_t kT = 11;
-
-struct Layout {
-    ModelConfig config = toy(3);
-    int tp = 1, dp = 1, pp = 1;
-    std::optional<PipelineKind> schedule = {};
-    int shard_size = 0;
-    ZeroOptions zero = {};
-    Recompute recompute = Recompute::none;
-    int64_t B = 2, micro_batches = 1;  // B: of all dp ranks together
-    int steps = 10;
-    bool wire_f32 = true, overlap = false;
-    std::string folder = {};                         // where weights are loaded from; none: drawn
-    std::vector<int32_t> inputs = {}, targets = {};  // (B, T); none: drawn
-    int64_t T = kT;
-    float rate = 1e-3f;
-};
-
-using Tensors = std::vector<std::vector<float>>;
-
-struct Outcome {
-    std::vector<double> losses;             // of each step, mean over tokens
-    std::vector<std::vector<float>> norms;  // by rank, of each step
-    Tensors weights, gradients;             // whole; gradients: of the last step, before the update, without dp
-    int64_t unequal = 0;                    // elements that two ranks hold and that differ
-    std::vector<std::vector<int64_t>> sent, expected;  // by rank: bytes_sent()
-};
-
-class Collector {
-   public:
-    Collector(const ModelConfig& config, Tensors& into) : into_(into) {
-        const ParamTable whole(config);
-        for (const Tensor& t : whole.tensors()) {
-            into_.emplace_back(size_t(t.size), 0.0f);
-            seen_.emplace_back(size_t(t.size), false);
-        }
-    }
-    void add(const ParamTable& table, int unit, const void* data, DType dtype) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const UnitLayout& u = table.held_units()[size_t(unit)];
-        table.for_each_run(u.offset, u.offset + u.padded, INT64_MAX, [&](const TensorRun& run) {
-            with_dtype(dtype, [&]<class E>() {
-                const E* x = static_cast<const E*>(data) + run.local - u.offset;
-                for (int64_t i = 0; i < run.count; ++i) {
-                    const size_t tensor = size_t(run.tensor), at = size_t(run.first + i);
-                    const float value = float(x[i]);
-                    if (seen_[tensor][at])
-                        unequal_ += std::memcmp(&into_[tensor][at], &value, 4) != 0;
-                    else
-                        into_[tensor][at] = value, seen_[tensor][at] = true;
-                }
-            });
-        });
-    }
-    int64_t unequal() const { return unequal_; }  // elements that two ranks have given different values
-    int64_t missing() const {
-        int64_t n = 0;
-        for (const auto& tensor : seen_) n += std::count(tensor.begin(), tensor.end(), false);
-        return n;
-    }
-
-   private:
-    std::mutex mutex_;
-    Tensors& into_;
-    int64_t unequal_ = 0;
-    std::vector<std::vector<bool>> seen_;
-};
-
-// Sequence s of a run holds the same tokens at any layout.
-void draw(int64_t first, int64_t count, int64_t T, int64_t V, int32_t* tokens, int32_t* targets) {
-    for (int64_t s = 0; s < count; ++s) {
-        std::mt19937 rng(uint32_t(first + s) * 2654435761u + 17);
-        for (int64_t t = 0; t < T; ++t) {
-            tokens[s * T + t] = int32_t(rng() % uint32_t(V));
-            targets[s * T + t] = rng() % 9 == 0 ? kIgnoreTarget : int32_t(rng() % uint32_t(V));
-        }
-    }
-}
-
-// On tp, on the data axis with what shard and replicate cut of it, on model, and on all axes.
-std::vector<int64_t> bytes_sent(const Mesh& mesh) {
-    int64_t data = mesh.data().transport().bytes_sent();
-    for (Collectives* part : {&mesh.shard(), &mesh.replicate()})
-        if (part != &mesh.data()) data += part->transport().bytes_sent();
-    return {mesh.tp().transport().bytes_sent(), data, mesh.model().transport().bytes_sent(), mesh.bytes_sent()};
-}
-
-Outcome train(const Layout& how) {
-    const int ranks = how.tp * how.dp * how.pp;
-    Outcome out;
-    out.losses.resize(size_t(how.steps));
-    out.norms.resize(size_t(ranks));
-    out.sent.resize(size_t(ranks)), out.expected.resize(size_t(ranks));
-    Collector weights(how.config, out.weights), gradients(how.config, out.gradients);
-    std::mutex mutex;
-    LoopbackHub hub(ranks);
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, {.grid = {.tp = how.tp, .pp = how.pp, .shard_size = how.shard_size}});
-        const int64_t B = how.B / how.dp, N = B * how.T;
-        TrainingCore core(how.config,
-                          {.zero = how.zero,
-                           .adamw = {.max_norm = 0.5f},
-                           .stage = {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = 1500},
-                           .micro_batches = how.micro_batches,
-                           .threads = 1,
-                           .pipeline = {.schedule = {.kind = how.schedule}},
-                           .tp_overlap = how.overlap,
-                           .tp_wire_f32 = how.wire_f32},
-                          hub.device(rank), mesh);
-        Stream& compute = core.compute;
-        if (how.folder.empty())
-            initialise_weights(core.table, 11, compute, core.zero);
-        else
-            load_weights(how.folder, core.table, kCpu, compute, core.zero);
-        struct HostBatch {
-            std::vector<int32_t> tokens, targets, rows, starts, ids;
-        };
-        std::vector<HostBatch> batches(static_cast<size_t>(how.micro_batches));  // all of a step: a pipeline's overlap
-        const Place dp = mesh.place(Axis::dp);
-        const std::vector<int64_t> before = bytes_sent(mesh);
-        for (int step = 0; step < how.steps; ++step) {
-            const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(how.B * how.T * how.micro_batches)};
-            core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
-                const size_t n = size_t(N);
-                HostBatch& b = batches[size_t(m)];
-                b = {how.inputs, how.targets, std::vector<int32_t>(n), std::vector<int32_t>(n + 1),
-                     std::vector<int32_t>(n)};
-                if (how.inputs.empty()) {
-                    b.tokens.resize(n), b.targets.resize(n);
-                    const int64_t first = (step * how.micro_batches + m) * how.B + dp.rank * B;
-                    draw(first, B, how.T, how.config.vocab, b.tokens.data(), b.targets.data());
-                }
-                const int64_t distinct =
-                    embedding_plan(b.tokens.data(), N, how.config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
-                return {B,       how.T, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(),
-                        distinct};
-            });
-            core.zero.optimizer.gradient_norm();
-            compute.synchronize();
-            if (step == how.steps - 1 && how.dp == 1 && how.zero.whole_gradients())
-                for (int u = 0; u < int(core.table.held_units().size()); ++u)
-                    gradients.add(core.table, u, core.zero.grads.gradients(u), how.zero.grad_dtype);
-            core.zero.optimizer.update(how.rate, step + 1);
-            compute.synchronize();
-            const std::lock_guard<std::mutex> lock(mutex);
-            out.norms[size_t(rank)].push_back(*core.zero.optimizer.norm());
-            out.losses[size_t(step)] += *core.model.loss_sum() / double(how.B * how.T * how.micro_batches);
-            core.model.reset_loss();
-        }
-        out.sent[size_t(rank)] = bytes_sent(mesh);
-        const Traffic t = step_traffic(core);
-        out.expected[size_t(rank)] = {t.tp, t.data + t.replicate, t.model, t.total()};
-        for (size_t k = 0; k < before.size(); ++k) {
-            out.sent[size_t(rank)][k] -= before[k];
-            out.expected[size_t(rank)][k] *= how.steps;
-        }
-        for (int u = 0; u < int(core.table.held_units().size()); ++u) {
-            core.zero.params.gather(u);
-            const void* p = core.zero.params.parameters(u);
-            compute.synchronize();
-            weights.add(core.table, u, p, how.zero.param_dtype);
-            core.zero.params.release(u);
-        }
-    });
-    EXPECT_EQ(weights.missing(), 0);
-    out.unequal = weights.unequal() + gradients.unequal();
-    return out;
-}
-
-// What issue of a layout may differ from one rank's, in fp32 over ten steps.
-void expect_close(const Outcome& got, const Outcome& want, double sum_of_rates) {
-    for (size_t s = 0; s < want.losses.size(); ++s) {
-        EXPECT_NEAR(got.losses[s], want.losses[s], 1e-5 * want.losses[s]) << "step " << s + 1;
-        for (const auto& norms : got.norms) {
-            EXPECT_EQ(norms[s], got.norms[0][s]) << "the norm is the same number on all ranks";
-            EXPECT_NEAR(norms[s], want.norms[0][s], 1e-6 * want.norms[0][s]) << "step " << s + 1;
-        }
-    }
-    double difference = 0, size = 0, largest = 0;
-    for (size_t t = 0; t < want.weights.size(); ++t)
-        for (size_t i = 0; i < want.weights[t].size(); ++i) {
-            const double w = want.weights[t][i], d = got.weights[t][i] - w;
-            difference += d * d, size += w * w, largest = std::max(largest, std::abs(d));
-        }
-    EXPECT_LE(largest, 2 * sum_of_rates);
-    EXPECT_LE(std::sqrt(difference / size), 1e-5);
-    EXPECT_EQ(got.unequal, 0) << "what several ranks hold differs";
-    EXPECT_EQ(got.sent, got.expected) << "bytes";
-}
-
 TEST(TensorParallelModel, TrainsAsOneRankDoes) {
     for (const int64_t kv : {1, 2, 3}) {
         const Layout one{.config = toy(kv)};
@@ -442,13 +245,50 @@ TEST(TensorParallelModel, TrainsAsOneRankDoesInAPipelineToo) {
     for (const Case& c : {Case{PipelineKind::f1b1, 1, 0, 0, false, Recompute::block},
                           Case{PipelineKind::zb_v, 1, 0, 0, false, Recompute::none},
                           Case{PipelineKind::zb_v, 2, 3, 0, true, Recompute::none},
-                          Case{PipelineKind::zb_h1, 2, 2, 1, false, Recompute::none}}) {
+                          Case{PipelineKind::zb_h1, 2, 2, 1, false, Recompute::none},
+                          Case{PipelineKind::dualpipe, 1, 0, 0, false, Recompute::none},
+                          Case{PipelineKind::dualpipe, 2, 3, 0, true, Recompute::none}}) {
         SCOPED_TRACE(format("%s, dp %d, ZeRO-%d", name_of(c.schedule), c.dp, c.stage));
         Layout cut = one;
         cut.schedule = c.schedule, cut.dp = c.dp, cut.shard_size = c.shard_size, cut.recompute = c.recompute;
         cut.zero.stage = c.stage, cut.zero.accumulate_locally = c.accumulates;
         expect_close(train(cut), want, 3 * double(one.rate));
     }
+}
+
+// DualPipe's two copies of a unit are added after each is summed over tp, however late that is.
+TEST(TensorParallelModel, CopiesOfAUnitWaitForItsSumOverTp) {
+    ModelConfig config = toy(2);
+    config.layers = 4;
+    LoopbackHub hub(4);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.tp = 2, .pp = 2}});
+        TrainingCore core(config,
+                          {.zero = {},
+                           .adamw = {},
+                           .stage = {.B = 1, .T = kT},
+                           .micro_batches = 4,
+                           .threads = 1,
+                           .pipeline = {.schedule = {.kind = PipelineKind::dualpipe}}},
+                          hub.device(rank), mesh);
+        const std::vector<std::vector<Replicated>> replicated = replicated_elements(core.table);
+        const std::vector<UnitLayout>& held = core.table.held_units();
+        ASSERT_EQ(core.units.shared().size(), held.size());
+        for (size_t u = 0; u < held.size(); ++u) {
+            const int unit = core.units.shared()[u];
+            const std::vector<float> own(size_t(held[u].padded), float(rank + 1));
+            float* gradients = static_cast<float*>(core.units.gradients(unit));
+            core.compute.copy(gradients, own.data(), int64_t(own.size()) * 4);
+            mesh.stream().enqueue_host([] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+            core.units.reduce(unit, true);
+            core.compute.synchronize();
+            // Ranks 0 and 1 are one stage, 2 and 3 the other; rank's copy is on rank + 2.
+            std::vector<float> want(own.size(), mesh.place(Axis::tp).rank == 0 ? 1 + 3 : 2 + 4);
+            for (const Replicated& r : replicated[u])
+                std::fill_n(want.begin() + r.begin, r.count, float(1 + 2 + 3 + 4));
+            EXPECT_EQ(std::vector<float>(gradients, gradients + own.size()), want) << "unit " << unit;
+        }
+    });
 }
 
 TEST(TensorParallelModel, RecomputationChangesNoBit) {
@@ -464,23 +304,27 @@ TEST(TensorParallelModel, RecomputationChangesNoBit) {
     }
 }
 
-// Rows of a product on their own have the bits that they have among all rows, but for a library's.
+// Rows of a product on their own have the bits that they have among all rows, but for a library's: with that the
+// losses are close.
 TEST(TensorParallelModel, OverlapChangesNoBit) {
-    const bool own_gemm = std::string(gemm_library(DeviceKind::cpu)) == "own loops";
-    for (const auto& [tp, pp] : {std::pair(2, 1), {3, 1}, {4, 1}, {2, 2}}) {
-        SCOPED_TRACE(format("tp %d, pp %d", tp, pp));
-        Layout how{.config = toy(tp == 3 ? 3 : 2), .tp = tp, .pp = pp, .micro_batches = 2, .steps = 3};
-        if (pp == 1) how.dp = 2;
-        how.config.layers = 4;
-        const Outcome want = train(how);
-        how.overlap = true;
-        const Outcome got = train(how);
-        if (own_gemm) {
-            EXPECT_EQ(got.weights, want.weights);
-            EXPECT_EQ(got.losses, want.losses);
+    for (const bool own_gemm : {true, false})
+        for (const auto& [tp, pp] : {std::pair(2, 1), {3, 1}, {4, 1}, {2, 2}}) {
+            SCOPED_TRACE(format("tp %d, pp %d", tp, pp));
+            Layout how{.config = toy(tp == 3 ? 3 : 2), .tp = tp, .pp = pp, .micro_batches = 2, .steps = 3};
+            if (pp == 1) how.dp = 2;
+            if (!own_gemm && tp > 2) continue;
+            std::optional<OwnGemm> own;
+            if (own_gemm) own.emplace();
+            how.config.layers = 4;
+            const Outcome want = train(how);
+            how.overlap = true;
+            const Outcome got = train(how);
+            if (own_gemm) {
+                EXPECT_EQ(got.weights, want.weights);
+                EXPECT_EQ(got.losses, want.losses);
+            }
+            expect_close(got, want, 3 * double(how.rate));
         }
-        expect_close(got, want, 3 * double(how.rate));
-    }
 }
 
 // In bf16, with narrow moments and masters too, over 20 steps, at both types of partial sums.

@@ -160,6 +160,8 @@ PY
     "$cpu" $deep --device cpu --out "$work/cpu_deep" > "$work/log" 2>&1
     timeout 200 mpirun -n 2 "$simt" $deep --device cuda --tp 2 --transport mpi --out "$work/tp2" > "$work/log" 2>&1
     compare "tp 2 over mpi" 1e-4 "$work/cpu_deep" "$work/tp2"
+    timeout 200 mpirun -n 2 "$simt" $deep --device cuda --pp 2 --transport mpi --zero 3 --out "$work/pp2" > "$work/log" 2>&1
+    compare "pp 2 over mpi, all on one lane" 1e-4 "$work/cpu_deep" "$work/pp2"
     timeout 200 mpirun -n 4 "$simt" $deep --device cuda --tp 2 --pp 2 --transport nccl --out "$work/tp2pp2" > "$work/log" 2>&1
     compare "tp 2 x pp 2 over nccl" 1e-4 "$work/cpu_deep" "$work/tp2pp2"
   fi

@@ -1,0 +1,85 @@
+// Pipelines whose ranks hold the same parameters, trained on threads: DualPipe's two copies, tied heads.
+
+#include "test/llama/layout_runs.h"
+
+namespace rz {
+namespace {
+
+using namespace layout_runs;
+
+// Two data ranks of which one has the first half of the micro-batches and one the second: each sums its own, and the
+// sum of two is the same in any order.
+TEST(DualPipe, HasTheBitsOfTheSumOfTheTwoHalves) {
+    for (const int pp : {2, 4, 6}) {
+        Layout halves{.config = toy(3), .dp = 2, .B = 2, .micro_batches = pp, .steps = 10, .halves = true};
+        halves.config.layers = pp;
+        const Outcome want = train(halves);
+        Layout dual{.config = halves.config, .pp = pp, .schedule = PipelineKind::dualpipe, .B = 1};
+        dual.micro_batches = 2 * pp;
+        SCOPED_TRACE(format("pp %d", pp));
+        const Outcome got = train(dual);
+        EXPECT_EQ(got.weights, want.weights);
+        for (const auto& norms : got.norms) EXPECT_EQ(norms, want.norms[0]);
+        for (size_t s = 0; s < want.losses.size(); ++s) EXPECT_NEAR(got.losses[s], want.losses[s], 1e-12);
+        EXPECT_EQ(got.unequal, 0);
+        EXPECT_EQ(got.sent, got.expected);
+    }
+}
+
+// With three data ranks, at every ZeRO stage: sums of more than two depend on the order.
+TEST(DualPipe, TrainsAsOneRankDoesAtEveryZeroStage) {
+    Layout one{.config = toy(2), .B = 3, .micro_batches = 4, .steps = 4};
+    one.config.layers = 4;
+    const Outcome want = train(one);
+    for (const int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(format("ZeRO-%d", stage));
+        Layout dual = one;
+        dual.pp = 2, dual.dp = 3, dual.schedule = PipelineKind::dualpipe;
+        dual.zero.stage = stage, dual.zero.accumulate_locally = stage >= 2;
+        expect_close(train(dual), want, 4 * double(one.rate));
+    }
+}
+
+// A tied head's gradient is the sum of 2 M terms, of each micro-batch one as embedding and one as head, which are the
+// same bits everywhere; a pipeline adds them in another order. In fp32 n terms t, added in any order, come within
+// (n - 1) 2^-24 sum |t| of their sum (Higham 2002, section 4.2, to first order), so two orders within twice that.
+TEST(TiedHead, DiffersByTheOrderOfItsSumOnly) {
+    constexpr int64_t kMicroBatches = 4;
+    const OwnGemm own;  // adds a micro-batch's share in one rounding
+    Layout one{.config = toy(3, /*tied=*/true), .B = 1, .micro_batches = kMicroBatches, .steps = 1};
+    one.config.layers = 4;
+    one.logits_bytes = 1 << 20;
+    const std::vector<float> want = train(one).gradients[0];
+    std::vector<double> sizes(want.size(), 0);
+    std::vector<bool> looked_up(want.size(), false);
+    Layout apart = one;
+    apart.config.tied = false, apart.head_is_embedding = true;
+    apart.micro_batches = 1, apart.scale_micro_batches = kMicroBatches;
+    for (int64_t m = 0; m < kMicroBatches; ++m) {
+        apart.first_micro_batch = m;
+        const Outcome terms = train(apart);
+        for (size_t i = 0; i < want.size(); ++i) {
+            sizes[i] += std::abs(double(terms.gradients[0][i])) + std::abs(double(terms.gradients.back()[i]));
+            looked_up[i] = looked_up[i] || terms.gradients[0][i] != 0;
+        }
+    }
+    struct Case {
+        PipelineKind schedule;
+        int pp;
+    };
+    for (const Case& c : {Case{PipelineKind::f1b1, 2}, Case{PipelineKind::zb_h1, 3}, Case{PipelineKind::zb_v, 2},
+                          Case{PipelineKind::gpipe, 4}}) {
+        SCOPED_TRACE(format("%s on %d", name_of(c.schedule), c.pp));
+        Layout cut = one;
+        cut.pp = c.pp, cut.schedule = c.schedule;
+        const Outcome got = train(cut);
+        EXPECT_EQ(got.unequal, 0) << "both holders add the same two numbers";
+        for (size_t i = 0; i < want.size(); ++i) {
+            const double bound = looked_up[i] ? 2 * (2 * kMicroBatches - 1) * std::ldexp(sizes[i], -24) : 0;
+            ASSERT_LE(std::abs(double(got.gradients[0][i]) - double(want[i])), bound) << "element " << i;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rz
