@@ -16,7 +16,7 @@ void argmax_cpu(const Argmax& a) {
                 const float x = float(row[v]);
                 if (x > largest || (x == largest && v < best)) largest = x, best = v;
             }
-            a.best[n] = best < a.V ? int32_t(best) : 0;
+            a.best[n] = int32_t(a.first + (best < a.V ? best : 0));
         }
     });
 }
@@ -25,7 +25,9 @@ void argmax(Stream& stream, const Argmax& a) {
     const char* op = "argmax";
     check_size(op, "N", a.N, 0);
     check_size(op, "V", a.V, 1);
-    require(a.V <= INT32_MAX, "%s: V is %lld; tokens are 32-bit", op, (long long)a.V);
+    check_size(op, "first", a.first, 0);
+    require(a.V <= INT32_MAX && a.first <= INT32_MAX - a.V, "%s: columns %lld to %lld; tokens are 32-bit", op,
+            (long long)a.first, (long long)(a.first + a.V));
     if (a.N == 0) return;
     check_pointer(op, "best", a.best, 4);
     check_pointer(op, "logits", a.logits, 16);

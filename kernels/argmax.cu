@@ -24,7 +24,7 @@ __device__ __forceinline__ Best best_of_warp(Best b) {
 
 // One block per row; a thread looks at every 256th element.
 template <class T>
-__global__ void __launch_bounds__(kThreads) argmax_kernel(int32_t* best, const T* logits, int V) {
+__global__ void __launch_bounds__(kThreads) argmax_kernel(int32_t* best, const T* logits, int V, int first) {
     __shared__ float xs[kThreads / 32];
     __shared__ int vs[kThreads / 32];
     const T* row = logits + int64_t(blockIdx.x) * V;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) argmax_kernel(int32_t* best, const T
     __syncthreads();
     if (warp != 0) return;
     here = best_of_warp(lane < kThreads / 32 ? Best{xs[lane], vs[lane]} : Best{-INFINITY, V});
-    if (lane == 0) best[blockIdx.x] = here.v < V ? here.v : 0;
+    if (lane == 0) best[blockIdx.x] = first + (here.v < V ? here.v : 0);
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ void argmax_cuda(const Argmax& a, CudaStream stream) {
     if (a.N == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
         launch(argmax_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.best,
-               static_cast<const T*>(a.logits), int(a.V));
+               static_cast<const T*>(a.logits), int(a.V), int(a.first));
     });
 }
 

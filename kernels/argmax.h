@@ -1,8 +1,8 @@
 #pragma once
 // The likeliest token of each row of logits: whether greedy decoding would have chosen the target.
 //
-//   best[n] = the v with the largest logits[n, v]; of equals the lowest v. A NaN is never the largest: a row of nothing
-//   else gives 0.
+//   best[n] = first + the v with the largest logits[n, v]; of equals the lowest v. A NaN is never the largest: a row of
+//   nothing else gives the first.
 //
 // Exact: both backends give the same numbers.
 
@@ -15,6 +15,7 @@ struct Argmax {
     const void* logits;  // (N, V) dtype
     int64_t N, V;
     DType dtype;
+    int64_t first = 0;  // id of the first column
 };
 
 void argmax(Stream&, const Argmax&);

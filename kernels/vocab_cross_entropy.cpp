@@ -109,6 +109,15 @@ void vocab_cross_entropy_cpu(const VocabCrossEntropy& a) {
     RZ_SIMD_CALL(vocab_cross_entropy, a);
 }
 
+void vocab_argmax_cpu(const VocabArgmax& a) {
+    for (int64_t n = 0; n < a.N; ++n) {
+        int64_t best = 0;
+        for (int64_t p = 1; p < a.parts; ++p)
+            if (a.stats[(p * a.N + n) * kVocabStats] > a.stats[(best * a.N + n) * kVocabStats]) best = p;
+        a.best[n] = a.own[best * a.N + n];
+    }
+}
+
 static void check_columns(const char* op, int64_t N, int64_t V, int64_t first) {
     check_size(op, "N", N, 0);
     check_size(op, "V", V, 1);
@@ -125,6 +134,17 @@ void vocab_softmax(Stream& stream, const VocabSoftmax& a) {
     check_pointer(op, "logits", a.logits, 16);
     check_pointer(op, "targets", a.targets, 4);
     stream.run(a, vocab_softmax_cpu, RZ_CUDA_OP(vocab_softmax_cuda));
+}
+
+void vocab_argmax(Stream& stream, const VocabArgmax& a) {
+    const char* op = "vocab_argmax";
+    check_size(op, "N", a.N, 0);
+    check_size(op, "parts", a.parts, 1);
+    if (a.N == 0) return;
+    check_pointer(op, "best", a.best, 4);
+    check_pointer(op, "own", a.own, 4);
+    check_pointer(op, "stats", a.stats, 4);
+    stream.run(a, vocab_argmax_cpu, RZ_CUDA_OP(vocab_argmax_cuda));
 }
 
 void vocab_cross_entropy(Stream& stream, const VocabCrossEntropy& a) {

@@ -63,7 +63,27 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
+// One thread per row.
+__global__ void __launch_bounds__(kThreads)
+    vocab_argmax_kernel(int32_t* best, const int32_t* own, const float* stats, int64_t N, int parts) {
+    const int64_t n = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (n >= N) return;
+    float max = stats[n * kVocabStats];
+    int32_t id = own[n];
+    for (int p = 1; p < parts; ++p) {
+        const float x = stats[(p * N + n) * kVocabStats];
+        if (x > max) max = x, id = own[p * N + n];
+    }
+    best[n] = id;
+}
+
 }  // namespace
+
+void vocab_argmax_cuda(const VocabArgmax& a, CudaStream stream) {
+    if (a.N == 0) return;
+    launch(vocab_argmax_kernel, LaunchConfig(dim3(blocks_for(a.N, kThreads)), dim3(kThreads), 0, stream), a.best, a.own,
+           a.stats, a.N, int(a.parts));
+}
 
 void vocab_softmax_cuda(const VocabSoftmax& a, CudaStream stream) {
     if (a.N == 0) return;

@@ -6,6 +6,7 @@
 //   vocab_softmax         stats[n] = max_v x[n, v],  sum_v exp(x[n, v] - max),  x[n, target] where it is in this part
 //   vocab_cross_entropy   loss[n]  = log(sum_v exp(x[n, v])) - x[n, target]              over the columns of all parts
 //                         x[n, v]  = (softmax(x[n])[v] - [v == target]) * grad_scale * *loss_scale    if write_gradient
+//   vocab_argmax          best[n]  = the part's likeliest token whose part has the largest max; of equals the lowest part's
 //
 // A target of kIgnoreTarget gives loss 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once. Two
 // runs on one kind of device give the same bits.
@@ -38,12 +39,23 @@ struct VocabCrossEntropy {
     const float* loss_scale = nullptr;  // (1) f32 optional, on the device: a further factor of the gradient
 };
 
+struct VocabArgmax {
+    int32_t* best;       // (N)                        =    the same on all parts
+    const int32_t* own;  // (parts, N)                 each part's argmax, ids of the whole vocabulary
+    const float* stats;  // (parts, N, kVocabStats)    of all parts, ascending
+    int64_t N, parts;
+};
+
 void vocab_softmax(Stream&, const VocabSoftmax&);
 void vocab_cross_entropy(Stream&, const VocabCrossEntropy&);
+
+void vocab_argmax(Stream&, const VocabArgmax&);
 
 void vocab_softmax_cpu(const VocabSoftmax&);
 void vocab_softmax_cuda(const VocabSoftmax&, CudaStream);
 void vocab_cross_entropy_cpu(const VocabCrossEntropy&);
 void vocab_cross_entropy_cuda(const VocabCrossEntropy&, CudaStream);
+void vocab_argmax_cpu(const VocabArgmax&);
+void vocab_argmax_cuda(const VocabArgmax&, CudaStream);
 
 }  // namespace rz

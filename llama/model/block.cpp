@@ -128,14 +128,30 @@ void Block::row_parallel(Stream& s, int64_t N, const void* x, const Weight& w, i
     });
 }
 
-// scratch.dnorm = this rank's rows of dy W, of which each rank has some of the outputs.
+// scratch.dnorm = this rank's rows of dy W, of which each rank has some of the outputs. With `done` it is there, and
+// scratch.dh free, after the event, where there is one.
 void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const Weight& w, int64_t out,
-                                     const BlockScratch& scratch) const {
+                                     const BlockScratch& scratch, Event* done) const {
     if (!tp_) return linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, fp8_);
-    tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_, [&](int64_t first, int64_t rows) {
+    const auto product = [&](int64_t first, int64_t rows) {
         linear_backward_input(s, at(scratch.dh, first * config_.dim, tp_->wire()), at(dy, first * out, dtype_), w, rows,
                               config_.dim, out, dtype_, tp_->wire(), fp8_);
-    });
+    };
+    tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_, product, tp_->overlaps() ? done : nullptr);
+}
+
+// All rows in scratch.ahead, for who waits for the event; none without overlap.
+Event Block::start_gather(Stream& s, int64_t N, const void* own, const BlockScratch& scratch) const {
+    return scratch.ahead ? tp_->start_gather(s, scratch.ahead, own, N, config_.dim, dtype_) : Event();
+}
+const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockScratch& scratch,
+                            const Event& begun) const {
+    if (!begun.valid()) return gathered(s, N, own, scratch);
+    tp_->wait(s, begun);
+    return scratch.ahead;
+}
+void Block::wait_for(Stream& s, const Event& event) const {
+    if (event.valid()) tp_->wait(s, event);
 }
 
 // ---- passes ---------------------------------------------------------------------------------------------------------
@@ -227,11 +243,14 @@ void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, 
                          .C = config_.dim,
                          .dtype = dtype_,
                          .grad_dtype = grad_dtype_};
-    const void* dout = mlp_inputs(s, N, w, p, scratch);
-    mlp_weights(s, N, dw, p, dout, scratch);
+    Beside mlp, attention;
+    const void* dout = mlp_inputs(s, N, w, p, scratch, &mlp);
+    mlp_weights(s, N, dw, p, dout, scratch, mlp.rows);
+    wait_for(s, mlp.dnorm);
     rmsnorm_backward(s, norm);
-    const void* dmid = attention_inputs(s, shape, w, a, p, scratch);
-    attention_weights(s, N, dw, p, dmid, scratch);
+    const void* dmid = attention_inputs(s, shape, w, a, p, scratch, &attention);
+    attention_weights(s, N, dw, p, dmid, scratch, attention.rows);
+    wait_for(s, attention.dnorm);
     norm.dw = dw + at_.norm1 * ge;
     norm.x = a.resid;
     norm.w = norm_weight(w, 0);
@@ -261,9 +280,9 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w
                          .C = config_.dim,
                          .dtype = dtype_,
                          .grad_dtype = grad_dtype_};
-    mlp_inputs(s, N, w, p, scratch);
+    mlp_inputs(s, N, w, p, scratch, nullptr);
     rmsnorm_backward(s, norm);
-    attention_inputs(s, shape, w, a, p, scratch);
+    attention_inputs(s, shape, w, a, p, scratch, nullptr);
     norm.dx = dresid;
     norm.dw_sum = p.dw_norm1;
     norm.x = a.resid;
@@ -276,8 +295,10 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w
 void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const PendingBlock& p,
                         const BlockScratch& scratch) const {
     const int64_t N = shape.rows();
-    mlp_weights(s, N, dw, p, gathered(s, N, p.dout, scratch), scratch);
-    attention_weights(s, N, dw, p, gathered(s, N, p.dmid, scratch), scratch);
+    const void* dout = gathered(s, N, p.dout, scratch);
+    mlp_weights(s, N, dw, p, dout, scratch, start_gather(s, N, p.h2, scratch));
+    const void* dmid = gathered(s, N, p.dmid, scratch);
+    attention_weights(s, N, dw, p, dmid, scratch, start_gather(s, N, p.h1, scratch));
     add_norm_gradient(s, dw + at_.norm2 * size_of(grad_dtype_), p.dw_norm2, config_.dim, grad_dtype_);
     add_norm_gradient(s, dw + at_.norm1 * size_of(grad_dtype_), p.dw_norm1, config_.dim, grad_dtype_);
 }
@@ -285,7 +306,7 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
 // Leaves the gradient of h2 in scratch.dnorm, that of gate and up in p.gate_up, and swiglu's output in p.act. Returns
 // p.dout with all rows.
 const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const PendingBlock& p,
-                              const BlockScratch& scratch) const {
+                              const BlockScratch& scratch, Beside* beside) const {
     const ModelConfig& c = config_;
     const void* dout = gathered(s, N, p.dout, scratch, [&](const void* dy, int64_t first, int64_t rows) {
         linear_backward_input(s, at(p.act, first * c.ffn, dtype_), dy, matrix(w, kDown), rows, c.ffn, c.dim, dtype_,
@@ -298,23 +319,25 @@ const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const
                         .N = N,
                         .F = c.ffn,
                         .dtype = dtype_});
-    column_parallel_gradient(s, N, p.gate_up, matrix(w, kGateUp), 2 * c.ffn, scratch);
+    if (beside) beside->rows = start_gather(s, N, p.h2, scratch);
+    column_parallel_gradient(s, N, p.gate_up, matrix(w, kGateUp), 2 * c.ffn, scratch,
+                             beside ? &beside->dnorm : nullptr);
     return dout;
 }
 
 void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, const void* dout,
-                        const BlockScratch& scratch) const {
+                        const BlockScratch& scratch, const Event& h2_begun) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_);
     linear_backward_weight(s, dw + at_.down * ge, dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_, fp8_);
-    const void* h2 = gathered(s, N, p.h2, scratch);
+    const void* h2 = gathered(s, N, p.h2, scratch, h2_begun);
     linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_, fp8_);
 }
 
 // Leaves the gradient of h1 in scratch.dnorm and that of qkv in p.dqkv. Returns p.dmid with all rows.
 const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const BlockWeights& w,
-                                    const BlockActivations& a, const PendingBlock& p,
-                                    const BlockScratch& scratch) const {
+                                    const BlockActivations& a, const PendingBlock& p, const BlockScratch& scratch,
+                                    Beside* beside) const {
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
     const int64_t qkv_dim = heads_dim + 2 * kv_dim;
@@ -347,16 +370,17 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const Bl
              .row_stride = qkv_dim,
              .inverse = true,
              .dtype = dtype_});
-    column_parallel_gradient(s, N, p.dqkv, matrix(w, kQkv), qkv_dim, scratch);
+    if (beside) beside->rows = start_gather(s, N, p.h1, scratch);
+    column_parallel_gradient(s, N, p.dqkv, matrix(w, kQkv), qkv_dim, scratch, beside ? &beside->dnorm : nullptr);
     return dmid;
 }
 
 void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, const void* dmid,
-                              const BlockScratch& scratch) const {
+                              const BlockScratch& scratch, const Event& h1_begun) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_), heads_dim = c.heads * c.head_dim;
     linear_backward_weight(s, dw + at_.out * ge, dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_, fp8_);
-    const void* h1 = gathered(s, N, p.h1, scratch);
+    const void* h1 = gathered(s, N, p.h1, scratch, h1_begun);
     linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_, fp8_);
 }
 

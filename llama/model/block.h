@@ -97,6 +97,7 @@ struct BlockScratch {
     void* dh = nullptr;         // (N, max(C, heads * head_dim)); partial sums of (N, C) have tp's wire type
     void* dnorm = nullptr;      // (R, C)   gradient of a norm's output: dh without tp
     void* whole = nullptr;      // (N, C)   with tp: gathered rows, or partial sums in its wire type
+    void* ahead = nullptr;      // (N, C)   with tp's overlap: rows gathered for a weight's gradient
     void* attention = nullptr;  // attention_backward_workspace
     float* norm = nullptr;      // rmsnorm_backward_scratch(C)
 };
@@ -136,16 +137,26 @@ class Block {
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&, const Body& product) const;
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&) const;
     void row_parallel(Stream&, int64_t N, const void* x, const Weight& w, int64_t in, const BlockScratch&) const;
-    void column_parallel_gradient(Stream&, int64_t N, const void* dy, const Weight& w, int64_t out,
-                                  const BlockScratch&) const;
+    void column_parallel_gradient(Stream&, int64_t N, const void* dy, const Weight& w, int64_t out, const BlockScratch&,
+                                  Event* done) const;
+    // With tp's overlap, what goes on beside compute between the two halves of a backward pass: the rows of a weight's
+    // gradient on their way to scratch.ahead, and those of dnorm on theirs.
+    struct Beside {
+        Event rows, dnorm;
+    };
+    Event start_gather(Stream&, int64_t N, const void* own, const BlockScratch&) const;
+    const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&, const Event& begun) const;
+    void wait_for(Stream&, const Event&) const;
 
     void gate_up(Stream&, int64_t N, const BlockWeights& w, const BlockActivations& a, const BlockScratch&) const;
-    const void* mlp_inputs(Stream&, int64_t N, const BlockWeights& w, const PendingBlock& p, const BlockScratch&) const;
-    void mlp_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dout, const BlockScratch&) const;
+    const void* mlp_inputs(Stream&, int64_t N, const BlockWeights& w, const PendingBlock& p, const BlockScratch&,
+                           Beside* beside) const;
+    void mlp_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dout, const BlockScratch&,
+                     const Event& h2_begun) const;
     const void* attention_inputs(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a,
-                                 const PendingBlock& p, const BlockScratch&) const;
-    void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dmid,
-                           const BlockScratch&) const;
+                                 const PendingBlock& p, const BlockScratch&, Beside* beside) const;
+    void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dmid, const BlockScratch&,
+                           const Event& h1_begun) const;
 
     enum Matrix { kQkv, kOut, kGateUp, kDown };
     Weight matrix(const BlockWeights& w, Matrix which) const;

@@ -52,9 +52,9 @@ int32_t choose_token(const std::vector<float>& logits, const Sampling& how, int6
 constexpr int64_t kPrefill = 256;  // positions at a time: bounds the activations, not the prompt
 
 static Block decoder_block(const ModelConfig& c, const ParamTable& t, DType dtype, Device device, Stream& s,
-                           int64_t positions, Buffer& cos_table, Buffer& sin_table) {
+                           int64_t positions, Buffer& cos_table, Buffer& sin_table, TensorParallel* tp) {
     make_rope_tables(c, positions, device, s, cos_table, sin_table);
-    return Block(c, t, dtype, dtype, cos_table.as<float>(), sin_table.as<float>());
+    return Block(c, t, dtype, dtype, cos_table.as<float>(), sin_table.as<float>(), tp);
 }
 
 static RankProgram whole_forward(const ParamTable& table, DType dtype, const ParameterSource& parameters) {
@@ -67,19 +67,22 @@ static RankProgram whole_forward(const ParamTable& table, DType dtype, const Par
 }
 
 Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Device device, Stream& stream,
-                 ParameterSource& parameters, int64_t max_positions)
+                 ParameterSource& parameters, int64_t max_positions, TensorParallel* tp)
     : Decoder(c, table, dtype, device, stream, parameters, max_positions, whole_forward(table, dtype, parameters),
-              nullptr, 0) {}
+              nullptr, 0, tp) {}
 
 Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Device device, Stream& stream,
                  ParameterSource& parameters, int64_t max_positions, const RankProgram& forward, Mesh& mesh,
-                 int head_rank)
-    : Decoder(c, table, dtype, device, stream, parameters, max_positions, forward, &mesh, head_rank) {}
+                 int head_rank, TensorParallel* tp)
+    : Decoder(c, table, dtype, device, stream, parameters, max_positions, forward, &mesh, head_rank, tp) {}
 
 Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Device device, Stream& stream,
-                 ParameterSource& parameters, int64_t max_positions, RankProgram forward, Mesh* mesh, int head_rank)
+                 ParameterSource& parameters, int64_t max_positions, RankProgram forward, Mesh* mesh, int head_rank,
+                 TensorParallel* tp)
     : config_(c),
+      part_(part_config(c, table)),
       table_(table),
+      tp_(tp),
       dtype_(dtype),
       device_(device),
       stream_(stream),
@@ -89,7 +92,7 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
       head_rank_(head_rank),
       executor_(stream, mesh),
       max_positions_(std::min(max_positions, c.max_seq_len)),
-      block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_)) {
+      block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_, tp)) {
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
         return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
@@ -98,23 +101,30 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
     cache_.resize(size_t(c.layers));
     for (const StageUnits& held : program_.shape.stages) {
         for (int u = std::max(held.first_unit, 1); u <= std::min(held.last_unit, int(c.layers)); ++u)
-            cache_[size_t(u) - 1] = take(max_positions_, c.qkv_rows(), e, MemKind::activations, "key and value cache");
+            cache_[size_t(u) - 1] =
+                take(max_positions_, part_.qkv_rows(), e, MemKind::activations, "key and value cache");
         if (held.last_unit <= int(c.layers))
             outputs_[held.stage] = take(n, c.dim, e, MemKind::activations, "stage output");
     }
     a_.resid = take(n, c.dim, e, MemKind::activations, "residual");
     a_.h1 = take(n, c.dim, e, MemKind::activations, "attention norm");
-    a_.o = take(n, c.q_rows(), e, MemKind::activations, "attention output");
+    a_.o = take(n, part_.q_rows(), e, MemKind::activations, "attention output");
     a_.mid = take(n, c.dim, e, MemKind::activations, "middle residual");
     a_.h2 = take(n, c.dim, e, MemKind::activations, "ffn norm");
-    a_.gate_up = take(n, 2 * c.ffn, e, MemKind::activations, "gate and up");
+    a_.gate_up = take(n, 2 * part_.ffn, e, MemKind::activations, "gate and up");
     a_.rstd1 = static_cast<float*>(take(n, 1, 4, MemKind::activations, "attention rstd"));
     a_.rstd2 = static_cast<float*>(take(n, 1, 4, MemKind::activations, "ffn rstd"));
-    a_.lse = static_cast<float*>(take(n, c.heads, 4, MemKind::activations, "attention lse"));
+    a_.lse = static_cast<float*>(take(n, part_.heads, 4, MemKind::activations, "attention lse"));
     scratch_.branch = take(n, c.dim, e, MemKind::workspace, "branch output");
-    scratch_.act = take(n, c.ffn, e, MemKind::workspace, "swiglu output");
+    scratch_.act = take(n, part_.ffn, e, MemKind::workspace, "swiglu output");
     tokens_ = static_cast<int32_t*>(take(n, 1, 4, MemKind::data, "tokens"));
     logits_ = take(1, c.vocab, e, MemKind::workspace, "logits");
+    if (tp) {
+        const int64_t wide = std::max(e, size_of(tp->wire()));
+        scratch_.whole = take(n, c.dim, wide, MemKind::workspace, "rows of all tp ranks");
+        scratch_.dh = take(n, c.dim, wide, MemKind::workspace, "partial sums");
+        own_logits_ = static_cast<float*>(take(1, c.vocab, 4, MemKind::workspace, "own logits"));
+    }
     logits32_ = static_cast<float*>(take(1, c.vocab, 4, MemKind::workspace, "logits"));
     host_.resize(size_t(c.vocab));
 }
@@ -153,7 +163,9 @@ struct Decoder::Host : ProgramHost {
     void* boundary(Boundary which, int stage, int) override {
         return which == Boundary::input ? decoder.a_.resid : decoder.outputs_.at(stage);
     }
-    int64_t boundary_bytes(int) override { return count * decoder.config_.dim * size_of(decoder.dtype_); }
+    int64_t boundary_bytes(int) override {
+        return decoder.own_rows(count) * decoder.config_.dim * size_of(decoder.dtype_);
+    }
     Decoder& decoder;
     int64_t count;  // of new tokens
 };
@@ -166,25 +178,39 @@ void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
     position_ += count;
 }
 
+// As Stage::embedding.
+void Decoder::embedding(int64_t count) {
+    const HeldPiece vocab = table_.part_of(table_.head());
+    const DType out = tp_ ? tp_->wire() : dtype_;
+    void* rows = tp_ ? scratch_.whole : a_.resid;
+    embedding_forward(stream_, {.x = out == dtype_ ? rows : scratch_.dh,
+                                .table = parameters_.parameters(0),
+                                .tokens = tokens_,
+                                .N = count,
+                                .C = config_.dim,
+                                .V = vocab.rows,
+                                .dtype = dtype_,
+                                .first = vocab.first / config_.dim});
+    if (!tp_) return;
+    if (out != dtype_)
+        cast(stream_, {.out = rows, .x = scratch_.dh, .n = count * config_.dim, .out_dtype = out, .dtype = dtype_});
+    tp_->scatter(stream_, a_.resid, rows, count, config_.dim, dtype_);
+}
+
 void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
+    if (unit == 0) return embedding(count);
     const char* w = static_cast<const char*>(parameters_.parameters(unit));
-    if (unit == 0) {
-        embedding_forward(
-            stream_,
-            {.x = a_.resid, .table = w, .tokens = tokens_, .N = count, .C = c.dim, .V = c.vocab, .dtype = dtype_});
-        return;
-    }
     const void* previous_mid = unit > std::max(stage.first_unit, 1) ? a_.mid : nullptr;
     if (unit > int(c.layers)) return forward_head(count, previous_mid);
-    a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * c.qkv_rows() * e;
+    a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * part_.qkv_rows() * e;
     block_.forward(stream_, {.B = 1, .T = count, .first_position = position_}, w, a_, scratch_, previous_mid);
     if (unit == stage.last_unit)
         reduce_add(stream_, {.out = outputs_.at(stage.stage),
                              .a = scratch_.branch,
                              .b = a_.mid,
-                             .n = count * c.dim,
+                             .n = own_rows(count) * c.dim,
                              .out_dtype = dtype_,
                              .a_dtype = dtype_,
                              .b_dtype = dtype_});
@@ -194,9 +220,9 @@ void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
 void Decoder::forward_head(int64_t count, const void* previous_mid) {
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
+    const HeldPiece vocab = table_.part_of(table_.head());
     const auto parameters = [&](const Tensor& t) {
-        return static_cast<const char*>(parameters_.parameters(t.unit)) +
-               (t.offset - table_.units()[size_t(t.unit)].offset) * e;
+        return static_cast<const char*>(parameters_.parameters(t.unit)) + table_.within(t) * e;
     };
     rmsnorm_forward(stream_, {.y = a_.h1,
                               .rstd = a_.rstd1,
@@ -204,13 +230,20 @@ void Decoder::forward_head(int64_t count, const void* previous_mid) {
                               .x = scratch_.branch,
                               .residual = previous_mid,
                               .w = parameters(table_.final_norm()),
-                              .N = count,
+                              .N = own_rows(count),
                               .C = c.dim,
                               .eps = float(c.norm_eps),
                               .dtype = dtype_});
-    linear(stream_, logits_, static_cast<char*>(a_.h1) + (count - 1) * c.dim * e, parameters(table_.head()), 1, c.dim,
-           c.vocab, dtype_);
-    cast(stream_, {.out = logits32_, .x = logits_, .n = c.vocab, .out_dtype = DType::f32, .dtype = dtype_});
+    const void* rows = a_.h1;
+    if (tp_) tp_->gather(stream_, scratch_.whole, a_.h1, count, c.dim, dtype_), rows = scratch_.whole;
+    linear(stream_, logits_, static_cast<const char*>(rows) + (count - 1) * c.dim * e, parameters(table_.head()), 1,
+           c.dim, vocab.rows, dtype_);
+    cast(stream_, {.out = tp_ ? own_logits_ : logits32_,
+                   .x = logits_,
+                   .n = vocab.rows,
+                   .out_dtype = DType::f32,
+                   .dtype = dtype_});
+    if (tp_) tp_->gather(stream_, logits32_, own_logits_, c.vocab, 1, DType::f32);
 }
 
 int64_t generate(Decoder& decoder, const ModelConfig& config, const std::vector<int32_t>& prompt, int64_t max_tokens,

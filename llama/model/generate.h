@@ -24,14 +24,16 @@ struct Sampling {
 int32_t choose_token(const std::vector<float>& logits, const Sampling&, int64_t position);
 
 // The forward pass of one sequence, a few tokens at a time. The cache holds rotated qkv rows as the projection writes
-// them, so nothing is copied: attention reads k and v in place.
+// them, so nothing is copied: attention reads k and v in place. With `tp` the table is a part of each tensor, and all
+// ranks of the axis append the same tokens.
 class Decoder {
    public:
-    Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions);
+    Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions,
+            TensorParallel* tp = nullptr);
     // One rank of a pipeline, with its program of a forward pass; `head_rank` of the pp axis holds the last unit. All
     // ranks of the axis append the same tokens.
     Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions,
-            const RankProgram& forward, Mesh&, int head_rank);
+            const RankProgram& forward, Mesh&, int head_rank, TensorParallel* tp = nullptr);
 
     // Appends tokens (ids below the vocabulary) and returns the logits (V) after the last one, on every rank.
     // Synchronises.
@@ -43,13 +45,16 @@ class Decoder {
    private:
     struct Host;
     Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions,
-            RankProgram, Mesh*, int head_rank);
+            RankProgram, Mesh*, int head_rank, TensorParallel*);
+    void embedding(int64_t count);
+    int64_t own_rows(int64_t count) const { return tp_ ? tp_->rows(count) : count; }
     void forward_chunk(const int32_t* tokens, int64_t count);
     void forward_unit(int unit, const StageUnits&, int64_t count);
     void forward_head(int64_t count, const void* previous_mid);
 
-    ModelConfig config_;
+    ModelConfig config_, part_;  // of the model; of what this rank holds of a block
     const ParamTable& table_;
+    TensorParallel* tp_;
     DType dtype_;
     Device device_;
     Stream& stream_;
@@ -67,7 +72,8 @@ class Decoder {
     BlockActivations a_;
     BlockScratch scratch_;
     int32_t* tokens_ = nullptr;
-    void* logits_ = nullptr;
+    void* logits_ = nullptr;       // of this rank's part of the vocabulary
+    float* own_logits_ = nullptr;  // likewise, with tp
     float* logits32_ = nullptr;
     std::vector<float> host_;
 };

@@ -76,6 +76,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     scratch_.dh = take(N, std::max(c.dim * partial, heads_dim * e), 1, MemKind::workspace, "norm gradient");
     scratch_.dnorm = o.tp ? take(R, c.dim, e, MemKind::workspace, "own rows of the norm gradient") : scratch_.dh;
     if (o.tp) scratch_.whole = take(N, c.dim, std::max(e, partial), MemKind::workspace, "rows of all tp ranks");
+    if (o.tp && o.tp->overlaps()) scratch_.ahead = take(N, c.dim, e, MemKind::workspace, "rows of all tp ranks, ahead");
     const BlockShape largest{.B = o.B, .T = o.T};
     scratch_.attention = take(1, attention_backward_workspace(block_.attention_shape(largest)), 1, MemKind::workspace,
                               "attention backward");
@@ -88,9 +89,12 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
         chunk_rows_ = std::clamp<int64_t>(o.logits_bytes / (columns * e), 1, N);
         chunk_rows_ = ceil_div(N, ceil_div(N, chunk_rows_));  // equal chunks
         logits_ = take(chunk_rows_, columns, e, MemKind::workspace, "logits chunk");
-        if (o.tp)
+        if (o.tp) {
             vocab_stats_ = static_cast<float*>(
                 take(o.tp->size() + 1, chunk_rows_ * kVocabStats, 4, MemKind::workspace, "softmax of the tp ranks"));
+            vocab_best_ = static_cast<int32_t*>(
+                take(o.tp->size() + 1, chunk_rows_, 4, MemKind::workspace, "likeliest tokens of the tp ranks"));
+        }
     }
     loss_sum_ = Buffer(device, 8, MemKind::workspace, "loss sum");
     reset_loss();
@@ -369,11 +373,18 @@ void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, in
     const int64_t C = config_.dim, V = vocab_.rows;
     x += first * C * size_of(t);
     linear(stream_, work_.logits(), x, w, rows, C, V, t);
-    if (goal.pass == Pass::score) {
-        require(!options_.tp, "the likeliest token: each rank of the tp axis has a part of the vocabulary");
-        argmax(stream_, {.best = goal.best + first, .logits = work_.logits(), .N = rows, .V = V, .dtype = t});
-    }
+    const int64_t ranks = options_.tp ? options_.tp->size() : 1;
+    int32_t* best = options_.tp ? work_.vocab_best() + ranks * rows : goal.best + first;
+    if (goal.pass == Pass::score)
+        argmax(stream_,
+               {.best = best, .logits = work_.logits(), .N = rows, .V = V, .dtype = t, .first = vocab_.first / C});
     losses(first, rows, b, goal);
+    if (goal.pass == Pass::score && options_.tp) {
+        int32_t* all = work_.vocab_best();
+        options_.tp->share(stream_, reinterpret_cast<float*>(all), reinterpret_cast<const float*>(best), rows);
+        vocab_argmax(stream_,
+                     {.best = goal.best + first, .own = all, .stats = work_.vocab_stats(), .N = rows, .parts = ranks});
+    }
     if (!dw) return;
     char* dx = static_cast<char*>(work_.scratch().dh) + first * C * size_of(partial);
     linear_backward_input(stream_, dx, work_.logits(), w, rows, C, V, t, partial);

@@ -81,6 +81,8 @@ class Workspace {
 
     // (tp + 1, chunk_rows, kVocabStats) with tp: what each rank says of a row, then this one's.
     float* vocab_stats() const { return vocab_stats_; }
+    // (tp + 1, chunk_rows) with tp: each rank's likeliest token of a row, then this one's.
+    int32_t* vocab_best() const { return vocab_best_; }
     // (1) double on the device: the token losses added up since reset_loss(). Zero without a head, and on all ranks of
     // the tp axis but the first.
     double* loss_sum() const { return loss_sum_.as<double>(); }
@@ -98,6 +100,7 @@ class Workspace {
     BlockScratch scratch_;
     void* logits_ = nullptr;
     float *losses_ = nullptr, *vocab_stats_ = nullptr;
+    int32_t* vocab_best_ = nullptr;
     int64_t chunk_rows_ = 0;
     Buffer loss_sum_;
 };

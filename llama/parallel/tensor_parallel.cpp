@@ -15,13 +15,16 @@ std::vector<int64_t> TensorParallel::row_offsets(int64_t N, int64_t C) const {
     return offsets;
 }
 
-// Compute waits for what is enqueued here, and that for compute.
+// Compute waits for what is enqueued here, unless somebody else will, and that for compute.
 template <class Body>
-void TensorParallel::ordered(Stream& compute, const Body& body) const {
+void TensorParallel::ordered(Stream& compute, const Body& body, Event* done) const {
     Stream& comm = mesh_.stream();
     comm.wait(compute.record());
     body(comm);
-    compute_waits(compute, comm.record());
+    if (done)
+        *done = comm.record();
+    else
+        compute_waits(compute, comm.record());
 }
 
 void TensorParallel::compute_waits(Stream& compute, const Event& event) const {
@@ -42,19 +45,35 @@ void TensorParallel::gather(Stream& compute, void* all, const void* own, int64_t
     if (product) product(0, N);
 }
 
+Event TensorParallel::start_gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C,
+                                   DType dtype) const {
+    Event here;
+    ordered(
+        compute,
+        [&](Stream& comm) {
+            mesh_.tp().all_gather(comm, {.out = all, .in = own, .offsets = row_offsets(N, C), .dtype = dtype});
+        },
+        &here);
+    return here;
+}
+
 void TensorParallel::scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype,
-                             const Product& product) {
+                             const Product& product, Event* done) {
     if (overlap_ && product)
-        return scatter_parts(compute, own, static_cast<const char*>(partial), row_offsets(N, 1), C, dtype, product);
+        return scatter_parts(compute, own, static_cast<const char*>(partial), row_offsets(N, 1), C, dtype, product,
+                             done);
     if (product) product(0, N);
-    ordered(compute, [&](Stream& comm) {
-        mesh_.tp().reduce_scatter(comm, {.out = own,
-                                         .in = partial,
-                                         .offsets = row_offsets(N, C),
-                                         .dtype = wire_,
-                                         .wire = wire_,
-                                         .out_dtype = dtype});
-    });
+    ordered(
+        compute,
+        [&](Stream& comm) {
+            mesh_.tp().reduce_scatter(comm, {.out = own,
+                                             .in = partial,
+                                             .offsets = row_offsets(N, C),
+                                             .dtype = wire_,
+                                             .wire = wire_,
+                                             .out_dtype = dtype});
+        },
+        done);
 }
 
 // ---- part by part ---------------------------------------------------------------------------------------------------
@@ -99,7 +118,7 @@ void TensorParallel::gather_parts(Stream& compute, char* all, const char* own, c
 
 // At distance d the rows of rank + d are made and sent; this rank's come from rank - d. Its own are made last.
 void TensorParallel::scatter_parts(Stream& compute, void* own, const char* partial, const std::vector<int64_t>& offsets,
-                                   int64_t C, DType dtype, const Product& product) {
+                                   int64_t C, DType dtype, const Product& product, Event* done) {
     Stream& comm = mesh_.stream();
     Transport& transport = mesh_.tp().transport();
     const int64_t row = C * size_of(wire_);
@@ -128,7 +147,10 @@ void TensorParallel::scatter_parts(Stream& compute, void* own, const char* parti
                     .stride = rows(rank()) * C,
                     .out_dtype = dtype,
                     .dtype = wire_});
-    compute_waits(compute, comm.record());
+    if (done)
+        *done = comm.record();
+    else
+        compute_waits(compute, comm.record());
 }
 
 void* TensorParallel::arrived(Stream& comm, int64_t bytes) {

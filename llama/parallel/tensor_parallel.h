@@ -14,7 +14,8 @@
 // With `overlap` a product is computed by the rows of each rank: those that are here first, each rank's as they arrive;
 // or, before a scatter, those of the others first, each of which sets off as soon as it is made. The sums are the same:
 // bits depend on whether a product of some rows has the bits of those rows in the product of all, which our own GEMM
-// promises and a library does not.
+// promises and a library does not. The rows that a weight's gradient reads are gathered while the input's is computed,
+// and that is scattered while the weights' are.
 //
 // Everything enqueues and returns: the collectives are on the mesh's stream, ordered with compute by events.
 
@@ -43,6 +44,7 @@ class TensorParallel {
 
     int rank() const { return mesh_.tp().rank(); }
     int size() const { return mesh_.tp().size(); }
+    bool overlaps() const { return overlap_; }
     DType wire() const { return wire_; }
 
     // Bytes that this rank sends in each of them.
@@ -65,9 +67,13 @@ class TensorParallel {
     // once or part by part
     void gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype,
                 const Product& product = nullptr) const;
-    // `product` makes `partial` (N, C) wire, at once or part by part; then own (rows(N), C) dtype = its sum over ranks
+    // Only begins: `all` is there for who waits for the event.
+    Event start_gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype) const;
+    // `product` makes `partial` (N, C) wire, at once or part by part; then own (rows(N), C) dtype = its sum over ranks.
+    // With `done`, compute does not wait for it: `own` is there, and `partial` free again, for who waits for the event.
     void scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype,
-                 const Product& product = nullptr);
+                 const Product& product = nullptr, Event* done = nullptr);
+    void wait(Stream& compute, const Event& event) const { compute_waits(compute, event); }
     // all (size, n) = each rank's `own` (n)
     void share(Stream& compute, float* all, const float* own, int64_t n) const;
     // unit[r.begin, + r.count) = its sum over the ranks that hold it. Compute does not wait for it: what is enqueued
@@ -77,12 +83,12 @@ class TensorParallel {
    private:
     std::vector<int64_t> row_offsets(int64_t N, int64_t C) const;  // in elements
     template <class Body>
-    void ordered(Stream& compute, const Body& body) const;
+    void ordered(Stream& compute, const Body& body, Event* done = nullptr) const;
     void exchange_sum(Stream& comm, void* data, const Replicated& r, DType dtype);
     void gather_parts(Stream& compute, char* all, const char* own, const std::vector<int64_t>& offsets, int64_t C,
                       DType dtype, const Product& product) const;
     void scatter_parts(Stream& compute, void* own, const char* partial, const std::vector<int64_t>& offsets, int64_t C,
-                       DType dtype, const Product& product);
+                       DType dtype, const Product& product, Event* done);
     // The messages of one step of an operation that the flight recorder knows as `seq`.
     MessageGroup step_of(uint64_t seq, bool is_last) const;
     uint64_t record(const char* what, int64_t bytes) const;

@@ -83,6 +83,7 @@ OpWork work(const VocabCrossEntropy& a) {
     return bytes((a.write_gradient ? 2 : 1) * n(a.N) * n(a.V) * size_of(a.dtype), a.dtype);
 }
 OpWork work(const LossScaleUpdate&) { return bytes(0); }
+OpWork work(const VocabArgmax& a) { return bytes(n(a.parts) * n(a.N) * 4 * (kVocabStats + 1), DType::f32); }
 OpWork work(const Argmax& a) { return bytes(n(a.N) * n(a.V) * size_of(a.dtype), a.dtype); }
 template <class Product>
 OpWork fp8_product(const Product& g) {
@@ -175,10 +176,10 @@ bool find_work(const OpCall& op, OpWork& found) {
         return true;
     }
     return try_all<Gemm, AttentionForward, AttentionBackward, RmsnormForward, RmsnormBackward, Rope, SwigluForward,
-                   SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, LossScaleUpdate, Argmax, Fp8Gemm,
-                   Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales,
-                   SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, Cast,
-                   ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
+                   SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax,
+                   Fp8Gemm, Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8,
+                   FoldScales, SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale,
+                   BiasCorrection, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

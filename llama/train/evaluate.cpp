@@ -169,8 +169,8 @@ void make_evaluation(Trainer& t) {
     TrainingCore& core = *t.core;
     const Mesh& mesh = *t.mesh;
     t.scorer = std::make_unique<Scorer>(t.process, core.model, core.device, core.compute, mesh.place(Axis::dp),
-                                        mesh.place(Axis::tp).rank == 0 && mesh.place(Axis::cp).rank == 0, o.batch,
-                                        o.seq_len, core.config.vocab);
+                                        mesh.place(Axis::tp).rank == 0, o.batch, o.seq_len, core.config.vocab,
+                                        mesh.place(Axis::cp));
 }
 
 void evaluate(Trainer& t, int64_t step) {

@@ -8,11 +8,6 @@ static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
     require(!o.given.count("data-weights-at") || o.data_weights_at.empty() || o.data.find(',') != std::string::npos ||
                 o.resume.asked(),
             "--data-weights-at changes the shares of a mix, and --data is none\n  nearest: --data a:0.7,b:0.3");
-    require(
-        o.tp == 1 || o.eval_every == 0,
-        "--eval-every with --tp %lld: the likeliest token is not looked for in a vocabulary that is cut\n  nearest: "
-        "--eval-every 0, and train_llama eval on checkpoints",
-        (long long)o.tp);
     require(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
             "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
             (long long)o.eval_every);
@@ -95,9 +90,6 @@ void check_given(const TrainOptions& o) {
             "--sample-every with --pp %lld and parameters gathered in fp8: samples need them in --dtype\n"
             "  nearest: --fp8-gather off",
             (long long)o.pp);
-    require(o.tp == 1 || o.sample_every == 0,
-            "--sample-every with --tp %lld: text is not drawn from parts of tensors\n  nearest: --sample-every 0",
-            (long long)o.tp);
     for (const char* flag : {"tp-wire", "tp-overlap"})
         require(!o.given.count(flag) || o.tp > 1,
                 "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);
@@ -108,10 +100,6 @@ void check_given(const TrainOptions& o) {
             "--sample-tokens without samples\n  nearest: --sample-every 1");
     require(!o.given.count("cp-exchange") || o.cp > 1,
             "--cp-exchange is about the ranks of --cp, which is 1\n  nearest: --cp 2, or leave it out");
-    require(o.cp == 1 || o.eval_every == 0,
-            "--eval-every with --cp %lld: requests of any length do not cut into 2 x cp chunks\n  nearest: "
-            "--eval-every 0, and train_llama eval on checkpoints",
-            (long long)o.cp);
     check_mix_evaluation_and_wandb(o);
     check_guards_and_output(o);
 }

@@ -35,8 +35,7 @@ class DryRun {
                 "--collectives library: what the library takes and how long is not known to a plan\n"
                 "  nearest: --collectives ring, direct or hier");
         if (mesh_how.ranks_per_node == 0) mesh_how.ranks_per_node = job.ranks_per_node;
-        require(o.pp == 1 || job.kind != DeviceKind::cuda || o.transport != TransportKind::mpi,
-                "--pp %lld: a pipeline of GPUs sends over NCCL\n  nearest: --transport nccl", (long long)o.pp);
+        mesh_how.one_lane = job.kind == DeviceKind::cuda && o.transport == TransportKind::mpi;
         if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && o.transport != TransportKind::mpi)
             mesh_how.collectives.largest_chunk_bytes = kNcclChunkBytes;
         mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
@@ -52,7 +51,7 @@ class DryRun {
         if (!o.out.empty() && !o.no_background_save && o.save_every > 0)
             copy_ = Buffer::host_for(device_, copy_of_state_bytes(core_->zero), MemKind::workspace, "copy");
         numbers_ = Metrics::make_numbers(device_);
-        if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len);
+        if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len / mesh_->place(Axis::cp).size);
         tokens_ = checked_mul(o.batch, o.seq_len, "tokens of a batch") / mesh_->place(Axis::cp).size;
         ids_ = Buffer(Device{DeviceKind::planned}, 4 * (tokens_ + 1), MemKind::data, "token ids");
     }

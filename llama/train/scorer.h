@@ -17,12 +17,14 @@ class Scorer {
     // Memory for batches of at most B x T.
     struct Buffers {
         Buffers(Device, int64_t B, int64_t T);
-        Buffer host, device;  // int32 tokens, int32 targets, fp32 losses, int32 best, (B*T) each
+        Buffer host, device;  // int32 tokens, targets, fp32 losses, int32 best, positions, (B*T) each
     };
 
     // The model was built for batches of B x T at least. dp: this rank's place on the data axis. counts: whether it is
-    // the one of its tp and cp peers, which compute the same, whose scores count.
-    Scorer(Process&, Model&, Device, Stream&, Place dp, bool counts, int64_t B, int64_t T, int64_t vocab);
+    // the one of its tp peers, which compute the same, whose scores count. cp: its place among those that cut each
+    // sequence (BatchFeeder's chunks); the model was then built for B x T, and every batch is that large.
+    Scorer(Process&, Model&, Device, Stream&, Place dp, bool counts, int64_t B, int64_t T, int64_t vocab,
+           Place cp = {});
 
     // Collective: a score for each item, the same on all ranks. An item has at most T + 1 tokens, each below `vocab`.
     std::vector<Score> score(const std::vector<const ScoreItem*>&);
@@ -32,12 +34,14 @@ class Scorer {
         size_t first, end;  // of the sorted items
         int64_t T;
     };
+    // Of this rank's tokens; 0 and greedy where it has none.
     std::vector<Score> run(const Batch&, const std::vector<const ScoreItem*>& sorted);
+    std::vector<int64_t> own_places(int64_t rows, int64_t T) const;
 
     Process& process_;
     Model& model_;
     Stream& stream_;
-    Place dp_;
+    Place dp_, cp_;
     bool counts_;
     int64_t B_, T_, vocab_;
     Buffers buffers_;

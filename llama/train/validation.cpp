@@ -23,10 +23,12 @@ static void print_sample(Trainer& t, int64_t step) {
     ParameterSource& source = whole ? static_cast<ParameterSource&>(*whole) : core.units;
     const int64_t positions = int64_t(prompt.size()) + t.options.sample_tokens;
     const int pp_rank = core.mesh.place(Axis::pp).rank;
+    TensorParallel* tp = core.tp ? &*core.tp : nullptr;
     Decoder decoder =
-        core.plan ? Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions,
-                            core.plan->evaluation[size_t(pp_rank)], core.mesh, core.plan->schedule.rank_of.back()[0])
-                  : Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions);
+        core.plan
+            ? Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions,
+                      core.plan->evaluation[size_t(pp_rank)], core.mesh, core.plan->schedule.rank_of.back()[0], tp)
+            : Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions, tp);
     std::vector<int32_t> tokens = prompt;
     generate(decoder, core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},
              [&](int32_t token) {

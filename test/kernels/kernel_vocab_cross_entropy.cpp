@@ -1,6 +1,7 @@
 // Cross-entropy over parts of the vocabulary, and the embedding of one: CUDA kernels against the CPU ops.
 #include "kernels/vocab_cross_entropy.h"
 
+#include "kernels/argmax.h"
 #include "kernels/embedding.h"
 #include "test/kernels/kernel_test.h"
 
@@ -84,6 +85,60 @@ TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
 INSTANTIATE_TEST_SUITE_P(Shapes, VocabCrossEntropyTest,
                          testing::Values(Case{1, 2, 0, 5, DType::f32}, Case{5, 259, 259, 777, DType::bf16},
                                          Case{4, 1000, 500, 1500, DType::f32}, Case{3, 777, 7, 800, DType::f16}));
+
+// Logits with many equal largest ones, cut into uneven parts: the likeliest token is that of the whole row, to the bit.
+TEST(VocabArgmax, OfPartsIsThatOfTheWholeRow) {
+    constexpr int64_t N = 70, V = 37, kParts = 3;
+    const std::vector<int64_t> ends{0, 13, 25, V};
+    Data logits = normal(N * V, DType::bf16, 9, 2);
+    for (int64_t i = 0; i < logits.size(); ++i) logits.set(i, float(std::round(logits.at(i))));
+    for (int64_t v = 0; v < V; ++v) logits.set(v, v < 25 ? -INFINITY : 1.0f);  // of one row only the last part
+    std::vector<int32_t> targets(size_t(N), kIgnoreTarget);
+    std::vector<int32_t> own;
+    std::vector<float> stats;
+    for (int64_t p = 0; p < kParts; ++p) {
+        const int64_t first = ends[size_t(p)], columns = ends[size_t(p) + 1] - first;
+        Data part = zeros(N * columns, DType::bf16);
+        for (int64_t n = 0; n < N; ++n)
+            for (int64_t v = 0; v < columns; ++v) part.set(n * columns + v, float(logits.at(n * V + first + v)));
+        const auto op = [&](KernelRun& run) {
+            argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32),
+                                  .logits = run.input(part),
+                                  .N = N,
+                                  .V = columns,
+                                  .dtype = DType::bf16,
+                                  .first = first});
+            vocab_softmax(run.stream(), {.stats = run.output<float>("stats", N * kVocabStats, DType::f32),
+                                         .logits = run.input(part),
+                                         .targets = run.input<int32_t>(targets),
+                                         .N = N,
+                                         .V = columns,
+                                         .first = first,
+                                         .dtype = DType::bf16});
+        };
+        const KernelRun::Results r = run_on({DeviceKind::cpu, 0}, op);
+        const size_t before = own.size(), stats_before = stats.size();
+        own.resize(before + size_t(N)), stats.resize(stats_before + size_t(N * kVocabStats));
+        memcpy(own.data() + before, r.at("best").bytes.data(), size_t(N) * 4);
+        memcpy(stats.data() + stats_before, r.at("stats").bytes.data(), size_t(N * kVocabStats) * 4);
+    }
+    const auto op = [&](KernelRun& run) {
+        vocab_argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32),
+                                    .own = run.input<int32_t>(own),
+                                    .stats = run.input<float>(stats),
+                                    .N = N,
+                                    .parts = kParts});
+    };
+    compare_on_devices(op, {{"best", {}}});
+    const KernelRun::Results r = run_on({DeviceKind::cpu, 0}, op);
+    for (int64_t n = 0; n < N; ++n) {
+        int32_t best = 0;
+        memcpy(&best, r.at("best").bytes.data() + size_t(n) * 4, 4);
+        std::vector<double> row;
+        for (int64_t v = 0; v < V; ++v) row.push_back(logits.at(n * V + v));
+        EXPECT_EQ(best, std::max_element(row.begin(), row.end()) - row.begin()) << "row " << n;
+    }
+}
 
 // Rows of tokens outside the part are zero, and their gradients are left out.
 TEST(EmbeddingOfAPart, TakesItsOwnTokensOnly) {

@@ -64,6 +64,22 @@ for task in during:
 if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
   check "evaluates with parameters sharded over three ranks" train sharded mpirun -n 3 "$program" --batch 1 --zero 3 "${evaluating[@]}"
   check "and over the stages of a pipeline" train stages mpirun -n 2 "$program" --batch 2 --grad-accum 2 --pp 2 "${evaluating[@]}"
+  # Requests over parts of the vocabulary, and over parts of each sequence: the numbers of one rank.
+  alike() {  # alike NAME: as `with`, whose updates are of the same data
+    python3 -c "
+import json, sys
+a, b = ([r['eval'] for r in map(json.loads, open(f'$work/{run}/metrics.jsonl')) if 'eval' in r] for run in ('$1', 'with'))
+assert len(a) == len(b) == 2
+for x, y in zip(a, b):
+    for task in y:
+        for name, value in y[task].items():
+            assert abs(x[task][name] - value) <= 1e-4 * abs(value), (task, name, x[task][name], value)" >> "$work/log" 2>&1
+  }
+  for layout in "2 --tp 2" "2 --cp 2" "4 --tp 2 --cp 2 --cp-exchange ring"; do
+    # shellcheck disable=SC2086
+    check "evaluates on $layout" train layout mpirun -n ${layout%% *} "$program" --batch 4 ${layout#* } "${evaluating[@]}" --overwrite
+    check "  as one rank does" alike layout
+  done
   check "every rank scored its share once" python3 -c "
 import json
 for run in 'sharded', 'stages':

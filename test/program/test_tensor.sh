@@ -94,6 +94,12 @@ check "  all skip the update" close bad2 bad
 check "bf16" train bf16 2 --tp 2 --dtype bf16
 check "bf16, partial sums in fp32" train bf16wide 2 --tp 2 --dtype bf16 --tp-wire fp32
 
+# With our own products, whose rows do not depend on each other, overlap changes no bit.
+own_products() { RZ_GEMM=own train "$@" && grep -q "own loops GEMM" "$work/log"; }
+check "our own products" own_products own 2 --tp 2 --batch-tokens 66
+check "  beside their collectives" own_products ownoverlap 2 --tp 2 --batch-tokens 66 --tp-overlap on
+check "  the same bits" cmp "$work/own/final/model.safetensors" "$work/ownoverlap/final/model.safetensors"
+
 # Saved by one layout, resumed by another: the files hold whole tensors (their bytes: test/llama/mpi_layouts.cpp).
 check "saves at tp 2" train half2 2 --tp 2 --steps 5 --save-every 5 --batch-tokens 66
 check "saves at tp 1" train half1 1 --steps 5 --save-every 5 --batch-tokens 66
@@ -148,6 +154,17 @@ done
 check "refused: heads" refused 5 "nearest: --tp 4 or 6" --tp 5
 check "refused: kv heads" refused 3 "of 2 kv heads and 3 ranks one must divide the other" --tp 3
 check "refused: ranks" refused 3 "2 does not divide 3" --tp 2
-check "refused: samples" refused 2 "nearest: --sample-every 0" --tp 2 --sample-every 1
+# Samples: each rank has a part of the vocabulary's logits, and the text is that of one rank.
+sampled=(--steps 2 --val-every 1 --sample-every 1 --sample-tokens 12 --prompt "def " --grad-accum 2)
+drawn() { sed -n '/^--- sample/,/^---$/p' "$work/log"; }
+check "samples on one rank" train sample1 1 "${sampled[@]}"
+text=$(drawn)
+for layout in "2 --tp 2" "4 --tp 4 --tp-overlap on" "4 --tp 2 --pp 2 --zero 3"; do
+  # shellcheck disable=SC2086
+  check "samples on $layout" train sampled $layout "${sampled[@]}" --overwrite
+  check "  the same text" test -n "$text" -a "$(drawn)" = "$text"
+done
+
+check "refused: graphs" refused 2 "nearest: --cuda-graphs off" --tp 2 --cuda-graphs on
 check "refused: --tp-wire without --tp" refused 1 "nearest: --tp 2" --tp-wire fp32
 summary
