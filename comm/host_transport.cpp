@@ -47,13 +47,15 @@ static void ask_for_short_slices() {
 #endif
 }
 
+void Wire::Batch::pause() { sched_yield(); }
+
 void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq) {
     if (batch.test()) return;
     thread_local bool asked = false;
     if (!std::exchange(asked, true)) ask_for_short_slices();
     WaitClock clock;
     for (int polls = 1;; ++polls) {
-        sched_yield();
+        batch.pause();
         if (batch.test()) return;
         if (polls % 64 != 0) continue;
         const double waited = clock.look();

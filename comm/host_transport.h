@@ -23,6 +23,8 @@ class Wire {
        public:
         virtual ~Batch() = default;
         virtual bool test() = 0;  // makes progress; true once all messages are complete. Throws on a transport error.
+        // Between two tests of a thread that waits: another thread's turn.
+        virtual void pause();
         // The messages that are not complete, by index into the posted vector.
         virtual std::vector<int> pending() = 0;
     };

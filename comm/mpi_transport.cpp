@@ -7,11 +7,16 @@
 #ifdef RZ_HAVE_MPI
 
 #include <mpi.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "kernels/elementwise.h"
 
@@ -42,27 +47,53 @@ struct Comm {
     }
 };
 
+class MpiBatch;
+
+// Streams wait on threads of their own. One of those that wait asks MPI, for all of them; the others sleep until their
+// messages are complete or the turn is theirs. Under mpi_mutex.
+struct Waiting {
+    std::vector<MpiBatch*> batches;
+    const MpiBatch* asks = nullptr;
+    std::condition_variable changed;
+};
+Waiting waiting;
+
 class MpiBatch : public Wire::Batch {
    public:
     std::vector<MPI_Request> requests;
     std::vector<int> message;   // of each request
     std::vector<int> expected;  // bytes of each request, -1 if it is no receive
 
+    MpiBatch() = default;
+    MpiBatch(const MpiBatch&) = delete;
+    ~MpiBatch() override {
+        std::lock_guard lock(mpi_mutex);
+        leave();
+    }
+
     bool test() override {
         std::lock_guard lock(mpi_mutex);
-        int done = 0;
-        statuses_.resize(requests.size());
-        check(MPI_Testall(int(requests.size()), requests.data(), &done, statuses_.data()), "MPI_Testall");
-        for (size_t i = 0; done && i < expected.size(); ++i) {  // a longer message is MPI's error, a shorter one is not
-            int bytes = 0;
-            if (expected[i] < 0) continue;
-            MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
-            require(bytes == expected[i],
-                    "a message of %d bytes came where %d were expected: the ranks do not agree on what "
-                    "they are doing",
-                    bytes, expected[i]);
+        ask();
+        if (!done_) return false;
+        leave();
+        if (error_) std::rethrow_exception(error_);
+        return true;
+    }
+
+    void pause() override {
+        std::unique_lock lock(mpi_mutex);
+        if (!waits_) waiting.batches.push_back(this), waits_ = true;
+        if (!waiting.asks) waiting.asks = this;
+        if (waiting.asks != this) {  // for a time, so that the deadline is looked at
+            waiting.changed.wait_for(lock, std::chrono::milliseconds(5), [&] { return done_ || !waiting.asks; });
+            return;
         }
-        return done != 0;
+        bool found = false;
+        for (MpiBatch* b : waiting.batches)
+            if (b != this) found |= b->ask();
+        lock.unlock();
+        if (found) waiting.changed.notify_all();
+        sched_yield();
     }
 
     std::vector<int> pending() override {
@@ -77,7 +108,37 @@ class MpiBatch : public Wire::Batch {
     }
 
    private:
+    // With mpi_mutex held. An error is the waiting thread's to throw.
+    bool ask() try {
+        if (done_) return true;
+        int done = 0;
+        statuses_.resize(requests.size());
+        check(MPI_Testall(int(requests.size()), requests.data(), &done, statuses_.data()), "MPI_Testall");
+        for (size_t i = 0; done && i < expected.size(); ++i) {  // a longer message is MPI's error, a shorter one is not
+            int bytes = 0;
+            if (expected[i] < 0) continue;
+            MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
+            require(bytes == expected[i],
+                    "a message of %d bytes came where %d were expected: the ranks do not agree on what "
+                    "they are doing",
+                    bytes, expected[i]);
+        }
+        return done_ = done != 0;
+    } catch (...) {
+        error_ = std::current_exception();
+        return done_ = true;
+    }
+    void leave() {
+        if (!std::exchange(waits_, false)) return;
+        std::erase(waiting.batches, this);
+        if (waiting.asks != this) return;
+        waiting.asks = nullptr;
+        waiting.changed.notify_all();
+    }
+
     std::vector<MPI_Status> statuses_;
+    bool waits_ = false, done_ = false;
+    std::exception_ptr error_;
 };
 
 class MpiWire : public Wire {

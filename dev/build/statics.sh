@@ -12,11 +12,13 @@ rz::(anonymous namespace)::active                process.cpp: the job that exit(
 rz::(anonymous namespace)::asked                 stop.cpp: a signal comes to the process
 rz::(anonymous namespace)::interrupted_ms        the same
 rz::(anonymous namespace)::mpi_mutex             mpi_transport.cpp: MPI is initialised once in a process
+rz::(anonymous namespace)::waiting               the same: which thread asks it
 rz::(anonymous namespace)::element_type(         its types too
 rz::(anonymous namespace)::no_flock              run_lock.cpp: how the process locks files
 rz::AtomicFile::AtomicFile(                      names of temporary files differ within a process
 rz::live_streams()::live                         device.cpp: a stream of another rank may read a buffer
 rz::current()::level                             simd_level.cpp: the process has one CPU; only tests change it
+rz::library_allowed()::allowed                   gemm.cpp: what the environment says; only tests change it
 rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
 rz::gemm_dnnl_version()::name                    made once
 rz::gemm_library_cuda()::name                    made once

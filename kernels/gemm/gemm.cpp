@@ -4,6 +4,10 @@
 #include "kernels/gemm/gemm_dnnl.h"
 #include "kernels/scratch.h"
 
+#include <atomic>
+#include <cstdlib>
+#include <string>
+
 #define RZ_SIMD_FILE "kernels/gemm/gemm.cpp"
 #include "kernels/cpu/simd.h"
 
@@ -113,6 +117,18 @@ static Gemm with_strides(Gemm g) {
     return g;
 }
 
+static std::atomic<bool>& library_allowed() {
+    static std::atomic<bool> allowed{[] {
+        const char* asked = std::getenv("RZ_GEMM");
+        require(!asked || !*asked || std::string(asked) == "own", "RZ_GEMM=%s: it must be own, or unset", asked);
+        return !asked || !*asked;
+    }()};
+    return allowed;
+}
+
+bool gemm_cpu_uses_library() { return library_allowed().load(std::memory_order_relaxed) && gemm_dnnl_version(); }
+void set_gemm_cpu_uses_library(bool may) { library_allowed().store(may); }
+
 void gemm_reference(const Gemm& a) {
     const Gemm g = with_strides(a);
     if (g.M == 0 || g.N == 0) return;
@@ -122,7 +138,7 @@ void gemm_reference(const Gemm& a) {
 void gemm_cpu(const Gemm& a) {
     const Gemm g = with_strides(a);
     if (g.M == 0 || g.N == 0) return;
-    if (g.K > 0 && gemm_dnnl(g)) return;
+    if (g.K > 0 && gemm_cpu_uses_library() && gemm_dnnl(g)) return;
     RZ_SIMD_CALL(gemm_own, g);
 }
 
@@ -154,7 +170,7 @@ void gemm(Stream& stream, const Gemm& a) {
 const char* gemm_library(DeviceKind kind) {
     const char* (*cuda)() = RZ_CUDA_OP(gemm_library_cuda);
     if (kind == DeviceKind::cuda) return cuda ? cuda() : "none: built without CUDA";
-    return gemm_dnnl_version() ? gemm_dnnl_version() : "own loops";
+    return gemm_cpu_uses_library() ? gemm_dnnl_version() : "own loops";
 }
 
 }  // namespace rz

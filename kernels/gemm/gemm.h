@@ -34,6 +34,9 @@ void gemm_cuda(const Gemm&, Stream&);
 
 // Our own loops with a fixed order of summation over K; the reference for the libraries.
 void gemm_reference(const Gemm&);
+// Whether gemm_cpu may use a library, if there is one: not with RZ_GEMM=own in the environment. Only tests change it.
+bool gemm_cpu_uses_library();
+void set_gemm_cpu_uses_library(bool);
 // "oneDNN 2.6.3" or "own loops"; "cuBLASLt 13.1.0"
 const char* gemm_library(DeviceKind);
 const char* gemm_library_cuda();

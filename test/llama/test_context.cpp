@@ -7,8 +7,10 @@
 #include <random>
 
 #include "comm/loopback.h"
+#include "kernels/gemm/gemm.h"
 #include "llama/model/presets.h"
 #include "llama/parallel/context.h"
+#include "llama/train/core.h"
 #include "llama/train/plan_memory.h"
 
 namespace rz {
@@ -175,6 +177,65 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Context,
                                          Case{3, 2, 60, 2, 1, 8, DType::f32, false, ContextExchange::ring},
                                          Case{4, 2, 64, 4, 2, 8, DType::f32, true, ContextExchange::ring},
                                          Case{4, 1, 128, 2, 1, 16, DType::bf16, false, ContextExchange::ring}));
+
+// Each token's loss of a model whose sequences `cp` ranks share, in the order of the whole batch.
+std::vector<float> losses_of_tokens(int cp, ContextExchange exchange) {
+    constexpr int64_t B = 2, T = 48, V = 37;
+    ModelConfig config;
+    config.dim = 32, config.layers = 2, config.heads = 4, config.kv_heads = 2, config.head_dim = 8, config.ffn = 44;
+    config.vocab = V, config.max_seq_len = T, config.init_std = 0.1;
+    config.resolve();
+    std::vector<float> out(size_t(B * T));
+    LoopbackHub hub(cp);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.cp = cp}});
+        TrainingCore core(config,
+                          {.zero = {}, .adamw = {}, .stage = {.B = B, .T = T}, .threads = 1, .cp_exchange = exchange},
+                          hub.device(rank), mesh);
+        initialise_weights(core.table, 5, core.compute, core.zero);
+        std::vector<int32_t> tokens, targets, positions;
+        std::vector<size_t> places;
+        const int64_t chunk = cp > 1 ? T / (2 * cp) : T;
+        const ContextChunks chunks({rank, cp});
+        for (int64_t b = 0; b < B; ++b)
+            for (int slot = 0; slot < (cp > 1 ? 2 : 1); ++slot)
+                for (int64_t i = 0; i < chunk; ++i) {
+                    const int64_t t = chunks[slot] * chunk + i, at = b * T + t;
+                    tokens.push_back(int32_t(at * 7 % V)), targets.push_back(int32_t((at * 11 + 3) % V));
+                    positions.push_back(int32_t(t)), places.push_back(size_t(at));
+                }
+        std::vector<float> losses(tokens.size());
+        std::vector<int32_t> best(tokens.size());
+        core.model.score({.B = B,
+                          .T = int64_t(tokens.size()) / B,
+                          .tokens = tokens.data(),
+                          .targets = targets.data(),
+                          .positions = cp > 1 ? positions.data() : nullptr},
+                         losses.data(), best.data());
+        core.compute.synchronize();
+        for (size_t i = 0; i < places.size(); ++i) out[places[i]] = losses[i];
+    });
+    return out;
+}
+
+TEST(ContextModel, TokensHaveTheLossesOfOneRank) {
+    const bool library = gemm_cpu_uses_library();
+    for (const bool own_gemm : {true, false}) {
+        set_gemm_cpu_uses_library(!own_gemm);
+        const std::vector<float> one = losses_of_tokens(1, ContextExchange::gather);
+        for (const int cp : {2, 3, 4}) {
+            SCOPED_TRACE(format("cp %d, %s", cp, own_gemm ? "our own products" : "the library's"));
+            if (own_gemm) {
+                EXPECT_EQ(losses_of_tokens(cp, ContextExchange::gather), one);  // to the bit
+            }
+            for (const ContextExchange exchange : {ContextExchange::gather, ContextExchange::ring}) {
+                const std::vector<float> got = losses_of_tokens(cp, exchange);
+                for (size_t i = 0; i < one.size(); ++i) ASSERT_NEAR(got[i], one[i], 2e-6 * one[i]) << "token " << i;
+            }
+        }
+    }
+    set_gemm_cpu_uses_library(library);
+}
 
 // Sequences cp times as long on cp times the ranks: what is kept for the backward pass stays the same to the byte.
 TEST(ContextMemory, ActivationsOfARankDoNotGrowWithTheSequence) {

@@ -75,6 +75,39 @@ resumes() { cp -r "$work/$2" "$work/$1" && rm -rf "$work/$1/final" && train "$1"
 check "cp 4's checkpoint on one rank" resumes one_of_cp4 cp4 1
 check "one rank's checkpoint at cp 2, ZeRO-3" resumes cp2_of_one one 2 --cp 2 --zero 3
 
+# Targets that shards mark: their mean is of the whole update, however ranks share the sequences.
+python3 - "$work/marked.bin" "$work/text.bin" << 'END'
+import struct, sys
+raw = open(sys.argv[2], "rb").read()
+n = struct.unpack("<i", raw[8:12])[0]
+marks = bytearray((n + 7) // 8)
+for i in range(n):  # some rows have many, some none
+    if i % 97 < 30 and i % 5: marks[i // 8] |= 1 << (i % 8)
+with open(sys.argv[1], "wb") as f:
+    f.write(struct.pack("<256i", 20240520, 1, n, 1, *[0] * 252) + raw[1024:] + marks)
+END
+marked=(--train-data "$work/marked.bin" --val-data "$work/marked.bin")
+check "marked targets on one rank" train marked 1 "${marked[@]}"
+check "  are seen" grep -q "the loss is on the tokens that the shards mark as targets" "$work/log"
+check "marked targets, cp 2" as marked2 marked 2 --cp 2 "${marked[@]}"
+check "marked targets, cp 2 x tp 2, a ring" as marked4 marked 4 --cp 2 --tp 2 --cp-exchange ring "${marked[@]}"
+
+# A rank that is killed or stopped, then the run resumed: there to the same bits, and on one rank.
+faulty() {  # faulty NAME RANK ACTION: cp 2 x dp 2, a fault in step 7 of 10, saved after 5
+  ! FAULT=step:$2:7:$3 timeout 100 mpirun -n 4 "$program" "${model[@]}" --device cpu --cp 2 --batch-tokens 192 --no-background-save \
+    --timeout 4 --out "$work/$1" > "$work/log" 2>&1
+}
+for fault in "1 kill" "2 stop"; do
+  name=fault${fault/ /}
+  # shellcheck disable=SC2086
+  check "rank $fault: ends" faulty "$name" $fault
+  cp -r "$work/$name" "$work/elsewhere$name"
+  check "  resumes" train "$name" 4 --cp 2 --batch-tokens 192 --resume auto
+  check "  the same bits" cmp "$work/$name/final/model.safetensors" "$work/dp2zero0/final/model.safetensors"
+  check "  resumes without cp" train "elsewhere$name" 2 --batch-tokens 192 --resume auto
+  check "  as without cp" close "elsewhere$name" dp2 1e-5
+done
+
 sent() {  # what --print-config says 8 ranks send, of which cp 4 is the layout
   train eight 8 --cp 4 --zero 0 --batch-tokens 192 || return 1
   "$program" "${model[@]}" --device cpu --cp 4 --zero 0 --batch-tokens 192 --out "$work/eight" --print-config > "$work/log" 2>&1 || return 1
