@@ -9,8 +9,11 @@
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 //   train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml       what a run would take there
 
+#include <algorithm>
 #include <cstdio>
+#include <vector>
 
+#include "comm/loopback.h"
 #include "comm/process.h"
 #include "llama/base/fault.h"
 #include "llama/plan/batch_auto.h"
@@ -81,8 +84,28 @@ static int train_command(TrainOptions options, Process& process) {
     }
 }
 
+// --pp-threads: the ranks of mpirun -n P as threads of this process.
+static int train_on_threads(const TrainOptions& options, const Process& process) {
+    const int ranks = int(options.pp_threads * options.tp * options.cp);
+    require(process.alone(), "--pp-threads %lld in one of %d processes\n  nearest: --pp %lld",
+            (long long)options.pp_threads, process.size(), (long long)options.pp_threads);
+    require(options.device != DeviceChoice::cuda,
+            "--pp-threads %lld with --device cuda: each stage needs a GPU and a process of its own\n"
+            "  nearest: mpirun -n %d with --pp %lld, or --device cpu",
+            (long long)options.pp_threads, ranks, (long long)options.pp_threads);
+    LoopbackHub hub(ranks, options.timeout);
+    std::vector<int> codes(size_t(ranks), kExitError);
+    hub.run([&](int rank) {
+        Process own(hub, rank);
+        codes[size_t(rank)] = own.run([&] { return train_command(options, own); });
+    });
+    return *std::max_element(codes.begin(), codes.end());
+}
+
 static int run_command(const Command& command, Process& process) {
-    if (const auto* train = std::get_if<TrainOptions>(&command)) return train_command(*train, process);
+    if (const auto* train = std::get_if<TrainOptions>(&command))
+        return train->pp_threads > 0 && !train->print_config ? train_on_threads(*train, process)
+                                                             : train_command(*train, process);
     if (const auto* eval = std::get_if<EvalOptions>(&command)) return eval_command(*eval, process);
     require(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
             process.size());

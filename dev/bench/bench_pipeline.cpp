@@ -2,6 +2,10 @@
 // sleeps for a known time, so that ranks may share cores.
 //
 //   mpirun -n 4 build/dev/bench_pipeline --micro-batches 8,16 --task 20
+//   mpirun -n 2 build/dev/bench_pipeline --micro-batches 16 --baseline
+//
+// --baseline: the same work naively, in a quarter of the micro-batches, one in flight, compute waiting for each
+// message that it sends.
 //
 // A task of the smallest stage sleeps --task milliseconds times its cost; others in proportion. Utilisation is that of
 // the step: busy time of all ranks over ranks x the longest of them. Median of --repeat steps.
@@ -28,12 +32,14 @@ struct Options {
     double task_ms = 20, input = 1, weight = 1;
     int repeat = 3;
     int64_t bytes = 64 << 10;
+    bool baseline = false;
 };
 
 class Sleeper : public ProgramHost {
    public:
-    Sleeper(const RankProgram& rank, const PipelineCosts& costs, double tick_s, int64_t bytes, Stream& compute)
-        : shape_(rank.shape), costs_(costs), tick_s_(tick_s), bytes_(bytes), compute_(compute) {
+    Sleeper(const RankProgram& rank, const PipelineCosts& costs, double tick_s, int64_t bytes, bool blocks,
+            Stream& compute)
+        : shape_(rank.shape), costs_(costs), tick_s_(tick_s), bytes_(bytes), blocks_(blocks), compute_(compute) {
         for (const StageSlots& s : rank.program.slots)
             for (int slot = 0; slot < s.forward; ++slot)
                 for (const Boundary b : {Boundary::input, Boundary::output, Boundary::gradient})
@@ -54,12 +60,16 @@ class Sleeper : public ProgramHost {
     }
     void* boundary(Boundary b, int stage, int slot) override { return tensors_.at({int(b), stage, slot}).data(); }
     int64_t boundary_bytes(int) override { return bytes_; }
+    void after_message(const Instr& i, Stream& lane) override {
+        if (blocks_ && i.what == Do::send) compute_.wait(lane.record());
+    }
 
    private:
     StepShape shape_;
     PipelineCosts costs_;
     double tick_s_;
     int64_t bytes_;
+    bool blocks_;
     Stream& compute_;
     std::map<std::tuple<int, int, int>, std::vector<char>> tensors_;
 };
@@ -76,15 +86,16 @@ void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches,
     const int P = process.size();
     if (!find_pipeline_refusal(kind, {P, micro_batches}).empty()) return;
     constexpr int64_t kTicks = 1000;  // of the forward pass of the smallest stage
-    const PipelineSchedule s = make_pipeline(kind, {P, micro_batches});
+    PipelineSchedule s = make_pipeline(kind, {P, micro_batches});
+    if (o.baseline) s = limit_in_flight(s, 1);
     // 1 / P of the model is two of the smallest stages, so that all schedules do the same work.
-    const auto ticks = [&](double cost) { return int64_t(cost * kTicks) * 2; };
+    const auto ticks = [&](double cost) { return int64_t(cost * kTicks) * (o.baseline ? 8 : 2); };
     const PipelineCosts costs = PipelineCosts::even(s, ticks(1), ticks(o.input), ticks(o.weight));
     const auto programs = pipeline_programs(s, costs, one_block_a_stage(s));
     const PipelineRun predicted = simulate(unfused(s), costs);
     const RankProgram& mine = programs[size_t(process.rank())];
     Stream compute(mesh.stream().device(), "compute");
-    Sleeper host(mine, costs, o.task_ms / 1e3 / kTicks, o.bytes, compute);
+    Sleeper host(mine, costs, o.task_ms / 1e3 / kTicks, o.bytes * (o.baseline ? 4 : 1), o.baseline, compute);
     Executor executor(compute, &mesh);
     executor.keep_times();
     std::vector<int> places;
@@ -109,9 +120,9 @@ void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches,
     int in_flight = 0;
     for (const auto& r : predicted.ranks) in_flight = std::max(in_flight, r.peak_forward);
     if (!process.is_root()) return;
-    std::printf("| %-11s | %d, %2d | %6.2f | %6.2f | %+5.2f | %6.0f | %d, %d | %2d of %2d |\n", name_of(kind), P,
+    std::printf("| %-11s | %d, %2d | %6.2f | %6.2f | %+5.2f | %6.0f | %.3f | %d, %d | %2d of %2d |\n", name_of(kind), P,
                 micro_batches, 100 * predicted.util_step(), 100 * utilisation,
-                100 * (utilisation / predicted.util_step() - 1), 1e3 * most.length, most.queue_forward,
+                100 * (utilisation / predicted.util_step() - 1), 1e3 * most.length, 1 / most.length, most.queue_forward,
                 most.queue_backward, most.in_flight, in_flight);
     std::fflush(stdout);
 }
@@ -129,6 +140,7 @@ int run(int argc, char** argv) {
     app.add_option("--weight", o.weight, "Time of a weight gradient, in forward passes.")->check(CLI::Range(0.1, 10.0));
     app.add_option("--repeat", o.repeat, "Number of measured steps.")->check(CLI::Range(1, 1000));
     app.add_option("--bytes", o.bytes, "Bytes of a message.")->check(CLI::Range(int64_t(1), int64_t(1) << 32));
+    app.add_flag("--baseline", o.baseline, "Run large micro-batches, one in flight; compute waits for what it sends.");
     CLI11_PARSE(app, argc, argv);
     Process process;
     return process.run([&] {
@@ -138,13 +150,13 @@ int run(int argc, char** argv) {
                   {.grid = {.pp = process.size()}});
         if (process.is_root())
             std::printf(
-                "| schedule    | P, M  | simulated %% | measured %% | off %% | step ms | queues | in flight |\n"
-                "|---|---|---|---|---|---|---|---|\n");
+                "| schedule    | P, M  | simulated %% | measured %% | off %% | step ms | steps/s | queues | in flight |\n"
+                "|---|---|---|---|---|---|---|---|---|\n");
         for (const int m : o.micro_batches)
             for (const PipelineKind kind : pipeline_kinds())
                 if (o.schedules.empty() ||
                     std::find(o.schedules.begin(), o.schedules.end(), name_of(kind)) != o.schedules.end())
-                    measure(process, mesh, kind, m, o);
+                    measure(process, mesh, kind, o.baseline ? m / 4 : m, o);
         return 0;
     });
 }

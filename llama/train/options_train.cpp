@@ -333,6 +333,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
         "How keys and values reach the ranks of --cp. gather: all before attention, with one rank's bits. ring: "
         "from rank to rank during attention.");
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
+    ranks.whole("--pp-threads", o.pp_threads, 0, 64,
+                "As --pp, without mpirun: the ranks are threads of this process, on the CPU. 0: processes.");
     add_schedule_row(
         ranks, o.pp_schedule,
         "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]");
@@ -535,6 +537,12 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
     }
     settle_schedule(o);
+    if (o.pp_threads > 0) {
+        require(!o.given.count("pp") || o.pp == o.pp_threads,
+                "--pp-threads %lld with --pp %lld\n  nearest: --pp-threads %lld alone", (long long)o.pp_threads,
+                (long long)o.pp, (long long)o.pp_threads);
+        o.pp = o.pp_threads;
+    }
 }
 
 static bool same_value(const std::string& a, const std::string& b) {

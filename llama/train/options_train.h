@@ -111,6 +111,7 @@ struct TrainOptions {
     int64_t cp = 1;
     ContextExchange cp_exchange = ContextExchange::gather;
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
+    int64_t pp_threads = 0;                  // 0: ranks are processes; else pp, and ranks are threads of this one
     ScheduleChoice pp_schedule;              // none: zb-v or 1f1b
     std::vector<int64_t> pp_cut;             // blocks of each stage; none: balanced by FLOPs
     GatherFor pp_gather = GatherFor::step;
