@@ -5,7 +5,7 @@ Every rank is a "host" of its own (dev/net/netns_hosts.sh: namespaces over shape
 train the same model on the same sequences per update. Beside each measurement stands what an alpha-beta model says, made from the bytes
 that the rank sends and the time that one rank takes alone; then the rates at which one layout overtakes another, measured and predicted.
 
-  dev/net/layout_study.py OUT_FOLDER [--ranks 2,4] [--rates 10mbit,40mbit,160mbit,640mbit] [--steps 7]
+  dev/net/layout_study.py OUT_FOLDER [--ranks 2,4] [--rates 4mbit,16mbit,64mbit,256mbit] [--steps 6]
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 import tempfile
 
 SEQUENCES, LENGTH = 8, 64
-MODEL = f"--preset bytes --layers 8 --dim 128 --heads 4 --kv-heads 4 --head-dim 32 --ffn 256 --head untied --seq-len {LENGTH}".split()
+MODEL = f"--preset bytes --layers 8 --dim 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 128 --head untied --seq-len {LENGTH}".split()
 # What moves while the ranks compute, by construction; the others wait for it.
 OVERLAPS = {"dp", "zero-3", "pp", "tp, overlap", "cp, ring"}
 
@@ -45,7 +45,7 @@ def bytes_per_second(rate):
     return float(rate[:-4]) * {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}[rate[-4:]] / 8
 
 
-def train(root, work, name, flags, steps, launch):
+def train(o, root, work, name, flags, launch):
     out = work / name
     command = [
         *launch,
@@ -58,7 +58,7 @@ def train(root, work, name, flags, steps, launch):
         "--data",
         str(work / "data"),
     ]
-    command += f"--device cpu --threads 1 --steps {steps} --val-every 0 --val-tokens {LENGTH * 4} --save-every 0 --timeout 300".split()
+    command += f"--device cpu --threads 1 --steps {o.steps} --val-every 0 --val-tokens {LENGTH * 4} --save-every 0 --timeout 300".split()
     done = subprocess.run(
         [*command, "--out", str(out)], check=False, cwd=root, capture_output=True, text=True, timeout=900
     )
@@ -101,8 +101,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out")
     parser.add_argument("--ranks", default="2,4")
-    parser.add_argument("--rates", default="10mbit,40mbit,160mbit,640mbit")
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--rates", default="4mbit,16mbit,64mbit,256mbit")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--program", default="./train_llama")
     o = parser.parse_args()
     root = pathlib.Path(__file__).resolve().parents[2]
     out = pathlib.Path(o.out)
@@ -122,13 +123,13 @@ def main():
             check=True,
             capture_output=True,
         )
-        one = train(root, work, "one", ["--batch", str(SEQUENCES)], o.steps, [])
+        one = train(o, root, work, "one", ["--batch", str(SEQUENCES)], [])
         results["one"] = one
         for n in map(int, o.ranks.split(",")):
             for rate in rates:
                 for name, flags in layouts(n).items():
                     launch = ["dev/net/netns_hosts.sh", str(n), rate, "--"]
-                    r = train(root, work, f"{n}-{rate}-{name}".replace(" ", ""), flags, o.steps, launch)
+                    r = train(o, root, work, f"{n}-{rate}-{name}".replace(" ", ""), flags, launch)
                     # Where one rank computes a share of the work; a pipeline is idle for a part of the step.
                     compute = one["step"] / n / (utilisation(n) if name == "pp" else 1)
                     link = r["bytes"] / bytes_per_second(rate)
