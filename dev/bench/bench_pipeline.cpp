@@ -150,7 +150,8 @@ int run(int argc, char** argv) {
                   {.grid = {.pp = process.size()}});
         if (process.is_root())
             std::printf(
-                "| schedule    | P, M  | simulated %% | measured %% | off %% | step ms | steps/s | queues | in flight |\n"
+                "| schedule    | P, M  | simulated %% | measured %% | off %% | step ms | steps/s "
+                "| queues | in flight |\n"
                 "|---|---|---|---|---|---|---|---|---|\n");
         for (const int m : o.micro_batches)
             for (const PipelineKind kind : pipeline_kinds())
