@@ -6,7 +6,7 @@
 //   vocab_softmax         stats[n] = max_v x[n, v],  sum_v exp(x[n, v] - max),  x[n, target] where it is in this part
 //   vocab_cross_entropy   loss[n]  = log(sum_v exp(x[n, v])) - x[n, target]              over the columns of all parts
 //                         x[n, v]  = (softmax(x[n])[v] - [v == target]) * grad_scale * *loss_scale    if write_gradient
-//   vocab_argmax          best[n]  = the part's likeliest token whose part has the largest max; of equals the lowest part's
+//   vocab_argmax          best[n]  = the likeliest token of the part with the largest max; of equals the lowest part's
 //
 // A target of kIgnoreTarget gives loss 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once. Two
 // runs on one kind of device give the same bits.

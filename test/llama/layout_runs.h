@@ -1,5 +1,6 @@
 #pragma once
-// One model trained on ranks that are threads, on any layout of them, and what came out: for tests that compare layouts.
+// One model trained on ranks that are threads, on any layout of them, and what came out: for tests that compare
+// layouts.
 
 #include <gtest/gtest.h>
 
