@@ -133,6 +133,7 @@ void NcclComm::Group::end() {
     ++comm_.calls_;
     const InCall in_call(comm_, "ncclGroupEnd");
     check(ncclGroupEnd(), "ncclGroupEnd");
+    lock_.unlock();
 }
 
 void NcclComm::Group::call(int status, const char* name) { check(ncclResult_t(status), name); }

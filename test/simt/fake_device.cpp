@@ -124,6 +124,8 @@ const char* CUDARTAPI cudaGetErrorName(cudaError_t e) {
             return "cudaErrorInvalidConfiguration";
         case cudaErrorInvalidDevice:
             return "cudaErrorInvalidDevice";
+        case cudaErrorIllegalAddress:
+            return "cudaErrorIllegalAddress";
         case cudaErrorNoDevice:
             return "cudaErrorNoDevice";
         case cudaErrorNotReady:
