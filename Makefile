@@ -222,6 +222,12 @@ $(FAULT_SHIM): test/faults/file_faults.cpp
 .PHONY: test-faults-all
 test-faults-all: train_llama $(FAULT_SHIM)
 	test/faults/all_faults.py ./train_llama $(FAULT_SHIM)
+# Power cuts: what a file system may leave at every moment. Folders damaged at random. Two minutes of one core each.
+.PHONY: test-power-loss test-mutations
+test-power-loss: train_llama $(FAULT_SHIM)
+	test/faults/power_loss.py ./train_llama $(FAULT_SHIM) --states 60
+test-mutations: train_llama
+	test/faults/mutations.py ./train_llama --minutes 2
 
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests

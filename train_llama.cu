@@ -15,6 +15,7 @@
 
 #include "comm/loopback.h"
 #include "comm/process.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/fault.h"
 #include "llama/plan/batch_auto.h"
 #include "llama/plan/plan.h"
@@ -107,8 +108,8 @@ static int run_command(const Command& command, Process& process) {
         return train->pp_threads > 0 && !train->print_config ? train_on_threads(*train, process)
                                                              : train_command(*train, process);
     if (const auto* eval = std::get_if<EvalOptions>(&command)) return eval_command(*eval, process);
-    require(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
-            process.size());
+    require_request(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
+                    process.size());
     if (const auto* generate = std::get_if<GenerateOptions>(&command)) return generate_command(*generate);
     return export_command(std::get<ExportOptions>(command));
 }
@@ -125,6 +126,6 @@ int main(int argc, char** argv) {
         return process.run([&] { return run_command(command, process); });
     } catch (const std::exception& error) {
         std::fprintf(stderr, "train_llama: %s\n", error.what());
-        return kExitError;
+        return exit_code_of(error);
     }
 }

@@ -24,8 +24,13 @@
 #include "comm/nccl_transport.h"
 #include "comm/placement.h"
 #include "comm/watch.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
+
+ExitCode exit_code_of(const std::exception& error) {
+    return dynamic_cast<const RequestError*>(&error) ? kExitRequest : kExitError;
+}
 
 namespace {
 
@@ -180,10 +185,11 @@ int Process::run(const std::function<int()>& body) {
             fail_in_process(reason);
             return kExitError;
         }
-        if (size_ > 1) abort(kExitError, reason);
-        report(kExitError, reason);
+        const int failed = exit_code_of(error);
+        if (size_ > 1) abort(failed, reason);
+        report(failed, reason);
         finish();
-        return kExitError;
+        return failed;
     }
     finish();
     return code;

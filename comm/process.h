@@ -9,16 +9,7 @@
 // Under an MPI launcher (mpirun, srun --mpi=pmi2 or pmix) rank and size come from MPI; started plainly, it is a job of
 // one process and neither MPI nor NCCL is initialised.
 //
-// Exit codes. mpirun's own code for a rank that was killed varies (9, 11, 255, even 0), so a supervisor trusts what the
-// program wrote about itself (run_status.json of train_llama) before them:
-//
-//   0    finished
-//   70   a rank failed with an error; failure.txt has its message
-//   71   a deadline passed: a rank hangs, was stopped or cannot be reached; failure.txt has every rank's report
-//   72   the numbers are bad: non-finite steps in a row, or a spike; the last checkpoint is from before
-//   73   ranks that must hold the same parameters do not: a fault of memory or of a device
-//   75   stopped on request (a signal, a time limit): start again to resume
-//   else what body() returned, or the launcher's code for a rank that was killed
+// Exit codes: exit_codes.h. What body() returned is the program's.
 //
 // Ranks may also be threads of one process, over a LoopbackHub on the CPU: tests and experiments then run what mpirun
 // runs. Such a rank has no launcher and never ends the program: after an error its run() returns 70, and whatever the
@@ -34,6 +25,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "comm/exit_codes.h"
 #include "comm/transport.h"
 #include "kernels/runtime/context.h"
 
@@ -41,15 +33,6 @@ namespace rz {
 
 class HostTransport;
 class LoopbackHub;
-
-enum ExitCode : int {
-    kExitSuccess = 0,
-    kExitError = 70,
-    kExitDeadline = 71,
-    kExitNumbers = 72,
-    kExitReplicas = 73,
-    kExitRequeue = 75
-};
 
 struct ProcessOptions {
     double timeout_s = 600;        // of every wait
@@ -82,7 +65,8 @@ class Process {
     const std::shared_ptr<Watch>& watch() const { return watch_; }
     void set_step(int64_t step);  // named in every report
 
-    // Runs body, then ends the job together with all other ranks. An error on one rank ends all (exit code 70).
+    // Runs body, then ends the job together with all other ranks. An error on one rank ends all
+    // (exit_code_of()).
     int run(const std::function<int()>& body);
 
     // `hook` is called with exit code and reason before the job ends for an error or a deadline, on the rank that ends

@@ -48,6 +48,14 @@ def read(program):
     return options, [(name, about, options_of(helped(name))[0]) for name, about in subcommands]
 
 
+def exit_codes(program):
+    text = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+    rows = re.findall(r"^  (\d+)\t(.+)$", text[text.find("\nExit codes:") :], re.M)
+    if not rows:
+        sys.exit(f"describe.py: {program} --help has no table of exit codes")
+    return rows
+
+
 def troff(text):
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^([.'])", r"\\&\1", text, flags=re.M)
@@ -80,10 +88,7 @@ def man(program, options, subcommands):
     for name, about, flags in subcommands:
         out += [f".SH TRAIN_LLAMA {troff(name.upper())}", troff(about) + "."]
         out += man_options(flags)
-    out += [".SH EXIT STATUS",
-            ".TP\n0\nfinished", ".TP\n2\nthe command line is wrong", ".TP\n70\nan error; the message names rank and cause",
-            ".TP\n71\na rank hung or was stopped", ".TP\n72\nthe numbers are not finite, or a spike with \\-\\-on\\-spike stop",
-            ".TP\n73\nreplicas differ (\\-\\-check\\-replicas)", ".TP\n75\nstopped on request, saved; start again with \\-\\-resume auto"]
+    out += [".SH EXIT STATUS"] + [f".TP\n{code}\n{troff(meaning)}" for code, meaning in exit_codes(program)]
     return "\n".join(out) + "\n"
 
 

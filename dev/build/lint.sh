@@ -25,6 +25,9 @@ say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"
 
 test/simt/lint.sh || found=1
+cases() { sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_around.sh | sort -u; }
+rows() { grep -oE '`[a-z_0-9]+`( \*)? \|$' test/faults/MATRIX.md | grep -oE '[a-z_0-9]+' | sort -u; }
+say "cases of test_faults.sh that test/faults/MATRIX.md does not have, or the other way round:" "$(diff <(cases) <(rows) | sed -n 's/^[<>]/   &/p')"
 if up=$(dev/build/arrows.sh); then echo "includes point down only"; else say "includes that point up or aside:" "$up"; fi
 # Formatting: by the one version that install_deps.sh knows, since each formats a little differently.
 format=""

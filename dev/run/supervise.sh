@@ -7,20 +7,28 @@
 #   --backoff S        seconds before a restart; doubles while there is no progress, up to 300 (default 5)
 #   --requeue exit     a run that was asked to stop (exit code 75) is left to whoever asked, as Slurm (default);
 #             restart  or started again (time limits of a test, preemption by a scheduler that does not requeue)
+#   --ranks CMD        elastic: before each start CMD prints how many ranks can run now, and {ranks} in the command becomes
+#                      the largest number up to that among which the sequences of an update divide. The tokens stay the same.
+#   --grow-every S     with --ranks: CMD is asked again every S seconds, and where more ranks could run, the run is stopped,
+#                      saved and started again with them (default 60; 0: only at a restart)
+#
+#   dev/run/supervise.sh --ranks 'wc -l < hosts' -- mpirun -n {ranks} -f hosts ./train_llama --out runs/big ...
 #
 # Adds --resume auto to the command. Ends with
 #   0   the run has finished             75  it was asked to stop; its state is saved
-#   2   the command line is wrong, or another supervisor keeps this run going
+#   2   the command line is wrong, or another supervisor keeps this run going, or too few ranks are there for the layout
 #   3   given up: no new checkpoint between two restarts, or too many restarts; the last lines say why each start ended
 # Signals (TERM, USR1, INT) are passed on to the run. What counts is run_status.json; mpirun's exit code is not trusted.
 set -uo pipefail
-max_restarts=20 backoff=5 requeue=exit
-usage() { sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 2; }
+max_restarts=20 backoff=5 requeue=exit ranks_command="" grow_every=60
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
 number() { [[ $2 =~ ^[0-9]+$ ]] || { echo "supervise: $1 $2: a whole number is expected" >&2; exit 2; }; }
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   case $1 in
     --max-restarts) number "$1" "${2:-}"; max_restarts=$2; shift 2 ;;
     --backoff) number "$1" "${2:-}"; backoff=$2; shift 2 ;;
+    --ranks) ranks_command=${2:?}; shift 2 ;;
+    --grow-every) number "$1" "${2:-}"; grow_every=$2; shift 2 ;;
     --requeue) requeue=${2:-}; [[ $requeue =~ ^(exit|restart)$ ]] || usage; shift 2 ;;
     *) usage ;;
   esac
@@ -38,6 +46,9 @@ for ((i = 0; i < $#; ++i)); do
   esac
 done
 [ -n "$out" ] || { say "the command needs --out FOLDER, where checkpoints and run_status.json are"; exit 2; }
+
+[[ -z $ranks_command || " ${command[*]} " == *"{ranks}"* ]] || { say "--ranks needs {ranks} in the command: mpirun -n {ranks} ..."; exit 2; }
+[[ -n $ranks_command || " ${command[*]} " != *"{ranks}"* ]] || { say "{ranks} in the command needs --ranks CMD"; exit 2; }
 
 # One supervisor per run; nothing in the folder is touched without this lock. It is not inherited by the run.
 mkdir -p -- "$out" || exit 2
@@ -61,7 +72,44 @@ newest() {
   echo "$step"
 }
 
-job='' stopping=''
+# usable NUMBER: how many of so many ranks to start; or nothing, and on standard error why not
+usable() {
+  python3 -c '
+import re, sys
+present, path, *words = sys.argv[1:]
+value = {"tp": 1, "pp": 1, "cp": 1, "batch-tokens": 0, "seq-len": 0}
+def take(name, text):
+    if name in value and re.fullmatch(r"[0-9]{1,15}", text): value[name] = int(text)
+try:  # what the last start was, defaults too
+    for line in open(path, errors="replace"):
+        if m := re.fullmatch(r"(?:# )?([a-z-]+) = ([0-9]+)\s*", line): take(*m.groups())
+except OSError: pass
+for word, after in zip(words, words[1:] + [""]):
+    name, equals, text = word.partition("=")
+    if name.startswith("--"): take(name[2:], text if equals else after)
+tp, pp, cp = value["tp"], value["pp"], value["cp"]
+layout = tp * pp * cp
+if not re.fullmatch(r"[0-9]{1,9}", present): sys.exit(f"--ranks printed {present[:80]!r}, not a number")
+sequences = value["batch-tokens"] // max(1, value["seq-len"])
+copies = int(present) // layout  # data-parallel
+while sequences and copies and sequences % copies: copies -= 1
+if not copies:
+    sys.exit(f"{present} ranks are there, and tp {tp} x pp {pp} x cp {cp} needs {layout}: nearest {layout}")
+print(copies * layout)' "$1" "$out/config.toml" "${command[@]}"
+}
+present() { sh -c "$ranks_command" 9>&- < /dev/null | tail -n 1; }
+
+job='' stopping='' ranks=''
+grow() {  # asks the run to stop, saved, once more ranks could run
+  local more
+  while sleep "$grow_every"; do
+    more=$(usable "$(present)" 2> /dev/null) || continue
+    [ "${more:-0}" -gt "$ranks" ] || continue
+    : > "$out/supervise.grows"
+    kill -USR1 "$job" 2> /dev/null
+    return
+  done
+}
 pass_on() {  # bash tells of it once wait returns
   stopping=1
   [ -n "$job" ] && kill -"$1" "$job" 2> /dev/null
@@ -74,8 +122,22 @@ pause=$backoff history="" idle=0
 for ((attempt = 0; ; ++attempt)); do
   before=$(newest)
   earlier=$(field started pid host)  # a status of an earlier start must not be taken for this one's
-  "${command[@]}" --resume auto 9>&- &
+  start=("${command[@]}") grower=''
+  rm -f -- "$out/supervise.grows"
+  if [ -n "$ranks_command" ]; then
+    there=$(present)
+    now=$(usable "$there" 2>&1) || { say "$now"; exit 2; }
+    if [ "$now" != "$ranks" ] || [ "$now" != "$there" ]; then
+      say "starts with $now rank$([ "$now" = 1 ] || echo s): $there are there${ranks:+, it was $ranks}"
+    fi
+    ranks=$now start=("${command[@]//\{ranks\}/$now}")
+  fi
+  "${start[@]}" --resume auto 9>&- &
   job=$!
+  if [ -n "$ranks_command" ] && [ "$grow_every" -gt 0 ]; then
+    grow 9>&- &
+    grower=$!
+  fi
   rc=0
   wait "$job" || rc=$?
   while kill -0 "$job" 2> /dev/null; do  # a signal ended the wait, not the run
@@ -83,6 +145,7 @@ for ((attempt = 0; ; ++attempt)); do
     wait "$job" || rc=$?
   done
   job=
+  [ -z "$grower" ] || { kill "$grower" && wait "$grower"; } 2> /dev/null
   { read -r state; read -r reason; read -r code; read -r step; } <<< "$(field state reason exit_code step)"
   [ "$(field started pid host)" != "$earlier" ] || state=
   after=$(newest)
@@ -92,6 +155,11 @@ for ((attempt = 0; ; ++attempt)); do
       exit 0 ;;
     stopped)
       why="stopped: $reason"
+      if [ -e "$out/supervise.grows" ] && [ -z "$stopping" ]; then
+        say "stopped at step $after, since more ranks are there"
+        attempt=$((attempt - 1))
+        continue
+      fi
       if [ -n "$stopping" ] || [ $requeue = exit ]; then
         say "$why; saved at step $after"
         exit 75

@@ -9,6 +9,8 @@ const char* gemm_dnnl_version() { return nullptr; }
 
 #else
 
+#include <sys/mman.h>
+
 #include <array>
 #include <bit>
 #include <list>
@@ -84,7 +86,18 @@ dnnl::matmul::primitive_desc describe(const Plan& plan, const dnnl::primitive_at
 #endif
 }
 
+// oneDNN (2.6.3 at least) writes its machine code through a null pointer where there is no memory for it.
+bool has_room_for_code() {
+    constexpr size_t kBytes = size_t(8) << 20;
+    void* room = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) return false;
+    munmap(room, kBytes);
+    return true;
+}
+
 Plan make_plan(const Gemm& g) {
+    require(has_room_for_code(), "gemm: out of memory before oneDNN plans a product (M=%lld N=%lld K=%lld)",
+            (long long)g.M, (long long)g.N, (long long)g.K);
     Plan plan;
     plan.a = {{g.M, g.K}, type_of(g.dtype), g.trans_a ? dnnl::memory::dims{1, g.lda} : dnnl::memory::dims{g.lda, 1}};
     plan.b = {{g.K, g.N}, type_of(g.dtype), g.trans_b ? dnnl::memory::dims{1, g.ldb} : dnnl::memory::dims{g.ldb, 1}};

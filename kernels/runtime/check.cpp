@@ -3,6 +3,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "kernels/runtime/request.h"
+
 namespace rz {
 
 static std::string vformat(const char* fmt, va_list args) {
@@ -28,7 +30,16 @@ void fail(const char* fmt, ...) {
     va_start(args, fmt);
     std::string text = vformat(fmt, args);
     va_end(args);
+    if (text.starts_with("--")) throw RequestError(text);
     throw Error(text);
+}
+
+void refuse(const char* fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    std::string text = vformat(fmt, args);
+    va_end(args);
+    throw RequestError(text);
 }
 
 int64_t checked_mul(int64_t a, int64_t b, const char* what) {

@@ -7,6 +7,7 @@
 #include <set>
 #include <system_error>
 
+#include "kernels/runtime/request.h"
 #include "llama/base/text.h"
 #include "llama/base/toml.h"
 
@@ -182,7 +183,7 @@ Machine load_machine(const std::string& name) {
     const std::vector<std::string> names = machine_names();
     std::string all;
     for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
-    fail(
+    refuse(
         "there is no machine called %s\n  nearest: %s; there are: %s\n  or give the path of a TOML file like those of "
         "llama/configs/machines",
         name.c_str(), nearest_name(name, names).c_str(), all.c_str());

@@ -416,6 +416,7 @@ void CheckpointWriter::complete(Job& job) {
     write_file_atomically(job.folder + "/" + kManifestName, m.to_json());
     fault_point("checkpoint.manifest.done");
     check_checkpoint(job.folder);
+    if (options_.mark) store_.mark(m.step);
     store_.publish(m.step, m.run_id);
     try {
         store_.collect(options_.keep, options_.keep_every, m.step);

@@ -33,6 +33,7 @@ struct SaveOptions {
     int64_t keep_every = 0;  // of older ones, those whose step is a multiple stay too; 0: none
     bool background = true;  // write a copy meanwhile; takes its memory at once. false: training waits
     TokenizerFiles tokenizer = {};
+    bool mark = false;       // for --after-save (after_save.h)
     double timeout_s = 600;  // that rank 0 waits for the others' parts
 };
 

@@ -65,7 +65,35 @@ void CheckpointStore::remove(const std::string& name) const {
     require(!error, "%s/%s: can't be deleted: %s", folder_.c_str(), trash.c_str(), error.message().c_str());
 }
 
+static constexpr std::string_view kMarker = ".after-save-";
+
+std::string CheckpointStore::marker(int64_t step) const {
+    return folder_ + "/" + std::string(kMarker) + std::to_string(step);
+}
+
+void CheckpointStore::mark(int64_t step) const { write_file_atomically(marker(step), ""); }
+
+void CheckpointStore::unmark(int64_t step) const {
+    if (::unlink(marker(step).c_str()) != 0 && errno != ENOENT) fail_errno(marker(step), "remove");
+    fsync_folder(folder_);
+}
+
+std::vector<int64_t> CheckpointStore::marked() const {
+    std::vector<int64_t> steps;
+    for (const std::string& name : names_in(folder_)) {
+        if (!name.starts_with(kMarker)) continue;
+        const std::string digits = name.substr(kMarker.size());
+        if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos)
+            continue;
+        steps.push_back(std::stoll(digits));
+    }
+    std::sort(steps.begin(), steps.end());
+    return steps;
+}
+
 void CheckpointStore::clean() const {
+    for (const int64_t step : marked())
+        if (!path_exists(path(step))) unmark(step);
     for (const std::string& name : names_in(folder_))
         if (name.rfind(".tmp-", 0) == 0 || name.rfind(".trash-", 0) == 0) remove(name);
 }
@@ -98,11 +126,13 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
 void CheckpointStore::collect(int64_t keep, int64_t every, int64_t published) const {
     if (keep <= 0) return;
     std::vector<int64_t> all = steps();
+    const std::vector<int64_t> held = marked();
     // The newest by time, whatever its number.
     if (const auto own = std::find(all.begin(), all.end(), published); own != all.end())
         std::rotate(own, own + 1, all.end());
     for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
         if (every > 0 && all[size_t(i)] % every == 0) continue;
+        if (std::binary_search(held.begin(), held.end(), all[size_t(i)])) continue;
         fault_point("checkpoint.gc");
         remove(step_name(all[size_t(i)]));
         fault_point("checkpoint.gc.done");

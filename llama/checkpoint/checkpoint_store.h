@@ -7,6 +7,7 @@
 //   RUN/checkpoints/latest                   the newest one's name: a hint for people and scripts, never read
 //   RUN/checkpoints/.tmp-step_...-ID         one that is being written
 //   RUN/checkpoints/.trash-...               one that is being deleted
+//   RUN/checkpoints/.after-save-300          --after-save has not succeeded for that step: it is not deleted
 //   RUN/checkpoints/step_...-abandoned-ID    newer than the one that a run was told to resume from
 //
 // Functions here are for one rank; none is collective.
@@ -32,18 +33,25 @@ class CheckpointStore {
     // Steps that have a folder, with a manifest or without.
     std::vector<int64_t> folders() const;
 
-    // Deletes what a killed run left half written or half deleted. Only while no other run uses the folder.
+    // Marks a step for --after-save, before its checkpoint appears; which are marked, ascending.
+    void mark(int64_t step) const;
+    void unmark(int64_t step) const;
+    std::vector<int64_t> marked() const;
+
+    // Deletes what a killed run left half written or half deleted, and marks of no checkpoint. Only while no other run
+    // uses the folder.
     void clean() const;
     // Makes temporary(step, id), complete and synced, the checkpoint of `step`; one of the same step is replaced by it
     // in one move. Writes `latest`.
     void publish(int64_t step, const std::string& id) const;
-    // Deletes all but the newest `keep` and every multiple of `every`, and never `published`. keep 0 keeps all, every 0
-    // no multiples.
+    // Deletes all but the newest `keep` and every multiple of `every`, and never `published` or what is marked.
+    // keep 0 keeps all, every 0 no multiples.
     void collect(int64_t keep, int64_t every, int64_t published = -1) const;
     // Renames checkpoints newer than `step`, so that no run resumes from them; returns their steps.
     std::vector<int64_t> abandon_after(int64_t step, const std::string& id) const;
 
    private:
+    std::string marker(int64_t step) const;
     void remove(const std::string& name) const;
     std::string folder_;
 };

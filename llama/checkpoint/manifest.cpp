@@ -102,6 +102,12 @@ std::string Manifest::to_json() const {
                         {"data", parse_json(data.empty() ? "{}" : data, "data")},
                         {"guards", parse_json(guards.empty() ? "{}" : guards, "guards")},
                         {"files", list}};
+    if (!shards.empty()) {
+        OrderedJson sums = OrderedJson::array();
+        for (const ShardSum& s : shards)
+            sums.push_back({{"name", s.name}, {"bytes", s.bytes}, {"changed", s.changed}, {"sum", hex(s.sum)}});
+        json["shards"] = sums;
+    }
     if (loss_scale.scale > 0)
         json["loss_scale"] = {
             {"scale", loss_scale.scale}, {"good", loss_scale.good}, {"patience", loss_scale.patience}};
@@ -152,6 +158,14 @@ static LossScaleRecord parse_loss_scale(const Json& entry, const std::string& wh
     int exponent = 0;
     require(std::frexp(l.scale, &exponent) == 0.5, "%s: scale %g is not a power of two", where.c_str(), l.scale);
     return l;
+}
+
+static ShardSum parse_shard(const Json& entry, const std::string& where) {
+    require(entry.is_object(), "%s: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
+    return {.name = json_string(json_at(entry, "name", where), "name", where),
+            .bytes = json_int(json_at(entry, "bytes", where), "bytes", 0, INT64_MAX, where),
+            .changed = json_int(json_at(entry, "changed", where), "changed", INT64_MIN, INT64_MAX, where),
+            .sum = parse_hash(json_at(entry, "sum", where), "sum", where)};
 }
 
 static std::string object_text(const Json& json, const char* key, const std::string& where) {
@@ -216,6 +230,10 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
             m.flags[name] = from_hex(json_string(value, name.c_str(), where), where);
     }
     m.data = object_text(json, "data", where);
+    if (const Json* shards = json_find(json, "shards")) {  // older manifests do not have it
+        require(shards->is_array(), "%s: shards is not a list", where.c_str());
+        for (const Json& entry : *shards) m.shards.push_back(parse_shard(entry, where + ": shards"));
+    }
     m.guards = object_text(json, "guards", where);
     const Json& files = json_at(json, "files", where);
     require(files.is_array() && !files.empty(), "%s: files is not a list", where.c_str());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/runtime/dtype.h"
+#include "llama/data/shard_sums.h"
 
 namespace rz {
 
@@ -64,8 +65,9 @@ struct Manifest {
     int64_t ranks = 1, zero = 0;
     int64_t nodes = 1;  // that the data axis lies on: with hier the order of sums depends on it
     std::map<std::string, std::string>
-        flags;         // how the run was asked for, by flag: what a resumed run takes unless told otherwise
-    std::string data;  // JSON: DataFingerprint
+        flags;                     // how the run was asked for, by flag: what a resumed run takes unless told otherwise
+    std::string data;              // JSON: DataFingerprint
+    std::vector<ShardSum> shards;  // of training and validation data, as far as their sums were known
     LossScaleRecord loss_scale;
     std::string guards;  // JSON: state of the guards; "{}" if there is none
     std::vector<ManifestFile> files;

@@ -193,6 +193,12 @@ DataFingerprint DataLoader::fingerprint(int64_t position) const {
     return f;
 }
 
+std::vector<std::string> DataLoader::files() const {
+    std::vector<std::string> paths;
+    for (const TokenShard& shard : shards_) paths.push_back(shard.path());
+    return paths;
+}
+
 std::string DataFingerprint::to_json() const {
     Json list = Json::array();
     for (const auto& s : shards)

@@ -114,6 +114,7 @@ class DataLoader : public SampleSource {
     // Reads the ends of every shard, once. Of data that are still being written: of the shards that begin before sample
     // `position`.
     DataFingerprint fingerprint(int64_t position = INT64_MAX) const;
+    std::vector<std::string> files() const;  // paths of the shards
 
    private:
     struct Window {

@@ -3,6 +3,7 @@
 // several ranks of the tp axis hold, or two of the pp axis, is summed over them before the data axis sums it.
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -40,12 +41,16 @@ class HeldUnits : public ParameterSource, public GradientSink {
     void* gradients(int unit) override { return zero_.grads.gradients(local(unit)); }
     void reduce(int unit, bool last) override {
         const int here = local(unit);
+        if (before_reduce && (last || reduces_each_micro_batch())) before_reduce(unit, zero_.grads.gradients(here));
         if (tp_ && (last || reduces_each_micro_batch()))
             for (const Replicated& r : replicated_[size_t(here)])
                 tp_->sum(zero_.streams.compute, zero_.grads.gradients(here), r, zero_.options.grad_dtype);
         if (last && std::find(shared_.begin(), shared_.end(), unit) != shared_.end()) add_peers(unit);
         zero_.grads.reduce(here, last);
     }
+    // Is given a unit's gradients of this rank alone, before they are summed over any others.
+    std::function<void(int unit, void* gradients)> before_reduce;
+    int64_t padded(int unit) const { return zero_.ownership.unit(local(unit)).padded; }  // elements
     // Of a unit's gradients: what each of the two holders sends the other.
     int64_t shared_bytes(int unit) const {
         return checked_mul(zero_.ownership.unit(local(unit)).padded, size_of(zero_.options.grad_dtype), "gradients");

@@ -15,9 +15,6 @@
 
 namespace rz {
 
-// Exit codes of the command.
-constexpr int kPlanFits = 0, kPlanDoesNotFit = 3;
-
 // What is planned: a run of these options on so many ranks of a machine.
 struct PlanCase {
     TrainOptions options;

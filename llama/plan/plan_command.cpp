@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <string>
 
+#include "comm/exit_codes.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/plan/plan.h"
@@ -116,7 +117,7 @@ std::string total_needed(const PlanCase& c, const Plan& plan) {
 // One line: what does not fit, and what would.
 int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
     if (plan.fits == Fits::yes) {
-        if (quiet) return kPlanFits;
+        if (quiet) return kExitSuccess;
         if (const auto change = fastest_change(c, plan))
             std::printf("change   %s: %.1f %% faster, %s of %s\n", change->text.c_str(),
                         100 * (plan.step_seconds / change->plan.step_seconds * double(tokens_per_step(change->to)) /
@@ -126,7 +127,7 @@ int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
         if (const auto batch = largest_batch(c))
             std::printf("largest  %s is the largest micro-batch that fits: %s of %s\n", batch->text.c_str(),
                         total_needed(batch->to, batch->plan).c_str(), human_bytes(c.capacity()).c_str());
-        return kPlanFits;
+        return kExitSuccess;
     }
     std::string text = format("plan: nothing fits %d x %s: this needs %s\n", c.ranks, human_bytes(c.capacity()).c_str(),
                               total_needed(c, plan).c_str());
@@ -136,7 +137,7 @@ int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
     else
         text += "  nothing near it fits: no flag, and not 16,384 GPUs\n";
     std::fprintf(stderr, "%s", text.c_str());
-    return kPlanDoesNotFit;
+    return kExitTooLarge;
 }
 
 // Whoever runs it: the flags of the plan without its own.
@@ -168,7 +169,7 @@ int search_command(const PlanCase& c) {
         if (const auto change = nearest_fit(c))
             std::fprintf(stderr, "  nearest: %s needs %s\n", change->text.c_str(),
                          total_needed(change->to, change->plan).c_str());
-        return kPlanDoesNotFit;
+        return kExitTooLarge;
     }
     std::printf("%lld combinations, %lld fit; beaten by none in both speed and memory (predictions):\n\n",
                 (long long)found.tried, (long long)found.fit);
@@ -179,7 +180,7 @@ int search_command(const PlanCase& c) {
                     human_bytes(one.plan.largest().memory.total).c_str(), one.text.c_str());
     std::printf("\n");
     for (const Change& one : found.front) std::printf("%s\n", run_line(c, one.text).c_str());
-    return kPlanFits;
+    return kExitSuccess;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/data/made_data.h"
@@ -132,9 +133,9 @@ static std::optional<TokenShard> await_shard(const std::string& folder, int64_t 
 }
 
 DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
-    require(!paths.sets[0].train.empty(),
-            "no training data: --data FOLDER or --train-data FILES is needed\n"
-            "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
+    require_request(!paths.sets[0].train.empty(),
+                    "no training data: --data FOLDER or --train-data FILES is needed\n"
+                    "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
     DataSources s{.paths = std::move(paths)};
     s.documents = document_mask(o, s.paths, vocab);
     const ShardOptions shards{.vocab = vocab, .raw16 = o.raw16};
@@ -206,6 +207,16 @@ size_t DataSources::train_shards() const {
     size_t n = 0;
     for (const DataPaths::Set& set : paths.sets) n += set.train.size();
     return n;
+}
+
+std::vector<std::string> DataSources::files() const {
+    std::vector<std::string> all;
+    const auto add = [&](const DataLoader& data) {
+        for (const std::string& path : data.files()) all.push_back(path);
+    };
+    for (const DataSet& s : train->sets()) add(s.data);
+    for (const Validation& v : val) add(v.data);
+    return all;
 }
 
 int64_t DataSources::val_tokens() const {

@@ -53,6 +53,7 @@ struct DataSources {
     };
     std::vector<Validation> val = {};
     size_t train_shards() const;
+    std::vector<std::string> files() const;  // of training and validation
     int64_t val_tokens() const;
     std::optional<Tokenizer> tokenizer = {};  // where samples are asked for
     DocumentMask documents = {};

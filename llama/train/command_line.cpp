@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "comm/exit_codes.h"
 #include "comm/host.h"
 #include "llama/base/text.h"
 #include "llama/base/toml.h"
@@ -165,6 +166,12 @@ class ConfigFile : public CLI::ConfigTOML {
     mutable std::map<std::string, int> lines_;  // by key
 };
 
+static std::string exit_code_table() {
+    std::string text = "Exit codes:\n";
+    for (const ExitMeaning& row : kExitMeanings) text += "  " + std::to_string(row.code) + "\t" + row.meaning + "\n";
+    return text;
+}
+
 static int report(const CLI::App& app, const CLI::ParseError& error, const ConfigFile& config) {
     if (error.get_exit_code() == 0) {
         app.exit(error);
@@ -179,7 +186,7 @@ static int report(const CLI::App& app, const CLI::ParseError& error, const Confi
     if (dynamic_cast<const CLI::ConfigError*>(&error))
         text += "  the keys of a --config file are the flags without dashes\n";
     say_once(text + "  --help lists every flag with its default\n");
-    return 2;
+    return kExitRequest;
 }
 
 std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::span<const CommandTable> tables,
@@ -191,6 +198,7 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     app.set_config("--config", "",
                    "TOML file with any of these flags (without dashes). Flags on the command line win.");
     app.allow_config_extras(false);
+    app.footer(exit_code_table());
     const auto config = std::make_shared<ConfigFile>(app);
     app.config_formatter(config);
     app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit(),

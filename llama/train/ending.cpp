@@ -51,6 +51,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.nodes = t.mesh->grid().nodes(Axis::data);
     m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
     if (t.process.is_root()) m.data = t.sources.train->fingerprint(m.samples).to_json();
+    m.shards = t.shard_sums->known();
     if (t.core->zero.options.loss_scaling.on()) {
         const LossScaleState& l = t.metrics->loss_scale();
         m.loss_scale = {double(l.scale), l.good, l.patience};
@@ -116,6 +117,12 @@ static int finish_early(Trainer& t, bool last_save_good) {
     return end.exit_code;
 }
 
+// After all else, and well within the deadline of the ranks that wait for this one; briefly where the run was asked to
+// stop.
+static void finish_commands(Trainer& t, int exit_code) {
+    if (t.saver) t.saver->finish_commands(exit_code == kExitRequeue ? 5 : t.options.timeout / 2);
+}
+
 RunEnd finish(Trainer& t) {
     const std::string& out = t.options.out;
     TrainingCore& core = *t.core;
@@ -132,7 +139,11 @@ RunEnd finish(Trainer& t) {
     if (health.end() && health.end()->undo_from > 0)
         if (std::optional<ResumePoint> point = plan_rollback(t, health.end()->undo_from))
             return {kExitNumbers, std::move(point)};
-    if (health.end() && !(health.end()->saves && last == t.options.steps)) return {finish_early(t, last_save_good)};
+    if (health.end() && !(health.end()->saves && last == t.options.steps)) {
+        const int exit_code = finish_early(t, last_save_good);
+        finish_commands(t, exit_code);
+        return {exit_code};
+    }
     if (!out.empty()) {
         export_weights(out + "/final", core.config, core.table, t.process, core.device, core.compute, core.zero,
                        t.sources.paths.tokenizer_files);
@@ -144,8 +155,9 @@ RunEnd finish(Trainer& t) {
         gather_rank_report(t.process, core.device, t.metrics->steps_done(), t.metrics->bytes_in_steps());
     t.log->line(ranks.text);
     if (t.process.is_root() && !out.empty()) write_file_atomically(out + "/ranks.json", ranks.json);
-    t.log->finish();
     health.status().finished(last);
+    finish_commands(t, kExitSuccess);
+    t.log->finish();
     return {kExitSuccess};
 }
 

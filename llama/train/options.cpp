@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "comm/exit_codes.h"
 #include "comm/host.h"
 #include "llama/model/presets.h"
 
@@ -60,7 +61,7 @@ std::optional<int> parse_command_line(const std::vector<std::string>& arguments,
         return parse(arguments, command);
     } catch (const Error& error) {
         say_once(std::string("train_llama: ") + error.what() + "\n");
-        return 2;
+        return kExitRequest;
     }
 }
 

@@ -33,6 +33,14 @@ static void check_guards_and_output(const TrainOptions& o) {
     require(!o.overwrite || !o.resume.asked(),
             "--overwrite starts a new run and --resume %s continues an earlier one\n  leave one of them out",
             o.resume.text.c_str());
+    require(o.recheck_every == 0 || !o.cuda_graphs,
+            "--recheck-every %lld with --cuda-graphs on: gradients inside a graph can't be looked at\n  nearest: "
+            "--cuda-graphs off",
+            (long long)o.recheck_every);
+    require(o.after_save.empty() || (!o.out.empty() && o.save_every > 0),
+            "--after-save is about checkpoints, and this run has none\n  give --out and --save-every, or leave it out");
+    require(o.before_resume.empty() || (!o.out.empty() && o.resume.asked()),
+            "--before-resume is about a resumed run\n  nearest: --resume auto with --out, or leave it out");
     for (const char* flag : {"save-every", "keep-every"})
         require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
                 "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "kernels/runtime/request.h"
 #include "llama/base/clock.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/data/made_data.h"
@@ -123,6 +124,10 @@ static void add_guards(OptionGroup g, TrainOptions& o) {
     g.whole("--rollback-skip", o.rollback_skip, 0, kBig, "Number of batches after the spike that are skipped as well.");
     g.whole("--check-replicas", o.check_replicas, 0, kBig,
             "Number of steps between comparisons of ranks that must hold the same state. 0: never.");
+    g.whole(
+        "--recheck-every", o.recheck_every, 0, kBig,
+        "Number of steps between those computed twice, whose bits must agree; such a step takes twice as long. A rank "
+        "whose bits differ is named and ends the run with exit code 73. 0: never.");
 }
 
 void add_gemm_rows(OptionGroup& g, bool& tune, std::string& cache) {
@@ -415,6 +420,16 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     keep.whole("--keep-every", o.keep_every, 0, kBig, "Step whose multiples keep their checkpoints for good. 0: none.");
     keep.turn_on("--no-background-save", o.no_background_save,
                  "Let training wait for each save, which then needs no memory for a copy of the state.");
+    keep.text(
+        "--after-save", o.after_save,
+        "Shell command for each checkpoint, in the background on rank 0, with its folder in RINGZERO_CHECKPOINT. It "
+        "is tried again until it succeeds, by later starts too; nothing it has not seen is deleted.",
+        "CMD");
+    keep.text(
+        "--before-resume", o.before_resume,
+        "Shell command before --resume looks for checkpoints, on rank 0, with their folder in RINGZERO_CHECKPOINT. "
+        "If it fails, the run resumes from what is there.",
+        "CMD");
     keep.turn_on("--allow-data-change", o.allow_data_change,
                  "Resume although the data are not those of the checkpoint.");
     keep.turn_on("--lr-continue", o.lr_continue,
@@ -491,9 +506,9 @@ static bool is_kept(const OptionRow& row) {
                              "rollback-steps",
                              "rollback-skip"})
         if (row.flag.substr(2) == kept) return true;
-    for (const char* kept :
-         {"zero", "prefetch", "no-overlap", "accumulate-locally", "collectives", "wire-dtype", "recompute",
-          "logits-mib", "log-every", "no-background-save", "check-replicas", "timeout", "disk-timeout"})
+    for (const char* kept : {"zero", "prefetch", "no-overlap", "accumulate-locally", "collectives", "wire-dtype",
+                             "recompute", "logits-mib", "log-every", "no-background-save", "check-replicas",
+                             "recheck-every", "timeout", "disk-timeout"})
         if (row.flag.substr(2) == kept) return true;
     return false;
 }
@@ -657,7 +672,11 @@ void override_fields(const TrainOptions& o, ModelConfig& c) {
     if (o.rope_theta > 0) c.rope_theta = o.rope_theta;
     if (o.norm_eps > 0) c.norm_eps = o.norm_eps;
     if (o.init_std > 0) c.init_std = o.init_std;
-    c.resolve();
+    try {
+        c.resolve();
+    } catch (const Error& error) {
+        refuse("%s", error.what());
+    }
 }
 
 void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) {
@@ -666,11 +685,11 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
         double(o.seq_len) <= double(c.max_seq_len) * (dynamic ? c.rope_scaling.factor : 1),
         "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
         (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
-    require(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: %s",
-            (long long)data_vocab, (long long)c.vocab,
-            o.init_from.empty() && !o.resume.asked()
-                ? format("--vocab %lld", (long long)data_vocab).c_str()
-                : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
+    require_request(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: %s",
+                    (long long)data_vocab, (long long)c.vocab,
+                    o.init_from.empty() && !o.resume.asked()
+                        ? format("--vocab %lld", (long long)data_vocab).c_str()
+                        : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
 }
 
 GridOptions grid_options(const TrainOptions& o) {

@@ -142,13 +142,14 @@ struct TrainOptions {
     double spike_z = 6;
     OnSpike on_spike = OnSpike::warn;
     int64_t max_rollbacks = 3, rollback_steps = 100, rollback_skip = 100;
-    int64_t check_replicas = 0;
+    int64_t check_replicas = 0, recheck_every = 0;  // steps; 0: never
 
     // output
     std::string out;
     bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
     bool no_background_save = false, allow_data_change = false;
+    std::string after_save, before_resume;            // commands; empty: none
     bool lr_continue = false, allow_lr_jump = false;  // of a resumed run whose schedule is another
     int64_t rewarm = 0;
     int64_t branch = -1;  // step of the run that --resume names; -1: none

@@ -11,9 +11,11 @@
 #include <filesystem>
 
 #include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
+#include "llama/checkpoint/after_save.h"
 #include "llama/data/data_loader.h"
 #include "llama/model/hf.h"
 #include "llama/train/guards.h"
@@ -123,10 +125,11 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
         return checkpoint_of_step(own, steps, o.resume.step, "--resume");
     }
     const bool inside = o.resume.asked() && fs::equivalent(fs::path(from).parent_path(), own.folder(), none);
-    require(steps.empty() || inside,
-            "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto continues it; another --out "
-            "starts a new run; --overwrite starts one here and moves the earlier one aside",
-            o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
+    require_request(
+        steps.empty() || inside,
+        "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto continues it; another --out "
+        "starts a new run; --overwrite starts one here and moves the earlier one aside",
+        o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
     require(fs::is_directory(from, none), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
@@ -159,9 +162,21 @@ static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Proces
     return point;
 }
 
+static std::optional<ResumePoint> choose_after_command(const TrainOptions& o, int64_t saved_step) {
+    std::string problem;  // the other ranks wait for it
+    if (!o.before_resume.empty()) problem = run_before_resume(o.before_resume, o.out, 0.8 * o.timeout);
+    std::optional<ResumePoint> point = choose(o, saved_step);
+    if (problem.empty()) return point;
+    require(point.has_value(), "the command of --before-resume %s, and %s has no checkpoint: nothing begins anew",
+            problem.c_str(), o.out.c_str());
+    point->notes.push_back("the command of --before-resume " + problem + "; resumes from what is there");
+    return point;
+}
+
 std::optional<ResumePoint> find_checkpoint(const TrainOptions& o, Process& process, int64_t saved_step) {
     Process::DiskWork files(process);
-    std::optional<ResumePoint> point = share(process.is_root() ? choose(o, saved_step) : std::nullopt, process);
+    std::optional<ResumePoint> point =
+        share(process.is_root() ? choose_after_command(o, saved_step) : std::nullopt, process);
     files.join();
     return point;
 }
@@ -251,7 +266,7 @@ Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
     }
     if (m.step < before.steps && near(next, before.at(m.step + 1))) return now;  // as it was going to be anyway
     if (o.lr_continue || o.rewarm > 0) return continues(last);
-    require(
+    require_request(
         near(next, last) || o.allow_lr_jump,
         "the learning rate would jump: it was %.4g at step %lld, and --lr, --steps, --warmup and --lr-schedule make it "
         "%.4g at step %lld\n"
@@ -265,12 +280,18 @@ Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
 static std::string fit_batch(TrainOptions& o, int64_t ranks) {
     const int64_t sequences = o.batch_tokens / o.seq_len;
     if (o.batch_tokens % o.seq_len != 0 || sequences % ranks != 0) {
-        fail(
+        std::string nearest;
+        for (const int64_t way : {-1, 1})
+            for (int64_t n = ranks + way; n > 0 && n <= sequences; n += way)
+                if (sequences % n == 0) {
+                    nearest += (nearest.empty() ? "" : " or ") + std::to_string(n);
+                    break;
+                }
+        refuse(
             "the checkpoint's updates are of %lld tokens (%lld sequences of %lld), which do not divide "
-            "among %lld ranks\n"
-            "  nearest: a number of ranks that divides %lld, or another --batch-tokens",
-            (long long)o.batch_tokens, (long long)sequences, (long long)o.seq_len, (long long)ranks,
-            (long long)sequences);
+            "among %lld ranks that share them\n"
+            "  nearest: %s of such ranks (each with its tp, pp and cp), or another --batch-tokens",
+            (long long)o.batch_tokens, (long long)sequences, (long long)o.seq_len, (long long)ranks, nearest.c_str());
     }
     const int64_t asked = o.batch;
     while (sequences / ranks % o.batch != 0) --o.batch;
@@ -302,10 +323,11 @@ ModelConfig resumed_config(const TrainOptions& o, const ResumePoint& point, int6
     else
         override_fields(o, asked);
     const std::string table = differences(stored, asked, "the checkpoint", "what is asked for");
-    require(table.empty(),
-            "%s holds another model than is asked for:\n%s\n  leave the model's flags out to resume it, or give "
-            "another --out",
-            point.folder.c_str(), table.c_str());
+    require_request(
+        table.empty(),
+        "%s holds another model than is asked for:\n%s\n  leave the model's flags out to resume it, or give "
+        "another --out",
+        point.folder.c_str(), table.c_str());
     ModelConfig config = stored;
     if (o.fields.count("max-seq-len")) config.max_seq_len = asked.max_seq_len;  // RoPE reaches as far as it is told to
     check_fit(o, config, data_vocab);

@@ -90,7 +90,7 @@ std::string run_config(const Trainer& t) {
         const std::string name = row.flag.substr(2);
         // What says how this start began says nothing about the run.
         if (std::set<std::string>{"resume", "branch", "overwrite", "print-config", "presets", "lr-continue", "rewarm",
-                                  "allow-lr-jump", "allow-data-change"}
+                                  "allow-lr-jump", "allow-data-change", "before-resume"}
                 .count(name))
             continue;
         const auto asked = o.values.find(name), found = values.find(name);

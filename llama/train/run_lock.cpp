@@ -47,7 +47,7 @@ RunLock::RunLock(const std::string& folder, double patience) : path_(folder + "/
     fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd_ < 0 && errno == ELOOP) fail("%s: is a link, and a lock may not be one: remove it", path_.c_str());
     if (fd_ < 0)
-        fail("--out %s: can't create files there: %s\n  choose a folder that you may write to", folder.c_str(),
+        fail("folder %s (--out): can't create files there: %s\n  choose a folder that you may write to", folder.c_str(),
              std::strerror(errno));
     try {
         if (take_flock(patience))
@@ -61,7 +61,8 @@ RunLock::RunLock(const std::string& folder, double patience) : path_(folder + "/
 }
 
 void RunLock::refuse(const std::string& owner, const std::string& remedy) const {
-    fail("--out %s: another run writes there (%s)\n  %s", parent_folder(path_).c_str(), owner.c_str(), remedy.c_str());
+    fail("folder %s (--out): another run writes there (%s)\n  %s", parent_folder(path_).c_str(), owner.c_str(),
+         remedy.c_str());
 }
 
 bool RunLock::take_flock(double patience) {
@@ -135,7 +136,7 @@ void RunLock::sign() {
     const std::string text = format("pid %d on host %s since %s\n", int(getpid()), host_name().c_str(), when);
     // A full disk now means a full disk at the first checkpoint.
     if (ftruncate(fd_, 0) != 0)
-        fail("--out %s: can't write there: %s", parent_folder(path_).c_str(), std::strerror(errno));
+        fail("folder %s (--out): can't write there: %s", parent_folder(path_).c_str(), std::strerror(errno));
     write_all(fd_, 0, text.data(), int64_t(text.size()), path_);
 }
 

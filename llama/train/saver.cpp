@@ -6,13 +6,22 @@
 namespace rz {
 
 Saver::Saver(Process& process, TrainingCore& core, Health& health, Log& log, SaveOptions options,
-             std::function<Manifest(int64_t)> manifest)
+             const std::string& after_save, std::function<Manifest(int64_t)> manifest)
     : process_(process),
       health_(health),
       log_(log),
+      options_(std::move(options)),
       manifest_(std::move(manifest)),
-      writer_(process, core.device, core.compute, core.zero, core.table, core.config, std::move(options)) {
+      writer_(process, core.device, core.compute, core.zero, core.table, core.config, options_) {
     if (!writer_.note().empty()) std::fprintf(stderr, "train_llama: %s\n", writer_.note().c_str());
+    if (!process.is_root()) return;
+    const CheckpointStore store(options_.run_folder);
+    if (!after_save.empty()) {
+        after_save_ = std::make_unique<AfterSave>(after_save, store);
+    } else if (const size_t held = store.marked().size(); held > 0) {
+        log_.line(format("hook     %zu checkpoint%s an earlier start's --after-save, which is not given now: kept",
+                         held, held == 1 ? " waits for" : "s wait for"));
+    }
 }
 
 void Saver::save(int64_t step) {
@@ -26,8 +35,22 @@ bool Saver::finish() {
     return good;
 }
 
+void Saver::finish_commands(double seconds) {
+    if (!after_save_) return;
+    after_save_->finish(seconds);
+    for (const std::string& line : after_save_->lines()) log_.line(line);
+    after_save_.reset();
+    try {  // what was kept only for the command
+        CheckpointStore(options_.run_folder).collect(options_.keep, options_.keep_every);
+    } catch (const Error& error) {
+        std::fprintf(stderr, "train_llama: %s\n", error.what());
+    }
+}
+
 void Saver::report() {
     if (!process_.is_root()) return;
+    if (after_save_)
+        for (const std::string& line : after_save_->lines()) log_.line(line);
     for (const SaveReport& r : writer_.reports()) {
         if (!r.error.empty()) {
             ++failed_;
@@ -40,6 +63,7 @@ void Saver::report() {
             continue;
         }
         health_.saved(r.step, r.write_seconds);
+        if (after_save_) after_save_->saved(r.step);
         log_.line(format("saved    %s, %s in %s; training waited %.2f s", r.folder.c_str(),
                          human_bytes(r.bytes).c_str(), duration(r.write_seconds).c_str(), r.stall_seconds));
     }

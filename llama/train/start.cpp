@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "comm/host.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
@@ -75,10 +76,10 @@ TokenizerFiles carried_files(const TrainOptions& o, const DataPaths& paths, cons
             if (of_data.has_tokenizer()) files.replace_tokenizer(of_data);
         } else {
             const std::string difference = tokenizer_difference(paths.tokenizer, model, o.resize_vocab);
-            require(difference.empty() || o.allow_tokenizer_change,
-                    "the data's tokenizer is not the model's: %s\n"
-                    "  prepare the data with --tokenizer %s, or --allow-tokenizer-change",
-                    difference.c_str(), model.c_str());
+            require_request(difference.empty() || o.allow_tokenizer_change,
+                            "the data's tokenizer is not the model's: %s\n"
+                            "  prepare the data with --tokenizer %s, or --allow-tokenizer-change",
+                            difference.c_str(), model.c_str());
             if (!difference.empty() || o.resize_vocab) files.replace_tokenizer(of_data);
         }
     } catch (const Error& error) {
@@ -96,10 +97,10 @@ static void check_data(Manifest& m, const TrainOptions& options, const DataMix& 
                               process.broadcast_text(process.is_root() ? data.fingerprint().to_json() : "", 0));
     const std::string difference = was.difference(now);
     if (difference.empty()) return;
-    require(options.allow_data_change,
-            "the training data are not those of the checkpoint: %s\n"
-            "  --allow-data-change resumes with them, from the same number of tokens",
-            difference.c_str());
+    require_request(options.allow_data_change,
+                    "the training data are not those of the checkpoint: %s\n"
+                    "  --allow-data-change resumes with them, from the same number of tokens",
+                    difference.c_str());
     if (process.is_root()) std::fprintf(stderr, "train_llama: the training data changed: %s\n", difference.c_str());
     // The position counts samples; of another length, they are as many tokens further on.
     if (was.seq_len != now.seq_len) m.samples = m.tokens / now.seq_len;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "comm/exit_codes.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/clock.h"
 
@@ -46,7 +47,7 @@ void handle(int signal) {
     if (interrupted_ms.compare_exchange_strong(first, now)) return;
     if (now - first < 300) return;
     say("interrupted twice: ends without saving; the last checkpoint is whole\n");
-    _exit(128 + SIGINT);
+    _exit(kExitInterrupted);
 }
 
 }  // namespace

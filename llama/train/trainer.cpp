@@ -15,6 +15,7 @@
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/host_memory.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/fault.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/replicas.h"
@@ -178,6 +179,7 @@ static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths) {
             .keep_every = o.keep_every,
             .background = !o.no_background_save && o.save_every > 0,
             .tokenizer = paths.tokenizer_files,
+            .mark = !o.after_save.empty(),
             .timeout_s = std::max(o.timeout, o.disk_timeout)};
 }
 
@@ -361,6 +363,11 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
             "%s--collectives %s on %d node%s, was on %lld: sums are rounded in another order, so bits differ "
             "from here on",
             note.empty() ? "" : "\n", name_of(mesh->algorithm()), nodes, nodes == 1 ? "" : "s", (long long)m.nodes);
+    shard_sums = std::make_unique<ShardSums>(sources.files());
+    if (!o.allow_data_change)
+        if (const std::string changed = shard_sums->compare(m.shards, process); !changed.empty())
+            refuse("%s\n  --allow-data-change resumes with them, from the same number of tokens", changed.c_str());
+    if (process.is_root() && !o.out.empty()) shard_sums->start();
     if (from) lr = resumed_schedule(options, m);
     start.rolled_back = from && from->rolls_back;
     batches->start_from({.step = m.step, .samples = m.samples, .tokens = m.tokens});
@@ -389,9 +396,10 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
             "nothing to compare\n"
             "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
             (long long)o.check_replicas, mesh->world().size, (long long)o.zero);
+    if (o.recheck_every > 0) recheck = std::make_unique<Recheck>(process, *core);
     trace = make_trace(o, process, *core, meter, start.first_step());
     if (!o.out.empty())
-        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths),
+        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths), o.after_save,
                                         [this](int64_t step) { return manifest_at(*this, step); });
     metrics = std::make_unique<Metrics>(process, *core, meter, *batches, lr, health, *log, trace.get(),
                                         o.out + "/trace.json", o.steps, o.log_every);
@@ -415,6 +423,13 @@ bool Trainer::validates(int64_t step) const {
 void begin_step(Trainer& t, int64_t step) {
     t.process.set_step(step);
     t.step = step;
+    if (t.rechecks(step)) {
+        t.metrics->flush();
+        t.recheck->rehearse(t.goal(), [&](int64_t micro_batch) { return t.batches->training(step, micro_batch); });
+        t.batches->take_hash(), t.batches->take_attended();
+        t.metrics->leave_out();
+        t.recheck->begin();
+    }
     t.metrics->begin(step);
     fault_point("step");
     const FaultAction action = fault_point("gradient");
@@ -455,6 +470,9 @@ static void tell_of_graphs(Trainer& t) {
 
 void end_step(Trainer& t, int64_t step) {
     tell_of_graphs(t);
+    if (t.rechecks(step))
+        if (const std::string difference = t.recheck->compare(); !difference.empty())
+            t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
     t.metrics->end(step);
     check_replicas(t, step);
     if (t.saver) t.saver->report();

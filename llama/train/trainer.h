@@ -16,6 +16,7 @@
 #include "llama/train/health.h"
 #include "llama/train/metrics.h"
 #include "llama/train/options_train.h"
+#include "llama/train/recheck.h"
 #include "llama/train/resume.h"
 #include "llama/train/saver.h"
 #include "llama/train/schedule.h"
@@ -49,6 +50,8 @@ struct Trainer {
     std::unique_ptr<Log> log;
     std::unique_ptr<Trace> trace;  // nullptr: none is asked for
     std::unique_ptr<Metrics> metrics;
+    std::unique_ptr<ShardSums> shard_sums;
+    std::unique_ptr<Recheck> recheck;        // nullptr: none is asked for
     std::unique_ptr<Saver> saver;            // nullptr without --out
     std::unique_ptr<Evaluation> evaluation;  // nullptr: none is asked for; with `scorer`
     std::unique_ptr<Scorer> scorer;
@@ -70,6 +73,7 @@ struct Trainer {
     bool saves(int64_t step) const;
     bool validates(int64_t step) const;
     bool evaluates(int64_t step) const;
+    bool rechecks(int64_t step) const { return recheck && step % options.recheck_every == 0; }
 };
 
 // What the options say of the parts below, on devices of this kind.
@@ -78,7 +82,8 @@ CoreOptions core_options(const TrainOptions&, Device, const Mesh&);
 // Threads of this rank on a CPU: what was asked for, or this host's cores divided among its ranks; 0: OpenMP's choice.
 int64_t cpu_threads(int64_t asked, const Process&);
 
-// Before anything of a step is enqueued: what a fault on request spoils.
+// Before anything of a step is enqueued: the whole step for the first time, if it is rechecked; what a fault on request
+// spoils.
 void begin_step(Trainer&, int64_t step);
 // After a step is enqueued: numbers, replicas, saves that became complete.
 void end_step(Trainer&, int64_t step);

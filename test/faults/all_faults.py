@@ -2,10 +2,13 @@
 """Fails, kills or shortens every file operation of the program, one at a time, and every allocation and thread.
 
     test/faults/all_faults.py PROGRAM SHIM [--quick] [--only NAME[,NAME]] [--jobs N] [--case NAME:WHERE:DO]
+                              [--minutes M] [--timeout S] [--report FILE]
 
 PROGRAM is train_llama, SHIM the library made of file_faults.cpp. A case is a start of the program in which one call goes
 wrong; what is asked of each is in judge(). --quick: about a minute, for `make test`. --case: one case again, as it is named
-in the report, keeping its folder. Ends with "N passed, N failed, 0 skipped".
+in the report, keeping its folder. --minutes: the cases come in a random order, and no more are begun after M minutes; those
+left out are counted as skipped. --timeout: seconds after which a start hangs. --report: what was run, by kind of case, as
+Markdown. Ends with "N passed, N failed, N skipped".
 """
 
 import argparse
@@ -14,6 +17,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import random
 import re
 import shutil
 import subprocess
@@ -27,7 +31,6 @@ SHAPE = (
     "--seq-len 32 --threads 1"
 ).split()
 TRAIN = SHAPE + "--val-every 0 --val-tokens 256 --steps 6 --save-every 2".split()
-EXIT_CODES = {0, 2, 70, 71, 72, 73, 75}  # comm/process.h
 
 
 @dataclasses.dataclass
@@ -42,9 +45,11 @@ class Start:
 class Setting:
     """The text, the undisturbed runs and the folders that cases begin with."""
 
-    def __init__(self, program, shim, work):
-        self.program, self.shim, self.work = program, shim, pathlib.Path(work)
+    def __init__(self, program, shim, work, timeout=40):
+        self.program, self.shim, self.work, self.timeout = program, shim, pathlib.Path(work), timeout
         self.data = self.work / "data"
+        table = self.must(self.run([program, "--help"])).split("Exit codes:")[1]
+        self.exit_codes = {int(code) for code in re.findall(r"^ +(\d+)\t", table, re.M)}
         prepare = [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K"]
         subprocess.run(
             prepare + ["--out", str(self.data)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -68,7 +73,9 @@ class Setting:
         env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **more)
         began = time.monotonic()
         try:
-            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=40)
+            done = subprocess.run(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=self.timeout
+            )
             code, output = done.returncode, done.stdout
         except subprocess.TimeoutExpired as late:
             code, output = "hang", late.stdout or b""
@@ -148,7 +155,7 @@ class Scenario:
             return "hangs"
         if done.code == -9 and killed:
             pass
-        elif done.code not in EXIT_CODES:
+        elif done.code not in s.exit_codes:
             return f"exit code {done.code}"
         if (
             done.code not in (0, -9)
@@ -180,7 +187,7 @@ class Scenario:
         if done.code == 0:
             return "" if weights(out) == s.reference else "exit code 0 with other weights"
         again = s.resume(out) if before or had or (out / "metrics.jsonl").exists() else s.train(out, "--resume", "auto")
-        if again.code == 70 and not had and "--overwrite" in again.output:
+        if again.code == 2 and not had and "--overwrite" in again.output:
             again = s.train(out, "--overwrite")
         elif again.code != 0 and not had:
             again = s.train(out, "--resume", "auto")
@@ -268,6 +275,78 @@ def choose(setting, quick, only):
     return cases
 
 
+class Tally:
+    """What was run, by scenario and action."""
+
+    def __init__(self, cases):
+        self.began, self.rows, self.failures = time.monotonic(), {}, []
+        for case in cases:
+            self.row(case)["cases"] += 1
+
+    def row(self, case):
+        empty = {"cases": 0, "run": 0, "failed": 0}
+        return self.rows.setdefault((case.scenario.name, case.do), empty)
+
+    def add(self, case, problem, done):
+        self.row(case)["run"] += 1
+        if problem:
+            self.row(case)["failed"] += 1
+            lines = [f"FAILED: {case.name()}  ({case.call})", problem, *done.output.splitlines()[-6:]]
+            self.failures.append("\n  ".join(lines))
+            print(self.failures[-1], flush=True)
+
+    def total(self, key):
+        return sum(row[key] for row in self.rows.values())
+
+    def report(self, command):
+        commit = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        )
+        text = [
+            f"# Every call fails once: {time.strftime('%Y-%m-%d', time.gmtime())}",
+            "",
+            f"`{command}` at commit {commit.stdout.strip()}, {os.cpu_count()} cores, CPU.",
+            "",
+            f"**{self.total('run')} of {self.total('cases')} cases in {time.monotonic() - self.began:.0f} s, "
+            f"{self.total('failed')} failed.** A case is a start of the program in which one call goes wrong, and where it",
+            "trains, the start after it; `judge()` in the script says what is asked. Those not run were drawn by chance.",
+            "",
+            "| scenario | the call | cases | run | failed |",
+            "|---|---|---|---|---|",
+        ]
+        text += [
+            f"| {name} | {do} | {r['cases']} | {r['run']} | {r['failed']} |"
+            for (name, do), r in sorted(self.rows.items())
+        ]
+        if self.failures:
+            text += ["", "```", *self.failures, "```"]
+        return "\n".join(text) + "\n"
+
+
+def run_all(cases, args):
+    tally = Tally(cases)
+    if args.minutes:
+        random.Random(args.seed).shuffle(cases)
+
+    def one(case):
+        if args.minutes and time.monotonic() - tally.began > 60 * args.minutes:
+            return None
+        return case.run()
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for result in pool.map(one, cases):
+            if result:
+                tally.add(*result)
+            if args.report:
+                pathlib.Path(args.report).write_text(
+                    tally.report(" ".join(["test/faults/all_faults.py", *sys.argv[1:]]))
+                )
+    run, failed = tally.total("run"), tally.total("failed")
+    print(f"{run} cases in {time.monotonic() - tally.began:.0f} s")
+    print(f"{run - failed} passed, {failed} failed, {len(cases) - run} skipped")
+    return 1 if failed else 0
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
@@ -276,9 +355,13 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--case", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--minutes", type=float, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=40)
+    parser.add_argument("--report", default="")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        setting = Setting(os.path.abspath(args.program), os.path.abspath(args.shim), work)
+        setting = Setting(os.path.abspath(args.program), os.path.abspath(args.shim), work, args.timeout)
         if args.case:
             name, where, do = re.fullmatch(r"([^:]+):(.*):(\w+)", args.case).groups()
             scenario = Scenario(name, setting)
@@ -287,19 +370,7 @@ def main():
             print(done.output, problem or "passed", sep="\n")
             return 1 if problem else 0
         cases = choose(setting, args.quick, args.only.split(",") if args.only else [])
-        failed, began = 0, time.monotonic()
-        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            for case, problem, done in pool.map(Case.run, cases):
-                if not problem:
-                    continue
-                failed += 1
-                print(
-                    f"FAILED: {case.name()}  ({case.call})\n  {problem}\n  "
-                    + "\n  ".join(done.output.splitlines()[-6:])
-                )
-        print(f"{len(cases)} cases in {time.monotonic() - began:.0f} s")
-        print(f"{len(cases) - failed} passed, {failed} failed, 0 skipped")
-        return 1 if failed else 0
+        return run_all(cases, args)
 
 
 if __name__ == "__main__":

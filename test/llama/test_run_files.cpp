@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 
@@ -79,14 +81,18 @@ TEST_P(RunLockTest, OneOfManyWins) {
     Folder folder;
     int won = 0;
     std::vector<pid_t> children;
+    void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(shared, MAP_FAILED);
+    std::atomic<int>& lost = *new (shared) std::atomic<int>(0);
     for (int i = 0; i < 8; ++i) {
         const pid_t child = fork();
         if (child == 0) {
             try {
                 RunLock lock(folder.path, 0.0);
-                usleep(400000);
+                for (int i = 0; i < 6000 && lost < 7; ++i) usleep(10000);  // held until all others have tried
                 _exit(7);
             } catch (const Error&) {
+                ++lost;
                 _exit(8);
             }
         }
@@ -97,6 +103,7 @@ TEST_P(RunLockTest, OneOfManyWins) {
         waitpid(child, &status, 0);
         won += WIFEXITED(status) && WEXITSTATUS(status) == 7;
     }
+    munmap(shared, 4096);
     EXPECT_EQ(won, 1);
 }
 

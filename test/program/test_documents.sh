@@ -43,8 +43,8 @@ refuses() {  # refuses CODE TEXT ARGS...
   [ $rc = "$code" ] && grep -qF -- "$text" "$work/log"
 }
 
-check "no token is known"      refuses 70 "give --doc-token ID, or a --data folder" --doc-boundary bos
-check "beyond the vocabulary"  refuses 70 "nearest: --doc-token 256" --doc-boundary bos --doc-token 257
+check "no token is known"      refuses 2 "give --doc-token ID, or a --data folder" --doc-boundary bos
+check "beyond the vocabulary"  refuses 2 "nearest: --doc-token 256" --doc-boundary bos --doc-token 257
 check "a token for nothing"    refuses 2 "nearest: --doc-boundary bos" --doc-token 256
 check "no such side"           refuses 2 "--doc-boundary" --doc-boundary between
 

@@ -529,6 +529,31 @@ case_changed_data() {
   check "changed_data: the way on is named" says "--allow-data-change"
   run 3 c28 --data "$work/data28" --device cpu --resume auto --allow-data-change
   check "changed_data: allowed" test $rc = 0
+  # Beyond the ends, which are compared in any case; of validation data too. A file that was only copied is no other one.
+  local name middle
+  for name in train val; do
+    damaged c28b
+    rm -r "$work/data28"
+    cp -r "$work/data" "$work/data28"
+    middle=$(ls "$work"/data28/*_${name}_*.bin)
+    python3 - "$middle" <<'PY'
+import sys
+with open(sys.argv[1], "r+b") as f:  # another token of the vocabulary
+    at = f.seek(0, 2) // 4 * 2
+    f.seek(at)
+    byte = f.read(1)
+    f.seek(at)
+    f.write(bytes([byte[0] ^ 1]))
+PY
+    run 3 c28b --data "$work/data28" --device cpu --resume auto
+    check "changed_data: $name shard rewritten in its middle: exit code 2" test $rc = 2
+    check "changed_data: $name shard rewritten in its middle: named" says "_${name}_.*has the same size but other contents"
+    check "changed_data: $name shard rewritten in its middle: nothing was saved" test "$(steps_of c28b)" = "4 6"
+  done
+  rm -r "$work/data28"
+  cp -r "$work/data" "$work/data28"
+  run 3 c28b --data "$work/data28" --device cpu --resume auto
+  check "changed_data: only copied: the same weights" as_undisturbed c28b
 }
 
 # ---- resume ------------------------------------------------------------------------------------------------------
@@ -548,7 +573,7 @@ case_other_rank_count() {
 case_other_flags() {
   damaged c31
   run 3 c31 --data "$work/data" --device cpu --resume auto --dim 64
-  check "other_flags: another shape: refused" test $rc = 70
+  check "other_flags: another shape: refused" test $rc = 2
   check "other_flags: another shape: a table of differences" says "dim: 32 in the checkpoint, 64"
   run 3 c31 --data "$work/data" --device cpu --resume auto --lr 5e-4
   check "other_flags: another rate: listed, and wins" says "changed  --lr 5e-4, was"
@@ -626,12 +651,12 @@ case_used_folder() {
   damaged c41
   rm -r "$work/c41/checkpoints"
   resume c41
-  check "used_folder: checkpoints gone: refused" test $rc = 70
+  check "used_folder: checkpoints gone: refused" test $rc = 2
   check "used_folder: checkpoints gone: said, with the way on" says "holds an earlier run \(.*step 6 was saved\), but no checkpoint.*"
   resume c41
-  check "used_folder: checkpoints gone: still known at the next start" test $rc = 70
+  check "used_folder: checkpoints gone: still known at the next start" test $rc = 2
   start c41
-  check "used_folder: a used folder: refused" test $rc = 70
+  check "used_folder: a used folder: refused" test $rc = 2
   check "used_folder: a used folder: the way on is named" says "give another --out, or --overwrite, which starts here and moves the earlier run aside"
   start c41 --overwrite
   check "used_folder: --overwrite: starts a new run" as_undisturbed c41
@@ -643,47 +668,9 @@ case_used_folder() {
   check "used_folder: no manifests: both folders are named" says "step_000000004: not a checkpoint: it holds no manifest.json"
 }
 
-# ---- the supervisor --------------------------------------------------------------------------------------------------------
+. test/program/faults_around.sh
 
-supervised() {  # supervised OUT FLAGS... -- MORE ARGS: exit code in rc
-  local out=$1 flags=()
-  shift
-  while [ "$1" != -- ]; do flags+=("$1"); shift; done
-  shift
-  timeout 120 dev/run/supervise.sh --backoff 0 "${flags[@]}" -- mpirun -n 3 "$program" --out "$work/$out" "${train[@]}" \
-    --no-background-save "$@" > "$work/log" 2>&1
-  rc=$?
-}
-case_supervisor() {
-  FAULT=step:0:4:kill supervised s1 --   # dies in its fourth step, its second one saved: 2, 4, 6, 8
-  check "supervisor: starts again until the run has finished" as_undisturbed s1
-  check "supervisor: says why" says "killed at step [0-9]+ without a word .*starts again from step 2"
-  check "supervisor: counts" says "finished after 3 restarts"
-  FAULT=step:1:1:error supervised s2 --
-  check "supervisor: gives up without progress: exit code 3" test $rc = 3
-  check "supervisor: gives up after three" says "no new checkpoint in 3 starts in a row"
-  check "supervisor: knows the reason" says "start 3: .*failed with exit code 70: .*an error at step"
-  FAULT=step:0:3:kill supervised s3 --max-restarts 2 --
-  check "supervisor: too many restarts: exit code 3" test $rc = 3
-  check "supervisor: too many restarts: said" says "gives up after 2 restarts"
-  FAULT=step:1:3:usr1 supervised s4 --
-  check "supervisor: asked to stop: exit code 75" test $rc = 75
-  FAULT=step:1:3:usr1 supervised s4 --requeue restart --
-  check "supervisor: --requeue restart continues" as_undisturbed s4
-  supervised s5 -- --batch 4x
-  check "supervisor: a wrong command line is not tried again" test $rc = 2
-  FAULT=step:*:*:sleep=0.2 dev/run/supervise.sh -- mpirun -n 3 "$program" --out "$work/s6" "${train[@]}" > "$work/log" 2>&1 &
-  local job=$!
-  wait_for_step s6 3
-  kill -TERM $job
-  wait $job
-  rc=$?
-  check "supervisor: passes SIGTERM on: exit code 75" test $rc = 75
-  check "supervisor: passes SIGTERM on: the run saved" says "supervise: stopped: SIGTERM on rank [0-9]; saved at step [3-7]"
-}
-
-
-all=$(sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh | xargs)
+all=$(sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_around.sh | xargs)
 if [ "$quick" ]; then
   all="kill_in_save flipped_bit_in_file log_full bad_out_folder sigusr1_to_a_rank killed_rank nan_gradient
     resume_across_skip nan_in_a_row nan_state differing_replicas second_run used_folder"

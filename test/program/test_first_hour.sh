@@ -71,7 +71,7 @@ statistics() {  # on a line of their own, behind the text
   grep -qE '^8 prompt tokens, [0-9]+ new up to the end token, [0-9.]+ tokens/s$' "$work/log"
 }
 check "statistics have their own line" statistics
-check "two prompts are refused" exits 70 "give one of them" -- generate --from $model --prompt x --interactive
+check "two prompts are refused" exits 2 "give one of them" -- generate --from $model --prompt x --interactive
 cp -r $model "$work/chat"
 echo '{{ messages }}' > "$work/chat/chat_template.jinja"
 check "a chat template that is not applied is said" exits 0 "has a chat template: --chat applies it" -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2
@@ -130,7 +130,7 @@ check "chat template" test -e "$work/exported/chat_template.jinja"
 cp "$work/exported/model.safetensors" "$work/exported/model-00001-of-00002.safetensors"
 echo '{"weight_map": {}}' > "$work/exported/model.safetensors.index.json"
 echo mine > "$work/exported/notes.txt"
-check "export does not overwrite" exits 70 "--overwrite" -- export --from "$work/run" --to "$work/exported"
+check "export does not overwrite" exits 2 "--overwrite" -- export --from "$work/run" --to "$work/exported"
 check "unless told to" exits 0 -- export --from "$work/run" --to "$work/exported" --overwrite
 check "no stale file of the other model stays" test "$(ls "$work/exported" | tr '\n' ' ')" = \
   "LICENSE config.json generation_config.json model.safetensors notes.txt tokenizer.json tokenizer_config.json "
@@ -158,7 +158,7 @@ if [ -n "$python" ]; then
 else
   skip "GGUF files in llama.cpp: no package xllamacpp here (pip install xllamacpp, or RZ_LLAMA_CPP_PYTHON=a python that has it)"
 fi
-check "GGUF is no folder" exits 70 "is a folder" -- export --from "$work/run" --to "$work/base" --format gguf --overwrite
+check "GGUF is no folder" exits 2 "is a folder" -- export --from "$work/run" --to "$work/base" --format gguf --overwrite
 
 # ---- another tokenizer than the model's ----
 cp -r "$work/data" "$work/other"
@@ -170,11 +170,11 @@ vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
 json.dump(value, open(sys.argv[1], "w"))
 PY
 other=(--init-from "$work/base" --data "$work/other" "${small[@]}" --steps 2)
-check "another tokenizer is refused" exits 70 "the data's tokenizer is not the model's: id 97 is 'b' in" "--allow-tokenizer-change" -- "${other[@]}"
+check "another tokenizer is refused" exits 2 "the data's tokenizer is not the model's: id 97 is 'b' in" "--allow-tokenizer-change" -- "${other[@]}"
 check "unless it is meant" exits 0 "step 2/2" -- "${other[@]}" --allow-tokenizer-change --out "$work/changed"
 check "the model then has the data's" cmp -s "$work/other/tokenizer.json" "$work/changed/final/tokenizer.json"
 check "and not the old one's chat template" test ! -e "$work/changed/final/chat_template.jinja"
-check "nor does it resume with another" exits 70 "the data's tokenizer is not the model's" -- --out "$work/fine" --resume auto --steps 7 --data "$work/other" --device cpu --lr-continue --allow-data-change
+check "nor does it resume with another" exits 2 "the data's tokenizer is not the model's" -- --out "$work/fine" --resume auto --steps 7 --data "$work/other" --device cpu --lr-continue --allow-data-change
 
 check "a run's folder is a starting point" exits 0 "step 1/1" -- --init-from "$work/run" --data "$work/data" "${small[@]}" --steps 1
 
@@ -192,7 +192,7 @@ for name in ("tokenizer.json", "dataset.json"):
     json.dump(value, open(path, "w"))
 PY
 larger=(--init-from "$work/base" --data "$work/larger" "${small[@]}" --steps 0)
-check "a larger vocabulary is refused" exits 70 "--resize-vocab" -- "${larger[@]}"
+check "a larger vocabulary is refused" exits 2 "--resize-vocab" -- "${larger[@]}"
 check "--resize-vocab" exits 0 "2 new rows are the mean of the 257 old ones" -- "${larger[@]}" --resize-vocab --out "$work/resized"
 rows() {
   python3 - "$work/base" "$work/resized/final" << 'PY'
@@ -251,7 +251,7 @@ check "the larger model writes" exits 0 -- generate --from "$work/resized" --thr
 more=(--out "$work/again" --resume auto --steps 40 --device cpu --threads 1)
 again() { rm -rf "$work/again"; cp -r "$work/run" "$work/again"; }
 again
-check "a jump is refused" exits 70 "it was 0.0001 at step 20" "0.0005892 at step 21" "--lr-continue" "--rewarm N" "--allow-lr-jump" -- "${more[@]}"
+check "a jump is refused" exits 2 "it was 0.0001 at step 20" "0.0005892 at step 21" "--lr-continue" "--rewarm N" "--allow-lr-jump" -- "${more[@]}"
 check "the prefix" grep -q '^train_llama: the learning rate would jump' "$work/log"
 check "--lr-continue" exits 0 "from step 20 on at lr 0.0001" -- "${more[@]}" --lr-continue --min-lr 1e-5 --save-every 5
 check "goes down from there" python3 - "$work/again/metrics.jsonl" << 'PY'
@@ -286,7 +286,7 @@ rates branch > "$work/whole"
 rm -r "$work"/branch/checkpoints/step_0000000{15,16} "$work/branch/final"
 check "a branch resumes as any run" exits 0 "step 16/16" -- --out "$work/branch" --resume auto --device cpu --threads 1
 check "with the same rates" test "$(rates branch)" = "$(cat "$work/whole")"
-check "no such step" exits 70 "--branch 7" "it has: 10, 20" -- --resume "$work/run" --branch 7 --out "$work/none"
+check "no such step" exits 2 "--branch 7" "it has: 10, 20" -- --resume "$work/run" --branch 7 --out "$work/none"
 
 # ---- every wrong flag and file of the table in dev/results/first-faults.md ----
 faults() { timeout 300 python3 dev/run/first_faults.py "$program" --check > "$work/log" 2>&1; }

@@ -45,14 +45,14 @@ big="--gpu h100-80g --preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1"
     away() { plan 0 $card --gpu $gpu $offloaded && says "fits, " && grep -q "host, pinned  *1305919[0-9]* " "$work/log"; }
     check "  with its state on the host it does" away
   done
-  check "a machine that is not known: the nearest name" plan 70 --gpus 8 --gpu h10-80g --preset tiny
+  check "a machine that is not known: the nearest name" plan 2 --gpus 8 --gpu h10-80g --preset tiny
   check "the same: it is named" says "nearest: h100-80g"
   printf 'memory-gib = 80\ngemm-bf16-tflops = 700\ngemm-fp32-tflop = 50\n' > "$work/mine.toml"
   check "a machine's file with a key that is none" plan 70 --gpus 8 --gpu "$work/mine.toml" --preset tiny
   check "the same: the nearest key" says "gemm-fp32-tflop is no key of a machine" "nearest: gemm-fp32-tflops"
   printf 'memory-gib = -1\n' > "$work/mine.toml"
   check "a machine's file with a number out of range" plan 70 --gpus 8 --gpu "$work/mine.toml" --preset tiny
-  check "what the run would refuse is refused" plan 70 --gpus 6 --gpu h100-80g --preset tiny --batch 4 --seq-len 256 --batch-tokens 500000
+  check "what the run would refuse is refused" plan 2 --gpus 6 --gpu h100-80g --preset tiny --batch 4 --seq-len 256 --batch-tokens 500000
   check "the same: with the run's own words" says "--batch-tokens 500000 does not divide into micro-batches" "nearest: --batch-tokens"
   check "flags that the run does not know are refused" plan 2 --gpus 8 --gpu h100-80g --presets tiny --stepz 3
   searched() { plan 0 --gpus 8 $big --search --collectives ring --adam-dtype fp32 --tp 1 && says "beaten by none" "mpirun -n 8 ./train_llama --preset llama3.1-8b"; }

@@ -35,15 +35,15 @@ check "lr text"         refused 2 "is not a number" -- --lr fast
 check "unknown flag"    refused 2 "did you mean --steps" -- --stepz 3
 check "unknown preset"  refused 2 "nearest: tiny" -- --preset tinny
 check "missing value"   refused 2 "--steps" -- --steps
-check "batch-tokens"    refused 70 "nearest: --batch-tokens 448 (7 micro-batches) or --batch-tokens 512 (8)" -- \
+check "batch-tokens"    refused 2 "nearest: --batch-tokens 448 (7 micro-batches) or --batch-tokens 512 (8)" -- \
   --data "$work/data" --batch 2 --seq-len 32 --batch-tokens 500
-check "too long"        refused 70 "nearest: --seq-len 2048" -- --data "$work/data" --seq-len 4096
-check "no copies"       refused 70 "no parameter is held twice" -- --data "$work/data" --check-replicas 5 --device cpu
-check "no validation"   refused 70 "--sample-every: there are no validation data" -- --device cpu --seq-len 32 \
+check "too long"        refused 2 "nearest: --seq-len 2048" -- --data "$work/data" --seq-len 4096
+check "no copies"       refused 2 "no parameter is held twice" -- --data "$work/data" --check-replicas 5 --device cpu
+check "no validation"   refused 2 "--sample-every: there are no validation data" -- --device cpu --seq-len 32 \
   --train-data "$work/data/*_train_*.bin" --sample-every 1
-check "val-every alone" refused 70 "--val-every: there are no validation data" -- --device cpu --seq-len 32 \
+check "val-every alone" refused 2 "--val-every: there are no validation data" -- --device cpu --seq-len 32 \
   --train-data "$work/data/*_train_*.bin" --val-every 10
-check "no data"         refused 70 "data_prep/prepare.py" -- --steps 1
+check "no data"         refused 2 "data_prep/prepare.py" -- --steps 1
 check "no such data"    refused 70 "data_prep/prepare.py" -- --data "$work/nothing"
 check "cuda asked for"  bash -c "nvidia-smi -L >/dev/null 2>&1 || { '$program' --device cuda --data '$work/data' > '$work/log' 2>&1; [ \$? = 70 ] && grep -q 'device cpu or auto' '$work/log'; }"
 printf 'stepz = 3\n' > "$work/bad.toml"
@@ -52,6 +52,7 @@ check "config key"      refused 2 "did you mean steps" -- --config "$work/bad.to
 # ---- help and descriptions ----
 "$program" --help > "$work/log" 2>&1
 check "help lists groups and defaults" bash -c "grep -q 'Optimizer (AdamW' '$work/log' && grep -q -- '--weight-decay X=0.1' '$work/log'"
+check "help ends with the exit codes" bash -c "grep -A 9 '^Exit codes:' '$work/log' | grep -qP '^  75\tstopped on request'"
 "$program" --presets > "$work/log" 2>&1
 check "presets" says llama3.1-405b
 "$program" --preset llama3.1-405b --print-config > "$work/log" 2>&1

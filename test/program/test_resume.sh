@@ -18,11 +18,11 @@ launch() {  # launch RANKS ARGS...   its output is in the log
 model=(--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu)
 # 2000 tokens: 62 samples of 32, an epoch ends in the sixth step of 12
 train=(--data "$work/data" --batch 2 --batch-tokens 384 --seq-len 32 --val-tokens 512 --val-every 5 --steps 14 --keep 0)
-refused() {  # refused TEXT ARGS...   with exit code 70
-  local text=$1 rc=0
-  shift
+refused() {  # refused CODE TEXT ARGS...   with that exit code
+  local code=$1 text=$2 rc=0
+  shift 2
   launch 1 "$@" || rc=$?
-  [ $rc = 70 ] && says "$text"
+  [ $rc = "$code" ] && says "$text"
 }
 weights() { sha256sum < "$work/$1/final/model.safetensors"; }
 metrics() { sed -e 's/,"seconds":[^,]*//; s/,"tokens_per_second":[^,]*//; s/,"flops":[^,]*//; s/,"memory_bytes":[^,}]*//; s/,"comm_seconds.*}/}/' "$work/$1/metrics.jsonl"; }
@@ -75,7 +75,7 @@ check "same fp16 weights" test "$(weights fp16cut)" = "$(weights fp16)"
 check "same loss scales" test "$(grep -o '"step":[0-9]*\|"loss_scale":[0-9]*' "$work/fp16cut/metrics.jsonl")" = "$(grep -o '"step":[0-9]*\|"loss_scale":[0-9]*' "$work/fp16/metrics.jsonl")"
 check "which change after it" bash -c "grep '\"step\":14' '$work/fp16/metrics.jsonl' | grep -q '\"loss_scale\":131072,'"
 check "that skipped two updates" grep -q '"updates": 7,' "$work/fp16/checkpoints/step_000000009/manifest.json"
-check "--loss-scale with bf16" refused "--dtype bf16 needs none" "${model[@]}" "${train[@]}" --dtype bf16 --loss-scale 1024
+check "--loss-scale with bf16" refused 2 "--dtype bf16 needs none" "${model[@]}" "${train[@]}" --dtype bf16 --loss-scale 1024
 check "a fixed loss scale that overflows ends the run" bash -c "FAULT=gradient:0:1+:inf '$program' ${model[*]} ${train[*]} --dtype fp16 --loss-scale 4 --max-skips 3 > '$work/log' 2>&1; test \$? = 72"
 launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --adam-dtype bf16 --master-dtype bf16 --save-every 4 --out "$work/narrow"
 cut_at narrow narrowcut 8
@@ -97,11 +97,11 @@ planned=$(rates every)
 check "a schedule of its own" test "$planned" != "$(rates keep)"
 check "a run resumes from a kept step" launch 1 --out "$work/every" --resume 6
 check "in the same schedule" test "$(rates every)" = "$planned"
-check "a run is not begun over another" refused "--resume auto continues it" "${model[@]}" "${train[@]}" --out "$work/keep"
-check "an unknown step" refused "it has: 12, 14" --out "$work/keep" --resume 9
-check "auto without --out" refused "--out, which is not given" "${model[@]}" "${train[@]}" --resume auto
-check "no such folder" refused 'neither "auto" nor a step nor a folder' --out "$work/new" --resume "$work/nothing"
-check "another model" refused "layers: 2 in the checkpoint, 3 in what is asked for" --out "$work/keep" --resume auto --layers 3
+check "a run is not begun over another" refused 2 "--resume auto continues it" "${model[@]}" "${train[@]}" --out "$work/keep"
+check "an unknown step" refused 2 "it has: 12, 14" --out "$work/keep" --resume 9
+check "auto without --out" refused 2 "--out, which is not given" "${model[@]}" "${train[@]}" --resume auto
+check "no such folder" refused 2 'neither "auto" nor a step nor a folder' --out "$work/new" --resume "$work/nothing"
+check "another model" refused 2 "layers: 2 in the checkpoint, 3 in what is asked for" --out "$work/keep" --resume auto --layers 3
 check "--resume auto begins where there is nothing" launch 1 "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh" --resume auto
 check "a changed flag is named and wins" launch 1 --device cpu --out "$work/fresh" --resume auto --steps 4 --lr 5e-4 --allow-lr-jump
 check "the flag" says "--lr 5e-4, was 0.001"
@@ -110,7 +110,7 @@ cut_at whole other 6
 shard=$(ls "$work"/data/*train*.bin)
 cp "$shard" "$work/shard"
 printf 'A' | dd of="$shard" bs=1 seek=1500 conv=notrunc 2>/dev/null
-check "changed data are refused" refused "--allow-data-change" --device cpu --out "$work/other" --resume auto
+check "changed data are refused" refused 2 "--allow-data-change" --device cpu --out "$work/other" --resume auto
 check "unless allowed" launch 1 --device cpu --out "$work/other" --resume auto --allow-data-change
 cp "$work/shard" "$shard"
 check "a checkpoint of another run" launch 1 --device cpu --out "$work/branch" --resume "$work/whole/checkpoints/step_000000010"
@@ -122,7 +122,7 @@ printf 'X' | dd of="$work/hurt/checkpoints/step_000000010/optimizer/m.safetensor
 truncate -s -1 "$work/hurt/checkpoints/step_000000009/model.safetensors"
 rm "$work/hurt/checkpoints/step_000000008/optimizer/v.safetensors"
 mkdir "$work/hurt/checkpoints/.tmp-step_000000011-dead"
-check "an explicit step does not fall back" refused "optimizer/m.safetensors: tensor" --device cpu --out "$work/hurt" --resume 10
+check "an explicit step does not fall back" refused 70 "optimizer/m.safetensors: tensor" --device cpu --out "$work/hurt" --resume 10
 check "auto falls back past three bad ones" launch 1 --device cpu --out "$work/hurt" --resume auto
 check "names the tensor" says "m.safetensors: tensor model."
 check "names the short file" says "step_000000009/model.safetensors: has"

@@ -1,0 +1,167 @@
+#include "llama/data/shard_sums.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
+#include "llama/base/sum_hash.h"
+
+namespace rz {
+
+namespace {
+
+constexpr int64_t kPiece = int64_t(4) << 20;    // bytes that are read at once
+constexpr int64_t kRound = int64_t(1) << 30;    // between two agreements of the ranks
+constexpr uint64_t kTail = 0x632be59bd9b4e019;  // sets the bytes at the end apart from words
+
+// Name, size and time of change of a file; "" for the name of what can't be looked at.
+ShardSum look(const std::string& path) {
+    struct stat st;
+    if (::stat(path.c_str(), &st) != 0) return {};
+    const size_t slash = path.rfind('/');
+    return {.name = path.substr(slash == std::string::npos ? 0 : slash + 1),
+            .bytes = int64_t(st.st_size),
+            .changed = int64_t(st.st_ctim.tv_sec) * 1000000000 + st.st_ctim.tv_nsec};
+}
+
+// The sum of one file, read piece by piece.
+class FileSum {
+   public:
+    explicit FileSum(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        if (fd_ < 0) fail_errno(path, "open");
+        before_ = look(path);
+    }
+    ~FileSum() { ::close(fd_); }
+    FileSum(const FileSum&) = delete;
+    FileSum& operator=(const FileSum&) = delete;
+
+    // Reads at most so many bytes; whether all is read.
+    bool read(int64_t bytes) {
+        for (const int64_t end = std::min(before_.bytes, at_ + bytes); at_ < end;) {
+            const int64_t count = std::min<int64_t>(kPiece, before_.bytes - at_);
+            piece_.resize(size_t(count));
+            read_all(fd_, at_, piece_.data(), count, path_);
+            sum_ += sum_hash(piece_.data(), at_ / 8, count / 8, 8);
+            for (int64_t i = count / 8 * 8; i < count; ++i)
+                sum_ += kTail * uint64_t((unsigned char)piece_[size_t(i)] + 1) * uint64_t(at_ + i + 1);
+            at_ += count;
+        }
+        return at_ >= before_.bytes;
+    }
+    // Of a file that was read to its end; no name if it changed meanwhile.
+    ShardSum result() const {
+        ShardSum now = look(path_);
+        if (!(now == before_)) return {};
+        now.sum = sum_;
+        return now;
+    }
+
+   private:
+    std::string path_;
+    int fd_;
+    ShardSum before_;
+    int64_t at_ = 0;
+    uint64_t sum_ = 0;
+    std::vector<char> piece_;
+};
+
+}  // namespace
+
+ShardSums::ShardSums(std::vector<std::string> paths) {
+    for (std::string& path : paths) files_.push_back({std::move(path), {}, false});
+}
+
+ShardSums::~ShardSums() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
+}
+
+std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Process& process) {
+    std::vector<std::pair<size_t, const ShardSum*>> to_read;  // of this rank
+    for (size_t i = 0; i < files_.size(); ++i)
+        for (const ShardSum& r : recorded) {
+            const ShardSum now = look(files_[i].path);
+            if (r.name != now.name || r.bytes != now.bytes) continue;
+            files_[i].sum = {now.name, now.bytes, now.changed, r.sum};
+            files_[i].known = true;
+            if (r.changed != now.changed && int(i % size_t(process.size())) == process.rank())
+                to_read.emplace_back(i, &r);
+            break;
+        }
+    std::string problem;
+    size_t next = 0;
+    std::unique_ptr<FileSum> reading;
+    for (;;) {
+        try {
+            while (problem.empty() && next < to_read.size()) {
+                const auto& [i, want] = to_read[next];
+                if (!reading) reading = std::make_unique<FileSum>(files_[i].path);
+                if (!reading->read(kRound)) break;
+                if (reading->result().sum != want->sum)
+                    problem =
+                        files_[i].path + " has the same size but other contents than when the checkpoint was made";
+                reading.reset();
+                ++next;
+            }
+        } catch (const Error& error) {
+            problem = std::string("!") + error.what();  // could not be read
+        }
+        const bool done = !problem.empty() || next == to_read.size();
+        for (const std::string& of_rank : process.all_gather_text(problem))
+            if (!of_rank.empty()) {
+                require(of_rank[0] != '!', "%s", of_rank.c_str() + 1);
+                return of_rank;
+            }
+        if (process.max(done ? 0 : 1) == 0) return "";
+    }
+}
+
+void ShardSums::start() try {
+    thread_ = std::thread([this] { work(); });
+} catch (const std::system_error&) {  // no thread: the ends of the files are compared all the same
+}
+
+void ShardSums::work() {
+    for (File& file : files_) {
+        {
+            std::lock_guard lock(mutex_);
+            if (file.known) continue;
+        }
+        try {
+            FileSum sum(file.path);
+            for (bool all = false; !all;) {
+                const auto began = std::chrono::steady_clock::now();
+                all = sum.read(16 * kPiece);
+                if (ends_) return;
+                // As long again for whoever trains; not past the end of the run.
+                const auto pause = std::chrono::steady_clock::now() - began;
+                if (!all) std::this_thread::sleep_for(std::min<decltype(pause)>(pause, std::chrono::seconds(1)));
+            }
+            const ShardSum result = sum.result();
+            std::lock_guard lock(mutex_);
+            file.sum = result;
+            file.known = !result.name.empty();
+        } catch (const std::exception&) {  // the loader says what is wrong with a file
+        }
+    }
+}
+
+std::vector<ShardSum> ShardSums::known() const {
+    std::lock_guard lock(mutex_);
+    std::vector<ShardSum> all;
+    for (const File& file : files_)
+        if (file.known) all.push_back(file.sum);
+    return all;
+}
+
+}  // namespace rz

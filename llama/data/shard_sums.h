@@ -1,0 +1,55 @@
+#pragma once
+// Sums over whole data files, so that a resumed run knows that its data are still those. A file is read once: in the
+// background of the run that first uses it, and again only where its size or its time of change is another.
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/process.h"
+
+namespace rz {
+
+struct ShardSum {
+    std::string name;  // without folders
+    int64_t bytes = 0;
+    int64_t changed = 0;  // nanoseconds: the file's ctime, which nobody can set back
+    uint64_t sum = 0;     // sum_hash of the file as words of 8 bytes, and of the bytes that are left
+    bool operator==(const ShardSum&) const = default;
+};
+
+class ShardSums {
+   public:
+    // Of these files, in this order; none is read yet.
+    explicit ShardSums(std::vector<std::string> paths);
+    ~ShardSums();
+    ShardSums(const ShardSums&) = delete;
+    ShardSums& operator=(const ShardSums&) = delete;
+
+    // What a checkpoint recorded. A file that is as it was keeps its sum; of one that was written since, or moved here,
+    // the whole is read. "" or the first file that has other contents. Collective: the ranks share the files, and
+    // agree after every GiB, so that none waits past its deadline.
+    std::string compare(const std::vector<ShardSum>& recorded, Process& process);
+    // Sums what is not known yet, on a thread.
+    void start();
+    // What is known by now; a file that changed while it was read is not.
+    std::vector<ShardSum> known() const;
+
+   private:
+    struct File {
+        std::string path;
+        ShardSum sum;
+        bool known = false;
+    };
+    void work();
+
+    std::vector<File> files_;
+    mutable std::mutex mutex_;
+    std::atomic<bool> ends_ = false;
+    std::thread thread_;
+};
+
+}  // namespace rz

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Damages real folders at random, and starts the program on each.
+
+    test/faults/mutations.py PROGRAM [--minutes M] [--cases N] [--seed S] [--jobs N] [--timeout S] [--case K]
+
+A case damages one or a few files of a model's folder, a checkpoint or a folder of data: flips, zeros or cuts bytes, copies one
+part over another, grows or removes a file, replaces it by a folder, a link or another file, changes a number or a word in
+JSON. Then generate, export, a fine-tuning or a resume is started on it. Asked: one of the program's exit codes with a message,
+never a signal or a sanitizer's report; a resume that ends with 0 has the weights of the undamaged run, or fell back and said
+so. With a program built with AddressSanitizer and UBSan (make faults-asan) every read out of bounds counts. --case K: that
+case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import all_faults
+
+NUMBERS = [0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**64, 1e308, -1e-308, 0.5, 10**30]
+WORDS = ["", "x", "../x", "/etc/passwd", "\0", "\ud800", "a" * 5000, "%s%n", "nan"]
+
+
+def change_json(value, chance):
+    """One leaf or branch of it is another."""
+    if isinstance(value, (dict, list)) and value and chance.random() < 0.85:
+        key = chance.choice(list(value)) if isinstance(value, dict) else chance.randrange(len(value))
+        if chance.random() < 0.1:
+            del value[key]
+        else:
+            value[key] = change_json(value[key], chance)
+        return value
+    kind = chance.randrange(5)
+    if kind == 0:
+        return chance.choice(NUMBERS)
+    if kind == 1:
+        return chance.choice(WORDS)
+    if kind == 2:
+        return chance.choice([None, True, [], {}, [[[[]]]], {"a": 1}])
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value + chance.choice([-1, 1, 7, -(2**31), 2**40])
+    if isinstance(value, str) and value:
+        at = chance.randrange(len(value))
+        return value[:at] + chance.choice(["", "0", "f", "\u00e9"]) + value[at + 1 :]
+    return chance.choice(NUMBERS)
+
+
+def damage_bytes(data, chance):
+    data = bytearray(data)
+    size = len(data)
+    # Headers are where a reader can be led astray.
+    at = chance.randrange(min(size, 2048)) if chance.random() < 0.6 else chance.randrange(size)
+    kind = chance.randrange(7)
+    if kind == 0:
+        data[at] ^= 1 << chance.randrange(8)
+    elif kind == 1:
+        for _ in range(chance.randrange(1, 16)):
+            data[chance.randrange(size)] = chance.randrange(256)
+    elif kind == 2:
+        del data[at:]
+    elif kind == 3:
+        data += bytes(chance.randrange(256) for _ in range(chance.choice([1, 7, 4096])))
+    elif kind == 4:
+        length = chance.randrange(1, 5000)
+        data[at : at + length] = bytes(len(data[at : at + length]))
+    elif kind == 5:
+        other, length = chance.randrange(size), chance.randrange(1, 200)
+        data[at : at + length] = data[other : other + length]
+    else:
+        value = chance.choice([0, 1, 0xFF, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF])
+        data[at : at + 8] = value.to_bytes(8, "little")[: len(data[at : at + 8])]
+    return bytes(data)
+
+
+def damage(path, chance):
+    """What was done, for people."""
+    if path.suffix == ".json" and chance.random() < 0.7:
+        try:
+            value = change_json(json.loads(path.read_text()), chance)
+            path.write_text(json.dumps(value), errors="surrogatepass")
+            return "JSON"
+        except ValueError:
+            pass
+    kind = chance.randrange(20)
+    if kind == 0:
+        path.unlink()
+        return "removed"
+    if kind == 1:
+        path.unlink()
+        path.mkdir()
+        return "a folder"
+    if kind == 2:
+        path.unlink()
+        path.symlink_to(chance.choice(["/dev/null", "/dev/zero", path.name, "/proc/self/mem", "nowhere"]))
+        return "a link"
+    if kind == 3:
+        path.write_bytes(chance.choice([b"", b"{}", b"\0" * 100000, b"[" * 100000, b"PK\3\4" + b"x" * 100]))
+        return "another file"
+    data = path.read_bytes()
+    if data:
+        path.write_bytes(damage_bytes(data, chance))
+    return "bytes"
+
+
+class Mutations:
+    def __init__(self, setting, seed):
+        self.setting, self.seed = setting, seed
+        self.final = setting.work / "whole/final"
+
+    def run(self, number, keep=False):
+        chance = random.Random(f"{self.seed} {number}")
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"mutation-{number}-", dir=self.setting.work))
+        try:
+            return (number, *self.one(folder, chance))
+        finally:
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def one(self, folder, chance):
+        s = self.setting
+        kind = chance.choice(["generate", "export", "gguf", "tune", "resume", "resume", "data"])
+        source = {"resume": s.base, "data": s.data}.get(kind, self.final)
+        target = folder / "it"
+        shutil.copytree(source, target)
+        files = sorted(p for p in target.rglob("*") if p.is_file())
+        if kind == "resume":  # its log is not what is read
+            files = [p for p in files if "checkpoints" in p.parts or p.name == "run_status.json"]
+        what = []
+        for path in chance.sample(files, min(len(files), chance.choice([1, 1, 1, 2, 3]))):
+            what.append(f"{path.relative_to(target)}: {damage(path, chance)}")
+        done = self.start(kind, target, folder)
+        return kind, ", ".join(what), self.judge(kind, target, done), done
+
+    def start(self, kind, target, folder):
+        s = self.setting
+        if kind == "generate":
+            return s.run(all_faults.generate_command(s.program, target))
+        if kind == "export":
+            return s.run(all_faults.export_command(s.program, target, folder / "to"))
+        if kind == "gguf":
+            return s.run([*all_faults.export_command(s.program, target, folder / "to.gguf"), "--format", "gguf"])
+        if kind == "resume":
+            return s.resume(target)
+        short = [
+            "--seq-len",
+            "32",
+            "--batch",
+            "1",
+            "--steps",
+            "1",
+            "--val-every",
+            "0",
+            "--val-tokens",
+            "64",
+            "--device",
+            "cpu",
+        ]
+        if kind == "tune":
+            return s.run([s.program, "--init-from", str(target), "--data", str(s.data), *short])
+        return s.run([s.program, *all_faults.SHAPE, *short, "--data", str(target)])
+
+    def judge(self, kind, target, done):
+        if done.code == "hang":
+            return "hangs"
+        if re.search(r"Sanitizer|runtime error:", done.output):
+            return "a sanitizer's report"
+        if done.code not in self.setting.exit_codes:
+            return f"ends with {done.code}"
+        if done.code != 0:
+            return "" if re.search(r"\w+ \w+", done.output) else "no message"
+        if kind != "resume" or all_faults.weights(target) == self.setting.reference:
+            return ""
+        # Where the checkpoint's own words for people or a skipped check allow other weights, that is said.
+        return "" if "changed  " in done.output or "began" in done.output else "resumed to other weights"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--cases", type=int, default=10**9)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--case", type=int, default=-1)
+    args = parser.parse_args()
+    os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:exitcode=99")
+    os.environ.setdefault("UBSAN_OPTIONS", "halt_on_error=1:exitcode=99:print_stacktrace=1")
+    with tempfile.TemporaryDirectory() as work:
+        setting = all_faults.Setting(os.path.abspath(args.program), "", work, args.timeout)
+        mutations = Mutations(setting, args.seed)
+        if args.case >= 0:
+            _, kind, what, problem, done = mutations.run(args.case, keep=True)
+            print(kind, what, done.output, problem or "passed", sep="\n")
+            return 1 if problem else 0
+        began, count, failed, refused = time.monotonic(), 0, 0, 0
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            while count < args.cases and time.monotonic() - began < 60 * args.minutes:
+                batch = range(count, min(args.cases, count + 8 * args.jobs))
+                for number, kind, what, problem, done in pool.map(mutations.run, batch):
+                    count += 1
+                    refused += done.code != 0
+                    if problem:
+                        failed += 1
+                        print(f"FAILED: --seed {args.seed} --case {number}: {kind} of {what}\n  {problem}")
+                        print("  " + "\n  ".join(done.output.splitlines()[-12:]), flush=True)
+        print(f"{count} cases in {time.monotonic() - began:.0f} s, {refused} of them refused")
+        print(f"{count - failed} passed, {failed} failed, 0 skipped")
+        return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

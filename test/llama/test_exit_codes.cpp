@@ -1,0 +1,49 @@
+// comm/exit_codes.h is the one list: the README says the same, and the type of an error decides between 2 and 70.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "comm/exit_codes.h"
+#include "comm/process.h"
+#include "kernels/runtime/request.h"
+#include "llama/base/atomic_file.h"
+
+namespace rz {
+namespace {
+
+TEST(ExitCodes, AreThoseOfTheReadme) {
+    std::map<int, std::string> rows;
+    std::istringstream readme(read_file("llama/train/README.md"));
+    for (std::string line; std::getline(readme, line);) {
+        std::smatch m;
+        if (std::regex_match(line, m, std::regex(R"(\| (\d+) \| (.*) \|)"))) rows[std::stoi(m[1])] = m[2];
+    }
+    EXPECT_EQ(rows.size(), std::size(kExitMeanings));
+    for (const ExitMeaning& row : kExitMeanings)
+        EXPECT_EQ(rows[row.code].substr(0, std::string(row.meaning).size()), row.meaning) << row.code;
+}
+
+int code_of(const std::function<int()>& body) {
+    Process process;
+    return process.run(body);
+}
+
+TEST(ExitCodes, ARequestThatCannotBeMetIsTwoWhereverItIsFound) {
+    EXPECT_EQ(code_of([]() -> int { fail("--batch %d: does not divide", 3); }), kExitRequest);
+    EXPECT_EQ(code_of([]() -> int { refuse("no data: --data is needed"); }), kExitRequest);
+    EXPECT_EQ(code_of([]() -> int { fail("model.safetensors: --batch in the middle"); }), kExitError);
+    EXPECT_EQ(code_of([]() -> int { throw std::bad_alloc(); }), kExitError);
+    EXPECT_EQ(code_of([] {
+                  require_request(true, "not this one");
+                  return int(kExitRequeue);
+              }),
+              kExitRequeue);
+}
+
+}  // namespace
+}  // namespace rz

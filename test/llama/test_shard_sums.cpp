@@ -1,0 +1,100 @@
+#include "llama/data/shard_sums.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "comm/loopback.h"
+#include "llama/base/atomic_file.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ShardSumsTest : public testing::Test {
+   protected:
+    ShardSumsTest() {
+        char name[] = "/tmp/rz-sums-XXXXXX";
+        folder_ = mkdtemp(name);
+        for (const char* file : {"a.bin", "b.bin", "c.bin"}) {
+            std::string text;
+            for (int i = 0; i < 300003; ++i) text += char(i * 7 + file[0]);  // no multiple of 8
+            write_file_atomically(path(file), text);
+        }
+    }
+    ~ShardSumsTest() override { fs::remove_all(folder_); }
+    std::string path(const std::string& file) const { return folder_ + "/" + file; }
+    std::vector<std::string> files() const { return {path("a.bin"), path("b.bin"), path("c.bin")}; }
+
+    std::vector<ShardSum> all_sums() {
+        ShardSums sums(files());
+        sums.start();
+        for (int i = 0; i < 1000 && sums.known().size() < 3; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return sums.known();
+    }
+    void change(const std::string& file, int64_t at) {
+        std::fstream f(path(file), std::ios::in | std::ios::out | std::ios::binary);
+        f.seekg(at);
+        const char byte = char(f.get() ^ 1);
+        f.seekp(at);
+        f.put(byte);
+    }
+    std::string compare(const std::vector<ShardSum>& recorded) {
+        Process process;
+        std::string text;
+        EXPECT_EQ(process.run([&] {
+            text = ShardSums(files()).compare(recorded, process);
+            return 0;
+        }),
+                  0);
+        return text;
+    }
+
+    std::string folder_;
+};
+
+TEST_F(ShardSumsTest, AnyChangedByteIsFound) {
+    const std::vector<ShardSum> sums = all_sums();
+    ASSERT_EQ(sums.size(), 3u);
+    EXPECT_EQ(compare(sums), "");
+    for (const int64_t at : {int64_t(0), int64_t(7), int64_t(150001), int64_t(300000), int64_t(300002)}) {
+        change("b.bin", at);
+        EXPECT_NE(compare(sums).find("b.bin has the same size but other contents"), std::string::npos) << at;
+        change("b.bin", at);  // back: only the time of change is another
+        EXPECT_EQ(compare(sums), "") << at;
+    }
+}
+
+TEST_F(ShardSumsTest, WhatIsUnchangedIsNotReadAgain) {
+    std::vector<ShardSum> sums = all_sums();
+    sums[0].sum ^= 1;  // would be found if the file were read
+    EXPECT_EQ(compare(sums), "");
+    sums[0].changed -= 1;
+    EXPECT_NE(compare(sums), "");
+}
+
+TEST_F(ShardSumsTest, RanksShareTheFilesAndAgree) {
+    const std::vector<ShardSum> sums = all_sums();
+    change("c.bin", 150000);  // the third rank's
+    LoopbackHub hub(3, 20);
+    std::vector<std::string> texts(3);
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < 3; ++r)
+        ranks.emplace_back([&, r] {
+            Process process(hub, r);
+            process.run([&] {
+                texts[size_t(r)] = ShardSums(files()).compare(sums, process);
+                return 0;
+            });
+        });
+    for (std::thread& t : ranks) t.join();
+    for (const std::string& text : texts) EXPECT_NE(text.find("c.bin has the same size"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace rz
