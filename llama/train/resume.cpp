@@ -164,7 +164,8 @@ static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Proces
 
 static std::optional<ResumePoint> choose_after_command(const TrainOptions& o, int64_t saved_step) {
     std::string problem;  // the other ranks wait for it
-    if (!o.before_resume.empty()) problem = run_before_resume(o.before_resume, o.out, 0.8 * o.timeout);
+    if (!o.before_resume.empty())
+        problem = run_before_resume(o.before_resume, o.out, 0.8 * std::max(o.timeout, o.disk_timeout));
     std::optional<ResumePoint> point = choose(o, saved_step);
     if (problem.empty()) return point;
     require(point.has_value(), "the command of --before-resume %s, and %s has no checkpoint: nothing begins anew",
