@@ -194,8 +194,9 @@ DataFingerprint DataLoader::fingerprint(int64_t position) const {
 }
 
 std::vector<std::string> DataLoader::files() const {
+    const std::lock_guard lock(shards_->mutex);
     std::vector<std::string> paths;
-    for (const TokenShard& shard : shards_) paths.push_back(shard.path());
+    for (const TokenShard& shard : shards_->list) paths.push_back(shard.path());
     return paths;
 }
 
