@@ -679,19 +679,6 @@ void override_fields(const TrainOptions& o, ModelConfig& c) {
     }
 }
 
-void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) {
-    const bool dynamic = c.rope_scaling.kind == RopeKind::dynamic;
-    require(
-        double(o.seq_len) <= double(c.max_seq_len) * (dynamic ? c.rope_scaling.factor : 1),
-        "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
-        (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
-    require_request(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: %s",
-                    (long long)data_vocab, (long long)c.vocab,
-                    o.init_from.empty() && !o.resume.asked()
-                        ? format("--vocab %lld", (long long)data_vocab).c_str()
-                        : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
-}
-
 GridOptions grid_options(const TrainOptions& o) {
     return {.tp = int(o.tp), .cp = int(o.cp), .pp = int(o.pp), .shard_size = int(o.shard_size), .order = o.axis_order};
 }
