@@ -127,4 +127,8 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
                         : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
 }
 
+GridOptions grid_options(const TrainOptions& o) {
+    return {.tp = int(o.tp), .cp = int(o.cp), .pp = int(o.pp), .shard_size = int(o.shard_size), .order = o.axis_order};
+}
+
 }  // namespace rz

@@ -679,10 +679,6 @@ void override_fields(const TrainOptions& o, ModelConfig& c) {
     }
 }
 
-GridOptions grid_options(const TrainOptions& o) {
-    return {.tp = int(o.tp), .cp = int(o.cp), .pp = int(o.pp), .shard_size = int(o.shard_size), .order = o.axis_order};
-}
-
 int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
     const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
     if (o.grad_accum > 0) return o.grad_accum;
