@@ -166,16 +166,24 @@ Place Grid::place(Axis axis, int rank) const {
 }
 
 std::vector<int> Grid::together(Axis axis, int rank) const {
-    const auto with = [&](int r) {
+    // Positions on the axes that vary: those of the group begin at `from`, `step` apart.
+    const int from = axis == Axis::shard       ? position(Axis::replicate, rank).rank * shard_size_
+                     : axis == Axis::replicate ? position(Axis::shard, rank).rank
+                                               : 0;
+    const int step = axis == Axis::replicate ? shard_size_ : 1;
+    int fixed = rank;
+    for (const Axis a : order_)
+        if (varies(axis, a)) fixed -= coordinate(a, rank) * stride_[size_t(a)];
+    std::vector<int> list(static_cast<size_t>(size(axis)), fixed);
+    for (size_t i = 0; i < list.size(); ++i) {
+        int rest = from + int(i) * step;
         for (const Axis a : order_)
-            if (!varies(axis, a) && coordinate(a, r) != coordinate(a, rank)) return false;
-        if (axis == Axis::shard) return position(Axis::replicate, r) == position(Axis::replicate, rank);
-        if (axis == Axis::replicate) return position(Axis::shard, r) == position(Axis::shard, rank);
-        return true;
-    };
-    std::vector<int> list;
-    for (int r = 0; r < ranks_; ++r)
-        if (with(r)) list.push_back(r);
+            if (varies(axis, a)) {
+                list[i] += rest % size_[size_t(a)] * stride_[size_t(a)];
+                rest /= size_[size_t(a)];
+            }
+    }
+    std::ranges::sort(list);
     return list;
 }
 

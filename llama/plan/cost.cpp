@@ -229,7 +229,7 @@ struct Edge {
 class GroupLinks {
    public:
     GroupLinks(const Machine& m, std::vector<int> members, bool alone)
-        : m_(m), members_(std::move(members)), alone_(alone) {
+        : m_(m), members_(std::move(members)), by_distance_only_(alone && std::ranges::is_sorted(members_)) {
         for (size_t i = 0; i < members_.size(); ++i) place_[members_[i]] = int(i);
     }
 
@@ -248,7 +248,11 @@ class GroupLinks {
 
     Edge edge(int from, int to) {
         // Of two levels every message is told apart: members stand in columns then.
-        if (!alone_ || !std::is_sorted(members_.begin(), members_.end())) return direct_edge(from, to);
+        if (!by_distance_only_) {
+            const auto [known, is_new] = by_pair_.try_emplace({from, to});
+            if (is_new) known->second = direct_edge(from, to);
+            return known->second;
+        }
         const int distance = ((place_.at(to) - place_.at(from)) % size() + size()) % size();
         const auto found = by_distance_.find(distance);
         if (found != by_distance_.end()) return found->second;
@@ -286,9 +290,10 @@ class GroupLinks {
 
     Machine m_;
     std::vector<int> members_;
-    bool alone_;
+    bool by_distance_only_;     // members stand in the order of their ranks, and one of them tells of all
     std::map<int, int> place_;  // of a rank of the job among the members
     std::map<int, Edge> by_distance_;
+    std::map<std::pair<int, int>, Edge> by_pair_;
     std::map<std::pair<int, bool>, Ticks> port_free_;  // by sender, of its link inside the node or its card
 };
 

@@ -91,14 +91,14 @@ EOF
     says " sat on the hill." && silent "the answer is" && silent "could not be applied" && silent "the dog"
   }
   check "each line is the next turn" turns
-  check "a system message reaches the template, whose refusal is told" exits 70 "refuses these messages: be brief" "could not be applied" -- \
+  check "a system message reaches the template, whose refusal is told" exits 2 "refuses these messages: be brief" "could not be applied" -- \
     generate --from "$work/chat" --threads 1 --chat --system "be brief" --prompt a
 else
   skip "--chat: no jinja2 here"
 fi
-check "--chat needs a template" exits 70 "has no chat template" -- generate --from $model --threads 1 --chat --prompt a
-check "--chat and --raw-prompt contradict each other" exits 70 "give one" -- generate --from $model --chat --raw-prompt --prompt a
-check "--system is a chat's" exits 70 "nearest: --chat" -- generate --from $model --system x --prompt a
+check "--chat needs a template" exits 2 "has no chat template" -- generate --from $model --threads 1 --chat --prompt a
+check "--chat and --raw-prompt contradict each other" exits 2 "give one" -- generate --from $model --chat --raw-prompt --prompt a
+check "--system is a chat's" exits 2 "nearest: --chat" -- generate --from $model --system x --prompt a
 
 # ---- what came with a model stays ----
 fine=(--init-from "$work/base" --data "$work/data" "${small[@]}")
@@ -213,7 +213,7 @@ PY
 }
 check "old rows are the same bits" rows
 resumed=(--resume "$work/run" --data "$work/larger" --device cpu --threads 1 --steps 21 --save-every 1 --allow-data-change --lr 0 --allow-lr-jump)
-check "a resumed run with a larger vocabulary is refused" exits 70 "--resize-vocab" -- "${resumed[@]}" --out "$work/more"
+check "a resumed run with a larger vocabulary is refused" exits 2 "--resize-vocab" -- "${resumed[@]}" --out "$work/more"
 check "--resize-vocab there" exits 0 "2 new rows are the mean of the 257 old ones" "step 21/21" -- "${resumed[@]}" --out "$work/more" --resize-vocab
 grown() {  # at rate 0: what was there is unchanged, and what is new has no history
   python3 - "$work/run/checkpoints/step_000000020" "$work/more/checkpoints/step_000000021" << 'PY'
