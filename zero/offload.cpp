@@ -116,8 +116,10 @@ void HostAdamW::begin(const float* scale, const double* correction) {
     Stream& compute = streams_.compute;
     compute.copy(numbers_.data(), correction, 16);
     compute.copy(numbers_.bytes_at(16), scale, 4);
-    host_.wait(compute.record());
-    host_.wait(fetched_);
+    // The caller waits, not a host function of a stream: CUDA may run those one after the other, and one that waits for
+    // the CPU's AdamW would stand before another that a save needs.
+    compute.record().synchronize();
+    fetched_.synchronize();
 }
 
 Event HostAdamW::update(const OwnedRange& r, int64_t elements, AdamW a) {
@@ -134,15 +136,14 @@ Event HostAdamW::update(const OwnedRange& r, int64_t elements, AdamW a) {
     a.segments = int64_t(segment_end_.size());
     a.first = r.logical;
     adamw(host_, a);
-    const Event updated = host_.record();
-    if (!parameters_) return updated;
-    from_host_.wait(updated);
+    host_.synchronize();
+    if (!parameters_) return {};
     from_host_.copy(r.param, a.param, elements * e);
     return from_host_.record();
 }
 
 void HostAdamW::end() {
-    for (Stream* s : {&to_host_, &host_, &from_host_}) streams_.compute.wait(s->record());
+    for (Stream* s : {&to_host_, &from_host_}) streams_.compute.wait(s->record());
 }
 
 }  // namespace rz

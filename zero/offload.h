@@ -80,10 +80,11 @@ class HostAdamW {
     void fetch_gradient(const OwnedRange& range, const Event& ready);
     // The parameters are final on the compute stream: the host has them from then on.
     void fetch_parameters(const OwnedRange& range);
-    // The compute stream has the clip's factor (1) and the bias correction (2) of this step; what is updated now waits
-    // for them and for the gradients.
+    // The compute stream has the clip's factor (1) and the bias correction (2) of this step. Waits for them and for the
+    // gradients.
     void begin(const float* scale, const double* correction);
-    // `a` has the numbers that do not depend on the range. Returns when its parameters are where range.param is.
+    // `a` has the numbers that do not depend on the range. Waits for the update; returns when its parameters are on the
+    // device, or nothing where they stay on the host.
     Event update(const OwnedRange& range, int64_t elements, AdamW a);
     // The compute stream waits until all is done.
     void end();
