@@ -38,7 +38,10 @@ __device__ __forceinline__ void write_lines(uint8_t* y, uint8_t* scales, const T
         for (int d = kLanes / 2; d > 0; d >>= 1) amax = max(amax, __shfl_xor_sync(kFullWarp, amax, d));
         const uint8_t scale = mx_scale(amax);
         *reinterpret_cast<uint32_t*>(y + (i0 + line) * inner + k0 + 4 * lane) = four_codes(x, mx_factor(scale));
-        if (lane % kLanes == 0) scales[mx_scale_at(inner, i0 + line, k0 / kMxTile + lane / kLanes)] = scale;
+        uint32_t four = uint32_t(scale) << (8 * (lane / kLanes));  // a line's scales lie side by side
+        four |= __shfl_xor_sync(kFullWarp, four, kLanes);
+        four |= __shfl_xor_sync(kFullWarp, four, 2 * kLanes);
+        if (lane == 0) *reinterpret_cast<uint32_t*>(scales + mx_scale_at(inner, i0 + line, k0 / kMxTile)) = four;
     }
 }
 
