@@ -195,10 +195,13 @@ test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
-.PHONY: test-full full-build test-faults test-layouts test-lm-eval test-wandb test-plan
-test-full: full-build $(if $(HAVE_CUDA),test-asan) test-faults test-layouts test-lm-eval test-wandb $(if $(HAVE_CUDA),test-plan)
+.PHONY: test-full full-build test-long test-faults test-layouts test-lm-eval test-wandb test-plan
+test-full: full-build test-long $(if $(HAVE_CUDA),test-asan) test-faults test-layouts test-lm-eval test-wandb $(if $(HAVE_CUDA),test-plan)
 full-build:
-	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(if $(HAVE_CUDA),$(SIMT_FULL_TARGETS) train_llama_simt)
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/dev/harness $(if $(HAVE_CUDA),$(SIMT_FULL_TARGETS) train_llama_simt)
+# Tensor and context parallelism in breadth, the harness, a minute of the faults below, the emulated program's longer runs.
+test-long: full-build
+	@dev/build/run_tests.sh $(BUILD) $(OBJ) long
 # The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: three minutes of one core.
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
 #
-#   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt ptx (default: all)
+#   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt ptx (default: these), and long
 set -uo pipefail
 build=$1 obj=$2
 shift 2
@@ -71,14 +71,10 @@ for section in $sections; do
       run plan test/program/test_plan.sh ./train_llama
       run data test/program/test_data.sh ./train_llama
       run report test/program/test_report.sh ./train_llama "$obj/dev/report"
-      run harness test/program/test_harness.sh "$obj/dev/harness"
       run pipeline test/program/test_pipeline.sh ./train_llama
       run pipeline-run test/program/test_pipeline_run.sh ./train_llama
-      run tensor test/program/test_tensor.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama
-      run context test/program/test_context.sh ./train_llama
       run faults test/program/test_faults.sh ./train_llama --quick
-      run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick
       run gpu-check test/program/test_gpu_check.sh "$build" ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] ||
@@ -86,13 +82,19 @@ for section in $sections; do
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
       run simt-layouts test/simt/layouts/cute.sh "$build"
       run simt-program test/program/test_simt_program.sh ./train_llama_simt ./train_llama
-      run simt-nccl test/program/test_nccl.sh ./train_llama_simt
-      run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
-      run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt ;;
+      run simt-nccl test/program/test_nccl.sh ./train_llama_simt ;;
     ptx)
       [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
-    *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx" >&2
+    long)  # of make test-full: minutes, and what they show has a shorter witness above
+      run tensor test/program/test_tensor.sh ./train_llama
+      run context test/program/test_context.sh ./train_llama
+      run harness test/program/test_harness.sh "$obj/dev/harness"
+      run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick
+      [ -x ./train_llama_simt ] || { echo "long: no emulated program (it needs the CUDA Toolkit's headers)"; continue; }
+      run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
+      run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt ;;
+    *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;
   esac
 done
