@@ -18,9 +18,9 @@ struct Stamp {
     bool atomic = false;
     bool empty() const { return lane == kNobody; }
 };
-// Four bytes of memory: who wrote them last, who has read them since
+// Four bytes of memory: who wrote them last (two writers, of different bytes), who has read them since
 struct Cell {
-    Stamp write, read[3];
+    Stamp write[2], read[3];
     u8 async_reads = 0;                           // under way
     u8 copying_warp = 0, copying_lane = kNobody;  // a cp.async under way
 };
@@ -161,9 +161,9 @@ struct OrderCheck::State {
     }
     void after_writes(const Cell& c, const Warp& w, u32 lane, u8 mask, const char* what, bool atomic) {
         idle_memory(c, what);
-        if (c.write.empty() || !(c.write.bytes & mask) || (atomic && c.write.atomic) || ordered(c.write, w, lane))
-            return;
-        fail("race: %s by lane %u without order after the write by %s", what, lane, describe(c.write).c_str());
+        for (const Stamp& s : c.write)
+            if (s.bytes & mask && !(atomic && s.atomic) && !ordered(s, w, lane))
+                fail("race: %s by lane %u without order after the write by %s", what, lane, describe(s).c_str());
     }
     void after_reads(const Cell& c, const Warp& w, u32 lane, u8 mask, const char* what) {
         if (c.async_reads) fail("%s by lane %u of memory that a bulk copy or wgmma is still reading", what, lane);
@@ -182,9 +182,9 @@ struct OrderCheck::State {
         c.read[m.random() % 3] = s;
     }
     void written(Cell& c, const Stamp& s) {
-        const u8 kept = c.write.empty() ? 0 : u8(c.write.bytes & ~s.bytes);
-        c.write = s;
-        c.write.bytes |= kept;  // a neighbour's bytes count as written now
+        for (Stamp& old : c.write) old.bytes = u8(old.bytes & ~s.bytes);
+        if (c.write[0].bytes) c.write[1] = c.write[0];  // a third writer's bytes are forgotten
+        c.write[0] = s;
         for (Stamp& r : c.read) r.bytes = u8(r.bytes & ~s.bytes);
     }
     u32 products_of(const Warp& w) {
@@ -274,9 +274,10 @@ void OrderCheck::async_read(Warp& w, const unsigned char* p, uint32_t bytes, uin
             return s.add_read(c, s.stamp(w, lane, mask));
         }
         s.after_writes(c, w, lane, mask, "a read by the async proxy", false);
-        if (!c.write.empty() && !s.proxied(c.write, w))
-            fail("no fence.proxy.async between the write by %s and this read by the async proxy",
-                 s.describe(c.write).c_str());
+        for (const Stamp& by : c.write)
+            if (by.bytes & mask && !s.proxied(by, w))
+                fail("no fence.proxy.async between the write by %s and this read by the async proxy",
+                     s.describe(by).c_str());
         c.async_reads++;
     });
 }

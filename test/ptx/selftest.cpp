@@ -225,6 +225,14 @@ TEST(Order, TwoBlocksThatWriteOneAddressAreFound) {
     expect_error("mul.wide.u32 %rd3, %r0, 4; add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r0;", "race: a write", 64,
                  3);
 }
+// Halves of one word: even threads are of warp 0 and odd ones of warp 1, as thread t writes half 2 (t % 32) + t / 32.
+TEST(Order, NeighboursWhoWriteTheHalvesOfAWordAreNoRace) {
+    const std::string halves =
+        "mov.u32 %r2, smem; and.b32 %r3, %r0, 31; shr.u32 %r4, %r0, 5; mad.lo.u32 %r5, %r3, 2, %r4; "
+        "mad.lo.u32 %r6, %r5, 2, %r2; st.shared.u16 [%r6], %r0; ld.shared.u16 %r7, [%r6];";
+    expect_fine(halves, 64, 1);
+    expect_error(halves + " xor.b32 %r8, %r6, 2; ld.shared.u16 %r7, [%r8];", "race: a", 64, 1);
+}
 TEST(Order, AReadOfACopyUnderWayIsFound) {
     with_and_without(R"(
 mov.u32 %r2, smem;
