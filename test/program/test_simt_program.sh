@@ -71,8 +71,8 @@ PY
   rm -r "$work/offload-resumed/checkpoints/step_000000005"
   "$simt" --device cuda $all --out "$work/offload-resumed" --resume auto > "$work/log" 2>&1
   same offload-resumed
-  refused() { if grep -q "$2" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1"; tail -n 5 "$work/log"; fi; }
-  "$cpu" $toy --device cpu --offload-optimizer stream > "$work/log" 2>&1
+  refused() { if grep -q -e "$2" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1"; tail -n 5 "$work/log"; fi; }
+  "$cpu" $toy --device cpu --offload-optimizer stream --out "$work/refused" > "$work/log" 2>&1
   refused "offload on the CPU" "--offload-optimizer stream: this run is on the CPU"
   if [ -z "${ON_A_GPU:-}" ]; then
     "$simt" --preset llama3.1-70b --data synthetic --device cuda --dtype bf16 --batch 1 --seq-len 128 --offload-optimizer stream > "$work/log" 2>&1
