@@ -179,6 +179,8 @@ std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& tr
             return make_direct(transport, options);
         case Algorithm::hier:
             return make_hier(transport, options);
+        case Algorithm::symmetric:
+            return transport.size() == 1 ? make_ring(transport, options) : make_symmetric(transport, options);
         case Algorithm::library:
             return transport.size() == 1 ? make_ring(transport, options) : transport.library_collectives(options);
     }

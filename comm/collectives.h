@@ -18,6 +18,7 @@
 //            in fp32, the last times `scale` and rounded once. The bits depend on the number of nodes, on no slice,
 //            step or transport. On one node direct's, or the ring's between kRingFrom and kRingUpTo (thresholds.h);
 //            with one rank on each node direct's.
+//   symmetric  direct's bits exactly, without messages: ranks load from each other's memory (symmetric.cpp).
 //   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
 // In ring, direct and hier, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
 // slices, to the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there
@@ -34,6 +35,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "comm/shared_memory.h"
 #include "comm/transport.h"
 #include "kernels/runtime/dtype.h"
 #include "kernels/runtime/memory.h"
@@ -100,6 +102,10 @@ class Collectives {
     // Work enqueued after it on any rank's stream starts after the work enqueued before it on every rank's.
     // Dissemination (Hensgen, Finkel and Manber 1988): ceil(log2 N) rounds.
     void barrier(Stream& stream);
+    // Memory for buffers that calls of this object move, where they gain by it (symmetric); else nullptr, and any
+    // memory
+    // will do. All ranks call it together, with nothing of this group under way. It goes with this object.
+    virtual SharedMemory* allocate(int64_t, Shares) { return nullptr; }
 
    protected:
     virtual void do_all_reduce(Stream& stream, const AllReduce& args) = 0;
@@ -143,13 +149,15 @@ class Collectives {
     uint64_t seq_ = 0;
 };
 
-// library: NCCL's or MPI's own. hier: two levels, inside the nodes and across them.
-enum class Algorithm { ring, direct, library, hier };
+// library: NCCL's or MPI's own. hier: two levels, inside the nodes and across them. symmetric: ranks of one host load
+// from each other's memory.
+enum class Algorithm { ring, direct, library, hier, symmetric };
 template <>
 inline constexpr auto kNames<Algorithm> = std::to_array<Named<Algorithm>>({{Algorithm::ring, "ring"},
                                                                            {Algorithm::direct, "direct"},
                                                                            {Algorithm::library, "library"},
-                                                                           {Algorithm::hier, "hier"}});
+                                                                           {Algorithm::hier, "hier"},
+                                                                           {Algorithm::symmetric, "symmetric"}});
 
 // Whether its ranks stand in columns over the nodes, which Grid arranges.
 constexpr bool is_two_level(Algorithm a) { return a == Algorithm::hier; }
@@ -173,6 +181,7 @@ std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& tr
 // Our algorithms (make_collectives picks).
 std::unique_ptr<Collectives> make_ring(Transport& transport, const CollectiveOptions& options);
 std::unique_ptr<Collectives> make_direct(Transport& transport, const CollectiveOptions& options);
+std::unique_ptr<Collectives> make_symmetric(Transport& transport, const CollectiveOptions& options);
 std::unique_ptr<Collectives> make_hier(Transport& transport, const CollectiveOptions& options);
 
 // out = x * scale, converted; nothing if that changes nothing.

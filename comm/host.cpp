@@ -1,6 +1,8 @@
 #include "comm/host.h"
 
+#include <sched.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <cstring>
 #include <functional>
 #include <thread>
+#include <utility>
 
 namespace rz {
 
@@ -37,6 +40,24 @@ bool first_to_say(const std::string& text) {
     if (fd < 0) return true;
     const socklen_t size = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + size_t(length));
     return bind(fd, reinterpret_cast<const sockaddr*>(&address), size) == 0 || errno != EADDRINUSE;  // fd stays open
+}
+
+void ask_for_short_slices() {
+    thread_local bool asked = false;
+    if (std::exchange(asked, true)) return;
+#ifdef SYS_sched_setattr
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attr{};
+    if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0 || attr.policy != SCHED_OTHER) return;
+    attr.size = sizeof attr;
+    attr.runtime = 100'000;  // ns, the least there is
+    syscall(SYS_sched_setattr, 0, &attr, 0);
+#endif
 }
 
 void say_once(const std::string& text) {

@@ -1,12 +1,9 @@
 #include "comm/host_transport.h"
 
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <utility>
 
 #include "comm/deadline.h"
+#include "comm/host.h"
 #include "comm/watch.h"
 
 namespace rz {
@@ -28,31 +25,11 @@ HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::
 
 HostTransport::~HostTransport() { staging_stream_.reset(); }
 
-// Linux charges a thread that yields a whole slice (3 ms), so beside busy threads a waiting one looks at its messages
-// no oftener than that. From 6.12 on a thread may ask for shorter slices; its share of the core stays what it is.
-// Elsewhere this does nothing.
-static void ask_for_short_slices() {
-#ifdef SYS_sched_setattr
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period;
-    } attr{};
-    if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0) != 0 || attr.policy != SCHED_OTHER) return;
-    attr.size = sizeof attr;
-    attr.runtime = 100'000;  // ns, the least there is
-    syscall(SYS_sched_setattr, 0, &attr, 0);
-#endif
-}
-
 void Wire::Batch::pause() { sched_yield(); }
 
 void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq) {
     if (batch.test()) return;
-    thread_local bool asked = false;
-    if (!std::exchange(asked, true)) ask_for_short_slices();
+    ask_for_short_slices();
     WaitClock clock;
     for (int polls = 1;; ++polls) {
         batch.pause();

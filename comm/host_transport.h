@@ -11,6 +11,7 @@
 
 #include <memory>
 
+#include "comm/shared_memory.h"
 #include "comm/transport.h"
 #include "kernels/runtime/memory.h"
 
@@ -32,6 +33,12 @@ class Wire {
     virtual ~Wire() = default;
     // Called by one thread at a time per wire. Peers are ranks of the wire's group.
     virtual std::unique_ptr<Batch> post(const std::vector<Message>& messages) = 0;
+    // Memory that all members map; they call it together. Throws where they can't.
+    virtual std::unique_ptr<SharedMemory> share(int64_t, Shares) {
+        fail("--collectives symmetric: these ranks do not map each other's memory\n  nearest: ring or direct");
+    }
+    // Throws if a member is known to have failed. For waits that make no progress on messages.
+    virtual void check_peers() {}
 };
 
 class HostTransport : public Transport {
@@ -41,6 +48,7 @@ class HostTransport : public Transport {
     ~HostTransport() override;
     const char* name() const override { return name_; }
     Wire& wire() { return *wire_; }
+    const Wire& wire() const { return *wire_; }
 
     // Blocks the calling thread until `batch` is complete; at the deadline the Watch ends the job.
     void wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq);

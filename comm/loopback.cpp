@@ -1,11 +1,14 @@
 #include "comm/loopback.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <thread>
 
@@ -44,7 +47,9 @@ struct LoopbackHub::Group {
     int size;
     std::shared_ptr<Failure> failure;
     std::mutex mutex;
-    std::vector<std::deque<std::shared_ptr<Offer>>> queues;  // [from * size + to]
+    std::vector<std::deque<std::shared_ptr<Offer>>> queues;   // [from * size + to]
+    std::vector<std::weak_ptr<char>> shared;                  // by number: the k-th of each member is the same
+    std::vector<std::pair<std::shared_ptr<char>, int>> kept;  // until the last member has it
     std::deque<std::shared_ptr<Offer>>& queue(int from, int to) {
         return queues[size_t(from) * size_t(size) + size_t(to)];
     }
@@ -130,10 +135,41 @@ class LoopbackWire : public Wire {
     std::unique_ptr<Batch> post(const std::vector<Message>& messages) override {
         return std::make_unique<LoopbackBatch>(group_, rank_, messages);
     }
+    // The first member that asks makes it.
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
+        std::lock_guard lock(group_->mutex);
+        const size_t number = size_t(shared_++);
+        if (number == group_->shared.size()) group_->shared.emplace_back();
+        const int64_t part = round_up(std::max<int64_t>(bytes, 1), 4096);
+        const int64_t all = how == Shares::one ? part : checked_mul(part, group_->size, "shared memory");
+        std::shared_ptr<char> memory = group_->shared[number].lock();
+        if (!memory) {
+            memory = {static_cast<char*>(std::aligned_alloc(4096, size_t(all))), [](char* p) { std::free(p); }};
+            if (!memory) throw std::bad_alloc();
+            std::memset(memory.get(), 0, size_t(all));
+            group_->shared[number] = memory;
+            group_->kept.push_back({memory, group_->size});
+        }
+        auto& kept =
+            *std::find_if(group_->kept.begin(), group_->kept.end(), [&](auto& k) { return k.first == memory; });
+        if (--kept.second == 0) std::erase_if(group_->kept, [&](auto& k) { return k.first == memory; });
+        return std::make_unique<LoopbackMemory>(std::move(memory), bytes, how == Shares::one ? 0 : part);
+    }
+    void check_peers() override { group_->failure->check(); }
 
    private:
+    struct LoopbackMemory : SharedMemory {
+        LoopbackMemory(std::shared_ptr<char> memory, int64_t bytes, int64_t stride) : memory_(std::move(memory)) {
+            base_ = memory_.get();
+            bytes_ = bytes;
+            stride_ = stride;
+        }
+        std::shared_ptr<char> memory_;
+    };
+
     std::shared_ptr<Group> group_;
     int rank_;
+    int64_t shared_ = 0;
 };
 
 }  // namespace

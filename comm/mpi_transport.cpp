@@ -13,11 +13,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <numeric>
 #include <utility>
 
+#include "comm/deadline.h"
 #include "kernels/elementwise.h"
 
 namespace rz {
@@ -141,6 +143,63 @@ class MpiBatch : public Wire::Batch {
     std::exception_ptr error_;
 };
 
+// Collective calls of MPI block, so all streams of the group are idle when memory is made and given back.
+class MpiMemory : public SharedMemory {
+   public:
+    MpiMemory(const std::shared_ptr<Comm>& comm, int64_t bytes, Shares how) : comm_(comm) {
+        const Alarm alarm(60, "MPI_Win_allocate_shared", "not all members of the group have come to it");
+        std::lock_guard lock(mpi_mutex);
+        int rank = 0, size = 0;
+        MPI_Comm_rank(comm_->comm, &rank);
+        MPI_Comm_size(comm_->comm, &size);
+        require_one_host(rank, size);
+        bytes_ = bytes;
+        stride_ = round_up(std::max<int64_t>(bytes, 1), 4096);
+        char* own = nullptr;
+        const MPI_Aint asked = how == Shares::one && rank != 0 ? 0 : MPI_Aint(stride_ + (rank == 0 ? 4096 : 0));
+        check(MPI_Win_allocate_shared(asked, 1, MPI_INFO_NULL, comm_->comm, &own, &window_), "MPI_Win_allocate_shared");
+        MPI_Win_set_errhandler(window_, MPI_ERRORS_RETURN);
+        MPI_Aint there = 0;
+        int unit = 0;
+        check(MPI_Win_shared_query(window_, 0, &there, &unit, &base_), "MPI_Win_shared_query");
+        base_ = reinterpret_cast<char*>(round_up(int64_t(reinterpret_cast<uintptr_t>(base_)), 4096));
+        if (how == Shares::one) stride_ = 0;
+        // Parts follow each other in memory (alloc_shared_noncontig is off): rank 0's has the room to align them all.
+        if (how == Shares::each || rank == 0) std::memset(part(rank), 0, size_t(bytes_));
+        check(MPI_Barrier(comm_->comm), "MPI_Barrier");
+    }
+    ~MpiMemory() override {
+        if (std::uncaught_exceptions() > 0) return;  // collective: the others may never come; the process ends
+        int finalized = 0;
+        MPI_Finalized(&finalized);
+        if (finalized) return;
+        const Alarm alarm(60, "MPI_Win_free", "not all members of the group have come to it");
+        std::lock_guard lock(mpi_mutex);
+        MPI_Win_free(&window_);
+    }
+
+   private:
+    // Names two members that do not see the same memory.
+    void require_one_host(int rank, int size) {
+        MPI_Comm local;
+        check(MPI_Comm_split_type(comm_->comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local),
+              "MPI_Comm_split_type");
+        int first = rank;
+        check(MPI_Bcast(&first, 1, MPI_INT, 0, local), "MPI_Bcast");
+        MPI_Comm_free(&local);
+        std::vector<int> firsts(static_cast<size_t>(size));
+        check(MPI_Allgather(&first, 1, MPI_INT, firsts.data(), 1, MPI_INT, comm_->comm), "MPI_Allgather");
+        for (int r = 0; r < size; ++r)
+            require(firsts[size_t(r)] == firsts[0],
+                    "ranks 0 and %d of the group are on different hosts and can't map each other's memory\n"
+                    "  nearest: --shard-size %td, or --collectives ring",
+                    r, std::count(firsts.begin(), firsts.end(), firsts[0]));
+    }
+
+    std::shared_ptr<Comm> comm_;
+    MPI_Win window_ = MPI_WIN_NULL;
+};
+
 class MpiWire : public Wire {
    public:
     explicit MpiWire(std::shared_ptr<Comm> comm) : comm_(std::move(comm)) {}
@@ -152,6 +211,10 @@ class MpiWire : public Wire {
             for (size_t i = 0; i < messages.size(); ++i)
                 if (messages[i].is_send == sends) post_one(*batch, messages[i], int(i));
         return batch;
+    }
+
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
+        return std::make_unique<MpiMemory>(comm_, bytes, how);
     }
 
     const std::shared_ptr<Comm>& comm() const { return comm_; }

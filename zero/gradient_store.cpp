@@ -17,7 +17,9 @@ GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& opti
             "gradients on the host are added unit by unit, as stages 2 and 3 reduce them each micro-batch; these are "
             "whole");
     if (options_.whole_gradients()) {
-        whole_ = streams_.take(ownership_.elements(), dtype, MemKind::gradients, "gradients");
+        Mesh& mesh = streams_.mesh;
+        whole_ = MovedBuffer(streams_, options_.slices_state() ? mesh.shard() : mesh.data(), ownership_.elements(),
+                             dtype, MemKind::gradients, "gradients", Shares::each);
         return;
     }
     own_ = options_.offload_grads

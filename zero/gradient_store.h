@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "zero/gradient_sink.h"
+#include "zero/moved_buffer.h"
 #include "zero/ownership.h"
 #include "zero/streams.h"
 #include "zero/unit_pool.h"
@@ -48,9 +49,10 @@ class GradientStore : public GradientSink {
     const Ownership& ownership_;
     ZeroOptions options_;
     ZeroStreams streams_;
-    int64_t element_;     // bytes
-    Buffer whole_, own_;  // one of the two
-    Buffer arrived_;      // a reduced slice on its way to be added, or to the host
+    int64_t element_;    // bytes
+    MovedBuffer whole_;  // this
+    Buffer own_;         // or this
+    Buffer arrived_;     // a reduced slice on its way to be added, or to the host
     // Where own_ is on the host: the slice's earlier micro-batches come, the sum goes.
     Buffer earlier_;
     std::optional<Stream> from_host_, to_host_;

@@ -16,10 +16,17 @@ ParameterCache::ParameterCache(const Ownership& ownership, const ZeroOptions& op
             options_.stage);
     if (options_.offload_params) from_host_.emplace(streams_.device, kFromHostStream);
     const DType dtype = options_.param_dtype;
-    params_ = options_.offload_params
-                  ? streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::parameters, "parameters")
-                  : streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
-                                  dtype, MemKind::parameters, "parameters");
+    const Sharing& sharing = ownership_.sharing();
+    if (options_.whole_parameters() && sharing.sliced && sharing.cut.size > 1)
+        params_ = MovedBuffer(streams_, streams_.mesh.shard(), ownership_.elements(), dtype, MemKind::parameters,
+                              "parameters", Shares::one);
+    else if (options_.offload_params)
+        params_ =
+            MovedBuffer(streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::parameters, "parameters"));
+    else
+        params_ =
+            MovedBuffer(streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
+                                      dtype, MemKind::parameters, "parameters"));
     if (!options_.whole_parameters())
         gathered_ =
             UnitPool(streams_.device, wide_bytes(), gathered_at_once(), MemKind::gathered, "gathered parameters");

@@ -1,7 +1,9 @@
 #pragma once
 // A rank's parameters, and the cache of gathered units. Stages 0 to 2 keep all parameters whole; an update of a slice
 // is spread to the ranks that share the unit. Stage 3 keeps the owned slices and gathers units for as long as they are
-// read, in slots that units of one size use in turn (unit_pool.h).
+// read, in slots that units of one size use in turn (unit_pool.h). With symmetric collectives stages 1 and 2 keep one
+// copy for all ranks of the group: a slice is read where its owner has updated it, and nothing is copied. That is safe
+// because no owner updates before all ranks have reduced the gradients of all units, so after their last reading.
 //
 // The events between compute and communication, by unit:
 //
@@ -12,6 +14,7 @@
 #include <optional>
 
 #include "zero/fp8_gather.h"
+#include "zero/moved_buffer.h"
 #include "zero/ownership.h"
 #include "zero/parameter_source.h"
 #include "zero/streams.h"
@@ -58,8 +61,8 @@ class ParameterCache : public ParameterSource {
     const Ownership& ownership_;
     ZeroOptions options_;
     ZeroStreams streams_;
-    int64_t element_;  // bytes
-    Buffer params_;    // whole, or owned slices, which may be on the host
+    int64_t element_;     // bytes
+    MovedBuffer params_;  // whole, or owned slices, which may be on the host
     UnitPool gathered_;
     std::optional<Fp8Gather> fp8_;
     std::vector<UnitState> state_;

@@ -6,9 +6,15 @@
 // reduce_scatter and all_gather, 1 for broadcast; size is the whole range for all of them. The algorithms are timed in
 // turn, so that a busy machine is unfair to none; time is the median over iterations of the slowest rank (--best: the
 // shortest, which other programs disturb least).
+//
+//   symmetric  on buffers in memory that the ranks map; staged: the same on any memory
+//   common     all_gather only: the owner's slice is read where it is, nothing moves (ZeRO-1 and 2 after the update)
+//   copy       no collective: every rank copies the bytes that a ring would send from it, within its own memory. busbw
+//              is then the rate of a copy, which bounds the others where ranks share a machine
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -24,7 +30,7 @@ namespace {
 
 struct Options {
     std::vector<std::string> ops{"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
-    std::vector<std::string> algorithms{"ring", "direct", "library"};
+    std::vector<std::string> algorithms{"ring", "direct", "library", "symmetric", "staged", "common", "copy"};
     int64_t min_bytes = 1 << 20, max_bytes = 64 << 20, factor = 4;
     int iterations = 11, warmup = 2;
     bool best = false;
@@ -61,8 +67,20 @@ class Bench {
           type_(parse_type(o.type)),
           transport_(process.make_transport(parse_name<TransportKind>("--transport", o.transport), device, 0,
                                             process.rank(), "world")) {
-        for (const std::string& name : o.algorithms)
-            algorithms_[name] = make_collectives(parse_name<Algorithm>("--algo", name), *transport_, o.collectives);
+        for (const std::string& name : o.algorithms) {
+            const bool shares = name == "symmetric" || name == "staged" || name == "common";
+            const Algorithm algorithm = shares           ? Algorithm::symmetric
+                                        : name == "copy" ? Algorithm::ring
+                                                         : parse_name<Algorithm>("--algo", name);
+            algorithms_[name] = make_collectives(algorithm, *transport_, o.collectives);
+            if (!shares || name == "staged") continue;
+            for (SharedMemory*& window : windows_[name])
+                window = algorithms_[name]->allocate(o.max_bytes, name == "common" ? Shares::one : Shares::each);
+        }
+    }
+
+    bool does(const std::string& algo, const std::string& op, bool in_place) const {
+        return algo != "common" || (op == "all_gather" && in_place);
     }
 
     Transport& transport() { return *transport_; }
@@ -76,17 +94,22 @@ class Bench {
         out_ = in_place ? Buffer() : Buffer(device_, n * size_of(type_), MemKind::workspace, "output");
         std::map<std::string, Result> results;
         for (auto& [name, how] : algorithms_) {
-            fill(op);
-            run(*how, op);
-            results[name].wrong = int64_t(process_.sum(double(count_wrong(op))));
+            if (!does(name, op, in_place)) continue;
+            use_memory_of(name);
+            fill(op, name == "common");
+            run(name, op);
+            const int64_t wrong = name == "copy" ? 0 : count_wrong(op);
+            results[name].wrong = int64_t(process_.sum(double(wrong)));
         }
         std::map<std::string, std::vector<double>> times;
         for (int i = -o_.warmup; i < o_.iterations; ++i)
             for (auto& [name, how] : algorithms_) {
+                if (!does(name, op, in_place)) continue;
+                use_memory_of(name);
                 stream_->synchronize();
                 process_.barrier();
                 Timer timer;
-                run(*how, op);
+                run(name, op);
                 stream_->synchronize();
                 const int64_t slowest = process_.max(int64_t(1e9 * timer.seconds()));
                 if (i >= 0) times[name].push_back(1e-9 * double(slowest));
@@ -100,35 +123,55 @@ class Bench {
 
    private:
     bool in_place() const { return !out_; }
-    char* out() const { return static_cast<char*>(in_place() ? in_.data() : out_.data()); }
+    char* out() const { return in_place() ? in_at_ : out_at_; }
+    // Where the input and the output of the next call lie: in the algorithm's own memory where it has some.
+    void use_memory_of(const std::string& name) {
+        const auto window = windows_.find(name);
+        const bool own = window != windows_.end() && window->second[0];
+        in_at_ = own ? window->second[0]->part(process_.rank()) : in_.bytes_at(0);
+        out_at_ = own ? window->second[1]->part(process_.rank()) : in_place() ? nullptr : out_.bytes_at(0);
+    }
     int64_t first(int r) const { return offsets_[size_t(r)]; }
     int64_t own_count() const { return first(process_.rank() + 1) - first(process_.rank()); }
 
-    void fill(const std::string& op) {
+    // In memory that all have in common a rank writes its slice only.
+    void fill(const std::string& op, bool common) {
         std::vector<char> host(static_cast<size_t>(in_.bytes()));
         with_dtype(type_, [&]<class T>() {
             T* p = reinterpret_cast<T*>(host.data());
             for (int64_t i = 0; i < offsets_.back(); ++i) p[i] = T(value(process_.rank(), i));
         });
-        stream_->copy(in_.data(), host.data(), in_.bytes());
-        if (op == "broadcast" && !in_place()) stream_->copy(out_.data(), host.data(), in_.bytes());
+        const int64_t from = common ? first(process_.rank()) * size_of(type_) : 0;
+        stream_->copy(in_at_ + from, host.data() + from, common ? own_count() * size_of(type_) : in_.bytes());
+        if (op == "broadcast" && !in_place()) stream_->copy(out_at_, host.data(), in_.bytes());
         stream_->synchronize();
     }
 
-    void run(Collectives& how, const std::string& op) {
+    // The bytes that a ring sends from this rank, from one place of its memory to another.
+    void copy(const std::string& op) {
+        const int64_t bytes = int64_t(double(in_.bytes()) * bus_factor(op, process_.size())), half = in_.bytes() / 2;
+        for (int64_t at = 0; at < bytes; at += half)
+            if (in_place())
+                stream_->copy(in_at_, in_at_ + half, std::min(half, bytes - at));
+            else
+                stream_->copy(out_at_, in_at_, std::min(half, bytes - at));
+    }
+
+    void run(const std::string& name, const std::string& op) {
+        if (name == "copy") return copy(op);
+        Collectives& how = *algorithms_.at(name);
         const int64_t at = first(process_.rank()) * size_of(type_);
         if (op == "all_reduce")
-            how.all_reduce(*stream_,
-                           {.out = out(), .in = in_.data(), .offsets = offsets_, .dtype = type_, .wire = type_});
+            how.all_reduce(*stream_, {.out = out(), .in = in_at_, .offsets = offsets_, .dtype = type_, .wire = type_});
         else if (op == "reduce_scatter")
             how.reduce_scatter(*stream_, {.out = out() + (in_place() ? at : 0),
-                                          .in = in_.data(),
+                                          .in = in_at_,
                                           .offsets = offsets_,
                                           .dtype = type_,
                                           .wire = type_,
                                           .out_dtype = type_});
         else if (op == "all_gather")
-            how.all_gather(*stream_, {.out = out(), .in = in_.bytes_at(at), .offsets = offsets_, .dtype = type_});
+            how.all_gather(*stream_, {.out = out(), .in = in_at_ + at, .offsets = offsets_, .dtype = type_});
         else
             how.broadcast(*stream_, out(), in_.bytes(), 0);
     }
@@ -169,6 +212,8 @@ class Bench {
     std::map<std::string, std::unique_ptr<Collectives>> algorithms_;
     std::vector<int64_t> offsets_;
     Buffer in_, out_;
+    char *in_at_ = nullptr, *out_at_ = nullptr;
+    std::map<std::string, std::array<SharedMemory*, 2>> windows_;
 };
 
 nlohmann::json figures(const Result& r, int64_t bytes, double factor) {
@@ -197,6 +242,8 @@ int64_t run_all(Process& process, const Options& o) {
             auto apart = bench.measure(op, bytes, false), in_place = bench.measure(op, bytes, true);
             const double factor = bus_factor(op, N);
             for (const std::string& algo : o.algorithms) {
+                if (!bench.does(algo, op, true)) continue;
+                if (!apart.count(algo)) apart[algo] = in_place[algo];  // common has no other form
                 const nlohmann::json a = figures(apart[algo], bytes, factor),
                                      b = figures(in_place[algo], bytes, factor);
                 wrong += apart[algo].wrong + in_place[algo].wrong;
@@ -247,8 +294,9 @@ int main(int argc, char** argv) {
     app.add_option("--op", o.ops, "Operations: all_reduce, reduce_scatter, all_gather, broadcast.")
         ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast"}))
         ->delimiter(',');
-    app.add_option("--algo", o.algorithms, "Algorithms: ring, direct, library, hier (one node).")
-        ->check(CLI::IsMember({"ring", "direct", "library"}))
+    app.add_option("--algo", o.algorithms,
+                   "Algorithms: ring, direct, library, hier (one node), symmetric, staged, common, copy.")
+        ->check(CLI::IsMember({"ring", "direct", "library", "hier", "symmetric", "staged", "common", "copy"}))
         ->delimiter(',');
     app.add_option("--min", o.min_bytes, "Smallest size in bytes, such as 64K or 1M.")
         ->transform(CLI::AsSizeValue(false))

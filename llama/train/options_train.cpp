@@ -358,8 +358,9 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--pp-tasks", o.pp_tasks, 0, 1 << 20,
         "Number of steps whose tasks go to OUT/pipeline_tasks.RANK.jsonl: when each was ready, began and ended.");
     ranks.checked(
-        "--collectives", "[tp=|data=]ring|direct|library|hier",
+        "--collectives", "[tp=|data=]ring|direct|library|hier|symmetric",
         "Algorithm of the collectives; without an axis, data's. hier: two levels, inside the nodes and across them. "
+        "symmetric: ranks of one host load from each other's memory, with direct's bits. "
         "library: NCCL's or MPI's own. [data=ring on one node, hier on several; tp=direct]",
         [](const std::string& text) { return wrong_axis_algorithms(text); },
         [&o](const std::string& text) { o.collectives = parse_axis_algorithms(text); });

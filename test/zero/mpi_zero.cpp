@@ -12,7 +12,7 @@ using zero_case::Case;
 TEST(ZeroOverMpi, AllStagesGiveTheSameBits) {
     Process& process = test_process();
     const Device cpu{DeviceKind::cpu, 0};
-    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::hier}) {
+    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::hier, Algorithm::symmetric}) {
         Mesh mesh(process, cpu, {.algorithms = {.data = algorithm}});
         Case base;
         base.steps = 4;

@@ -90,6 +90,9 @@ TEST_P(ZeroRanks, DirectGivesTheSameBitsInEveryStage) {
     const Result want = run(GetParam(), stage(0), {.algorithms = {.data = Algorithm::direct}});
     for (int s = 1; s <= 3; ++s)
         EXPECT_EQ(run(GetParam(), stage(s), {.algorithms = {.data = Algorithm::direct}}), want);
+    // Stages 1 and 2 then hold one copy of the parameters, which all ranks read.
+    for (int s : {0, 1, 2, 3})
+        EXPECT_EQ(run(GetParam(), stage(s), {.algorithms = {.data = Algorithm::symmetric}}), want) << "stage " << s;
 }
 
 TEST_P(ZeroRanks, Bf16StagesAgree) {

@@ -1,0 +1,26 @@
+#pragma once
+// Memory that all members of a group have mapped, for collectives that load from it and copy out of it instead of
+// sending messages (symmetric.cpp). Threads of one process map it (loopback), and ranks of one host over MPI
+// (MPI_Win_allocate_shared).
+
+#include <cstdint>
+
+namespace rz {
+
+// each: every member has a part of its own. one: all have the same bytes, so what its owner writes is there for all.
+enum class Shares { each, one };
+
+class SharedMemory {
+   public:
+    virtual ~SharedMemory() = default;
+    // Member r's bytes: at the same distance from one member to the next, 4096-aligned, zero at first.
+    char* part(int r) const { return base_ + int64_t(r) * stride_; }
+    int64_t bytes() const { return bytes_; }    // of one part
+    int64_t stride() const { return stride_; }  // between parts; 0: Shares::one
+
+   protected:
+    char* base_ = nullptr;
+    int64_t stride_ = 0, bytes_ = 0;
+};
+
+}  // namespace rz

@@ -1,0 +1,109 @@
+// Collectives over memory that threads share.
+
+#include "test/comm/symmetric_cases.h"
+
+#include <algorithm>
+
+#include "comm/loopback.h"
+#include "comm/watch.h"
+
+namespace rz {
+namespace {
+
+class SymmetricTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, SymmetricTest, testing::Values(2, 3, 4, 8), testing::PrintToStringParamName());
+
+TEST_P(SymmetricTest, GivesTheBitsOfDirect) {
+    LoopbackHub hub(GetParam());
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(hub.device(rank), "comm");
+        auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+        auto direct = make_direct(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+        compare_with_direct(*symmetric, *direct, stream);
+        stream.synchronize();
+    });
+}
+
+TEST_P(SymmetricTest, MemoryInCommonIsGatheredWithoutACopy) {
+    LoopbackHub hub(GetParam());
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(hub.device(rank), "comm");
+        auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+        gather_in_common_memory(*symmetric, stream);
+    });
+}
+
+// A rank with much to sum is still reading when the others, who own nothing, are through: their values must stay until
+// it is done.
+TEST(Symmetric, ValuesStayUntilTheSlowestRankHasReadThem) {
+    constexpr int64_t kCount = 1 << 22;
+    LoopbackHub hub(3);
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(hub.device(rank), "comm");
+        auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+        auto* x = reinterpret_cast<float*>(symmetric->allocate(kCount * 4, Shares::each)->part(rank));
+        const std::vector<int64_t> offsets = {0, 0, 0, kCount};
+        std::vector<float> sum(rank == 2 ? size_t(kCount) : 0);
+        for (int time = 0; time < 3; ++time) {
+            stream.synchronize();
+            std::fill(x, x + kCount, float(rank + 1));
+            symmetric->reduce_scatter(stream, {.out = sum.data(),
+                                               .in = x,
+                                               .offsets = offsets,
+                                               .dtype = DType::f32,
+                                               .wire = DType::f32,
+                                               .out_dtype = DType::f32});
+            stream.zero(x, kCount * 4);
+            stream.synchronize();
+            EXPECT_EQ(std::count(sum.begin(), sum.end(), 6.0f), int64_t(sum.size()));
+            symmetric->barrier(stream);
+        }
+        stream.synchronize();
+    });
+}
+
+// A rank that never comes: the others name it at the deadline. One that has failed: they end at once.
+TEST(Symmetric, AMissingRankIsNamedAtTheDeadline) {
+    LoopbackHub hub(3, /*timeout_s=*/0.5);
+    try {
+        hub.run([&](int rank) {
+            auto transport = hub.transport(rank);
+            Stream stream(hub.device(rank), "comm");
+            auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+            std::vector<float> x(1000, 1);
+            const auto offsets = even_offsets(1000, 3);
+            if (rank != 1)
+                symmetric->all_gather(
+                    stream,
+                    {.out = x.data(), .in = x.data() + offsets[size_t(rank)], .offsets = offsets, .dtype = DType::f32});
+            stream.synchronize();
+        });
+        FAIL() << "no deadline";
+    } catch (const DeadlineError& error) {
+        EXPECT_NE(std::string(error.what()).find("for rank 1 in shared memory"), std::string::npos) << error.what();
+    }
+}
+
+TEST(Symmetric, AFailedRankEndsTheWaitOfTheOthers) {
+    LoopbackHub hub(2, /*timeout_s=*/60);
+    EXPECT_THROW(hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(hub.device(rank), "comm");
+        auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+        if (rank == 1) {
+            hub.fail(1, "its disk is full");
+            fail("its disk is full");
+        }
+        std::vector<float> x(1000, 1);
+        const auto offsets = even_offsets(1000, 2);
+        symmetric->all_gather(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32});
+        stream.synchronize();
+    }),
+                 Error);
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,48 @@
+#pragma once
+// Zeroed memory that collectives move: mapped by the other ranks where the collectives gain by that (symmetric), else a
+// buffer of this rank.
+
+#include <memory>
+#include <utility>
+
+#include "kernels/runtime/context.h"
+#include "zero/streams.h"
+
+namespace rz {
+
+class MovedBuffer {
+   public:
+    MovedBuffer() = default;
+    // Shares::one: what the owner of a slice writes is there for all, and memory is counted at the group's first rank.
+    MovedBuffer(const ZeroStreams& streams, Collectives& group, int64_t elements, DType dtype, MemKind kind,
+                const char* name, Shares how) {
+        bytes_ = checked_mul(elements, size_of(dtype), name);
+        const SharedMemory* shared = bytes_ > 0 ? group.allocate(bytes_, how) : nullptr;
+        if (!shared) {
+            own_ = streams.take(elements, dtype, kind, name);
+            data_ = own_.bytes_at(0);
+            return;
+        }
+        data_ = shared->part(group.rank());
+        RankContext* context = streams.device.context;
+        if (!context || (how == Shares::one && group.rank() != 0)) return;
+        const DeviceKind where = streams.device.kind;
+        context->memory.add(where, kind, bytes_);
+        counted_ = {context, [bytes = bytes_, where, kind](RankContext* c) { c->memory.remove(where, kind, bytes); }};
+    }
+
+    // Of this rank, whatever the collectives are.
+    explicit MovedBuffer(Buffer own) : own_(std::move(own)), data_(own_.bytes_at(0)), bytes_(own_.bytes()) {}
+
+    void* data() const { return data_; }
+    char* bytes_at(int64_t offset) const { return data_ + offset; }
+    int64_t bytes() const { return bytes_; }
+
+   private:
+    Buffer own_;
+    char* data_ = nullptr;
+    int64_t bytes_ = 0;
+    std::shared_ptr<RankContext> counted_;
+};
+
+}  // namespace rz
