@@ -7,8 +7,8 @@ A case damages one or a few files of a model's folder, a checkpoint or a folder 
 part over another, grows or removes a file, replaces it by a folder, a link or another file, changes a number or a word in
 JSON. Then generate, export, a fine-tuning or a resume is started on it. Asked: one of the program's exit codes with a message,
 never a signal or a sanitizer's report; a resume that ends with 0 has the weights of the undamaged run, or fell back and said
-so. With a program built with AddressSanitizer and UBSan (make faults-asan) every read out of bounds counts. --case K: that
-case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
+so. With a program built with AddressSanitizer and UBSan (make build/simt/asan/train_llama_simt) every read out of bounds
+counts. --case K: that case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
 """
 
 import argparse
