@@ -15,9 +15,9 @@
 //   model      tp x pp: the ranks that hold one copy of the parameters together
 //
 // On every axis the ranks stand in ascending order of their rank in the job. But with `by_columns` those of data, shard
-// and replicate stand by their place on their node, then by node: collectives of two levels (hier) let the rank at
-// (node m of P, local l) own slice l * P + m. That is the map from ranks to slices, for every algorithm; on one node,
-// and with one rank on each, it changes nothing.
+// and replicate stand by their place on their node, then by node: collectives of two levels (hier) need that.
+// The rank at node m of P, place l on the node, owns slice l * P + m, whatever the algorithm. On one node, and with one
+// rank on each node, that is the ascending order.
 
 #include <array>
 #include <string>

@@ -104,7 +104,7 @@ class CheckpointWriter {
 
 // Collective: reads the state of a checked checkpoint into what each rank owns, and publishes it. Returns what is wrong
 // with the files (the same text on every rank; the state is then undefined, and another checkpoint may be read), or "".
-// `notes` receives a line for every type that was converted. grown: the model has got more rows than the checkpoint's.
+// `notes` receives a line for every type that was converted. `grown`: the model has more rows than the checkpoint.
 struct GrownRows {
     const ParamTable& stored;  // the checkpoint's own table
     const HfWeights& weights;  // its weights, read for the larger table: what new rows hold. Their moments are zero
