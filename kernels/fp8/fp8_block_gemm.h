@@ -4,7 +4,7 @@
 // its row and column, and added to the others in fp32 in ascending k; one rounding to C. A has tiles of rows, B of rows
 // or squares (quantise_blocks.h); squares on both sides exist nowhere.
 //
-// CPU: codes are decoded and multiplied by our own fp32 loops. CUDA: cuBLASLt, compute capability 9.0 only.
+// CPU: as fp8_gemm.h, tile by tile along K. CUDA: cuBLASLt, compute capability 9.0 only.
 
 #include <string>
 

@@ -2,35 +2,36 @@
 
 #include <algorithm>
 
-#include "kernels/checks.h"
+#include "kernels/magnitude.h"
 
 namespace rz {
 
-template <class T>
-static uint32_t magnitude(T x) {
-    return std::bit_cast<uint32_t>(float(x)) & 0x7fffffffu;
+void abs_max_cpu(const AbsMax& a) {
+    constexpr int64_t kRow = 4096;
+    const int64_t rows = a.n / kRow, rest = a.n % kRow;
+    join_magnitudes(&a.scale->amax, a.dtype, a.x, rows, kRow, kRow);
+    const void* last = static_cast<const char*>(a.x) + rows * kRow * size_of(a.dtype);
+    join_magnitudes(&a.scale->amax, a.dtype, last, 1, rest, rest);
 }
 
-void abs_max_cpu(const AbsMax& a) {
-    with_dtype(a.dtype, [&]<class T>() {
-        const T* x = static_cast<const T*>(a.x);
-        uint32_t most = a.scale->amax;
-#pragma omp parallel for schedule(static) reduction(max : most) if (a.n >= kSerialBelow)
-        for (int64_t i = 0; i < a.n; ++i) most = std::max(most, magnitude(x[i]));
-        a.scale->amax = most;
-    });
-}
+constexpr int64_t kTile = 64;  // rows whose codes are transposed at a time, while they are in the cache
 
 template <Fp8 kType, class T>
 static void quantise_rows(const Quantise& a, float scale) {
-    const T* x = static_cast<const T*>(a.x);
 #pragma omp parallel for schedule(static) if (a.rows * a.columns >= kSerialBelow)
-    for (int64_t r = 0; r < a.rows; ++r)
-        for (int64_t c = 0; c < a.columns; ++c) {
-            const uint8_t code = to_fp8<kType>(float(x[r * a.columns + c]) * scale);
-            if (a.y) a.y[r * a.columns + c] = code;
-            if (a.y_t) a.y_t[c * a.rows + r] = code;
+    for (int64_t r0 = 0; r0 < a.rows; r0 += kTile) {
+        const int64_t end = std::min(a.rows, r0 + kTile);
+        for (int64_t c0 = 0; c0 < a.columns; c0 += kTile) {
+            const int64_t columns = std::min(a.columns - c0, kTile);
+            for (int64_t r = r0; r < end; ++r) {
+                const T* x = static_cast<const T*>(a.x) + r * a.columns + c0;
+                uint8_t codes[kTile];
+                for (int64_t c = 0; c < columns; ++c) codes[c] = to_fp8<kType>(float(x[c]) * scale);
+                if (a.y) std::copy_n(codes, columns, a.y + r * a.columns + c0);
+                for (int64_t c = 0; a.y_t && c < columns; ++c) a.y_t[(c0 + c) * a.rows + r] = codes[c];
+            }
         }
+    }
 }
 
 void quantise_cpu(const Quantise& a) {
@@ -45,7 +46,6 @@ void quantise_cpu(const Quantise& a) {
 }
 
 void transpose8_cpu(const Transpose8& a) {
-    constexpr int64_t kTile = 64;
 #pragma omp parallel for schedule(static) if (a.rows * a.columns >= kSerialBelow)
     for (int64_t r0 = 0; r0 < a.rows; r0 += kTile)
         for (int64_t c = 0; c < a.columns; ++c)

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -37,27 +38,30 @@ std::vector<float> scales_of(const std::vector<bool>& steps, float initial, int 
     return out;
 }
 
-// torch.amp.GradScaler(init_scale, growth_factor=2, backoff_factor=0.5, growth_interval), as its documentation and
-// _amp_update_scale_ say: on inf the scale backs off and the tracker is zeroed; else the tracker grows, and when it
-// reaches the interval the scale grows and the tracker is zeroed.
+// What a real scaler did: torch 2.15.0, by dev/golden/make_loss_scale_golden.py
+constexpr struct {
+    int window;
+    const char *overflows, *exponents;
+    int updates;
+} kGradScaler[] = {
+    {7, "........XX...X.....XX.....X........X....................X..............XX.......",
+     "qqqqqqrrqppppoooooonmmmmmmlllllllmmlllllllmmmmmmmnnnnnnnmmmmmmmnnnnnnnonmmmmmmmn", 70},
+    {3, "..XX.......X........XX.......X.X...X.........X...................X..............",
+     "qqpooopppqqpppqqqrrrqpppqqqrrqqpppqpppqqqrrrsrrrssstttuuuvvvwwwxxwwwxxxyyyzzz{{{", 70},
+    {20, "......X.........................................................................",
+     "qqqqqqppppppppppppppppppppqqqqqqqqqqqqqqqqqqqqrrrrrrrrrrrrrrrrrrrrssssssssssssss", 79},
+    {1, "XXXXXX...X.XXXX....XX....X...X.X...X.....X.XXX.XX.X..X.XXX.XX.X..XXX..XXX.X.....",
+     "ponmlklmnmnmlkjklmnmlmnopopqrqrqrststuvwxwxwvuvututuvuvutstsrsrstsrqrsrqpqpqrstu", 42},
+};
+
 TEST(LossScaling, WithoutHysteresisItIsTorchsGradScaler) {
-    for (const uint32_t seed : {1u, 2u, 3u}) {
-        const std::vector<bool> steps = overflows(400, seed == 3 ? 0.02 : 0.15, seed);
+    for (const auto& run : kGradScaler) {
+        std::vector<bool> steps;
         std::vector<float> want;
-        double scale = 65536;
-        int tracker = 0;
-        for (const bool found_inf : steps) {
-            if (found_inf) {
-                scale *= 0.5;
-                tracker = 0;
-            } else if (++tracker == 7) {
-                scale *= 2;
-                tracker = 0;
-            }
-            scale = std::min(std::max(scale, 1.0), 4294967296.0);  // ours stops there; torch's goes on
-            want.push_back(float(scale));
-        }
-        EXPECT_EQ(scales_of(steps, 65536, 7, 1), want);
+        for (const char* c = run.overflows; *c; ++c) steps.push_back(*c == 'X');
+        for (const char* c = run.exponents; *c; ++c) want.push_back(std::ldexp(1.0f, *c - 'a'));
+        EXPECT_EQ(scales_of(steps, 65536, run.window, 1), want) << "window " << run.window;
+        EXPECT_EQ(std::count(steps.begin(), steps.end(), false), run.updates);
     }
 }
 

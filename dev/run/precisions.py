@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Number formats compared: what fp32, fp16, fp8 and bf16 state cost in validation loss against bf16, in pairs.
+
+    nice -n 15 python3 dev/run/precisions.py ./train_llama --work /tmp/precisions --report dev/results/precisions.md [--minutes 60]
+
+Trains the quickstart's model on the source of Python's standard library, each type with the same seeds: a pair has the
+same first weights and the same batches. Seed after seed, each with all types; after --minutes no run begins. Runs that
+are there already are not made again, and what is complete is reported: the mean of (loss - bf16's) / bf16's, its 95 %
+interval by Student's t, spikes, memory, and the bytes that each of three ranks sends in a step of ZeRO-3."""
+
+import argparse
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+TYPES = {  # name: flags, the largest gap allowed at the interval's upper end
+    "bf16": (["--dtype", "bf16", "--grad-dtype", "fp32"], None),
+    "fp8 tensor": (["--dtype", "bf16", "--grad-dtype", "fp32", "--fp8", "tensor"], 0.01),
+    "fp8 block": (["--dtype", "bf16", "--grad-dtype", "fp32", "--fp8", "block"], 0.005),
+    "fp16": (["--dtype", "fp16"], 0.005),
+    "bf16 state": (["--dtype", "bf16", "--grad-dtype", "fp32", "--master-dtype", "bf16", "--adam-dtype", "bf16"], None),
+    "fp32": (["--dtype", "fp32"], None),
+}
+BASE = "bf16"
+STUDENT = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]  # 97.5 %, by degrees of freedom
+
+
+def folder(args, name, seed):
+    return f"{args.work}/{name.replace(' ', '-')}-{seed}"
+
+
+def flags(args, name):
+    fixed = ["--preset", "bytes", *args.model.split(), "--data", f"{args.work}/data", "--batch", args.batch, "--seq-len", args.seq_len]
+    fixed += ["--lr", "2e-3", "--warmup", args.steps // 10, "--device", "cpu", "--log-every", 50, "--spike-z", 6]
+    return [str(x) for x in fixed] + TYPES[name][0]
+
+
+def call(command, log):
+    with open(log, "w", encoding="utf-8") as f:
+        code = subprocess.run(command, stdout=f, stderr=subprocess.STDOUT, check=False).returncode
+    if code:
+        with open(log, encoding="utf-8") as f:
+            sys.exit(f"{' '.join(command)}\nended with {code}:\n{f.read()[-2000:]}")
+
+
+def train(args, name, seed):
+    out = folder(args, name, seed)
+    if os.path.exists(f"{out}/ranks.json"):
+        return
+    shutil.rmtree(out, ignore_errors=True)
+    command = [args.program, *flags(args, name), "--seed", str(seed), "--steps", str(args.steps), "--val-every", "0", "--val-tokens",
+               str(args.val_tokens), "--save-every", "0", "--threads", str(args.threads), "--out", out]  # fmt: skip
+    call(command, f"{out}.log")
+    shutil.rmtree(f"{out}/checkpoints", ignore_errors=True)
+    shutil.rmtree(f"{out}/final", ignore_errors=True)
+
+
+def wire_bytes(args, name):
+    """Bytes that a rank of three sends in a step of ZeRO-3, on average."""
+    out = folder(args, name, "wire")
+    if not os.path.exists(f"{out}/ranks.json"):
+        shutil.rmtree(out, ignore_errors=True)
+        command = ["mpirun", "-n", "3", args.program, *flags(args, name), "--batch", "2", "--seq-len", "64", "--zero", "3", "--collectives",
+                   "ring", "--steps", "3", "--warmup", "1", "--val-every", "0", "--val-tokens", "1", "--save-every", "0", "--threads", "1", "--out", out]  # fmt: skip
+        call(command, f"{out}.log")
+    return rows(out)[-1].get("bytes_sent", 0)
+
+
+def rows(out):
+    with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
+        return [row for row in map(json.loads, f) if "loss" in row]
+
+
+def result(args, name, seed):
+    out = folder(args, name, seed)
+    with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f]
+    loss = [row["val_loss"] for row in lines if "val_loss" in row][-1]
+    steps = [row for row in lines if "loss" in row]
+    return {"loss": float(loss), "spikes": sum("spike" in row for row in lines), "skipped": steps[-1].get("skipped", 0),
+            "memory": max(row["memory_bytes"] for row in steps), "seconds": sum(row["seconds"] for row in steps)}  # fmt: skip
+
+
+def interval(values):
+    n, mean = len(values), sum(values) / len(values)
+    if n < 2:
+        return mean, float("nan")
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+    return mean, STUDENT[min(n - 1, len(STUDENT) - 1)] * deviation / math.sqrt(n)
+
+
+def picture(path, gaps):
+    """Dots: pairs by seed; a bar: the mean and its interval; a dashed line: what is allowed."""
+    width, row, left, right = 760, 46, 110, 20
+    largest = max([abs(g) for all_ in gaps.values() for g in all_] + [0.0105])
+    height = row * len(gaps) + 60
+
+    def x(gap):
+        return left + (gap + largest) / (2 * largest) * (width - left - right)
+
+    text = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<text x="{left}" y="18">validation loss against bf16, by pairs of a seed: dots; mean and 95 % interval: bar; allowed: dashed</text>',
+        f'<line x1="{x(0):.1f}" y1="28" x2="{x(0):.1f}" y2="{height - 26}" stroke="#999"/>',
+    ]
+    for i, (name, values) in enumerate(gaps.items()):
+        y = 50 + i * row
+        mean, half = interval(values)
+        half = 0 if math.isnan(half) else half
+        text.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{name}</text>')
+        text.append(f'<line x1="{x(mean - half):.1f}" y1="{y}" x2="{x(mean + half):.1f}" y2="{y}" stroke="#1f5fa8" stroke-width="3"/>')
+        text.append(f'<line x1="{x(mean):.1f}" y1="{y - 8}" x2="{x(mean):.1f}" y2="{y + 8}" stroke="#1f5fa8" stroke-width="3"/>')
+        text += [f'<circle cx="{x(v):.1f}" cy="{y + 13}" r="3" fill="#c4622d"/>' for v in values]
+        limit = TYPES[name][1]
+        if limit:
+            text.append(f'<line x1="{x(limit):.1f}" y1="{y - 14}" x2="{x(limit):.1f}" y2="{y + 18}" stroke="#a33" stroke-dasharray="4 3"/>')
+    for percent in range(-int(largest * 100), int(largest * 100) + 1):
+        text.append(f'<text x="{x(percent / 100):.1f}" y="{height - 10}" text-anchor="middle">{percent:+d} %</text>')
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("\n".join([*text, "</svg>", ""]))
+
+
+def report(args, seeds):
+    done = [s for s in seeds if all(os.path.exists(f"{folder(args, name, s)}/ranks.json") for name in TYPES)]
+    if not done:
+        sys.exit("precisions: no seed has a run of every type yet")
+    by = {name: [result(args, name, s) for s in done] for name in TYPES}
+    gaps = {name: [r["loss"] / b["loss"] - 1 for r, b in zip(by[name], by[BASE])] for name in TYPES if name != BASE}
+    commit = subprocess.run(["git", "log", "-1", "--format=%h, %ad", "--date=short"], capture_output=True, text=True, check=True).stdout.strip()
+    with open("/proc/cpuinfo", encoding="utf-8") as f:
+        cpu = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
+    lines = [
+        "# Number formats compared on real text",
+        "",
+        f"    python3 dev/run/precisions.py ./train_llama --work WORK --report FILE --steps {args.steps} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
+        "",
+        f"Commit {commit}; {cpu}, {os.cpu_count()} cores shared with other work, {platform.system()}; the CPU backend, no GPU.",
+        f"The quickstart's model (`--preset bytes`) with {args.model}, since `block` needs multiples of 128; {args.steps} steps of {args.batch * args.seq_len} tokens,",
+        f"the source of Python's standard library as bytes, validation on {args.val_tokens} tokens. Seeds {', '.join(map(str, done))}: with a seed all types have the",
+        "same first weights and the same batches. Gap: (loss - loss of bf16) / loss of bf16, of a pair; below 0 is better than bf16.",
+        "",
+        "| type | validation loss, mean | gap to bf16, mean | 95 % interval | allowed at its upper end | spikes | updates skipped | peak memory, MiB | MB sent in a step, ZeRO-3 on 3 ranks |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in TYPES:
+        r, limit = by[name], TYPES[name][1]
+        cells = [name, f"{sum(v['loss'] for v in r) / len(r):.4f}"]
+        if name == BASE:
+            cells += ["0", "-", "-"]
+        else:
+            mean, half = interval(gaps[name])
+            verdict = "-" if limit is None else f"{100 * limit:.1f} %: {'met' if mean + half <= limit else 'missed'}"
+            cells += [f"{100 * mean:+.3f} %", f"{100 * (mean - half):+.3f} to {100 * (mean + half):+.3f} %", verdict]
+        cells += [str(sum(v["spikes"] for v in r)), str(sum(v["skipped"] for v in r)), f"{r[0]['memory'] / 2**20:.1f}", f"{wire_bytes(args, name) / 1e6:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    svg = os.path.splitext(args.report)[0] + ".svg"
+    lines += ["", f"![Gap to bf16, by type]({os.path.basename(svg)})", "", "Losses by seed:", "", "| seed | " + " | ".join(TYPES) + " |", "|---" * (1 + len(TYPES)) + "|"]
+    lines += [f"| {s} | " + " | ".join(f"{by[name][i]['loss']:.4f}" for name in TYPES) + " |" for i, s in enumerate(done)]
+    picture(svg, gaps)
+    with open(args.report + ".tmp", "w", encoding="utf-8") as f:
+        f.write("\n".join([*lines, ""]))
+    os.replace(args.report + ".tmp", args.report)
+    print("\n".join(lines))
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    p.add_argument("program")
+    p.add_argument("--work", required=True, help="folder for data and runs")
+    p.add_argument("--report", required=True, help="the table to write; the picture is beside it, .svg")
+    p.add_argument("--seeds", type=int, default=8)
+    p.add_argument("--steps", type=int, default=400)
+    p.add_argument("--batch", type=int, default=8)
+    p.add_argument("--seq-len", type=int, default=256)
+    p.add_argument("--model", default="--ffn 768", help="flags that change the model (default: --ffn 768; block needs multiples of 128)")
+    p.add_argument("--val-tokens", type=int, default=1 << 19)
+    p.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    p.add_argument("--threads", type=int, default=2, help="of each run")
+    p.add_argument("--minutes", type=float, default=1e9, help="no run begins after them")
+    args = p.parse_args()
+    args.program = os.path.realpath(args.program)
+    os.makedirs(args.work, exist_ok=True)
+    if not os.path.exists(f"{args.work}/data/dataset.json"):
+        subprocess.run([sys.executable, "data_prep/prepare.py", "stdlib", "--out", f"{args.work}/data", "--quiet"], check=True)
+    began, seeds = time.monotonic(), range(1, args.seeds + 1)
+
+    def job(pair):
+        seed, name = pair
+        start = time.monotonic()
+        if start - began > 60 * args.minutes:
+            return
+        train(args, name, seed)
+        print(f"seed {seed}, {name}: {result(args, name, seed)['loss']:.4f}, {time.monotonic() - start:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(job, [(seed, name) for seed in seeds for name in TYPES]))
+    report(args, seeds)
+
+
+if __name__ == "__main__":
+    main()
