@@ -84,7 +84,10 @@ PipelineProgramOptions one_block_a_stage(const PipelineSchedule& s) {
 
 void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches, const Options& o) {
     const int P = process.size();
-    if (!find_pipeline_refusal(kind, {P, micro_batches}).empty()) return;
+    if (const std::string why = find_pipeline_refusal(kind, {P, micro_batches}); !why.empty()) {
+        if (process.is_root()) std::fprintf(stderr, "no row: %s\n", why.substr(0, why.find('\n')).c_str());
+        return;
+    }
     constexpr int64_t kTicks = 1000;  // of the forward pass of the smallest stage
     PipelineSchedule s = make_pipeline(kind, {P, micro_batches});
     if (o.baseline) s = limit_in_flight(s, 1);

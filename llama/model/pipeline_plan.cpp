@@ -152,8 +152,9 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
 
 std::vector<std::string> PipelinePlan::text(int64_t blocks) const {
     // The same work, spread evenly.
+    const auto work = [&](size_t s) { return costs.forward[s] + costs.input[s] + costs.weight[s]; };
     int64_t total = 0;
-    for (size_t s = 0; s < cut.size(); ++s) total += costs.forward[s] + costs.input[s] + costs.weight[s];
+    for (size_t s = 0; s < cut.size(); ++s) total += work(s);
     PipelineCosts balanced = costs;
     const int64_t each = total / int64_t(cut.size());
     for (size_t s = 0; s < cut.size(); ++s) {
@@ -169,6 +170,10 @@ std::vector<std::string> PipelinePlan::text(int64_t blocks) const {
         format("         predicted by FLOPs: ranks busy for %.1f %% of the step", 100 * predicted.util_step());
     if (even > predicted.util_step()) line += format("; a cut into equal stages would give %.1f %%", 100 * even);
     lines.push_back(line);
+    line = "         work of the stages:";
+    for (size_t s = 0; s < cut.size(); ++s)
+        line += format("%s %.1f", s ? "," : "", 100 * double(work(s)) / double(total));
+    if (even > predicted.util_step()) lines.push_back(line + " %");
     if (predicted.util_step() < 0.9 && choice.kind) {
         const int enough =
             micro_batches_for(*choice.kind, schedule.ranks,

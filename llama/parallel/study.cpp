@@ -12,6 +12,7 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/parallel/draw.h"
+#include "llama/parallel/pipeline_program.h"
 
 namespace rz {
 namespace {
@@ -20,8 +21,10 @@ constexpr int64_t kTick = 1'000'000;  // ticks of a cost of 1, for each stage of
 
 struct Timed {
     PipelineSchedule schedule;
-    PipelineRun run;
-    double unit;  // ticks of a cost of 1
+    PipelineRun run;     // fused cells as one task, as their papers count them
+    double unit;         // ticks of a cost of 1
+    PipelineRun parted;  // as train_llama runs it: the two tasks of a fused cell one after the other
+    bool fuses() const { return run.makespan != parted.makespan; }
 };
 
 Timed timed(PipelineSchedule schedule, const ScheduleStudy& o) {
@@ -32,8 +35,8 @@ Timed timed(PipelineSchedule schedule, const ScheduleStudy& o) {
     PipelineCosts costs =
         PipelineCosts::even(schedule, ticks(o.forward), ticks(o.input), ticks(o.weight), ticks(o.message));
     costs.one_lane = o.one_lane;
-    PipelineRun run = simulate(schedule, costs);
-    return {std::move(schedule), std::move(run), double(kTick * v)};
+    PipelineRun run = simulate(schedule, costs), parted = simulate(unfused(schedule), costs);
+    return {std::move(schedule), std::move(run), double(kTick * v), std::move(parted)};
 }
 
 PipelineSchedule schedule_of(const ScheduleStudy& o) {
@@ -97,6 +100,11 @@ std::string summary_of(const Timed& t, const ScheduleStudy& o) {
                   o.message, o.one_lane ? ", one lane for each rank" : "") +
            format("makespan %.6g  utilisation %.1f %% of the step, %.1f %% of the ranks' own spans\n",
                   double(t.run.makespan) / t.unit, 100 * t.run.util_step(), 100 * t.run.util_span()) +
+           (t.fuses()
+                ? format("makespan %.6g  utilisation %.1f %% of the step in a run, where the tasks of a fused cell "
+                         "follow each other\n",
+                         double(t.parted.makespan) / t.unit, 100 * t.parted.util_step())
+                : "") +
            format("peak activations %.4g forwards of 1/%d of the model, pending weight gradients included\n",
                   peak_activations(s), s.ranks) +
            format("text %016llx\n", (unsigned long long)text_hash(s));
@@ -108,7 +116,7 @@ std::string comparison(const ScheduleStudy& o) {
                              o.input, o.weight, o.message) +
                       "schedule       stages  makespan    idle  step %  span %  activations  pending W  queue  "
                       "parameters  90 % from\n";
-    std::string missing;
+    std::string missing, parted;
     const auto row = [&](PipelineKind kind, int v) {
         const std::string name = name_of(kind) + (kind == PipelineKind::interleaved ? format(" %d", v) : std::string());
         const PipelineShape shape{o.pp, M, v};
@@ -120,6 +128,9 @@ std::string comparison(const ScheduleStudy& o) {
         int64_t idle = 0;
         for (const auto& r : t.run.ranks) idle = std::max(idle, t.run.makespan - r.busy);
         const int enough = micro_batches_for(kind, o.pp, v, 0.9);
+        if (t.fuses())
+            parted += format("%s in a run, where the tasks of a fused cell follow each other: makespan %.5g, %.1f %%\n",
+                             name.c_str(), double(t.parted.makespan) / t.unit, 100 * t.parted.util_step());
         out +=
             format("%-14s %6d %9.5g %7.4g %7.1f %7.1f %12.4g %10d %6d %10dx %10s\n", name.c_str(), t.schedule.stages,
                    double(t.run.makespan) / t.unit, double(idle) / t.unit, 100 * t.run.util_step(),
@@ -135,7 +146,7 @@ std::string comparison(const ScheduleStudy& o) {
     out +=
         "\nactivations: held at most, in forwards of 1/pp of the model, pending weight gradients included\n"
         "90 % from: the fewest micro-batches that keep ranks busy for 90 % of the step at equal costs, no messages\n";
-    return out + (missing.empty() ? "" : "\n" + missing);
+    return out + parted + (missing.empty() ? "" : "\n" + missing);
 }
 
 void write_or_print(const std::string& path, const std::string& text) {

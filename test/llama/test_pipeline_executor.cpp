@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "comm/loopback.h"
 #include "test/llama/virtual_time.h"
 
@@ -49,6 +51,27 @@ TEST(PipelineExecutor, StepsRunOneAfterAnother) {
         Mesh mesh(hub, rank, {.grid = {.pp = 3}});
         EXPECT_GE(virtual_clock(programs, costs, mesh, 3), 3 * 6 * 12);
     });
+}
+
+// Nothing waits on the host: a rank enqueues its whole step before any other has begun.
+TEST(PipelineExecutor, EnqueuesAStepThatNobodyMeetsYet) {
+    constexpr int kRanks = 4;
+    for (const PipelineKind kind : pipeline_kinds()) {
+        const PipelineSchedule s = make_pipeline(kind, {kRanks, 8});
+        const PipelineCosts costs = PipelineCosts::even(s, 8, 12, 6, 3);
+        const auto programs = pipeline_programs(s, costs, two_blocks_a_stage(s));
+        LoopbackHub hub(kRanks, /*timeout_s=*/20);
+        std::vector<std::promise<void>> turn(kRanks + 1);
+        turn[0].set_value();
+        std::vector<int64_t> clocks(kRanks);
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {.grid = {.pp = kRanks}});
+            turn[size_t(rank)].get_future().wait();
+            clocks[size_t(rank)] = virtual_clock(programs, costs, mesh, 1, [&] { turn[size_t(rank) + 1].set_value(); });
+        });
+        EXPECT_EQ(*std::max_element(clocks.begin(), clocks.end()), simulate(unfused(s), costs).makespan)
+            << name_of(kind);
+    }
 }
 
 TEST(PipelineExecutor, MessagesNeedAMesh) {

@@ -1,4 +1,5 @@
-// Pipelines whose ranks hold the same parameters, trained on threads: DualPipe's two copies, tied heads.
+// Pipelines trained on threads: each schedule gives the weights of one rank, to the bit; where ranks hold the same
+// parameters (DualPipe's two copies, tied heads), those of sums in another order.
 
 #include "test/llama/layout_runs.h"
 
@@ -7,11 +8,76 @@ namespace {
 
 using namespace layout_runs;
 
+#ifdef __SANITIZE_THREAD__
+constexpr int kSteps = 1;  // the sanitizer looks at the order of accesses, not at bits
+#else
+constexpr int kSteps = 10;
+#endif
+
+// Every step is clipped (at a norm of 0.5), so a norm that differs on one rank would move all weights.
+void expect_the_bits(const Outcome& got, const Outcome& want) {
+    EXPECT_EQ(got.weights, want.weights);
+    for (const auto& norms : got.norms) EXPECT_EQ(norms, want.norms[0]) << "the norm is the same number on all ranks";
+    for (size_t s = 0; s < want.losses.size(); ++s) EXPECT_NEAR(got.losses[s], want.losses[s], 1e-12);
+    EXPECT_EQ(got.unequal, 0);
+    EXPECT_EQ(got.sent, got.expected) << "bytes";
+    for (const float norm : want.norms[0]) EXPECT_GT(norm, 0.5f) << "not clipped";
+}
+
+constexpr PipelineKind kOneCopy[] = {PipelineKind::gpipe, PipelineKind::f1b1, PipelineKind::interleaved,
+                                     PipelineKind::zb_h1, PipelineKind::zb_v, PipelineKind::dualpipev};
+
+Layout deep(int layers) {
+    Layout one{.config = toy(3), .B = 1, .micro_batches = 12, .steps = kSteps};
+    one.config.layers = layers;
+    return one;
+}
+
+TEST(PipelineBits, EveryScheduleHasTheBitsOfOneRank) {
+    const Layout one = deep(8);
+    const Outcome want = train(one);
+    for (const int pp : {2, 3, 4})
+        for (const PipelineKind kind : kOneCopy) {
+            SCOPED_TRACE(format("%s on %d", name_of(kind), pp));
+            Layout cut = one;
+            cut.pp = pp, cut.schedule = kind;
+            expect_the_bits(train(cut), want);
+        }
+}
+
+// Gradients are added in bf16, and rounded at each addition: the order shows at once.
+TEST(PipelineBits, InBf16TheSameOrderOfRoundings) {
+    Layout one = deep(6);
+    one.zero.param_dtype = one.zero.grad_dtype = DType::bf16;
+    const Outcome want = train(one);
+    for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_v}) {
+        SCOPED_TRACE(name_of(kind));
+        Layout cut = one;
+        cut.pp = 3, cut.schedule = kind;
+        expect_the_bits(train(cut), want);
+    }
+}
+
+// Three data ranks, whose sums depend on their order, at every ZeRO stage.
+TEST(PipelineBits, EveryZeroStageHasTheBitsOfItsDataRanksAlone) {
+    Layout alone = deep(4);
+    alone.dp = 3, alone.B = 3, alone.micro_batches = 4;
+    const Outcome want = train(alone);
+    for (const int stage : {0, 1, 2, 3})
+        for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_v, PipelineKind::dualpipev}) {
+            SCOPED_TRACE(format("%s, ZeRO-%d", name_of(kind), stage));
+            Layout cut = alone;
+            cut.pp = 2, cut.schedule = kind;
+            cut.zero.stage = stage, cut.zero.accumulate_locally = stage >= 2;
+            expect_the_bits(train(cut), want);
+        }
+}
+
 // Two data ranks of which one has the first half of the micro-batches and one the second: each sums its own, and the
 // sum of two is the same in any order.
 TEST(DualPipe, HasTheBitsOfTheSumOfTheTwoHalves) {
     for (const int pp : {2, 4, 6}) {
-        Layout halves{.config = toy(3), .dp = 2, .B = 2, .micro_batches = pp, .steps = 10, .halves = true};
+        Layout halves{.config = toy(3), .dp = 2, .B = 2, .micro_batches = pp, .steps = kSteps, .halves = true};
         halves.config.layers = pp;
         const Outcome want = train(halves);
         Layout dual{.config = halves.config, .pp = pp, .schedule = PipelineKind::dualpipe, .B = 1};

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "kernels/runtime/check.h"
 #include "llama/model/presets.h"
@@ -47,6 +48,27 @@ TEST(PipelineProgram, RunsInTheTimeOfTheSimulation) {
                     << name_of_case(kind, s) << ", message " << message << (one_lane ? ", one lane" : "");
             }
     });
+}
+
+// The tasks of a fused cell one after the other, as programs run them: no rank ends later than with the cell as one
+// task, whose outputs leave when both are done. A cell pays only where the two together take less time than apart.
+TEST(PipelineProgram, FusedCellsRunOneTaskAfterTheOtherAndNeverLater) {
+    int sooner = 0;
+    for (const PipelineKind kind : {PipelineKind::dualpipe, PipelineKind::dualpipev})
+        for (int P = 1; P <= 8; ++P)
+            for (const int M : {2 * P, 2 * P + 2, 4 * P})
+                for (const auto& [F, I, W] : {std::tuple(8, 8, 8), {8, 16, 8}, {16, 8, 24}, {8, 10, 6}})
+                    for (const int64_t message : {0, 3}) {
+                        if (!find_pipeline_refusal(kind, {P, M}).empty()) continue;
+                        const PipelineSchedule s = make_pipeline(kind, {P, M});
+                        const PipelineCosts costs = PipelineCosts::even(s, F, I, W, message);
+                        const PipelineRun fused = simulate(s, costs), parted = simulate(unfused(s), costs);
+                        for (int r = 0; r < P; ++r)
+                            ASSERT_LE(parted.ranks[size_t(r)].last_end, fused.ranks[size_t(r)].last_end)
+                                << name_of(kind) << " " << P << "," << M << " message " << message;
+                        sooner += parted.makespan < fused.makespan;
+                    }
+    EXPECT_GT(sooner, 100);
 }
 
 TEST(PipelineProgram, OneRankIsTheSingleStageProgramInGroups) {

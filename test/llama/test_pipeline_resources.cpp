@@ -74,9 +74,10 @@ int64_t block_pending(const ModelConfig& c, int64_t e) {
 }
 
 TEST(PipelineResources, ActivationsAreTheSlotsTimesTheirBytes) {
-    for (const Kind kind : kKinds)
+    for (const Kind kind : pipeline_kinds())
         for (const auto& [pp, M] : {std::pair(2, 4), {3, 6}, {4, 8}})
             for (const DType dtype : {DType::f32, DType::bf16}) {
+                if (!find_pipeline_refusal(kind, {pp, M}).empty()) continue;  // dualpipe on 3
                 SCOPED_TRACE(format("%s on %d, %d micro-batches, %s", name_of(kind), pp, M, name_of(dtype)));
                 for (int r = 0; r < pp; ++r) {
                     ZeroOptions zero;

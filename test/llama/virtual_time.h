@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -114,14 +115,16 @@ inline PipelineProgramOptions two_blocks_a_stage(const PipelineSchedule& s) {
     return o;
 }
 
-// The clock of this rank after `steps` runs of its program, on the mesh's pp axis.
+// The clock of this rank after `steps` runs of its program, on the mesh's pp axis. `enqueued` is called when all of
+// them are under way.
 inline int64_t virtual_clock(const std::vector<RankProgram>& programs, const PipelineCosts& costs, Mesh& mesh,
-                             int steps) {
+                             int steps, const std::function<void()>& enqueued = nullptr) {
     const RankProgram& mine = programs[size_t(mesh.pp().rank())];
     Stream compute({DeviceKind::cpu, 0}, "compute");
     VirtualTime host(mine, costs, compute);
     Executor executor(compute, programs.size() > 1 ? &mesh : nullptr);
     for (int n = 0; n < steps; ++n) executor.run(mine, host);
+    if (enqueued) enqueued();
     compute.synchronize();
     for (const Instr& i : mine.program.code)
         if (i.what == Do::send) mesh.link_to(i.lane).stream().synchronize();

@@ -86,13 +86,21 @@ if [ -n "$all" ]; then
   done
 else
   check "dp 3" train dp3 3 --batch-tokens 384 --head untied
-  check "dp 3, zero 3, zb-v" as dp3zb dp3 6 --pp 2 --pp-schedule zb-v --zero 3 --batch-tokens 384 --head untied
+  for case in "1 1f1b" "2 dualpipev" "3 zb-v"; do  # all twelve: PipelineBits, with ranks in one process
+    read -r zero schedule <<< "$case"
+    check "dp 3, zero $zero, $schedule" as "dp3$zero$schedule" dp3 6 --pp 2 --pp-schedule "$schedule" --zero "$zero" \
+      --batch-tokens 384 --head untied
+  done
+  check "  says what is accumulated locally" grep -qE "gradients are accumulated locally, [0-9.]+ [KMG]iB on this rank" "$work/log"
 fi
 for gather in window:1 op; do
   [ -n "$all" ] || [ $gather = op ] || continue
   check "gathers for $gather" as "gather$gather" dp3 6 --pp 2 --zero 3 --pp-gather $gather --batch-tokens 384 --head untied
 done
 check "uneven cut" as cut one 2 --pp 2 --pp-schedule 1f1b --pp-cut 7,1 --batch-tokens 256 --head untied
+check "  says what the stages cost" grep -qE "^ +work of the stages: [0-9.]+, [0-9.]+ %" "$work/log"
+check "one micro-batch of two stages" train lone 2 --pp 2 --pp-schedule 1f1b --batch-tokens 32 --head untied
+check "  says how busy it is, and what would help" eval 'grep -qF "ranks busy for 5" "$work/log" && grep -qF "9 micro-batches would give 90 %" "$work/log"'
 check "a window of 2" as window one 2 --pp 2 --pp-schedule gpipe --pp-window 2 --batch-tokens 256 --head untied
 check "  holds 2" grep -q '"in_flight":\[2,2\]' "$work/window/metrics.jsonl"
 check "recomputation takes 1f1b" as recompute one 2 --pp 2 --recompute block --batch-tokens 256 --head untied
