@@ -53,8 +53,10 @@ void write_counts(FILE* out) {
         for (const auto& [name, k] : m->kernels) {
             std::map<std::string, uint64_t> kinds;
             MemoryCount global, shared, bulk;
+            uint64_t executed = 0, lanes = 0, idle = 0;
             for (const Inst& i : k->code) {
                 if (i.executed) kinds[kind_of(i)] += i.executed;
+                executed += i.executed, lanes += i.lanes, idle += i.idle;
                 const auto it = counts()->memory.find(&i);
                 if (it == counts()->memory.end()) continue;
                 const MemoryCount& c = it->second;
@@ -66,6 +68,8 @@ void write_counts(FILE* out) {
             fprintf(out, "%s %s\n   ", m->target.c_str(), k->demangled().c_str());
             for (const auto& [kind, n] : kinds) fprintf(out, " %s %llu", kind.c_str(), (unsigned long long)n);
             const auto per = [](uint64_t a, uint64_t b) { return b ? double(a) / double(b) : 0.0; };
+            fprintf(out, "\n    lanes: %.1f %% active; %llu more instructions with no lane active",
+                    100 * per(lanes, 32 * executed), (unsigned long long)idle);
             fprintf(out,
                     "\n    global: %llu requests, %llu bytes, %.2f sectors each; %.0f %% of their bytes are used\n",
                     (unsigned long long)global.requests, (unsigned long long)global.bytes,
@@ -73,6 +77,14 @@ void write_counts(FILE* out) {
             fprintf(out, "    shared: %llu requests, %llu cycles where %llu would do; bulk copies: %llu bytes\n",
                     (unsigned long long)shared.requests, (unsigned long long)shared.wavefronts,
                     (unsigned long long)shared.ideal, (unsigned long long)bulk.bytes);
+            for (const Inst& i : k->code) {
+                const auto it = counts()->memory.find(&i);
+                if (it == counts()->memory.end() || it->second.bytes * 10 >= it->second.sectors * 32 * 8) continue;
+                fprintf(out, "    uncoalesced: %.0f %% of %llu sectors' bytes used at line %d, %s:%d, %s\n",
+                        100 * per(it->second.bytes, 32 * it->second.sectors), (unsigned long long)it->second.sectors,
+                        i.line, m->file(i.source_file).c_str(), i.source_line,
+                        m->line_of_text(i.line).substr(0, 60).c_str());
+            }
             for (const Inst& i : k->code) {
                 const auto it = counts()->memory.find(&i);
                 if (it == counts()->memory.end() || it->second.wavefronts <= it->second.ideal) continue;

@@ -194,8 +194,8 @@ bool Machine::step(Warp& w, size_t group) {
         active &= i.guard_negated ? ~set : set;
     }
     warp_insts++, lane_insts += count_lanes(active);
-    if (!active) return g->pc++, true;
-    i.executed++;
+    if (!active) return i.idle++, g->pc++, true;
+    i.executed++, i.lanes += count_lanes(active);
     if (!i.step) {
         if (i.part[0] == "bra") return branch(w, group, i, active), true;
         if (i.part[0] == "ret" || i.part[0] == "exit") return leave(w, group, active), w.groups[group].lanes != 0;

@@ -46,6 +46,8 @@ struct Inst {
     uint32_t target = 0;      // of a branch
     uint32_t reconverge = 0;  // where its lanes meet again: an instruction, or code.size()
     uint64_t executed = 0;    // by how many groups of lanes
+    uint64_t lanes = 0;       // of those groups
+    uint64_t idle = 0;        // issued while its guard was false for every lane
 
     bool has(const char* modifier) const {
         for (size_t i = 1; i < part.size(); i++)

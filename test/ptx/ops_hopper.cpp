@@ -159,6 +159,37 @@ Step bulk_bytes(const Inst& i) {
     };
 }
 
+void add_floats(void* to, const void* from, u32 bytes) {
+    for (u32 b = 0; b < bytes; b += 4) {
+        float sum, more;
+        memcpy(&sum, static_cast<char*>(to) + b, 4), memcpy(&more, static_cast<const char*>(from) + b, 4);
+        sum += more;
+        memcpy(static_cast<char*>(to) + b, &sum, 4);
+    }
+}
+
+// cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [dst], [src], bytes: atomic element by element
+Step bulk_add(const Inst& i) {
+    if (i.has("tensor") || !i.has("add") || i.part.back() != "f32" || to_shared(i)) return {};
+    const Inst* const inst = &i;
+    return [=, o = i.operand](Warp& w, u32 lanes) {
+        Warp* const warp = &w;
+        each(lanes, [&](u32 l) {
+            const u32 bytes = u32(w.row(o.at(2).slot)[l]);
+            const u64 to = address(w, o[0], l), from = address(w, o.at(1), l);
+            if ((bytes | to | from) % 16) fail("lane %u: a bulk reduction of %u bytes is not aligned to 16", l, bytes);
+            if (w.machine->counts) w.machine->counts->bulk(*inst, bytes);
+            check_global(to, bytes, l);
+            unsigned char* at = w.machine->shared_at(*w.block, u32(from), bytes, "bulk reduction");
+            order_global(w, l, reinterpret_cast<void*>(to), bytes, Access::atomic);
+            order_shared(w, l, at, bytes, false);
+            queue_store(
+                w, l, [=] { add_floats(reinterpret_cast<void*>(to), at, bytes); },
+                [=] { order_shared(*warp, l, at, bytes, true); });
+        });
+    };
+}
+
 // ---- TMA
 
 struct Tile {
@@ -223,14 +254,17 @@ Step tensor_load(const Inst& i) {
     };
 }
 
-// [map, {x, y..}], [src]
+// [map, {x, y..}], [src]; cp.reduce adds fp32 atomically
 Step tensor_store(const Inst& i) {
     const Inst* const inst = &i;
+    const bool add = i.part[1] == "reduce";
+    if (add && !i.has("add")) return {};
     return [=, o = i.operand](Warp& w, u32 lanes) {
         Warp* const warp = &w;
         const bool together = lanes == w.live && count_lanes(lanes) > 1;  // CUTLASS's epilogue: the same tile 32 times
         each(lanes, [&, together](u32 l) {
             const Tile t = tile_of(w, o.at(0), l);
+            if (add && t.map.element != 4) fail("a TMA reduction of elements that are no fp32");
             const u32 from_address = shared_address(w, o.at(1), l);
             if (from_address % models::tile_alignment(t.map))
                 fail("lane %u: TMA from shared address %#x, which is not aligned to %u bytes", l, from_address,
@@ -239,13 +273,13 @@ Step tensor_store(const Inst& i) {
             const unsigned char* from = w.machine->shared_at(*w.block, from_address, t.bytes, "TMA store");
             order_shared(w, l, from, t.bytes, false);
             const auto copy = [=] {
-                models::for_each_run(t.map, from_address & kOffsetMask, t.at.x,
-                                     [&](char* g, u32 offset, u32 n, bool inside) {
-                                         if (!inside) return;
-                                         check_global(u64(g), n, l);
-                                         order_global(*warp, together ? kAllLanes : l, g, n, Access::write);
-                                         memcpy(g, from + offset, n);
-                                     });
+                models::for_each_run(
+                    t.map, from_address & kOffsetMask, t.at.x, [&](char* g, u32 offset, u32 n, bool inside) {
+                        if (!inside) return;
+                        check_global(u64(g), n, l);
+                        order_global(*warp, together ? kAllLanes : l, g, n, add ? Access::atomic : Access::write);
+                        add ? add_floats(g, from + offset, n) : (void)memcpy(g, from + offset, n);
+                    });
             };
             queue_store(w, l, copy, [=] { order_shared(*warp, l, from, t.bytes, true); });
         });
@@ -259,7 +293,8 @@ Step bulk(const Inst& i) {
             each(lanes, [&](u32 l) { w.stores[l].wait(n); });
         };
     if (i.has("prefetch")) return [](Warp&, u32) {};
-    if (i.part[1] == "reduce" || i.has("im2col") || i.has("tile::gather4")) return {};
+    if (i.part[1] == "reduce" && !i.has("tensor")) return bulk_add(i);
+    if (i.has("im2col") || i.has("tile::gather4")) return {};
     if (!i.has("tensor")) return bulk_bytes(i);
     return to_shared(i) ? tensor_load(i) : tensor_store(i);
 }

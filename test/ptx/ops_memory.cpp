@@ -22,12 +22,35 @@ Space space_of(const Inst& i, const Operand& o) {
 
 u64 in_space(u64 address, Space s) { return s == Space::shared ? u32(address) : address; }
 
+// What an instruction's qualifiers make of flags that other threads read
+struct Ordering {
+    bool strong, acquire, release;
+    explicit Ordering(const Inst& i, bool atomic = false)
+        : strong(atomic || i.has("relaxed") || i.has("volatile") || i.has("acquire") || i.has("release") ||
+                 i.has("acq_rel")),
+          acquire(i.has("acquire") || i.has("acq_rel")),
+          release(i.has("release") || i.has("acq_rel")) {}
+    void before(Warp& w, const void* p, u32 lane, bool writes) const {
+        OrderCheck* const order = w.machine->order.get();
+        if (!order || !strong || !writes) return;
+        release ? order->release(p, w, 1u << lane) : order->strong_write(p, w);
+    }
+    void after(Warp& w, const void* p, bool reads) const {
+        OrderCheck* const order = w.machine->order.get();
+        if (!order || !strong || !reads) return;
+        acquire ? order->acquire(p, w) : order->strong_read(p, w);
+    }
+};
+
 Step load_store(const Inst& i) {
     const bool load = i.part[0] != "st";
     const Operand &a = i.operand.at(load ? 1 : 0), &r = i.operand.at(load ? 0 : 1);
     const std::vector<u32> rows = r.kind == Operand::vector ? r.rows : std::vector<u32>{r.slot};
     const Space space = space_of(i, a);
     const Inst* const inst = &i;
+    const Ordering ordering(i);
+    const Access kind =
+        ordering.strong ? (load ? Access::strong_read : Access::strong_write) : (load ? Access::read : Access::write);
     Step s;
     with_type(i.part.back(), [&]<class T>() {
         if constexpr (!is_pair<T>)
@@ -38,8 +61,10 @@ Step load_store(const Inst& i) {
                 if (w.machine->counts) w.machine->counts->access(w, *inst, space, A, offset, bytes, lanes, load);
                 each(lanes, [&](u32 l) {
                     unsigned char* p = w.at(space, in_space(A[l] + offset, space), bytes, l, !load);
-                    if (order && space != Space::local && space != Space::param)
-                        order->access(w, p, bytes, l, load ? Access::read : Access::write);
+                    if (order && space != Space::local && space != Space::param) {
+                        order->access(w, p, bytes, l, kind);
+                        ordering.before(w, p, l, !load), ordering.after(w, p, load);
+                    }
                     for (size_t e = 0; e < rows.size(); e++) {
                         T v;
                         if (load) {
@@ -113,6 +138,7 @@ Step atomic(const Inst& i) {
                                : result.kind == Operand::vector ? result.rows
                                                                 : std::vector<u32>{result.slot};
     const u32 c = op == Atomic::cas ? i.operand.at(3).slot : 0;
+    const Ordering ordering(i, true);
     Step s;
     with_type(i.part.back(), [&]<class T>() {
         constexpr bool floating = is_float<T> || is_pair<T>;
@@ -124,6 +150,7 @@ Step atomic(const Inst& i) {
                     const u64 address = w.row(base)[l] + offset + e * sizeof(T);
                     unsigned char* p = w.at(space, in_space(address, space), sizeof(T), l, true);
                     if (w.machine->order) w.machine->order->access(w, p, sizeof(T), l, Access::atomic);
+                    ordering.before(w, p, l, true), ordering.after(w, p, true);
                     T old, r;
                     memcpy(&old, p, sizeof old);
                     if constexpr (floating)
@@ -185,8 +212,10 @@ Step fence(const Inst& i) {
         return [](Warp& w, u32 lanes) {
             if (w.machine->order) w.machine->order->fence_proxy(w, lanes);
         };
-    if (i.has("proxy") && !i.has("alias") && !i.has("tensormap::generic")) return {};
-    return [](Warp&, u32) {};
+    if (i.has("proxy")) return i.has("alias") || i.has("tensormap::generic") ? Step([](Warp&, u32) {}) : Step();
+    return [](Warp& w, u32 lanes) {  // fence.sc, fence.acq_rel, membar
+        if (w.machine->order) w.machine->order->fence(w, lanes);
+    };
 }
 
 }  // namespace
@@ -196,9 +225,8 @@ Step bind_memory(const Inst& i) {
     if (op == "ld" || op == "st" || op == "ldu") return load_store(i);
     if (op == "atom" || op == "red") return atomic(i);
     if (op == "cp" && i.has("async") && !i.has("bulk")) return cp_async(i);
-    if (op == "fence") return fence(i);
-    if (op == "membar" || op == "prefetch" || op == "prefetchu" || op == "applypriority" || op == "discard")
-        return [](Warp&, u32) {};
+    if (op == "fence" || op == "membar") return fence(i);
+    if (op == "prefetch" || op == "prefetchu" || op == "applypriority" || op == "discard") return [](Warp&, u32) {};
     return {};
 }
 

@@ -1,4 +1,7 @@
 // ldmatrix, stmatrix, mma.sync and wgmma: what the lanes hold, around the models that the emulator uses too.
+#include <algorithm>
+
+#include "kernels/fp8/fp8.h"
 #include "test/ptx/census.h"
 #include "test/ptx/counts.h"
 #include "test/ptx/ops.h"
@@ -87,9 +90,20 @@ Step mma(const Inst& i) {
 // ---- wgmma: each warp computes its own 16 rows, when the first of the four waits. The product is complete for all
 // four then: CUTLASS frees a stage of its pipeline by one arrival of one warp.
 
+enum class Element { bf16, f16, e4m3, e5m2 };
+constexpr const char* kElementNames[] = {"bf16", "f16", "e4m3", "e5m2"};
+// Element e of what lies at p
+float element(const unsigned char* p, int e, Element t) {
+    if (t >= Element::e4m3) return (t == Element::e4m3 ? rz::kE4m3Values : rz::kE5m2Values)[p[e]];
+    u16 v;
+    memcpy(&v, p + 2 * e, 2);
+    return models::half_to_float(v, t == Element::bf16);
+}
+
 struct Wgmma {
-    int n;
-    bool bf16, from_registers, trans_a, trans_b, accumulate;
+    int n, per_half;  // per_half: elements in 16 bits; the models count in 16 bits along k
+    Element a_type, b_type;
+    bool from_registers, trans_a, trans_b, accumulate;
     float scale_a, scale_b;
     u64 a, b;  // descriptors
     std::vector<u32> d_rows, a_rows;
@@ -109,34 +123,37 @@ void for_each_operand(Warp& w, const Wgmma& g, F f) {
 }
 
 void compute(Warp& w, const Wgmma& g) {
-    static thread_local float a[16 * 16], b[16 * 256], c[16 * 256];
-    const auto value = [&](const unsigned char* p, int e) {
-        u16 v;
-        memcpy(&v, p + 2 * e, 2);
-        return models::half_to_float(v, g.bf16);
-    };
+    static thread_local float a[16 * 32], b[32 * 256], c[16 * 256];
+    const int per = g.per_half, depth = 16 * per;  // k of one instruction
     if (g.from_registers) {
         for (int l = 0; l < 32; l++)
-            for (int r = 0; r < 4; r++)
-                for (int h = 0; h < 2; h++)
-                    a[models::a_row(l, models::flip == models::Flip::a_register_operand ? r ^ 1 : r) * 16 +
-                      models::a_column(l, r, h)] = g.scale_a * half(g.a_held[size_t(r) * 32 + size_t(l)], h, g.bf16);
+            for (int r = 0; r < 4; r++) {
+                const auto held = u32(g.a_held[size_t(r) * 32 + size_t(l)]);
+                unsigned char bytes[4];
+                memcpy(bytes, &held, 4);
+                const int row = models::a_row(l, models::flip == models::Flip::a_register_operand ? r ^ 1 : r);
+                for (int e = 0; e < 2 * per; e++)
+                    a[row * depth + models::a_column(l, r, e / per) * per + e % per] =
+                        g.scale_a * element(bytes, e, g.a_type);
+            }
     } else {
         models::for_each_chunk(g.a, int(w.id % 4 * 16), 16, g.trans_a, [&](int m, int k, u32 address) {
             const unsigned char* p = operand_at(w, address);
             const bool along = models::along_mn(g.trans_a);
-            for (int e = 0; e < 8; e++) a[(along ? m + e : m) * 16 + (along ? k : k + e)] = g.scale_a * value(p, e);
+            for (int e = 0; e < (along ? 8 : 8 * per); e++)
+                a[(along ? m + e : m) * depth + (along ? k : k * per + e)] = g.scale_a * element(p, e, g.a_type);
         });
     }
     models::for_each_chunk(g.b, 0, g.n, g.trans_b, [&](int n, int k, u32 address) {
         const unsigned char* p = operand_at(w, address);
         const bool along = models::along_mn(g.trans_b);
-        for (int e = 0; e < 8; e++) b[(along ? k : k + e) * g.n + (along ? n + e : n)] = g.scale_b * value(p, e);
+        for (int e = 0; e < (along ? 8 : 8 * per); e++)
+            b[(along ? k : k * per + e) * g.n + (along ? n + e : n)] = g.scale_b * element(p, e, g.b_type);
     });
     const auto place = [&](int l, int e) { return models::d_row(l, e) * g.n + models::d_column(l, e); };
     for (int l = 0; l < 32; l++)
         for (int e = 0; e < g.n / 2; e++) c[place(l, e)] = g.accumulate ? f32(w.row(g.d_rows[size_t(e)])[l]) : 0.0f;
-    models::multiply(c, a, b, g.n);
+    models::multiply(c, a, b, g.n, depth);
     for (int l = 0; l < 32; l++)
         for (int e = 0; e < g.n / 2; e++) w.row(g.d_rows[size_t(e)])[l] = put(c[place(l, e)]);
 }
@@ -151,7 +168,7 @@ void issue(Warp& w, const Wgmma& g) {
     if ((w.id / 4 + 1) * 128 > w.block->threads) fail("wgmma: the four warps of this warpgroup do not all exist");
     for (const u64 d : {g.a, g.b})
         if (const char* wrong = models::wrong_descriptor(d)) fail("wgmma: %s", wrong);
-    in_order(w, {g.a, g.b, g.n, g.accumulate, g.trans_a, g.trans_b, g.bf16});
+    in_order(w, {g.a, g.b, g.n, g.accumulate, g.trans_a, g.trans_b, g.a_type == Element::bf16});
     auto held = std::make_shared<Wgmma>(g);
     for (u32 r : g.a_rows) held->a_held.insert(held->a_held.end(), w.row(r), w.row(r) + 32);
     Warp* const warp = &w;
@@ -198,21 +215,27 @@ Step wait_for_groups(size_t keep) {
     };
 }
 
-// d, a (descriptor or registers), b, accumulate, scale-a, scale-b [, trans-a], trans-b
+// d, a (descriptor or registers), b, accumulate, scale-a, scale-b, and of 16-bit types [trans-a,] trans-b
 Step wgmma_multiply(const Inst& i) {
     const auto& o = i.operand;
     std::string shape;
     for (const std::string& p : i.part)
         if (p.rfind("m64n", 0) == 0) shape = p;
-    const std::string& type = i.part.back();
-    if (shape.size() < 5 || shape.substr(shape.find('k')) != "k16" || i.has("sp") || o.size() < 7) return {};
-    if ((type != "bf16" && type != "f16") || i.part[i.part.size() - 3] != "f32") return {};
-    const bool from_registers = o[1].kind == Operand::vector;
+    const size_t parts = i.part.size();
+    if (shape.size() < 5 || i.has("sp") || o.size() < 6 || i.part.at(parts - 3) != "f32") return {};
+    const auto type_of = [&](const std::string& name) {
+        return int(std::find(std::begin(kElementNames), std::end(kElementNames), name) - std::begin(kElementNames));
+    };
+    const int a_type = type_of(i.part[parts - 2]), b_type = type_of(i.part[parts - 1]);
+    if (a_type == 4 || b_type == 4) return {};
+    const bool fp8 = a_type >= int(Element::e4m3), from_registers = o[1].kind == Operand::vector;
+    if (shape.substr(shape.find('k')) != (fp8 ? "k32" : "k16")) return {};
     const size_t trans = from_registers ? 6 : 7;
-    if (o.size() != trans + 1) return {};
+    if (o.size() != (fp8 ? 6 : trans + 1)) return {};
     Wgmma g{};
-    g.n = atoi(shape.c_str() + 4), g.bf16 = type == "bf16", g.from_registers = from_registers;
-    g.trans_a = !from_registers && o[6].offset, g.trans_b = o[trans].offset;
+    g.n = atoi(shape.c_str() + 4), g.per_half = fp8 ? 2 : 1, g.from_registers = from_registers;
+    g.a_type = Element(a_type), g.b_type = Element(b_type);
+    if (!fp8) g.trans_a = !from_registers && o[6].offset, g.trans_b = o[trans].offset;
     g.scale_a = float(o[4].offset),
     g.scale_b = float(o[5].offset) * (models::flip == models::Flip::scale_sign ? -1 : 1);
     g.d_rows = o[0].rows, g.a_rows = o[1].rows;

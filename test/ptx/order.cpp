@@ -43,18 +43,20 @@ struct Seen {
 };
 struct Clock {
     std::vector<Seen> warps, proxied;
-    std::vector<u32> phases;  // of the mbarriers
-    std::vector<u8> inits;    // by fence.mbarrier_init
+    std::vector<Seen> fenced;  // before a fence of its own or of a warp it has synchronised with
+    std::vector<u32> phases;   // of the mbarriers
+    std::vector<u8> inits;     // by fence.mbarrier_init
+    static void join(std::vector<Seen>& to, const std::vector<Seen>& from) {
+        to.resize(std::max(to.size(), from.size()));
+        for (size_t i = 0; i < from.size(); i++) to[i].join(from[i]);
+    }
     void join_inits(const Clock& o) {
         inits.resize(std::max(inits.size(), o.inits.size()));
         for (size_t i = 0; i < o.inits.size(); i++) inits[i] |= o.inits[i];
     }
     void join(const Clock& o) {
-        warps.resize(std::max(warps.size(), o.warps.size()));
-        proxied.resize(std::max(proxied.size(), o.proxied.size()));
+        join(warps, o.warps), join(proxied, o.proxied), join(fenced, o.fenced);
         phases.resize(std::max(phases.size(), o.phases.size()));
-        for (size_t i = 0; i < o.warps.size(); i++) warps[i].join(o.warps[i]);
-        for (size_t i = 0; i < o.proxied.size(); i++) proxied[i].join(o.proxied[i]);
         for (size_t i = 0; i < o.phases.size(); i++) phases[i] = std::max(phases[i], o.phases[i]);
         join_inits(o);
     }
@@ -63,6 +65,7 @@ struct Clock {
 struct WarpState {
     u32 epoch = 1, tick = 1, registers = 0;
     Clock clock;
+    std::vector<Seen> read_from_flags;   // acquired by the next fence
     std::vector<u8> touched, in_flight;  // rows of wgmma
 };
 struct Barrier64 {
@@ -165,10 +168,10 @@ struct OrderCheck::State {
             if (s.bytes & mask && !(atomic && s.atomic) && !ordered(s, w, lane))
                 fail("race: %s by lane %u without order after the write by %s", what, lane, describe(s).c_str());
     }
-    void after_reads(const Cell& c, const Warp& w, u32 lane, u8 mask, const char* what) {
+    void after_reads(const Cell& c, const Warp& w, u32 lane, u8 mask, const char* what, bool atomic) {
         if (c.async_reads) fail("%s by lane %u of memory that a bulk copy or wgmma is still reading", what, lane);
         for (const Stamp& r : c.read)
-            if (!r.empty() && r.bytes & mask && !ordered(r, w, lane))
+            if (!r.empty() && r.bytes & mask && !(atomic && r.atomic) && !ordered(r, w, lane))
                 fail("race: %s by lane %u without order after the read by %s", what, lane, describe(r).c_str());
     }
     // Keeps the reads of different warps apart; one whose warp has moved on takes the place of its own older one.
@@ -230,13 +233,15 @@ void OrderCheck::end() {
 
 void OrderCheck::access(Warp& w, const unsigned char* p, uint32_t bytes, uint32_t lane, Access kind) {
     State& s = *s_;
+    const bool read = kind == Access::read || kind == Access::strong_read;
+    const bool strong = kind != Access::read && kind != Access::write;
+    const char* what = read ? "a read" : kind == Access::atomic ? "an atomic" : "a write";
     s.cells(w, p, bytes, [&](Cell& c, u8 mask) {
         Stamp now = s.stamp(w, lane, mask);
-        const char* what = kind == Access::read ? "a read" : kind == Access::write ? "a write" : "an atomic";
-        s.after_writes(c, w, lane, mask, what, kind == Access::atomic);
-        if (kind == Access::read) return s.add_read(c, now);
-        s.after_reads(c, w, lane, mask, what);
-        now.atomic = kind == Access::atomic;
+        now.atomic = strong;
+        s.after_writes(c, w, lane, mask, what, strong);
+        if (read) return s.add_read(c, now);
+        s.after_reads(c, w, lane, mask, what, strong);
         s.written(c, now);
     });
 }
@@ -253,7 +258,7 @@ void OrderCheck::copy_begins(Warp& w, const unsigned char* to, uint32_t bytes, u
     State& s = *s_;
     s.cells(w, to, bytes, [&](Cell& c, u8 mask) {
         s.after_writes(c, w, lane, mask, "a cp.async", false);
-        s.after_reads(c, w, lane, mask, "a cp.async");
+        s.after_reads(c, w, lane, mask, "a cp.async", false);
         c.copying_warp = u8(w.id), c.copying_lane = u8(lane);
     });
 }
@@ -287,7 +292,7 @@ void OrderCheck::async_write(Warp& w, const unsigned char* p, uint32_t bytes, ui
     const Barrier64& b = s.mbar(mbar);
     s.cells(w, p, bytes, [&](Cell& c, u8 mask) {
         s.after_writes(c, w, lane, mask, "a copy into it", false);
-        s.after_reads(c, w, lane, mask, "a copy into it");
+        s.after_reads(c, w, lane, mask, "a copy into it", false);
         Stamp now = s.stamp(w, lane, mask);
         now.warp = kAsync, now.epoch = b.id, now.tick = b.complete + 1;
         s.written(c, now);
@@ -363,6 +368,22 @@ void OrderCheck::fence_proxy(Warp& w, uint32_t lanes) {
     c.proxied[s.index(w)].join({me.epoch, lanes, me.tick});
     me.tick++;
     fence_mbar_init(w);
+}
+
+void OrderCheck::fence(Warp& w, uint32_t lanes) {
+    State& s = *s_;
+    WarpState& me = s.of(w);
+    Clock::join(me.clock.warps, me.read_from_flags);
+    me.clock.fenced = me.clock.warps;
+    me.clock.fenced.resize(std::max(me.clock.fenced.size(), s.warps.size()));
+    me.clock.fenced[s.index(w)].join({me.epoch, lanes, me.tick});
+    me.tick++;
+}
+void OrderCheck::strong_write(const void* flag, Warp& w) {
+    Clock::join(s_->objects[flag].warps, s_->of(w).clock.fenced);
+}
+void OrderCheck::strong_read(const void* flag, Warp& w) {
+    Clock::join(s_->of(w).read_from_flags, s_->objects[flag].warps);
 }
 
 // ---- registers of wgmma

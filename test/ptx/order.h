@@ -13,7 +13,8 @@
 
 namespace ptx {
 
-enum class Access : uint8_t { read, write, atomic };
+// strong_: relaxed, volatile, acquire, release. Those and atomics are no race with each other.
+enum class Access : uint8_t { read, write, atomic, strong_read, strong_write };
 // In place of a lane: the whole warp does it, as one instruction
 constexpr uint32_t kAllLanes = 0xfe;
 
@@ -43,6 +44,11 @@ class OrderCheck {
     void mbar_init(const void* mbar, Warp& w, uint32_t lane);
     void mbar_use(const void* mbar, Warp& w, bool by_async_proxy, const char* what);
     void fence_proxy(Warp& w, uint32_t lanes);
+    // Flags in memory. A release passes on what the warp has seen to those who acquire from the same address; a fence
+    // makes releases of the strong writes after it, and acquires of the strong reads before it.
+    void fence(Warp& w, uint32_t lanes);
+    void strong_write(const void* flag, Warp& w);
+    void strong_read(const void* flag, Warp& w);
     void fence_mbar_init(Warp& w);
 
     // ---- registers of wgmma

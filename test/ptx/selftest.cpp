@@ -233,6 +233,48 @@ TEST(Order, NeighboursWhoWriteTheHalvesOfAWordAreNoRace) {
     expect_fine(halves, 64, 1);
     expect_error(halves + " xor.b32 %r8, %r6, 2; ld.shared.u16 %r7, [%r8];", "race: a", 64, 1);
 }
+// Block 0 writes 64 values and then a flag; block 1 waits for the flag and reads them.
+std::string through_flag(const std::string& write, const std::string& read) {
+    return R"(
+mul.wide.u32 %rd8, %r0, 4;
+add.s64 %rd9, %rd1, %rd8;
+mov.u32 %r3, %ctaid.x;
+setp.eq.u32 %p1, %r3, 1;
+setp.ne.u32 %p2, %r0, 0;
+@%p1 bra READER;
+st.global.u32 [%rd9], %r0;
+bar.sync 0;
+@%p2 bra END;
+)" + write +
+           R"(
+bra END;
+READER:
+@%p2 bra SEEN;
+AGAIN:
+)" + read + R"(
+SEEN:
+bar.sync 1;
+ld.global.u32 %r4, [%rd9];
+END:
+)";
+}
+TEST(Order, FlagsOfOtherBlocksNeedReleaseAndAcquire) {
+    const std::string poll = "%r5, [%rd1+2048];\nsetp.eq.u32 %p3, %r5, 0;\n@%p3 bra AGAIN;",
+                      store = "st.release.gpu.global.u32 [%rd1+2048], 1;", load = "ld.acquire.gpu.global.u32 " + poll,
+                      relaxed_store = "st.relaxed.gpu.global.u32 [%rd1+2048], 1;",
+                      relaxed_load = "ld.relaxed.gpu.global.u32 " + poll,
+                      add = "atom.global.add.u32 %r5, [%rd1+2048], 1;", fence = "fence.acq_rel.gpu;\n";
+    const auto go = [](const std::string& body) { return Trial().go(body, 64, 0, 2).error; };
+    EXPECT_EQ(go(through_flag(store, load)), "");
+    EXPECT_EQ(go(through_flag(fence + relaxed_store, relaxed_load + fence)), "");
+    EXPECT_EQ(go(through_flag(fence + add, load)), "");
+    EXPECT_EQ(go(through_flag("red.release.gpu.global.add.u32 [%rd1+2048], 1;", relaxed_load + fence)), "");
+    for (const std::string& body :
+         {through_flag(relaxed_store, load), through_flag(store, relaxed_load), through_flag(add, load),
+          through_flag(relaxed_store, relaxed_load + fence), through_flag(fence + relaxed_store, relaxed_load),
+          through_flag("st.global.u32 [%rd1+2048], 1;", load)})
+        EXPECT_NE(go(body).find("race: a "), std::string::npos) << body << go(body);
+}
 TEST(Order, AReadOfACopyUnderWayIsFound) {
     with_and_without(R"(
 mov.u32 %r2, smem;

@@ -5,8 +5,8 @@
 # Both come from PyPI into BUILD and are checked against their hashes; without them the tests are skipped, and that is said.
 # nvcc needs six core-minutes and 5 GB for all of it: once.
 set -euo pipefail
+build=$(realpath -m "$1") what=${2:-test}
 cd "$(dirname "$0")/../../.."
-build=$1 what=${2:-test}
 flash=$build/flash-attn
 sha256=1e71dd64a9e0280e0447b8a0c2541bad4bf6ac65bdeaa2f90e51a9e57de0370d
 
