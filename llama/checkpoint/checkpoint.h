@@ -109,6 +109,7 @@ struct GrownRows {
     const ParamTable& stored;  // the checkpoint's own table
     const HfWeights& weights;  // its weights, read for the larger table: what new rows hold. Their moments are zero
 };
+constexpr int64_t kLoadPiece = int64_t(1) << 20;  // elements read at a time, into one of two buffers
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
                        Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes,
                        const GrownRows* grown = nullptr);

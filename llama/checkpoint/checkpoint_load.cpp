@@ -17,7 +17,7 @@
 
 namespace rz {
 
-constexpr int64_t kPiece = int64_t(1) << 20;  // elements
+constexpr int64_t kPiece = kLoadPiece;
 
 namespace {
 

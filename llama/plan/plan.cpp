@@ -70,6 +70,8 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
                    .ranks_per_node = int(c.machine.ranks_per_node),
                    .gemm_workspace = c.machine.cpu ? 0 : gemm_workspace_bytes(int(c.machine.compute_capability))};
     job.alone = how.one_rank;
+    job.resumes = c.options.resume.asked();
+    job.prompt = most_prompt_tokens(c.options);
     if (how.if_fits) job.most_bytes = std::max<int64_t>(1, c.capacity() - c.outside_max());
     Plan plan;
     std::set<int> open = {0};

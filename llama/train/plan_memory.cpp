@@ -17,6 +17,7 @@
 #include "llama/data/batch_feeder.h"
 #include "llama/model/weights.h"
 #include "llama/train/metrics.h"
+#include "llama/train/sample.h"
 #include "llama/train/trainer.h"
 
 namespace rz {
@@ -49,10 +50,14 @@ class DryRun {
                                                 Batches::ahead(how.micro_batches), /*same_plan=*/false,
                                                 core_->model.batches_held(), DocumentMask{.boundary = o.doc_boundary},
                                                 mesh_->place(Axis::cp));
-        if (!o.init_from.empty())
-            Buffer::host_for(device_, kWeightsPiece * 4, MemKind::workspace, "weights being loaded");
+        if (job.resumes) {
+            const Buffer stored = host_for(kLoadPiece * 4), converted = host_for(kLoadPiece * 4);
+        } else if (!o.init_from.empty()) {
+            host_for(kWeightsPiece * 4);
+        }
+        if (o.recheck_every > 0 && job.kind == DeviceKind::cuda) recheck_ = host_for(kRecheckPiece);
         if (!o.out.empty() && !o.no_background_save && o.save_every > 0)
-            copy_ = Buffer::host_for(device_, copy_of_state_bytes(core_->zero), MemKind::workspace, "copy");
+            copy_ = host_for(copy_of_state_bytes(core_->zero));
         numbers_ = Metrics::make_numbers(device_);
         if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len / mesh_->place(Axis::cp).size);
         tokens_ = checked_mul(o.batch, o.seq_len, "tokens of a batch") / mesh_->place(Axis::cp).size;
@@ -83,6 +88,7 @@ class DryRun {
         found.sent = all.sent, found.step = all.time;
         for (const auto& [name, op] : all.ops) found.ops.push_back(op);
         core_->model.evaluate(batch());
+        if (job_.prompt > 0) sample();
         if (job_.finishes) finish();
         found.memory = memory();
         return found;
@@ -146,11 +152,21 @@ class DryRun {
         return most > job_.most_bytes;
     }
 
+    // The prompt in one piece, then a token at a time: the third takes nothing that the second does not.
+    void sample() {
+        SampleDecoder sample(*core_, job_.prompt + o_.sample_tokens);
+        Decoder& decoder = sample.decoder();
+        decoder.append(std::vector<int32_t>(size_t(std::min(job_.prompt, decoder.max_positions())), 0));
+        if (decoder.position() < decoder.max_positions()) decoder.append({0});
+    }
+
     void finish() {
         const int64_t e = size_of(core_->zero.options.param_dtype);
-        Buffer::host_for(device_, kFinitePiece * e, MemKind::workspace, "weights being checked");
-        if (!o_.out.empty()) Buffer::host_for(device_, kExportPiece * e, MemKind::workspace, "weights being saved");
+        host_for(kFinitePiece * e);
+        if (!o_.out.empty()) host_for(kExportPiece * e);
     }
+
+    Buffer host_for(int64_t bytes) { return Buffer::host_for(device_, bytes, MemKind::workspace, "planned"); }
 
     PlannedMemory memory() const {
         PlannedMemory memory;
@@ -186,7 +202,7 @@ class DryRun {
     std::unique_ptr<Mesh> mesh_;
     std::unique_ptr<TrainingCore> core_;
     std::unique_ptr<BatchFeeder> feeder_;
-    Buffer copy_, ids_;
+    Buffer copy_, ids_, recheck_;
     Metrics::Numbers numbers_;
     std::optional<Scorer::Buffers> evaluation_;
     int64_t tokens_ = 0;
@@ -223,8 +239,13 @@ std::vector<PlannedRank> plan_ranks(const TrainOptions& o, const ModelConfig& co
     return found;
 }
 
+int64_t most_prompt_tokens(const TrainOptions& o) {
+    return draws_samples(o) ? int64_t(o.prompt.size()) + 2 : 0;  // and what a tokenizer puts around a text
+}
+
 PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, int rank, int ranks) {
-    const PlannedJob job{.kind = kind, .ranks = ranks, .finishes = false};
+    const PlannedJob job{
+        .kind = kind, .ranks = ranks, .finishes = false, .resumes = o.resume.asked(), .prompt = most_prompt_tokens(o)};
     for (const PlannedRank& one : plan_ranks(o, config, job, rank))
         if (one.rank == rank) return one.memory;
     fail("rank %d is not among those of its own pipeline", rank);

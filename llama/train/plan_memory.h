@@ -30,6 +30,8 @@ struct PlannedJob {
     bool alone = false;           // without a pipeline only the rank that is asked for, which stands for its tp peers
     int64_t most_bytes = 0;       // > 0: a rank that takes more in its first step is planned no further
     bool finishes = true;         // the run comes to its end: what its last files need is counted
+    bool resumes = false;         // it begins with a checkpoint: what reading one takes is counted
+    int64_t prompt = 0;           // tokens that samples begin with; 0: no sample is drawn
     PlannedNetwork network = {};  // empty: messages take no time
     std::function<Ticks(const OpCall&, const Stream&)> cost = {};  // empty: nor do ops
 };
@@ -50,9 +52,13 @@ struct PlannedRank {
 };
 
 // Rank `rank` and the ranks that hold the model with it (tp x pp), ascending; all other ranks are taken to do what
-// these do. To the byte what the ledger counts at the end of such a run and what it sends, but for
-// samples, resumed runs, what CUDA's libraries take by themselves, and --collectives library, which is refused.
+// these do. To the byte what the ledger counts at the end of such a run, and what its steps send, but for what CUDA's
+// libraries take by themselves, and --collectives library, which is refused.
 std::vector<PlannedRank> plan_ranks(const TrainOptions&, const ModelConfig&, const PlannedJob&, int rank);
+
+// The most tokens that samples of such a run may begin with, of its first start: --prompt is not tokenised, and a byte is
+// the least that a token stands for. 0: it draws none.
+int64_t most_prompt_tokens(const TrainOptions&);
 
 // Of one rank.
 PlannedMemory plan_memory(const TrainOptions&, const ModelConfig&, DeviceKind, int rank, int ranks);

@@ -8,7 +8,7 @@
 
 namespace rz {
 
-static constexpr int64_t kPiece = int64_t(16) << 20;  // bytes
+constexpr int64_t kPiece = kRecheckPiece;
 
 Recheck::Recheck(Process& process, TrainingCore& core) : process_(process), core_(core) {
     if (core_.device.is_cuda())

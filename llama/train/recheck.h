@@ -12,6 +12,8 @@
 
 namespace rz {
 
+constexpr int64_t kRecheckPiece = int64_t(16) << 20;  // bytes of a GPU's gradients that are looked at at a time
+
 class Recheck {
    public:
     // Both outlive this.

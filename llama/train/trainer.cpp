@@ -23,6 +23,7 @@
 #include "llama/report/device_peak.h"
 #include "llama/train/plan_memory.h"
 #include "llama/train/run_config.h"
+#include "llama/train/sample.h"
 #include "llama/train/start.h"
 
 namespace rz {
@@ -193,7 +194,11 @@ static std::string planned_memory(const Trainer& t) {
     std::string why;
     PlannedMemory plan;
     try {
-        const PlannedJob job{.kind = kind, .ranks = world.size};
+        const bool samples = draws_samples(t.options, t.start.first_step(), t.validations);
+        const PlannedJob job{.kind = kind,
+                             .ranks = world.size,
+                             .resumes = t.start.first_step() > 1,
+                             .prompt = samples ? int64_t(sample_prompt(t).size()) : 0};
         for (const PlannedRank& one : plan_ranks(t.options, t.core->config, job, world.rank))
             if (one.rank == world.rank) plan = one.memory;
     } catch (const Error& error) {

@@ -89,6 +89,8 @@ void begin_step(Trainer&, int64_t step);
 void end_step(Trainer&, int64_t step);
 // The loss on the validation data, and a sample every --sample-every validations.
 void validate(Trainer&, int64_t step);
+// The tokens that samples begin with: --prompt, or what begins a text.
+std::vector<int32_t> sample_prompt(const Trainer&);
 // The --eval-tasks, with the weights after `step`.
 void make_evaluation(Trainer&);
 void evaluate(Trainer&, int64_t step);

@@ -4,33 +4,27 @@
 #include <cmath>
 
 #include "llama/base/json.h"
-#include "llama/model/generate.h"
+#include "llama/train/sample.h"
 #include "llama/train/trainer.h"
-#include "zero/whole_units.h"
 
 namespace rz {
+
+std::vector<int32_t> sample_prompt(const Trainer& t) {
+    const Tokenizer& tokenizer = *t.sources.tokenizer;
+    std::vector<int32_t> prompt = tokenizer.encode_prompt(t.options.prompt);
+    if (!prompt.empty()) return prompt;
+    const int64_t bos = t.core->config.bos;
+    return bos >= 0 ? std::vector{int32_t(bos)} : tokenizer.encode("\n");
+}
 
 // Every rank draws the same tokens: sharded parameters have to be gathered by all.
 static void print_sample(Trainer& t, int64_t step) {
     const Tokenizer& tokenizer = *t.sources.tokenizer;
     TrainingCore& core = *t.core;
-    std::vector<int32_t> prompt = tokenizer.encode_prompt(t.options.prompt);
-    if (prompt.empty()) prompt = core.config.bos >= 0 ? std::vector{int32_t(core.config.bos)} : tokenizer.encode("\n");
-    const DType dtype = core.zero.options.param_dtype;
-    std::optional<WholeUnits> whole;  // where units are gathered in fp8
-    if (!core.zero.options.fp8_matrices.empty())
-        whole.emplace(core.zero.params, core.zero.ownership, core.device, dtype);
-    ParameterSource& source = whole ? static_cast<ParameterSource&>(*whole) : core.units;
-    const int64_t positions = int64_t(prompt.size()) + t.options.sample_tokens;
-    const int pp_rank = core.mesh.place(Axis::pp).rank;
-    TensorParallel* tp = core.tp ? &*core.tp : nullptr;
-    Decoder decoder =
-        core.plan
-            ? Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions,
-                      core.plan->evaluation[size_t(pp_rank)], core.mesh, core.plan->schedule.rank_of.back()[0], tp)
-            : Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions, tp);
+    const std::vector<int32_t> prompt = sample_prompt(t);
+    SampleDecoder sample(core, int64_t(prompt.size()) + t.options.sample_tokens);
     std::vector<int32_t> tokens = prompt;
-    generate(decoder, core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},
+    generate(sample.decoder(), core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},
              [&](int32_t token) {
                  tokens.push_back(token);
                  return true;
@@ -76,7 +70,7 @@ void validate(Trainer& t, int64_t step) {
                        .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
                        .by_set = std::move(by_set)});
     const int64_t validation = t.validations++;
-    if (o.sample_every > 0 && validation % o.sample_every == 0 && step > 0) print_sample(t, step);
+    if (samples_at(o, validation, step)) print_sample(t, step);
     t.metrics->leave_out();
 }
 
