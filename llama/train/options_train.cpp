@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 
 #include "kernels/runtime/request.h"
 #include "llama/base/clock.h"
@@ -461,67 +460,7 @@ CommandTable command_table(TrainOptions& o) {
     return table;
 }
 
-// A run may be resumed from another folder: files and patterns, comma-separated, in full.
-static std::string kept_value(const std::string& name, const ParsedFlags& found) {
-    const std::string& value = found.values.at(name);
-    if (name == "data" && is_made_data(value)) return value;
-    if (name != "data" && name != "train-data" && name != "val-data" && name != "tokenizer" && name != "eval-data")
-        return value;
-    std::string all;
-    for (size_t at = 0; at < value.size();) {
-        const size_t end = std::min(value.find(',', at), value.size());
-        std::error_code none;
-        const std::string one = value.substr(at, end - at), whole = std::filesystem::absolute(one, none);
-        all += (all.empty() ? "" : ",") + (none || one.empty() ? one : whole);
-        at = end + 1;
-    }
-    return all;
-}
-
 // ---- what was given, and what it means ------------------------------------------------------------------------------
-
-// Whether a resumed run takes this flag from its checkpoint. Not what depends on the machine (device, threads, ranks),
-// and not the model, which comes with the weights.
-static bool is_kept(const OptionRow& row) {
-    if (row.flag == "--grad-accum") return false;  // its tokens are kept, which any number of ranks can divide
-    for (const char* kept : {"Data", "Batch", "Optimizer", "Validation"})
-        if (row.group.rfind(kept, 0) == 0) return true;
-    for (const char* kept : {"dtype",
-                             "grad-dtype",
-                             "master-dtype",
-                             "adam-dtype",
-                             "fp8",
-                             "fp8-skip-blocks",
-                             "loss-scale",
-                             "loss-scale-window",
-                             "loss-scale-hysteresis",
-                             "save-every",
-                             "keep",
-                             "keep-every",
-                             "wandb",
-                             "wandb-name",
-                             "max-skips",
-                             "spike-z",
-                             "on-spike",
-                             "max-rollbacks",
-                             "rollback-steps",
-                             "rollback-skip"})
-        if (row.flag.substr(2) == kept) return true;
-    for (const char* kept : {"zero", "prefetch", "no-overlap", "accumulate-locally", "collectives", "wire-dtype",
-                             "recompute", "logits-mib", "log-every", "no-background-save", "check-replicas",
-                             "recheck-every", "timeout", "disk-timeout"})
-        if (row.flag.substr(2) == kept) return true;
-    return false;
-}
-
-// What depends on the machine and on how ranks are laid out: a checkpoint remembers it, and a resumed run says where it
-// is another, but does not take it.
-static bool is_noted(const OptionRow& row) {
-    for (const char* noted : {"device", "threads", "tp", "cp", "pp", "pp-schedule", "pp-stages-per-rank", "shard-size",
-                              "axis-order", "cp-exchange", "tp-wire", "tp-overlap"})
-        if (row.flag.substr(2) == noted) return true;
-    return false;
-}
 
 // Defaults that depend on other flags, and incompatible flags.
 static void settle_schedule(TrainOptions& o) {
@@ -545,8 +484,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     o.arguments = arguments;
     o.given = found.given;
     o.values = found.values;
-    for (const OptionRow& row : table.rows)
-        if (is_kept(row) || is_noted(row)) o.kept_flags[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
+    o.kept_flags = kept_flags(table, found);
     o.values["batch-tokens"] = o.kept_flags["batch-tokens"] = std::to_string(o.batch_tokens);  // 4M is 4194304
     if (!o.init_from.empty() && !o.given.count("lr")) {
         o.lr = kFineTuningRate;
@@ -558,46 +496,8 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
                 "--pp-threads %lld with --pp %lld\n  nearest: --pp-threads %lld alone", (long long)o.pp_threads,
                 (long long)o.pp, (long long)o.pp_threads);
         o.pp = o.pp_threads;
+        o.values["pp"] = o.kept_flags["pp"] = std::to_string(o.pp);
     }
-}
-
-static bool same_value(const std::string& a, const std::string& b) {
-    char *end_a = nullptr, *end_b = nullptr;
-    const double x = std::strtod(a.c_str(), &end_a), y = std::strtod(b.c_str(), &end_b);
-    const bool numbers = !a.empty() && !b.empty() && *end_a == '\0' && *end_b == '\0';
-    return numbers ? x == y : a == b;
-}
-
-std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string, std::string>& saved) {
-    std::vector<std::string> lines;
-    TrainOptions fresh;
-    std::vector<std::string> arguments = o.arguments;
-    const CommandTable table = command_table(fresh);
-    std::set<std::string> noted;
-    for (const OptionRow& row : table.rows)
-        if (is_noted(row)) noted.insert(row.flag.substr(2));
-    for (const auto& [name, value] : saved) {
-        if (noted.count(name) && !o.given.count(name)) {
-            if (const std::string& now = o.kept_flags[name]; !same_value(now, value))
-                lines.push_back(format("--%s %s, was %s: a resume does not restore it, give it again if it is meant",
-                                       name.c_str(), now.c_str(), value.c_str()));
-        } else if (o.given.count(name)) {
-            const std::string& now = o.kept_flags[name];
-            if (!same_value(now, value))
-                lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
-        } else if (o.kept_flags.count(name)) {
-            if (!value.empty()) arguments.push_back("--" + name + "=" + value);
-        } else {
-            lines.push_back(
-                format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
-        }
-    }
-    ParsedFlags found;
-    require(!parse_flags(arguments, {&table, 1}, found), "the checkpoint's flags and those given do not go together");
-    settle(fresh, o.arguments, table, found);
-    fresh.given = o.given;
-    o = fresh;
-    return lines;
 }
 
 // ---- combinations ---------------------------------------------------------------------------------------------------

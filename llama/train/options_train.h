@@ -191,9 +191,18 @@ void check_given(const TrainOptions&);
 // Throws on what these ranks can't do.
 void check_ranks(const TrainOptions&, int64_t ranks);
 
+// The values of the flags that a checkpoint keeps.
+std::map<std::string, std::string> kept_flags(const CommandTable&, const ParsedFlags&);
+// Where a run is resumed.
+struct ResumePlace {
+    bool same_ranks = true;  // as many as before
+    bool gpu = false;        // a usable one is here, and may be used
+};
 // Parses again with a checkpoint's flags where none were given. Returns one line for every flag that was given and
-// differs from the checkpoint's; flags that this program does not know are named too.
-std::vector<std::string> adopt_flags(TrainOptions& options, const std::map<std::string, std::string>& saved);
+// differs from the checkpoint's, and for those that are not restored here; flags that this program does not know are
+// named too.
+std::vector<std::string> adopt_flags(TrainOptions& options, const std::map<std::string, std::string>& saved,
+                                     const ResumePlace&);
 
 // The model that the options ask for: preset (or init_from's config.json), then overrides; `data_vocab` > 0 is the
 // vocabulary of the data, used unless the preset or the user fixes one. Resolved.

@@ -250,7 +250,7 @@ Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
     if (m.step == 0 || m.step >= o.steps) return now;
     TrainOptions was = o;
     was.given.clear(), was.arguments.clear();
-    adopt_flags(was, m.flags);
+    adopt_flags(was, m.flags, {.same_ranks = false});
     const Schedule before = schedule_of(was, m);
     const double last = before.at(m.step), next = now.at(m.step + 1);
     const auto near = [](double a, double b) { return std::abs(a - b) <= 0.1 * std::abs(b); };
@@ -302,7 +302,9 @@ static std::string fit_batch(TrainOptions& o, int64_t ranks) {
 }
 
 std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest, int64_t ranks) {
-    std::vector<std::string> lines = adopt_flags(o, manifest.flags);
+    const bool gpu = o.device != DeviceChoice::cpu && cuda_device_count() > 0;
+    std::vector<std::string> lines =
+        adopt_flags(o, manifest.flags, {.same_ranks = manifest.ranks == ranks, .gpu = gpu});
     for (std::string& line : lines)
         if (line.rfind("--collectives ", 0) == 0)
             line += ": sums are rounded in another order, so bits differ from here on";

@@ -219,14 +219,45 @@ TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {
     EXPECT_EQ(o.kept_flags.count("out"), 0u) << "of one start, not of the run";
     // Resumed with another rate: the checkpoint's other flags come back, as enums.
     TrainOptions resumed = training({"--lr", "1e-3"});
-    const std::vector<std::string> lines = adopt_flags(resumed, o.kept_flags);
+    const std::vector<std::string> lines = adopt_flags(resumed, o.kept_flags, {.same_ranks = false});
     ASSERT_EQ(lines.size(), 2u);
     EXPECT_EQ(lines[0], "--lr 1e-3, was 5e-3");
-    EXPECT_EQ(lines[1].rfind("--threads 0, was 2: a resume does not restore it", 0), 0u)
-        << "the machine's: " << lines[1];
+    EXPECT_EQ(lines[1], "--threads 0, was 2: not restored on another number of ranks, give it again if it is meant");
     EXPECT_EQ(resumed.threads, 0);
     EXPECT_EQ(resumed.on_spike, OnSpike::stop);
     EXPECT_EQ(resumed.lr, 1e-3);
+}
+
+TEST(Options, AResumedRunTakesEveryFlagThatItsPlaceAllows) {
+    const std::map<std::string, std::string> saved =
+        training({"--tp", "2", "--tp-wire", "fp32", "--zero", "2", "--shard-size", "2", "--threads", "3", "--device",
+                  "cuda", "--cuda-graphs", "off", "--offload-optimizer", "stream"})
+            .kept_flags;
+    const auto resumed = [&](std::vector<std::string> given, ResumePlace place, size_t said) {
+        TrainOptions o = training(given);
+        const std::vector<std::string> lines = adopt_flags(o, saved, place);
+        EXPECT_EQ(lines.size(), said) << testing::PrintToString(lines);
+        return o;
+    };
+    const TrainOptions same = resumed({}, {.same_ranks = true, .gpu = true}, 0);
+    EXPECT_EQ(same.tp, 2);
+    EXPECT_EQ(same.tp_wire, DType::f32);
+    EXPECT_EQ(same.shard_size, 2);
+    EXPECT_EQ(same.threads, 3);
+    EXPECT_EQ(same.device, DeviceChoice::cuda);
+    EXPECT_EQ(same.offload_optimizer, OffloadOptimizer::stream);
+    const TrainOptions no_gpu = resumed({}, {.same_ranks = true, .gpu = false}, 2);
+    EXPECT_EQ(no_gpu.tp, 2);
+    EXPECT_EQ(no_gpu.device, DeviceChoice::automatic);
+    EXPECT_EQ(no_gpu.offload_optimizer, OffloadOptimizer::none);
+    const TrainOptions elsewhere = resumed({}, {.same_ranks = false, .gpu = true}, 6);
+    EXPECT_EQ(elsewhere.tp, 1);
+    EXPECT_EQ(elsewhere.zero, 2);
+    const TrainOptions axes = resumed({"--cp", "2"}, {.same_ranks = true, .gpu = true}, 4);
+    EXPECT_EQ(axes.tp, 1) << "the axes that are given are the layout";
+    EXPECT_EQ(axes.threads, 3);
+    EXPECT_EQ(resumed({"--zero", "0"}, {.same_ranks = true, .gpu = true}, 2).shard_size, 0);
+    EXPECT_EQ(training({"--pp-threads", "2"}).kept_flags.at("pp"), "2") << "mpirun -n 2 resumes as a pipeline";
 }
 
 TEST(Options, APipelinesChoicesAreParsedOnce) {

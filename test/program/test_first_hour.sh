@@ -310,10 +310,23 @@ check "memory: a run that saves" exits 0 "at the peak" -- "${wide[@]}" --save-ev
 check "memory: said total and peak" memory m1
 check "memory: bf16, recomputing, nothing saved meanwhile" exits 0 -- "${wide[@]}" --dtype bf16 --recompute block --save-every 0 --batch-tokens 2048 --out "$work/m2"
 check "memory: said total and peak" memory m2
+# A checkpoint is read through two buffers of 4 MiB, the final weights are written through one of 16.
+check "memory: a resumed run" exits 0 "resumed" -- --resume "$work/m1" --steps 6 --save-every 0 --device cpu --threads 1 --allow-lr-jump --out "$work/m5"
+check "memory: said total and peak" memory m5
+sampled=(--sample-every 1 --val-every 0 --max-seq-len 20000 --sample-tokens 19000 --prompt "def f(" --steps 2 --save-every 0)
+check "memory: samples" exits 0 "--- sample" -- "${wide[@]}" "${sampled[@]}" --dtype bf16 --batch 1 --out "$work/m6"
+check "memory: said total and peak" memory m6
 if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
   ranks() { timeout 120 mpirun -n "$1" "$program" "${wide[@]}" "${@:2}" > "$work/log" 2>&1; }
   check "memory: four ranks, ZeRO-3" ranks 4 --batch 1 --zero 3 --save-every 2 --out "$work/m4"
   check "memory: said total and peak" memory m4
+  check "memory: four ranks, resumed with samples, all flags restored" ranks 4 --resume "$work/m4" --steps 6 --save-every 0 --allow-lr-jump \
+    --sample-every 1 --max-seq-len 20000 --sample-tokens 19000 --val-every 0 --out "$work/m7"
+  check "memory: said total and peak" memory m7
+  for way in tp pp; do
+    check "memory: samples with --$way 2" ranks 2 --$way 2 --batch-tokens 1024 --batch 1 "${sampled[@]}" --out "$work/m$way"
+    check "memory: said total and peak" memory m$way
+  done
   check "memory: a pipeline of two" ranks 2 --pp 2 --batch-tokens 2048 --save-every 2 --out "$work/mp"
   check "memory: said total and peak" memory mp
 fi
@@ -338,11 +351,21 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
     timeout 60 mpirun -n 3 "$program" "$@" > "$work/log" 2>&1
     [ "$(grep -cF -- "$text" "$work/log")" = "$count" ]
   }
+  ranks_of() { timeout 60 mpirun -n "$1" "$program" "${@:2}" > "$work/log" 2>&1; }
   check "a wrong flag is said once" said 1 "did you mean --steps" --stepz 3
   check "a wrong combination is said once" said 1 "train_llama: --warmup 50 is longer" --warmup 50 --steps 10
   check "missing data are said once" said 1 "dataset.json: not found" --data "$work/nothing"
   check "with the prefix" grep -q '^train_llama: rank [0-2] of 3: ' "$work/log"
   check "a run of 3 ranks" said 1 "step 3/3" --data "$work/data" "${shape[@]}" "${small[@]}" --steps 3 --out "$work/three"
+  layout=(--data "$work/data" "${shape[@]}" "${small[@]}" --batch 1 --batch-tokens 64)
+  check "a pipeline of two" ranks_of 2 "${layout[@]}" --pp 2 --pp-schedule 1f1b --steps 2 --save-every 2 --out "$work/layout"
+  check "resumed on two ranks it is one again" ranks_of 2 --out "$work/layout" --resume auto --steps 3 --lr-continue
+  check "and says nothing of the layout" silent "not restored"
+  check "pipeline" says "pipeline 1f1b: 2 stages on 2 ranks"
+  check "on one rank it is not, and that is said" ranks_of 1 --out "$work/layout" --resume auto --steps 4 --lr-continue
+  check "pp" says "changed  --pp 1, was 2: not restored on another number of ranks"
+  check "nor beside an axis that is given" ranks_of 2 --out "$work/layout" --resume 2 --steps 3 --lr-continue --tp 2
+  check "tp" says "changed  --pp 1, was 2: not restored beside an axis that is given"
   check "memory of every rank" python3 -c "
 import json
 rows = [json.loads(line) for line in open('$work/three/metrics.jsonl')]

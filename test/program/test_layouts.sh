@@ -12,7 +12,7 @@ python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work
 # An update is 12 sequences at every layout, in micro-batches of one.
 model=(--data "$work/data" --preset bytes --seq-len 24 --batch 1 --batch-tokens 288 --layers 4 --dim 32 --heads 4 --kv-heads 2 --ffn 45
   --head untied --device cpu --threads 1 --lr-schedule constant --warmup 0 --val-every 0 --val-tokens 48 --keep 0 --timeout 60)
-layouts=("1" "4 --zero 3" "4 --tp 2 --zero 1" "4 --tp 2 --pp 2" "8 --tp 2 --pp 2 --zero 3" "6 --pp 2 --zero 2 --shard-size 3"
+layouts=("1" "4 --tp 1 --zero 3" "4 --tp 2 --zero 1" "4 --tp 2 --pp 2" "8 --tp 2 --pp 2 --zero 3" "6 --pp 2 --zero 2 --shard-size 3"
   "4 --cp 2 --zero 2" "8 --cp 2 --tp 2 --pp 2 --pp-schedule 1f1b --recompute mlp")
 more=("4 --tp 4" "8 --tp 4 --pp 2 --pp-schedule 1f1b" "6 --cp 3 --cp-exchange ring --zero 3" "8 --tp 2 --pp 2 --zero 0" "8 --tp 2 --pp 2 --zero 1" "8 --tp 2 --pp 2 --zero 2" "6 --pp 2 --zero 3 --shard-size 1" "8 --pp 4 --tp 2")
 
