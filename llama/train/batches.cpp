@@ -73,15 +73,15 @@ DataPaths find_data(const TrainOptions& o) {
             const MadeData made = make_data(o.data);
             paths.sets[0] = {.name = o.data, .train = {made.train}, .val = {made.val}};
             paths.vocab = made.vocab, paths.about = made.about;
-            return paths;
+        } else {
+            find_sets(o, paths);
         }
-        find_sets(o, paths);
     }
     if (!o.train_data.empty()) paths.sets[0].train = expand_paths(o.train_data);
     if (!o.val_data.empty()) paths.sets[0].val = expand_paths(o.val_data);
     if (o.tokenizer.empty()) return paths;
     paths.tokenizer = o.tokenizer;
-    if (!o.data.empty()) return paths;
+    if (!o.data.empty() && !is_made_data(o.data)) return paths;
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
     paths.bos = tokenizer.bos_id(), paths.eos = tokenizer.eos_id();
     return paths;

@@ -16,7 +16,7 @@ enum class Keeps {
          // weights
     always,  // what a step computes, and how the run is saved and watched
     layout,  // how ranks are laid out and what they are given: on the same number of ranks, where no axis is given
-    gpu,     // the same of what only a GPU does: where there is one
+    gpu,     // the device, and what only a GPU does: where there is one
 };
 
 bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
@@ -102,9 +102,8 @@ bool same_value(const std::string& a, const std::string& b) {
 const char* why_not(Keeps how, const std::string& name, const std::string& value, const std::set<std::string>& given,
                     const ResumePlace& place) {
     if (how == Keeps::always) return nullptr;
+    if (how == Keeps::gpu) return place.gpu || value == "cpu" || value == "mpi" ? nullptr : "without a GPU";
     if (!place.same_ranks) return "on another number of ranks";
-    if (how == Keeps::gpu && !place.gpu && value != "cpu" && value != "mpi") return "without a GPU";
-    if (how == Keeps::gpu) return nullptr;
     for (const char* axis : {"tp", "cp", "pp", "pp-threads"})
         if (given.count(axis) && name != "threads" && name != "peak-tflops") return "beside an axis that is given";
     return name == "shard-size" && given.count("zero") ? "with another --zero" : nullptr;
@@ -138,7 +137,8 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
         const char* why = given ? "" : why_not(how[name], name, value, o.given, place);
         if (!why && !value.empty()) arguments.push_back("--" + name + "=" + value);
         if (!why || same_value(now, value)) continue;
-        lines.push_back(format("--%s %s, was %s", name.c_str(), now.c_str(), value.c_str()));
+        lines.push_back(
+            format("--%s %s, was %s", name.c_str(), now.empty() ? "not given" : now.c_str(), value.c_str()));
         if (!given) lines.back() += format(": not restored %s, give it again if it is meant", why);
     }
     ParsedFlags found;

@@ -250,8 +250,9 @@ TEST(Options, AResumedRunTakesEveryFlagThatItsPlaceAllows) {
     EXPECT_EQ(no_gpu.tp, 2);
     EXPECT_EQ(no_gpu.device, DeviceChoice::automatic);
     EXPECT_EQ(no_gpu.offload_optimizer, OffloadOptimizer::none);
-    const TrainOptions elsewhere = resumed({}, {.same_ranks = false, .gpu = true}, 6);
+    const TrainOptions elsewhere = resumed({}, {.same_ranks = false, .gpu = true}, 4);
     EXPECT_EQ(elsewhere.tp, 1);
+    EXPECT_EQ(elsewhere.offload_optimizer, OffloadOptimizer::stream);
     EXPECT_EQ(elsewhere.zero, 2);
     const TrainOptions axes = resumed({"--cp", "2"}, {.same_ranks = true, .gpu = true}, 4);
     EXPECT_EQ(axes.tp, 1) << "the axes that are given are the layout";

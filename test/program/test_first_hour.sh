@@ -142,6 +142,7 @@ for kind in gpt2 llama3 llama2 smollm2; do
   cp test/golden/tokenizer/$kind.json "$work/$kind/tokenizer.json"
   check "a model with the tokenizer $kind" exits 0 -- --data synthetic --tokenizer "$work/$kind/tokenizer.json" "${shape[@]}" \
     "${small[@]}" --vocab 1200 --steps 0 --out "$work/$kind/run"
+  check "  has it" cmp "$work/$kind/tokenizer.json" "$work/$kind/run/final/tokenizer.json"
   gguf_models+=("$work/$kind/run/final")
 done
 python=$(for p in python3 "${RZ_PYTHON:-python3}"; do "$p" -c 'import gguf, numpy' 2> /dev/null && echo "$p" && break; done)
