@@ -56,8 +56,8 @@ struct PlannedRank {
 // libraries take by themselves, and --collectives library, which is refused.
 std::vector<PlannedRank> plan_ranks(const TrainOptions&, const ModelConfig&, const PlannedJob&, int rank);
 
-// The most tokens that samples of such a run may begin with, from its first start: --prompt is not tokenised, and a byte
-// is the least that a token stands for. 0: it draws none.
+// The most tokens that samples of such a run may begin with, from its first start: --prompt is not tokenised, and a
+// token stands for a byte at least. 0: it draws none.
 int64_t most_prompt_tokens(const TrainOptions&);
 
 // Of one rank.
