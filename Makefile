@@ -86,9 +86,31 @@ Q := $(if $(V),,@)
 CPP_SOURCES := $(sort $(foreach room,kernels comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
 CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
 
+# A source spends two thirds of its compilation on headers, so PARTS neighbours of a room are compiled as one: build/parts/*.cpp
+# include them. Names must therefore differ within a room, in unnamed namespaces too. PARTS=1: every source by itself.
+# The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML, or the commit.
+PARTS ?= 8
+ALONE := $(filter kernels/%,$(CPP_SOURCES)) llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp
+# part(name, sources): build/parts/NAME.cpp; parts(name, sources, count so far): those of a room
+define part
+PART_NAMES += $(1)
+PART.$(1) := $(2)
+endef
+parts = $(if $(2),$(eval $(call part,$(1)_$(words $(3)),$(wordlist 1,$(PARTS),$(2))))$(call parts,$(1),$(wordlist \
+        $(words x $(wordlist 1,$(PARTS),$(2))),$(words $(2)),$(2)),$(3) x))
+PART_NAMES :=
+ROOMS := $(sort $(patsubst %/,%,$(dir $(filter-out $(ALONE),$(CPP_SOURCES)))))
+$(foreach room,$(ROOMS),$(call parts,$(subst /,_,$(room)),$(filter-out $(ALONE),$(wildcard $(room)/*.cpp)),x))
+$(PART_NAMES:%=$(BUILD)/parts/%.cpp): $(BUILD)/parts/%.cpp: FORCE
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $(PART.$*) | cmp -s - $@ || printf '#include "%s"\n' $(PART.$*) > $@
+# objects_of(folder, sources): their objects; whole rooms and what stands alone
+objects_of = $(patsubst %.cpp,$(1)/%.o,$(filter $(ALONE),$(2))) $(addprefix $(1)/parts/,$(addsuffix .o,$(strip \
+             $(foreach p,$(PART_NAMES),$(if $(filter $(PART.$(p)),$(2)),$(p))))))
+
 FLAVOUR := $(if $(HAVE_CUDA),cuda,cpu)$(if $(HAVE_MPI),,-nompi)
 OBJ := $(BUILD)/$(FLAVOUR)
-OBJECTS := $(CPP_SOURCES:%.cpp=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SOURCES:%.cu=$(OBJ)/%.cu.o))
+OBJECTS := $(call objects_of,$(OBJ),$(CPP_SOURCES)) $(if $(HAVE_CUDA),$(CU_SOURCES:%.cu=$(OBJ)/%.cu.o))
 FLAVOUR_DEFS := $(DEFS) $(if $(HAVE_CUDA),$(CUDA_DEFS))
 FLAVOUR_LIBS := $(LIBS) $(if $(HAVE_CUDA),$(CUDA_LIBS))
 LIB := $(OBJ)/libringzero.a
@@ -119,13 +141,18 @@ $(OBJ)/%.o: %.cpp Makefile
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
 
+$(OBJ)/parts/%.o: $(BUILD)/parts/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(say)
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
+
 $(OBJ)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 # Where no loop is hot, compiling fast counts: flags, files and reports, and the tests. Bits do not depend on it.
-$(addprefix $(OBJ)/,llama/train/%.o llama/report/%.o llama/model/%.o llama/parallel/%.o llama/plan/%.o test/%.o): BASE_CXXFLAGS += -O1
+$(foreach room,train report model parallel plan,$(OBJ)/llama/$(room)/%.o $(OBJ)/parts/llama_$(room)_%.o) $(OBJ)/test/%.o: BASE_CXXFLAGS += -O1
 $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: BASE_CXXFLAGS += -O0
 
 # The commit is known at run time from this one file, rebuilt when it changes.
@@ -167,13 +194,16 @@ endif
 TSAN := $(BUILD)/tsan
 TSAN_TESTS := test/comm/test_comm.cpp test/comm/test_mesh.cpp test/llama/test_pipeline_executor.cpp test/zero/test_zero.cpp
 # The rooms that these tests reach; the linker says if another is needed.
-TSAN_LIB := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES)) llama/train/core.cpp
-TSAN_SOURCES := $(TSAN_TESTS) $(TSAN_LIB)
+TSAN_ROOMS := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES))
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
-$(TSAN)/libringzero.a: $(TSAN_LIB:%.cpp=$(TSAN)/%.o)
+$(TSAN)/parts/%.o: $(BUILD)/parts/%.cpp
+	@mkdir -p $(@D)
+	$(say)
+	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
+$(TSAN)/libringzero.a: $(call objects_of,$(TSAN),$(TSAN_ROOMS)) $(TSAN)/llama/train/core.o
 	@rm -f $@; ar rcs $@ $^
 $(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a
 	$(say)
@@ -280,4 +310,4 @@ help:
 
 .DELETE_ON_ERROR:
 .SECONDARY:
--include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_SOURCES:%.cpp=$(OBJ)/%.d) $(OBJ)/train_llama.d $(TSAN_SOURCES:%.cpp=$(TSAN)/%.d)
+-include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_SOURCES:%.cpp=$(OBJ)/%.d) $(OBJ)/train_llama.d $(shell find $(TSAN) -name '*.d' 2>/dev/null)

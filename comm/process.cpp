@@ -34,12 +34,12 @@ ExitCode exit_code_of(const std::exception& error) {
 
 namespace {
 
-Process* active = nullptr;
+Process* the_process = nullptr;
 
 // exit() in the middle of a job would be taken for success by some launchers and hang others.
 void leaving_early() {
-    if (active && active->size() > 1)
-        active->abort(kExitError, "the process called exit() before the job had finished");
+    if (the_process && the_process->size() > 1)
+        the_process->abort(kExitError, "the process called exit() before the job had finished");
 }
 
 // The number of ranks that a launcher started, or 0 if none did.
@@ -72,12 +72,12 @@ void write_file(const std::string& path, const std::string& text, int flags) {
 }  // namespace
 
 Process::Process(const ProcessOptions& options) : run_directory_(options.run_directory) {
-    require(active == nullptr, "a second Process in one program");
+    require(the_process == nullptr, "a second Process in one program");
     require(options.timeout_s > 0, "a deadline of %g s", options.timeout_s);
     bring_up(options);
     static const bool registered = std::atexit(leaving_early) == 0;
     (void)registered;
-    active = this;
+    the_process = this;
 }
 
 Process::Process(LoopbackHub& hub, int rank, const std::string& run_directory)
@@ -204,7 +204,7 @@ void Process::finish() {
         mpi_finalize();
     }
     finished_ = true;
-    active = nullptr;
+    the_process = nullptr;
     std::error_code error;
     if (is_root() && own_directory_ && !std::filesystem::exists(run_directory_ + "/failure.txt", error))
         std::filesystem::remove_all(run_directory_, error);
@@ -241,7 +241,7 @@ void Process::abort(int code, const std::string& reason) {
         fail_in_process(reason);
         throw Error(reason);
     }
-    active = nullptr;
+    the_process = nullptr;
     report(code, reason);
     std::fflush(nullptr);
     // The launcher kills at once, and with it goes what it has not read of the reason.

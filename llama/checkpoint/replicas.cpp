@@ -7,7 +7,7 @@
 
 namespace rz {
 
-static constexpr int64_t kPiece = int64_t(4) << 20;  // elements
+static constexpr int64_t kCompared = int64_t(4) << 20;  // elements
 
 static const char* name_of(StatePart part) {
     switch (part) {
@@ -66,10 +66,10 @@ static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& 
     constexpr int64_t kEach = int64_t(1) << 16;
     const int64_t e = size_of(type_of(zero.options, part));
     Buffer staging;
-    if (device.is_cuda()) staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "state being compared");
+    if (device.is_cuda()) staging = Buffer::host_for(device, kCompared * e, MemKind::workspace, "state being compared");
     std::vector<uint64_t> hashes(table.tensors().size(), 0);
     visit_state(zero, part, [&](const char* data, int64_t elements, int64_t offset) {
-        table.for_each_run(offset, offset + elements, kPiece, [&](const TensorRun& run) {
+        table.for_each_run(offset, offset + elements, kCompared, [&](const TensorRun& run) {
             const char* here = data + (run.local - offset) * e;
             if (staging) compute.copy(staging.data(), here, run.count * e);
             compute.synchronize();

@@ -96,10 +96,6 @@ AttentionShape Block::attention_shape(const BlockShape& shape) const {
 }
 
 static char* at(void* base, int64_t elements, DType t) { return static_cast<char*>(base) + elements * size_of(t); }
-static const char* at(const void* base, int64_t elements, DType t) {
-    return static_cast<const char*>(base) + elements * size_of(t);
-}
-
 // ---- rows of all ranks, and of this one -----------------------------------------------------------------------------
 
 // All rows; in scratch.whole until the next use of it. `product` reads them: (x, first row, rows).

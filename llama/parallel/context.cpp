@@ -7,10 +7,6 @@
 
 namespace rz {
 
-static char* at(const void* base, int64_t elements, DType t) {
-    return static_cast<char*>(const_cast<void*>(base)) + elements * size_of(t);
-}
-
 ContextParallel::ContextParallel(Mesh& mesh, Device device, const ContextShape& shape)
     : mesh_(mesh), shape_(shape), chunk_(shape.T / (2 * mesh.cp().size())) {
     const int cp = mesh.cp().size();

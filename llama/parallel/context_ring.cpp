@@ -12,10 +12,6 @@ namespace rz {
 static char* at(const Buffer& base, int64_t elements, DType t) {
     return static_cast<char*>(base.data()) + elements * size_of(t);
 }
-static char* at(const void* base, int64_t elements, DType t) {
-    return static_cast<char*>(const_cast<void*>(base)) + elements * size_of(t);
-}
-
 void ContextParallel::Ring::allocate(Device device, const ContextShape& s, int64_t rows, int64_t q, int64_t kv) {
     const auto take = [&](int64_t columns, DType t, const char* name) {
         const int64_t n = checked_mul(checked_mul(s.B, rows, name), columns, name);

@@ -18,9 +18,9 @@ std::string where(int rank, size_t position, const Cell& cell) {
     return format("rank %d, position %lld (%s): ", rank, (long long)position, text_of(cell).c_str());
 }
 
-class Checker {
+class ScheduleChecker {
    public:
-    explicit Checker(const PipelineSchedule& s) : s_(s) {}
+    explicit ScheduleChecker(const PipelineSchedule& s) : s_(s) {}
 
     std::string run() {
         if (const std::string why = shape(); !why.empty()) return why;
@@ -137,7 +137,7 @@ class Checker {
 
 }  // namespace
 
-std::string find_pipeline_error(const PipelineSchedule& s) { return Checker(s).run(); }
+std::string find_pipeline_error(const PipelineSchedule& s) { return ScheduleChecker(s).run(); }
 
 void check_pipeline(const PipelineSchedule& s) {
     const std::string why = find_pipeline_error(s);

@@ -24,7 +24,7 @@ Do do_of(Op op) {
 }
 
 // An instruction and the time at which the simulation ran it.
-struct Timed {
+struct TimedInstr {
     Instr instr;
     int64_t start = 0, end = 0;  // a recv: when the tensor was sent, and arrived
 };
@@ -89,7 +89,7 @@ class RankBuilder {
     }
 
     void place_messages() {
-        std::vector<std::vector<Timed>> before(cells() + 1);  // messages, by the cell that they stand before
+        std::vector<std::vector<TimedInstr>> before(cells() + 1);  // messages, by the cell that they stand before
         size_t reached = 0;
         for (const auto& m : run_.messages) {
             if (m.from != rank_ && m.to != rank_) continue;
@@ -137,8 +137,8 @@ class RankBuilder {
             return i.what == Do::input_grad || i.what == Do::backward ||
                    (i.what == Do::send && i.last_unit < i.first_unit);
         };
-        for (const Timed& t : code_) holds[{t.instr.stage, t.instr.micro_batch}] += releases(t.instr);
-        for (Timed& t : code_) {
+        for (const TimedInstr& t : code_) holds[{t.instr.stage, t.instr.micro_batch}] += releases(t.instr);
+        for (TimedInstr& t : code_) {
             Instr& i = t.instr;
             const std::pair key(i.stage, i.micro_batch);
             if (i.what == Do::input_grad) w_slot[key] = weight[i.stage].take(t.start);
@@ -272,7 +272,7 @@ class RankBuilder {
     bool one_lane_;
     int rank_;
     StepShape shape_;
-    std::vector<Timed> code_;
+    std::vector<TimedInstr> code_;
     std::vector<StageSlots> slots_;
 };
 

@@ -9,9 +9,9 @@ namespace rz {
 namespace {
 
 // Runs the program on nothing but bookkeeping. Each function returns what is wrong, or "".
-class Checker {
+class ProgramChecker {
    public:
-    Checker(const Program& program, const StepShape& shape) : program_(program), shape_(shape) {
+    ProgramChecker(const Program& program, const StepShape& shape) : program_(program), shape_(shape) {
         held_.resize(size_t(shape.units()));
         for (size_t at = 0; at < program.code.size(); ++at)
             for (int u : writes(program.code[at], shape)) last_write_[{u, program.code[at].micro_batch}] = at;
@@ -342,7 +342,7 @@ class Checker {
 }  // namespace
 
 std::string find_program_error(const Program& program, const StepShape& shape, int rank) {
-    return Checker(program, shape).run(rank);
+    return ProgramChecker(program, shape).run(rank);
 }
 
 void check_program(const Program& program, const StepShape& shape, int rank) {

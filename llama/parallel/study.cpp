@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kTick = 1'000'000;  // ticks of a cost of 1, for each stage of a rank: six decimals are exact
 
-struct Timed {
+struct TimedSchedule {
     PipelineSchedule schedule;
     PipelineRun run;     // fused cells as one task, as their papers count them
     double unit;         // ticks of a cost of 1
@@ -27,7 +27,7 @@ struct Timed {
     bool fuses() const { return run.makespan != parted.makespan; }
 };
 
-Timed timed(PipelineSchedule schedule, const ScheduleStudy& o) {
+TimedSchedule timed(PipelineSchedule schedule, const ScheduleStudy& o) {
     if (o.window > 0) schedule = limit_in_flight(schedule, o.window);
     check_pipeline(schedule);
     const int64_t v = schedule.stages_per_rank();
@@ -79,7 +79,7 @@ double peak_activations(const PipelineSchedule& s) {
     return double(most) / kForward / s.stages_per_rank();
 }
 
-std::string rank_table(const Timed& t) {
+std::string rank_table(const TimedSchedule& t) {
     std::string out =
         "\n rank    busy    idle  of the span  warm-up  steady   drain   in flight  pending W  queue F, B\n";
     for (size_t r = 0; r < t.run.ranks.size(); ++r) {
@@ -93,7 +93,7 @@ std::string rank_table(const Timed& t) {
     return out;
 }
 
-std::string summary_of(const Timed& t, const ScheduleStudy& o) {
+std::string summary_of(const TimedSchedule& t, const ScheduleStudy& o) {
     const PipelineSchedule& s = t.schedule;
     return format("%s: %d ranks, %d stages, %d micro-batches, F, I, W = %g,%g,%g, message %g%s\n",
                   o.schedule.name().c_str(), s.ranks, s.stages, s.micro_batches, o.forward, o.input, o.weight,
@@ -124,7 +124,7 @@ std::string comparison(const ScheduleStudy& o) {
             missing += why.substr(0, why.find('\n')) + "\n";
             return;
         }
-        const Timed t = timed(make_pipeline(kind, shape), o);
+        const TimedSchedule t = timed(make_pipeline(kind, shape), o);
         int64_t idle = 0;
         for (const auto& r : t.run.ranks) idle = std::max(idle, t.run.makespan - r.busy);
         const int enough = micro_batches_for(kind, o.pp, v, 0.9);
@@ -177,7 +177,7 @@ int schedule_command(const ScheduleStudy& o) {
         std::cout << comparison(o);
         return 0;
     }
-    const Timed t = timed(schedule_of(o), o);
+    const TimedSchedule t = timed(schedule_of(o), o);
     if (!o.csv.empty()) write_or_print(o.csv, csv_of(t.schedule));
     const std::string summary = summary_of(t, o);
     if (!o.svg.empty()) {

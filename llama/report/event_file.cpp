@@ -6,12 +6,12 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/report/protobuf.h"
 
 namespace rz {
@@ -44,8 +44,6 @@ std::string event_begin(double wall, int64_t step) {
     }
     return event;
 }
-
-double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
@@ -114,7 +112,7 @@ std::string event_record(std::string_view event) {
 
 EventFile::EventFile(const std::string& folder, int64_t step) {
     make_folder(folder);
-    const double wall = now();
+    const double wall = wall_clock();
     for (int uid = 0; fd_ < 0; ++uid) {
         path_ = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host_name().c_str(),
                        int(::getpid()), uid);
@@ -147,11 +145,11 @@ bool EventFile::append(const std::string& record) {
 }
 
 bool EventFile::write_text(int64_t step, std::string_view tag, std::string_view text) {
-    return append(event_record(event_text(now(), step, tag, text)));
+    return append(event_record(event_text(wall_clock(), step, tag, text)));
 }
 
 bool EventFile::write(int64_t step, const std::vector<Scalar>& scalars) {
-    return scalars.empty() || append(event_record(event_scalars(now(), step, scalars)));
+    return scalars.empty() || append(event_record(event_scalars(wall_clock(), step, scalars)));
 }
 
 }  // namespace rz

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <ctime>
@@ -14,6 +13,7 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/crc32.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/base/json.h"
 #include "llama/base/version.h"
 #include "llama/report/protobuf.h"
@@ -29,8 +29,6 @@ constexpr int kKey = 1, kValueJson = 16;
 
 constexpr int64_t kBlock = 32768, kRecordHeader = 7;
 enum Part { kFull = 1, kFirst = 2, kMiddle = 3, kLast = 4 };
-
-double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 std::string json_of(double x) {
     if (std::isnan(x)) return "\"NaN\"";
@@ -87,7 +85,7 @@ std::string log_record(std::string_view data, int64_t size) {
     }
 }
 
-WandbFile::WandbFile(const std::string& folder, const WandbIdentity& who) : start_(now()) {
+WandbFile::WandbFile(const std::string& folder, const WandbIdentity& who) : start_(wall_clock()) {
     const std::time_t seconds = std::time_t(start_);
     std::tm utc = {};
     gmtime_r(&seconds, &utc);
@@ -146,7 +144,7 @@ bool WandbFile::write(int field, std::string_view message) {
 
 bool WandbFile::flush_row() {
     if (row_.empty()) return true;
-    const double wall = now();
+    const double wall = wall_clock();
     std::string message, step;
     for (const auto& [key, value] : row_) {
         put_bytes(message, 1, item(replace_invalid_utf8(key), json_of(value)));
@@ -175,7 +173,7 @@ bool WandbFile::finish(int exit_code) {
     for (const auto& [key, value] : last_) put_bytes(summary, 1, item(replace_invalid_utf8(key), json_of(value)));
     good &= write(kSummary, summary);
     put_int(end, 1, exit_code);
-    put_int(end, 2, int64_t(now() - start_));
+    put_int(end, 2, int64_t(wall_clock() - start_));
     good &= write(kExit, end);
     return good && ::fsync(fd_) == 0;
 }

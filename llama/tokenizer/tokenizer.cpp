@@ -7,8 +7,6 @@
 namespace rz {
 namespace {
 
-constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
-
 // On one line, for a message.
 std::string printable(std::string_view bytes) {
     std::string text;

@@ -19,7 +19,6 @@ constexpr const char* kLlama3Split =
 constexpr int64_t kMaxIds = 1 << 24;
 constexpr uintmax_t kMaxFileBytes = 256 << 20;
 constexpr size_t kMaxAddedBytes = 512;  // bounds the cost of looking for added tokens in a text
-const std::string kSpaceMark = "\xe2\x96\x81";
 
 std::string quote(const Json& value) {
     std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -209,7 +208,8 @@ class TokenizerReader {
             if (t_.space_ != Tokenizer::Space::kBytes) {
                 const int byte = Tokenizer::fallback_byte(name);
                 if (byte >= 0) t_.byte_token_[byte] = id;
-                set_token(id, byte >= 0 ? std::string(1, char(byte)) : replace_all(name, kSpaceMark, " "), name);
+                set_token(id, byte >= 0 ? std::string(1, char(byte)) : replace_all(name, std::string(kSpaceMark), " "),
+                          name);
                 t_.vocab_.emplace(name, id);
             } else if (auto bytes = alphabet.decode(name)) {
                 t_.vocab_.emplace(*bytes, id);

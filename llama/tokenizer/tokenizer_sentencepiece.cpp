@@ -81,8 +81,6 @@ class Message {
     int type_ = 0;
 };
 
-const std::string kSpaceMark = "\xe2\x96\x81";
-
 std::string with_spaces(std::string text) {
     for (size_t at = 0; (at = text.find(kSpaceMark, at)) != std::string::npos;)
         text.replace(at++, kSpaceMark.size(), 1, ' ');

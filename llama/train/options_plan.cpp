@@ -5,7 +5,7 @@
 
 namespace rz {
 
-constexpr int64_t kBig = int64_t(1) << 50;
+constexpr int64_t kMostTokens = int64_t(1) << 50;
 
 // 4194304, 4M (of 10^6), 15T
 static std::string wrong_count(const std::string& text) {
@@ -22,7 +22,7 @@ static int64_t parse_count(const std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
     const double unit = *end == 'K' ? 1e3 : *end == 'M' ? 1e6 : *end == 'B' ? 1e9 : *end == 'T' ? 1e12 : 1;
-    return std::llround(std::min(value * unit, double(kBig)));
+    return std::llround(std::min(value * unit, double(kMostTokens)));
 }
 
 CommandTable own_command_table(PlanOptions& o) {
