@@ -102,16 +102,23 @@ class CheckpointWriter {
     bool last_ok_ = false;
 };
 
+struct LoadReport {
+    std::vector<std::string> notes;  // a line for every type that was converted
+    int64_t bytes_read = 0;          // of tensors, by this rank
+};
+
 // Collective: reads the state of a checked checkpoint into what each rank owns, and publishes it. Returns what is wrong
 // with the files (the same text on every rank; the state is then undefined, and another checkpoint may be read), or "".
-// `notes` receives a line for every type that was converted. `grown`: the model has more rows than the checkpoint.
+// Of what several ranks of the data axis own each reads its share, and has the others' from them; what several of the
+// tp axis hold (norm weights, shared heads) and DualPipe's copies each of them reads. `grown`: the model has more rows
+// than the checkpoint.
 struct GrownRows {
     const ParamTable& stored;  // the checkpoint's own table
     const HfWeights& weights;  // its weights, read for the larger table: what new rows hold. Their moments are zero
 };
 constexpr int64_t kLoadPiece = int64_t(1) << 20;  // elements read at a time, into one of two buffers
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
-                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes,
+                       Device device, Stream& compute, Zero& zero, LoadReport* report,
                        const GrownRows* grown = nullptr);
 
 // What the copy that a save in the background writes from takes on this rank.

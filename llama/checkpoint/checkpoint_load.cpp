@@ -54,12 +54,15 @@ class PartReader {
     DType dtype() const { return dtype_; }
     const std::vector<uint64_t>& hashes() const { return hashes_; }
 
+    int64_t bytes_read() const { return bytes_read_; }
+
     // Elements of a tensor as they are stored; counted in the hash if no other rank does.
     void read(size_t tensor, int64_t first, int64_t count, bool hash, void* out) {
         const int64_t e = size_of(dtype_);
         const Tensor& t = table_.tensors()[tensor];
         const int64_t old = std::clamp<int64_t>(stored_.tensors()[tensor].size - first, 0, count);
         read_all(fd_, layout_.offsets[tensor] + first * e, out, old * e, path_, "resume.shard");
+        bytes_read_ += old * e;
         if (hash) hashes_[tensor] += sum_hash(out, first, old, e);
         require_finite(out, first, old, dtype_, path_, t.name);
         if (old == count) return;
@@ -78,6 +81,7 @@ class PartReader {
     SafetensorsLayout layout_;
     int fd_ = -1;
     std::vector<uint64_t> hashes_;
+    int64_t bytes_read_ = 0;
 };
 
 const ManifestFile& tensor_file(const Manifest& manifest, StatePart part, const std::string& folder) {
@@ -92,29 +96,82 @@ struct Target {
     DType dtype;
 };
 
-// Reads one range of a file into `to`, converted; with no data only into the hash. Of what several ranks hold only
-// `share` of the range is hashed here.
-void read_range(PartReader& reader, const ParamTable& table, const OwnedRange& r, ElementRange share, Target to,
+// Reads this rank's share of an owned range into `to`, converted; with no data only into the hash.
+void read_share(PartReader& reader, const ParamTable& table, const OwnedRange& r, ElementRange share, Target to,
                 Buffer& stored, Buffer& converted, Stream& stream) {
-    const auto read = [&](int64_t begin, int64_t end, bool in_share) {
-        table.for_each_run(r.local + begin, r.local + end, kPiece, [&](const TensorRun& run) {
-            const bool hash = in_share && run.owned;
-            if (!hash && to.data == nullptr) return;
-            reader.read(size_t(run.tensor), run.first, run.count, hash, stored.data());
-            if (to.data == nullptr) return;
-            const bool same = reader.dtype() == to.dtype;
-            if (!same)
-                convert(stored.data(), reader.dtype(), converted.data(), to.dtype, run.count,
-                        table.tensors()[size_t(run.tensor)].name.c_str());
-            stream.copy(static_cast<char*>(to.data) + (run.local - r.local) * size_of(to.dtype),
-                        same ? stored.data() : converted.data(), run.count * size_of(to.dtype));
-            stream.synchronize();  // the buffers are filled again
-        });
-    };
-    read(0, share.begin, false);
-    read(share.begin, share.end, true);
-    read(share.end, r.elements.size(), false);
+    table.for_each_run(r.local + share.begin, r.local + share.end, kPiece, [&](const TensorRun& run) {
+        if (!run.owned && to.data == nullptr) return;
+        reader.read(size_t(run.tensor), run.first, run.count, run.owned, stored.data());
+        if (to.data == nullptr) return;
+        const bool same = reader.dtype() == to.dtype;
+        if (!same)
+            convert(stored.data(), reader.dtype(), converted.data(), to.dtype, run.count,
+                    table.tensors()[size_t(run.tensor)].name.c_str());
+        stream.copy(static_cast<char*>(to.data) + (run.local - r.local) * size_of(to.dtype),
+                    same ? stored.data() : converted.data(), run.count * size_of(to.dtype));
+        stream.synchronize();  // the buffers are filled again
+    });
 }
+
+// Where the shares of the ranks that own the very same range begin.
+std::vector<int64_t> share_offsets(const Zero& zero, const OwnedRange& r) {
+    return even_offsets(r.elements.size(), zero.ownership.sharing().copies.size, 256);
+}
+
+// Every rank that owns a range has the shares that the others have read. What the host keeps (offload) goes through
+// memory of the device, a tile at a time: transports move nothing else.
+class ShareGather {
+   public:
+    ShareGather(Zero& zero)
+        : zero_(zero),
+          owners_(zero.ownership.sharing().sliced ? zero.streams.mesh.replicate() : zero.streams.mesh.data()) {
+        const ZeroOptions& o = zero.options;
+        if (o.offload_optimizer != OffloadOptimizer::none || o.offload_params)
+            tile_ = Buffer(zero.streams.device, tile_elements() * 4, MemKind::workspace, "shares of a checkpoint");
+    }
+
+    void run() {
+        if (owners_.size() == 1) return;
+        Stream &comm = zero_.streams.comm(), &compute = zero_.streams.compute;
+        comm.wait(compute.record());
+        for (const OwnedRange& r : zero_.optimizer.owned()) {
+            const std::vector<int64_t> shares = share_offsets(zero_, r);
+            gather(comm, r.master, zero_.options.master_dtype, shares);
+            gather(comm, r.m, zero_.options.adam_dtype, shares);
+            gather(comm, r.v, zero_.options.adam_dtype, shares);
+        }
+        compute.wait(comm.record());
+    }
+
+   private:
+    int64_t tile_elements() const { return std::max<int64_t>(zero_.options.offload_tile, owners_.size()); }
+    void gather(Stream& comm, void* all, DType dtype, const std::vector<int64_t>& shares) {
+        const size_t ranks = size_t(owners_.size()), own = size_t(owners_.rank());
+        const auto at = [dtype](void* base, int64_t i) { return static_cast<char*>(base) + i * size_of(dtype); };
+        if (!tile_)
+            return owners_.all_gather(comm,
+                                      {.out = all, .in = at(all, shares[own]), .offsets = shares, .dtype = dtype});
+        const int64_t piece = tile_elements() / int64_t(ranks);
+        for (int64_t done = 0; done < shares[1] - shares[0]; done += piece) {  // the first share is the longest
+            std::vector<int64_t> offsets = {0};
+            for (size_t r = 0; r < ranks; ++r)
+                offsets.push_back(offsets.back() + std::clamp<int64_t>(shares[r + 1] - shares[r] - done, 0, piece));
+            const auto move = [&](size_t r, bool home) {
+                void *host = at(all, shares[r] + done), *here = at(tile_.data(), offsets[r]);
+                comm.copy(home ? host : here, home ? here : host, (offsets[r + 1] - offsets[r]) * size_of(dtype));
+            };
+            move(own, false);
+            owners_.all_gather(
+                comm, {.out = tile_.data(), .in = at(tile_.data(), offsets[own]), .offsets = offsets, .dtype = dtype});
+            for (size_t r = 0; r < ranks; ++r)
+                if (r != own) move(r, true);
+        }
+    }
+
+    Zero& zero_;
+    Collectives& owners_;
+    Buffer tile_;  // where the host keeps the state
+};
 
 }  // namespace
 
@@ -126,8 +183,7 @@ std::string first_problem(Process& process, const std::string& own) {
 }
 
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
-                       Device device, Stream& compute, Zero& zero, std::vector<std::string>* notes,
-                       const GrownRows* grown) {
+                       Device device, Stream& compute, Zero& zero, LoadReport* report, const GrownRows* grown) {
     const ZeroOptions& o = zero.options;
     const bool has_master = manifest.find(path_of(StatePart::master)) != nullptr;
     std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
@@ -145,16 +201,17 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                               grown && !moment ? &grown->weights : nullptr);
             const DType want = moment ? o.adam_dtype : o.master_dtype;
             const bool read = part != StatePart::model || !has_master;
-            if (notes && read && want != reader.dtype())
-                notes->push_back(format("%s: %s is read as %s", path_of(part), safetensors_type(reader.dtype()).c_str(),
-                                        safetensors_type(want).c_str()));
+            if (report && read && want != reader.dtype())
+                report->notes.push_back(format("%s: %s is read as %s", path_of(part),
+                                               safetensors_type(reader.dtype()).c_str(),
+                                               safetensors_type(want).c_str()));
             for (const OwnedRange& r : zero.optimizer.owned()) {
-                const Place holder = zero.ownership.sharing().copies;
-                const std::vector<int64_t> cuts = even_offsets(r.elements.size(), holder.size, 256);
+                const std::vector<int64_t> shares = share_offsets(zero, r);
+                const size_t copy = size_t(zero.ownership.sharing().copies.rank);
                 void* to = !read ? nullptr : part == StatePart::m ? r.m : part == StatePart::v ? r.v : r.master;
-                const ElementRange share = {cuts[size_t(holder.rank)], cuts[size_t(holder.rank) + 1]};
-                read_range(reader, table, r, share, {to, want}, stored, converted, compute);
+                read_share(reader, table, r, {shares[copy], shares[copy + 1]}, {to, want}, stored, converted, compute);
             }
+            if (report) report->bytes_read += reader.bytes_read();
             std::copy(reader.hashes().begin(), reader.hashes().end(), hashes.begin() + int64_t(at));
         }
     } catch (const Error& error) {
@@ -177,6 +234,7 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                     (unsigned long long)want->second);
         }
     }
+    ShareGather(zero).run();
     zero.optimizer.publish();
     compute.synchronize();
     return "";

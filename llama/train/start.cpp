@@ -121,7 +121,7 @@ Manifest load_checkpoint(ResumePoint from, const TrainOptions& options, const Da
     for (;;) {
         m = from.manifest;
         check_data(m, options, data, process);
-        std::vector<std::string> converted;
+        LoadReport report;
         const ModelConfig stored = load_config(from.folder);
         std::optional<ParamTable> smaller;
         std::optional<HfWeights> weights;
@@ -130,11 +130,11 @@ Manifest load_checkpoint(ResumePoint from, const TrainOptions& options, const Da
             smaller.emplace(stored);
             weights.emplace(from.folder, core.table, &options.seed);
             grown.emplace(*smaller, *weights);
-            for (const std::string& w : weights->warnings()) converted.push_back(w);
+            for (const std::string& w : weights->warnings()) report.notes.push_back(w);
         }
         const std::string problem = load_state(from.folder, from.manifest, core.table, process, core.device,
-                                               core.compute, core.zero, &converted, grown ? &*grown : nullptr);
-        from.notes.insert(from.notes.end(), converted.begin(), converted.end());
+                                               core.compute, core.zero, &report, grown ? &*grown : nullptr);
+        from.notes.insert(from.notes.end(), report.notes.begin(), report.notes.end());
         if (problem.empty()) break;
         require(from.may_fall_back, "%s", problem.c_str());
         from = fall_back(options, process, from, problem);

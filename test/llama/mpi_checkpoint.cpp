@@ -21,9 +21,14 @@ std::string shared_folder(Process& process) {
 }
 
 struct Sharded {
-    Sharded(Mesh& mesh, int stage, DType param)
+    Sharded(Mesh& mesh, int stage, DType param, OffloadOptimizer offload = OffloadOptimizer::none)
         : core(zero_case::toy(false),
-               {.zero = {.stage = stage, .param_dtype = param, .grad_dtype = param, .wire_dtype = param},
+               {.zero = {.stage = stage,
+                         .param_dtype = param,
+                         .grad_dtype = param,
+                         .wire_dtype = param,
+                         .offload_optimizer = offload,
+                         .offload_tile = 256},
                 .adamw = {},
                 .stage = {.B = 1, .T = 8}},
                {DeviceKind::cpu, 0}, mesh) {}
@@ -65,17 +70,29 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             ASSERT_TRUE(writer.finish());
             const std::string path = CheckpointStore(folder).path(step);
             const Manifest written = check_checkpoint(path);
-            for (const auto& [to_stage, to_shard] : shardings) {
+            const auto reads = [&, &stage = stage](int to_stage, int to_shard, OffloadOptimizer offload) {
                 Mesh to_mesh(process, cpu, {.grid = {.shard_size = to_shard}});
-                Sharded b(to_mesh, to_stage, param);
-                ASSERT_EQ(load_state(path, written, b.table, process, cpu, b.stream, b.zero, nullptr), "");
+                Sharded b(to_mesh, to_stage, param, offload);
+                LoadReport report;
+                ASSERT_EQ(load_state(path, written, b.table, process, cpu, b.stream, b.zero, &report), "");
+                // Each element once by one rank: masters and moments, and parameters in a file of their own for the
+                // sum over it.
+                uint64_t once = 0;
+                for (const Tensor& t : b.table.tensors())
+                    once += uint64_t(t.size) * (param == DType::f32 ? 3 * 4 : 3 * 4 + 2);
+                EXPECT_EQ(process.sums({uint64_t(report.bytes_read)})[0], once) << "stage " << to_stage;
                 int64_t wrong = 0, seen = 0;
                 b.each([&](float w, float m, float v, int64_t i) {
                     wrong += w != value(i, 1) || m != value(i, 2) || v != value(i, 3);
                     ++seen;
                 });
-                EXPECT_EQ(wrong, 0) << "of " << seen << ": stage " << stage << " to " << to_stage;
-            }
+                EXPECT_EQ(wrong, 0) << "of " << seen << ": stage " << stage << " to " << to_stage << ", "
+                                    << name_of(offload);
+            };
+            for (const auto& [to_stage, to_shard] : shardings) reads(to_stage, to_shard, OffloadOptimizer::none);
+            // What the host keeps comes by tiles.
+            reads(shardings.front().first, shardings.front().second, OffloadOptimizer::stream);
+            reads(shardings.back().first, shardings.back().second, OffloadOptimizer::stream);
             process.barrier();
         }
     if (process.is_root()) std::filesystem::remove_all(folder);
