@@ -31,6 +31,7 @@ static RunEnd train(Trainer& t) {
     ShardedAdamW& optimizer = t.core->zero.optimizer;
     if (o.val_every > 0 && t.start.first_step() == 1) validate(t, 0);
     for (int64_t step = t.start.first_step(); step <= o.steps; ++step) {
+        if (!await_data(t, step)) break;
         begin_step(t, step);
         const auto batch = [&](int64_t micro_batch) { return t.batches->training(step, micro_batch); };
         // A unit is the embedding, a block, or the final norm with the head. For one stage the order is forward of all
@@ -68,6 +69,7 @@ static int train_command(TrainOptions options, Process& process) {
     const FaultScope armed(Faults(process.rank()));
     fault_point("start");
     Health health(options, process);
+    if (!options.out.empty()) process.share_records(options.out + "/.ranks");
     if (options.batch == 0) options.given.erase("batch");  // a resumed run stays with the batch that was chosen
     std::optional<ResumePoint> from = find_checkpoint(options, process, health.status().saved_step());
     if (from)

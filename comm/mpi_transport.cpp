@@ -463,6 +463,10 @@ MpiWorld mpi_init() {
     world.first_on_host = world.rank;
     check(MPI_Bcast(&world.first_on_host, 1, MPI_INT, 0, local), "MPI_Bcast");
     MPI_Comm_free(&local);
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+    int length = 0;
+    MPI_Get_library_version(version, &length);
+    world.library = std::string(version, std::find(version, version + length, '\n'));
     return world;
 }
 

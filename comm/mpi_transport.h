@@ -18,6 +18,7 @@ struct MpiWorld {
     int rank = 0, size = 1;
     int local_rank = 0, local_size = 1;  // among the ranks that share this host's memory
     int first_on_host = 0;               // the first of those
+    std::string library;                 // its name and version
 };
 
 bool built_with_mpi();

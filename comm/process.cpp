@@ -47,8 +47,9 @@ int launched_ranks() {
     for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"})
         if (const char* value = std::getenv(name)) return std::atoi(value);
     if (std::getenv("PMIX_RANK")) {
-        const char* tasks = std::getenv("SLURM_NTASKS");
-        return tasks ? std::atoi(tasks) : 1;
+        for (const char* name : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"})
+            if (const char* tasks = std::getenv(name)) return std::atoi(tasks);
+        return 1;
     }
     // srun without an MPI plugin would start N jobs of one process each.
     const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
@@ -114,6 +115,12 @@ void Process::bring_up(const ProcessOptions& options) {
         local_rank_ = world.local_rank;
         local_size_ = world.local_size;
         first_on_host_ = world.first_on_host;
+        require(size_ == launched || size_ > 1,
+                "the launcher started %d processes, and MPI finds this one alone: the launcher is another MPI's\n"
+                "  this program's is %s\n"
+                "  use its own mpirun (ldd train_llama names the library, mpirun --version the launcher), or "
+                "srun --mpi=pmi2",
+                launched, world.library.c_str());
         control_ = make_mpi_transport(0, rank_, "control", Device{}, nullptr);
     }
     // The run directory: rank 0's choice.
@@ -206,6 +213,7 @@ void Process::finish() {
     finished_ = true;
     the_process = nullptr;
     std::error_code error;
+    if (!shared_records_.empty()) std::filesystem::remove_all(shared_records_, error);
     if (is_root() && own_directory_ && !std::filesystem::exists(run_directory_ + "/failure.txt", error))
         std::filesystem::remove_all(run_directory_, error);
 }
@@ -248,6 +256,18 @@ void Process::abort(int code, const std::string& reason) {
     if (uses_mpi_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (uses_mpi_) mpi_abort(code);
     _exit(code);
+}
+
+void Process::share_records(const std::string& folder) {
+    if (hub_ || alone() || max(int64_t(first_on_host_)) == 0) return;
+    std::error_code error;
+    if (is_root()) {
+        std::filesystem::remove_all(folder, error);
+        std::filesystem::create_directories(folder, error);
+        shared_records_ = folder;
+    }
+    barrier();
+    watch_->share(folder);
 }
 
 Process::DiskWork::DiskWork(Process& process) : process_(process) {

@@ -73,6 +73,10 @@ class Process {
     // it, from any thread. It must not throw and not wait. nullptr: none.
     void on_failure(std::function<void(int code, const std::string& reason)> hook);
 
+    // Ranks of several hosts hand reports and flight records to each other in this folder, which they all see; it is
+    // removed at the end of a good run. On one host nothing: the run directory serves. Collective.
+    void share_records(const std::string& folder);
+
     // Ends the whole job at once; the reason goes to stderr and failure.txt. Of a rank that is a thread: throws it.
     [[noreturn]] void abort(int code, const std::string& reason);
 
@@ -137,7 +141,7 @@ class Process {
     RankContext context_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, first_on_host_ = 0;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
-    std::string run_directory_;
+    std::string run_directory_, shared_records_;
     std::mutex hook_mutex_;
     std::function<void(int, const std::string&)> failure_hook_;
     std::shared_ptr<Watch> watch_;

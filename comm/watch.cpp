@@ -39,6 +39,87 @@ std::string describe(const OpRecord& r) {
     return text;
 }
 
+static void append(const std::string& path, const std::string& text) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) return;
+    if (write(fd, text.data(), text.size()) < 0) std::perror(path.c_str());
+    close(fd);
+}
+
+static bool read_status(const std::string& path, StatusPage* page) {
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const bool whole = read(fd, page, sizeof *page) == ssize_t(sizeof *page);
+    close(fd);
+    page->host[sizeof page->host - 1] = '\0';  // whatever stands in the file
+    for (OpRecord& r : page->ops) r.op[sizeof r.op - 1] = r.group[sizeof r.group - 1] = '\0';
+    for (Channel& c : page->channels) c.group[sizeof c.group - 1] = '\0';
+    page->channels_used = std::clamp(page->channels_used, 0, kChannels);
+    return whole && page->magic == kMagic;
+}
+
+static std::string page_in(const std::string& directory, int rank) {
+    return directory + "/rank" + std::to_string(rank) + ".status";
+}
+
+// Outlives the Watch if its thread hangs in a file system, so it has nothing of it.
+struct Watch::Courier {
+    std::string own, shared;  // folders
+    int rank, size;
+    std::atomic<bool> stop = false;
+    std::mutex mutex;
+    std::map<int, StatusPage> brought;  // of ranks that can't be seen from here
+    std::string outgoing;               // for the shared failure.txt
+
+    static void run(const std::shared_ptr<Courier>& c) {
+        bool failed = false;
+        while (!c->stop) {
+            const std::string here = c->own + "/failure.txt", there = c->shared + "/failure.txt";
+            if (!failed && access(there.c_str(), F_OK) == 0) append(here, "");  // the ranks of this host see that
+            if (!failed && access(here.c_str(), F_OK) == 0) failed = true, c->hand_over();
+            if (failed) c->collect();
+            std::string text;
+            {
+                const std::lock_guard lock(c->mutex);
+                text.swap(c->outgoing);
+            }
+            if (!text.empty()) append(there, text);
+            std::this_thread::sleep_for(std::chrono::milliseconds(failed ? 100 : 500));
+        }
+    }
+    // The pages of this host, those of ranks too that are stopped or dead.
+    void hand_over() {
+        append(shared + "/failure.txt", "");
+        for (int r = 0; r < size; ++r) {
+            StatusPage page;
+            if (!read_status(page_in(own, r), &page)) continue;
+            page.heartbeat -= now_s();  // clocks of other hosts differ: below zero it says how long ago
+            const std::string path = page_in(shared, r), part = path + "." + std::to_string(rank);
+            unlink(part.c_str());
+            append(part, std::string(reinterpret_cast<const char*>(&page), sizeof page));
+            if (rename(part.c_str(), path.c_str()) != 0) std::perror(path.c_str());
+        }
+    }
+    void collect() {
+        for (int r = 0; r < size; ++r) {
+            StatusPage page;
+            if (!read_status(page_in(shared, r), &page)) continue;
+            const std::lock_guard lock(mutex);
+            brought[r] = page;
+        }
+    }
+};
+
+void Watch::share(const std::string& directory) {
+    if (!mapped_) return;
+    require(!courier_, "records are handed over in %s already", courier_->shared.c_str());
+    courier_ = std::make_shared<Courier>();
+    courier_->own = options_.directory, courier_->shared = directory;
+    courier_->rank = options_.rank, courier_->size = options_.size;
+    options_.grace_s *= 3;  // two couriers' rounds and a network file system
+    std::thread([c = courier_] { Courier::run(c); }).detach();
+}
+
 Watch::Watch(Options options) : options_(std::move(options)) {
     if (!options_.directory.empty()) {
         const std::string path = page_path(options_.rank);
@@ -66,6 +147,7 @@ Watch::Watch(Options options) : options_(std::move(options)) {
 }
 
 Watch::~Watch() {
+    if (courier_) courier_->stop = true;
     {
         std::lock_guard lock(mutex_);
         stop_ = true;
@@ -82,7 +164,7 @@ double Watch::timeout_s() const {
     return disk_work_ > 0 ? std::max(options_.timeout_s, options_.disk_timeout_s) : options_.timeout_s;
 }
 
-std::string Watch::page_path(int rank) const { return options_.directory + "/rank" + std::to_string(rank) + ".status"; }
+std::string Watch::page_path(int rank) const { return page_in(options_.directory, rank); }
 
 void Watch::set_step(int64_t step) {
     std::lock_guard lock(mutex_);
@@ -149,15 +231,12 @@ bool Watch::read_page(int rank, StatusPage* page) const {
         return true;
     }
     if (!mapped_) return false;
-    const int fd = open(page_path(rank).c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    const bool whole = read(fd, page, sizeof *page) == ssize_t(sizeof *page);
-    close(fd);
-    page->host[sizeof page->host - 1] = '\0';  // whatever stands in the file
-    for (OpRecord& r : page->ops) r.op[sizeof r.op - 1] = r.group[sizeof r.group - 1] = '\0';
-    for (Channel& c : page->channels) c.group[sizeof c.group - 1] = '\0';
-    page->channels_used = std::clamp(page->channels_used, 0, kChannels);
-    return whole && page->magic == kMagic;
+    if (read_status(page_path(rank), page)) return true;
+    if (!courier_) return false;
+    const std::lock_guard lock(courier_->mutex);
+    const auto it = courier_->brought.find(rank);
+    if (it != courier_->brought.end()) *page = it->second;
+    return it != courier_->brought.end();
 }
 
 std::string Watch::own_report(const std::string& waiting_for) const {
@@ -243,7 +322,7 @@ std::string Watch::job_report() const {
             continue;
         }
         const StatusPage& p = pages[r];
-        const double silent = now_s() - p.heartbeat;
+        const double silent = p.heartbeat < 0 ? -p.heartbeat : now_s() - p.heartbeat;
         text += format("  rank %d (%s, pid %d): step %lld, finished #%llu, issued #%llu", r, p.host, p.pid,
                        (long long)p.step, (unsigned long long)p.last_done, (unsigned long long)p.last_seq);
         if (silent > 2) text += format(", silent for %.1f s: the process is stopped or dead", silent);
@@ -253,10 +332,10 @@ std::string Watch::job_report() const {
 }
 
 void Watch::append_report(const std::string& text) const {
-    const int fd = open(failure_path().c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (fd >= 0) {
-        if (write(fd, text.data(), text.size()) < 0) std::perror("failure.txt");
-        close(fd);
+    append(failure_path(), text);
+    if (courier_) {
+        const std::lock_guard lock(courier_->mutex);
+        courier_->outgoing += text;
     }
     std::fputs(text.c_str(), stderr);
     std::fflush(stderr);
@@ -282,6 +361,7 @@ void Watch::expired(const std::string& waiting_for) {
     std::this_thread::sleep_for(std::chrono::duration<double>(first ? options_.grace_s : 2 * options_.grace_s + 1));
     if (first) {
         append_report(job_report());
+        if (courier_) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it takes the table along
         std::fprintf(stderr, "(these reports stand in %s)\n", failure_path().c_str());
     }
     if (options_.on_failure) options_.on_failure(mine);

@@ -11,6 +11,10 @@
 // When a wait passes its deadline the rank writes `failure.txt` in the run directory and lets the others see it; each
 // adds its own report, then the first one adds a table of all ranks and ends the job through `on_failure` (MPI_Abort).
 //
+// Ranks of several hosts that have a folder in common hand their records to each other there (share()): when one gives
+// up, its host's pages and the news go there, the others find them, add their own and give up too. A thread of its own
+// does that, the courier: where the folder's file system hangs, nobody else does.
+//
 // Two threads look on. The watchdog looks every 0.1 s at what the transports have under way (add_poll); it may call
 // CUDA and NCCL, and so may hang in them. The guard calls neither: it looks whether the watchdog still moves, and ends
 // the job where it does not.
@@ -60,7 +64,8 @@ struct StatusPage {
     uint64_t magic = 0;
     int32_t rank = 0, size = 0, pid = 0, unused = 0;
     char host[64] = {};
-    double heartbeat = 0;  // seconds since the epoch; a stopped or dead process leaves it behind
+    double heartbeat = 0;  // seconds since the epoch; a stopped or dead process leaves it behind. Of a page that was
+                           // brought from another host, below zero: seconds ago
     int64_t step = -1;
     uint64_t last_seq = 0, last_done = 0;
     OpRecord ops[kKeptOps];  // record of seq s at [s % kKeptOps]
@@ -100,6 +105,9 @@ class Watch {
     // This rank is a member of a group, whether or not it issues anything in it.
     void join(const char* group, int first);
 
+    // From now on records are handed over in `directory`, which all hosts see; it exists. Once.
+    void share(const std::string& directory);
+
     // The flight recorder. `queue` is called where an operation is enqueued, the others where it runs.
     uint64_t queue(const char* op, const char* group, int first, int64_t bytes);
     void running(uint64_t seq, int to, int from);
@@ -123,10 +131,11 @@ class Watch {
     int add_poll(std::function<void()> poll);
     void remove_poll(int id);
 
-    // A page as another rank left it; false if it can't be seen from here.
+    // A page as another rank left it, or as the courier has brought it; false if it can't be seen from here.
     bool read_page(int rank, StatusPage* page) const;
 
    private:
+    struct Courier;
     int channel(const char* group, int first);  // with the mutex held; -1: there are too many
     void loop();
     void guard();
@@ -147,7 +156,8 @@ class Watch {
     std::mutex polls_mutex_;
     std::vector<std::pair<int, std::function<void()>>> polls_;
     int next_poll_ = 1;
-    std::thread thread_, guard_;  // only with a directory
+    std::thread thread_, guard_;        // only with a directory
+    std::shared_ptr<Courier> courier_;  // with share(), until the end
 };
 
 // "all_reduce #57 (step 12, 4.00 MiB, group world): running, hop 3, to rank 2, from rank 0"

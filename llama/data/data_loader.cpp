@@ -80,7 +80,7 @@ void DataLoader::Shards::add(TokenShard shard, int64_t T) {
 }
 
 DataLoader::DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab, DataOrder order,
-                       NextShard next)
+                       ShardSource next)
     : shards_(std::make_unique<Shards>()), T_(T), vocab_(vocab), seed_(seed), order_(order), growing_(bool(next)) {
     require(T > 0, "sequence length %ld; it must be at least 1", T);
     require(vocab > 0, "a vocabulary of %ld ids", vocab);
@@ -110,23 +110,33 @@ int64_t DataLoader::tokens() const {
     return shards_->tokens;
 }
 
-int64_t DataLoader::reach(int64_t position) const {
-    require(position >= 0, "data position %ld is negative", position);
+int64_t DataLoader::written_locked(int64_t end) const {
     Shards& s = *shards_;
-    while (s.next && position >= s.first_sample.back()) {
-        std::optional<TokenShard> shard = s.next(s.list.size());
-        if (shard)
-            s.add(std::move(*shard), T_);
+    while (s.next && end > s.first_sample.back()) {
+        NextShard next = s.next(s.list.size());
+        if (next.shard)
+            s.add(std::move(*next.shard), T_);
+        else if (next.more)
+            return s.first_sample.back();
         else
             s.next = nullptr;
     }
-    require(s.first_sample.back() > 0, "the data that were written hold no sample of %ld tokens", T_ + 1);
-    return s.first_sample.back();
+    return s.next ? s.first_sample.back() : INT64_MAX;
+}
+
+int64_t DataLoader::written(int64_t end) const {
+    const std::lock_guard lock(shards_->mutex);
+    return written_locked(end);
 }
 
 int64_t DataLoader::sample_at(int64_t position) const {
+    require(position >= 0, "data position %ld is negative", position);
     const std::lock_guard lock(shards_->mutex);
-    const int64_t all = reach(position), epoch = position / all, i = position % all;
+    const bool there = position < written_locked(position + 1);
+    const int64_t all = shards_->first_sample.back();
+    require(there, "sample %ld is not written yet, %ld are", position, all);
+    require(all > 0, "the data that were written hold no sample of %ld tokens", T_ + 1);
+    const int64_t epoch = position / all, i = position % all;
     if (order_ == DataOrder::kSequential) return i;
     return Permutation(all, seed_, uint64_t(epoch))(i);
 }

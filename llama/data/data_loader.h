@@ -73,9 +73,12 @@ struct DataFingerprint {
     std::string difference(const DataFingerprint& now) const;
 };
 
-// What comes after the first `known` shards of data that are still being written: waits for the next one; nothing if
-// there is none to come.
-using NextShard = std::function<std::optional<TokenShard>(size_t known)>;
+// Data that are still being written, asked for what comes after the first `known` shards. Never waits.
+struct NextShard {
+    std::optional<TokenShard> shard;  // if it is there
+    bool more = false;                // without one: whether one is to come
+};
+using ShardSource = std::function<NextShard(size_t known)>;
 
 // An endless stream of samples.
 class SampleSource {
@@ -97,13 +100,16 @@ class DataLoader : public SampleSource {
    public:
     // Throws if no shard holds a window of T + 1 tokens. `vocab` as given to open_shards.
     DataLoader(std::vector<TokenShard> shards, int64_t T, uint64_t seed, int64_t vocab,
-               DataOrder order = DataOrder::kShuffled, NextShard next = {});
+               DataOrder order = DataOrder::kShuffled, ShardSource next = {});
 
     int64_t seq_len() const override { return T_; }
     int64_t samples() const;  // in one epoch, of the shards so far
     int64_t tokens() const;   // in all shards so far
     int64_t vocab() const override { return vocab_; }
     bool has_targets() const;  // whether a shard says which tokens are targets
+    // Data that are still being written: looks for new shards until samples before `end` are there, without waiting.
+    // Samples so far; INT64_MAX once no shard is to come. What is not there yet can't be read: batch() throws.
+    int64_t written(int64_t end) const;
 
     void batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const override;
     int64_t targets(int64_t position, int64_t count) const override;
@@ -127,12 +133,12 @@ class DataLoader : public SampleSource {
         std::deque<TokenShard> list;
         std::vector<int64_t> first_sample{0};  // per shard, then the total
         int64_t tokens = 0;
-        NextShard next;
+        ShardSource next;
         std::vector<DataFingerprint::Shard> known;  // those that fingerprint() has read
         void add(TokenShard shard, int64_t T);
     };
     Window window_at(int64_t position) const;
-    int64_t reach(int64_t position) const;  // with the mutex: samples, once there are more than `position` or all
+    int64_t written_locked(int64_t end) const;
 
     std::unique_ptr<Shards> shards_;
     int64_t T_, vocab_;

@@ -28,6 +28,8 @@ class DataMix : public SampleSource {
 
     int64_t tokens() const;    // in all shards
     bool has_targets() const;  // whether a shard says which tokens are targets
+    // As DataLoader::written; sets of a mix are written already.
+    int64_t written(int64_t end) const { return sets_.size() == 1 ? sets_[0].data.written(end) : INT64_MAX; }
 
     int64_t seq_len() const override { return sets_[0].data.seq_len(); }
     int64_t vocab() const override { return sets_[0].data.vocab(); }

@@ -35,6 +35,18 @@ void load_weights(const std::string& folder, const ParamTable& table, Device dev
 }
 
 void load_weights(const std::string& folder, const ParamTable& table, DType dtype, Device device, Stream& stream,
+                  const Ownership& ownership, ParameterCache& parameters) {
+    const HfWeights weights = open_weights(folder, table);
+    Buffer staging = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "weights being loaded");
+    for (int u = 0; u < int(ownership.units().size()); ++u) {
+        const OwnedSlice& own = ownership.owned(u);
+        upload(weights, table, own.local, own.local + own.elements.size(), dtype,
+               static_cast<char*>(parameters.owned(u)), staging, stream);
+        parameters.publish(u);
+    }
+}
+
+void load_weights(const std::string& folder, const ParamTable& table, DType dtype, Device device, Stream& stream,
                   ResidentParameters& parameters) {
     const HfWeights weights = open_weights(folder, table);
     Buffer staging = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "weights being loaded");

@@ -1,15 +1,12 @@
 #include "llama/train/batches.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/data/made_data.h"
-#include "llama/train/stop.h"
 
 namespace rz {
 
@@ -109,27 +106,16 @@ static void check_sum(const TokenShard& shard, int64_t want) {
             shard.path().c_str(), unsigned(shard.sum()), unsigned(want));
 }
 
-// The shard after the first `known` of a folder that is being written, once it is there.
-static std::optional<TokenShard> await_shard(const std::string& folder, int64_t vocab, int64_t seconds, size_t known) {
-    const auto start = std::chrono::steady_clock::now();
-    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(200))) {
-        const Dataset d = load_dataset(folder);
-        require(d.train.size() >= known, "%s: had %zu training shards and has %zu now: it was prepared again meanwhile",
-                folder.c_str(), known, d.train.size());
-        if (d.train.size() > known) {
-            TokenShard shard(d.train[known]);
-            check_sum(shard, d.train_sums[known]);
-            shard.check_tokens(vocab);
-            return shard;
-        }
-        if (!d.growing) return std::nullopt;
-        require(stop_signal() == StopCause::none, "stopped while it waited for shard %zu of %s", known, folder.c_str());
-        require(
-            std::chrono::steady_clock::now() - start < std::chrono::seconds(seconds),
-            "%s: no shard came after the first %zu for %lld s, and dataset.json says that it is still being written\n"
-            "  give the command of prepare.py again to continue it, or raise --data-wait",
-            folder.c_str(), known, (long long)seconds);
-    }
+// The shard after the first `known` of a folder that is being written.
+static NextShard look_for_shard(const std::string& folder, int64_t vocab, size_t known) {
+    const Dataset d = load_dataset(folder);
+    require(d.train.size() >= known, "%s: had %zu training shards and has %zu now: it was prepared again meanwhile",
+            folder.c_str(), known, d.train.size());
+    if (d.train.size() == known) return {.shard = {}, .more = d.growing};
+    NextShard next{.shard = TokenShard(d.train[known])};
+    check_sum(*next.shard, d.train_sums[known]);
+    next.shard->check_tokens(vocab);
+    return next;
 }
 
 DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
@@ -145,11 +131,9 @@ DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
     for (size_t k = 0; k < s.paths.sets.size(); ++k) {
         const DataPaths::Set& set = s.paths.sets[k];
         const uint64_t seed = o.seed + k * 0x9e3779b97f4a7c15ull;  // of the first as if it were alone
-        NextShard next;
+        ShardSource next;
         if (!set.growing.empty())
-            next = [folder = set.growing, vocab, wait = o.data_wait](size_t known) {
-                return await_shard(folder, vocab, wait, known);
-            };
+            next = [folder = set.growing, vocab](size_t known) { return look_for_shard(folder, vocab, known); };
         std::vector<TokenShard> open = open_shards(set.train, shards);
         for (size_t i = 0; next && i < open.size(); ++i) check_sum(open[i], set.train_sums[i]);
         sets.push_back({set.name, DataLoader(std::move(open), o.seq_len, seed, vocab, o.data_order, std::move(next))});

@@ -13,6 +13,7 @@
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/hf.h"
 #include "llama/model/weights.h"
+#include "llama/parallel/tensor_parallel.h"
 #include "llama/train/commands.h"
 #include "llama/train/trainer.h"
 
@@ -94,16 +95,52 @@ static void print_table(const std::vector<TaskResult>& results) {
     }
 }
 
-int eval_command(const EvalOptions& o, Process& process) {
-    const auto start = std::chrono::steady_clock::now();
+// What a rank holds of the model: all of it, or its part of each tensor (--tp), or its slice of each unit (--zero 3).
+struct HeldParameters {
+    HeldParameters(const EvalOptions& o, const ModelConfig& config, const std::string& folder, Process& process,
+                   Device device, Stream& stream)
+        : mesh(o.zero == 0 && o.tp == 1
+                   ? nullptr
+                   : std::make_unique<Mesh>(process, device, MeshOptions{.grid = {.tp = int(o.tp)}})),
+          table(config, Holding{.units = {}, .part = place(Axis::tp).rank, .parts = place(Axis::tp).size}) {
+        if (o.tp > 1) tp.emplace(*mesh, o.dtype);
+        if (o.zero == 0) {
+            auto whole = std::make_unique<ResidentParameters>(device, stream, unit_layouts(table), o.dtype);
+            load_weights(folder, table, o.dtype, device, stream, *whole);
+            source = std::move(whole);
+        } else {
+            const ZeroOptions zero{.stage = 3, .param_dtype = o.dtype};
+            ownership.emplace(unit_layouts(table), sharing_of(zero, *mesh));
+            auto slices = std::make_unique<ParameterCache>(
+                *ownership, zero, ZeroStreams{.device = device, .compute = stream, .mesh = *mesh});
+            load_weights(folder, table, o.dtype, device, stream, *ownership, *slices);
+            source = std::move(slices);
+        }
+    }
+    Place place(Axis axis) const { return mesh ? mesh->place(axis) : Place{}; }
+
+    std::unique_ptr<Mesh> mesh;  // nullptr: each rank has the whole model
+    ParamTable table;
+    std::optional<TensorParallel> tp;
+    std::optional<Ownership> ownership;
+    std::unique_ptr<ParameterSource> source;
+};
+
+static Device choose_device(const EvalOptions& o, Process& process) {
     std::string note;
     const Device device = process.choose_device(o.device, TransportKind::automatic, &note);
     device.make_current();
     for (const std::string& line : {note, set_gemm_tuning(device, o.gemm_tune, o.gemm_cache)})
         if (process.is_root() && !line.empty()) std::fprintf(stderr, "train_llama: %s\n", line.c_str());
+    return device;
+}
+
+int eval_command(const EvalOptions& o, Process& process) {
+    const auto start = std::chrono::steady_clock::now();
+    const Device device = choose_device(o, process);
     const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
-    const ParamTable table(config);
+    check_tensor_parallel(config, o.tp);
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
     require(o.max_length <= config.max_seq_len, "--max-length %lld: the model has %lld positions\n  nearest: %lld",
             (long long)o.max_length, (long long)config.max_seq_len, (long long)config.max_seq_len);
@@ -114,22 +151,25 @@ int eval_command(const EvalOptions& o, Process& process) {
     Stream stream(device, "compute");
     if (const int64_t n = cpu_threads(o.threads, process); n > 0 && !device.is_cuda())
         stream.enqueue_host([n] { omp_set_num_threads(int(n)); });
-    ResidentParameters parameters(device, stream, unit_layouts(table), o.dtype);
-    load_weights(folder, table, o.dtype, device, stream, parameters);
+    HeldParameters held(o, config, folder, process, device, stream);
     const int64_t T = evaluation.longest();
     const int64_t logits_mib = o.logits_mib > 0 ? o.logits_mib : device.is_cuda() ? 1024 : 32;
-    Model model(config, table,
+    Model model(config, held.table,
                 {.B = o.batch,
                  .T = T,
                  .dtype = o.dtype,
                  .grad_dtype = o.dtype,
                  .recompute = Recompute::block,  // one block's activations serve all
-                 .logits_bytes = logits_mib << 20},
-                device, stream, parameters, nullptr);
-    const Place ranks{.rank = process.rank(), .size = process.size()};
-    Scorer scorer(process, model, device, stream, ranks, /*counts=*/true, o.batch, T, config.vocab);
+                 .logits_bytes = logits_mib << 20,
+                 .tp = held.tp ? &*held.tp : nullptr},
+                device, stream, *held.source, nullptr);
+    const Place ranks = held.mesh ? held.place(Axis::dp) : Place{.rank = process.rank(), .size = process.size()};
+    Scorer scorer(process, model, device, stream, ranks, held.place(Axis::tp).rank == 0, o.batch, T, config.vocab);
     std::string requests;
     const std::vector<TaskResult> results = evaluation.run(scorer, o.requests.empty() ? nullptr : &requests);
+    const MemoryLedger& ledger = device.context->memory;
+    const std::vector<int64_t> kept = process.all_gather(ledger.peak(device.kind, MemKind::parameters));
+    const std::vector<int64_t> gathered = process.all_gather(ledger.peak(device.kind, MemKind::gathered));
     if (!process.is_root()) return 0;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     print_table(results);
@@ -144,9 +184,13 @@ int eval_command(const EvalOptions& o, Process& process) {
                                  {"max_length", encode.max_length},
                                  {"bos", encode.bos},
                                  {"limit", o.limit},
-                                 {"batch", o.batch}}},
+                                 {"batch", o.batch},
+                                 {"zero", o.zero},
+                                 {"tp", o.tp}}},
                                {"seconds", seconds},
                                {"ranks", process.size()},
+                               {"parameter_bytes_by_rank", kept},
+                               {"gathered_bytes_by_rank", gathered},
                                {"device", device.name()},
                                {"commit", build_commit()}};
         write_file_atomically(o.out, json.dump(2) + "\n");

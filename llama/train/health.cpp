@@ -62,6 +62,11 @@ void Health::look_for_stop() {
     if (process_.alone()) take_stop(own_stop(), 0);
 }
 
+void Health::agree_on_stop() {
+    const std::vector<StopCause> asked = process_.all_gather(own_stop());
+    for (size_t r = 0; r < asked.size(); ++r) take_stop(asked[r], int(r));
+}
+
 Judgement Health::judge(const StepNumbers& n) {
     struct Vote {
         double loss_sum, own_seconds, seconds;

@@ -60,6 +60,10 @@ class Health {
     const std::optional<End>& end() const { return end_; }
     // Steps are judged one late; one process asks here for signals and the time limit at once.
     void look_for_stop();
+    // Collective, while no step can begin: what any rank has been asked.
+    void agree_on_stop();
+    // The state after the step before is good: it is saved, and the run ends.
+    void end_saved(int exit_code, const std::string& reason) { end_ = End{exit_code, reason, true}; }
     void end_with(int exit_code, const std::string& reason) { end_ = End{exit_code, reason, false}; }
     // Rank 0, of what it alone knows: all ranks hear of it with the next step that is judged, or in agree().
     void report_end(int exit_code, const std::string& reason);

@@ -14,6 +14,11 @@ CommandTable command_table(EvalOptions& o) {
     g.text("--data", o.data, "Folder of the tasks, made by data_prep/prepare.py eval.");
     g.whole("--limit", o.limit, 0, int64_t(1) << 40, "Number of examples of each task, from its beginning. 0: all.");
     g.whole("--batch", o.batch, 1, 1 << 20, "Number of sequences at a time on each rank.");
+    g.checked(
+        "--zero", "0|3", "3: each rank keeps a part of the parameters; units are gathered as they are read.",
+        [](const std::string& text) { return text == "0" || text == "3" ? "" : "parameters are whole (0) or cut (3)"; },
+        [&o](const std::string& text) { o.zero = text == "3" ? 3 : 0; });
+    g.whole("--tp", o.tp, 1, 1 << 20, "Number of neighbouring ranks that hold parts of the same tensors.");
     g.whole("--max-length", o.max_length, 0, 1 << 24,
             "Number of tokens that the model sees at once; longer contexts are cut from the left. 0: its positions.");
     g.choice("--bos", o.bos, "Whether every text begins with the bos token. auto: as the tokenizer says.");

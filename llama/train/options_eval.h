@@ -17,8 +17,10 @@ struct EvalOptions {
     std::string from;       // a run's folder, a checkpoint or a Hugging Face model
     std::string tokenizer;  // empty: the model folder's
     std::string data = "data/eval", tasks;
-    int64_t limit = 0;       // examples of each task; 0: all
-    int64_t batch = 8;       // items at a time, on each rank
+    int64_t limit = 0;  // examples of each task; 0: all
+    int64_t batch = 8;  // items at a time, on each rank
+    int64_t zero = 0;   // 3: each rank keeps a part of the parameters
+    int64_t tp = 1;
     int64_t max_length = 0;  // tokens that the model sees at once; 0: all its positions
     AddBos bos = AddBos::automatic;
     std::string out, requests;  // files to write; empty: none

@@ -3,9 +3,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "comm/host.h"
@@ -16,6 +18,7 @@
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/request.h"
+#include "llama/base/clock.h"
 #include "llama/base/fault.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/replicas.h"
@@ -425,6 +428,51 @@ bool Trainer::validates(int64_t step) const {
     return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
 }
 
+// The state after `step`, for a run that ends early.
+static void save_last(Trainer& t, int64_t step) {
+    if (t.health.end()->saves && t.saver) save(t, step);
+}
+
+bool await_data(Trainer& t, int64_t step) {
+    const int64_t end = t.batches->samples_before(step + 1);
+    if (end <= t.written) return true;
+    // Each rank reads the folder for itself; rank 0's clock counts.
+    struct Seen {
+        int64_t samples;
+        double seconds;
+    };
+    const double start = monotonic_clock();
+    for (bool first = true;; first = false) {
+        t.written = INT64_MAX;
+        const std::vector<Seen> ranks =
+            t.process.all_gather(Seen{t.sources.train->written(end), monotonic_clock() - start});
+        for (const Seen& rank : ranks) t.written = std::min(t.written, rank.samples);
+        if (end <= t.written) {
+            if (!first) t.metrics->leave_out();
+            return true;
+        }
+        if (first) {
+            t.metrics->flush();
+            t.log->line(format("waiting  for data: step %lld reads %lld samples, %lld are written", (long long)step,
+                               (long long)end, (long long)t.written));
+        }
+        t.health.agree_on_stop();
+        if (!t.health.end() && ranks[0].seconds > double(t.options.data_wait))
+            t.health.end_saved(
+                kExitError,
+                format("%s: nothing came after the first %lld samples for %lld s, and dataset.json says that it is "
+                       "still being written\n"
+                       "  give the command of prepare.py again to continue it, or raise --data-wait",
+                       t.options.data.c_str(), (long long)t.written, (long long)t.options.data_wait));
+        if (t.health.end()) {
+            const int64_t last = step - 1;
+            if (last > t.start.resumed.step && !t.saves(last)) save_last(t, last);
+            return false;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+}
+
 void begin_step(Trainer& t, int64_t step) {
     t.process.set_step(step);
     t.step = step;
@@ -496,7 +544,7 @@ bool ends(Trainer& t, int64_t step) {
     t.health.look_for_stop();
     if (!t.health.end()) return false;
     if (t.health.end()->saves && step == t.options.steps) return false;  // done anyway
-    if (t.health.end()->saves && t.saver) save(t, step);
+    save_last(t, step);
     return true;
 }
 

@@ -57,6 +57,7 @@ struct Trainer {
     std::unique_ptr<Scorer> scorer;
     int64_t validations = 0;  // of the whole run
     int64_t graph_lines = 0;  // about graphs, in the log
+    int64_t written = 0;      // samples that all ranks can read, as they last agreed
 
     int64_t step = 0;  // that is being enqueued
 
@@ -82,6 +83,9 @@ CoreOptions core_options(const TrainOptions&, Device, const Mesh&);
 // Threads of this rank on a CPU: what was asked for, or this host's cores divided among its ranks; 0: OpenMP's choice.
 int64_t cpu_threads(int64_t asked, const Process&);
 
+// Data that are still being written: waits until all ranks have those of the step. False if the run ends instead,
+// because it is asked to stop or nothing came within --data-wait; the state after the step before is saved then.
+bool await_data(Trainer&, int64_t step);
 // Before anything of a step is enqueued: the whole step for the first time, if it is rechecked; what a fault on request
 // spoils.
 void begin_step(Trainer&, int64_t step);

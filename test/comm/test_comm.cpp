@@ -299,6 +299,45 @@ TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
     std::filesystem::remove_all(directory);
 }
 
+// Two hosts that have one folder in common: the first gives up, the second hears of it, and the table has both.
+TEST(Watch, RecordsOfAnotherHostAreBrought) {
+    const auto top = std::filesystem::temp_directory_path() / ("rz-hosts-" + std::to_string(getpid()));
+    for (const char* folder : {"a", "b", "shared"}) std::filesystem::create_directories(top / folder);
+    {
+        Watch::Options options;
+        options.size = 2;
+        options.grace_s = 0.5;
+        options.directory = top / "a";
+        options.on_failure = [](const std::string&) {};
+        Watch first(options);
+        options.rank = 1;
+        options.directory = top / "b";
+        Watch second(options);
+        for (Watch* w : {&first, &second}) w->share(top / "shared");
+        second.set_step(3);
+        second.done(second.queue("all_gather", "world", 0, 1 << 20));
+        first.set_step(4);
+        first.done(first.queue("all_gather", "world", 0, 1 << 20));
+        first.queue("reduce_scatter", "world", 0, 4096);
+        EXPECT_NE(first.job_report().find("rank 1: cannot be seen"), std::string::npos);
+        EXPECT_THROW(first.expired("waited 1 s"), Error);
+    }
+    const auto text_of = [&](const char* file) {
+        std::ifstream in(top / file);
+        return std::string(std::istreambuf_iterator<char>(in), {});
+    };
+    for (const char* file : {"a/failure.txt", "shared/failure.txt"}) {
+        const std::string text = text_of(file);
+        EXPECT_NE(text.find("waited 1 s"), std::string::npos) << file << ": " << text;
+        const size_t table = text.find("all ranks, by"), row = text.find("rank 1 (", table);
+        ASSERT_NE(row, std::string::npos) << file << ": " << text;
+        EXPECT_NE(text.find("step 3, finished #1", row), std::string::npos) << file << ": " << text;
+        EXPECT_NE(text.find("BEHIND", row), std::string::npos) << file << ": " << text;
+    }
+    EXPECT_NE(text_of("b/failure.txt").find("rank 1 of 2"), std::string::npos) << "the second did not report";
+    std::filesystem::remove_all(top);
+}
+
 TEST(Watch, OperationsThatDisagreeAreNamed) {
     const auto directory = std::filesystem::temp_directory_path() / ("rz-mismatch-" + std::to_string(getpid()));
     std::filesystem::create_directories(directory);

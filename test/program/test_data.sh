@@ -15,11 +15,12 @@ python3 data_prep/prepare.py synthetic --tokens 20k --val-tokens 5k --out "$work
 mix="$work/code:0.75,$work/notes:0.25"
 ranks() { command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; }
 
-train() {  # train OUT DATA ARGS...   with "mpirun -n N" first if $launch has it
+train() { (trainer "$@"); }  # train OUT DATA ARGS...   with "mpirun -n N" first if $launch has it
+trainer() {                  # the same in place of this shell
   local out=$1 data=$2
   shift 2
   # shellcheck disable=SC2086  # two words and a number
-  timeout 120 ${launch:-} "$program" --data "$data" --device cpu --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 \
+  exec timeout 120 ${launch:-} "$program" --data "$data" --device cpu --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 \
     --ffn 24 --seq-len 32 --val-tokens 1024 --out "$work/$out" "$@" > "$work/log" 2>&1
 }
 metrics() { python3 -c "
@@ -127,8 +128,45 @@ check "resumes with more of them" train again "$work/grown" --resume "$work/stre
 check "to the same weights" cmp "$work/finished/final/model.safetensors" "$work/again/final/model.safetensors"
 rm -rf "$work/grown"
 grow "$work/grown" 0 0
-check "waits no longer than it is told" refused "no shard came after the first 2 for 1 s" --data "$work/grown" --data-order sequential \
-  --data-wait 1 --batch 32 --steps 40 --val-every 0 --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24
+ends_with() { local code=$1 rc=0; shift; "$@" || rc=$?; [ $rc = "$code" ]; }
+check "waits no longer than it is told" ends_with 70 train waited "$work/grown" "${order[@]}" --data-wait 1 --steps $steps
+check "says for what" grep -q "nothing came after the first [0-9]* samples for 1 s" "$work/log"
+check "and saves what it has" grep -q '"state": "failed"' "$work/waited/run_status.json"
+last() { python3 -c "
+import glob, json
+steps = [r['step'] for r in map(json.loads, open('$work/$1/metrics.jsonl')) if 'loss' in r]
+saved = sorted(glob.glob('$work/$1/checkpoints/step_*'))
+assert len(saved) == 1 and int(saved[0][-9:]) == steps[-1] == $2, (saved, steps[-1])" >> "$work/log" 2>&1; }
+check "after the last step that had its data" last waited 15
+stopped() {  # stopped OUT   a run that waits for data is asked to stop
+  trainer "$1" "$work/grown" "${order[@]}" --steps $steps &
+  local job=$! i
+  for ((i = 0; i < 200; ++i)); do grep -q "^waiting  for data" "$work/log" 2> /dev/null && break; sleep 0.1; done
+  kill -TERM $job
+  wait $job
+}
+check "asked to stop while it waits, a run ends so" ends_with 75 stopped paused
+check "saved after the last step that had its data" last paused 15
+if ranks; then
+  launch="mpirun -n 2" check "so do two ranks" ends_with 75 stopped paused2
+  check "  saved too" last paused2 7
+fi
+grow "$work/grown" "${pauses[@]}" &
+check "resumes when there are more" train paused "$work/grown" "${order[@]}" --resume auto
+wait
+check "to the weights of the finished data" cmp "$work/finished/final/model.safetensors" "$work/paused/final/model.safetensors"
+if ranks; then
+  rm -rf "$work/grown"
+  grow "$work/grown" 0 0
+  grow "$work/grown" "${pauses[@]}" &
+  launch="mpirun -n 3" check "three ranks read while shards come" train three "$work/grown" --data-order sequential --batch 11 --val-every 0 --steps $steps --save-every 12 --keep 0
+  wait
+  launch="mpirun -n 3" check "and the finished data" train whole "$work/whole" --data-order sequential --batch 11 --val-every 0 --steps $steps
+  check "to the same weights" cmp "$work/whole/final/model.safetensors" "$work/three/final/model.safetensors"
+  check "the manifest lists what any rank has read" test "$(listed three/checkpoints/step_000000012)" = 2
+fi
+rm -rf "$work/grown"
+grow "$work/grown" 0 0
 sed -i 's/"crc32": [0-9]*/"crc32": 1/' "$work/grown/dataset.json"
 check "a shard's sum is checked" refused "dataset.json says 1: it is damaged" --data "$work/grown" --data-order sequential
 

@@ -13,8 +13,9 @@ eval_with() {  # eval_with NAME ARGS...: results in $work/NAME.json
   local name=$1
   shift
   timeout 120 "$@" eval --from $golden/plain --data $golden --tasks $tasks --device cpu --batch 3 --out "$work/$name.json" \
-    --requests "$work/$name.jsonl" > "$work/log" 2>&1
+    --requests "$work/$name.jsonl" "${flags[@]}" > "$work/log" 2>&1
 }
+flags=()
 
 check "evaluates" eval_with one "$program"
 check "its metrics are those of lm-evaluation-harness" python3 -c "
@@ -29,6 +30,26 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
     check "on $ranks ranks" eval_with "ranks$ranks" mpirun -n $ranks "$program"
     check "the same log-likelihoods to the bit" cmp "$work/one.jsonl" "$work/ranks$ranks.jsonl"
   done
+  # Parts of the parameters on each rank: units are gathered, or tensors stay cut.
+  flags=(--zero 3)
+  check "with parameters cut over 4 ranks" eval_with cut mpirun -n 4 "$program"
+  check "the same log-likelihoods to the bit" cmp "$work/one.jsonl" "$work/cut.jsonl"
+  flags=(--tp 3)
+  check "with tensors cut over 3 ranks" eval_with tp mpirun -n 3 "$program"
+  flags=(--tp 3 --zero 3)
+  check "with both" eval_with both mpirun -n 6 "$program"
+  flags=()
+  check "log-likelihoods within 1e-4, and no rank holds the model" python3 -c "
+import json
+read = lambda run: [json.loads(line) for line in open('$work/' + run + '.jsonl')]
+held = lambda run: json.load(open('$work/' + run + '.json'))['parameter_bytes_by_rank']
+for run in 'tp', 'both':
+    for a, b in zip(read('one'), read(run), strict=True):
+        assert abs(a['log_p'] - b['log_p']) <= 1e-4 and a['greedy'] == b['greedy'], (run, a, b)
+(whole,) = held('one')
+assert len(held('cut')) == 4 and sum(held('cut')) == whole and max(held('cut')) < 0.3 * whole, held('cut')
+assert len(held('tp')) == 3 and max(held('tp')) < 0.4 * whole, held('tp')
+assert len(held('both')) == 6 and sum(held('both')) == sum(held('tp')) and max(held('both')) < 0.6 * max(held('tp')), held('both')"
 else
   skip "evaluation on several ranks: no MPI here"
 fi
@@ -93,6 +114,8 @@ refused() {  # refused TEXT ARGS...
   shift
   ! "$program" "$@" > "$work/log" 2>&1 && grep -qF -- "$text" "$work/log"
 }
+check "a stage that keeps parameters whole" refused "whole (0) or cut (3)" eval --from $golden/plain --data $golden --tasks piqa --zero 2
+check "more parts than there are ranks" refused "nearest" eval --from $golden/plain --data $golden --tasks piqa --tp 3
 check "an unknown task" refused "the folder has arc_easy" eval --from $golden/plain --data $golden --tasks hellaswig
 check "a window beyond the model" refused "nearest: 64" eval --from $golden/plain --data $golden --tasks piqa --max-length 65
 check "eval-every without tasks" refused "give --eval-tasks" --data "$work/data" --eval-every 5

@@ -64,6 +64,48 @@ stopped() {  # TERM to the batch script, as --signal=B:TERM sends it
 check "Slurm: at the end of the allocation it saves itself and is requeued" stopped
 check "Slurm: directives" bash -c "[ \$(grep -c '^#SBATCH --[a-z-]*=\?' dev/launch/slurm.sbatch) -ge 8 ] && ! grep -n '^#SBATCH' dev/launch/slurm.sbatch | tail -n 1 | grep -q ':set '"
 
+# ---- what launchers say of a process: in the environment, and by a hostfile ----
+unlaunched=(env -u PMI_RANK -u PMI_SIZE -u PMI_FD -u SLURM_PROCID)
+check "srun without an MPI plugin is refused" run_says 70 "Slurm started 4 tasks without an MPI plugin" "srun --mpi=pmi2" -- \
+  "${unlaunched[@]}" SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 "$program" "${small[@]}" --steps 1
+check "srun of one task is one process" run_says 0 "1 rank," -- \
+  "${unlaunched[@]}" SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4 "$program" "${small[@]}" --steps 1
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
+  check "ranks of srun --mpi=pmi2 find each other" run_says 0 "2 ranks" -- \
+    mpirun -n 2 env SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=2 "$program" "${small[@]}" --steps 1
+  other() {  # other NAME=VALUE...   the launcher of another MPI: this one's library finds one process
+    run_says 70 "the launcher started 3 processes, and MPI finds this one alone" "mpirun --version" -- \
+      "${unlaunched[@]}" "$@" "$program" "${small[@]}" --steps 1
+  }
+  check "Open MPI's mpirun with another MPI's program" other OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_RANK=2
+  check "srun --mpi=pmix with another MPI's program" other PMIX_RANK=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=3 SLURM_NTASKS=8
+  # Two hosts: addresses of this machine that the launcher takes for others', reached by what it takes for ssh.
+  cat > "$work/bin/ssh_here" << 'END'
+#!/usr/bin/env bash
+while [[ $1 == -* ]]; do shift; done
+shift
+exec bash -c "$*"
+END
+  chmod +x "$work/bin/ssh_here"
+  printf '127.0.0.2:2\n127.0.0.3:2\n' > "$work/blocks"
+  printf '127.0.0.2\n127.0.0.3\n' > "$work/turns"
+  on_hosts() {  # on_hosts HOSTFILE OUT TEXT...   four ranks on the two hosts
+    local file=$1 out=$2
+    shift 2
+    run_says 0 "$@" "hier collectives" -- timeout 120 mpirun -launcher ssh -launcher-exec "$work/bin/ssh_here" -hostfile "$work/$file" -n 4 \
+      "$program" "${small[@]}" --zero 1 --steps 3 --out "$work/$out"
+  }
+  check "a hostfile with ranks by host" on_hosts blocks blocks_run
+  check "a hostfile in turns" on_hosts turns turns_run
+  check "the same data in the same order" python3 -c "
+import json
+a, b = ([(r['step'], r['data_hash'], r['loss']) for r in map(json.loads, open(f'$work/{run}/metrics.jsonl')) if 'loss' in r] for run in ('blocks_run', 'turns_run'))
+assert len(a) == 3 and all(x[:2] == y[:2] and abs(x[2] - y[2]) < 1e-5 * x[2] for x, y in zip(a, b)), (a, b)"
+  check "records are not left after a good run" test ! -e "$work/turns_run/.ranks"
+else
+  skip "ranks of several hosts: no MPI here"
+fi
+
 # ---- the container file: instructions, and the paths that they name ----
 container() {
   python3 - << 'END'
@@ -91,11 +133,29 @@ check "recipes: the program takes every command, and each fits" recipes
 too_large() { ! timeout 600 dev/launch/check_recipes.py --program "$program" --machine rtx4090-24g llama/configs/8b.toml > "$work/log" 2>&1 && says "does not fit rtx4090-24g"; }
 check "recipes: what does not fit is found" too_large
 
+# ---- the version: of the last tag, in a clone ----
+# shellcheck disable=SC2016  # make's variable
+version() { make -C "$work/clone" -s --no-print-directory --eval 'print-version:;@echo "$(VERSION) "' print-version >> "$work/log" 2>&1; }
+tagged() {
+  git clone -q --depth 1 "file://$PWD" "$work/clone" > "$work/log" 2>&1 || return 1
+  git -C "$work/clone" tag v9.8
+  version
+  git -C "$work/clone" -c user.name=test -c user.email=test@test commit -q --allow-empty -m "one more"
+  version
+  says "9.8 " "9.8-1-g"
+}
+if git rev-parse --git-dir > /dev/null 2>&1; then
+  check "a tag is the version, and what is after it says so" tagged
+else
+  skip "the version of a tag: no git folder here"
+fi
+
 # ---- installation: into a folder, used from there, taken away again ----
 prefix=$work/prefix
 check "install" run_says 0 "$prefix/bin/train_llama" -- dev/build/install.sh "$program" "$prefix"
 check "install: the program runs" run_says 0 "llama3.1-405b" -- "$prefix/bin/train_llama" --presets
 check "install: so does what --chat runs" test -r "$prefix/share/ringzero/data_prep/chat_prompt.py"
+check "install: it says its version" run_says 0 "ringzero " ", commit " -- "$prefix/bin/train_llama" --version
 check "install: recipes lie beside it" test -r "$prefix/share/ringzero/configs/124m.toml"
 manual() {
   local flag flags
@@ -117,6 +177,11 @@ check "completion: flags" bash -c "$(declare -f completes says); prefix='$prefix
 check "completion: choices" bash -c "$(declare -f completes says); prefix='$prefix' program='$program' work='$work'; completes train_llama --recompute b && says block"
 check "completion: presets" bash -c "$(declare -f completes says); prefix='$prefix' program='$program' work='$work'; completes train_llama --preset llama3.1-8 && says llama3.1-8b"
 check "completion: a subcommand's flags" bash -c "$(declare -f completes says); prefix='$prefix' program='$program' work='$work'; completes train_llama generate --top && says --top-k --top-p"
+if command -v zsh > /dev/null; then
+  check "completion in zsh: its syntax" zsh -n "$prefix/share/zsh/site-functions/_train_llama"
+else
+  skip "zsh's completion: there is no zsh here"
+fi
 check "uninstall" run_says 0 "removed" -- dev/build/install.sh --remove "$prefix"
 check "uninstall: nothing is left" test -z "$(find "$prefix" -type f)"
 
