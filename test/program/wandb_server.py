@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """As much of W&B's server as its client needs to upload a run: what the client sends is kept as JSON.
 
-  wandb_server.py FILE PORT_FILE      until its standard input ends; FILE: {"runs": [...], "history": [...], "summary": {}, "done": bool}
+wandb_server.py FILE PORT_FILE      until its standard input ends; FILE: {"runs": [...], "history": [...], "summary": {}, "done": bool}
 """
 
 import gzip
@@ -10,7 +10,14 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-got = {"queries": [], "runs": [], "history": [], "summary": {}, "done": False, "exit": None}
+got = {
+    "queries": [],
+    "runs": [],
+    "history": [],
+    "summary": {},
+    "done": False,
+    "exit": None,
+}
 lock = threading.Lock()
 
 
@@ -18,13 +25,37 @@ def answer(query, variables):
     if "upsertBucket" in query:
         got["runs"].append(variables)
         name, project = variables.get("name") or "run", variables.get("project") or "p"
-        bucket = {"id": "1", "name": name, "displayName": variables.get("displayName") or name, "config": variables.get("config"),
-                  "historyLineCount": 0, "project": {"id": "2", "name": project, "entity": {"id": "3", "name": "someone"}}}
+        bucket = {
+            "id": "1",
+            "name": name,
+            "displayName": variables.get("displayName") or name,
+            "config": variables.get("config"),
+            "historyLineCount": 0,
+            "project": {
+                "id": "2",
+                "name": project,
+                "entity": {"id": "3", "name": "someone"},
+            },
+        }
         return {"upsertBucket": {"bucket": bucket, "inserted": True}}
     if "createRunFiles" in query:
         return {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": []}}
-    viewer = {"id": "4", "entity": "someone", "username": "someone", "flags": "{}", "teams": {"edges": []}}
-    return {"viewer": viewer, "serverInfo": {"features": [], "cliVersionInfo": {}, "latestLocalVersionInfo": None}, "model": None}
+    viewer = {
+        "id": "4",
+        "entity": "someone",
+        "username": "someone",
+        "flags": "{}",
+        "teams": {"edges": []},
+    }
+    return {
+        "viewer": viewer,
+        "serverInfo": {
+            "features": [],
+            "cliVersionInfo": {},
+            "latestLocalVersionInfo": None,
+        },
+        "model": None,
+    }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -47,7 +78,11 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         else:
             data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        return gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
+        return (
+            gzip.decompress(data)
+            if self.headers.get("Content-Encoding") == "gzip"
+            else data
+        )
 
     def do_POST(self):
         data = self.body()
@@ -55,7 +90,9 @@ class Handler(BaseHTTPRequestHandler):
             if self.path.endswith("/graphql"):
                 request = json.loads(data)
                 got["queries"].append(request["query"].split("{")[0].strip())
-                return self.reply({"data": answer(request["query"], request.get("variables") or {})})
+                return self.reply(
+                    {"data": answer(request["query"], request.get("variables") or {})}
+                )
             if self.path.endswith("/file_stream"):
                 request = json.loads(data)
                 for name, part in (request.get("files") or {}).items():
