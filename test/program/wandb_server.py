@@ -78,11 +78,7 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         else:
             data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        return (
-            gzip.decompress(data)
-            if self.headers.get("Content-Encoding") == "gzip"
-            else data
-        )
+        return gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
 
     def do_POST(self):
         data = self.body()
@@ -90,9 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.path.endswith("/graphql"):
                 request = json.loads(data)
                 got["queries"].append(request["query"].split("{")[0].strip())
-                return self.reply(
-                    {"data": answer(request["query"], request.get("variables") or {})}
-                )
+                return self.reply({"data": answer(request["query"], request.get("variables") or {})})
             if self.path.endswith("/file_stream"):
                 request = json.loads(data)
                 for name, part in (request.get("files") or {}).items():
