@@ -1,6 +1,7 @@
 #include "comm/process.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -70,6 +71,39 @@ void write_file(const std::string& path, const std::string& text, int flags) {
     close(fd);
 }
 
+std::string temporary_folders() {
+    const char* tmp = std::getenv("TMPDIR");
+    return tmp && *tmp ? tmp : "/tmp";
+}
+
+// Shared by the processes of a job on this host. The file stays open: the kernel lets it go however the process ends.
+void lock_while_alive(const std::string& folder) {
+    const int fd = open((folder + "/alive").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0) std::perror("flock");
+}
+
+// Removes the run directories that jobs of this user left on this host when they were killed; those with a reason after
+// a day, in which it can be read.
+void remove_left_directories() {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    const auto older_than = [](const std::string& path, int64_t seconds) {
+        struct stat st;
+        return stat(path.c_str(), &st) == 0 && st.st_uid == getuid() && time(nullptr) - st.st_mtime > seconds;
+    };
+    for (fs::directory_iterator at(temporary_folders(), error), end; !error && at != end; at.increment(error)) {
+        const std::string path = at->path(), name = at->path().filename(), alive = path + "/alive";
+        if (name.size() != 15 || name.rfind("ringzero-", 0) != 0 || !older_than(path, 60)) continue;
+        const int fd = open(alive.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+        const bool dead = fd >= 0 && older_than(alive, 60) && flock(fd, LOCK_EX | LOCK_NB) == 0;
+        struct stat st;
+        const std::string reason = path + "/failure.txt";
+        std::error_code ignored;
+        if (dead && (stat(reason.c_str(), &st) != 0 || older_than(reason, 86400))) fs::remove_all(path, ignored);
+        if (fd >= 0) close(fd);
+    }
+}
+
 }  // namespace
 
 Process::Process(const ProcessOptions& options) : run_directory_(options.run_directory) {
@@ -127,8 +161,7 @@ void Process::bring_up(const ProcessOptions& options) {
     char name[1024] = {};
     if (is_root()) {
         if (run_directory_.empty()) {
-            const char* tmp = std::getenv("TMPDIR");
-            std::snprintf(name, sizeof name, "%s/ringzero-XXXXXX", tmp ? tmp : "/tmp");
+            std::snprintf(name, sizeof name, "%s/ringzero-XXXXXX", temporary_folders().c_str());
             if (!mkdtemp(name))
                 abort(kExitError, format("cannot create the run directory %s: %s", name, std::strerror(errno)));
         } else {
@@ -140,6 +173,8 @@ void Process::bring_up(const ProcessOptions& options) {
     run_directory_ = name;
     std::error_code error;
     std::filesystem::create_directories(run_directory_, error);
+    if (own_directory_) lock_while_alive(run_directory_);
+    if (own_directory_ && local_rank_ == 0) remove_left_directories();
     if (is_root()) clear_run_directory();
     barrier();
 
@@ -251,7 +286,7 @@ void Process::abort(int code, const std::string& reason) {
     }
     the_process = nullptr;
     report(code, reason);
-    std::fflush(nullptr);
+    std::fflush(stdout);  // not of all files: one may be on a file system that hangs
     // The launcher kills at once, and with it goes what it has not read of the reason.
     if (uses_mpi_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (uses_mpi_) mpi_abort(code);

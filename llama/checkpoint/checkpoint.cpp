@@ -14,6 +14,7 @@
 #include <functional>
 
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/base/fault.h"
 #include "llama/checkpoint/finite.h"
 #include "llama/model/hf.h"
@@ -95,7 +96,11 @@ struct CheckpointWriter::Job {
     std::string folder;
     std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
     SaveReport report = {};
+    bool prepared = true;                 // rank 0 could make folder and files
+    std::atomic<bool> cancelled = false;  // another rank could not
     std::atomic<bool> done = false;
+    std::atomic<double> last = 0;  // when a call to the file system returned, on monotonic_clock()
+    void moves() { last = monotonic_clock(); }
 };
 enum SlotStatus : uint64_t {
     kWriting = 0,
@@ -152,6 +157,7 @@ CheckpointWriter::CheckpointWriter(Process& process, Device device, Stream& comp
 }
 
 CheckpointWriter::~CheckpointWriter() {
+    if (job_) job_->cancelled = true;  // of ranks that still wait for files
     if (thread_.joinable()) thread_.join();
 }
 
@@ -184,6 +190,7 @@ void CheckpointWriter::plan() {
         copy_bytes_ = checked_add(copy_bytes_, part_bytes(share_, dtype), "copy of the state");
     }
     if (options_.background) reserve_copy();
+    all_in_background_ = process_.max(options_.background ? 0 : 1) == 0;
 }
 
 // In use from now on, so that the first save, hours later, finds it.
@@ -196,8 +203,8 @@ void CheckpointWriter::reserve_copy() try {
                    human_bytes(copy_bytes_).c_str(), process_.rank());
 }
 
-std::string CheckpointWriter::prepare() try {
-    const std::string& folder = job_->folder;
+std::string CheckpointWriter::prepare(Job& job) try {
+    const std::string& folder = job.folder;
     int64_t bytes = int64_t(1) << 20;  // for the small files
     for (const PartFile& p : parts_) bytes = checked_add(bytes, p.layout.file_size, "checkpoint");
     make_folder(store_.folder());
@@ -215,13 +222,38 @@ std::string CheckpointWriter::prepare() try {
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
     const size_t hashes = parts_.size() * table_.tensors().size();
-    create_sized(folder + "/" + kReports, slot_bytes(hashes) * zero_.streams.mesh.world().size, "");
-    for (const PartFile& p : parts_) create_sized(folder + "/" + path_of(p.part), p.layout.file_size, p.layout.header);
+    for (const PartFile& p : parts_) {
+        create_sized(folder + "/" + path_of(p.part), p.layout.file_size, p.layout.header);
+        job.moves();
+    }
+    // The last one: the other ranks begin when they see it.
+    create_sized(folder + "/" + kReports + ".new", slot_bytes(hashes) * zero_.streams.mesh.world().size, "");
+    fs::rename(folder + "/" + kReports + ".new", folder + "/" + kReports);
     return "";
 } catch (const std::exception& error) {
     std::error_code none;
-    fs::remove_all(job_->folder, none);
+    fs::remove_all(job.folder, none);
     return error.what();
+}
+
+void CheckpointWriter::prepare_into(Job& job) {
+    job.report.error = prepare(job);
+    job.prepared = job.report.error.empty();
+}
+
+bool CheckpointWriter::await_files(Job& job) {
+    const std::string path = job.folder + "/" + kReports;
+    for (int wait_ms = 1; !job.cancelled; wait_ms = std::min(2 * wait_ms, 100)) {
+        // Opened: network file systems then look again.
+        if (const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) return ::close(fd) == 0;
+        if (errno != ENOENT) fail_errno(path, "open");
+        require(seconds_since(job.start) < options_.timeout_s,
+                "%s: is not there after %.0f s: is --out on a file "
+                "system that all ranks share?",
+                path.c_str(), options_.timeout_s);
+        std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+    }
+    return false;
 }
 
 void CheckpointWriter::take_copy() {
@@ -242,9 +274,10 @@ void CheckpointWriter::take_copy() {
 }
 
 void CheckpointWriter::save(Manifest manifest) {
-    join();
+    settle();
     const auto start = std::chrono::steady_clock::now();
     job_ = std::make_unique<Job>();
+    job_->moves();
     // One name on all ranks, new at every attempt.
     uint64_t attempt = uint64_t(start.time_since_epoch().count()) ^ (uint64_t(::getpid()) << 40);
     process_.broadcast(&attempt, 8, 0);
@@ -254,14 +287,15 @@ void CheckpointWriter::save(Manifest manifest) {
     job_->report.folder = store_.path(manifest.step);
     job_->manifest = std::move(manifest);
     job_->manifest.run_id = id;
-    const std::string problem = process_.is_root() ? prepare() : "";
-    int64_t bad = problem.empty() ? 0 : 1;
-    process_.broadcast(&bad, 8, 0);
-    if (bad) {
-        job_->report.error = problem;
-        job_->report.stall_seconds = seconds_since(start);
-        job_->done = true;
-        return;
+    if (!all_in_background_) {  // a rank that waits for its own save must not wait for files that never come
+        if (process_.is_root()) prepare_into(*job_);
+        int64_t prepared = job_->prepared;
+        process_.broadcast(&prepared, 8, 0);
+        if (!prepared) {
+            job_->report.stall_seconds = seconds_since(start);
+            job_->done = true;
+            return;
+        }
     }
     take_copy();
     job_->report.stall_seconds = seconds_since(start);
@@ -282,7 +316,12 @@ void CheckpointWriter::write(Job& job) {
     std::vector<uint64_t> hashes(parts_.size() * table_.tensors().size(), 0);
     std::string error;
     uint64_t status = kWritten;
+    if (process_.is_root() && all_in_background_) prepare_into(job);
     try {
+        if (!job.prepared || (!process_.is_root() && !await_files(job))) {
+            job.done = true;
+            return;
+        }
         write_share(job, hashes);
     } catch (const NotFinite& e) {
         error = e.what(), status = kNotFinite;
@@ -336,11 +375,13 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
                                       path_of(part.part)),
                                table_.tensors()[size_t(run.tensor)].name);
                 write_all(file.fd, part.layout.offsets[size_t(run.tensor)] + run.first * e, data, bytes, file.path);
+                job.moves();
             });
             at += r.elements.size() * e;
         }
         fault_point("checkpoint.shard.done");
         if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_errno(file.path, "fsync");
+        job.moves();
         // Verified before an older checkpoint may go.
         std::vector<uint64_t> again(tensors, 0);
         for (const OwnedRange& r : share_)
@@ -348,6 +389,7 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
                 const size_t tensor = size_t(run.tensor);
                 read_all(file.fd, part.layout.offsets[tensor] + run.first * e, back.data(), run.count * e, file.path);
                 again[tensor] += sum_hash(back.data(), run.first, run.count, e);
+                job.moves();
             });
         for (size_t i = 0; i < tensors; ++i)
             require(again[i] == hashes[p * tensors + i], "%s: %s was read back with other contents than were written",
@@ -379,6 +421,7 @@ void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
             require(seconds_since(start) < options_.timeout_s, "rank %d has not written its part after %.0f s", rank,
                     options_.timeout_s);
             std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+            job.moves();
         }
         for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
     }
@@ -424,21 +467,36 @@ void CheckpointWriter::complete(Job& job) {
     }
 }
 
+// Rank 0 knows whether there are files; the others may be waiting for them.
+void CheckpointWriter::settle() {
+    if (process_.is_root()) join();
+    int64_t prepared = last_prepared_;
+    process_.broadcast(&prepared, 8, 0);
+    if (job_ && !prepared) job_->cancelled = true;
+    join();
+}
+
 void CheckpointWriter::join() {
     if (thread_.joinable()) thread_.join();
     if (!job_) return;
     last_ok_ = job_->report.error.empty();
+    last_prepared_ = job_->prepared;
     reports_.push_back(job_->report);
     job_.reset();
 }
 
+CheckpointWriter::Progress CheckpointWriter::progress() const {
+    if (!job_ || job_->done) return {};
+    return {job_->report.step, monotonic_clock() - job_->last};
+}
+
 std::vector<SaveReport> CheckpointWriter::reports() {
-    if (job_ && job_->done) join();
+    if (job_ && job_->done && process_.is_root()) join();
     return std::move(reports_);
 }
 
 bool CheckpointWriter::finish() {
-    join();
+    settle();
     int64_t ok = last_ok_;
     process_.broadcast(&ok, 8, 0);
     return ok != 0;

@@ -48,8 +48,8 @@ struct SaveReport {
 
 class CheckpointWriter {
    public:
-    // All arguments outlive this. `compute` is the stream on which the state is final. Where the copy does not fit into
-    // memory, this rank's training waits for its saves, and note() says so.
+    // Collective. All arguments outlive this. `compute` is the stream on which the state is final. Where the copy does
+    // not fit into memory, this rank's training waits for its saves, and note() says so.
     CheckpointWriter(Process& process, Device device, Stream& compute, const Zero& zero, const ParamTable& table,
                      const ModelConfig& config, SaveOptions options);
     ~CheckpointWriter();  // waits for the save under way
@@ -62,6 +62,12 @@ class CheckpointWriter {
     void save(Manifest manifest);
     // Rank 0: what ended since the last call. Never blocks.
     std::vector<SaveReport> reports();
+    // Of the save under way on this rank: the step, and the seconds since a call to the file system last returned.
+    struct Progress {
+        int64_t step = -1;  // -1: none is under way
+        double silent_seconds = 0;
+    };
+    Progress progress() const;
     // Collective: waits for the save under way; whether the last one succeeded (false if there was none).
     bool finish();
 
@@ -74,13 +80,16 @@ class CheckpointWriter {
         int64_t at;  // of this rank's copy, bytes
     };
     void plan();
-    std::string prepare();  // rank 0: folder and files; returns what went wrong
+    std::string prepare(Job& job);  // rank 0: folder and files; returns what went wrong
+    void prepare_into(Job& job);
+    bool await_files(Job& job);  // the other ranks: whether they are there
     void reserve_copy();
     void take_copy();
     void write(Job& job);
     void write_share(Job& job, std::vector<uint64_t>& hashes);
     void complete(Job& job);
     void await_parts(Job& job, std::vector<uint64_t>& hashes);
+    void settle();  // collective: ends the save under way
     void join();
 
     Process& process_;
@@ -99,7 +108,8 @@ class CheckpointWriter {
     std::unique_ptr<Job> job_;
     std::thread thread_;
     std::vector<SaveReport> reports_;
-    bool last_ok_ = false;
+    bool last_ok_ = false, last_prepared_ = true;
+    bool all_in_background_ = true;  // every rank has its copy
 };
 
 struct LoadReport {

@@ -126,17 +126,45 @@ std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Process& p
     }
 }
 
-void ShardSums::start() try {
-    thread_ = std::thread([this] { work(); });
-} catch (const std::system_error&) {  // no thread: the ends of the files are compared all the same
+void ShardSums::start() {
+    {
+        std::lock_guard lock(mutex_);
+        started_ = true;
+        if (working_) return;
+        working_ = true;
+    }
+    if (thread_.joinable()) thread_.join();  // it has come to its end
+    try {
+        thread_ = std::thread([this] { work(); });
+    } catch (const std::system_error&) {  // no thread: the ends of the files are compared all the same
+        std::lock_guard lock(mutex_);
+        working_ = false;
+    }
+}
+
+void ShardSums::follow(const std::vector<std::string>& paths) {
+    bool more = false;
+    {
+        std::lock_guard lock(mutex_);
+        for (const std::string& path : paths) {
+            if (std::any_of(files_.begin(), files_.end(), [&](const File& f) { return f.path == path; })) continue;
+            files_.push_back({path, {}, false});
+            more = started_;
+        }
+    }
+    if (more) start();
 }
 
 void ShardSums::work() {
-    for (File& file : files_) {
-        {
-            std::lock_guard lock(mutex_);
-            if (file.known) continue;
+    for (size_t next = 0;; ++next) {
+        std::unique_lock begin(mutex_);
+        if (next == files_.size()) {
+            working_ = false;
+            return;
         }
+        File& file = files_[next];
+        if (file.known) continue;
+        begin.unlock();
         try {
             FileSum sum(file.path);
             for (bool all = false; !all;) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -35,6 +36,8 @@ class ShardSums {
     std::string compare(const std::vector<ShardSum>& recorded, Process& process);
     // Sums what is not known yet, on a thread.
     void start();
+    // Data that grow have further files: those of `paths` that are not here yet. After start() they are summed too.
+    void follow(const std::vector<std::string>& paths);
     // What is known by now; a file that changed while it was read is not.
     std::vector<ShardSum> known() const;
 
@@ -46,8 +49,9 @@ class ShardSums {
     };
     void work();
 
-    std::vector<File> files_;
-    mutable std::mutex mutex_;
+    std::deque<File> files_;  // places stay what they are while more are added
+    bool started_ = false, working_ = false;
+    mutable std::mutex mutex_;  // of all above
     std::atomic<bool> ends_ = false;
     std::thread thread_;
 };

@@ -58,8 +58,8 @@ static void truncate_metrics(const std::string& path, int64_t step) {
     if (kept != text) write_file_atomically(path, kept);
 }
 
-Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step)
-    : facts_(facts), folder_(folder), start_(std::chrono::steady_clock::now()) {
+Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, Background* files)
+    : facts_(facts), folder_(folder), files_(files), start_(std::chrono::steady_clock::now()) {
     colour_ = isatty(1) && !std::getenv("NO_COLOR");
     if (facts_.quiet || folder_.empty()) return;
     const std::string path = folder_ + "/metrics.jsonl";
@@ -74,8 +74,18 @@ Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step)
 }
 
 Log::~Log() {
+    wait_for_files();
     if (metrics_) std::fclose(metrics_);
     if (text_) std::fclose(text_);
+}
+
+void Log::wait_for_files() {
+    if (files_) files_->finish();
+}
+
+void Log::later(std::function<void()> work) {
+    if (!files_) return work();
+    files_->add(std::move(work));
 }
 
 void Log::line(const std::string& text) {
@@ -90,9 +100,13 @@ void Log::line(const std::string& text) {
         else
             plain += text[at];
     }
+    later([this, plain] { write_text(plain); });
+}
+
+void Log::write_text(const std::string& plain) {
     if (std::fputs((plain + "\n").c_str(), text_) >= 0 && std::fflush(text_) == 0) return;
-    std::clearerr(text_);
     warn_once("log.txt");
+    std::clearerr(text_);
 }
 
 std::string Log::eta(int64_t step) const {
@@ -192,8 +206,11 @@ void Log::scalars(int64_t step, const std::vector<std::pair<std::string, double>
         out.push_back({name, float(value)});
         row.push_back({wandb_key(name), value});
     }
-    if (events_ && !events_->write(step, out)) warn_once("TensorBoard's events");
-    if (wandb_ && !wandb_->history(step, row)) warn_once("the file for W&B");
+    if (!events_ && !wandb_) return;
+    later([this, step, out, row] {
+        if (events_ && !events_->write(step, out)) warn_once("TensorBoard's events");
+        if (wandb_ && !wandb_->history(step, row)) warn_once("the file for W&B");
+    });
 }
 
 // A run goes on without what only describes it.
@@ -227,16 +244,21 @@ void Log::open_wandb(int64_t first_step) {
 
 void Log::plot() {
     if (!metrics_) return;
-    try {
-        write_loss_plot(folder_ + "/loss.svg", folder_ + "/metrics.jsonl", facts_.title, "");
-    } catch (const Error&) {
-        warn_once("loss.svg");
-    }
+    later([this] {
+        try {
+            write_loss_plot(folder_ + "/loss.svg", folder_ + "/metrics.jsonl", facts_.title, "");
+        } catch (const std::exception&) {
+            warn_once("loss.svg");
+        }
+    });
 }
 
 void Log::finish() {
     plot();
-    if (wandb_ && !wandb_->finish(0)) warn_once("the file for W&B");
+    if (wandb_)
+        later([this] {
+            if (!wandb_->finish(0)) warn_once("the file for W&B");
+        });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     line("done in " + duration(seconds));
 }
@@ -244,10 +266,12 @@ void Log::finish() {
 // A full disk must not end a run: one warning, then silence.
 void Log::write_json(const std::string& object) {
     if (!metrics_) return;
-    errno = fault_errno("log.write");
-    if (errno == 0 && std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
-    warn_once("metrics.jsonl");
-    std::clearerr(metrics_);
+    later([this, object] {
+        errno = fault_errno("log.write");
+        if (errno == 0 && std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
+        warn_once("metrics.jsonl");
+        std::clearerr(metrics_);
+    });
 }
 
 void Log::warn_once(const char* what) {

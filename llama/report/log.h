@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "llama/base/background.h"
 #include "llama/report/event_file.h"
 #include "llama/report/wandb_file.h"
 
@@ -54,8 +56,9 @@ struct RunFacts {
 // loss.svg and a file for W&B.
 class Log {
    public:
-    // `first_step` is the first that this run will log; above 1 the files of an earlier run are continued.
-    Log(const RunFacts& facts, const std::string& folder, int64_t first_step);
+    // `first_step` is the first that this run will log; above 1 the files of an earlier run are continued. Files are
+    // written by `files`, which outlives this, or at once.
+    Log(const RunFacts& facts, const std::string& folder, int64_t first_step, Background* files = nullptr);
     ~Log();
     Log(const Log&) = delete;
 
@@ -68,9 +71,12 @@ class Log {
     void scalars(int64_t step, const std::vector<std::pair<std::string, double>>&);
     void plot();    // rewrites loss.svg from metrics.jsonl
     void finish();  // the last plot and the closing line
+    void wait_for_files();
 
    private:
+    void later(std::function<void()> work);
     void write_json(const std::string& object);
+    void write_text(const std::string& plain);
     void write_settings(int64_t first_step);
     void open_wandb(int64_t first_step);
     void warn_once(const char* what);
@@ -78,6 +84,7 @@ class Log {
 
     RunFacts facts_;
     std::string folder_;
+    Background* files_;
     bool colour_;
     std::FILE *metrics_ = nullptr, *text_ = nullptr;
     std::unique_ptr<EventFile> events_;

@@ -51,6 +51,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.nodes = t.mesh->grid().nodes(Axis::data);
     m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
     if (t.process.is_root()) m.data = t.sources.train->fingerprint(m.samples).to_json();
+    t.shard_sums->follow(t.sources.files());
     m.shards = t.shard_sums->known();
     if (t.core->zero.options.loss_scaling.on()) {
         const LossScaleState& l = t.metrics->loss_scale();
@@ -114,6 +115,7 @@ static int finish_early(Trainer& t, bool last_save_good) {
         t.health.status().failed(end.exit_code, end.reason);
     }
     t.log->plot();
+    t.log->wait_for_files();
     return end.exit_code;
 }
 
@@ -142,6 +144,7 @@ RunEnd finish(Trainer& t) {
     if (health.end() && !(health.end()->saves && last == t.options.steps)) {
         const int exit_code = finish_early(t, last_save_good);
         finish_commands(t, exit_code);
+        files.join();
         return {exit_code};
     }
     if (!out.empty()) {
@@ -158,6 +161,8 @@ RunEnd finish(Trainer& t) {
     health.status().finished(last);
     finish_commands(t, kExitSuccess);
     t.log->finish();
+    t.log->wait_for_files();
+    files.join();
     return {kExitSuccess};
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "llama/base/json.h"
 #include "llama/base/clock.h"
@@ -10,9 +11,13 @@
 namespace rz {
 
 Health::Health(const TrainOptions& o, Process& process)
-    : process_(process), guards_(GuardOptions{}), limit_(o.time_limit, monotonic_clock(), wall_clock()) {
+    : process_(process),
+      report_hang_after_(std::min(30.0, o.timeout / 4)),
+      guards_(GuardOptions{}),
+      limit_(o.time_limit, monotonic_clock(), wall_clock()) {
     set_guards(o);
     install_stop_signals();
+    Process::DiskWork work(process);
     if (process.is_root() && !o.out.empty()) {
         lock_ = std::make_shared<RunLock>(o.out);
         if (o.overwrite)
@@ -20,11 +25,13 @@ Health::Health(const TrainOptions& o, Process& process)
                 std::printf("moved    the earlier run to %s\n", to.c_str());
     }
     process.barrier();  // no rank writes a status into a folder that another run holds
-    status_ = std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps);
+    status_ = std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps, files_.get());
     // Both outlive this object: the hook is called when an error has left main's function already.
-    process.on_failure(
-        [status = status_, lock = lock_](int code, const std::string& reason) { status->failed(code, reason); });
+    process.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) {
+        status->failed(code, reason);
+    });
     status_->running(0);
+    work.join();
 }
 
 void Health::set_guards(const TrainOptions& o) {
@@ -111,9 +118,28 @@ Judgement Health::judge(const StepNumbers& n) {
         end_ = End{kExitNumbers, verdict.give_up, false, rolls_back_ ? n.step : 0};
     take_end(votes[0].end);
     for (size_t r = 0; r < votes.size(); ++r) take_stop(votes[r].stop, int(r));
-    if (lock_ && !lock_->held()) report_end(kExitError, lock_->lost());
+    look_at_files();
     status_->running(n.step);
     return j;
+}
+
+// Nothing here waits for the file system.
+void Health::look_at_files() {
+    if (!lock_) return;
+    if (lost_->load()) report_end(kExitError, lock_->lost());
+    const double busy = files_->busy_seconds();
+    if (busy == 0) files_->add([lock = lock_, lost = lost_] { *lost = !lock->held(); });
+    if (!hangs_ && busy > report_hang_after_) {
+        std::fprintf(
+            stderr,
+            "train_llama: the file system of --out hangs: logs have waited for %.0f s; training continues until "
+            "the next checkpoint\n",
+            busy);
+        hangs_ = true;
+    } else if (hangs_ && busy < report_hang_after_) {
+        std::fprintf(stderr, "train_llama: the file system of --out answers again\n");
+        hangs_ = false;
+    }
 }
 
 // A line at first, then ever more rarely: 1, 10, 100, ... steps of the same rank.

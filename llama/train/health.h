@@ -2,6 +2,7 @@
 // What keeps a run safe besides its checkpoints, in one object: the lock on the output folder, run_status.json,
 // requests to stop, and the guards. Made before anything large is allocated.
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,6 +77,8 @@ class Health {
     void restore(const std::string& state, const std::string& where);
 
     RunStatus& status() { return *status_; }
+    Background& files() { return *files_; }                          // for what training does not wait for
+    double report_hang_after() const { return report_hang_after_; }  // seconds
     // How long a save takes, as long as none was made: its bytes at 200 MB/s.
     void expect_save(int64_t bytes) { save_seconds_ = 0.5 + double(bytes) / 200e6; }
     void saved(int64_t step, double seconds);  // rank 0: a checkpoint is complete
@@ -84,11 +87,17 @@ class Health {
     void take_stop(StopCause cause, int rank);
     void take_end(int exit_code);
     StopCause own_stop() const;
+    void look_at_files();
     void name_slow_rank(const std::vector<double>& own_seconds, Judgement&);
 
     Process& process_;
     std::shared_ptr<RunLock> lock_;  // rank 0, with --out
+    std::shared_ptr<Background> files_ = std::make_shared<Background>();
     std::shared_ptr<RunStatus> status_;
+    std::shared_ptr<std::atomic<bool>> lost_ =
+        std::make_shared<std::atomic<bool>>(false);  // the lock, as last looked at
+    double report_hang_after_;
+    bool hangs_ = false;
     bool rolls_back_ = false;
     Guards guards_;
     StragglerDetector stragglers_;

@@ -24,6 +24,31 @@ namespace rz {
 
 namespace fs = std::filesystem;
 
+// Of a manifest without a checksum: what a damaged flag shows itself by. An unknown name is a later program's or, one
+// letter beside a known one that is missing, damage.
+static void check_flags(const std::map<std::string, std::string>& flags, const std::string& where) {
+    TrainOptions fresh;
+    std::map<std::string, OptionRow> rows;
+    for (OptionRow& row : command_table(fresh).rows) rows.emplace(row.flag.substr(2), row);
+    for (const auto& [name, value] : flags) {
+        const auto row = rows.find(name);
+        if (row == rows.end()) {
+            for (const auto& [known, unused] : rows) {
+                size_t others = 0;
+                for (size_t i = 0; i < known.size() && known.size() == name.size(); ++i) others += known[i] != name[i];
+                require(others != 1 || flags.count(known), "%s: flags: there is no --%s; nearest: --%s", where.c_str(),
+                        name.c_str(), known.c_str());
+            }
+            continue;
+        }
+        if (value.empty()) continue;
+        const bool* on = row->second.turned_on;
+        std::string wrong = on || !row->second.wrong ? "" : row->second.wrong(value);
+        if (on && value != "true" && value != "false") wrong = format("'%s' is not true or false", value.c_str());
+        require(wrong.empty(), "%s: flags: --%s: %s", where.c_str(), name.c_str(), wrong.c_str());
+    }
+}
+
 // The parts of a manifest that others read, before it counts as good.
 static Manifest checked_manifest(const std::string& folder) {
     const Manifest manifest = check_checkpoint(folder);
@@ -33,6 +58,7 @@ static Manifest checked_manifest(const std::string& folder) {
         if (const Json guards = parse_json(manifest.guards, where); !guards.empty())
             Guards({}).from_json(guards, where + ": guards");
         load_config(folder);
+        check_flags(manifest.flags, where);
     } catch (const Error&) {
         throw;
     } catch (const std::exception& error) {

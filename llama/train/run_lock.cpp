@@ -6,20 +6,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <fstream>
+#include <sstream>
+#include <system_error>
 
 #include "comm/host.h"
+#include "comm/placement.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 
 namespace rz {
 
 namespace {
 
-bool no_flock = false;
+constexpr double kBeat = 2;  // seconds
+RunLock::Pretend pretended = RunLock::Pretend::nothing;
 
 std::string first_line(const std::string& path) {
     std::string text;
@@ -27,117 +35,238 @@ std::string first_line(const std::string& path) {
         text = read_file(path);
     } catch (const Error&) {
     }
-    return text.substr(0, std::min<size_t>(text.find('\n'), 300));
+    return text.substr(0, std::min<size_t>(text.find('\n'), 600));
 }
 
-// "pid 123 on host node7 since ..." -> whether that is a dead process of this host
-bool is_dead(const std::string& owner) {
-    int pid = 0;
-    char host[256] = {};
-    if (std::sscanf(owner.c_str(), "pid %d on host %255s", &pid, host) != 2 || pid <= 0) return false;
-    return host == host_name() && kill(pid, 0) != 0 && errno == ESRCH;
+// Processes are numbered anew in each boot and in each namespace.
+std::string boot_of_processes() {
+    char space[64] = {};
+    if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
+    std::string id = host_id() + space;
+    if (pretended == RunLock::Pretend::own_host) id += "-" + std::to_string(getpid());
+    std::erase_if(id, [](unsigned char c) { return c <= ' ' || c == ','; });
+    return id;
 }
+
+// When a process began, in ticks of this boot; -1 if there is none.
+int64_t start_of(int pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string text, field;
+    std::getline(file, text);
+    std::istringstream rest(text.substr(std::min(text.size(), text.rfind(')') + 2)));  // its name may hold anything
+    rest >> field;
+    if (field == "Z" || field == "X") return -1;  // ended, and not yet waited for
+    for (int i = 4; i <= 22; ++i) rest >> field;
+    return rest ? std::atoll(field.c_str()) : -1;
+}
+
+// "pid 123 on host node7 since ..., boot ..., start 456, beat 7"
+struct Owner {
+    int pid = 0;
+    char host[256] = {}, boot[256] = {};
+    long long start = -1, beat = -1;  // -1: it does not count
+};
+Owner parse(const std::string& text) {
+    Owner o;
+    if (std::sscanf(text.c_str(), "pid %d on host %255s", &o.pid, o.host) != 2) return {};
+    const size_t at = text.find(", boot ");
+    if (at == std::string::npos ||
+        std::sscanf(text.c_str() + at, ", boot %255[^,], start %lld, beat %lld", o.boot, &o.start, &o.beat) != 3)
+        o.boot[0] = 0, o.beat = -1;
+    return o;
+}
+
+enum class Life { dead, alive, unknown };
+Life life_of(const Owner& o) {
+    if (o.boot[0] == 0) {  // of an earlier version
+        const bool here = o.pid > 0 && o.host == host_name() && pretended != RunLock::Pretend::own_host;
+        return here && kill(o.pid, 0) != 0 && errno == ESRCH ? Life::dead : Life::alive;
+    }
+    if (o.boot != boot_of_processes()) return o.beat < 0 ? Life::alive : Life::unknown;
+    return start_of(o.pid) == o.start ? Life::alive : Life::dead;
+}
+
+bool same_file(int fd, const std::string& path) {
+    struct stat mine, there;
+    return fstat(fd, &mine) == 0 && lstat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+           mine.st_dev == there.st_dev;
+}
+
+void pause(double seconds) { usleep(useconds_t(seconds * 1e6)); }
+
+// Starts on this host look at a dead owner one after another.
+class LocalGuard {
+   public:
+    LocalGuard() {
+        const std::string path = format("/tmp/ringzero-lock-%d", int(getuid()));
+        fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+        while (fd_ >= 0 && flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+        }
+    }
+    ~LocalGuard() {
+        if (fd_ >= 0) close(fd_);
+    }
+    LocalGuard(const LocalGuard&) = delete;
+    LocalGuard& operator=(const LocalGuard&) = delete;
+
+   private:
+    int fd_;
+};
 
 }  // namespace
 
-void RunLock::pretend_no_flock(bool b) { no_flock = b; }
+void RunLock::pretend(Pretend p) { pretended = p; }
 
-RunLock::RunLock(const std::string& folder, double patience) : path_(folder + "/run.lock") {
+RunLock::RunLock(const std::string& folder, double patience, double lease)
+    : folder_(folder), path_(folder + "/run.lock.owner") {
     make_folder(folder);
-    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd_ < 0 && errno == ELOOP) fail("%s: is a link, and a lock may not be one: remove it", path_.c_str());
-    if (fd_ < 0)
-        fail("folder %s (--out): can't create files there: %s\n  choose a folder that you may write to", folder.c_str(),
-             std::strerror(errno));
-    try {
-        if (take_flock(patience))
-            sign();
-        else
-            take_file();
-    } catch (...) {
-        if (fd_ >= 0) close(fd_);
-        throw;
-    }
-}
-
-void RunLock::refuse(const std::string& owner, const std::string& remedy) const {
-    fail("folder %s (--out): another run writes there (%s)\n  %s", parent_folder(path_).c_str(), owner.c_str(),
-         remedy.c_str());
-}
-
-bool RunLock::take_flock(double patience) {
-    for (double waited = 0;; waited += 0.05) {
-        if (no_flock) return false;
-        if (flock(fd_, LOCK_EX | LOCK_NB) == 0) break;
-        if (errno == EINTR) continue;
-        if (errno != EWOULDBLOCK) return false;  // ENOLCK, EOPNOTSUPP, ENOSYS: no locks here
-        if (waited >= patience) refuse(first_line(path_), "wait for it, stop it, or choose another --out");
-        usleep(50000);
-    }
-    // The file may have been removed while its lock was waited for.
-    struct stat mine, there;
-    if (fstat(fd_, &mine) != 0 || lstat(path_.c_str(), &there) != 0 || mine.st_ino != there.st_ino)
-        fail("%s: was removed while it was being locked: start again", path_.c_str());
-    // A host that mounts this folder without locks.
-    const std::string other = path_ + ".owner", owner = first_line(other);
-    if (!owner.empty() && !is_dead(owner)) refuse(owner, "if it is dead, delete " + other);
-    if (!owner.empty()) unlink(other.c_str());
-    return true;
-}
-
-// Looking for a dead owner, removing its file and linking this process's must not mix with another process of this host
-// that does the same (a dead owner is one of this host), so they happen under a lock on a local file.
-void RunLock::take_file() {
-    if (const std::string owner = first_line(path_); !owner.empty() && !is_dead(owner))
-        refuse(owner, "if it is dead, delete " + path_);  // by flock, on a host that has it
-    const std::string own = path_ + ".owner", mine = format("%s.%d", own.c_str(), int(getpid()));
-    close(fd_);
-    unlink(mine.c_str());
-    fd_ = open(mine.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    require(fd_ >= 0, "%s: can't create it: %s", mine.c_str(), std::strerror(errno));
-    by_file_ = true;
-    path_ = mine;
-    sign();
-    const std::string local = format("/tmp/ringzero-lock-%d", int(getuid()));
-    const int guard = open(local.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (guard >= 0)
-        while (flock(guard, LOCK_EX) != 0 && errno == EINTR) {
-        }
-    try {
-        take_file_alone(mine, own);
-    } catch (...) {
-        unlink(mine.c_str());
-        if (guard >= 0) close(guard);
-        throw;
-    }
-    unlink(mine.c_str());
-    if (guard >= 0) close(guard);
-}
-
-// A link either appears whole, signature and all, or the name is taken.
-void RunLock::take_file_alone(const std::string& mine, const std::string& own) {
-    for (int attempt = 0;; ++attempt) {
-        const bool taken = link(mine.c_str(), own.c_str()) == 0;
-        const int error = errno;
-        path_ = own;
-        if (taken) return;
-        require(error == EEXIST, "%s: can't create it: %s", own.c_str(), std::strerror(error));
-        const std::string owner = first_line(own);
-        if (attempt > 0 || !is_dead(owner)) refuse(owner, "if it is dead, delete " + own);
-        unlink(own.c_str());
-    }
-}
-
-void RunLock::sign() {
     char when[64] = {};
     const time_t now = time(nullptr);
     tm parts{};
     strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &parts));
-    const std::string text = format("pid %d on host %s since %s\n", int(getpid()), host_name().c_str(), when);
+    since_ = when;
+    try {
+        open_flock(patience);
+        take_owner(patience, lease);
+    } catch (...) {
+        if (fd_ >= 0) close(fd_);
+        if (flock_ >= 0) close(flock_);
+        throw;
+    }
+    try {
+        thread_ = std::thread([this] { beat(); });
+    } catch (const std::system_error&) {
+        beats_ = -1;  // never taken for dead
+        beat();
+    }
+}
+
+void RunLock::refuse(const std::string& owner, const std::string& remedy) const {
+    fail("folder %s (--out): another run writes there (%s)\n  %s", folder_.c_str(),
+         owner.substr(0, owner.find(", boot ")).c_str(), remedy.c_str());
+}
+
+std::string RunLock::signature() const {
+    return format("pid %d on host %s since %s, boot %s, start %lld, beat %lld\n", int(getpid()), host_name().c_str(),
+                  since_.c_str(), boot_of_processes().c_str(), (long long)start_of(int(getpid())), (long long)beats_);
+}
+
+// locked_: whether this file system has such locks.
+void RunLock::open_flock(double patience) {
+    const std::string path = folder_ + "/run.lock";
+    flock_ = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (flock_ < 0 && errno == ELOOP) fail("%s: is a link, and a lock may not be one: remove it", path.c_str());
+    if (flock_ < 0)
+        fail("folder %s (--out): can't create files there: %s\n  choose a folder that you may write to",
+             folder_.c_str(), std::strerror(errno));
+    for (double waited = 0; pretended != Pretend::no_flock; waited += 0.05) {
+        locked_ = pretended == Pretend::own_host || flock(flock_, LOCK_EX | LOCK_NB) == 0;
+        if (locked_) break;
+        if (errno == EINTR) continue;
+        if (errno != EWOULDBLOCK) break;  // ENOLCK, EOPNOTSUPP, ENOSYS
+        if (waited >= patience) refuse(first_line(path), "wait for it, stop it, or choose another --out");
+        pause(0.05);
+    }
+    if (!locked_) return;
+    // The file may have been removed while its lock was waited for.
+    if (!same_file(flock_, path)) fail("%s: was removed while it was being locked: start again", path.c_str());
+    const std::string text = signature();
     // A full disk now means a full disk at the first checkpoint.
-    if (ftruncate(fd_, 0) != 0)
-        fail("folder %s (--out): can't write there: %s", parent_folder(path_).c_str(), std::strerror(errno));
+    if (ftruncate(flock_, 0) != 0)
+        fail("folder %s (--out): can't write there: %s", folder_.c_str(), std::strerror(errno));
+    write_all(flock_, 0, text.data(), int64_t(text.size()), path);
+}
+
+// A signed file under a name that nobody else uses.
+int RunLock::create(const std::string& path) const {
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    require(fd >= 0, "%s: can't create it: %s", path.c_str(), std::strerror(errno));
+    try {
+        const std::string text = signature();
+        write_all(fd, 0, text.data(), int64_t(text.size()), path);
+    } catch (...) {
+        close(fd);
+        unlink(path.c_str());
+        throw;
+    }
+    return fd;
+}
+
+void RunLock::take_owner(double patience, double lease) {
+    const std::string mine = format("%s.%s.%d", path_.c_str(), host_name().c_str(), int(getpid()));
+    unlink(mine.c_str());  // of a process that died here
+    fd_ = create(mine);
+    try {
+        for (double waited = 0;;) {
+            publish(mine);
+            if (same_file(fd_, path_)) break;
+            const std::string owner = first_line(path_);
+            const Life life = life_of(parse(owner));
+            if (owner.empty() || life == Life::alive) {  // the one just ends or signs, the other may be ending
+                if (waited >= std::max(patience, owner.empty() ? 1.0 : 0.0))
+                    refuse(owner, "if it is dead, delete " + path_);
+                pause(0.05);
+                waited += 0.05;
+            } else if (life == Life::dead || stands_still(owner, lease)) {
+                if (replace(mine, owner, life == Life::unknown)) break;
+            }
+        }
+    } catch (...) {
+        unlink(mine.c_str());
+        throw;
+    }
+    unlink(mine.c_str());
+}
+
+// A link appears whole, signature and all, or the name is taken.
+void RunLock::publish(const std::string& mine) {
+    if (link(mine.c_str(), path_.c_str()) == 0 || errno == EEXIST) return;
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS && errno != EMLINK) fail_errno(path_, "link");
+    // No links here: created alone, and signed then.
+    const int fd = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == EEXIST) return;
+    if (fd < 0) fail_errno(path_, "open");
+    close(fd_);
+    fd_ = fd;
+    const std::string text = signature();
     write_all(fd_, 0, text.data(), int64_t(text.size()), path_);
+}
+
+// Whether an owner elsewhere counts no more; false if its file has gone. Throws if it lives.
+bool RunLock::stands_still(const std::string& owner, double lease) const {
+    const std::string who = owner.substr(0, owner.find(", boot "));
+    std::fprintf(stderr, "train_llama: %s: looks for %.0f s whether its run still lives (%s)\n", folder_.c_str(), lease,
+                 who.c_str());
+    for (const double end = monotonic_clock() + lease; monotonic_clock() < end; pause(0.1)) {
+        const std::string now = first_line(path_);
+        if (now.empty()) return false;
+        if (now != owner) refuse(now, "stop it, or choose another --out");
+    }
+    std::fprintf(stderr, "train_llama: %s: that run is dead, and this one goes on\n", folder_.c_str());
+    return true;
+}
+
+// Whether this process has it now. Of several that replace a dead owner's file at once, on other hosts, the last one
+// has it.
+bool RunLock::replace(const std::string& mine, const std::string& owner, bool elsewhere) {
+    const LocalGuard guard;
+    if (first_line(path_) != owner) return false;
+    if (rename(mine.c_str(), path_.c_str()) != 0) fail_errno(path_, "rename");
+    if (elsewhere) pause(0.3);
+    if (!same_file(fd_, path_)) refuse(first_line(path_), "wait for it, stop it, or choose another --out");
+    return true;
+}
+
+// The number in the file rises: for other hosts.
+void RunLock::beat() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        const std::string text = signature();
+        // What can't be written now is written two seconds later.
+        if (pwrite(fd_, text.data(), text.size(), 0) < 0 && errno == EBADF) return;
+        if (beats_ < 0 || ends_.wait_for(lock, std::chrono::duration<double>(kBeat), [this] { return end_; })) return;
+        ++beats_;
+    }
 }
 
 bool RunLock::held() {
@@ -145,38 +274,38 @@ bool RunLock::held() {
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (now.tv_sec == looked_) return true;
     looked_ = now.tv_sec;
-    struct stat mine, there;
-    if (fstat(fd_, &mine) != 0) return true;  // nothing can be said
-    if (lstat(path_.c_str(), &there) == 0) return mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
-    if (errno != ENOENT) return true;
-    const int again = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (again < 0) return errno != EEXIST;
-    if (!by_file_ && !no_flock && flock(again, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        close(again);
-        return false;
-    }
-    close(fd_);
-    fd_ = again;
+    struct stat there;
+    if (same_file(fd_, path_)) return true;
+    if (lstat(path_.c_str(), &there) == 0) return false;
+    if (errno != ENOENT) return true;  // nothing can be said
     try {
-        sign();
-    } catch (const Error&) {  // the lock holds without its text
+        const int again = create(path_);
+        std::lock_guard lock(mutex_);
+        close(fd_);
+        fd_ = again;
+    } catch (const Error&) {  // taken by another just now, or a full disk: known in a second
     }
     return true;
 }
 
 std::string RunLock::lost() const {
+    const std::string owner = first_line(path_);
     return format("%s was removed, and another run has taken the folder (%s): this one ends before both write there",
-                  path_.c_str(), first_line(path_).c_str());
+                  path_.c_str(), owner.substr(0, owner.find(", boot ")).c_str());
 }
 
 RunLock::~RunLock() {
-    if (fd_ < 0) return;
+    {
+        std::lock_guard lock(mutex_);
+        end_ = true;
+    }
+    ends_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    if (same_file(fd_, path_)) unlink(path_.c_str());
     // The flock file stays: who has opened it already must find the same file.
-    if (by_file_)
-        unlink(path_.c_str());
-    else if (ftruncate(fd_, 0) != 0)
-        std::perror(path_.c_str());
+    if (locked_ && ftruncate(flock_, 0) != 0) std::perror((folder_ + "/run.lock").c_str());
     close(fd_);
+    close(flock_);
 }
 
 }  // namespace rz

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -40,25 +41,33 @@ static int64_t saved_before(const std::string& folder) {
     }
 }
 
-RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps)
-    : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps) {
+RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps, Background* files)
+    : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps), files_(files) {
     if (rank_ == 0 && !folder_.empty()) saved_step_ = saved_before(folder_);
 }
 
+void RunStatus::write_running() {
+    const auto work = [this] {
+        std::lock_guard lock(mutex_);
+        write("running", 0, "", rank_, /*durable=*/false);
+    };
+    files_ ? files_->add(work) : work();
+}
+
 void RunStatus::running(int64_t step) {
-    std::lock_guard lock(mutex_);
     step_ = step;
     if (rank_ != 0 || monotonic_clock() - written_ < 1) return;
-    write("running", 0, "", rank_, /*durable=*/false);
+    written_ = monotonic_clock();
+    write_running();
 }
 
 void RunStatus::saved(int64_t step) {
-    std::lock_guard lock(mutex_);
     saved_step_ = step;
-    if (rank_ == 0) write("running", 0, "", rank_, /*durable=*/false);
+    if (rank_ == 0) write_running();
 }
 
 void RunStatus::finished(int64_t step) {
+    if (files_) files_->finish();
     std::lock_guard lock(mutex_);
     step_ = step;
     if (rank_ == 0) write("finished", 0, "", rank_, /*durable=*/true);
@@ -66,6 +75,7 @@ void RunStatus::finished(int64_t step) {
 }
 
 void RunStatus::stopped(int64_t step, int exit_code, const std::string& reason) {
+    if (files_) files_->finish();
     std::lock_guard lock(mutex_);
     step_ = step;
     if (rank_ == 0) write("stopped", exit_code, reason, rank_, /*durable=*/true);
@@ -73,8 +83,8 @@ void RunStatus::stopped(int64_t step, int exit_code, const std::string& reason) 
 }
 
 void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
-    std::lock_guard lock(mutex_);
-    if (ended_) return;
+    std::unique_lock lock(mutex_, std::chrono::seconds(3));  // a write that hangs has it
+    if (!lock || ended_) return;
     ended_ = true;
     write("failed", exit_code, reason, rank < 0 ? rank_ : rank, /*durable=*/true);
 }
@@ -82,12 +92,20 @@ void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
 // Plain calls: an injected or real fault of the checkpoint's files must not keep the reason from being written.
 void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
     if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
-    written_ = monotonic_clock();
-    OrderedJson json = {
-        {"state", state},          {"step", step_},           {"steps", steps_},     {"saved_step", saved_step_},
-        {"exit_code", exit_code},  {"reason", reason},        {"rank", rank},        {"host", host_name()},
-        {"pid", int(getpid())},    {"ranks", ranks_},         {"started", started_}, {"updated", utc_now()},
-        {"rollbacks", rollbacks_}, {"commit", build_commit()}};
+    OrderedJson json = {{"state", state},
+                        {"step", step_.load()},
+                        {"steps", steps_.load()},
+                        {"saved_step", saved_step_.load()},
+                        {"exit_code", exit_code},
+                        {"reason", reason},
+                        {"rank", rank},
+                        {"host", host_name()},
+                        {"pid", int(getpid())},
+                        {"ranks", ranks_},
+                        {"started", started_},
+                        {"updated", utc_now()},
+                        {"rollbacks", rollbacks_.load()},
+                        {"commit", build_commit()}};
     const std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     const std::string path = folder_ + "/run_status.json", temporary = format("%s.tmp-%d", path.c_str(), rank_);
     unlink(temporary.c_str());  // of an earlier start; nor is a link followed

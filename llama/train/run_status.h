@@ -8,9 +8,12 @@
 //
 // "running" with a dead pid: the run was killed and could say nothing.
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
+
+#include "llama/base/background.h"
 
 namespace rz {
 
@@ -18,7 +21,11 @@ class RunStatus {
    public:
     // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end. On
     // rank 0 saved_step() begins as the status of an earlier start in this folder has it.
-    RunStatus(std::string folder, int rank, int ranks, int64_t steps);
+    // "running" is written by `files`, which outlives this, or at once.
+    RunStatus(std::string folder, int rank, int ranks, int64_t steps, Background* files = nullptr);
+    ~RunStatus() {
+        if (files_) files_->finish();
+    }
 
     void running(int64_t step);  // at most every second, and not fsynced: cheap enough for every step
     void saved(int64_t step);    // a checkpoint is complete
@@ -34,14 +41,17 @@ class RunStatus {
     void set_saved_step(int64_t step) { saved_step_ = step; }
 
    private:
+    void write_running();
     void write(const char* state, int exit_code, const std::string& reason, int rank, bool durable);
 
     std::string folder_, started_;
     int rank_, ranks_;
-    int64_t steps_, step_ = 0, saved_step_ = -1, rollbacks_ = 0;
-    double written_ = 0;
+    std::atomic<int64_t> steps_, step_ = 0, saved_step_ = -1, rollbacks_ = 0;
+    double written_ = 0;  // of "running", when it was asked for
     bool ended_ = false, warned_ = false;
-    std::mutex mutex_;
+    Background* files_;
+    // Of all that write() uses. Held by a write that hangs, too: what must not wait for ever waits for a while.
+    mutable std::timed_mutex mutex_;
 };
 
 }  // namespace rz

@@ -6,11 +6,12 @@
 namespace rz {
 
 Saver::Saver(Process& process, TrainingCore& core, Health& health, Log& log, SaveOptions options,
-             const std::string& after_save, std::function<Manifest(int64_t)> manifest)
+             double report_hang_after, const std::string& after_save, std::function<Manifest(int64_t)> manifest)
     : process_(process),
       health_(health),
       log_(log),
       options_(std::move(options)),
+      report_hang_after_(report_hang_after),
       manifest_(std::move(manifest)),
       writer_(process, core.device, core.compute, core.zero, core.table, core.config, options_) {
     if (!writer_.note().empty()) std::fprintf(stderr, "train_llama: %s\n", writer_.note().c_str());
@@ -48,6 +49,14 @@ void Saver::finish_commands(double seconds) {
 }
 
 void Saver::report() {
+    if (const CheckpointWriter::Progress p = writer_.progress();
+        p.silent_seconds > report_hang_after_ && p.step != hangs_at_) {
+        hangs_at_ = p.step;
+        std::fprintf(stderr,
+                     "train_llama: rank %d: the checkpoint of step %lld: the file system has not answered for %.0f s; "
+                     "training continues until the next checkpoint\n",
+                     process_.rank(), (long long)p.step, p.silent_seconds);
+    }
     if (!process_.is_root()) return;
     if (after_save_)
         for (const std::string& line : after_save_->lines()) log_.line(line);

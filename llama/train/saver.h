@@ -15,13 +15,14 @@ namespace rz {
 
 class Saver {
    public:
-    // Collective. after_save: a command, or "". manifest: of the state after a step.
-    Saver(Process&, TrainingCore&, Health&, Log&, SaveOptions, const std::string& after_save,
+    // Collective. report_hang_after: seconds without an answer of the file system. after_save: a command, or "".
+    // manifest: of the state after a step.
+    Saver(Process&, TrainingCore&, Health&, Log&, SaveOptions, double report_hang_after, const std::string& after_save,
           std::function<Manifest(int64_t step)> manifest);
 
     // Enqueues a checkpoint of the state after `step`.
     void save(int64_t step);
-    // Reports the saves that are complete. Rank 0 tells; the others do nothing.
+    // Reports the saves that are complete, on rank 0, and one that hangs, on the rank where it does.
     void report();
     // Waits for the last one. Whether it is good.
     bool finish();
@@ -33,6 +34,8 @@ class Saver {
     Health& health_;
     Log& log_;
     SaveOptions options_;
+    double report_hang_after_;
+    int64_t hangs_at_ = -1;  // step that was reported
     std::function<Manifest(int64_t)> manifest_;
     CheckpointWriter writer_;
     std::unique_ptr<AfterSave> after_save_;  // nullptr: no command is given, or another rank does it

@@ -390,7 +390,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     health.status().set_steps(o.steps);
     health.status().set_rollbacks(int64_t(m.rollbacks.size()));
     if (!o.out.empty()) health.expect_save(core->table.size() * bytes_per_parameter(o).saved() / mesh->world().size);
-    log = std::make_unique<Log>(run_facts(o, *core, process), o.out, start.first_step());
+    log = std::make_unique<Log>(run_facts(o, *core, process), o.out, start.first_step(), &health.files());
     if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
     const Grid& grid = mesh->grid();
     if (grid.ranks() > grid.size(Axis::dp)) layout = layout_text(grid, process.all_gather_text(host_name()));
@@ -407,7 +407,8 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     if (o.recheck_every > 0) recheck = std::make_unique<Recheck>(process, *core);
     trace = make_trace(o, process, *core, meter, start.first_step());
     if (!o.out.empty())
-        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths), o.after_save,
+        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths),
+                                        health.report_hang_after(), o.after_save,
                                         [this](int64_t step) { return manifest_at(*this, step); });
     metrics = std::make_unique<Metrics>(process, *core, meter, *batches, lr, health, *log, trace.get(),
                                         o.out + "/trace.json", o.steps, o.log_every);

@@ -4,9 +4,13 @@
 //   FAULT_TRACE=file     one line per counted call: number, site, operation, path
 //   FAULT_AT=k           the k-th counted call (from 1), or FAULT_SITE=site:n, the n-th from one place in the program
 //   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the
-//   transfer) FAULT_EVER=1         every later one too
+//                        transfer), hang=SECONDS: from this call on all counted ones wait until so long after it
+//   FAULT_EVER=1         every later one too
 //   FAULT_KINDS=         files (default), memory, threads: what is counted
 //   FAULT_RANK=r         only in this rank of a job
+//   FAULT_CLOCK=s:d      s seconds after the start the time of day jumps by d seconds
+//   FAULT_HOST=name      the host's name, and what its boot is called: ranks of one machine pass for several hosts
+//   FAULT_FLOCK=         absent: this file system has no flock; local: each host has its own, which always succeeds
 //   FAULT_RECORD=file    writes every change to the files with its data, for states that a power cut could leave
 //
 // A site is a hash of the return addresses on the stack, relative to where each module was loaded: the same in every
@@ -31,6 +35,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -48,9 +53,12 @@ namespace {
 struct Settings {
     char paths[1024] = {};
     bool on = false, files = true, memory = false, threads = false, ever = false, kill = false, cut = false;
+    bool flock_absent = false, flock_local = false;
     int error = 0, trace = -1, record = -1;
     long at = 0, site_nth = 0;
     uint64_t site = 0;
+    double hang = 0, clock_from = -1, clock_by = 0;  // seconds
+    const char* host = nullptr;
 };
 Settings settings;
 std::atomic<long> counted{0};
@@ -70,6 +78,14 @@ int errno_of(const char* name) {
     return atoi(name);
 }
 
+double monotonic() {
+    timespec now{};
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+double started = 0;
+std::atomic<double> hang_ends{0};
+
 int open_log(const char* variable) {
     const char* path = getenv(variable);
     if (!path || !settings.on) return -1;
@@ -81,7 +97,16 @@ __attribute__((constructor)) void read_settings() {
     const char *kinds = getenv("FAULT_KINDS"), *action = getenv("FAULT_DO"), *site = getenv("FAULT_SITE");
     const char* program = getenv("FAULT_PROGRAM");
     if (paths) snprintf(settings.paths, sizeof settings.paths, "%s", paths);
-    settings.on = (paths || kinds) && !strcmp(program_invocation_short_name, program ? program : "train_llama");
+    const char *clock = getenv("FAULT_CLOCK"), *flock = getenv("FAULT_FLOCK"), *host = getenv("FAULT_HOST");
+    const bool here = !strcmp(program_invocation_short_name, program ? program : "train_llama");
+    started = monotonic();
+    settings.on = (paths || kinds) && here;
+    if (here && host) settings.host = host;
+    if (here && flock) settings.flock_absent = !strcmp(flock, "absent"), settings.flock_local = !settings.flock_absent;
+    if (here && clock && strchr(clock, ':')) {
+        settings.clock_from = atof(clock);
+        settings.clock_by = atof(strchr(clock, ':') + 1);
+    }
     if (rank && (!own || strcmp(rank, own))) settings.on = false;
     if (kinds) {
         settings.files = strstr(kinds, "files");
@@ -92,6 +117,8 @@ __attribute__((constructor)) void read_settings() {
         settings.kill = true;
     else if (action && !strcmp(action, "short"))
         settings.cut = true;
+    else if (action && !strncmp(action, "hang=", 5))
+        settings.hang = atof(action + 5);
     else if (action)
         settings.error = errno_of(action);
     if (const char* at = getenv("FAULT_AT")) settings.at = atol(at);
@@ -115,15 +142,28 @@ F* real(const char* name) {
 // The next definition of this function, looked up once.
 #define REAL(name) static auto* const real_##name = real<decltype(name)>(#name)
 
+// An address on the stack, relative to its module; dladdr searches whole tables of symbols, and a start makes a hundred
+// thousand allocations.
+uint64_t relative(void* address) {
+    constexpr size_t kKept = 4096;
+    static thread_local struct {
+        void* address;
+        uint64_t value;
+    } kept[kKept];
+    auto& entry = kept[(uintptr_t(address) >> 1) % kKept];
+    if (entry.address == address) return entry.value;
+    Dl_info info;
+    const bool found = dladdr(address, &info) && info.dli_fbase;
+    entry = {address, found ? uint64_t(static_cast<char*>(address) - static_cast<char*>(info.dli_fbase)) : 0};
+    return entry.value;
+}
+
 uint64_t site_here() {
     void* frames[24];
     const int n = backtrace(frames, 24);
     uint64_t hash = 1469598103934665603ull;
-    for (int i = 2; i < n; ++i) {
-        Dl_info info;
-        if (!dladdr(frames[i], &info) || !info.dli_fbase) continue;
-        hash = (hash ^ uint64_t(static_cast<char*>(frames[i]) - static_cast<char*>(info.dli_fbase))) * 1099511628211ull;
-    }
+    for (int i = 2; i < n; ++i)
+        if (const uint64_t place = relative(frames[i])) hash = (hash ^ place) * 1099511628211ull;
     return hash >> 16;
 }
 
@@ -139,6 +179,14 @@ bool counts(const char* path) {
 
 enum class Fate { goes_on, fails, is_cut };
 
+// Not in a library call: those are cut short by signals, and a call to a file system that hangs is not.
+void wait_until(double end) {
+    for (double left; (left = end - monotonic()) > 0;) {
+        timespec pause{long(left), long((left - double(long(left))) * 1e9)};
+        syscall(SYS_nanosleep, &pause, nullptr);
+    }
+}
+
 // Counts a call and decides. errno is set where it fails.
 Fate count(const char* operation, const char* path) {
     const uint64_t site = settings.trace >= 0 || settings.site ? site_here() : 0;
@@ -149,6 +197,10 @@ Fate count(const char* operation, const char* path) {
             snprintf(line, sizeof line, "%ld %012llx %s %s\n", number, (unsigned long long)site, operation, path);
         if (syscall(SYS_write, settings.trace, line, size_t(n)) < 0) _exit(99);
     }
+    if (hang_ends > 0) {
+        wait_until(hang_ends);
+        return Fate::goes_on;
+    }
     long now = 0, wanted = settings.at;
     if (settings.site) {
         if (site != settings.site) return Fate::goes_on;
@@ -157,11 +209,16 @@ Fate count(const char* operation, const char* path) {
         now = number;
     }
     if (!wanted || (settings.ever ? now < wanted : now != wanted)) return Fate::goes_on;
-    if (settings.kill)
-        for (;;) syscall(SYS_kill, getpid(), SIGKILL);
     char line[1400];
     const int n = snprintf(line, sizeof line, "FAULT: %s %s (call %ld)\n", operation, path, number);
     if (syscall(SYS_write, 2, line, size_t(n)) < 0) _exit(99);
+    if (settings.kill)
+        for (;;) syscall(SYS_kill, getpid(), SIGKILL);
+    if (settings.hang > 0) {
+        hang_ends = monotonic() + settings.hang;
+        wait_until(hang_ends);
+        return Fate::goes_on;
+    }
     if (settings.cut) return Fate::is_cut;
     if (!settings.error) return Fate::goes_on;
     errno = settings.error;
@@ -231,6 +288,15 @@ void record(const char* operation, const char* path, const char* other = "-", lo
     errno = saved;
 }
 
+// What names this boot of the host, where FAULT_HOST gives another; -1: nothing else than what is there.
+int boot_id_file(const char* path) {
+    if (!ready || !settings.host || !path || strcmp(path, "/proc/sys/kernel/random/boot_id") != 0) return -1;
+    const int fd = int(syscall(SYS_memfd_create, "boot_id", 0u));
+    if (syscall(SYS_write, fd, settings.host, strlen(settings.host)) < 0) _exit(99);
+    lseek(fd, 0, SEEK_SET);
+    return fd;
+}
+
 int opened(int fd, const char* path, int flags) {
     if (fd >= 0 && (flags & O_CREAT)) record("create", path);
     if (fd >= 0 && (flags & O_TRUNC)) record("truncate", path);
@@ -274,11 +340,12 @@ WRAP_OPEN(open64)
 WRAP_OPENAT(openat)
 WRAP_OPENAT(openat64)
 
-#define WRAP_FOPEN(name)                                                         \
-    FILE* name(const char* path, const char* how) {                              \
-        REAL(name);                                                              \
-        if (file_call("open", PathOf(path).text) == Fate::fails) return nullptr; \
-        return real_##name(path, how);                                           \
+#define WRAP_FOPEN(name)                                                              \
+    FILE* name(const char* path, const char* how) {                                   \
+        REAL(name);                                                                   \
+        if (const int boot = boot_id_file(path); boot >= 0) return fdopen(boot, how); \
+        if (file_call("open", PathOf(path).text) == Fate::fails) return nullptr;      \
+        return real_##name(path, how);                                                \
     }
 WRAP_FOPEN(fopen)
 WRAP_FOPEN(fopen64)
@@ -496,8 +563,49 @@ WRAP_STATVFS(statvfs64, struct statvfs64)
 
 int flock(int fd, int operation) noexcept {
     REAL(flock);
+    if (ready && settings.flock_local) return 0;
+    if (ready && settings.flock_absent) {
+        errno = ENOLCK;
+        return -1;
+    }
     if (file_call("flock", PathOf(fd).text) == Fate::fails) return -1;
     return real_flock(fd, operation);
+}
+
+// ---- hosts and clocks -----------------------------------------------------------------------------------------------
+
+int gethostname(char* name, size_t bytes) noexcept {
+    REAL(gethostname);
+    if (!ready || !settings.host) return real_gethostname(name, bytes);
+    snprintf(name, bytes, "%s", settings.host);
+    return 0;
+}
+
+static long jump() {
+    if (!ready || settings.clock_from < 0 || monotonic() < started + settings.clock_from) return 0;
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true)) {
+        char line[80];
+        const int n = snprintf(line, sizeof line, "FAULT: the clock jumps by %g s\n", settings.clock_by);
+        if (syscall(SYS_write, 2, line, size_t(n)) < 0) _exit(99);
+    }
+    return long(settings.clock_by);
+}
+int clock_gettime(clockid_t clock, timespec* now) noexcept {
+    const int result = int(syscall(SYS_clock_gettime, clock, now));
+    if (result == 0 && clock == CLOCK_REALTIME) now->tv_sec += jump();
+    return result;
+}
+int gettimeofday(timeval* now, void*) noexcept {
+    const int result = int(syscall(SYS_gettimeofday, now, nullptr));
+    if (result == 0) now->tv_sec += jump();
+    return result;
+}
+time_t time(time_t* out) noexcept {
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
 }
 
 // ---- memory and threads ---------------------------------------------------------------------------------------------

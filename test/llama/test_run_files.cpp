@@ -58,10 +58,11 @@ pid_t child_that(const std::function<void()>& body) {
     return child;
 }
 
+using Pretend = RunLock::Pretend;
 class RunLockTest : public testing::TestWithParam<bool> {
    protected:
-    void SetUp() override { RunLock::pretend_no_flock(GetParam()); }
-    void TearDown() override { RunLock::pretend_no_flock(false); }
+    void SetUp() override { RunLock::pretend(GetParam() ? Pretend::no_flock : Pretend::nothing); }
+    void TearDown() override { RunLock::pretend(Pretend::nothing); }
 };
 
 TEST_P(RunLockTest, SecondRunIsRefusedAndToldWho) {
@@ -112,21 +113,25 @@ INSTANTIATE_TEST_SUITE_P(FlockOrNot, RunLockTest, testing::Values(false, true),
 
 TEST(RunLock, LockOfAnotherHostIsNotBroken) {
     Folder folder;
-    RunLock::pretend_no_flock(true);
+    RunLock::pretend(Pretend::no_flock);
     write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
     EXPECT_NE(refusal(folder.path).find("delete " + folder.path + "/run.lock.owner"), std::string::npos)
         << refusal(folder.path);
-    RunLock::pretend_no_flock(false);
+    RunLock::pretend(Pretend::nothing);
 }
 
 // One that is left by a dead process is broken by one of those that find it, however many come at once.
 TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
-    RunLock::pretend_no_flock(true);
+    RunLock::pretend(Pretend::no_flock);
     const pid_t dead = fork();
     if (dead == 0) _exit(0);
     waitpid(dead, nullptr, 0);
+    void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(shared, MAP_FAILED);
+    std::atomic<int>& lost = *new (shared) std::atomic<int>(0);
     for (int round = 0; round < 30; ++round) {
         Folder folder;
+        lost = 0;
         write_file_atomically(folder.path + "/run.lock.owner",
                               format("pid %d on host %s since then\n", int(dead), host_name().c_str()));
         int ends[2];
@@ -140,9 +145,10 @@ TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
                 if (read(ends[0], &go, 1) != 0) _exit(9);  // all begin when the other end is closed
                 try {
                     RunLock lock(folder.path, 0.0);
-                    usleep(50000);
+                    for (int k = 0; k < 6000 && lost < 7; ++k) usleep(5000);  // held until all others have tried
                     _exit(7);
                 } catch (const Error&) {
+                    ++lost;
                     _exit(8);
                 }
             }
@@ -158,17 +164,75 @@ TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
         }
         ASSERT_EQ(won, 1) << "round " << round;
     }
-    RunLock::pretend_no_flock(false);
+    munmap(shared, 4096);
+    RunLock::pretend(Pretend::nothing);
 }
 
 TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
-    for (const char* name : {"run.lock", "run.lock.owner"}) {
+    for (const Pretend here : {Pretend::nothing, Pretend::no_flock}) {
         Folder folder;
-        write_file_atomically(folder.path + "/" + name, "pid 1 on host elsewhere since then\n");
-        RunLock::pretend_no_flock(std::string(name) == "run.lock");
-        EXPECT_NE(refusal(folder.path).find("host elsewhere"), std::string::npos) << name;
-        RunLock::pretend_no_flock(false);
+        write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
+        RunLock::pretend(here);
+        EXPECT_NE(refusal(folder.path).find("host elsewhere"), std::string::npos);
+        RunLock::pretend(Pretend::nothing);
     }
+}
+
+// Each process has a flock and a host of its own, as where the mount keeps flock to a host.
+std::string refusal_elsewhere(const std::string& folder, double lease) {
+    try {
+        RunLock lock(folder, 0.1, lease);
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+TEST(RunLock, AHostWhoseFlockSeesNoOtherIsRefusedWhileTheOwnerCounts) {
+    Folder folder;
+    RunLock::pretend(Pretend::own_host);
+    const pid_t child = child_that([&] { new RunLock(folder.path); });
+    EXPECT_NE(refusal_elsewhere(folder.path, 20).find(format("pid %d on host", int(child))), std::string::npos);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    EXPECT_EQ(refusal_elsewhere(folder.path, 3), "") << "it has stood still";
+    EXPECT_EQ(refusal_elsewhere(folder.path, 20), "") << "nothing is left";
+    RunLock::pretend(Pretend::nothing);
+}
+
+TEST(RunLock, OfManyHostsThatFindADeadOwnerOneGoesOn) {
+    RunLock::pretend(Pretend::own_host);
+    Folder folder;
+    const pid_t dead = child_that([&] { new RunLock(folder.path); });
+    kill(dead, SIGKILL);
+    waitpid(dead, nullptr, 0);
+    void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(shared, MAP_FAILED);
+    std::atomic<int>& lost = *new (shared) std::atomic<int>(0);
+    std::vector<pid_t> children;
+    for (int i = 0; i < 6; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            try {
+                RunLock lock(folder.path, 0.0, 4);
+                for (int k = 0; k < 6000 && lost < 5; ++k) usleep(10000);  // held until all others have tried
+                _exit(lock.held() ? 7 : 6);
+            } catch (const Error&) {
+                ++lost;
+                _exit(8);
+            }
+        }
+        children.push_back(child);
+    }
+    int won = 0;
+    for (pid_t child : children) {
+        int status = 0;
+        waitpid(child, &status, 0);
+        won += WIFEXITED(status) && WEXITSTATUS(status) == 7;
+    }
+    munmap(shared, 4096);
+    EXPECT_EQ(won, 1);
+    RunLock::pretend(Pretend::nothing);
 }
 
 TEST(RunLock, AFileRemovedWhileHeldIsMadeAgain) {
@@ -177,10 +241,13 @@ TEST(RunLock, AFileRemovedWhileHeldIsMadeAgain) {
     RunLock lock(folder.path);
     EXPECT_TRUE(lock.held());
     fs::remove(folder.path + "/run.lock");
+    EXPECT_NE(refusal(folder.path), "") << "the owner's file says so";
+    fs::remove(folder.path + "/run.lock.owner");
     next_second();
     EXPECT_TRUE(lock.held());
     EXPECT_NE(refusal(folder.path), "") << "it was made again";
     fs::remove(folder.path + "/run.lock");
+    fs::remove(folder.path + "/run.lock.owner");
     const RunLock other(folder.path);
     next_second();
     EXPECT_FALSE(lock.held());

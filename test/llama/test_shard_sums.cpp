@@ -78,6 +78,20 @@ TEST_F(ShardSumsTest, WhatIsUnchangedIsNotReadAgain) {
     EXPECT_NE(compare(sums), "");
 }
 
+TEST_F(ShardSumsTest, FilesThatComeLaterAreSummedToo) {
+    const std::vector<ShardSum> all = all_sums();
+    ShardSums sums({path("a.bin")});
+    sums.start();
+    for (const size_t n : {2u, 3u}) {
+        std::vector<std::string> so_far = files();
+        so_far.resize(n);
+        sums.follow(so_far);
+        for (int i = 0; i < 1000 && sums.known().size() < n; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        EXPECT_EQ(sums.known(), std::vector<ShardSum>(all.begin(), all.begin() + long(n)));
+    }
+}
+
 TEST_F(ShardSumsTest, RanksShareTheFilesAndAgree) {
     const std::vector<ShardSum> sums = all_sums();
     change("c.bin", 150000);  // the third rank's

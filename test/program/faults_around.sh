@@ -37,6 +37,203 @@ case_commands() {
   check "commands: --after-save without checkpoints: exit code 2" test $rc = 2
 }
 
+# ---- file systems, hosts, folders --------------------------------------------------------------------------------------
+
+shim=$PWD/build/libfile_faults.so
+needs_shim() { [ -r "$shim" ] && return; skip "$1: build/libfile_faults.so is not there: make it"; return 1; }
+steps_after() { awk -v text="$1" 'index($0, text) { on = 1 } on && /^step +[0-9]+\// { n++ } END { print n + 0 }' "$work/log"; }
+
+# A call that takes longer than any deadline of training: said, trained on, and nothing differs in the end.
+case_hanging_files() {
+  needs_shim hanging_files || return
+  local rank out
+  hang() {  # hang OUT RANK FOLDERS SECONDS FLAGS...
+    local out=$1 rank=$2 folders=$3 seconds=$4
+    shift 4
+    LD_PRELOAD=$shim FAULT_PATHS=$folders FAULT_RANK=$rank FAULT_AT=1 FAULT_DO=hang=$seconds FAULT=step:*:*:sleep=1 \
+      start "$out" --log-every 1 --timeout 5 "$@"
+  }
+  hang f1 0 "$work/f1/loss.svg" 7 --val-every 2
+  check "hanging_files: logs: no deadline is met, the same weights" as_undisturbed f1
+  check "hanging_files: logs: said" says "the file system of --out hangs: logs have waited"
+  check "hanging_files: logs: training continued" test "$(steps_after 'of --out hangs')" -ge 3
+  check "hanging_files: logs: nothing of them is lost" test "$(grep -c '"loss"' "$work/f1/metrics.jsonl")" = 8
+  for rank in 0 1; do
+    out=f2-$rank
+    hang $out $rank "$work/$out/checkpoints/.tmp" 6 --save-every 4
+    check "hanging_files: a save on rank $rank: the same weights" as_undisturbed $out
+    check "hanging_files: a save on rank $rank: said" says "rank $rank: the checkpoint of step 4: the file system has not answered"
+    check "hanging_files: a save on rank $rank: training continued" test "$(steps_after 'has not answered')" -ge 2
+    check "hanging_files: a save on rank $rank: both checkpoints are there" test "$(steps_of $out)" = "4 8"
+  done
+}
+
+# Hosts whose flock sees no other's, and hosts without one: two never hold a folder.
+case_two_hosts() {
+  needs_shim two_hosts || return
+  local how n running won
+  on_host() {  # on_host NAME FLOCK OUT FLAGS...: one process
+    LD_PRELOAD=$shim FAULT_HOST=$1 FAULT_FLOCK=$2 timeout 120 "$program" "${train[@]}" --out "$work/$3" --resume auto "${@:4}"
+  }
+  for how in local absent; do
+    rm -rf "$work/g"
+    (export FAULT=step:*:*:sleep=1; on_host nodea $how g > "$work/log.first" 2>&1; echo $? > "$work/g.rc") &
+    running=$!
+    wait_for_step g 2
+    on_host nodeb $how g > "$work/log" 2>&1
+    rc=$?
+    check "two_hosts: flock $how: the second is refused" test $rc = 70
+    check "two_hosts: flock $how: and told who has it" says "another run writes there \(pid [0-9]+ on host nodea "
+    wait $running
+    check "two_hosts: flock $how: the first ends well" test "$(cat "$work/g.rc")" = 0
+    check "two_hosts: flock $how: its lock goes with it" test ! -e "$work/g/run.lock.owner"
+    rm -rf "$work/g"
+    FAULT=step:0:3:kill on_host nodea $how g > "$work/log" 2>&1
+    for n in 1 2 3 4; do
+      # The one that goes on is still there when the last of the others looks.
+      (export FAULT=step:*:*:sleep=2; on_host node$n $how g > "$work/log.$n" 2>&1; echo $? > "$work/g.rc.$n") &
+    done
+    wait
+    won=$(cat "$work"/g.rc.[1-4] | grep -c '^0$')
+    cat "$work"/log.[1-4] > "$work/log"
+    check "two_hosts: flock $how: of four that find a dead one's lock one goes on" test "$won" = 1
+    check "two_hosts: flock $how: after looking whether it lives" says "looks for [0-9]+ s whether its run still lives"
+  done
+}
+
+# What a run has read at its start is not needed again.
+case_vanished_files() {
+  cp -r "$work/data" "$work/gone"
+  FAULT=step:*:*:sleep=0.4 timeout 60 "$program" "${train[@]}" --data "$work/gone" --out "$work/v1" > "$work/log" 2>&1 &
+  local job=$!
+  wait_for_step v1 1
+  rm -r "$work/gone"
+  wait $job
+  rc=$?
+  check "vanished_files: the run ends well" test $rc = 0
+  check "vanished_files: every checkpoint is saved" test "$(steps_of v1)" = "6 8" -a -z "$(grep 'could not be saved' "$work/log")"
+  check "vanished_files: with the tokenizer" cmp "$work/v1/final/tokenizer.json" "$work/data/tokenizer.json"
+}
+
+# Names are data: of no shell, of no program, of no encoding.
+case_odd_paths() {
+  local odd="$work/o'q\"; touch $work/owned; echo \$(touch $work/owned)" bytes=$'caf\xe9'
+  timeout 60 dev/run/supervise.sh --backoff 0 -- "$program" --out "$odd" "${train[@]}" > "$work/log" 2>&1
+  rc=$?
+  check "odd_paths: the supervisor: quotes and commands in --out" test $rc = 0 -a -e "$odd/final/model.safetensors" -a ! -e "$work/owned"
+  mkdir "$work/$bytes"
+  cp -r "$work/data" "$work/$bytes/data"
+  (cd "$work/$bytes" && FAULT=step:0:5:term "$program" "${train[@]}" --data data --out run > "$work/log" 2>&1)
+  rc=$?
+  check "odd_paths: bytes that are no UTF-8: saved" test $rc = 75 -a -z "$(grep 'could not be saved' "$work/log")"
+  "$program" --out "$work/$bytes/run" --resume auto --device cpu > "$work/log" 2>&1
+  rc=$?
+  check "odd_paths: a relative --data is found from another folder" test $rc = 0
+}
+
+# Two supervisors, and the death of what lies between mpirun and the ranks.
+case_two_supervisors() {
+  local job before proxy
+  FAULT=step:*:*:sleep=0.5 dev/run/supervise.sh --backoff 0 -- mpirun -n 3 "$program" --out "$work/u1" "${train[@]}" > "$work/log.first" 2>&1 &
+  job=$!
+  wait_for_step u1 3
+  before=$(cat "$work/u1/supervise.lock"; ls "$work/u1")
+  dev/run/supervise.sh -- mpirun -n 3 "$program" --out "$work/u1" "${train[@]}" > "$work/log" 2>&1
+  rc=$?
+  check "two_supervisors: the second is refused" test $rc = 2
+  check "two_supervisors: and has touched nothing" test "$before" = "$(cat "$work/u1/supervise.lock"; ls "$work/u1")"
+  proxy=$(pgrep -P "$(pgrep -P $job mpirun)" hydra_pmi_proxy)
+  kill -KILL "$proxy"
+  wait $job
+  rc=$?
+  cp "$work/log.first" "$work/log"
+  check "two_supervisors: kill -9 of mpirun's proxy: 0 is said of a run that is at its end, and of no other" as_undisturbed u1
+  check "two_supervisors: kill -9 of mpirun's proxy: said" says "supervise: finished after"
+}
+
+case_hangup_and_clocks() {
+  FAULT=step:*:*:sleep=0.3 "$program" "${train[@]}" --out "$work/hup" > "$work/log" 2>&1 &
+  local job=$! began
+  wait_for_step hup 2
+  kill -HUP $job
+  wait $job
+  rc=$?
+  check "hangup_and_clocks: SIGHUP: saved, 75" test $rc = 75 -a -n "$(steps_of hup)"
+  needs_shim hangup_and_clocks || return
+  LD_PRELOAD=$shim FAULT_CLOCK=1:86400 FAULT=step:*:*:sleep=0.3 "$program" "${train[@]}" --time-limit 1h --out "$work/clock1" > "$work/log" 2>&1
+  rc=$?
+  check "hangup_and_clocks: the clock jumps a day: --time-limit has not come" test $rc = 0 -a -n "$(grep 'clock jumps' "$work/log")"
+  began=$(seconds)
+  LD_PRELOAD=$shim FAULT_CLOCK=1:-86400 FAULT=step:*:*:sleep=0.3 "$program" "${train[@]}" --steps 1000 --time-limit 6 --out "$work/clock" > "$work/log" 2>&1
+  rc=$?
+  check "hangup_and_clocks: the clock goes back a day: --time-limit comes" test $rc = 75
+  check "hangup_and_clocks: in time" within "$began" 30
+}
+
+# Numbers that are none: on the way in, and without a folder to save to.
+case_nan_weights() {
+  local file
+  cp -r "$work/whole/final" "$work/nan"
+  python3 - "$work/nan/model.safetensors" <<'PY'
+import sys
+with open(sys.argv[1], "r+b") as f:
+    f.seek(-4, 2)
+    f.write(b"\0\0\xc0\x7f")
+PY
+  file="model.safetensors: tensor [a-z_.0-9]+, element [0-9]+ is nan"
+  "$program" generate --from "$work/nan" --prompt a --max-tokens 2 --device cpu > "$work/log" 2>&1
+  rc=$?
+  check "nan_weights: generate: named, exit code 72 or 70" bash -c "[[ $rc == 7[02] ]] && grep -qE '$file' '$work/log'"
+  "$program" export --from "$work/nan" --to "$work/nan-exported" > "$work/log" 2>&1
+  rc=$?
+  check "nan_weights: export: named, and nothing is written" bash -c "[[ $rc == 7[02] ]] && grep -qE '$file' '$work/log' && [ ! -e '$work/nan-exported/model.safetensors' ]"
+  "$program" --init-from "$work/nan" --data "$work/data" --device cpu --batch 1 --seq-len 32 --steps 2 --val-every 0 > "$work/log" 2>&1
+  rc=$?
+  check "nan_weights: a run without --out: named" bash -c "[[ $rc == 7[02] ]] && grep -qE '$file' '$work/log'"
+  "$program" "${shape[@]}" --data "$work/data" --val-every 0 --steps 60 --lr 1000 --warmup 0 --clip 0 > "$work/log" 2>&1
+  rc=$?
+  check "nan_weights: a rate that blows the weights up, without --out: exit code 72" test $rc = 72
+}
+
+# The run directories of jobs that were killed are removed by a later one; those with a reason after a day.
+case_left_folders() {
+  export TMPDIR=$work/tmp
+  mkdir "$TMPDIR"
+  left() { ls "$TMPDIR" | grep -c '^ringzero-'; }
+  FAULT=step:1:2:kill start t1 --save-every 0
+  check "left_folders: a killed job leaves one" test "$(left)" = 1
+  mv "$TMPDIR"/ringzero-* "$TMPDIR/ringzero-killed"
+  FAULT=step:1:2:error start t2 --save-every 0
+  mv "$(dirname "$(ls "$TMPDIR"/ringzero-??????/failure.txt)")" "$TMPDIR/ringzero-reason"
+  start t3 --save-every 0
+  check "left_folders: young ones stay" test "$(left)" = 2
+  find "$TMPDIR" -exec touch -d '2 hours ago' {} +
+  start t4 --save-every 0
+  check "left_folders: the killed one's goes, the reason stays for a day" test "$(cd "$TMPDIR" && echo ringzero-*)" = ringzero-reason
+  find "$TMPDIR" -exec touch -d '2 days ago' {} +
+  start t5 --save-every 0
+  check "left_folders: then it goes too" test "$(left)" = 0
+  unset TMPDIR
+}
+
+# A manifest of version 1 has no checksum: a flag that can't be meant shows that it is damaged.
+case_old_manifest() {
+  local from to
+  while read -r from to <&3; do
+    damaged w1
+    sed -i '/"checksum"/d; s/"version": 2/"version": 1/' "$work"/w1/checkpoints/step_*/manifest.json
+    sed -i "s/$from/$to/" "$work/w1/checkpoints/step_000000006/manifest.json"
+    resume w1
+    check "old_manifest: $to: named" says "checkpoint refused: .*step_000000006/manifest.json"
+    check "old_manifest: $to: falls back, the same weights" as_undisturbed w1
+  done 3<<'END'
+"lr":."0.001" "lr": "0.0p1"
+"steps":."8" "steps": "(8"
+"seq-len": "seq-ldn":
+"save-every":."2" "save-every": "-2"
+END
+}
+
 # ---- the supervisor --------------------------------------------------------------------------------------------------------
 
 supervised() {  # supervised OUT FLAGS... -- MORE ARGS: exit code in rc

@@ -121,6 +121,8 @@ listed() { python3 -c "
 import json
 data = json.load(open('$work/$1/manifest.json'))['data']
 print(len((json.loads(data) if isinstance(data, str) else data)['shards']))"; }
+summed() { python3 -c "import json; print(len([s for s in json.load(open('$work/$1/manifest.json'))['shards'] if 'train' in s['name']]))"; }
+check "the last checkpoint has the sums of shards that came during the run" test "$(summed "streamed/checkpoints/$(ls "$work/streamed/checkpoints" | sed -n '/^step_[0-9]*$/p' | tail -n 1)")" -gt 2
 check "a manifest lists the shards that were used" test "$(listed streamed/checkpoints/step_000000012)" = 2
 rm -rf "$work/streamed/final"
 rm -rf "$work/again"

@@ -1,0 +1,473 @@
+#!/usr/bin/env python3
+"""Trains while faults of every kind happen, one after another, and asks for the weights of the same work without faults.
+
+    dev/run/soak.py PROGRAM SHIM [--minutes M] [--faults N] [--seed S] [--steps N] [--jobs N] [--timeout S] [--round R] [--report FILE]
+
+SHIM is the library made of test/faults/file_faults.cpp. A round is one run of --steps steps. Each of its starts resumes from
+what the one before it left, with another layout: 1 to 4 ranks, ZeRO 0 to 3, tp, pp and cp. In each start one or two faults
+happen: kills at a call of the program or at a random moment, of ranks and of the launcher and its proxies; stops; signals;
+errors of the file system and a file system that hangs; jumps of the clock; allocations that fail; and, where namespaces can be
+made (root), ranks on hosts of their own whose links are slow, go down, or whose sockets are closed. At the end of a round its
+sequence of (step, layout) is run once more without faults: final weights, optimizer state and the hash of all tokens must be
+the same. Begins no round after M minutes or N faults. What is drawn depends on seed, round and start alone, but for moments:
+--round R runs one round again. Exit code 0: every round's bits were those of its replay, and no start ended otherwise than a
+fault may end it.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHAPE = (
+    "--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 "
+    "--seq-len 32 --batch-tokens 384 --lr-schedule constant --warmup 0 --val-every 0 --val-tokens 256 --log-every 20 "
+    "--collectives ring"
+).split()
+LAYOUTS = ["1 --zero 0", "1 --zero 3", "2 --tp 2", "2 --pp 2", "2 --cp 2", "4 --zero 3 --shard-size 2"]
+LAYOUTS += [f"{n} --zero {z}" for n in (2, 3, 4) for z in range(4)]
+LAYOUTS += [f"4 --{axis} 2 --zero {z}" for axis in ("tp", "pp", "cp") for z in range(4)]
+LAYOUTS += ["4 --tp 2 --pp 2", "4 --tp 2 --cp 2"]
+EXIT_CODES = {0, 2, 70, 71, 72, 73, 75, 130}
+WRONG = [
+    ("none of its checkpoints", "no checkpoint is good any more"),
+    ("but no checkpoint to resume", "its checkpoints are gone"),
+    (r"signal: (?:6|8|11)\b|Segmentation fault|terminate called|AddressSanitizer", "crashed"),
+]
+
+
+def processes(folder):
+    """Those of a run, by role: their numbers."""
+    found = {"launcher": [], "proxy": [], "rank": []}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = pathlib.Path(entry.path, "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        name = os.path.basename(words[0])
+        if os.fsencode(str(folder)) in words:
+            role = "rank" if name == b"train_llama" else "launcher" if name.startswith(b"mpi") else None
+            if role:
+                found[role].append(int(entry.name))
+        elif name.startswith(b"hydra_pmi_proxy"):
+            found["proxy"].append(int(entry.name))
+    parents = set(found["launcher"])
+    found["proxy"] = [p for p in found["proxy"] if ancestors(p) & parents]
+    return found
+
+
+def ancestors(pid):
+    seen = set()
+    while pid > 1 and pid not in seen:
+        seen.add(pid)
+        try:
+            pid = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            break
+    return seen
+
+
+def send(pids, number):
+    sent = 0
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+            sent += 1
+        except OSError:
+            pass
+    return sent
+
+
+@dataclasses.dataclass
+class Segment:
+    layout: str
+    begin: int
+    end: int
+
+
+@dataclasses.dataclass
+class Drawn:
+    """The faults of one start."""
+
+    env: dict
+    inside: str  # what FAULT: lines in the log stand for
+    outside: tuple  # (kind, role, signal) or ()
+    moment: float  # of it, as a part of the time that a start takes
+    net: str
+
+
+class Round:
+    def __init__(self, soak, number):
+        self.soak, self.number = soak, number
+        self.folder = soak.work / f"round{number}"
+        self.lineage, self.counts, self.problems, self.log_lines = [], collections.Counter(), [], []
+        self.starts = 0
+
+    def draw(self, start):
+        soak = self.soak
+        chance = random.Random(f"{soak.seed} {self.number} {start}")
+        layout = chance.choice(LAYOUTS)
+        ranks = int(layout.split()[0])
+        rank = str(chance.randrange(ranks))
+        env, inside, outside, net = {}, "", (), ""
+        if chance.random() < 0.62:
+            paths = {"LD_PRELOAD": soak.shim, "FAULT_PATHS": f"{self.folder}/:{soak.data}/", "FAULT_RANK": rank}
+            at = {"FAULT_AT": str(int(chance.uniform(1, 20) * chance.choice([1, 5, 25])))}
+            kind = chance.randrange(8)
+            if kind <= 2:
+                env, inside = {**paths, **at, "FAULT_DO": "kill"}, "kill -9 at a call of the program"
+            elif kind == 3:
+                error = chance.choice(["EIO", "ENOSPC", "ESTALE", "EDQUOT", "EMFILE"])
+                env, inside = {**paths, **at, "FAULT_DO": error}, "an error of the file system"
+            elif kind == 4:
+                env, inside = {**paths, **at, "FAULT_DO": "hang=5"}, "the file system hangs for 5 s"
+            elif kind == 5:
+                jump = chance.choice([-7200, -30, 30, 86400])
+                env = {"LD_PRELOAD": soak.shim, "FAULT_CLOCK": f"{chance.uniform(0, 2):.2f}:{jump}"}
+                inside = "a jump of the clock"
+            elif kind == 6:
+                env = {"LD_PRELOAD": soak.shim, "FAULT_KINDS": "memory,threads", "FAULT_RANK": rank}
+                env.update({"FAULT_AT": str(chance.randrange(200, 20000)), "FAULT_DO": "ENOMEM"})
+                inside = "an allocation fails"
+            else:
+                point = chance.choice(["shard", "fsync", "manifest", "rename", "mkdir"])
+                env = {"FAULT": f"checkpoint.{point}:{'*' if point in ('shard', 'fsync') else 0}:1:enospc"}
+                inside = "disk full in a save"
+        if not inside or chance.random() < 0.35:
+            outside = chance.choice(
+                [("kill -9 of a rank", "rank", signal.SIGKILL)] * 3
+                + [
+                    ("kill -9 of the launcher", "launcher", signal.SIGKILL),
+                    ("kill -9 of the launcher's proxy", "proxy", signal.SIGKILL),
+                    ("a rank is stopped", "rank", signal.SIGSTOP),
+                    ("the job is stopped and goes on", "job", signal.SIGSTOP),
+                    ("SIGTERM to the launcher", "launcher", signal.SIGTERM),
+                    ("SIGUSR1 to the launcher", "launcher", signal.SIGUSR1),
+                    ("SIGINT to the launcher", "launcher", signal.SIGINT),
+                    ("SIGTERM to a rank", "rank", signal.SIGTERM),
+                    ("SIGUSR1 to a rank", "rank", signal.SIGUSR1),
+                    ("SIGHUP to a rank", "rank", signal.SIGHUP),
+                ]
+            )
+        if soak.namespaces and ranks > 1 and chance.random() < 0.2:
+            net = chance.choice(["slow", "down", "closed"])
+            outside = (
+                {"slow": "a slow link", "down": "a link goes down", "closed": "sockets are closed"}[net],
+                "net",
+                0,
+            )
+        return layout, Drawn(env, inside, outside, chance.random(), net)
+
+    def command(self, layout, net, folder, steps, save_every):
+        ranks, *flags = layout.split()
+        program = [self.soak.program, "--out", str(folder), "--data", str(self.soak.data), *SHAPE, *flags]
+        program += [
+            "--timeout",
+            str(self.soak.timeout),
+            "--steps",
+            str(steps),
+            "--save-every",
+            str(save_every),
+            "--resume",
+            "auto",
+        ]
+        if net:
+            return [str(ROOT / "dev/net/netns_hosts.sh"), ranks, "--", *program]
+        return ["mpirun", "-n", ranks, *program]
+
+    def launch(self, command, env, log):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("FAULT")}
+        clean.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **env)
+        return subprocess.Popen(command, env=clean, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def strike(self, drawn, job, folder):
+        """The fault from outside; returns how many happened."""
+        kind, role, number = drawn.outside
+        time.sleep(drawn.moment * self.soak.typical)
+        if job.poll() is not None:
+            return 0
+        if role == "net":
+            name = f"rz{job.pid}{1 if kind != 'a slow link' else 0}"
+            if drawn.net == "slow":
+                args = ["tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", "tbf"]
+                args += ["rate", "400kbit", "burst", "16kb", "latency", "400ms"]
+                return int(subprocess.run(args, stderr=subprocess.DEVNULL).returncode == 0)
+            if drawn.net == "closed":
+                args = ["ip", "netns", "exec", name, "ss", "-K", "dst", "10.77.0.0/24"]
+                done = subprocess.run(args, capture_output=True, text=True)
+                return int(done.returncode == 0 and len(done.stdout.splitlines()) > 1)
+            for state, pause in (("down", 1.5), ("up", 0)):
+                args = ["ip", "-n", name, "link", "set", "eth0", state]
+                if subprocess.run(args, stderr=subprocess.DEVNULL).returncode != 0:
+                    return 0
+                time.sleep(pause)
+            return 1
+        found = processes(folder)
+        if role == "job":
+            everybody = found["rank"]
+            sent = send(everybody, number)
+            time.sleep(1 + 6 * drawn.moment)
+            send(everybody, signal.SIGCONT)
+            return int(sent > 0)
+        if not found[role]:
+            return 0
+        return send([sorted(found[role])[int(drawn.moment * 997) % len(found[role])]], number)
+
+    def newest(self):
+        steps = [
+            int(p.parent.name[5:])
+            for p in (self.folder / "checkpoints").glob("step_*/manifest.json")
+            if re.fullmatch(r"step_\d+", p.parent.name)
+        ]
+        return max(steps, default=0)
+
+    def one_start(self, start, layout, drawn):
+        before = self.newest()
+        log_path = self.soak.work / f"round{self.number}.log"
+        began = time.monotonic()
+        with open(log_path, "wb") as log:
+            command = self.command(layout, drawn.net, self.folder, self.soak.steps, 4)
+            job = self.launch(command, drawn.env, log)
+            struck = []
+            thread = None
+            if drawn.outside:
+                thread = threading.Thread(target=lambda: struck.append(self.strike(drawn, job, self.folder)))
+                thread.start()
+            hung = False
+            try:
+                job.wait(timeout=240 + 4 * self.soak.timeout)
+            except subprocess.TimeoutExpired:
+                hung = True
+            if thread:
+                thread.join()
+            left = self.end_all(grace=0 if hung else 30)
+            if hung:
+                job.kill()
+                job.wait()
+        self.starts += 1
+        text = log_path.read_text(errors="replace")
+        happened = []
+        if drawn.inside and re.search(r"^FAULT: |fault: rank .* reached", text, re.M):
+            happened.append(drawn.inside)
+        if struck and struck[0]:
+            happened.append(drawn.outside[0])
+        for kind in happened:
+            self.counts[kind] += 1
+        after = self.newest()
+        resumed = re.search(r"^resumed  .*step_(\d+)", text, re.M)
+        began_at = int(resumed.group(1)) if resumed else 0
+        note = f"round {self.number} start {start}: {layout}; {', '.join(happened) or 'nothing happened'}; rc {job.returncode}"
+        self.log_lines.append(f"{note}; step {before} -> {after} in {time.monotonic() - began:.1f} s")
+        problem = self.judge(job.returncode, text, before, after, resumed, hung, left, happened)
+        if problem:
+            self.problems.append(f"{note}\n  env {drawn.env}\n  {problem}\n  " + "\n  ".join(text.splitlines()[-25:]))
+        # What of the earlier work this start has built on.
+        if resumed or re.search(r"^step +1/", text, re.M) or after > before:
+            self.lineage = [s for s in self.lineage if s.begin < began_at]
+            if self.lineage and self.lineage[-1].end > began_at:
+                self.lineage[-1].end = began_at
+            if after > began_at:
+                self.lineage.append(Segment(layout, began_at, after))
+        return job.returncode == 0 and (self.folder / "final/model.safetensors").exists() and after == self.soak.steps
+
+    def judge(self, rc, text, before, after, resumed, hung, left, happened):
+        if hung:
+            return "hangs"
+        for pattern, what in WRONG:
+            if re.search(pattern, text):
+                return what
+        if after < before:
+            return f"the checkpoint of step {before} is gone"
+        if before > 0 and not resumed and re.search(r"^step +1/", text, re.M):
+            return "began a new run"
+        if left and not any("launcher" in kind or "link" in kind or "sockets" in kind for kind in happened):
+            return f"{left} processes were left"
+        if rc in EXIT_CODES or happened:
+            return ""
+        return f"ended with {rc}, though nothing happened"
+
+    def end_all(self, grace):
+        """Waits for the processes of the run, then kills what is left; how many there were."""
+        end = time.monotonic() + grace
+        while True:
+            found = processes(self.folder)
+            pids = found["rank"] + found["launcher"] + found["proxy"]
+            if not pids:
+                return 0
+            if time.monotonic() > end:
+                send(pids, signal.SIGKILL)
+                time.sleep(0.5)
+                return len(pids)
+            time.sleep(0.2)
+
+    def run(self):
+        done = False
+        for start in range(60):
+            layout, drawn = self.draw(start)
+            if start >= 30 or self.soak.over():
+                drawn = Drawn({}, "", (), 0, "")
+            done = self.one_start(start, layout, drawn)
+            if done or len(self.problems) > 3:
+                break
+        if not done:
+            self.problems.append(f"round {self.number} did not come to its end")
+        else:
+            self.replay()
+        if not self.problems:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return self
+
+    def replay(self):
+        folder = self.soak.work / f"replay{self.number}"
+        merged = []
+        for s in self.lineage:
+            if merged and merged[-1].layout == s.layout:
+                merged[-1].end = s.end
+            else:
+                merged.append(dataclasses.replace(s))
+        log_path = self.soak.work / f"replay{self.number}.log"
+        for s in merged:
+            with open(log_path, "wb") as log:
+                command = self.command(s.layout, "", folder, s.end, 1000)
+                rc = self.launch(command, {}, log).wait(timeout=600)
+            if rc != 0:
+                tail = log_path.read_text(errors="replace").splitlines()[-12:]
+                self.problems.append(f"round {self.number}: the replay of {s} ended with {rc}:\n  " + "\n  ".join(tail))
+                return
+        self.segments = merged
+        ours, theirs = state(self.folder, self.soak.steps), state(folder, self.soak.steps)
+        for name in ours:
+            if ours[name] != theirs.get(name):
+                self.problems.append(f"round {self.number}: {name} differs from the replay; {merged}")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def state(folder, step):
+    out = {}
+    last = folder / f"checkpoints/step_{step:09d}"
+    for path in [folder / "final/model.safetensors", *sorted(last.glob("optimizer/*.safetensors"))]:
+        out[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    hashes = re.findall(r'"data_hash":"([0-9a-f]+)"', (folder / "metrics.jsonl").read_text())
+    out["data_hash"] = hashes[-1]
+    return out
+
+
+class Soak:
+    def __init__(self, args, work):
+        self.program, self.shim = os.path.abspath(args.program), os.path.abspath(args.shim)
+        self.seed, self.steps, self.work = args.seed, args.steps, pathlib.Path(work)
+        self.timeout = args.timeout
+        self.limit, self.wanted = 60 * args.minutes, args.faults
+        self.began, self.total = time.monotonic(), 0
+        self.lock = threading.Lock()
+        self.data = self.work / "data"
+        prepare = [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "200K"]
+        subprocess.run(prepare + ["--out", str(self.data)], check=True, stdout=subprocess.DEVNULL)
+        probe = [str(ROOT / "dev/net/netns_hosts.sh"), "2", "--", "true"]
+        self.namespaces = subprocess.run(probe, capture_output=True).returncode == 0
+        self.typical = 5.0
+
+    def over(self):
+        return time.monotonic() - self.began > self.limit or self.total >= self.wanted
+
+    def measure(self):
+        """Seconds of a run on four ranks."""
+        began = time.monotonic()
+        trial = Round(self, "-trial")
+        if not trial.one_start(0, "4 --zero 2", Drawn({}, "", (), 0, "")):
+            sys.exit("a run without faults fails:\n" + "\n".join(trial.problems) + "".join(trial.log_lines))
+        self.typical = time.monotonic() - began
+        shutil.rmtree(trial.folder)
+
+    def run(self, jobs, only):
+        rounds = []
+        numbers = iter([only] if only >= 0 else range(10**6))
+
+        def work():
+            while only >= 0 or not self.over():
+                with self.lock:
+                    number = next(numbers, None)
+                if number is None:
+                    return
+                done = Round(self, number).run()
+                with self.lock:
+                    rounds.append(done)
+                    self.total += sum(done.counts.values())
+                    print(*done.log_lines, *done.problems, sep="\n", flush=True)
+                    print(
+                        f"== {len(rounds)} rounds, {self.total} faults, {time.monotonic() - self.began:.0f} s",
+                        flush=True,
+                    )
+
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            for task in [pool.submit(work) for _ in range(jobs)]:
+                task.result()
+        return rounds
+
+    def report(self, rounds, command):
+        git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+        counts = sum((r.counts for r in rounds), collections.Counter())
+        bad = sum(bool(r.problems) for r in rounds)
+        text = f"""# Soak: {time.strftime("%Y-%m-%d", time.gmtime())}
+
+`{command}` at commit {commit}, {os.cpu_count()} cores, CPU.
+
+**{sum(counts.values())} faults in {sum(r.starts for r in rounds)} starts, {len(rounds)} rounds of {self.steps} steps and
+{time.monotonic() - self.began:.0f} s; {bad} rounds with a problem.** Each start has another layout (1 to 4 ranks, ZeRO 0 to 3, tp, pp, cp) and resumes
+from what the one before left; a checkpoint every 4 steps. Each round's sequence of (step, layout) was run again without
+faults: final weights, optimizer state and hash of all tokens were compared. Namespaces: {"yes" if self.namespaces else "none could be made"}.
+
+| fault | times |
+|---|---|
+"""
+        text += "".join(f"| {kind} | {n} |\n" for kind, n in sorted(counts.items()))
+        text += "\n| round | starts | faults | segments of (step, layout) replayed | result |\n|---|---|---|---|---|\n"
+        for r in sorted(rounds, key=lambda r: r.number):
+            result = "PROBLEM" if r.problems else "equal"
+            count = len(getattr(r, "segments", []))
+            text += f"| {r.number} | {r.starts} | {sum(r.counts.values())} | {count} | {result} |\n"
+        return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("shim")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--faults", type=int, default=10**9)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=8, help="of the ranks; more where the machine does other work")
+    parser.add_argument("--round", type=int, default=-1)
+    parser.add_argument("--report", default="")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as work:
+        soak = Soak(args, work)
+        soak.measure()
+        rounds = soak.run(args.jobs, args.round)
+        text = soak.report(rounds, " ".join(["dev/run/soak.py", *sys.argv[1:]]))
+        print(text)
+        if args.report:
+            pathlib.Path(args.report).write_text(text)
+        return int(any(r.problems for r in rounds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

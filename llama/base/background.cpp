@@ -1,0 +1,71 @@
+#include "llama/base/background.h"
+
+#include <system_error>
+#include <utility>
+
+#include "llama/base/clock.h"
+
+namespace rz {
+
+Background::Background() {
+    try {
+        thread_ = std::thread([this] { work(); });
+    } catch (const std::system_error&) {
+    }
+}
+
+Background::~Background() {
+    {
+        std::lock_guard lock(mutex_);
+        ends_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+}
+
+void Background::add(std::function<void()> task) {
+    if (!thread_.joinable()) return task();
+    {
+        std::lock_guard lock(mutex_);
+        if (tasks_.size() >= kMost) {
+            ++dropped_;
+            return;
+        }
+        tasks_.push_back(std::move(task));
+    }
+    changed_.notify_all();
+}
+
+void Background::finish() {
+    std::unique_lock lock(mutex_);
+    if (thread_.joinable()) changed_.wait(lock, [this] { return tasks_.empty() && began_ == 0; });
+}
+
+double Background::busy_seconds() const {
+    std::lock_guard lock(mutex_);
+    return began_ > 0 ? monotonic_clock() - began_ : 0;
+}
+
+int64_t Background::dropped() const {
+    std::lock_guard lock(mutex_);
+    return dropped_;
+}
+
+void Background::work() {
+    const FaultScope armed(faults_);
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        changed_.wait(lock, [this] { return ends_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        const std::function<void()> task = std::move(tasks_.front());
+        tasks_.pop_front();
+        began_ = monotonic_clock();
+        lock.unlock();
+        task();
+        lock.lock();
+        began_ = 0;
+        changed_.notify_all();
+    }
+}
+
+}  // namespace rz
