@@ -46,8 +46,7 @@ AdamW make(KernelRun& run, const Case& c, float grad_scale) {
 // relative roundings, and is below 3 / sqrt(1 - beta2) = 14 except where v was tiny, in which case its own relative
 // error counts; lr scales it. param, and what is rounded by chance: one ulp off where fp32 results that differ in their
 // last bits fall on two sides of a boundary.
-TEST_P(AdamWTest, UpdateMatchesCpu) {
-    const Case c = GetParam();
+void check_update(const Case& c) {
     const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, 0.7f)); };
     const double eps = std::ldexp(1.0, -24);
     std::map<std::string, Tolerance> tolerances = {
@@ -57,6 +56,23 @@ TEST_P(AdamWTest, UpdateMatchesCpu) {
     if (c.master_dtype != DType::f32) tolerances["master"].relative = ulp(c.master_dtype);
     if (c.param_dtype != c.master_dtype) tolerances["param"] = {ulp(c.param_dtype), 0.01 * 14 * 32 * eps};
     compare_on_devices(op, tolerances);
+}
+
+TEST_P(AdamWTest, UpdateMatchesCpu) { check_update(GetParam()); }
+
+// Vectors, and what is left after them
+TEST(AdamWTypes, UpdateMatchesCpuForEveryCombination) {
+    std::string why;
+    if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
+    for (const DType param : {DType::f32, DType::bf16, DType::f16})
+        for (const DType grad : {DType::f32, DType::bf16, DType::f16})
+            for (const DType adam : {DType::f32, DType::bf16})
+                for (const DType master : {DType::f32, DType::bf16}) {
+                    if (master == DType::bf16 && param != DType::bf16) continue;
+                    SCOPED_TRACE(std::string(name_of(param)) + " " + name_of(grad) + " " + name_of(adam) + " " +
+                                 name_of(master));
+                    check_update({39, 8, param, grad, 0, master, adam});
+                }
 }
 
 // The tolerance above would pass any way of rounding. Both devices must draw the same chance for the same element: then

@@ -12,8 +12,7 @@ struct Case {
 
 class CopyRowsTest : public testing::TestWithParam<Case> {};
 
-TEST_P(CopyRowsTest, RowsArriveAndWhatLiesBetweenStays) {
-    const Case c = GetParam();
+void check(const Case& c) {
     const Data x = normal(c.rows * c.stride, c.dtype, 1), before = normal(c.rows * c.out_stride, c.out_dtype, 2);
     const auto op = [&](KernelRun& run) {
         copy_rows(run.stream(), {.out = run.inout("out", before),
@@ -33,6 +32,19 @@ TEST_P(CopyRowsTest, RowsArriveAndWhatLiesBetweenStays) {
             ASSERT_EQ(cpu[size_t(i * c.out_stride + j)], j < c.columns ? one.at(0) : before.at(i * c.out_stride + j));
         }
     compare_on_devices(op, {{"out", {}}});
+}
+
+TEST_P(CopyRowsTest, RowsArriveAndWhatLiesBetweenStays) { check(GetParam()); }
+
+TEST(CopyRowsTypes, RowsArriveForEveryPair) {
+    std::string why;
+    if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
+    for (const DType out : {DType::f32, DType::bf16, DType::f16})
+        for (const DType in : {DType::f32, DType::bf16, DType::f16})
+            for (const int64_t columns : {5, 16}) {  // scalars, vectors
+                SCOPED_TRACE(std::string(name_of(out)) + " from " + name_of(in));
+                check({3, columns, 24, 16, out, in});
+            }
 }
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16, h16 = DType::f16;

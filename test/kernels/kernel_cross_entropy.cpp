@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyTest,
                                          Case{2, 128259, DType::bf16},  // Llama 3's, and ragged
                                          Case{1, 190007, DType::bf16},
                                          Case{1, 100001, DType::f32},  // beyond that: read again
-                                         Case{2, 777, DType::f16}));
+                                         Case{2, 777, DType::f16}, Case{1, 128259, DType::f16}));
 
 }  // namespace
 }  // namespace rz::test

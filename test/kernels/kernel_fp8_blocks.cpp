@@ -56,7 +56,7 @@ TEST_P(QuantiseBlocksTest, CodesAndScalesAreExact) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, QuantiseBlocksTest,
                          testing::Values(Matrix{128, 128, DType::bf16}, Matrix{256, 640, DType::bf16},
-                                         Matrix{128, 384, DType::f32}));
+                                         Matrix{128, 384, DType::f32}, Matrix{128, 256, DType::f16}));
 
 TEST(QuantiseBlocks, ScalesArePowersOfTwoThatUseTheRange) {
     for (const float x : {1.0f, 447.0f, 448.0f, 449.0f, 3e-5f, 1e30f}) {

@@ -63,7 +63,7 @@ TEST_P(QuantiseMxTest, CodesAndScalesAreExact) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, QuantiseMxTest,
                          testing::Values(Matrix{128, 128, DType::bf16}, Matrix{256, 640, DType::bf16},
-                                         Matrix{128, 384, DType::f32}));
+                                         Matrix{128, 384, DType::f32}, Matrix{128, 256, DType::f16}));
 
 // The layout of NVIDIA's documents (cuBLAS, "1D block scaling factors layout"), written as they draw it: of a tile of
 // 128 x 4, byte 16 (row % 32) + 4 (row / 32) + column; tiles row by row of tiles.

@@ -119,6 +119,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Rmsnorm,
                                          Case{129, 96, f32, f32, true},       //
                                          Case{3, 4096, bf16_, bf16_, true},   // a block per row
                                          Case{2, 4104, f16_, f32, true},      //
+                                         Case{5, 6, f16_, f16_, true},        //
+                                         Case{3, 8200, f16_, f16_, true},     //
                                          Case{9, 4100, f32, f32, true},       // backward: beyond the registers,
                                          Case{10, 8200, bf16_, f32, false},   // in shared memory, and
                                          Case{6, 10248, f32, f32, true},      // beyond that: read again

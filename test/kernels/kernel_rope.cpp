@@ -45,6 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest,
                                          Case{2, 3, 5, 96, 96, 0, DType::f16},     //
                                          Case{1, 3, 5, 128, 0, 1000, DType::f32},  // a cache's later position
                                          Case{2, 4, 3, 6, 5, 2, DType::bf16},      // scalars
+                                         Case{2, 4, 3, 6, 5, 2, DType::f16},       //
                                          Case{2, 9, 3, 64, 0, 0, DType::bf16, true},
                                          Case{3, 5, 2, 6, 1, 4, DType::f32, true},
                                          Case{1, 4, 3, 8, 1, 0, DType::f32}));  // an odd row stride

@@ -85,7 +85,7 @@ TEST(SwigluLimits, LargeGatesMatchCpu) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Swiglu,
                          testing::Values(Case{1, 8, DType::bf16}, Case{1, 1, DType::f32}, Case{7, 1536, DType::bf16},
                                          Case{3, 1001, DType::bf16}, Case{5, 172, DType::f32}, Case{2, 40, DType::f16},
-                                         Case{3, 33, DType::f32}));
+                                         Case{3, 33, DType::f32}, Case{3, 33, DType::f16}));
 
 }  // namespace
 }  // namespace rz::test

@@ -219,9 +219,11 @@ inline void expect_close(const std::string& name, const std::vector<double>& got
 }
 
 // Skips the test where there is neither a device nor the emulator. Compares every output of `op` with its tolerance
-// (exactly, where it has none). Both runs on the CUDA device are `context`'s; without one each has its own.
-inline void compare_on_devices(const Op& op, const std::map<std::string, Tolerance>& tolerances,
-                               RankContext* context = nullptr) {
+// (exactly, where it has none). Both runs on the CUDA device are `context`'s; without one each has its own. `also`, if
+// there is one, is called with the outputs of either device.
+inline void compare_on_devices(
+    const Op& op, const std::map<std::string, Tolerance>& tolerances, RankContext* context = nullptr,
+    const std::function<void(const char* device, const KernelRun::Results&)>& also = nullptr) {
     std::string why;
     if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
     const auto want = run_on(Device{DeviceKind::cpu, 0}, op);
@@ -236,6 +238,7 @@ inline void compare_on_devices(const Op& op, const std::map<std::string, Toleran
         expect_close(name, first.at(name).values, result.values,
                      tolerance == tolerances.end() ? Tolerance{} : tolerance->second);
     }
+    if (also) also("CPU", want), also("GPU", first);
 }
 
 // Cases that take the emulator seconds run on a device, and in the emulator where KERNEL_TESTS_LARGE is set.

@@ -84,7 +84,8 @@ TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, VocabCrossEntropyTest,
                          testing::Values(Case{1, 2, 0, 5, DType::f32}, Case{5, 259, 259, 777, DType::bf16},
-                                         Case{4, 1000, 500, 1500, DType::f32}, Case{3, 777, 7, 800, DType::f16}));
+                                         Case{4, 1000, 500, 1500, DType::f32}, Case{3, 777, 7, 800, DType::f16},
+                                         Case{2, 2001, 1500, 4000, DType::bf16}, Case{2, 3001, 100, 4000, DType::f16}));
 
 // Logits with many equal largest ones, cut into uneven parts: the likeliest token is that of the whole row, to the bit.
 TEST(VocabArgmax, OfPartsIsThatOfTheWholeRow) {
