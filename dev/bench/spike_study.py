@@ -83,7 +83,7 @@ class Robust:
         self.floor, self.window, self.least = floor, deque(maxlen=window), least
 
     def observe(self, x):
-        self.lasting = 0.0
+        self.third = self.mean = 0.0
         if not math.isfinite(x):
             return 0.0
         z = 0.0
@@ -92,36 +92,40 @@ class Robust:
             mad = statistics.median(abs(v - middle) for v in self.window)
             scale = max(1.4826 * mad, self.floor * abs(middle), 1e-12)
             z = (x - middle) / scale
-            self.lasting = (sorted([*list(self.window)[-7:], x])[-3] - middle) / scale
+            recent = [(v - middle) / scale for v in [*list(self.window)[-7:], x]]
+            self.third = sorted(recent)[-3]
+            self.mean = sum(min(v, 6) for v in recent) / len(recent)
         self.window.append(x)
         return z
 
 
 def scores(series):
-    """Of each step: z of the loss, z of the norm, how far the loss is above its window's largest, and the third largest z of
-    the last eight losses; together as in guards.h"""
+    """Of each step: z of the loss, z of the norm, how far the loss is above its window's largest, and of the z of the last
+    eight losses the third largest and the mean, each counted as 6 at most; as in guards.h"""
     loss, norm, recent, rows = Robust(0.01), Robust(0.1), deque(maxlen=128), []
     for x, n in series:
         zl, zn = (loss.observe(x), norm.observe(n)) if math.isfinite(x) and math.isfinite(n) else (0.0, 0.0)
         over = x - max(recent) if len(recent) >= 16 else -1.0
         if math.isfinite(x):
             recent.append(x)
-        rows.append((zl, zn, over, loss.lasting))
+        rows.append((zl, zn, over, loss.third, loss.mean))
     return rows
 
 
 RULES = {
-    "norm z >= 8": lambda zl, zn, over, lasting: zn >= 8,
-    "loss z >= 4": lambda zl, zn, over, lasting: zl >= 4,
-    "loss z >= 6": lambda zl, zn, over, lasting: zl >= 6,
-    "loss z >= 5": lambda zl, zn, over, lasting: zl >= 5,
-    "loss z >= 8": lambda zl, zn, over, lasting: zl >= 8,
-    "loss z >= 8 or norm z >= 8": lambda zl, zn, over, lasting: zl >= 8 or zn >= 8,
-    "loss z >= 6 and above all 128": lambda zl, zn, over, lasting: zl >= 6 and over > 0,
-    "loss z >= 5 and above all 128": lambda zl, zn, over, lasting: zl >= 5 and over > 0,
-    "loss z >= 8 or (loss z >= 5 and norm z >= 8)": lambda zl, zn, over, lasting: zl >= 8 or (zl >= 5 and zn >= 8),
-    "loss z >= 6 or 3 of the last 8 z >= 4": lambda zl, zn, over, lasting: zl >= 6 or lasting >= 4,
-    "loss z >= 6 or 3 of the last 8 z >= 3": lambda zl, zn, over, lasting: zl >= 6 or lasting >= 3,
+    "norm z >= 8": lambda zl, zn, over, third, mean: zn >= 8,
+    "loss z >= 8 or norm z >= 8": lambda zl, zn, over, third, mean: zl >= 8 or zn >= 8,
+    "loss z >= 4": lambda zl, zn, over, third, mean: zl >= 4,
+    "loss z >= 5": lambda zl, zn, over, third, mean: zl >= 5,
+    "loss z >= 6": lambda zl, zn, over, third, mean: zl >= 6,
+    "loss z >= 8": lambda zl, zn, over, third, mean: zl >= 8,
+    "loss z >= 5 and above all 128": lambda zl, zn, over, third, mean: zl >= 5 and over > 0,
+    "loss z >= 8 or (loss z >= 5 and norm z >= 8)":
+        lambda zl, zn, over, third, mean: zl >= 8 or (zl >= 5 and zn >= 8),
+    "loss z >= 6 or 3 of the last 8 z >= 4": lambda zl, zn, over, third, mean: zl >= 6 or third >= 4,
+    "loss z >= 6 or 3 of the last 8 z >= 3": lambda zl, zn, over, third, mean: zl >= 6 or third >= 3,
+    "loss z >= 6 or mean of 8 z >= 1.8": lambda zl, zn, over, third, mean: zl >= 6 or mean >= 1.8,
+    "loss z >= 5.7 or mean of 8 z >= 1.71": lambda zl, zn, over, third, mean: zl >= 5.7 or mean >= 1.71,
 }
 
 
@@ -149,8 +153,9 @@ def main():
     total = sum(map(len, healthy.values()))
     judged = {name: scores(series) for name, series in healthy.items()}
     print(f"healthy: {len(healthy)} runs, {total} steps; largest z of the loss",
-          f"{max(r[0] for rows in judged.values() for r in rows):.2f}, lasting",
-          f"{max(r[3] for rows in judged.values() for r in rows):.2f}, of the norm",
+          f"{max(r[0] for rows in judged.values() for r in rows):.2f}, third of eight",
+          f"{max(r[3] for rows in judged.values() for r in rows):.2f}, mean of eight",
+          f"{max(r[4] for rows in judged.values() for r in rows):.2f}, of the norm",
           f"{max(r[1] for rows in judged.values() for r in rows):.1f}")
 
     constant, jobs, kinds = ["--lr-schedule", "constant"], [], ("noise", "shifted", "rate30", "rate100")
@@ -177,8 +182,8 @@ def main():
                 without += not labels
             else:
                 spikes.append((f"{kind} ({model})", series, 1200))  # the first batch of the damaged data
-        for at in (400, 1000):  # ten times the loss of one step
-            spikes.append((f"loss x10 ({model})", [(10 * x, n) if i == at else (x, n)
+        for at in (400, 1000):  # ten times the loss of one step, and so ten times its gradient
+            spikes.append((f"loss x10 ({model})", [(10 * x, 10 * n) if i == at else (x, n)
                                                    for i, (x, n) in enumerate(before)], at))
     print(f"spikes: {len(spikes)} labelled; {without} runs had none by the label")
     print(f"{'rule':48} {'false':>6} {'/10,000':>8} {'found at once':>14} {'within 8':>9}")
@@ -187,7 +192,10 @@ def main():
         false = sum(rule(*r) for rows in judged.values() for r in rows)
         at_once = sum(rule(*rows[i]) for _, rows, i in graded)
         soon = sum(any(rule(*r) for r in rows[i:i + 9]) for _, rows, i in graded)
-        print(f"{name:48} {false:6} {1e4 * false / total:8.2f} {at_once:7}/{len(graded)} {soon:5}/{len(graded)}")
+        missed = [f"{what}, z {max(r[0] for r in rows[i:i + 9]):.2f}" for what, rows, i in graded
+                  if not any(rule(*r) for r in rows[i:i + 9])]
+        print(f"{name:48} {false:6} {1e4 * false / total:8.2f} {at_once:7}/{len(graded)} {soon:5}/{len(graded)}",
+              f"missed: {'; '.join(missed)}" if len(missed) <= 3 and missed else "")
     whats = sorted({what for what, _, _ in graded})
     for kind in whats:
         z = sorted(max(r[0] for r in rows[i:i + 9]) for what, rows, i in graded if what == kind)

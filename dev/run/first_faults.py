@@ -66,7 +66,7 @@ FLAGS = [
     (2, "--accumulate-locally --zero 1", "--zero 2 or 3"),
     (2, "--pp-schedule gpipe", "nearest: --pp 2"),
     (2, "--sample-tokens 20", "nearest: --sample-every 1"),
-    (2, "--on-spike stop --spike-z 0", "nearest: --spike-z 6"),
+    (2, "--on-spike stop --spike-z 0", "nearest: --spike-z 5.7"),
     (2, "--on-spike rollback", "name a folder"),
     (2, "--max-rollbacks 2", "nearest: --on-spike rollback"),
     (2, "--save-every 10", "name a folder"),

@@ -15,9 +15,10 @@ static double median(std::vector<double> x) {
     return 0.5 * (x[half] + *std::max_element(x.begin(), x.begin() + long(half)));
 }
 
-// A loss that stays high has no single step that stands out: three of the last eight at two thirds of a spike's z are
-// one as well (dev/results/spikes.md).
-constexpr long kRecent = 8, kLasting = 3;
+// A loss that stays high has no single step that stands out: a mean z of the last eight at 0.3 of a spike's is one as
+// well (dev/results/spikes.md). A single step counts for so much at most.
+constexpr long kRecent = 8;
+constexpr double kLasting = 0.3, kMostOfOne = 6;
 
 double SpikeDetector::observe(double x) {
     if (!std::isfinite(x)) return 0;
@@ -28,10 +29,10 @@ double SpikeDetector::observe(double x) {
         for (double& v : values) v = std::abs(v - middle);
         const double scale = std::max({1.4826 * median(values), floor_ * std::abs(middle), 1e-12});
         z = (x - middle) / scale;
-        std::vector<double> recent(window_.end() - (kRecent - 1), window_.end());
-        recent.push_back(x);
-        std::sort(recent.rbegin(), recent.rend());
-        z = std::max(z, 1.5 * (recent[kLasting - 1] - middle) / scale);
+        double sum = std::min(z, kMostOfOne);
+        for (auto v = window_.end() - (kRecent - 1); v != window_.end(); ++v)
+            sum += std::min((*v - middle) / scale, kMostOfOne);
+        z = std::max(z, sum / kRecent / kLasting);
     }
     window_.push_back(x);
     if (window_.size() > kWindow) window_.pop_front();

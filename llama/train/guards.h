@@ -22,8 +22,9 @@
 
 namespace rz {
 
-// z = (x - median) / max(1.4826 MAD, floor |median|) against the last values, or 1.5 times the third largest z of the
-// last eight. A spike enters the window too (a lasting change is accepted after half of one); NaN never does.
+// z = (x - median) / max(1.4826 MAD, floor |median|) against the last values, or 10/3 of the mean z of the last eight,
+// each counted as 6 at most. A spike enters the window too (a lasting change is accepted after half of one); NaN never
+// does.
 class SpikeDetector {
    public:
     explicit SpikeDetector(double floor) : floor_(floor) {}
@@ -49,7 +50,7 @@ inline constexpr auto kNames<OnSpike> =
 
 struct GuardOptions {
     int64_t max_skips = 10;  // 0: never gives up
-    double spike_z = 6;      // 0: no detector; dev/results/spikes.md
+    double spike_z = 5.7;    // 0: no detector; dev/results/spikes.md
     OnSpike on_spike = OnSpike::warn;
 };
 

@@ -24,7 +24,7 @@ static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
 
 static void check_guards_and_output(const TrainOptions& o) {
     require(o.on_spike == OnSpike::warn || o.spike_z > 0,
-            "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 6",
+            "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 5.7",
             name_of(o.on_spike));
     for (const char* flag : {"max-rollbacks", "rollback-steps", "rollback-skip"})
         require(!o.given.count(flag) || o.on_spike == OnSpike::rollback || o.resume.asked(),

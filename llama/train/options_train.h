@@ -139,7 +139,7 @@ struct TrainOptions {
     // stopping and guards
     double time_limit = 0;  // seconds; 0: Slurm's end of the job, if there is one
     int64_t max_skips = 10;
-    double spike_z = 6;
+    double spike_z = 5.7;
     OnSpike on_spike = OnSpike::warn;
     int64_t max_rollbacks = 3, rollback_steps = 100, rollback_skip = 100;
     int64_t check_replicas = 0, recheck_every = 0;  // steps; 0: never

@@ -32,7 +32,7 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--sample-tokens", "20"}, "--sample-every 1"},
         {{"--prefetch", "2", "--zero", "2"}, "nearest: --zero 3"},
         {{"--accumulate-locally", "--zero", "1"}, "--zero 2 or 3"},
-        {{"--on-spike", "stop", "--spike-z", "0"}, "nearest: --spike-z 6"},
+        {{"--on-spike", "stop", "--spike-z", "0"}, "nearest: --spike-z 5.7"},
         {{"--save-every", "10"}, "--out"},
         {{"--keep-every", "10"}, "--out"},
         {{"--grad-accum", "2", "--batch-tokens", "4096"}, "leave one of them out"},
