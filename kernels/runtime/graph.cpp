@@ -76,11 +76,14 @@ bool GraphSet::begin(Stream& stream, const Key& key) {
     require(!capture_, "a piece of a graph set was begun inside another");
     const auto piece = pieces_.find(key);
     if (piece == pieces_.end()) {
-        if (pieces_.size() < kMostPieces) pieces_.emplace(key, Graph());
+        if (pieces_.size() < kMostPieces) pieces_.emplace(key, Piece());
         return true;
     }
-    if (piece->second) {
-        piece->second.launch(stream);
+    if (!piece->second.empty()) {
+        for (const Part& part : piece->second) {
+            if (part.graph) part.graph.launch(stream);
+            if (part.work) part.work();
+        }
         ++replayed_;
         return false;
     }
@@ -90,15 +93,36 @@ bool GraphSet::begin(Stream& stream, const Key& key) {
     return true;
 }
 
+// What was recorded since the last cut, and what comes after it. Both are done.
+void GraphSet::cut(std::function<void()> work) {
+    const std::unique_ptr<Capture> capture = std::move(capture_);
+    recording_->push_back({capture->finish(), std::move(work)});
+    Part& part = recording_->back();
+    if (part.graph.nodes() == 0) part.graph = Graph();
+    graphs_ += part.graph ? 1 : 0;
+    if (part.graph) part.graph.launch(*stream_);
+    if (part.work) part.work();
+}
+
 void GraphSet::end() {
     if (!capture_) return;  // the first time: it was enqueued as it is
-    const std::unique_ptr<Capture> capture = std::move(capture_);
-    *recording_ = capture->finish();
+    cut(nullptr);
+    recording_ = nullptr;
     ++recorded_;
-    recording_->launch(*stream_);
     ++replayed_;
 }
 
-void GraphSet::abandon() noexcept { capture_.reset(); }
+void GraphSet::abandon() noexcept {
+    capture_.reset();
+    if (recording_ == nullptr) return;
+    recording_->clear();
+    recording_ = nullptr;
+}
+
+void GraphSet::between(const std::function<void()>& work) {
+    if (!capture_) return work();
+    cut(work);
+    capture_ = std::make_unique<Capture>(*stream_);
+}
 
 }  // namespace rz

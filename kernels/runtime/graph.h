@@ -58,6 +58,9 @@ class Capture {
 // can't be recorded), recorded the second time, and replayed from then on. Its key names it and holds whatever it
 // records by value that is not always the same: pointers into pools, shapes, factors. Another key is another piece, so
 // nothing stale is ever replayed.
+//
+// What can't be recorded, since ranks communicate or another stream works, goes through between(): it ends the graph
+// that is being recorded, is done and kept, and another graph begins. A replay launches and does them in turn.
 class GraphSet {
    public:
     using Key = std::vector<uint64_t>;
@@ -74,8 +77,13 @@ class GraphSet {
     void end();
     void abandon() noexcept;
 
-    int64_t recorded() const { return recorded_; }
+    // Inside a piece: calls `work` now, and at each replay of a piece that is recorded, too. It holds by value whatever
+    // is gone when this returns.
+    void between(const std::function<void()>& work);
+
+    int64_t recorded() const { return recorded_; }  // pieces, as replayed()
     int64_t replayed() const { return replayed_; }
+    int64_t graphs() const { return graphs_; }
     // Beyond these pieces are enqueued as they are: keys that never come again would fill the memory.
     static constexpr size_t kMostPieces = 8192;
 
@@ -90,11 +98,23 @@ class GraphSet {
             return uint64_t(value);
     }
 
-    std::map<Key, Graph> pieces_;       // without a graph: seen once
+    struct Part {
+        Graph graph;                 // may be none: nothing was enqueued
+        std::function<void()> work;  // after it, but for the last
+    };
+    using Piece = std::vector<Part>;  // none: seen once
+    void cut(std::function<void()> work);
+
+    std::map<Key, Piece> pieces_;
     std::unique_ptr<Capture> capture_;  // between begin() and end() of a piece that is recorded
-    Graph* recording_ = nullptr;
+    Piece* recording_ = nullptr;
     Stream* stream_ = nullptr;
-    int64_t recorded_ = 0, replayed_ = 0;
+    int64_t recorded_ = 0, replayed_ = 0, graphs_ = 0;
 };
+
+// The same for who may be inside a piece or not: nullptr, no.
+inline void between_graphs(GraphSet* graphs, const std::function<void()>& work) {
+    graphs ? graphs->between(work) : work();
+}
 
 }  // namespace rz

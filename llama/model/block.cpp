@@ -136,15 +136,22 @@ void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const
     tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_, product, tp_->overlaps() ? done : nullptr);
 }
 
-// All rows in scratch.ahead, for who waits for the event; none without overlap.
-Event Block::start_gather(Stream& s, int64_t N, const void* own, const BlockScratch& scratch) const {
-    return scratch.ahead ? tp_->start_gather(s, scratch.ahead, own, N, config_.dim, dtype_) : Event();
+// All rows in `all`, scratch.ahead or scratch.whole, for who waits for the event; none without overlap.
+Event Block::start_gather(Stream& s, int64_t N, const void* own, const BlockScratch& scratch, void* all) const {
+    return scratch.ahead ? tp_->start_gather(s, all, own, N, config_.dim, dtype_) : Event();
 }
 const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockScratch& scratch,
                             const Event& begun) const {
     if (!begun.valid()) return gathered(s, N, own, scratch);
     tp_->wait(s, begun);
     return scratch.ahead;
+}
+// Likewise in scratch.whole.
+const void* Block::arrived(Stream& s, int64_t N, const void* own, const BlockScratch& scratch,
+                           const Event& begun) const {
+    if (!begun.valid()) return gathered(s, N, own, scratch);
+    tp_->wait(s, begun);
+    return scratch.whole;
 }
 void Block::wait_for(Stream& s, const Event& event) const {
     if (event.valid()) tp_->wait(s, event);
@@ -288,13 +295,21 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w
     rmsnorm_backward(s, norm);
 }
 
+// Of the rows that the four products read, those of one come into scratch.whole or scratch.ahead while the product
+// before reads the other.
 void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const PendingBlock& p,
-                        const BlockScratch& scratch) const {
+                        const BlockScratch& scratch, Chain* chain) const {
     const int64_t N = shape.rows();
-    const void* dout = gathered(s, N, p.dout, scratch);
-    mlp_weights(s, N, dw, p, dout, scratch, start_gather(s, N, p.h2, scratch));
-    const void* dmid = gathered(s, N, p.dmid, scratch);
-    attention_weights(s, N, dw, p, dmid, scratch, start_gather(s, N, p.h1, scratch));
+    const void* dout = arrived(s, N, p.dout, scratch, chain ? chain->dout : Event());
+    Event dmid_begun, next;
+    mlp_weights(s, N, dw, p, dout, scratch, start_gather(s, N, p.h2, scratch, scratch.ahead),
+                [&] { dmid_begun = start_gather(s, N, p.dmid, scratch, scratch.whole); });
+    const Event h1_begun = start_gather(s, N, p.h1, scratch, scratch.ahead);
+    const void* dmid = arrived(s, N, p.dmid, scratch, dmid_begun);
+    attention_weights(s, N, dw, p, dmid, scratch, h1_begun, [&] {
+        if (chain && chain->next_dout) next = start_gather(s, N, chain->next_dout, scratch, scratch.whole);
+    });
+    if (chain) chain->dout = next;
     add_norm_gradient(s, dw + at_.norm2 * size_of(grad_dtype_), p.dw_norm2, config_.dim, grad_dtype_);
     add_norm_gradient(s, dw + at_.norm1 * size_of(grad_dtype_), p.dw_norm1, config_.dim, grad_dtype_);
 }
@@ -315,17 +330,19 @@ const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const
                         .N = N,
                         .F = c.ffn,
                         .dtype = dtype_});
-    if (beside) beside->rows = start_gather(s, N, p.h2, scratch);
+    if (beside) beside->rows = start_gather(s, N, p.h2, scratch, scratch.ahead);
     column_parallel_gradient(s, N, p.gate_up, matrix(w, kGateUp), 2 * c.ffn, scratch,
                              beside ? &beside->dnorm : nullptr);
     return dout;
 }
 
 void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, const void* dout,
-                        const BlockScratch& scratch, const Event& h2_begun) const {
+                        const BlockScratch& scratch, const Event& h2_begun,
+                        const std::function<void()>& rows_free) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_);
     linear_backward_weight(s, dw + at_.down * ge, dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_, fp8_);
+    if (rows_free) rows_free();
     const void* h2 = gathered(s, N, p.h2, scratch, h2_begun);
     linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_, fp8_);
 }
@@ -366,16 +383,18 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const Bl
              .row_stride = qkv_dim,
              .inverse = true,
              .dtype = dtype_});
-    if (beside) beside->rows = start_gather(s, N, p.h1, scratch);
+    if (beside) beside->rows = start_gather(s, N, p.h1, scratch, scratch.ahead);
     column_parallel_gradient(s, N, p.dqkv, matrix(w, kQkv), qkv_dim, scratch, beside ? &beside->dnorm : nullptr);
     return dmid;
 }
 
 void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, const void* dmid,
-                              const BlockScratch& scratch, const Event& h1_begun) const {
+                              const BlockScratch& scratch, const Event& h1_begun,
+                              const std::function<void()>& rows_free) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_), heads_dim = c.heads * c.head_dim;
     linear_backward_weight(s, dw + at_.out * ge, dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_, fp8_);
+    if (rows_free) rows_free();
     const void* h1 = gathered(s, N, p.h1, scratch, h1_begun);
     linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_, fp8_);
 }

@@ -19,6 +19,8 @@
 // gathered before the products that read them, and the rows of a branch are added over the ranks and scattered. Without
 // it R is N.
 
+#include <functional>
+
 #include "kernels/attention/attention.h"
 #include "llama/model/config.h"
 #include "llama/model/linear_fp8.h"
@@ -126,8 +128,14 @@ class Block {
     // and gate_up are in `p` already: exchange() comes first.
     void input_grad(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const PendingBlock& p,
                     const BlockScratch&, void* dresid) const;
-    // dw += what `p` holds.
-    void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& p, const BlockScratch&) const;
+    // dw += what `p` holds. With tp's overlap, `chain` has the rows of the next block's dout gathered while this one's
+    // last product is computed: its scratch.whole is then taken until that block's weight_grad.
+    struct Chain {
+        Event dout;  // p.dout's rows are in scratch.whole after it; none: they are not on their way
+        const void* next_dout = nullptr;  // of the block whose weight_grad comes next, if one does
+    };
+    void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& p, const BlockScratch&,
+                     Chain* chain) const;
 
     AttentionShape attention_shape(const BlockShape&) const;
 
@@ -144,19 +152,21 @@ class Block {
     struct Beside {
         Event rows, dnorm;
     };
-    Event start_gather(Stream&, int64_t N, const void* own, const BlockScratch&) const;
+    Event start_gather(Stream&, int64_t N, const void* own, const BlockScratch&, void* all) const;
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&, const Event& begun) const;
+    const void* arrived(Stream&, int64_t N, const void* own, const BlockScratch&, const Event& begun) const;
     void wait_for(Stream&, const Event&) const;
 
     void gate_up(Stream&, int64_t N, const BlockWeights& w, const BlockActivations& a, const BlockScratch&) const;
     const void* mlp_inputs(Stream&, int64_t N, const BlockWeights& w, const PendingBlock& p, const BlockScratch&,
                            Beside* beside) const;
+    // `rows_free`: dout, or dmid, has been read by what is enqueued so far.
     void mlp_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dout, const BlockScratch&,
-                     const Event& h2_begun) const;
+                     const Event& h2_begun, const std::function<void()>& rows_free = nullptr) const;
     const void* attention_inputs(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a,
                                  const PendingBlock& p, const BlockScratch&, Beside* beside) const;
     void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dmid, const BlockScratch&,
-                           const Event& h1_begun) const;
+                           const Event& h1_begun, const std::function<void()>& rows_free = nullptr) const;
 
     enum Matrix { kQkv, kOut, kGateUp, kDown };
     Weight matrix(const BlockWeights& w, Matrix which) const;

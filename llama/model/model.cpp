@@ -103,7 +103,7 @@ class Model::Host : public ProgramHost {
             for (int u = i.last_unit; u >= i.first_unit; --u) {
                 if (i.what == Do::backward) s.backward(u, i.slot, b, goal_);
                 if (i.what == Do::input_grad) s.input_grad(u, i.slot, i.w_slot, b, goal_);
-                if (i.what == Do::weight_grad) s.weight_grad(u, i.w_slot, b);
+                if (i.what == Do::weight_grad) s.weight_grad(u, i.w_slot, b, u > i.first_unit);
             }
     }
     void gather(const Instr& i) override { model_.parameters_.gather(i.first_unit); }

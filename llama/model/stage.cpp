@@ -251,10 +251,14 @@ static BlockShape shape_of(const DeviceBatch& b) {
 // The key names the piece and holds what it records by value and may change. (A batch's first_key lies beside its
 // positions.)
 void Stage::piece(const GraphSet::Key& key, const std::function<void()>& enqueue) {
-    if (replays_)
-        graphs_.run(stream_, key, enqueue);
-    else
-        enqueue();
+    if (!replays_) return enqueue();
+    const auto exchanges_between = [&](GraphSet* graphs) {
+        if (options_.tp) options_.tp->set_graphs(graphs);
+        if (options_.context) options_.context->set_graphs(graphs);
+    };
+    exchanges_between(&graphs_);
+    graphs_.run(stream_, key, enqueue);
+    exchanges_between(nullptr);
 }
 
 // Each rank looks up its own part of the vocabulary: of the ranks' sums, all terms but one are zero.
@@ -490,7 +494,7 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
           [&] { work_.block(unit).input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
 }
 
-void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
+void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool then_below) {
     const WeightSlot& pending = weight_slots_[size_t(weight_slot)];
     if (unit == 0) return embedding_gradient(pending.embedding_gradient, b);
     if (unit == model_last_)
@@ -498,8 +502,10 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b) {
                                  options_.grad_dtype);
     const PendingBlock& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
-    piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T),
-          [&] { work_.block(unit).weight_grad(stream_, shape_of(b), dw, p, work_.scratch()); });
+    piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T), [&] {
+        chain_.next_dout = then_below && unit > first_block() ? pending.blocks[index(unit) - 1].dout : nullptr;
+        work_.block(unit).weight_grad(stream_, shape_of(b), dw, p, work_.scratch(), &chain_);
+    });
 }
 
 }  // namespace rz

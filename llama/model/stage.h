@@ -121,7 +121,8 @@ class Stage {
     void forward(int unit, int slot, const DeviceBatch&, const Goal&);
     void backward(int unit, int slot, const DeviceBatch&, const Goal&);
     void input_grad(int unit, int slot, int weight_slot, const DeviceBatch&, const Goal&);
-    void weight_grad(int unit, int weight_slot, const DeviceBatch&);
+    // `then_below`: the unit below comes next, and nothing in between.
+    void weight_grad(int unit, int weight_slot, const DeviceBatch&, bool then_below = false);
 
     // (R, C) dtype of a slot: what enters the first unit (with unit 0: the embedding writes it), what leaves the last
     // unit (not with the model's last unit), and the gradient of either, which the backward pass turns from that of the
@@ -188,6 +189,7 @@ class Stage {
     std::vector<Slot> slots_;
     std::vector<WeightSlot> weight_slots_;
     std::optional<ResidualOffload> offload_;
+    Block::Chain chain_;
     bool replays_ = false;
     GraphSet graphs_;
 };

@@ -52,19 +52,22 @@ AttentionShape ContextParallel::shape_of(int slot, const int32_t* first_key) con
 }
 
 // Between compute's work so far and its next. The stream is that of all groups: no two ranks meet in another order.
+// `collective` holds by value what it needs: a graph calls it again.
 template <class Collective>
-void ContextParallel::on_mesh(Stream& compute, Collective&& collective) {
-    Stream& comm = mesh_.stream();
-    comm.wait(compute.record());
-    collective(comm);
-    compute.wait(comm.record());
+void ContextParallel::on_mesh(Stream& compute, const Collective& collective) {
+    between_graphs(graphs_, [this, &compute, collective] {
+        Stream& comm = mesh_.stream();
+        comm.wait(compute.record());
+        collective(comm);
+        compute.wait(comm.record());
+    });
 }
 
 void ContextParallel::gather_keys(Stream& compute, const void* qkv) {
     const int64_t kv = kv_columns(), rows = own_rows();
     const DType t = shape_.dtype;
     pack_own_keys(compute, qkv, own_keys_);
-    on_mesh(compute, [&](Stream& s) {
+    on_mesh(compute, [this, t](Stream& s) {
         mesh_.cp().all_gather(s,
                               {.out = keys_by_rank_.data(), .in = own_keys_.data(), .offsets = offsets_, .dtype = t});
     });
@@ -127,7 +130,7 @@ void ContextParallel::backward(Stream& compute, void* dqkv, const void* d_o, con
                                 .out_dtype = DType::f32,
                                 .dtype = DType::f32});
         }
-    on_mesh(compute, [&](Stream& s) {
+    on_mesh(compute, [this](Stream& s) {
         mesh_.cp().reduce_scatter(s, {.out = own_dkv_.data(),
                                       .in = dkv_by_rank_.data(),
                                       .offsets = offsets_,

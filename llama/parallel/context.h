@@ -19,6 +19,7 @@
 
 #include "comm/mesh.h"
 #include "kernels/attention/attention.h"
+#include "kernels/runtime/graph.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/runtime/names.h"
 
@@ -60,6 +61,9 @@ class ContextParallel {
     int64_t key_bytes() const { return part_ * size_of(shape_.dtype) * (mesh_.cp().size() - 1); }
     int64_t gradient_bytes() const { return part_ * 4 * (mesh_.cp().size() - (rings() ? 0 : 1)); }
 
+    // Whose piece is enqueued from now on: messages stand between its graphs. nullptr: none is.
+    void set_graphs(GraphSet* graphs) { graphs_ = graphs; }
+
     // Attention of this rank's rows. As AttentionForward and AttentionBackward, of the packed rows of a block:
     // qkv and dqkv (B, own_rows, (heads + 2 kv_heads) head_dim), o and d_o (B, own_rows, heads head_dim), all dtype;
     // lse (2, B, heads, chunk) f32. first_key (B, own_rows) or nullptr, in positions of the whole sequence.
@@ -73,6 +77,7 @@ class ContextParallel {
         std::array<Buffer, 2> keys, gradients;  // (B, own_rows) k and v: here, and on their way; f32
         Buffer fresh;                           // likewise f32: what this rank adds
         Buffer queries, part, sum, lse;  // (B, own_rows, heads, head_dim), dtype, dtype and f32; (B, heads, chunk)
+        Event keys_arrived, gradients_arrived;  // of the latest step
         void allocate(Device, const ContextShape&, int64_t rows, int64_t q, int64_t kv);
     };
     bool rings() const { return shape_.exchange == ContextExchange::ring; }
@@ -82,7 +87,8 @@ class ContextParallel {
     AttentionShape ring_shape(int slot, int64_t key_chunk, const int32_t* first_key) const;
     template <class F>
     void for_each_pair(int source, F&& f) const;
-    Event pass_on(Stream& compute, const Buffer& from, const Buffer& to);
+    void pass_on(Stream& compute, const Buffer& from, const Buffer& to, Event& arrived);
+    void wait(Stream& compute, const Event& arrived);
     void pack_own_keys(Stream& compute, const void* qkv, const Buffer& to);
 
     AttentionShape shape_of(int slot, const int32_t* first_key) const;
@@ -91,9 +97,10 @@ class ContextParallel {
     int64_t kv_columns() const { return 2 * shape_.kv_heads * shape_.head_dim; }
     void gather_keys(Stream& compute, const void* qkv);
     template <class Collective>
-    void on_mesh(Stream& compute, Collective&& collective);
+    void on_mesh(Stream& compute, const Collective& collective);
 
     Mesh& mesh_;
+    GraphSet* graphs_ = nullptr;
     ContextShape shape_;
     int64_t chunk_, part_ = 0;               // tokens; elements of this rank's keys and values
     std::vector<int64_t> offsets_;           // of the ranks' parts of by_rank

@@ -27,15 +27,20 @@ void ContextParallel::Ring::allocate(Device device, const ContextShape& s, int64
 }
 
 // From each rank to the next. What is sent and received has been read by compute's work so far.
-Event ContextParallel::pass_on(Stream& compute, const Buffer& from, const Buffer& to) {
-    const int rank = mesh_.cp().rank(), size = mesh_.cp().size();
-    Stream& comm = mesh_.stream();
-    comm.wait(compute.record());
-    MessageGroup group;
-    group.send(from.data(), from.bytes(), (rank + 1) % size);
-    group.recv(to.data(), to.bytes(), (rank + size - 1) % size);
-    mesh_.cp().transport().exchange(comm, group);
-    return comm.record();
+void ContextParallel::pass_on(Stream& compute, const Buffer& from, const Buffer& to, Event& arrived) {
+    between_graphs(graphs_, [this, &compute, &from, &to, &arrived] {
+        const int rank = mesh_.cp().rank(), size = mesh_.cp().size();
+        Stream& comm = mesh_.stream();
+        comm.wait(compute.record());
+        MessageGroup group;
+        group.send(from.data(), from.bytes(), (rank + 1) % size);
+        group.recv(to.data(), to.bytes(), (rank + size - 1) % size);
+        mesh_.cp().transport().exchange(comm, group);
+        arrived = comm.record();
+    });
+}
+void ContextParallel::wait(Stream& compute, const Event& arrived) {
+    between_graphs(graphs_, [&compute, &arrived] { compute.wait(arrived); });
 }
 
 // Queries of this rank's chunk `slot` against a chunk of the keys here
@@ -75,8 +80,7 @@ void ContextParallel::ring_forward(Stream& compute, void* o, float* lse, const v
     pack_own_keys(compute, qkv, ring_.keys[0]);
     for (int step = 0; step < size; ++step) {
         const Buffer& keys = ring_.keys[size_t(step % 2)];
-        Event arrived;
-        if (step + 1 < size) arrived = pass_on(compute, keys, ring_.keys[size_t((step + 1) % 2)]);
+        if (step + 1 < size) pass_on(compute, keys, ring_.keys[size_t((step + 1) % 2)], ring_.keys_arrived);
         for_each_pair((rank - step + size) % size, [&](int slot, int key_slot, int64_t key_chunk) {
             const char* k = at(keys, key_slot * chunk_ * kv, t);
             AttentionShape shape = ring_shape(slot, key_chunk, first_key);
@@ -101,7 +105,7 @@ void ContextParallel::ring_forward(Stream& compute, void* o, float* lse, const v
                              .first = step == 0 && key_slot == 0,  // a rank's early keys are seen by all it has
                              .dtype = t});
         });
-        if (step + 1 < size) compute.wait(arrived);
+        if (step + 1 < size) wait(compute, ring_.keys_arrived);
     }
     cast(compute,
          {.out = o, .x = ring_.sum.data(), .n = shape_.B * own_rows() * q, .out_dtype = t, .dtype = DType::f32});
@@ -126,11 +130,9 @@ void ContextParallel::ring_backward(Stream& compute, void* dqkv, const void* d_o
                         .dtype = t});
     compute.zero(ring_.sum.data(), ring_.sum.bytes());
     compute.zero(ring_.gradients[0].data(), ring_.gradients[0].bytes());
-    Event gradients_arrived;
     for (int step = 0; step < size; ++step) {
         const Buffer &keys = ring_.keys[size_t(step % 2)], &gradients = ring_.gradients[size_t(step % 2)];
-        Event arrived;
-        if (step + 1 < size) arrived = pass_on(compute, keys, ring_.keys[size_t((step + 1) % 2)]);
+        if (step + 1 < size) pass_on(compute, keys, ring_.keys[size_t((step + 1) % 2)], ring_.keys_arrived);
         compute.zero(ring_.fresh.data(), ring_.fresh.bytes());
         for_each_pair((rank - step + size) % size, [&](int slot, int key_slot, int64_t key_chunk) {
             const int64_t key = key_slot * chunk_ * kv, own = slot * chunk_ * q;
@@ -159,7 +161,7 @@ void ContextParallel::ring_backward(Stream& compute, void* dqkv, const void* d_o
                                      .b_dtype = t});
             }
         });
-        if (step > 0) compute.wait(gradients_arrived);
+        if (step > 0) wait(compute, ring_.gradients_arrived);
         reduce_add(compute, {.out = gradients.data(),
                              .a = gradients.data(),
                              .b = ring_.fresh.data(),
@@ -167,8 +169,8 @@ void ContextParallel::ring_backward(Stream& compute, void* dqkv, const void* d_o
                              .out_dtype = DType::f32,
                              .a_dtype = DType::f32,
                              .b_dtype = DType::f32});
-        if (step + 1 < size) compute.wait(arrived);
-        gradients_arrived = pass_on(compute, gradients, ring_.gradients[size_t((step + 1) % 2)]);
+        if (step + 1 < size) wait(compute, ring_.keys_arrived);
+        pass_on(compute, gradients, ring_.gradients[size_t((step + 1) % 2)], ring_.gradients_arrived);
     }
     copy_rows(compute, {.out = dqkv,
                         .x = ring_.sum.data(),
@@ -178,7 +180,7 @@ void ContextParallel::ring_backward(Stream& compute, void* dqkv, const void* d_o
                         .stride = q,
                         .out_dtype = t,
                         .dtype = DType::f32});
-    compute.wait(gradients_arrived);
+    wait(compute, ring_.gradients_arrived);
     copy_rows(compute, {.out = at(dqkv, q, t),
                         .x = ring_.gradients[size_t(size % 2)].data(),
                         .rows = rows,

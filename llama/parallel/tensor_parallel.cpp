@@ -15,16 +15,15 @@ std::vector<int64_t> TensorParallel::row_offsets(int64_t N, int64_t C) const {
     return offsets;
 }
 
-// Compute waits for what is enqueued here, unless somebody else will, and that for compute.
+// Between compute's work so far and its next. `body` holds by value what it needs: a graph calls it again.
 template <class Body>
-void TensorParallel::ordered(Stream& compute, const Body& body, Event* done) const {
-    Stream& comm = mesh_.stream();
-    comm.wait(compute.record());
-    body(comm);
-    if (done)
-        *done = comm.record();
-    else
+void TensorParallel::ordered(Stream& compute, const Body& body) const {
+    between_graphs(graphs_, [this, &compute, body] {
+        Stream& comm = mesh_.stream();
+        comm.wait(compute.record());
+        body(comm);
         compute_waits(compute, comm.record());
+    });
 }
 
 void TensorParallel::compute_waits(Stream& compute, const Event& event) const {
@@ -39,7 +38,7 @@ void TensorParallel::gather(Stream& compute, void* all, const void* own, int64_t
     if (overlap_ && product)
         return gather_parts(compute, static_cast<char*>(all), static_cast<const char*>(own), row_offsets(N, 1), C,
                             dtype, product);
-    ordered(compute, [&](Stream& comm) {
+    ordered(compute, [=, this](Stream& comm) {
         mesh_.tp().all_gather(comm, {.out = all, .in = own, .offsets = row_offsets(N, C), .dtype = dtype});
     });
     if (product) product(0, N);
@@ -47,14 +46,10 @@ void TensorParallel::gather(Stream& compute, void* all, const void* own, int64_t
 
 Event TensorParallel::start_gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C,
                                    DType dtype) const {
-    Event here;
-    ordered(
-        compute,
-        [&](Stream& comm) {
-            mesh_.tp().all_gather(comm, {.out = all, .in = own, .offsets = row_offsets(N, C), .dtype = dtype});
-        },
-        &here);
-    return here;
+    Stream& comm = mesh_.stream();
+    comm.wait(compute.record());
+    mesh_.tp().all_gather(comm, {.out = all, .in = own, .offsets = row_offsets(N, C), .dtype = dtype});
+    return comm.record();
 }
 
 void TensorParallel::scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype,
@@ -63,17 +58,14 @@ void TensorParallel::scatter(Stream& compute, void* own, const void* partial, in
         return scatter_parts(compute, own, static_cast<const char*>(partial), row_offsets(N, 1), C, dtype, product,
                              done);
     if (product) product(0, N);
-    ordered(
-        compute,
-        [&](Stream& comm) {
-            mesh_.tp().reduce_scatter(comm, {.out = own,
-                                             .in = partial,
-                                             .offsets = row_offsets(N, C),
-                                             .dtype = wire_,
-                                             .wire = wire_,
-                                             .out_dtype = dtype});
-        },
-        done);
+    ordered(compute, [=, this](Stream& comm) {
+        mesh_.tp().reduce_scatter(comm, {.out = own,
+                                         .in = partial,
+                                         .offsets = row_offsets(N, C),
+                                         .dtype = wire_,
+                                         .wire = wire_,
+                                         .out_dtype = dtype});
+    });
 }
 
 // ---- part by part ---------------------------------------------------------------------------------------------------
@@ -165,7 +157,7 @@ void* TensorParallel::arrived(Stream& comm, int64_t bytes) {
 // ---- small things ---------------------------------------------------------------------------------------------------
 
 void TensorParallel::share(Stream& compute, float* all, const float* own, int64_t n) const {
-    ordered(compute, [&](Stream& comm) {
+    ordered(compute, [=, this](Stream& comm) {
         mesh_.tp().all_gather(
             comm, {.out = all, .in = own, .offsets = even_offsets(n * size(), size()), .dtype = DType::f32});
     });

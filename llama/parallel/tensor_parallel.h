@@ -17,7 +17,8 @@
 // promises and a library does not. The rows that a weight's gradient reads are gathered while the input's is computed,
 // and that is scattered while the weights' are.
 //
-// Everything enqueues and returns: the collectives are on the mesh's stream, ordered with compute by events.
+// Everything enqueues and returns: the collectives are on the mesh's stream, ordered with compute by events. Where
+// compute is recorded as graphs they stand between them (graph.h), but not with `overlap`.
 
 #include <cstdint>
 #include <functional>
@@ -25,6 +26,7 @@
 
 #include "comm/mesh.h"
 #include "comm/meter.h"
+#include "kernels/runtime/graph.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -46,6 +48,9 @@ class TensorParallel {
     int size() const { return mesh_.tp().size(); }
     bool overlaps() const { return overlap_; }
     DType wire() const { return wire_; }
+
+    // Whose piece is enqueued from now on: the collectives stand between its graphs. nullptr: none is.
+    void set_graphs(GraphSet* graphs) { graphs_ = graphs; }
 
     // Bytes that this rank sends in each of them.
     int64_t gather_bytes(int64_t N, int64_t C, DType dtype) const {
@@ -83,7 +88,7 @@ class TensorParallel {
    private:
     std::vector<int64_t> row_offsets(int64_t N, int64_t C) const;  // in elements
     template <class Body>
-    void ordered(Stream& compute, const Body& body, Event* done = nullptr) const;
+    void ordered(Stream& compute, const Body& body) const;
     void exchange_sum(Stream& comm, void* data, const Replicated& r, DType dtype);
     void gather_parts(Stream& compute, char* all, const char* own, const std::vector<int64_t>& offsets, int64_t C,
                       DType dtype, const Product& product) const;
@@ -97,6 +102,7 @@ class TensorParallel {
     void* arrived(Stream& comm, int64_t bytes);
 
     Mesh& mesh_;
+    GraphSet* graphs_ = nullptr;
     DType wire_;
     CommMeter* meter_;
     bool overlap_;

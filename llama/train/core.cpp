@@ -21,9 +21,6 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
                                                      const CoreOptions& o, Device device, Mesh& mesh) {
     const Place cp = mesh.place(Axis::cp);
     if (cp.size == 1) return nullptr;
-    require(!o.graphs,
-            "--cuda-graphs on with --cp %d: the ranks communicate inside a block\n  nearest: --cuda-graphs off",
-            cp.size);
     const int64_t grain = 2 * cp.size, below = o.stage.T / grain * grain;
     require(o.stage.T % grain == 0,
             "--seq-len %lld with --cp %d: it must be a multiple of 2 x cp = %lld\n  nearest: --seq-len %s%lld",
@@ -50,8 +47,9 @@ static Holding part_of(const ModelConfig& config, const Mesh& mesh) {
 static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, Mesh& mesh, CommMeter* meter) {
     if (mesh.place(Axis::tp).size == 1) return std::nullopt;
     const Place tp = mesh.place(Axis::tp);
-    require(o.stage.B * o.stage.T >= tp.size, "--tp %d: a micro-batch of %lld tokens has no row for each rank", tp.size,
-            (long long)(o.stage.B * o.stage.T));
+    require(o.stage.B * o.stage.T >= tp.size,
+            "--tp %d: a micro-batch of %lld tokens has no row for each rank\n  nearest: --batch %lld, or --tp 1",
+            tp.size, (long long)(o.stage.B * o.stage.T), (long long)ceil_div(int64_t(tp.size), o.stage.T));
     return std::optional<TensorParallel>(std::in_place, mesh, o.tp_wire_f32 ? DType::f32 : o.zero.param_dtype, meter,
                                          o.tp_overlap);
 }

@@ -103,9 +103,10 @@ void check_given(const TrainOptions& o) {
     for (const char* flag : {"tp-wire", "tp-overlap"})
         require(!o.given.count(flag) || o.tp > 1,
                 "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);
-    require(o.tp == 1 || !o.cuda_graphs,
-            "--cuda-graphs on with --tp %lld: the ranks communicate inside a block\n  nearest: --cuda-graphs off",
-            (long long)o.tp);
+    require(
+        !o.tp_overlap || !o.cuda_graphs,
+        "--cuda-graphs on with --tp-overlap on: parts of a product are enqueued as their rows arrive, and a graph is "
+        "enqueued whole\n  nearest: --tp-overlap off");
     require(!o.given.count("sample-tokens") || o.sample_every > 0,
             "--sample-tokens without samples\n  nearest: --sample-every 1");
     require(!o.given.count("cp-exchange") || o.cp > 1,

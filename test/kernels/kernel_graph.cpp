@@ -123,6 +123,52 @@ TEST_F(GraphTest, PiecesAreKnownByTheirKeys) {
     EXPECT_EQ(get(sum), all(305));
 }
 
+// Two graphs, and between them work on another stream that both wait for; nested calls and an error leave nothing.
+TEST_F(GraphTest, WhatComesBetweenGraphsIsDoneAtEachReplay) {
+    GraphSet set;
+    int enqueued = 0, between = 0;
+    bool fails = false;
+    const auto piece = [&] {
+        set.run(*stream, GraphSet::key(1), [&] {
+            ++enqueued;
+            add(*stream, x);  // sum + x
+            between_graphs(&set, [this, &between] {
+                ++between;
+                other->wait(stream->record());
+                other->copy(y.data(), sum.data(), n * 4);
+                stream->wait(other->record());
+            });
+            if (fails) fail("no");
+            add(*stream, y);  // twice that
+        });
+    };
+    this->set(x, 1);
+    float want = 0;
+    const auto expect = [&](int times_enqueued, int times_between) {
+        want = 2 * (want + 1);
+        EXPECT_EQ(get(sum), all(want));
+        EXPECT_EQ(enqueued, times_enqueued);
+        EXPECT_EQ(between, times_between);
+    };
+    piece();
+    expect(1, 1);
+    fails = true;  // half of it is done: the recorded graph, and what follows
+    EXPECT_THROW(piece(), Error);
+    want += 1;
+    EXPECT_EQ(get(sum), all(want));
+    EXPECT_EQ(set.recorded(), 0);
+    fails = false;
+    piece();
+    expect(3, 3);
+    EXPECT_EQ(set.graphs(), 3) << "one of them of the piece that failed";
+    for (int i = 0; i < 3; ++i) piece(), expect(3, 4 + i);
+    EXPECT_EQ(set.recorded(), 1);
+    EXPECT_EQ(set.replayed(), 4);
+    between_graphs(&set, [&] { ++between; });  // nothing is recorded: done once
+    piece();
+    expect(3, 8);
+}
+
 TEST_F(GraphTest, KeysThatNeverComeAgainAreNotKept) {
     GraphSet set;
     for (uint64_t i = 0; i < GraphSet::kMostPieces; ++i) set.run(*stream, GraphSet::key(i), [] {});

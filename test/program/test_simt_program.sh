@@ -160,6 +160,17 @@ PY
     "$cpu" $deep --device cpu --out "$work/cpu_deep" > "$work/log" 2>&1
     timeout 200 mpirun -n 2 "$simt" $deep --device cuda --tp 2 --transport mpi --out "$work/tp2" > "$work/log" 2>&1
     compare "tp 2 over mpi" 1e-4 "$work/cpu_deep" "$work/tp2"
+    # Ranks communicate inside a block: graphs of what lies between, the same bits.
+    for how in "--tp 2" "--cp 2" "--cp 2 --cp-exchange ring"; do
+      for graphs in off on; do
+        rm -rf "${work:?}/$graphs"
+        timeout 200 mpirun -n 2 "$simt" $many --batch-tokens 48 --val-every 2 --device cuda $how --cuda-graphs $graphs --out "$work/$graphs" > "$work/log" 2>&1
+      done
+      compare "CUDA graphs, $how, to the bit" 0 "$work/off" "$work/on"
+      if grep -q "graphs of their own" "$work/log" && cmp "$work/off/final/model.safetensors" "$work/on/final/model.safetensors"; then
+        passed=$((passed + 1))
+      else failed=$((failed + 1)); echo "FAILED: graphs between what ranks exchange, and the same weights, $how"; fi
+    done
     timeout 200 mpirun -n 2 "$simt" $deep --device cuda --pp 2 --transport mpi --zero 3 --out "$work/pp2" > "$work/log" 2>&1
     compare "pp 2 over mpi, all on one lane" 1e-4 "$work/cpu_deep" "$work/pp2"
     timeout 200 mpirun -n 4 "$simt" $deep --device cuda --tp 2 --pp 2 --transport nccl --out "$work/tp2pp2" > "$work/log" 2>&1
