@@ -61,9 +61,10 @@ static void check_sizes(int ranks, const GridOptions& o) {
         require(size >= 1, "%s %d: an axis has at least one rank\n  nearest: %s 1", name_of(axis), size, name_of(axis));
     std::array<Axis, 4> sorted = o.order;
     std::sort(sorted.begin(), sorted.end());
-    require(sorted == (std::array<Axis, 4>{Axis::tp, Axis::cp, Axis::dp, Axis::pp}),
-            "the order of the axes %s, %s, %s, %s: each of tp, cp, dp and pp stands in it once", name_of(o.order[0]),
-            name_of(o.order[1]), name_of(o.order[2]), name_of(o.order[3]));
+    require(
+        sorted == (std::array<Axis, 4>{Axis::tp, Axis::cp, Axis::dp, Axis::pp}),
+        "the order of the axes %s, %s, %s, %s: each of tp, cp, dp and pp stands in it once\n  nearest: tp, cp, dp, pp",
+        name_of(o.order[0]), name_of(o.order[1]), name_of(o.order[2]), name_of(o.order[3]));
     const int64_t product = int64_t(o.tp) * o.cp * o.pp;
     if (product <= ranks && ranks % product == 0) return;
     std::string nearest;

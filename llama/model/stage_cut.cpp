@@ -71,15 +71,19 @@ std::vector<StageUnits> cut_stages(const std::vector<int64_t>& blocks_of, int64_
         asked += (asked.empty() ? "" : ",") + std::to_string(n);
         total = checked_add(total, n, "blocks");
     }
-    require(int(blocks_of.size()) == stages, "a cut into %s blocks: these are %lld stages, there are %d", asked.c_str(),
-            (long long)blocks_of.size(), stages);
-    require(total == blocks, "a cut into %s blocks: these are %lld blocks, the model has %lld", asked.c_str(),
-            (long long)total, (long long)blocks);
+    std::string even;
+    for (int s = 0; s < stages; ++s)
+        even += (even.empty() ? "" : ",") + std::to_string(blocks / stages + (s < blocks % stages ? 1 : 0));
+    require(int(blocks_of.size()) == stages, "a cut into %s blocks: these are %lld stages, there are %d\n  nearest: %s",
+            asked.c_str(), (long long)blocks_of.size(), stages, even.c_str());
+    require(total == blocks, "a cut into %s blocks: these are %lld blocks, the model has %lld\n  nearest: %s",
+            asked.c_str(), (long long)total, (long long)blocks, even.c_str());
     std::vector<StageUnits> out;
     int next = 0;
     for (int s = 0; s < stages; ++s) {
         const int64_t n = blocks_of[size_t(s)];
-        require(n > 0, "a cut into %s blocks: stage %d has none, and each needs one", asked.c_str(), s);
+        require(n > 0, "a cut into %s blocks: stage %d has none, and each needs one\n  nearest: %s", asked.c_str(), s,
+                even.c_str());
         const int units = int(n) + (s == 0) + (s == stages - 1);
         out.push_back({s, next, next + units - 1});
         next += units;

@@ -70,6 +70,19 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
         std::printf("         %s: its cost is not known, and counts as nothing\n", name.c_str());
 }
 
+constexpr std::pair<const char*, int64_t Traffic::*> kAxes[] = {{"tp", &Traffic::tp},
+                                                                {"cp", &Traffic::cp},
+                                                                {"pp", &Traffic::pp},
+                                                                {"data", &Traffic::data},
+                                                                {"replicate", &Traffic::replicate},
+                                                                {"model", &Traffic::model}};
+
+OrderedJson sent_json(const Traffic& sent) {
+    OrderedJson by_axis = OrderedJson::object();
+    for (const auto& [name, axis] : kAxes) by_axis[name] = sent.*axis;
+    return by_axis;
+}
+
 OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
     OrderedJson ranks = OrderedJson::array();
     for (const PlannedRank& r : plan.ranks)
@@ -77,7 +90,8 @@ OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
                          {"memory_peak", memory_json(r.memory)},
                          {"host_bytes", r.memory.host},
                          {"bytes_sent_first_step", r.first_sent},
-                         {"bytes_sent", r.sent}});
+                         {"bytes_sent", r.sent},
+                         {"bytes_sent_by_axis", sent_json(r.memory.sent)}});
     return {{"machine", c.machine.name},  {"ranks", c.ranks},
             {"model", summary(c.config)}, {"fits", word_of(plan.fits)},
             {"capacity", c.capacity()},   {"outside_ledger", {c.outside_min(), c.outside_max()}},
@@ -101,6 +115,8 @@ void print_memory(const PlanCase& c, const Plan& plan) {
     row("at once", most.memory.total, least.memory.total);
     row("host, pinned", most.memory.host, least.memory.host);
     row("sent a step", most.sent, least.sent);
+    for (const auto& [name, axis] : kAxes)
+        row(format("on %s", name).c_str(), most.memory.sent.*axis, least.memory.sent.*axis);
     std::printf("  outside the ledger: %s to %s, an estimate of %s\n", human_bytes(c.outside_min()).c_str(),
                 human_bytes(c.outside_max()).c_str(), c.machine.file.c_str());
     std::printf("  of %s on each %s: %s, %s %s\n", human_bytes(c.capacity()).c_str(), c.machine.cpu ? "rank" : "GPU",

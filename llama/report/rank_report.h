@@ -4,19 +4,20 @@
 #include <cstdint>
 #include <string>
 
+#include "comm/grid.h"
 #include "comm/process.h"
 
 namespace rz {
 
 struct RankReport {
     std::string text;  // for people: per kind the least and the most of all ranks, and which ranks these are
-    std::string json;  // an array with one object per rank, in rank order: rank, host, device, steps, bytes_sent,
-                       // memory_peak {kind: bytes, ..., "total": bytes}, memory_reserved: of the process (its
-                       // resident set at the peak) or, on a GPU, of the card
+    std::string json;  // an array with one object per rank, in rank order: rank, its place on tp, cp, dp and pp, host,
+                       // device, steps, bytes_sent, memory_peak {kind: bytes, ..., "total": bytes}, memory_reserved:
+                       // of the process (its resident set at the peak) or, on a GPU, of the card
 };
 
 // Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger
 // of the device's context counted there.
-RankReport gather_rank_report(Process& process, Device device, int64_t steps, int64_t bytes_sent);
+RankReport gather_rank_report(Process& process, const Grid& grid, Device device, int64_t steps, int64_t bytes_sent);
 
 }  // namespace rz

@@ -198,7 +198,7 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     app.set_config("--config", "",
                    "TOML file with any of these flags (without dashes). Flags on the command line win.");
     app.allow_config_extras(false);
-    app.footer(exit_code_table());
+    app.footer(tables[0].footer.empty() ? exit_code_table() : tables[0].footer + "\n" + exit_code_table());
     const auto config = std::make_shared<ConfigFile>(app);
     app.config_formatter(config);
     app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit(),

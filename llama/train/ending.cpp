@@ -154,8 +154,8 @@ RunEnd finish(Trainer& t) {
     }
     files.join();
     core.compute.synchronize();
-    const RankReport ranks =
-        gather_rank_report(t.process, core.device, t.metrics->steps_done(), t.metrics->bytes_in_steps());
+    const RankReport ranks = gather_rank_report(t.process, core.mesh.grid(), core.device, t.metrics->steps_done(),
+                                                t.metrics->bytes_in_steps());
     t.log->line(ranks.text);
     if (t.process.is_root() && !out.empty()) write_file_atomically(out + "/ranks.json", ranks.json);
     health.status().finished(last);

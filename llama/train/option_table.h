@@ -90,6 +90,7 @@ struct CommandTable {
     std::string name;  // of the command; the program's own has none
     std::string about;
     std::vector<OptionRow> rows;
+    std::string footer = "";  // after the flags; empty: the exit codes
 };
 
 struct ParsedFlags {

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include "llama/train/traffic.h"
+
 namespace rz {
 
 constexpr int64_t kMostTokens = int64_t(1) << 50;
@@ -51,6 +53,7 @@ CommandTable command_table(PlanOptions& o) {
     table.about =
         "Plans a run: what it takes of memory to the byte, and what fits. Example:\n"
         "  train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml";
+    table.footer = kTrafficFormulas;
     for (OptionRow& row : command_table(o.train).rows) table.rows.push_back(std::move(row));
     return table;
 }

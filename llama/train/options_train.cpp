@@ -236,7 +236,7 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
                  "Number of overflows, since it last doubled, from which on a dynamic loss scale halves.");
     device.off_or_on(
         "--cuda-graphs", o.cuda_graphs,
-        "Replay each micro-batch as one CUDA graph or, where ranks communicate in it, as one per block and pass.");
+        "Replay each micro-batch as one CUDA graph or, where ranks communicate, what lies between in a block's pass.");
     device.choice("--recompute", o.recompute,
                   "Activations that the backward pass computes again instead of storing them.");
     device.choice(
@@ -528,8 +528,8 @@ BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
 }
 
 void check_ranks(const TrainOptions& o, int64_t ranks) {
-    require(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks, "--shard-size %lld needs --zero 1, 2 or 3",
-            (long long)o.shard_size);
+    require(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks,
+            "--shard-size %lld needs --zero 1, 2 or 3\n  nearest: --zero 1, or leave it out", (long long)o.shard_size);
     require(
         o.master_dtype == DType::f32 || o.master_dtype == o.dtype,
         "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"

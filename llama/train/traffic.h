@@ -1,31 +1,36 @@
 #pragma once
-// What a rank sends in a step, by axis: the one place with the formulas, to the byte. They read the same program that
-// the step runs; the collectives' own counts are compared with them by tests.
-//
-// tp, in passes over this rank's rows of the residual stream (G: a gather, this rank's rows to each other rank, in
-// --dtype; S: a scatter, the others' rows, in --tp-wire):
-//
-//                    forward   backward   input_grad   weight_grad   recomputed, mlp / block
-//   block            2G 2S     4G 2S      2G 2S        4G            1G / 2G 2S
-//   embedding        1S        1G         -            1G
-//   head, its loss   -         1G 1S L    1G 1S L      -             forward only: 1G L
-//
-// L: 12 bytes a token to each other rank. With each reduce of a unit also the gradients of what several ranks hold:
-// (n - 1) / n of them twice if all n do, else once to each other holder.
-//
-//   cp          for each block its keys and values to each other rank, in --dtype, once forward (twice with
-//               --recompute block) and once backward, and then their gradients in fp32; in a ring from rank to rank,
-//               the gradients cp times
-//   pp          this rank's rows of the residual stream for each send; gradients of units that two ranks hold, once
-//   data        ZeRO's gathers and reduces of units (zero/zero.h) among the ranks that share a unit's state
-//   replicate   the all-reduce of the owned slices (hybrid sharding)
-//   model       the gradient norm's block sums of this part of the model to each other part
-//
-// A ring's all-gather sends all slices but the right neighbour's; that of `direct` this rank's slice, to each other.
+// What a rank sends in a step, by axis, to the byte. The formulas stand here alone, for readers and for
+// `train_llama plan --help`; traffic.cpp computes them from the same program that the step runs, and tests compare the
+// collectives' own counts with them.
 
 #include "llama/train/core.h"
 
 namespace rz {
+
+inline constexpr const char* kTrafficFormulas =
+    R"(Bytes that a rank sends in a step, by axis. R: its rows of the residual
+stream, tokens of a micro-batch / (cp x tp).
+
+tp  in passes over R x dim numbers: G, a gather, this rank's rows to each other rank, in --dtype; S, a scatter,
+    the others' rows, in --tp-wire. For each micro-batch:
+                     forward   backward   input_grad   weight_grad   recomputed, mlp / block
+    block            2G 2S     4G 2S      2G 2S        4G            1G / 2G 2S
+    embedding        1S        1G         -            1G
+    head, its loss   -         1G 1S L    1G 1S L      -             forward only: 1G L
+    L: 12 bytes a token to each other rank. With each reduce of a unit also the gradients of what several ranks hold:
+    (tp - 1) / tp of them twice if all do, else once to each other holder.
+cp  for each block and micro-batch its keys and values to each other rank, in --dtype, once forward (twice with
+    --recompute block) and once backward, and then their gradients in fp32; in a ring from rank to rank, the gradients
+    cp times.
+pp  R x dim numbers in --dtype for each send; gradients of units that two ranks hold, once.
+data       ZeRO's gathers and reduces of units among the n ranks that share a unit's state: a pass is (n - 1) / n of the
+           unit. --zero 0 and 1: 2 passes a step; 2: one a micro-batch (or one, accumulated locally) and 1; 3: one for
+           each gather (2 a micro-batch) and one for each reduce.
+replicate  the all-reduce of the owned slices (hybrid sharding): 2 passes over them.
+model      the gradient norm's sums, 8 bytes for each block of this rank's gradients, to each other rank of tp x pp.
+
+A pass of a ring's all-gather sends all slices but the right neighbour's; that of direct this rank's, to each other.
+)";
 
 struct Traffic {
     int64_t tp = 0, cp = 0, pp = 0, data = 0, replicate = 0, model = 0;  // bytes

@@ -98,7 +98,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
     require(!o.cuda_graphs || device.is_cuda(),
             "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
     require(!o.cuda_graphs || o.trace_steps == 0,
-            "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed one by one");
+            "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed\n  nearest: --cuda-graphs off");
     require(!o.tp_wire || *o.tp_wire == o.dtype || *o.tp_wire == DType::f32,
             "--tp-wire %s with --dtype %s: partial sums travel in --dtype or in fp32\n  nearest: --tp-wire fp32",
             name_of(o.tp_wire.value_or(o.dtype)), name_of(o.dtype));

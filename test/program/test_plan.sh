@@ -67,6 +67,20 @@ big="--gpu h100-80g --preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1"
   [ -z "$simt" ] || check "--search over tp, cp, pp, fp8 and micro-batches" all_axes
   suffix() { plan 0 --gpus 8 $big --zero 3 --recompute block --batch-tokens 0.5M && says "= 524288 tokens per step"; }
   check "--batch-tokens 0.5M is 524288" suffix
+  by_axis() {  # by_axis FLAGS...: the formulas' bytes are those that the collectives and links of each planned rank count
+    "$program" plan --gpus 16 --gpu h100-80g --preset tiny --dtype bf16 --seq-len 256 --batch 2 --json - "$@" > "$work/plan.json" 2> "$work/log" || return 1
+    python3 - "$work/plan.json" > "$work/log" 2>&1 << 'END'
+import json, sys
+ranks = json.load(open(sys.argv[1]))["planned_ranks"]
+print(ranks)
+sys.exit(not ranks or any(sum(r["bytes_sent_by_axis"].values()) != r["bytes_sent"] for r in ranks))
+END
+  }
+  for layout in "--zero 1" "--zero 3 --shard-size 4" "--tp 2 --cp 2 --pp 2 --zero 2 --grad-accum 4" "--tp 4 --pp 4 --grad-accum 8 --pp-schedule 1f1b" "--cp 8 --cp-exchange ring --recompute block --zero 3 --grad-accum 6"; do
+    check "bytes by axis, $layout: their sum is what is counted" by_axis $layout --collectives ring
+  done
+  formulas() { "$program" plan --help > "$work/log" 2>&1 && says "block            2G 2S     4G 2S" && grep -q "^replicate " "$work/log"; }
+  check "  the formulas are in --help" formulas
   check "half a token is refused" plan 2 --gpus 8 $big --batch-tokens 1.5
   check "the same: with what is meant" says "is no whole number of tokens" "4M (of 2^20)"
   thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block; }
