@@ -18,15 +18,14 @@ static int64_t reserved_bytes(Device device) {
     return int64_t(usage.ru_maxrss) * 1024;
 }
 
-static OrderedJson own_facts(const Process& process, const Grid& grid, Device device, int64_t steps,
+static OrderedJson own_facts(const Process& process, const RankPlaces& places, Device device, int64_t steps,
                              int64_t bytes_sent) {
     OrderedJson peak = OrderedJson::object();
     const MemoryLedger& ledger = device.context->memory;
     for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
     peak["total"] = ledger.peak(device.kind);
     OrderedJson facts = {{"rank", process.rank()}};
-    for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp})
-        facts[name_of(axis)] = grid.place(axis, process.rank()).rank;
+    for (const auto& [axis, place] : places) facts[axis] = place;
     facts["host"] = host_name();
     facts["device"] = device.name();
     facts["steps"] = steps;
@@ -50,9 +49,10 @@ static std::string extremes(const std::string& name, const std::vector<int64_t>&
     return line + "\n";
 }
 
-RankReport gather_rank_report(Process& process, const Grid& grid, Device device, int64_t steps, int64_t bytes_sent) {
+RankReport gather_rank_report(Process& process, const RankPlaces& places, Device device, int64_t steps,
+                              int64_t bytes_sent) {
     OrderedJson ranks = OrderedJson::array();
-    for (const std::string& one : process.gather_text(own_facts(process, grid, device, steps, bytes_sent).dump()))
+    for (const std::string& one : process.gather_text(own_facts(process, places, device, steps, bytes_sent).dump()))
         ranks.push_back(OrderedJson::parse(one));
     if (!process.is_root()) return {};
 

@@ -3,8 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "comm/grid.h"
 #include "comm/process.h"
 
 namespace rz {
@@ -16,8 +17,11 @@ struct RankReport {
                        // of the process (its resident set at the peak) or, on a GPU, of the card
 };
 
+using RankPlaces = std::vector<std::pair<std::string, int>>;  // this rank's, by axis
+
 // Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger
 // of the device's context counted there.
-RankReport gather_rank_report(Process& process, const Grid& grid, Device device, int64_t steps, int64_t bytes_sent);
+RankReport gather_rank_report(Process& process, const RankPlaces& places, Device device, int64_t steps,
+                              int64_t bytes_sent);
 
 }  // namespace rz

@@ -154,8 +154,11 @@ RunEnd finish(Trainer& t) {
     }
     files.join();
     core.compute.synchronize();
-    const RankReport ranks = gather_rank_report(t.process, core.mesh.grid(), core.device, t.metrics->steps_done(),
-                                                t.metrics->bytes_in_steps());
+    RankPlaces places;
+    for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp})
+        places.emplace_back(name_of(axis), core.mesh.place(axis).rank);
+    const RankReport ranks =
+        gather_rank_report(t.process, places, core.device, t.metrics->steps_done(), t.metrics->bytes_in_steps());
     t.log->line(ranks.text);
     if (t.process.is_root() && !out.empty()) write_file_atomically(out + "/ranks.json", ranks.json);
     health.status().finished(last);
