@@ -317,6 +317,10 @@ void Machine::run_group(uint64_t first, uint32_t n) {
     }
     while (!in_flight.empty()) land_some(true);
     for (uint32_t b = 0; b < n; b++)
+        for (Warp& w : blocks[b].warps)
+            for (Groups& stores : w.stores)
+                stores.wait_all();  // nobody waits for a block's last bulk stores: they arrive
+    for (uint32_t b = 0; b < n; b++)
         for (const models::WarpgroupOrder& g : blocks[b].warpgroups)
             if (!g.level())
                 fail("a block has ended, and the warps of a warpgroup have executed different numbers of wgmma");

@@ -48,7 +48,7 @@ CUTLASS      := $(BUILD)/cutlass/cutlass_library/source
 FLASH2       := $(BUILD)/flash-attn/flash_attn-2.8.3/csrc/flash_attn/src
 PROVEN_FLAGS := -std=c++17 -O2 -ccbin $(CXX) --expt-relaxed-constexpr --expt-extended-lambda -DNDEBUG -w -I. \
                 -I$(CUTLASS)/include -I$(CUTLASS)/tools/util/include
-PROVEN_NAMES := $(if $(filter cutlass,$(PROVEN)),cutlass_sm80 $(foreach n,1 2 3,cutlass_sm90_$n) fmha_sm90) \
+PROVEN_NAMES := $(if $(filter cutlass,$(PROVEN)),cutlass_sm80 $(foreach n,1 2 3 4,cutlass_sm90_$n) fmha_sm90) \
                 $(if $(filter flash2,$(PROVEN)),flash2)
 PTX_ONLY      = -gencode arch=compute_$(1),code=compute_$(1)
 $(PTX)/proven/cutlass_sm80.o: PROVEN_FLAGS += $(call PTX_ONLY,80)
@@ -64,7 +64,7 @@ $(PTX)/proven/$(1).o: test/ptx/proven/$(2).cu test/ptx/proven/proven.h
 	$$(Q)$$(NVCC) $$(PROVEN_FLAGS) -DPART=$(3) -c -o $$@ $$<
 endef
 $(eval $(call proven_object,cutlass_sm80,cutlass_sm80,1))
-$(foreach n,1 2 3,$(eval $(call proven_object,cutlass_sm90_$n,cutlass_sm90,$n)))
+$(foreach n,1 2 3 4,$(eval $(call proven_object,cutlass_sm90_$n,cutlass_sm90,$n)))
 $(eval $(call proven_object,fmha_sm90,fmha_sm90,1))
 $(eval $(call proven_object,flash2,flash2,1))
 

@@ -34,8 +34,8 @@ std::string run(const proven::Gemm& g, const void* a, const void* b, const float
 }
 
 const proven::Add add(std::vector<proven::Gemm>{
-    {"sm80 A row-major, B column-major", 136, 72, 104, true, false, false, run<Row, Column>},
-    {"sm80 A column-major, B row-major", 136, 72, 104, false, true, false, run<Column, Row>},
+    {"sm80 A row-major, B column-major", 136, 72, 104, true, false, proven::Types::bf16, run<Row, Column>},
+    {"sm80 A column-major, B row-major", 136, 72, 104, false, true, proven::Types::bf16, run<Column, Row>},
 });
 
 }  // namespace

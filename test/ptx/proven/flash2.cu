@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "flash_bwd_launch_template.h"
 #include "flash_fwd_launch_template.h"
 #include "kernel_traits.h"
 #include "test/ptx/proven/proven.h"
@@ -47,10 +48,39 @@ std::string forward(const Attention& a, const Attention::Arrays& x) {
                   parameters<Flash_fwd_params>(a, x));
 }
 
+// dq is summed by atomics in fp32; dk and dv are of each query head, as its caller sums them.
+template <int D, bool causal>
+std::string backward(const Attention& a, const Attention::Arrays& x) {
+    using Traits = Flash_bwd_kernel_traits<D, 64, 64, 8, 4, 2, 2, false, false, bf16>;
+    auto p = parameters<Flash_bwd_params>(a, x);
+    const size_t rows = size_t(a.batch * a.heads * p.seqlen_q_rounded);
+    float *sum = nullptr, *dq = nullptr;
+    if (cudaMalloc(&sum, rows * 4) != cudaSuccess || cudaMalloc(&dq, rows * D * 4) != cudaSuccess) return "no memory";
+    cudaMemset(dq, 0, rows * D * 4);
+    p.do_ptr = const_cast<uint16_t*>(x.d_o), p.dq_ptr = x.dq, p.dk_ptr = x.dk, p.dv_ptr = x.dv;
+    p.do_row_stride = p.dq_row_stride = p.dk_row_stride = p.dv_row_stride = p.q_row_stride;
+    p.do_batch_stride = p.dq_batch_stride = p.dk_batch_stride = p.dv_batch_stride = p.q_batch_stride;
+    p.do_head_stride = p.dq_head_stride = p.dk_head_stride = p.dv_head_stride = D;
+    p.dsoftmax_sum = sum, p.dq_accum_ptr = dq;
+    const dim3 blocks((a.t + 63) / 64, a.batch, a.heads);
+    std::string failed = launch(flash_bwd_dot_do_o_kernel<true, Traits>, blocks, Traits::kNThreads, 0, p);
+    if (failed.empty())
+        failed = launch(
+            flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Traits, false, causal, false, false, false, true, false>,
+            blocks, Traits::kNThreads, Traits::kSmemSize1colblock, p);
+    if (failed.empty())
+        failed = launch(flash_bwd_convert_dq_kernel<Traits>, blocks, Traits::kNThreads, Traits::kSmemdQSize, p, 1);
+    cudaFree(sum), cudaFree(dq);
+    return failed;
+}
+
 const proven::Add add(std::vector<Attention>{
     {"sm80 FlashAttention-2, D = 64, causal, grouped heads", 1, 130, 2, 1, 64, true, false, false, false,
      forward<64, true>},
     {"sm80 FlashAttention-2, D = 128", 1, 96, 1, 1, 128, false, false, false, false, forward<128, false>},
+    {"sm80 FlashAttention-2 backward, D = 64, causal, grouped heads", 1, 130, 2, 1, 64, true, true, false, false,
+     backward<64, true>},
+    {"sm80 FlashAttention-2 backward, D = 128", 1, 96, 1, 1, 128, false, true, false, false, backward<128, false>},
 });
 
 }  // namespace

@@ -8,12 +8,14 @@
 
 namespace proven {
 
-// D (M, N) f32 row-major = 2 A B + 3 C, A and B bf16 (or A int8) of device memory
+enum class Types { bf16, int8_by_bf16, e4m3 };
+
+// D (M, N) f32 row-major = 2 A B + 3 C, A and B of device memory
 struct Gemm {
     const char* name;
     int m, n, k;
     bool a_row, b_row;  // A (M, K) and B (K, N) row-major; else column-major
-    bool a_int8;
+    Types types;
     // Returns what went wrong, or nothing.
     std::string (*run)(const Gemm&, const void* a, const void* b, const float* c, float* d);
 };

@@ -15,6 +15,8 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/fp8/fp8.h"
+#include "test/kernels/attention_double.h"
 #include "test/ptx/census.h"
 #include "test/ptx/cudart.h"
 #include "test/ptx/flips.h"
@@ -55,25 +57,32 @@ std::string check(const Gemm& g) {
     std::mt19937 rng(7);
     const auto small = [&] { return int(rng() % 17) - 8; };
     const auto count = [](int rows, int columns) { return size_t(rows) * size_t(columns); };
-    Device<uint16_t> a16(g.a_int8 ? 1 : count(g.m, g.k)), b(count(g.k, g.n));
-    Device<int8_t> a8(g.a_int8 ? count(g.m, g.k) : 1);
+    using proven::Types;
+    const bool wide_a = g.types == Types::bf16, wide_b = g.types != Types::e4m3;
+    const auto narrow_8 = [&](double x) {  // int8 or e4m3
+        return g.types == Types::e4m3 ? rz::to_fp8<rz::Fp8::e4m3>(float(x)) : uint8_t(int8_t(x));
+    };
+    Device<uint8_t> a(count(g.m, g.k) * (wide_a ? 2 : 1)), b(count(g.k, g.n) * (wide_b ? 2 : 1));
     Device<float> c(count(g.m, g.n)), d(count(g.m, g.n));
-    if (g.a_int8)
-        for (size_t i = 0; i < a8.n; i++) a8.p[i] = int8_t(small());
-    else
-        for (size_t i = 0; i < a16.n; i++) a16.p[i] = narrow(small() / 8.0, false);
-    for (size_t i = 0; i < b.n; i++) b.p[i] = narrow(small() / 8.0, false);
+    std::vector<double> a_values(count(g.m, g.k)), b_values(count(g.k, g.n));
+    const auto fill = [&](std::vector<double>& values, bool wide_type, bool eighths, uint8_t* to) {
+        for (size_t i = 0; i < values.size(); i++) {
+            values[i] = eighths ? small() / 8.0 : small();
+            const uint16_t bits = wide_type ? narrow(values[i], false) : narrow_8(values[i]);
+            memcpy(to + i * (wide_type ? 2 : 1), &bits, wide_type ? 2 : 1);
+        }
+    };
+    fill(a_values, wide_a, g.types != Types::int8_by_bf16, a.p), fill(b_values, wide_b, true, b.p);
     for (size_t i = 0; i < c.n; i++) c.p[i] = float(small());
-    const std::string failed = g.run(g, g.a_int8 ? static_cast<const void*>(a8.p) : a16.p, b.p, c.p, d.p);
+    const std::string failed = g.run(g, a.p, b.p, c.p, d.p);
     if (!failed.empty()) return failed;
     size_t wrong = 0;
     for (int i = 0; i < g.m; i++)
         for (int j = 0; j < g.n; j++) {
             double x = 0;
             for (int k = 0; k < g.k; k++) {
-                const auto at = size_t(g.a_row ? i * g.k + k : k * g.m + i);
-                x += (g.a_int8 ? a8.p[at] : wide(a16.p[at], false)) *
-                     wide(b.p[size_t(g.b_row ? k * g.n + j : j * g.k + k)], false);
+                x += a_values[size_t(g.a_row ? i * g.k + k : k * g.m + i)] *
+                     b_values[size_t(g.b_row ? k * g.n + j : j * g.k + k)];
             }
             const auto at = size_t(i * g.n + j);
             wrong += !(2 * x + 3 * double(c.p[at]) == double(d.p[at]));
@@ -81,89 +90,39 @@ std::string check(const Gemm& g) {
     return wrong ? std::to_string(wrong) + " of " + std::to_string(d.n) + " elements are wrong" : "";
 }
 
-// A value in double, and how far from it the kernel may be: the sum of the magnitudes that each rounding touches.
-struct Bounded {
-    std::vector<double> value, bound;
-    explicit Bounded(size_t n) : value(n), bound(n) {}
-    void add(size_t at, double x, double may_err) { value[at] += x, bound[at] += may_err; }
-    // Largest error as a part of its bound; infinite for a NaN
-    double worst(const uint16_t* have, bool fp16, double unit) const {
-        double w = 0;
-        for (size_t i = 0; i < value.size(); i++) {
-            const double e = std::fabs(wide(have[i], fp16) - value[i]) / (bound[i] + unit * std::fabs(value[i]) + 1e-6);
-            w = e <= w ? w : std::isnan(e) ? INFINITY : e;
-        }
-        return w;
-    }
-};
-
-// Softmax attention and its gradients in double. Where kernels round: P to 16 bits before P V and P^T dO (once each),
-// dS to 16 bits from that (twice), O before delta = rowsum(dO O); the results once. exp2 and sums in f32: 2^-14.
-struct Reference {
-    Bounded o, dq, dk, dv;
-    std::vector<double> lse;
-    size_t at(const Attention& a, int heads, int b, int t, int head) const {
-        return size_t(a.head_major ? (b * heads + head) * a.t + t : (b * a.t + t) * heads + head) * size_t(a.d);
-    }
-    Reference(const Attention& a, const Attention::Arrays& x, double unit)
-        : o(elements(a)), dq(elements(a)), dk(elements(a)), dv(elements(a)), lse(size_t(a.batch * a.heads * a.t)) {
-        for (int b = 0; b < a.batch; b++)
-            for (int h = 0; h < a.heads; h++)
-                for (int i = 0; i < a.t; i++) row(a, x, unit, b, h, i);
-    }
-    static size_t elements(const Attention& a) { return size_t(a.batch * a.t * a.heads * a.d); }
-    void row(const Attention& a, const Attention::Arrays& x, double unit, int b, int h, int i) {
-        const int end = a.causal ? i + 1 : a.t, kv = h / (a.heads / a.kv_heads);
-        const double scale = 1 / std::sqrt(double(a.d)), slack = std::ldexp(1, -14);
-        const size_t qi = at(a, a.heads, b, i, h), d = size_t(a.d);
-        const auto dot = [&](const uint16_t* u, const uint16_t* v) {
-            double sum = 0;
-            for (size_t e = 0; e < d; e++) sum += wide(u[e], a.fp16) * wide(v[e], a.fp16);
-            return sum;
-        };
-        std::vector<double> p(size_t(end), 0.0), dp(size_t(end), 0.0);
-        double sum = 0, delta = 0, delta_err = 0;
-        for (int j = 0; j < end; j++) {
-            const size_t kj = at(a, a.kv_heads, b, j, kv);
-            sum += p[size_t(j)] = std::exp(scale * dot(x.q + qi, x.k + kj));  // |scores| stay small: no maximum needed
-            dp[size_t(j)] = dot(x.d_o + qi, x.v + kj);
-        }
-        lse[size_t((b * a.heads + h) * a.t + i)] = std::log(sum);
-        for (size_t j = 0; j < size_t(end); j++) delta += (p[j] /= sum) * dp[j];
-        for (int j = 0; j < end; j++)
-            for (size_t e = 0; e < d; e++) {
-                const double pv = p[size_t(j)] * wide(x.v[at(a, a.kv_heads, b, j, kv) + e], a.fp16);
-                o.add(qi + e, pv, (unit + slack) * std::fabs(pv));
-            }
-        for (size_t e = 0; e < d; e++) delta_err += 2 * unit * std::fabs(o.value[qi + e] * wide(x.d_o[qi + e], a.fp16));
-        for (int j = 0; j < end; j++) {
-            const size_t kj = at(a, a.kv_heads, b, j, kv), mine = at(a, a.heads, b, j, h);
-            const double pj = p[size_t(j)], ds = pj * (dp[size_t(j)] - delta) * scale;
-            const double err = (2 * unit + slack) * std::fabs(ds) +
-                               pj * scale * (delta_err + slack * (std::fabs(dp[size_t(j)]) + std::fabs(delta)));
-            for (size_t e = 0; e < d; e++) {
-                const double k = wide(x.k[kj + e], a.fp16), q = wide(x.q[qi + e], a.fp16),
-                             g = wide(x.d_o[qi + e], a.fp16);
-                dq.add(qi + e, ds * k, err * std::fabs(k));
-                dk.add(mine + e, ds * q, err * std::fabs(q));
-                dv.add(mine + e, pj * g, (unit + slack) * std::fabs(pj * g));
-            }
-        }
-    }
-};
+// In double. P is rounded to 16 bits before P V and P^T dO, dS from that (twice), O before delta = rowsum(dO O).
+size_t place(const Attention& a, int heads, int64_t i) {  // of element i of (B, T, heads, D)
+    const int64_t e = i % a.d, h = i / a.d % heads, t = i / a.d / heads % a.t, b = i / a.d / heads / a.t;
+    return size_t(a.head_major ? ((b * heads + h) * a.t + t) * a.d + e : i);
+}
+attention_double::Result reference(const Attention& a, const Attention::Arrays& x, double unit) {
+    const auto values = [&](const uint16_t* from, int heads) {
+        std::vector<double> v(size_t(a.batch * a.t * heads * a.d));
+        for (size_t i = 0; i < v.size(); i++) v[i] = wide(from[place(a, heads, int64_t(i))], a.fp16);
+        return v;
+    };
+    attention_double::Problem p{a.batch, a.t, a.t, a.heads, a.kv_heads, a.d, 1 / std::sqrt(double(a.d)),
+                                {},      {},  {},  {},      {},         {}};
+    p.q = values(x.q, a.heads), p.k = values(x.k, a.kv_heads), p.v = values(x.v, a.kv_heads);
+    p.d_o = values(x.d_o, a.heads);
+    p.first = [](int64_t, int64_t) { return 0; };
+    p.end = [&a](int64_t, int64_t t) { return a.causal ? t + 1 : a.t; };
+    p.dkv_per_query_head = true;
+    return {p, {unit, 2 * unit, 2 * unit}};
+}
 
 std::string check(const Attention& a) {
     const double unit = std::ldexp(1, a.fp16 ? -11 : -8);  // rounding moves by half of it; truncation by all
-    const size_t n = Reference::elements(a), nk = n / size_t(a.heads) * size_t(a.kv_heads);
+    const size_t n = size_t(a.batch * a.t * a.heads * a.d), nk = n / size_t(a.heads) * size_t(a.kv_heads);
     Device<uint16_t> q(n), k(nk), v(nk), d_o(n), o(n), dq(n), dk(n), dv(n);
     Device<float> lse(size_t(a.batch * a.heads * a.t));
     std::mt19937 rng(11);
     for (Device<uint16_t>* x : {&q, &k, &v, &d_o})
         for (size_t i = 0; i < x->n; i++) x->p[i] = narrow(double(rng()) / 2147483648.0 - 1, a.fp16);
     const Attention::Arrays x{q.p, k.p, v.p, d_o.p, o.p, lse.p, dq.p, dk.p, dv.p};
-    const Reference want(a, x, unit);
+    const attention_double::Result want = reference(a, x, unit);
     if (a.backward) {
-        for (size_t i = 0; i < n; i++) o.p[i] = narrow(want.o.value[i], a.fp16);
+        for (size_t i = 0; i < n; i++) o.p[place(a, a.heads, int64_t(i))] = narrow(want.o.value[i], a.fp16);
         for (size_t i = 0; i < lse.n; i++) lse.p[i] = float(want.lse[i]);
     }
     const std::string failed = a.run(a, x);
@@ -173,9 +132,11 @@ std::string check(const Attention& a) {
         const double e = std::fabs(double(lse.p[i]) - want.lse[i]);
         lse_err = e <= lse_err ? lse_err : e;
     }
-    const double worst = a.backward ? std::max({want.dq.worst(dq.p, a.fp16, unit), want.dk.worst(dk.p, a.fp16, unit),
-                                                want.dv.worst(dv.p, a.fp16, unit)})
-                                    : want.o.worst(o.p, a.fp16, unit);
+    const auto error = [&](const attention_double::Bounded& w, const uint16_t* have) {
+        return w.worst(unit, [&](int64_t i) { return wide(have[place(a, a.heads, i)], a.fp16); });
+    };
+    const double worst =
+        a.backward ? std::max({error(want.dq, dq.p), error(want.dk, dk.p), error(want.dv, dv.p)}) : error(want.o, o.p);
     char text[100];
     snprintf(text, sizeof text, "largest error: %.2f of its bound; of log-sum-exp: %.1e", worst, lse_err);
     if (getenv("PROVEN_ERRORS")) fprintf(stderr, "%s: %s\n", a.name, text);
