@@ -60,6 +60,7 @@ struct Kernel {
 using PingPong = gemm::KernelTmaWarpSpecializedPingpong;
 using Cooperative = gemm::KernelTmaWarpSpecializedCooperative;
 using Plain = gemm::KernelTmaWarpSpecialized;
+using FastSums = gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum;
 using TmaStore = epilogue::TmaWarpSpecialized;
 using TmaStoreCooperative = epilogue::TmaWarpSpecializedCooperative;
 using PlainStore = epilogue::NoSmemWarpSpecialized;
@@ -108,7 +109,7 @@ const proven::Add add(std::vector<proven::Gemm> {
     {"sm90 fp8 ping-pong", 128, 136, 272, true, false, Types::e4m3,
      Kernel<e4m3, Row, Column, Shape<_64, _128, _128>, One, PingPong, TmaStore, e4m3>::run},
     {"sm90 fp8 with fast sums, cluster of 2, multicast", 256, 128, 256, true, false, Types::e4m3,
-     Kernel<e4m3, Row, Column, Shape<_128, _64, _128>, Shape<_2, _1, _1>, gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum, TmaStoreCooperative, e4m3>::run},
+     Kernel<e4m3, Row, Column, Shape<_128, _64, _128>, Shape<_2, _1, _1>, FastSums, TmaStoreCooperative, e4m3>::run},
 #endif
 });
 
