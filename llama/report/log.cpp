@@ -200,14 +200,14 @@ static std::string wandb_key(const std::string& name) {
 }
 
 void Log::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& named) {
-    std::vector<EventFile::Scalar> out;
-    WandbFile::Scalars row;
-    for (const auto& [name, value] : named) {
-        out.push_back({name, float(value)});
-        row.push_back({wandb_key(name), value});
-    }
     if (!events_ && !wandb_) return;
-    later([this, step, out, row] {
+    later([this, step, named] {
+        std::vector<EventFile::Scalar> out;  // names are `named`'s
+        WandbFile::Scalars row;
+        for (const auto& [name, value] : named) {
+            out.push_back({name, float(value)});
+            row.push_back({wandb_key(name), value});
+        }
         if (events_ && !events_->write(step, out)) warn_once("TensorBoard's events");
         if (wandb_ && !wandb_->history(step, row)) warn_once("the file for W&B");
     });
