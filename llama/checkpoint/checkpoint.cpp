@@ -302,7 +302,13 @@ void CheckpointWriter::save(Manifest manifest) {
     if (options_.background) {
         thread_ = std::thread([this, job = job_.get(), faults = Faults::here()] {
             const FaultScope armed(faults);
-            write(*job);
+            try {
+                write(*job);
+            } catch (const std::exception&) {  // not even for a message
+                job->report.error = "out of memory";
+                job->prepared = false;
+                job->done = true;
+            }
         });
     } else {
         write(*job_);

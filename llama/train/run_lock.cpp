@@ -261,9 +261,11 @@ bool RunLock::replace(const std::string& mine, const std::string& owner, bool el
 void RunLock::beat() {
     std::unique_lock lock(mutex_);
     for (;;) {
-        const std::string text = signature();
-        // What can't be written now is written two seconds later.
-        if (pwrite(fd_, text.data(), text.size(), 0) < 0 && errno == EBADF) return;
+        try {
+            const std::string text = signature();
+            if (pwrite(fd_, text.data(), text.size(), 0) < 0 && errno == EBADF) return;
+        } catch (const std::exception&) {  // no memory, as what can't be written now: two seconds later again
+        }
         if (beats_ < 0 || ends_.wait_for(lock, std::chrono::duration<double>(kBeat), [this] { return end_; })) return;
         ++beats_;
     }

@@ -8,6 +8,7 @@
 //   FAULT_EVER=1         every later one too
 //   FAULT_KINDS=         files (default), memory, threads: what is counted
 //   FAULT_RANK=r         only in this rank of a job
+//   FAULT_STACK=1        says where the call comes from
 //   FAULT_CLOCK=s:d      s seconds after the start the time of day jumps by d seconds
 //   FAULT_HOST=name      the host's name, and what its boot is called: ranks of one machine pass for several hosts
 //   FAULT_FLOCK=         absent: this file system has no flock; local: each host has its own, which always succeeds
@@ -212,6 +213,10 @@ Fate count(const char* operation, const char* path) {
     char line[1400];
     const int n = snprintf(line, sizeof line, "FAULT: %s %s (call %ld)\n", operation, path, number);
     if (syscall(SYS_write, 2, line, size_t(n)) < 0) _exit(99);
+    if (getenv("FAULT_STACK")) {
+        void* frames[32];
+        backtrace_symbols_fd(frames, backtrace(frames, 32), 2);
+    }
     if (settings.kill)
         for (;;) syscall(SYS_kill, getpid(), SIGKILL);
     if (settings.hang > 0) {
