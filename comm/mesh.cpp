@@ -7,7 +7,9 @@
 #include <algorithm>
 
 #include "comm/loopback.h"
+#include "comm/nccl_transport.h"
 #include "comm/process.h"
+#include "comm/thresholds.h"
 #include "comm/virtual_net.h"
 #include "comm/watch.h"
 
@@ -129,11 +131,32 @@ void Mesh::build(Device device, const Open& open) {
     build_links(device, options_.one_lane || staged, open);
 }
 
+// Collective over all ranks; no members: this rank is in none.
+static std::unique_ptr<Transport> make_limited_nccl(Process& process, Device device, const std::vector<int>& members,
+                                                    const std::string& name, int blocks) {
+    const bool first = !members.empty() && members.front() == process.rank();
+    const std::vector<std::string> ids = process.all_gather_text(first ? nccl_unique_id() : "");
+    if (members.empty()) return nullptr;
+    const auto place = std::find(members.begin(), members.end(), process.rank()) - members.begin();
+    return make_nccl_transport(ids[size_t(members.front())], int(place), members, name, device, process.watch(),
+                               blocks);
+}
+
 Mesh::Mesh(Process& process, Device device, const MeshOptions& options)
     : options_(settle(process.size(), options, process.nodes())),
       grid_(process.size(), options_.grid),
       world_{process.rank(), process.size()} {
+    // Over NCCL a pipeline's lanes and groups share the thread blocks that there are for them. Data, shard and
+    // replicate follow each other on one stream.
+    const int pp = grid_.size(Axis::pp), lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4;
+    int groups = 0;
+    for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp, Axis::model}) groups += grid_.size(axis) > 1;
+    const NcclBlocks blocks = nccl_blocks(gpu_multiprocessors(device), lanes, groups);
+    const bool limited = lanes > 0 && device.is_cuda() && built_with_nccl() && options_.transport != TransportKind::mpi;
     build(device, [&](const std::vector<int>& members, const std::string& name) {
+        const bool is_lane = members.empty() || name.find('>') != std::string::npos;  // "pp 0>1"
+        if (limited && (is_lane || members.size() > 1))
+            return make_limited_nccl(process, device, members, name, is_lane ? blocks.lane : blocks.group);
         const int color = members.empty() ? -1 : *std::min_element(members.begin(), members.end());
         const auto key = std::find(members.begin(), members.end(), world_.rank) - members.begin();
         return process.make_transport(options_.transport, device, color, int(key), name);

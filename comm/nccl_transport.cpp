@@ -21,6 +21,14 @@ std::string gpu_bus_id(Device device) {
 #endif
 }
 
+int gpu_multiprocessors([[maybe_unused]] Device device) {
+    int count = 0;
+#ifdef RZ_CUDA
+    if (device.is_cuda()) CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device.index));
+#endif
+    return count;
+}
+
 }  // namespace rz
 
 #if defined(RZ_CUDA) && defined(RZ_HAVE_NCCL)

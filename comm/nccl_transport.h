@@ -18,6 +18,7 @@ bool built_with_nccl();
 
 // The PCI bus id of a CUDA device, "" for the CPU: two ranks of a host with the same one share a GPU.
 std::string gpu_bus_id(Device device);
+int gpu_multiprocessors(Device device);  // 0 for the CPU
 
 // A fresh id (opaque bytes); one member makes it, all members need it.
 std::string nccl_unique_id();
@@ -26,7 +27,7 @@ std::string nccl_unique_id();
 // device unless they look like different hosts (2.28, 2.29) or are let in expressly (2.30 on).
 void nccl_allow_shared_gpu(int rank);
 
-// Collective over the members. `max_ctas`: multiprocessors that an operation may take, 0: NCCL's choice.
+// Collective over the members. `max_ctas`: thread blocks that an operation may take, 0: NCCL's choice.
 std::unique_ptr<Transport> make_nccl_transport(const std::string& id, int rank, std::vector<int> world_ranks,
                                                const std::string& group, Device device, std::shared_ptr<Watch> watch,
                                                int max_ctas = 0);

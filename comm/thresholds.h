@@ -1,5 +1,6 @@
 #pragma once
-// From which size on which algorithm is used: the one table. It comes from the virtual network (virtual_net.h):
+// From which size on which algorithm is used, and how much of a GPU communication gets: the one table. Sizes come from
+// the virtual network (virtual_net.h):
 //
 //   build/dev/virtual_net thresholds
 //
@@ -40,6 +41,26 @@ constexpr int64_t hier_step_bytes(int64_t bytes, int nodes) {
             if (bytes <= row.up_to) return row.step;
     }
     return kWhole;
+}
+
+// ---- thread blocks over NCCL ----------------------------------------------------------------------------------------
+
+// An operation of NCCL holds thread blocks of the GPU from when it starts until its peers have come. With a pipeline
+// many are under way at once, of each lane and of each group. If those that wait took all the room, one that a peer
+// waits for might never start, and ranks would wait for each other for ever. So together they get a quarter of the
+// multiprocessors, about what one collective takes by itself; what computes never waits for a peer, so it always makes
+// room again.
+struct NcclBlocks {
+    int lane = 0, group = 0;  // of an operation; 0: NCCL's own choice
+};
+// `lanes`: of this rank, both directions; without any nothing is limited. `groups`: that may be under way together.
+constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups) {
+    if (lanes == 0) return {};
+    const int quarter = multiprocessors / 4, fewest = lanes + groups;
+    const int room = quarter > fewest ? quarter : fewest;
+    const int most = room / 16 > 1 ? room / 16 : 1, fits = (room - groups) / lanes;
+    const int lane = most < fits ? most : fits;
+    return {lane, groups ? (room - lanes * lane) / groups : 0};
 }
 
 }  // namespace rz

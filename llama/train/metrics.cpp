@@ -7,6 +7,7 @@
 #include "kernels/runtime/context.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
+#include "llama/parallel/stages_line.h"
 
 namespace rz {
 
@@ -116,6 +117,10 @@ void Metrics::leave_out() {
     last_done_ = core_.compute.record(/*timing=*/true);
 }
 
+static bool is_printed(int64_t step, int64_t every, int64_t last) {
+    return step % every == 0 || step == last || step == 1;
+}
+
 void Metrics::report(Probe& probe) {
     if (probe.step < 0) return;
     probe.done.synchronize();
@@ -156,7 +161,7 @@ void Metrics::report(Probe& probe) {
     ++steps_done_;
     bytes_in_steps_ += probe.bytes_sent;
     last_done_ = probe.done;
-    log_.step(r, probe.step % log_every_ == 0 || probe.step == steps_ || probe.step == 1);
+    log_.step(r, is_printed(probe.step, log_every_, steps_));
     probe.step = -1;
 }
 
@@ -165,8 +170,10 @@ void Metrics::report_pipeline(const Probe& probe, StepReport& r) {
     const int size = core_.mesh.world().size;
     std::vector<int> places;
     for (int rank = 0; rank < size; ++rank) places.push_back(core_.mesh.grid().place(Axis::pp, rank).rank);
-    const PipelineSummary s = summarise(process_.all_gather(pipeline_numbers(tasks)), places);
+    const std::vector<PipelineNumbers> ranks = process_.all_gather(pipeline_numbers(tasks));
+    const PipelineSummary s = summarise(ranks, places);
     r.utilisation = s.util_step;
+    if (is_printed(probe.step, log_every_, steps_)) log_.line(stages_line(ranks));  // then the line of the step
     r.json += ",\"pipeline\":" + s.json;
     if (task_steps_ <= 0) return;
     for (const TaskTime& t : tasks) task_lines_ += json_line(t, probe.step, core_.mesh.world().rank);

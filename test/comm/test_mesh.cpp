@@ -6,6 +6,7 @@
 
 #include "comm/loopback.h"
 #include "comm/mesh.h"
+#include "comm/thresholds.h"
 #include "kernels/runtime/check.h"
 
 namespace rz {
@@ -195,6 +196,23 @@ TEST(MeshOfThreads, OneLanePutsAllLinksOnTheMeshesStream) {
         mesh.stream().synchronize();
         EXPECT_EQ(token, rank == 0 ? 8 : 2 << rank);
     });
+}
+
+// Of H200, A100, L4 and the emulated GPU: what can be under way at once stays within a quarter of the GPU, or is one
+// thread block each.
+TEST(NcclBlocks, LanesAndGroupsTogetherStayWithinAQuarter) {
+    for (const int multiprocessors : {132, 108, 58, 4})
+        for (const int lanes : {2, 4})
+            for (int groups = 1; groups <= 5; ++groups) {
+                const NcclBlocks blocks = nccl_blocks(multiprocessors, lanes, groups);
+                EXPECT_GE(blocks.lane, 1);
+                EXPECT_GE(blocks.group, 1);
+                EXPECT_LE(lanes * blocks.lane + groups * blocks.group, std::max(multiprocessors / 4, lanes + groups));
+            }
+    EXPECT_EQ(nccl_blocks(132, 4, 3).lane, 2);
+    EXPECT_EQ(nccl_blocks(132, 4, 3).group, 8);
+    EXPECT_EQ(nccl_blocks(132, 0, 1).lane, 0);
+    EXPECT_EQ(nccl_blocks(132, 0, 1).group, 0) << "no pipeline: NCCL's own choice";
 }
 
 TEST(MeshOfOneProcess, HasEveryAxisWithOneRank) {

@@ -1,4 +1,4 @@
-#include "llama/parallel/telemetry.h"
+#include "llama/parallel/stages_line.h"
 
 #include <gtest/gtest.h>
 
@@ -52,6 +52,19 @@ TEST(PipelineTelemetry, NumbersAreTheSimulators) {
         const PipelineSummary summary = summarise(all, pp);
         EXPECT_DOUBLE_EQ(summary.util_step, run.util_step());
         EXPECT_DOUBLE_EQ(summary.util_span, run.util_span());
+        const std::string line = stages_line(all);
+        double idle[4] = {};
+        int queues[2] = {}, in_flight = 0;
+        const size_t at = std::min(line.find("idle "), line.size());
+        ASSERT_EQ(
+            std::sscanf(line.c_str() + at,
+                        "idle %lf %% warm-up, %lf %% steady, %lf %% drain; %lf %% waiting for messages | queues %d "
+                        "forward, %d backward | %d in flight",
+                        &idle[0], &idle[1], &idle[2], &idle[3], &queues[0], &queues[1], &in_flight),
+            7)
+            << line;
+        EXPECT_NEAR(idle[0] + idle[1] + idle[2], 100 * (1 - run.util_step()), 0.16) << "three numbers, rounded";
+        EXPECT_EQ(in_flight, all[0].in_flight);
     }
 }
 
@@ -73,6 +86,9 @@ TEST(PipelineTelemetry, ListsAreByPlaceOfTheFirstDataRank) {
     EXPECT_DOUBLE_EQ(s.util_span, 10.0 / 32);
     EXPECT_NE(s.json.find("\"busy\":[1.000000,3.000000]"), std::string::npos) << s.json;
     EXPECT_NE(s.json.find("\"in_flight\":[0,2]"), std::string::npos) << s.json;
+    const std::string line = stages_line(ranks);
+    EXPECT_EQ(line.find("stages   busy 25.0 % of the step, 31.2 % of their spans | idle "), 0u) << line;
+    EXPECT_NE(line.find("| queues 0 forward, 0 backward | 3 in flight"), std::string::npos) << line;
 }
 
 TEST(PipelineTelemetry, ATaskIsOneLineOfJson) {

@@ -33,6 +33,17 @@ check "a call of NCCL that never returns: exit code 71" test $rc = 71
 check "a call of NCCL that never returns: named" says "in ncclGroupEnd of group [a-z]+, which has not returned"
 check "a call of NCCL that never returns: what to try" says "NCCL_P2P_DISABLE=1"
 
+# Two stages of two data ranks: two lanes, three groups. With one thread block for each of them, which is what the program asks for
+# on the emulated GPU's four multiprocessors, those that wait leave room for the others; the bits are those of a run with enough.
+staged=("${toy[@]}" --layers 4 --head untied --pp 2 --zero 3 --grad-accum 4 --steps 2 --transport nccl --timeout 20)
+run mpirun -n 4 "$simt" "${staged[@]}" --out "$work/enough"
+check "two stages of two over NCCL" test $rc = 0
+SIMT_NCCL_BLOCKS=5 run mpirun -n 4 "$simt" "${staged[@]}" --out "$work/withheld"
+check "  the other thread blocks are withheld: it ends" test $rc = 0
+check "  the same bits" cmp "$work/enough/final/model.safetensors" "$work/withheld/final/model.safetensors"
+SIMT_NCCL_BLOCKS=1 run mpirun -n 4 "$simt" "${staged[@]}" --timeout 3 --out "$work/too_few"
+check "  with one for all of them ranks wait for each other: exit code 71" test $rc = 71
+
 # The whole job is stopped for longer than the deadline, and continues.
 paused() {
   FAULT="step:*:*:sleep=0.2" timeout -s KILL 120 mpirun -n 2 "$simt" "${toy[@]}" --steps 30 --timeout 6 --transport nccl --out "$work/paused" > "$work/log" 2>&1 &

@@ -61,6 +61,7 @@ END
 }
 check "zb-v on 4, with its tasks" as tasks one 4 --pp 4 --pp-schedule zb-v --batch-tokens 256 --head untied --pp-tasks 2
 check "  what it held" told tasks
+check "  and on the console" grep -qE '^stages +busy [0-9.]+ % of the step, [0-9.]+ % of their spans \| idle .* warm-up, .* drain; .* waiting .* 8 in flight$' "$work/log"
 # --trace-steps: of each message an arrow, from the task that made it to the one on another rank that reads it.
 arrows() {  # arrows NAME MESSAGES   a step
   python3 - "$work/$1/trace.json" "$2" << 'END'

@@ -173,6 +173,14 @@ PY
     done
     timeout 200 mpirun -n 2 "$simt" $deep --device cuda --pp 2 --transport mpi --zero 3 --out "$work/pp2" > "$work/log" 2>&1
     compare "pp 2 over mpi, all on one lane" 1e-4 "$work/cpu_deep" "$work/pp2"
+    # Graphs of blocks, one for each slot and what it points to; between them lanes of their own.
+    for graphs in off on; do
+      timeout 200 mpirun -n 2 "$simt" $deep --device cuda --pp 2 --transport nccl --cuda-graphs $graphs --out "$work/pp2-$graphs" > "$work/log" 2>&1
+    done
+    compare "pp 2 over nccl" 1e-4 "$work/cpu_deep" "$work/pp2-off"
+    if grep -q "graphs of their own" "$work/log" && cmp "$work/pp2-off/final/model.safetensors" "$work/pp2-on/final/model.safetensors"; then
+      passed=$((passed + 1))
+    else failed=$((failed + 1)); echo "FAILED: CUDA graphs with pp 2, and the same weights"; tail -n 5 "$work/log"; fi
     timeout 200 mpirun -n 4 "$simt" $deep --device cuda --tp 2 --pp 2 --transport nccl --out "$work/tp2pp2" > "$work/log" 2>&1
     compare "tp 2 x pp 2 over nccl" 1e-4 "$work/cpu_deep" "$work/tp2pp2"
   fi

@@ -3,6 +3,10 @@
 // ordered pair of ranks; a group makes progress whenever its stream is drained, and yields the core when it can't.
 // As in NCCL, operations of one communicator take effect in the order in which they were issued.
 //
+// An operation holds thread blocks of the device, as many as its communicator may take (maxCTAs, or NCCL's own 32),
+// from when it starts until it is complete. SIMT_NCCL_BLOCKS in the environment says how many there are for NCCL;
+// unset: enough.
+//
 // Where NCCL's contract is broken NCCL itself mostly goes on, with broken memory or in a hang. This one says what was
 // broken and aborts: two threads in one communicator, which a thread is in from its first call in a group to the
 // group's
@@ -28,6 +32,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "test/simt/fake_device.h"
 #include "test/simt/runtime.h"
 #include "test/simt/streams.h"
 
@@ -64,6 +69,7 @@ struct ncclComm {
     Shared* shared;
     size_t mapped;
     bool blocking = true;
+    size_t blocks = 32;
     uint64_t issued = 0, completed = 0;
     bool aborted = false;
     std::atomic<std::thread::id> user{};  // the thread that is in it
@@ -79,6 +85,7 @@ struct Operation {
     std::vector<std::vector<char>> scratch;
     std::function<void()> finish;
     uint64_t order = 0;
+    size_t blocks = 0;  // that it holds
 };
 
 namespace {
@@ -139,10 +146,25 @@ bool advance(ncclComm& c, Transfer& t) {
     return true;
 }
 
+// Thread blocks of the device; streams are drained by one thread at a time.
+struct Blocks {
+    size_t free = SIZE_MAX, held = 0;
+    bool take(Operation& op) {
+        if (op.blocks) return true;
+        if (op.comm->blocks > free)
+            misuse("an operation of " + std::to_string(op.comm->blocks) + " thread blocks, there are " +
+                   std::to_string(free) + " for NCCL");
+        if (op.comm->blocks > free - held) return false;
+        held += op.blocks = op.comm->blocks;
+        return true;
+    }
+    void give_back(Operation& op) { held -= std::exchange(op.blocks, 0); }
+} blocks;
+
 bool poll(Operation& op) {
     ncclComm& c = *op.comm;
-    if (c.aborted) return true;
-    if (op.order != c.completed + 1) return false;
+    if (c.aborted) return blocks.give_back(op), true;
+    if (op.order != c.completed + 1 || !blocks.take(op)) return false;
     // Messages to one peer keep their order; those to different peers do not wait for each other.
     std::vector<bool> send_blocked(size_t(c.ranks)), recv_blocked(size_t(c.ranks));
     bool all = true;
@@ -153,6 +175,7 @@ bool poll(Operation& op) {
     if (!all) return false;
     if (op.finish) op.finish();
     c.completed++;
+    blocks.give_back(op);
     return true;
 }
 
@@ -292,6 +315,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
     if (m == MAP_FAILED) return problem(ncclSystemError, "mmap");
     auto* c = new ncclComm{rank, ranks, static_cast<Shared*>(m), bytes};
     c->blocking = !config || config->blocking != 0;
+    if (config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT) c->blocks = size_t(config->maxCTAs);
+    blocks.free = number_from("SIMT_NCCL_BLOCKS", SIZE_MAX);
     // The file has no name left once everyone is in, so nothing is left over.
     if (c->shared->attached.fetch_add(1) + 1 == ranks) shm_unlink(name.c_str());
     *out = c;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 
+#include <cstdlib>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -18,7 +19,8 @@ namespace {
 const Device kGpu{DeviceKind::cuda, 0};
 
 struct Member {
-    Member(const std::string& id, int rank) : comm(id, rank, 2, kGpu, {.group = "pair", .watch = nullptr}) {}
+    Member(const std::string& id, int rank, int max_ctas = 0)
+        : comm(id, rank, 2, kGpu, {.group = "pair", .watch = nullptr, .max_ctas = max_ctas}) {}
     NcclComm comm;
     Stream stream{kGpu, "test"};
     Buffer memory{kGpu, 4096, MemKind::comm, "test"};
@@ -124,6 +126,32 @@ TEST(NcclComm, AnErrorOfACallIsThrownAndClosesTheGroup) {
     });
 }
 
+// Two lanes in opposite directions; each rank asks for what comes before it sends. The ranks, threads of this process,
+// share the device's thread blocks: four operations of three each.
+TEST(NcclComm, LanesStayWithinTheirThreadBlocks) {
+    setenv("SIMT_NCCL_BLOCKS", "12", 1);
+    const std::string up = NcclComm::unique_id(), down = NcclComm::unique_id();
+    const auto run = [&](int rank) {
+        Member first(up, rank, 3), second(down, rank, 3);
+        Member &in = rank == 0 ? second : first, &out = rank == 0 ? first : second;
+        int* x = in.memory.as<int>();
+        x[0] = -1, x[1] = 10 + rank;
+        NcclComm::Group asks(in.comm, in.stream);
+        asks.recv(x, 4, 1 - rank);
+        asks.end();
+        NcclComm::Group sends(out.comm, out.stream);
+        sends.send(x + 1, 4, 1 - rank);
+        sends.end();
+        in.stream.synchronize();
+        out.stream.synchronize();
+        EXPECT_EQ(x[0], 10 + 1 - rank);
+    };
+    std::thread other([&] { run(1); });
+    run(0);
+    other.join();
+    unsetenv("SIMT_NCCL_BLOCKS");
+}
+
 // ---- the model itself -----------------------------------------------------------------------------------------------
 
 ncclComm_t alone(int blocking) {
@@ -185,6 +213,17 @@ TEST_F(NcclModelDeath, AsyncErrorIsNoQuery) {
             ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr);
         },
         "while the job of the last group is pending");
+}
+
+TEST_F(NcclModelDeath, MoreThreadBlocksThanThereAre) {
+    EXPECT_DEATH(
+        {
+            setenv("SIMT_NCCL_BLOCKS", "31", 1);
+            ncclComm_t comm = alone(1);
+            float x[4] = {};
+            ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr);
+        },
+        "an operation of 32 thread blocks, there are 31 for NCCL");
 }
 
 TEST_F(NcclModel, AsyncErrorCompletesTheJob) {
