@@ -30,6 +30,7 @@ constexpr Point kPoints[] = {
     {"masters", "the same of its master weights"},
     {"moments", "the same of AdamW's m"},
     {"end", "after the last step, before the final weights are written"},
+    {"data.read", "before each sample is read from its shard"},
     {"file.open", "before a file is created for writing"},
     {"file.write", "before each write"},
     {"file.fsync", "before each fsync of a file"},

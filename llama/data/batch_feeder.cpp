@@ -1,6 +1,7 @@
 #include "llama/data/batch_feeder.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
@@ -13,7 +14,7 @@ namespace rz {
 static int64_t ints(int64_t N, bool positions, bool documents) { return (5 + positions + documents) * N + 1; }
 
 BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
-                         bool same_plan, int64_t held, const DocumentMask& documents, Place cp)
+                         bool same_plan, int64_t held, const DocumentMask& documents, Place cp, int read_ahead)
     : stream_(stream),
       B_(B),
       T_(T),
@@ -31,7 +32,15 @@ BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, in
         whole_.resize(size_t(checked_mul(N, 4, "micro-batch")));
     }
     for (Staging& s : staging_) s.host = Buffer::host_for(device, bytes, MemKind::data, "token staging");
+    constexpr int64_t kEachThread = 2;  // one is read while one waits
+    if (read_ahead > 0) ahead_ = std::make_unique<ReadAhead>(device, B, T, kEachThread * read_ahead + 1, read_ahead);
     for (int64_t i = 0; i < held; ++i) device_.emplace_back(device, bytes, MemKind::data, "tokens");
+}
+
+void BatchFeeder::train_on(const SampleSource& data, std::function<int64_t(int64_t)> position) {
+    if (trains_on_) return;
+    trains_on_ = &data;
+    if (ahead_ && position) ahead_->start(data, std::move(position));
 }
 
 void BatchFeeder::cut(const int32_t* whole, int32_t* own) const {
@@ -41,7 +50,7 @@ void BatchFeeder::cut(const int32_t* whole, int32_t* own) const {
             own = std::copy_n(whole + b * T_ + c * chunk, chunk, own);
 }
 
-DeviceBatch BatchFeeder::next(const SampleSource& data, int64_t position, int64_t end) {
+DeviceBatch BatchFeeder::next(const SampleSource& data, int64_t position, int64_t end, bool in_turn) {
     Staging& staging = staging_[turn_];
     turn_ = (turn_ + 1) % staging_.size();
     staging.copied.synchronize();
@@ -49,7 +58,13 @@ DeviceBatch BatchFeeder::next(const SampleSource& data, int64_t position, int64_
     const int64_t N = B_ * T_ / cp_.size, all = B_ * T_;
     int32_t* const host = staging.host.as<int32_t>();
     int32_t* const tokens = cuts ? whole_.data() : host;
-    data.batch(position, B_, tokens, tokens + all);
+    const auto start = std::chrono::steady_clock::now();
+    const bool trains = in_turn && &data == trains_on_;
+    if (trains && ahead_ && ahead_->started())
+        std::copy_n(ahead_->take(position), 2 * all, tokens);
+    else
+        data.batch(position, B_, tokens, tokens + all);
+    if (trains) waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     data_hash_ = sum_hash(tokens, position * T_, all, 4);
     const int64_t valid = std::clamp<int64_t>(end - position, 0, B_);
     std::fill(tokens + all + valid * T_, tokens + 2 * all, kIgnoreTarget);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/fault.h"
 #include "llama/base/json.h"
 
 namespace rz {
@@ -179,6 +180,7 @@ void DataLoader::batch(int64_t position, int64_t count, int32_t* inputs, int32_t
             last->file().check_unchanged(last->path());
             reading = last->path().c_str();
         }
+        fault_point("data.read");
         shard->read(begin, T_, vocab_, in);
         std::memcpy(out, in + 1, size_t(T_ - 1) * sizeof(int32_t));
         shard->read(begin + T_, 1, vocab_, out + T_ - 1);

@@ -70,6 +70,14 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
     }
 }
 
+std::vector<int64_t> Model::micro_batch_order(const RankProgram& program) const {
+    std::vector<int64_t> order;
+    for (const Instr& i : program.program.code)
+        if (i.computes() && std::find(order.begin(), order.end(), i.micro_batch) == order.end())
+            order.push_back(i.micro_batch);
+    return order;
+}
+
 // The device's buffers are taken in turn, so one is free again when as many micro-batches have begun since.
 int64_t Model::batches_held() const {
     std::vector<int> begun;

@@ -23,10 +23,13 @@ class Model {
     // Collective: all ranks of the pp axis run the same ones in the same order.
     Model(const ModelConfig&, const ParamTable&, const StageOptions&, const RankProgram& training,
           const RankProgram& evaluation, Mesh&, Device, Stream& compute, ParameterSource&, GradientSink*);
-    // When the tasks of the latest step were, of a pipeline; readable when its work is done.
+    // When the tasks of the latest step were, of a pipeline or after keep_times(); readable when its work is done.
+    void keep_times() { executor_.keep_times(); }
     StepEvents take_times() { return executor_.take_times(); }
     // Micro-batches whose data must be on the device at once.
     int64_t batches_held() const;
+    // Micro-batches of a step in the order in which their data are asked for.
+    std::vector<int64_t> micro_batch_order(const RankProgram&) const;
 
     // The program of a step of so many micro-batches; checked. A pipeline has one, whose number is its own.
     RankProgram training_program(int64_t micro_batches) const;

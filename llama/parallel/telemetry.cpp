@@ -9,6 +9,14 @@ namespace rz {
 
 static bool is_backward(Do what) { return what == Do::backward || what == Do::input_grad; }
 
+PhaseTimes phase_times(const StepEvents& step, const Event& done) {
+    PhaseTimes times;
+    for (const StepEvents::Task& t : step.tasks)
+        (t.instr.what == Do::forward ? times.forward : times.backward) += t.end.seconds_since(t.start);
+    times.optimizer = done.seconds_since(step.tasks.back().end);
+    return times;
+}
+
 std::vector<TaskTime> task_times(const StepEvents& step) {
     struct Key {
         int stage, micro_batch;

@@ -25,6 +25,14 @@ struct StepEvents {
     std::vector<Arrival> arrivals;  // of what was received
 };
 
+// Seconds of this rank's compute stream in forward and backward tasks, waiting inside them included, and from the last
+// of them to `done`: the rest of the gradients' communication, norm and update. Needs events that are complete and at
+// least one task.
+struct PhaseTimes {
+    double forward = 0, backward = 0, optimizer = 0;
+};
+PhaseTimes phase_times(const StepEvents&, const Event& done);
+
 // Seconds since the step began on this rank.
 struct TaskTime {
     Do what;

@@ -145,7 +145,11 @@ void Log::step(const StepReport& r, bool print) {
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
                        number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(),
                        (long long)r.bytes_sent);
-    write_json(json + r.json + "}");
+    json += format(",\"time\":{\"data_wait\":%s", number(r.data_wait).c_str());
+    if (r.phases)
+        json += format(",\"forward\":%s,\"backward\":%s,\"optimizer\":%s", number(r.phases->forward).c_str(),
+                       number(r.phases->backward).c_str(), number(r.phases->optimizer).c_str());
+    write_json(json + "}" + r.json + "}");
     WandbFile::Scalars all{{"train/loss", r.loss},
                            {"train/grad_norm", r.grad_norm},
                            {"train/learning_rate", r.learning_rate},
@@ -153,6 +157,12 @@ void Log::step(const StepReport& r, bool print) {
                            {"speed/tokens_per_second", tokens_per_second},
                            {"speed/steps_per_second", 1 / r.seconds},
                            {"memory/peak_bytes", double(r.memory_bytes)}};
+    all.push_back({"time/data_wait", r.data_wait});
+    if (r.phases) {
+        all.push_back({"time/forward", r.phases->forward});
+        all.push_back({"time/backward", r.phases->backward});
+        all.push_back({"time/optimizer", r.phases->optimizer});
+    }
     if (facts_.peak_flops > 0) all.push_back({"speed/mfu", flops / facts_.peak_flops});
     if (r.comm_seconds >= 0) {
         all.push_back({"communication/seconds", r.comm_seconds});

@@ -6,11 +6,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "llama/base/background.h"
+#include "llama/parallel/telemetry.h"
 #include "llama/report/event_file.h"
 #include "llama/report/wandb_file.h"
 
@@ -27,6 +29,8 @@ struct StepReport {
     // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
     double comm_seconds = -1, exposed_seconds = 0;
     int64_t bytes_sent = 0;
+    std::optional<PhaseTimes> phases = {};
+    double data_wait = 0;        // seconds that the host waited for data while it enqueued the step
     double attention_share = 1;  // of the pairs of tokens that attention counts without document masks
     double utilisation = -1;     // of a pipeline: how much of the step its ranks are busy
     std::string note = {};       // what is wrong with the step; it is then printed in any case

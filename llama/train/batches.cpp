@@ -159,18 +159,28 @@ DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
 
 // The report of a step is waited for in the step after it, so with two steps' batches the host never waits inside one.
 Batches::Batches(const DataSources& sources, Place dp, Place cp, bool counts, int64_t batch, int64_t micro_batches,
-                 Device device, Stream& compute, bool same_plan, int64_t held)
+                 Device device, Stream& compute, bool same_plan, int64_t held, int read_ahead)
     : sources_(sources),
       dp_(dp),
       counts_(counts),
       batch_(batch),
       micro_batches_(micro_batches),
       feeder_(device, compute, batch, sources.train->seq_len(), sources.train->vocab(), ahead(micro_batches), same_plan,
-              held, sources.documents, cp) {}
+              held, sources.documents, cp, read_ahead) {}
+
+DeviceBatch Batches::rehearsal(int64_t step, int64_t micro_batch) {
+    return feeder_.next(*sources_.train, position(step, micro_batch), INT64_MAX, /*in_turn=*/false);
+}
 
 DeviceBatch Batches::training(int64_t step, int64_t micro_batch) {
-    const int64_t position = samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;
-    const DeviceBatch b = feeder_.next(*sources_.train, position);
+    const int64_t each = order_.empty() ? micro_batches_ : int64_t(order_.size());
+    const auto nth = [=, this](int64_t i) {
+        return position(step + i / each, order_.empty() ? i % each : order_[size_t(i % each)]);
+    };
+    // A shard that is still to be written is waited for when it is needed, not before.
+    const bool grows = !sources_.paths.sets[0].growing.empty();
+    feeder_.train_on(*sources_.train, grows ? std::function<int64_t(int64_t)>() : nth);
+    const DeviceBatch b = feeder_.next(*sources_.train, position(step, micro_batch));
     if (!counts_) return b;
     hash_ += feeder_.data_hash();
     attended_.samples += feeder_.attention_share() * double(batch_);

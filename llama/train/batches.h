@@ -69,14 +69,16 @@ struct DataPosition {
 class Batches {
    public:
     // dp, cp: this rank's place on those axes. counts: whether it is the one of its tp, cp and pp peers, which read the
-    // same, whose tokens are counted. same_plan and held as in BatchFeeder. The sources outlive this.
+    // same, whose tokens are counted. same_plan, held and read_ahead as in BatchFeeder. The sources outlive this.
     Batches(const DataSources&, Place dp, Place cp, bool counts, int64_t batch, int64_t micro_batches, Device,
-            Stream& compute, bool same_plan, int64_t held = 1);
+            Stream& compute, bool same_plan, int64_t held = 1, int read_ahead = 0);
 
     // How many batches the host fills while the device works.
     static int64_t ahead(int64_t micro_batches) { return std::min<int64_t>(2 * micro_batches, 128) - 1; }
 
     void start_from(const DataPosition& p) { from_ = p; }
+    // The micro-batches of a step that training() is called for, in this order; else all, ascending.
+    void set_order(std::vector<int64_t> order) { order_ = std::move(order); }
     // Unmasked targets of the step, over all ranks: read from the shards, so that every rank knows them beforehand.
     int64_t targets_of(int64_t step) const;
     bool has_targets() const { return sources_.train->has_targets(); }  // some tokens may be none
@@ -89,8 +91,11 @@ class Batches {
     int64_t samples_before(int64_t step) const { return from_.samples + (step - 1 - from_.step) * samples_per_step(); }
     int64_t tokens_after(int64_t step) const { return from_.tokens + (step - from_.step) * tokens_per_step(); }
 
-    // On their way to the device; valid for work enqueued before the `held`-th call after this one.
+    // On their way to the device, read ahead from the first call on: steps follow each other, and so do their
+    // micro-batches in the order that was set. Valid for work enqueued before the `held`-th call after this one.
     DeviceBatch training(int64_t step, int64_t micro_batch);
+    // The same, out of turn and counted nowhere: of a step that will be computed again.
+    DeviceBatch rehearsal(int64_t step, int64_t micro_batch);
     DeviceBatch validation(size_t set, int64_t first, int64_t end);
     // sum_hash of the training batches since the last call, 0 where they are another rank's to count.
     uint64_t take_hash();
@@ -100,14 +105,22 @@ class Batches {
         double tiles = 0, tiles_skipped = 0;
     };
     Attended take_attended();
+    // Seconds that training() waited for data since the last call.
+    double take_waited() { return feeder_.take_waited(); }
     bool documents() const { return bool(sources_.documents); }
 
    private:
+    // Of the first sample of this rank's micro-batch.
+    int64_t position(int64_t step, int64_t micro_batch) const {
+        return samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;
+    }
+
     const DataSources& sources_;
     Place dp_;
     bool counts_;
     int64_t batch_, micro_batches_;
     DataPosition from_;
+    std::vector<int64_t> order_;
     BatchFeeder feeder_;
     uint64_t hash_ = 0;
     Attended attended_;

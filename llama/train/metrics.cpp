@@ -91,6 +91,7 @@ void Metrics::end(int64_t step) {
     probe.step = step;
     probe.data_hash = batches_.take_hash();
     probe.attended = batches_.take_attended();
+    probe.data_wait = batches_.take_waited();
     core_.compute.copy(probe.host.data(), core_.model.loss_sum(), 8);
     core_.compute.copy(probe.host.bytes_at(8), core_.zero.optimizer.norm(), 4);
     core_.compute.copy(probe.host.bytes_at(16), core_.zero.optimizer.updates(), 8);
@@ -144,6 +145,8 @@ void Metrics::report(Probe& probe) {
         r.exposed_seconds = comm.exposed_s;
         r.bytes_sent = probe.bytes_sent;
     }
+    r.data_wait = probe.data_wait;
+    if (!probe.times.tasks.empty()) r.phases = phase_times(probe.times, probe.done);
     const Judgement judgement = judge(probe, loss_sum, norm, r.seconds - r.exposed_seconds, r.seconds);
     r.loss = judgement.loss;
     r.data_hash = data_hash_ += judgement.data_hash;

@@ -55,7 +55,8 @@ class Metrics {
         Batches::Attended attended;
         CommMeter::Batch comm;   // what was enqueued in the step
         int64_t bytes_sent = 0;  // by the step's collectives
-        StepEvents times;        // of a pipeline
+        StepEvents times;        // none with CUDA graphs
+        double data_wait = 0;
     };
     void report_pipeline(const Probe&, StepReport&);
     void trace_tasks(int64_t step, const StepEvents&);

@@ -26,6 +26,7 @@ bool is_one_of(const std::string& name, std::initializer_list<const char*> names
 Keeps keeps(const OptionRow& row) {
     const std::string name = row.flag.substr(2);
     if (name == "grad-accum") return Keeps::no;  // its tokens are kept, which any number of ranks can divide
+    if (name == "data-threads") return Keeps::layout;
     for (const char* group : {"Data", "Batch", "Optimizer", "Validation"})
         if (row.group.rfind(group, 0) == 0) return Keeps::always;
     if (is_one_of(name, {"dtype",

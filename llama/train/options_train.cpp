@@ -153,6 +153,10 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
         "still writing can be trained on in no other.");
     data.whole("--data-wait", o.data_wait, 1, 1 << 30,
                "Number of seconds to wait for the next shard of data that are still being written.");
+    data.whole(
+        "--data-threads", o.data_threads, 0, 64,
+        "Number of threads that read the next micro-batches of training ahead. 0: each is read when it is needed, "
+        "as data are that are still being written.");
 
     data.choice("--doc-boundary", o.doc_boundary,
                 "Documents packed into a row do not see each other, and positions restart. bos: a token begins each "

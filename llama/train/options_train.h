@@ -63,6 +63,7 @@ struct TrainOptions {
     bool raw16 = false;
     DataOrder data_order = DataOrder::kShuffled;
     int64_t data_wait = 600;  // seconds, for data that are still being written
+    int64_t data_threads = 4;
     DocBoundary doc_boundary = DocBoundary::none;
     int64_t doc_token = -1;  // -1: the dataset's
 

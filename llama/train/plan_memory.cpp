@@ -49,7 +49,7 @@ class DryRun {
         feeder_ = std::make_unique<BatchFeeder>(device_, core_->compute, o.batch, o.seq_len, config.vocab,
                                                 Batches::ahead(how.micro_batches), /*same_plan=*/false,
                                                 core_->model.batches_held(), DocumentMask{.boundary = o.doc_boundary},
-                                                mesh_->place(Axis::cp));
+                                                mesh_->place(Axis::cp), int(o.data_threads));
         if (job.resumes) {
             const Buffer stored = host_for(kLoadPiece * 4), converted = host_for(kLoadPiece * 4);
         } else if (!o.init_from.empty()) {

@@ -357,7 +357,8 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, &meter);
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->is_first_reader(),
                                         o.batch, core->options.micro_batches, device, core->compute, core->whole_graphs,
-                                        core->model.batches_held());
+                                        core->model.batches_held(), int(o.data_threads));
+    batches->set_order(core->model.micro_batch_order(core->program));
     if (from)
         start.resumed = load_checkpoint(*from, o, *sources.train, process, *core, health, start.run_id);
     else if (o.init_from.empty())
@@ -414,6 +415,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
                                         o.out + "/trace.json", o.steps, o.log_every);
     if (core->plan && o.pp_tasks > 0)
         metrics->write_tasks(o.out + format("/pipeline_tasks.%d.jsonl", mesh->world().rank), o.pp_tasks);
+    if (!o.cuda_graphs) core->model.keep_times();  // inside a graph nothing is timed
     metrics->restore(m.updates, m.data_hash, m.step, core->zero.optimizer.loss_scale());
     make_evaluation(*this);
     files.join();
@@ -479,8 +481,7 @@ void begin_step(Trainer& t, int64_t step) {
     t.step = step;
     if (t.rechecks(step)) {
         t.metrics->flush();
-        t.recheck->rehearse(t.goal(), [&](int64_t micro_batch) { return t.batches->training(step, micro_batch); });
-        t.batches->take_hash(), t.batches->take_attended();
+        t.recheck->rehearse(t.goal(), [&](int64_t micro_batch) { return t.batches->rehearsal(step, micro_batch); });
         t.metrics->leave_out();
         t.recheck->begin();
     }

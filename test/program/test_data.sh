@@ -47,6 +47,23 @@ hashes() { metrics "$1" "print([r['data_hash'] for r in steps])"; }
 check "trains on it in micro-batches" train micro "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0
 check "the same tokens in the same order" test "$(hashes micro)" = "$(hashes mix)"
 check "stops half-way" train half "$mix" --batch 8 --steps 6 --val-every 0 --save-every 3 --data-weights-at "5:0.5,0.5"
+
+# ---- read ahead ----
+check "each batch read when it is needed" train needed "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0 --data-threads 0
+check "gives the same losses as batches read ahead" test "$(metrics needed "print([(r['loss'], r['data_hash']) for r in steps])")" = \
+  "$(metrics micro "print([(r['loss'], r['data_hash']) for r in steps])")"
+export FAULT=data.read:*:*:sleep=0.02  # every sample, as on a slow file system
+check "slow reads" train slow "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0 --data-threads 4
+check "give the same too" test "$(hashes slow)" = "$(hashes micro)"
+check "slow reads when they are needed" train slow0 "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0 --data-threads 0
+unset FAULT
+check "are waited for, and it is said: eight samples of 20 ms" metrics slow0 "assert all(r['time']['data_wait'] > 0.16 for r in steps), steps"
+check "phases of a step are logged" metrics micro "
+for r in steps:
+    t = r['time']
+    assert t['forward'] > 0 and t['backward'] > 0 and t['optimizer'] > 0, t
+    assert t['forward'] + t['backward'] + t['optimizer'] <= r['seconds'] * 1.001, r"
+
 cp -r "$work/half" "$work/again"
 rm -rf "$work"/again/checkpoints/step_000000006 "$work/again/final"
 if ranks; then
