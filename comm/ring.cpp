@@ -65,6 +65,13 @@ class Ring : public Collectives {
         const int64_t begin = std::min(offset(plan.offsets, r) + lane.chunk * plan.chunk, offset(plan.offsets, r + 1));
         return {begin, std::min(plan.chunk, offset(plan.offsets, r + 1) - begin)};
     }
+    int lanes_of(const Plan& plan) const { return int(std::min<int64_t>(options_.lanes, plan.chunks)); }
+    // Of each of a lane's two buffers; 0: it needs none.
+    int64_t lane_bytes(const Plan& plan) const {
+        int64_t longest = 0;
+        for (int r = 0; r < size(); ++r) longest = std::max(longest, count(plan.offsets, r));
+        return plan.reduce ? round_up(std::min(plan.chunk, longest) * size_of(plan.wire), 256) : 0;
+    }
     bool reducing(const Plan& plan, int hop) const { return plan.reduce && hop < plan.half; }
     // Step within its half of the ring.
     int step(const Plan& plan, int hop) const { return plan.reduce && hop >= plan.half ? hop - plan.half : hop; }
@@ -132,13 +139,18 @@ void Ring::run(Stream& stream, Plan plan) {
     mark_done(stream);
 }
 
-// The time of a ring grows by the same amount with each hop. Two short ones are run, with slices of the same length,
-// and the rest is waited for.
+// The time of a ring grows by the same amount with each hop. Two short ones are run, and the rest is waited for. Every
+// link passes every slice on once, so it is slices of the mean length that tell the time, also where more ranks than
+// blocks leave some without: those that are empty follow each other.
 void Ring::tell_from_few(Stream& stream, const Plan& plan) {
     const int64_t sent = transport_.bytes_sent();
+    if (const int64_t bytes = lane_bytes(plan); bytes > 0) scratch(stream, 2 * bytes * lanes_of(plan));
+    const std::vector<int64_t> even = even_offsets(plan.offsets.back(), size(), 1);
     const auto time_of = [&](int half) {
         const Ticks before = stream.clock();
         Plan some = plan;
+        some.offsets = even;
+        some.chunks = ceil_div(count(even, 0), plan.chunk);
         some.half = half;
         move(stream, some);
         return stream.clock() - before;
@@ -155,12 +167,9 @@ void Ring::move(Stream& stream, const Plan& plan_) {
     Plan plan = plan_;
     plan.hops = plan.half * (int(plan.reduce) + int(plan.gathers));
 
-    int64_t longest = 0;
-    for (int r = 0; r < size(); ++r) longest = std::max(longest, count(plan.offsets, r));
-    const int lane_count = int(std::min<int64_t>(options_.lanes, plan.chunks));
+    const int lane_count = lanes_of(plan);
     std::vector<Lane> lanes(static_cast<size_t>(lane_count));
-    if (plan.reduce && lane_count > 0) {
-        const int64_t bytes = round_up(std::min(plan.chunk, longest) * size_of(plan.wire), 256);
+    if (const int64_t bytes = lane_bytes(plan); bytes > 0 && lane_count > 0) {
         char* memory = static_cast<char*>(scratch(stream, 2 * bytes * lane_count));
         for (Lane& lane : lanes) {
             lane.outgoing = memory;

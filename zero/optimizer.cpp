@@ -206,6 +206,26 @@ const float* ShardedAdamW::gradient_norm() {
 
 // ---- the update -----------------------------------------------------------------------------------------------------
 
+// AdamW gives the same bits for any cut of a range.
+void ShardedAdamW::watched(const OwnedRange& range, int64_t local, int64_t elements, const AdamW& all) {
+    const auto plus = [](void* base, int64_t n, DType t) { return static_cast<char*>(base) + n * size_of(t); };
+    for (int64_t at = 0; at < elements; at += watcher_->most()) {
+        const int64_t n = std::min(watcher_->most(), elements - at);
+        OwnedRange piece = range;
+        piece.param = plus(range.param, at, options_.param_dtype);
+        piece.master = plus(range.master, at, options_.master_dtype);
+        piece.m = plus(range.m, at, options_.adam_dtype);
+        piece.v = plus(range.v, at, options_.adam_dtype);
+        piece.grad = plus(range.grad, at, options_.grad_dtype);
+        AdamW a = all;
+        a.param = piece.param, a.master = piece.master, a.m = piece.m, a.v = piece.v, a.grad = piece.grad;
+        a.n = n, a.first = all.first + at;
+        watcher_->before(piece, local + at, n);
+        adamw(streams_.compute, a);
+        watcher_->after(piece, local + at, n);
+    }
+}
+
 // Nothing, or when the range's parameters are final: else they are on the compute stream.
 Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step) {
     const AdamW same = {.param = nullptr,
@@ -235,8 +255,9 @@ Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, floa
         AdamW a = same;
         a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
         a.n = n, a.first = r.logical;
-        adamw(streams_.compute, a);
+        watcher_ ? watched(r, range.local + (r.logical - range.logical), n, a) : adamw(streams_.compute, a);
     };
+    require(!watcher_ || !host_, "the host's AdamW is not watched");
     if (host_) return host_->update(range, elements, same);
     if (tiles_) {
         const Event at_home = tiles_->update(range, elements, change);

@@ -22,6 +22,16 @@
 
 namespace rz {
 
+// Sees AdamW at work on the compute stream, a piece of what this rank owns at a time, in every array on the device.
+class UpdateWatcher {
+   public:
+    virtual ~UpdateWatcher() = default;
+    virtual int64_t most() const = 0;  // elements of a piece
+    // `local`: where the piece lies in this rank's flat buffer. Before AdamW on it is enqueued, and after.
+    virtual void before(const OwnedRange& piece, int64_t local, int64_t elements) = 0;
+    virtual void after(const OwnedRange& piece, int64_t local, int64_t elements) = 0;
+};
+
 class ShardedAdamW {
    public:
     // All references outlive this. `decay` covers the logical offsets of the units.
@@ -36,6 +46,8 @@ class ShardedAdamW {
     // parameters, masters and moments as they are. `step` counts from 1 and draws the stochastic rounding. AdamW's bias
     // correction uses the number of updates that were made, which only the device counts.
     void update(float learning_rate, int64_t step);
+    // From now on (nullptr: no longer) update() shows its pieces to this. Not with OffloadOptimizer::cpu.
+    void watch(UpdateWatcher* watcher) { watcher_ = watcher; }
     // What gradient_norm() returned last.
     const float* norm() const { return scalars_.as<float>(); }
     // (1) int64 on the device: updates made, valid on the compute stream after update().
@@ -61,6 +73,7 @@ class ShardedAdamW {
     void index_block_sums();
     void sum_blocks();
     Buffer take_state(int64_t elements, DType dtype, const char* name) const;
+    void watched(const OwnedRange& piece, int64_t local, int64_t elements, const struct AdamW& a);
     Event update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
     void update_whole(float learning_rate, int64_t step);
     void update_slices(const std::function<Event(const OwnedRange&)>& change);
@@ -82,6 +95,7 @@ class ShardedAdamW {
     Buffer loss_scale_;        // LossScaleState, with loss scaling
     Buffer count_;             // int64 updates made, double[2] bias correction
     bool norm_known_ = false;  // of this step
+    UpdateWatcher* watcher_ = nullptr;
     // The sums of the gradient norm's blocks: doubles, part by part of the model, rank by rank in a part; and int32,
     // from logical order to that. Offsets are in halves of a double.
     Buffer block_sums_, block_order_;

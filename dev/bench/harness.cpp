@@ -57,12 +57,11 @@ struct RunOptions {
 
 struct Profile {
     int repeats, steps, warm_up, trace_steps;
-    bool ceilings;
 };
 Profile profile_of(const RunOptions& o) {
-    Profile p = o.profile == "minimal" ? Profile{2, 8, 3, 0, false}
-                : o.profile == "deep"  ? Profile{5, 30, 5, 2, false}
-                                       : Profile{3, 12, 3, 2, true};
+    Profile p = o.profile == "minimal" ? Profile{2, 8, 3, 0}
+                : o.profile == "deep"  ? Profile{5, 30, 5, 2}
+                                       : Profile{3, 12, 3, 2};
     if (o.repeats > 0) p.repeats = o.repeats;
     if (o.steps > 0) p.steps = o.steps, p.warm_up = std::min(p.warm_up, o.steps - 1);
     return p;
@@ -240,7 +239,8 @@ class Harness {
 
     int run() {
         const std::vector<Job> jobs = jobs_of();
-        if (profile_.ceilings) add_ceilings(device_, report_.environment);
+        add_ceilings(device_, report_.environment);
+        add_links(jobs);
         make_folder(o_.out);
         for (const auto& [key, value] : report_.environment) std::printf("# %s: %s\n", key.c_str(), value.c_str());
         const auto start = std::chrono::steady_clock::now();
@@ -267,6 +267,19 @@ class Harness {
     }
 
    private:
+    // Between as many ranks as the largest job has, by the tool that tries links.
+    void add_links(const std::vector<Job>& jobs) {
+        int ranks = 1;
+        for (const Job& job : jobs) ranks = std::max(ranks, job.ranks);
+        const std::string tool = o_.build + "/dev/sanity";
+        if (ranks == 1 || !path_exists(tool)) return;
+        const std::string found =
+            output_of(format("%s -n %d %s %s --links --device %s | sed -n '/ring/,$s/^ *\\([0-9]* links.*\\)/\\1/p'",
+                             o_.launcher.c_str(), ranks, joined(o_.launcher_args).c_str(), tool.c_str(),
+                             device_.is_cuda() ? "cuda" : "cpu"));
+        if (!found.empty()) report_.environment["measured links"] = format("%d ranks in a ring: ", ranks) + found;
+    }
+
     std::vector<Job> jobs_of() const {
         std::vector<const BenchTarget*> chosen;
         const auto take = [&](const BenchTarget& t) {
@@ -298,6 +311,11 @@ class Harness {
                     if (other->baseline == t->name &&
                         std::find(ranks.begin(), ranks.end(), other->ranks) == ranks.end())
                         ranks.push_back(other->ranks);
+            if (emulates(*t) && !path_exists(emulator())) {
+                std::printf("# left out: %s, which needs a GPU, or its emulator: make train_llama_simt\n",
+                            t->name.c_str());
+                continue;
+            }
             for (const int n : ranks)
                 if (n % t->needs == 0) jobs.push_back({t, n, command_of(*t, n)});
         }
@@ -307,6 +325,11 @@ class Harness {
         return jobs;
     }
 
+    bool emulates(const BenchTarget& t) const { return t.gpu && !device_.is_cuda(); }
+    std::string emulator() const {
+        return (fs::path(o_.build).parent_path().parent_path() / "train_llama_simt").string();
+    }
+
     Words command_of(const BenchTarget& t, int ranks) const {
         Words words;
         const bool trains = t.tool == "train_llama";
@@ -314,16 +337,17 @@ class Harness {
             words = {o_.launcher, "-n", std::to_string(ranks)};
             words.insert(words.end(), o_.launcher_args.begin(), o_.launcher_args.end());
         }
-        words.push_back(trains ? o_.build + "/train_llama" : o_.build + "/dev/" + t.tool);
+        words.push_back(emulates(t) ? emulator() : trains ? o_.build + "/train_llama" : o_.build + "/dev/" + t.tool);
         const auto add = [&](const std::string& text) {
             for (std::string& w : words_of(text)) words.push_back(std::move(w));
         };
         if (trains) {
-            add(o_.base.empty() ? base_flags(device_.is_cuda()) : o_.base);
+            add(!o_.base.empty() ? o_.base : emulates(t) ? emulated_flags() : base_flags(device_.is_cuda()));
+            if (emulates(t)) add("--transport mpi");
             add(format("--steps %d --warmup 2 --val-every 0 --val-tokens 128 --save-every 0", profile_.steps));
             if (profile_.trace_steps > 0) add(format("--trace-steps %d", profile_.trace_steps));
         }
-        add("--device " + std::string(device_.is_cuda() ? "cuda" : "cpu"));
+        add("--device " + std::string(device_.is_cuda() || emulates(t) ? "cuda" : "cpu"));
         const size_t fixed = words.size();
         add(t.flags);
         for (const std::string& extra : o_.extra) {
@@ -518,8 +542,9 @@ int harness(int argc, char** argv) {
     app.require_subcommand(1);
     std::string group, a, b, html, of;
     CLI::App* list = app.add_subcommand("list-targets", "Show what can be run");
-    list->add_option("--group", group,
-                     "ddp, zero, fsdp, pipeline, tensor, context, recompute, precision, collectives or kernels");
+    list->add_option(
+        "--group", group,
+        "ddp, zero, fsdp, pipeline, tensor, context, symmetric, offload, recompute, precision, collectives or kernels");
 
     RunOptions o;
     CLI::App* run = app.add_subcommand("run", "Run targets and write their results");
@@ -527,8 +552,8 @@ int harness(int argc, char** argv) {
         ->delimiter(',')
         ->capture_default_str();
     run->add_option("--profile", o.profile,
-                    "minimal: 2 repeats of 8 steps; deep: 5 of 30, traced; roofline: 3 of 12, traced, with "
-                    "the machine's ceilings")
+                    "minimal: 2 repeats of 8 steps; deep: 5 of 30, traced; roofline: 3 of 12, traced, beside "
+                    "the machine's ceilings, which all measure")
         ->check(CLI::IsMember({"minimal", "deep", "roofline"}))
         ->capture_default_str();
     run->add_option("--out", o.out, "Folder for results [runs/harness-DATE]");

@@ -15,6 +15,7 @@ struct BenchTarget {
     int needs = 1;                     // ranks are a multiple of it
     int ranks = 2;                     // where --ranks does not say
     std::string tool = "train_llama";  // else a microbenchmark, which writes a row for each op and shape
+    bool gpu = false;  // on a CPU there is nothing to offload: there it runs in the emulator, whose times say nothing
 };
 
 // The model and the batch. Every target divides the tokens of an update at 1, 2 and 4 ranks.
@@ -22,6 +23,12 @@ inline std::string base_flags(bool cuda) {
     return cuda ? "--preset llama3.2-1b --data synthetic --dtype bf16 --seq-len 2048 --batch 1 --batch-tokens 32768"
                 : "--preset bytes --dim 128 --ffn 344 --heads 4 --kv-heads 2 --head-dim 32 --layers 8 --data synthetic "
                   "--seq-len 128 --batch 2 --batch-tokens 4096";
+}
+
+// The same where a GPU is emulated.
+inline std::string emulated_flags() {
+    return "--preset bytes --dim 16 --ffn 24 --heads 2 --kv-heads 1 --head-dim 8 --layers 2 --data synthetic "
+           "--dtype bf16 --seq-len 16 --batch 2 --batch-tokens 64";
 }
 
 inline std::vector<BenchTarget> bench_targets() {
@@ -72,6 +79,26 @@ inline std::vector<BenchTarget> bench_targets() {
          "--seq-len 512 --batch 1 --cp 2 --cp-exchange gather", 2},
         {"context:ring", "context:data", "keys and values passed on while attention runs",
          "--seq-len 512 --batch 1 --cp 2 --cp-exchange ring", 2},
+
+        {"symmetric:direct", "", "ZeRO-0 by messages", "--collectives direct"},
+        {"symmetric:loads", "symmetric:direct", "ranks load gradients and parameters from each other's memory",
+         "--collectives symmetric"},
+        {"symmetric:zero2_direct", "", "ZeRO-2 by messages; every rank has a copy of the parameters",
+         "--zero 2 --collectives direct"},
+        {"symmetric:zero2_one_copy", "symmetric:zero2_direct", "parameters are read where their owners have them",
+         "--zero 2 --collectives symmetric"},
+
+        {"offload:none", "", "all state on the GPU", "--zero 3 --recompute block", 1, 1, "train_llama", true},
+        {"offload:stream", "offload:none", "masters and moments on the host; they come in tiles",
+         "--zero 3 --recompute block --offload-optimizer stream", 1, 1, "train_llama", true},
+        {"offload:zero_copy", "offload:none", "masters and moments on the host; the kernel works on them there",
+         "--zero 3 --recompute block --offload-optimizer zero-copy", 1, 1, "train_llama", true},
+        {"offload:cpu", "offload:none", "the host's AdamW", "--zero 3 --recompute block --offload-optimizer cpu", 1, 1,
+         "train_llama", true},
+        {"offload:all", "offload:none", "parameters, gradients and activations on the host too",
+         "--zero 3 --recompute block --offload-optimizer stream --offload-params on --offload-grads on "
+         "--offload-activations on",
+         1, 1, "train_llama", true},
 
         {"recompute:none", "", "activations are kept", "--recompute none", 1, 1},
         {"recompute:mlp", "recompute:none", "the MLP is computed again", "--recompute mlp", 1, 1},

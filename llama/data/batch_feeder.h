@@ -29,8 +29,8 @@ class BatchFeeder {
                 bool same_plan = false, int64_t held = 1, const DocumentMask& documents = {}, Place cp = {},
                 int read_ahead = 0);
 
-    // From now on the i-th batch that is taken from this source is that of `position(i)`, and is read ahead by the threads
-    // that were asked for; without `position` nothing is. The first call counts.
+    // From now on the i-th batch that is taken from this source is that of `position(i)`, and is read ahead by the
+    // threads that were asked for; without `position` nothing is. The first call counts.
     void train_on(const SampleSource& data, std::function<int64_t(int64_t)> position);
     // Seconds that next() took to read from that source, or waited until it was read, since this was asked last.
     double take_waited() { return std::exchange(waited_, 0); }

@@ -47,6 +47,12 @@ int64_t DataMix::targets(int64_t position, int64_t count) const {
     return n;
 }
 
+std::pair<int, int64_t> DataMix::sample_at(int64_t position) const {
+    if (sets_.size() == 1) return {0, sets_[0].data.sample_at(position)};
+    const MixPlan::Place p = plan_.at(position);
+    return {int(p.set), sets_[size_t(p.set)].data.sample_at(p.index)};
+}
+
 std::vector<double> DataMix::epochs(int64_t position) const {
     std::vector<double> out;
     const std::vector<int64_t> taken = plan_.taken(position);

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llama/data/data_loader.h"
@@ -36,6 +37,8 @@ class DataMix : public SampleSource {
     void batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const override;
     int64_t targets(int64_t position, int64_t count) const override;
 
+    // The set, and the number of the sample in it, at a position of the stream.
+    std::pair<int, int64_t> sample_at(int64_t position) const;
     // Of each set: how often its samples before `position` went through it.
     std::vector<double> epochs(int64_t position) const;
     DataFingerprint fingerprint(int64_t position = INT64_MAX) const;  // as DataLoader::fingerprint

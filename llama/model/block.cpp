@@ -6,6 +6,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "kernels/statistics.h"
 #include "kernels/swiglu.h"
 #include "llama/model/linear.h"
 #include "llama/parallel/context.h"
@@ -167,11 +168,27 @@ void Block::gate_up(Stream& s, int64_t N, const BlockWeights& w, const BlockActi
     });
 }
 
+// With logits that are multiplied by `sharpness`.
+void Block::attend(Stream& s, const BlockShape& shape, const BlockActivations& a, float sharpness) const {
+    if (context_) return context_->forward(s, a.o, a.lse, a.qkv, shape.first_key, sharpness);
+    const ModelConfig& c = config_;
+    const int64_t heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim, row = heads_dim + 2 * kv_dim;
+    const char* keys = at(a.qkv, heads_dim - shape.first_position * row, dtype_);
+    AttentionForward attention{.o = a.o,
+                               .lse = a.lse,
+                               .q = a.qkv,
+                               .k = keys,
+                               .v = keys + kv_dim * size_of(dtype_),
+                               .shape = attention_shape(shape)};
+    attention.shape.scale *= sharpness;
+    rz::attention_forward(s, attention);
+}
+
 void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
-                    const BlockScratch& scratch, const void* previous_mid) const {
+                    const BlockScratch& scratch, const void* previous_mid, const BlockWatch* watch) const {
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), R = own_rows(N), heads_dim = c.heads * c.head_dim;
-    const int64_t kv_dim = c.kv_heads * c.head_dim, qkv_dim = heads_dim + 2 * kv_dim, e = size_of(dtype_);
+    const int64_t qkv_dim = heads_dim + 2 * c.kv_heads * c.head_dim;
 
     rmsnorm_forward(s, {.y = a.h1,
                         .rstd = a.rstd1,
@@ -197,13 +214,20 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
              .D = c.head_dim,
              .row_stride = qkv_dim,
              .dtype = dtype_});
-    const char* keys = at(a.qkv, heads_dim - shape.first_position * qkv_dim, dtype_);
-    if (context_)
-        context_->forward(s, a.o, a.lse, a.qkv, shape.first_key);
-    else
-        rz::attention_forward(
-            s,
-            {.o = a.o, .lse = a.lse, .q = a.qkv, .k = keys, .v = keys + kv_dim * e, .shape = attention_shape(shape)});
+    if (watch) {
+        // The softmax of logits times 2^16 is the largest logit alone, and its log-sum-exp tells how large that is.
+        constexpr float kSharpness = 65536;
+        attend(s, shape, a, kSharpness);
+        block_statistics(s, {.squares = watch->squares,
+                             .largest = watch->largest,
+                             .rstd = a.rstd1,
+                             .lse = a.lse,
+                             .rows = R,
+                             .count = N * c.heads,
+                             .eps = float(c.norm_eps),
+                             .sharpness = kSharpness});
+    }
+    attend(s, shape, a, 1);
     row_parallel(s, N, a.o, matrix(w, kOut), heads_dim, scratch);
     rmsnorm_forward(s, {.y = a.h2,
                         .rstd = a.rstd2,

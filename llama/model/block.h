@@ -106,6 +106,13 @@ struct BlockScratch {
 
 class Fp8Linear;
 
+// What a forward pass adds to for --stats-every (kernels/statistics.h), of rows that this rank has: mean squares of the
+// residual stream at the block's entrance, and the largest logit of attention. All on the device.
+struct BlockWatch {
+    double* squares = nullptr;  // (1)
+    float* largest = nullptr;   // (1)
+};
+
 class Block {
    public:
     // `tp` is nullptr where the table's holder has all of each tensor, `context` where this rank has whole sequences;
@@ -115,9 +122,9 @@ class Block {
           ContextParallel* context = nullptr);
 
     // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch. `w`
-    // is the unit's parameters.
+    // is the unit's parameters. With `watch` attention runs twice: for the largest logit, and then for its output.
     void forward(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const BlockScratch&,
-                 const void* previous_mid) const;
+                 const void* previous_mid, const BlockWatch* watch = nullptr) const;
 
     // dresid (R, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
     // gradients) is added to. Overwrites a.gate_up. With gate_up_again, gate_up is recomputed first.
@@ -141,6 +148,7 @@ class Block {
 
    private:
     int64_t own_rows(int64_t N) const { return tp_ ? tp_->rows(N) : N; }
+    void attend(Stream&, const BlockShape&, const BlockActivations& a, float sharpness) const;
     template <class Body>
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&, const Body& product) const;
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&) const;

@@ -303,8 +303,12 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     const BlockWeights w = block_weights(unit);
     const bool away = offload_ && offload_->covers(int64_t(index(unit)));
     if (away) offload_->before_forward(slot, int64_t(index(unit)));
-    piece(GraphSet::key(Piece::forward, unit, slot, w.address(), a.h1, b.B, b.T, b.positions),
-          [&] { work_.block(unit).forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid); });
+    piece(GraphSet::key(Piece::forward, unit, slot, w.address(), a.h1, b.B, b.T, b.positions), [&] {
+        BlockWatch watch = goal.watch;
+        if (watch.squares) watch.squares += unit - 1, watch.largest += unit - 1;
+        work_.block(unit).forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid,
+                                  watch.squares ? &watch : nullptr);
+    });
     if (away && goal.pass == Pass::train) offload_->after_forward(slot, int64_t(index(unit)));
     if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
         reduce_add(stream_, {.out = s.output,

@@ -61,6 +61,7 @@ struct Goal {
     float grad_scale =
         0;  // train: gradients are those of grad_scale * (sum of token losses); 1 / targets of the update
     const float* loss_scale = nullptr;  // train: (1) on the device, a further factor of the gradients; optional
+    BlockWatch watch = {};              // train: of block 0, those of the others after it; optional
     void* logits = nullptr;             // logits: where they go, (B*T, V) dtype, on the device
     float* losses = nullptr;            // score: (B*T), 0 where there is no target, on the device
     int32_t* best = nullptr;            // score: (B*T) tokens (kernels/argmax.h), on the device

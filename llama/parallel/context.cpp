@@ -44,7 +44,7 @@ AttentionShape ContextParallel::shape_of(int slot, const int32_t* first_key) con
             .kv_batch = shape_.T * kv_columns(),
             .o_row = q_columns(),
             .o_batch = own_rows() * q_columns(),
-            .scale = 1.0f / std::sqrt(float(shape_.head_dim)),
+            .scale = sharpness_ / std::sqrt(float(shape_.head_dim)),
             .dtype = shape_.dtype,
             .q_at = c * chunk_,
             .first_key = first_key ? first_key + slot * chunk_ : nullptr,
@@ -85,8 +85,14 @@ void ContextParallel::gather_keys(Stream& compute, const void* qkv) {
         }
 }
 
-void ContextParallel::forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key) {
-    if (rings()) return ring_forward(compute, o, lse, qkv, first_key);
+void ContextParallel::forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key,
+                              float sharpness) {
+    sharpness_ = sharpness;
+    rings() ? ring_forward(compute, o, lse, qkv, first_key) : gather_forward(compute, o, lse, qkv, first_key);
+    sharpness_ = 1;
+}
+
+void ContextParallel::gather_forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key) {
     const DType t = shape_.dtype;
     gather_keys(compute, qkv);
     for (int slot = 0; slot < 2; ++slot)

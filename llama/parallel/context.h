@@ -66,8 +66,9 @@ class ContextParallel {
 
     // Attention of this rank's rows. As AttentionForward and AttentionBackward, of the packed rows of a block:
     // qkv and dqkv (B, own_rows, (heads + 2 kv_heads) head_dim), o and d_o (B, own_rows, heads head_dim), all dtype;
-    // lse (2, B, heads, chunk) f32. first_key (B, own_rows) or nullptr, in positions of the whole sequence.
-    void forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key);
+    // lse (2, B, heads, chunk) f32. first_key (B, own_rows) or nullptr, in positions of the whole sequence. Logits are
+    // multiplied by `sharpness`.
+    void forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key, float sharpness = 1);
     // workspace: attention_backward_workspace of own_rows queries.
     void backward(Stream& compute, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse,
                   void* workspace, const int32_t* first_key);
@@ -91,6 +92,7 @@ class ContextParallel {
     void wait(Stream& compute, const Event& arrived);
     void pack_own_keys(Stream& compute, const void* qkv, const Buffer& to);
 
+    void gather_forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key);
     AttentionShape shape_of(int slot, const int32_t* first_key) const;
     int64_t row() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
     int64_t q_columns() const { return shape_.heads * shape_.head_dim; }
@@ -102,6 +104,7 @@ class ContextParallel {
     Mesh& mesh_;
     GraphSet* graphs_ = nullptr;
     ContextShape shape_;
+    float sharpness_ = 1;                    // of the forward pass that is being enqueued
     int64_t chunk_, part_ = 0;               // tokens; elements of this rank's keys and values
     std::vector<int64_t> offsets_;           // of the ranks' parts of by_rank
     Buffer own_keys_, keys_by_rank_, keys_;  // (B, own_rows), (cp, B, own_rows), (B, T): k and v, dtype

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "kernels/runtime/check.h"
+#include "kernels/runtime/nvtx.h"
+#include "llama/parallel/task_name.h"
 
 namespace rz {
 
@@ -78,9 +80,12 @@ void ProgramRun::enqueue(const Instr& i) {
 
 // A pass of the stage is one task, also where its units come one by one.
 void ProgramRun::compute(const Instr& i, bool begins, bool ends) {
+    const bool named = !compute_.device().is_planned();
+    if (named && begins) nvtx_push(task_name(i));
     if (times_ && begins) executor_.times_.tasks.push_back({i, compute_.record(/*timing=*/true), {}});
     host_.compute(i);
     if (times_ && ends) executor_.times_.tasks.back().end = compute_.record(/*timing=*/true);
+    if (named && ends) nvtx_pop();
 }
 
 void ProgramRun::forward(const Instr& i) {

@@ -1,6 +1,7 @@
 #include "llama/plan/plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <set>
 
@@ -94,6 +95,13 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     plan.left = room - c.outside_max();
     plan.fits = plan.left >= 0 ? Fits::yes : room >= c.outside_min() ? Fits::tight : Fits::no;
     return plan;
+}
+
+int64_t most_owners(const PlanCase& c) {
+    int64_t most = 1;
+    const ParamTable table(c.config);
+    for (const Unit& u : table.units()) most = std::max(most, u.blocks());
+    return int64_t(std::bit_ceil(uint64_t(most)));
 }
 
 // ---- other flags ----------------------------------------------------------------------------------------------------
@@ -237,8 +245,13 @@ std::optional<Change> fastest_change(const PlanCase& c, const Plan& plan) {
     to("--zero 2", [](TrainOptions& o) { return o.zero > 2 && set_to<int64_t>(o.zero, 2); });
     to("--collectives direct", [](TrainOptions& o) { return set_to(o.collectives.data, {Algorithm::direct}); });
     to("--collectives ring", [](TrainOptions& o) { return set_to(o.collectives.data, {Algorithm::ring}); });
-    const std::string node = format("--shard-size %lld", (long long)c.machine.ranks_per_node);
-    to(node.c_str(), [&](TrainOptions& o) { return o.zero > 0 && set_to(o.shard_size, c.machine.ranks_per_node); });
+    // Copies of the state: in each node, in a few nodes, and where no more ranks than a unit has blocks share one.
+    std::vector<std::pair<std::string, int64_t>> shards;
+    for (const int64_t size : {c.machine.ranks_per_node, 16 * c.machine.ranks_per_node, most_owners(c)})
+        if (size < c.ranks && c.ranks % size == 0)
+            shards.emplace_back(format("--shard-size %lld", (long long)size), size);
+    for (const auto& [text, size] : shards)
+        to(text.c_str(), [size = size](TrainOptions& o) { return o.zero > 0 && set_to(o.shard_size, size); });
     std::vector<std::string> batch_texts;
     for (const int64_t b : batches_of(c))
         if (b == 2 * c.options.batch || 2 * b == c.options.batch)

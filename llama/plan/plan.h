@@ -59,6 +59,8 @@ struct PlanHow {
 Plan make_plan(const PlanCase&, const PlanHow& = {});
 
 int64_t tokens_per_step(const PlanCase&);
+// Ranks that can own a part of a unit, to the next power of two: beyond, ranks own nothing and shard no further.
+int64_t most_owners(const PlanCase&);
 double peak_flops(const PlanCase&);  // of a rank, that MFU is measured against; 0: unknown
 // Model FLOPs of all ranks over their peak (training_flops_per_token: causal attention counted, recomputation not).
 double mfu(const PlanCase&, const Plan&);

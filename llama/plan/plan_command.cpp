@@ -119,6 +119,12 @@ void print_memory(const PlanCase& c, const Plan& plan) {
         row(format("on %s", name).c_str(), most.memory.sent.*axis, least.memory.sent.*axis);
     std::printf("  outside the ledger: %s to %s, an estimate of %s\n", human_bytes(c.outside_min()).c_str(),
                 human_bytes(c.outside_max()).c_str(), c.machine.file.c_str());
+    const int64_t sharing = Grid(c.ranks, grid_options(c.options)).size(Axis::shard), most_sharing = most_owners(c);
+    if (c.options.zero > 0 && sharing > most_sharing)
+        std::printf(
+            "  %lld ranks share a copy, and units have %lld parts at most: others own nothing; --shard-size %lld "
+            "takes no more memory\n",
+            (long long)sharing, (long long)most_sharing, (long long)most_sharing);
     std::printf("  of %s on each %s: %s, %s %s\n", human_bytes(c.capacity()).c_str(), c.machine.cpu ? "rank" : "GPU",
                 word_of(plan.fits), human_bytes(std::abs(plan.left)).c_str(),
                 plan.left >= 0             ? "left"

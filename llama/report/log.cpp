@@ -62,6 +62,7 @@ Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, B
     : facts_(facts), folder_(folder), files_(files), start_(std::chrono::steady_clock::now()) {
     colour_ = isatty(1) && !std::getenv("NO_COLOR");
     if (facts_.quiet || folder_.empty()) return;
+    begins_ = first_step;
     const std::string path = folder_ + "/metrics.jsonl";
     if (first_step > 1) truncate_metrics(path, first_step);
     metrics_ = std::fopen(path.c_str(), first_step > 1 ? "a" : "w");
@@ -77,6 +78,7 @@ Log::~Log() {
     wait_for_files();
     if (metrics_) std::fclose(metrics_);
     if (text_) std::fclose(text_);
+    if (stats_) std::fclose(stats_);
 }
 
 void Log::wait_for_files() {
@@ -281,6 +283,33 @@ void Log::write_json(const std::string& object) {
         if (errno == 0 && std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
         warn_once("metrics.jsonl");
         std::clearerr(metrics_);
+    });
+}
+
+void Log::statistics(int64_t step, const std::string& json) {
+    if (!metrics_) return;
+    later([this, line = format("{\"step\":%lld,", (long long)step) + json.substr(1) + "\n"] {
+        const std::string path = folder_ + "/stats.jsonl";
+        if (!stats_) {
+            if (begins_ > 1) truncate_metrics(path, begins_);
+            stats_ = std::fopen(path.c_str(), begins_ > 1 ? "a" : "w");
+        }
+        if (stats_ && std::fputs(line.c_str(), stats_) >= 0 && std::fflush(stats_) == 0) return;
+        warn_once("stats.jsonl");
+        if (stats_) std::clearerr(stats_);
+    });
+}
+
+void Log::bad_step(int64_t step, const std::string& json) {
+    if (!metrics_) return;
+    const std::string name = format("bad_step_%lld.json", (long long)step);
+    line(format("         %s: the last steps, their samples and statistics", name.c_str()));
+    later([this, name, json] {
+        try {
+            write_file_atomically(folder_ + "/" + name, json + "\n");
+        } catch (const Error&) {
+            warn_once(name.c_str());
+        }
     });
 }
 

@@ -73,6 +73,10 @@ class Log {
     void event(int64_t step, const std::string& text, const std::string& name, const std::string& json);
     // More numbers of a step, for TensorBoard and W&B.
     void scalars(int64_t step, const std::vector<std::pair<std::string, double>>&);
+    // A line of stats.jsonl, {"step":step, then the members of the JSON object.
+    void statistics(int64_t step, const std::string& json);
+    // Writes bad_step_STEP.json: what led to a step that went wrong.
+    void bad_step(int64_t step, const std::string& json);
     void plot();    // rewrites loss.svg from metrics.jsonl
     void finish();  // the last plot and the closing line
     void wait_for_files();
@@ -90,11 +94,11 @@ class Log {
     std::string folder_;
     Background* files_;
     bool colour_;
-    std::FILE *metrics_ = nullptr, *text_ = nullptr;
+    std::FILE *metrics_ = nullptr, *text_ = nullptr, *stats_ = nullptr;
     std::unique_ptr<EventFile> events_;
     std::unique_ptr<WandbFile> wandb_;
     std::chrono::steady_clock::time_point start_;
-    int64_t first_step_ = -1;
+    int64_t first_step_ = -1, begins_ = 1;
     double recent_seconds_ = 0;  // exponential mean
     bool warned_ = false;
 };

@@ -228,6 +228,17 @@ std::string Batches::epochs_json(int64_t step) const {
     return json.dump();
 }
 
+std::string Batches::samples_json(int64_t step) const {
+    const int64_t first = samples_before(step), count = samples_per_step();
+    const DataMix& train = *sources_.train;
+    OrderedJson ids = OrderedJson::object();
+    for (int64_t position = first; position < first + count; ++position) {
+        const auto [set, sample] = train.sample_at(position);
+        ids[replace_invalid_utf8(train.sets()[size_t(set)].name)].push_back(sample);
+    }
+    return OrderedJson{{"first", first}, {"count", count}, {"samples", std::move(ids)}}.dump();
+}
+
 MixPlan Batches::mix_plan(const DataFingerprint* resumed) const {
     const DataPaths& p = sources_.paths;
     const auto parse = [](const std::vector<std::string>& shares) {

@@ -84,6 +84,9 @@ class Batches {
     bool has_targets() const { return sources_.train->has_targets(); }  // some tokens may be none
     // {"a":0.25,"b":3.1}: how often the step's end has gone through each set; "" if there is only one.
     std::string epochs_json(int64_t step) const;
+    // {"first":0,"count":8,"samples":{"a":[17,3],..}}: which samples of which set the step trains on, over all ranks.
+    // Sample n of a set are the tokens from n * T on of its shards, without what a shard has beyond its last sample.
+    std::string samples_json(int64_t step) const;
     // The shares of the steps to come, after what a resumed run has seen. Between start_from() and the first step.
     MixPlan mix_plan(const DataFingerprint* resumed) const;
     int64_t samples_per_step() const { return batch_ * micro_batches_ * dp_.size; }

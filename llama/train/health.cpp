@@ -103,6 +103,7 @@ Judgement Health::judge(const StepNumbers& n) {
     j.loss = sum / n.tokens;
     const Verdict verdict = guards_.observe(n.step, j.loss, n.grad_norm, n.scale_adapts ? n.loss_scale : 0);
     j.note = verdict.note;
+    j.bad = verdict.spike || verdict.skipped;
     if (n.loss_scale > 0) j.json += format(",\"loss_scale\":%.9g", n.loss_scale);
     if (guards_.overflows() > 0) j.json += format(",\"overflows\":%lld", (long long)guards_.overflows());
     if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());

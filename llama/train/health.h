@@ -37,6 +37,7 @@ struct Judgement {
     uint64_t data_hash = 0;           // sum over all ranks
     Batches::Attended attended = {};  // likewise
     std::string note;                 // for the step's line; "" if all is well
+    bool bad = false;                 // a spike, or numbers that are none
     std::string json;                 // more members for the step's JSON object: ",\"key\":value"
     std::string line;                 // a line of its own, or ""
 };

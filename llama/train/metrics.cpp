@@ -7,7 +7,9 @@
 #include "kernels/runtime/context.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
+#include "llama/base/json.h"
 #include "llama/parallel/stages_line.h"
+#include "llama/parallel/task_name.h"
 
 namespace rz {
 
@@ -48,6 +50,7 @@ void Metrics::restore(int64_t updates, uint64_t data_hash, int64_t last_step, co
 }
 
 void Metrics::begin(int64_t step) {
+    if (is_watched(step)) statistics_->begin();
     if (trace_) trace_->begin_step(step);
 }
 
@@ -65,11 +68,7 @@ void Metrics::trace_tasks(int64_t step, const StepEvents& events) {
     for (const StepEvents::Task& task : events.tasks) {
         const Instr& t = task.instr;
         const bool forward = t.what == Do::forward;
-        Trace::Task out{.name = name_of(t.what) + format(" %d of stage %d", t.micro_batch, t.stage),
-                        .start = task.start,
-                        .end = task.end,
-                        .made = {},
-                        .read = {}};
+        Trace::Task out{.name = task_name(t), .start = task.start, .end = task.end, .made = {}, .read = {}};
         for (const Instr& i : core_.program.program.code) {
             if (!i.talks() || i.stage != t.stage || i.micro_batch != t.micro_batch || t.what == Do::weight_grad)
                 continue;
@@ -97,6 +96,7 @@ void Metrics::end(int64_t step) {
     core_.compute.copy(probe.host.bytes_at(16), core_.zero.optimizer.updates(), 8);
     if (const LossScaleState* l = core_.zero.optimizer.loss_scale())
         core_.compute.copy(probe.host.bytes_at(24), l, sizeof *l);
+    if (is_watched(step)) statistics_->end(step);
     probe.done = core_.compute.record(/*timing=*/true);
     probe.bytes_sent = core_.mesh.bytes_sent() - bytes_before_;
     bytes_before_ += probe.bytes_sent;
@@ -147,6 +147,7 @@ void Metrics::report(Probe& probe) {
     }
     r.data_wait = probe.data_wait;
     if (!probe.times.tasks.empty()) r.phases = phase_times(probe.times, probe.done);
+    const double loss_scale = core_.zero.options.loss_scaling.on() ? double(loss_scale_.scale) : 1;  // of this step
     const Judgement judgement = judge(probe, loss_sum, norm, r.seconds - r.exposed_seconds, r.seconds);
     r.loss = judgement.loss;
     r.data_hash = data_hash_ += judgement.data_hash;
@@ -161,11 +162,34 @@ void Metrics::report(Probe& probe) {
                          r.attention_share, a.tiles, a.tiles_skipped);
     }
     if (core_.plan) report_pipeline(probe, r);
+    if (statistics_) report_statistics(probe, r, judgement, loss_scale);
     ++steps_done_;
     bytes_in_steps_ += probe.bytes_sent;
     last_done_ = probe.done;
     log_.step(r, is_printed(probe.step, log_every_, steps_));
     probe.step = -1;
+}
+
+void Metrics::report_statistics(const Probe& probe, const StepReport& r, const Judgement& judgement,
+                                double loss_scale) {
+    constexpr size_t kSteps = 20;
+    Past now{probe.step, "", ""};
+    if (is_watched(probe.step))
+        now.statistics = statistics_->report(probe.step, process_, loss_scale, batches_.tokens_per_step());
+    if (!process_.is_root()) return;
+    if (!now.statistics.empty()) log_.statistics(probe.step, now.statistics);
+    const OrderedJson numbers = {{"step", probe.step},    {"loss", r.loss},       {"grad_norm", r.grad_norm},
+                                 {"lr", r.learning_rate}, {"seconds", r.seconds}, {"note", r.note}};
+    now.numbers = numbers.dump();  // what is not finite is null
+    now.numbers.pop_back();
+    past_.push_back(std::move(now));
+    if (past_.size() > kSteps) past_.pop_front();
+    if (!judgement.bad) return;
+    std::string steps;
+    for (const Past& p : past_)
+        steps += (steps.empty() ? "" : ",\n") + p.numbers + ",\"batch\":" + batches_.samples_json(p.step) +
+                 (p.statistics.empty() ? "" : ",\"statistics\":" + p.statistics) + "}";
+    log_.bad_step(probe.step, format("{\"step\":%lld,\"steps\":[\n", (long long)probe.step) + steps + "]}");
 }
 
 void Metrics::report_pipeline(const Probe& probe, StepReport& r) {

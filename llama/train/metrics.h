@@ -3,6 +3,7 @@
 // and reported one step late.
 
 #include <array>
+#include <deque>
 #include <memory>
 
 #include "comm/meter.h"
@@ -13,6 +14,7 @@
 #include "llama/train/core.h"
 #include "llama/train/health.h"
 #include "llama/train/schedule.h"
+#include "llama/train/statistics.h"
 
 namespace rz {
 
@@ -23,6 +25,10 @@ class Metrics {
             const std::string& trace_file, int64_t steps, int64_t log_every);
     // Of the next `steps` steps, a line for each of this rank's tasks in the pipeline goes to this file.
     void write_tasks(const std::string& file, int64_t steps) { task_file_ = file, task_steps_ = steps; }
+
+    // Every so many steps a line of stats.jsonl. The last 20 steps are written after one that went wrong.
+    void keep_statistics(Statistics& statistics, int64_t every) { statistics_ = &statistics, stats_every_ = every; }
+    bool is_watched(int64_t step) const { return statistics_ && step % stats_every_ == 0; }
 
     // Numbers of the run that is resumed.
     void restore(int64_t updates, uint64_t data_hash, int64_t last_step, const LossScaleState* loss_scale);
@@ -58,6 +64,11 @@ class Metrics {
         StepEvents times;        // none with CUDA graphs
         double data_wait = 0;
     };
+    struct Past {  // of the last steps that were reported
+        int64_t step;
+        std::string numbers, statistics;  // JSON, without the last bracket; JSON or empty
+    };
+    void report_statistics(const Probe&, const StepReport&, const Judgement&, double loss_scale);
     void report_pipeline(const Probe&, StepReport&);
     void trace_tasks(int64_t step, const StepEvents&);
     void report(Probe&);
@@ -81,6 +92,9 @@ class Metrics {
     LossScaleState loss_scale_{};
     std::string task_file_, task_lines_;
     int64_t task_steps_ = 0;
+    Statistics* statistics_ = nullptr;
+    int64_t stats_every_ = 0;
+    std::deque<Past> past_;
 };
 
 }  // namespace rz

@@ -39,6 +39,16 @@ static void check_guards_and_output(const TrainOptions& o) {
             "--recheck-every %lld with --cuda-graphs on: gradients inside a graph can't be looked at\n  nearest: "
             "--cuda-graphs off",
             (long long)o.recheck_every);
+    require(o.stats_every == 0 || !o.out.empty(),
+            "--stats-every writes stats.jsonl into --out, and that is not given: name a folder");
+    require(
+        o.stats_every == 0 || !o.cuda_graphs,
+        "--stats-every %lld with --cuda-graphs on: a graph does the same at every step\n  nearest: --cuda-graphs off",
+        (long long)o.stats_every);
+    require(o.stats_every == 0 || o.offload_optimizer != OffloadOptimizer::cpu,
+            "--stats-every %lld with --offload-optimizer cpu: the host's AdamW is not looked at\n  nearest: "
+            "--offload-optimizer stream",
+            (long long)o.stats_every);
     require(o.after_save.empty() || (!o.out.empty() && o.save_every > 0),
             "--after-save is about checkpoints, and this run has none\n  give --out and --save-every, or leave it out");
     require(o.before_resume.empty() || (!o.out.empty() && o.resume.asked()),

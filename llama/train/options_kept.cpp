@@ -52,6 +52,7 @@ Keeps keeps(const OptionRow& row) {
                          "keep-every",
                          "no-background-save",
                          "log-every",
+                         "stats-every",
                          "wandb",
                          "wandb-name",
                          "max-skips",

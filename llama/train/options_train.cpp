@@ -399,6 +399,10 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     out.turn_on("--overwrite", o.overwrite,
                 "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.");
     out.whole("--log-every", o.log_every, 1, kBig, "Number of steps between printed lines.");
+    out.whole(
+        "--stats-every", o.stats_every, 0, kBig,
+        "Number of steps between lines of stats.jsonl: norms of each tensor, its gradient and its update; residual "
+        "stream and largest logit of each block. The last 20 steps are written when one goes wrong. 0: none.");
     out.text("--wandb", o.wandb, "Project of Weights & Biases: OUT/wandb/ gets a run that `wandb sync` uploads.",
              "PROJECT");
     out.text("--wandb-name", o.wandb_name, "Name of the run there. [the model's summary]", "NAME");

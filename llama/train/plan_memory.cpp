@@ -59,6 +59,7 @@ class DryRun {
         if (!o.out.empty() && !o.no_background_save && o.save_every > 0)
             copy_ = host_for(copy_of_state_bytes(core_->zero));
         numbers_ = Metrics::make_numbers(device_);
+        if (o.stats_every > 0) statistics_.emplace(*core_);
         if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len / mesh_->place(Axis::cp).size);
         tokens_ = checked_mul(o.batch, o.seq_len, "tokens of a batch") / mesh_->place(Axis::cp).size;
         ids_ = Buffer(Device{DeviceKind::planned}, 4 * (tokens_ + 1), MemKind::data, "token ids");
@@ -205,6 +206,7 @@ class DryRun {
     Buffer copy_, ids_, recheck_;
     Metrics::Numbers numbers_;
     std::optional<Scorer::Buffers> evaluation_;
+    std::optional<Statistics> statistics_;
     int64_t tokens_ = 0;
 };
 

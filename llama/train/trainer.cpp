@@ -16,6 +16,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/nvtx.h"
 #include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/clock.h"
@@ -156,11 +157,11 @@ static std::map<std::string, std::string> run_settings(const TrainOptions& o, co
     return out;
 }
 
-static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const Process& process) {
+static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const Peak& peak, const Process& process) {
     return {.steps = o.steps,
             .flops_per_token = training_flops_per_token(core.config, o.seq_len),
             .title = summary(core.config),
-            .peak_flops = find_peak(core.device, o.dtype, o.fp8.on(), o.peak_tflops).flops * core.mesh.world().size,
+            .peak_flops = peak.flops * core.mesh.world().size,
             .quiet = !process.is_root(),
             .attention_flops_per_token = attention_flops_per_token(core.config, o.seq_len),
             .settings = run_settings(o, core),
@@ -317,12 +318,11 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
                     (long long)o.batch, (long long)o.seq_len, core.mesh.place(Axis::dp).size,
                     (long long)core.options.micro_batches, (long long)t.batches->tokens_per_step()));
-    const Peak peak = find_peak(core.device, o.dtype, o.fp8.on(), o.peak_tflops);
     log.line(format(
         "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
         "causal attention per token%s",
         (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
-        peak.flops > 0 ? format(" and MFU (of %s)", peak.name.c_str()).c_str() : "",
+        t.peak.flops > 0 ? format(" and MFU (of %s)", t.peak.name.c_str()).c_str() : "",
         s.documents ? ", T of its document" : ""));
     if (t.lr.from_step > 0)
         log.line(format("         from step %lld on at lr %g, %s", (long long)t.lr.from_step, t.lr.from_rate,
@@ -391,7 +391,8 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     health.status().set_steps(o.steps);
     health.status().set_rollbacks(int64_t(m.rollbacks.size()));
     if (!o.out.empty()) health.expect_save(core->table.size() * bytes_per_parameter(o).saved() / mesh->world().size);
-    log = std::make_unique<Log>(run_facts(o, *core, process), o.out, start.first_step(), &health.files());
+    peak = find_peak(device, o.dtype, o.fp8.on(), o.peak_tflops);
+    log = std::make_unique<Log>(run_facts(o, *core, peak, process), o.out, start.first_step(), &health.files());
     if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
     const Grid& grid = mesh->grid();
     if (grid.ranks() > grid.size(Axis::dp)) layout = layout_text(grid, process.all_gather_text(host_name()));
@@ -413,6 +414,10 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
                                         [this](int64_t step) { return manifest_at(*this, step); });
     metrics = std::make_unique<Metrics>(process, *core, meter, *batches, lr, health, *log, trace.get(),
                                         o.out + "/trace.json", o.steps, o.log_every);
+    if (o.stats_every > 0) {
+        statistics = std::make_unique<Statistics>(*core);
+        metrics->keep_statistics(*statistics, o.stats_every);
+    }
     if (core->plan && o.pp_tasks > 0)
         metrics->write_tasks(o.out + format("/pipeline_tasks.%d.jsonl", mesh->world().rank), o.pp_tasks);
     if (!o.cuda_graphs) core->model.keep_times();  // inside a graph nothing is timed
@@ -477,6 +482,7 @@ bool await_data(Trainer& t, int64_t step) {
 }
 
 void begin_step(Trainer& t, int64_t step) {
+    nvtx_push(format("step %lld", (long long)step));
     t.process.set_step(step);
     t.step = step;
     if (t.rechecks(step)) {
@@ -530,6 +536,7 @@ void end_step(Trainer& t, int64_t step) {
             t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
     t.metrics->end(step);
     check_replicas(t, step);
+    nvtx_pop();
     if (t.saver) t.saver->report();
 }
 

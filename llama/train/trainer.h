@@ -8,6 +8,7 @@
 #include <string>
 
 #include "comm/process.h"
+#include "llama/report/device_peak.h"
 #include "llama/report/log.h"
 #include "llama/report/trace.h"
 #include "llama/train/batches.h"
@@ -48,13 +49,15 @@ struct Trainer {
     std::unique_ptr<TrainingCore> core;
     std::unique_ptr<Batches> batches;
     std::unique_ptr<Log> log;
-    std::unique_ptr<Trace> trace;  // nullptr: none is asked for
+    std::unique_ptr<Trace> trace;            // nullptr: none is asked for
+    std::unique_ptr<Statistics> statistics;  // nullptr: none are asked for
     std::unique_ptr<Metrics> metrics;
     std::unique_ptr<ShardSums> shard_sums;
     std::unique_ptr<Recheck> recheck;        // nullptr: none is asked for
     std::unique_ptr<Saver> saver;            // nullptr without --out
     std::unique_ptr<Evaluation> evaluation;  // nullptr: none is asked for; with `scorer`
     std::unique_ptr<Scorer> scorer;
+    Peak peak;                // that MFU is measured against
     int64_t validations = 0;  // of the whole run
     int64_t graph_lines = 0;  // about graphs, in the log
     int64_t written = 0;      // samples that all ranks can read, as they last agreed
@@ -68,7 +71,10 @@ struct Trainer {
     }
     Goal goal() const {
         const LossScaleState* scale = core->zero.optimizer.loss_scale();
-        return {.pass = Pass::train, .grad_scale = grad_scale(), .loss_scale = scale ? &scale->scale : nullptr};
+        return {.pass = Pass::train,
+                .grad_scale = grad_scale(),
+                .loss_scale = scale ? &scale->scale : nullptr,
+                .watch = metrics->is_watched(step) ? statistics->watch() : BlockWatch{}};
     }
     int64_t samples_per_step() const { return batches->samples_per_step(); }
     bool saves(int64_t step) const;

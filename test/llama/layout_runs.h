@@ -14,11 +14,13 @@
 #include <vector>
 
 #include "comm/loopback.h"
+#include "comm/process.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "kernels/gemm/gemm.h"
 #include "llama/model/weights.h"
 #include "llama/train/core.h"
+#include "llama/train/statistics.h"
 #include "llama/train/traffic.h"
 
 namespace rz {
@@ -54,6 +56,7 @@ struct Layout {
     int64_t first_micro_batch = 0;    // of those that sequences are numbered by
     int64_t scale_micro_batches = 0;  // gradients are those of a mean over so many; 0: micro_batches
     bool head_is_embedding = false;   // an untied head begins with the embedding's weights
+    bool statistics = false;          // of the last step
     bool halves = false;              // the first dp rank has a step's first micro-batches, the next one the next, ...
 };
 
@@ -63,6 +66,7 @@ struct Outcome {
     std::vector<double> losses;             // of each step, mean over tokens
     std::vector<std::vector<float>> norms;  // by rank, of each step
     Tensors weights, gradients;             // whole; gradients: of the last step, before the update, without dp
+    std::string statistics;                 // JSON
     int64_t unequal = 0;                    // elements that two ranks hold and that differ
     std::vector<std::vector<int64_t>> sent, expected;  // by rank: bytes_sent()
 };
@@ -169,10 +173,13 @@ inline Outcome train(const Layout& how) {
         };
         std::vector<HostBatch> batches(static_cast<size_t>(how.micro_batches));  // all of a step: a pipeline's overlap
         const Place dp = mesh.place(Axis::dp);
+        std::optional<Statistics> statistics;
+        if (how.statistics) statistics.emplace(core);
         const std::vector<int64_t> before = bytes_sent(mesh);
         for (int step = 0; step < how.steps; ++step) {
             const int64_t scaled = how.scale_micro_batches ? how.scale_micro_batches : how.micro_batches;
-            const Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(how.B * how.T * scaled)};
+            Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(how.B * how.T * scaled)};
+            if (statistics) statistics->begin(), goal.watch = statistics->watch();
             core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
                 const size_t n = size_t(N);
                 HostBatch& b = batches[size_t(m)];
@@ -196,11 +203,17 @@ inline Outcome train(const Layout& how) {
                 for (int u = 0; u < int(core.table.held_units().size()); ++u)
                     gradients.add(core.table, u, core.zero.grads.gradients(u), how.zero.grad_dtype);
             core.zero.optimizer.update(how.rate, step + 1);
+            if (statistics) statistics->end(step);
             compute.synchronize();
             const std::lock_guard<std::mutex> lock(mutex);
             out.norms[size_t(rank)].push_back(*core.zero.optimizer.norm());
             out.losses[size_t(step)] += *core.model.loss_sum() / double(how.B * how.T * how.micro_batches);
             core.model.reset_loss();
+        }
+        if (statistics) {
+            Process process(hub, rank);
+            const std::string json = statistics->report(how.steps - 1, process, 1, how.B * how.T * how.micro_batches);
+            if (rank == 0) out.statistics = json;
         }
         out.sent[size_t(rank)] = bytes_sent(mesh);
         const Traffic t = step_traffic(core);

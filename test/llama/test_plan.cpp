@@ -120,6 +120,47 @@ TEST(Plan, ALargeRingTakesItsClosedForm) {
     }
 }
 
+// 4,096 ranks and 1,024 blocks: every link still passes each block on once.
+TEST(Plan, ALargeRingWithFewOwnersTakesAsLongAsWithManyOfTheSameBytes) {
+    constexpr Ticks kLatency = 1000;
+    constexpr int64_t kMean = 1 << 10;
+    constexpr int N = 4096;
+    RankContext context;
+    const Device device{DeviceKind::planned, 0, &context};
+    Mesh mesh(device, 0, N, even_link(kLatency, kTicksPerSecond),
+              {.algorithms = {Algorithm::ring}, .collectives = {.chunk_bytes = 16 * kMean, .lanes = 1}});
+    Stream stream(device, "comm");
+    std::vector<int64_t> offsets;
+    for (int r = 0; r <= N; ++r) offsets.push_back(std::min(r, 1024) * 4 * kMean);
+    const Buffer x(device, 4 * N * kMean, MemKind::data, "x");
+    mesh.data().all_gather(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32});
+    EXPECT_EQ(stream.clock(), (N - 1) * (kLatency + 4 * kMean));
+}
+
+// Of two levels the first exchange is played message by message, and the next one of the same slices is told from it.
+TEST(Plan, TheSameExchangeOverTwoLevelsTakesTheSameTimeAgain) {
+    Machine m;
+    m.ranks_per_node = 8, m.link_gbs = 100, m.link_us = 2, m.card_gbs = 10, m.card_us = 5, m.cards = 8;
+    RankContext context;
+    const Device device{DeviceKind::planned, 0, &context};
+    Mesh mesh(device, 0, 512, make_network(m), {.algorithms = {Algorithm::hier}, .ranks_per_node = 8});
+    Stream stream(device, "comm");
+    const auto offsets = even_offsets(int64_t(1) << 22, 512);
+    const Buffer x(device, int64_t(4) << 22, MemKind::data, "x");
+    std::vector<Ticks> times;
+    std::vector<int64_t> sent;
+    for (int i = 0; i < 3; ++i) {
+        const Ticks before = stream.clock();
+        const int64_t so_far = mesh.bytes_sent();
+        mesh.data().all_gather(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32});
+        times.push_back(stream.clock() - before), sent.push_back(mesh.bytes_sent() - so_far);
+    }
+    EXPECT_EQ(times, std::vector<Ticks>(3, times[0]));
+    EXPECT_EQ(sent, std::vector<int64_t>(3, sent[0]));
+    // At least what the card needs for this rank's slice to the 63 other nodes.
+    EXPECT_GE(kSecondsPerTick * double(times[0]), 63 * 4.0 * double(1 << 22) / 512 / 10e9);
+}
+
 // Two nodes of four: a ring over all is as slow as the one card that each node uses; four rings across, each from its
 // own rank, share what cards there are.
 TEST(Plan, ARingIsAsFastAsItsSlowestLink) {

@@ -83,8 +83,8 @@ END
   check "  the formulas are in --help" formulas
   check "half a token is refused" plan 2 --gpus 8 $big --batch-tokens 1.5
   check "the same: with what is meant" says "is no whole number of tokens" "4M (of 2^20)"
-  thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block; }
-  [ -z "$simt" ] || check "16,384 GPUs" thousands
+  thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block && says "--shard-size 1024 takes no more memory" "change   --shard-size "; }
+  check "16,384 GPUs: in seconds, and what to change" thousands
 }
 # ---- --batch auto ----
 python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1

@@ -134,5 +134,19 @@ for rank in (0, 1):
   check "hybrid on four ranks" test -n "$(weights hybrid 4 --zero 3 --shard-size 2)"
 fi
 
+# ---- what a profiler of NVTX sees ----
+cuda=${CUDA_HOME:-/usr/local/cuda}
+if grep -q NVTX_INJECTION64_PATH "$program" && gcc -shared -fPIC -I"$cuda/include" -o "$work/names.so" test/program/nvtx_names.c 2> "$work/log"; then
+  named() {
+    NVTX_NAMES="$work/names" NVTX_INJECTION64_PATH="$work/names.so" "$program" --data "$work/data" --device cpu --preset bytes --dim 32 --layers 2 \
+      --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 1 --seq-len 32 --batch-tokens 64 --steps 2 --val-every 0 --val-tokens 256 > "$work/log" 2>&1 || return 1
+    printf '%s\n' "0 step 1" "1 forward 0 of stage 0" "1 backward 0 of stage 0" "1 forward 1 of stage 0" "1 backward 1 of stage 0" > "$work/want"
+    sed 's/^0 step 1$/0 step 2/' "$work/want" | cat "$work/want" - > "$work/wanted" && head -n 10 "$work/names" | diff "$work/wanted" - > "$work/log"
+  }
+  check "steps and tasks are ranges under the names of trace.json" named
+else
+  skip "ranges of NVTX: the program has none, or CUDA's headers are not here"
+fi
+
 command -v mpirun > /dev/null || skip "runs on several ranks: no MPI here"
 summary

@@ -20,6 +20,12 @@ check "says how it is uploaded" grep -q "wandb sync uploads it" "$work/log"
 check "trains again with other settings" train second --steps 8 --lr 3e-3 --save-every 4 --wandb p
 check "resumes" train second --resume auto --steps 12 --allow-lr-jump
 
+refused() {  # refused TEXT ARGS...
+  local text=$1
+  shift
+  ! "$program" --data "$work/data" --device cpu --preset bytes --seq-len 32 --steps 1 "$@" > "$work/log" 2>&1 && grep -qF -- "$text" "$work/log"
+}
+
 # ---- the report ----
 check "compares them" "$report" "$work/first" "$work/second" --out "$work/report.html"
 check "one file, well-formed, with both runs, what differs and a sample" python3 - "$work/report.html" << 'EOF'
@@ -70,6 +76,77 @@ text = open('$work/odd.html').read()
 assert '<b>' not in text and '&lt;b&gt;' in text and '<script>alert' not in text"
 not_a_run() { ! "$report" "$work/data" --out "$work/x.html" > "$work/log" 2>&1 && grep -q "metrics.jsonl: not found" "$work/log"; }
 check "a folder that is no run" not_a_run
+
+# ---- statistics ----
+watch() {  # watch OUT ARGS...   with "mpirun -n N" first if $launch has it
+  local out=$1
+  shift
+  # shellcheck disable=SC2086  # two words and a number
+  timeout 120 ${launch:-} "$program" --data "$work/data" --device cpu --preset bytes --dim 16 --layers 2 --heads 2 --kv-heads 2 --head-dim 8 \
+    --ffn 24 --seq-len 32 --batch-tokens 256 --val-tokens 512 --val-every 0 --lr-schedule constant --warmup 2 --out "$work/$out" "$@" > "$work/log" 2>&1
+}
+export FAULT="loss:*:20:spike"
+check "trains with statistics, and a spike" watch stats --batch 4 --steps 24 --stats-every 3 --save-every 12
+unset FAULT
+check "every third step: tensors and blocks, and norms that are those of the whole gradient" python3 - "$work/stats" << 'EOF'
+import json, math, sys
+
+rows = [json.loads(line) for line in open(sys.argv[1] + "/stats.jsonl")]
+steps = {r["step"]: r for r in map(json.loads, open(sys.argv[1] + "/metrics.jsonl")) if "loss" in r}
+assert [r["step"] for r in rows] == [3, 6, 9, 12, 15, 18, 21, 24]
+for r in rows:
+    assert len(r["blocks"]) == 2 and len(r["tensors"]) == 21, (len(r["blocks"]), len(r["tensors"]))
+    whole = math.sqrt(sum(t["grad_norm"] ** 2 for t in r["tensors"].values()))
+    assert abs(whole - steps[r["step"]]["grad_norm"]) < 1e-5 * whole, (whole, steps[r["step"]])
+    assert all(0 < t["update_ratio"] < 1 and t["norm"] > 0 for t in r["tensors"].values()), r
+    assert all(b["residual_rms"] > 0 and b["largest_logit"] is not None for b in r["blocks"]), r
+(bad,) = [json.load(open(sys.argv[1] + "/bad_step_20.json"))]
+assert [s["step"] for s in bad["steps"]] == list(range(1, 21)) and "spike" in bad["steps"][-1]["note"], bad["steps"][-1]
+for s in bad["steps"]:
+    assert ("statistics" in s) == (s["step"] % 3 == 0)
+    assert abs(s["loss"] - steps[s["step"]]["loss"]) < 1e-8 * s["loss"], s
+    assert s["batch"]["first"] == 8 * (s["step"] - 1) and s["batch"]["count"] == 8
+    (samples,) = s["batch"]["samples"].values()
+    assert len(set(samples)) == 8
+seen = [n for s in bad["steps"] for n in next(iter(s["batch"]["samples"].values()))]
+assert len(set(seen)) == 160, "one epoch: no sample twice"
+EOF
+cp -r "$work/stats" "$work/stats2"
+rm -rf "$work"/stats2/final "$work"/stats2/checkpoints/step_000000024
+check "resumes with them" watch stats2 --resume auto --steps 24
+check "and leaves each step once" cmp "$work/stats/stats.jsonl" "$work/stats2/stats.jsonl"
+check "with the weights of a run without" watch nostats --batch 4 --steps 24
+check "to the bit" cmp "$work/stats/final/model.safetensors" "$work/nostats/final/model.safetensors"
+check "statistics without a folder are refused" refused "--stats-every writes stats.jsonl into --out" --stats-every 3
+same_statistics() { python3 - "$work/stats" "$work/$1" << 'EOF'
+import json, sys
+
+def compare(a, b, where):
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for k in a: compare(a[k], b[k], f"{where}/{k}")
+    elif isinstance(a, list):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)): compare(x, y, f"{where}/{i}")
+    else:  # of the first steps: weights drift apart by the order of sums; a logit may be ln 32 / 65536 too large
+        assert abs(a - b) <= 2e-4 * abs(a) + 1e-4, (where, a, b)
+
+rows = [[json.loads(line) for line in open(f + "/stats.jsonl")][:2] for f in sys.argv[1:]]
+compare(rows[0], rows[1], "stats.jsonl")
+EOF
+}
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
+  layout() {  # layout NAME RANKS FLAGS...
+    local name=$1 ranks=$2
+    shift 2
+    launch="mpirun -n $ranks" watch "$name" --steps 6 --stats-every 3 "$@" && same_statistics "$name"
+  }
+  check "the same at 2 ranks, ZeRO-3, recomputed" layout stats_zero 2 --zero 3 --batch 2 --recompute block
+  check "the same at cp 2" layout stats_cp 2 --cp 2 --batch 4
+  check "the same in a ring at cp 2, pp 2" layout stats_ring 4 --cp 2 --cp-exchange ring --pp 2 --batch 2
+  check "the same at tp 2" layout stats_tp 2 --tp 2 --batch 4
+else
+  skip "statistics at other layouts: no MPI here"
+fi
 
 # ---- W&B: read by the standard library, zlib and the wire format ----
 cat > "$work/wandb_reader.py" << 'EOF'

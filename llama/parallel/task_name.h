@@ -1,0 +1,15 @@
+#pragma once
+// What traces and profilers call a task.
+
+#include <string>
+
+#include "kernels/runtime/check.h"
+#include "llama/parallel/program.h"
+
+namespace rz {
+
+inline std::string task_name(const Instr& i) {
+    return name_of(i.what) + format(" %d of stage %d", i.micro_batch, i.stage);
+}
+
+}  // namespace rz
