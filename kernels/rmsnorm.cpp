@@ -1,6 +1,6 @@
 #include "kernels/rmsnorm.h"
 
-#include "kernels/checks.h"
+#include "kernels/magnitude.h"
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
@@ -127,8 +127,14 @@ int64_t rmsnorm_backward_scratch(int64_t C) {
     return checked_mul(parts, C, "rmsnorm_backward: rows of scratch x C");
 }
 
-void rmsnorm_forward_cpu(const RmsnormForward& a) { RZ_SIMD_CALL(rmsnorm_forward, a); }
-void rmsnorm_backward_cpu(const RmsnormBackward& a) { RZ_SIMD_CALL(rmsnorm_backward, a); }
+void rmsnorm_forward_cpu(const RmsnormForward& a) {
+    RZ_SIMD_CALL(rmsnorm_forward, a);
+    if (a.amax) join_magnitudes(a.amax, a.dtype, a.y, a.N, a.C, a.C);
+}
+void rmsnorm_backward_cpu(const RmsnormBackward& a) {
+    RZ_SIMD_CALL(rmsnorm_backward, a);
+    if (a.amax) join_magnitudes(a.amax, a.dtype, a.dx, a.N, a.C, a.C);
+}
 
 void rmsnorm_forward(Stream& stream, const RmsnormForward& a) {
     const char* op = "rmsnorm_forward";

@@ -1,4 +1,4 @@
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/magnitude.cuh"
 #include "kernels/rmsnorm.h"
 #include "kernels/runtime/cuda_check.h"
 
@@ -36,20 +36,23 @@ __device__ __forceinline__ float square_sum(const Pack<T, kVec>& x) {
 }
 
 template <class T, int kVec>
-__device__ __forceinline__ void store_normalised(T* y, const Pack<T, kVec>& x, const Pack<T, kVec>& w, float rstd) {
+__device__ __forceinline__ void store_normalised(T* y, const Pack<T, kVec>& x, const Pack<T, kVec>& w, float rstd,
+                                                 uint32_t& most) {
     float v[kVec], weight[kVec];
     x.to(v);
     w.to(weight);
 #pragma unroll
     for (int k = 0; k < kVec; ++k) v[k] *= rstd * weight[k];
     store(y, v);
+    most = max(most, magnitude_bits(v));
 }
 
 // Everything that a thread keeps is fetched before anything is stored; a compiler can't see to that, as sum may be x or
 // residual.
 template <class T, int kVec>
-__global__ void __launch_bounds__(1024) rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* residual,
-                                                               const T* w, int64_t N, int C, float eps) {
+__global__ void __launch_bounds__(1024)
+    rmsnorm_forward_kernel(T* y, float* rstd, T* sum, const T* x, const T* residual, const T* w, int64_t N, int C,
+                           float eps, uint32_t* amax) {
     __shared__ float slots[32];
     const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= N) return;  // a whole warp, and only where no barrier follows
@@ -87,15 +90,17 @@ __global__ void __launch_bounds__(1024) rmsnorm_forward_kernel(T* y, float* rstd
     const float inverse = 1.0f / sqrtf(row_sum(square, slots) / float(C) + eps);
     if (threadIdx.x == 0) rstd[row] = inverse;
 
+    uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < kKeep; ++i)
-        if (first + i * step < C) store_normalised(y + base + first + i * step, kept[i], other[i], inverse);
+        if (first + i * step < C) store_normalised(y + base + first + i * step, kept[i], other[i], inverse, most);
     for (int c = first + kKeep * step; c < C; c += step) {
         Pack<T, kVec> v, weight;
         v.load((residual != nullptr ? sum : x) + base + c);  // what this thread itself wrote
         weight.load(w + c);
-        store_normalised(y + base + c, v, weight, inverse);
+        store_normalised(y + base + c, v, weight, inverse, most);
     }
+    if (amax != nullptr) warp_join<T>(amax, most);
 }
 
 template <class T>
@@ -109,6 +114,7 @@ struct BackwardArgs {
     const T* dresidual;
     int64_t N;
     int C, parts, staged;
+    uint32_t* amax;
 };
 
 // What the backward pass reads of kVec columns of a row
@@ -142,7 +148,7 @@ struct Slice {
 
     // Stores dx, given mean(dy*w*xhat) of the row, and adds this row's share to dw.
     __device__ __forceinline__ void finish(const BackwardArgs<T>& a, int64_t at, const Pack<T, kVec>& w, float rstd,
-                                           float mean, float (&dw)[kVec]) const {
+                                           float mean, float (&dw)[kVec], uint32_t& most) const {
         float g[kVec], xhat[kVec], weight[kVec], out[kVec] = {};
         terms(rstd, g, xhat);
         w.to(weight);
@@ -153,6 +159,7 @@ struct Slice {
             dw[k] += g[k] * xhat[k];
         }
         store(a.dx + at, out);
+        most = max(most, magnitude_bits(out));
     }
 };
 
@@ -245,6 +252,7 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
     };
     const int64_t begin = part * a.N / a.parts, end = (part + 1) * a.N / a.parts;
     int turn = 0;
+    uint32_t most = 0;
     fetch(begin, turn);
     if constexpr (kStaged) ptx::cp_async_commit();
     for (int64_t row = begin; row < end; ++row, turn ^= 1) {
@@ -282,7 +290,7 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i) {
             const int c = first + i * step;
-            if (c < a.C) now[i].finish(a, base + c, w[i], rstd, mean, dw[i]);
+            if (c < a.C) now[i].finish(a, base + c, w[i], rstd, mean, dw[i], most);
         }
         if constexpr (kStaged) {
 #pragma unroll 1
@@ -293,7 +301,7 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
                 staging.load(rest, a, turn, i);
                 weight.load(a.w + c);
                 staging.load_sum(sum, i);
-                rest.finish(a, base + c, weight, rstd, mean, sum);
+                rest.finish(a, base + c, weight, rstd, mean, sum, most);
                 staging.store_sum(sum, i);
             }
         }
@@ -304,10 +312,11 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
             weight.load(a.w + c);
             float sum[kVec];
             load(sum, partial + c);
-            rest.finish(a, base + c, weight, rstd, mean, sum);
+            rest.finish(a, base + c, weight, rstd, mean, sum, most);
             store(partial + c, sum);
         }
     }
+    if (a.amax != nullptr) warp_join<T>(a.amax, most);
 #pragma unroll
     for (int i = 0; i < kKeepBackward; ++i)
         if (first + i * step < a.C) store(partial + first + i * step, dw[i]);
@@ -348,7 +357,7 @@ void launch_forward(const RmsnormForward& a, CudaStream stream) {
     const int rows = lanes == 32 ? 4 : 1;
     launch(rmsnorm_forward_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(a.N, rows)), dim3(lanes, rows), 0, stream),
            static_cast<T*>(a.y), a.rstd, static_cast<T*>(a.sum), static_cast<const T*>(a.x),
-           static_cast<const T*>(a.residual), static_cast<const T*>(a.w), a.N, int(a.C), a.eps);
+           static_cast<const T*>(a.residual), static_cast<const T*>(a.w), a.N, int(a.C), a.eps, a.amax);
 }
 
 int device_attribute(cudaDeviceAttr what) {
@@ -378,7 +387,8 @@ int launch_backward(const RmsnormBackward& a, CudaStream stream) {
                          a.N,
                          int(a.C),
                          parts,
-                         0};
+                         0,
+                         a.amax};
     const dim3 grid(blocks_for(parts, rows)), block(lanes, rows);
     if constexpr (kVec > 1) {
         const int64_t beyond = ceil_div(vectors, lanes) - kKeepBackward;

@@ -20,6 +20,7 @@ struct RmsnormForward {
     int64_t N, C;
     float eps;
     DType dtype;
+    uint32_t* amax = nullptr;  // (1) max= magnitudes of y (magnitude.h); optional
 };
 
 // dx = dresidual + rstd * (dy*w - xhat * mean(dy*w*xhat)),   xhat = x * rstd
@@ -40,6 +41,7 @@ struct RmsnormBackward {
     float* scratch;                   // rmsnorm_backward_scratch(C) floats
     int64_t N, C;
     DType dtype, grad_dtype;
+    uint32_t* amax = nullptr;  // (1) max= magnitudes of dx; optional
 };
 
 // dw is first summed over runs of consecutive rows, one row of scratch each: on the CPU over this many, on a device

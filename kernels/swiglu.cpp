@@ -1,6 +1,6 @@
 #include "kernels/swiglu.h"
 
-#include "kernels/checks.h"
+#include "kernels/magnitude.h"
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/swiglu.cpp"
@@ -61,8 +61,15 @@ void swiglu_backward(const SwigluBackward& a) {
 
 namespace rz {
 
-void swiglu_forward_cpu(const SwigluForward& a) { RZ_SIMD_CALL(swiglu_forward, a); }
-void swiglu_backward_cpu(const SwigluBackward& a) { RZ_SIMD_CALL(swiglu_backward, a); }
+void swiglu_forward_cpu(const SwigluForward& a) {
+    RZ_SIMD_CALL(swiglu_forward, a);
+    if (a.amax) join_magnitudes(a.amax, a.dtype, a.h, a.N, a.F, a.F);
+}
+void swiglu_backward_cpu(const SwigluBackward& a) {
+    RZ_SIMD_CALL(swiglu_backward, a);
+    if (a.amax) join_magnitudes(a.amax, a.dtype, a.dgate_up, a.N, 2 * a.F, 2 * a.F);
+    if (a.h_amax) join_magnitudes(a.h_amax, a.dtype, a.h, a.N, a.F, a.F);
+}
 
 void swiglu_forward(Stream& stream, const SwigluForward& a) {
     const char* op = "swiglu_forward";
@@ -83,6 +90,7 @@ void swiglu_backward(Stream& stream, const SwigluBackward& a) {
     check_pointer(op, "dh", a.dh, 16);
     check_pointer(op, "gate_up", a.gate_up, 16);
     if (a.h) check_pointer(op, "h", a.h, 16);
+    require(a.h || !a.h_amax, "%s: h_amax is set, and h is not", op);
     stream.run(a, swiglu_backward_cpu, RZ_CUDA_OP(swiglu_backward_cuda));
 }
 

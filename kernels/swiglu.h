@@ -11,6 +11,7 @@ struct SwigluForward {
     const void* gate_up;  // (N, 2F) dtype   gate first
     int64_t N, F;
     DType dtype;
+    uint32_t* amax = nullptr;  // (1) max= magnitudes of h (magnitude.h); optional
 };
 
 struct SwigluBackward {
@@ -20,6 +21,7 @@ struct SwigluBackward {
     void* h = nullptr;    // (N, F) dtype    =   silu(gate) * up again, for the weight gradient; optional, may alias dh
     int64_t N, F;
     DType dtype;
+    uint32_t *amax = nullptr, *h_amax = nullptr;  // (1) max= magnitudes of dgate_up, and of h; optional
 };
 
 void swiglu_forward(Stream&, const SwigluForward&);

@@ -30,8 +30,14 @@ int main(int argc, char** argv) {
                                     at(qkv, (H + K) * D),
                                     s};
         };
-        b.measure({"attention_forward", bench::joined(shape), 0, flops, tolerance, check},
-                  [=](bench::Memory& m) { return [a = forward(m)](Stream& stream) { attention_forward(stream, a); }; });
+        for (const bool measured : {false, true})  // magnitudes of o, for quantisation to fp8
+            b.measure({measured ? "attention_forward, magnitudes" : "attention_forward", bench::joined(shape), 0, flops,
+                       tolerance, check},
+                      [=](bench::Memory& m) {
+                          AttentionForward a = forward(m);
+                          if (measured) a.amax = static_cast<uint32_t*>(m.scratch(16));
+                          return [a](Stream& stream) { attention_forward(stream, a); };
+                      });
         b.measure({"attention_backward", bench::joined(shape), 0, 2.5 * flops, tolerance, check},
                   [=](bench::Memory& m) {
                       const AttentionForward f = forward(m);

@@ -4,7 +4,7 @@
 #include <omp.h>
 #endif
 
-#include "kernels/checks.h"
+#include "kernels/magnitude.h"
 #include "kernels/scratch.h"
 
 #define RZ_SIMD_WANT_BF16
@@ -603,8 +603,11 @@ namespace rz {
 
 // The pass for CPUs with bf16 instructions holds bf16 alone.
 void attention_forward_cpu(const AttentionForward& a) {
-    if (a.shape.dtype == DType::bf16) return RZ_SIMD_CALL(attention_forward, a);
-    RZ_SIMD_CALL_PLAIN(attention_forward, a);
+    const AttentionShape& s = a.shape;
+    s.dtype == DType::bf16 ? RZ_SIMD_CALL(attention_forward, a) : RZ_SIMD_CALL_PLAIN(attention_forward, a);
+    for (int64_t b = 0; a.amax && b < s.B; ++b)
+        join_magnitudes(a.amax, s.dtype, static_cast<char*>(a.o) + b * s.o_batch * size_of(s.dtype), s.Tq, s.H * s.D,
+                        s.o_row);
 }
 void attention_backward_cpu(const AttentionBackward& a) {
     if (a.shape.dtype == DType::bf16) return RZ_SIMD_CALL(attention_backward, a);

@@ -72,16 +72,22 @@ __device__ __forceinline__ void add_weighted(float (&acc)[Tile<kMaxD>::kPerThrea
 
 template <class T, int kMaxD>
 __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int64_t count, int D,
-                                           const float (&acc)[Tile<kMaxD>::kPerThread][Tile<kMaxD>::kColumns]) {
+                                           const float (&acc)[Tile<kMaxD>::kPerThread][Tile<kMaxD>::kColumns],
+                                           uint32_t* amax = nullptr) {
     const int tx = int(threadIdx.x) % 16, ty = int(threadIdx.x) / 16;
+    uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < Tile<kMaxD>::kPerThread; ++i) {
         const int r = ty + 16 * i;
         if (r >= count) continue;
 #pragma unroll
         for (int j = 0; j < Tile<kMaxD>::kColumns; ++j)
-            if (tx + 16 * j < D) out[r * row_stride + tx + 16 * j] = from_float<T>(acc[i][j]);
+            if (tx + 16 * j < D) {
+                out[r * row_stride + tx + 16 * j] = from_float<T>(acc[i][j]);
+                most = max(most, magnitude_bits(acc[i][j]));
+            }
     }
+    if (amax != nullptr) warp_join<T>(amax, most);
 }
 
 template <int kMaxD>
@@ -181,7 +187,8 @@ __global__ void __launch_bounds__(kThreads) attention_forward_kernel(AttentionFo
 #pragma unroll
         for (int j = 0; j < Shape::kColumns; ++j) acc[i][j] *= inverse;
     }
-    store_rows<T, kMaxD>(static_cast<T*>(a.o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row, rows, D, acc);
+    store_rows<T, kMaxD>(static_cast<T*>(a.o) + batch * s.o_batch + t0 * s.o_row + head * D, s.o_row, rows, D, acc,
+                         a.amax);
 }
 
 // Scores and their gradients for one (query tile, key tile): p and ds, both [query][key] in shared memory.

@@ -52,6 +52,7 @@ struct AttentionForward {
     const void* k;  // (B, Tk, K, D) strided
     const void* v;  // (B, Tk, K, D) strided
     AttentionShape shape;
+    uint32_t* amax = nullptr;  // (1) max= magnitudes of o (kernels/magnitude.h); optional
 };
 
 // Two runs give the same bits: no atomics; dk and dv are summed over the group's heads in order. lse and o may be those

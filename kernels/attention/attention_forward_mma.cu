@@ -148,7 +148,7 @@ __device__ __forceinline__ void finish(const AttentionForward& a, float (&o)[kM]
     }
     __syncwarp();
     T* out = static_cast<T*>(a.o) + batch * s.o_batch + int64_t(t0 + row) * s.o_row + head * D;
-    store_tile_rows<T, D, kWarpRows>(out, s.o_row, int(s.Tq) - t0 - row, tile, row);
+    store_tile_rows<T, D, kWarpRows>(out, s.o_row, int(s.Tq) - t0 - row, tile, row, a.amax);
 }
 
 // Grid (H, B, query tiles), the longest tiles first; the heads of a group are neighbours and share keys in L2.

@@ -242,7 +242,7 @@ struct Consumer {
         T* out = static_cast<T*>(a.o) + item.batch * shape.o_batch + int64_t(item.t0 + warp_row) * shape.o_row +
                  int64_t(item.head) * D;
         store_rows<T, D>(out, shape.o_row, int(shape.Tq) - item.t0 - warp_row, smem + C::kO, warp_row, o, inverse[0],
-                         inverse[1]);
+                         inverse[1], a.amax);
     }
 
     __device__ __forceinline__ void run(const AttentionForward& a, const WorkOrder& order) {

@@ -3,7 +3,7 @@
 // mma.m16n8k16 (layouts in ptx.cuh) taken from them; what the backward kernels know of each query.
 
 #include "kernels/attention/attention_cuda.h"
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/magnitude.cuh"
 
 namespace rz {
 
@@ -185,16 +185,22 @@ __device__ __forceinline__ void add_rows(float* out, int64_t row_stride, int cou
 // A warp stores kRows of its rows of a tile, of which `count` exist.
 template <class T, int D, int kRows>
 __device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int count, const unsigned char* tile,
-                                                int row) {
+                                                int row, uint32_t* amax = nullptr) {
     using Rows = SmemRows<D>;
-    uint32_t lane = threadIdx.x % 32;
+    uint32_t lane = threadIdx.x % 32, most = 0;
     ptx::forget(lane);  // or what follows from it would be kept in registers by a kernel that comes here more than once
     for (int i = int(lane); i < kRows * Rows::kChunks; i += 32) {
         const int r = i / Rows::kChunks, chunk = i % Rows::kChunks;
-        if (r < count)
-            *reinterpret_cast<uint4*>(out + r * row_stride + chunk * 8) =
-                *reinterpret_cast<const uint4*>(tile + Rows::offset(row + r, chunk));
+        if (r >= count) continue;
+        Pack<T, 8> pack;
+        pack.load(reinterpret_cast<const T*>(tile + Rows::offset(row + r, chunk)));
+        pack.store(out + r * row_stride + chunk * 8);
+        if (amax == nullptr) continue;
+        float x[8];
+        pack.to(x);
+        most = max(most, magnitude_bits(x));
     }
+    if (amax != nullptr) warp_join<T>(amax, most);
 }
 
 // ---- host side

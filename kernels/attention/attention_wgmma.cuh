@@ -160,7 +160,8 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[N / 16][4], const flo
 // through its rows of a tile that no other warp uses.
 template <class T, int D>
 __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count, unsigned char* tile, int row,
-                                           const float (&sum)[D / 2], float factor_low, float factor_high) {
+                                           const float (&sum)[D / 2], float factor_low, float factor_high,
+                                           uint32_t* amax = nullptr) {
     float acc[D / 8][4];
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) acc[i / 4][i % 4] = sum[i];
@@ -170,7 +171,7 @@ __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count
     __syncwarp();  // what was stored through these rows before has been read
     accumulators_to_tile<T, D>(tile, row, acc, factor_low, factor_high);
     __syncwarp();
-    store_tile_rows<T, D, 16>(out, row_stride, count, tile, row);
+    store_tile_rows<T, D, 16>(out, row_stride, count, tile, row, amax);
 }
 
 // ---- host side

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 #include <tuple>
 
 #include "kernels/cuda/gpu.cuh"
@@ -9,6 +10,7 @@
 #include "kernels/fp8/fp8_gemm.h"
 #include "kernels/fp8/fp8_mx_gemm.h"
 #include "kernels/gemm/gemm_lt.h"
+#include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/cuda_check.h"
 
@@ -34,19 +36,18 @@ struct Product {
 // Everything that may change the choice of an algorithm.
 using Key = std::tuple<int, int64_t, int64_t, int64_t, bool, Fp8, Fp8, DType, int8_t, int32_t, int32_t, uint32_t>;
 
-// Largest power of two up to 256 that divides every address
-uint32_t common_alignment(const Product& g) {
-    const uintptr_t bits =
-        reinterpret_cast<uintptr_t>(g.a) | reinterpret_cast<uintptr_t>(g.b) | reinterpret_cast<uintptr_t>(g.c) | 256;
-    return uint32_t(bits & ~(bits - 1));
-}
 Key key_of(const Product& g, int device) {
     return {device,   g.M,       g.N,    g.K,      g.beta != 0, g.a_type,
-            g.b_type, g.c_dtype, g.fast, g.a_mode, g.b_mode,    common_alignment(g)};
+            g.b_type, g.c_dtype, g.fast, g.a_mode, g.b_mode,    common_alignment(g.a, g.b, g.c)};
+}
+std::string text_of(const Product& g) {
+    return format("fp8 %s x %s (%lld x %lld x %lld), C %s%s, scale modes %d %d%s, aligned to %u", name_of(g.a_type),
+                  name_of(g.b_type), (long long)g.M, (long long)g.N, (long long)g.K, name_of(g.c_dtype),
+                  g.beta != 0 ? " accumulated" : "", g.a_mode, g.b_mode, g.fast ? ", fast sums" : "",
+                  common_alignment(g.a, g.b, g.c));
 }
 
-// cuBLASLt is column-major: it computes C^T (N x M) = B A^T. B^T and A^T are what it finds at b and a, so its first
-// operand is b, transposed, and its second a.
+// The library finds B^T and A^T at b and a, so its first operand is b, transposed, and its second a.
 struct Call {
     cublasLtMatmulDescOpaque_t operation;  // this call's own: another thread's scales are never in it
     cublasLtMatrixLayoutOpaque_t first, second, result;
@@ -77,33 +78,6 @@ struct Call {
     }
 };
 
-cublasLtMatmulAlgo_t first_suggestion(const LtSession& session, Call& call, const Product& g) {
-    cublasLtMatmulPreferenceOpaque_t preference;
-    check_lt(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
-    const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
-        check_lt(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value),
-                 "cublasLtMatmulPreferenceSetAttribute");
-    };
-    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, session.workspace_bytes);
-    // Partial sums of split-K stay in fp32: "in place" adds them up in C, in C's type.
-    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
-                 (g.c_dtype == DType::f32 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : CUBLASLT_REDUCTION_SCHEME_NONE)));
-    for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-        set(which, common_alignment(g));
-    cublasLtMatmulHeuristicResult_t found{};
-    int count = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(session.handle, &call.operation, &call.first, &call.second, &call.result,
-                                       &call.result, &preference, 1, &found, &count);
-    require(status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS,
-            "fp8_gemm: cuBLASLt has no algorithm for %s x %s (%lld x %lld x %lld), C %s%s: %s", name_of(g.a_type),
-            name_of(g.b_type), (long long)g.M, (long long)g.N, (long long)g.K, name_of(g.c_dtype),
-            g.beta != 0 ? " accumulated" : "", cublasLtGetStatusString(status));
-    return found.algo;
-}
-
 }  // namespace
 
 // The algorithms that were chosen, of one rank.
@@ -115,29 +89,37 @@ class Fp8GemmPlans {
         return *rank.fp8_gemm_plans;
     }
 
-    cublasLtMatmulAlgo_t choose(const LtSession& session, Call& call, const Product& g, int device) {
+    cublasLtMatmulAlgo_t choose(const Product& g, const LtProduct& product, const LtSession& session, Stream& stream) {
+        const GemmTuning& tuning = gemm_tuning(stream.context());
         const std::scoped_lock lock(mutex_);
-        const Key key = key_of(g, device);
-        const auto found = algorithms_.find(key);
+        const auto index = std::make_tuple(key_of(g, stream.device().index), tuning.measure, tuning.cache_file);
+        const auto found = algorithms_.find(index);
         if (found != algorithms_.end()) return found->second;
-        return algorithms_.emplace(key, first_suggestion(session, call, g)).first->second;
+        return algorithms_.emplace(index, choose_algorithm(product, text_of(g), session, stream)).first->second;
     }
 
    private:
     std::mutex mutex_;
-    std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+    std::map<std::tuple<Key, bool, std::string>, cublasLtMatmulAlgo_t> algorithms_;
 };
 
 static void multiply(const Product& g, Stream& stream) {
     const LtSession session = lt_session(stream);
     Call call(g);
-    const cublasLtMatmulAlgo_t algorithm =
-        Fp8GemmPlans::of(stream.context()).choose(session, call, g, stream.device().index);
-    const float alpha = 1;
-    check_lt(cublasLtMatmul(session.handle, &call.operation, &alpha, g.b, &call.first, g.a, &call.second, &g.beta, g.c,
-                            &call.result, g.c, &call.result, &algorithm, session.workspace, session.workspace_bytes,
-                            stream.cuda()),
-             "cublasLtMatmul");
+    const LtProduct product{&call.operation,
+                            &call.first,
+                            &call.second,
+                            &call.result,
+                            g.b,
+                            g.a,
+                            g.c,
+                            1,
+                            g.beta,
+                            g.M * g.N * size_of(g.c_dtype),
+                            g.c_dtype,
+                            common_alignment(g.a, g.b, g.c)};
+    const cublasLtMatmulAlgo_t algorithm = Fp8GemmPlans::of(stream.context()).choose(g, product, session, stream);
+    multiply(product, session, algorithm, stream);
 }
 
 void fp8_gemm_cuda(const Fp8Gemm& g, Stream& stream) {

@@ -6,8 +6,8 @@
 //   y = (x, w)        dx = (dy, w^T)        dw += (dy^T, x^T)
 //
 // CPU: codes are decoded to bf16, which holds them exactly, and multiplied as gemm.h does in bf16: the product of two
-// codes is exact in fp32. CUDA: cuBLASLt, compute capability 8.9 and above; the first algorithm it suggests. The same
-// call on the same machine gives the same bits.
+// codes is exact in fp32. CUDA: cuBLASLt, compute capability 8.9 and above, its algorithm chosen as gemm_tuning.h says.
+// The same call on the same machine gives the same bits.
 
 #include "kernels/fp8/quantise.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/magnitude.cuh"
 #include "kernels/fp8/quantise.h"
 
 namespace rz {
@@ -7,11 +7,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kTile = 64;           // of the transposition
 constexpr int kStride = kTile + 4;  // bytes between its rows in shared memory: columns then fall on different banks
-
-template <class T>
-__device__ __forceinline__ uint32_t magnitude(T x) {
-    return __float_as_uint(to_float(x)) & 0x7fffffffu;
-}
 
 // Integers, so the order in which blocks come does not matter.
 template <class T>
@@ -26,17 +21,10 @@ __global__ void __launch_bounds__(kThreads) abs_max_kernel(Fp8Scale* scale, cons
         pack.load(x + i);
         float v[kVec];
         pack.to(v);
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) most = max(most, magnitude(v[k]));
+        most = max(most, magnitude_bits(v));
     }
-    for (int64_t k = i; k < n && k < i + kVec; ++k) most = max(most, magnitude(x[k]));
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) most = max(most, __shfl_xor_sync(kFullWarp, most, d));
-    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = most;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int w = 1; w < kThreads / 32; ++w) most = max(most, slots[w]);
-    if (most > 0) atomicMax(&scale->amax, most);
+    for (int64_t k = i; k < n && k < i + kVec; ++k) most = max(most, magnitude_bits(to_float(x[k])));
+    block_join<T>(&scale->amax, most, slots, kThreads);
 }
 
 template <Fp8 kType>

@@ -1,4 +1,4 @@
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/magnitude.cuh"
 #include "kernels/fp8/quantise_blocks.h"
 
 namespace rz {
@@ -9,19 +9,6 @@ constexpr int kLines = kSide / kWarps;  // of a tile, for each warp
 
 template <class T>
 constexpr int kStride = kSide + 16 / int(sizeof(T));  // elements between rows in shared memory: 16 bytes more
-
-__device__ __forceinline__ uint32_t warp_max_bits(uint32_t v) {
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) v = max(v, __shfl_xor_sync(kFullWarp, v, d));
-    return v;
-}
-
-__device__ __forceinline__ uint32_t magnitude(const float (&x)[4]) {
-    uint32_t most = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) most = max(most, __float_as_uint(x[k]) & 0x7fffffffu);
-    return most;
-}
 
 __device__ __forceinline__ uint32_t four_codes(const float (&x)[4], float scale) {
     const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(x[0] * scale, x[1] * scale), __NV_SATFINITE, __NV_E4M3);
@@ -48,7 +35,7 @@ __device__ __forceinline__ void write_lines(uint8_t* y, float* scales, const T* 
         const int line = warp * kLines + n;
         float x[4];
         take_four(x, tile, line, transposed);
-        const uint32_t amax = tiles == Fp8Tiles::rows ? warp_max_bits(magnitude(x)) : whole;
+        const uint32_t amax = tiles == Fp8Tiles::rows ? warp_max_bits(magnitude_bits(x)) : whole;
         const float scale = fp8_block_scale(amax);
         *reinterpret_cast<uint32_t*>(y + (i0 + line) * inner + k0 + 4 * lane) = four_codes(x, scale);
         if (lane == 0 && (tiles == Fp8Tiles::rows || line == 0))
@@ -83,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) quantise_blocks_kernel(QuantiseBlock
         for (int n = 0; n < kLines; ++n) {
             float four[4];
             take_four(four, tile, int(threadIdx.x) / 32 * kLines + n, false);
-            whole = max(whole, magnitude(four));
+            whole = max(whole, magnitude_bits(four));
         }
         whole = warp_max_bits(whole);
         if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = whole;

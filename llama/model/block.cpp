@@ -58,12 +58,12 @@ std::vector<ElementRange> block_matrices(const ModelConfig& c, const ParamTable&
             range(at.gate_up, 2 * part.ffn * c.dim), range(at.down, c.dim * part.ffn)};
 }
 
-Weight Block::matrix(const BlockWeights& w, Matrix which) const {
+Operand Block::matrix(const BlockWeights& w, Matrix which) const {
     const int64_t begin = matrices_[size_t(which)].begin;
-    if (w.whole) return Weight(w.whole + begin * size_of(dtype_));
+    if (w.whole) return Operand(w.whole + begin * size_of(dtype_));
     int64_t codes = 0;
     for (int m = 0; m < int(which); ++m) codes += matrices_[size_t(m)].size();
-    return Weight(w.fp8.codes + codes, w.fp8.scales + int(which));
+    return Operand::coded(w.fp8.codes + codes, w.fp8.scales + int(which));
 }
 
 const void* Block::norm_weight(const BlockWeights& w, int which) const {
@@ -97,6 +97,44 @@ AttentionShape Block::attention_shape(const BlockShape& shape) const {
 }
 
 static char* at(void* base, int64_t elements, DType t) { return static_cast<char*>(base) + elements * size_of(t); }
+
+// ---- what products in fp8 read --------------------------------------------------------------------------------------
+
+static Fp8Scale* slot_of(Fp8Scale* slots, ScaleOf which) { return slots ? slots + which : nullptr; }
+
+// Where the op that writes the tensor leaves its magnitude.
+uint32_t* Block::fresh(Stream& s, Fp8Scale* slots, ScaleOf which) const {
+    if (!slots) return nullptr;
+    s.zero(slots + which, sizeof *slots);
+    return &slots[which].amax;
+}
+
+// For a tensor that comes from elsewhere, or in parts.
+void Block::measure(Stream& s, Fp8Scale* slots, ScaleOf which, const void* x, int64_t n) const {
+    if (!slots) return;
+    fresh(s, slots, which);
+    abs_max(s, {.scale = slots + which, .x = x, .n = n, .dtype = dtype_});
+}
+
+// A norm is written here, and where it is kept as codes they are made of it.
+void* Block::norm_place(void* kept, Fp8Scale* slots, const BlockScratch& scratch) const {
+    return slots ? scratch.dnorm : kept;
+}
+void Block::keep_norm(Stream& s, void* kept, Fp8Scale* slots, ScaleOf which, const BlockScratch& scratch,
+                      int64_t rows) const {
+    if (slots)
+        quantise(s, {.y = static_cast<uint8_t*>(kept),
+                     .scale = slots + which,
+                     .x = scratch.dnorm,
+                     .rows = rows,
+                     .columns = config_.dim,
+                     .type = Fp8::e4m3,
+                     .dtype = dtype_});
+}
+static Operand kept_norm(const void* x, Fp8Scale* slots, ScaleOf which) {
+    return slots ? Operand::coded(static_cast<const uint8_t*>(x), slots + which) : Operand(x);
+}
+
 // ---- rows of all ranks, and of this one -----------------------------------------------------------------------------
 
 // All rows; in scratch.whole until the next use of it. `product` reads them: (x, first row, rows).
@@ -116,9 +154,9 @@ const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockSc
 }
 
 // scratch.branch = this rank's rows of x W^T, of which each rank has some of the inputs.
-void Block::row_parallel(Stream& s, int64_t N, const void* x, const Weight& w, int64_t in,
-                         const BlockScratch& scratch) const {
-    if (!tp_) return linear(s, scratch.branch, x, w, N, in, config_.dim, dtype_, fp8_);
+void Block::row_parallel(Stream& s, int64_t N, const void* x, const Operand& w, int64_t in, const BlockScratch& scratch,
+                         Fp8Scale* scale) const {
+    if (!tp_) return linear(s, scratch.branch, {x, scale}, w, N, in, config_.dim, dtype_, fp8_);
     tp_->scatter(s, scratch.branch, scratch.whole, N, config_.dim, dtype_, [&](int64_t first, int64_t rows) {
         linear(s, at(scratch.whole, first * config_.dim, tp_->wire()), at(x, first * in, dtype_), w, rows, in,
                config_.dim, dtype_, tp_->wire(), fp8_);
@@ -127,9 +165,9 @@ void Block::row_parallel(Stream& s, int64_t N, const void* x, const Weight& w, i
 
 // scratch.dnorm = this rank's rows of dy W, of which each rank has some of the outputs. With `done` it is there, and
 // scratch.dh free, after the event, where there is one.
-void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const Weight& w, int64_t out,
-                                     const BlockScratch& scratch, Event* done) const {
-    if (!tp_) return linear_backward_input(s, scratch.dh, dy, w, N, config_.dim, out, dtype_, fp8_);
+void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const Operand& w, int64_t out,
+                                     const BlockScratch& scratch, Event* done, Fp8Scale* scale) const {
+    if (!tp_) return linear_backward_input(s, scratch.dh, {dy, scale}, w, N, config_.dim, out, dtype_, fp8_);
     const auto product = [&](int64_t first, int64_t rows) {
         linear_backward_input(s, at(scratch.dh, first * config_.dim, tp_->wire()), at(dy, first * out, dtype_), w, rows,
                               config_.dim, out, dtype_, tp_->wire(), fp8_);
@@ -163,13 +201,16 @@ void Block::wait_for(Stream& s, const Event& event) const {
 void Block::gate_up(Stream& s, int64_t N, const BlockWeights& w, const BlockActivations& a,
                     const BlockScratch& scratch) const {
     const int64_t out = 2 * config_.ffn;
+    Fp8Scale* slots = this->slots(a.scales);
     gathered(s, N, a.h2, scratch, [&](const void* x, int64_t first, int64_t rows) {
-        linear(s, at(a.gate_up, first * out, dtype_), x, matrix(w, kGateUp), rows, config_.dim, out, dtype_, fp8_);
+        linear(s, at(a.gate_up, first * out, dtype_), kept_norm(x, slots, kOfH2), matrix(w, kGateUp), rows, config_.dim,
+               out, dtype_, fp8_);
     });
 }
 
-// With logits that are multiplied by `sharpness`.
-void Block::attend(Stream& s, const BlockShape& shape, const BlockActivations& a, float sharpness) const {
+// With logits that are multiplied by `sharpness`; the output's magnitude goes into amax, if that is not nullptr.
+void Block::attend(Stream& s, const BlockShape& shape, const BlockActivations& a, float sharpness,
+                   uint32_t* amax) const {
     if (context_) return context_->forward(s, a.o, a.lse, a.qkv, shape.first_key, sharpness);
     const ModelConfig& c = config_;
     const int64_t heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim, row = heads_dim + 2 * kv_dim;
@@ -179,7 +220,8 @@ void Block::attend(Stream& s, const BlockShape& shape, const BlockActivations& a
                                .q = a.qkv,
                                .k = keys,
                                .v = keys + kv_dim * size_of(dtype_),
-                               .shape = attention_shape(shape)};
+                               .shape = attention_shape(shape),
+                               .amax = amax};
     attention.shape.scale *= sharpness;
     rz::attention_forward(s, attention);
 }
@@ -189,8 +231,9 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), R = own_rows(N), heads_dim = c.heads * c.head_dim;
     const int64_t qkv_dim = heads_dim + 2 * c.kv_heads * c.head_dim;
+    Fp8Scale* slots = this->slots(a.scales);
 
-    rmsnorm_forward(s, {.y = a.h1,
+    rmsnorm_forward(s, {.y = norm_place(a.h1, slots, scratch),
                         .rstd = a.rstd1,
                         .sum = previous_mid ? a.resid : nullptr,
                         .x = previous_mid ? scratch.branch : a.resid,
@@ -199,9 +242,12 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
                         .N = R,
                         .C = c.dim,
                         .eps = float(c.norm_eps),
-                        .dtype = dtype_});
+                        .dtype = dtype_,
+                        .amax = fresh(s, slots, kOfH1)});
+    keep_norm(s, a.h1, slots, kOfH1, scratch, R);
     gathered(s, N, a.h1, scratch, [&](const void* x, int64_t first, int64_t rows) {
-        linear(s, at(a.qkv, first * qkv_dim, dtype_), x, matrix(w, kQkv), rows, c.dim, qkv_dim, dtype_, fp8_);
+        linear(s, at(a.qkv, first * qkv_dim, dtype_), kept_norm(x, slots, kOfH1), matrix(w, kQkv), rows, c.dim, qkv_dim,
+               dtype_, fp8_);
     });
     rope(s, {.x = a.qkv,
              .cos_table = cos_,
@@ -217,7 +263,7 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
     if (watch) {
         // The softmax of logits times 2^16 is the largest logit alone, and its log-sum-exp tells how large that is.
         constexpr float kSharpness = 65536;
-        attend(s, shape, a, kSharpness);
+        attend(s, shape, a, kSharpness, nullptr);
         block_statistics(s, {.squares = watch->squares,
                              .largest = watch->largest,
                              .rstd = a.rstd1,
@@ -227,9 +273,10 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
                              .eps = float(c.norm_eps),
                              .sharpness = kSharpness});
     }
-    attend(s, shape, a, 1);
-    row_parallel(s, N, a.o, matrix(w, kOut), heads_dim, scratch);
-    rmsnorm_forward(s, {.y = a.h2,
+    attend(s, shape, a, 1, context_ ? nullptr : fresh(s, slots, kOfO));
+    if (context_) measure(s, slots, kOfO, a.o, N * heads_dim);
+    row_parallel(s, N, a.o, matrix(w, kOut), heads_dim, scratch, slot_of(slots, kOfO));
+    rmsnorm_forward(s, {.y = norm_place(a.h2, slots, scratch),
                         .rstd = a.rstd2,
                         .sum = a.mid,
                         .x = scratch.branch,
@@ -238,10 +285,14 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
                         .N = R,
                         .C = c.dim,
                         .eps = float(c.norm_eps),
-                        .dtype = dtype_});
+                        .dtype = dtype_,
+                        .amax = fresh(s, slots, kOfH2)});
+    keep_norm(s, a.h2, slots, kOfH2, scratch, R);
     gate_up(s, N, w, a, scratch);
-    swiglu_forward(s, {.h = scratch.act, .gate_up = a.gate_up, .N = N, .F = c.ffn, .dtype = dtype_});
-    row_parallel(s, N, scratch.act, matrix(w, kDown), c.ffn, scratch);
+    swiglu_forward(
+        s,
+        {.h = scratch.act, .gate_up = a.gate_up, .N = N, .F = c.ffn, .dtype = dtype_, .amax = fresh(s, slots, kOfAct)});
+    row_parallel(s, N, scratch.act, matrix(w, kDown), c.ffn, scratch, slot_of(slots, kOfAct));
 }
 
 // Both halves at once: what is pending lies where the pass works anyway, and the gradient of the residual stream is one
@@ -257,7 +308,8 @@ void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, 
                          .act = scratch.act,
                          .dqkv = scratch.dqkv,
                          .dout = dresid,
-                         .dmid = dresid};
+                         .dmid = dresid,
+                         .scales = a.scales};
     RmsnormBackward norm{.dx = dresid,
                          .dw = dw + at_.norm2 * ge,
                          .dy = scratch.dnorm,
@@ -274,7 +326,9 @@ void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, 
     const void* dout = mlp_inputs(s, N, w, p, scratch, &mlp);
     mlp_weights(s, N, dw, p, dout, scratch, mlp.rows);
     wait_for(s, mlp.dnorm);
+    norm.amax = fresh(s, slots(p.scales), kOfMidGradient);
     rmsnorm_backward(s, norm);
+    norm.amax = nullptr;
     const void* dmid = attention_inputs(s, shape, w, a, p, scratch, &attention);
     attention_weights(s, N, dw, p, dmid, scratch, attention.rows);
     wait_for(s, attention.dnorm);
@@ -290,6 +344,7 @@ void exchange(BlockActivations& a, PendingBlock& p) {
     std::swap(a.h2, p.h2);
     std::swap(a.o, p.o);
     std::swap(a.gate_up, p.gate_up);
+    std::swap(a.scales, p.scales);
 }
 
 void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
@@ -308,7 +363,9 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w
                          .dtype = dtype_,
                          .grad_dtype = grad_dtype_};
     mlp_inputs(s, N, w, p, scratch, nullptr);
+    norm.amax = fresh(s, slots(p.scales), kOfMidGradient);
     rmsnorm_backward(s, norm);
+    norm.amax = nullptr;
     attention_inputs(s, shape, w, a, p, scratch, nullptr);
     norm.dx = dresid;
     norm.dw_sum = p.dw_norm1;
@@ -343,9 +400,11 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
 const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const PendingBlock& p,
                               const BlockScratch& scratch, Beside* beside) const {
     const ModelConfig& c = config_;
+    Fp8Scale* slots = this->slots(p.scales);
+    measure(s, slots, kOfOutputGradient, p.dout, N * c.dim);
     const void* dout = gathered(s, N, p.dout, scratch, [&](const void* dy, int64_t first, int64_t rows) {
-        linear_backward_input(s, at(p.act, first * c.ffn, dtype_), dy, matrix(w, kDown), rows, c.ffn, c.dim, dtype_,
-                              fp8_);
+        linear_backward_input(s, at(p.act, first * c.ffn, dtype_), {dy, slot_of(slots, kOfOutputGradient)},
+                              matrix(w, kDown), rows, c.ffn, c.dim, dtype_, fp8_);
     });
     swiglu_backward(s, {.dgate_up = p.gate_up,
                         .dh = p.act,
@@ -353,10 +412,12 @@ const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const
                         .h = p.act,  // the activation again, over its gradient
                         .N = N,
                         .F = c.ffn,
-                        .dtype = dtype_});
+                        .dtype = dtype_,
+                        .amax = fresh(s, slots, kOfGateUpGradient),
+                        .h_amax = fresh(s, slots, kOfAct)});
     if (beside) beside->rows = start_gather(s, N, p.h2, scratch, scratch.ahead);
-    column_parallel_gradient(s, N, p.gate_up, matrix(w, kGateUp), 2 * c.ffn, scratch,
-                             beside ? &beside->dnorm : nullptr);
+    column_parallel_gradient(s, N, p.gate_up, matrix(w, kGateUp), 2 * c.ffn, scratch, beside ? &beside->dnorm : nullptr,
+                             slot_of(slots, kOfGateUpGradient));
     return dout;
 }
 
@@ -365,10 +426,13 @@ void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, c
                         const std::function<void()>& rows_free) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_);
-    linear_backward_weight(s, dw + at_.down * ge, dout, p.act, N, c.ffn, c.dim, dtype_, grad_dtype_, fp8_);
+    Fp8Scale* slots = this->slots(p.scales);
+    linear_backward_weight(s, dw + at_.down * ge, {dout, slot_of(slots, kOfOutputGradient)},
+                           {p.act, slot_of(slots, kOfAct)}, N, c.ffn, c.dim, dtype_, grad_dtype_, fp8_);
     if (rows_free) rows_free();
     const void* h2 = gathered(s, N, p.h2, scratch, h2_begun);
-    linear_backward_weight(s, dw + at_.gate_up * ge, p.gate_up, h2, N, c.dim, 2 * c.ffn, dtype_, grad_dtype_, fp8_);
+    linear_backward_weight(s, dw + at_.gate_up * ge, {p.gate_up, slot_of(slots, kOfGateUpGradient)},
+                           kept_norm(h2, slots, kOfH2), N, c.dim, 2 * c.ffn, dtype_, grad_dtype_, fp8_);
 }
 
 // Leaves the gradient of h1 in scratch.dnorm and that of qkv in p.dqkv. Returns p.dmid with all rows.
@@ -378,9 +442,10 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const Bl
     const ModelConfig& c = config_;
     const int64_t N = shape.rows(), heads_dim = c.heads * c.head_dim, kv_dim = c.kv_heads * c.head_dim;
     const int64_t qkv_dim = heads_dim + 2 * kv_dim;
+    Fp8Scale* slots = this->slots(p.scales);
     const void* dmid = gathered(s, N, p.dmid, scratch, [&](const void* dy, int64_t first, int64_t rows) {
-        linear_backward_input(s, at(scratch.dh, first * heads_dim, dtype_), dy, matrix(w, kOut), rows, heads_dim, c.dim,
-                              dtype_, fp8_);
+        linear_backward_input(s, at(scratch.dh, first * heads_dim, dtype_), {dy, slot_of(slots, kOfMidGradient)},
+                              matrix(w, kOut), rows, heads_dim, c.dim, dtype_, fp8_);
     });
     if (context_)
         context_->backward(s, p.dqkv, scratch.dh, a.qkv, p.o, a.lse, scratch.attention, shape.first_key);
@@ -407,8 +472,10 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const Bl
              .row_stride = qkv_dim,
              .inverse = true,
              .dtype = dtype_});
+    measure(s, slots, kOfQkvGradient, p.dqkv, N * qkv_dim);  // RoPE's part and that of the values
     if (beside) beside->rows = start_gather(s, N, p.h1, scratch, scratch.ahead);
-    column_parallel_gradient(s, N, p.dqkv, matrix(w, kQkv), qkv_dim, scratch, beside ? &beside->dnorm : nullptr);
+    column_parallel_gradient(s, N, p.dqkv, matrix(w, kQkv), qkv_dim, scratch, beside ? &beside->dnorm : nullptr,
+                             slot_of(slots, kOfQkvGradient));
     return dmid;
 }
 
@@ -417,10 +484,13 @@ void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock
                               const std::function<void()>& rows_free) const {
     const ModelConfig& c = config_;
     const int64_t ge = size_of(grad_dtype_), heads_dim = c.heads * c.head_dim;
-    linear_backward_weight(s, dw + at_.out * ge, dmid, p.o, N, heads_dim, c.dim, dtype_, grad_dtype_, fp8_);
+    Fp8Scale* slots = this->slots(p.scales);
+    linear_backward_weight(s, dw + at_.out * ge, {dmid, slot_of(slots, kOfMidGradient)}, {p.o, slot_of(slots, kOfO)}, N,
+                           heads_dim, c.dim, dtype_, grad_dtype_, fp8_);
     if (rows_free) rows_free();
     const void* h1 = gathered(s, N, p.h1, scratch, h1_begun);
-    linear_backward_weight(s, dw + at_.qkv * ge, p.dqkv, h1, N, c.dim, c.qkv_rows(), dtype_, grad_dtype_, fp8_);
+    linear_backward_weight(s, dw + at_.qkv * ge, {p.dqkv, slot_of(slots, kOfQkvGradient)}, kept_norm(h1, slots, kOfH1),
+                           N, c.dim, c.qkv_rows(), dtype_, grad_dtype_, fp8_);
 }
 
 }  // namespace rz

@@ -63,32 +63,49 @@ struct BlockShape {
     int64_t rows() const { return B * T; }
 };
 
+// Where layers are in fp8 with one scale for each operand: the scale of each tensor that their products read, found
+// once by whoever writes the tensor. h1 and h2, which nothing but products reads, are then kept as e4m3 codes. None of
+// that with tensor parallelism, where a product reads rows of several ranks.
+enum ScaleOf {
+    kOfH1,
+    kOfO,
+    kOfH2,
+    kOfAct,
+    kOfGateUpGradient,
+    kOfQkvGradient,
+    kOfOutputGradient,
+    kOfMidGradient,
+    kBlockScales
+};
+
 // What the backward pass reads again. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim, F = ffn.
 struct BlockActivations {
-    void* resid = nullptr;    // (R, C)
-    void* h1 = nullptr;       // (R, C)
-    void* qkv = nullptr;      // (N, Q) rotated; the rows of a cache start first_position rows before
-    void* o = nullptr;        // (N, heads * head_dim)
-    void* mid = nullptr;      // (R, C)
-    void* h2 = nullptr;       // (R, C)
-    void* gate_up = nullptr;  // (N, 2F)
-    float* rstd1 = nullptr;   // (R)
-    float* rstd2 = nullptr;   // (R)
-    float* lse = nullptr;     // (B, heads, T), or as ContextParallel has it
+    void* resid = nullptr;       // (R, C)
+    void* h1 = nullptr;          // (R, C)   or codes
+    void* qkv = nullptr;         // (N, Q) rotated; the rows of a cache start first_position rows before
+    void* o = nullptr;           // (N, heads * head_dim)
+    void* mid = nullptr;         // (R, C)
+    void* h2 = nullptr;          // (R, C)   or codes
+    void* gate_up = nullptr;     // (N, 2F)
+    float* rstd1 = nullptr;      // (R)
+    float* rstd2 = nullptr;      // (R)
+    float* lse = nullptr;        // (B, heads, T), or as ContextParallel has it
+    Fp8Scale* scales = nullptr;  // (kBlockScales) or none
 };
 
 // What weight_grad reads. All dtype unless noted.
 struct PendingBlock {
-    void* h1 = nullptr;         // (R, C)
-    void* h2 = nullptr;         // (R, C)
-    void* o = nullptr;          // (N, heads * head_dim)
-    void* gate_up = nullptr;    // (N, 2F)  the gradient of gate and up
-    void* act = nullptr;        // (N, F)   swiglu output
-    void* dqkv = nullptr;       // (N, Q)
-    void* dout = nullptr;       // (R, C)   gradient of the block's output, mid + branch
-    void* dmid = nullptr;       // (R, C)   gradient of mid
-    float* dw_norm1 = nullptr;  // (C) f32  this micro-batch's sum for the norm's weight
-    float* dw_norm2 = nullptr;  // (C) f32
+    void* h1 = nullptr;          // (R, C)   or codes, as h2
+    void* h2 = nullptr;          // (R, C)
+    void* o = nullptr;           // (N, heads * head_dim)
+    void* gate_up = nullptr;     // (N, 2F)  the gradient of gate and up
+    void* act = nullptr;         // (N, F)   swiglu output
+    void* dqkv = nullptr;        // (N, Q)
+    void* dout = nullptr;        // (R, C)   gradient of the block's output, mid + branch
+    void* dmid = nullptr;        // (R, C)   gradient of mid
+    float* dw_norm1 = nullptr;   // (C) f32  this micro-batch's sum for the norm's weight
+    float* dw_norm2 = nullptr;   // (C) f32
+    Fp8Scale* scales = nullptr;  // (kBlockScales) or none
 };
 
 // Memory that lives within one block's pass.
@@ -103,8 +120,6 @@ struct BlockScratch {
     void* attention = nullptr;  // attention_backward_workspace
     float* norm = nullptr;      // rmsnorm_backward_scratch(C)
 };
-
-class Fp8Linear;
 
 // What a forward pass adds to for --stats-every (kernels/statistics.h), of rows that this rank has: mean squares of the
 // residual stream at the block's entrance, and the largest logit of attention. All on the device.
@@ -148,13 +163,14 @@ class Block {
 
    private:
     int64_t own_rows(int64_t N) const { return tp_ ? tp_->rows(N) : N; }
-    void attend(Stream&, const BlockShape&, const BlockActivations& a, float sharpness) const;
+    void attend(Stream&, const BlockShape&, const BlockActivations& a, float sharpness, uint32_t* amax) const;
     template <class Body>
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&, const Body& product) const;
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&) const;
-    void row_parallel(Stream&, int64_t N, const void* x, const Weight& w, int64_t in, const BlockScratch&) const;
-    void column_parallel_gradient(Stream&, int64_t N, const void* dy, const Weight& w, int64_t out, const BlockScratch&,
-                                  Event* done) const;
+    void row_parallel(Stream&, int64_t N, const void* x, const Operand& w, int64_t in, const BlockScratch&,
+                      Fp8Scale* scale) const;
+    void column_parallel_gradient(Stream&, int64_t N, const void* dy, const Operand& w, int64_t out,
+                                  const BlockScratch&, Event* done, Fp8Scale* scale) const;
     // With tp's overlap, what goes on beside compute between the two halves of a backward pass: the rows of a weight's
     // gradient on their way to scratch.ahead, and those of dnorm on theirs.
     struct Beside {
@@ -176,8 +192,15 @@ class Block {
     void attention_weights(Stream&, int64_t N, char* dw, const PendingBlock& p, const void* dmid, const BlockScratch&,
                            const Event& h1_begun, const std::function<void()>& rows_free = nullptr) const;
 
+    // The block's slots if its products have one scale for each operand.
+    Fp8Scale* slots(Fp8Scale* scales) const { return fp8_ && !tp_ && fp8_->one_scale() ? scales : nullptr; }
+    uint32_t* fresh(Stream&, Fp8Scale* slots, ScaleOf which) const;
+    void measure(Stream&, Fp8Scale* slots, ScaleOf which, const void* x, int64_t n) const;
+    void* norm_place(void* kept, Fp8Scale* slots, const BlockScratch& scratch) const;
+    void keep_norm(Stream&, void* kept, Fp8Scale* slots, ScaleOf which, const BlockScratch&, int64_t rows) const;
+
     enum Matrix { kQkv, kOut, kGateUp, kDown };
-    Weight matrix(const BlockWeights& w, Matrix which) const;
+    Operand matrix(const BlockWeights& w, Matrix which) const;
     const void* norm_weight(const BlockWeights& w, int which) const;
 
     ModelConfig config_;  // of this part
@@ -190,7 +213,7 @@ class Block {
     ContextParallel* context_;
 };
 
-// h1, h2, o and gate_up change places: `p` keeps what a forward pass left in `a`, and `a` can serve another
+// h1, h2, o, gate_up and scales change places: `p` keeps what a forward pass left in `a`, and `a` can serve another
 // micro-batch.
 void exchange(BlockActivations& a, PendingBlock& p);
 

@@ -4,21 +4,21 @@
 
 namespace rz {
 
-static const void* in_own_type(const Weight& w) {
-    require(w.data, "a weight that was gathered in fp8, for a product that is not");
-    return w.data;
+static const void* in_own_type(const Operand& x) {
+    require(x.data, "a tensor that there is as fp8 codes only, for a product that is not in fp8");
+    return x.data;
 }
 
-void linear(Stream& s, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType t,
+void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType t,
             const Fp8Linear* fp8) {
     linear(s, y, x, w, N, in, out, t, t, fp8);
 }
 
-void linear(Stream& s, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType t,
+void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType t,
             DType y_dtype, const Fp8Linear* fp8) {
     if (fp8) return fp8->forward(s, y, x, w, N, in, out, t, y_dtype);
     gemm(s, {.c = y,
-             .a = x,
+             .a = in_own_type(x),
              .b = in_own_type(w),
              .M = N,
              .N = out,
@@ -28,23 +28,30 @@ void linear(Stream& s, void* y, const void* x, const Weight& w, int64_t N, int64
              .c_dtype = y_dtype});
 }
 
-void linear_backward_input(Stream& s, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out,
+void linear_backward_input(Stream& s, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,
                            DType t, const Fp8Linear* fp8) {
     linear_backward_input(s, dx, dy, w, N, in, out, t, t, fp8);
 }
 
-void linear_backward_input(Stream& s, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out,
+void linear_backward_input(Stream& s, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,
                            DType t, DType dx_dtype, const Fp8Linear* fp8) {
     if (fp8) return fp8->backward_input(s, dx, dy, w, N, in, out, t, dx_dtype);
-    gemm(s, {.c = dx, .a = dy, .b = in_own_type(w), .M = N, .N = in, .K = out, .dtype = t, .c_dtype = dx_dtype});
+    gemm(s, {.c = dx,
+             .a = in_own_type(dy),
+             .b = in_own_type(w),
+             .M = N,
+             .N = in,
+             .K = out,
+             .dtype = t,
+             .c_dtype = dx_dtype});
 }
 
-void linear_backward_weight(Stream& s, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out,
-                            DType t, DType grad_dtype, const Fp8Linear* fp8) {
+void linear_backward_weight(Stream& s, void* dw, const Operand& dy, const Operand& x, int64_t N, int64_t in,
+                            int64_t out, DType t, DType grad_dtype, const Fp8Linear* fp8) {
     if (fp8) return fp8->backward_weight(s, dw, dy, x, N, in, out, t, grad_dtype);
     gemm(s, {.c = dw,
-             .a = dy,
-             .b = x,
+             .a = in_own_type(dy),
+             .b = in_own_type(x),
              .M = out,
              .N = in,
              .K = N,

@@ -70,155 +70,132 @@ Fp8Linear::Fp8Linear(Device device, Fp8Recipe recipe, int64_t largest_operand)
           Buffer(device, scale_bytes(recipe, largest_operand), MemKind::workspace,
                  "fp8 scales of the second operand")} {}
 
-Fp8Linear::Operand Fp8Linear::quantised(Stream& s, Side side, const void* x, int64_t rows, int64_t columns, Fp8 type,
-                                        bool transposed, DType dtype) const {
-    const Buffer& memory = codes_[int(side)];
-    require(rows * columns <= memory.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
-            (long long)columns, (long long)memory.bytes());
-    uint8_t* codes = memory.as<uint8_t>();
-    Fp8Scale* scale = scales_[int(side)].as<Fp8Scale>();
-    s.zero(scale, sizeof *scale);
-    abs_max(s, {.scale = scale, .x = x, .n = rows * columns, .dtype = dtype});
-    quantise(s, {.y = transposed ? nullptr : codes,
-                 .y_t = transposed ? codes : nullptr,
+Fp8Linear::Coded Fp8Linear::coded(Stream& s, int memory, const Side& side, DType dtype) const {
+    const Operand& x = side.x;
+    const int64_t rows = side.rows, columns = side.columns;
+    const Buffer &room = codes_[memory], &scales = scales_[memory];
+    require(rows * columns <= room.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
+            (long long)columns, (long long)room.bytes());
+    require(x.codes ? one_scale() && side.type == Fp8::e4m3 : x.data != nullptr,
+            "fp8 linear layer: an operand whose codes this product does not take");
+    if (x.codes && !side.transposed) return {x.codes, x.scale};
+    uint8_t* codes = room.as<uint8_t>();
+    uint8_t *y = side.transposed ? nullptr : codes, *y_t = side.transposed ? codes : nullptr;
+    if (x.codes) {
+        transpose8(s, {.y = codes, .x = x.codes, .rows = rows, .columns = columns});
+        return {codes, x.scale};
+    }
+    const auto tiles = [&](auto how, auto* of_tiles) {
+        how.y = y, how.y_t = y_t, how.x = x.data, how.rows = rows, how.columns = columns, how.dtype = dtype;
+        (side.transposed ? how.scales_t : how.scales) = of_tiles;
+        return how;
+    };
+    switch (recipe_) {
+        case Fp8Recipe::mx:
+            quantise_mx(s, tiles(QuantiseMx{}, scales.as<uint8_t>()));
+            return {codes, scales.data()};
+        case Fp8Recipe::block: {
+            QuantiseBlocks how = tiles(QuantiseBlocks{}, scales.as<float>());
+            how.tiles = side.tiles;
+            quantise_blocks(s, how);
+            return {codes, scales.data()};
+        }
+        case Fp8Recipe::none:
+        case Fp8Recipe::tensor:
+            break;
+    }
+    Fp8Scale* scale = x.measured ? x.measured : scales.as<Fp8Scale>();
+    if (!x.measured) {
+        s.zero(scale, sizeof *scale);
+        abs_max(s, {.scale = scale, .x = x.data, .n = rows * columns, .dtype = dtype});
+    }
+    quantise(s, {.y = y,
+                 .y_t = y_t,
                  .scale = scale,
-                 .x = x,
+                 .x = x.data,
                  .rows = rows,
                  .columns = columns,
-                 .type = type,
+                 .type = side.type,
                  .dtype = dtype});
     return {codes, scale};
 }
 
-Fp8Linear::Operand Fp8Linear::transposed(Stream& s, const Weight& w, int64_t out, int64_t in) const {
-    uint8_t* codes = codes_[int(Side::second)].as<uint8_t>();
-    transpose8(s, {.y = codes, .x = w.codes, .rows = out, .columns = in});
-    return {codes, w.scale};
-}
-
-// x (rows, columns), or its transpose, as codes and scales of tiles
-Fp8Linear::Tiled Fp8Linear::tiled(Stream& s, Side side, const void* x, int64_t rows, int64_t columns, Fp8Tiles tiles,
-                                  bool transposed, DType dtype) const {
-    uint8_t* codes = codes_[int(side)].as<uint8_t>();
-    require(rows * columns <= codes_[int(side)].bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld",
-            (long long)rows, (long long)columns, (long long)codes_[int(side)].bytes());
-    if (recipe_ == Fp8Recipe::mx) {
-        uint8_t* scales = scales_[int(side)].as<uint8_t>();
-        quantise_mx(s, {.y = transposed ? nullptr : codes,
-                        .scales = transposed ? nullptr : scales,
-                        .y_t = transposed ? codes : nullptr,
-                        .scales_t = transposed ? scales : nullptr,
-                        .x = x,
-                        .rows = rows,
-                        .columns = columns,
-                        .dtype = dtype});
-        return {codes, scales};
+void Fp8Linear::multiply(Stream& s, const Product& p) const {
+    const Coded a = coded(s, 0, p.a, p.dtype), b = coded(s, 1, p.b, p.dtype);
+    const auto run = [&](auto g, auto enqueue) {
+        g.c = p.c, g.a = a.codes, g.b = b.codes, g.M = p.M, g.N = p.N, g.K = p.K;
+        g.beta = p.beta, g.c_dtype = p.c_dtype, g.what = p.what;
+        enqueue(g);
+    };
+    switch (recipe_) {
+        case Fp8Recipe::mx:
+            return run(Fp8MxGemm{}, [&](Fp8MxGemm& g) {
+                g.a_scales = static_cast<const uint8_t*>(a.scales);
+                g.b_scales = static_cast<const uint8_t*>(b.scales);
+                fp8_mx_gemm(s, g);
+            });
+        case Fp8Recipe::block:
+            return run(Fp8BlockGemm{}, [&](Fp8BlockGemm& g) {
+                g.a_scales = static_cast<const float*>(a.scales);
+                g.b_scales = static_cast<const float*>(b.scales);
+                g.b_tiles = p.b.tiles;
+                fp8_block_gemm(s, g);
+            });
+        case Fp8Recipe::none:
+        case Fp8Recipe::tensor:
+            break;
     }
-    float* scales = scales_[int(side)].as<float>();
-    quantise_blocks(s, {.y = transposed ? nullptr : codes,
-                        .scales = transposed ? nullptr : scales,
-                        .y_t = transposed ? codes : nullptr,
-                        .scales_t = transposed ? scales : nullptr,
-                        .x = x,
-                        .rows = rows,
-                        .columns = columns,
-                        .tiles = tiles,
-                        .dtype = dtype});
-    return {codes, scales};
+    run(Fp8Gemm{}, [&](Fp8Gemm& g) {
+        g.a_scale = static_cast<const Fp8Scale*>(a.scales);
+        g.b_scale = static_cast<const Fp8Scale*>(b.scales);
+        g.a_type = p.a.type, g.b_type = p.b.type, g.fast_accumulation = p.fast;
+        fp8_gemm(s, g);
+    });
 }
 
-void Fp8Linear::product(Stream& s, void* c, const Tiled& a, const Tiled& b, Fp8Tiles b_tiles, int64_t M, int64_t N,
-                        int64_t K, float beta, DType c_dtype, const char* what) const {
-    if (recipe_ == Fp8Recipe::mx)
-        return fp8_mx_gemm(s, {.c = c,
-                               .a = a.codes,
-                               .b = b.codes,
-                               .a_scales = static_cast<const uint8_t*>(a.scales),
-                               .b_scales = static_cast<const uint8_t*>(b.scales),
-                               .M = M,
-                               .N = N,
-                               .K = K,
-                               .beta = beta,
-                               .c_dtype = c_dtype,
-                               .what = what});
-    fp8_block_gemm(s, {.c = c,
-                       .a = a.codes,
-                       .b = b.codes,
-                       .a_scales = static_cast<const float*>(a.scales),
-                       .b_scales = static_cast<const float*>(b.scales),
-                       .M = M,
-                       .N = N,
-                       .K = K,
-                       .beta = beta,
-                       .b_tiles = b_tiles,
-                       .c_dtype = c_dtype,
-                       .what = what});
-}
-
-void Fp8Linear::forward(Stream& s, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType t,
-                        DType y_dtype) const {
-    if (tiles())
-        return product(s, y, tiled(s, Side::first, x, N, in, Fp8Tiles::rows, false, t),
-                       tiled(s, Side::second, w.data, out, in, Fp8Tiles::squares, false, t), Fp8Tiles::squares, N, out,
-                       in, 0, y_dtype, "Fp8 tiles y = x W^T");
-    const Operand a = quantised(s, Side::first, x, N, in, Fp8::e4m3, false, t);
-    const Operand b =
-        w.codes ? Operand{w.codes, w.scale} : quantised(s, Side::second, w.data, out, in, Fp8::e4m3, false, t);
-    fp8_gemm(s, {.c = y,
-                 .a = a.codes,
-                 .b = b.codes,
-                 .a_scale = a.scale,
-                 .b_scale = b.scale,
+void Fp8Linear::forward(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out,
+                        DType t, DType y_dtype) const {
+    multiply(s, {.what = "Fp8Gemm y = x W^T",
+                 .c = y,
+                 .a = {x, N, in, false, Fp8::e4m3, Fp8Tiles::rows},
+                 .b = {w, out, in, false, Fp8::e4m3, Fp8Tiles::squares},
                  .M = N,
                  .N = out,
                  .K = in,
+                 .beta = 0,
+                 .dtype = t,
                  .c_dtype = y_dtype,
-                 .fast_accumulation = true,
-                 .what = "Fp8Gemm y = x W^T"});
+                 .fast = true});
 }
 
-void Fp8Linear::backward_input(Stream& s, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out,
-                               DType t, DType dx_dtype) const {
-    if (tiles())
-        return product(s, dx, tiled(s, Side::first, dy, N, out, Fp8Tiles::rows, false, t),
-                       tiled(s, Side::second, w.data, out, in, Fp8Tiles::squares, true, t), Fp8Tiles::squares, N, in,
-                       out, 0, dx_dtype, "Fp8 tiles dx = dy W");
-    const Operand a = quantised(s, Side::first, dy, N, out, Fp8::e5m2, false, t);
-    const Operand b =
-        w.codes ? transposed(s, w, out, in) : quantised(s, Side::second, w.data, out, in, Fp8::e4m3, true, t);
-    fp8_gemm(s, {.c = dx,
-                 .a = a.codes,
-                 .b = b.codes,
-                 .a_scale = a.scale,
-                 .b_scale = b.scale,
+void Fp8Linear::backward_input(Stream& s, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in,
+                               int64_t out, DType t, DType dx_dtype) const {
+    multiply(s, {.what = "Fp8Gemm dx = dy W",
+                 .c = dx,
+                 .a = {dy, N, out, false, Fp8::e5m2, Fp8Tiles::rows},
+                 .b = {w, out, in, true, Fp8::e4m3, Fp8Tiles::squares},
                  .M = N,
                  .N = in,
                  .K = out,
-                 .a_type = Fp8::e5m2,
+                 .beta = 0,
+                 .dtype = t,
                  .c_dtype = dx_dtype,
-                 .what = "Fp8Gemm dx = dy W"});
+                 .fast = false});
 }
 
-void Fp8Linear::backward_weight(Stream& s, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out,
-                                DType t, DType grad_dtype) const {
-    if (tiles())
-        return product(s, dw, tiled(s, Side::first, dy, N, out, Fp8Tiles::rows, true, t),
-                       tiled(s, Side::second, x, N, in, Fp8Tiles::rows, true, t), Fp8Tiles::rows, out, in, N, 1,
-                       grad_dtype, "Fp8 tiles dW = dy^T x");
-    const Operand a = quantised(s, Side::first, dy, N, out, Fp8::e5m2, true, t);
-    const Operand b = quantised(s, Side::second, x, N, in, Fp8::e4m3, true, t);
-    fp8_gemm(s, {.c = dw,
-                 .a = a.codes,
-                 .b = b.codes,
-                 .a_scale = a.scale,
-                 .b_scale = b.scale,
+void Fp8Linear::backward_weight(Stream& s, void* dw, const Operand& dy, const Operand& x, int64_t N, int64_t in,
+                                int64_t out, DType t, DType grad_dtype) const {
+    multiply(s, {.what = "Fp8Gemm dW = dy^T x",
+                 .c = dw,
+                 .a = {dy, N, out, true, Fp8::e5m2, Fp8Tiles::rows},
+                 .b = {x, N, in, true, Fp8::e4m3, Fp8Tiles::rows},
                  .M = out,
                  .N = in,
                  .K = N,
                  .beta = 1,
-                 .a_type = Fp8::e5m2,
+                 .dtype = t,
                  .c_dtype = grad_dtype,
-                 .what = "Fp8Gemm dW = dy^T x"});
+                 .fast = false});
 }
 
 }  // namespace rz

@@ -1,7 +1,8 @@
 #pragma once
 // The three products of a linear layer in fp8 (linear.h has them in the types of the tensors). Operands are quantised
 // where they are used, each with one scale of its own (current scaling): what two products read is quantised twice, to
-// the same codes, so recomputation, accumulation and a backward pass in two halves change no bit.
+// the same codes, so recomputation, accumulation and a backward pass in two halves change no bit. Where an operand's
+// producer has found its magnitude, or it was quantised before, the scale and the codes are those.
 //
 //   y  = x w^T      x, w     e4m3            fast accumulation
 //   dx = dy w       dy       e5m2, w e4m3
@@ -45,14 +46,20 @@ void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t token
 // Codes of the largest operand of a block's layers.
 int64_t fp8_largest_operand(const ModelConfig&, int64_t tokens);
 
-// A weight (out, in) as it lies in memory: in the tensors' type, or gathered in fp8 already.
-struct Weight {
+// What a product reads, as it lies in memory: in the tensors' type, or as e4m3 codes (a weight that was gathered so, an
+// activation that is kept so).
+struct Operand {
     const void* data = nullptr;
-    const uint8_t* codes = nullptr;  // e4m3
-    const Fp8Scale* scale = nullptr;
+    Fp8Scale* measured = nullptr;  // with data: has its magnitude, if anybody found it; its inverse is written
+    const uint8_t* codes = nullptr;
+    const Fp8Scale* scale = nullptr;  // of the codes
 
-    Weight(const void* data) : data(data) {}
-    Weight(const uint8_t* codes, const Fp8Scale* scale) : codes(codes), scale(scale) {}
+    Operand(const void* data, Fp8Scale* measured = nullptr) : data(data), measured(measured) {}
+    static Operand coded(const uint8_t* codes, const Fp8Scale* scale) {
+        Operand x(nullptr);
+        x.codes = codes, x.scale = scale;
+        return x;
+    }
 };
 
 // Memory for codes and scales, used by one layer after the other on one stream.
@@ -62,34 +69,41 @@ class Fp8Linear {
     Fp8Linear(Device device, Fp8Recipe recipe, int64_t largest_operand);
 
     // As linear(), linear_backward_input() and linear_backward_weight().
-    void forward(Stream&, void* y, const void* x, const Weight& w, int64_t N, int64_t in, int64_t out, DType,
+    void forward(Stream&, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType,
                  DType y_dtype) const;
-    void backward_input(Stream&, void* dx, const void* dy, const Weight& w, int64_t N, int64_t in, int64_t out, DType,
-                        DType dx_dtype) const;
-    void backward_weight(Stream&, void* dw, const void* dy, const void* x, int64_t N, int64_t in, int64_t out, DType,
-                         DType grad_dtype) const;
+    void backward_input(Stream&, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,
+                        DType, DType dx_dtype) const;
+    void backward_weight(Stream&, void* dw, const Operand& dy, const Operand& x, int64_t N, int64_t in, int64_t out,
+                         DType, DType grad_dtype) const;
+
+    // Whether an operand has one scale: then its magnitude is worth finding where it is produced, and codes of x serve
+    // both products that read it.
+    bool one_scale() const { return recipe_ == Fp8Recipe::tensor; }
 
    private:
-    struct Operand {
-        const uint8_t* codes;
-        const Fp8Scale* scale;
+    // An operand as the product reads it: x (rows, columns), or its transpose, as codes and scales.
+    struct Side {
+        Operand x;
+        int64_t rows, columns;
+        bool transposed;
+        Fp8 type;        // with one scale; tiles are e4m3
+        Fp8Tiles tiles;  // of block
     };
-    enum class Side { first, second };
-    // x (rows, columns), or its transpose, as codes
-    Operand quantised(Stream&, Side, const void* x, int64_t rows, int64_t columns, Fp8 type, bool transposed,
-                      DType) const;
-
-    Operand transposed(Stream&, const Weight& w, int64_t out, int64_t in) const;
-
-    struct Tiled {
+    struct Coded {
         const uint8_t* codes;
         const void* scales;
     };
-    bool tiles() const { return recipe_ != Fp8Recipe::tensor; }
-    Tiled tiled(Stream&, Side, const void* x, int64_t rows, int64_t columns, Fp8Tiles tiles, bool transposed,
-                DType) const;
-    void product(Stream&, void* c, const Tiled& a, const Tiled& b, Fp8Tiles b_tiles, int64_t M, int64_t N, int64_t K,
-                 float beta, DType c_dtype, const char* what) const;
+    struct Product {
+        const char* what;
+        void* c;
+        Side a, b;
+        int64_t M, N, K;
+        float beta;
+        DType dtype, c_dtype;
+        bool fast;
+    };
+    Coded coded(Stream&, int memory, const Side&, DType) const;
+    void multiply(Stream&, const Product&) const;
 
     Fp8Recipe recipe_;
     Buffer codes_[2], scales_[2];

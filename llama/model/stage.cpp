@@ -145,12 +145,15 @@ void Stage::add_slot(int number) {
     const ModelConfig& c = config_;
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     const std::string of_slot = number > 0 ? format(", slot %d", number) : "";
+    const Fp8Options& fp8 = options_.fp8;
+    const bool slots = fp8.recipe == Fp8Recipe::tensor && !options_.tp;
     const bool share = options_.recompute == Recompute::block, share_gate_up = options_.recompute != Recompute::none;
     Slot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
         BlockActivations a;
-        auto act = [&](const char* name, int64_t rows, int64_t columns) {
-            return take(rows, columns, e, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot);
+        auto act = [&](const char* name, int64_t rows, int64_t columns, int64_t element) {
+            return take(rows, columns, element, MemKind::activations,
+                        format("%s of block %d", name, unit - 1) + of_slot);
         };
         auto row = [&](const char* name, int64_t rows, int64_t columns) {
             return static_cast<float*>(
@@ -161,17 +164,19 @@ void Stage::add_slot(int number) {
         const BlockActivations shared = first ? a : (slots_.empty() ? slot : slots_.front()).blocks.front();
         if (share && !first) a = shared;
         const bool away = offload_ && offload_->covers(unit - first_block());
-        a.resid = away ? offload_->place(unit - first_block()) : act("residual", R, c.dim);
+        a.resid = away ? offload_->place(unit - first_block()) : act("residual", R, c.dim, e);
         if (!share || first) {
-            a.h1 = act("attention norm", R, c.dim);
+            const bool codes = slots && !share && fp8.covers(unit - 1, c.layers);  // shared, it serves any block
+            a.h1 = act("attention norm", R, c.dim, codes ? 1 : e);
             a.rstd1 = row("attention rstd", R, 1);
-            a.qkv = act("qkv", N, part_.qkv_rows());
-            a.o = act("attention output", N, part_.q_rows());
+            a.qkv = act("qkv", N, part_.qkv_rows(), e);
+            a.o = act("attention output", N, part_.q_rows(), e);
             a.lse = row("attention lse", N, part_.heads);
-            a.mid = act("middle residual", R, c.dim);
-            a.h2 = act("ffn norm", R, c.dim);
+            a.mid = act("middle residual", R, c.dim, e);
+            a.h2 = act("ffn norm", R, c.dim, codes ? 1 : e);
             a.rstd2 = row("ffn rstd", R, 1);
-            a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", N, 2 * part_.ffn);
+            a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", N, 2 * part_.ffn, e);
+            if (slots) a.scales = static_cast<Fp8Scale*>(act("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
         }
         slot.blocks.push_back(a);
     }
@@ -192,16 +197,19 @@ void Stage::add_weight_slot(int number) {
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     WeightSlot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
-        auto pending = [&](const char* name, int64_t rows, int64_t columns) {
-            return take(rows, columns, e, MemKind::activations,
+        const bool slots = options_.fp8.recipe == Fp8Recipe::tensor && !options_.tp;
+        const bool codes = slots && options_.fp8.covers(unit - 1, c.layers);
+        auto bytes = [&](const char* name, int64_t rows, int64_t columns, int64_t element) {
+            return take(rows, columns, element, MemKind::activations,
                         format("%s of block %d, weight slot %d", name, unit - 1, number));
         };
+        auto pending = [&](const char* name, int64_t rows, int64_t columns) { return bytes(name, rows, columns, e); };
         auto sum = [&](const char* name) {
             return static_cast<float*>(take(1, c.dim, 4, MemKind::activations,
                                             format("%s of block %d, weight slot %d", name, unit - 1, number)));
         };
-        slot.blocks.push_back({.h1 = pending("attention norm", R, c.dim),
-                               .h2 = pending("ffn norm", R, c.dim),
+        slot.blocks.push_back({.h1 = bytes("attention norm", R, c.dim, codes ? 1 : e),
+                               .h2 = bytes("ffn norm", R, c.dim, codes ? 1 : e),
                                .o = pending("attention output", N, part_.q_rows()),
                                .gate_up = pending("gate and up gradient", N, 2 * part_.ffn),
                                .act = pending("swiglu output", N, part_.ffn),
@@ -210,6 +218,8 @@ void Stage::add_weight_slot(int number) {
                                .dmid = pending("middle gradient", R, c.dim),
                                .dw_norm1 = sum("attention norm's weight gradient"),
                                .dw_norm2 = sum("ffn norm's weight gradient")});
+        if (slots)
+            slot.blocks.back().scales = static_cast<Fp8Scale*>(bytes("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
     }
     if (has_embedding())
         slot.embedding_gradient =

@@ -31,6 +31,7 @@ static OrderedJson own_facts(const Process& process, const RankPlaces& places, D
     facts["steps"] = steps;
     facts["bytes_sent"] = bytes_sent;
     facts["memory_peak"] = std::move(peak);
+    facts["host_memory_peak"] = device.is_cuda() ? ledger.peak(DeviceKind::cpu) : 0;
     facts["memory_reserved"] = reserved_bytes(device);
     return facts;
 }

@@ -1,5 +1,12 @@
 // fp8 products: cuBLASLt (its stand-in, in the emulator, which refuses what the library does) against the CPU op.
 #include "kernels/fp8/fp8_gemm.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/context.h"
 #include "test/kernels/capability.h"
 #include "test/kernels/kernel_test.h"
 
@@ -70,6 +77,35 @@ TEST(Fp8Gemm, FastAccumulationLosesBitsAndIsOffUnlessAskedFor) {
     };
     EXPECT_LT(worst(false), 8 * 4 * 0.75 * 512 * 0x1p-24);
     EXPECT_GT(worst(true), worst(false));
+}
+
+// --gemm-tune and its cache file are for products in fp8 too: another type, scale or flag is another line.
+TEST(Fp8Gemm, AlgorithmsAreMeasuredWrittenAndRead) {
+    if (!device_has_products()) GTEST_SKIP() << "no CUDA device with fp8 products (8.9)";
+    const std::string path = testing::TempDir() + "/ringzero_fp8_tuning_" + std::to_string(getpid());
+    std::filesystem::remove(path);
+    const auto check = [&](const Case& c, bool fast, bool measure, int64_t measured, int64_t read) {
+        RankContext context;
+        gemm_tuning(context) = {.measure = measure, .cache_file = path};
+        if (fast)  // whose sums are cut off
+            run_on(Device{DeviceKind::cuda, 0, &context}, product(c, true));
+        else
+            compare_on_devices(product(c), {{"c", {ulp(c.c_dtype), 8 * 4 * 0.75 * double(c.K) * 0x1p-24}}}, &context);
+        EXPECT_EQ(gemm_tuning(context).measured, measured);
+        EXPECT_EQ(gemm_tuning(context).read, read);
+    };
+    const Case plain{32, 64, 80, Fp8::e4m3, Fp8::e4m3, 0, DType::f32};
+    Case gradient = plain;
+    gradient.a_type = Fp8::e5m2;
+    check(plain, false, true, 1, 0);
+    check(plain, false, false, 0, 1);
+    check(gradient, false, false, 0, 0);
+    check(plain, true, false, 0, 0);
+    check(gradient, false, true, 1, 0);
+    check(gradient, false, false, 0, 1);
+    std::filesystem::remove(path);
+    std::filesystem::remove(path + ".turn");
+    std::filesystem::remove(path + ".lock");
 }
 
 // What quantise leaves where the tensor was not finite.

@@ -297,15 +297,36 @@ TEST(Fp8Training, TheFourLayersOfCoveredBlocksAreInFp8AndTheHeadIsNot) {
         core.model.train(batch, 1);
         core.model.evaluate(batch);
         core.compute.set_op_timer(nullptr);
-        int64_t fp8 = 0, plain = 0;
+        int64_t fp8 = 0, plain = 0, measured = 0, transposed = 0;
         for (const auto& [name, total] : timer.take()) {
+            if (name == "AbsMax") measured += total.calls;
+            if (name == "Transpose8") transposed += total.calls;
             if (name.rfind("Fp8Gemm ", 0) == 0) fp8 += total.calls;
             if (name.rfind("Gemm ", 0) == 0) plain += total.calls;
         }
         const int64_t covered = 3 - first - last;
         EXPECT_EQ(fp8, covered * (12 + 4));
         EXPECT_EQ(plain, (3 - covered) * (12 + 4) + 3 + 1);
+        // Producers find the magnitudes of what they write: left are weights, by pass, and two gradients.
+        EXPECT_EQ(measured, covered * (4 + 4 + 2 + 4));
+        EXPECT_EQ(transposed, covered * 2) << "codes of both norms, for the weights' gradients";
     }
+}
+
+// Of a block's activations the two norms are kept as codes: one byte instead of two, and 16 bytes for each scale.
+TEST(Fp8Training, NormsAreKeptAsCodes) {
+    const auto activations = [](Fp8Options fp8) {
+        RankContext context;
+        const Device device{DeviceKind::cpu, 0, &context};
+        Mesh mesh(device, {});
+        const TrainingCore core(
+            zero_case::toy16(false),
+            {.zero = {.param_dtype = DType::bf16}, .adamw = {}, .stage = {.B = 1, .T = 16, .fp8 = fp8}}, device, mesh);
+        return context.memory.now(DeviceKind::cpu, MemKind::activations);
+    };
+    const int64_t plain = activations({}), norms = 2 * 16 * zero_case::toy16(false).dim, slots = 16 * kBlockScales;
+    EXPECT_EQ(activations({Fp8Recipe::tensor}), plain + 3 * (slots - norms));
+    EXPECT_EQ(activations({Fp8Recipe::tensor, 1, 0}), plain + 3 * slots - 2 * norms);
 }
 
 TEST(Fp8Training, RefusalsNameTheNearestValue) {

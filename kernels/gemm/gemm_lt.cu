@@ -1,0 +1,172 @@
+#include "kernels/gemm/gemm_lt.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/gemm_tuning.h"
+#include "kernels/cuda/gpu.cuh"
+#include "kernels/runtime/context.h"
+#include "kernels/runtime/cuda_check.h"
+#include "kernels/runtime/memory.h"
+
+namespace rz {
+namespace {
+
+constexpr int kSuggestions = 24;  // that are timed, where measuring is asked for
+constexpr int kTimings = 3;       // of each; the middle one counts
+
+struct Suggestions {
+    int count = 0;
+    cublasLtMatmulHeuristicResult_t found[kSuggestions];  // (in a std::vector, its unnamed struct crashes nvcc 13.0)
+};
+
+// At most `wanted` of the library's suggestions, the most promising first.
+Suggestions suggestions(const LtProduct& p, const std::string& key, const LtSession& session, int wanted) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    check_lt(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+    const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, const auto& value) {
+        check_lt(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof(value)),
+                 "cublasLtMatmulPreferenceSetAttribute");
+    };
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, session.workspace_bytes);
+    // Partial sums of split-K stay in fp32: "in place" adds them up in C, in C's type.
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
+                 (p.c_dtype == DType::f32 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : CUBLASLT_REDUCTION_SCHEME_NONE)));
+    for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        set(which, p.alignment);
+    Suggestions result;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(session.handle, p.operation, p.first, p.second, p.result, p.result, &preference,
+                                       wanted, result.found, &result.count);
+    require(status == CUBLAS_STATUS_SUCCESS && result.count > 0 && result.found[0].state == CUBLAS_STATUS_SUCCESS,
+            "gemm: cuBLASLt has no algorithm for %s: %s; use other sizes, strides or dtypes", key.c_str(),
+            cublasLtGetStatusString(status));
+    return result;
+}
+
+cublasStatus_t enqueue(const LtProduct& p, void* c, const LtSession& session, const cublasLtMatmulAlgo_t& algorithm,
+                       Stream& stream) {
+    return cublasLtMatmul(session.handle, p.operation, &p.alpha, p.first_data, p.first, p.second_data, p.second,
+                          &p.beta, c, p.result, c, p.result, &algorithm, session.workspace, session.workspace_bytes,
+                          stream.cuda());
+}
+
+// Times every suggestion on the caller's operands, with another C and with the L2 cache refilled before each run, as it
+// is in a training step. Returns false where there is no memory for that, the stream is being captured, or none ran.
+bool measure_fastest(const LtProduct& p, const std::string& key, const LtSession& session, Stream& on,
+                     cublasLtMatmulAlgo_t* fastest, float* microseconds) {
+    const CudaStream stream = on.cuda();
+    cudaStreamCaptureStatus capture;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
+    const Device device = on.device();
+    int l2 = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device.index));
+    const int64_t flush_bytes = 2 * int64_t(l2) + 256;
+    if (capture != cudaStreamCaptureStatusNone || device.free_bytes() < p.c_bytes + flush_bytes + (int64_t(256) << 20))
+        return false;
+    const Buffer c(device, p.c_bytes, MemKind::workspace, "C of a timed product");
+    const Buffer flush(device, flush_bytes, MemKind::workspace, "what fills the L2 cache before a timed product");
+    CUDA_CHECK(cudaMemsetAsync(c.data(), 0, size_t(p.c_bytes), stream));
+    cudaEvent_t start, stop;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    float best = INFINITY;
+    const Suggestions candidates = suggestions(p, key, session, kSuggestions);
+    for (int i = 0; i < candidates.count; ++i) {
+        if (candidates.found[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        const cublasLtMatmulAlgo_t& algorithm = candidates.found[i].algo;
+        float times[kTimings];
+        if (enqueue(p, c.data(), session, algorithm, on) != CUBLAS_STATUS_SUCCESS) {
+            cudaGetLastError();  // a suggestion may turn out to be refused
+            continue;
+        }
+        for (float& ms : times) {
+            CUDA_CHECK(cudaMemsetAsync(flush.data(), 1, size_t(flush_bytes), stream));
+            CUDA_CHECK(cudaEventRecord(start, stream));
+            check_lt(enqueue(p, c.data(), session, algorithm, on), "a timed product");
+            CUDA_CHECK(cudaEventRecord(stop, stream));
+            CUDA_CHECK(cudaEventSynchronize(stop));
+            CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+        }
+        std::sort(times, times + kTimings);
+        if (times[kTimings / 2] >= best) continue;
+        best = times[kTimings / 2];
+        *fastest = algorithm;
+    }
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    *microseconds = best * 1000;
+    return best < INFINITY;
+}
+
+// What the cache file knows the choice by.
+std::string cache_key(const std::string& key, Stream& stream) {
+    return Device{DeviceKind::cuda, stream.device().index}.name() + ", " + gemm_library_cuda() + "\t" + key;
+}
+
+// The first choice for this product that the library still accepts.
+bool read_choice(const GemmTuning& tuning, const LtProduct& p, const std::string& key, const LtSession& session,
+                 Stream& stream, cublasLtMatmulAlgo_t* chosen) {
+    if (tuning.cache_file.empty()) return false;
+    for (const GemmChoice& choice : read_gemm_cache(tuning.cache_file, cache_key(key, stream), sizeof *chosen)) {
+        cublasLtMatmulAlgo_t algorithm;
+        cublasLtMatmulHeuristicResult_t result{};
+        std::memcpy(&algorithm, choice.data(), sizeof algorithm);
+        if (cublasLtMatmulAlgoCheck(session.handle, p.operation, p.first, p.second, p.result, p.result, &algorithm,
+                                    &result) != CUBLAS_STATUS_SUCCESS ||
+            result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > session.workspace_bytes)
+            continue;
+        *chosen = algorithm;
+        return true;
+    }
+    return false;
+}
+
+void write_choice(const GemmTuning& tuning, const std::string& key, Stream& stream,
+                  const cublasLtMatmulAlgo_t& algorithm, float microseconds) {
+    GemmChoice choice(sizeof algorithm);
+    std::memcpy(choice.data(), &algorithm, sizeof algorithm);
+    write_gemm_cache(tuning.cache_file, cache_key(key, stream), choice, double(microseconds));
+}
+
+}  // namespace
+
+cublasLtMatmulAlgo_t choose_algorithm(const LtProduct& p, const std::string& key, const LtSession& session,
+                                      Stream& stream) {
+    GemmTuning& tuning = gemm_tuning(stream.context());
+    cublasLtMatmulAlgo_t algorithm;
+    float microseconds = 0;
+    if (read_choice(tuning, p, key, session, stream, &algorithm)) {
+        ++tuning.read;
+        return algorithm;
+    }
+    if (tuning.measure) {
+        const GemmTuningTurn turn(tuning.cache_file);  // who waited finds the choice in the file
+        if (read_choice(tuning, p, key, session, stream, &algorithm)) {
+            ++tuning.read;
+            return algorithm;
+        }
+        if (measure_fastest(p, key, session, stream, &algorithm, &microseconds)) {
+            ++tuning.measured;
+            if (!tuning.cache_file.empty()) write_choice(tuning, key, stream, algorithm, microseconds);
+            return algorithm;
+        }
+    }
+    return suggestions(p, key, session, 1).found[0].algo;
+}
+
+void multiply(const LtProduct& p, const LtSession& session, const cublasLtMatmulAlgo_t& algorithm, Stream& stream) {
+    check_lt(enqueue(p, p.c, session, algorithm, stream), "cublasLtMatmul");
+}
+
+uint32_t common_alignment(const void* a, const void* b, const void* c) {
+    const uintptr_t bits =
+        reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(c) | 256;
+    return uint32_t(bits & ~(bits - 1));
+}
+
+}  // namespace rz
