@@ -141,10 +141,11 @@ $(OBJ)/%.o: %.cpp Makefile
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
 
+# A header of what includes it, the compiler thinks: so it warns of unnamed namespaces.
 $(OBJ)/parts/%.o: $(BUILD)/parts/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(say)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
+	$(Q)$(CXX) $(BASE_CXXFLAGS) -Wno-subobject-linkage $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
 
 $(OBJ)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -202,7 +203,7 @@ $(TSAN)/%.o: %.cpp
 $(TSAN)/parts/%.o: $(BUILD)/parts/%.cpp
 	@mkdir -p $(@D)
 	$(say)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
+	$(Q)$(CXX) $(BASE_CXXFLAGS) -Wno-subobject-linkage -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
 $(TSAN)/libringzero.a: $(call objects_of,$(TSAN),$(TSAN_ROOMS)) $(TSAN)/llama/train/core.o
 	@rm -f $@; ar rcs $@ $^
 $(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a

@@ -116,11 +116,11 @@ void Watch::share(const std::string& directory) {
     courier_ = std::make_shared<Courier>();
     courier_->own = options_.directory, courier_->shared = directory;
     courier_->rank = options_.rank, courier_->size = options_.size;
-    options_.grace_s *= 3;  // two couriers' rounds and a network file system
+    grace_s_ = 3 * options_.grace_s;  // two couriers' rounds and a network file system
     std::thread([c = courier_] { Courier::run(c); }).detach();
 }
 
-Watch::Watch(Options options) : options_(std::move(options)) {
+Watch::Watch(Options options) : options_(std::move(options)), grace_s_(options_.grace_s) {
     if (!options_.directory.empty()) {
         const std::string path = page_path(options_.rank);
         const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -358,7 +358,7 @@ void Watch::expired(const std::string& waiting_for) {
     }
     if (report) append_report(mine);
     // The others notice the file within 0.1 s and report too. If the first one can't end the job, the rest do.
-    std::this_thread::sleep_for(std::chrono::duration<double>(first ? options_.grace_s : 2 * options_.grace_s + 1));
+    std::this_thread::sleep_for(std::chrono::duration<double>(first ? grace_s_.load() : 2 * grace_s_ + 1));
     if (first) {
         append_report(job_report());
         if (courier_) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it takes the table along
@@ -429,7 +429,7 @@ void Watch::guard() {
             since_beat.restart();
         }
         const double waited = since_beat.look();
-        if (waited > timeout_s() + 2 * options_.grace_s + 2) try {  // later than what the watchdog itself reports
+        if (waited > timeout_s() + 2 * grace_s_ + 2) try {  // later than what the watchdog itself reports
                 expired(format("the watchdog has not moved for %.1f s: it hangs in a call of CUDA or NCCL", waited));
             } catch (const std::exception&) {
                 since_beat.restart();

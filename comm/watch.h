@@ -146,6 +146,7 @@ class Watch {
     std::string page_path(int rank) const;
 
     Options options_;
+    std::atomic<double> grace_s_ = 1;  // share() makes it longer while the threads run
     mutable std::mutex mutex_;
     StatusPage* page_ = nullptr;
     bool mapped_ = false;

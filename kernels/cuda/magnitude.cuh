@@ -23,7 +23,8 @@ template <class T>
 __device__ __forceinline__ void warp_join(uint32_t* amax, uint32_t most) {
     most = warp_max_bits(most);
     if (threadIdx.x % 32 != 0 || most == 0) return;
-    atomicMax(amax, magnitude_bits(to_float(from_float<T>(__uint_as_float(most)))));
+    const uint32_t rounded = magnitude_bits(to_float(from_float<T>(__uint_as_float(most))));
+    atomicMax(amax, rounded);  // of unsigned integers, whose order is that of the magnitudes
 }
 // Of a one-dimensional block, with one atomic operation; `slots` as block_sum's.
 template <class T>

@@ -76,7 +76,9 @@ MadeData make_data(const std::string& data) {
     const std::string folder =
         std::filesystem::temp_directory_path().string() + format("/ringzero-made-data-%d", int(getuid()));
     make_folder(folder);
-    MadeData made{.train = folder + "/" + data + "_train_000000.bin", .val = folder + "/" + data + "_val_000000.bin"};
+    MadeData made;
+    made.train = folder + "/" + data + "_train_000000.bin";
+    made.val = folder + "/" + data + "_val_000000.bin";
     const Chain chain;
     uint64_t drawn = 0;
     for (const auto& [path, count] : {std::pair(made.train, kTrainTokens), {made.val, kValTokens}}) {

@@ -114,7 +114,8 @@ static std::string visible(std::string_view bytes) {
 }
 
 Tokenizer::Parts Tokenizer::parts() const {
-    Parts p{.byte_level = space_ == Space::kBytes, .names = {}, .kinds = {}, .scores = {}, .merges = {}};
+    Parts p;
+    p.byte_level = space_ == Space::kBytes;
     for (int32_t id = 0; id < vocab_size(); ++id) {
         const Token& token = tokens_[size_t(id)];
         size_t length = 0;

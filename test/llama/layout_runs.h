@@ -212,8 +212,12 @@ inline Outcome train(const Layout& how) {
         }
         if (statistics) {
             Process process(hub, rank);
-            const std::string json = statistics->report(how.steps - 1, process, 1, how.B * how.T * how.micro_batches);
-            if (rank == 0) out.statistics = json;
+            process.run([&] {
+                const std::string json =
+                    statistics->report(how.steps - 1, process, 1, how.B * how.T * how.micro_batches);
+                if (rank == 0) out.statistics = json;
+                return 0;
+            });
         }
         out.sent[size_t(rank)] = bytes_sent(mesh);
         const Traffic t = step_traffic(core);

@@ -40,7 +40,9 @@ struct Count {
     void add(const TrainOptions& o, const ModelConfig& config, int ranks, const std::string& how) {
         const std::string why = refusal(o, config, ranks);
         (why.empty() ? run : refused) += 1;
-        if (!why.empty()) EXPECT_NE(why.find("nearest"), std::string::npos) << how << ": " << why;
+        if (!why.empty()) {
+            EXPECT_NE(why.find("nearest"), std::string::npos) << how << ": " << why;
+        }
     }
 };
 

@@ -128,7 +128,7 @@ TEST(Statistics, DoNotDependOnTheLayout) {
     for (const int stage : {0, 1, 2, 3}) with("two ranks", [&](Layout& l) { l.dp = 2, l.zero = {.stage = stage}; });
     with("four ranks, sharded in pairs", [](Layout& l) { l.dp = 4, l.shard_size = 2, l.zero = {.stage = 3}; });
     with("tp 3", [](Layout& l) { l.tp = 3; });
-    with("tp 2, dp 2, ZeRO-3", [](Layout& l) { l.tp = 2, l.dp = 2, l.zero = {.stage = 3}; });
+    with("tp 3, dp 2, ZeRO-3", [](Layout& l) { l.tp = 3, l.dp = 2, l.zero = {.stage = 3}; });
     with("pp 2", [](Layout& l) { l.pp = 2, l.schedule = PipelineKind::f1b1; });
     with("pp 2, each stage on both ranks",
          [](Layout& l) { l.pp = 2, l.schedule = PipelineKind::dualpipe, l.B = 2, l.micro_batches = 4; });

@@ -52,7 +52,7 @@ check "stops half-way" train half "$mix" --batch 8 --steps 6 --val-every 0 --sav
 check "each batch read when it is needed" train needed "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0 --data-threads 0
 check "gives the same losses as batches read ahead" test "$(metrics needed "print([(r['loss'], r['data_hash']) for r in steps])")" = \
   "$(metrics micro "print([(r['loss'], r['data_hash']) for r in steps])")"
-export FAULT=data.read:*:*:sleep=0.02  # every sample, as on a slow file system
+export FAULT="data.read:*:*:sleep=0.02"  # every sample, as on a slow file system
 check "slow reads" train slow "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0 --data-threads 4
 check "give the same too" test "$(hashes slow)" = "$(hashes micro)"
 check "slow reads when they are needed" train slow0 "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0 --data-threads 0
