@@ -8,13 +8,13 @@ set -uo pipefail
 
 # Those that may be: what a process has one of, and what is set once. Constants have names like kThis.
 allowed='
-rz::(anonymous namespace)::active                process.cpp: the job that exit() would leave
+rz::(anonymous namespace)::the_process           process.cpp: the job that exit() would leave
 rz::(anonymous namespace)::asked                 stop.cpp: a signal comes to the process
 rz::(anonymous namespace)::interrupted_ms        the same
 rz::(anonymous namespace)::mpi_mutex             mpi_transport.cpp: MPI is initialised once in a process
 rz::(anonymous namespace)::waiting               the same: which thread asks it
 rz::(anonymous namespace)::element_type(         its types too
-rz::(anonymous namespace)::no_flock              run_lock.cpp: how the process locks files
+rz::(anonymous namespace)::pretended             run_lock.cpp: how the process locks files; only tests change it
 rz::AtomicFile::AtomicFile(                      names of temporary files differ within a process
 rz::live_streams()::live                         device.cpp: a stream of another rank may read a buffer
 rz::current()::level                             simd_level.cpp: the process has one CPU; only tests change it

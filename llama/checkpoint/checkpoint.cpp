@@ -406,11 +406,14 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
     }
 }
 
-// Rank 0: waits for every slot and adds the hashes.
+// Rank 0: waits for every slot and adds the hashes. What failed is thrown when all have written theirs: a rank that has not
+// seen the folder yet would wait for it long after it is gone.
 void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t bytes = slot_bytes(hashes.size());
     std::vector<uint64_t> theirs(hashes.size());
+    std::string failed;
+    bool not_finite = false;
     for (int rank = 0; rank < zero_.streams.mesh.world().size; ++rank) {
         for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
             File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
@@ -420,8 +423,10 @@ void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
                 char text[kSlotText] = {};
                 read_all(reports.fd, bytes * rank + 8, theirs.data(), int64_t(theirs.size()) * 8, reports.path);
                 read_all(reports.fd, bytes * (rank + 1) - kSlotText, text, kSlotText - 1, reports.path);
-                if (status == kNotFinite) throw NotFinite(format("rank %d: %s", rank, text));
-                require(status == kWritten, "rank %d: %s", rank, text);
+                if (status != kWritten && failed.empty()) {
+                    failed = format("rank %d: %s", rank, text);
+                    not_finite = status == kNotFinite;
+                }
                 break;
             }
             require(seconds_since(start) < options_.timeout_s, "rank %d has not written its part after %.0f s", rank,
@@ -431,6 +436,8 @@ void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
         }
         for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
     }
+    if (not_finite) throw NotFinite(failed);
+    require(failed.empty(), "%s", failed.c_str());
 }
 
 void CheckpointWriter::complete(Job& job) {

@@ -161,7 +161,7 @@ stopped() {  # stopped OUT   a run that waits for data is asked to stop
   trainer "$1" "$work/grown" "${order[@]}" --steps $steps &
   local job=$! i
   for ((i = 0; i < 200; ++i)); do grep -q "^waiting  for data" "$work/log" 2> /dev/null && break; sleep 0.1; done
-  kill -TERM $job
+  pkill -TERM -f "^$program .*--out $work/$1( |\$)"  # the ranks: a launcher that is stopped ends with a code of its own
   wait $job
 }
 check "asked to stop while it waits, a run ends so" ends_with 75 stopped paused
