@@ -406,8 +406,8 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
     }
 }
 
-// Rank 0: waits for every slot and adds the hashes. What failed is thrown when all have written theirs: a rank that has not
-// seen the folder yet would wait for it long after it is gone.
+// Rank 0: waits for every slot and adds the hashes. What failed is thrown when all have written theirs: a rank that
+// has not seen the folder yet would wait for it long after it is gone.
 void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
     const auto start = std::chrono::steady_clock::now();
     const int64_t bytes = slot_bytes(hashes.size());
