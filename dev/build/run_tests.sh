@@ -2,20 +2,32 @@
 # Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
 #
 #   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt ptx (default: these), and long
+#
+# Most suites keep one core busy, so as many run at once as there are cores, two at most; TEST_JOBS=1: one after the other.
 set -uo pipefail
 build=$1 obj=$2
 shift 2
 sections=${*:-lint unit learn python mpi tsan program simt ptx}
 logs=$build/test-logs
 mkdir -p "$logs"
-passed=0 failed=0 skipped=0 table=""
+cores=$(nproc)
+slots=${TEST_JOBS:-$((cores < 2 ? 1 : 2))}
+names=() jobs=0
+set -m  # each suite is a process group, which Ctrl-C ends whole, and SIGINT is not ignored in it
+stop() {
+  local group
+  for group in $(jobs -p); do kill -TERM -- "-$group"; done
+  exit 130
+}
+trap stop INT TERM
 
 # Ranks often outnumber cores here: one thread each, and none spins.
 export OMP_WAIT_POLICY=passive
 
 total() { awk '{ sum += $1 } END { print sum + 0 }'; }
-# run NAME COMMAND...   one log per name; counts come from GoogleTest's and unittest's own closing lines
-run() {
+
+# suite NAME COMMAND...   one log per name; counts come from GoogleTest's and unittest's own closing lines
+suite() {
   local name=$1 start=$SECONDS log="$logs/$1.log" rc=0 p=0 f=0 s=0
   shift
   "$@" > "$log" 2>&1 || rc=$?
@@ -30,16 +42,25 @@ run() {
   fi
   if [ $rc != 0 ] && [ "$f" = 0 ]; then f=1; fi
   if [ $rc = 0 ] && [ "$p$s" = 00 ]; then p=1; fi
-  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   local line
   line=$(printf '%-34s %4s s  %5s passed %3s failed %3s skipped' "$name" $((SECONDS - start)) "$p" "$f" "$s")
-  echo "$line"
-  table="$table$line"$'\n'
   if [ $rc != 0 ]; then
-    echo "---- $name failed (exit code $rc); the end of $log:"
-    tail -n 60 "$log"
-    echo "----"
+    line="$line"$'\n'"---- $name failed (exit code $rc); the end of $log:"$'\n'"$(tail -n 60 "$log")"$'\n----'
   fi
+  echo "$line"
+  echo "$p $f $s $((SECONDS - start))" > "$logs/$name.counts"
+}
+
+# run NAME COMMAND...   starts a suite as soon as a slot is free
+run() {
+  while [ "$jobs" -ge "$slots" ]; do
+    wait -n
+    jobs=$((jobs - 1))
+  done
+  names+=("$1")
+  rm -f "$logs/$1.counts"
+  suite "$@" < /dev/null &
+  jobs=$((jobs + 1))
 }
 
 mpi() {  # mpi NAME RANKS COMMAND...
@@ -99,8 +120,17 @@ for section in $sections; do
   esac
 done
 
+wait
+
 echo
-echo "$table"
-echo "total $SECONDS s"
+passed=0 failed=0 skipped=0
+for name in "${names[@]}"; do
+  p=0 f=1 s=0 seconds="?"  # a suite that left no counts has failed
+  [ ! -f "$logs/$name.counts" ] || read -r p f s seconds < "$logs/$name.counts"
+  printf '%-34s %4s s  %5s passed %3s failed %3s skipped\n' "$name" "$seconds" "$p" "$f" "$s"
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+done
+echo
+echo "total $SECONDS s, $slots at once"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]
