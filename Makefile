@@ -229,7 +229,7 @@ test-unit: $(OBJ)/unit_tests
 .PHONY: test-full full-build test-long test-faults test-layouts test-lm-eval test-wandb test-plan
 test-full: full-build test-long $(if $(HAVE_CUDA),test-asan) test-faults test-layouts test-lm-eval test-wandb $(if $(HAVE_CUDA),test-plan)
 full-build:
-	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/dev/harness $(if $(HAVE_CUDA),$(SIMT_FULL_TARGETS) train_llama_simt)
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/dev/harness $(OBJ)/dev/model_logits $(if $(HAVE_CUDA),$(SIMT_FULL_TARGETS) train_llama_simt)
 # Tensor and context parallelism in breadth, the harness, a minute of the faults below, the emulated program's longer runs.
 test-long: full-build
 	@dev/build/run_tests.sh $(BUILD) $(OBJ) long
@@ -241,9 +241,9 @@ test-faults: train_llama $(FAULT_SHIM)
 # One run at thirteen layouts, and eight layouts' checkpoints resumed by each other.
 test-layouts: train_llama
 	test/program/test_layouts.sh ./train_llama
-# Asks lm-evaluation-harness itself; skipped where PyPI has not got it.
-test-lm-eval: train_llama
-	test/program/test_lm_eval.sh ./train_llama
+# Asks lm-evaluation-harness itself, and transformers; skipped where PyPI has not got them.
+test-lm-eval: train_llama $(OBJ)/dev/model_logits
+	test/program/test_lm_eval.sh ./train_llama $(OBJ)/dev/model_logits
 # Asks wandb's own reader, and TensorBoard; skipped likewise.
 test-wandb: train_llama
 	test/program/test_wandb.sh ./train_llama

@@ -3,18 +3,19 @@
 
     pip install torch transformers          # 4 or 5
     make && make tools
-    python3 dev/golden/check_hf.py [--model DIR_OR_REPO_ID]
+    python3 dev/golden/check_hf.py [--model DIR_OR_REPO_ID] [--no-training]
 
 For each toy LLaMA (grouped queries, tied, each RoPE scaling, Mistral; single and sharded; fp32, bf16, fp16):
 
-    theirs -> ours   transformers saves it; our logits are theirs
+    theirs -> ours   transformers saves it; our logits are theirs, and so are loss and the gradient of every tensor
     ours -> theirs   train_llama trains it for a few steps and saves; transformers loads that without a missing or
                      unexpected key, and its logits are ours again; what `train_llama export` makes of it opens as
                      well, with the same bits
 
-All logits are computed in fp32; the largest difference may be 1e-5 of the largest logit. Gradients are compared by the unit
-tests, with what make_golden.py stored. --model checks the first direction on a real model as well. Exit code 1 if anything
-disagrees.
+All is computed in fp32; the largest difference may be 1e-5 of the largest logit, and 1e-4 of a tensor's largest gradient.
+--model checks the logits of a real model as well. --no-training leaves the second direction out: that is part of make
+test-full (test/program/test_lm_eval.sh), beside the unit tests with what make_golden.py stored. Exit code 1 if anything
+disagrees; the last line is "N passed, N failed".
 """
 
 import argparse
@@ -28,7 +29,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-TOLERANCE = 1e-5
+TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -51,6 +52,8 @@ CASES = [
     ("yarn rope", "bfloat16", "100MB", rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
     ("mistral without a window", "float32", "100MB", dict(model="Mistral", sliding_window=None)),
 ]
+# Tokens of a sequence of which gradients are compared: beyond the positions of the model, where dynamic's theta grows.
+GRADIENT_TOKENS = {"dynamic rope": 160}
 
 
 def toy_config(model="Llama", **fields):
@@ -75,6 +78,31 @@ def our_logits(tool, folder, inputs, work):
     return load_file(out)["logits"]
 
 
+def their_gradients(folder, inputs, targets):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    logits = model(input_ids=inputs, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def our_gradients(tool, folder, inputs, targets, work):
+    tokens, out = os.path.join(work, "inputs.safetensors"), os.path.join(work, "gradients.safetensors")
+    save_file({"inputs": inputs.int(), "targets": targets.int()}, tokens)
+    subprocess.run([tool, folder, tokens, out], check=True)
+    found = load_file(out)
+    return found.pop("loss"), {name.removeprefix("grad."): g for name, g in found.items()}
+
+
+def compare_gradients(tool, folder, inputs, targets, work):
+    """The worst tensor's difference, the loss among them; infinite if the two do not have the same tensors."""
+    loss, gradients = our_gradients(tool, folder, inputs, targets, work)
+    their_loss, theirs = their_gradients(folder, inputs, targets)
+    if gradients.keys() != theirs.keys():
+        return float("inf")
+    return max([difference(loss, their_loss)] + [difference(gradients[name], g) for name, g in theirs.items()])
+
+
 def difference(ours, theirs):
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
@@ -95,17 +123,18 @@ def train(program, model, shard, dtype, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a model folder or repo id in the local cache, to check besides")
+    parser.add_argument("--no-training", action="store_true", help="compare logits and gradients only")
     parser.add_argument("--program", default=os.path.join(ROOT, "train_llama"))
     parser.add_argument("--tool", default=os.path.join(ROOT, "build", "dev", "model_logits"))
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(1)
-    failures = 0
+    passed = failures = 0
 
     def report(what, error, wanted=lambda e: e < TOLERANCE):
-        nonlocal failures
-        failures += not wanted(error)
+        nonlocal passed, failures
+        passed, failures = passed + wanted(error), failures + (not wanted(error))
         print(f"{'ok  ' if wanted(error) else 'FAIL'} {what:58s} {error:.1e}")
 
     with tempfile.TemporaryDirectory() as work:
@@ -117,6 +146,11 @@ def main():
             model.save_pretrained(theirs, max_shard_size=shard_size)
             before = their_logits(theirs, inputs)
             report(f"{name}, {dtype}: theirs -> ours", difference(our_logits(args.tool, theirs, inputs, work), before))
+            shape = (2, GRADIENT_TOKENS.get(name, 33))
+            pair = torch.randint(config.vocab_size, shape), torch.randint(config.vocab_size, shape)
+            report("  loss and gradients", compare_gradients(args.tool, theirs, *pair, work), lambda e: e < GRADIENT_TOLERANCE)
+            if args.no_training:
+                continue
             write_shard(shard, config.vocab_size)
             for ours_dtype in ("fp32", "bf16"):
                 ours = train(args.program, theirs, shard, ours_dtype, os.path.join(work, f"ours{number}-{ours_dtype}"))
@@ -132,7 +166,8 @@ def main():
             vocab = transformers.AutoConfig.from_pretrained(args.model).vocab_size
             inputs = torch.randint(vocab, (1, 33))
             report(args.model, difference(our_logits(args.tool, args.model, inputs, work), their_logits(args.model, inputs)))
-    print(f"{failures} failures, transformers {transformers.__version__}, torch {torch.__version__}")
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}")
+    print(f"{passed} passed, {failures} failed")
     return failures > 0
 
 

@@ -1,18 +1,23 @@
-// The logits of a Hugging Face model folder at every position of given sequences, for comparison with other programs.
+// The logits of a Hugging Face model folder at every position of given sequences, or loss and gradients of all its
+// tensors, for comparison with other programs.
 //
 //   build/dev/model_logits MODEL IN.safetensors OUT.safetensors [--dtype fp32] [--device cpu]
 //
 // IN holds `inputs` (B, T) I32, OUT gets `logits` (B, T, V) F32. Tokens are fed one at a time through the cache that
-// generation uses.
+// generation uses. If IN has `targets` (B, T) I32 too, OUT gets `loss` (1) F32, the mean over all targets, and
+// `grad.NAME` F32 of every tensor instead, by the program of a training step in fp32.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
 
+#include "comm/mesh.h"
+#include "kernels/embedding.h"
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
 #include "llama/model/model.h"
 #include "llama/model/weights.h"
+#include "llama/train/core.h"
 
 namespace rz {
 namespace {
@@ -26,11 +31,11 @@ struct Tokens {
     std::vector<int32_t> ids;
 };
 
-Tokens read_inputs(const std::string& path, int64_t vocab) {
-    const Safetensors file(path);
-    const StoredTensor* t = file.find("inputs");
+Tokens read_tokens(const Safetensors& file, const char* name, int64_t vocab) {
+    const std::string& path = file.path();
+    const StoredTensor* t = file.find(name);
     require(t != nullptr && t->type == "I32" && t->shape.size() == 2,
-            "%s: needs a tensor \"inputs\" of shape (B, T) and type I32", path.c_str());
+            "%s: needs a tensor \"%s\" of shape (B, T) and type I32", path.c_str(), name);
     Tokens tokens{t->shape[0], t->shape[1], std::vector<int32_t>(static_cast<size_t>(t->elements))};
     std::memcpy(tokens.ids.data(), file.data(*t), size_t(t->bytes()));
     for (const int32_t id : tokens.ids)
@@ -38,14 +43,10 @@ Tokens read_inputs(const std::string& path, int64_t vocab) {
     return tokens;
 }
 
-void run(const Request& r) {
-    const Device device = pick_device(parse_name<DeviceChoice>("--device", r.device), 0, nullptr);
-    const std::string folder = resolve_model(r.model);
-    const ModelConfig config = load_config(folder);
+void write_logits(const Request& r, const std::string& folder, const ModelConfig& config, Device device,
+                  const Tokens& tokens) {
     const ParamTable table(config);
-    const Tokens tokens = read_inputs(r.in, config.vocab);
     const DType dtype = parse_dtype("--dtype", r.dtype);
-
     Stream stream(device, "compute");
     ResidentParameters parameters(device, stream, unit_layouts(table), dtype);
     load_weights(folder, table, dtype, device, stream, parameters);
@@ -61,15 +62,55 @@ void run(const Request& r) {
     writer.commit();
 }
 
+void write_gradients(const Request& r, const std::string& folder, const ModelConfig& config, Device device,
+                     const Tokens& tokens, const Tokens& targets) {
+    require(device.kind == DeviceKind::cpu && r.dtype == "fp32", "gradients: only with --device cpu --dtype fp32");
+    const int64_t B = tokens.B, T = tokens.T, N = B * T;
+    require(targets.B == B && targets.T == T, "inputs and targets differ in shape");
+    Mesh mesh(device);
+    TrainingCore core(config, {.stage = {.B = B, .T = T}}, device, mesh);
+    load_weights(folder, core.table, device, core.compute, core.zero);
+    std::vector<int32_t> rows(tokens.ids.size()), starts(rows.size() + 1), ids(rows.size());
+    const int64_t distinct = embedding_plan(tokens.ids.data(), N, config.vocab, rows.data(), starts.data(), ids.data());
+    core.model.train({B, T, tokens.ids.data(), targets.ids.data(), rows.data(), starts.data(), ids.data(), distinct},
+                     1.0f / float(N));
+    core.compute.synchronize();
+
+    std::vector<TensorSpec> specs{{"loss", "F32", {1}}};
+    for (const Tensor& t : core.table.tensors()) specs.push_back({"grad." + t.name, "F32", t.shape});
+    SafetensorsWriter writer(r.out, specs);
+    const float loss = float(*core.model.loss_sum() / double(N));
+    writer.write(0, 0, &loss, 4);
+    for (size_t i = 1; i < specs.size(); ++i) {
+        const Tensor& t = core.table.tensors()[i - 1];
+        const float* unit = static_cast<const float*>(core.zero.grads.gradients(t.unit));
+        writer.write(i, 0, unit + (t.offset - core.table.units()[size_t(t.unit)].offset), t.size * 4);
+    }
+    writer.commit();
+}
+
+void run(const Request& r) {
+    const Device device = pick_device(parse_name<DeviceChoice>("--device", r.device), 0, nullptr);
+    const std::string folder = resolve_model(r.model);
+    const ModelConfig config = load_config(folder);
+    const Safetensors file(r.in);
+    const Tokens tokens = read_tokens(file, "inputs", config.vocab);
+    if (file.find("targets"))
+        write_gradients(r, folder, config, device, tokens, read_tokens(file, "targets", config.vocab));
+    else
+        write_logits(r, folder, config, device, tokens);
+}
+
 }  // namespace
 }  // namespace rz
 
 int main(int argc, char** argv) {
     rz::Request request;
-    CLI::App app{"Logits of a model folder at every position of given sequences"};
+    CLI::App app{"Logits of a model folder at every position of given sequences, or loss and gradients"};
     app.add_option("model", request.model, "Folder, or repo id in the local Hugging Face cache.")->required();
-    app.add_option("in", request.in, "safetensors file with `inputs`, (B, T) I32.")->required();
-    app.add_option("out", request.out, "safetensors file to write `logits` to.")->required();
+    app.add_option("in", request.in, "safetensors file with `inputs`, (B, T) I32; for gradients also `targets`.")
+        ->required();
+    app.add_option("out", request.out, "safetensors file to write to.")->required();
     app.add_option("--dtype", request.dtype, "Data type of weights and activations.")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();

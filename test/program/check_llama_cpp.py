@@ -10,37 +10,14 @@ may change a text and only that there is one is checked. Ends with "N passed, N 
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 
 import xllamacpp
+from rope_kinds import KINDS, scaled
 
-KINDS = {
-    "as it is": None,
-    "linear": {"rope_type": "linear", "factor": 2.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-}
 TOKENS = 24
-
-
-def scaled(model, folder, scaling):
-    shutil.copytree(model, folder)
-    path = os.path.join(folder, "config.json")
-    with open(path) as f:
-        config = json.load(f)
-    config.pop("rope_parameters", None)
-    config.update(rope_scaling=scaling, rope_theta=10000.0)
-    with open(path, "w") as f:
-        json.dump(config, f)
 
 
 def serve(path):

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# train_llama eval against lm-evaluation-harness itself, on a model trained here and on the toy model. Needs the package: where
-# $LM_EVAL_PYTHON is not a Python that has it, one is installed into build/lm-eval (gigabytes), and without a network this is
-# skipped. Part of make test-full. Ends with "N passed, N failed".
+# train_llama eval against lm-evaluation-harness itself, on a model trained here and on the toy model; logits and gradients
+# against transformers, for every kind of RoPE. Needs the packages: where $LM_EVAL_PYTHON is not a Python that has them, they are
+# installed into build/lm-eval (gigabytes), and without a network this is skipped. Part of make test-full. Ends with "N passed, N failed".
 #
-#   test/program/test_lm_eval.sh ./train_llama
+#   test/program/test_lm_eval.sh ./train_llama build/cuda/dev/model_logits
 set -uo pipefail
-program=$(realpath "$1")
+program=$(realpath "$1") tool=$(realpath "$2")
 cd "$(dirname "$0")/../.." || exit
 . test/program/check.sh
 
@@ -19,6 +19,9 @@ if ! has_package; then
   summary
   exit
 fi
+
+transformers() { "$python" dev/golden/check_hf.py --no-training --program "$program" --tool "$tool" > "$work/log" 2>&1; }
+check "logits within 1e-5 and gradients within 1e-4 of transformers', every kind of RoPE" transformers
 
 golden=test/golden/eval
 python3 data_prep/prepare.py stdlib --max-bytes 400K --out "$work/data" > "$work/log" 2>&1

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Lets llama.cpp's own converter open exported folders: it must make of them what `export --format gguf` writes.
+
+    pip install torch transformers sentencepiece       # and llama.cpp's sources
+    test/program/check_converter.py ./train_llama llama.cpp/convert_hf_to_gguf.py MODEL
+
+MODEL is a folder with Llama 2's kind of tokenizer; its weights are tried under each kind of RoPE scaling and under Mistral's name.
+Compared: the names, types and bits of all tensors, the shape and RoPE of the model, tokens and scores. Ends with "N passed, N failed".
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy
+from gguf import GGUFReader
+from rope_kinds import KINDS, scaled
+
+
+def values(reader):
+    """What both files say of the model; not what only one of them names, nor who wrote it."""
+    return {
+        name: field.contents()
+        for name, field in reader.fields.items()
+        if name.startswith("llama.")
+        or name in ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.scores")
+    }
+
+
+def close(a, b):
+    if isinstance(a, list):  # by token; rows of the model beyond the tokenizer's are padding, which only we name
+        a = a[: len(b)]
+    number = a[0] if isinstance(a, list) and a else a
+    return a == b if isinstance(number, str) else numpy.shape(a) == numpy.shape(b) and numpy.allclose(a, b, rtol=1e-6)
+
+
+def compare(ours, theirs):
+    mine, other = ({t.name: t for t in r.tensors} for r in (ours, theirs))
+    assert mine.keys() == other.keys(), mine.keys() ^ other.keys()
+    for name, t in mine.items():
+        u = other[name]
+        assert (t.tensor_type, list(t.shape)) == (u.tensor_type, list(u.shape)), name
+        # The factors of llama3 are computed by both.
+        same = (
+            numpy.allclose(t.data, u.data, rtol=1e-6)
+            if name == "rope_freqs.weight"
+            else t.data.tobytes() == u.data.tobytes()
+        )
+        assert same, name
+    said, read = values(ours), values(theirs)
+    both = said.keys() & read.keys()
+    assert {
+        "llama.rope.freq_base",
+        "llama.rope.dimension_count",
+        "tokenizer.ggml.tokens",
+        "llama.block_count",
+    } <= both, both
+    for key in both:
+        assert close(said[key], read[key]), f"{key}: {said[key]}"[:200] + f" and {read[key]}"[:200]
+    scaling = "llama.rope.scaling."
+    assert {k for k in read if k.startswith(scaling)} <= said.keys(), "the converter says more of RoPE"
+
+
+def main(program, converter, model):
+    passed = failed = 0
+    cases = [(kind, scaling, {}) for kind, scaling in KINDS.items()]
+    cases.append(
+        ("Mistral", None, dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=None))
+    )
+    with tempfile.TemporaryDirectory() as work:
+        for kind, scaling, more in cases:
+            folder, exported = os.path.join(work, kind), os.path.join(work, kind + " exported")
+            scaled(model, folder, scaling, **more)
+            files = [os.path.join(work, f"{kind} by {who}.gguf") for who in ("us", "them")]
+            commands = [
+                [program, "export", "--from", folder, "--to", exported],
+                [program, "export", "--from", folder, "--to", files[0], "--format", "gguf", "--dtype", "fp32"],
+                [sys.executable, converter, exported, "--outfile", files[1], "--outtype", "f32"],
+            ]
+            try:
+                for command in commands:
+                    subprocess.run(command, check=True, capture_output=True, text=True)
+                compare(*map(GGUFReader, files))
+                passed += 1
+            except subprocess.CalledProcessError as e:
+                print(f"FAILED: {kind}: {e.stderr[-2000:]}")
+                failed += 1
+            except AssertionError as e:
+                print(f"FAILED: {kind}: {e!r}")
+                failed += 1
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""A model folder under each kind of RoPE scaling, for the scripts that compare with llama.cpp."""
+
+import json
+import os
+import shutil
+
+KINDS = {
+    "as it is": None,
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+}
+
+
+def scaled(model, folder, scaling, **more):
+    """Copies the model; `more` goes into its config.json too."""
+    shutil.copytree(model, folder)
+    path = os.path.join(folder, "config.json")
+    with open(path) as f:
+        config = json.load(f)
+    config.pop("rope_parameters", None)
+    config.update(rope_scaling=scaling, rope_theta=10000.0, **more)
+    with open(path, "w") as f:
+        json.dump(config, f)
