@@ -336,44 +336,10 @@ PTX_FN void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar 
         : "memory");
 #endif
 }
-PTX_FN void bulk_store(void* dst, const void* src, uint32_t bytes PTX_AT) {
-#if defined(SIMT_EMU)
-    simt::bulk_store(dst, src, bytes, at);
-#else
-    PTX_SM90("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_u32(src)), "r"(bytes)
-             : "memory");
-#endif
-}
-// Stores (bulk_store, tma_store) of this thread: commit a group, wait until at most N groups are in flight.
-PTX_FN void bulk_commit() {
-#if defined(SIMT_EMU)
-    simt::bulk_commit();
-#else
-    PTX_SM90("cp.async.bulk.commit_group;" ::: "memory");
-#endif
-}
-template <int N>
-PTX_FN void bulk_wait() {
-#if defined(SIMT_EMU)
-    simt::bulk_wait(N);
-#else
-    PTX_SM90("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
-#endif
-}
-// Waits only until the shared memory has been read and may be used again.
-template <int N>
-PTX_FN void bulk_wait_read() {
-#if defined(SIMT_EMU)
-    simt::bulk_wait(N);
-#else
-    PTX_SM90("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-#endif
-}
-
 // ---- TMA: one thread moves a box of a tensor; the tensor map is a `const __grid_constant__ CUtensorMap` parameter
-// made by tensor_map() below. Coordinates are elements, innermost first; outside the tensor reads give zero and writes
-// are dropped, and the full box counts as transferred bytes. dst and src: dynamic shared memory, 128-byte aligned (1024
-// for the 128-byte swizzle).
+// made by tensor_map() below. Coordinates are elements, innermost first; outside the tensor reads give zero, and
+// the full box counts as transferred bytes. dst: dynamic shared memory, 128-byte aligned (1024 for the 128-byte
+// swizzle).
 
 PTX_FN void tma_load_2d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y PTX_AT) {
 #if defined(SIMT_EMU)
@@ -385,16 +351,6 @@ PTX_FN void tma_load_2d(void* dst, const CUtensorMap* map, uint64_t* bar, int x,
         "{%3, %4}], [%2];" ::"r"(smem_u32(dst)),
         "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y)
         : "memory");
-#endif
-}
-PTX_FN void tma_store_2d(const CUtensorMap* map, const void* src, int x, int y PTX_AT) {
-#if defined(SIMT_EMU)
-    const int coords[2] = {x, y};
-    simt::tma_store(map, src, coords, 2, at);
-#else
-    PTX_SM90("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-             "r"(smem_u32(src)), "r"(x), "r"(y)
-             : "memory");
 #endif
 }
 PTX_FN void tma_load_3d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y, int z PTX_AT) {
@@ -409,16 +365,6 @@ PTX_FN void tma_load_3d(void* dst, const CUtensorMap* map, uint64_t* bar, int x,
         : "memory");
 #endif
 }
-PTX_FN void tma_store_3d(const CUtensorMap* map, const void* src, int x, int y, int z PTX_AT) {
-#if defined(SIMT_EMU)
-    const int coords[3] = {x, y, z};
-    simt::tma_store(map, src, coords, 3, at);
-#else
-    PTX_SM90("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-             "r"(smem_u32(src)), "r"(x), "r"(y), "r"(z)
-             : "memory");
-#endif
-}
 PTX_FN void tma_load_4d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y, int z, int w PTX_AT) {
 #if defined(SIMT_EMU)
     const int coords[4] = {x, y, z, w};
@@ -429,16 +375,6 @@ PTX_FN void tma_load_4d(void* dst, const CUtensorMap* map, uint64_t* bar, int x,
         "{%3, %4, %5, %6}], [%2];" ::"r"(smem_u32(dst)),
         "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
-#endif
-}
-PTX_FN void tma_store_4d(const CUtensorMap* map, const void* src, int x, int y, int z, int w PTX_AT) {
-#if defined(SIMT_EMU)
-    const int coords[4] = {x, y, z, w};
-    simt::tma_store(map, src, coords, 4, at);
-#else
-    PTX_SM90("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-             "r"(smem_u32(src)), "r"(x), "r"(y), "r"(z), "r"(w)
-             : "memory");
 #endif
 }
 // Into the same place of every block of the cluster whose bit is set in `blocks`; each block's own barrier gets the

@@ -1,4 +1,4 @@
-// cp.async and the bulk stores' groups: both belong to one thread until it waits for them.
+// cp.async: copies and groups belong to one thread until it waits for them.
 #include "test/simt/runtime.h"
 
 namespace simt {
@@ -13,8 +13,6 @@ struct CopyQueue {
     };
     std::vector<Copy> copies;
     std::vector<size_t> groups;  // end of each committed group in `copies`
-    std::vector<std::function<void()>> stores;
-    std::vector<size_t> store_groups;
 };
 
 namespace {
@@ -32,14 +30,9 @@ void land(const CopyQueue::Copy& c) {
 }  // namespace
 
 const char* copies_in_flight(const Fiber* f) {
-    if (!f->copies) return nullptr;
-    if (!f->copies->copies.empty()) return "cp.async copies";
-    return f->copies->stores.empty() ? nullptr : "bulk stores";
+    return f->copies && !f->copies->copies.empty() ? "cp.async copies" : nullptr;
 }
-void clear_copies(Fiber* f) {
-    f->copies->copies.clear(), f->copies->groups.clear();
-    f->copies->stores.clear(), f->copies->store_groups.clear();
-}
+void clear_copies(Fiber* f) { f->copies->copies.clear(), f->copies->groups.clear(); }
 
 void cp_async(void* dst, const void* src, int bytes, int src_bytes, Site at) {
     if ((uintptr_t(dst) | uintptr_t(src)) & uintptr_t(bytes - 1))
@@ -78,21 +71,6 @@ void cp_async_wait(int groups) {
     q.copies.erase(q.copies.begin(), q.copies.begin() + long(n));
     q.groups.erase(q.groups.begin(), q.groups.begin() + long(n_groups));
     for (size_t& end : q.groups) end -= n;
-}
-
-void queue_bulk_store(std::function<void()> land) { queue().stores.push_back(std::move(land)); }
-void bulk_commit() {
-    CopyQueue& q = queue();
-    q.store_groups.push_back(q.stores.size());
-}
-void bulk_wait(int groups) {
-    CopyQueue& q = queue();
-    if (q.store_groups.size() <= size_t(groups)) return;
-    const size_t n_groups = q.store_groups.size() - size_t(groups), n = q.store_groups[n_groups - 1];
-    for (size_t i = 0; i < n; i++) q.stores[i]();
-    q.stores.erase(q.stores.begin(), q.stores.begin() + long(n));
-    q.store_groups.erase(q.store_groups.begin(), q.store_groups.begin() + long(n_groups));
-    for (size_t& end : q.store_groups) end -= n;
 }
 
 }  // namespace simt

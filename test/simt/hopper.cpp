@@ -143,33 +143,6 @@ void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int 
     }
 }
 
-void tma_store(const void* map, const void* src, const int* coords, int rank, Site at) {
-    const TensorMap m = checked_map(map, rank, "TMA store", at);
-    const Block* b = current->block;
-    const auto* from = static_cast<const unsigned char*>(src);
-    const uint32_t bytes = models::tile_bytes(m);
-    if (from < b->smem || from + bytes > b->smem + b->smem_bytes || (from - b->smem) % models::tile_alignment(m))
-        fail("TMA store at %s: %p is not a %u-byte aligned tile of dynamic shared memory", where(at).c_str(), src,
-             models::tile_alignment(m));
-    const uint32_t address = kSmemBase + uint32_t(from - b->smem);
-    models::Coordinates c{};
-    std::copy_n(coords, rank, c.x);
-    if (race) race->in_flight(src, bytes, Access::read, false, at);
-    auto copy = [=] {
-        models::for_each_run(m, address, c.x, [&](char* global, uint32_t offset, uint32_t n, bool inside) {
-            if (!inside) return;
-            if (race) race->access(global, n, Access::write, at);
-            memcpy(global, from + offset, n);
-        });
-    };
-    const bool late = land_late();
-    if (!late) copy();
-    queue_bulk_store([=] {
-        if (late) copy();
-        if (race) race->in_flight(src, bytes, Access::read, true, at);
-    });
-}
-
 void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, Site at) {
     checked(bar, "bulk load", at);
     if ((uintptr_t(dst) | uintptr_t(src) | bytes) & 15)
@@ -181,19 +154,6 @@ void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, Site a
         add_async(land);
     else
         land();
-}
-
-void bulk_store(void* dst, const void* src, uint32_t bytes, Site at) {
-    if ((uintptr_t(dst) | uintptr_t(src) | bytes) & 15)
-        fail("bulk store at %s: %p <- %p, %u bytes: not 16-byte aligned", where(at).c_str(), dst, src, bytes);
-    if (!owner_of_shared(src)) fail("bulk store at %s: %p is not in shared memory", where(at).c_str(), src);
-    if (race) race->in_flight(src, bytes, Access::read, false, at), race->access(dst, bytes, Access::write, at);
-    const bool late = land_late();
-    if (!late) memcpy(dst, src, bytes);
-    queue_bulk_store([=] {
-        if (late) memcpy(dst, src, bytes);
-        if (race) race->in_flight(src, bytes, Access::read, true, at);
-    });
 }
 
 uint32_t shared_address(const void* p) {

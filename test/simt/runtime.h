@@ -103,7 +103,6 @@ void check_warpgroups(const Block& b);         // hopper.cpp; all of b's threads
 void check_exit(Fiber* f);                     // barrier.cpp; f has just returned
 const char* copies_in_flight(const Fiber* f);  // copy.cpp; what f has not waited for, or null
 void clear_copies(Fiber* f);
-void queue_bulk_store(std::function<void()> land);  // the current thread's, until bulk_wait
 void warp_collective(uint32_t mask, void* payload, Complete complete, const char* op, Site at);
 
 // ---- shared memory (shared.cpp)

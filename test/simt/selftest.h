@@ -23,7 +23,7 @@ void cp_async_ring(float* out, const float* in, int n, cudaStream_t s);  // out 
 void mma_tile(float* c, const uint16_t* a, const uint16_t* b, bool fp16, bool trans_b, cudaStream_t s);
 void stmatrix_round_trip(uint16_t* out, const uint16_t* in, bool trans, cudaStream_t s);  // (32, 8), matrices by rows
 
-// Moves a box of a (d2, d1, d0) tensor to shared memory and out, through TMA loads or stores.
+// A box of a (d2, d1, d0) tensor that TMA loads into shared memory
 struct TmaCase {
     int rank;  // 2 to 4
     int dims[4], box[4], at[4];
@@ -31,8 +31,7 @@ struct TmaCase {
 };
 int box_elements(const TmaCase& c);
 void tma_read(uint16_t* out, const uint16_t* tensor, const TmaCase& c, cudaStream_t s);  // raw shared memory
-void tma_write(uint16_t* tensor, const uint16_t* box, const TmaCase& c, cudaStream_t s);
-void bulk_round_trip(float* out, const float* in, int n, cudaStream_t s);
+void bulk_double(float* out, const float* in, int n, cudaStream_t s);
 void multicast(uint16_t* out, const uint16_t* in, cudaStream_t s);  // 2 blocks; each gets (2, 8, 64) of in (16, 64)
 
 // d (64, n) = a (64, 16) b (n, 16)^T in one wgmma. Operands are laid out in shared memory by the kernel.

@@ -108,11 +108,7 @@ void mbar_init(uint64_t* bar, uint32_t count, Site at);
 void mbar_arrive(uint64_t* bar, uint32_t tx_bytes, Site at);
 void mbar_wait(uint64_t* bar, uint32_t parity, Site at);
 void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int rank, uint16_t blocks, Site at);
-void tma_store(const void* map, const void* src, const int* coords, int rank, Site at);
 void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, Site at);
-void bulk_store(void* dst, const void* src, uint32_t bytes, Site at);
-void bulk_commit();
-void bulk_wait(int groups);
 
 uint32_t shared_address(const void* p);
 void wgmma(float* d, int n, const uint32_t* a_regs, uint64_t desc_a, uint64_t desc_b, bool accumulate, bool trans_a,

@@ -234,12 +234,6 @@ TEST(Simt, TmaCopiesTheBoxAndZerosOutside) {
             for (int i = 0; i < box; i++)
                 ASSERT_EQ(out[swizzled(size_t(i), c.swizzle)], source(i) < 0 ? 0 : tensor[size_t(source(i))])
                     << "rank " << c.rank << ", swizzle " << c.swizzle << ", element " << i;
-            DeviceArray<uint16_t> back(std::vector<uint16_t>(size_t(n), 9999));
-            tma_write(back.data(), dout.data(), c, nullptr);
-            std::vector<uint16_t> want(size_t(n), 9999);
-            for (int i = 0; i < box; i++)
-                if (source(i) >= 0) want[size_t(source(i))] = tensor[size_t(source(i))];
-            ASSERT_EQ(back.get(), want) << "rank " << c.rank << ", swizzle " << c.swizzle;
         });
     }
 }
@@ -250,7 +244,7 @@ TEST(Simt, BulkCopiesAndMulticastReachEveryBlock) {
     for (int i = 0; i < 1024; i++) tensor[size_t(i)] = uint16_t(i);
     for_seeds(10, [&] {
         DeviceArray<float> din(in), dout(300);
-        bulk_round_trip(dout.data(), din.data(), 300, nullptr);
+        bulk_double(dout.data(), din.data(), 300, nullptr);
         const auto out = dout.get();
         for (int i = 0; i < 300; i++) ASSERT_EQ(out[size_t(i)], 2.0f * float(i));
         DeviceArray<uint16_t> dt(tensor), dm(2048);
@@ -304,7 +298,7 @@ TEST(Simt, APipelinedGemmGivesTheMatrixProduct) {
 
 TEST(Simt, LaunchesThatCannotBeAreRefused) {
     DeviceArray<float> x(counting(4));
-    EXPECT_THROW(bulk_round_trip(x.data(), x.data(), 100000, nullptr), rz::Error);  // shared memory
+    EXPECT_THROW(bulk_double(x.data(), x.data(), 100000, nullptr), rz::Error);  // shared memory
     try {
         add_one(x.data(), -64 * 3, nullptr);  // no blocks
         FAIL();
