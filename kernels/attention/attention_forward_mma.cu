@@ -1,6 +1,7 @@
 // Attention forward on tensor cores (sm_80 and later), after FlashAttention-2 (Dao 2023): a block owns 128 queries of
-// one head, a warp 32 of them; keys and values stream through two buffers, one barrier per tile. P stays in registers:
-// the accumulator of q k^T is the A operand of p v.
+// one head, a warp 32 of them; keys and values stream through two buffers, one barrier per tile, or through one buffer
+// and two barriers where two blocks would else not fit on an A100. P stays in registers: the accumulator of q k^T is
+// the A operand of p v.
 #include "kernels/attention/attention_mma.cuh"
 
 namespace rz {
@@ -9,8 +10,14 @@ namespace {
 constexpr int kRows = 128, kKeys = 64, kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kWarpRows = kRows / kWarps, kM = kWarpRows / 16, kN = kKeys / 8;
 
+// What a block may take where two are to fit into the 164 KiB of an A100's multiprocessor
+constexpr int kSmemOfTwo = 80 << 10;
+
+// Whether the next tile's keys and values have buffers of their own: not with D = 128, where 64 KiB are taken, not 96.
 template <int D>
-constexpr int kSmemBytes = SmemRows<D>::bytes(kRows + 4 * kKeys);
+constexpr bool kDouble = SmemRows<D>::bytes(kRows + 4 * kKeys) <= kSmemOfTwo;
+template <int D>
+constexpr int kSmemBytes = SmemRows<D>::bytes(kRows + (kDouble<D> ? 4 : 2) * kKeys);
 
 // Running maximum (of unscaled scores) and this lane's share of the row sums, for rows g and g + 8 of each 16
 struct RowState {
@@ -156,8 +163,9 @@ template <class T, int D>
 __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(AttentionForward a) {
     using Rows = SmemRows<D>;
     GPU_DYN_SMEM(smem);
-    // The queries, then two stages of keys and values
+    // The queries, then the keys and values of one or two tiles
     constexpr int kStages = Rows::bytes(kRows), kStage = Rows::bytes(2 * kKeys), kValues = Rows::bytes(kKeys);
+    const auto stage_of = [](int tile) { return kStages + (kDouble<D> ? tile % 2 * kStage : 0); };
     const AttentionShape& s = a.shape;
     const int64_t head = blockIdx.x, batch = blockIdx.y, kv_head = head / (s.H / s.K);
     const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.offset());
@@ -168,16 +176,15 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     const int warp_hidden = first_key(s, batch, t0 + row);                       // keys that no row of the warp sees,
     const int warp_hidden_last = first_key(s, batch, t0 + row + kWarpRows - 1);  // and that not all rows do
 
-    const auto fetch = [&](int tile) {
-        unsigned char* stage = smem + kStages + tile % 2 * kStage;
-        const int64_t from = kv_at + int64_t(tile) * kKeys * s.kv_row;
-        const int count = int(s.Tk) - tile * kKeys;
-        copy_rows<T, D, kKeys>(stage, static_cast<const T*>(a.k) + from, s.kv_row, count, kThreads);
-        copy_rows<T, D, kKeys>(stage + kValues, static_cast<const T*>(a.v) + from, s.kv_row, count, kThreads);
+    const auto fetch = [&](const void* from, int tile, int at) {
+        copy_rows<T, D, kKeys>(smem + stage_of(tile) + at,
+                               static_cast<const T*>(from) + kv_at + int64_t(tile) * kKeys * s.kv_row, s.kv_row,
+                               int(s.Tk) - tile * kKeys, kThreads);
     };
     copy_rows<T, D, kRows>(smem, static_cast<const T*>(a.q) + batch * s.q_batch + int64_t(t0) * s.q_row + head * D,
                            s.q_row, int(s.Tq) - t0, kThreads);
-    fetch(first_tile);
+    fetch(a.k, first_tile, 0);
+    if (kDouble<D>) fetch(a.v, first_tile, kValues);
     ptx::cp_async_commit();
 
     float o[kM][D / 8][4] = {};
@@ -188,15 +195,27 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
         for (int h = 0; h < 2; ++h) state.top[m][h] = kNoScore, state.sum[m][h] = 0;
     for (int tile = first_tile; tile < tiles; ++tile) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile has landed, and everyone has left the buffer that the next one goes to
-        if (tile + 1 < tiles) fetch(tile + 1);
+        __syncthreads();  // what was fetched has landed, and everyone has left the buffer that is filled next
+        if (!kDouble<D>) {
+            fetch(a.v, tile, kValues);
+        } else if (tile + 1 < tiles) {
+            fetch(a.k, tile + 1, 0);
+            fetch(a.v, tile + 1, kValues);
+        }
         ptx::cp_async_commit();
         const int j0 = tile * kKeys;
-        const int warp_first = offset + t0 + row;                                    // position of the warp's first row
-        if (j0 > warp_first + kWarpRows - 1 || j0 + kKeys <= warp_hidden) continue;  // the warp sees none of it
-        const int stage = kStages + tile % 2 * kStage;
+        const int warp_first = offset + t0 + row;                                        // its first row's position
+        const bool sees = j0 <= warp_first + kWarpRows - 1 && j0 + kKeys > warp_hidden;  // any of the tile's keys
+        const int stage = stage_of(tile);
         float p[kM][kN][4];
-        scores<T, D>(p, smem, stage, row);
+        if (sees) scores<T, D>(p, smem, stage, row);
+        if (!kDouble<D>) {
+            ptx::cp_async_wait<0>();
+            __syncthreads();  // the values have landed, and everyone has left the keys
+            if (tile + 1 < tiles) fetch(a.k, tile + 1, 0);
+            ptx::cp_async_commit();
+        }
+        if (!sees) continue;
         if (j0 + kKeys - 1 > min(warp_first, int(s.Tk) - 1)) apply_mask(p, warp_first + 1 - j0, int(s.Tk) - j0);
         if (j0 < warp_hidden_last) hide_documents(p, s, batch, t0 + row, j0);
         online_softmax<D>(p, o, state, s.scale * kLog2e);

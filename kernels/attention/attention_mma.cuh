@@ -182,25 +182,46 @@ __device__ __forceinline__ void add_rows(float* out, int64_t row_stride, int cou
     }
 }
 
+// Calls f(row, chunk) for the chunks of kRows rows of a tile, one lane each. Eight lanes, whose 16-byte reads go
+// together, take eight chunks of one row; what a row has beyond a multiple of eight (kRest) they take from rows kRest
+// apart: an odd number of chunks per row puts those into different banks.
+template <int D, int kRows, class F>
+__device__ __forceinline__ void for_chunks(uint32_t lane, const F& f) {
+    using Rows = SmemRows<D>;
+    constexpr int kRest = Rows::kChunks % 8, kWhole = Rows::kChunks - kRest;
+    for (int i = int(lane); i < kRows * kWhole; i += 32) f(i / kWhole, i % kWhole);
+    if constexpr (kRest > 0) {
+        static_assert(kRows % 8 == 0 && 8 % kRest == 0 && !Rows::kXor);
+        for (int i = int(lane); i < kRows * kRest; i += 32) {
+            const int group = i / 8, member = i % 8 / kRest;
+            f(group / kRest * 8 + member * kRest + group % kRest, kWhole + i % kRest);
+        }
+    }
+}
+
 // A warp stores kRows of its rows of a tile, of which `count` exist.
 template <class T, int D, int kRows>
 __device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int count, const unsigned char* tile,
                                                 int row, uint32_t* amax = nullptr) {
-    using Rows = SmemRows<D>;
-    uint32_t lane = threadIdx.x % 32, most = 0;
+    const auto at = [&](int r, int chunk) {
+        return reinterpret_cast<const uint4*>(tile + SmemRows<D>::offset(row + r, chunk));
+    };
+    uint32_t lane = threadIdx.x % 32;
     ptx::forget(lane);  // or what follows from it would be kept in registers by a kernel that comes here more than once
-    for (int i = int(lane); i < kRows * Rows::kChunks; i += 32) {
-        const int r = i / Rows::kChunks, chunk = i % Rows::kChunks;
-        if (r >= count) continue;
+    for_chunks<D, kRows>(lane, [&](int r, int chunk) {
+        if (r < count) *reinterpret_cast<uint4*>(out + r * row_stride + chunk * 8) = *at(r, chunk);
+    });
+    if (amax == nullptr) return;
+    uint32_t most = 0;  // read again: a condition in the loop above makes nvcc part its store into four
+    for_chunks<D, kRows>(lane, [&](int r, int chunk) {
+        if (r >= count) return;
         Pack<T, 8> pack;
-        pack.load(reinterpret_cast<const T*>(tile + Rows::offset(row + r, chunk)));
-        pack.store(out + r * row_stride + chunk * 8);
-        if (amax == nullptr) continue;
+        pack.words[0] = *at(r, chunk);
         float x[8];
         pack.to(x);
         most = max(most, magnitude_bits(x));
-    }
-    if (amax != nullptr) warp_join<T>(amax, most);
+    });
+    warp_join<T>(amax, most);
 }
 
 // ---- host side
