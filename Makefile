@@ -13,14 +13,16 @@
 #   make bench        the microbenchmarks and tools in dev/
 #   make lint         static checks that take seconds (dev/build/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
+#   make onednn       a newer oneDNN than Debian 12's into build/, without root (dev/build/onednn.sh)
 #
 # Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs  V=1 (commands)
-#           SM="80 90a"  GPU architectures (code and PTX of each)
+#           SM="80 90a"  GPU architectures; default: this machine's GPUs, else 80 (whose code or PTX runs on all newer ones) and 90a;
+#                        SM=all: every one of 80 89 90a 100 120 that nvcc knows
 
 CXX   ?= g++
 BUILD ?= build
 OPT   ?= -O3
-SM    ?= 80 90a
+SM    ?= auto
 CUDA  ?= auto
 MPI   ?= auto
 
@@ -29,11 +31,11 @@ MPI   ?= auto
 # ---- what is here ----------------------------------------------------------------------------------------------------
 
 CONFIG := $(BUILD)/config.mk
-NOBUILD := clean help deps lint quickstart
+NOBUILD := clean help deps lint quickstart onednn
 ifeq ($(filter $(NOBUILD),$(or $(MAKECMDGOALS),all)),)
-$(CONFIG): dev/build/configure.sh
+$(CONFIG): dev/build/configure.sh dev/build/cuda_arches.sh
 	@mkdir -p $(BUILD)
-	@CXX=$(CXX) dev/build/configure.sh > $@.tmp && mv $@.tmp $@
+	@CXX=$(CXX) BUILD=$(BUILD) dev/build/configure.sh > $@.tmp && mv $@.tmp $@
 -include $(CONFIG)
 endif
 
@@ -58,19 +60,22 @@ endif
 
 # -fno-math-errno and -fno-trapping-math let loops with sqrt and comparisons vectorise; neither changes a value.
 # -Werror=switch: a switch over an enum has no default, so a value that is added later is found everywhere.
+comma := ,
 BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Werror=switch -Wno-psabi -Wno-restrict -fno-math-errno \
                  -fno-trapping-math -I. -MMD -MP
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 # The newest tag like v1.2, and how far behind it this is: 1.2, or 1.2-14-g0123abc
 VERSION := $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' 2>/dev/null || echo v0.1))
-DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS))
-LIBS := $(if $(HAVE_DNNL),-ldnnl) $(if $(HAVE_MPI),$(MPI_LIBS)) -pthread
+DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL $(DNNL_CFLAGS)) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS))
+LIBS := $(if $(HAVE_DNNL),$(DNNL_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) -pthread
 CUDA_DEFS := -DRZ_CUDA $(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS)) -I$(CUDA_HOME)/include
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart $(if $(HAVE_NCCL),$(NCCL_LIBS))
 OPENMP := -fopenmp
 
-# Each object also holds the PTX that its code was assembled from: test/ptx runs it.
-GENCODE := $(foreach s,$(SM),-gencode arch=compute_$(s),code=[sm_$(s),compute_$(s)])
+# The PTX of 80 and 90a is kept beside the code, for test/ptx, and that of the last, which newer GPUs translate.
+ARCHES  := $(if $(filter all,$(SM)),$(CUDA_KNOWS),$(if $(filter auto,$(SM)),$(or $(CUDA_HERE),80 90a),$(SM)))
+GENCODE := $(foreach s,$(ARCHES),-gencode arch=compute_$(s),code=$(if \
+           $(filter 80 90a $(lastword $(ARCHES)),$(s)),[sm_$(s)$(comma)compute_$(s)],sm_$(s)))
 # Warnings are errors in `make test` only (WERROR=1): another compiler knows others.
 NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Werror=switch,-Wno-psabi \
              $(if $(WERROR),--Werror all-warnings) -DRZ_CUDA
@@ -151,6 +156,9 @@ $(OBJ)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+# The oneDNN that was found last
+$(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
 # Where no loop is hot, compiling fast counts: flags, files and reports, and the tests. Bits do not depend on it.
 $(foreach room,train report model parallel plan,$(OBJ)/llama/$(room)/%.o $(OBJ)/parts/llama_$(room)_%.o) $(OBJ)/test/%.o: BASE_CXXFLAGS += -O1
@@ -293,11 +301,14 @@ uninstall:
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 
-.PHONY: deps quickstart lint reconfigure clean help
+.PHONY: deps onednn quickstart lint reconfigure clean help
 lint:
 	@dev/build/lint.sh
 deps:
 	dev/build/install_deps.sh
+	@rm -f $(CONFIG)
+onednn:
+	dev/build/onednn.sh $(BUILD)
 	@rm -f $(CONFIG)
 quickstart:
 	@dev/run/quickstart.sh

@@ -15,10 +15,22 @@ probe() {  # probe 'source text' flags...   compiles and links
 
 echo "# written by dev/build/configure.sh"
 
-if probe '#include <oneapi/dnnl/dnnl.hpp>
-int main() { dnnl::engine e(dnnl::engine::kind::cpu, 0); }' -ldnnl; then
-  echo "HAVE_DNNL := 1"
-fi
+# oneDNN: DNNL_HOME's, else what `make onednn` has fetched, else the system's.
+own_dnnl=$(realpath -m "${DNNL_HOME:-${BUILD:-build}/onednn}")
+for flags in "-isystem $own_dnnl/include" ""; do
+  libs="-ldnnl"
+  [ -z "$flags" ] || libs="-L$own_dnnl/lib -Wl,-rpath,$own_dnnl/lib -ldnnl"
+  [ -z "$flags" ] || [ -d "$own_dnnl/include" ] || continue
+  # shellcheck disable=SC2086
+  if probe '#include <oneapi/dnnl/dnnl.hpp>
+int main() { dnnl::engine e(dnnl::engine::kind::cpu, 0); }' $flags $libs && "$tmp/probe" > "$tmp/log" 2>&1; then
+    echo "HAVE_DNNL := 1"
+    echo "DNNL_CFLAGS := $flags"
+    echo "DNNL_LIBS := $libs"
+    break
+  fi
+  [ -z "$flags" ] || echo "# $own_dnnl: a program with its oneDNN does not build or start: $(tail -n 1 "$tmp/log")"
+done
 
 # MPI: ask the compiler wrapper (MPICH or Open MPI), else pkg-config.
 for flags in "$("${MPICXX:-mpicxx}" -show 2>/dev/null | cut -d' ' -f2-)" "$(pkg-config --cflags --libs mpich 2>/dev/null)"; do
@@ -58,6 +70,7 @@ int main() { int n = 0; cudaGetDeviceCount(&n); cublasLtGetVersion(); }' -I"$hom
     echo "NVCC := $nvcc"
     echo "CUDA_HOME := $home"
     echo "CUDA_LIB := $lib"
+    dev/build/cuda_arches.sh "${nvcc##* }"
     nccl=${NCCL_HOME:-$home}
     if probe '#include <nccl.h>
 int main() { int v = 0; ncclGetVersion(&v); }' -I"$nccl/include" -I"$home/include" -L"$nccl/lib" -L"$lib" -lnccl -lcudart; then

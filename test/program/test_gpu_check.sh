@@ -191,5 +191,19 @@ for last in 3.01 3.02; do
 done
 check "the ratio is to PyTorch's fastest variant of the same types" '"| 300 | 200 | pytorch-compile, fp32 masters | 1.50 |" in md'
 
+# For which GPUs make compiles: those of this machine, as far as nvcc knows them.
+mkdir -p "$work/sm"
+arches() {  # arches NAME WHAT_NVCC_KNOWS CAPABILITIES WANTED
+  printf '#!/bin/sh\nprintf "%%s\\n" %s\n' "$2" > "$work/sm/nvcc"
+  printf '#!/bin/sh\nprintf "%%s\\n" %s\n' "$3" > "$work/sm/nvidia-smi"
+  chmod +x "$work/sm/nvcc" "$work/sm/nvidia-smi"
+  local got
+  got=$(PATH="$work/sm:$PATH" dev/build/cuda_arches.sh "$work/sm/nvcc" | sed 's/.*:=//' | tr '\n' ';')
+  if [ "$got" = "$4" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1: $got"; fi
+}
+arches "two H100 under CUDA 12.0" "sm_80 sm_89 sm_90" "9.0 9.0" " 80 89 90a; 90a;"
+arches "a workstation of two kinds" "sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120" "8.6 12.0" " 80 89 90a 100 120; 86 120;"
+arches "a GPU that nvcc does not know" "sm_80 sm_89 sm_90" "9.0 12.0" " 80 89 90a;;"
+
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -36,9 +36,10 @@ $(PTX)/self_tests: $(PTX)/selftest.o $(PTX)/libptx.a
 	$(say)
 	$(Q)$(CXX) -o $@ $^ $(SIMT_GTEST) -ldl -pthread
 
-# Which devices run.sh pretends to be
+# Which devices run.sh pretends to be: those whose PTX there is
+PTX_ARCHES := $(patsubst %a,%,$(filter 80 90a,$(ARCHES)))
 $(PTX)/arches: FORCE
-	@mkdir -p $(@D); echo '$(SM:%a=%)' | cmp -s - $@ || echo '$(SM:%a=%)' > $@
+	@mkdir -p $(@D); echo '$(PTX_ARCHES)' | cmp -s - $@ || echo '$(PTX_ARCHES)' > $@
 
 PTX_TARGETS := $(PTX)/self_tests $(PTX)/kernel_tests $(PTX)/arches
 
