@@ -3,7 +3,7 @@
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
 #   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt ptx" picks some)
-#   make test-full    after make test: what takes minutes more and needs no GPU and no network
+#   make test-full    after make test: what takes minutes more and needs no GPU (lm-eval and wandb come from PyPI, or are skipped)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
 #   make test-ptx     the compiled kernels' PTX, run on the CPU (make test has the quick part)
 #   make test-faults-all  the program under a failure of each of its calls, one at a time (an hour)
@@ -234,13 +234,12 @@ test-unit: $(OBJ)/unit_tests
 	$(OBJ)/unit_tests --gtest_brief=1
 
 # Kills, hangs, full disks and bad numbers, against the program under mpirun: minutes. `make test` has the quick ones.
-.PHONY: test-full full-build test-long test-faults test-layouts test-lm-eval test-wandb test-plan
-test-full: full-build test-long $(if $(HAVE_CUDA),test-asan) test-faults test-layouts test-lm-eval test-wandb $(if $(HAVE_CUDA),test-plan)
+.PHONY: test-full full-build test-faults test-layouts test-lm-eval test-wandb test-plan
+test-full: full-build
+	@dev/build/run_tests.sh $(BUILD) $(OBJ) long
 full-build:
 	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/dev/harness $(OBJ)/dev/model_logits $(if $(HAVE_CUDA),$(SIMT_FULL_TARGETS) train_llama_simt)
-# Tensor and context parallelism in breadth, the harness, a minute of the faults below, the emulated program's longer runs.
-test-long: full-build
-	@dev/build/run_tests.sh $(BUILD) $(OBJ) long
+# Parts of test-full, one at a time.
 # The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: three minutes of one core.
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt

@@ -107,12 +107,18 @@ for section in $sections; do
     ptx)
       [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
-    long)  # of make test-full: minutes, and what they show has a shorter witness above
+    long)  # make test-full: minutes, and what they show has a shorter witness above
       run tensor test/program/test_tensor.sh ./train_llama
       run context test/program/test_context.sh ./train_llama
+      run faults-whole test/program/test_faults.sh ./train_llama
+      run layouts test/program/test_layouts.sh ./train_llama
       run harness test/program/test_harness.sh "$obj/dev/harness"
       run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick
+      run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
+      run wandb test/program/test_wandb.sh ./train_llama
       [ -x ./train_llama_simt ] || { echo "long: no emulated program (it needs the CUDA Toolkit's headers)"; continue; }
+      run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
+      run simt-asan test/simt/run.sh "$build/simt" asan
       run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
       run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
