@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "comm/grid.h"
@@ -109,7 +110,7 @@ std::vector<std::vector<int64_t>> PlannedPeers::gather(int rank, const std::vect
     gathers_[turn].by_rank[rank] = own;
     changed_.notify_all();
     const bool all = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_), [&] {
-        return !failed_.empty() || gathers_[turn].by_rank.size() == ranks_.size();
+        return !failed_.empty() || gathers_[turn].by_rank.size() == std::set<int>(ranks_.begin(), ranks_.end()).size();
     });
     require(failed_.empty(), "%s", failed_.c_str());
     if (!all) throw DeadlineError(format("planned rank %d waited %.1f s for the others to gather", rank, timeout_s_));

@@ -3,13 +3,17 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/host_memory.h"
+#include "kernels/runtime/memory_changes.h"
 
 #ifdef RZ_CUDA
 #include "kernels/runtime/cuda_check.h"
@@ -31,27 +35,62 @@ struct MemoryLedger::Row {
     std::mutex mutex;
     std::array<int64_t, kKinds> now{}, peak{};
     int64_t total = 0, total_peak = 0;
+
+    // All rows' changes are kept in the first one.
+    std::atomic<bool> keeps_changes = false;
+    std::vector<MemoryChange> changes;
+
+    static Row& first(MemoryLedger& ledger) { return ledger.rows_[0]; }
+    void keep(DeviceKind where, MemKind kind, int64_t bytes, const char* name) noexcept {
+        if (!keeps_changes) return;
+        std::lock_guard lock(mutex);
+        const std::chrono::duration<double> now_is = std::chrono::steady_clock::now().time_since_epoch();
+        try {
+            changes.push_back({now_is.count(), where, kind, bytes, name ? name : name_of(kind)});
+        } catch (const std::bad_alloc&) {  // buffers are given back in destructors: the list ends here
+            keeps_changes = false;
+        }
+    }
+    void count(MemKind kind, int64_t bytes) {
+        std::lock_guard lock(mutex);
+        int64_t& of_kind = now[size_t(kind)];
+        of_kind += bytes;
+        total += bytes;
+        peak[size_t(kind)] = std::max(peak[size_t(kind)], of_kind);
+        total_peak = std::max(total_peak, total);
+    }
+    static void change(MemoryLedger& ledger, DeviceKind where, MemKind kind, int64_t bytes, const char* name) {
+        first(ledger).keep(where, kind, bytes, name);
+        ledger.rows_[size_t(where)].count(kind, bytes);
+    }
+    // As add() and remove(), under the buffer's name.
+    friend void count_buffer(MemoryLedger& ledger, DeviceKind where, MemKind kind, int64_t bytes, const char* name) {
+        change(ledger, where, kind, bytes, name);
+    }
+    friend std::vector<MemoryChange> set_keeping(MemoryLedger& ledger, bool keep) {
+        Row& row = first(ledger);
+        std::lock_guard lock(row.mutex);
+        row.keeps_changes = keep;
+        return keep ? std::vector<MemoryChange>() : std::exchange(row.changes, {});
+    }
 };
+inline void count_buffer(MemoryLedger&, DeviceKind, MemKind, int64_t bytes, const char* name);
+inline std::vector<MemoryChange> set_keeping(MemoryLedger&, bool keep);
+
+void keep_changes(MemoryLedger& ledger) { set_keeping(ledger, true); }
+
+std::vector<MemoryChange> take_changes(MemoryLedger& ledger) { return set_keeping(ledger, false); }
 
 MemoryLedger::MemoryLedger() : rows_(new Row[kDeviceKinds]) {}
 
 MemoryLedger::~MemoryLedger() = default;
 
 void MemoryLedger::add(DeviceKind where, MemKind kind, int64_t bytes) {
-    Row& row = rows_[int(where)];
-    std::lock_guard lock(row.mutex);
-    int64_t& now = row.now[int(kind)];
-    now += bytes;
-    row.total += bytes;
-    row.peak[int(kind)] = std::max(row.peak[int(kind)], now);
-    row.total_peak = std::max(row.total_peak, row.total);
+    Row::change(*this, where, kind, bytes, nullptr);
 }
 
 void MemoryLedger::remove(DeviceKind where, MemKind kind, int64_t bytes) {
-    Row& row = rows_[int(where)];
-    std::lock_guard lock(row.mutex);
-    row.now[int(kind)] -= bytes;
-    row.total -= bytes;
+    Row::change(*this, where, kind, -bytes, nullptr);
 }
 
 int64_t MemoryLedger::now(DeviceKind where, MemKind kind) const {
@@ -167,14 +206,15 @@ Buffer::Buffer(Device device, bool pinned, int64_t bytes, MemKind kind, std::str
             "higher ZeRO stage on more ranks",
             human_bytes(bytes).c_str(), name_.c_str(), name_of(kind), human_bytes(device.free_bytes()).c_str(),
             device.name().c_str(), device.context ? device.context->memory.table(where).c_str() : "");
-    if (device.context) device.context->memory.add(where, kind, bytes);
+    if (device.context) count_buffer(device.context->memory, where, kind, bytes, name_.c_str());
 }
 
 Buffer::~Buffer() { release(); }
 
 void Buffer::release() {
     if (!data_) return;
-    if (device_.context) device_.context->memory.remove(side_of(device_, pinned_), kind_, bytes_);
+    if (device_.context)
+        count_buffer(device_.context->memory, side_of(device_, pinned_), kind_, -bytes_, name_.c_str());
     if (charged_only(device_)) return detail::release_addresses(std::exchange(data_, nullptr), bytes_);
     free_after_queued_work(device_, pinned_, std::exchange(data_, nullptr));
 }

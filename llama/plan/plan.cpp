@@ -28,6 +28,9 @@ const PlannedRank& Plan::largest() const {
     });
 }
 
+// Where the model lies on many ranks, one stands for its peers on tp and cp: they do the same.
+static bool has_many_parts(const Grid& grid) { return grid.size(Axis::model) > 16; }
+
 // Ranks that stand for all: of those that hold the model together every one; on the data axis the first (with the
 // longest slices), the last that shares with it, and the last. A rank stands for those that hold as much.
 static std::set<int> representatives(const Grid& grid) {
@@ -37,6 +40,7 @@ static std::set<int> representatives(const Grid& grid) {
     for (int r = 0; r < grid.ranks() && grid.ranks() <= kAll; ++r) chosen.insert(r);
     if (!chosen.empty()) return chosen;
     for (int r = 0; r < grid.ranks(); ++r) {
+        if (has_many_parts(grid) && grid.place(Axis::tp, r).rank + grid.place(Axis::cp, r).rank > 0) continue;
         const int at = grid.place(Axis::data, r).rank;
         if (at == 0 || at == shard - 1 || at == data - 1) chosen.insert(r);
     }
@@ -70,13 +74,14 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
                    .ranks = c.ranks,
                    .ranks_per_node = int(c.machine.ranks_per_node),
                    .gemm_workspace = c.machine.cpu ? 0 : gemm_workspace_bytes(int(c.machine.compute_capability))};
-    job.alone = how.one_rank;
+    const Grid grid(c.ranks, grid_options(c.options));
+    job.alone = how.one_rank || has_many_parts(grid);
     job.resumes = c.options.resume.asked();
     job.prompt = most_prompt_tokens(c.options);
     if (how.if_fits) job.most_bytes = std::max<int64_t>(1, c.capacity() - c.outside_max());
     Plan plan;
     std::set<int> open = {0};
-    if (!how.one_rank) open = representatives(Grid(c.ranks, grid_options(c.options)));
+    if (!how.one_rank) open = representatives(grid);
     UnknownOps unknown;
     while (!open.empty()) {
         const bool timed = how.timed && *open.begin() == 0;

@@ -1,10 +1,16 @@
 #include "llama/report/trace.h"
 
+#include <chrono>
+#include <filesystem>
+
+#include "kernels/runtime/context.h"
+#include "kernels/runtime/memory_changes.h"
 #include "llama/base/atomic_file.h"
+#include "llama/report/memory_timeline.h"
 
 namespace rz {
 
-enum Row : int { kSteps = 0, kCompute = 1, kCommunication = 2, kTasks = 3 };
+enum Row : int { kSteps = 0, kCompute = 1, kCommunication = 2, kTasks = 3, kMemory = 4 };
 
 void Trace::begin_step(int64_t step) {
     if (!covers(step)) return;
@@ -22,10 +28,18 @@ bool Trace::end_step(int64_t step, const std::string& path) {
     if (step != last_ || steps_.empty()) return false;
     compute_.set_op_timer(nullptr);
     steps_.emplace_back(step + 1, compute_.record(/*timing=*/true));
+    const std::vector<MemoryChange> memory = take_changes(compute_.context().memory);
+    steps_.back().second.synchronize();
+    // When the trace began, on the host's clock, which the ledger's changes have.
+    const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
+    const double began = now.count() - steps_.back().second.seconds_since(origin_);
+    const std::string own = events() + memory_events(memory, began, process_.rank(), kMemory);
     std::string text;
-    for (const std::string& rank : process_.gather_text(events())) text += (text.empty() ? "" : ",\n") + rank;
-    if (process_.is_root())
-        write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
+    for (const std::string& rank : process_.gather_text(own)) text += (text.empty() ? "" : ",\n") + rank;
+    if (!process_.is_root()) return true;
+    write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
+    write_file_atomically(std::filesystem::path(path).replace_filename("memory.svg").string(),
+                          memory_svg("Memory of rank 0, allocation by allocation", memory, compute_.device().kind));
     return true;
 }
 

@@ -407,7 +407,8 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
              "PROJECT");
     out.text("--wandb-name", o.wandb_name, "Name of the run there. [the model's summary]", "NAME");
     out.whole("--trace-steps", o.trace_steps, 0, 1000,
-              "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev).");
+              "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev), with "
+              "memory by kind; memory.svg has every allocation with its name.");
     out.real("--peak-tflops", o.peak_tflops, 0, 1e6,
              "Dense peak of a device in TFLOP/s, which MFU is measured against. 0: as llama/configs/machines has it.");
     out.turn_on("--print-config", o.print_config, "Show the model, its tensors and its memory, and stop.");

@@ -213,14 +213,18 @@ class DryRun {
 }  // namespace
 
 std::vector<PlannedRank> plan_ranks(const TrainOptions& o, const ModelConfig& config, const PlannedJob& job, int rank) {
-    std::vector<int> line = Grid(job.ranks, grid_options(o)).members(Axis::model, rank);
-    if (job.alone && o.pp == 1) line = {rank};
+    const Grid grid(job.ranks, grid_options(o));
+    const std::vector<int> line = grid.members(job.alone ? Axis::pp : Axis::model, rank);
     std::vector<PlannedRank> found(line.size());
     if (line.size() == 1) {
         found[0] = DryRun(o, config, job, rank, nullptr).run(rank);
         return found;
     }
-    PlannedPeers peers(line);
+    // Of each rank that holds the model the one that is planned for it: what they tell each other comes once for each.
+    std::vector<int> planned;
+    for (const int member : grid.members(Axis::model, rank))
+        planned.push_back(job.alone ? line[size_t(grid.place(Axis::pp, member).rank)] : member);
+    PlannedPeers peers(planned);
     std::vector<std::thread> threads;
     std::mutex mutex;
     std::exception_ptr first;

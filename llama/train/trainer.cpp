@@ -18,6 +18,7 @@
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/nvtx.h"
 #include "kernels/runtime/host_memory.h"
+#include "kernels/runtime/memory_changes.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/clock.h"
 #include "llama/base/fault.h"
@@ -349,6 +350,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     sources = open_data(o, std::move(paths), config.vocab);
     std::string note;
     const Device device = choose_device(o, process, note);
+    if (o.trace_steps > 0) keep_changes(device.context->memory);
     mesh = make_mesh(o, process, device, meter);
     CoreOptions of_core = core_options(o, device, *mesh);
     of_core.threads = cpu_threads(o.threads, process);

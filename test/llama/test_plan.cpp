@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/runtime/context.h"
 #include "llama/plan/cost.h"
 #include "llama/plan/plan.h"
@@ -163,6 +165,35 @@ TEST(Plan, TheSameExchangeOverTwoLevelsTakesTheSameTimeAgain) {
 
 // Two nodes of four: a ring over all is as slow as the one card that each node uses; four rings across, each from its
 // own rank, share what cards there are.
+// Of tp 2 x pp 2 one rank of each stage is planned, and stands for its peer.
+TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
+    Machine m;
+    m.ranks_per_node = 8, m.link_gbs = 0.1, m.link_us = 2, m.card_gbs = 10, m.card_us = 5;
+    m.memory_gbs = 1, m.gemm_fp32 = m.gemm_bf16 = 1e-3, m.op_us = 1;
+    for (auto rates : {&Machine::attention_forward_128, &Machine::attention_backward_128,
+                       &Machine::attention_forward_64, &Machine::attention_backward_64})
+        (m.*rates).assign(4, 1e-3);
+    const TrainOptions o = options({"--tp", "2", "--pp", "2", "--zero", "1"});
+    ModelConfig c = config();
+    c.kv_heads = 2, c.layers = 4;
+    UnknownOps unknown;
+    PlannedJob job{.kind = DeviceKind::cpu, .ranks = 8, .ranks_per_node = 8};
+    job.network = make_network(m), job.cost = make_cost(m, unknown);
+    std::vector<PlannedRank> all = plan_ranks(o, c, job, 0);
+    job.alone = true;
+    const std::vector<PlannedRank> some = plan_ranks(o, c, job, 0);
+    ASSERT_EQ(all.size(), 4u);
+    ASSERT_EQ(some.size(), 2u);
+    for (const PlannedRank& one : some) {
+        const auto same = std::find_if(all.begin(), all.end(), [&](const auto& r) { return r.rank == one.rank; });
+        ASSERT_NE(same, all.end());
+        EXPECT_EQ(one.memory.peak, same->memory.peak) << one.rank;
+        EXPECT_EQ(one.memory.total, same->memory.total) << one.rank;
+        EXPECT_EQ(one.sent, same->sent) << one.rank;
+        EXPECT_NEAR(double(one.step), double(same->step), 0.02 * double(same->step)) << one.rank;
+    }
+}
+
 TEST(Plan, ARingIsAsFastAsItsSlowestLink) {
     Machine m;
     m.ranks_per_node = 4, m.link_gbs = 100, m.card_gbs = 10, m.cards = 4;

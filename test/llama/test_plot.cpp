@@ -6,7 +6,10 @@
 #include <filesystem>
 
 #include "kernels/runtime/check.h"
+#include "kernels/runtime/context.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
+#include "llama/report/memory_timeline.h"
 #include "llama/report/plot.h"
 
 namespace rz {
@@ -167,6 +170,100 @@ TEST(Plot, SmoothingKeepsALineALine) {
     for (int i = 20; i < 980; ++i) EXPECT_NEAR(s.points[size_t(i)].second, 3.0 * i, 1.0 / 21 + 1e-9);
     EXPECT_EQ(s.points[0], c.points[0]);
     EXPECT_NEAR(s.points[999].second, 3.0 * (999 - 5), 1.0 / 11 + 1e-9) << "the mean of the last eleven";
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
+
+MemoryChange taken(double time, int64_t bytes, const char* name, MemKind kind = MemKind::gathered) {
+    return {time, DeviceKind::cpu, kind, bytes, name};
+}
+
+struct Rect {
+    double x, y, width, height;
+};
+std::vector<Rect> bars(const std::string& svg) {
+    std::vector<Rect> all;
+    for (size_t at = svg.find("<rect"); at != std::string::npos; at = svg.find("<rect", at + 1)) {
+        Rect r{};
+        if (std::sscanf(svg.c_str() + at, "<rect x=\"%lf\" y=\"%lf\" width=\"%lf\" height=\"%lf\"", &r.x, &r.y,
+                        &r.width, &r.height) == 4 &&
+            svg.compare(svg.find('>', at) + 1, 7, "<title>") == 0)
+            all.push_back(r);
+    }
+    return all;
+}
+
+TEST(MemoryTimeline, BarsHaveTheAreaOfBytesTimesSecondsAndNoneLiesOnAnother) {
+    constexpr int64_t kMiB = 1 << 20;
+    std::vector<MemoryChange> changes = {taken(10, 4 * kMiB, "unit 1 <gathered>"),
+                                         taken(11, 2 * kMiB, "masters", MemKind::optimizer),
+                                         taken(12, -4 * kMiB, "unit 1 <gathered>"),
+                                         taken(13, 1 * kMiB, "unit 2"),
+                                         taken(13.5, -kMiB, "taken before the list began"),
+                                         taken(14, 3 * kMiB, "unit 3"),
+                                         taken(16, -2 * kMiB, "masters", MemKind::optimizer),
+                                         taken(18, 6 * kMiB, "unit 4"),
+                                         taken(20, -1 * kMiB, "unit 2")};
+    const double area[] = {4 * 2.0, 2 * 5.0, 1 * 7.0, 3 * 6.0, 6 * 2.0};  // in MiB x seconds, in order
+    const std::string svg = memory_svg("memory & time", changes, DeviceKind::cpu);
+    expect_well_formed(svg);
+    const std::vector<Rect> all = bars(svg);
+    ASSERT_EQ(all.size(), 5u);
+    const double unit = all[0].width * all[0].height / area[0];
+    for (size_t i = 0; i < all.size(); ++i) {
+        EXPECT_NEAR(all[i].width * all[i].height, area[i] * unit, 0.01 * area[i] * unit) << "bar " << i;
+        for (size_t j = 0; j < i; ++j) {
+            const double across =
+                             std::min(all[i].x + all[i].width, all[j].x + all[j].width) - std::max(all[i].x, all[j].x),
+                         up = std::min(all[i].y + all[i].height, all[j].y + all[j].height) -
+                              std::max(all[i].y, all[j].y);
+            EXPECT_TRUE(across < 0.1 || up < 0.1) << "bars " << i << " and " << j;
+        }
+    }
+    EXPECT_EQ(all[2].y + all[2].height, all[0].y + all[0].height) << "unit 2 stands where unit 1 was";
+    EXPECT_NE(svg.find("unit 1 &lt;gathered&gt;: 4.00 MiB of gathered, from 0.000 s to 2.000 s"), std::string::npos)
+        << svg;
+    EXPECT_NE(svg.find("10.0 MiB at once, at most"), std::string::npos) << "3 + 6 + 1";
+    EXPECT_EQ(svg.find("taken before"), std::string::npos);
+    expect_well_formed(memory_svg("none", {}, DeviceKind::cpu));
+}
+
+TEST(MemoryTimeline, CountersAreTheRunningSumsAndNameWhatWasTaken) {
+    const std::vector<MemoryChange> changes = {taken(1, 100, "before \"the\" trace"), taken(3, 30, "unit 1"),
+                                               taken(4, -7, "taken before the list began"),
+                                               taken(5, -100, "before \"the\" trace"), taken(6, -30, "unit 1")};
+    const Json events = parse_json("[{}" + memory_events(changes, /*origin=*/2, /*rank=*/3, /*row=*/4) + "]", "events");
+    std::vector<std::pair<double, int64_t>> counted;
+    std::vector<std::string> names;
+    for (const Json& e : events) {
+        if (e.empty()) continue;
+        EXPECT_EQ(e["pid"], 3);
+        if (e["ph"] == "C") counted.emplace_back(e["ts"].get<double>(), e["args"]["gathered"].get<int64_t>());
+        if (e["ph"] == "i") names.push_back(e["name"]);
+    }
+    using At = std::pair<double, int64_t>;
+    EXPECT_EQ(counted, (std::vector<At>{{0, 100}, {1e6, 130}, {3e6, 30}, {4e6, 0}}));
+    EXPECT_EQ(names, (std::vector<std::string>{"+ 30 B unit 1", "- 100 B before \"the\" trace", "- 30 B unit 1"}));
+}
+
+TEST(MemoryTimeline, ALedgerKeepsChangesOnlyWhenItIsAsked) {
+    RankContext context;
+    const Device device{DeviceKind::cpu, 0, &context};
+    const Buffer before(device, 5, MemKind::data, "before");
+    keep_changes(context.memory);
+    { const Buffer ids(device, 7, MemKind::data, "ids"); }
+    context.memory.add(DeviceKind::cpu, MemKind::gradients, 11);
+    const std::vector<MemoryChange> kept = take_changes(context.memory);
+    const Buffer after(device, 9, MemKind::data, "after");
+    ASSERT_EQ(kept.size(), 3u);
+    EXPECT_EQ(kept[0].bytes, 7);
+    EXPECT_EQ(kept[1].bytes, -7);
+    EXPECT_EQ(kept[1].name, "ids");
+    EXPECT_LE(kept[0].time, kept[1].time);
+    EXPECT_EQ(kept[2].name, "gradients") << "what has no name is named by its kind";
+    EXPECT_TRUE(take_changes(context.memory).empty());
+    EXPECT_EQ(context.memory.now(DeviceKind::cpu, MemKind::data), 14);
+    EXPECT_EQ(context.memory.peak(DeviceKind::cpu, MemKind::data), 14);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; what the plan refuses, the run refuses.
 
   test/program/plan_grid.py PROGRAM                                   the CPU, all pairs at 1 to 4 ranks
+  test/program/plan_grid.py PROGRAM --most-ranks 8                    at 1 to 8 ranks, and with more flags
   test/program/plan_grid.py PROGRAM --cuda ./train_llama_simt         CUDA's choices, on the emulator
   ... --rows 8 --table FILE                                           the first rows only; the table as Markdown
 """
@@ -48,22 +49,43 @@ SETTINGS = {
     "no-background-save": ["", "on"],
     "val-every": ["0", "2"],
 }
+# What --most-ranks 8 has beside those: more ranks, context parallelism, other types, masks, statistics, readers.
+MORE_SETTINGS = {
+    "ranks": ["1", "2", "3", "4", "5", "6", "7", "8"],
+    "dtype": ["fp32", "bf16", "fp16"],
+    "fp8": ["", "tensor"],
+    "pp-schedule": ["", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev"],
+    "cp": ["", "2"],
+    "cp-exchange": ["", "ring"],
+    "tp-overlap": ["", "on"],
+    "doc-boundary": ["", "bos"],
+    "stats-every": ["", "2"],
+    "data-threads": ["", "0"],
+}
 SWITCHES = {"no-overlap", "accumulate-locally", "no-background-save"}
 
 
 def sensible(row):
     """Left out: what the command line refuses because it does nothing, and what a run of 6 steps can't be."""
     zero, pp, ranks = int(row["zero"]), int(row["pp"] or 1), int(row["ranks"])
-    tp = int(row["tp"] or 1)
-    if ranks % (tp * pp) or (tp > 1 and pp > 1):
+    tp, cp = int(row["tp"] or 1), int(row.get("cp") or 1)
+    if ranks % (tp * pp * cp) or (tp > 1 and pp > 1 and ranks < 8):
+        return False
+    if (row.get("cp-exchange") and cp == 1) or (row.get("tp-overlap") and tp == 1):
+        return False
+    if row.get("fp8") and (row["dtype"] != "bf16" or tp > 1 or pp > 1):
+        return False
+    if row["dtype"] == "fp16" and (row["grad-dtype"] or row["wire-dtype"] == "bf16"):
+        return False
+    if row["pp-schedule"].startswith("dualpipe") and row["grad-accum"] != "6":
         return False
     if row["prefetch"] and (zero != 3 or (row["no-overlap"] and row["prefetch"] != "0")):
         return False
     if row["accumulate-locally"] and zero < 2:
         return False
-    if row["shard-size"] and (zero == 0 or (ranks // pp // tp) % 2):
+    if row["shard-size"] and (zero == 0 or (ranks // pp // tp // cp) % 2):
         return False
-    if row["master-dtype"] and row["dtype"] != "bf16":
+    if row["master-dtype"] and (row["dtype"] != "bf16" or row.get("fp8")):
         return False
     if pp > 1 and ranks % pp:
         return False
@@ -78,30 +100,35 @@ def sensible(row):
     return not (row["no-background-save"] and row["save-every"] == "0")
 
 
-def pairs_of(row):
-    return set(itertools.combinations(sorted(row.items()), 2))
+def pairs_of(row, bits):
+    """The pairs of settings as bits of a number; `bits` has the bit of each pair that was met."""
+    pairs = 0
+    for pair in itertools.combinations(sorted(row.items()), 2):
+        pairs |= 1 << bits.setdefault(pair, len(bits))
+    return pairs
 
 
-def covering_rows(seed, cuda):
+def covering_rows(seed, cuda, settings):
     """Rows in which every pair that a sensible row can have occurs, found greedily."""
     rng = random.Random(seed)
-    pool = []
+    pool, bits = [], {}
+    even = [n for n in settings["ranks"] if int(n) % 2 == 0]
     while len(pool) < 20000:
-        row = {name: rng.choice(values) for name, values in SETTINGS.items()}
+        row = {name: rng.choice(values) for name, values in settings.items()}
         if cuda:  # a pipeline of GPUs sends over NCCL, which the emulator's ranks do not
             row.update({"pp": "", "pp-schedule": "", "pp-gather": ""})
         elif int(row["pp"] or 1) > 1 or rng.random() < 0.2:
-            row.update({"pp": "2", "ranks": rng.choice("24"), "recompute": "", "grad-accum": rng.choice("26")})
+            row.update({"pp": "2", "ranks": rng.choice(even), "recompute": "", "grad-accum": rng.choice("26")})
         if sensible(row):
-            pool.append((row, pairs_of(row)))
-    missing = set().union(*(p for _, p in pool))
+            pool.append((row, pairs_of(row, bits)))
+    missing = (1 << len(bits)) - 1
     rows = []
     while missing:
-        row, found = max(rng.sample(pool, 1500), key=lambda one: len(one[1] & missing))
+        row, found = max(rng.sample(pool, 1500), key=lambda one: (one[1] & missing).bit_count())
         if not found & missing:
-            row, found = max(pool, key=lambda one: len(one[1] & missing))
+            row, found = max(pool, key=lambda one: (one[1] & missing).bit_count())
         rows.append(row)
-        missing -= found
+        missing &= ~found
     return rows
 
 
@@ -110,6 +137,8 @@ def flags_of(row):
     for name, value in row.items():
         if name != "ranks" and value:
             flags += [f"--{name}"] if name in SWITCHES else [f"--{name}", value]
+        if name == "doc-boundary" and value:
+            flags += ["--doc-token", "0"]
     return flags
 
 
@@ -194,13 +223,15 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--cuda", default="", help="the program that has CUDA, on an emulator or a GPU")
     parser.add_argument("--capability", default="9.0", help="compute capability of that device")
+    parser.add_argument("--most-ranks", type=int, choices=[4, 8], default=4, help="8: with MORE_SETTINGS too")
     parser.add_argument("--rows", type=int, default=0, help="the first so many rows; 0: all")
     parser.add_argument("--table", default="", help="file for the table")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     options.program = os.path.abspath(options.program)
     options.cuda = os.path.abspath(options.cuda) if options.cuda else ""
-    rows = covering_rows(options.seed, bool(options.cuda))
+    settings = SETTINGS if options.most_ranks == 4 else {**SETTINGS, **MORE_SETTINGS}
+    rows = covering_rows(options.seed, bool(options.cuda), settings)
     total = len(rows)
     if options.rows:
         rows = rows[: options.rows]
