@@ -31,7 +31,8 @@ constexpr ExitMeaning kExitMeanings[] = {
     {kExitError, "an error; the message names rank and cause"},
     {kExitDeadline, "a rank hung or was stopped: the others name it"},
     {kExitNumbers, "the numbers are bad: steps in a row or the state not finite, or a spike"},
-    {kExitReplicas, "ranks that must hold the same parameters do not, or a step computed twice has other bits"},
+    {kExitReplicas,
+     "ranks that must hold the same parameters do not, a step computed twice has other bits, or a message's changed"},
     {kExitRequeue, "stopped on request, saved: start again with --resume auto"},
     {kExitInterrupted, "a second Ctrl-C: ended without saving"},
 };

@@ -56,6 +56,7 @@ void Mesh::build_links(Device device, bool one_lane, const Open& open) {
         auto transport = open(here ? std::vector<int>{line[size_t(from)], line[size_t(to)]} : std::vector<int>{},
                               format("pp %d>%d", from, to));
         if (!here) return;
+        check_wire(*transport);
         auto stream = one_lane ? nullptr : make_comm_stream(device);
         Stream& used = one_lane ? *stream_ : *stream;
         const int peer = from == own ? to : from;
@@ -100,6 +101,10 @@ static MeshOptions settle(int ranks, MeshOptions o, std::vector<int> nodes) {
     return o;
 }
 
+void Mesh::check_wire(Transport& transport) {
+    if (options_.check_wire && transport.size() > 1) transport.check_wire(*stream_, options_.damage_wire);
+}
+
 void Mesh::build_axis(Axis axis, const Open& open) {
     const int size = grid_.size(axis);
     const bool of_data = axis == Axis::data || axis == Axis::shard || axis == Axis::replicate;
@@ -113,6 +118,7 @@ void Mesh::build_axis(Axis axis, const Open& open) {
             std::make_unique<SelfTransport>(data().transport().device(), name_of(axis), nullptr, world_.rank);
     else
         group.transport = open(grid_.members(axis, world_.rank), name_of(axis));
+    check_wire(*group.transport);
     const Algorithm how = of_data ? algorithm() : axis == Axis::tp ? options_.algorithms.tp : Algorithm::direct;
     CollectiveOptions options = options_.collectives;
     options.nodes = is_two_level(how) && size > 1 ? grid_.nodes(axis) : 1;
@@ -216,6 +222,15 @@ int64_t Mesh::bytes_sent() const {
     for (const Group& group : groups_) bytes += group.transport->bytes_sent();
     for (const auto& link : links_to_) bytes += link->bytes_sent();
     return bytes;
+}
+
+std::vector<WireCheck*> Mesh::wire_checks() const {
+    std::vector<WireCheck*> checks;
+    for (const Group& group : groups_) checks.push_back(group.transport->wire_check());
+    for (const Links* links : {&links_to_, &links_from_})
+        for (const auto& link : *links) checks.push_back(link->wire_check());
+    std::erase(checks, nullptr);
+    return checks;
 }
 
 std::unique_ptr<Stream> make_comm_stream(Device device) {

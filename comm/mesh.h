@@ -41,7 +41,9 @@ struct MeshOptions {
     AxisAlgorithms algorithms = {};  // cp, pp and model sum in ascending rank order
     int ranks_per_node = 0;          // 0: as the launcher placed them, or as grid.nodes has it
     CollectiveOptions collectives = {};
-    bool one_lane = false;  // all links on stream(); always so for CUDA memory over MPI
+    bool one_lane = false;                   // all links on stream(); always so for CUDA memory over MPI
+    bool check_wire = false;                 // sum the bits of every message (wire_check.h)
+    std::function<bool()> damage_wire = {};  // of tests: whether an arriving message is to lose a bit
 };
 
 // One direction between two neighbours on the pp axis: a transport of its own, and a stream of its own unless the mesh
@@ -58,6 +60,7 @@ class Link {
     void send(const void* data, int64_t bytes, const char* what = "transfer");
     void recv(void* data, int64_t bytes, const char* what = "transfer");
     int64_t bytes_sent() const { return transport_->bytes_sent(); }
+    WireCheck* wire_check() const { return transport_->wire_check(); }
 
    private:
     void move(const Message& message, const char* what);
@@ -116,6 +119,9 @@ class Mesh {
 
     int64_t bytes_sent() const;  // from this rank, all groups and links
 
+    // With check_wire, of all groups and links.
+    std::vector<WireCheck*> wire_checks() const;
+
    private:
     struct Group {
         std::unique_ptr<Transport> transport;
@@ -127,6 +133,7 @@ class Mesh {
 
     void build(Device device, const Open& open);
     void build_axis(Axis axis, const Open& open);
+    void check_wire(Transport& transport);
     void build_links(Device device, bool one_lane, const Open& open);
     Collectives& on(Axis axis) const { return *axes_[size_t(axis)]; }
     Link& link(const Links& links, int pp_rank) const;

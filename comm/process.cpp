@@ -37,10 +37,10 @@ namespace {
 
 Process* the_process = nullptr;
 
-// exit() in the middle of a job would be taken for success by some launchers and hang others.
+// exit() in the middle of a job would be taken for success by some launchers and hang others. OpenMP calls it where it
+// gets no thread.
 void leaving_early() {
-    if (the_process && the_process->size() > 1)
-        the_process->abort(kExitError, "the process called exit() before the job had finished");
+    if (the_process) the_process->abort(kExitError, "a library called exit() before the job had finished");
 }
 
 // The number of ranks that a launcher started, or 0 if none did.

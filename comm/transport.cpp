@@ -2,6 +2,7 @@
 
 #include "comm/collectives.h"
 #include "comm/watch.h"
+#include "comm/wire_check.h"
 
 namespace rz {
 
@@ -34,11 +35,21 @@ Transfer Transport::start(Stream& stream, const MessageGroup& group) {
     }
     require(to_self == 0, "group '%s', rank %d: a message to oneself needs its send and its recv in one group",
             group_.c_str(), rank_);
-    return do_start(stream, group);
+    if (!wire_check_) return do_start(stream, group);
+    auto arrivals = wire_check_->leaving(stream, group);
+    Transfer transfer = do_start(stream, group);
+    transfer.arrivals = std::move(arrivals);
+    return transfer;
 }
 
 void Transport::finish(Stream& stream, const Transfer& transfer) {
     if (transfer.state) do_finish(stream, transfer);
+    if (transfer.arrivals)
+        wire_check_->arrived(stream, *std::static_pointer_cast<const WireCheck::Arrivals>(transfer.arrivals));
+}
+
+void Transport::check_wire(Stream& stream, std::function<bool()> damage) {
+    wire_check_ = std::make_unique<WireCheck>(stream, *this, std::move(damage));
 }
 
 void Transport::send(Stream& stream, const void* data, int64_t bytes, int to) {

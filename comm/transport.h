@@ -20,6 +20,7 @@
 // independent).
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,7 @@ constexpr int64_t kNcclChunkBytes = int64_t(32) << 20;  // NCCL's good_chunk_byt
 class Collectives;
 struct CollectiveOptions;
 class Watch;
+class WireCheck;
 
 struct Message {
     void* data;
@@ -71,6 +73,7 @@ class MessageGroup {
 // A started group. Copies share it.
 struct Transfer {
     std::shared_ptr<void> state;
+    std::shared_ptr<const void> arrivals = {};  // of check_wire()
 };
 
 class Transport {
@@ -104,6 +107,11 @@ class Transport {
 
     // Bytes enqueued so far from this rank to others.
     int64_t bytes_sent() const { return bytes_sent_; }
+    // From now on the bits of every message are summed (wire_check.h). Before the first start(); `stream` may be any of
+    // the device. `damage`: whether an arriving message is to lose a bit, for tests.
+    void check_wire(Stream& stream, std::function<bool()> damage);
+    WireCheck* wire_check() const { return wire_check_.get(); }  // nullptr: nothing is summed
+
     // For what a library sends over the same group, past start().
     void count_sent(int64_t bytes) { bytes_sent_ += bytes; }
 
@@ -121,6 +129,7 @@ class Transport {
     Device device_;
     std::shared_ptr<Watch> watch_;
     int64_t bytes_sent_ = 0;
+    std::unique_ptr<WireCheck> wire_check_;
 };
 
 // One process, no library: messages to oneself are copies.

@@ -215,6 +215,12 @@ void Watch::running(uint64_t seq, int to, int from) {
     r.when = now_s();
 }
 
+OpRecord Watch::record(uint64_t seq) const {
+    std::lock_guard lock(mutex_);
+    const OpRecord& r = page_->ops[seq % kKeptOps];
+    return r.seq == seq ? r : OpRecord{};
+}
+
 void Watch::done(uint64_t seq) {
     std::lock_guard lock(mutex_);
     page_->last_done = std::max(page_->last_done, seq);

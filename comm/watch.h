@@ -112,6 +112,8 @@ class Watch {
     uint64_t queue(const char* op, const char* group, int first, int64_t bytes);
     void running(uint64_t seq, int to, int from);
     void done(uint64_t seq);
+    // As long as it is one of the latest; else an empty one.
+    OpRecord record(uint64_t seq) const;
 
     // Ends the job for an error that nobody is there to catch (a CUDA host function's); returns where on_fault does, or
     // there is none.

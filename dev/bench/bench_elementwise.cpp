@@ -1,11 +1,12 @@
-// Conversion, the ring's reduce-add, the direct sum of rows, random initial weights. Unavoidable bytes: inputs once in,
-// outputs once out.
+// Conversion, the ring's reduce-add, the direct sum of rows, random initial weights, the sum of a message's bits.
+// Unavoidable bytes: inputs once in, outputs once out.
 
 #include "dev/bench/bench.h"
+#include "kernels/bit_sum.h"
 
 int main(int argc, char** argv) {
     using namespace rz;
-    bench::Bench bench("cast, reduce_add, sum_rows, random_normal", "n", {"262144", "16000000"},
+    bench::Bench bench("cast, reduce_add, sum_rows, random_normal, bit_sum", "n", {"262144", "16000000"},
                        {"16000000", "256000000"});
     return bench.run(argc, argv, [](bench::Bench& b, const std::vector<int64_t>& shape) {
         const int64_t n = shape[0];
@@ -43,6 +44,11 @@ int main(int argc, char** argv) {
         b.measure({"random_normal", text, narrow}, [=](bench::Memory& m) {
             const RandomNormal a{.x = m.output(n, t, "x"), .n = n, .seed = 1, .stream = 2, .std = 1, .dtype = t};
             return [a](Stream& s) { random_normal(s, a); };
+        });
+        b.measure({"bit_sum", text, narrow}, [=](bench::Memory& m) {
+            const BitSum a{
+                .sum = static_cast<uint64_t*>(m.scratch(8)), .data = m.random(n, t, 1), .bytes = n * size_of(t)};
+            return [a](Stream& s) { bit_sum(s, a); };
         });
     });
 }

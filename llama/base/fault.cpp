@@ -25,6 +25,7 @@ constexpr Point kPoints[] = {
     {"step", "at the top of every training step"},
     {"gradient", "before a step's first backward pass; nan, inf: an element of this rank's gradients"},
     {"recheck", "where a unit's gradients are compared (--recheck-every); flip: one of their bits"},
+    {"wire", "where a message has arrived (--check-wire); flip: one of its bits"},
     {"loss", "where a step's loss is judged; spike: ten times this rank's loss"},
     {"weights", "after a step's update; flip: one bit of one parameter of this rank, nan: all of them"},
     {"masters", "the same of its master weights"},

@@ -10,6 +10,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_merge.h"
 #include "kernels/bias_correction.h"
+#include "kernels/bit_sum.h"
 #include "kernels/copy_rows.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
@@ -124,6 +125,7 @@ OpWork work(const Cast& a) { return bytes(n(a.n) * (size_of(a.dtype) + size_of(a
 OpWork work(const ReduceAdd& a) {
     return bytes(n(a.n) * (size_of(a.a_dtype) + size_of(a.b_dtype) + size_of(a.out_dtype)), a.b_dtype);
 }
+OpWork work(const BitSum& a) { return bytes(double(a.bytes)); }
 OpWork work(const SumRows& a) { return bytes(n(a.n) * (n(a.rows) * size_of(a.dtype) + size_of(a.out_dtype)), a.dtype); }
 OpWork work(const CopyRows& a) {
     return bytes(n(a.rows) * n(a.columns) * (size_of(a.dtype) + size_of(a.out_dtype)), a.dtype);
@@ -179,7 +181,7 @@ bool find_work(const OpCall& op, OpWork& found) {
                    SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax,
                    Fp8Gemm, Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8,
                    FoldScales, SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale,
-                   BiasCorrection, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
+                   BiasCorrection, BitSum, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

@@ -20,6 +20,7 @@
 #include "llama/tokenizer/tokenizer.h"
 #include "llama/train/chat_prompt.h"
 #include "llama/train/commands.h"
+#include "llama/train/trainer.h"
 
 namespace rz {
 namespace {
@@ -36,6 +37,7 @@ class Writer {
           device_(choose(o)),
           stream_(device_, "compute"),
           parameters_(device_, stream_, unit_layouts(table_), o.dtype) {
+        check_threads(o.threads);
         if (o.threads > 0 && !device_.is_cuda()) stream_.enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
         load_weights(folder, table_, o.dtype, device_, stream_, parameters_);
     }

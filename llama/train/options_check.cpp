@@ -39,6 +39,11 @@ static void check_guards_and_output(const TrainOptions& o) {
             "--recheck-every %lld with --cuda-graphs on: gradients inside a graph can't be looked at\n  nearest: "
             "--cuda-graphs off",
             (long long)o.recheck_every);
+    for (const Algorithm how : {o.collectives.data.value_or(Algorithm::ring), o.collectives.tp})
+        require(o.check_wire == 0 || (how != Algorithm::library && how != Algorithm::symmetric),
+                "--check-wire %lld with --collectives %s: what %s is not seen\n  nearest: --collectives ring or direct",
+                (long long)o.check_wire, name_of(how),
+                how == Algorithm::library ? "a library sends" : "ranks read from each other's memory");
     require(o.stats_every == 0 || !o.out.empty(),
             "--stats-every writes stats.jsonl into --out, and that is not given: name a folder");
     require(

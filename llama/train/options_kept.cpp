@@ -63,6 +63,7 @@ Keeps keeps(const OptionRow& row) {
                          "rollback-skip",
                          "check-replicas",
                          "recheck-every",
+                         "check-wire",
                          "timeout",
                          "disk-timeout"}))
         return Keeps::always;

@@ -127,6 +127,9 @@ static void add_guards(OptionGroup g, TrainOptions& o) {
         "--recheck-every", o.recheck_every, 0, kBig,
         "Number of steps between those computed twice, whose bits must agree; such a step takes twice as long. A rank "
         "whose bits differ is named and ends the run with exit code 73. 0: never.");
+    g.whole("--check-wire", o.check_wire, 0, kBig,
+            "Number of steps between comparisons of the sums of bits that each rank sent and received (before a save "
+            "too). Two ranks that differ are named and end the run with exit code 73. 0: never, nothing is summed.");
 }
 
 void add_gemm_rows(OptionGroup& g, bool& tune, std::string& cache) {

@@ -143,7 +143,7 @@ struct TrainOptions {
     double spike_z = 5.7;
     OnSpike on_spike = OnSpike::warn;
     int64_t max_rollbacks = 3, rollback_steps = 100, rollback_skip = 100;
-    int64_t check_replicas = 0, recheck_every = 0;  // steps; 0: never
+    int64_t check_replicas = 0, recheck_every = 0, check_wire = 0;  // steps; 0: never
 
     // output
     std::string out;

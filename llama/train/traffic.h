@@ -30,6 +30,7 @@ replicate  the all-reduce of the owned slices (hybrid sharding): 2 passes over t
 model      the gradient norm's sums, 8 bytes for each block of this rank's gradients, to each other rank of tp x pp.
 
 A pass of a ring's all-gather sends all slices but the right neighbour's; that of direct this rank's, to each other.
+--check-wire adds nothing to messages; a comparison sends 8 bytes up a tree of the ranks and back.
 )";
 
 struct Traffic {

@@ -12,6 +12,7 @@
 
 #include "comm/host.h"
 #include "comm/layout_text.h"
+#include "comm/wire_check.h"
 #include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
@@ -53,11 +54,19 @@ MeshOptions mesh_options(const TrainOptions& o) {
             .transport = o.transport,
             .algorithms = o.collectives,
             .ranks_per_node = int(o.ranks_per_node),
-            .collectives = {.chunk_bytes = o.ring_chunk_kib << 10}};
+            .collectives = {.chunk_bytes = o.ring_chunk_kib << 10},
+            .check_wire = o.check_wire > 0};
+}
+
+void check_threads(int64_t asked) {
+    const int64_t cores = omp_get_num_procs(), most = std::max<int64_t>(1024, 8 * cores);
+    require(asked <= most, "--threads %lld: this machine has %lld cores\n  nearest: --threads %lld, or 0",
+            (long long)asked, (long long)cores, (long long)cores);
 }
 
 // Ranks that each take every core slow each other down: they divide the host's, unless the user says otherwise.
 int64_t cpu_threads(int64_t asked, const Process& process) {
+    check_threads(asked);
     if (asked > 0 || process.local_size() == 1 || std::getenv("OMP_NUM_THREADS")) return asked;
     return std::max(1, omp_get_num_procs() / process.local_size());
 }
@@ -65,6 +74,7 @@ int64_t cpu_threads(int64_t asked, const Process& process) {
 static std::unique_ptr<Mesh> make_mesh(const TrainOptions& o, Process& process, Device device, CommMeter& meter) {
     MeshOptions options = mesh_options(o);
     options.collectives.meter = &meter;
+    options.damage_wire = [] { return fault_point("wire") == FaultAction::flip; };
     return std::make_unique<Mesh>(process, device, options);
 }
 
@@ -487,6 +497,7 @@ void begin_step(Trainer& t, int64_t step) {
     nvtx_push(format("step %lld", (long long)step));
     t.process.set_step(step);
     t.step = step;
+    for (WireCheck* check : t.mesh->wire_checks()) check->begin_step();
     if (t.rechecks(step)) {
         t.metrics->flush();
         t.recheck->rehearse(t.goal(), [&](int64_t micro_batch) { return t.batches->rehearsal(step, micro_batch); });
@@ -518,6 +529,17 @@ static void check_replicas(Trainer& t, int64_t step) {
     if (!difference.empty()) t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
 }
 
+// Of the messages since the last comparison. A step that is saved is compared before.
+static void check_wire(Trainer& t, int64_t step) {
+    const int64_t every = t.options.check_wire;
+    if (every == 0 || (step % every != 0 && step != t.options.steps && !t.saves(step))) return;
+    t.core->compute.synchronize();
+    const std::string difference = wire_difference(t.process, t.core->compute, t.mesh->wire_checks());
+    if (difference.empty()) return;
+    const std::string since = every == 1 ? "" : format("in the last %lld steps at most, ", (long long)every);
+    t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + since + difference);
+}
+
 // A micro-batch that is recorded again would be worth knowing; of the pieces, that they are replayed.
 static void tell_of_graphs(Trainer& t) {
     const Model& model = t.core->model;
@@ -538,6 +560,7 @@ void end_step(Trainer& t, int64_t step) {
             t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
     t.metrics->end(step);
     check_replicas(t, step);
+    check_wire(t, step);
     nvtx_pop();
     if (t.saver) t.saver->report();
 }

@@ -88,6 +88,8 @@ MeshOptions mesh_options(const TrainOptions&);
 CoreOptions core_options(const TrainOptions&, Device, const Mesh&);
 // Threads of this rank on a CPU: what was asked for, or this host's cores divided among its ranks; 0: OpenMP's choice.
 int64_t cpu_threads(int64_t asked, const Process&);
+// Refuses what no machine like this could use: OpenMP ends the program where it gets no thread.
+void check_threads(int64_t asked);
 
 // Data that are still being written: waits until all ranks have those of the step. False if the run ends instead,
 // because it is asked to stop or nothing came within --data-wait; the state after the step before is saved then.

@@ -7,6 +7,7 @@
 //                        transfer), hang=SECONDS: from this call on all counted ones wait until so long after it
 //   FAULT_EVER=1         every later one too
 //   FAULT_KINDS=         files (default), memory, threads: what is counted
+//   FAULT_MODULE=name    allocations and threads count where a library of this name is on the stack
 //   FAULT_RANK=r         only in this rank of a job
 //   FAULT_STACK=1        says where the call comes from
 //   FAULT_CLOCK=s:d      s seconds after the start the time of day jumps by d seconds
@@ -59,7 +60,7 @@ struct Settings {
     long at = 0, site_nth = 0;
     uint64_t site = 0;
     double hang = 0, clock_from = -1, clock_by = 0;  // seconds
-    const char* host = nullptr;
+    const char *host = nullptr, *module = nullptr;
 };
 Settings settings;
 std::atomic<long> counted{0};
@@ -102,6 +103,7 @@ __attribute__((constructor)) void read_settings() {
     const bool here = !strcmp(program_invocation_short_name, program ? program : "train_llama");
     started = monotonic();
     settings.on = (paths || kinds) && here;
+    settings.module = getenv("FAULT_MODULE");
     if (here && host) settings.host = host;
     if (here && flock) settings.flock_absent = !strcmp(flock, "absent"), settings.flock_local = !settings.flock_absent;
     if (here && clock && strchr(clock, ':')) {
@@ -145,18 +147,31 @@ F* real(const char* name) {
 
 // An address on the stack, relative to its module; dladdr searches whole tables of symbols, and a start makes a hundred
 // thousand allocations.
-uint64_t relative(void* address) {
+struct Frame {
+    void* address;
+    uint64_t value;
+    bool in_module;
+};
+const Frame& frame_at(void* address) {
     constexpr size_t kKept = 4096;
-    static thread_local struct {
-        void* address;
-        uint64_t value;
-    } kept[kKept];
-    auto& entry = kept[(uintptr_t(address) >> 1) % kKept];
-    if (entry.address == address) return entry.value;
+    static thread_local Frame kept[kKept];
+    Frame& entry = kept[(uintptr_t(address) >> 1) % kKept];
+    if (entry.address == address) return entry;
     Dl_info info;
     const bool found = dladdr(address, &info) && info.dli_fbase;
-    entry = {address, found ? uint64_t(static_cast<char*>(address) - static_cast<char*>(info.dli_fbase)) : 0};
-    return entry.value;
+    entry = {address, found ? uint64_t(static_cast<char*>(address) - static_cast<char*>(info.dli_fbase)) : 0,
+             found && settings.module && info.dli_fname && strstr(info.dli_fname, settings.module)};
+    return entry;
+}
+uint64_t relative(void* address) { return frame_at(address).value; }
+
+bool from_module() {
+    if (!settings.module) return true;
+    void* frames[24];
+    const int n = backtrace(frames, 24);
+    for (int i = 2; i < n; ++i)
+        if (frame_at(frames[i]).in_module) return true;
+    return false;
 }
 
 uint64_t site_here() {
@@ -241,7 +256,7 @@ Fate file_call(const char* operation, const char* path, const char* other = null
 bool memory_fails(const char* operation) {
     if (!ready || inside || !settings.on || !settings.memory) return false;
     inside = true;
-    const Fate fate = count(operation, "-");
+    const Fate fate = from_module() ? count(operation, "-") : Fate::goes_on;
     inside = false;
     return fate == Fate::fails;
 }
@@ -636,7 +651,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
     REAL(pthread_create);
     if (ready && !inside && settings.on && settings.threads) {
         inside = true;
-        const Fate fate = count("pthread_create", "-");
+        const Fate fate = from_module() ? count("pthread_create", "-") : Fate::goes_on;
         inside = false;
         if (fate == Fate::fails) return settings.error;
     }

@@ -228,6 +228,23 @@ TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {
     EXPECT_EQ(resumed.lr, 1e-3);
 }
 
+// A text may look like a switch's value or like another flag: it stays a text, and what comes after it too.
+TEST(Options, ATextThatIsTrueSwallowsNoFlagOnResume) {
+    for (const std::string name : {"true", "false", "--zero", "-1", "a b", "x=y"}) {
+        const std::map<std::string, std::string> saved =
+            training({"--out", "o", "--wandb", "true", "--wandb-name=" + name, "--weight-decay", "0.25", "--zero", "2",
+                      "--no-overlap"})
+                .kept_flags;
+        TrainOptions resumed = training({"--out", "o"});
+        EXPECT_EQ(adopt_flags(resumed, saved, {.same_ranks = true}), std::vector<std::string>());
+        EXPECT_EQ(resumed.wandb, "true");
+        EXPECT_EQ(resumed.wandb_name, name);
+        EXPECT_EQ(resumed.weight_decay, 0.25) << name;
+        EXPECT_EQ(resumed.zero, 2) << name;
+        EXPECT_TRUE(resumed.no_overlap) << name;
+    }
+}
+
 TEST(Options, AResumedRunTakesEveryFlagThatItsPlaceAllows) {
     const std::map<std::string, std::string> saved =
         training({"--tp", "2", "--tp-wire", "fp32", "--zero", "2", "--shard-size", "2", "--threads", "3", "--device",

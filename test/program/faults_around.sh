@@ -296,6 +296,31 @@ case_recheck() {
   done
 }
 
+# A bit that changes between two ranks' memories, on each way that messages take.
+case_changed_message() {
+  local how
+  start x1 --check-wire 2
+  check "changed_message: no fault: as undisturbed" as_undisturbed x1
+  for how in "--zero 0" "--zero 1" "--zero 2 --collectives direct" "--zero 3"; do
+    # shellcheck disable=SC2086
+    FAULT=wire:1:40:flip start "x2${how// /}" $how --check-wire 1
+    check "changed_message: $how: exit code 73" test $rc = 73
+    check "changed_message: $how: ranks, operation and group are named" says "step [1-8]: bits changed between the memories of two ranks: from rank [02] to rank 1 in [a-z_]+ #[0-9]+ of group [a-z]+, message [0-9]+ between them in a step, of [0-9]+ bytes"
+  done
+  for how in "--tp 2" "--cp 2" "--pp 2 --batch-tokens 64"; do
+    # shellcheck disable=SC2086
+    FAULT=wire:1:9:flip run 2 "x3${how// /}" "${train[@]}" $how --check-wire 1
+    check "changed_message: $how: exit code 73" test $rc = 73
+    check "changed_message: $how: named" says "from rank 0 to rank 1 in "
+  done
+  FAULT=wire:1:60:flip start x4 --check-wire 100
+  check "changed_message: compared before a save: 73" test $rc = 73
+  resume x4
+  check "changed_message: what was saved is good: the next start has the same weights" as_undisturbed x4
+  start x5 --check-wire 1 --collectives library
+  check "changed_message: MPI's own collectives: refused, 2" test $rc = 2
+}
+
 # The number of ranks follows the hosts: fewer, more at a restart, and more while the run is going. The same tokens each time.
 case_elastic() {
   local hash
@@ -330,6 +355,32 @@ case_elastic() {
   check "elastic: the same tokens" test "$(data_hash e1)" = "$hash"
   run 5 e1 --data "$work/data" --device cpu --resume auto --steps 25 --allow-lr-jump
   check "elastic: without the supervisor: exit code 2, both nearest" bash -c "[ $rc = 2 ] && grep -q 'nearest: 4 or 6 of such ranks' '$work/log'"
+}
+
+# Threads that OpenMP or the program asks for fail one at a time: words and an exit code of the table, or the undisturbed weights.
+# More threads than any machine here could use are refused.
+case_libraries_fail() {
+  needs_shim libraries_fail || return
+  local k bad='' reached=0 wanted
+  timeout 60 "$program" "${train[@]}" --threads 65536 --out "$work/l-absurd" > "$work/log" 2>&1
+  rc=$?
+  check "libraries_fail: absurd --threads: exit code 2, the nearest" bash -c "[ $rc = 2 ] && grep -q 'nearest: --threads ' '$work/log'"
+  timeout 60 "$program" "${train[@]}" --threads 3 --steps 3 --out "$work/l-whole" > "$work/log" 2>&1
+  wanted=$(weights l-whole)
+  for k in 1 2 3 4 5 6 7 8 9 10 12 14 16; do
+    rm -rf "$work/l"
+    LD_PRELOAD=$shim FAULT_KINDS=threads FAULT_AT=$k FAULT_DO=EAGAIN timeout -s KILL 60 "$program" "${train[@]}" --threads 3 --steps 3 \
+      --out "$work/l" > "$work/log" 2>&1
+    rc=$?
+    says "^FAULT: " || break
+    reached=$((reached + 1))
+    case $rc in
+      0) [ "$(weights l)" = "$wanted" ] || bad="$bad $k:other-weights" ;;
+      70) says "train_llama: [^ ]+ [^ ]+" || bad="$bad $k:silent" ;;
+      *) bad="$bad $k:$rc" ;;
+    esac
+  done
+  check "libraries_fail: $reached threads, each with words or the same weights:$bad" test -z "$bad" -a $reached -gt 6
 }
 
 # From too little memory for a start to enough: a message each time, never a signal. 126, 127: the loader's, before the program.

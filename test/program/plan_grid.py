@@ -48,6 +48,7 @@ SETTINGS = {
     "save-every": ["0", "2"],
     "no-background-save": ["", "on"],
     "val-every": ["0", "2"],
+    "check-wire": ["", "2"],
 }
 # What --most-ranks 8 has beside those: more ranks, context parallelism, other types, masks, statistics, readers.
 MORE_SETTINGS = {

@@ -44,6 +44,13 @@ check "  the same bits" cmp "$work/enough/final/model.safetensors" "$work/withhe
 SIMT_NCCL_BLOCKS=1 run mpirun -n 4 "$simt" "${staged[@]}" --timeout 3 --out "$work/too_few"
 check "  with one for all of them ranks wait for each other: exit code 71" test $rc = 71
 
+# A bit that changes on the way: the sums are a kernel's, before and after NCCL.
+run mpirun -n 2 "$simt" "${toy[@]}" --steps 2 --zero 2 --transport nccl --check-wire 1 --out "$work/wire"
+check "--check-wire over NCCL: nothing is found where nothing happens" test $rc = 0
+FAULT=wire:1:7:flip run mpirun -n 2 "$simt" "${toy[@]}" --steps 4 --zero 2 --transport nccl --check-wire 1 --out "$work/wire_flip"
+check "--check-wire over NCCL: a flipped bit: exit code 73" test $rc = 73
+check "--check-wire over NCCL: ranks and operation are named" says "from rank 0 to rank 1 in [a-z_]+ #[0-9]+ of group "
+
 # The whole job is stopped for longer than the deadline, and continues.
 paused() {
   FAULT="step:*:*:sleep=0.2" timeout -s KILL 120 mpirun -n 2 "$simt" "${toy[@]}" --steps 30 --timeout 6 --transport nccl --out "$work/paused" > "$work/log" 2>&1 &
