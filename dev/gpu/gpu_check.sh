@@ -148,7 +148,7 @@ stage_environment() {
 }
 
 make_variable() { make -s BUILD="$BUILD" SM="$SM" --eval "print-it: ; @echo \$($1)" print-it; }
-ops="rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise quantise fp8_gemm attention"  # with a dev/bench_ each
+ops="rmsnorm swiglu rope embedding cross_entropy adamw offload global_norm elementwise quantise fp8_gemm attention"  # with a dev/bench_ each
 
 stage_build() {
   [ "$GIVEN_PROGRAMS" = 0 ] || unavailable "the programs in $PROGRAMS are used as they are"
@@ -315,7 +315,7 @@ stage_ceilings() {
 stage_kernels() {
   local op bench shape=()
   declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
-                    [fp8_gemm]=64x64x64 [global_norm]=65536 [quantise]=64x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
+                    [fp8_gemm]=64x64x64 [global_norm]=65536 [offload]=65536 [quantise]=64x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
   on_gpu "the CUDA kernels (rows below are the CPU's)" || true
   for op in $ops; do
     bench=$(program bench_$op) || exit 3
@@ -365,6 +365,9 @@ stage_resources() {
 training_models() {
   if [ "$DRY" = 1 ]; then
     echo "smallest|--preset bytes --vocab 512 --layers 1 --batch 1 --seq-len 32|--dim 256 --layers 1 --heads 8 --kv-heads 4 --ffn 688 --vocab 512 --batch 1 --seq-len 32"
+    echo "smallest, bf16|--preset bytes --vocab 512 --layers 1 --ffn 768 --batch 1 --seq-len 128 --dtype bf16|"
+    echo "smallest, bf16|--preset bytes --vocab 512 --layers 1 --ffn 768 --batch 1 --seq-len 128 --dtype bf16 --fp8 tensor|"
+    echo "smallest, bf16|--preset bytes --vocab 512 --layers 1 --ffn 768 --batch 1 --seq-len 128 --dtype bf16 --fp8 block|"
     return
   fi
   local b7="--preset medium --dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --layers" t7="--dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --vocab 32000 --layers"
@@ -386,12 +389,14 @@ training_models() {
 }
 
 stage_training() {
-  local bench name flags torch tune=()
+  local bench name flags torch dtype tune=()
   bench=$(program bench_train) || exit 3
   on_gpu "training on a GPU (rows below are the CPU's)" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
   while IFS='|' read -r name flags torch; do
+    dtype="--dtype $(pick bf16 fp32)"
+    [[ $flags != *--dtype* ]] || dtype=''
     # shellcheck disable=SC2086
-    try_s=60 try "$name" "$bench" --device "$DEVICE" --dtype "$(pick bf16 fp32)" $flags --name "$name" --steps "$(pick 10 1)" --classes \
+    try_s=60 try "$name" "$bench" --device "$DEVICE" $dtype $flags --name "$name" --steps "$(pick 10 1)" --classes \
       "${tune[@]}" --json "$ROWS" && beside_the_prediction "$name" $flags
   done < <(training_models)
   return 0

@@ -59,6 +59,13 @@ std::string print(const char* how, std::optional<double> value, double scale = 1
     return buffer;
 }
 
+// The type of weights and activations, of the products if they are in fp8, and of the state.
+std::string type_text(const Json& r) {
+    const std::string fp8 = text(r, "fp8", "none");
+    return text(r, "dtype") + (fp8 == "none" ? "" : ", fp8 " + fp8) +
+           (text(r, "state") == "bf16" ? ", also masters and moments" : "");
+}
+
 std::string bytes_text(std::optional<double> bytes) {
     return !bytes ? "-" : *bytes < 0x1p30 ? print("%.1f MiB", bytes, 0x1p-20) : print("%.2f GiB", bytes, 0x1p-30);
 }
@@ -204,8 +211,7 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
                   print("%.1f M", number(r, "parameters"), 1e-6),
                   asked.empty() || asked == layers ? layers : layers + " (of " + asked + ": the rest did not fit)",
                   text(r, "batch") + " x " + text(r, "seq_len"),
-                  text(r, "dtype") + (text(r, "state") == "bf16" ? ", also masters and moments" : "") +
-                      (text(r, "recompute", "none") == "none" ? "" : ", " + text(r, "recompute")) +
+                  type_text(r) + (text(r, "recompute", "none") == "none" ? "" : ", " + text(r, "recompute")) +
                       (text(r, "cuda_graphs") == "true" ? ", CUDA graphs" : ""),
                   print("%.0f", number(r, "tokens_per_s")),
                   print("%.2f", number(r, "flops"), 1e-12),
@@ -323,14 +329,39 @@ void print_speed_ratio(std::ostream& out, const Json& report) {
         if (!best) continue;
         const double ratio = *number(ours, "tokens_per_s") / *number(*best, "tokens_per_s");
         table.push_back({text(ours, "model") + (text(ours, "cuda_graphs") == "true" ? ", CUDA graphs" : ""),
-                         text(ours, "batch") + " x " + text(ours, "seq_len"),
-                         text(ours, "dtype") + (text(ours, "state") == "bf16" ? ", also masters and moments" : ""),
+                         text(ours, "batch") + " x " + text(ours, "seq_len"), type_text(ours),
                          print("%.0f", number(ours, "tokens_per_s")), print("%.0f", number(*best, "tokens_per_s")),
                          text(*best, "program"), print("%.2f", ratio)});
     }
     if (table.size() > 1)
         out << "## Beside PyTorch\n\nThe same model, batch and types of masters and moments in the same "
                "run, PyTorch's fastest variant.\n\n";
+    print_table(out, table);
+}
+
+// fp8 beside bf16: the same model, batch and device.
+constexpr double kFp8Goal = 1.45;  // at a 7B model's shape
+
+void print_fp8_ratio(std::ostream& out, const Json& report) {
+    const std::vector<Json> rows = rows_of_kind(report, "train");
+    const auto plain = [](const Json& r) { return text(r, "fp8", "none") == "none"; };
+    const auto alike = [](const Json& a, const Json& b) {
+        for (const char* key : {"recompute", "cuda_graphs", "moments"})
+            if (text(a, key) != text(b, key)) return false;
+        return identity(a) == identity(b);
+    };
+    Table table{{"model", "batch", "fp8", "tokens/s", "bf16 tokens/s", "ratio"}};
+    for (const Json& fp8 : rows)
+        for (const Json& bf16 : rows) {
+            if (plain(fp8) || !plain(bf16) || text(bf16, "program") != "ringzero" || !alike(fp8, bf16)) continue;
+            const auto a = number(fp8, "tokens_per_s"), b = number(bf16, "tokens_per_s");
+            if (!a || !b) continue;
+            table.push_back({text(fp8, "model"), text(fp8, "batch") + " x " + text(fp8, "seq_len"), text(fp8, "fp8"),
+                             print("%.0f", a), print("%.0f", b), print("%.2f", *a / *b)});
+            break;
+        }
+    if (table.size() > 1)
+        out << "## fp8 beside bf16\n\nThe goal is " << print("%.2f", kFp8Goal) << " at a 7B model's shape.\n\n";
     print_table(out, table);
 }
 
@@ -397,6 +428,7 @@ void write_report(const std::string& folder, const Json& report) {
     print_table(md, stages);
     print_failures(md, report);
     print_speed_ratio(md, report);
+    print_fp8_ratio(md, report);
     print_curves(md, report);
     for (const auto& [name, stage] : report["stages"].items()) {
         const Json rows = stage.value("rows", Json::array());

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Number formats compared: what fp32, fp16, fp8 and bf16 state cost in validation loss against bf16, in pairs.
 
-    nice -n 15 python3 dev/run/precisions.py ./train_llama --work /tmp/precisions --report dev/results/precisions.md [--minutes 60]
+    nice -n 19 python3 dev/run/precisions.py ./train_llama --work /tmp/precisions --report dev/results/precisions.md [--minutes 60]
 
-Trains the quickstart's model on the source of Python's standard library, each type with the same seeds: a pair has the
-same first weights and the same batches. Seed after seed, each with all types; after --minutes no run begins. Runs that
-are there already are not made again, and what is complete is reported: the mean of (loss - bf16's) / bf16's, its 95 %
-interval by Student's t, spikes, memory, and the bytes that each of three ranks sends in a step of ZeRO-3."""
+Trains the quickstart's model on the source of Python's standard library. Each type has the same seeds: a pair has the same first
+weights and the same batches. Seed after seed, each with all types; after --minutes no run begins. A run adds a line to the .jsonl
+beside REPORT, and what has a line there is not run again: a comparison may be stopped, resumed, and grown by more seeds. Lines
+count only among the same settings and data. The table says how many pairs each type has: the mean of (loss - bf16's) / bf16's, its
+95 % interval by Student's t, spikes, memory, and the bytes that each of three ranks sends in a step of ZeRO-3.
+--report-only runs nothing and writes table and picture from the lines that are there."""
 
 import argparse
+import datetime
+import hashlib
 import json
 import math
 import os
@@ -29,6 +33,48 @@ TYPES = {  # name: flags, the largest gap allowed at the interval's upper end
 }
 BASE = "bf16"
 STUDENT = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]  # 97.5 %, by degrees of freedom
+SETTINGS = ("steps", "batch", "seq_len", "model", "val_tokens")  # what runs must have in common, beside the data
+
+
+def lines_file(args):
+    return os.path.splitext(args.report)[0] + ".jsonl"
+
+
+def data_sum(args):
+    """Of the shards' names and bytes: 12 hexadecimal digits."""
+    sum_ = hashlib.sha256()
+    for name in sorted(os.listdir(f"{args.work}/data")):
+        if name.endswith(".bin"):
+            sum_.update(name.encode())
+            with open(f"{args.work}/data/{name}", "rb") as f:
+                while block := f.read(1 << 20):
+                    sum_.update(block)
+    return sum_.hexdigest()[:12]
+
+
+def settings(args):
+    return {name: getattr(args, name) for name in SETTINGS} | {"data": args.data_sum}
+
+
+def known(args, what):
+    """The lines of `what` ("run" or "wire") with these settings, by type and seed."""
+    found = {}
+    if os.path.exists(lines_file(args)):
+        with open(lines_file(args), encoding="utf-8") as f:
+            for number, text in enumerate(f, 1):
+                try:
+                    row = json.loads(text)
+                    if row["what"] == what and row["settings"] == settings(args) and row["type"] in TYPES:
+                        found[(row["type"], row["seed"])] = row
+                except (ValueError, KeyError, TypeError):
+                    sys.exit(f"{lines_file(args)}, line {number}: not a line of this program\n  take it out")
+    return found
+
+
+def add_line(args, row):
+    row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"), "commit": args.commit, "settings": settings(args)} | row
+    with open(lines_file(args), "a", encoding="utf-8") as f:
+        f.write(json.dumps(row) + "\n")
 
 
 def folder(args, name, seed):
@@ -51,40 +97,32 @@ def call(command, log):
 
 def train(args, name, seed):
     out = folder(args, name, seed)
-    if os.path.exists(f"{out}/ranks.json"):
-        return
     shutil.rmtree(out, ignore_errors=True)
     command = [args.program, *flags(args, name), "--seed", str(seed), "--steps", str(args.steps), "--val-every", "0", "--val-tokens",
                str(args.val_tokens), "--save-every", "0", "--threads", str(args.threads), "--out", out]  # fmt: skip
     call(command, f"{out}.log")
-    shutil.rmtree(f"{out}/checkpoints", ignore_errors=True)
-    shutil.rmtree(f"{out}/final", ignore_errors=True)
-
-
-def wire_bytes(args, name):
-    """Bytes that a rank of three sends in a step of ZeRO-3, on average."""
-    out = folder(args, name, "wire")
-    if not os.path.exists(f"{out}/ranks.json"):
-        shutil.rmtree(out, ignore_errors=True)
-        command = ["mpirun", "-n", "3", args.program, *flags(args, name), "--batch", "2", "--seq-len", "64", "--zero", "3", "--collectives",
-                   "ring", "--steps", "3", "--warmup", "1", "--val-every", "0", "--val-tokens", "1", "--save-every", "0", "--threads", "1", "--out", out]  # fmt: skip
-        call(command, f"{out}.log")
-    return rows(out)[-1].get("bytes_sent", 0)
-
-
-def rows(out):
-    with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
-        return [row for row in map(json.loads, f) if "loss" in row]
-
-
-def result(args, name, seed):
-    out = folder(args, name, seed)
     with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
         lines = [json.loads(line) for line in f]
-    loss = [row["val_loss"] for row in lines if "val_loss" in row][-1]
     steps = [row for row in lines if "loss" in row]
-    return {"loss": float(loss), "spikes": sum("spike" in row for row in lines), "skipped": steps[-1].get("skipped", 0),
-            "memory": max(row["memory_bytes"] for row in steps), "seconds": sum(row["seconds"] for row in steps)}  # fmt: skip
+    row = {"what": "run", "type": name, "seed": seed, "val_loss": float([row["val_loss"] for row in lines if "val_loss" in row][-1]),
+           "spikes": sum("spike" in row for row in lines), "skipped": steps[-1].get("skipped", 0),
+           "memory": max(row["memory_bytes"] for row in steps), "seconds": round(sum(row["seconds"] for row in steps), 1)}  # fmt: skip
+    add_line(args, row)
+    shutil.rmtree(out)
+    return row
+
+
+def measure_wire(args, name):
+    """Bytes that a rank of three sends in a step of ZeRO-3, on average."""
+    out = folder(args, name, "wire")
+    shutil.rmtree(out, ignore_errors=True)
+    command = ["mpirun", "-n", "3", args.program, *flags(args, name), "--batch", "2", "--seq-len", "64", "--zero", "3", "--collectives",
+               "ring", "--steps", "3", "--warmup", "1", "--val-every", "0", "--val-tokens", "1", "--save-every", "0", "--threads", "1", "--out", out]  # fmt: skip
+    call(command, f"{out}.log")
+    with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
+        sent = [row for row in map(json.loads, f) if "loss" in row][-1].get("bytes_sent", 0)
+    add_line(args, {"what": "wire", "type": name, "seed": 0, "bytes_sent": sent})
+    shutil.rmtree(out)
 
 
 def interval(values):
@@ -97,7 +135,7 @@ def interval(values):
 
 def picture(path, gaps):
     """Dots: pairs by seed; a bar: the mean and its interval; a dashed line: what is allowed."""
-    width, row, left, right = 760, 46, 110, 20
+    width, row, left, right = 760, 46, 130, 20
     largest = max([abs(g) for all_ in gaps.values() for g in all_] + [0.0105])
     height = row * len(gaps) + 60
 
@@ -112,11 +150,13 @@ def picture(path, gaps):
     ]
     for i, (name, values) in enumerate(gaps.items()):
         y = 50 + i * row
-        mean, half = interval(values)
-        half = 0 if math.isnan(half) else half
-        text.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{name}</text>')
-        text.append(f'<line x1="{x(mean - half):.1f}" y1="{y}" x2="{x(mean + half):.1f}" y2="{y}" stroke="#1f5fa8" stroke-width="3"/>')
-        text.append(f'<line x1="{x(mean):.1f}" y1="{y - 8}" x2="{x(mean):.1f}" y2="{y + 8}" stroke="#1f5fa8" stroke-width="3"/>')
+        text.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{name}, {len(values)}</text>')
+        if values:
+            mean, half = interval(values)
+            half = 0 if math.isnan(half) else half
+            low, high = max(-largest, mean - half), min(largest, mean + half)
+            text.append(f'<line x1="{x(low):.1f}" y1="{y}" x2="{x(high):.1f}" y2="{y}" stroke="#1f5fa8" stroke-width="3"/>')
+            text.append(f'<line x1="{x(mean):.1f}" y1="{y - 8}" x2="{x(mean):.1f}" y2="{y + 8}" stroke="#1f5fa8" stroke-width="3"/>')
         text += [f'<circle cx="{x(v):.1f}" cy="{y + 13}" r="3" fill="#c4622d"/>' for v in values]
         limit = TYPES[name][1]
         if limit:
@@ -127,56 +167,79 @@ def picture(path, gaps):
         f.write("\n".join([*text, "</svg>", ""]))
 
 
-def report(args, seeds):
-    done = [s for s in seeds if all(os.path.exists(f"{folder(args, name, s)}/ranks.json") for name in TYPES)]
-    if not done:
-        sys.exit("precisions: no seed has a run of every type yet")
-    by = {name: [result(args, name, s) for s in done] for name in TYPES}
-    gaps = {name: [r["loss"] / b["loss"] - 1 for r, b in zip(by[name], by[BASE])] for name in TYPES if name != BASE}
-    commit = subprocess.run(["git", "log", "-1", "--format=%h, %ad", "--date=short"], capture_output=True, text=True, check=True).stdout.strip()
+def verdict(limit, mean, half, pairs):
+    if limit is None:
+        return "-"
+    if pairs < 2:
+        return f"{100 * limit:.1f} %: not known"
+    if mean + half <= limit:
+        return f"{100 * limit:.1f} %: met"
+    return f"{100 * limit:.1f} %: {'missed' if mean - half > limit else 'not settled, the interval holds it'}"
+
+
+def report(args):
+    runs, wire = known(args, "run"), known(args, "wire")
+    by = {name: {seed: row for (type_, seed), row in runs.items() if type_ == name} for name in TYPES}
+    if not by[BASE]:
+        sys.exit(f"precisions: {lines_file(args)} has no run in {BASE} with these settings and data yet")
+    gaps = {name: [row["val_loss"] / by[BASE][seed]["val_loss"] - 1 for seed, row in sorted(rows.items()) if seed in by[BASE]]
+            for name, rows in by.items() if name != BASE}  # fmt: skip
     with open("/proc/cpuinfo", encoding="utf-8") as f:
         cpu = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
+    commits, dates = sorted({r["commit"] for r in runs.values()}), sorted(r["date"][:10] for r in runs.values())
     lines = [
         "# Number formats compared on real text",
         "",
-        f"    python3 dev/run/precisions.py ./train_llama --work WORK --report FILE --steps {args.steps} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
+        f"    python3 dev/run/precisions.py ./train_llama --work WORK --report dev/results/precisions.md --steps {args.steps} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
         "",
-        f"Commit {commit}; {cpu}, {os.cpu_count()} cores shared with other work, {platform.system()}; the CPU backend, no GPU.",
+        f"Commit {', '.join(commits)}; {dates[0]}{'' if dates[0] == dates[-1] else ' to ' + dates[-1]}; {cpu}, {os.cpu_count()} cores shared with other work, {platform.system()}; the CPU backend, no GPU.",
         f"The quickstart's model (`--preset bytes`) with {args.model}, since `block` needs multiples of 128; {args.steps} steps of {args.batch * args.seq_len} tokens,",
-        f"the source of Python's standard library as bytes, validation on {args.val_tokens} tokens. Seeds {', '.join(map(str, done))}: with a seed all types have the",
+        f"the source of Python's standard library as bytes (sum {args.data_sum}), validation on {args.val_tokens} tokens. With a seed all types have the",
         "same first weights and the same batches. Gap: (loss - loss of bf16) / loss of bf16, of a pair; below 0 is better than bf16.",
+        f"[Every run, one line each]({os.path.basename(lines_file(args))}).",
         "",
-        "| type | validation loss, mean | gap to bf16, mean | 95 % interval | allowed at its upper end | spikes | updates skipped | peak memory, MiB | MB sent in a step, ZeRO-3 on 3 ranks |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| type | seeds | validation loss, mean | gap to bf16, mean | 95 % interval | allowed at its upper end | spikes | updates skipped | peak memory, MiB | MB sent in a step, ZeRO-3 on 3 ranks |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in TYPES:
-        r, limit = by[name], TYPES[name][1]
-        cells = [name, f"{sum(v['loss'] for v in r) / len(r):.4f}"]
+        r, limit = list(by[name].values()), TYPES[name][1]
+        if not r:
+            lines.append(f"| {name} | 0 |" + " not run |" * 8)
+            continue
+        cells = [name, str(len(r)), f"{sum(v['val_loss'] for v in r) / len(r):.4f}"]
         if name == BASE:
             cells += ["0", "-", "-"]
+        elif not gaps[name]:
+            cells += ["no pair", "-", "-"]
         else:
             mean, half = interval(gaps[name])
-            known = len(done) > 1
-            verdict = "met" if mean + half <= (limit or 0) else "missed"
-            cells += [f"{100 * mean:+.3f} %", f"{100 * (mean - half):+.3f} to {100 * (mean + half):+.3f} %" if known else "one pair has none"]
-            cells.append("-" if limit is None else f"{100 * limit:.1f} %: {verdict if known else 'not known'}")
-        cells += [str(sum(v["spikes"] for v in r)), str(sum(v["skipped"] for v in r)), f"{r[0]['memory'] / 2**20:.1f}", f"{wire_bytes(args, name) / 1e6:.2f}"]
-        lines.append("| " + " | ".join(cells) + " |")
+            more = len(gaps[name]) > 1
+            cells += [f"{100 * mean:+.3f} %", f"{100 * (mean - half):+.3f} to {100 * (mean + half):+.3f} %" if more else "one pair has none"]
+            cells.append(verdict(limit, mean, half, len(gaps[name])))
+        sent = wire.get((name, 0))
+        cells += [str(sum(v["spikes"] for v in r)), str(sum(v["skipped"] for v in r)), f"{r[0]['memory'] / 2**20:.1f}"]
+        lines.append("| " + " | ".join([*cells, f"{sent['bytes_sent'] / 1e6:.2f}" if sent else "not measured"]) + " |")
     svg = os.path.splitext(args.report)[0] + ".svg"
-    lines += ["", f"![Gap to bf16, by type]({os.path.basename(svg)})", "", "Losses by seed:", "", "| seed | " + " | ".join(TYPES) + " |", "|---" * (1 + len(TYPES)) + "|"]
-    lines += [f"| {s} | " + " | ".join(f"{by[name][i]['loss']:.4f}" for name in TYPES) + " |" for i, s in enumerate(done)]
+    lines += ["", f"![Gap to bf16, by type and number of pairs]({os.path.basename(svg)})", "", "Losses by seed:", ""]
+    lines += ["| seed | " + " | ".join(TYPES) + " |", "|---" * (1 + len(TYPES)) + "|"]
+    for seed in sorted({seed for _, seed in runs}):
+        lines.append(f"| {seed} | " + " | ".join(f"{by[name][seed]['val_loss']:.4f}" if seed in by[name] else "-" for name in TYPES) + " |")
+    if args.about and os.path.exists(args.about):
+        with open(args.about, encoding="utf-8") as f:
+            lines += ["", f.read().strip()]
     picture(svg, gaps)
     with open(args.report + ".tmp", "w", encoding="utf-8") as f:
         f.write("\n".join([*lines, ""]))
     os.replace(args.report + ".tmp", args.report)
-    print("\n".join(lines))
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     p.add_argument("program")
     p.add_argument("--work", required=True, help="folder for data and runs")
-    p.add_argument("--report", required=True, help="the table to write; the picture is beside it, .svg")
+    p.add_argument("--report", required=True, help="the table to write; runs (.jsonl) and picture (.svg) are beside it")
+    p.add_argument("--report-only", action="store_true", help="run nothing")
+    p.add_argument("--about", default="", help="a file of Markdown to put below the tables")
     p.add_argument("--seeds", type=int, default=8)
     p.add_argument("--steps", type=int, default=400)
     p.add_argument("--batch", type=int, default=8)
@@ -191,19 +254,25 @@ def main():
     os.makedirs(args.work, exist_ok=True)
     if not os.path.exists(f"{args.work}/data/dataset.json"):
         subprocess.run([sys.executable, "data_prep/prepare.py", "stdlib", "--out", f"{args.work}/data", "--quiet"], check=True)
-    began, seeds = time.monotonic(), range(1, args.seeds + 1)
+    args.data_sum = data_sum(args)
+    args.commit = subprocess.run(["git", "log", "-1", "--format=%h"], capture_output=True, text=True, check=True).stdout.strip()
+    began, runs, wire = time.monotonic(), known(args, "run"), known(args, "wire")
 
     def job(pair):
         seed, name = pair
         start = time.monotonic()
-        if start - began > 60 * args.minutes:
+        if (name, seed) in runs or start - began > 60 * args.minutes:
             return
-        train(args, name, seed)
-        print(f"seed {seed}, {name}: {result(args, name, seed)['loss']:.4f}, {time.monotonic() - start:.0f} s", flush=True)
+        row = train(args, name, seed)
+        print(f"seed {seed}, {name}: {row['val_loss']:.4f}, {time.monotonic() - start:.0f} s", flush=True)
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(job, [(seed, name) for seed in seeds for name in TYPES]))
-    report(args, seeds)
+    if not args.report_only:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(job, [(seed, name) for seed in range(1, args.seeds + 1) for name in TYPES]))
+        for name in TYPES:
+            if (name, 0) not in wire:
+                measure_wire(args, name)
+    report(args)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ const Number kNumbers[] = {
     {"op-us", &Machine::op_us, 0, kMost},
     {"host-gbs", &Machine::host_gbs, 1e-6, kMost},
     {"host-memory-gbs", &Machine::host_memory_gbs, 1e-6, kMost},
+    {"host-memory-gib", &Machine::host_memory_gib, 0, kMost},
     {"link-gbs", &Machine::link_gbs, 1e-6, kMost, true},
     {"link-us", &Machine::link_us, 0, kMost},
     {"card-gbs", &Machine::card_gbs, 1e-6, kMost, true},

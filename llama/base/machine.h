@@ -32,7 +32,8 @@ struct Machine {
     double memory_gbs = 0;            // bytes read and written by a copy, GB/s
     // Between a card and its host, one direction, GB/s; and the host's memory, GB/s for each card (offload).
     double host_gbs = 25, host_memory_gbs = 20;
-    double op_us = 0;  // the least time of an op
+    double host_memory_gib = 0;  // of a node, which its ranks pin together; 0: unknown
+    double op_us = 0;            // the least time of an op
 
     int64_t ranks_per_node = 8;
     // Between ranks of a node, one direction, GB/s for each rank; from node to node, GB/s of each card.
@@ -44,6 +45,7 @@ struct Machine {
     double link_message_us = 0, card_message_us = 0, group_gap_us = 0, sum_gap_us = 0;
 
     int64_t memory_bytes(int64_t ranks_on_node) const;  // of a rank
+    int64_t host_memory_bytes() const { return int64_t(host_memory_gib * double(int64_t(1) << 30)); }
     // FLOP/s that MFU is measured against; 0: unknown. fp8 has a peak of its own.
     double peak_flops(DType dtype, bool fp8 = false) const {
         return 1e12 * (fp8 && peak_fp8 > 0 ? peak_fp8 : dtype == DType::f32 ? peak_fp32 : peak_bf16);

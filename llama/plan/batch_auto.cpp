@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/runtime/host_memory.h"
 #include "llama/plan/plan.h"
 #include "llama/train/batches.h"
 
@@ -13,6 +14,11 @@ static int64_t least_free(Device device, Process& process) {
     return -process.max(-(device.free_bytes() / sharing));
 }
 
+// What a rank may pin, on the rank that may least.
+static int64_t least_host(Process& process) {
+    return -process.max(-(std::min(available_host_memory(), int64_t(1) << 50) / process.local_size()));
+}
+
 std::string choose_batch(TrainOptions& o, Process& process) {
     const Device device = pick_device(o.device, process.local_rank(), nullptr);
     const int64_t free = least_free(device, process);
@@ -21,6 +27,7 @@ std::string choose_batch(TrainOptions& o, Process& process) {
     c.machine.cpu = !device.is_cuda();
     c.machine.memory_gib = double(free) / double(int64_t(1) << 30);
     c.machine.ranks_per_node = 1;  // `free` is one rank's
+    c.machine.host_memory_gib = double(least_host(process)) / double(int64_t(1) << 30);
     // Kept free: a twentieth, for what the allocator can't use, and what libraries take later. The context is there.
     c.machine.outside_min_mib = c.machine.outside_max_mib =
         double(free) / 20 / (1 << 20) + (device.is_cuda() ? 512 : 64);

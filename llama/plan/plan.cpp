@@ -99,6 +99,10 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     const int64_t room = c.capacity() - plan.largest().memory.total;
     plan.left = room - c.outside_max();
     plan.fits = plan.left >= 0 ? Fits::yes : room >= c.outside_min() ? Fits::tight : Fits::no;
+    for (const PlannedRank& one : plan.ranks) plan.host = std::max(plan.host, one.memory.host);
+    plan.host = checked_mul(plan.host, c.ranks_on_node(), "pinned by the ranks of a node");
+    plan.host_fits = c.machine.cpu || c.host_capacity() == 0 || plan.host <= c.host_capacity();
+    if (!plan.host_fits) plan.fits = Fits::no;
     return plan;
 }
 

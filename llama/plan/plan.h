@@ -25,6 +25,7 @@ struct PlanCase {
     DeviceKind kind() const { return machine.cpu ? DeviceKind::cpu : DeviceKind::cuda; }
     int64_t ranks_on_node() const { return std::min<int64_t>(ranks, machine.ranks_per_node); }
     int64_t capacity() const { return machine.memory_bytes(ranks_on_node()); }
+    int64_t host_capacity() const { return machine.host_memory_bytes(); }  // of a node; 0: unknown
     // Bytes of a rank outside the ledger, at least and at most.
     int64_t outside_min() const;
     int64_t outside_max() const;
@@ -41,7 +42,9 @@ struct Plan {
         ranks;  // those that are planned, ascending: all of a small job, else some that stand for all
     const PlannedRank& largest() const;
     Fits fits = Fits::no;
-    int64_t left = 0;  // of the largest rank, with outside_max(); negative: missing
+    int64_t left = 0;       // of the largest rank, with outside_max(); negative: missing
+    int64_t host = 0;       // pinned by the ranks of a node, each as much as the one that pins most
+    bool host_fits = true;  // into the node's memory, where that is known; else fits is no
 
     // Time, a prediction: the slowest of rank 0's pipeline, ops and messages in a discrete-event simulation in which
     // streams overlap as the run's do. 0 and empty if it was not asked for.

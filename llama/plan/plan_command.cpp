@@ -32,10 +32,10 @@ std::string command_line(const TrainOptions& o) {
     return text;
 }
 
-OrderedJson memory_json(const PlannedMemory& m) {
+OrderedJson memory_json(const std::array<int64_t, int(MemKind::count_)>& by_kind, int64_t total) {
     OrderedJson peak = OrderedJson::object();
-    for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = m.peak[size_t(k)];
-    peak["total"] = m.total;
+    for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = by_kind[size_t(k)];
+    peak["total"] = total;
     return peak;
 }
 
@@ -63,6 +63,10 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     std::printf(
         "         rank %d: products %.0f %%, attention %.0f %%, other ops %.0f %%, waiting for messages %.0f %%\n",
         plan.slowest().rank, 100 * gemm, 100 * attention, 100 * (busy - gemm - attention), 100 * (1 - busy));
+    const PlannedMemory& bus = plan.slowest().memory;
+    if (bus.from_host + bus.to_host > 0)
+        std::printf("         host: from it %s a step, to it %s, at %g GB/s each way\n",
+                    human_bytes(bus.from_host).c_str(), human_bytes(bus.to_host).c_str(), c.machine.host_gbs);
     const double seconds = double(tokens) / per_second;
     std::printf("         %.4g tokens: %.4g steps, %s, %.0f GPU hours\n", double(tokens),
                 double(tokens) / double(tokens_per_step(c)), duration(seconds).c_str(), seconds / 3600 * c.ranks);
@@ -87,8 +91,10 @@ OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
     OrderedJson ranks = OrderedJson::array();
     for (const PlannedRank& r : plan.ranks)
         ranks.push_back({{"rank", r.rank},
-                         {"memory_peak", memory_json(r.memory)},
-                         {"host_bytes", r.memory.host},
+                         {"memory_peak", memory_json(r.memory.peak, r.memory.total)},
+                         {"host_memory_peak", memory_json(r.memory.host_peak, r.memory.host)},
+                         {"bytes_from_host", r.memory.from_host},
+                         {"bytes_to_host", r.memory.to_host},
                          {"bytes_sent_first_step", r.first_sent},
                          {"bytes_sent", r.sent},
                          {"bytes_sent_by_axis", sent_json(r.memory.sent)}});
@@ -117,6 +123,8 @@ void print_memory(const PlanCase& c, const Plan& plan) {
     row("sent a step", most.sent, least.sent);
     for (const auto& [name, axis] : kAxes)
         row(format("on %s", name).c_str(), most.memory.sent.*axis, least.memory.sent.*axis);
+    row("from host", most.memory.from_host, least.memory.from_host);
+    row("to host", most.memory.to_host, least.memory.to_host);
     std::printf("  outside the ledger: %s to %s, an estimate of %s\n", human_bytes(c.outside_min()).c_str(),
                 human_bytes(c.outside_max()).c_str(), c.machine.file.c_str());
     const int64_t sharing = Grid(c.ranks, grid_options(c.options)).size(Axis::shard), most_sharing = most_owners(c);
@@ -126,10 +134,14 @@ void print_memory(const PlanCase& c, const Plan& plan) {
             "takes no more memory\n",
             (long long)sharing, (long long)most_sharing, (long long)most_sharing);
     std::printf("  of %s on each %s: %s, %s %s\n", human_bytes(c.capacity()).c_str(), c.machine.cpu ? "rank" : "GPU",
-                word_of(plan.fits), human_bytes(std::abs(plan.left)).c_str(),
+                word_of(plan.left >= 0 ? Fits::yes : plan.fits), human_bytes(std::abs(plan.left)).c_str(),
                 plan.left >= 0             ? "left"
                 : plan.fits == Fits::tight ? "missing if the most lies outside the ledger"
                                            : "missing");
+    if (!c.machine.cpu && c.host_capacity() > 0)
+        std::printf("  of %s of each host: %s pinned by %lld ranks, %s %s\n", human_bytes(c.host_capacity()).c_str(),
+                    human_bytes(plan.host).c_str(), (long long)c.ranks_on_node(),
+                    human_bytes(std::abs(c.host_capacity() - plan.host)).c_str(), plan.host_fits ? "left" : "missing");
 }
 
 std::string total_needed(const PlanCase& c, const Plan& plan) {
@@ -151,8 +163,12 @@ int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
                         total_needed(batch->to, batch->plan).c_str(), human_bytes(c.capacity()).c_str());
         return kExitSuccess;
     }
-    std::string text = format("plan: nothing fits %d x %s: this needs %s\n", c.ranks, human_bytes(c.capacity()).c_str(),
-                              total_needed(c, plan).c_str());
+    std::string text =
+        plan.host_fits
+            ? format("plan: nothing fits %d x %s: this needs %s\n", c.ranks, human_bytes(c.capacity()).c_str(),
+                     total_needed(c, plan).c_str())
+            : format("plan: needs %s pinned on each host, which has %s (host-memory-gib of %s)\n",
+                     human_bytes(plan.host).c_str(), human_bytes(c.host_capacity()).c_str(), c.machine.file.c_str());
     if (const auto change = nearest_fit(c))
         text +=
             format("  nearest: %s needs %s\n", change->text.c_str(), total_needed(change->to, change->plan).c_str());

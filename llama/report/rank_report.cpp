@@ -20,18 +20,21 @@ static int64_t reserved_bytes(Device device) {
 
 static OrderedJson own_facts(const Process& process, const RankPlaces& places, Device device, int64_t steps,
                              int64_t bytes_sent) {
-    OrderedJson peak = OrderedJson::object();
     const MemoryLedger& ledger = device.context->memory;
-    for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(device.kind, MemKind(k));
-    peak["total"] = ledger.peak(device.kind);
+    const auto peaks = [&](DeviceKind where) {
+        OrderedJson peak = OrderedJson::object();
+        for (int k = 0; k < int(MemKind::count_); ++k) peak[name_of(MemKind(k))] = ledger.peak(where, MemKind(k));
+        peak["total"] = ledger.peak(where);
+        return peak;
+    };
     OrderedJson facts = {{"rank", process.rank()}};
     for (const auto& [axis, place] : places) facts[axis] = place;
     facts["host"] = host_name();
     facts["device"] = device.name();
     facts["steps"] = steps;
     facts["bytes_sent"] = bytes_sent;
-    facts["memory_peak"] = std::move(peak);
-    facts["host_memory_peak"] = device.is_cuda() ? ledger.peak(DeviceKind::cpu) : 0;
+    facts["memory_peak"] = peaks(device.kind);
+    if (device.is_cuda()) facts["host_memory_peak"] = peaks(DeviceKind::cpu);  // pinned
     facts["memory_reserved"] = reserved_bytes(device);
     return facts;
 }

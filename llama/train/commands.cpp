@@ -1,8 +1,10 @@
 #include "llama/train/commands.h"
 
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -32,26 +34,60 @@ std::string describe_model(const ModelConfig& config, const ParamTable& table) {
     return text;
 }
 
-static void print_memory(const TrainOptions& o, const ModelConfig& config) {
-    constexpr int kRanks[] = {1, 8, 64};
-    const DeviceKind kind = pick_device(o.device, 0, nullptr).kind;
-    std::optional<PlannedMemory> plans[4][3];  // by ZeRO stage and ranks; none where these ranks can't be so
-    std::set<std::string> refused;
-    for (int stage = 0; stage <= 3; ++stage)
-        for (int r = 0; r < 3; ++r) {
-            TrainOptions asked = o;
-            asked.zero = stage;
-            try {
-                plans[stage][r] = plan_memory(asked, config, kind, /*rank=*/0, kRanks[r]);
-            } catch (const Error& error) {
-                refused.insert(error.what());
-            }
+namespace {
+
+constexpr int kRanks[] = {1, 8, 64};
+using Plans = std::array<std::optional<PlannedMemory>, 3>;  // by ranks; none where these ranks can't be so
+
+Plans plan_each(TrainOptions o, const ModelConfig& config, DeviceKind kind, int64_t stage,
+                std::set<std::string>& refused) {
+    Plans plans;
+    o.zero = stage;
+    for (size_t r = 0; r < plans.size(); ++r) try {
+            plans[r] = plan_memory(o, config, kind, /*rank=*/0, kRanks[r]);
+        } catch (const Error& error) {
+            refused.insert(error.what());
         }
-    const auto row = [&](const char* name, int64_t stage, const auto& text) {
-        std::printf("  %-12s", name);
-        for (const std::optional<PlannedMemory>& plan : plans[stage])
-            std::printf(" %19s", plan ? text(*plan).c_str() : "-");
-        std::printf("\n");
+    return plans;
+}
+
+void print_row(const std::string& name, const Plans& plans,
+               const std::function<std::string(const PlannedMemory&)>& text) {
+    std::printf("  %-12s", name.c_str());
+    for (const std::optional<PlannedMemory>& plan : plans) std::printf(" %19s", plan ? text(*plan).c_str() : "-");
+    std::printf("\n");
+}
+
+// What offload changes: memory on both sides, before it and with it, and what the bus takes for it.
+void print_offload(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, const Plans& with) {
+    TrainOptions without = o;
+    without.offload_optimizer = OffloadOptimizer::none;
+    without.offload_params = without.offload_grads = without.offload_activations = false;
+    std::set<std::string> refused;
+    const Plans before = plan_each(without, config, kind, o.zero, refused);
+    const auto on_device = [](const PlannedMemory& m) { return human_bytes(m.total); };
+    const auto on_host = [](const PlannedMemory& m) { return human_bytes(m.host); };
+    std::printf("with what is offloaded, and without it:\n");
+    print_row("on the GPU", with, on_device);
+    print_row("  without", before, on_device);
+    print_row("host, pinned", with, on_host);
+    print_row("  without", before, on_host);
+    for (size_t r = 0; r < with.size(); ++r)
+        if (const std::string text = with[r] ? host_copies_text(*with[r]) : ""; !text.empty())
+            std::printf("of %d: %s", kRanks[r], text.c_str());
+}
+
+}  // namespace
+
+static void print_memory(const TrainOptions& o, const ModelConfig& config) {
+    // Offload is a GPU's, and its plan needs none here.
+    const bool gpu = o.offloads() && o.device == DeviceChoice::automatic;
+    const DeviceKind kind = gpu ? DeviceKind::cuda : pick_device(o.device, 0, nullptr).kind;
+    std::set<std::string> refused;
+    Plans plans[4];  // by ZeRO stage
+    for (int stage = 0; stage <= 3; ++stage) plans[stage] = plan_each(o, config, kind, stage, refused);
+    const auto row = [&](const std::string& name, int64_t stage, const auto& text) {
+        print_row(name, plans[stage], text);
     };
     std::printf("\nbytes of rank 0 at the peak of a step, --batch %lld, --seq-len %lld, on %s:\n", (long long)o.batch,
                 (long long)o.seq_len, kind == DeviceKind::cpu ? "the CPU" : "a GPU, beside what CUDA's libraries take");
@@ -60,7 +96,8 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
         row(name_of(MemKind(k)), o.zero, [k](const PlannedMemory& m) { return std::to_string(m.peak[size_t(k)]); });
     row("at once", o.zero, [](const PlannedMemory& m) { return std::to_string(m.total); });
     for (int stage = 0; stage <= 3; ++stage)
-        row(format("--zero %d", stage).c_str(), stage, [](const PlannedMemory& m) { return human_bytes(m.total); });
+        row(format("--zero %d", stage), stage, [](const PlannedMemory& m) { return human_bytes(m.total); });
+    if (o.offloads()) print_offload(o, config, kind, plans[o.zero]);
     std::printf("bytes that it sends in a step, by axis (llama/train/traffic.h):\n");
     for (const auto& [name, axis] : {std::pair("tp", &Traffic::tp),
                                      {"cp", &Traffic::cp},

@@ -9,8 +9,11 @@
 #include <set>
 #include <thread>
 
+#include "kernels/adamw.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/global_norm.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/host_streams.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/checkpoint/export_weights.h"
 #include "llama/checkpoint/finite.h"
@@ -92,18 +95,25 @@ class DryRun {
         if (job_.prompt > 0) sample();
         if (job_.finishes) finish();
         found.memory = memory();
+        found.memory.from_host = all.bus.from, found.memory.to_host = all.bus.to, found.memory.in_host = all.bus.in;
         return found;
     }
 
    private:
+    struct HostBytes {
+        int64_t from = 0, to = 0, in = 0;
+    };
     struct Step {
         int64_t sent = 0;
         Ticks time = 0;
+        HostBytes bus;
         std::map<std::string, PlannedOp> ops;
         // By `more` micro-batches; `less` is a step with one less.
         void extend(const Step& less, int64_t more) {
             sent += more * (sent - less.sent);
             time += more * (time - less.time);
+            bus.from += more * (bus.from - less.bus.from);
+            bus.to += more * (bus.to - less.bus.to);
             for (auto& [name, op] : ops) {
                 const auto before = less.ops.find(name);
                 if (before == less.ops.end()) continue;
@@ -131,10 +141,11 @@ class DryRun {
         const int64_t sent = mesh_->bytes_sent();
         const Ticks begin = core_->compute.clock();
         ops_.clear();
+        bus_ = {};
         core_->model.run(program, {.pass = Pass::train, .grad_scale = 1}, [&](int64_t) { return batch(); });
         core_->zero.optimizer.gradient_norm();
         core_->zero.optimizer.update(0, 1);
-        Step done{mesh_->bytes_sent() - sent, core_->compute.clock() - begin, {}};
+        Step done{mesh_->bytes_sent() - sent, core_->compute.clock() - begin, bus_, {}};
         for (const auto& [key, op] : ops_) {  // a label may have several addresses
             PlannedOp& total = done.ops[op.name];
             total.name = op.name;
@@ -174,7 +185,8 @@ class DryRun {
         memory.sent = step_traffic(*core_);
         const MemoryLedger& ledger = context_.memory;
         for (int k = 0; k < int(MemKind::count_); ++k)
-            memory.peak[size_t(k)] = ledger.peak(DeviceKind::planned, MemKind(k));
+            memory.peak[size_t(k)] = ledger.peak(DeviceKind::planned, MemKind(k)),
+            memory.host_peak[size_t(k)] = ledger.peak(DeviceKind::cpu, MemKind(k));
         memory.total = ledger.peak(DeviceKind::planned);
         memory.host = ledger.peak(DeviceKind::cpu);
         return memory;
@@ -183,6 +195,7 @@ class DryRun {
     Ticks cost(const OpCall& op, const Stream& stream) {
         if (job_.gemm_workspace > 0 && op.as<Gemm>() && multiplies_.insert(&stream).second)
             workspaces_.emplace_back(device_, job_.gemm_workspace, MemKind::workspace, "cuBLASLt workspace");
+        count_bus(op, stream);
         if (!job_.cost) return 0;
         const Ticks time = job_.cost(op, stream);
         if (core_ && &stream == &core_->compute) {
@@ -193,8 +206,29 @@ class DryRun {
         return time;
     }
 
+    // What offload moves: its streams' copies, and what a kernel reads and writes in the host's memory.
+    void count_bus(const OpCall& op, const Stream& stream) {
+        if (!op.type && stream.name() == kFromHostStream) bus_.from += op.bytes;
+        if (!op.type && stream.name() == kToHostStream) bus_.to += op.bytes;
+        if (const SumSquares* s = op.as<SumSquares>(); s && s->on_host) bus_.from += s->n * size_of(s->dtype);
+        const AdamW* a = op.as<AdamW>();
+        const bool by_host = a && stream.name() == kHostComputeStream;
+        if (!a || !(by_host || a->on_host)) return;
+        const bool masters = a->master_dtype != a->param_dtype;
+        const int64_t state = 2 * size_of(a->adam_dtype) + (masters ? size_of(a->master_dtype) : 0);
+        const int64_t grad = size_of(a->grad_dtype), param = size_of(a->param_dtype);
+        if (by_host) {
+            bus_.in += a->n * (2 * state + grad + (masters ? 1 : 2) * param);
+            return;
+        }
+        const int64_t moved = o_.offload_params ? param : 0;
+        bus_.from += a->n * (state + (masters ? 0 : moved) + (o_.offload_grads ? grad : 0));
+        bus_.to += a->n * (state + moved);
+    }
+
     const TrainOptions& o_;
     const PlannedJob& job_;
+    HostBytes bus_;  // of this step
     RankContext context_;
     Device device_;
     std::set<const Stream*> multiplies_;
@@ -247,6 +281,20 @@ std::vector<PlannedRank> plan_ranks(const TrainOptions& o, const ModelConfig& co
 
 int64_t most_prompt_tokens(const TrainOptions& o) {
     return draws_samples(o) ? int64_t(o.prompt.size()) + 2 : 0;  // and what a tokenizer puts around a text
+}
+
+std::string host_copies_text(const PlannedMemory& m) {
+    if (m.from_host == 0 && m.to_host == 0) return "";
+    std::string text = format("from the host %s a step, to it %s; predictions of what that alone takes:\n",
+                              human_bytes(m.from_host).c_str(), human_bytes(m.to_host).c_str());
+    // GB/s in one direction; the two overlap.
+    for (const auto& [name, rate] : {std::pair("PCIe 4 x16", 25), {"PCIe 5 x16", 52}, {"NVLink-C2C", 300}})
+        text += format("  %-12s %4d GB/s %10.4g s a step\n", name, rate,
+                       double(std::max(m.from_host, m.to_host)) / (1e9 * rate));
+    if (m.in_host > 0)
+        text += format("  and the host's AdamW, %s of its memory, %.4g s at 100 GB/s\n", human_bytes(m.in_host).c_str(),
+                       double(m.in_host) / 1e11);
+    return text;
 }
 
 PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, int rank, int ranks) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "comm/planned_transport.h"
@@ -17,9 +18,17 @@ namespace rz {
 struct PlannedMemory {
     std::array<int64_t, int(MemKind::count_)> peak{};  // of each kind, on the device
     int64_t total = 0;                                 // the most at once
-    int64_t host = 0;                                  // pinned, beside a GPU's; 0 on the CPU, where it is in `total`
-    Traffic sent = {};                                 // in a step, by axis
+    // Pinned, beside a GPU's; 0 on the CPU, where it is in `total`.
+    std::array<int64_t, int(MemKind::count_)> host_peak{};
+    int64_t host = 0;
+    int64_t from_host = 0, to_host = 0;  // bytes over the bus in a step, of what is offloaded
+    int64_t in_host = 0;                 // that the host's AdamW reads and writes in a step
+    Traffic sent = {};                   // in a step, by axis
 };
+
+// One line each: what crosses the bus in a step, and what that alone takes on three kinds of it, a prediction. Empty
+// where nothing does.
+std::string host_copies_text(const PlannedMemory&);
 
 // A job that nobody starts.
 struct PlannedJob {

@@ -231,26 +231,44 @@ static std::string planned_memory(const Trainer& t) {
     return why.empty() ? text : text + "  ? is not planned: " + why.substr(0, why.find('\n')) + "\n";
 }
 
+// What this rank will take of its host: pinned beside a GPU, all of it on the CPU. 0 for a run that can't be planned.
+static int64_t planned_host_bytes(TrainOptions o, const ModelConfig& config, DeviceKind kind, Place world) {
+    if (kind == DeviceKind::cuda)  // what a plan does not know pins no more than what it knows
+        for (const Algorithm unplanned : {Algorithm::library, Algorithm::symmetric}) {
+            if (o.collectives.data == unplanned) o.collectives.data = Algorithm::direct;
+            if (o.collectives.tp == unplanned) o.collectives.tp = Algorithm::direct;
+        }
+    try {
+        const PlannedMemory plan = plan_memory(o, config, kind, world.rank, world.size);
+        return kind == DeviceKind::cpu ? plan.total : plan.host;
+    } catch (const Error&) {
+        if (o.offloads()) throw;
+        return 0;
+    }
+}
+
 // Collective, before anything is allocated: Linux hands out more memory than there is, and kills a process of this host
 // when it is touched.
 static void check_host_memory(const TrainOptions& o, const ModelConfig& config, Device device, Place world,
                               Process& process) {
-    if (!o.offloads()) return;
-    const PlannedMemory plan = plan_memory(o, config, device.kind, world.rank, world.size);
+    const bool gpu = device.is_cuda(), copies = !o.out.empty() && !o.no_background_save && o.save_every > 0;
+    const int64_t own = planned_host_bytes(o, config, device.kind, world);
     int64_t needed = 0;  // by all ranks of this host
-    const std::vector<std::string> all = process.all_gather_text(host_name() + " " + std::to_string(plan.host));
+    const std::vector<std::string> all = process.all_gather_text(host_name() + " " + std::to_string(own));
     for (const std::string& one : all) {
         const size_t space = one.rfind(' ');
         if (one.substr(0, space) == host_name()) needed += std::stoll(one.substr(space + 1));
     }
     const int64_t free = available_host_memory();
     const std::string problem =
-        needed <= free ? ""
-                       : format("offload needs %s pinned, the host %s has %s free\n  nearest: more ranks, or %s",
-                                human_bytes(needed).c_str(), host_name().c_str(), human_bytes(free).c_str(),
-                                o.adam_dtype != DType::bf16             ? "--adam-dtype bf16"
-                                : o.out.empty() || o.no_background_save ? "a smaller model"
-                                                                        : "--no-background-save");
+        needed <= free
+            ? ""
+            : format("%s needs %s%s, the host %s has %s free\n  nearest: %s", o.offloads() ? "offload" : "this run",
+                     human_bytes(needed).c_str(), gpu ? " pinned" : "", host_name().c_str(), human_bytes(free).c_str(),
+                     gpu && o.offloads() && o.adam_dtype != DType::bf16 ? "more ranks, or --adam-dtype bf16"
+                     : copies                                           ? "--no-background-save"
+                     : gpu                                              ? "more ranks, or a smaller model"
+                           : "a smaller --batch or --seq-len, --recompute block, or ranks on more hosts");
     for (const std::string& one : process.all_gather_text(problem)) require(one.empty(), "%s", one.c_str());
 }
 

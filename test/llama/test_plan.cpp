@@ -87,6 +87,35 @@ TEST(Plan, PaddingIsCounted) {
     EXPECT_EQ(of(planned({}), MemKind::parameters), 4 * padded);
 }
 
+// Over the bus in a step: 12 bytes of each parameter both ways for masters and moments in fp32, 8 with moments in
+// bf16; for the host's AdamW a gradient and a parameter of 2, and 28 in its own memory; 2 for each element of a
+// residual stream.
+TEST(Plan, WhatIsOffloadedCrossesTheBusToTheByte) {
+    int64_t elements = 0;
+    for (const UnitLayout& u : units()) elements += u.padded;
+    const auto bus = [](std::vector<std::string> flags) {
+        flags.insert(flags.end(), {"--device", "cuda", "--dtype", "bf16", "--zero", "3", "--recompute", "block"});
+        const TrainOptions o = options(flags);
+        return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cuda, .ranks = 1}, 0)[0].memory;
+    };
+    const auto is = [](const PlannedMemory& m, int64_t from, int64_t to, int64_t in) {
+        EXPECT_EQ(m.from_host, from);
+        EXPECT_EQ(m.to_host, to);
+        EXPECT_EQ(m.in_host, in);
+        EXPECT_EQ(host_copies_text(m).empty(), from == 0 && to == 0);
+    };
+    is(bus({}), 0, 0, 0);
+    for (const char* way : {"stream", "zero-copy"}) {
+        is(bus({"--offload-optimizer", way}), 12 * elements, 12 * elements, 0);
+        is(bus({"--offload-optimizer", way, "--adam-dtype", "bf16"}), 8 * elements, 8 * elements, 0);
+    }
+    is(bus({"--offload-optimizer", "cpu"}), 2 * elements, 2 * elements, 28 * elements);
+    // Four micro-batches of 2 x 16 tokens. Three streams of four blocks go, and two still have a place when they are
+    // read.
+    const int64_t residual = 4 * 2 * 16 * config().dim * 2;
+    is(bus({"--offload-activations", "on", "--layers", "4"}), residual, 3 * residual, 0);
+}
+
 // A run's time on a machine where only products cost, and nothing else: FLOPs over the rate.
 TEST(Plan, ProductsAloneTakeTheirFlops) {
     UnknownOps unknown;

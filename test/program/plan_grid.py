@@ -213,6 +213,9 @@ class Grid:
                     wrong.append(
                         f"rank {real['rank']}: {kind} planned {planned['memory_peak'][kind]}, taken {real['memory_peak'][kind]}"
                     )
+                here, there = (one.get("host_memory_peak", {}).get(kind, 0) for one in (planned, real))
+                if here != there:
+                    wrong.append(f"rank {real['rank']}: {kind} on the host planned {here}, taken {there}")
             sent = planned["bytes_sent_first_step"] + (real["steps"] - 1) * planned["bytes_sent"]
             if sent != real["bytes_sent"]:
                 wrong.append(f"rank {real['rank']}: planned to send {sent}, sent {real['bytes_sent']}")

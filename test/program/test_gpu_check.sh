@@ -32,7 +32,7 @@ good='echo "{\"kind\": \"kernel\", \"op\": \"$(basename "$0")\", \"shape\": \"8\
 fresh() {
   rm -rf "$work/out" "$work/p"
   mkdir -p "$work/p"
-  for op in gemm fp8_gemm quantise rmsnorm swiglu rope embedding cross_entropy adamw global_norm elementwise attention train; do stand_in bench_$op "$good"; done
+  for op in gemm fp8_gemm quantise rmsnorm swiglu rope embedding cross_entropy adamw offload global_norm elementwise attention train; do stand_in bench_$op "$good"; done
 }
 # Compiled once, before anything is timed.
 if [ dev/gpu/gpu_report.cpp -nt "$BUILD/gpu_report" ]; then "${CXX:-g++}" -std=c++20 -O1 -o "$BUILD/gpu_report" dev/gpu/gpu_report.cpp || exit 1; fi
@@ -52,7 +52,7 @@ check "a time limit that is no number is refused" 'rc == 2 and not r'
 
 dry --stages kernels,environment,goldens
 check "the chosen stages run, in their order" 'rc == 0 and list(s.items()) == [("environment", "ok"), ("goldens", "not-measured"), ("kernels", "ok")]'
-check "rows of every program are in the report" 'sum(x["kind"] == "kernel" for x in rows("kernels")) == 11'
+check "rows of every program are in the report" 'sum(x["kind"] == "kernel" for x in rows("kernels")) == 12'
 check "what a dry run can not measure has no figure" 'rows("goldens") == [{"kind": "not measured", "what": "the PTX wrappers on a device", "why": "dry run: no GPU is used"}]'
 check "a dry run says what it is" 'r["dry_run"] and "Nothing here is a measurement of a GPU" in md and "bench_rmsnorm" in md'
 dry --stages ceilings
@@ -66,7 +66,7 @@ stand_in bench_rmsnorm "$good; printf '{\"kind\": \"kern' >> \"\$json\"; echo >>
 rm "$work/p/bench_train"
 dry --stages ceilings,kernels,training,sanitizer
 check "a failing stage does not stop later ones" 'rc == 1 and s == {"ceilings": "ok", "kernels": "failed", "training": "unavailable", "sanitizer": "not-measured"}'
-check "and keeps what it had found" 'sum(x["kind"] == "kernel" for x in rows("kernels")) == 11 and "exit code 3" in r["stages"]["kernels"]["note"]'
+check "and keeps what it had found" 'sum(x["kind"] == "kernel" for x in rows("kernels")) == 12 and "exit code 3" in r["stages"]["kernels"]["note"]'
 check "half a line is counted, not kept" '"1 lines of results were no JSON" in r["stages"]["kernels"]["note"]'
 check "what is missing is named" '"bench_train is not there" in r["stages"]["training"]["note"]'
 

@@ -45,6 +45,10 @@ big="--gpu h100-80g --preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1"
     away() { plan 0 $card --gpu $gpu $offloaded && says "fits, " && grep -q "host, pinned  *13059[0-9]* " "$work/log"; }
     check "  with its state on the host it does" away
   done
+  # The host's memory counts too: 121.6 GiB of it are pinned.
+  sed 's/^host-memory-gib = .*/host-memory-gib = 64/' llama/configs/machines/rtx4090-24g.toml > "$work/small_host.toml"
+  host() { plan 3 $card --gpu "$work/small_host.toml" $offloaded && says "plan: needs 121.6 GiB pinned on each host, which has 64.0 GiB (host-memory-gib of $work/small_host.toml)" "  nearest: "; }
+  check "more pinned than another machine's host has" host
   check "a machine that is not known: the nearest name" plan 2 --gpus 8 --gpu h10-80g --preset tiny
   check "the same: it is named" says "nearest: h100-80g"
   printf 'memory-gib = 80\ngemm-bf16-tflops = 700\ngemm-fp32-tflop = 50\n' > "$work/mine.toml"

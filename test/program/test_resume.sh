@@ -77,6 +77,16 @@ check "which change after it" bash -c "grep '\"step\":14' '$work/fp16/metrics.js
 check "that skipped two updates" grep -q '"updates": 7,' "$work/fp16/checkpoints/step_000000009/manifest.json"
 check "--loss-scale with bf16" refused 2 "--dtype bf16 needs none" "${model[@]}" "${train[@]}" --dtype bf16 --loss-scale 1024
 check "a fixed loss scale that overflows ends the run" bash -c "FAULT=gradient:0:1+:inf '$program' ${model[*]} ${train[*]} --dtype fp16 --loss-scale 4 --max-skips 3 > '$work/log' 2>&1; test \$? = 72"
+# fp8: files hold masters, never codes, and each scale is found anew: a run that is cut finds the same.
+wide=(--preset bytes --dim 128 --layers 2 --heads 4 --kv-heads 2 --ffn 128 --head-dim 32 --device cpu)
+for recipe in tensor block mx; do
+  launch 1 "${wide[@]}" "${train[@]}" --batch 4 --steps 8 --dtype bf16 --fp8 $recipe --save-every 4 --out "$work/$recipe"
+  cut_at $recipe ${recipe}cut 4
+  check "fp8 $recipe resumes" launch 1 --device cpu --out "$work/${recipe}cut" --resume auto
+  check "same fp8 $recipe weights" test "$(weights ${recipe}cut)" = "$(weights $recipe)"
+  check "same fp8 $recipe metrics" test "$(metrics ${recipe}cut)" = "$(metrics $recipe)"
+done
+check "which are not each other's" test "$(for r in tensor block mx; do weights $r; done | sort -u | wc -l)" = 3
 launch 1 "${model[@]}" "${train[@]}" --dtype bf16 --adam-dtype bf16 --master-dtype bf16 --save-every 4 --out "$work/narrow"
 cut_at narrow narrowcut 8
 check "bf16 masters and moments resume" launch 1 --device cpu --out "$work/narrowcut" --resume auto

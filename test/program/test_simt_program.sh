@@ -60,15 +60,40 @@ PY
   # with another.
   "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --out "$work/here" > "$work/log" 2>&1
   same() { if cmp "$work/here/final/model.safetensors" "$work/$1/final/model.safetensors"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1, to the bit"; tail -n 5 "$work/log"; fi; }
+  # What a plan says of each kind of memory, on the GPU and pinned on its host, is what the ledger of the run has.
+  printf 'memory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\nmemory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = 9.0\n' > "$work/machine.toml"
+  planned() {  # planned RUN RANKS FLAGS...
+    local run=$1 ranks=$2
+    shift 2
+    if "$cpu" plan --gpus "$ranks" --gpu "$work/machine.toml" --json - --out "$work/$run" $toy --dtype bf16 --zero 3 --recompute block "$@" > "$work/plan.json" 2> "$work/log" &&
+      python3 - "$work/plan.json" "$work/$run/ranks.json" >> "$work/log" 2>&1 << 'PY'; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $run: plan and ledger"; tail -n 8 "$work/log"; fi
+import json, sys
+plan, run = (json.load(open(p)) for p in sys.argv[1:3])
+wrong = [(real["rank"], where, kind, planned[where][kind], real[where][kind])
+         for planned, real in zip(plan["planned_ranks"], run, strict=True) for where in ("memory_peak", "host_memory_peak") for kind in real[where]
+         if planned[where][kind] != real[where][kind]]
+print("rank, side, kind, planned, taken:", wrong)
+sys.exit(bool(wrong) or not run)
+PY
+  }
+  planned here 1
   for way in stream zero-copy; do
     "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --offload-optimizer $way --out "$work/offload-$way" > "$work/log" 2>&1
     same "offload-$way"
+    planned "offload-$way" 1 --offload-optimizer $way
+  done
+  for what in params grads activations; do
+    "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --offload-$what on --out "$work/offload-$what" > "$work/log" 2>&1
+    same "offload-$what"
+    planned "offload-$what" 1 --offload-$what on
   done
   all="--offload-optimizer stream --offload-params on --offload-grads on --offload-activations on"
   "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block $all --out "$work/offload-all" > "$work/log" 2>&1
   same offload-all
+  planned offload-all 1 $all
   "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --offload-optimizer cpu --offload-params on --offload-grads on --out "$work/offload-cpu" > "$work/log" 2>&1
   compare "AdamW of the host" 4e-3 "$work/here" "$work/offload-cpu"
+  planned offload-cpu 1 --offload-optimizer cpu --offload-params on --offload-grads on
   mkdir -p "$work/offload-resumed" && cp -r "$work/here/checkpoints" "$work/here/metrics.jsonl" "$work/offload-resumed/"
   rm -r "$work/offload-resumed/checkpoints/step_000000005"
   "$simt" --device cuda $all --out "$work/offload-resumed" --resume auto > "$work/log" 2>&1
@@ -79,11 +104,21 @@ PY
   if [ -z "${ON_A_GPU:-}" ]; then
     "$simt" --preset llama3.1-70b --data synthetic --device cuda --dtype bf16 --batch 1 --seq-len 128 --offload-optimizer stream > "$work/log" 2>&1
     refused "more than the host has, before anything is allocated" "offload needs 7.* GiB pinned, the host .* free"
+    refused "and what would help" "nearest: more ranks, or --adam-dtype bf16"
+    "$simt" --preset llama3.1-70b --data synthetic --device cuda --dtype bf16 --batch 1 --seq-len 128 --save-every 5 --out "$work/refused" > "$work/log" 2>&1
+    refused "the copy for saves too" "this run needs [0-9.]* .iB pinned, the host .* free"
+    "$simt" $toy --dtype bf16 --zero 3 --recompute block $all --out "$work/printed" --print-config > "$work/log" 2>&1
+    refused "--print-config: what the bus takes" "NVLink-C2C"
     blocks="--data $work/data --preset bytes --dim 128 --layers 1 --heads 4 --kv-heads 2 --ffn 128 --head-dim 32 --batch 2 --seq-len 64
       --val-every 0 --val-tokens 128 --steps 5 --save-every 0 --lr 5e-3 --warmup 1 --logits-mib 1 --dtype bf16"
     "$cpu" $blocks --fp8 mx --device cpu --out "$work/cpumx" > "$work/log" 2>&1
     SIMT_ARCH=100 "$simt" $blocks --fp8 mx --device cuda --out "$work/simtmx" > "$work/log" 2>&1
     compare "mx" 4e-3 "$work/cpumx" "$work/simtmx"
+    "$cpu" $blocks --fp8 block --device cpu --out "$work/cpublock" > "$work/log" 2>&1
+    "$simt" $blocks --fp8 block --device cuda --cuda-graphs on --out "$work/simtblock" > "$work/log" 2>&1
+    compare "fp8 block" 4e-3 "$work/cpublock" "$work/simtblock"
+    SIMT_ARCH=100 "$simt" $blocks --fp8 block --device cuda > "$work/log" 2>&1
+    refused "blocks on Blackwell" "needs compute capability 9.0, this is 10.0"
     "$simt" $blocks --fp8 mx --device cuda > "$work/log" 2>&1
     refused "mx on Hopper" "needs compute capability 10.0, this is 9.0"
   fi

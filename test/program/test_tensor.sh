@@ -48,6 +48,11 @@ near() { train "$1" "${@:2}" && close "$1" fp8 0 1e-2 0.2; }
 check "fp8, tp 2" near fp8tp 2 "${fp8[@]}" --tp 2
 check "fp8, cp 2" near fp8cp 2 "${fp8[@]}" --cp 2
 check "fp8, pp 2, to the bit" as fp8pp fp8 2 "${fp8[@]}" --pp 2 --pp-schedule 1f1b
+tiles=(--dtype bf16 --grad-dtype fp32 --dim 128 --ffn 128 --head-dim 32 --heads 4 --kv-heads 4 --seq-len 128 --batch-tokens 256 --val-tokens 128 --steps 3)
+for recipe in block mx; do
+  check "fp8 $recipe on one rank" train $recipe 1 "${tiles[@]}" --fp8 $recipe
+  check "fp8 $recipe, pp 2, to the bit" as ${recipe}pp $recipe 2 "${tiles[@]}" --fp8 $recipe --pp 2 --pp-schedule 1f1b
+done
 check "two data ranks" train dp2 2 --batch-tokens 132 --head untied
 check "tp 2 x dp 2, ZeRO-3" as tp2dp2 dp2 4 --tp 2 --zero 3 --batch-tokens 132 --head untied
 check "data ranks side by side" as order dp2 4 --tp 2 --zero 1 --axis-order dp,tp,cp,pp --batch-tokens 132 --head untied
