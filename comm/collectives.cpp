@@ -48,7 +48,8 @@ void Collectives::measured(Stream& stream, const char* op, int64_t bytes, Body&&
     const int64_t sent = transport_.bytes_sent();
     Event began = stream.record(/*timing=*/true);
     body();
-    options_.meter->add(op, transport_.bytes_sent() - sent, std::move(began), stream.record(/*timing=*/true));
+    options_.meter->add(op, transport_.bytes_sent() - sent, std::move(began), stream.record(/*timing=*/true),
+                        options_.axis);
 }
 
 int64_t Collectives::scatter_bytes(Offsets offsets, DType wire) const {

@@ -79,6 +79,7 @@ struct CollectiveOptions {
     int64_t largest_chunk_bytes = 0;  // of those that suit; 0: the transport's
     int lanes = 0;                    // chunks under way at once: one is added while others move; 0: likewise
     CommMeter* meter = nullptr;       // optional; must outlive the object
+    const char* axis = "";            // that the meter counts under
     int nodes = 1;                    // of hier: the group's rank is local * nodes + node (Grid puts them so)
     int64_t step_bytes = 0;           // of hier, in one step to one rank of the node; 0: thresholds.h's
 };

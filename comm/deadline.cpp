@@ -12,7 +12,8 @@ namespace rz {
 
 double bring_up_s(double timeout_s) { return std::max(timeout_s, 60.0); }
 
-Alarm::Alarm(double seconds, std::string what, std::string advice, std::shared_ptr<Watch> watch)
+Alarm::Alarm(double seconds, std::string what, std::string advice, std::shared_ptr<Watch> watch,
+             std::function<void()> expired)
     : thread_([=, this] {
           WaitClock waited;
           std::unique_lock lock(mutex_);
@@ -26,6 +27,7 @@ Alarm::Alarm(double seconds, std::string what, std::string advice, std::shared_p
                       watch->expired(text);
                   } catch (const std::exception&) {  // reported
                   }
+              if (expired) expired();
               _exit(kExitDeadline);
           }
       }) {}

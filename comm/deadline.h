@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,10 +33,12 @@ class WaitClock {
 double bring_up_s(double timeout_s);
 
 // Ends the process with kExitDeadline if the call that it stands before does not return in time; pauses are forgiven.
-// `advice` says what may be wrong. With a watch the reports of all ranks are written first.
+// `advice` says what may be wrong. With a watch the reports of all ranks are written first. `expired`, if given, ends
+// the process another way.
 class Alarm {
    public:
-    Alarm(double seconds, std::string what, std::string advice, std::shared_ptr<Watch> watch = nullptr);
+    Alarm(double seconds, std::string what, std::string advice, std::shared_ptr<Watch> watch = nullptr,
+          std::function<void()> expired = nullptr);
     ~Alarm();
     Alarm(const Alarm&) = delete;
     Alarm& operator=(const Alarm&) = delete;

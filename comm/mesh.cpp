@@ -122,6 +122,10 @@ void Mesh::build_axis(Axis axis, const Open& open) {
     const Algorithm how = of_data ? algorithm() : axis == Axis::tp ? options_.algorithms.tp : Algorithm::direct;
     CollectiveOptions options = options_.collectives;
     options.nodes = is_two_level(how) && size > 1 ? grid_.nodes(axis) : 1;
+    // Where nothing is shared, all of the data axis are replicas.
+    const bool replicas = axis == Axis::data && size > 1 && grid_.size(Axis::shard) == 1;
+    group.counted = replicas ? Axis::replicate : axis == Axis::shard ? Axis::data : axis;
+    options.axis = name_of(group.counted);
     group.collectives = make_collectives(how, *group.transport, options);
     require(group.transport->rank() == place(axis).rank, "axis %s: rank %d of the job stands at %d, not at %d",
             name_of(axis), world_.rank, group.transport->rank(), place(axis).rank);
@@ -231,6 +235,17 @@ std::vector<WireCheck*> Mesh::wire_checks() const {
         for (const auto& link : *links) checks.push_back(link->wire_check());
     std::erase(checks, nullptr);
     return checks;
+}
+
+BytesByAxis Mesh::bytes_by_axis() const {
+    BytesByAxis bytes = {};
+    for (size_t i = 0; i < bytes.size(); ++i) {
+        for (const Group& group : groups_)
+            if (group.counted == kCountedAxes[i]) bytes[i] += group.transport->bytes_sent();
+        if (kCountedAxes[i] == Axis::pp)
+            for (const auto& link : links_to_) bytes[i] += link->bytes_sent();
+    }
+    return bytes;
 }
 
 std::unique_ptr<Stream> make_comm_stream(Device device) {

@@ -71,6 +71,10 @@ class Link {
     Stream& stream_;
 };
 
+// The axes that what a rank sends counts under: shard's under data.
+inline constexpr std::array kCountedAxes = {Axis::tp, Axis::cp, Axis::pp, Axis::data, Axis::replicate, Axis::model};
+using BytesByAxis = std::array<int64_t, kCountedAxes.size()>;
+
 class Mesh {
    public:
     // Collective over all ranks.
@@ -118,6 +122,7 @@ class Mesh {
     Link& link_from(int pp_rank) const { return link(links_from_, pp_rank); }
 
     int64_t bytes_sent() const;  // from this rank, all groups and links
+    BytesByAxis bytes_by_axis() const;
 
     // With check_wire, of all groups and links.
     std::vector<WireCheck*> wire_checks() const;
@@ -126,6 +131,7 @@ class Mesh {
     struct Group {
         std::unique_ptr<Transport> transport;
         std::unique_ptr<Collectives> collectives;
+        Axis counted;  // what it sends counts under this
     };
     // Makes the group of these ranks of the job; all ranks call it together. No members: this rank is in none.
     using Open = std::function<std::unique_ptr<Transport>(const std::vector<int>& members, const std::string& name)>;

@@ -11,12 +11,12 @@ void CommMeter::wait(Stream& compute, const Event& event) {
     const Event after = compute.record(/*timing=*/true);
     std::lock_guard lock(mutex_);
     open_.waits.emplace_back(before, after);
-    if (tracing_) trace_.push_back({"wait", 0, before, after});
+    if (tracing_) trace_.push_back({"wait", 0, before, after, {}});
 }
 
-void CommMeter::add(const char* op, int64_t bytes_sent, Event began, Event ended) {
+void CommMeter::add(const char* op, int64_t bytes_sent, Event began, Event ended, const char* axis) {
     std::lock_guard lock(mutex_);
-    open_.spans.push_back({op, bytes_sent, std::move(began), std::move(ended)});
+    open_.spans.push_back({op, bytes_sent, std::move(began), std::move(ended), axis});
     if (tracing_) trace_.push_back(open_.spans.back());
 }
 
@@ -66,6 +66,7 @@ CommTotals CommMeter::add_up(const Batch& batch) {
         op.seconds += seconds;
         totals.bytes_sent += span.bytes_sent;
         totals.total_s += seconds;
+        totals.axes[span.axis] += seconds;
     }
     for (const auto& [before, after] : batch.waits) totals.exposed_s += after.seconds_since(before);
     return totals;

@@ -41,6 +41,7 @@ struct OpTotals {
 
 struct CommTotals {
     std::map<std::string, OpTotals> ops;  // by name: "all_reduce", "all_gather", ...
+    std::map<std::string, double> axes;   // seconds by axis: "tp", "data", ...
     int64_t bytes_sent = 0;
     double total_s = 0, exposed_s = 0;
     double overlap_efficiency() const { return total_s > 0 ? 1 - exposed_s / total_s : 1; }
@@ -57,6 +58,7 @@ class CommMeter {
         std::string op;
         int64_t bytes_sent;
         Event began, ended;
+        std::string axis = {};
     };
     // What was enqueued between two cuts: that of a step, to be added up when it is done.
     struct Batch {
@@ -72,7 +74,7 @@ class CommMeter {
     // that a step's last gathers continue while the next step begins.
     CommTotals take_complete(Batch batch);
 
-    void add(const char* op, int64_t bytes_sent, Event began, Event ended);
+    void add(const char* op, int64_t bytes_sent, Event began, Event ended, const char* axis = "");
 
     // From now on also keeps a copy of every span, and of every wait under the name "wait", for a trace; take_trace()
     // ends that and blocks until they are complete.

@@ -7,6 +7,7 @@
 #ifdef RZ_HAVE_MPI
 
 #include <mpi.h>
+#include <poll.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -475,6 +476,16 @@ void mpi_finalize() {
     MPI_Finalize();
 }
 
+void mpi_leave() {
+    const char* name = std::getenv("PMI_FD");
+    if (!name) return;
+    pollfd launcher{std::atoi(name), POLLIN, 0};
+    constexpr char kFinalize[] = "cmd=finalize\n";
+    if (write(launcher.fd, kFinalize, sizeof kFinalize - 1) < 0) return;
+    char answer[256];
+    if (poll(&launcher, 1, 1000) > 0 && read(launcher.fd, answer, sizeof answer) < 0) std::perror("PMI_FD");
+}
+
 void mpi_abort(int code) {
     // Other threads hold the lock for single calls only; should one be stuck in MPI, continue without it.
     for (int i = 0; i < 100 && !mpi_mutex.try_lock(); ++i) usleep(10000);
@@ -521,6 +532,7 @@ static constexpr char kNoMpi[] =
 bool built_with_mpi() { return false; }
 MpiWorld mpi_init() { fail("%s", kNoMpi); }
 void mpi_finalize() {}
+void mpi_leave() {}
 void mpi_abort(int code) { _exit(code); }
 std::unique_ptr<HostTransport> make_mpi_transport(int, int, const std::string&, Device, std::shared_ptr<Watch>) {
     fail("%s", kNoMpi);

@@ -24,6 +24,9 @@ struct MpiWorld {
 bool built_with_mpi();
 MpiWorld mpi_init();  // once per process
 void mpi_finalize();
+// Where MPI_Finalize does not return: tells the launcher that this process ends as it should. By PMI-1, which is
+// Hydra's; does nothing under others.
+void mpi_leave();
 [[noreturn]] void mpi_abort(int code);
 
 // Members: the ranks that pass the same color, ordered by key, then rank; color -1: none, and nullptr. Collective over

@@ -106,7 +106,8 @@ void remove_left_directories() {
 
 }  // namespace
 
-Process::Process(const ProcessOptions& options) : run_directory_(options.run_directory) {
+Process::Process(const ProcessOptions& options)
+    : finalize_s_(options.finalize_s), run_directory_(options.run_directory) {
     require(the_process == nullptr, "a second Process in one program");
     require(options.timeout_s > 0, "a deadline of %g s", options.timeout_s);
     bring_up(options);
@@ -208,7 +209,7 @@ Process::~Process() {
         return;
     }
     if (!finished_ && size_ > 1) abort(kExitError, "left without finishing");
-    if (!finished_) finish();
+    if (!finished_) finish(0);
 }
 
 int Process::run(const std::function<int()>& body) {
@@ -230,23 +231,38 @@ int Process::run(const std::function<int()>& body) {
         const int failed = exit_code_of(error);
         if (size_ > 1) abort(failed, reason);
         report(failed, reason);
-        finish();
+        finish(failed);
         return failed;
     }
-    finish();
+    finish(code);
     return code;
 }
 
-void Process::finish() {
+// After the barrier all ranks have done what they had to do. An MPI_Finalize that hangs then changes no result: with
+// UCX over TCP one rank may wait for ever to close an endpoint of which the others let no more progress come (MPICH
+// 4.0.2 with UCX 1.13; openucx/ucx, issue 8738). Each rank then leaves on its own.
+void Process::finish(int code) {
     if (uses_mpi_) barrier();
     control_.reset();
     watch_.reset();
     if (uses_mpi_) {
-        Alarm alarm(30, "MPI_Finalize", "another rank has not come to its end");
+        const Alarm alarm(finalize_s_, "MPI_Finalize",
+                          format("all ranks are done; ends without it, exit code %d", code), nullptr, [this, code] {
+                              clean_up();
+                              std::fflush(stdout);
+                              mpi_leave();
+                              // Connections stay until all have left: else Hydra may fail at a rank that goes on.
+                              std::this_thread::sleep_for(std::chrono::seconds(3));
+                              _exit(code);
+                          });
         mpi_finalize();
     }
     finished_ = true;
     the_process = nullptr;
+    clean_up();
+}
+
+void Process::clean_up() {
     std::error_code error;
     if (!shared_records_.empty()) std::filesystem::remove_all(shared_records_, error);
     if (is_root() && own_directory_ && !std::filesystem::exists(run_directory_ + "/failure.txt", error))

@@ -37,6 +37,7 @@ class LoopbackHub;
 struct ProcessOptions {
     double timeout_s = 600;        // of every wait
     double disk_timeout_s = 7200;  // of every wait inside a DiskWork
+    double finalize_s = 30;        // of MPI_Finalize
     // For status pages and failure.txt; "": a temporary one, removed after success. Ranks of other hosts are
     // seen in reports only if it is on a shared file system.
     std::string run_directory = {};
@@ -131,7 +132,8 @@ class Process {
     void settle_on_cores(Device device, std::string* note);
     void report(int code, const std::string& reason);
     void call_hook(int code, const std::string& reason);
-    void finish();
+    void finish(int code);
+    void clean_up();
     void fail_in_process(const std::string& reason);
     void send_recv(std::vector<Message> messages);
     void all_gather_parts(const std::vector<int64_t>& lengths, std::string& in_turn);
@@ -140,6 +142,7 @@ class Process {
     int64_t groups_made_ = 0, control_messages_ = 0;
     RankContext context_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, first_on_host_ = 0;
+    double finalize_s_ = 30;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
     std::string run_directory_, shared_records_;
     std::mutex hook_mutex_;

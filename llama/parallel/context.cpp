@@ -7,8 +7,8 @@
 
 namespace rz {
 
-ContextParallel::ContextParallel(Mesh& mesh, Device device, const ContextShape& shape)
-    : mesh_(mesh), shape_(shape), chunk_(shape.T / (2 * mesh.cp().size())) {
+ContextParallel::ContextParallel(Mesh& mesh, Device device, const ContextShape& shape, CommMeter* meter)
+    : mesh_(mesh), meter_(meter), shape_(shape), chunk_(shape.T / (2 * mesh.cp().size())) {
     const int cp = mesh.cp().size();
     require(shape.T % (2 * cp) == 0, "sequences of %lld tokens do not cut into 2 x %d chunks", (long long)shape.T, cp);
     const int64_t part = part_ =
@@ -59,8 +59,15 @@ void ContextParallel::on_mesh(Stream& compute, const Collective& collective) {
         Stream& comm = mesh_.stream();
         comm.wait(compute.record());
         collective(comm);
-        compute.wait(comm.record());
+        compute_waits(compute, comm.record());
     });
+}
+
+void ContextParallel::compute_waits(Stream& compute, const Event& event) const {
+    if (meter_)
+        meter_->wait(compute, event);
+    else
+        compute.wait(event);
 }
 
 void ContextParallel::gather_keys(Stream& compute, const void* qkv) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "comm/meter.h"
 #include "kernels/attention/attention.h"
 #include "kernels/runtime/graph.h"
 #include "kernels/runtime/memory.h"
@@ -51,8 +52,8 @@ inline char* at(const void* base, int64_t elements, DType t) {
 
 class ContextParallel {
    public:
-    // Collective over the cp axis. The mesh outlives this.
-    ContextParallel(Mesh&, Device, const ContextShape&);
+    // Collective over the cp axis. The mesh and the meter (nullptr: none) outlive this.
+    ContextParallel(Mesh&, Device, const ContextShape&, CommMeter* meter = nullptr);
 
     int64_t T() const { return shape_.T; }
     int64_t own_rows() const { return 2 * chunk_; }  // of each sequence
@@ -90,6 +91,7 @@ class ContextParallel {
     void for_each_pair(int source, F&& f) const;
     void pass_on(Stream& compute, const Buffer& from, const Buffer& to, Event& arrived);
     void wait(Stream& compute, const Event& arrived);
+    void compute_waits(Stream& compute, const Event&) const;
     void pack_own_keys(Stream& compute, const void* qkv, const Buffer& to);
 
     void gather_forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key);
@@ -102,6 +104,7 @@ class ContextParallel {
     void on_mesh(Stream& compute, const Collective& collective);
 
     Mesh& mesh_;
+    CommMeter* meter_;
     GraphSet* graphs_ = nullptr;
     ContextShape shape_;
     float sharpness_ = 1;                    // of the forward pass that is being enqueued

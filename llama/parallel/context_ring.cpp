@@ -2,6 +2,7 @@
 // their gradients follow them home.
 #include <utility>
 
+#include "comm/watch.h"
 #include "kernels/attention/attention_merge.h"
 #include "kernels/copy_rows.h"
 #include "kernels/elementwise.h"
@@ -33,14 +34,21 @@ void ContextParallel::pass_on(Stream& compute, const Buffer& from, const Buffer&
         Stream& comm = mesh_.stream();
         comm.wait(compute.record());
         MessageGroup group;
+        Transport& transport = mesh_.cp().transport();
+        if (Watch* watch = transport.watch()) {
+            group.seq = watch->queue("ring hop", transport.group().c_str(), transport.world_rank(0), from.bytes());
+            group.is_last = true;
+        }
         group.send(from.data(), from.bytes(), (rank + 1) % size);
         group.recv(to.data(), to.bytes(), (rank + size - 1) % size);
-        mesh_.cp().transport().exchange(comm, group);
-        arrived = comm.record();
+        const Event began = comm.record(/*timing=*/true);
+        transport.exchange(comm, group);
+        arrived = comm.record(/*timing=*/true);
+        if (meter_) meter_->add("ring hop", from.bytes(), began, arrived, name_of(Axis::cp));
     });
 }
 void ContextParallel::wait(Stream& compute, const Event& arrived) {
-    between_graphs(graphs_, [&compute, &arrived] { compute.wait(arrived); });
+    between_graphs(graphs_, [this, &compute, &arrived] { compute_waits(compute, arrived); });
 }
 
 // Queries of this rank's chunk `slot` against a chunk of the keys here

@@ -33,6 +33,13 @@ void TensorParallel::compute_waits(Stream& compute, const Event& event) const {
         compute.wait(event);
 }
 
+// An operation of several messages, from the first's start.
+void TensorParallel::meter(const char* op, int64_t sent_before, const Event& began, Stream& comm) const {
+    if (meter_)
+        meter_->add(op, mesh_.tp().transport().bytes_sent() - sent_before, began, comm.record(/*timing=*/true),
+                    name_of(Axis::tp));
+}
+
 void TensorParallel::gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C, DType dtype,
                             const Product& product) const {
     if (overlap_ && product)
@@ -92,6 +99,8 @@ void TensorParallel::gather_parts(Stream& compute, char* all, const char* own, c
     const auto rows = [&](int r) { return offsets[size_t(r) + 1] - offsets[size_t(r)]; };
     const uint64_t seq = record("gather by parts", offsets.back() * row);
     comm.wait(compute.record());
+    const int64_t sent = transport.bytes_sent();
+    const Event began = comm.record(/*timing=*/true);
     std::vector<Transfer> transfers;
     for (int d = 1; d < size(); ++d) {
         MessageGroup group = step_of(seq, d == size() - 1);
@@ -104,6 +113,7 @@ void TensorParallel::gather_parts(Stream& compute, char* all, const char* own, c
     for (int d = 1; d < size(); ++d) {
         transport.finish(comm, transfers[size_t(d - 1)]);
         compute_waits(compute, comm.record());
+        if (d == size() - 1) meter("gather by parts", sent, began, comm);
         product(first(peer(-d)), rows(peer(-d)));
     }
 }
@@ -119,10 +129,13 @@ void TensorParallel::scatter_parts(Stream& compute, void* own, const char* parti
     const int64_t here = rows(rank()) * row;
     char* terms = static_cast<char*>(arrived(comm, checked_mul(here, size(), "partial sums")));
     const uint64_t seq = record("scatter by parts", offsets.back() * row);
+    const int64_t sent = transport.bytes_sent();
+    Event began;
     std::vector<Transfer> transfers;
     for (int d = 1; d < size(); ++d) {
         product(first(peer(d)), rows(peer(d)));
         comm.wait(compute.record());
+        if (d == 1) began = comm.record(/*timing=*/true);
         MessageGroup group = step_of(seq, d == size() - 1);
         group.send(partial + first(peer(d)) * row, rows(peer(d)) * row, peer(d));
         group.recv(terms + peer(-d) * here, here, peer(-d));
@@ -139,6 +152,7 @@ void TensorParallel::scatter_parts(Stream& compute, void* own, const char* parti
                     .stride = rows(rank()) * C,
                     .out_dtype = dtype,
                     .dtype = wire_});
+    meter("scatter by parts", sent, began, comm);
     if (done)
         *done = comm.record();
     else

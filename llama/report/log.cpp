@@ -147,6 +147,10 @@ void Log::step(const StepReport& r, bool print) {
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
                        number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(),
                        (long long)r.bytes_sent);
+    for (size_t i = 0; i < r.axes.size(); ++i)
+        json += format("%s\"%s\":{\"bytes_sent\":%lld,\"seconds\":%s}%s", i == 0 ? ",\"axes\":{" : ",",
+                       r.axes[i].axis.c_str(), (long long)r.axes[i].bytes_sent, number(r.axes[i].seconds).c_str(),
+                       i + 1 == r.axes.size() ? "}" : "");
     json += format(",\"time\":{\"data_wait\":%s", number(r.data_wait).c_str());
     if (r.phases)
         json += format(",\"forward\":%s,\"backward\":%s,\"optimizer\":%s", number(r.phases->forward).c_str(),
@@ -170,6 +174,7 @@ void Log::step(const StepReport& r, bool print) {
         all.push_back({"communication/seconds", r.comm_seconds});
         all.push_back({"communication/exposed_seconds", r.exposed_seconds});
         all.push_back({"communication/bytes_sent", double(r.bytes_sent)});
+        for (const AxisTraffic& a : r.axes) all.push_back({"communication/bytes_sent/" + a.axis, double(a.bytes_sent)});
     }
     scalars(r.step, all);
 }

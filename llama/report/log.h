@@ -18,6 +18,12 @@
 
 namespace rz {
 
+struct AxisTraffic {
+    std::string axis;
+    int64_t bytes_sent;
+    double seconds;  // in its collectives; links between the stages of a pipeline are timed by their telemetry
+};
+
 struct StepReport {
     int64_t step;
     double loss, grad_norm, learning_rate;
@@ -29,6 +35,7 @@ struct StepReport {
     // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
     double comm_seconds = -1, exposed_seconds = 0;
     int64_t bytes_sent = 0;
+    std::vector<AxisTraffic> axes = {};  // that anything was sent on
     std::optional<PhaseTimes> phases = {};
     double data_wait = 0;        // seconds that the host waited for data while it enqueued the step
     double attention_share = 1;  // of the pairs of tokens that attention counts without document masks

@@ -19,7 +19,7 @@ static int64_t reserved_bytes(Device device) {
 }
 
 static OrderedJson own_facts(const Process& process, const RankPlaces& places, Device device, int64_t steps,
-                             int64_t bytes_sent) {
+                             const RankTraffic& sent) {
     const MemoryLedger& ledger = device.context->memory;
     const auto peaks = [&](DeviceKind where) {
         OrderedJson peak = OrderedJson::object();
@@ -32,7 +32,11 @@ static OrderedJson own_facts(const Process& process, const RankPlaces& places, D
     facts["host"] = host_name();
     facts["device"] = device.name();
     facts["steps"] = steps;
-    facts["bytes_sent"] = bytes_sent;
+    OrderedJson by_axis = OrderedJson::object();
+    int64_t all = 0;
+    for (const auto& [axis, bytes] : sent) by_axis[axis] = bytes, all += bytes;
+    facts["bytes_sent"] = all;
+    facts["bytes_sent_by_axis"] = std::move(by_axis);
     facts["memory_peak"] = peaks(device.kind);
     if (device.is_cuda()) facts["host_memory_peak"] = peaks(DeviceKind::cpu);  // pinned
     facts["memory_reserved"] = reserved_bytes(device);
@@ -54,9 +58,9 @@ static std::string extremes(const std::string& name, const std::vector<int64_t>&
 }
 
 RankReport gather_rank_report(Process& process, const RankPlaces& places, Device device, int64_t steps,
-                              int64_t bytes_sent) {
+                              const RankTraffic& sent) {
     OrderedJson ranks = OrderedJson::array();
-    for (const std::string& one : process.gather_text(own_facts(process, places, device, steps, bytes_sent).dump()))
+    for (const std::string& one : process.gather_text(own_facts(process, places, device, steps, sent).dump()))
         ranks.push_back(OrderedJson::parse(one));
     if (!process.is_root()) return {};
 
@@ -72,6 +76,9 @@ RankReport gather_rank_report(Process& process, const RankPlaces& places, Device
         report.text +=
             extremes(kind, column([&](const OrderedJson& r) { return r["memory_peak"][kind].get<int64_t>(); }));
     report.text += extremes("sent", column([](const OrderedJson& r) { return r["bytes_sent"].get<int64_t>(); }));
+    for (const auto& [axis, unused] : ranks[0]["bytes_sent_by_axis"].items())
+        report.text += extremes(
+            "  on " + axis, column([&](const OrderedJson& r) { return r["bytes_sent_by_axis"][axis].get<int64_t>(); }));
     report.text.pop_back();
     report.json = "[\n";
     for (size_t r = 0; r < ranks.size(); ++r)

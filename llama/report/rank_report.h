@@ -12,16 +12,18 @@ namespace rz {
 
 struct RankReport {
     std::string text;  // for people: per kind the least and the most of all ranks, and which ranks these are
-    std::string json;  // an array with one object per rank, in rank order: rank, its place on tp, cp, dp and pp, host,
-                       // device, steps, bytes_sent, memory_peak {kind: bytes, ..., "total": bytes}, memory_reserved:
-                       // of the process (its resident set at the peak) or, on a GPU, of the card
+    // An array with one object per rank, in rank order: rank, its place on tp, cp, dp and pp, host, device, steps,
+    // bytes_sent, bytes_sent_by_axis, memory_peak {kind: bytes, ..., "total": bytes}, memory_reserved: of the process
+    // (its resident set at the peak) or, on a GPU, of the card
+    std::string json;
 };
 
+using RankTraffic = std::vector<std::pair<std::string, int64_t>>;
 using RankPlaces = std::vector<std::pair<std::string, int>>;  // this rank's, by axis
 
-// Collective. `bytes_sent`: by this rank in the collectives of `steps` training steps. Memory is what the ledger
+// Collective. `sent`: by this rank in `steps` training steps, by axis. Memory is what the ledger
 // of the device's context counted there.
 RankReport gather_rank_report(Process& process, const RankPlaces& places, Device device, int64_t steps,
-                              int64_t bytes_sent);
+                              const RankTraffic& sent);
 
 }  // namespace rz

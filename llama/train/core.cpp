@@ -18,7 +18,8 @@ static StageOptions with_core(StageOptions stage, const ZeroOptions& zero, std::
 }
 
 static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, const ParamTable& table,
-                                                     const CoreOptions& o, Device device, Mesh& mesh) {
+                                                     const CoreOptions& o, Device device, Mesh& mesh,
+                                                     CommMeter* meter) {
     const Place cp = mesh.place(Axis::cp);
     if (cp.size == 1) return nullptr;
     const int64_t grain = 2 * cp.size, below = o.stage.T / grain * grain;
@@ -34,7 +35,8 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
                                                           .kv_heads = part.kv_heads,
                                                           .head_dim = part.head_dim,
                                                           .dtype = o.zero.param_dtype,
-                                                          .exchange = o.cp_exchange});
+                                                          .exchange = o.cp_exchange},
+                                             meter);
 }
 
 // Throws where the model can't be cut into so many parts, naming the nearest numbers.
@@ -127,7 +129,7 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       tp(make_tensor_parallel(options, mesh, meter)),
       plan(make_plan(config, options, mesh)),
       table(config, holding_of(config, plan, mesh)),
-      context(make_context(config, table, options, device, mesh)),
+      context(make_context(config, table, options, device, mesh, meter)),
       compute(device, "compute"),
       zero(device, compute, unit_layouts(table), decay_segments(table),
            with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),

@@ -157,8 +157,10 @@ RunEnd finish(Trainer& t) {
     RankPlaces places;
     for (const Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp})
         places.emplace_back(name_of(axis), core.mesh.place(axis).rank);
-    const RankReport ranks =
-        gather_rank_report(t.process, places, core.device, t.metrics->steps_done(), t.metrics->bytes_in_steps());
+    RankTraffic sent;
+    for (size_t i = 0; i < kCountedAxes.size(); ++i)
+        sent.emplace_back(name_of(kCountedAxes[i]), t.metrics->bytes_in_steps()[i]);
+    const RankReport ranks = gather_rank_report(t.process, places, core.device, t.metrics->steps_done(), sent);
     t.log->line(ranks.text);
     if (t.process.is_root() && !out.empty()) write_file_atomically(out + "/ranks.json", ranks.json);
     health.status().finished(last);

@@ -30,7 +30,7 @@ Metrics::Metrics(Process& process, TrainingCore& core, CommMeter& meter, Batches
     Numbers numbers = make_numbers(core.device);
     for (size_t i = 0; i < probes_.size(); ++i) probes_[i].host = std::move(numbers[i]);
     last_done_ = core.compute.record(/*timing=*/true);
-    bytes_before_ = core.mesh.bytes_sent();
+    bytes_before_ = core.mesh.bytes_by_axis();
 }
 
 Metrics::Numbers Metrics::make_numbers(Device device) {
@@ -98,8 +98,9 @@ void Metrics::end(int64_t step) {
         core_.compute.copy(probe.host.bytes_at(24), l, sizeof *l);
     if (is_watched(step)) statistics_->end(step);
     probe.done = core_.compute.record(/*timing=*/true);
-    probe.bytes_sent = core_.mesh.bytes_sent() - bytes_before_;
-    bytes_before_ += probe.bytes_sent;
+    const BytesByAxis sent = core_.mesh.bytes_by_axis();
+    for (size_t i = 0; i < sent.size(); ++i) probe.sent[i] = sent[i] - bytes_before_[i];
+    bytes_before_ = sent;
     core_.model.reset_loss();
     probe.comm = meter_.cut();
     report(probes_[size_t((step + 1) % 2)]);
@@ -114,7 +115,7 @@ void Metrics::flush() {
 
 void Metrics::leave_out() {
     if (core_.mesh.world().size > 1) meter_.take();
-    bytes_before_ = core_.mesh.bytes_sent();
+    bytes_before_ = core_.mesh.bytes_by_axis();
     last_done_ = core_.compute.record(/*timing=*/true);
 }
 
@@ -143,12 +144,18 @@ void Metrics::report(Probe& probe) {
         const CommTotals comm = meter_.take_complete(std::move(probe.comm));
         r.comm_seconds = comm.total_s;
         r.exposed_seconds = comm.exposed_s;
-        r.bytes_sent = probe.bytes_sent;
+        for (size_t i = 0; i < kCountedAxes.size(); ++i) {
+            const std::string axis = name_of(kCountedAxes[i]);
+            const auto seconds = comm.axes.find(axis);
+            r.bytes_sent += probe.sent[i];
+            if (probe.sent[i] > 0)
+                r.axes.push_back({axis, probe.sent[i], seconds == comm.axes.end() ? 0 : seconds->second});
+        }
     }
     r.data_wait = probe.data_wait;
     if (!probe.times.tasks.empty()) r.phases = phase_times(probe.times, probe.done);
     const double loss_scale = core_.zero.options.loss_scaling.on() ? double(loss_scale_.scale) : 1;  // of this step
-    const Judgement judgement = judge(probe, loss_sum, norm, r.seconds - r.exposed_seconds, r.seconds);
+    const Judgement judgement = judge(probe, loss_sum, norm, own_seconds(probe, r), r.seconds);
     r.loss = judgement.loss;
     r.data_hash = data_hash_ += judgement.data_hash;
     r.note = judgement.note;
@@ -164,7 +171,7 @@ void Metrics::report(Probe& probe) {
     if (core_.plan) report_pipeline(probe, r);
     if (statistics_) report_statistics(probe, r, judgement, loss_scale);
     ++steps_done_;
-    bytes_in_steps_ += probe.bytes_sent;
+    for (size_t i = 0; i < probe.sent.size(); ++i) bytes_in_steps_[i] += probe.sent[i];
     last_done_ = probe.done;
     log_.step(r, is_printed(probe.step, log_every_, steps_));
     probe.step = -1;
@@ -209,6 +216,18 @@ void Metrics::report_pipeline(const Probe& probe, StepReport& r) {
         write_file_atomically(task_file_, task_lines_);
         log_.line("tasks    " + task_file_ + ", and one for each other rank");
     }
+}
+
+// Of the step, without waiting for other ranks. Of a pipeline's rank as if all had the same share of the work.
+double Metrics::own_seconds(const Probe& probe, const StepReport& r) const {
+    const double own = r.seconds - r.exposed_seconds;
+    if (!core_.plan || probe.times.tasks.empty()) return own;
+    const std::vector<PipelineRun::Rank>& ranks = core_.plan->predicted.ranks;
+    double all = 0;
+    for (const PipelineRun::Rank& rank : ranks) all += double(rank.busy);
+    const double busy = double(ranks[size_t(core_.mesh.place(Axis::pp).rank)].busy);
+    const double waited = pipeline_numbers(task_times(probe.times)).waiting;
+    return std::max(0.0, own - waited) * all / double(ranks.size()) / std::max(busy, 1.0);
 }
 
 Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, double own_seconds, double seconds) {

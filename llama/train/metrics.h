@@ -50,7 +50,7 @@ class Metrics {
     uint64_t data_hash() const { return data_hash_; }  // of all reported steps, all ranks
     const LossScaleState& loss_scale() const { return loss_scale_; }  // after the reported steps
     int64_t steps_done() const { return steps_done_; }                // by this process
-    int64_t bytes_in_steps() const { return bytes_in_steps_; }
+    const BytesByAxis& bytes_in_steps() const { return bytes_in_steps_; }
 
    private:
     struct Probe {  // numbers of a step on their way to the host
@@ -59,9 +59,9 @@ class Metrics {
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
         Batches::Attended attended;
-        CommMeter::Batch comm;   // what was enqueued in the step
-        int64_t bytes_sent = 0;  // by the step's collectives
-        StepEvents times;        // none with CUDA graphs
+        CommMeter::Batch comm;  // what was enqueued in the step
+        BytesByAxis sent = {};  // by the step's collectives
+        StepEvents times;       // none with CUDA graphs
         double data_wait = 0;
     };
     struct Past {  // of the last steps that were reported
@@ -72,6 +72,7 @@ class Metrics {
     void report_pipeline(const Probe&, StepReport&);
     void trace_tasks(int64_t step, const StepEvents&);
     void report(Probe&);
+    double own_seconds(const Probe&, const StepReport&) const;
     Judgement judge(const Probe&, double loss_sum, double norm, double own_seconds, double seconds);
 
     Process& process_;
@@ -86,8 +87,8 @@ class Metrics {
     int64_t steps_, log_every_;
     std::array<Probe, 2> probes_;
     Event last_done_;
-    int64_t bytes_before_ = 0;  // sent when the step began
-    int64_t last_step_ = 0, updates_ = 0, steps_done_ = 0, bytes_in_steps_ = 0;
+    BytesByAxis bytes_before_ = {}, bytes_in_steps_ = {};  // sent when the step began; in all steps
+    int64_t last_step_ = 0, updates_ = 0, steps_done_ = 0;
     uint64_t data_hash_ = 0;
     LossScaleState loss_scale_{};
     std::string task_file_, task_lines_;

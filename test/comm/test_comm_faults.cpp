@@ -18,6 +18,19 @@
 #include "comm/mpi_transport.h"
 #include "comm/process.h"
 
+// In place of the library's, which is then PMPI_Finalize.
+#ifdef RZ_HAVE_MPI
+#include <mpi.h>
+extern "C" int MPI_Finalize() {
+    const char* fault = std::getenv("RZ_FAULT");
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (fault && (fault == std::string("finalize-all") || (fault == std::string("finalize") && rank == 1)))
+        std::this_thread::sleep_for(std::chrono::hours(1));
+    return PMPI_Finalize();
+}
+#endif
+
 namespace rz {
 namespace {
 
@@ -77,7 +90,7 @@ int pipeline(Process& process) {
 TEST(CommFaultRank, DISABLED_Body) {
     const char* fault = std::getenv("RZ_FAULT");
     if (!fault) GTEST_SKIP() << "run by the tests below";
-    Process process({.timeout_s = kDeadline, .run_directory = std::getenv("RZ_RUN_DIR")});
+    Process process({.timeout_s = kDeadline, .finalize_s = kDeadline, .run_directory = std::getenv("RZ_RUN_DIR")});
     const int code =
         process.run([&] { return fault == std::string("stage") ? pipeline(process) : train(process, fault); });
     std::fflush(nullptr);
@@ -182,6 +195,16 @@ TEST_F(CommFaults, AnErrorOnOneRankEndsTheJobWithItsText) {
     EXPECT_EQ(job.code, kExitError) << job.output;
     EXPECT_HAS(job.reason, "rank 1 of 3: the disk of this rank is full");
     EXPECT_LT(job.seconds, kDeadline + 1);
+}
+
+// All ranks have passed the last barrier: what they did counts, whatever the library does then.
+TEST_F(CommFaults, AFinalizeThatHangsChangesNoResult) {
+    for (const char* who : {"finalize", "finalize-all"}) {
+        const Outcome job = run_job(who);
+        EXPECT_EQ(job.code, 0) << job.output;
+        EXPECT_HAS(job.output, "MPI_Finalize did not end within 2 s: all ranks are done");
+        EXPECT_EQ(job.reason, "");
+    }
 }
 
 TEST_F(CommFaults, LeavingEarlyIsNotSuccess) {

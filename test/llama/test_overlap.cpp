@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "comm/meter.h"
 #include "comm/virtual_net.h"
 #include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
@@ -28,6 +31,8 @@ constexpr int64_t kB = 2, kChunk = 32, kHeads = 4, kKvHeads = 2, kD = 16;
 
 struct Passes {
     Ticks forward, backward, keys, gradients;  // the last two: of one hop
+    Ticks exposed_forward, exposed_backward;   // what the meter saw compute stand still for
+    Ticks moving_forward;                      // what cp's transfers took, hidden or not
 };
 
 // `pair`: of attention between one chunk of queries and one of keys, in either pass.
@@ -35,6 +40,7 @@ Passes attend(int ranks, ContextExchange exchange, Ticks pair) {
     const NetMachine machine = wires(ranks);
     VirtualNet net(ranks, machine);
     Passes out{};
+    const auto ticks = [](double seconds) { return Ticks(std::llround(seconds / kSecondsPerTick)); };
     net.run([&](int rank) {
         net.context(rank).planned.cost = [pair](const OpCall& op, const Stream&) -> Ticks {
             if (const auto* a = op.as<AttentionForward>()) return pair * (a->shape.Tk / kChunk);
@@ -42,7 +48,8 @@ Passes attend(int ranks, ContextExchange exchange, Ticks pair) {
             return 0;
         };
         const Device device = net.device(rank);
-        Mesh mesh(net, rank, {.grid = {.cp = ranks}});
+        CommMeter meter;
+        Mesh mesh(net, rank, {.grid = {.cp = ranks}, .collectives = {.meter = &meter}});
         Stream compute(device, "compute");
         ContextParallel context(mesh, device,
                                 {.B = kB,
@@ -51,13 +58,19 @@ Passes attend(int ranks, ContextExchange exchange, Ticks pair) {
                                  .kv_heads = kKvHeads,
                                  .head_dim = kD,
                                  .dtype = DType::bf16,
-                                 .exchange = exchange});
+                                 .exchange = exchange},
+                                &meter);
         const Buffer memory(device, 1 << 20, MemKind::workspace, "operands");  // addresses
         void* p = memory.data();
         context.forward(compute, p, memory.as<float>(), p, nullptr);
         const Ticks forward = compute.clock();
+        const CommTotals first = meter.take();
         context.backward(compute, p, p, p, p, memory.as<float>(), p, nullptr);
-        if (rank == 0) out.forward = forward, out.backward = compute.clock() - forward;
+        if (rank == 0) {
+            out.forward = forward, out.backward = compute.clock() - forward;
+            out.exposed_forward = ticks(first.exposed_s), out.exposed_backward = ticks(meter.take().exposed_s);
+            out.moving_forward = ticks(first.axes.at("cp"));
+        }
         return compute.clock();
     });
     const int64_t elements = kB * 2 * kChunk * 2 * kKvHeads * kD;
@@ -77,6 +90,12 @@ TEST(OverlapOfTheRing, TransfersHideBehindAttentionAsLongAsTheyAreShorter) {
         EXPECT_EQ(ring.backward, all + ring.gradients) << "but for the last hop home";
         EXPECT_EQ(gather.forward, all + (ranks - 1) * gather.keys) << "nothing hides";
         EXPECT_EQ(gather.backward, all + (ranks - 1) * (gather.keys + gather.gradients));
+        // metrics.jsonl says the same: what compute stands still for is what the step takes beside attention.
+        for (const Passes& p : {ring, gather}) {
+            EXPECT_EQ(p.exposed_forward, p.forward - all);
+            EXPECT_EQ(p.exposed_backward, p.backward - all);
+            EXPECT_EQ(p.moving_forward, (ranks - 1) * p.keys);
+        }
     }
 }
 

@@ -25,7 +25,7 @@ a, b = ([json.loads(line) for line in open(path)] for path in sys.argv[1:3])
 bound = float(sys.argv[3])
 bounds = {"loss": bound, "val_loss": bound, "grad_norm": 10 * bound, "data_hash": 0, "step": 0, "attention_share": 0}
 bad = [(k, x, y) for x, y in zip(a, b) for k, most in bounds.items()
-       if (k in x) != (k in y) or k in x and (x[k] != y[k] if most == 0 else abs(x[k] / y[k] - 1) > most)]
+       if (k in x) != (k in y) or k in x and (x[k] != y[k] if most == 0 or None in (x[k], y[k]) else abs(x[k] / y[k] - 1) > most)]
 sys.exit(0 if len(a) == len(b) > 1 and not bad else f"{len(a)} and {len(b)} lines, {bad[:2]}")
 END
 }
@@ -96,9 +96,10 @@ check "marked targets, cp 2 x tp 2, a ring" as marked4 marked 4 --cp 2 --tp 2 --
 faulty() {  # faulty NAME RANK ACTION: cp 2 x dp 2, a fault in step 7 of 10, saved after 5; a rank that is stopped is named
   local rc=0
   FAULT=step:$2:7:$3 timeout 100 mpirun -n 4 "$program" "${model[@]}" --device cpu --cp 2 --batch-tokens 192 --no-background-save \
-    --timeout 4 --out "$work/$1" > "$work/log" 2>&1 || rc=$?
+    --cp-exchange $exchange --timeout 4 --out "$work/$1" > "$work/log" 2>&1 || rc=$?
   [ $rc != 0 ] && [ $rc != 124 ] && { [ "$3" = kill ] || grep -qE "rank $2 .*step 7.*(silent|stopped)" "$work/log"; }
 }
+exchange=gather
 for fault in "1 kill" "1 stop" "2 kill" "2 stop"; do  # rank 0's neighbour on cp, dp
   name=fault${fault/ /}
   # shellcheck disable=SC2086
@@ -110,6 +111,37 @@ for fault in "1 kill" "1 stop" "2 kill" "2 stop"; do  # rank 0's neighbour on cp
   check "  as without cp" close "elsewhere$name" dp2 1e-5
 done
 
+exchange=ring check "in a ring a stopped rank is named" faulty ringstop 1 stop
+
+# Norm, clipping, skips, replicas and slow ranks with a cp axis.
+bad_gradient() { FAULT=gradient:$1:3:nan train "${@:2}" --steps 6 --save-every 0; }
+check "a gradient that is no number, one rank" bad_gradient 0 bad 1
+check "  on one rank of cp 2" bad_gradient 1 bad2 2 --cp 2
+check "  all skip the update" close bad2 bad
+check "  and say so" grep -q "update skipped (1 so far)" "$work/log"
+check "clipped, one rank" train clip 1 --clip 0.2 --steps 4
+check "  on cp 2" as clip2 clip 2 --cp 2 --clip 0.2 --steps 4
+check "  which is below the norms" python3 -c "
+import json
+assert all(j['grad_norm'] > 0.2 for j in map(json.loads, open('$work/clip2/metrics.jsonl')) if 'grad_norm' in j)"
+check "replicas are alike" train alike 4 --cp 2 --zero 2 --shard-size 2 --check-replicas 1 --steps 3 --batch-tokens 192
+differs() {
+  ! FAULT=$1:1:3:flip train differs 2 --cp 2 --zero 0 --check-replicas 1 --steps 5 --overwrite &&
+    grep -qE "step 3: .*rank [01] \(hash [0-9a-f]+\), rank [01] .*one of the two is wrong" "$work/log"
+}
+for damaged in weights moments; do check "$damaged that differ on a cp rank are named" differs $damaged; done
+late() { FAULT="step:1:*:sleep=0.4" train "$@" --steps 8 --save-every 0 --val-every 0 && grep -q "slow     rank 1 computes" "$work/log"; }
+check "a slow rank on the cp axis is named" late late_cp 2 --cp 2
+check "  in a ring" late late_ring 2 --cp 2 --cp-exchange ring
+
+# Sequences cp times as long on cp ranks: what the ledger of each rank has for activations stays the same to the byte.
+long() { train "long$1" "$1" --cp "$1" --seq-len $((48 * $1)) --max-seq-len 192 --val-every 0 --val-tokens 768 --steps 2 --save-every 0; }
+for cp in 1 2 4; do check "sequences of $((48 * cp)) tokens at cp $cp" long $cp; done
+check "  the same activations" python3 -c "
+import json
+held = [[r['memory_peak']['activations'] for r in json.load(open(f'$work/long{cp}/ranks.json'))] for cp in (1, 2, 4)]
+assert [len(h) for h in held] == [1, 2, 4] and len({x for h in held for x in h}) == 1 and held[0][0] > 0, held"
+
 sent() {  # what --print-config says 8 ranks send, of which cp 4 is the layout
   train eight 8 --cp 4 --zero 0 --batch-tokens 192 || return 1
   "$program" "${model[@]}" --device cpu --cp 4 --zero 0 --batch-tokens 192 --out "$work/eight" --print-config > "$work/log" 2>&1 || return 1
@@ -117,12 +149,19 @@ sent() {  # what --print-config says 8 ranks send, of which cp 4 is the layout
 import json, re, sys
 rows = dict(re.findall(r"^  (tp|cp|pp|data|replicate|model) +\S+ +(\d+)", open(sys.argv[1]).read(), re.M))
 step = [json.loads(line) for line in open(sys.argv[2]) if "bytes_sent" in line][1]
+assert {a: of["bytes_sent"] for a, of in step["axes"].items()} == {a: int(n) for a, n in rows.items() if int(n)}, (step, rows)
+assert step["axes"]["cp"]["seconds"] > 0 and step["exposed_seconds"] > 0, step
 # Each of 2 blocks: 2 x 12 rows of k and v of 16 fp32 each, gathered twice, and their gradients, to 3 other ranks.
 assert int(rows["cp"]) == 2 * 3 * (2 * 12 * 32 * 4) * 3, rows
 sys.exit(0 if sum(map(int, rows.values())) == step["bytes_sent"] else f"{rows} {step}")
 END
 }
 check "bytes sent, by axis" sent
+check "the ranks' report knows places and axes" python3 -c "
+import json
+ranks = json.load(open('$work/eight/ranks.json'))
+assert [(r['tp'], r['cp'], r['dp'], r['pp']) for r in ranks] == [(0, r % 4, r // 4, 0) for r in range(8)], ranks
+assert all(sum(r['bytes_sent_by_axis'].values()) == r['bytes_sent'] and r['bytes_sent_by_axis']['cp'] > 0 for r in ranks), ranks"
 
 check "a length that does not cut" refused 2 "nearest: --seq-len 48 or 52" --cp 2 --seq-len 50
 check "ranks that do not divide" refused 3 "nearest: cp 3 or cp 1" --cp 2

@@ -77,8 +77,12 @@ sent() {  # sent FLAGS...: each step of `three` sent what --print-config says of
 import json, sys
 rows = [line.split() for line in open(sys.argv[1]).read().split("bytes that it sends", 1)[1].splitlines()]
 want = sum(int(r[2]) for r in rows if len(r) == 4 and r[0] in ("tp", "pp", "data", "replicate", "model") and r[2].isdigit())
-got = {j["bytes_sent"] for j in map(json.loads, open(sys.argv[2])) if "bytes_sent" in j}
-sys.exit(0 if got == {want} and want > 0 else f"{got}, not {want}")
+steps = [j for j in map(json.loads, open(sys.argv[2])) if "bytes_sent" in j]
+assert {j["bytes_sent"] for j in steps} == {want} and want > 0, (steps[0], want)
+by_axis = {r[0]: int(r[2]) for r in rows if len(r) == 4 and r[0] in ("tp", "pp", "data", "replicate", "model") and r[2] != "0"}
+for j in steps:
+    assert {axis: of["bytes_sent"] for axis, of in j["axes"].items()} == by_axis, (j, by_axis)
+    assert j["axes"]["tp"]["seconds"] > 0 and j["axes"]["data"]["seconds"] > 0, j
 END
 }
 check "  and sends what --print-config says" sent "${three[@]}" --zero 3 --batch-tokens 264
@@ -89,6 +93,7 @@ ranks = json.load(open(sys.argv[1]))
 sys.exit([(r['tp'], r['cp'], r['dp'], r['pp']) for r in ranks] != [(r % 2, 0, r // 2 % 2, r // 4) for r in range(8)])" "$work/three/ranks.json"
 }
 check "  its ranks' report knows the axes" places
+check "  on the console too" grep -qE "^    on tp +[0-9.]+ [KM]iB  rank" "$work/three/log.txt"
 if [ -n "$all" ]; then
   for zero in 0 1 2; do
     check "tp 2 x pp 2 x dp 2, ZeRO-$zero" as "three$zero" deep 8 "${three[@]}" --zero $zero --batch-tokens 264
@@ -103,6 +108,17 @@ bad_gradient() { FAULT=gradient:$1:3:nan train "${@:2}" --steps 6 --batch-tokens
 check "a gradient that is no number, one rank" bad_gradient 0 bad 1
 check "  on one rank of tp 2" bad_gradient 1 bad2 2 --tp 2
 check "  all skip the update" close bad2 bad
+clipped() { as "$@" --clip 0.2 --steps 4 && python3 -c "
+import json
+assert all(j['grad_norm'] > 0.2 for j in map(json.loads, open('$work/$1/metrics.jsonl')) if 'grad_norm' in j)"; }
+check "clipped, one rank" train clip 1 --batch-tokens 66 --clip 0.2 --steps 4
+check "  on tp 2" clipped clip2 clip 2 --tp 2 --batch-tokens 66
+check "  which changes the losses" eval '! close clip2 one'
+# A rank that is late at each step is named: the others' waiting for it does not count as their own time.
+late() { FAULT="step:1:*:sleep=0.4" train "$@" --steps 8 && grep -q "slow     rank 1 computes" "$work/log"; }
+check "a slow rank on the tp axis is named" late late_tp 2 --tp 2
+check "  with overlap" late late_overlap 2 --tp 2 --tp-overlap on
+check "a slow stage is named" late late_pp 2 --pp 2 --pp-schedule 1f1b --grad-accum 2
 check "bf16" train bf16 2 --tp 2 --dtype bf16
 check "bf16, partial sums in fp32" train bf16wide 2 --tp 2 --dtype bf16 --tp-wire fp32
 
