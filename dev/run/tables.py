@@ -69,6 +69,10 @@ def plan(gpus, gpu, flags):
     return {"fits": found["fits"], "memory": most["memory_peak"], "rate": int(rate.group(1)) if rate else 0}
 
 
+def repeats_of(options, usual):
+    return ["--repeats", str(options.repeats or usual)]
+
+
 def harness(work, flags):
     ask([tool("harness"), "run", "--out", work, *flags])
     return json.load(open(work + "/results.json"))["results"]
@@ -97,7 +101,7 @@ def times(value):
 
 def scaling(work, options):
     methods = "zero:zero0,zero:zero1,zero:zero2,zero:zero3,pipeline:1f1b,tensor:tp,context:gather"
-    flags = ["--targets", methods, "--ranks", "1,2,4", "--repeats", "3"]
+    flags = ["--targets", methods, "--ranks", "1,2,4", *repeats_of(options, 3)]
     results = harness(work + "/ranks", flags)
     one = {r["target"]: r for r in results if r["ranks"] == 1}
     rows = []
@@ -204,7 +208,7 @@ def gpt2_memory(work, options):
 
 def recompute(work, options):
     base = "--preset bytes --dim 128 --ffn 344 --heads 4 --kv-heads 2 --head-dim 32 --layers 16 --data synthetic --seq-len 256 --batch 8 --batch-tokens 2048"
-    flags = ["--targets", "recompute", "--repeats", "5", "--base", base]
+    flags = ["--targets", "recompute", *repeats_of(options, 5), "--base", base]
     results = harness(work + "/r", flags)
     none = next(r for r in results if r["target"] == "recompute:none")
     rows = []
@@ -240,8 +244,7 @@ def precision(work, options):
     flags = [
         "--targets",
         "precision",
-        "--repeats",
-        "2",
+        *repeats_of(options, 2),
         "--steps",
         str(options.steps),
         "--base",
@@ -378,7 +381,7 @@ def read_ahead(work, options):
     text = f"A delay in front of every sample's read, as on a shared file system; 8 samples a step. Medians.\n\n`FAULT=data.read:*:*:sleep=0.02 train_llama {base.replace(data, 'data/stdlib')} --data-threads 0|4`\n\n"
     text += table(["delay of each read", "--data-threads", "ms a step", "waited for data, ms", "of the step"], rows)
     # What the ranks of a host read from the disk, of a shard that is in no cache before.
-    shard, ids = work + "/large.bin", 20_000_000
+    shard, ids = work + "/large.bin", 4_000_000
     with open(shard, "wb") as file:
         file.write(struct.pack("<256i", 20240520, 1, ids, *[0] * 253))
         for _ in range(ids // 1_000_000):
@@ -386,7 +389,7 @@ def read_ahead(work, options):
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    tiny = "--preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24 --seq-len 1000 --batch 20 --steps 500 --log-every 100"
+    tiny = "--preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24 --seq-len 1000 --batch 20 --steps 100 --log-every 100"
     how = f"{tiny} --train-data {shard} --val-data {shard} --val-every 0 --val-tokens 1000 --device cpu --threads 1"
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
     ask(["mpirun", "-n", "2", PROGRAM, *how.split()])
@@ -413,6 +416,7 @@ def main():
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--out", default="")
     parser.add_argument("--steps", type=int, default=200, help="of precision and statistics")
+    parser.add_argument("--repeats", type=int, default=0, help="of scaling, recompute and precision")
     options = parser.parse_args()
     make, title = TABLES[options.table]
     began = os.getloadavg()[0]
