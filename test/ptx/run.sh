@@ -13,7 +13,10 @@ read -r -a arches < "$dir/arches" || true
 [[ ${#arches[@]} -gt 0 ]] || echo "skipped: this build has PTX for neither sm_80 nor sm_90a; make SM=\"80 90a\" has"
 for arch in "${arches[@]}"; do
     export SIMT_ARCH=$arch
-    PTX_ORDER=1 step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
+    # Quick: mma.sync for shapes that Hopper's kernels take runs on sm_80's text alone.
+    tests='*'
+    [[ $what == all ]] || tests='-*WithoutWgmma*'
+    GTEST_FILTER=$tests PTX_ORDER=1 step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
     [[ $what == all ]] || continue
     for seed in 2 3; do SIMT_SEED=$seed step "kernel tests, PTX for sm_$arch, seed $seed" sharded "$dir/kernel_tests"; done
     rm -f "$dir/coverage_$arch.txt"
