@@ -262,13 +262,16 @@ $(FAULT_SHIM): test/faults/file_faults.cpp
 	$(CXX) -std=c++20 -O1 -g1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
 .PHONY: test-faults-all
 test-faults-all: train_llama $(FAULT_SHIM)
-	test/faults/all_faults.py ./train_llama $(FAULT_SHIM)
+	test/faults/all_faults.py ./train_llama $(FAULT_SHIM) --core-minutes 60
 # Power cuts: what a file system may leave at every moment. Folders damaged at random. Two minutes of one core each.
-.PHONY: test-power-loss test-mutations
+.PHONY: test-power-loss test-mutations test-mutations-asan
 test-power-loss: train_llama $(FAULT_SHIM)
 	test/faults/power_loss.py ./train_llama $(FAULT_SHIM) --states 60
 test-mutations: train_llama
 	test/faults/mutations.py ./train_llama --minutes 2
+# The same with AddressSanitizer and UBSan (make test-full has a few without); MUTATIONS=5000 as many as asked for.
+test-mutations-asan: $(BUILD)/simt/asan/train_llama_simt
+	test/faults/mutations.py $< --minutes 600 --cases $(or $(MUTATIONS),300)
 
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests

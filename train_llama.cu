@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <new>
 #include <vector>
 
@@ -117,7 +119,22 @@ static int run_command(const Command& command, Process& process) {
     return export_command(std::get<ExportOptions>(command));
 }
 
+// An allocation that fails where nothing may be thrown: in a destructor (JSON's makes a list), or in a thread.
+static void end_in_words() {
+    const std::exception_ptr error = std::current_exception();
+    try {
+        if (error) std::rethrow_exception(error);
+    } catch (const std::bad_alloc&) {
+        std::fputs("train_llama: out of memory where nothing can be undone: raise the memory limit\n", stderr);
+        std::_Exit(kExitError);
+    } catch (const std::exception& other) {
+        std::fprintf(stderr, "train_llama: %s\n", other.what());
+    }
+    std::abort();
+}
+
 int main(int argc, char** argv) {
+    std::set_terminate(end_in_words);
     try {
         Command command;
         if (const std::optional<int> exit_code = parse_command_line({argv + 1, argv + argc}, command))

@@ -113,6 +113,7 @@ for section in $sections; do
       run faults-whole test/program/test_faults.sh ./train_llama
       run layouts test/program/test_layouts.sh ./train_llama
       run harness test/program/test_harness.sh "$obj/dev/harness"
+      run mutations test/faults/mutations.py ./train_llama --cases 48
       run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick
       run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
       run wandb test/program/test_wandb.sh ./train_llama

@@ -20,6 +20,7 @@ rz::live_streams()::live                         device.cpp: a stream of another
 rz::current()::level                             simd_level.cpp: the process has one CPU; only tests change it
 rz::library_allowed()::allowed                   gemm.cpp: what the environment says; only tests change it
 rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
+rz::(anonymous namespace)::WordsForACrash::      gemm_dnnl.cpp: a process has one action for SIGSEGV
 rz::gemm_dnnl_version()::name                    made once
 rz::gemm_library_cuda()::name                    made once
 rz::presets()::all                               made once

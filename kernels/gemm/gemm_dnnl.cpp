@@ -9,10 +9,13 @@ const char* gemm_dnnl_version() { return nullptr; }
 
 #else
 
+#include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
 #include <bit>
+#include <cstdio>
 #include <list>
 #include <map>
 #include <memory>
@@ -95,6 +98,40 @@ bool has_room_for_code() {
     return true;
 }
 
+// oneDNN makes its objects in what its allocator gives, without looking: where an allocation of its own fails, it
+// writes through a null pointer. Nothing can be gone back to, so while one of these lives, a crash of its thread
+// ends the program with words, and with the exit code of an error. Crashes elsewhere go to whoever had the signal
+// before.
+class WordsForACrash {
+   public:
+    WordsForACrash() {
+        static const bool once = install();
+        here_ = once;
+    }
+    ~WordsForACrash() { here_ = false; }
+    WordsForACrash(const WordsForACrash&) = delete;
+    WordsForACrash& operator=(const WordsForACrash&) = delete;
+
+   private:
+    static bool install() {
+        struct sigaction action = {};
+        action.sa_handler = crashed;
+        return sigaction(SIGSEGV, &action, &before_) == 0;
+    }
+    static void crashed(int number) {
+        if (!here_) {
+            sigaction(number, &before_, nullptr);  // and the instruction is tried again
+            return;
+        }
+        constexpr int kExitError = 70;  // comm/exit_codes.h
+        constexpr char kText[] = "train_llama: gemm: oneDNN crashed; most often it got no memory\n";
+        if (write(STDERR_FILENO, kText, sizeof kText - 1) < 0) _exit(kExitError);
+        _exit(kExitError);
+    }
+    static inline constinit thread_local bool here_ = false;
+    static inline struct sigaction before_ = {};
+};
+
 Plan make_plan(const Gemm& g) {
     require(has_room_for_code(), "gemm: out of memory before oneDNN plans a product (M=%lld N=%lld K=%lld)",
             (long long)g.M, (long long)g.N, (long long)g.K);
@@ -146,6 +183,7 @@ class PlanCache {
 bool gemm_dnnl(const Gemm& g) {
     if (g.dtype == DType::f16 || g.c_dtype == DType::f16) return false;
     if (g.N == 1 && g.ldc != 1) return false;  // oneDNN 3.7 writes between the rows of such a C
+    const WordsForACrash guard;
     thread_local PlanCache cache;
     const std::shared_ptr<const Plan> plan = cache.find(g);
     if (!plan->matmul) return false;

@@ -2,12 +2,13 @@
 """Fails, kills or shortens every file operation of the program, one at a time, and every allocation and thread.
 
     test/faults/all_faults.py PROGRAM SHIM [--quick] [--only NAME[,NAME]] [--jobs N] [--case NAME:WHERE:DO]
-                              [--minutes M] [--timeout S] [--report FILE]
+                              [--minutes M] [--core-minutes M] [--timeout S] [--report FILE]
 
 PROGRAM is train_llama, SHIM the library made of file_faults.cpp. A case is a start of the program in which one call goes
 wrong; what is asked of each is in judge(). --quick: about a minute, for `make test`. --case: one case again, as it is named
-in the report, keeping its folder. --minutes: the cases come in a random order, and no more are begun after M minutes; those
-left out are counted as skipped. --timeout: seconds after which a start hangs. --report: what was run, by kind of case, as
+in the report, keeping its folder. --minutes, --core-minutes: the cases come in a random order, those first that are the first
+of their place in the program (by the stack; of allocations, by its innermost frames), and no more are begun after M minutes, or
+minutes of all cores together; those left out are counted as skipped. --timeout: seconds after which a start hangs. --report: what was run, by kind of case, as
 Markdown. Ends with "N passed, N failed, N skipped".
 """
 
@@ -19,6 +20,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -50,10 +52,7 @@ class Setting:
         self.data = self.work / "data"
         table = self.must(self.run([program, "--help"])).split("Exit codes:")[1]
         self.exit_codes = {int(code) for code in re.findall(r"^ +(\d+)\t", table, re.M)}
-        prepare = [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K"]
-        subprocess.run(
-            prepare + ["--out", str(self.data)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        subprocess.run(prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         whole = self.work / "whole"
         self.must(self.train(whole))
         self.reference = weights(whole)
@@ -88,6 +87,10 @@ class Setting:
         return self.train(out, "--resume", "auto", *flags, **more)
 
 
+def prepare_command(to):
+    return [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K", "--out", str(to)]
+
+
 def generate_command(program, folder):
     flags = "--prompt def --max-tokens 4 --temperature 0 --device cpu --threads 1"
     return [program, "generate", "--from", str(folder), *flags.split()]
@@ -100,6 +103,10 @@ def export_command(program, folder, to):
 def weights(folder):
     file = folder / "final/model.safetensors"
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
+
+def files_of(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def steps(folder):
@@ -133,12 +140,14 @@ class Scenario:
             return s.train(out, **env)
         if kind == "resume":
             return s.resume(out, **env)
+        if kind == "prepare":
+            return s.run(prepare_command(out), FAULT_PROGRAM=os.path.basename(sys.executable), **env)
         if kind == "generate":
             return s.run(generate_command(s.program, s.work / "whole"), **env)
         return s.run(export_command(s.program, s.work / "whole", out), **env)
 
     def trace(self):
-        """Every counted call of a start without faults: (number, site, operation, path)."""
+        """Every counted call of a start without faults: (number, site, its innermost frames, operation, path)."""
         with tempfile.TemporaryDirectory(dir=self.setting.work) as name:
             folder = pathlib.Path(name)
             self.prepare(folder)
@@ -146,13 +155,15 @@ class Scenario:
             done = self.start(folder, FAULT_TRACE=str(log))
             if done.code != 0:
                 sys.exit(f"{self.name}: the undisturbed start ended with {done.code}:\n{done.output}")
-            return [tuple(line.split(" ", 3)) for line in log.read_text(errors="replace").splitlines()]
+            return [tuple(line.split(" ", 4)) for line in log.read_text(errors="replace").splitlines()]
 
     def judge(self, folder, done, killed):
         """What is wrong after a start in which a call failed; empty if nothing is."""
         s, out = self.setting, folder / "out"
         if done.code == "hang":
             return "hangs"
+        if self.name == "prepare":
+            return self.judge_prepare(out, done, killed)
         if done.code == -9 and killed:
             pass
         elif done.code not in s.exit_codes:
@@ -175,6 +186,20 @@ class Scenario:
             )
             return "" if same else "exit code 0 with other files"
         return self.judge_run(out, done)
+
+    def judge_prepare(self, out, done, killed):
+        """Python's own exit codes; what says 0 is whole, and what does not is made whole by the same command."""
+        s = self.setting
+        if done.code not in (0, 1, 2) and not (killed and done.code == -9):
+            return f"exit code {done.code}"
+        if done.code == 0:
+            return "" if files_of(out) == files_of(s.data) else "exit code 0 with other files"
+        if not killed and not re.search(r"\w+ \w+", done.output.replace("FAULT:", "")):
+            return "no message"
+        again = s.run(prepare_command(out))
+        if again.code != 0:
+            return f"the next start ends with {again.code}: {again.output[-400:]}"
+        return "" if files_of(out) == files_of(s.data) else "the next start makes other files"
 
     def judge_run(self, out, done):
         s = self.setting
@@ -209,6 +234,7 @@ class Case:
     where: str  # "at=17" or "site=0123456789ab:1"
     do: str
     call: str  # for people
+    first: bool = True  # of its place: before those that repeat one
 
     def name(self):
         return f"{self.scenario.name}:{self.where}:{self.do}"
@@ -227,17 +253,31 @@ class Case:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def distinct(trace, operations=None):
-    """The first call of every place in the program."""
+def distinct(trace, operations=None, innermost=False):
+    """The first call of every place in the program, or of every place by its innermost frames."""
     seen = {}
-    for _, site, operation, path in trace:
-        if site not in seen and (operations is None or operation in operations):
-            seen[site] = (f"site={site}:1", f"{operation} {path}")
+    for _, site, near, operation, path in trace:
+        key = near if innermost else site
+        if key not in seen and (operations is None or operation in operations):
+            seen[key] = (f"site={site}:1", f"{operation} {path}")
     return list(seen.values())
 
 
+def each_of(trace, operations):
+    """Every call of these operations, by its place and how many of that place came before: threads do not move it."""
+    seen, found = {}, []
+    for _, site, _, operation, path in trace:
+        if operation in operations:
+            seen[site] = seen.get(site, 0) + 1
+            found.append((f"site={site}:{seen[site]}", f"{operation} {path}"))
+    return found
+
+
 TRANSFERS = {"read", "write"}
-OTHERS = ["ENOSPC", "ESTALE", "EACCES", "ENOENT"]
+LEDGER = {"aligned_alloc", "posix_memalign"}  # what buffers are made with
+NAMING = {"open", "stat", "access", "opendir", "mkdir", "rename", "remove", "link", "statvfs"}
+WRITING = {"open", "write", "mkdir", "rename", "link", "fsync", "close", "truncate", "reserve"}
+OTHERS = {"ESTALE": None, "ENOSPC": WRITING, "EACCES": NAMING, "ENOENT": NAMING}  # and the calls that may end so
 
 
 def choose(setting, quick, only):
@@ -246,32 +286,46 @@ def choose(setting, quick, only):
     def add(scenario, wheres, *actions):
         cases.extend(Case(scenario, where, do, call) for do in actions for where, call in wheres)
 
+    def add_every(scenario, trace, *actions):
+        """Each call; those that come again from the same place last."""
+        for do in actions:
+            seen = set()
+            for number, site, _, operation, path in trace:
+                cases.append(Case(scenario, f"at={number}", do, f"{operation} {path}", site not in seen))
+                seen.add(site)
+
     def wanted(name):
         return not only or name in only
 
-    for name in ("resume", "train", "generate", "export"):
+    for name in ("resume", "train", "generate", "export", "prepare"):
         if not wanted(name):
             continue
         scenario = Scenario(name, setting)
         trace = scenario.trace()
-        every = [(f"at={number}", f"{operation} {path}") for number, _, operation, path in trace]
         if quick:
             if name == "resume":
                 add(scenario, distinct(trace), "EIO")
             elif name == "train":
-                add(scenario, every[::40], "kill")
+                add_every(scenario, trace[::40], "kill")
             continue
-        add(scenario, every, "EIO")
-        if name in ("resume", "train"):
-            add(scenario, every, "kill")
-        add(scenario, distinct(trace), *OTHERS)
+        add_every(scenario, trace, "EIO")
+        if name in ("resume", "train", "prepare"):
+            add_every(scenario, trace, "kill")
+        if name == "prepare":
+            continue
+        for error, calls in OTHERS.items():
+            add(scenario, distinct(trace, calls), error)
         add(scenario, distinct(trace, TRANSFERS), "short")
     for name in ("resume-memory", "generate-memory"):
         if quick or not wanted(name):
             continue
         scenario = Scenario(name, setting)
         scenario.paths = False
-        add(scenario, distinct(scenario.trace()), "ENOMEM")
+        trace = scenario.trace()
+        wheres = dict(distinct(trace, innermost=True) + each_of(trace, LEDGER))
+        add(scenario, list(wheres.items()), "ENOMEM")
+        again = [(where, call) for where, call in distinct(trace) if where not in wheres]
+        cases.extend(Case(scenario, where, "ENOMEM", call, False) for where, call in again)
     return cases
 
 
@@ -282,9 +336,10 @@ class Tally:
         self.began, self.rows, self.failures = time.monotonic(), {}, []
         for case in cases:
             self.row(case)["cases"] += 1
+            self.row(case)["firsts"] += case.first
 
     def row(self, case):
-        empty = {"cases": 0, "run": 0, "failed": 0}
+        empty = {"cases": 0, "firsts": 0, "run": 0, "failed": 0}
         return self.rows.setdefault((case.scenario.name, case.do), empty)
 
     def add(self, case, problem, done):
@@ -308,14 +363,15 @@ class Tally:
             f"`{command}` at commit {commit.stdout.strip()}, {os.cpu_count()} cores, CPU.",
             "",
             f"**{self.total('run')} of {self.total('cases')} cases in {time.monotonic() - self.began:.0f} s, "
-            f"{self.total('failed')} failed.** A case is a start of the program in which one call goes wrong, and where it",
+            f"{core_minutes():.1f} core-minutes; {self.total('failed')} failed.** Of {self.total('firsts')} first calls of a place,"
+            f" which come first, {min(self.total('run'), self.total('firsts'))} were run. A case is a start of the program in which one call goes wrong, and where it",
             "trains, the start after it; `judge()` in the script says what is asked. Those not run were drawn by chance.",
             "",
-            "| scenario | the call | cases | run | failed |",
-            "|---|---|---|---|---|",
+            "| scenario | the call | cases | of a new place | run | failed |",
+            "|---|---|---|---|---|---|",
         ]
         text += [
-            f"| {name} | {do} | {r['cases']} | {r['run']} | {r['failed']} |"
+            f"| {name} | {do} | {r['cases']} | {r['firsts']} | {r['run']} | {r['failed']} |"
             for (name, do), r in sorted(self.rows.items())
         ]
         if self.failures:
@@ -323,13 +379,21 @@ class Tally:
         return "\n".join(text) + "\n"
 
 
+def core_minutes():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) / 60
+
+
 def run_all(cases, args):
     tally = Tally(cases)
-    if args.minutes:
+    if args.minutes or args.core_minutes:
         random.Random(args.seed).shuffle(cases)
+        cases.sort(key=lambda case: not case.first)
 
     def one(case):
         if args.minutes and time.monotonic() - tally.began > 60 * args.minutes:
+            return None
+        if args.core_minutes and core_minutes() > args.core_minutes:
             return None
         return case.run()
 
@@ -342,7 +406,7 @@ def run_all(cases, args):
                     tally.report(" ".join(["test/faults/all_faults.py", *sys.argv[1:]]))
                 )
     run, failed = tally.total("run"), tally.total("failed")
-    print(f"{run} cases in {time.monotonic() - tally.began:.0f} s")
+    print(f"{run} cases in {time.monotonic() - tally.began:.0f} s and {core_minutes():.1f} core-minutes")
     print(f"{run - failed} passed, {failed} failed, {len(cases) - run} skipped")
     return 1 if failed else 0
 
@@ -356,6 +420,7 @@ def main():
     parser.add_argument("--case", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--minutes", type=float, default=0)
+    parser.add_argument("--core-minutes", type=float, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=40)
     parser.add_argument("--report", default="")

@@ -1,7 +1,7 @@
 // LD_PRELOAD library: counts what a program asks of the operating system, and makes one of these calls go wrong.
 //
 //   FAULT_PATHS=a:b      file operations count where a path holds one of these
-//   FAULT_TRACE=file     one line per counted call: number, site, operation, path
+//   FAULT_TRACE=file     a line per counted call: number, site, site of its innermost frames alone, operation, path
 //   FAULT_AT=k           the k-th counted call (from 1), or FAULT_SITE=site:n, the n-th from one place in the program
 //   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the
 //                        transfer), hang=SECONDS: from this call on all counted ones wait until so long after it
@@ -174,13 +174,21 @@ bool from_module() {
     return false;
 }
 
-uint64_t site_here() {
+struct Site {
+    uint64_t whole = 0, near = 0;
+};
+Site site_here() {
+    constexpr int kNear = 5;  // the two of this library, and three
     void* frames[24];
     const int n = backtrace(frames, 24);
+    Site site;
     uint64_t hash = 1469598103934665603ull;
-    for (int i = 2; i < n; ++i)
+    for (int i = 2; i < n; ++i) {
         if (const uint64_t place = relative(frames[i])) hash = (hash ^ place) * 1099511628211ull;
-    return hash >> 16;
+        if (i < kNear) site.near = hash >> 16;
+    }
+    site.whole = hash >> 16;
+    return site;
 }
 
 bool counts(const char* path) {
@@ -205,12 +213,14 @@ void wait_until(double end) {
 
 // Counts a call and decides. errno is set where it fails.
 Fate count(const char* operation, const char* path) {
-    const uint64_t site = settings.trace >= 0 || settings.site ? site_here() : 0;
+    const Site here =
+        settings.trace >= 0 || (settings.site && (settings.ever || at_site < settings.site_nth)) ? site_here() : Site{};
+    const uint64_t site = here.whole;
     const long number = ++counted;
     if (settings.trace >= 0) {
         char line[1400];
-        const int n =
-            snprintf(line, sizeof line, "%ld %012llx %s %s\n", number, (unsigned long long)site, operation, path);
+        const int n = snprintf(line, sizeof line, "%ld %012llx %012llx %s %s\n", number, (unsigned long long)site,
+                               (unsigned long long)here.near, operation, path);
         if (syscall(SYS_write, settings.trace, line, size_t(n)) < 0) _exit(99);
     }
     if (hang_ends > 0) {

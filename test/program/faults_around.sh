@@ -357,30 +357,33 @@ case_elastic() {
   check "elastic: without the supervisor: exit code 2, both nearest" bash -c "[ $rc = 2 ] && grep -q 'nearest: 4 or 6 of such ranks' '$work/log'"
 }
 
-# Threads that OpenMP or the program asks for fail one at a time: words and an exit code of the table, or the undisturbed weights.
-# More threads than any machine here could use are refused.
+# Threads that OpenMP or the program asks for, and allocations inside oneDNN, fail one at a time: words and an
+# exit code of the table, or the undisturbed weights. More threads than any machine here could use are refused.
 case_libraries_fail() {
   needs_shim libraries_fail || return
-  local k bad='' reached=0 wanted
+  local what k bad='' reached=0 wanted kinds
   timeout 60 "$program" "${train[@]}" --threads 65536 --out "$work/l-absurd" > "$work/log" 2>&1
   rc=$?
   check "libraries_fail: absurd --threads: exit code 2, the nearest" bash -c "[ $rc = 2 ] && grep -q 'nearest: --threads ' '$work/log'"
   timeout 60 "$program" "${train[@]}" --threads 3 --steps 3 --out "$work/l-whole" > "$work/log" 2>&1
   wanted=$(weights l-whole)
-  for k in 1 2 3 4 5 6 7 8 9 10 12 14 16; do
+  for what in threads:{1,2,3,4,5,6,7,8,9,10,12,14} libdnnl:{1,8,11,64,128,512}; do
+    k=${what#*:} kinds="FAULT_KINDS=threads"
+    [ "${what%:*}" = threads ] || kinds="FAULT_KINDS=memory FAULT_MODULE=libdnnl"
     rm -rf "$work/l"
-    LD_PRELOAD=$shim FAULT_KINDS=threads FAULT_AT=$k FAULT_DO=EAGAIN timeout -s KILL 60 "$program" "${train[@]}" --threads 3 --steps 3 \
+    # shellcheck disable=SC2086
+    env LD_PRELOAD="$shim" $kinds FAULT_AT=$k FAULT_DO=ENOMEM timeout -s KILL 60 "$program" "${train[@]}" --threads 3 --steps 3 \
       --out "$work/l" > "$work/log" 2>&1
     rc=$?
-    says "^FAULT: " || break
+    says "^FAULT: " || continue
     reached=$((reached + 1))
     case $rc in
-      0) [ "$(weights l)" = "$wanted" ] || bad="$bad $k:other-weights" ;;
-      70) says "train_llama: [^ ]+ [^ ]+" || bad="$bad $k:silent" ;;
-      *) bad="$bad $k:$rc" ;;
+      0) [ "$(weights l)" = "$wanted" ] || bad="$bad $what:other-weights" ;;
+      70) says "train_llama: [^ ]+ [^ ]+" || bad="$bad $what:silent" ;;
+      *) bad="$bad $what:$rc" ;;
     esac
   done
-  check "libraries_fail: $reached threads, each with words or the same weights:$bad" test -z "$bad" -a $reached -gt 6
+  check "libraries_fail: $reached threads and allocations, each with words or the same weights:$bad" test -z "$bad" -a $reached -gt 10
 }
 
 # From too little memory for a start to enough: a message each time, never a signal. 126, 127: the loader's, before the program.
