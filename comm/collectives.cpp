@@ -182,6 +182,11 @@ std::unique_ptr<Collectives> make_collectives(Algorithm algorithm, Transport& tr
             return make_hier(transport, options);
         case Algorithm::symmetric:
             return transport.size() == 1 ? make_ring(transport, options) : make_symmetric(transport, options);
+        case Algorithm::hier_symmetric:
+            if (transport.size() == 1) return make_ring(transport, options);
+            if (options.nodes == 1) return make_symmetric(transport, options);
+            return options.nodes == transport.size() ? make_direct(transport, options)
+                                                     : make_hier_symmetric(transport, options);
         case Algorithm::library:
             return transport.size() == 1 ? make_ring(transport, options) : transport.library_collectives(options);
     }

@@ -19,8 +19,9 @@
 //            step or transport. On one node direct's, or the ring's between kRingFrom and kRingUpTo (thresholds.h);
 //            with one rank on each node direct's.
 //   symmetric  direct's bits exactly, without messages: ranks load from each other's memory (symmetric.cpp).
+//   hier-symmetric  hier's order and its bits of two levels, of any size: symmetric inside each node, direct across.
 //   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
-// In ring, direct and hier, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
+// In ring, direct, hier and both symmetric ones, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
 // slices, to the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there
 // proves nothing).
 //
@@ -82,6 +83,8 @@ struct CollectiveOptions {
     const char* axis = "";            // that the meter counts under
     int nodes = 1;                    // of hier: the group's rank is local * nodes + node (Grid puts them so)
     int64_t step_bytes = 0;           // of hier, in one step to one rank of the node; 0: thresholds.h's
+    // Of hier-symmetric, with several nodes: this rank's node and its column, which outlive the object.
+    Transport *row = nullptr, *column = nullptr;
 };
 
 class Collectives {
@@ -107,6 +110,8 @@ class Collectives {
     // memory
     // will do. All ranks call it together, with nothing of this group under way. It goes with this object.
     virtual SharedMemory* allocate(int64_t, Shares) { return nullptr; }
+    // Whose part of that memory is this rank's.
+    virtual int shared_rank() const { return rank(); }
 
    protected:
     virtual void do_all_reduce(Stream& stream, const AllReduce& args) = 0;
@@ -151,17 +156,19 @@ class Collectives {
 };
 
 // library: NCCL's or MPI's own. hier: two levels, inside the nodes and across them. symmetric: ranks of one host load
-// from each other's memory.
-enum class Algorithm { ring, direct, library, hier, symmetric };
+// from each other's memory. hier-symmetric: so inside the nodes, and by messages across them.
+enum class Algorithm { ring, direct, library, hier, symmetric, hier_symmetric };
 template <>
 inline constexpr auto kNames<Algorithm> = std::to_array<Named<Algorithm>>({{Algorithm::ring, "ring"},
                                                                            {Algorithm::direct, "direct"},
                                                                            {Algorithm::library, "library"},
                                                                            {Algorithm::hier, "hier"},
-                                                                           {Algorithm::symmetric, "symmetric"}});
+                                                                           {Algorithm::symmetric, "symmetric"},
+                                                                           {Algorithm::hier_symmetric,
+                                                                            "hier-symmetric"}});
 
 // Whether its ranks stand in columns over the nodes, which Grid arranges.
-constexpr bool is_two_level(Algorithm a) { return a == Algorithm::hier; }
+constexpr bool is_two_level(Algorithm a) { return a == Algorithm::hier || a == Algorithm::hier_symmetric; }
 
 // By axis of the mesh, as --collectives has it: "hier", "tp=ring", "tp=direct,data=hier". An algorithm alone is data's.
 struct AxisAlgorithms {
@@ -184,6 +191,7 @@ std::unique_ptr<Collectives> make_ring(Transport& transport, const CollectiveOpt
 std::unique_ptr<Collectives> make_direct(Transport& transport, const CollectiveOptions& options);
 std::unique_ptr<Collectives> make_symmetric(Transport& transport, const CollectiveOptions& options);
 std::unique_ptr<Collectives> make_hier(Transport& transport, const CollectiveOptions& options);
+std::unique_ptr<Collectives> make_hier_symmetric(Transport& transport, const CollectiveOptions& options);
 
 // out = x * scale, converted; nothing if that changes nothing.
 void scale_into(Stream& stream, void* out, DType out_dtype, const void* x, DType dtype, int64_t n, float scale);

@@ -126,6 +126,18 @@ void Mesh::build_axis(Axis axis, const Open& open) {
     const bool replicas = axis == Axis::data && size > 1 && grid_.size(Axis::shard) == 1;
     group.counted = replicas ? Axis::replicate : axis == Axis::shard ? Axis::data : axis;
     options.axis = name_of(group.counted);
+    if (how == Algorithm::hier_symmetric && options.nodes > 1 && options.nodes < size) {
+        const std::vector<int> all = grid_.members(axis, world_.rank);
+        const int own = place(axis).rank, nodes = options.nodes;
+        std::vector<int> row, column;
+        for (int i = 0; i < size; ++i) {
+            if (i % nodes == own % nodes) row.push_back(all[size_t(i)]);
+            if (i / nodes == own / nodes) column.push_back(all[size_t(i)]);
+        }
+        group.row = open(row, format("%s row", name_of(axis)));
+        group.column = open(column, format("%s col", name_of(axis)));
+        options.row = group.row.get(), options.column = group.column.get();
+    }
     group.collectives = make_collectives(how, *group.transport, options);
     require(group.transport->rank() == place(axis).rank, "axis %s: rank %d of the job stands at %d, not at %d",
             name_of(axis), world_.rank, group.transport->rank(), place(axis).rank);

@@ -129,7 +129,7 @@ class Mesh {
 
    private:
     struct Group {
-        std::unique_ptr<Transport> transport;
+        std::unique_ptr<Transport> transport, row, column;  // those of hier-symmetric
         std::unique_ptr<Collectives> collectives;
         Axis counted;  // what it sends counts under this
     };

@@ -23,7 +23,7 @@ class MovedBuffer {
             data_ = own_.bytes_at(0);
             return;
         }
-        data_ = shared->part(group.rank());
+        data_ = shared->part(group.shared_rank());
         RankContext* context = streams.device.context;
         if (!context || (how == Shares::one && group.rank() != 0)) return;
         const DeviceKind where = streams.device.kind;

@@ -38,9 +38,11 @@ class DryRun {
         require(mesh_how.algorithms.data != Algorithm::library && mesh_how.algorithms.tp != Algorithm::library,
                 "--collectives library: what the library takes and how long is not known to a plan\n"
                 "  nearest: --collectives ring, direct or hier");
-        require(mesh_how.algorithms.data != Algorithm::symmetric && mesh_how.algorithms.tp != Algorithm::symmetric,
-                "--collectives symmetric: what ranks take that map each other's memory is not known to a plan\n"
-                "  nearest: --collectives direct, whose bits are the same");
+        for (const Algorithm how : {Algorithm::symmetric, Algorithm::hier_symmetric})
+            require(mesh_how.algorithms.data != how && mesh_how.algorithms.tp != how,
+                    "--collectives %s: what ranks take that map each other's memory is not known to a plan\n"
+                    "  nearest: --collectives %s, whose bits are the same",
+                    name_of(how), how == Algorithm::symmetric ? "direct" : "hier");
         if (mesh_how.ranks_per_node == 0) mesh_how.ranks_per_node = job.ranks_per_node;
         mesh_how.one_lane = job.kind == DeviceKind::cuda && o.transport == TransportKind::mpi;
         if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && o.transport != TransportKind::mpi)

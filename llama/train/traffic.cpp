@@ -109,6 +109,11 @@ class Counter {
         const auto count = [&](int r) { return offsets[size_t(r) + 1] - offsets[size_t(r)]; };
         const std::string how = group.name();
         const int nodes = group.options().nodes, locals = size / nodes;
+        if (how == "hier-symmetric") {  // its slice to other nodes; inside the node what a ring would send
+            const size_t next = size_t((rank / nodes + 1) % locals * nodes);
+            const int64_t run = offsets[next + size_t(nodes)] - offsets[next];
+            return (count(rank) * (nodes - 1) + offsets.back() - offsets.front() - run) * element;
+        }
         if (how == "hier" && nodes > 1 && locals > 1) {  // its slice to other nodes, its column's slices inside its own
             const size_t column = size_t(rank / nodes * nodes);
             return (count(rank) * (nodes - 1) + (offsets[column + size_t(nodes)] - offsets[column]) * (locals - 1)) *
