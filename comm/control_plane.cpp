@@ -135,9 +135,14 @@ std::vector<uint64_t> Process::sums(const std::vector<uint64_t>& own) {
     return total;
 }
 
+// Dissemination: a maximum may be counted twice.
 int64_t Process::max(int64_t x) {
-    const std::vector<int64_t> all = all_gather(x);
-    return *std::max_element(all.begin(), all.end());
+    for (int distance = 1; distance < size_; distance *= 2) {
+        int64_t theirs = 0;
+        send_recv({{&x, 8, (rank_ + distance) % size_, true}, {&theirs, 8, (rank_ - distance + size_) % size_, false}});
+        x = std::max(x, theirs);
+    }
+    return x;
 }
 
 }  // namespace rz

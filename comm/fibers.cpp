@@ -1,8 +1,11 @@
 #include "comm/fibers.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "kernels/runtime/check.h"
@@ -213,6 +216,14 @@ void Fibers::give_way() {
     ready_.push_back(self_);
     leave();
     if (!why_.empty()) throw Error("stopped, for another failed: " + why_);
+}
+
+void Fibers::wait_a_little(int milliseconds) {
+    if (active) return active->give_way();
+    if (milliseconds == 0)
+        sched_yield();
+    else
+        std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
 void Fibers::fail(std::exception_ptr error, const std::string& why) {

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include "comm/deadline.h"
+#include "comm/fibers.h"
 #include "comm/host.h"
 #include "comm/watch.h"
 
@@ -25,7 +26,7 @@ HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::
 
 HostTransport::~HostTransport() { staging_stream_.reset(); }
 
-void Wire::Batch::pause() { sched_yield(); }
+void Wire::Batch::pause() { Fibers::wait_a_little(0); }
 
 void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq) {
     if (batch.test()) return;

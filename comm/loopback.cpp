@@ -42,14 +42,13 @@ struct Failure {
 }  // namespace
 
 struct LoopbackHub::Group {
-    Group(int size, std::shared_ptr<Failure> failure)
-        : size(size), failure(std::move(failure)), queues(size_t(size) * size_t(size)) {}
+    Group(int size, std::shared_ptr<Failure> failure) : size(size), failure(std::move(failure)) {}
     int size;
     std::shared_ptr<Failure> failure;
     std::mutex mutex;
-    std::vector<std::deque<std::shared_ptr<Offer>>> queues;   // [from * size + to]
-    std::vector<std::weak_ptr<char>> shared;                  // by number: the k-th of each member is the same
-    std::vector<std::pair<std::shared_ptr<char>, int>> kept;  // until the last member has it
+    std::map<size_t, std::deque<std::shared_ptr<Offer>>> queues;  // from * size + to, of those that send
+    std::vector<std::weak_ptr<char>> shared;                      // by number: the k-th of each member is the same
+    std::vector<std::pair<std::shared_ptr<char>, int>> kept;      // until the last member has it
     std::deque<std::shared_ptr<Offer>>& queue(int from, int to) {
         return queues[size_t(from) * size_t(size) + size_t(to)];
     }

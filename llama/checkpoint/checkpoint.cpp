@@ -19,6 +19,7 @@
 #include "llama/checkpoint/finite.h"
 #include "llama/model/hf.h"
 #include "llama/base/sum_hash.h"
+#include "comm/fibers.h"
 
 namespace rz {
 
@@ -90,7 +91,8 @@ static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t
 // ---- saving ---------------------------------------------------------------------------------------------------------
 
 // A save on its way. Each rank has a slot in the file of reports, reserved before anything is written, so that a full
-// disk can still be reported: u64 status, then its hashes, then 512 bytes of text.
+// disk can still be reported: u64 status, then hashes, then 512 bytes of text. Ranks form a tree: a slot has the sums of
+// the ranks below as well, so no rank reads more than two slots however many there are.
 struct CheckpointWriter::Job {
     Manifest manifest;
     std::string folder;
@@ -101,6 +103,8 @@ struct CheckpointWriter::Job {
     std::atomic<bool> done = false;
     std::atomic<double> last = 0;  // when a call to the file system returned, on monotonic_clock()
     void moves() { last = monotonic_clock(); }
+    void wrote(int64_t bytes) { report.traffic.written += bytes, moves(); }
+    void has_read(int64_t bytes) { report.traffic.read += bytes, moves(); }
 };
 enum SlotStatus : uint64_t {
     kWriting = 0,
@@ -245,13 +249,14 @@ bool CheckpointWriter::await_files(Job& job) {
     const std::string path = job.folder + "/" + kReports;
     for (int wait_ms = 1; !job.cancelled; wait_ms = std::min(2 * wait_ms, 100)) {
         // Opened: network file systems then look again.
+        ++job.report.traffic.opens;
         if (const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) return ::close(fd) == 0;
         if (errno != ENOENT) fail_errno(path, "open");
         require(seconds_since(job.start) < options_.timeout_s,
                 "%s: is not there after %.0f s: is --out on a file "
                 "system that all ranks share?",
                 path.c_str(), options_.timeout_s);
-        std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
+        Fibers::wait_a_little(wait_ms);
     }
     return false;
 }
@@ -335,15 +340,17 @@ void CheckpointWriter::write(Job& job) {
         error = e.what(), status = kFailed;
     }
     try {
-        File reports(job.folder + "/" + kReports, O_WRONLY);
-        const int64_t slot = slot_bytes(hashes.size()) * zero_.streams.mesh.world().rank;
-        error.resize(std::min<size_t>(error.size(), kSlotText - 1));
-        write_all(reports.fd, slot + 8, hashes.data(), int64_t(hashes.size()) * 8, reports.path);
-        write_all(reports.fd, slot + 8 + int64_t(hashes.size()) * 8, error.c_str(), int64_t(error.size()) + 1,
-                  reports.path);
-        write_all(reports.fd, slot, &status, 8, reports.path);
-        reports.sync_and_close();
-        if (process_.is_root()) complete(job);
+        if (!error.empty()) error = format("rank %d: ", process_.rank()) + error;
+        uint64_t below = kWritten;
+        const std::string theirs = await_parts(job, hashes, below);
+        if (error.empty() && below != kWritten) error = theirs, status = below;
+        if (process_.is_root()) {
+            if (status == kNotFinite) throw NotFinite(error);
+            require(error.empty(), "%s", error.c_str());
+            complete(job, hashes);
+        } else {
+            write_slot(job, hashes, status, error);
+        }
     } catch (const NotFinite& e) {
         job.report.error = e.what(), job.report.not_finite = true;
     } catch (const std::exception& e) {  // also: rank 0 has given up and removed the folder
@@ -365,6 +372,7 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
         const PartFile& part = parts_[p];
         const int64_t e = size_of(part.dtype);
         File file(job.folder + "/" + path_of(part.part), O_RDWR);
+        ++job.report.traffic.opens;
         if ((errno = fault_errno("checkpoint.shard")) != 0) fail_errno(file.path, "write");
         int64_t at = part.at;
         for (const OwnedRange& r : share_) {
@@ -381,21 +389,22 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
                                       path_of(part.part)),
                                table_.tensors()[size_t(run.tensor)].name);
                 write_all(file.fd, part.layout.offsets[size_t(run.tensor)] + run.first * e, data, bytes, file.path);
-                job.moves();
+                job.wrote(bytes);
             });
             at += r.elements.size() * e;
         }
         fault_point("checkpoint.shard.done");
         if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_errno(file.path, "fsync");
         job.moves();
-        // Verified before an older checkpoint may go.
+        // Verified before an older checkpoint may go, by what the disk gives back and not the page cache.
+        ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
         std::vector<uint64_t> again(tensors, 0);
         for (const OwnedRange& r : share_)
             for_each_piece(table_, r, e, [&](const TensorRun& run) {
                 const size_t tensor = size_t(run.tensor);
                 read_all(file.fd, part.layout.offsets[tensor] + run.first * e, back.data(), run.count * e, file.path);
                 again[tensor] += sum_hash(back.data(), run.first, run.count, e);
-                job.moves();
+                job.has_read(run.count * e);
             });
         for (size_t i = 0; i < tensors; ++i)
             require(again[i] == hashes[p * tensors + i], "%s: %s was read back with other contents than were written",
@@ -406,43 +415,61 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
     }
 }
 
-// Rank 0: waits for every slot and adds the hashes. What failed is thrown when all have written theirs: a rank that
-// has not seen the folder yet would wait for it long after it is gone.
-void CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes) {
-    const auto start = std::chrono::steady_clock::now();
-    const int64_t bytes = slot_bytes(hashes.size());
-    std::vector<uint64_t> theirs(hashes.size());
-    std::string failed;
-    bool not_finite = false;
-    for (int rank = 0; rank < zero_.streams.mesh.world().size; ++rank) {
-        for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
-            File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
-            uint64_t status = 0;
-            read_all(reports.fd, bytes * rank, &status, 8, reports.path);
-            if (status != kWriting) {
-                char text[kSlotText] = {};
-                read_all(reports.fd, bytes * rank + 8, theirs.data(), int64_t(theirs.size()) * 8, reports.path);
-                read_all(reports.fd, bytes * (rank + 1) - kSlotText, text, kSlotText - 1, reports.path);
-                if (status != kWritten && failed.empty()) {
-                    failed = format("rank %d: %s", rank, text);
-                    not_finite = status == kNotFinite;
-                }
-                break;
-            }
-            require(seconds_since(start) < options_.timeout_s, "rank %d has not written its part after %.0f s", rank,
-                    options_.timeout_s);
-            std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
-            job.moves();
-        }
-        for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
-    }
-    if (not_finite) throw NotFinite(failed);
-    require(failed.empty(), "%s", failed.c_str());
+void CheckpointWriter::write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text) {
+    File reports(job.folder + "/" + kReports, O_WRONLY);
+    ++job.report.traffic.opens;
+    const int64_t slot = slot_bytes(hashes.size()) * process_.rank(), bytes = int64_t(hashes.size()) * 8;
+    text.resize(std::min<size_t>(text.size(), kSlotText - 1));
+    write_all(reports.fd, slot + 8, hashes.data(), bytes, reports.path);
+    write_all(reports.fd, slot + 8 + bytes, text.c_str(), int64_t(text.size()) + 1, reports.path);
+    write_all(reports.fd, slot, &status, 8, reports.path);
+    job.wrote(8 + bytes + int64_t(text.size()) + 1);
+    reports.sync_and_close();
 }
 
-void CheckpointWriter::complete(Job& job) {
-    std::vector<uint64_t> hashes(parts_.size() * table_.tensors().size(), 0);
-    await_parts(job, hashes);
+// Adds what rank `rank` and those below it have summed. Returns what went wrong there; `status` says how.
+std::string CheckpointWriter::await_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t slot = slot_bytes(hashes.size()) * rank, bytes = int64_t(hashes.size()) * 8;
+    int below = 0;  // levels: who waits for others is given a little longer than they are
+    for (int64_t r = rank; 2 * r + 1 < process_.size(); r = 2 * r + 1) ++below;
+    const double limit = options_.timeout_s * (1 + 0.1 * below);
+    for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
+        File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
+        ++job.report.traffic.opens;
+        read_all(reports.fd, slot, &status, 8, reports.path);
+        job.has_read(8);
+        if (status != kWriting) {
+            std::vector<uint64_t> theirs(hashes.size());
+            char text[kSlotText] = {};
+            read_all(reports.fd, slot + 8, theirs.data(), bytes, reports.path);
+            read_all(reports.fd, slot + 8 + bytes, text, kSlotText - 1, reports.path);
+            job.has_read(bytes + kSlotText - 1);
+            for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
+            return text;
+        }
+        if (seconds_since(start) >= limit) {
+            status = kFailed;
+            return format("rank %d has not written its part after %.0f s", rank, limit);
+        }
+        Fibers::wait_a_little(wait_ms);
+    }
+}
+
+// The two ranks below this one in the tree. What failed is reported when both have written theirs: a rank that has not
+// seen the folder yet would wait for it long after it is gone.
+std::string CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes, uint64_t& status) {
+    std::string failed;
+    for (const int64_t below : {2 * int64_t(process_.rank()) + 1, 2 * int64_t(process_.rank()) + 2}) {
+        if (below >= process_.size()) continue;
+        uint64_t theirs = kWriting;
+        const std::string text = await_slot(job, int(below), hashes, theirs);
+        if (theirs != kWritten && failed.empty()) failed = text, status = theirs;
+    }
+    return failed;
+}
+
+void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {
     fault_point("checkpoint.agreed");
     fs::remove(job.folder + "/" + kReports);
     Manifest& m = job.manifest;

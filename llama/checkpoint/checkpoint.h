@@ -44,6 +44,10 @@ struct SaveReport {
     double stall_seconds = 0;  // that training waited, on this rank
     double write_seconds = 0;  // until it was complete
     bool not_finite = false;   // the error: the state itself holds NaN or infinity
+    // Of this rank, in the temporary folder: files opened, bytes written and read.
+    struct Traffic {
+        int64_t opens = 0, written = 0, read = 0;
+    } traffic = {};
 };
 
 class CheckpointWriter {
@@ -87,8 +91,10 @@ class CheckpointWriter {
     void take_copy();
     void write(Job& job);
     void write_share(Job& job, std::vector<uint64_t>& hashes);
-    void complete(Job& job);
-    void await_parts(Job& job, std::vector<uint64_t>& hashes);
+    void write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text);
+    void complete(Job& job, const std::vector<uint64_t>& hashes);
+    std::string await_parts(Job& job, std::vector<uint64_t>& hashes, uint64_t& status);
+    std::string await_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status);
     void settle();  // collective: ends the save under way
     void join();
 

@@ -176,6 +176,7 @@ class ShareGather {
 }  // namespace
 
 std::string first_problem(Process& process, const std::string& own) {
+    if (process.max(own.empty() ? 0 : 1) == 0) return "";
     const std::vector<std::string> all = process.all_gather_text(own);
     for (size_t r = 0; r < all.size(); ++r)
         if (!all[r].empty()) return all.size() > 1 ? format("rank %zu: ", r) + all[r] : all[r];

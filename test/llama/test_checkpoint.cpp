@@ -1,5 +1,6 @@
 // Checkpoints in one process: the hash, the manifest's reader, the folder's rules, and save and load.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -351,6 +352,35 @@ TEST(Checkpoint, IsAHuggingFaceModel) {
         weights.read(t, 0, t.size, DType::f32, values.data());
         for (int64_t i = 0; i < t.size; ++i) ASSERT_EQ(values[size_t(i)], State::value(t.offset + i, 1)) << t.name;
     }
+}
+
+// Bytes that the disk gave to this process.
+int64_t bytes_from_disk() {
+    std::ifstream file("/proc/self/io");
+    int64_t value = -1;
+    for (std::string name; file >> name >> value;)
+        if (name == "read_bytes:") return value;
+    return -1;
+}
+
+TEST(Checkpoint, IsReadBackFromTheDiskNotFromMemory) {
+    Saved saved(DType::f32);
+    const std::string probe = saved.folder.path + "/probe";
+    write_text(probe, std::string(1 << 16, 'x'));
+    const int fd = ::open(probe.c_str(), O_RDWR);
+    ASSERT_TRUE(::fsync(fd) == 0 && ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    ::close(fd);
+    const int64_t before_probe = bytes_from_disk();
+    read_file(probe);
+    if (bytes_from_disk() < before_probe + (1 << 16))
+        GTEST_SKIP() << "/tmp has no disk below it that the kernel counts";
+    const int64_t before = bytes_from_disk();
+    const std::string path = saved.save(5);
+    ASSERT_NE(path, "");
+    int64_t tensors = 0;
+    for (const ManifestFile& f : check_checkpoint(path).files)
+        if (f.holds_tensors) tensors += f.bytes;
+    EXPECT_GE(bytes_from_disk() - before, tensors);
 }
 
 TEST(Checkpoint, TheStateOfTheSaveIsSavedNotALaterOne) {
