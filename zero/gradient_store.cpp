@@ -1,10 +1,20 @@
 #include "zero/gradient_store.h"
 
 #include <algorithm>
+#include <map>
 
 #include "kernels/elementwise.h"
 
 namespace rz {
+
+// The smallest of the units that there are several of: the blocks.
+static int64_t common_block(const std::vector<UnitLayout>& units) {
+    std::map<int64_t, int> of_size;
+    for (const UnitLayout& u : units) ++of_size[u.padded];
+    for (const auto& [size, count] : of_size)
+        if (count > 1) return size;
+    return of_size.begin()->first;
+}
 
 GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& options, ZeroStreams streams)
     : ownership_(ownership),
@@ -12,21 +22,31 @@ GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& opti
       streams_(streams),
       element_(size_of(options.grad_dtype)),
       begun_(ownership.units().size(), 0) {
+    const int64_t block = common_block(ownership_.units());
     const DType dtype = options_.grad_dtype;
     require(!options_.offload_grads || !options_.whole_gradients(),
             "gradients on the host are added unit by unit, as stages 2 and 3 reduce them each micro-batch; these are "
             "whole");
+    Collectives& group = options_.slices_state() ? streams_.mesh.shard() : streams_.mesh.data();
+    const int64_t bucket = std::min(options_.bucket_bytes / element_, ownership_.elements());  // elements
+    require(bucket == 0 || !options_.offload_grads,
+            "buckets of gradients: those on the host are reduced unit by unit\n  nearest: no buckets");
+    int64_t together = 1;  // blocks in a bucket
+    if (bucket >= 2 * block && streams_.mesh.data().size() > 1) {
+        packed_ = MovedBuffer(streams_, group, bucket, dtype, MemKind::gathered, "bucket of gradients", Shares::each);
+        full_bytes_ = (bucket - block) * element_;
+        together = bucket / block;
+    }
     if (options_.whole_gradients()) {
-        Mesh& mesh = streams_.mesh;
-        whole_ = MovedBuffer(streams_, options_.slices_state() ? mesh.shard() : mesh.data(), ownership_.elements(),
-                             dtype, MemKind::gradients, "gradients", Shares::each);
+        whole_ =
+            MovedBuffer(streams_, group, ownership_.elements(), dtype, MemKind::gradients, "gradients", Shares::each);
         return;
     }
     own_ = options_.offload_grads
                ? streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::gradients, "own gradients")
                : streams_.take(ownership_.owned_elements(), dtype, MemKind::gradients, "own gradients");
-    unreduced_ = UnitPool(streams_.device, ownership_.units(), options_.overlap ? 2 : 1, dtype, MemKind::gathered,
-                          "unreduced gradients");
+    unreduced_ = UnitPool(streams_.device, ownership_.units(), int(together) + (options_.overlap ? 1 : 0), dtype,
+                          MemKind::gathered, "unreduced gradients");
     arrived_ = streams_.take(ownership_.largest_owned(), dtype, MemKind::gathered, "reduced slice");
     if (options_.offload_grads) {
         from_host_.emplace(streams_.device, kFromHostStream);
@@ -44,6 +64,8 @@ GradientStore::~GradientStore() {
 void* GradientStore::gradients(int unit) {
     const UnitLayout& u = ownership_.unit(unit);
     if (options_.whole_gradients()) return whole_.bytes_at(u.offset * element_);
+    const bool waits = std::find(waiting_.begin(), waiting_.end(), unit) != waiting_.end();
+    if (waits || (!unreduced_.holds(unit) && !unreduced_.has_room_for(unit))) reduce_bucket();
     if (unreduced_.holds(unit)) return unreduced_.data(unit);
     void* whole = unreduced_.acquire(unit, streams_.compute);
     streams_.compute.zero(whole, u.padded * element_);
@@ -60,27 +82,110 @@ void GradientStore::reduce(int unit, bool last) {
         if (last && final_) final_(unit, streams_.compute.record());
         return;
     }
+    const int64_t bytes = ownership_.unit(unit).padded * element_;
+    if (waiting_bytes_ + bytes > packed_.bytes() || (!waiting_.empty() && last != waiting_last_)) reduce_bucket();
+    waiting_.push_back(unit);
+    waiting_bytes_ += bytes;
+    waiting_last_ = last;
+    complete_ = streams_.compute.record();
+    if (waiting_bytes_ > full_bytes_) reduce_bucket();
+}
+
+// ---- what waits -----------------------------------------------------------------------------------------------------
+
+void GradientStore::reduce_bucket() {
+    if (waiting_.empty()) return;
+    const std::vector<int> units = std::exchange(waiting_, {});
+    waiting_bytes_ = 0;
     Stream& comm = streams_.comm();
-    comm.wait(streams_.compute.record());
-    void* whole = gradients(unit);
-    if (!options_.slices_state())
-        streams_.mesh.data().all_reduce(comm, {.out = whole,
-                                               .in = whole,
-                                               .offsets = ownership_.slices(unit),
-                                               .dtype = options_.grad_dtype,
-                                               .wire = options_.wire_dtype});
+    comm.wait(complete_);
+    if (units.size() > 1)
+        reduce_together(units, waiting_last_);
+    else if (options_.slices_state())
+        reduce_slices(units[0], gradients(units[0]), waiting_last_);
     else
-        reduce_slices(unit, whole, last);
+        all_reduce(gradients(units[0]), ownership_.slices(units[0]));
     const Event reduced = comm.record();
-    if (!options_.whole_gradients()) unreduced_.give_back(unit, reduced);
+    if (!options_.whole_gradients())
+        for (const int unit : units) unreduced_.give_back(unit, reduced);
     if (!options_.overlap) streams_.compute_waits(reduced);
     if (!options_.overlap) streams_.compute.wait(gone_);
-    if (last && final_) final_(unit, to_host_ ? gone_ : reduced);
+    if (waiting_last_ && final_)
+        for (const int unit : units) final_(unit, to_host_ ? gone_ : reduced);
+}
+
+void GradientStore::all_reduce(void* whole, Offsets offsets) {
+    streams_.mesh.data().all_reduce(
+        streams_.comm(),
+        {.out = whole, .in = whole, .offsets = offsets, .dtype = options_.grad_dtype, .wire = options_.wire_dtype});
+}
+
+void GradientStore::reduce_scatter(void* out, const void* whole, Offsets offsets) {
+    streams_.mesh.shard().reduce_scatter(streams_.comm(), {.out = out,
+                                                           .in = whole,
+                                                           .offsets = offsets,
+                                                           .dtype = options_.grad_dtype,
+                                                           .wire = options_.wire_dtype,
+                                                           .out_dtype = options_.grad_dtype});
+}
+
+// Slice r of the bucket: slice r of each unit, one after the other.
+void GradientStore::reduce_together(const std::vector<int>& units, bool last) {
+    Stream& comm = streams_.comm();
+    const size_t ranks = size_t(ownership_.sharing().cut.size);
+    std::vector<int64_t> offsets = {0};
+    const auto copy_slices = [&](size_t r, int64_t at, bool back) {  // returns where the slice ends
+        for (const int unit : units) {
+            const std::vector<int64_t>& slices = ownership_.slices(unit);
+            const int64_t n = slices[r + 1] - slices[r];
+            char* const there = static_cast<char*>(gradients(unit)) + slices[r] * element_;
+            char* const here = packed_.bytes_at(at * element_);
+            if (n > 0) comm.copy(back ? there : here, back ? here : there, n * element_);
+            at += n;
+        }
+        return at;
+    };
+    for (size_t r = 0; r < ranks; ++r) offsets.push_back(copy_slices(r, offsets[r], false));
+    if (!options_.slices_state()) {
+        all_reduce(packed_.data(), offsets);
+        for (size_t r = 0; r < ranks; ++r) copy_slices(r, offsets[r], true);
+        return;
+    }
+    char* own = packed_.bytes_at(offsets[size_t(streams_.mesh.shard().rank())] * element_);
+    reduce_scatter(own, packed_.data(), offsets);
+    for (const int unit : units) {
+        const int64_t n = ownership_.owned(unit).elements.size();
+        const bool adds = !options_.whole_gradients() && begun_[size_t(unit)];
+        void* const slice = owned(unit);
+        if (adds)
+            add(slice, slice, own, n);
+        else if (n > 0)
+            comm.copy(slice, own, n * element_);
+        own += n * element_;
+        begun_[size_t(unit)] = 1;
+        if (last) all_reduce_copies(unit, slice);
+    }
+}
+
+void GradientStore::add(void* sum, const void* earlier, const void* arrived, int64_t n) {
+    const DType dtype = options_.grad_dtype;
+    reduce_add(
+        streams_.comm(),
+        {.out = sum, .a = earlier, .b = arrived, .n = n, .out_dtype = dtype, .a_dtype = dtype, .b_dtype = dtype});
+}
+
+// Over the ranks that own the very same.
+void GradientStore::all_reduce_copies(int unit, void* slice) {
+    if (streams_.mesh.replicate().size() == 1) return;
+    streams_.mesh.replicate().all_reduce(streams_.comm(), {.out = slice,
+                                                           .in = slice,
+                                                           .offsets = ownership_.parts(unit),
+                                                           .dtype = options_.grad_dtype,
+                                                           .wire = options_.wire_dtype});
 }
 
 void GradientStore::reduce_slices(int unit, void* whole, bool last) {
     Stream& comm = streams_.comm();
-    const DType dtype = options_.grad_dtype;
     const int64_t n = ownership_.owned(unit).elements.size();
     const bool adds = !options_.whole_gradients() && begun_[size_t(unit)], on_host = options_.offload_grads;
     void* const slice = owned(unit);
@@ -91,27 +196,13 @@ void GradientStore::reduce_slices(int unit, void* whole, bool last) {
         from_host_->wait(gone_);
         from_host_->copy(earlier, slice, n * element_);
     }
-    streams_.mesh.shard().reduce_scatter(comm, {.out = adds ? arrived_.data() : sum,
-                                                .in = whole,
-                                                .offsets = ownership_.slices(unit),
-                                                .dtype = dtype,
-                                                .wire = options_.wire_dtype,
-                                                .out_dtype = dtype});
+    reduce_scatter(adds ? arrived_.data() : sum, whole, ownership_.slices(unit));
     if (adds) {
         if (on_host) comm.wait(from_host_->record());
-        reduce_add(comm, {.out = sum,
-                          .a = earlier,
-                          .b = arrived_.data(),
-                          .n = n,
-                          .out_dtype = dtype,
-                          .a_dtype = dtype,
-                          .b_dtype = dtype});
+        add(sum, earlier, arrived_.data(), n);
     }
     begun_[size_t(unit)] = 1;
-    if (last && streams_.mesh.replicate().size() > 1)
-        streams_.mesh.replicate().all_reduce(
-            comm,
-            {.out = sum, .in = sum, .offsets = ownership_.parts(unit), .dtype = dtype, .wire = options_.wire_dtype});
+    if (last) all_reduce_copies(unit, sum);
     if (!on_host) return;
     to_host_->wait(comm.record());
     to_host_->copy(slice, sum, n * element_);
@@ -119,6 +210,7 @@ void GradientStore::reduce_slices(int unit, void* whole, bool last) {
 }
 
 void GradientStore::wait() {
+    reduce_bucket();
     if (streams_.mesh.world().size > 1 || !options_.whole_gradients()) streams_.compute_waits(streams_.comm().record());
     streams_.compute.wait(gone_);
 }

@@ -6,6 +6,16 @@
 //   stages 2, 3    whole for one unit at a time (unit_pool.h); reduce-scattered after each micro-batch and added to the
 //                  owned slices. With `accumulate_locally` as stage 1
 //
+// Buckets. With `bucket_bytes` the units whose gradients are complete wait until the next one would not fit, and are
+// then reduced together by one collective: slice r of the bucket is slice r of each of its units, one after the other,
+// copied there and back. So an element's owner, and with it the order of its sum, is the same for any bucket. A unit is
+// never cut: what a hop carries is CollectiveOptions::chunk_bytes. A unit that is alone is reduced where it lies.
+// Larger buckets are fewer messages and start later. wait() reduces what is left.
+//
+// By default each unit is alone, which suits attention: the reduction of a block starts when its backward pass has
+// ended, under the products of the next block's MLP, the longest time until the next attention kernel, which may hold
+// every multiprocessor of a GPU. Cut finer, the MLP's part would start when its own attention does.
+//
 // Hybrid sharding: gradients are reduce-scattered among the ranks that share a unit, then each slice is all-reduced
 // among the ranks that own it, with the last reduce of a step.
 
@@ -44,15 +54,26 @@ class GradientStore : public GradientSink {
     void on_final(std::function<void(int unit, const Event& ready)> listener) { final_ = std::move(listener); }
 
    private:
+    void reduce_bucket();
+    void reduce_together(const std::vector<int>& units, bool last);
     void reduce_slices(int unit, void* whole, bool last);
+    void all_reduce(void* whole, Offsets offsets);
+    void reduce_scatter(void* out, const void* whole, Offsets offsets);
+    void add(void* sum, const void* earlier, const void* arrived, int64_t n);
+    void all_reduce_copies(int unit, void* slice);
 
     const Ownership& ownership_;
     ZeroOptions options_;
     ZeroStreams streams_;
-    int64_t element_;    // bytes
-    MovedBuffer whole_;  // this
-    Buffer own_;         // or this
-    Buffer arrived_;     // a reduced slice on its way to be added, or to the host
+    int64_t element_;                             // bytes
+    MovedBuffer whole_;                           // this
+    Buffer own_;                                  // or this
+    Buffer arrived_;                              // a reduced slice on its way to be added, or to the host
+    MovedBuffer packed_;                          // the bucket
+    std::vector<int> waiting_;                    // units of the bucket that fills
+    int64_t waiting_bytes_ = 0, full_bytes_ = 0;  // full: no block fits any more
+    bool waiting_last_ = false;
+    Event complete_;  // the last of them
     // Where own_ is on the host: the slice's earlier micro-batches come, the sum goes.
     Buffer earlier_;
     std::optional<Stream> from_host_, to_host_;

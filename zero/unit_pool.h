@@ -20,6 +20,7 @@ class UnitPool {
 
     bool holds(int unit) const { return slot_of_[size_t(unit)] >= 0; }
     void* data(int unit) const { return slots_[size_t(slot_of_[size_t(unit)])].memory.data(); }
+    bool has_room_for(int unit) const { return find_free(unit) >= 0; }
     // Takes a free slot for the unit and makes `stream` wait for its last use. Throws if none is free.
     void* acquire(int unit, Stream& stream);
     // The slot may be taken again once `last_use` is complete.

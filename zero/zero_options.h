@@ -53,6 +53,8 @@ struct ZeroOptions {
     int prefetch = 1;                         // stage 3: units gathered ahead of use
     bool overlap = true;                      // false: compute waits for each collective
     bool accumulate_locally = false;          // stages 2, 3: keep whole gradients until the last micro-batch
+    // Gradients of several units that are reduced by one collective, at most (gradient_store.h); 0: each unit by itself
+    int64_t bucket_bytes = 0;
 
     bool slices_state() const { return stage >= 1; }  // masters and moments: of this rank's slices only
     bool whole_gradients() const { return stage <= 1 || accumulate_locally; }

@@ -96,6 +96,14 @@ void check_given(const TrainOptions& o) {
     require(!o.given.count("prefetch") || o.zero == 3,
             "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
             (long long)o.zero);
+    require(o.bucket_mib == 0 || o.pp == 1,
+            "--bucket-mib %lld with --pp %lld: a stage reduces each block when the schedule says so\n"
+            "  nearest: --bucket-mib 0, or --pp 1",
+            (long long)o.bucket_mib, (long long)o.pp);
+    require(o.bucket_mib == 0 || !o.offload_grads,
+            "--bucket-mib %lld with --offload-grads on: gradients go to the host block by block, as they are reduced\n"
+            "  nearest: --bucket-mib 0, or --offload-grads off",
+            (long long)o.bucket_mib);
     require(!o.accumulate_locally || o.zero >= 2,
             "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3", (long long)o.zero);
     for (const char* flag :

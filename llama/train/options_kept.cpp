@@ -67,9 +67,10 @@ Keeps keeps(const OptionRow& row) {
                          "timeout",
                          "disk-timeout"}))
         return Keeps::always;
-    if (is_one_of(name, {"threads", "peak-tflops", "tp", "tp-wire", "tp-overlap", "cp", "cp-exchange", "pp",
-                         "pp-schedule", "pp-stages-per-rank", "pp-cut", "pp-gather", "pp-window",
-                         "no-accumulate-locally", "shard-size", "axis-order", "ranks-per-node", "ring-chunk"}))
+    if (is_one_of(name,
+                  {"threads", "peak-tflops", "tp", "tp-wire", "tp-overlap", "cp", "cp-exchange", "pp", "pp-schedule",
+                   "pp-stages-per-rank", "pp-cut", "pp-gather", "pp-window", "no-accumulate-locally", "shard-size",
+                   "axis-order", "ranks-per-node", "ring-chunk", "bucket-mib"}))
         return Keeps::layout;
     if (is_one_of(name, {"device", "cuda-graphs", "offload-optimizer", "offload-params", "offload-grads",
                          "offload-activations", "gemm-tune", "gemm-cache", "transport"}))

@@ -319,6 +319,10 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.whole("--shard-size", o.shard_size, 0, 1 << 20,
                 "Number of ranks that share one copy (hybrid sharding). 0: all.");
     ranks.whole("--prefetch", o.prefetch, 0, 1 << 10, "Number of units that ZeRO-3 gathers ahead of use.");
+    ranks.whole("--bucket-mib", o.bucket_mib, 0, 1 << 20,
+                "Gradients of several blocks that one collective reduces, at most. 0: each block by itself, as soon as "
+                "its backward pass has ended, which is between two attention kernels. A block is never cut: "
+                "--ring-chunk cuts messages.");
     ranks.turn_on("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile.");
     ranks.turn_on("--accumulate-locally", o.accumulate_locally,
                   "Reduce after the last micro-batch only (ZeRO-2 and 3). Keeps whole gradients.");
@@ -364,9 +368,10 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--pp-tasks", o.pp_tasks, 0, 1 << 20,
         "Number of steps whose tasks go to OUT/pipeline_tasks.RANK.jsonl: when each was ready, began and ended.");
     ranks.checked(
-        "--collectives", "[tp=|data=]ring|direct|library|hier|symmetric",
+        "--collectives", "[tp=|data=]ring|direct|library|hier|symmetric|hier-symmetric",
         "Algorithm of the collectives; without an axis, data's. hier: two levels, inside the nodes and across them. "
         "symmetric: ranks of one host load from each other's memory, with direct's bits. "
+        "hier-symmetric: so inside the nodes, and messages across them, with hier's bits. "
         "library: NCCL's or MPI's own. [data=ring on one node, hier on several; tp=direct]",
         [](const std::string& text) { return wrong_axis_algorithms(text); },
         [&o](const std::string& text) { o.collectives = parse_axis_algorithms(text); });

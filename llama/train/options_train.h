@@ -104,6 +104,7 @@ struct TrainOptions {
     int64_t zero = 0;
     int64_t shard_size = 0;  // 0: all ranks
     int64_t prefetch = 1;
+    int64_t bucket_mib = 0;  // of gradients that are reduced together; 0: each unit by itself
     bool no_overlap = false, accumulate_locally = false;
     int64_t tp = 1;
     std::array<Axis, 4> axis_order = GridOptions{}.order;  // neighbouring ranks first

@@ -32,6 +32,8 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--sample-tokens", "20"}, "--sample-every 1"},
         {{"--prefetch", "2", "--zero", "2"}, "nearest: --zero 3"},
         {{"--accumulate-locally", "--zero", "1"}, "--zero 2 or 3"},
+        {{"--bucket-mib", "8", "--pp", "2"}, "nearest: --bucket-mib 0, or --pp 1"},
+        {{"--bucket-mib", "8", "--zero", "2", "--offload-grads", "on"}, "nearest: --bucket-mib 0"},
         {{"--on-spike", "stop", "--spike-z", "0"}, "nearest: --spike-z 5.7"},
         {{"--save-every", "10"}, "--out"},
         {{"--keep-every", "10"}, "--out"},

@@ -37,6 +37,7 @@ SETTINGS = {
     "ring-chunk": ["", "1"],
     "no-overlap": ["", "on"],
     "prefetch": ["", "0", "3"],
+    "bucket-mib": ["", "1"],
     "accumulate-locally": ["", "on"],
     "shard-size": ["", "2"],
     "head": ["", "tied"],
@@ -90,6 +91,8 @@ def sensible(row):
     if (row["pp-schedule"] or row["pp-gather"]) and pp == 1:
         return False
     if pp > 1 and (row["grad-accum"] == "1" or row["recompute"] or (row["head"] and row["pp-schedule"])):
+        return False
+    if row["bucket-mib"] and pp > 1:
         return False
     if row["pp-gather"] and zero != 3:
         return False

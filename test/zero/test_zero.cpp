@@ -106,6 +106,53 @@ TEST_P(ZeroRanks, Bf16StagesAgree) {
     }
 }
 
+// A bucket changes which collective carries a gradient, not who owns it: no bit of any stage. In bytes: less than a
+// block, two blocks (11 KiB each), all units.
+TEST_P(ZeroRanks, BucketsOfAnySizeGiveTheSameBits) {
+    const auto bits = [&](Case base, const MeshOptions& mesh, std::initializer_list<int64_t> buckets) {
+        for (int s = mesh.grid.shard_size > 0; s <= 3; ++s) {
+            base.zero.stage = s;
+            base.zero.bucket_bytes = 0;
+            const Result want = run(GetParam(), base, mesh);
+            for (const int64_t bytes : buckets) {
+                base.zero.bucket_bytes = bytes;
+                EXPECT_EQ(run(GetParam(), base, mesh), want) << "stage " << s << ", buckets of " << bytes << " bytes";
+            }
+        }
+    };
+    Case one;
+    one.steps = 3;
+    bits(one, {}, {1000, 30000, 1 << 20});
+    one.micro_batches = 2;
+    bits(one, {}, {30000, 1 << 20});
+    one.zero.accumulate_locally = true, one.zero.overlap = false;
+    bits(one, {.algorithms = {.data = Algorithm::direct}}, {1 << 20});
+    one.zero.accumulate_locally = false, one.zero.param_dtype = one.zero.grad_dtype = DType::bf16;
+    bits(one, {.algorithms = {.data = Algorithm::symmetric}}, {15000});
+    if (GetParam() != 4) return;
+    bits(one, {.algorithms = {.data = Algorithm::hier}, .ranks_per_node = 2}, {15000});
+    bits(one, {.grid = {.shard_size = 2}}, {15000});
+}
+
+// One collective for a step's five units, with the bytes of five.
+TEST(Zero, ABucketIsOneCollective) {
+    for (int s = 0; s <= 2; ++s) {
+        Case c = stage(s);
+        c.steps = 2;
+        std::vector<int64_t> bytes[2];
+        for (const int64_t bucket : {0, 1 << 20}) {
+            CommMeter meter;
+            c.zero.bucket_bytes = bucket;
+            bytes[bucket > 0].resize(3);
+            c.bytes_sent = &bytes[bucket > 0];
+            run(3, c, {.collectives = {.meter = &meter}});
+            const int64_t calls = meter.take().ops[s == 0 ? "all_reduce" : "reduce_scatter"].calls;
+            EXPECT_EQ(calls, 3 * 2 * (bucket > 0 ? 1 : 5)) << "stage " << s << ", bucket of " << bucket;
+        }
+        EXPECT_EQ(bytes[0], bytes[1]) << "stage " << s;
+    }
+}
+
 // The stochastic rounding of bf16 masters and moments depends only on seed, step and logical offset.
 TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
     Case base;

@@ -207,28 +207,35 @@ double summed(int64_t logical, int micro_batches) {
     return sum;
 }
 
+// In buckets too: of all three units, and of the first that fit.
 TEST(GradientStore, OwnedSlicesHoldTheSumOverRanksAndMicroBatchesInEveryStage) {
+    const auto check = [](const ZeroOptions& options) {
+        on_ranks(options, {}, [&](Zero& zero, int rank) {
+            EXPECT_EQ(zero.grads.reduces_each_micro_batch(), options.stage >= 2 && !options.accumulate_locally);
+            for (int step = 1; step <= 2; ++step) {  // the second begins at zero again
+                add_gradients(zero, rank, /*micro_batches=*/2);
+                zero.grads.wait();
+                zero.streams.compute.synchronize();
+                for (int u = 0; u < 3; ++u) {
+                    const OwnedSlice& s = zero.ownership.owned(u);
+                    const auto* g = static_cast<const float*>(zero.grads.owned(u));
+                    const int64_t end = zero.ownership.unit(u).size - s.elements.begin;
+                    int64_t wrong = 0;
+                    for (int64_t i = 0; i < s.elements.size(); ++i)
+                        wrong += g[i] != (i < end ? float(summed(s.logical + i, 2)) : 0.0f);
+                    EXPECT_EQ(wrong, 0) << "stage " << options.stage << ", bucket of " << options.bucket_bytes
+                                        << ", unit " << u << ", step " << step;
+                }
+                zero.grads.begin_step();
+            }
+        });
+    };
+    const int64_t all = size_of_all() * 4;
     for (int stage = 0; stage <= 3; ++stage)
         for (const bool locally : {false, true})
-            on_ranks({.stage = stage, .overlap = stage % 2 == 0, .accumulate_locally = locally}, {},
-                     [&](Zero& zero, int rank) {
-                         EXPECT_EQ(zero.grads.reduces_each_micro_batch(), stage >= 2 && !locally);
-                         for (int step = 1; step <= 2; ++step) {  // the second begins at zero again
-                             add_gradients(zero, rank, /*micro_batches=*/2);
-                             zero.grads.wait();
-                             zero.streams.compute.synchronize();
-                             for (int u = 0; u < 3; ++u) {
-                                 const OwnedSlice& s = zero.ownership.owned(u);
-                                 const auto* g = static_cast<const float*>(zero.grads.owned(u));
-                                 const int64_t end = zero.ownership.unit(u).size - s.elements.begin;
-                                 int64_t wrong = 0;
-                                 for (int64_t i = 0; i < s.elements.size(); ++i)
-                                     wrong += g[i] != (i < end ? float(summed(s.logical + i, 2)) : 0.0f);
-                                 EXPECT_EQ(wrong, 0) << "stage " << stage << ", unit " << u << ", step " << step;
-                             }
-                             zero.grads.begin_step();
-                         }
-                     });
+            for (const int64_t bucket : {int64_t(0), all, all - 1})
+                check(
+                    {.stage = stage, .overlap = stage % 2 == 0, .accumulate_locally = locally, .bucket_bytes = bucket});
 }
 
 // The norm that double arithmetic gives, on every rank; its float lies within one rounding of it.
