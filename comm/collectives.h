@@ -21,7 +21,7 @@
 //   symmetric  direct's bits exactly, without messages: ranks load from each other's memory (symmetric.cpp).
 //   hier-symmetric  hier's order and its bits of two levels, of any size: symmetric inside each node, direct across.
 //   library  whatever the library does; may differ between all_reduce and reduce_scatter, and between runs.
-// In ring, direct, hier and both symmetric ones, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
+// In all but library, all_reduce(dtype) is reduce_scatter(out_dtype = dtype) followed by all_gather over the same
 // slices, to the bit. With two ranks, or bf16 values on few ranks, all orders give the same bits (so a test there
 // proves nothing).
 //

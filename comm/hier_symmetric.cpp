@@ -3,7 +3,7 @@
 // run of memory that the slices of its ranks make up.
 //
 //   reduce-scatter   the row's sums of this column's run, rounded to the wire; their exchange and sum along the column
-//   all-gather       the mirror: along the column into its run of the memory, then run by run from the others of the row
+//   all-gather       the mirror: along the column into its run of the memory, then the runs of the others of the row
 //
 // The levels follow each other: what hier gains by steps that overlap is the time of the node's links, and here the row
 // has none.

@@ -91,8 +91,8 @@ static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t
 // ---- saving ---------------------------------------------------------------------------------------------------------
 
 // A save on its way. Each rank has a slot in the file of reports, reserved before anything is written, so that a full
-// disk can still be reported: u64 status, then hashes, then 512 bytes of text. Ranks form a tree: a slot has the sums of
-// the ranks below as well, so no rank reads more than two slots however many there are.
+// disk can still be reported: u64 status, then hashes, then 512 bytes of text. Ranks form a tree: a slot has the sums
+// of the ranks below as well, so no rank reads more than two slots however many there are.
 struct CheckpointWriter::Job {
     Manifest manifest;
     std::string folder;
