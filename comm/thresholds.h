@@ -47,7 +47,7 @@ constexpr int64_t hier_step_bytes(int64_t bytes, int nodes) {
 
 // An operation of NCCL holds thread blocks of the GPU from when it starts until its peers have come. With a pipeline
 // many are under way at once, of each lane and of each group. If those that wait took all the room, one that a peer
-// waits for might never start, and ranks would wait for each other for ever. So together they get a quarter of the
+// waits for might never start, and ranks would wait for each other forever. So together they get a quarter of the
 // multiprocessors, about what one collective takes by itself; what computes never waits for a peer, so it always makes
 // room again.
 struct NcclBlocks {

@@ -54,10 +54,44 @@ struct Flags {
     std::string preset = "tiny", dtype = "bf16", folder = ".", device = "auto", json;
     int stage = 0, saves = 3;
     bool wait = false;
+    std::vector<std::string> command;
 };
+
+struct Times {
+    std::vector<double> stall, write, load;
+    int64_t bytes = 0;
+};
+
+void print(const Flags& f, const Times& t, const std::string& folder, Device device, int ranks) {
+    const double disk = disk_seconds(folder, t.bytes);
+    const double gb = double(t.bytes) / 1e9;
+    std::printf("# %s, %d ranks, --zero %d, commit %s\n# command:", device.name().c_str(), ranks, f.stage,
+                build_commit());
+    for (const std::string& word : f.command) std::printf(" %s", word.c_str());
+    std::printf("\n%-10s %-5s %10s %10s %10s %12s %12s %10s %12s\n", "model", "type", "bytes", "stall s", "saved s",
+                "write GB/s", "disk GB/s", "load s", "load GB/s");
+    std::printf("%-10s %-5s %10s %10.3f %10.3f %12.2f %12.2f %10.3f %12.2f\n", f.preset.c_str(), f.dtype.c_str(),
+                human_bytes(t.bytes).c_str(), median(t.stall), median(t.write), gb / median(t.write), gb / disk,
+                median(t.load), gb / median(t.load));
+    if (!f.json.empty())
+        write_file_atomically(f.json, Json{{"device", device.name()},
+                                           {"ranks", ranks},
+                                           {"zero", f.stage},
+                                           {"commit", build_commit()},
+                                           {"preset", f.preset},
+                                           {"dtype", f.dtype},
+                                           {"bytes", t.bytes},
+                                           {"stall_s", median(t.stall)},
+                                           {"saved_s", median(t.write)},
+                                           {"load_s", median(t.load)},
+                                           {"disk_s", disk}}
+                                              .dump(1) +
+                                          "\n");
+}
 
 int run(int argc, char** argv) {
     Flags f;
+    f.command.assign(argv, argv + argc);
     CLI::App app{"Times checkpoints: stall, write rate, load"};
     app.add_option("--preset", f.preset, "Model")->capture_default_str();
     app.add_option("--dtype", f.dtype, "Data type of the parameters: fp32 or bf16.")
@@ -91,8 +125,7 @@ int run(int argc, char** argv) {
         if (process.is_root()) make_folder(folder);
         process.barrier();
 
-        std::vector<double> stall, write, load;
-        int64_t bytes = 0;
+        Times t;
         CheckpointWriter writer(process, device, core.compute, core.zero, core.table, config,
                                 {.run_folder = folder, .background = !f.wait});
         for (int i = 1; i <= f.saves; ++i) {
@@ -102,43 +135,20 @@ int run(int argc, char** argv) {
             process.barrier();
             const double start = now();
             writer.save(m);
-            stall.push_back(now() - start);
+            t.stall.push_back(now() - start);
             require(writer.finish(), "the save failed");
-            write.push_back(now() - start);
+            t.write.push_back(now() - start);
             const std::string path = CheckpointStore(folder).path(i);
             process.barrier();
             const double begin = now();
             const std::string problem =
                 load_state(path, check_checkpoint(path), core.table, process, device, core.compute, core.zero, nullptr);
             require(problem.empty(), "%s", problem.c_str());
-            load.push_back(now() - begin);
-            for (const SaveReport& r : writer.reports()) bytes = r.bytes;
+            t.load.push_back(now() - begin);
+            for (const SaveReport& r : writer.reports()) t.bytes = r.bytes;
         }
         if (process.is_root()) {
-            const double disk = disk_seconds(folder, bytes);
-            const double gb = double(bytes) / 1e9;
-            std::printf("# %s, %d ranks, --zero %d, commit %s\n# command:", device.name().c_str(), process.size(),
-                        f.stage, build_commit());
-            for (int i = 0; i < argc; ++i) std::printf(" %s", argv[i]);
-            std::printf("\n%-10s %-5s %10s %10s %10s %12s %12s %10s %12s\n", "model", "type", "bytes", "stall s",
-                        "saved s", "write GB/s", "disk GB/s", "load s", "load GB/s");
-            std::printf("%-10s %-5s %10s %10.3f %10.3f %12.2f %12.2f %10.3f %12.2f\n", f.preset.c_str(),
-                        f.dtype.c_str(), human_bytes(bytes).c_str(), median(stall), median(write), gb / median(write),
-                        gb / disk, median(load), gb / median(load));
-            if (!f.json.empty())
-                write_file_atomically(f.json, Json{{"device", device.name()},
-                                                   {"ranks", process.size()},
-                                                   {"zero", f.stage},
-                                                   {"commit", build_commit()},
-                                                   {"preset", f.preset},
-                                                   {"dtype", f.dtype},
-                                                   {"bytes", bytes},
-                                                   {"stall_s", median(stall)},
-                                                   {"saved_s", median(write)},
-                                                   {"load_s", median(load)},
-                                                   {"disk_s", disk}}
-                                                      .dump(1) +
-                                                  "\n");
+            print(f, t, folder, device, process.size());
             std::filesystem::remove_all(folder);
         }
         return 0;

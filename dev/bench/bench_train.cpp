@@ -330,96 +330,119 @@ void curve(const Shape& s, const Settings& o) {
                    {"losses", losses}});
 }
 
-int run(int argc, char** argv) {
-    Settings o;
+struct Flags {
     std::string preset, dtype, device_name = "auto", recompute = "none", fp8 = "none", name, head, gemm_tune = "off",
-                               gemm_cache, graphs = "off";
+                               gemm_cache, graphs = "off", master_dtype = "fp32", adam_dtype = "fp32";
     int64_t batch = 8, seq_len = 1024, threads = 0, logits_mib = 0;
     std::map<std::string, int64_t> fields;
-    CLI::App app{"Times a training step"};
-    app.add_option("--preset", preset, "Preset to time instead of the two small models.");
+};
+
+void add_options(CLI::App& app, Flags& flags, Settings& o) {
+    app.add_option("--preset", flags.preset, "Preset to time instead of the two small models.");
     for (const ConfigField& f : config_fields())
-        app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")
+        app.add_option("--" + std::string(f.name), flags.fields[f.name], std::string(f.help) + " [as the preset]")
             ->check(CLI::PositiveNumber);
-    app.add_option("--head", head, "Output head: tied or untied. [as the preset]")
+    app.add_option("--head", flags.head, "Output head: tied or untied. [as the preset]")
         ->check(CLI::IsMember({"tied", "untied"}));
-    app.add_option("--name", name, "Name of the model in the results. [the preset]");
-    app.add_option("--batch", batch, "Sequences of a micro-batch.")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--seq-len", seq_len, "Tokens of a sequence.")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--dtype", dtype, "Data type: fp32 or bf16; both if not given.")
+    app.add_option("--name", flags.name, "Name of the model in the results. [the preset]");
+    app.add_option("--batch", flags.batch, "Sequences of a micro-batch.")
+        ->capture_default_str()
+        ->check(CLI::PositiveNumber);
+    app.add_option("--seq-len", flags.seq_len, "Tokens of a sequence.")
+        ->capture_default_str()
+        ->check(CLI::PositiveNumber);
+    app.add_option("--dtype", flags.dtype, "Data type: fp32 or bf16; both if not given.")
         ->check(CLI::IsMember({"fp32", "bf16"}));
-    app.add_option("--device", device_name, "Device: auto, cuda or cpu.")->capture_default_str();
-    app.add_option("--fp8", fp8, "fp8 recipe with bf16 parameters: none, tensor or block.")->capture_default_str();
-    app.add_option("--recompute", recompute, "Recomputation in the backward pass: none, mlp or block.")
+    app.add_option("--device", flags.device_name, "Device: auto, cuda or cpu.")->capture_default_str();
+    app.add_option("--fp8", flags.fp8, "fp8 recipe with bf16 parameters: none, tensor or block.")
+        ->capture_default_str();
+    app.add_option("--recompute", flags.recompute, "Recomputation in the backward pass: none, mlp or block.")
         ->capture_default_str()
         ->check(CLI::IsMember({"none", "mlp", "block"}));
     app.add_option("--steps", o.steps, "Number of timed steps.")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--threads", threads, "CPU threads. 0: what OpenMP chooses.")->capture_default_str();
-    app.add_option("--logits-mib", logits_mib, "Size of a chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.")
+    app.add_option("--threads", flags.threads, "CPU threads. 0: what OpenMP chooses.")->capture_default_str();
+    app.add_option("--logits-mib", flags.logits_mib, "Size of a chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.")
         ->capture_default_str();
     app.add_flag("--classes", o.classes, "Time each op, in a few steps of their own.");
-    app.add_option("--cuda-graphs", graphs, "Run a micro-batch as one CUDA graph: off or on.")
+    app.add_option("--cuda-graphs", flags.graphs, "Run a micro-batch as one CUDA graph: off or on.")
         ->capture_default_str()
         ->check(CLI::IsMember({"off", "on"}));
-    std::string master_dtype = "fp32", adam_dtype = "fp32";
-    app.add_option("--master-dtype", master_dtype, "Data type of masters with bf16 parameters: fp32 or bf16.")
+    app.add_option("--master-dtype", flags.master_dtype, "Data type of masters with bf16 parameters: fp32 or bf16.")
         ->capture_default_str()
         ->check(CLI::IsMember({"fp32", "bf16"}));
-    app.add_option("--adam-dtype", adam_dtype, "Data type of m and v with bf16 parameters: fp32 or bf16.")
+    app.add_option("--adam-dtype", flags.adam_dtype, "Data type of m and v with bf16 parameters: fp32 or bf16.")
         ->capture_default_str()
         ->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so.");
     app.add_option("--curve", o.curve,
                    "Record losses on synthetic text instead, with weights and tokens in this folder.");
-    app.add_option("--gemm-tune", gemm_tune, "Time cuBLASLt's algorithms and use the fastest: off or on.")
+    app.add_option("--gemm-tune", flags.gemm_tune, "Time cuBLASLt's algorithms and use the fastest: off or on.")
         ->capture_default_str()
         ->check(CLI::IsMember({"off", "on"}));
-    app.add_option("--gemm-cache", gemm_cache, "File of the tuned choices.");
+    app.add_option("--gemm-cache", flags.gemm_cache, "File of the tuned choices.");
     app.add_option("--json", o.json, "Append one JSON object per result to this file.");
-    CLI11_PARSE(app, argc, argv);
-    if (threads > 0) omp_set_num_threads(int(threads));  // what the heading shows; each stream is told in TrainingCore
+}
 
-    std::string note;
-    RankContext context;
-    o.device = pick_device(parse_name<DeviceChoice>("--device", device_name), 0, &note);
-    o.device.context = &context;
-    if (!note.empty()) std::printf("# %s\n", note.c_str());
-    if (note = set_gemm_tuning(o.device, gemm_tune == "on", gemm_cache); !note.empty())
-        std::printf("# %s\n", note.c_str());
-    o.graphs = graphs == "on";
-    o.master_dtype = parse_dtype("--master-dtype", master_dtype);
-    o.adam_dtype = parse_dtype("--adam-dtype", adam_dtype);
-    require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
-    o.logits_bytes = (logits_mib > 0 ? logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
-    o.recompute = parse_name<Recompute>("--recompute", recompute);
-    o.fp8 = parse_name<Fp8Recipe>("--fp8", fp8);
-    for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];
-    std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(),
-                gemm_library(o.device.kind), build_commit(), omp_get_max_threads(), o.command.c_str());
-
+// What is timed: one preset, or the two small models.
+std::vector<Shape> shapes_of(const Flags& flags) {
     std::vector<Shape> shapes;
-    if (preset.empty()) {
+    if (flags.preset.empty()) {
         ModelConfig small = find_preset("bytes").config;
         small.vocab = 512;
         shapes = {{"256x4", small, 8, 256, {}}, {"tiny", find_preset("tiny").config, 4, 128, {}}};
     } else {
-        shapes = {{name.empty() ? preset : name, find_preset(preset).config, batch, seq_len, {}}};
+        shapes = {{flags.name.empty() ? flags.preset : flags.name,
+                   find_preset(flags.preset).config,
+                   flags.batch,
+                   flags.seq_len,
+                   {}}};
     }
     for (Shape& s : shapes) {
         for (const ConfigField& f : config_fields())
-            if (fields[f.name] > 0) s.config.*f.member = fields[f.name];
-        if (!head.empty()) s.config.tied = head == "tied";
+            if (const int64_t value = flags.fields.at(f.name); value > 0) s.config.*f.member = value;
+        if (!flags.head.empty()) s.config.tied = flags.head == "tied";
         s.config.max_seq_len = std::max(s.config.max_seq_len, s.T);
         s.config.resolve();
+    }
+    return shapes;
+}
+
+int run(int argc, char** argv) {
+    Settings o;
+    Flags flags;
+    CLI::App app{"Times a training step"};
+    add_options(app, flags, o);
+    CLI11_PARSE(app, argc, argv);
+    if (flags.threads > 0)
+        omp_set_num_threads(int(flags.threads));  // what the heading shows; each stream is told in TrainingCore
+
+    std::string note;
+    RankContext context;
+    o.device = pick_device(parse_name<DeviceChoice>("--device", flags.device_name), 0, &note);
+    o.device.context = &context;
+    if (!note.empty()) std::printf("# %s\n", note.c_str());
+    if (note = set_gemm_tuning(o.device, flags.gemm_tune == "on", flags.gemm_cache); !note.empty())
+        std::printf("# %s\n", note.c_str());
+    o.graphs = flags.graphs == "on";
+    o.master_dtype = parse_dtype("--master-dtype", flags.master_dtype);
+    o.adam_dtype = parse_dtype("--adam-dtype", flags.adam_dtype);
+    require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
+    o.logits_bytes = (flags.logits_mib > 0 ? flags.logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
+    o.recompute = parse_name<Recompute>("--recompute", flags.recompute);
+    o.fp8 = parse_name<Fp8Recipe>("--fp8", flags.fp8);
+    for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];
+    std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(),
+                gemm_library(o.device.kind), build_commit(), omp_get_max_threads(), o.command.c_str());
+
+    for (Shape& s : shapes_of(flags))
         for (const DType t : {DType::f32, DType::bf16}) {
             s.dtype = t;
-            if (!dtype.empty() && dtype != name_of(t)) continue;
+            if (!flags.dtype.empty() && flags.dtype != name_of(t)) continue;
             if (o.curve.empty())
                 measure_fitting(s, o);
             else
                 curve(s, o);
         }
-    }
     return 0;
 }
 

@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.." || exit
 found=0
 list() { git ls-files 2> /dev/null || find . -type f -not -path './build/*' -printf '%P\n'; }  # or an unpacked archive
 mapfile -t files < <(list | grep -E '\.(cpp|h|cu|cuh|py|sh|mk)$|^Makefile$|^\.ci/run$')
+mapfile -t pages < <(list | grep -E '\.md$')
 mapfile -t scripts < <(grep -lE '^#!.*(bash|/sh)' "${files[@]}")
 
 mapfile -t sources < <(printf '%s\n' "${files[@]}" | grep -E '\.(cpp|h|cu|cuh)$')
@@ -17,9 +18,15 @@ big=$(wc -l "${files[@]}" | awk '$1 > 700 && $2 != "total" { print "    " $2 ": 
 strangers=$(list | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|README\.md|LICENSE|llama|kernels|comm|zero|dev|data_prep|test|\..*')
 heavy=$(list | tr '\n' '\0' | xargs -0 du --apparent-size -k | awk '$1 > 512 { print "    " $2 ": " $1 " KiB" }')
 todo=$(grep -nE '(//|#).*\b(TODO|FIXME|XXX|HACK)\b' "${files[@]}" | grep -v '^dev/build/lint.sh')
+prose() { grep -nwE "for ever|hangs? on|the own|how manieth|ends? behind|nobody's turn" "${files[@]}" "${pages[@]}" | grep -v '^dev/build/lint.sh' | cut -c1-120 | sed 's/^/    /'; }
 say() { [ -z "$2" ] && return; printf '%s\n%s\n' "$1" "$2"; found=1; }
 say "lines of more than 120 columns:" "$wide"
 say "files of more than 700 lines:" "$big"
+say "functions of more than 80 lines:" "$(dev/build/long_functions.sh)"
+say "words that the field has others for (forever, depends on, this rank's, which):" "$(prose)"
+say "asks the job for its rank or size, not the mesh for a place on an axis (reports and a run's start may):" "$(
+  list | grep -E '^(llama|zero|kernels)/.*\.(h|cpp)$' | xargs grep -nE '\bprocess_?\.(rank|size)\(\)' |
+    grep -vE '^llama/(report/|plan/batch_auto|train/(trainer|evaluate|statistics|saver|health)\.cpp|checkpoint/checkpoint\.cpp)' | sed 's/^/    /')"
 say "not of the top level's fixed layout:" "$strangers"
 say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"

@@ -21,6 +21,7 @@ rz::current()::level                             simd_level.cpp: the process has
 rz::library_allowed()::allowed                   gemm.cpp: what the environment says; only tests change it
 rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
 rz::(anonymous namespace)::WordsForACrash::      gemm_dnnl.cpp: a process has one action for SIGSEGV
+rz::cpu_scratch()::count                         scratch.h: threads of OpenMP belong to the process
 rz::gemm_dnnl_version()::name                    made once
 rz::gemm_library_cuda()::name                    made once
 rz::presets()::all                               made once

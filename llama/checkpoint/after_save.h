@@ -3,7 +3,7 @@
 //
 // The checkpoint's writer makes the file checkpoints/.after-save-STEP before the checkpoint appears; it goes once the
 // command has succeeded. A checkpoint that has it is not collected, and a start of the run begins with those that an
-// earlier one left. Whatever the command does, training goes on.
+// earlier one left. Whatever the command does, training continues.
 
 #include <condition_variable>
 #include <cstdint>

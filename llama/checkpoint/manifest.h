@@ -57,7 +57,7 @@ struct Manifest {
     int64_t tokens = 0;
     uint64_t data_hash = 0;  // of all tokens so far, in order (BatchFeeder::data_hash)
     int64_t validations = 0;
-    // How the learning rate goes on after a resume, as in Schedule; 0: as the flags say.
+    // How the learning rate continues after a resume, as in Schedule; 0: as the flags say.
     int64_t lr_from_step = 0, lr_rewarm = 0;
     double lr_from_rate = 0;
     double seconds = 0;               // of training, over all starts

@@ -69,7 +69,7 @@ struct DataFingerprint {
     std::string to_json() const;
     static DataFingerprint from_json(std::string_view text);
     // One line that names the first difference, from the point of view of a resumed run; empty: none. Shares may be
-    // others: a run goes on with them.
+    // others: a run continues with them.
     std::string difference(const DataFingerprint& now) const;
 };
 

@@ -86,7 +86,7 @@ ShardSums::~ShardSums() {
     if (thread_.joinable()) thread_.join();
 }
 
-std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Process& process) {
+std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Place reader, Process& process) {
     std::vector<std::pair<size_t, const ShardSum*>> to_read;  // of this rank
     for (size_t i = 0; i < files_.size(); ++i)
         for (const ShardSum& r : recorded) {
@@ -94,8 +94,7 @@ std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Process& p
             if (r.name != now.name || r.bytes != now.bytes) continue;
             files_[i].sum = {now.name, now.bytes, now.changed, r.sum};
             files_[i].known = true;
-            if (r.changed != now.changed && int(i % size_t(process.size())) == process.rank())
-                to_read.emplace_back(i, &r);
+            if (r.changed != now.changed && int(i % size_t(reader.size)) == reader.rank) to_read.emplace_back(i, &r);
             break;
         }
     std::string problem;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/grid.h"
 #include "comm/process.h"
 
 namespace rz {
@@ -31,9 +32,9 @@ class ShardSums {
     ShardSums& operator=(const ShardSums&) = delete;
 
     // What a checkpoint recorded. A file that is as it was keeps its sum; of one that was written since, or moved here,
-    // the whole is read. "" or the first file that has other contents. Collective: the ranks share the files, and
-    // agree after every GiB, so that none waits past its deadline.
-    std::string compare(const std::vector<ShardSum>& recorded, Process& process);
+    // the whole is read. "" or the first file that has other contents. Collective: the ranks, of which this one stands
+    // at `reader`, share the files, and agree after every GiB, so that none waits past its deadline.
+    std::string compare(const std::vector<ShardSum>& recorded, Place reader, Process& process);
     // Sums what is not known yet, on a thread.
     void start();
     // Data that grow have further files: those of `paths` that are not here yet. After start() they are summed too.

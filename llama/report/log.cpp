@@ -230,7 +230,7 @@ void Log::scalars(int64_t step, const std::vector<std::pair<std::string, double>
     });
 }
 
-// A run goes on without what only describes it.
+// A run continues without what only describes it.
 void Log::write_settings(int64_t first_step) {
     if (facts_.settings.empty()) return;
     try {

@@ -6,6 +6,7 @@
 
 #include "comm/host.h"
 #include "kernels/runtime/context.h"
+#include "kernels/scratch.h"
 #include "llama/base/json.h"
 
 namespace rz {
@@ -39,6 +40,8 @@ static OrderedJson own_facts(const Process& process, const RankPlaces& places, D
     facts["bytes_sent_by_axis"] = std::move(by_axis);
     facts["memory_peak"] = peaks(device.kind);
     if (device.is_cuda()) facts["host_memory_peak"] = peaks(DeviceKind::cpu);  // pinned
+    // Of the CPU ops' threads, beside the ledger: of all ranks of this process.
+    facts["cpu_scratch_peak"] = cpu_scratch().peak.load();
     facts["memory_reserved"] = reserved_bytes(device);
     return facts;
 }
@@ -75,6 +78,8 @@ RankReport gather_rank_report(Process& process, const RankPlaces& places, Device
     for (const auto& [kind, unused] : ranks[0]["memory_peak"].items())
         report.text +=
             extremes(kind, column([&](const OrderedJson& r) { return r["memory_peak"][kind].get<int64_t>(); }));
+    report.text +=
+        extremes("cpu scratch", column([](const OrderedJson& r) { return r["cpu_scratch_peak"].get<int64_t>(); }));
     report.text += extremes("sent", column([](const OrderedJson& r) { return r["bytes_sent"].get<int64_t>(); }));
     for (const auto& [axis, unused] : ranks[0]["bytes_sent_by_axis"].items())
         report.text += extremes(

@@ -13,8 +13,9 @@ namespace rz {
 struct RankReport {
     std::string text;  // for people: per kind the least and the most of all ranks, and which ranks these are
     // An array with one object per rank, in rank order: rank, its place on tp, cp, dp and pp, host, device, steps,
-    // bytes_sent, bytes_sent_by_axis, memory_peak {kind: bytes, ..., "total": bytes}, memory_reserved: of the process
-    // (its resident set at the peak) or, on a GPU, of the card
+    // bytes_sent, bytes_sent_by_axis, memory_peak {kind: bytes, ..., "total": bytes}, cpu_scratch_peak (of the CPU
+    // ops' threads of the process), memory_reserved (of the process, its resident set at the peak, or, on a GPU, of
+    // the card).
     std::string json;
 };
 

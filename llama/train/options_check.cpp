@@ -84,7 +84,7 @@ void check_given(const TrainOptions& o) {
         require(!o.given.count(flag) || o.resume.asked(),
                 "--%s is about a resumed run\n  nearest: --resume auto, or leave it out", flag);
     require(int(o.lr_continue) + int(o.rewarm > 0) + int(o.allow_lr_jump) + int(o.branch >= 0) <= 1,
-            "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate goes on\n"
+            "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate continues\n"
             "  give one of them");
     require(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
             "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW", (long long)o.branch);

@@ -43,7 +43,7 @@ std::vector<std::string> adopt_options(TrainOptions&, const Manifest&, int64_t r
 
 // The learning rates of these options, as a run has them that was resumed from this manifest (all zero: begun).
 Schedule schedule_of(const TrainOptions&, const Manifest&);
-// The schedule of a run that is resumed from `m`. Where its rate would not go on from the last one, throws showing
+// The schedule of a run that is resumed from `m`. Where its rate would not continue from the last one, throws showing
 // both unless the options say what is meant (--lr-continue, --rewarm, --allow-lr-jump, --branch; a branch changes them
 // to its decay).
 Schedule resumed_schedule(TrainOptions&, const Manifest& m);

@@ -242,7 +242,7 @@ bool RunLock::stands_still(const std::string& owner, double lease) const {
         if (now.empty()) return false;
         if (now != owner) refuse(now, "stop it, or choose another --out");
     }
-    std::fprintf(stderr, "train_llama: %s: that run is dead, and this one goes on\n", folder_.c_str());
+    std::fprintf(stderr, "train_llama: %s: that run is dead, and this one continues\n", folder_.c_str());
     return true;
 }
 

@@ -27,7 +27,7 @@ struct Schedule {
     int64_t warmup = 0;          // steps; the first step has peak / warmup, step `warmup` has the peak
     int64_t cooldown = 0;        // steps; wsd alone
     int64_t steps = 0;           // in the whole run
-    // A resumed run that goes on with another schedule than before: after from_step the rate rises from from_rate to
+    // A resumed run that continues with another schedule than before: after from_step the rate rises from from_rate to
     // the peak in `rewarm` steps or, with none, decays from from_rate. 0: no such thing.
     int64_t from_step = 0;
     double from_rate = 0;

@@ -397,6 +397,15 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     else
         load_weights(model, core->table, device, core->compute, core->zero, o.resize_vocab ? &o.seed : nullptr);
     core->compute.synchronize();
+    begin_at(from, note);
+    open_log(note);
+    open_reports();
+    files.join();
+}
+
+// Where the run is in its data and its schedule.
+void Trainer::begin_at(const std::optional<ResumePoint>& from, std::string& note) {
+    const TrainOptions& o = options;
     const Manifest& m = start.resumed;
     if (const int nodes = mesh->grid().nodes(Axis::data); from && is_two_level(mesh->algorithm()) && m.nodes != nodes)
         note += format(
@@ -405,7 +414,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
             note.empty() ? "" : "\n", name_of(mesh->algorithm()), nodes, nodes == 1 ? "" : "s", (long long)m.nodes);
     shard_sums = std::make_unique<ShardSums>(sources.files());
     if (!o.allow_data_change)
-        if (const std::string changed = shard_sums->compare(m.shards, process); !changed.empty())
+        if (const std::string changed = shard_sums->compare(m.shards, mesh->world(), process); !changed.empty())
             refuse("%s\n  --allow-data-change resumes with them, from the same number of tokens", changed.c_str());
     if (process.is_root() && !o.out.empty()) shard_sums->start();
     if (from) lr = resumed_schedule(options, m);
@@ -418,20 +427,30 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
         "--cuda-graphs on: these shards mark their targets, so each update has another gradient scale, which a graph "
         "keeps\n  nearest: --cuda-graphs off");
     validations = m.validations;
+}
 
+void Trainer::open_log(const std::string& note) {
+    const TrainOptions& o = options;
+    const Manifest& m = start.resumed;
     health.status().set_steps(o.steps);
     health.status().set_rollbacks(int64_t(m.rollbacks.size()));
     if (!o.out.empty()) health.expect_save(core->table.size() * bytes_per_parameter(o).saved() / mesh->world().size);
-    peak = find_peak(device, o.dtype, o.fp8.on(), o.peak_tflops);
+    peak = find_peak(core->device, o.dtype, o.fp8.on(), o.peak_tflops);
     log = std::make_unique<Log>(run_facts(o, *core, peak, process), o.out, start.first_step(), &health.files());
     if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
     const Grid& grid = mesh->grid();
     if (grid.ranks() > grid.size(Axis::dp)) layout = layout_text(grid, process.all_gather_text(host_name()));
-    if (p.is_root() && !o.out.empty()) {
+    if (process.is_root() && !o.out.empty()) {
         log->line("command  " + command_text(o.arguments));
         write_file_atomically(o.out + "/config.toml", run_config(*this));
     }
     announce(*this, note);
+}
+
+// Checks, files and numbers beside the steps.
+void Trainer::open_reports() {
+    const TrainOptions& o = options;
+    const Manifest& m = start.resumed;
     require(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
             "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "
             "nothing to compare\n"
@@ -454,7 +473,6 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     if (!o.cuda_graphs) core->model.keep_times();  // inside a graph nothing is timed
     metrics->restore(m.updates, m.data_hash, m.step, core->zero.optimizer.loss_scale());
     make_evaluation(*this);
-    files.join();
 }
 
 // ---- what the loop does to all parts --------------------------------------------------------------------------------

@@ -81,6 +81,11 @@ struct Trainer {
     bool validates(int64_t step) const;
     bool evaluates(int64_t step) const;
     bool rechecks(int64_t step) const { return recheck && step % options.recheck_every == 0; }
+
+   private:
+    void begin_at(const std::optional<ResumePoint>& from, std::string& note);
+    void open_log(const std::string& note);
+    void open_reports();
 };
 
 // What the options say of the parts below, on devices of this kind.

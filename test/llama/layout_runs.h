@@ -58,6 +58,15 @@ struct Layout {
     bool head_is_embedding = false;   // an untied head begins with the embedding's weights
     bool statistics = false;          // of the last step
     bool halves = false;              // the first dp rank has a step's first micro-batches, the next one the next, ...
+
+    float grad_scale() const {
+        return 1.0f / float(B * T * (scale_micro_batches ? scale_micro_batches : micro_batches));
+    }
+    // Of a dp rank's share of B sequences of a micro-batch.
+    int64_t first_sequence(int step, int64_t micro_batch, int64_t share, Place dp) const {
+        return halves ? ((step * dp.size + dp.rank) * micro_batches + micro_batch) * share
+                      : (step * micro_batches + first_micro_batch + micro_batch) * B + dp.rank * share;
+    }
 };
 
 using Tensors = std::vector<std::vector<float>>;
@@ -122,6 +131,23 @@ inline void draw(int64_t first, int64_t count, int64_t T, int64_t V, int32_t* to
     }
 }
 
+struct HostBatch {
+    std::vector<int32_t> tokens, targets, rows, starts, ids;
+};
+
+inline DeviceBatch fill(HostBatch& b, const Layout& how, int64_t B, int64_t first) {
+    const int64_t N = B * how.T;
+    const size_t n = size_t(N);
+    b = {how.inputs, how.targets, std::vector<int32_t>(n), std::vector<int32_t>(n + 1), std::vector<int32_t>(n)};
+    if (how.inputs.empty()) {
+        b.tokens.resize(n), b.targets.resize(n);
+        draw(first, B, how.T, how.config.vocab, b.tokens.data(), b.targets.data());
+    }
+    const int64_t distinct =
+        embedding_plan(b.tokens.data(), N, how.config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
+    return {B, how.T, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), distinct};
+}
+
 // On tp, on the data axis with what shard and replicate cut of it, on model, and on all axes.
 inline std::vector<int64_t> bytes_sent(const Mesh& mesh) {
     int64_t data = mesh.data().transport().bytes_sent();
@@ -151,7 +177,7 @@ inline Outcome train(const Layout& how) {
     LoopbackHub hub(ranks);
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.tp = how.tp, .pp = how.pp, .shard_size = how.shard_size}});
-        const int64_t B = how.B / how.dp, N = B * how.T;
+        const int64_t B = how.B / how.dp;
         TrainingCore core(how.config,
                           {.zero = how.zero,
                            .adamw = {.max_norm = 0.5f},
@@ -168,34 +194,16 @@ inline Outcome train(const Layout& how) {
         else
             load_weights(how.folder, core.table, hub.device(rank), compute, core.zero);
         if (how.head_is_embedding) copy_embedding_to_head(core);
-        struct HostBatch {
-            std::vector<int32_t> tokens, targets, rows, starts, ids;
-        };
         std::vector<HostBatch> batches(static_cast<size_t>(how.micro_batches));  // all of a step: a pipeline's overlap
         const Place dp = mesh.place(Axis::dp);
         std::optional<Statistics> statistics;
         if (how.statistics) statistics.emplace(core);
         const std::vector<int64_t> before = bytes_sent(mesh);
         for (int step = 0; step < how.steps; ++step) {
-            const int64_t scaled = how.scale_micro_batches ? how.scale_micro_batches : how.micro_batches;
-            Goal goal{.pass = Pass::train, .grad_scale = 1.0f / float(how.B * how.T * scaled)};
+            Goal goal{.pass = Pass::train, .grad_scale = how.grad_scale()};
             if (statistics) statistics->begin(), goal.watch = statistics->watch();
-            core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
-                const size_t n = size_t(N);
-                HostBatch& b = batches[size_t(m)];
-                b = {how.inputs, how.targets, std::vector<int32_t>(n), std::vector<int32_t>(n + 1),
-                     std::vector<int32_t>(n)};
-                if (how.inputs.empty()) {
-                    b.tokens.resize(n), b.targets.resize(n);
-                    const int64_t first =
-                        how.halves ? ((step * dp.size + dp.rank) * how.micro_batches + m) * B
-                                   : (step * how.micro_batches + how.first_micro_batch + m) * how.B + dp.rank * B;
-                    draw(first, B, how.T, how.config.vocab, b.tokens.data(), b.targets.data());
-                }
-                const int64_t distinct =
-                    embedding_plan(b.tokens.data(), N, how.config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
-                return {B,       how.T, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(),
-                        distinct};
+            core.model.run(core.program, goal, [&](int64_t m) {
+                return fill(batches[size_t(m)], how, B, how.first_sequence(step, m, B, dp));
             });
             core.zero.optimizer.gradient_norm();
             compute.synchronize();

@@ -48,7 +48,7 @@ class ShardSumsTest : public testing::Test {
         Process process;
         std::string text;
         EXPECT_EQ(process.run([&] {
-            text = ShardSums(files()).compare(recorded, process);
+            text = ShardSums(files()).compare(recorded, {}, process);
             return 0;
         }),
                   0);
@@ -102,7 +102,7 @@ TEST_F(ShardSumsTest, RanksShareTheFilesAndAgree) {
         ranks.emplace_back([&, r] {
             Process process(hub, r);
             process.run([&] {
-                texts[size_t(r)] = ShardSums(files()).compare(sums, process);
+                texts[size_t(r)] = ShardSums(files()).compare(sums, {r, 3}, process);
                 return 0;
             });
         });

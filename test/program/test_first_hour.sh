@@ -301,7 +301,9 @@ units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 log = open(sys.argv[1] + "/log.txt").read()
 now, unit, said, last = re.search(r"^  total +([0-9.]+) (\w+) +([0-9.]+) (\w+)$", log, re.M).groups()
 said = float(said) * units[last]
-peak = json.load(open(sys.argv[1] + "/ranks.json"))[0]["memory_peak"]["total"]
+rank = json.load(open(sys.argv[1] + "/ranks.json"))[0]
+peak = rank["memory_peak"]["total"]
+assert 0 < rank["cpu_scratch_peak"] < rank["memory_reserved"], rank  # of the ops' threads: beside the ledger
 assert 0.996 * peak <= said <= 1.02 * peak, (said, peak)  # three digits are said
 PY
 }
