@@ -239,7 +239,7 @@ int Process::run(const std::function<int()>& body) {
 }
 
 // After the barrier all ranks have done what they had to do. An MPI_Finalize that hangs then changes no result: with
-// UCX over TCP one rank may wait for ever to close an endpoint of which the others let no more progress come (MPICH
+// UCX over TCP one rank may wait forever to close an endpoint of which the others let no more progress come (MPICH
 // 4.0.2 with UCX 1.13; openucx/ucx, issue 8738). Each rank then leaves on its own.
 void Process::finish(int code) {
     if (uses_mpi_) barrier();
