@@ -1,5 +1,5 @@
 #pragma once
-// One line for the console: how busy a pipeline's ranks were in a step.
+// Two lines for the console: how busy a pipeline's ranks were in a step, all together and each.
 
 #include <string>
 #include <vector>
@@ -10,5 +10,8 @@ namespace rz {
 
 // Shares are of all ranks' time until the last one ended; depths and micro-batches are the most of any rank.
 std::string stages_line(const std::vector<PipelineNumbers>& ranks);
+// Of each rank on the pp axis (of the first of the data ranks), separated by slashes; shares are of the time until the
+// last one of all ended. `pp` as in summarise().
+std::string stages_by_rank_line(const std::vector<PipelineNumbers>& ranks, const std::vector<int>& pp);
 
 }  // namespace rz

@@ -1,6 +1,7 @@
 #include "llama/parallel/telemetry.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include "kernels/runtime/check.h"
@@ -99,13 +100,16 @@ PipelineSummary summarise(std::vector<PipelineNumbers> ranks, const std::vector<
         ranks[r].drain += longest - ranks[r].length;  // until the last rank ends
         by_place.insert({pp[r], ranks[r]});
     }
-    const auto list = [&](const char* name, auto member, const char* form) {
+    PipelineSummary out{longest > 0 ? busy / (longest * double(ranks.size())) : 1, span > 0 ? busy / span : 1, ""};
+    const auto list = [&](const char* name, auto number, const char* form) {
         std::string s = format(",\"%s\":[", name);
-        for (const auto& [place, n] : by_place) s += (place ? "," : "") + format(form, n.*member);
+        for (const auto& [place, n] : by_place) s += (place ? "," : "") + format(form, std::invoke(number, n));
         return s + "]";
     };
-    PipelineSummary out{longest > 0 ? busy / (longest * double(ranks.size())) : 1, span > 0 ? busy / span : 1, ""};
+    const auto of_step = [&](const PipelineNumbers& n) { return longest > 0 ? n.busy / longest : 1; };
+    const auto of_span = [&](const PipelineNumbers& n) { return n.span > 0 ? n.busy / n.span : 1; };
     out.json = format("{\"util_step\":%.4f,\"util_span\":%.4f", out.util_step, out.util_span) +
+               list("util_step_by_rank", of_step, "%.4f") + list("util_span_by_rank", of_span, "%.4f") +
                list("busy", &PipelineNumbers::busy, "%.6f") + list("warm_up", &PipelineNumbers::warm_up, "%.6f") +
                list("steady", &PipelineNumbers::steady, "%.6f") + list("drain", &PipelineNumbers::drain, "%.6f") +
                list("waiting", &PipelineNumbers::waiting, "%.6f") +

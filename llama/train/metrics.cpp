@@ -207,7 +207,10 @@ void Metrics::report_pipeline(const Probe& probe, StepReport& r) {
     const std::vector<PipelineNumbers> ranks = process_.all_gather(pipeline_numbers(tasks));
     const PipelineSummary s = summarise(ranks, places);
     r.utilisation = s.util_step;
-    if (is_printed(probe.step, log_every_, steps_)) log_.line(stages_line(ranks));  // then the line of the step
+    if (is_printed(probe.step, log_every_, steps_)) {  // then the line of the step
+        log_.line(stages_line(ranks));
+        log_.line(stages_by_rank_line(ranks, places));
+    }
     r.json += ",\"pipeline\":" + s.json;
     if (task_steps_ <= 0) return;
     for (const TaskTime& t : tasks) task_lines_ += json_line(t, probe.step, core_.mesh.world().rank);
