@@ -4,6 +4,8 @@
 #
 #   test/program/test_pipeline.sh ./train_llama           (what make test runs)
 #   test/program/test_pipeline.sh ./train_llama --all     every schedule at 2, 3 and 4 ranks, every ZeRO stage
+#   test/program/test_pipeline.sh ./train_llama --faults  a kill and a stop of each of three stages (make test-full)
+#   test/program/test_pipeline.sh ./train_llama --few     what takes seconds (for test/llama/mutants.py)
 set -uo pipefail
 program=$(realpath "$1")
 all=${2:-}
@@ -13,7 +15,7 @@ cd "$(dirname "$0")/../.." || exit
 python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 model=(--data "$work/data" --preset bytes --seq-len 32 --batch 1 --layers 8 --dim 32 --heads 4 --ffn 64 --device cpu
   --threads 1 --steps 10 --save-every 0 --val-every 0 --val-tokens 64 --timeout 30)
-[ -n "$all" ] || model+=(--steps 4)
+[ "$all" = --all ] || model+=(--steps 4)
 
 train() {  # train NAME RANKS FLAGS...
   local name=$1 ranks=$2
@@ -36,9 +38,46 @@ refused() {  # refused RANKS TEXT FLAGS...
   ! train refused "$ranks" "$@" && grep -qF -- "$text" "$work/log"
 }
 
+even=(--lr-schedule constant --warmup 0 --batch-tokens 256 --head untied)
+# A stage that is killed or stopped, then the run resumed, at another pp too.
+faulty() {  # faulty NAME RANK ACTION: three stages, a fault in step 4 of 4. A rank may be there while rank 0 saves step 2
+  local name=$1 rank=$2 action=$3
+  ! FAULT=step:$rank:4:$action timeout 60 mpirun -n 3 "$program" "${model[@]}" "${even[@]}" --pp 3 --steps 4 --save-every 1 --no-background-save \
+    --timeout 3 --out "$work/$name" > "$work/log" 2>&1
+}
+faults() {  # faults "RANK ACTION"...   beside the run `whole`
+  local fault name layout
+  for fault in "$@"; do
+    name=fault${fault/ /}
+    # shellcheck disable=SC2086
+    check "stage $fault: ends" faulty "$name" $fault
+    case $fault in
+      *stop) check "  names lane, stage and micro-batch" grep -qE "tensor [0-9]+[FI][0-9]+ .*group pp [0-9]>[0-9]" "$work/log" ;;
+    esac
+    case $fault in 1*) layout=(2 --pp 2) ;; *) layout=(3 --pp 3) ;; esac
+    check "  resumes" train "$name" "${layout[@]}" --resume auto --steps 4
+    check "  the same bits" cmp "$work/$name/final/model.safetensors" "$work/whole/final/model.safetensors"
+  done
+}
+if [ "$all" = --faults ]; then
+  check "whole run" train whole 1 --steps 4 "${even[@]}"
+  faults "0 kill" "1 kill" "2 kill" "0 stop" "1 stop" "2 stop"
+  summary
+  exit
+fi
+
 check "one rank" train one 1 --batch-tokens 256 --head untied
 check "zb-v by default" as default one 2 --pp 2 --batch-tokens 256 --head untied
 check "  says so" grep -qF "pipeline zb-v: 4 stages on 2 ranks, blocks" "$work/log"
+if [ "$all" = --few ]; then
+  stopped() {
+    ! FAULT=step:1:2:stop timeout 60 mpirun -n 2 "$program" "${model[@]}" --pp 2 --batch-tokens 256 --timeout 3 --out "$work/stopped" > "$work/log" 2>&1 &&
+      grep -qE "tensor [0-9]+[FI][0-9]+ .*group pp [0-9]>[0-9]" "$work/log"
+  }
+  check "a stage that is stopped is named with lane, stage and micro-batch" stopped
+  summary
+  exit
+fi
 for pp in 2 3 4; do
   for schedule in gpipe 1f1b interleaved zb-h1 zb-v dualpipev; do
     case $all$pp$schedule in 31f1b | 4zb-v | --all*) ;; *) continue ;; esac
@@ -109,7 +148,6 @@ check "recomputation takes 1f1b" as recompute one 2 --pp 2 --recompute block --b
 check "a schedule from a file" as file one 2 --pp 2 --pp-schedule "$work/schedule.csv" --batch-tokens 256 --head untied
 
 # Saved by one layout, resumed by another.
-even=(--lr-schedule constant --warmup 0 --batch-tokens 256 --head untied)
 check "saves" train half 2 --pp 2 --steps 2 --save-every 2 "${even[@]}"
 check "whole run" train whole 1 --steps 4 "${even[@]}"
 for layout in "1 --pp 1" "3 --pp 3"; do
@@ -120,25 +158,7 @@ for layout in "1 --pp 1" "3 --pp 3"; do
   check "  the same bits" cmp "$work/resumed/final/model.safetensors" "$work/whole/final/model.safetensors"
 done
 
-# A stage that is killed or stopped, then the run resumed, at another pp too.
-faulty() {  # faulty NAME RANK ACTION: three stages, a fault in step 4 of 4. A rank may be there while rank 0 saves step 2
-  local name=$1 rank=$2 action=$3
-  ! FAULT=step:$rank:4:$action timeout 60 mpirun -n 3 "$program" "${model[@]}" "${even[@]}" --pp 3 --steps 4 --save-every 1 --no-background-save \
-    --timeout 3 --out "$work/$name" > "$work/log" 2>&1
-}
-faults=("0 kill" "1 stop" "2 kill")
-[ -n "$all" ] && faults=("0 kill" "1 kill" "2 kill" "0 stop" "1 stop" "2 stop")
-for fault in "${faults[@]}"; do
-  name=fault${fault/ /}
-  # shellcheck disable=SC2086
-  check "stage $fault: ends" faulty "$name" $fault
-  case $fault in
-    *stop) check "  names lane, stage and micro-batch" grep -qE "tensor [0-9]+[FI][0-9]+ .*group pp [0-9]>[0-9]" "$work/log" ;;
-  esac
-  case $fault in 1*) layout=(2 --pp 2) ;; *) layout=(3 --pp 3) ;; esac
-  check "  resumes" train "$name" "${layout[@]}" --resume auto --steps 4
-  check "  the same bits" cmp "$work/$name/final/model.safetensors" "$work/whole/final/model.safetensors"
-done
+if [ -n "$all" ]; then faults "0 kill" "1 kill" "2 kill" "0 stop" "1 stop" "2 stop"; else faults "0 kill" "1 stop" "2 kill"; fi
 
 # Tied on one rank's two stages: the head's share is added in another order, so not to the bit.
 close() {  # close NAME REFERENCE: losses within 1e-5 of each other
