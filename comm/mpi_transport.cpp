@@ -1,5 +1,6 @@
 #include "comm/mpi_transport.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "comm/collectives.h"
@@ -479,7 +480,12 @@ void mpi_finalize() {
 void mpi_leave() {
     const char* name = std::getenv("PMI_FD");
     if (!name) return;
-    pollfd launcher{std::atoi(name), POLLIN, 0};
+    // A thread that waits in PMI's barrier may read the answer, take it for an error and tell the launcher to end the job:
+    // what it writes goes nowhere from here on.
+    const int own = std::atoi(name);
+    const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    pollfd launcher{dup(own), POLLIN, 0};
+    if (launcher.fd < 0 || nowhere < 0 || dup2(nowhere, own) < 0) return;
     constexpr char kFinalize[] = "cmd=finalize\n";
     if (write(launcher.fd, kFinalize, sizeof kFinalize - 1) < 0) return;
     char answer[256];

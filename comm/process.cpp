@@ -40,6 +40,8 @@ Process* the_process = nullptr;
 // exit() in the middle of a job would be taken for success by some launchers and hang others. OpenMP calls it where it
 // gets no thread.
 void leaving_early() {
+    if (the_process && the_process->leaving())
+        for (;;) pause();  // MPI gave up where it hung; Process::finish ends with the job's code
     if (the_process) the_process->abort(kExitError, "a library called exit() before the job had finished");
 }
 
@@ -250,6 +252,7 @@ void Process::finish(int code) {
                           format("all ranks are done; ends without it, exit code %d", code), nullptr, [this, code] {
                               clean_up();
                               std::fflush(stdout);
+                              leaving_ = true;
                               mpi_leave();
                               // Connections stay until all have left: else Hydra may fail at a rank that goes on.
                               std::this_thread::sleep_for(std::chrono::seconds(3));

@@ -18,6 +18,7 @@
 // The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for
 // small things (agreeing on a decision, gathering a few numbers), not for training data.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -57,6 +58,7 @@ class Process {
     int size() const { return size_; }
     int local_rank() const { return local_rank_; }
     int local_size() const { return local_size_; }
+    bool leaving() const { return leaving_; }
     // Of every rank, the first rank of the host that it is on. Collective.
     std::vector<int> nodes() { return all_gather(first_on_host_); }
     bool is_root() const { return rank_ == 0; }
@@ -144,6 +146,7 @@ class Process {
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, first_on_host_ = 0;
     double finalize_s_ = 30;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
+    std::atomic<bool> leaving_{false};  // all ranks are done, and MPI_Finalize hangs
     std::string run_directory_, shared_records_;
     std::mutex hook_mutex_;
     std::function<void(int, const std::string&)> failure_hook_;

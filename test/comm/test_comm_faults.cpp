@@ -210,7 +210,7 @@ TEST_F(CommFaults, AFinalizeThatHangsChangesNoResult) {
 TEST_F(CommFaults, LeavingEarlyIsNotSuccess) {
     const Outcome job = run_job("exit");
     EXPECT_EQ(job.code, kExitError) << job.output;
-    EXPECT_HAS(job.reason, "rank 1 of 3: the process called exit()");
+    EXPECT_HAS(job.reason, "rank 1 of 3: a library called exit()");
 }
 
 }  // namespace

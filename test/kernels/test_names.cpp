@@ -43,7 +43,7 @@ std::string refusal(const std::function<void()>& what) {
 TEST(Names, UnknownOnesAreRefusedWithThoseThereAre) {
     EXPECT_EQ(refusal([] { parse_dtype("--dtype", "fp8"); }), "--dtype fp8: it must be one of fp32, bf16, fp16");
     EXPECT_EQ(refusal([] { parse_name<Algorithm>("--algo", "rings"); }),
-              "--algo rings: it must be one of ring, direct, library, hier, symmetric");
+              "--algo rings: it must be one of ring, direct, library, hier, symmetric, hier-symmetric");
     EXPECT_EQ(parse_name<Algorithm>("--algo", "direct"), Algorithm::direct);
     EXPECT_STREQ(name_of(Algorithm::library), "library");
 }
