@@ -340,7 +340,7 @@ stage_profile() {
   done
   for op in $ops; do
     bench=$(program bench_$op) || exit 3
-    for shape in ${shapes[$op]}; do
+    for shape in ${shapes[$op]:-}; do  # offload has none: copies are no kernels
       rm -f "$WORK/ncu.csv"
       try_s=60 try "bench_$op under ncu" ncu --profile-from-start off --clock-control none --csv --page raw --print-units base \
         --metrics "$metrics" --log-file "$WORK/ncu.csv" "$bench" --device cuda --profile --shape "$shape" || true
