@@ -480,8 +480,8 @@ void mpi_finalize() {
 void mpi_leave() {
     const char* name = std::getenv("PMI_FD");
     if (!name) return;
-    // A thread that waits in PMI's barrier may read the answer, take it for an error and tell the launcher to end the job:
-    // what it writes goes nowhere from here on.
+    // A thread that waits in PMI's barrier may read the answer, take it for an error and tell the launcher to end the
+    // job: what it writes goes nowhere from here on.
     const int own = std::atoi(name);
     const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     pollfd launcher{dup(own), POLLIN, 0};
