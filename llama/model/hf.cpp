@@ -431,6 +431,26 @@ void TokenizerFiles::replace_tokenizer(const TokenizerFiles& from) {
     for (const auto& [name, content] : from.files_) files_.emplace(name, content);  // generation_config.json: own first
 }
 
+void TokenizerFiles::add_chat_template(const TokenizerFiles& from) {
+    constexpr const char* kTemplate = "chat_template";
+    const auto config_of = [](const TokenizerFiles& files) {
+        const auto found = files.files_.find("tokenizer_config.json");
+        if (found == files.files_.end()) return OrderedJson::object();
+        parse_json(found->second, found->first);  // strict: it is written again
+        OrderedJson json = OrderedJson::parse(found->second);
+        require(json.is_object(), "%s: expected a JSON object", found->first.c_str());
+        return json;
+    };
+    OrderedJson own = config_of(*this);
+    const OrderedJson theirs = config_of(from);
+    if (own.contains(kTemplate) || files_.count("chat_template.jinja") || files_.count("chat_template.json")) return;
+    for (const char* file : {"chat_template.jinja", "chat_template.json"})
+        if (const auto found = from.files_.find(file); found != from.files_.end()) files_[file] = found->second;
+    if (!theirs.contains(kTemplate)) return;
+    own[kTemplate] = theirs[kTemplate];
+    files_["tokenizer_config.json"] = own.dump(2) + "\n";
+}
+
 void TokenizerFiles::set_token_ids(const ModelConfig& config) {
     const auto found = files_.find(kGeneration);
     if (found == files_.end() && config.eos.empty()) return;

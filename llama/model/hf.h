@@ -94,6 +94,8 @@ class TokenizerFiles {
     bool has_tokenizer() const;
     // The tokenizer is `from`'s. What only fits the one before (merges, chat template) goes.
     void replace_tokenizer(const TokenizerFiles& from);
+    // The chat template is `from`'s where there is none yet: conversations were prepared with it.
+    void add_chat_template(const TokenizerFiles& from);
     // generation_config.json gets the model's token ids, and keeps what else it says; one is made where there is none
     // and the model has an end token.
     void set_token_ids(const ModelConfig&);

@@ -81,6 +81,7 @@ TokenizerFiles carried_files(const TrainOptions& o, const DataPaths& paths, cons
                             "  prepare the data with --tokenizer %s, or --allow-tokenizer-change",
                             difference.c_str(), model.c_str());
             if (!difference.empty() || o.resize_vocab) files.replace_tokenizer(of_data);
+            files.add_chat_template(of_data);
         }
     } catch (const Error& error) {
         // A tokenizer that was asked for has to be there. One that the data folder names never costs a run.

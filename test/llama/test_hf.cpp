@@ -329,6 +329,13 @@ TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
     EXPECT_EQ(names_in(path("out2")),
               (std::vector<std::string>{"LICENSE", "generation_config.json", "tokenizer.json"}));
     EXPECT_EQ(read_file(path("out2/tokenizer.json")), "new");
+    // Conversations were prepared with a template: it comes where there is none, and not where there is one.
+    for (const char* text : {"{{ x }}", "{{ y }}"}) {
+        write_file_atomically(path("tok/tokenizer_config.json"), format(R"({"chat_template": "%s"})", text));
+        files.add_chat_template(path("tok"));
+        files.write_to(path("out2"));
+        EXPECT_TRUE(says(read_file(path("out2/tokenizer_config.json")), R"("chat_template": "{{ x }}")"));
+    }
     remove_model(model);
     EXPECT_EQ(names_in(model), (std::vector<std::string>{".hidden", "LICENSE", "manifest.json", "pytorch_model.bin"}));
 }
