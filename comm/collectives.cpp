@@ -141,6 +141,16 @@ void Collectives::barrier(Stream& stream) {
     });
 }
 
+ReduceScatter Collectives::first_half(const AllReduce& a) const {
+    return {.out = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype),
+            .in = a.in,
+            .offsets = a.offsets,
+            .dtype = a.dtype,
+            .wire = a.wire,
+            .out_dtype = a.dtype,
+            .scale = a.scale};
+}
+
 void* Collectives::scratch(Stream& stream, int64_t bytes) {
     if (bytes > scratch_.bytes()) {
         stream.synchronize();

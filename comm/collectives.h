@@ -107,8 +107,7 @@ class Collectives {
     // Dissemination (Hensgen, Finkel and Manber 1988): ceil(log2 N) rounds.
     void barrier(Stream& stream);
     // Memory for buffers that calls of this object move, where they gain by it (symmetric); else nullptr, and any
-    // memory
-    // will do. All ranks call it together, with nothing of this group under way. It goes with this object.
+    // memory will do. All ranks call it together, with nothing of this group under way. It goes with this object.
     virtual SharedMemory* allocate(int64_t, Shares) { return nullptr; }
     // Whose part of that memory is this rank's.
     virtual int shared_rank() const { return rank(); }
@@ -124,6 +123,8 @@ class Collectives {
 
     int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }
     int64_t count(Offsets offsets, int r) const { return offsets[size_t(r) + 1] - offsets[size_t(r)]; }
+    // Of an all-reduce: the sum of this rank's slice, where it lies in `out`. The other half is an all-gather.
+    ReduceScatter first_half(const AllReduce& a) const;
     int wrap(int r) const { return ((r % size()) + size()) % size(); }
     // Scratch of at least `bytes`; grows after draining `stream`.
     void* scratch(Stream& stream, int64_t bytes);

@@ -143,14 +143,7 @@ void Direct::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
 }
 
 void Direct::do_all_reduce(Stream& stream, const AllReduce& a) {
-    char* own = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype);
-    scatter(stream, {.out = own,
-                     .in = a.in,
-                     .offsets = a.offsets,
-                     .dtype = a.dtype,
-                     .wire = a.wire,
-                     .out_dtype = a.dtype,
-                     .scale = a.scale});
+    scatter(stream, first_half(a));
     gather(stream, a.out, a.offsets, a.dtype);
     mark_done(stream);
 }

@@ -55,8 +55,6 @@ class Grid {
     Place place(Axis axis, int rank) const;
     // The ranks of the job that stand on this axis with `rank`, in order: members()[place().rank] == rank.
     std::vector<int> members(Axis axis, int rank) const;
-    // The first of members(): it names the group.
-    int first_member(Axis axis, int rank) const { return members(axis, rank).front(); }
 
    private:
     Place position(Axis axis, int rank) const;  // in ascending order

@@ -363,14 +363,7 @@ void Hier::do_all_reduce(Stream& stream, const AllReduce& a) {
     if (a.offsets.back() * size_of(a.wire) <= hier_one_shot_bytes(nodes_)) {
         one_shot(stream, a);
     } else {
-        char* own = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype);
-        scatter(stream, {.out = own,
-                         .in = a.in,
-                         .offsets = a.offsets,
-                         .dtype = a.dtype,
-                         .wire = a.wire,
-                         .out_dtype = a.dtype,
-                         .scale = a.scale});
+        scatter(stream, first_half(a));
         gather(stream, a.out, a.offsets, a.dtype);
     }
     mark_done(stream);

@@ -46,14 +46,7 @@ class HierSymmetric : public Collectives {
     }
     void do_all_reduce(Stream& stream, const AllReduce& a) override {
         counted([&] {
-            char* own = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype);
-            scatter(stream, {.out = own,
-                             .in = a.in,
-                             .offsets = a.offsets,
-                             .dtype = a.dtype,
-                             .wire = a.wire,
-                             .out_dtype = a.dtype,
-                             .scale = a.scale});
+            scatter(stream, first_half(a));
             gather(stream, a.out, a.offsets, a.dtype);
         });
         mark_done(stream);

@@ -18,20 +18,14 @@
 
 namespace rz {
 
-// Wall clock of the calling thread.
+// Wall clock of the calling thread: seconds since construction.
 class Timer {
    public:
     double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
-    // Seconds since construction or the last lap.
-    double lap() {
-        const double s = seconds();
-        began_ = Clock::now();
-        return s;
-    }
 
    private:
     using Clock = std::chrono::steady_clock;
-    Clock::time_point began_ = Clock::now();
+    const Clock::time_point began_ = Clock::now();
 };
 
 struct OpTotals {

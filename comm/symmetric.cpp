@@ -237,14 +237,7 @@ void Symmetric::do_all_gather(Stream& stream, const AllGather& a) {
 
 // A slice may be gathered from a rank as soon as that rank has summed it: it has then read this rank's values of it.
 void Symmetric::do_all_reduce(Stream& stream, const AllReduce& a) {
-    char* own = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype);
-    reduce(stream, {.out = own,
-                    .in = a.in,
-                    .offsets = a.offsets,
-                    .dtype = a.dtype,
-                    .wire = a.wire,
-                    .out_dtype = a.dtype,
-                    .scale = a.scale});
+    reduce(stream, first_half(a));
     await(stream, issued_);
     gather(stream, a.out, a.offsets, size_of(a.dtype));
     await(stream, issued_);

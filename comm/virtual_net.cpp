@@ -87,7 +87,7 @@ VirtualNet::VirtualNet(int ranks, const NetMachine& machine, bool executes, size
     }
     links_.resize(size_t(2 * ranks));
     cards_.resize(size_t(2 * cards * nodes_));
-    counts_.resize(size_t(ranks));
+    sent_.resize(size_t(ranks));
 }
 
 VirtualNet::~VirtualNet() = default;
@@ -170,10 +170,7 @@ void VirtualNet::post(Team& team, int place, const Message& m, Ticks time, const
     const size_t pair = size_t(from) * team.members.size() + size_t(to);
     const int source = team.members[size_t(from)], destination = team.members[size_t(to)];
     const uint64_t key = m.is_send ? order << 20 | uint64_t(source) : 0;
-    if (m.is_send) {
-        ++counts_[size_t(source)].messages;
-        counts_[size_t(source)].bytes += m.bytes;
-    }
+    if (m.is_send) sent_[size_t(source)] += m.bytes;
     const int first = team.first[pair];
     if (first >= 0 && wires_[size_t(first)].by_sender != m.is_send) {
         Wire& w = wires_[size_t(first)];

@@ -97,8 +97,7 @@ class VirtualNet {
     int64_t busiest_card_bytes() const;
     int64_t busiest_link_bytes() const;
     // Of a rank to others.
-    int64_t messages_sent(int rank) const { return counts_[size_t(rank)].messages; }
-    int64_t bytes_sent(int rank) const { return counts_[size_t(rank)].bytes; }
+    int64_t bytes_sent(int rank) const { return sent_[size_t(rank)]; }
 
    private:
     friend class VirtualTransport;
@@ -134,10 +133,6 @@ class VirtualNet {
             return std::tie(o.time, o.key, o.wire) < std::tie(time, key, wire);
         }
     };
-    struct Count {
-        int64_t messages = 0, bytes = 0;
-    };
-
     std::shared_ptr<Moving> start(Team& team, int place, Stream& stream, const MessageGroup& group,
                                   const std::shared_ptr<Moving>& before);
     Ticks wait(Moving& moving);
@@ -157,7 +152,7 @@ class VirtualNet {
     std::vector<int> node_of_, card_of_;
     std::deque<RankContext> contexts_;
     std::vector<Port> links_, cards_;  // out and in of each
-    std::vector<Count> counts_;
+    std::vector<int64_t> sent_;        // bytes, by rank
     std::map<std::string, Team> teams_;
     std::vector<Wire> wires_;
     std::vector<int> spare_;

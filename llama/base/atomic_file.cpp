@@ -209,14 +209,4 @@ std::string read_file(const std::string& path) {
     }
 }
 
-void copy_file_atomically(const std::string& from, const std::string& to) {
-    namespace fs = std::filesystem;
-    std::error_code none;
-    if (fs::equivalent(from, to, none)) return;
-    const std::string content = read_file(from);
-    AtomicFile file(to, int64_t(content.size()));
-    file.append(content.data(), int64_t(content.size()));
-    file.commit();
-}
-
 }  // namespace rz

@@ -38,9 +38,6 @@ void write_file_atomically(const std::string& path, std::string_view content);
 // The whole file as bytes; throws naming it.
 std::string read_file(const std::string& path);
 
-// Does nothing if both are the same file.
-void copy_file_atomically(const std::string& from, const std::string& to);
-
 // What is in a folder, sorted; nothing if the folder is not there. Any other error throws, after retries: a folder that
 // can't be read is not an empty one.
 std::vector<std::string> names_in(const std::string& folder);

@@ -1,5 +1,6 @@
 #include "llama/base/background.h"
 
+#include <cstdio>
 #include <exception>
 #include <system_error>
 #include <utility>
@@ -22,6 +23,9 @@ Background::~Background() {
     }
     changed_.notify_all();
     if (thread_.joinable()) thread_.join();
+    if (dropped_ > 0)
+        std::fprintf(stderr, "train_llama: %lld writes of records were left out: the file system did not keep up\n",
+                     (long long)dropped_);
 }
 
 void Background::add(std::function<void()> task) {
@@ -45,11 +49,6 @@ void Background::finish() {
 double Background::busy_seconds() const {
     std::lock_guard lock(mutex_);
     return began_ > 0 ? monotonic_clock() - began_ : 0;
-}
-
-int64_t Background::dropped() const {
-    std::lock_guard lock(mutex_);
-    return dropped_;
 }
 
 void Background::work() {

@@ -16,7 +16,7 @@ class Background {
    public:
     // Without a thread (the system has none left) each task is done by whoever adds it.
     Background();
-    // Does what is left first.
+    // Does what is left first, and says how many tasks were dropped.
     ~Background();
     Background(const Background&) = delete;
     Background& operator=(const Background&) = delete;
@@ -27,7 +27,6 @@ class Background {
     void finish();
     // Seconds since the task under way began; 0 if there is none.
     double busy_seconds() const;
-    int64_t dropped() const;
 
     static constexpr size_t kMost = 100000;
 

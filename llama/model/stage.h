@@ -155,7 +155,6 @@ class Stage {
     bool has_head() const { return last_unit_ == model_last_; }
     int first_block() const { return std::max(first_unit_, 1); }
     int last_block() const { return has_head() ? last_unit_ - 1 : last_unit_; }
-    bool is_block(int unit) const { return unit >= 1 && unit < model_last_; }
     size_t index(int unit) const { return size_t(unit - first_block()); }
 
     void add_slot(int number);

@@ -1,4 +1,4 @@
-// GEMM: cuBLASLt (its stand-in, in the emulator) behind our row-major interface against the CPU op.
+// GEMM: gemm.cu and gemm_lt.cu, which call cuBLASLt (its stand-in, in the emulator), against the CPU op.
 #include <unistd.h>
 
 #include <filesystem>

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# train_llama eval against lm-evaluation-harness itself, on a model trained here and on the toy model; logits and gradients
-# against transformers, for every kind of RoPE. Needs the packages: where $LM_EVAL_PYTHON is not a Python that has them, they are
-# installed into build/lm-eval (gigabytes), and without a network this is skipped. Part of make test-full. Ends with "N passed, N failed".
+# Compares train_llama eval with lm-evaluation-harness, on a model trained here and on the toy model, and logits and gradients
+# with transformers, for every kind of RoPE. The packages are those of $LM_EVAL_PYTHON; if it has none, they are installed into
+# build/lm-eval (gigabytes); without a network the script is skipped. Part of make test-full. Ends with "N passed, N failed".
 #
 #   test/program/test_lm_eval.sh ./train_llama build/cuda/dev/model_logits
 set -uo pipefail
