@@ -21,7 +21,7 @@ struct BenchTarget {
 // The model and the batch. Every target divides the tokens of an update at 1, 2 and 4 ranks.
 inline std::string base_flags(bool cuda) {
     return cuda ? "--preset llama3.2-1b --data synthetic --dtype bf16 --seq-len 2048 --batch 1 --batch-tokens 32768"
-                : "--preset bytes --dim 128 --ffn 344 --heads 4 --kv-heads 2 --head-dim 32 --layers 8 --data synthetic "
+                : "--preset bytes --dim 128 --ffn 384 --heads 4 --kv-heads 2 --head-dim 32 --layers 8 --data synthetic "
                   "--seq-len 128 --batch 2 --batch-tokens 4096";
 }
 

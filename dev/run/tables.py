@@ -120,8 +120,8 @@ def scaling(work, options):
             ]
         )
     text = "## Ranks of this machine\n\n"
-    text += "Strong scaling: the same 4,096 tokens an update. Efficiency is the rate over that of one rank: ranks share the cores, so 100 % is "
-    text += "the best there is, and what is missing is what the method costs.\n\n"
+    text += "Strong scaling: the same 4,096 tokens an update. One rank computes with a thread for each core, several share the cores. Efficiency is "
+    text += "the rate over that of one rank: what is below 100 % is what the method costs; above it, ranks use the cores better than threads do.\n\n"
     text += f"`build/dev/harness run {' '.join(flags)}`\n\n"
     text += table(["method", "ranks", "tokens/s", "MiB at the peak, largest rank", "efficiency"], rows)
     text += "\n## Sleeping ops\n\nWeak scaling: each rank has its own micro-batches; a unit's pass sleeps for a known time, so ranks do not "
