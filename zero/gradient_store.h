@@ -8,8 +8,9 @@
 //
 // Buckets. With `bucket_bytes` the units whose gradients are complete wait until the next one would not fit, and are
 // then reduced together by one collective: slice r of the bucket is slice r of each of its units, one after the other,
-// copied there and back. So an element's owner, and with it the order of its sum, is the same for any bucket; but for hier
-// on one node and library, which choose how they sum by the size of a call. A unit is never cut: what a hop carries is CollectiveOptions::chunk_bytes. A unit that is alone is reduced where it lies.
+// copied there and back. So an element's owner, and with it the order of its sum, is the same for any bucket; but not
+// under `library` and `hier` on one node, which choose how they sum by the size of a call. A unit is never cut: what a
+// hop carries is CollectiveOptions::chunk_bytes. A unit that is alone is reduced where it lies.
 // Larger buckets are fewer messages and start later. wait() reduces what is left.
 //
 // By default each unit is alone, which suits attention: the reduction of a block starts when its backward pass has
