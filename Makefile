@@ -16,8 +16,8 @@
 #   make onednn       a newer oneDNN than Debian 12's into build/, without root (dev/build/onednn.sh)
 #
 # Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs  V=1 (commands)
-#           SM="80 90a"  GPU architectures; default: this machine's GPUs, else 80 (whose code or PTX runs on all newer ones) and 90a;
-#                        SM=all: every one of 80 89 90a 100 120 that nvcc knows
+#           SM="80 90a"  GPU architectures; default: this machine's GPUs; without one, all of 80 89 90a 100 120 that nvcc knows for
+#                        make and make install, 80 and 90a for other goals (tests need no more); SM=all: all for any goal
 
 CXX   ?= g++
 BUILD ?= build
@@ -73,7 +73,12 @@ CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart $(if $(HAV
 OPENMP := -fopenmp
 
 # The PTX of 80 and 90a is kept beside the code, for test/ptx, and that of the last, which newer GPUs translate.
-ARCHES  := $(if $(filter all,$(SM)),$(CUDA_KNOWS),$(if $(filter auto,$(SM)),$(or $(CUDA_HERE),80 90a),$(SM)))
+# build/arches/ has one file, named after what the kernels are compiled for: other architectures compile them anew, fewer by default don't.
+WANTED_ARCHES := $(if $(filter all,$(SM)),$(CUDA_KNOWS),$(if $(filter-out auto,$(SM)),$(SM),$(or $(CUDA_HERE),$(if $(filter \
+                 all install,$(or $(MAKECMDGOALS),all)),$(CUDA_KNOWS),80 90a))))
+BUILT_ARCHES  := $(if $(filter auto,$(SM)),$(subst -, ,$(notdir $(wildcard $(BUILD)/arches/*))))
+ARCHES  := $(if $(filter-out $(BUILT_ARCHES),$(WANTED_ARCHES)),$(WANTED_ARCHES),$(or $(BUILT_ARCHES),$(WANTED_ARCHES)))
+ARCHES_STAMP := $(BUILD)/arches/$(subst $(empty) ,-,$(strip $(ARCHES)))
 GENCODE := $(foreach s,$(ARCHES),-gencode arch=compute_$(s),code=$(if \
            $(filter 80 90a $(lastword $(ARCHES)),$(s)),[sm_$(s)$(comma)compute_$(s)],sm_$(s)))
 # Warnings are errors in `make test` only (WERROR=1): another compiler knows others.
@@ -152,7 +157,9 @@ $(OBJ)/parts/%.o: $(BUILD)/parts/%.cpp Makefile
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) -Wno-subobject-linkage $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
 
-$(OBJ)/%.cu.o: %.cu Makefile
+$(ARCHES_STAMP):
+	@rm -rf $(@D); mkdir -p $(@D); touch $@
+$(OBJ)/%.cu.o: %.cu Makefile $(ARCHES_STAMP)
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<

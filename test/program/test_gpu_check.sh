@@ -205,5 +205,22 @@ arches "two H100 under CUDA 12.0" "sm_80 sm_89 sm_90" "9.0 9.0" " 80 89 90a; 90a
 arches "a workstation of two kinds" "sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120" "8.6 12.0" " 80 89 90a 100 120; 86 120;"
 arches "a GPU that nvcc does not know" "sm_80 sm_89 sm_90" "9.0 12.0" " 80 89 90a;;"
 
+# What a goal compiles for then: all that nvcc knows for a program that travels, two for the tests; what is there already suffices.
+mkdir -p "$work/sm/build/arches"
+printf 'HAVE_CUDA := 1\nNVCC := false\nCUDA_KNOWS := 80 89 90a 100 120\nCUDA_HERE :=\n' > "$work/sm/build/config.mk"
+goal() {  # goal NAME BUILT WANTED MAKE_VARIABLE...
+  rm -f "$work/sm/build/arches"/*
+  [ -z "$2" ] || touch "$work/sm/build/arches/$2"
+  local got
+  got=$(make -s BUILD="$work/sm/build" "${@:4}" --eval 'print-it: ; @echo $(ARCHES)' print-it)
+  if [ "$got" = "$3" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1: $got"; fi
+}
+goal "make without a GPU" "" "80 89 90a 100 120" MAKECMDGOALS=all
+goal "make test without a GPU" "" "80 90a" MAKECMDGOALS=test
+goal "make test after make" "80-89-90a-100-120" "80 89 90a 100 120" MAKECMDGOALS=test
+goal "make after make test" "80-90a" "80 89 90a 100 120" MAKECMDGOALS=all
+goal "make on a machine with an H100" "" "90a" MAKECMDGOALS=all CUDA_HERE=90a
+goal "architectures that were asked for" "80-89-90a-100-120" "80 100" MAKECMDGOALS=all SM="80 100"
+
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
