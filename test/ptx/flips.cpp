@@ -30,7 +30,8 @@ constexpr const char* kNames[] = {"none",
                                   "64-byte swizzle, TMA alone",
                                   "128-byte swizzle, TMA alone",
                                   "wgmma's A in registers: row halves swapped",
-                                  "wgmma's sign of B"};
+                                  "wgmma's sign of B",
+                                  "K-major: steps of 8 values too long"};
 static_assert(std::size(kNames) == size_t(models::Flip::count));
 
 }  // namespace

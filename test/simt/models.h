@@ -37,6 +37,7 @@ enum class Flip {
     tma_swizzle_128,
     a_register_operand,
     scale_sign,
+    k_step,
     count
 };
 #ifdef MODELS_FLIP
@@ -135,7 +136,8 @@ void for_each_chunk(uint64_t descriptor, int mn_begin, int mn_count, bool trans,
         for (uint32_t mn = begin; mn < end; mn++)
             for (uint32_t k = 0; k < 16; k += 8)
                 f(int(mn - begin), int(k),
-                  at(start + mn % 8 * row + mn / 8 * stride + (layout ? k * 2 : k / 8 * leading)));
+                  at(start + mn % 8 * row + mn / 8 * stride +
+                     (layout ? k * (flip == Flip::k_step ? 4 : 2) : k / 8 * leading)));
         return;
     }
     for (uint32_t k = 0; k < 16; k++)
