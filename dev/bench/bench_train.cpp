@@ -197,9 +197,14 @@ void report_classes(const Shape& s, const Settings& o, Bench& t, const DeviceBat
         ops.push_back({name, total});
         in_ops += total.seconds / kClassSteps;
     }
+    double products = 0;
+    for (const auto& [name, total] : ops)
+        if (name.starts_with("Gemm")) products += total.seconds / kClassSteps;
     ops.push_back({"(between ops)", {0, std::max(0.0, step - in_ops) * kClassSteps}});
     std::sort(ops.begin(), ops.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
     OrderedJson list = OrderedJson::array();
+    std::printf("  %.1f ms a step: %.1f in matrix products, %.1f ms outside\n", 1e3 * step, 1e3 * products,
+                1e3 * (step - products));
     std::printf("  %-24s %8s %12s %7s   of a step with events around each op, %.1f ms\n", "op", "calls", "time",
                 "share", 1e3 * step);
     for (const auto& [name, total] : ops) {

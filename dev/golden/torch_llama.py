@@ -257,7 +257,22 @@ def time_steps(o, dtype, params):
     if cuda:
         torch.cuda.synchronize()
     times = [a.elapsed_time(b) * 1e-3 if cuda else b - a for a, b in zip(marks, marks[1:])]
+    if o.classes:
+        report_classes(trainer, tokens, targets)
     return statistics.median(times), trainer, first
+
+
+def report_classes(trainer, tokens, targets, steps=3):
+    """Time by op, on the CPU, where ops follow one another: what an op's own code takes, without the ops it calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(steps):
+            trainer.step(tokens, targets)
+    ops = sorted(((e.self_cpu_time_total * 1e-3 / steps, e.key) for e in profile.key_averages()), reverse=True)
+    total = sum(t for t, _ in ops)
+    products = sum(t for t, key in ops if key in ("aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_", "aten::baddbmm"))
+    print(f"  {total:.1f} ms a step in ops: {products:.1f} in matrix products, {total - products:.1f} ms outside", flush=True)
+    for t, key in ops[:14]:
+        print(f"  {key:48s} {t:9.3f} ms {100 * t / total:6.1f}%", flush=True)
 
 
 # ---- the same weights and data as bench_train --curve --------------------------------------------------------------------------
@@ -337,6 +352,7 @@ def main():
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--classes", action="store_true", help="time by op, in a few steps of their own (CPU)")
     p.add_argument("--compile", nargs="?", choices=("model", "blocks"), const="model", default="")
     p.add_argument("--curve", default="", help="folder that bench_train --curve has filled")
     p.add_argument("--json", default="", help="append one JSON object per result to this file")

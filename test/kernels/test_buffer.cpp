@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -81,6 +82,19 @@ TEST(BufferTest, MayBeFreedByQueuedWorkItself) {
     stream.enqueue_host([held] {});
     held.reset();
     stream.synchronize();
+}
+
+// Large ranges are filled by several threads, in pieces.
+TEST(Stream, ZeroFillsEveryByteAndNoOther) {
+    for (const int64_t bytes : {int64_t(1), (int64_t(2) << 20) - 1, (int64_t(9) << 20) + 4097}) {
+        std::vector<unsigned char> x(size_t(bytes) + 2, 0xff);
+        Stream stream(Device{}, "fills");
+        stream.zero(x.data() + 1, bytes);
+        stream.synchronize();
+        EXPECT_EQ(x.front(), 0xff);
+        EXPECT_EQ(x.back(), 0xff);
+        EXPECT_EQ(std::count(x.begin(), x.end(), 0), bytes);
+    }
 }
 
 // Linux would hand it out, and end the process when it is used.
