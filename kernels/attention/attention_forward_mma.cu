@@ -18,6 +18,8 @@ template <int D>
 constexpr bool kDouble = SmemRows<D>::bytes(kRows + 4 * kKeys) <= kSmemOfTwo;
 template <int D>
 constexpr int kSmemBytes = SmemRows<D>::bytes(kRows + (kDouble<D> ? 4 : 2) * kKeys);
+static_assert(kSmemBytes<64> <= kSmemOfTwo && kSmemBytes<80> <= kSmemOfTwo && kSmemBytes<96> <= kSmemOfTwo);
+static_assert(kSmemBytes<128> == 64 << 10);
 
 // Running maximum (of unscaled scores) and this lane's share of the row sums, for rows g and g + 8 of each 16
 struct RowState {
