@@ -17,10 +17,10 @@ root=$(realpath -m "${ROOTS:-build/roots}")/$suite
 
 # What needs another distribution's keys installs them.
 command -v debootstrap > /dev/null || apt-get install -y -qq --no-install-recommends debootstrap
-components=main
+components=main,contrib,non-free
 case $suite in
   focal | jammy | noble)
-    components=main,universe
+    components=main,universe,multiverse
     [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || apt-get install -y -qq --no-install-recommends ubuntu-keyring
     ;;
 esac
