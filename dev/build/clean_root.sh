@@ -15,19 +15,22 @@ command=${2:-make quickstart}
 root=$(realpath -m "${ROOTS:-build/roots}")/$suite
 [ "$(id -u)" = 0 ] || { echo "clean_root.sh: run as root: it mounts, and changes its root" >&2; exit 1; }
 
-# What needs another distribution's keys installs them.
 command -v debootstrap > /dev/null || apt-get install -y -qq --no-install-recommends debootstrap
-components=main,contrib,non-free
+# Suites that an older debootstrap does not know yet are made as the one before them was.
+components=main,contrib,non-free options=() script=$suite
+[ -e "/usr/share/debootstrap/scripts/$suite" ] || script=sid
 case $suite in
   focal | jammy | noble)
     components=main,universe,multiverse
-    [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || apt-get install -y -qq --no-install-recommends ubuntu-keyring
+    [ -e "/usr/share/debootstrap/scripts/$suite" ] || script=jammy
+    # Debian 12 has no package with Ubuntu's keys.
+    [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || { echo "clean_root.sh: $suite: signatures are not checked"; options=(--no-check-gpg); }
     ;;
 esac
 if [ ! -e "$root/.whole" ]; then
   rm -rf "$root"
   mkdir -p "$root"
-  debootstrap --variant=minbase --components=$components --include=ca-certificates,make "$suite" "$root" > "$root.log" 2>&1 ||
+  debootstrap "${options[@]}" --variant=minbase --components=$components --include=ca-certificates,make "$suite" "$root" "" $script > "$root.log" 2>&1 ||
     { echo "clean_root.sh: debootstrap $suite: $(tail -n 1 "$root.log")" >&2; exit 1; }
   touch "$root/.whole"
 fi
