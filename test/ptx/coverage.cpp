@@ -111,8 +111,8 @@ void write_reports() {
             for (const auto& [name, k] : m->kernels)
                 for (const Inst& i : k->code)
                     if (i.executed)
-                        fprintf(out, "%s\t%d\t%s\t%s\n", name.c_str(), i.line, k->demangled().c_str(),
-                                m->line_of_text(i.line).c_str());
+                        fprintf(out, "%s\t%d\t%s\t%s\t%s:%d\n", name.c_str(), i.line, k->demangled().c_str(),
+                                m->line_of_text(i.line).c_str(), m->file(i.source_file).c_str(), i.source_line);
         fclose(out);
     }
     if (const char* path = getenv("PTX_COVERAGE")) {

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <sstream>
 
 #include "test/ptx/coverage.h"
 #include "test/ptx/flips.h"
@@ -52,19 +53,22 @@ int read_arch() {
     return major * 10 + minor;
 }
 
-// PTX_EDIT=kernel<tab>line<tab>new text: a mutant. The line is of the PTX text, the kernel a mangled name in it.
-std::string edited(const std::string& text) {
-    const char* const spec = getenv("PTX_EDIT");
-    if (!spec) return text;
-    const std::string e = spec;
-    const size_t tab = e.find('\t'), second = e.find('\t', tab + 1);
-    if (second == std::string::npos) throw std::runtime_error("PTX_EDIT is not kernel<tab>line<tab>text");
-    if (text.find(e.substr(0, tab) + "(") == std::string::npos) return text;
-    size_t begin = 0;
-    for (int line = atoi(e.c_str() + tab); line > 1 && begin < text.size(); line--) begin = text.find('\n', begin) + 1;
-    const size_t end = text.find('\n', begin);
-    fprintf(stderr, "ptx: edited: %s -> %s\n", text.substr(begin, end - begin).c_str(), e.c_str() + second + 1);
-    return text.substr(0, begin) + e.substr(second + 1) + text.substr(end);
+// PTX_EDIT=kernel<tab>line<tab>new text: a mutant. The line is of the PTX text, the kernel a mangled name in it. Several
+// edits stand on a line each.
+std::string edited(std::string text) {
+    std::istringstream edits(getenv("PTX_EDIT") ? getenv("PTX_EDIT") : "");
+    for (std::string e; std::getline(edits, e);) {
+        const size_t tab = e.find('\t'), second = e.find('\t', tab + 1);
+        if (second == std::string::npos) throw std::runtime_error("PTX_EDIT is not kernel<tab>line<tab>text");
+        if (text.find(e.substr(0, tab) + "(") == std::string::npos) continue;
+        size_t begin = 0;
+        for (int line = atoi(e.c_str() + tab); line > 1 && begin < text.size(); line--)
+            begin = text.find('\n', begin) + 1;
+        const size_t end = text.find('\n', begin);
+        fprintf(stderr, "ptx: edited: %s -> %s\n", text.substr(begin, end - begin).c_str(), e.c_str() + second + 1);
+        text = text.substr(0, begin) + e.substr(second + 1) + text.substr(end);
+    }
+    return text;
 }
 
 // As the driver chooses: PTX of exactly this architecture with its own features (sm_90a), or the newest not newer.
