@@ -53,8 +53,8 @@ int read_arch() {
     return major * 10 + minor;
 }
 
-// PTX_EDIT=kernel<tab>line<tab>new text: a mutant. The line is of the PTX text, the kernel a mangled name in it. Several
-// edits stand on a line each.
+// PTX_EDIT=kernel<tab>line<tab>new text: a mutant. The line is of the PTX text, the kernel a mangled name in it.
+// Several edits: one on a line.
 std::string edited(std::string text) {
     std::istringstream edits(getenv("PTX_EDIT") ? getenv("PTX_EDIT") : "");
     for (std::string e; std::getline(edits, e);) {
