@@ -97,10 +97,12 @@ CPP_SOURCES := $(sort $(foreach room,kernels comm zero llama,$(wildcard $(room)/
 CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
 
 # A source spends two thirds of its compilation on headers, so PARTS neighbours of a room are compiled as one: build/parts/*.cpp
-# include them. Names must therefore differ within a room, in unnamed namespaces too. PARTS=1: every source by itself.
-# The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML, or the commit.
+# include them, of the unit tests too. Names must therefore differ within a room, in unnamed namespaces too. PARTS=1: every source by
+# itself. The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML, or the
+# commit, and tests that define macros for the headers that they include.
 PARTS ?= 8
-ALONE := $(filter kernels/%,$(CPP_SOURCES)) llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp
+ALONE := $(filter kernels/%,$(CPP_SOURCES)) llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp \
+         test/kernels/test_cpu_ops.cpp test/kernels/test_fp8.cpp
 # part(name, sources): build/parts/NAME.cpp; parts(name, sources, count so far): those of a room
 define part
 PART_NAMES += $(1)
@@ -111,6 +113,8 @@ parts = $(if $(2),$(eval $(call part,$(1)_$(words $(3)),$(wordlist 1,$(PARTS),$(
 PART_NAMES :=
 ROOMS := $(sort $(patsubst %/,%,$(dir $(filter-out $(ALONE),$(CPP_SOURCES)))))
 $(foreach room,$(ROOMS),$(call parts,$(subst /,_,$(room)),$(filter-out $(ALONE),$(wildcard $(room)/*.cpp)),x))
+$(foreach room,$(filter-out test/simt/,$(sort $(dir $(wildcard test/*/test_*.cpp)))),$(call parts,$(subst /,_,$(room:/=)),\
+    $(filter-out $(ALONE),$(sort $(wildcard $(room)test_*.cpp))),x))
 $(PART_NAMES:%=$(BUILD)/parts/%.cpp): $(BUILD)/parts/%.cpp: FORCE
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(PART.$*) | cmp -s - $@ || printf '#include "%s"\n' $(PART.$*) > $@
@@ -168,7 +172,7 @@ $(OBJ)/%.cu.o: %.cu Makefile $(ARCHES_STAMP)
 $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
 # Where no loop is hot, compiling fast counts: flags, files and reports, and the tests. Bits do not depend on it.
-$(foreach room,train report model parallel plan,$(OBJ)/llama/$(room)/%.o $(OBJ)/parts/llama_$(room)_%.o) $(OBJ)/test/%.o: BASE_CXXFLAGS += -O1
+$(foreach room,train report model parallel plan,$(OBJ)/llama/$(room)/%.o $(OBJ)/parts/llama_$(room)_%.o) $(OBJ)/test/%.o $(OBJ)/parts/test_%.o: BASE_CXXFLAGS += -O1
 $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: BASE_CXXFLAGS += -O0
 
 # The commit is known at run time from this one file, rebuilt when it changes.
@@ -186,7 +190,7 @@ GTEST := -lgtest_main -lgtest
 UNIT_SOURCES   := $(filter-out test/simt/%,$(sort $(wildcard test/*/test_*.cpp)))
 MPI_TESTS      := $(sort $(wildcard test/*/mpi_*.cpp))
 KERNEL_TESTS   := $(sort $(wildcard test/*/kernel_*.cpp))
-UNIT_OBJECTS   := $(UNIT_SOURCES:%.cpp=$(OBJ)/%.o)
+UNIT_OBJECTS   := $(call objects_of,$(OBJ),$(UNIT_SOURCES))
 MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
 KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
 

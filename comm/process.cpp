@@ -254,7 +254,7 @@ void Process::finish(int code) {
                               std::fflush(stdout);
                               leaving_ = true;
                               mpi_leave();
-                              // Connections stay until all have left: else Hydra may fail at a rank that goes on.
+                              // Connections stay until all have left: else Hydra may fail at a rank that continues.
                               std::this_thread::sleep_for(std::chrono::seconds(3));
                               _exit(code);
                           });

@@ -207,7 +207,7 @@ void VirtualNet::post(Team& team, int place, const Message& m, Ticks time, const
 // ---- between the fibers ---------------------------------------------------------------------------------------------
 
 std::string VirtualNet::next_happening() {
-    if (happenings_.empty()) return "no rank can go on:" + one_sided();
+    if (happenings_.empty()) return "no rank can continue:" + one_sided();
     const Happening h = happenings_.top();
     happenings_.pop();
     if (h.arrival)

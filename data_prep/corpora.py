@@ -349,7 +349,7 @@ class TextCorpus(Corpus):
     def _head_and_tail(self, path):
         size = os.path.getsize(path)
         cut = size - int(size * self.val_fraction)
-        with open(path, "rb") as f:  # move the cut behind the end of its line
+        with open(path, "rb") as f:  # move the cut past the end of its line
             f.seek(cut)
             cut = min(cut + len(f.readline(PIECE_BYTES)), size) if cut < size else size
         if cut == size and self.val_fraction > 0:  # one line

@@ -372,7 +372,7 @@ def prepare_text(args, corpus):
     if out.state:
         encoder = load_saved_encoder(out.path, args.tokenizer, state["eot"])
         if not args.quiet:
-            print(f"going on after {state['documents']} documents", file=sys.stderr)
+            print(f"resuming after {state['documents']} documents", file=sys.stderr)
     else:
         if args.tokenizer.startswith("bpe:") and not args.quiet:
             print(

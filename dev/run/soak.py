@@ -155,7 +155,7 @@ class Round:
                     ("kill -9 of the launcher", "launcher", signal.SIGKILL),
                     ("kill -9 of the launcher's proxy", "proxy", signal.SIGKILL),
                     ("a rank is stopped", "rank", signal.SIGSTOP),
-                    ("the job is stopped and goes on", "job", signal.SIGSTOP),
+                    ("the job is stopped and continues", "job", signal.SIGSTOP),
                     ("SIGTERM to the launcher", "launcher", signal.SIGTERM),
                     ("SIGUSR1 to the launcher", "launcher", signal.SIGUSR1),
                     ("SIGINT to the launcher", "launcher", signal.SIGINT),

@@ -71,7 +71,7 @@ static std::string toml_value(const std::string& value, bool is_switch) {
 std::string run_config(const Trainer& t) {
     const TrainOptions& o = t.options;
     const int ranks = t.core->mesh.world().size;
-    std::string text = "# A run of train_llama: every flag as it was resolved; those behind # are defaults.\n";
+    std::string text = "# A run of train_llama: every flag as it was resolved; those after # are defaults.\n";
     text += "#   train_llama --config THIS --out NEW   does the same once more\n";
     text += "# command: " + command_text(o.arguments) + "\n";
     text += format("# commit:  %s, ringzero %s\n", build_commit(), version());

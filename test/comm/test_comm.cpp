@@ -21,11 +21,10 @@
 #include "comm/process.h"
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
+#include "test/kernels/cpu_device.h"
 
 namespace rz {
 namespace {
-
-const Device kCpu{DeviceKind::cpu, 0};
 
 // Sums of these are exact in any order.
 float value(int rank, int64_t i) { return float((i * 5 + rank * 11) % 23 - 11); }

@@ -8,14 +8,13 @@
 
 #include "comm/loopback.h"
 #include "comm/mesh.h"
+#include "test/kernels/cpu_device.h"
 
 namespace rz {
 namespace {
 
-const Device kCpu{DeviceKind::cpu, 0};
-
 // Of many magnitudes: nearly every sum of three rounds, and another order gives other bits.
-float value(int rank, int64_t i) {
+float rough(int rank, int64_t i) {
     uint64_t x = (uint64_t(rank) << 40 | uint64_t(i)) * 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9u;
     x ^= x >> 32;
@@ -30,7 +29,7 @@ float two_sums(const std::vector<std::vector<int>>& nodes, int64_t i, DType wire
     for (size_t m = 0; m < nodes.size(); ++m) {
         float row = 0;
         for (size_t l = 0; l < nodes[m].size(); ++l)
-            row = l ? row + rounded(value(nodes[m][l], i), wire) : rounded(value(nodes[m][l], i), wire);
+            row = l ? row + rounded(rough(nodes[m][l], i), wire) : rounded(rough(nodes[m][l], i), wire);
         if (nodes.size() > 1) row = rounded(row, wire);  // it travels
         sum = m ? sum + row : row;
     }
@@ -86,7 +85,7 @@ void expect_two_sums(Algorithm how, int P, int L, int64_t step) {
                 std::vector<float> memory(static_cast<size_t>(n)), sum(size_t(own_n), NAN), all(size_t(n), NAN);
                 const std::span in(shared ? reinterpret_cast<float*>(shared->part(hier.shared_rank())) : memory.data(),
                                    size_t(n));
-                for (int64_t i = 0; i < n; ++i) in[size_t(i)] = value(rank, i);
+                for (int64_t i = 0; i < n; ++i) in[size_t(i)] = rough(rank, i);
                 const std::vector<float> before(in.begin(), in.end());
                 hier.reduce_scatter(mesh.stream(), {.out = sum.data(),
                                                     .in = in.data(),

@@ -17,6 +17,8 @@
 
 namespace rz::test {
 
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
 using Doubles = std::vector<double>;
 
 // Largest relative error of one rounding to t.

@@ -14,8 +14,6 @@ class AttentionRanges : public testing::TestWithParam<SimdLevel> {
 INSTANTIATE_TEST_SUITE_P(Simd, AttentionRanges, testing::ValuesIn(simd_levels()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-
 // Documents of these lengths, one after the other, in every batch row
 std::vector<int32_t> starts(const std::vector<int64_t>& lengths, int64_t B) {
     std::vector<int32_t> row, all;

@@ -31,8 +31,6 @@ class CpuOps : public testing::TestWithParam<SimdLevel> {
 INSTANTIATE_TEST_SUITE_P(Simd, CpuOps, testing::ValuesIn(simd_levels()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-
 // ---- the same bits for any number of threads ------------------------------------------------------------------------
 
 // What `op` returns must not change with the number of OpenMP threads; more of them than cores come into it too.

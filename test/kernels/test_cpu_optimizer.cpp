@@ -10,8 +10,6 @@
 namespace rz::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-
 class CpuOptimizer : public testing::TestWithParam<SimdLevel> {
     AtSimdLevel level_{GetParam()};
 };

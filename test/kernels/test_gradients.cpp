@@ -18,8 +18,6 @@ class Gradients : public testing::TestWithParam<SimdLevel> {
 INSTANTIATE_TEST_SUITE_P(Simd, Gradients, testing::ValuesIn(simd_levels()),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
-
 // |error| <= roundings * 2^-24 * scale + one rounding of the result to dtype (and of what was there before, for +=)
 std::function<double(size_t)> tolerance(double roundings, double scale, DType stored, const Doubles& result) {
     return [=](size_t i) { return roundings * 0x1p-24 * scale + rounding_at(stored, result[i]); };

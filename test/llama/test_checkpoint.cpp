@@ -18,20 +18,12 @@
 #include "llama/model/hf.h"
 #include "llama/train/core.h"
 #include "llama/base/sum_hash.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Folder {
-    Folder() {
-        char name[] = "/tmp/rz_checkpoint_XXXXXX";
-        path = ::mkdtemp(name);
-    }
-    ~Folder() { fs::remove_all(path); }
-    std::string path;
-};
 
 void write_text(const std::string& path, const std::string& text) {
     fs::create_directories(fs::path(path).parent_path());
@@ -191,7 +183,7 @@ TEST(Manifest, DamagedBytesNeverCrash) {
 // ---- the folder ----
 
 TEST(CheckpointStore, CountsOnlyCompleteOnesAndCleansUp) {
-    Folder f;
+    TempFolder f;
     CheckpointStore store(f.path);
     EXPECT_TRUE(store.steps().empty());
     for (int64_t step : {20, 5, 100}) write_text(store.path(step) + "/manifest.json", "{}");
@@ -224,7 +216,7 @@ TEST(CheckpointStore, CountsOnlyCompleteOnesAndCleansUp) {
 }
 
 TEST(CheckpointStore, PublishReplacesInOneMove) {
-    Folder f;
+    TempFolder f;
     CheckpointStore store(f.path);
     write_text(store.temporary(3, "a") + "/manifest.json", "first");
     store.publish(3, "a");
@@ -238,7 +230,7 @@ TEST(CheckpointStore, PublishReplacesInOneMove) {
 
 // ---- save and load ----
 
-ModelConfig toy() {
+ModelConfig checkpoint_toy() {
     ModelConfig c;
     c.dim = 24, c.layers = 2, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 16;
     c.resolve();
@@ -248,7 +240,7 @@ ModelConfig toy() {
 // A state on one process; every array is full of its own values.
 struct State {
     explicit State(DType param, DType master = DType::f32, DType adam = DType::f32)
-        : core(toy(),
+        : core(checkpoint_toy(),
                {.zero = {.param_dtype = param,
                          .grad_dtype = param,
                          .wire_dtype = param,
@@ -315,7 +307,7 @@ struct Saved {
         return load_state(path, m, into.table, process, into.cpu, into.stream, into.zero, nullptr);
     }
     Process process;
-    Folder folder;
+    TempFolder folder;
     State state;
     std::unique_ptr<CheckpointWriter> writer;
 };
@@ -447,7 +439,7 @@ TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
 TEST(Checkpoint, AnotherModelsFilesAreRefused) {
     Saved saved(DType::f32);
     const std::string path = saved.save(5);
-    ModelConfig other = toy();
+    ModelConfig other = checkpoint_toy();
     other.ffn = 24;
     other.resolve();
     Mesh mesh(saved.state.cpu);

@@ -5,24 +5,15 @@
 #include "kernels/runtime/check.h"
 #include "llama/model/config.h"
 #include "llama/model/presets.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
 // The error's text, or "" if there was none.
-template <class F>
-std::string error_of(F&& f) {
-    try {
-        f();
-        return "";
-    } catch (const Error& e) {
-        return e.what();
-    }
-}
-
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-ModelConfig toy() {
+ModelConfig config_toy() {
     ModelConfig c;
     c.dim = 64, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.ffn = 96, c.vocab = 50;
     return c;
@@ -35,7 +26,7 @@ constexpr const char* kRequired =
 ModelConfig read(const std::string& more) {
     return config_from_json("{" + std::string(kRequired) + (more.empty() ? "" : "," + more) + "}", "c.json");
 }
-std::string refusal(const std::string& more) {
+std::string refusal_of_config(const std::string& more) {
     return error_of([&] { read(more); });
 }
 
@@ -89,7 +80,7 @@ TEST(Presets, EveryOneSurvivesConfigJson) {
 }
 
 TEST(Config, DerivesHeadDimAndKvHeads) {
-    ModelConfig c = toy();
+    ModelConfig c = config_toy();
     c.kv_heads = 0;
     c.resolve();
     EXPECT_EQ(c.head_dim, 16);
@@ -99,7 +90,7 @@ TEST(Config, DerivesHeadDimAndKvHeads) {
 
 TEST(Config, RefusalsNameTheFieldAndTheNearestValue) {
     const auto refused = [](auto&& change, const std::string& part) {
-        ModelConfig c = toy();
+        ModelConfig c = config_toy();
         change(c);
         const std::string e = error_of([&] { c.resolve(); });
         EXPECT_TRUE(contains(e, part)) << "got: " << e;
@@ -163,8 +154,8 @@ TEST(ConfigJson, ReadsRopeInBothForms) {
     }
     EXPECT_EQ(read(R"("rope_parameters":{"rope_type":"default","rope_theta":130000})").rope_theta, 130000);
     EXPECT_EQ(read(R"("rope_parameters":{"rope_type":"default"},"rope_theta":130000)").rope_theta, 130000);
-    EXPECT_TRUE(contains(refusal(R"("rope_theta":10000,)" + v5), "contradicts rope_theta"));
-    EXPECT_TRUE(contains(refusal(v4 + R"(,"rope_parameters":{"rope_type":"default","rope_theta":500000})"),
+    EXPECT_TRUE(contains(refusal_of_config(R"("rope_theta":10000,)" + v5), "contradicts rope_theta"));
+    EXPECT_TRUE(contains(refusal_of_config(v4 + R"(,"rope_parameters":{"rope_type":"default","rope_theta":500000})"),
                          "contradicts rope_scaling"));
 }
 
@@ -230,7 +221,7 @@ TEST(ConfigJson, RefusesByName) {
         {R"("use_cache":true,"use_cache":true)", "duplicate JSON key \"use_cache\""},
     };
     for (const auto& [text, part] : cases) {
-        const std::string e = refusal(text);
+        const std::string e = refusal_of_config(text);
         EXPECT_TRUE(contains(e, part)) << text << "\n  got: " << e;
         EXPECT_EQ(e.rfind("c.json: ", 0), 0u) << "an error names the file: " << e;
     }
@@ -247,7 +238,7 @@ TEST(ConfigJson, RefusesByName) {
 }
 
 TEST(ConfigJson, WritesTheFormBothMajorVersionsRead) {
-    ModelConfig c = toy();
+    ModelConfig c = config_toy();
     c.rope_scaling.factor = 8;
     c.eos = {3, 4};
     c.resolve();
@@ -260,7 +251,7 @@ TEST(ConfigJson, WritesTheFormBothMajorVersionsRead) {
 }
 
 TEST(Config, DifferencesNameFieldAndBothValues) {
-    ModelConfig a = toy(), b = toy();
+    ModelConfig a = config_toy(), b = config_toy();
     a.resolve(), b.resolve();
     EXPECT_EQ(differences(a, b, "run", "file"), "");
     b.layers = 3;

@@ -12,13 +12,12 @@
 #include "llama/parallel/context.h"
 #include "llama/train/core.h"
 #include "llama/train/plan_memory.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
-const Device kCpu{DeviceKind::cpu, 0};
-
-struct Case {
+struct ContextCase {
     int ranks;
     int64_t B, T, H, K, D;
     DType dtype;
@@ -43,14 +42,14 @@ float value(const Bytes& x, int64_t i, DType t) {
 
 // Whole sequences, (B, T) rows of packed q, k and v, and what attention makes of them on one rank
 struct Whole {
-    Case c;
+    ContextCase c;
     int64_t row = (c.H + 2 * c.K) * c.D, o_row = c.H * c.D, e = size_of(c.dtype);
     Bytes qkv = random_values(c.B * c.T * row, c.dtype, 1), d_o = random_values(c.B * c.T * o_row, c.dtype, 2);
     Bytes o = Bytes(d_o.size()), dqkv = Bytes(qkv.size());
     std::vector<float> lse = std::vector<float>(size_t(c.B * c.H * c.T));
     std::vector<int32_t> first_key;
 
-    explicit Whole(const Case& of) : c(of) {
+    explicit Whole(const ContextCase& of) : c(of) {
         for (int64_t b = 0; b < c.B && c.documents; ++b)
             for (int64_t t = 0; t < c.T; ++t)
                 first_key.push_back(int32_t(t < 5 ? 0 : t < c.T / 2 + b ? 5 : c.T / 2 + b));
@@ -95,14 +94,14 @@ struct Whole {
     }
 };
 
-class Context : public testing::TestWithParam<Case> {};
+class Context : public testing::TestWithParam<ContextCase> {};
 
 // A chunk of queries is a call with the keys up to its end, whose outputs and gradients of queries have the bits of the
 // whole call. The gradients of keys and values are the same terms in another order: up to T x H / K of them, each of
 // which errs by a rounding of the sum.
 TEST_P(Context, AttentionOfSharedSequencesIsThatOfWholeOnes) {
     const Whole w(GetParam());
-    const Case& c = w.c;
+    const ContextCase& c = w.c;
     LoopbackHub hub(c.ranks);
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.cp = c.ranks}});
@@ -168,15 +167,15 @@ TEST_P(Context, AttentionOfSharedSequencesIsThatOfWholeOnes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Context,
-                         testing::Values(Case{2, 1, 120, 2, 2, 8, DType::f32, false},
-                                         Case{2, 2, 256, 4, 2, 16, DType::f32, true},
-                                         Case{3, 2, 60, 2, 1, 8, DType::f32, true},
-                                         Case{4, 1, 256, 4, 1, 8, DType::bf16, false},
-                                         Case{4, 2, 64, 2, 1, 16, DType::bf16, true},
-                                         Case{2, 2, 256, 4, 2, 16, DType::f32, true, ContextExchange::ring},
-                                         Case{3, 2, 60, 2, 1, 8, DType::f32, false, ContextExchange::ring},
-                                         Case{4, 2, 64, 4, 2, 8, DType::f32, true, ContextExchange::ring},
-                                         Case{4, 1, 128, 2, 1, 16, DType::bf16, false, ContextExchange::ring}));
+                         testing::Values(ContextCase{2, 1, 120, 2, 2, 8, DType::f32, false},
+                                         ContextCase{2, 2, 256, 4, 2, 16, DType::f32, true},
+                                         ContextCase{3, 2, 60, 2, 1, 8, DType::f32, true},
+                                         ContextCase{4, 1, 256, 4, 1, 8, DType::bf16, false},
+                                         ContextCase{4, 2, 64, 2, 1, 16, DType::bf16, true},
+                                         ContextCase{2, 2, 256, 4, 2, 16, DType::f32, true, ContextExchange::ring},
+                                         ContextCase{3, 2, 60, 2, 1, 8, DType::f32, false, ContextExchange::ring},
+                                         ContextCase{4, 2, 64, 4, 2, 8, DType::f32, true, ContextExchange::ring},
+                                         ContextCase{4, 1, 128, 2, 1, 16, DType::bf16, false, ContextExchange::ring}));
 
 // Each token's loss of a model whose sequences `cp` ranks share, in the order of the whole batch.
 std::vector<float> losses_of_tokens(int cp, ContextExchange exchange) {

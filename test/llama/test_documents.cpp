@@ -10,11 +10,10 @@
 #include "kernels/embedding.h"
 #include "llama/data/documents.h"
 #include "llama/train/core.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
-
-const Device kCpu{DeviceKind::cpu, 0};
 
 struct Found {
     std::vector<int32_t> starts, positions;
@@ -72,7 +71,7 @@ TEST(Documents, WithoutABoundaryARowIsOne) {
     EXPECT_EQ(f.squares, 16);
 }
 
-ModelConfig toy() {
+ModelConfig document_toy() {
     ModelConfig c;
     c.dim = 24, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
     c.init_std = 0.2;
@@ -87,7 +86,7 @@ struct Summed {
     TrainingCore core;
 
     explicit Summed(Recompute recompute, DType dtype = DType::f32)
-        : core(toy(),
+        : core(document_toy(),
                {.zero = {.param_dtype = dtype, .grad_dtype = DType::f32},
                 .adamw = {},
                 .stage = {.B = kB, .T = kT, .recompute = recompute, .logits_bytes = 4096}},

@@ -16,29 +16,17 @@
 #include "llama/model/hf.h"
 #include "llama/model/weights.h"
 #include "llama/train/evaluate.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
-class TempFolder {
-   public:
-    TempFolder() { require(::mkdtemp(path_.data()) != nullptr, "can't make a folder: %m"); }
-    ~TempFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    const std::string& path() const { return path_; }
-
-   private:
-    std::string path_ = "/tmp/rz-eval-XXXXXX";
-};
-
-const std::string kGolden = "test/golden/eval";
+const std::string kEvalGolden = "test/golden/eval";
 const std::string kTasks = "hellaswag,arc_easy,piqa,winogrande,lambada,perplexity";
 
 // The toy model on one rank.
 struct Toy {
-    ModelConfig config = load_config(kGolden + "/plain");
+    ModelConfig config = load_config(kEvalGolden + "/plain");
     ParamTable table{config};
     RankContext context;
     Device device{DeviceKind::cpu, 0, &context};
@@ -47,7 +35,7 @@ struct Toy {
     std::optional<Model> model;
 
     Toy(int64_t B, int64_t T) {
-        load_weights(kGolden + "/plain", table, DType::f32, device, stream, parameters);
+        load_weights(kEvalGolden + "/plain", table, DType::f32, device, stream, parameters);
         model.emplace(config, table, StageOptions{.B = B, .T = T}, device, stream, parameters, nullptr);
     }
 };
@@ -59,7 +47,7 @@ struct Scored {
 
 Scored evaluate(Process& process, const std::string& tokenizer_folder, const std::string& tasks, int64_t batch) {
     const Tokenizer tokenizer = Tokenizer::load(tokenizer_folder);
-    const Evaluation evaluation(load_eval_tasks(kGolden, tasks, 0), tokenizer,
+    const Evaluation evaluation(load_eval_tasks(kEvalGolden, tasks, 0), tokenizer,
                                 {.max_length = 64, .bos = tokenizer.adds_bos()});
     Toy toy(batch, evaluation.longest());
     Scorer scorer(process, *toy.model, toy.device, toy.stream, {process.rank(), process.size()}, true, batch,
@@ -77,7 +65,7 @@ Scored evaluate(Process& process, const std::string& tokenizer_folder, const std
 
 Scored evaluate(const std::string& tokenizer_folder, const std::string& tasks = kTasks, int64_t batch = 4) {
     Process process;
-    return evaluate(process, kGolden + "/" + tokenizer_folder, tasks, batch);
+    return evaluate(process, kEvalGolden + "/" + tokenizer_folder, tasks, batch);
 }
 
 double metric(const Scored& run, const std::string& task, const std::string& name) {
@@ -92,7 +80,7 @@ class LmEval : public testing::TestWithParam<const char*> {};
 
 // Both sides compute in fp32 from the same weights: 1e-4 is what the harness promises between its own backends.
 TEST_P(LmEval, EveryRequestHasItsLogLikelihoodAndGreediness) {
-    const Json oracle = read_json(kGolden + "/" + GetParam() + ".json");
+    const Json oracle = read_json(kEvalGolden + "/" + GetParam() + ".json");
     const Scored run = evaluate(GetParam());
     for (const auto& [task, expected] : oracle["tasks"].items()) {
         std::vector<std::pair<double, double>> got;
@@ -119,7 +107,7 @@ TEST_P(LmEval, EveryRequestHasItsLogLikelihoodAndGreediness) {
 }
 
 TEST_P(LmEval, MetricsAreTheirs) {
-    const Json oracle = read_json(kGolden + "/" + GetParam() + ".json");
+    const Json oracle = read_json(kEvalGolden + "/" + GetParam() + ".json");
     const Scored run = evaluate(GetParam());
     int compared = 0;
     for (const auto& [task, expected] : oracle["tasks"].items())
@@ -152,16 +140,16 @@ Tokenizer pair_tokenizer() {
 
 std::vector<ScoreItem> items_of(const std::string& line, const Tokenizer& tokenizer, const EncodeOptions& options) {
     const TempFolder folder;
-    write_file_atomically(folder.path() + "/t.jsonl", line + "\n");
-    EvalTask task(folder.path(), "t");
+    write_file_atomically(folder.path + "/t.jsonl", line + "\n");
+    EvalTask task(folder.path, "t");
     task.encode(tokenizer, options);
     return task.items();
 }
 
 std::vector<Metric> metrics_of(const std::string& line, const std::vector<Score>& scores) {
     const TempFolder folder;
-    write_file_atomically(folder.path() + "/t.jsonl", line + "\n");
-    EvalTask task(folder.path(), "t");
+    write_file_atomically(folder.path + "/t.jsonl", line + "\n");
+    EvalTask task(folder.path, "t");
     task.encode(pair_tokenizer(), {.max_length = 100});
     return task.metrics(scores);
 }
@@ -268,7 +256,7 @@ TEST(EvalScores, AnyNumberOfRanksGivesTheSameBits) {
         hub.run([&](int rank) {
             Process process(hub, rank);
             process.run([&] {
-                runs[size_t(rank)] = evaluate(process, kGolden + "/bos", kTasks, 4);
+                runs[size_t(rank)] = evaluate(process, kEvalGolden + "/bos", kTasks, 4);
                 return 0;
             });
         });
@@ -281,20 +269,11 @@ TEST(EvalScores, AnyNumberOfRanksGivesTheSameBits) {
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
 
-std::string error_of(const std::function<void()>& f) {
-    try {
-        f();
-        return "";
-    } catch (const Error& e) {
-        return e.what();
-    }
-}
-
 TEST(EvalRefusals, NameFileLineAndRemedy) {
     const TempFolder folder;
     const auto of = [&](const std::string& lines) {
-        write_file_atomically(folder.path() + "/t.jsonl", lines);
-        return error_of([&] { EvalTask(folder.path(), "t"); });
+        write_file_atomically(folder.path + "/t.jsonl", lines);
+        return error_of([&] { EvalTask(folder.path, "t"); });
     };
     EXPECT_NE(of("").find("no example"), std::string::npos);
     EXPECT_NE(of("{\"context\": \"a\"}\n").find("t.jsonl:1"), std::string::npos);
@@ -304,8 +283,8 @@ TEST(EvalRefusals, NameFileLineAndRemedy) {
     EXPECT_NE(of("{\"context\": \"a\", \"continuation\": \"b\"}\n{\"text\": \"a\", \"words\": 1, \"bytes\": 1}\n")
                   .find("another kind"),
               std::string::npos);
-    EXPECT_NE(error_of([&] { load_eval_tasks(kGolden, "helaswag", 0); }).find("the folder has"), std::string::npos);
-    EXPECT_NE(error_of([&] { load_eval_tasks(kGolden, "piqa,piqa", 0); }).find("twice"), std::string::npos);
+    EXPECT_NE(error_of([&] { load_eval_tasks(kEvalGolden, "helaswag", 0); }).find("the folder has"), std::string::npos);
+    EXPECT_NE(error_of([&] { load_eval_tasks(kEvalGolden, "piqa,piqa", 0); }).find("twice"), std::string::npos);
     EXPECT_NE(error_of([&] {
                   items_of(R"({"context": "a", "continuation": "bbbbb"})", pair_tokenizer(), {.max_length = 3});
               }).find("--max-length"),

@@ -15,7 +15,7 @@
 namespace rz {
 namespace {
 
-std::string refusal(const std::string& text) {
+std::string refusal_of_faults(const std::string& text) {
     try {
         parse_faults(text);
     } catch (const Error& e) {
@@ -42,11 +42,11 @@ TEST(Fault, EveryFormOfTextIsRead) {
 }
 
 TEST(Fault, RefusesWithTheNearest) {
-    EXPECT_NE(refusal("stap").find("nearest: step"), std::string::npos);
-    EXPECT_NE(refusal("step:1:1:kil").find("nearest: kill"), std::string::npos);
+    EXPECT_NE(refusal_of_faults("stap").find("nearest: step"), std::string::npos);
+    EXPECT_NE(refusal_of_faults("step:1:1:kil").find("nearest: kill"), std::string::npos);
     for (const char* text : {"step:1:2:3", "step:kill:1", "step:1:0", "step:sleep", "step:sleep=", "step:kill=3",
                              "step:1+", "step,", "step:1:2:kill:stop"})
-        EXPECT_NE(refusal(text), "accepted") << text;
+        EXPECT_NE(refusal_of_faults(text), "accepted") << text;
 }
 
 TEST(Fault, HappensOnTheNthTimeOnItsRankOnly) {

@@ -9,30 +9,21 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/model/hf.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kGolden = "test/golden/model/";  // tests run in the repository's root
-
-template <class F>
-std::string error_of(F&& f) {
-    try {
-        f();
-        return "";
-    } catch (const Error& e) {
-        return e.what();
-    }
-}
+constexpr const char* kModelGolden = "test/golden/model/";  // tests run in the repository's root
 
 testing::AssertionResult says(const std::string& text, const std::string& part) {
     if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
     return testing::AssertionFailure() << "\"" << part << "\" is not in: " << text;
 }
 
-ModelConfig toy(bool tied) {
+ModelConfig hf_toy(bool tied) {
     ModelConfig c;
     c.dim = 16, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.ffn = 24, c.vocab = 19, c.tied = tied;
     c.resolve();
@@ -118,7 +109,7 @@ TEST_F(HfTest, SaveAndLoadGiveTheSameBits) {
     for (const bool tied : {false, true})
         for (const DType stored : {DType::f32, DType::bf16, DType::f16})
             for (const DType wanted : {DType::f32, DType::bf16, DType::f16}) {
-                const ModelConfig c = toy(tied);
+                const ModelConfig c = hf_toy(tied);
                 const std::string folder = save(c, stored);
                 const ModelConfig back = load_config(resolve_model(folder));
                 EXPECT_EQ(differences(c, back, "saved", "loaded"), "");
@@ -132,7 +123,7 @@ TEST_F(HfTest, SaveAndLoadGiveTheSameBits) {
 
 TEST_F(HfTest, LoadAndExportOfTransformersFilesKeepEveryByte) {
     for (const char* name : {"gqa", "tied", "llama3_rope"}) {
-        const std::string source = std::string(kGolden) + name;
+        const std::string source = std::string(kModelGolden) + name;
         const ModelConfig c = load_config(source);
         const ParamTable table(c);
         const HfWeights weights(source, table);
@@ -156,7 +147,7 @@ TEST_F(HfTest, LoadAndExportOfTransformersFilesKeepEveryByte) {
 }
 
 TEST_F(HfTest, ReadsPartOfATensorAndRefusesToReadPastIt) {
-    const ModelConfig c = toy(false);
+    const ModelConfig c = hf_toy(false);
     const std::string folder = save(c, DType::bf16);
     const ParamTable table(c);
     const HfWeights weights(folder, table);
@@ -168,7 +159,7 @@ TEST_F(HfTest, ReadsPartOfATensorAndRefusesToReadPastIt) {
 }
 
 TEST_F(HfTest, ListsEverythingThatIsWrong) {
-    const ModelConfig c = toy(false);
+    const ModelConfig c = hf_toy(false);
     const ParamTable table(c);
     std::vector<Part> parts = parts_of(table);
     std::erase_if(parts, [](const Part& p) { return p.spec.name == "model.layers.1.mlp.up_proj.weight"; });
@@ -186,7 +177,7 @@ TEST_F(HfTest, ListsEverythingThatIsWrong) {
 }
 
 TEST_F(HfTest, AcceptsMixedTypesAndOldFrequencies) {
-    const ModelConfig c = toy(false);
+    const ModelConfig c = hf_toy(false);
     const ParamTable table(c);
     std::vector<Part> parts = parts_of(table, "BF16");
     for (Part& p : parts)
@@ -201,7 +192,7 @@ TEST_F(HfTest, AcceptsMixedTypesAndOldFrequencies) {
 }
 
 TEST_F(HfTest, TiedModelMayCarryItsHead) {
-    const ModelConfig c = toy(true);
+    const ModelConfig c = hf_toy(true);
     const ParamTable table(c);
     std::vector<Part> parts = parts_of(table);
     parts.push_back({{"lm_head.weight", "F32", {19, 16}}, &table.embedding()});
@@ -212,8 +203,8 @@ TEST_F(HfTest, TiedModelMayCarryItsHead) {
     EXPECT_TRUE(says(other.warnings()[0], "lm_head.weight differs"));
     expect_values(other, table, DType::f32);
     // Untied without a head is an error that says what may be meant.
-    const ParamTable untied(toy(false));
-    const std::string e = error_of([&] { HfWeights(path("m"), ParamTable(toy(false))); });
+    const ParamTable untied(hf_toy(false));
+    const std::string e = error_of([&] { HfWeights(path("m"), ParamTable(hf_toy(false))); });
     parts.pop_back();
     EXPECT_EQ(e, "") << "it has a head";
     EXPECT_TRUE(
@@ -222,7 +213,7 @@ TEST_F(HfTest, TiedModelMayCarryItsHead) {
 
 class HfShards : public HfTest {
    protected:
-    HfShards() : config_(toy(false)), table_(config_), parts_(parts_of(table_, "BF16")) {
+    HfShards() : config_(hf_toy(false)), table_(config_), parts_(parts_of(table_, "BF16")) {
         make_folder(path("s"));
         for (size_t i = 0; i < parts_.size(); ++i) {
             map_[parts_[i].spec.name] = i < 8 ? "model-00001-of-00002.safetensors" : "model-00002-of-00002.safetensors";
@@ -280,7 +271,7 @@ TEST_F(HfShards, TensorTheShardDoesNotHaveIsNamed) {
 TEST_F(HfTest, ExportRefusesAFolderWithShards) {
     make_folder(path("model"));
     write_file_atomically(path("model/model.safetensors.index.json"), "{}");
-    EXPECT_TRUE(says(error_of([&] { save(toy(false), DType::f32); }), "choose another folder"));
+    EXPECT_TRUE(says(error_of([&] { save(hf_toy(false), DType::f32); }), "choose another folder"));
 }
 
 TEST_F(HfTest, ExportCopiesTokenizerFiles) {
@@ -288,7 +279,7 @@ TEST_F(HfTest, ExportCopiesTokenizerFiles) {
     write_file_atomically(path("tok/tokenizer.json"), "{1}");
     write_file_atomically(path("tok/generation_config.json"), "{2}");
     write_file_atomically(path("tok/other.txt"), "3");
-    const ModelConfig c = toy(false);
+    const ModelConfig c = hf_toy(false);
     const ParamTable table(c);
     const auto zeros = [](const Tensor&, int64_t, int64_t n, void* out) { std::memset(out, 0, size_t(n) * 4); };
     save_model(path("out"), c, table, DType::f32, zeros, path("tok/tokenizer.json"));
@@ -300,12 +291,12 @@ TEST_F(HfTest, ExportCopiesTokenizerFiles) {
 }
 
 TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
-    const std::string model = save(toy(false), DType::f32);
+    const std::string model = save(hf_toy(false), DType::f32);
     for (const char* name : {"tokenizer.json", "chat_template.jinja", "special_tokens_map.json", "LICENSE",
                              "pytorch_model.bin", ".hidden", "manifest.json"})
         write_file_atomically(model + "/" + name, name);
     write_file_atomically(model + "/generation_config.json", R"({"temperature": 0.6, "eos_token_id": [3]})");
-    ModelConfig c = toy(false);
+    ModelConfig c = hf_toy(false);
     c.bos = 1, c.eos = {2, 3};
     TokenizerFiles files = TokenizerFiles::beside_model(model);
     files.set_token_ids(c);
@@ -316,7 +307,7 @@ TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
                                         "special_tokens_map.json", "tokenizer.json"}));
     const std::string generation = read_file(path("out/generation_config.json"));
     EXPECT_TRUE(says(generation, "\"temperature\": 0.6"));
-    ModelConfig read = toy(false);
+    ModelConfig read = hf_toy(false);
     read_generation_config(path("out"), read);
     EXPECT_EQ(read.eos, c.eos);
     EXPECT_EQ(read.bos, 1);
@@ -342,17 +333,17 @@ TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
 
 TEST_F(HfTest, ALargerVocabularyKeepsTheOldRowsToTheBit) {
     for (const bool tied : {true, false}) {
-        const std::string model = save(toy(tied), DType::bf16, tied ? "tied" : "untied");
-        ModelConfig larger = toy(tied);
+        const std::string model = save(hf_toy(tied), DType::bf16, tied ? "tied" : "untied");
+        ModelConfig larger = hf_toy(tied);
         larger.vocab += 5;
         larger.resolve();
-        const ParamTable table(larger), old(toy(tied));
+        const ParamTable table(larger), old(hf_toy(tied));
         EXPECT_TRUE(says(error_of([&] { HfWeights(model, table); }), "wrong shape"));
         const uint64_t seed = 7, other = 8;
         const HfWeights weights(model, table, &seed), again(model, table, &seed), differently(model, table, &other);
         EXPECT_EQ(weights.warnings().size(), tied ? 1u : 2u);
         for (const Tensor* t : {&table.embedding(), &table.head()}) {
-            const int64_t kept = toy(tied).vocab * larger.dim;
+            const int64_t kept = hf_toy(tied).vocab * larger.dim;
             std::vector<float> all(size_t(t->size)), part(all), before(size_t(kept), 0.0f), noise(all);
             weights.read(*t, 0, t->size, DType::f32, all.data());
             HfWeights(model, old).read(*old.find(t->name), 0, kept, DType::f32, before.data());
@@ -365,9 +356,9 @@ TEST_F(HfTest, ALargerVocabularyKeepsTheOldRowsToTheBit) {
             double spread = 0;
             for (int64_t c = 0; c < larger.dim; ++c) {
                 double mean = 0;
-                for (int64_t r = 0; r < toy(tied).vocab; ++r) mean += before[size_t(r * larger.dim + c)];
-                mean /= double(toy(tied).vocab);
-                for (int64_t r = toy(tied).vocab; r < larger.vocab; ++r) {
+                for (int64_t r = 0; r < hf_toy(tied).vocab; ++r) mean += before[size_t(r * larger.dim + c)];
+                mean /= double(hf_toy(tied).vocab);
+                for (int64_t r = hf_toy(tied).vocab; r < larger.vocab; ++r) {
                     const double off = all[size_t(r * larger.dim + c)] - mean;
                     EXPECT_LT(std::abs(off), 6 * 0.01 * 126);  // values lie in [0, 251): their deviation is below 126
                     spread += std::abs(off);
@@ -392,7 +383,7 @@ class Resolve : public HfTest {
         make_folder(repo + "/snapshots/abc123");
         make_folder(repo + "/refs");
         write_file_atomically(repo + "/refs/main", "abc123\n");
-        write_file_atomically(repo + "/snapshots/abc123/config.json", config_to_json(toy(false), DType::f32));
+        write_file_atomically(repo + "/snapshots/abc123/config.json", config_to_json(hf_toy(false), DType::f32));
     }
     ~Resolve() override {
         for (const auto& [name, value] : saved_)
@@ -405,7 +396,7 @@ class Resolve : public HfTest {
 };
 
 TEST_F(Resolve, FoldersAndTheirFilesAreFound) {
-    const std::string folder = save(toy(false), DType::f32);
+    const std::string folder = save(hf_toy(false), DType::f32);
     EXPECT_EQ(resolve_model(folder), folder);
     EXPECT_EQ(resolve_model(folder + "/config.json"), folder);
     EXPECT_EQ(resolve_model(folder + "/model.safetensors"), folder);
@@ -457,7 +448,7 @@ TEST_F(HfTest, HugeTextFilesAreRefusedBeforeTheyAreRead) {
 TEST_F(HfTest, OldPickleFilesAreExplained) {
     make_folder(path("p"));
     write_file_atomically(path("p/pytorch_model.bin"), "");
-    EXPECT_TRUE(says(error_of([&] { HfWeights(path("p"), ParamTable(toy(true))); }), "save_pretrained"));
+    EXPECT_TRUE(says(error_of([&] { HfWeights(path("p"), ParamTable(hf_toy(true))); }), "save_pretrained"));
 }
 
 }  // namespace

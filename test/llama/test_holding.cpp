@@ -10,11 +10,10 @@
 #include "llama/model/hf.h"
 #include "llama/model/weights.h"
 #include "test/zero/zero_case.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
-
-const Device kCpu{DeviceKind::cpu, 0};
 
 // Units of stages: contiguous, and as schedules with two stages per rank have them.
 const std::vector<std::vector<std::vector<int>>> kStages = {

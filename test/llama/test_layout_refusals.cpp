@@ -24,7 +24,7 @@ TrainOptions flags() {
 }
 
 // "": it can run.
-std::string refusal(const TrainOptions& o, const ModelConfig& config, int ranks) {
+std::string refusal_of_layout(const TrainOptions& o, const ModelConfig& config, int ranks) {
     try {
         check_given(o);
         check_ranks(o, ranks);
@@ -38,7 +38,7 @@ std::string refusal(const TrainOptions& o, const ModelConfig& config, int ranks)
 struct Count {
     int run = 0, refused = 0;
     void add(const TrainOptions& o, const ModelConfig& config, int ranks, const std::string& how) {
-        const std::string why = refusal(o, config, ranks);
+        const std::string why = refusal_of_layout(o, config, ranks);
         (why.empty() ? run : refused) += 1;
         if (!why.empty()) {
             EXPECT_NE(why.find("nearest"), std::string::npos) << how << ": " << why;
@@ -87,7 +87,7 @@ TEST(LayoutRefusals, WhatDoesNotCutNamesTheNearest) {
         TrainOptions o = flags();
         o.pp_schedule.kind = PipelineKind::f1b1;
         ask(o);
-        const std::string why = refusal(o, model(), ranks);
+        const std::string why = refusal_of_layout(o, model(), ranks);
         EXPECT_NE(why.find(std::string("nearest: ") + nearest), std::string::npos) << nearest << ", not: " << why;
     };
     expect("--seq-len 20 or 30", 5, [](TrainOptions& o) { o.cp = 5; });

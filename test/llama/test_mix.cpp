@@ -8,6 +8,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/data/mix.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
@@ -67,15 +68,6 @@ TEST(Mix, SharesChangeAtTheirSampleAndKeepTheirCountsFromThere) {
     const MixPlan mix({{0, shares({"0.9", "0.1"})}, {100, shares({"0.25", "0.75"})}});
     EXPECT_EQ(mix.taken(100), (std::vector<int64_t>{90, 10}));
     EXPECT_EQ(mix.taken(200), (std::vector<int64_t>{115, 85}));
-}
-
-std::string error_of(const std::function<void()>& f) {
-    try {
-        f();
-        return "";
-    } catch (const Error& e) {
-        return e.what();
-    }
 }
 
 TEST(Mix, SharesThatDoNotSumToOneAreRefusedWithTheNearest) {

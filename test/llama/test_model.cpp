@@ -16,11 +16,10 @@
 #include "llama/base/safetensors.h"
 #include "llama/model/weights.h"
 #include "llama/train/core.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
-
-const Device kCpu{DeviceKind::cpu, 0};
 
 // A model on one CPU rank, with batches given as plain vectors.
 struct TestModel {
@@ -105,7 +104,7 @@ struct TestModel {
     }
 };
 
-ModelConfig toy(bool tied = false) {
+ModelConfig model_toy(bool tied = false) {
     ModelConfig c;
     c.dim = 24, c.layers = 2, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
     c.tied = tied;
@@ -115,23 +114,6 @@ ModelConfig toy(bool tied = false) {
 }
 
 // ---- Hugging Face's numbers ---------------------------------------------------------------------------------------
-
-std::vector<float> stored(const Safetensors& file, const std::string& name) {
-    const StoredTensor* t = file.find(name);
-    EXPECT_NE(t, nullptr) << name;
-    std::vector<float> out(size_t(t->elements));
-    file.read(*t, 0, t->elements, DType::f32, out.data());
-    return out;
-}
-
-std::vector<int32_t> stored_ids(const Safetensors& file, const std::string& name) {
-    const StoredTensor* t = file.find(name);
-    EXPECT_NE(t, nullptr) << name;
-    EXPECT_EQ(t->type, "I32");
-    std::vector<int32_t> out(size_t(t->elements));
-    std::memcpy(out.data(), file.data(*t), out.size() * 4);
-    return out;
-}
 
 // Largest difference over the largest value: relative to the tensor's scale, since single elements may be sums that
 // cancel.
@@ -187,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden,
 
 TEST(Model, GradientsMatchCentralDifferences) {
     for (bool tied : {false, true}) {
-        TestModel m(toy(tied), 2, 7);
+        TestModel m(model_toy(tied), 2, 7);
         initialise_weights(m.table, 5, m.stream, m.zero);
         const auto batch = m.random_batch(2, 7, 3);
         m.train(batch);
@@ -222,7 +204,7 @@ TEST(Model, GradientsMatchCentralDifferences) {
 }
 
 TEST(Model, ALaterTokenNeverChangesAnEarlierLogit) {
-    TestModel m(toy(), 1, 9);
+    TestModel m(model_toy(), 1, 9);
     initialise_weights(m.table, 5, m.stream, m.zero);
     auto batch = m.random_batch(1, 9, 4);
     const auto before = m.logits(batch);
@@ -238,7 +220,7 @@ TEST(Model, ALaterTokenNeverChangesAnEarlierLogit) {
 }
 
 TEST(Model, TiedHeadsGradientIsTheSumOfBothUses) {
-    TestModel tied(toy(true), 1, 8), untied(toy(false), 1, 8);
+    TestModel tied(model_toy(true), 1, 8), untied(model_toy(false), 1, 8);
     initialise_weights(tied.table, 5, tied.stream, tied.zero);
     tied.stream.synchronize();
     for (const Tensor& t : untied.table.tensors()) {
@@ -262,7 +244,7 @@ TEST(Model, OverfitsOneBatch) {
     for (DType dtype : {DType::f32, DType::bf16}) {
         AdamWOptions adamw;
         adamw.weight_decay = 0;
-        TestModel m(toy(), 2, 16, dtype, Recompute::none, adamw);
+        TestModel m(model_toy(), 2, 16, dtype, Recompute::none, adamw);
         initialise_weights(m.table, 5, m.stream, m.zero);
         const auto batch = m.random_batch(2, 16, 8);
         const double first = m.train(batch);
@@ -278,7 +260,7 @@ TEST(Model, OverfitsOneBatch) {
 }
 
 std::vector<float> weights_after(int steps, Recompute recompute, DType dtype) {
-    TestModel m(toy(), 2, 11, dtype, recompute);
+    TestModel m(model_toy(), 2, 11, dtype, recompute);
     initialise_weights(m.table, 9, m.stream, m.zero);
     for (int s = 1; s <= steps; ++s) {
         m.train(m.random_batch(2, 11, unsigned(s)));
@@ -300,7 +282,7 @@ TEST(Model, SameSeedSameBitsAndRecomputationChangesNone) {
 }
 
 TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
-    TestModel m(toy(), 1, 8);
+    TestModel m(model_toy(), 1, 8);
     initialise_weights(m.table, 5, m.stream, m.zero);
     m.train(m.random_batch(1, 8, 1));
     m.step(1e-3f, 1);
@@ -320,7 +302,7 @@ TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
 
 TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
     for (bool tied : {false, true}) {
-        TestModel m(toy(tied), 1, 20);
+        TestModel m(model_toy(tied), 1, 20);
         initialise_weights(m.table, 5, m.stream, m.zero);
         const auto batch = m.random_batch(1, 20, 2);
         const auto all = m.logits(batch);
@@ -339,7 +321,7 @@ TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
 
 // In chunks and token by token, on every rank, with parameters whole and sharded.
 TEST(Generate, APipelinesLogitsAreThoseOfOneRankToTheBit) {
-    ModelConfig config = toy(false);
+    ModelConfig config = model_toy(false);
     config.layers = 6;
     config.resolve();
     std::vector<int32_t> prompt;

@@ -174,7 +174,7 @@ TEST(Options, TypesThatAreNotGivenFollowThoseThatAre) {
     EXPECT_EQ(training({"--grad-dtype", "fp32", "--wire-dtype", "bf16"}).gradient_wire_dtype(), DType::bf16);
 }
 
-std::string refusal(const std::vector<std::string>& flags) {
+std::string refusal_of_flags(const std::vector<std::string>& flags) {
     try {
         check_ranks(training(flags), 1);
     } catch (const Error& e) {
@@ -203,14 +203,14 @@ TEST(Options, LossScaleIsFp16sAndAPowerOfTwo) {
         EXPECT_EQ(parse({"--dtype", "fp16", "--loss-scale", value}, &said), 2);
         EXPECT_NE(said.find(answer), std::string::npos) << said;
     }
-    EXPECT_EQ(refusal({"--dtype", "bf16", "--loss-scale", "dynamic"}),
+    EXPECT_EQ(refusal_of_flags({"--dtype", "bf16", "--loss-scale", "dynamic"}),
               "--loss-scale dynamic: --dtype bf16 needs none\n  nearest: leave it out, or --dtype fp16");
-    EXPECT_NE(
-        refusal({"--dtype", "fp16", "--loss-scale", "8", "--loss-scale-window", "9"}).find("--loss-scale dynamic"),
-        std::string::npos);
-    EXPECT_NE(refusal({"--dtype", "fp16", "--grad-dtype", "bf16"}).find("nearest: --grad-dtype fp32"),
+    EXPECT_NE(refusal_of_flags({"--dtype", "fp16", "--loss-scale", "8", "--loss-scale-window", "9"})
+                  .find("--loss-scale dynamic"),
               std::string::npos);
-    EXPECT_EQ(refusal({"--dtype", "fp16", "--grad-dtype", "fp32", "--loss-scale", "dynamic"}), "");
+    EXPECT_NE(refusal_of_flags({"--dtype", "fp16", "--grad-dtype", "bf16"}).find("nearest: --grad-dtype fp32"),
+              std::string::npos);
+    EXPECT_EQ(refusal_of_flags({"--dtype", "fp16", "--grad-dtype", "fp32", "--loss-scale", "dynamic"}), "");
 }
 
 TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {

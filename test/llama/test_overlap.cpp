@@ -27,7 +27,7 @@ NetMachine wires(int ranks) {
 
 // ---- the ring -------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kB = 2, kChunk = 32, kHeads = 4, kKvHeads = 2, kD = 16;
+constexpr int64_t kBatch = 2, kChunk = 32, kHeads = 4, kKvHeads = 2, kD = 16;
 
 struct Passes {
     Ticks forward, backward, keys, gradients;  // the last two: of one hop
@@ -52,7 +52,7 @@ Passes attend(int ranks, ContextExchange exchange, Ticks pair) {
         Mesh mesh(net, rank, {.grid = {.cp = ranks}, .collectives = {.meter = &meter}});
         Stream compute(device, "compute");
         ContextParallel context(mesh, device,
-                                {.B = kB,
+                                {.B = kBatch,
                                  .T = 2 * ranks * kChunk,
                                  .heads = kHeads,
                                  .kv_heads = kKvHeads,
@@ -73,7 +73,7 @@ Passes attend(int ranks, ContextExchange exchange, Ticks pair) {
         }
         return compute.clock();
     });
-    const int64_t elements = kB * 2 * kChunk * 2 * kKvHeads * kD;
+    const int64_t elements = kBatch * 2 * kChunk * 2 * kKvHeads * kD;
     out.keys = ticks_of(elements * 2, machine.link_rate), out.gradients = ticks_of(elements * 4, machine.link_rate);
     return out;
 }

@@ -214,7 +214,7 @@ TEST(Pipeline, TimesAreThoseOfTheOtherSimulator) {
 // ---- every shape, text, refusals ------------------------------------------------------------------------------------
 
 template <class F>
-void for_each_schedule(const F& f) {
+void for_each_shape(const F& f) {
     for (Kind kind : pipeline_kinds())
         for (int P = 1; P <= 8; ++P)
             for (int M : {1, 2, 3, 4, 6, 8, 12, 16, 32})
@@ -224,7 +224,7 @@ void for_each_schedule(const F& f) {
 
 TEST(Pipeline, EveryScheduleIsRightAndReadsBackFromItsText) {
     int made = 0;
-    for_each_schedule([&](Kind kind, const PipelineSchedule& s) {
+    for_each_shape([&](Kind kind, const PipelineSchedule& s) {
         ASSERT_EQ(find_pipeline_error(s), "") << name_of(kind) << s.ranks << "," << s.micro_batches;
         ASSERT_EQ(parse_pipeline_csv(csv_of(s)), s) << name_of(kind);
         // Messages that block: only gpipe runs, and what has no neighbours.
@@ -290,7 +290,7 @@ TEST(Pipeline, RefusalsNameTheNearestShape) {
 }
 
 TEST(Pipeline, AWindowLimitsWhatIsInFlight) {
-    for_each_schedule([&](Kind kind, const PipelineSchedule& s) {
+    for_each_shape([&](Kind kind, const PipelineSchedule& s) {
         if (s.ranks > 4 || s.micro_batches > 8) return;
         const int64_t v = s.stages_per_rank();
         for (const int most : {1, 2, 3}) {
@@ -319,7 +319,7 @@ TEST(Pipeline, AWindowLimitsWhatIsInFlight) {
 
 TEST(Pipeline, CheckerRefusesEveryDroppedTask) {
     int mutants = 0;
-    for_each_schedule([&](Kind kind, const PipelineSchedule& good) {
+    for_each_shape([&](Kind kind, const PipelineSchedule& good) {
         if (good.ranks > 4 || good.micro_batches > 12) return;
         for (int r = 0; r < good.ranks; ++r)
             for (size_t at = 0; at < good.order[size_t(r)].size(); ++at)
@@ -339,7 +339,7 @@ TEST(Pipeline, CheckerRefusesEveryDroppedTask) {
 
 TEST(Pipeline, CheckerRefusesEverySwapOfNeighbouringMicroBatches) {
     int mutants = 0;
-    for_each_schedule([&](Kind kind, const PipelineSchedule& good) {
+    for_each_shape([&](Kind kind, const PipelineSchedule& good) {
         if (good.ranks > 4 || good.micro_batches > 8) return;
         for (int r = 0; r < good.ranks; ++r) {
             std::vector<Task*> tasks;

@@ -27,14 +27,14 @@ void expect_the_bits(const Outcome& got, const Outcome& want) {
 constexpr PipelineKind kOneCopy[] = {PipelineKind::gpipe, PipelineKind::f1b1, PipelineKind::interleaved,
                                      PipelineKind::zb_h1, PipelineKind::zb_v, PipelineKind::dualpipev};
 
-Layout deep(int layers) {
+Layout deep_layout(int layers) {
     Layout one{.config = toy(3), .B = 1, .micro_batches = 12, .steps = kSteps};
     one.config.layers = layers;
     return one;
 }
 
 TEST(PipelineBits, EveryScheduleHasTheBitsOfOneRank) {
-    const Layout one = deep(8);
+    const Layout one = deep_layout(8);
     const Outcome want = train(one);
     for (const int pp : {2, 3, 4})
         for (const PipelineKind kind : kOneCopy) {
@@ -47,7 +47,7 @@ TEST(PipelineBits, EveryScheduleHasTheBitsOfOneRank) {
 
 // Gradients are added in bf16, and rounded at each addition: the order shows at once.
 TEST(PipelineBits, InBf16TheSameOrderOfRoundings) {
-    Layout one = deep(6);
+    Layout one = deep_layout(6);
     one.zero.param_dtype = one.zero.grad_dtype = DType::bf16;
     const Outcome want = train(one);
     for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_v}) {
@@ -60,7 +60,7 @@ TEST(PipelineBits, InBf16TheSameOrderOfRoundings) {
 
 // Three data ranks, whose sums depend on their order, at every ZeRO stage.
 TEST(PipelineBits, EveryZeroStageHasTheBitsOfItsDataRanksAlone) {
-    Layout alone = deep(4);
+    Layout alone = deep_layout(4);
     alone.dp = 3, alone.B = 3, alone.micro_batches = 4;
     const Outcome want = train(alone);
     for (const int stage : {0, 1, 2, 3})

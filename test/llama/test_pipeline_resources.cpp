@@ -12,9 +12,9 @@ namespace rz {
 namespace {
 
 using Kind = PipelineKind;
-constexpr int64_t kB = 2, kT = 7, kN = kB * kT;
+constexpr int64_t kSequences = 2, kLength = 7, kTokens = kSequences * kLength;
 
-ModelConfig deep(bool tied = false) {
+ModelConfig deep_model(bool tied = false) {
     ModelConfig c;
     c.dim = 24, c.layers = 18, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37;
     c.max_seq_len = 16, c.tied = tied;
@@ -32,27 +32,27 @@ struct Layout {
 };
 
 // One rank of the job, after a step.
-struct Rank {
+struct PlannedStages {
     RankContext context;
     Device device{DeviceKind::planned, 0, &context};
     Mesh mesh;
     TrainingCore core;
     int64_t data_bytes = 0;  // that the step has sent on the data axis
 
-    Rank(const Layout& s, int rank)
+    PlannedStages(const Layout& s, int rank)
         : mesh(device, rank, s.pp * s.dp, PlannedLink{}, {.grid = {.pp = s.pp}}),
-          core(deep(s.tied),
+          core(deep_model(s.tied),
                {.zero = s.zero,
                 .adamw = {},
-                .stage = {.B = kB, .T = kT},
+                .stage = {.B = kSequences, .T = kLength},
                 .micro_batches = s.micro_batches,
                 .pipeline = {.schedule = {.kind = s.kind}, .gather = s.gather}},
                device, mesh) {
         const int64_t before = mesh.data().transport().bytes_sent();
-        const Buffer ids(Device{DeviceKind::planned}, 4 * (kN + 1), MemKind::data, "token ids");
+        const Buffer ids(Device{DeviceKind::planned}, 4 * (kTokens + 1), MemKind::data, "token ids");
         const int32_t* id = ids.as<int32_t>();
         core.model.run(core.program, {.pass = Pass::train, .grad_scale = 1},
-                       [&](int64_t) -> DeviceBatch { return {kB, kT, id, id, id, id, id, 5}; });
+                       [&](int64_t) -> DeviceBatch { return {kSequences, kLength, id, id, id, id, id, 5}; });
         core.zero.optimizer.gradient_norm();
         core.zero.optimizer.update(0, 1);
         data_bytes = mesh.data().transport().bytes_sent() - before;
@@ -66,11 +66,11 @@ const Kind kKinds[] = {Kind::gpipe, Kind::f1b1, Kind::interleaved, Kind::zb_h1, 
 // gradient: tensors of the width C, of the heads, of the FFN's two halves.
 int64_t block_forward(const ModelConfig& c, int64_t e) {
     const int64_t wide = 4 * c.dim + (c.heads + 2 * c.kv_heads) * c.head_dim + c.heads * c.head_dim + 2 * c.ffn;
-    return kN * (e * wide + 4 * (2 + c.heads));  // rstd of two norms, lse of each head: fp32
+    return kTokens * (e * wide + 4 * (2 + c.heads));  // rstd of two norms, lse of each head: fp32
 }
 int64_t block_pending(const ModelConfig& c, int64_t e) {
     const int64_t wide = 4 * c.dim + (c.heads + 2 * c.kv_heads) * c.head_dim + c.heads * c.head_dim + 3 * c.ffn;
-    return kN * e * wide + 2 * 4 * c.dim;  // dw of two norms: fp32
+    return kTokens * e * wide + 2 * 4 * c.dim;  // dw of two norms: fp32
 }
 
 TEST(PipelineResources, ActivationsAreTheSlotsTimesTheirBytes) {
@@ -82,7 +82,7 @@ TEST(PipelineResources, ActivationsAreTheSlotsTimesTheirBytes) {
                 for (int r = 0; r < pp; ++r) {
                     ZeroOptions zero;
                     zero.param_dtype = zero.grad_dtype = dtype;
-                    const Rank rank({kind, pp, M, 1, zero}, r);
+                    const PlannedStages rank({kind, pp, M, 1, zero}, r);
                     const ModelConfig& c = rank.core.config;
                     const int64_t e = size_of(dtype), last = c.layers + 1;
                     int64_t bytes = 0;
@@ -95,11 +95,12 @@ TEST(PipelineResources, ActivationsAreTheSlotsTimesTheirBytes) {
                         const bool first_stage = s.first_unit == 0, last_stage = s.last_unit == last;
                         const int64_t blocks = s.last_unit - s.first_unit + 1 - first_stage - last_stage;
                         // The residual stream's gradient, and what leaves the stage; or the final norm's three.
-                        const int64_t ends = kN * e * c.dim * (last_stage ? 3 : 2) + (last_stage ? 4 * kN : 0);
+                        const int64_t ends =
+                            kTokens * e * c.dim * (last_stage ? 3 : 2) + (last_stage ? 4 * kTokens : 0);
                         bytes += n.forward * (blocks * block_forward(c, e) + ends);
-                        bytes += n.weight * (blocks * block_pending(c, e) + (first_stage ? kN * e * c.dim : 0) +
+                        bytes += n.weight * (blocks * block_pending(c, e) + (first_stage ? kTokens * e * c.dim : 0) +
                                              (last_stage ? 4 * c.dim : 0));
-                        if (last_stage) bytes += 4 * kN;  // the losses of a micro-batch's tokens
+                        if (last_stage) bytes += 4 * kTokens;  // the losses of a micro-batch's tokens
                         slots += n.forward + n.weight;
                     }
                     EXPECT_EQ(rank.context.memory.peak(DeviceKind::planned, MemKind::activations), bytes) << r;
@@ -121,7 +122,7 @@ TEST(PipelineResources, EachLinkCarriesEachTensorOnce) {
     layouts.push_back({Kind::zb_v, 3, 6}), layouts.back().tied = true;
     for (const Layout& layout : layouts)
         for (int r = 0; r < layout.pp; ++r) {
-            const Rank rank(layout, r);
+            const PlannedStages rank(layout, r);
             const int pp = layout.pp;
             const PipelineSchedule& s = rank.core.plan->schedule;
             std::vector<int64_t> bytes(static_cast<size_t>(pp), 0);  // to each neighbour
@@ -129,8 +130,10 @@ TEST(PipelineResources, EachLinkCarriesEachTensorOnce) {
                 for (int stage = 0; stage + 1 < s.stages; ++stage) {
                     const int below = s.rank_of[size_t(stage)][size_t(m)],
                               above = s.rank_of[size_t(stage) + 1][size_t(m)];
-                    if (below == r && above != r) bytes[size_t(above)] += kN * rank.core.config.dim * 4;  // outputs
-                    if (above == r && below != r) bytes[size_t(below)] += kN * rank.core.config.dim * 4;  // gradients
+                    if (below == r && above != r)
+                        bytes[size_t(above)] += kTokens * rank.core.config.dim * 4;  // outputs
+                    if (above == r && below != r)
+                        bytes[size_t(below)] += kTokens * rank.core.config.dim * 4;  // gradients
                 }
             const auto units = unit_layouts(rank.core.table);
             int64_t copies = 0;
@@ -166,7 +169,7 @@ TEST(PipelineResources, TheDataAxisCarriesOwnUnitsOnceEachWay) {
             for (int r = 0; r < 2 * dp; ++r) {
                 ZeroOptions zero;
                 zero.stage = stage, zero.accumulate_locally = stage >= 2;
-                const Rank rank({kind, 2, 4, dp, zero}, r);
+                const PlannedStages rank({kind, 2, 4, dp, zero}, r);
                 const int member = rank.mesh.place(Axis::data).rank;
                 int64_t scatters = 0, gathers = 0;
                 std::vector<int64_t> blocks(dp + 1, 0);  // of the norm: where each member's begin
@@ -190,7 +193,7 @@ TEST(PipelineResources, GathersForEachUseAreTwoAMicroBatch) {
     for (int r = 0; r < 2 * dp; ++r) {
         ZeroOptions zero;
         zero.stage = 3, zero.accumulate_locally = true;
-        const Rank rank({Kind::f1b1, 2, M, dp, zero, GatherFor::op}, r);
+        const PlannedStages rank({Kind::f1b1, 2, M, dp, zero, GatherFor::op}, r);
         const int member = rank.mesh.place(Axis::data).rank;
         const auto units = unit_layouts(rank.core.table);
         int64_t bytes = 0;

@@ -9,17 +9,17 @@
 namespace rz {
 namespace {
 
-struct Case {
+struct ProgramCase {
     int blocks, micro_batches, prefetch;
     bool tied, sharded, reduce_each;
 };
 
-std::string name_of_case(const Case& c) {
+std::string name_of_case(const ProgramCase& c) {
     return format("%d blocks, %d micro-batches, prefetch %d%s%s%s", c.blocks, c.micro_batches, c.prefetch,
                   c.tied ? ", tied" : "", c.sharded ? ", sharded" : "", c.reduce_each ? ", reduce each" : "");
 }
 
-StepShape shape_of(const Case& c, bool trains = true) {
+StepShape shape_of(const ProgramCase& c, bool trains = true) {
     StepShape s;
     s.tied = c.tied, s.trains = trains, s.micro_batches = c.micro_batches;
     s.unit_bytes.assign(size_t(c.blocks) + 2, 3000);
@@ -30,8 +30,8 @@ StepShape shape_of(const Case& c, bool trains = true) {
     return s;
 }
 
-std::vector<Case> cases() {
-    std::vector<Case> all;
+std::vector<ProgramCase> cases() {
+    std::vector<ProgramCase> all;
     for (int blocks : {1, 2, 3, 5, 12})
         for (int micro_batches : {1, 2, 3})
             for (int prefetch : {0, 1, 2, 3, 5, 20})
@@ -48,7 +48,7 @@ std::vector<Case> cases() {
 // Forward and backward ask for a unit when they reach it; a direction says which units are prefetched; a pool has
 // 1 + prefetch memory slots of each size. Written from that description, without the passes under test.
 struct AskingModel {
-    Case c;
+    ProgramCase c;
     StepShape shape;
     std::vector<std::string> comm, compute;  // what is enqueued on each stream
     std::vector<bool> held;
@@ -56,7 +56,7 @@ struct AskingModel {
     int direction = +1;
     bool last_micro_batch = false;
 
-    explicit AskingModel(const Case& how) : c(how), shape(shape_of(how)), held(size_t(how.blocks) + 2) {}
+    explicit AskingModel(const ProgramCase& how) : c(how), shape(shape_of(how)), held(size_t(how.blocks) + 2) {}
     int last() const { return c.blocks + 1; }
     int64_t bytes(int u) const { return shape.unit_bytes[size_t(u)]; }
     bool room(int u) {
@@ -120,7 +120,7 @@ struct AskingModel {
 };
 
 TEST(StepProgram, EnqueuesInTheOrderOfAModelThatAsksForUnitsOneByOne) {
-    for (const Case& c : cases()) {
+    for (const ProgramCase& c : cases()) {
         AskingModel want(c);
         want.step();
         std::vector<std::string> comm, compute;
@@ -134,7 +134,8 @@ TEST(StepProgram, EnqueuesInTheOrderOfAModelThatAsksForUnitsOneByOne) {
 }
 
 TEST(StepProgram, OneBlockShardedInFull) {
-    const Case c{.blocks = 1, .micro_batches = 1, .prefetch = 1, .tied = false, .sharded = true, .reduce_each = true};
+    const ProgramCase c{
+        .blocks = 1, .micro_batches = 1, .prefetch = 1, .tied = false, .sharded = true, .reduce_each = true};
     std::string lines;
     for (const Instr& i : single_stage_program(shape_of(c)).code)
         lines += format("%s %d, ", name_of(i.what), i.first_unit);
@@ -144,7 +145,7 @@ TEST(StepProgram, OneBlockShardedInFull) {
 }
 
 TEST(StepProgram, WholeParametersAreNeitherGatheredNorReleased) {
-    for (const Case& c : cases()) {
+    for (const ProgramCase& c : cases()) {
         const Program p = single_stage_program(shape_of(c));
         const auto is = [](Do what) { return [what](const Instr& i) { return i.what == what; }; };
         const auto count = [&](Do what) { return std::count_if(p.code.begin(), p.code.end(), is(what)); };
@@ -157,7 +158,8 @@ TEST(StepProgram, WholeParametersAreNeitherGatheredNorReleased) {
 }
 
 TEST(StepProgram, PrefetchMayReachIntoTheNextMicroBatch) {
-    const Case c{.blocks = 2, .micro_batches = 2, .prefetch = 2, .tied = false, .sharded = true, .reduce_each = true};
+    const ProgramCase c{
+        .blocks = 2, .micro_batches = 2, .prefetch = 2, .tied = false, .sharded = true, .reduce_each = true};
     StepShape shape = shape_of(c);
     const auto gather_before = [&](int unit, int micro_batch, Do what, int at_unit) {
         const Program p = single_stage_program(shape);
@@ -177,7 +179,8 @@ TEST(StepProgram, PrefetchMayReachIntoTheNextMicroBatch) {
 }
 
 TEST(StepProgram, ForwardOnlyGathersAndReleasesEachUnit) {
-    const Case c{.blocks = 2, .micro_batches = 1, .prefetch = 1, .tied = true, .sharded = true, .reduce_each = false};
+    const ProgramCase c{
+        .blocks = 2, .micro_batches = 1, .prefetch = 1, .tied = true, .sharded = true, .reduce_each = false};
     const StepShape shape = shape_of(c, /*trains=*/false);
     const Program p = single_stage_program(shape);
     EXPECT_EQ(find_program_error(p, shape, 0), "");
@@ -191,7 +194,7 @@ TEST(StepProgram, ForwardOnlyGathersAndReleasesEachUnit) {
 // ---- the checker ----------------------------------------------------------------------------------------------------
 
 TEST(StepProgram, CheckerAcceptsEveryGeneratedProgram) {
-    for (const Case& c : cases())
+    for (const ProgramCase& c : cases())
         for (bool trains : {true, false}) {
             const StepShape shape = shape_of(c, trains);
             ASSERT_EQ(find_program_error(single_stage_program(shape), shape, 0), "") << name_of_case(c);
@@ -202,7 +205,7 @@ TEST(StepProgram, CheckerAcceptsEveryGeneratedProgram) {
 template <class Mutate>
 void expect_all_refused(const char* what, const Mutate& mutate) {
     int mutants = 0;
-    for (const Case& c : cases()) {
+    for (const ProgramCase& c : cases()) {
         if (c.blocks > 3 || c.prefetch > 2) continue;
         const StepShape shape = shape_of(c);
         const Program good = single_stage_program(shape);
@@ -273,7 +276,8 @@ TEST(StepProgram, CheckerRefusesAWrongMicroBatchSlotOrMark) {
 }
 
 TEST(StepProgram, CheckerNamesRankPositionAndInstruction) {
-    const Case c{.blocks = 1, .micro_batches = 1, .prefetch = 0, .tied = false, .sharded = true, .reduce_each = true};
+    const ProgramCase c{
+        .blocks = 1, .micro_batches = 1, .prefetch = 0, .tied = false, .sharded = true, .reduce_each = true};
     const StepShape shape = shape_of(c);
     const Program good = single_stage_program(shape);
     const auto without = [&](size_t at) {

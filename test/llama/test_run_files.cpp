@@ -17,22 +17,14 @@
 #include "llama/base/json.h"
 #include "llama/train/run_lock.h"
 #include "llama/train/run_status.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Folder {
-    std::string path;
-    Folder() {
-        char name[] = "/tmp/ringzero-test-XXXXXX";
-        path = mkdtemp(name);
-    }
-    ~Folder() { fs::remove_all(path); }
-};
-
-std::string refusal(const std::string& folder) {
+std::string refusal_of_lock(const std::string& folder) {
     try {
         RunLock lock(folder, 0.1);
     } catch (const Error& e) {
@@ -66,20 +58,20 @@ class RunLockTest : public testing::TestWithParam<bool> {
 };
 
 TEST_P(RunLockTest, SecondRunIsRefusedAndToldWho) {
-    Folder folder;
+    TempFolder folder;
     const pid_t child = child_that([&] { new RunLock(folder.path); });
-    const std::string text = refusal(folder.path);
+    const std::string text = refusal_of_lock(folder.path);
     EXPECT_NE(text.find(format("pid %d on host ", int(child))), std::string::npos) << text;
     EXPECT_NE(text.find("another run writes there"), std::string::npos) << text;
     EXPECT_NE(text.find(folder.path), std::string::npos) << text;
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
-    EXPECT_EQ(refusal(folder.path), "") << "the lock of a dead process";
-    EXPECT_EQ(refusal(folder.path), "") << "and after that one has gone";
+    EXPECT_EQ(refusal_of_lock(folder.path), "") << "the lock of a dead process";
+    EXPECT_EQ(refusal_of_lock(folder.path), "") << "and after that one has gone";
 }
 
 TEST_P(RunLockTest, OneOfManyWins) {
-    Folder folder;
+    TempFolder folder;
     int won = 0;
     std::vector<pid_t> children;
     void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -112,11 +104,11 @@ INSTANTIATE_TEST_SUITE_P(FlockOrNot, RunLockTest, testing::Values(false, true),
                          [](const auto& info) { return info.param ? "file" : "flock"; });
 
 TEST(RunLock, LockOfAnotherHostIsNotBroken) {
-    Folder folder;
+    TempFolder folder;
     RunLock::pretend(Pretend::no_flock);
     write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
-    EXPECT_NE(refusal(folder.path).find("delete " + folder.path + "/run.lock.owner"), std::string::npos)
-        << refusal(folder.path);
+    EXPECT_NE(refusal_of_lock(folder.path).find("delete " + folder.path + "/run.lock.owner"), std::string::npos)
+        << refusal_of_lock(folder.path);
     RunLock::pretend(Pretend::nothing);
 }
 
@@ -130,7 +122,7 @@ TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
     ASSERT_NE(shared, MAP_FAILED);
     std::atomic<int>& lost = *new (shared) std::atomic<int>(0);
     for (int round = 0; round < 30; ++round) {
-        Folder folder;
+        TempFolder folder;
         lost = 0;
         write_file_atomically(folder.path + "/run.lock.owner",
                               format("pid %d on host %s since then\n", int(dead), host_name().c_str()));
@@ -170,10 +162,10 @@ TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
 
 TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
     for (const Pretend here : {Pretend::nothing, Pretend::no_flock}) {
-        Folder folder;
+        TempFolder folder;
         write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
         RunLock::pretend(here);
-        EXPECT_NE(refusal(folder.path).find("host elsewhere"), std::string::npos);
+        EXPECT_NE(refusal_of_lock(folder.path).find("host elsewhere"), std::string::npos);
         RunLock::pretend(Pretend::nothing);
     }
 }
@@ -189,7 +181,7 @@ std::string refusal_elsewhere(const std::string& folder, double lease) {
 }
 
 TEST(RunLock, AHostWhoseFlockSeesNoOtherIsRefusedWhileTheOwnerCounts) {
-    Folder folder;
+    TempFolder folder;
     RunLock::pretend(Pretend::own_host);
     const pid_t child = child_that([&] { new RunLock(folder.path); });
     EXPECT_NE(refusal_elsewhere(folder.path, 20).find(format("pid %d on host", int(child))), std::string::npos);
@@ -202,7 +194,7 @@ TEST(RunLock, AHostWhoseFlockSeesNoOtherIsRefusedWhileTheOwnerCounts) {
 
 TEST(RunLock, OfManyHostsThatFindADeadOwnerOneGoesOn) {
     RunLock::pretend(Pretend::own_host);
-    Folder folder;
+    TempFolder folder;
     const pid_t dead = child_that([&] { new RunLock(folder.path); });
     kill(dead, SIGKILL);
     waitpid(dead, nullptr, 0);
@@ -236,16 +228,16 @@ TEST(RunLock, OfManyHostsThatFindADeadOwnerOneGoesOn) {
 }
 
 TEST(RunLock, AFileRemovedWhileHeldIsMadeAgain) {
-    Folder folder;
+    TempFolder folder;
     const auto next_second = [] { usleep(1100000); };
     RunLock lock(folder.path);
     EXPECT_TRUE(lock.held());
     fs::remove(folder.path + "/run.lock");
-    EXPECT_NE(refusal(folder.path), "") << "the owner's file says so";
+    EXPECT_NE(refusal_of_lock(folder.path), "") << "the owner's file says so";
     fs::remove(folder.path + "/run.lock.owner");
     next_second();
     EXPECT_TRUE(lock.held());
-    EXPECT_NE(refusal(folder.path), "") << "it was made again";
+    EXPECT_NE(refusal_of_lock(folder.path), "") << "it was made again";
     fs::remove(folder.path + "/run.lock");
     fs::remove(folder.path + "/run.lock.owner");
     const RunLock other(folder.path);
@@ -255,11 +247,11 @@ TEST(RunLock, AFileRemovedWhileHeldIsMadeAgain) {
 }
 
 TEST(RunLock, LinksAreNotFollowed) {
-    Folder folder;
+    TempFolder folder;
     const std::string target = folder.path + "/precious";
     write_file_atomically(target, "untouched");
     fs::create_symlink(target, folder.path + "/run.lock");
-    EXPECT_NE(refusal(folder.path).find("is a link"), std::string::npos) << refusal(folder.path);
+    EXPECT_NE(refusal_of_lock(folder.path).find("is a link"), std::string::npos) << refusal_of_lock(folder.path);
     fs::remove(folder.path + "/run.lock");
     fs::create_symlink(target, folder.path + "/run_status.json.tmp-0");
     RunStatus(folder.path, 0, 1, 10).running(1);
@@ -267,7 +259,7 @@ TEST(RunLock, LinksAreNotFollowed) {
 }
 
 TEST(FolderTest, OnlyWhatIsNotThereIsMissing) {
-    Folder folder;
+    TempFolder folder;
     EXPECT_TRUE(names_in(folder.path + "/none").empty());
     EXPECT_FALSE(path_exists(folder.path + "/none"));
     write_file_atomically(folder.path + "/file", "");
@@ -279,7 +271,7 @@ TEST(FolderTest, OnlyWhatIsNotThereIsMissing) {
 }
 
 TEST(RunLock, WaitsForOneThatIsEnding) {
-    Folder folder;
+    TempFolder folder;
     const pid_t child = child_that([&] { new RunLock(folder.path); });
     if (fork() == 0) {
         usleep(200000);
@@ -292,19 +284,19 @@ TEST(RunLock, WaitsForOneThatIsEnding) {
 }
 
 TEST(RunLock, AFolderThatCannotBeIsRefusedWithTheReason) {
-    Folder folder;
+    TempFolder folder;
     write_file_atomically(folder.path + "/file", "x");
-    EXPECT_NE(refusal(folder.path + "/file").find("is not a folder"), std::string::npos)
-        << refusal(folder.path + "/file");
-    EXPECT_NE(refusal(folder.path + "/file/below"), "");
-    EXPECT_NE(refusal("/proc/ringzero"), "");
-    EXPECT_EQ(refusal(folder.path + "/new/and/deeper"), "");
+    EXPECT_NE(refusal_of_lock(folder.path + "/file").find("is not a folder"), std::string::npos)
+        << refusal_of_lock(folder.path + "/file");
+    EXPECT_NE(refusal_of_lock(folder.path + "/file/below"), "");
+    EXPECT_NE(refusal_of_lock("/proc/ringzero"), "");
+    EXPECT_EQ(refusal_of_lock(folder.path + "/new/and/deeper"), "");
 }
 
 Json status_in(const std::string& folder) { return read_json(folder + "/run_status.json"); }
 
 TEST(RunStatus, StatusFollowsTheRun) {
-    Folder folder;
+    TempFolder folder;
     RunStatus s(folder.path, 0, 4, 1000);
     s.running(1);
     EXPECT_EQ(status_in(folder.path)["state"], "running");
@@ -328,7 +320,7 @@ TEST(RunStatus, StatusFollowsTheRun) {
 }
 
 TEST(RunStatus, KeepsWhatAnEarlierStartHasSaved) {
-    Folder folder;
+    TempFolder folder;
     RunStatus(folder.path, 0, 1, 10).saved(4);
     RunStatus next(folder.path, 0, 1, 10);
     EXPECT_EQ(next.saved_step(), 4);
@@ -338,7 +330,7 @@ TEST(RunStatus, KeepsWhatAnEarlierStartHasSaved) {
 }
 
 TEST(RunStatus, OtherRanksOnlyReportTheirFailure) {
-    Folder folder;
+    TempFolder folder;
     RunStatus s(folder.path, 3, 4, 10);
     s.running(1);
     s.saved(1);
@@ -378,7 +370,7 @@ std::string write_error(const char* fault, const std::string& path) {
 }
 
 TEST(FileFaults, EveryFailedCallIsSeenAndLeavesTheOldFile) {
-    Folder folder;
+    TempFolder folder;
     const std::string path = folder.path + "/file";
     write_file_atomically(path, "old");
     for (const char* call : {"open", "write", "fsync", "close", "rename"})
@@ -394,7 +386,7 @@ TEST(FileFaults, EveryFailedCallIsSeenAndLeavesTheOldFile) {
 
 // A server that restarts answers EIO or a stale handle for a while.
 TEST(FileFaults, PassingErrorsOfANetworkFileSystemAreTriedAgain) {
-    Folder folder;
+    TempFolder folder;
     const std::string path = folder.path + "/file";
     EXPECT_EQ(write_error("file.write:0:1:eio", path), "");
     EXPECT_EQ(write_error("file.write:0:1:estale,file.write:0:2:eio", path), "");

@@ -9,27 +9,16 @@
 #include <filesystem>
 
 #include "llama/base/safetensors.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Folder {  // removed at the end
-   public:
-    Folder() {
-        char name[] = "/tmp/ringzero_test_XXXXXX";
-        path_ = ::mkdtemp(name);
-    }
-    ~Folder() { fs::remove_all(path_); }
-    std::string operator/(const std::string& file) const { return path_ + "/" + file; }
-    const std::string& path() const { return path_; }
-    size_t files() const { return size_t(std::distance(fs::directory_iterator(path_), fs::directory_iterator())); }
-
-   private:
-    std::string path_;
-};
-
+size_t files_in(const TempFolder& f) {
+    return size_t(std::distance(fs::directory_iterator(f.path), fs::directory_iterator()));
+}
 std::string length_prefix(uint64_t n) { return std::string(reinterpret_cast<const char*>(&n), 8); }
 std::string file_of(const std::string& header, size_t data_bytes) {
     return length_prefix(header.size()) + header + std::string(data_bytes, '\0');
@@ -130,7 +119,7 @@ std::string golden_file() {
 }
 
 TEST(SafetensorsReader, ReadsAndConvertsTheGoldenFile) {
-    const Folder folder;
+    const TempFolder folder;
     write_file_atomically(folder / "golden.safetensors", golden_file());
     const Safetensors file(folder / "golden.safetensors");
     ASSERT_EQ(file.tensors().size(), 2u);
@@ -195,7 +184,7 @@ TEST(SafetensorsReader, EveryHalfWidensToItsValue) {
 }
 
 TEST(SafetensorsReader, NamesTypesThatAreNoWeights) {
-    const Folder folder;
+    const TempFolder folder;
     write_file_atomically(folder / "i32.safetensors", file_of(one("[2,2]", "[0,16]"), 16));
     const Safetensors file(folder / "i32.safetensors");
     float out[4];
@@ -209,7 +198,7 @@ TEST(SafetensorsReader, NamesTypesThatAreNoWeights) {
 }
 
 TEST(SafetensorsWriter, WritesTheGoldenFileByteForByte) {
-    const Folder folder;
+    const TempFolder folder;
     SafetensorsWriter writer(folder / "out.safetensors", {{"a", "F32", {2, 2}}, {"b", "BF16", {3}}});
     const float a[] = {1, 2, 3, 4};
     const uint16_t b[] = {0x3f80, 0x4000, 0x4040};
@@ -218,11 +207,11 @@ TEST(SafetensorsWriter, WritesTheGoldenFileByteForByte) {
     writer.write(0, 0, a, 8);
     writer.commit();
     EXPECT_EQ(read_file(folder / "out.safetensors"), golden_file());
-    EXPECT_EQ(folder.files(), 1u);
+    EXPECT_EQ(files_in(folder), 1u);
 }
 
 TEST(SafetensorsWriter, IncompleteTensorsNeverAppear) {
-    const Folder folder;
+    const TempFolder folder;
     {
         SafetensorsWriter writer(folder / "out.safetensors", {{"a", "F32", {2, 2}}});
         const float a[] = {1, 2, 3};
@@ -230,7 +219,7 @@ TEST(SafetensorsWriter, IncompleteTensorsNeverAppear) {
         EXPECT_THROW(writer.commit(), Error);
         EXPECT_THROW(writer.write(0, 12, a, 8), Error) << "past the end";
     }
-    EXPECT_EQ(folder.files(), 0u) << "nothing, not even the temporary file";
+    EXPECT_EQ(files_in(folder), 0u) << "nothing, not even the temporary file";
 }
 
 TEST(SafetensorsWriter, RefusesWhatReadersRefuse) {
@@ -250,7 +239,7 @@ TEST(SafetensorsWriter, RefusesWhatReadersRefuse) {
 }
 
 TEST(SafetensorsReader, ReadsPastFourGigabytes) {
-    const Folder folder;
+    const TempFolder folder;
     const int64_t n = (int64_t(1) << 30) + 5;  // of fp32: beyond 2^32 bytes
     const SafetensorsLayout layout = layout_safetensors({{"a", "F32", {n}}, {"b", "F32", {2}}});
     write_file_atomically(folder / "sparse.safetensors", layout.header);
@@ -271,7 +260,7 @@ TEST(SafetensorsReader, ReadsPastFourGigabytes) {
 }
 
 TEST(AtomicFile, ReplacesWholeOrNotAtAll) {
-    const Folder folder;
+    const TempFolder folder;
     write_file_atomically(folder / "f", "old");
     {
         AtomicFile file(folder / "f");
@@ -279,13 +268,13 @@ TEST(AtomicFile, ReplacesWholeOrNotAtAll) {
         EXPECT_EQ(read_file(folder / "f"), "old");
     }
     EXPECT_EQ(read_file(folder / "f"), "old");
-    EXPECT_EQ(folder.files(), 1u);
+    EXPECT_EQ(files_in(folder), 1u);
     write_file_atomically(folder / "f", "new");
     EXPECT_EQ(read_file(folder / "f"), "new");
 }
 
 TEST(AtomicFile, ErrorsNameTheFileAndLeaveNothing) {
-    const Folder folder;
+    const TempFolder folder;
     try {
         write_file_atomically(folder / "no/such/f", "x");
         FAIL();
@@ -307,11 +296,11 @@ TEST(AtomicFile, ErrorsNameTheFileAndLeaveNothing) {
     ::setrlimit(RLIMIT_FSIZE, &old);
     std::signal(SIGXFSZ, old_handler);
     EXPECT_NE(error.find("ulimit -f"), std::string::npos) << error;
-    EXPECT_EQ(folder.files(), 0u);
+    EXPECT_EQ(files_in(folder), 0u);
 }
 
 TEST(AtomicFile, MakesFoldersAndRefusesFilesInTheirPlace) {
-    const Folder folder;
+    const TempFolder folder;
     make_folder(folder / "a/b/c");
     EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
     make_folder(folder / "a/b/c");

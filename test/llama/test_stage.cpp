@@ -12,15 +12,15 @@
 #include "kernels/embedding.h"
 #include "llama/model/model.h"
 #include "llama/model/stage.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
-const Device kCpu{DeviceKind::cpu, 0};
 constexpr int64_t kB = 2, kT = 7, kN = kB * kT;
 constexpr float kScale = 1.0f / 64;
 
-ModelConfig toy(bool tied) {
+ModelConfig stage_toy(bool tied) {
     ModelConfig c;
     c.dim = 24, c.layers = 3, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
     c.tied = tied;
@@ -44,14 +44,14 @@ struct HostBatch {
 };
 
 // A model's parameters and gradients on one rank.
-struct Rank {
+struct StageRank {
     ModelConfig config;
     ParamTable table;
     Stream stream{kCpu, "compute"};
     Mesh mesh{kCpu};
     Zero zero;
-    Rank(bool tied, DType dtype, DType grad_dtype)
-        : config(toy(tied)),
+    StageRank(bool tied, DType dtype, DType grad_dtype)
+        : config(stage_toy(tied)),
           table(config),
           zero(kCpu, stream, unit_layouts(table), decay_segments(table),
                {.param_dtype = dtype, .grad_dtype = grad_dtype}, {}, mesh) {
@@ -70,13 +70,13 @@ struct Rank {
     }
 };
 
-struct Case {
+struct StageCase {
     bool tied;
     DType dtype, grad_dtype;
     Recompute recompute = Recompute::none;
 };
 
-StageOptions options(const Case& c) {
+StageOptions stage_options(const StageCase& c) {
     return {
         .B = kB, .T = kT, .dtype = c.dtype, .grad_dtype = c.grad_dtype, .recompute = c.recompute, .logits_bytes = 600};
 }
@@ -87,9 +87,9 @@ std::vector<HostBatch> batches(const ModelConfig& c, int count) {
     return out;
 }
 
-std::pair<std::vector<char>, double> whole_model(const Case& c, int micro_batches) {
-    Rank r(c.tied, c.dtype, c.grad_dtype);
-    Model model(r.config, r.table, options(c), kCpu, r.stream, r.zero.params, &r.zero.grads);
+std::pair<std::vector<char>, double> whole_model(const StageCase& c, int micro_batches) {
+    StageRank r(c.tied, c.dtype, c.grad_dtype);
+    Model model(r.config, r.table, stage_options(c), kCpu, r.stream, r.zero.params, &r.zero.grads);
     const auto data = batches(r.config, micro_batches);
     model.run(model.training_program(micro_batches), {.pass = Pass::train, .grad_scale = kScale},
               [&](int64_t m) { return data[size_t(m)].view(); });
@@ -99,19 +99,19 @@ std::pair<std::vector<char>, double> whole_model(const Case& c, int micro_batche
 
 // Two stages on one rank, cut after `cut`; all forwards first (GPipe), so every slot is in use at once.
 struct TwoStages {
-    Rank r;
+    StageRank r;
     Workspace work;
     std::vector<HostBatch> data;
     std::vector<std::unique_ptr<Stage>> stages;
     Goal goal{.pass = Pass::train, .grad_scale = kScale};
 
-    TwoStages(const Case& c, int cut, int micro_batches, int weight_slots)
+    TwoStages(const StageCase& c, int cut, int micro_batches, int weight_slots)
         : r(c.tied, c.dtype, c.grad_dtype),
-          work(r.config, r.table, options(c), true, kCpu, r.stream),
+          work(r.config, r.table, stage_options(c), true, kCpu, r.stream),
           data(batches(r.config, micro_batches)) {
         const int last = int(r.table.units().size()) - 1;
         for (const auto& [first, end] : {std::pair(0, cut), std::pair(cut + 1, last)})
-            stages.push_back(std::make_unique<Stage>(r.config, r.table, options(c), first, end, micro_batches,
+            stages.push_back(std::make_unique<Stage>(r.config, r.table, stage_options(c), first, end, micro_batches,
                                                      weight_slots, kCpu, r.stream, work, r.zero.params, &r.zero.grads));
         for (int m = 0; m < micro_batches; ++m) {
             for (int u = 0; u <= cut; ++u) stages[0]->forward(u, m, data[size_t(m)].view(), goal);
@@ -129,10 +129,10 @@ struct TwoStages {
     }
 };
 
-class Stages : public testing::TestWithParam<Case> {};
+class Stages : public testing::TestWithParam<StageCase> {};
 
 TEST_P(Stages, TwoGiveTheBitsOfOne) {
-    const Case c = GetParam();
+    const StageCase c = GetParam();
     const auto [want, loss] = whole_model(c, 3);
     for (int cut = 1; cut <= 2; ++cut) {
         TwoStages two(c, cut, 3, 0);
@@ -150,7 +150,7 @@ TEST_P(Stages, TwoGiveTheBitsOfOne) {
 // All input gradients first, so that every weight slot is pending while forward slots change hands; then the weight
 // gradients in ascending order.
 TEST_P(Stages, HalvesGiveTheBitsOfTheWhole) {
-    const Case c = GetParam();
+    const StageCase c = GetParam();
     if (c.recompute != Recompute::none) {
         EXPECT_THROW(TwoStages(c, 1, 1, 1), Error);
         return;
@@ -181,10 +181,12 @@ TEST_P(Stages, HalvesGiveTheBitsOfTheWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Stages,
-                         testing::Values(Case{false, DType::f32, DType::f32}, Case{false, DType::bf16, DType::bf16},
-                                         Case{false, DType::bf16, DType::f32}, Case{true, DType::f32, DType::f32},
-                                         Case{false, DType::f32, DType::f32, Recompute::block},
-                                         Case{false, DType::f32, DType::f32, Recompute::mlp}));
+                         testing::Values(StageCase{false, DType::f32, DType::f32},
+                                         StageCase{false, DType::bf16, DType::bf16},
+                                         StageCase{false, DType::bf16, DType::f32},
+                                         StageCase{true, DType::f32, DType::f32},
+                                         StageCase{false, DType::f32, DType::f32, Recompute::block},
+                                         StageCase{false, DType::f32, DType::f32, Recompute::mlp}));
 
 }  // namespace
 }  // namespace rz

@@ -19,13 +19,12 @@
 #include "llama/model/linear.h"
 #include "llama/train/core.h"
 #include "test/llama/layout_runs.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
 using namespace layout_runs;
-
-const Device kCpu{DeviceKind::cpu, 0};
 
 // ---- the axis' own operations ---------------------------------------------------------------------------------------
 
@@ -357,27 +356,11 @@ TEST(TensorParallelModel, WhatSeveralRanksHoldStaysTheSameToTheBit) {
 
 // ---- Hugging Face's numbers -----------------------------------------------------------------------------------------
 
-std::vector<float> stored(const Safetensors& file, const std::string& name) {
-    const StoredTensor* t = file.find(name);
-    require(t != nullptr, "%s is not in the file", name.c_str());
-    std::vector<float> out(size_t(t->elements));
-    file.read(*t, 0, t->elements, DType::f32, out.data());
-    return out;
-}
-
-std::vector<int32_t> stored_ids(const Safetensors& file, const std::string& name) {
-    const StoredTensor* t = file.find(name);
-    require(t != nullptr && t->type == "I32", "%s is not in the file", name.c_str());
-    std::vector<int32_t> out(size_t(t->elements));
-    std::memcpy(out.data(), file.data(*t), out.size() * 4);
-    return out;
-}
-
-struct Golden {
+struct GoldenCut {
     const char* name;
     int tp;
 };
-class TensorParallelGolden : public testing::TestWithParam<Golden> {};
+class TensorParallelGolden : public testing::TestWithParam<GoldenCut> {};
 
 // As ModelGolden in test_model.cpp: 1e-4 of a tensor's largest value.
 TEST_P(TensorParallelGolden, LossAndGradientsMatchHuggingFace) {
@@ -405,12 +388,12 @@ TEST_P(TensorParallelGolden, LossAndGradientsMatchHuggingFace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelGolden,
-                         testing::Values(Golden{"gqa", 3}, Golden{"tied", 2}, Golden{"tied", 4},
-                                         Golden{"llama3_rope", 2}));
+                         testing::Values(GoldenCut{"gqa", 3}, GoldenCut{"tied", 2}, GoldenCut{"tied", 4},
+                                         GoldenCut{"llama3_rope", 2}));
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
 
-std::string refusal(int64_t heads, int64_t kv_heads, int64_t tp) {
+std::string refusal_of_cut(int64_t heads, int64_t kv_heads, int64_t tp) {
     ModelConfig c;
     c.dim = heads * 8, c.layers = 1, c.heads = heads, c.kv_heads = kv_heads, c.ffn = 100, c.vocab = 100;
     c.resolve();
@@ -423,11 +406,12 @@ std::string refusal(int64_t heads, int64_t kv_heads, int64_t tp) {
 }
 
 TEST(TensorParallelRefusal, NamesTheNearestCut) {
-    EXPECT_EQ(refusal(32, 8, 4), "");
-    EXPECT_EQ(refusal(32, 8, 16), "");
-    EXPECT_EQ(refusal(32, 8, 6), "--tp 6: 32 heads do not divide by 6\n  nearest: --tp 4 or 8");
-    EXPECT_EQ(refusal(32, 8, 64), "--tp 64: 32 heads do not divide by 64\n  nearest: --tp 32");
-    EXPECT_EQ(refusal(12, 2, 3), "--tp 3: of 2 kv heads and 3 ranks one must divide the other\n  nearest: --tp 2 or 4");
+    EXPECT_EQ(refusal_of_cut(32, 8, 4), "");
+    EXPECT_EQ(refusal_of_cut(32, 8, 16), "");
+    EXPECT_EQ(refusal_of_cut(32, 8, 6), "--tp 6: 32 heads do not divide by 6\n  nearest: --tp 4 or 8");
+    EXPECT_EQ(refusal_of_cut(32, 8, 64), "--tp 64: 32 heads do not divide by 64\n  nearest: --tp 32");
+    EXPECT_EQ(refusal_of_cut(12, 2, 3),
+              "--tp 3: of 2 kv heads and 3 ranks one must divide the other\n  nearest: --tp 2 or 4");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/data/token_shards.h"
+#include "test/llama/helpers.h"
 
 namespace {
 
@@ -63,15 +64,6 @@ std::string megatron_index(int dtype, const std::vector<int32_t>& lengths, int w
     const std::vector<uint64_t> counts{lengths.size(), documents.size()};
     return std::string("MMIDIDX\0\0", 9) + bytes_of<uint64_t>({1}) + char(dtype) + bytes_of(counts) +
            bytes_of(lengths) + bytes_of(offsets) + bytes_of(documents);
-}
-
-std::string message_of(const std::function<void()>& f) {
-    try {
-        f();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "(no error)";
 }
 
 void expect_counting(const TokenShard& shard, int64_t n) {
@@ -154,38 +146,38 @@ TEST_F(TokenShards, EachDamageHasItsOwnMessage) {
         write(base, counting<uint16_t>(100));
     for (const auto& c : cases) {
         write(c.file, c.bytes);
-        const std::string message = message_of([&] { TokenShard shard(path(c.file)); });
+        const std::string message = error_of([&] { TokenShard shard(path(c.file)); });
         EXPECT_NE(message.find(c.expected), std::string::npos) << c.file << ": " << message;
         EXPECT_NE(message.find(dir_), std::string::npos) << "names no file: " << message;
         EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     }
-    EXPECT_NE(message_of([&] { TokenShard s(write("odd.bin", "xyz"), true); }).find("even number"), std::string::npos);
-    EXPECT_NE(message_of([&] { TokenShard s(dir_); }).find("it is a folder"), std::string::npos);
-    EXPECT_NE(message_of([&] { TokenShard s(path("none")); }).find("cannot open"), std::string::npos);
+    EXPECT_NE(error_of([&] { TokenShard s(write("odd.bin", "xyz"), true); }).find("even number"), std::string::npos);
+    EXPECT_NE(error_of([&] { TokenShard s(dir_); }).find("it is a folder"), std::string::npos);
+    EXPECT_NE(error_of([&] { TokenShard s(path("none")); }).find("cannot open"), std::string::npos);
     write("pair.idx", megatron_index(8, {50}, 2));
     write("pair.bin", counting<uint16_t>(51));
-    EXPECT_NE(message_of([&] { TokenShard s(path("pair.bin")); }).find("do not belong together"), std::string::npos);
+    EXPECT_NE(error_of([&] { TokenShard s(path("pair.bin")); }).find("do not belong together"), std::string::npos);
 }
 
 TEST_F(TokenShards, NamesFilePlaceAndValueOfABadToken) {
     write("a.bin", llmc_header(20240520, 1, 3) + bytes_of<uint16_t>({1, 2, 300}));
     const std::string expected = "a.bin: token 2 (byte offset 1028) is 300, outside the vocabulary of 300";
-    const auto opening = message_of([&] { open_shards({path("a.bin")}, {.vocab = 300}); });
+    const auto opening = error_of([&] { open_shards({path("a.bin")}, {.vocab = 300}); });
     EXPECT_NE(opening.find(expected), std::string::npos) << opening;
     EXPECT_NO_THROW(open_shards({path("a.bin")}, {.vocab = 301}));
 
     const auto shards = open_shards({path("a.bin")}, {.vocab = 300, .scan_bytes = 0});
     int32_t out[3];
     EXPECT_NO_THROW(shards[0].read(0, 2, 300, out));
-    const auto reading = message_of([&] { shards[0].read(1, 2, 300, out); });
+    const auto reading = error_of([&] { shards[0].read(1, 2, 300, out); });
     EXPECT_NE(reading.find(expected), std::string::npos) << reading;
 
     write("n.idx", megatron_index(4, {2}, 4));
     write("n.bin", bytes_of<int32_t>({5, -7}));
-    const auto negative = message_of([&] { open_shards({path("n.bin")}, {.vocab = 2147483647}); });
+    const auto negative = error_of([&] { open_shards({path("n.bin")}, {.vocab = 2147483647}); });
     EXPECT_NE(negative.find("token 1 (byte offset 4) is -7"), std::string::npos) << negative;
     write("u.bin", llmc_header(20240801, 7, 1) + bytes_of<uint32_t>({4294967295u}));
-    const auto wide = message_of([&] { open_shards({path("u.bin")}, {.vocab = 2147483647}); });
+    const auto wide = error_of([&] { open_shards({path("u.bin")}, {.vocab = 2147483647}); });
     EXPECT_NE(wide.find("is 4294967295"), std::string::npos) << wide;
 }
 
@@ -194,22 +186,22 @@ TEST_F(TokenShards, ListsAndPatternsOfPathsAreExpandedInOrder) {
     const auto train = expand_paths(path("*_train_*.bin"));
     EXPECT_EQ(train, (std::vector<std::string>{path("a_train_0.bin"), path("b_train_1.bin")}));
     EXPECT_EQ(expand_paths(path("b_train_1.bin") + "," + path("a_*")).size(), 3u);
-    const auto nothing = message_of([&] { expand_paths(path("a_train_0.bin") + "," + path("x*.bin")); });
+    const auto nothing = error_of([&] { expand_paths(path("a_train_0.bin") + "," + path("x*.bin")); });
     EXPECT_NE(nothing.find("no data file matches '" + path("x*.bin") + "'"), std::string::npos) << nothing;
-    const auto twice = message_of([&] { expand_paths(path("*.bin") + "," + path("a_val_0.bin")); });
+    const auto twice = error_of([&] { expand_paths(path("*.bin") + "," + path("a_val_0.bin")); });
     EXPECT_NE(twice.find("a_val_0.bin: listed twice"), std::string::npos) << twice;
-    EXPECT_NE(message_of([&] { expand_paths(","); }).find("no data files given"), std::string::npos);
+    EXPECT_NE(error_of([&] { expand_paths(","); }).find("no data files given"), std::string::npos);
 }
 
 TEST_F(TokenShards, MixedFormatsNameBothFiles) {
     write("a.bin", gpt2(10));
     write("b.bin", llama3(10));
-    const auto message = message_of([&] { open_shards(expand_paths(path("*.bin")), {.vocab = 100}); });
+    const auto message = error_of([&] { open_shards(expand_paths(path("*.bin")), {.vocab = 100}); });
     EXPECT_NE(message.find("a.bin is llm.c gpt-2"), std::string::npos) << message;
     EXPECT_NE(message.find("b.bin is llm.c llama-3"), std::string::npos) << message;
     write("c.idx", megatron_index(8, {10}, 2)), write("c.bin", counting<uint16_t>(10));
     write("d.idx", megatron_index(4, {10}, 4)), write("d.bin", counting<uint32_t>(10));
-    const auto widths = message_of([&] { open_shards({path("c.bin"), path("d.bin")}, {.vocab = 100}); });
+    const auto widths = error_of([&] { open_shards({path("c.bin"), path("d.bin")}, {.vocab = 100}); });
     EXPECT_NE(widths.find("d.bin of 4"), std::string::npos) << widths;
 }
 
@@ -235,7 +227,7 @@ TEST_F(TokenShards, TokensBeyondFourGiBAreRead) {
         EXPECT_EQ(ids[1], int32_t(1000 + i));
     }
     int32_t id;
-    const auto message = message_of([&] { shards[0].read(kTokens - 1, 1, 1003, &id); });
+    const auto message = error_of([&] { shards[0].read(kTokens - 1, 1, 1003, &id); });
     EXPECT_NE(message.find("byte offset 8589935608"), std::string::npos) << message;
 }
 
@@ -253,13 +245,13 @@ TEST_F(TokenShards, DatasetJsonIsReadAndItsFaultsAreNamed) {
     EXPECT_EQ(d.val, std::vector<std::string>{path("toy_val_000000.bin")});
     EXPECT_EQ(d.val_bytes_per_token, 0.75);
     EXPECT_EQ(d.entropy_nats, -1);
-    EXPECT_NE(message_of([&] { load_dataset(path("none")); }).find("prepare.py stdlib"), std::string::npos);
+    EXPECT_NE(error_of([&] { load_dataset(path("none")); }).find("prepare.py stdlib"), std::string::npos);
 
     const auto with = [&](const char* from, const char* to) {
         std::string changed = json;
         changed.replace(changed.find(from), std::strlen(from), to);
         write("dataset.json", changed);
-        return message_of([&] { load_dataset(dir_); });
+        return error_of([&] { load_dataset(dir_); });
     };
     EXPECT_NE(with("toy_train_0", "../x/toy_train_0").find("not a plain file name"), std::string::npos);
     EXPECT_NE(with("\"vocab_size\"", "\"vocab\"").find("vocab_size"), std::string::npos);

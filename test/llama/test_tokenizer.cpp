@@ -11,6 +11,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/tokenizer/tokenizer.h"
+#include "test/llama/helpers.h"
 
 namespace {
 
@@ -20,20 +21,11 @@ using Ids = std::vector<int32_t>;
 using Pieces = std::vector<std::string_view>;
 
 // Written by dev/golden/make_tokenizer_golden.py with Hugging Face's tokenizers.
-const fs::path kGolden = fs::path(__FILE__).parent_path().parent_path() / "golden" / "tokenizer";
+const fs::path kTokenizerGolden = fs::path(__FILE__).parent_path().parent_path() / "golden" / "tokenizer";
 
-Json golden(const std::string& name) { return read_json(kGolden / (name + ".json")); }
+Json golden(const std::string& name) { return read_json(kTokenizerGolden / (name + ".json")); }
 Tokenizer load(const Json& json, const std::string& config = {}) {
     return Tokenizer::parse(json.dump(), "t.json", config);
-}
-
-std::string message_of(const std::function<void()>& f) {
-    try {
-        f();
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "(no error)";
 }
 
 Json llama2_as_metaspace() {  // newer files write Llama-2's kind with a pre-tokenizer
@@ -45,7 +37,7 @@ Json llama2_as_metaspace() {  // newer files write Llama-2's kind with a pre-tok
 }
 
 Tokenizer golden_tokenizer(const std::string& kind) {
-    if (kind == "sentencepiece") return Tokenizer::load(kGolden / "sentencepiece.model");
+    if (kind == "sentencepiece") return Tokenizer::load(kTokenizerGolden / "sentencepiece.model");
     return load(kind == "metaspace" ? llama2_as_metaspace() : golden(kind));
 }
 
@@ -112,7 +104,7 @@ TEST(Tokenizer, FindsTheBeginAndEndTokens) {
     EXPECT_EQ(load(golden("bytes")).eos_id(), 256);
     EXPECT_EQ(load(golden("llama2")).bos_id(), 1);
     EXPECT_EQ(load(golden("llama2")).eos_id(), 2);
-    const auto unknown = message_of([] { load(golden("gpt2"), R"({"eos_token": "<eos>"})"); });
+    const auto unknown = error_of([] { load(golden("gpt2"), R"({"eos_token": "<eos>"})"); });
     EXPECT_NE(unknown.find("eos_token is \"<eos>\", which the vocabulary lacks"), std::string::npos) << unknown;
 }
 
@@ -180,7 +172,7 @@ TEST(Tokenizer, AVocabularyOfAFewSymbolsEncodes) {  // as the synthetic corpus h
     const Tokenizer t = load(json);
     EXPECT_EQ(t.encode("abba"), (Ids{0, 1, 1, 0}));
     EXPECT_EQ(t.decode(Ids{2, 0, 1}), "<|endoftext|>ab");
-    EXPECT_NE(message_of([&] { t.encode("abc"); }).find("no token for byte 0x63 ('c')"), std::string::npos);
+    EXPECT_NE(error_of([&] { t.encode("abc"); }).find("no token for byte 0x63 ('c')"), std::string::npos);
 }
 
 // A naive merge loop needs n^2 steps: 10^12 for these.
@@ -201,7 +193,7 @@ TEST(Tokenizer, LongRunsCostLittle) {
 void refused(const char* base, const std::function<void(Json&)>& change, const char* expected) {
     Json json = golden(base);
     change(json);
-    const std::string message = message_of([&] { load(json); });
+    const std::string message = error_of([&] { load(json); });
     EXPECT_NE(message.find(expected), std::string::npos) << message;
     EXPECT_EQ(message.find("t.json"), 0u) << message;
 }
@@ -294,20 +286,19 @@ TEST(Tokenizer, DamagedFilesAreRefusedByName) {
     refused(
         "gpt2", [](Json& j) { j["added_tokens"] = {3}; }, "t.json");
     const std::string text = golden("gpt2").dump();
-    EXPECT_NE(message_of([&] { Tokenizer::parse(text.substr(0, 1000), "cut.json"); }).find("cut.json: not valid JSON"),
+    EXPECT_NE(error_of([&] { Tokenizer::parse(text.substr(0, 1000), "cut.json"); }).find("cut.json: not valid JSON"),
               std::string::npos);
     std::string twice = text;
     twice.replace(twice.find("\"vocab\":{"), 9, "\"vocab\":{\"a\":7,");
-    EXPECT_NE(message_of([&] { Tokenizer::parse(twice, "t.json"); }).find("duplicate JSON key \"a\""),
-              std::string::npos);
+    EXPECT_NE(error_of([&] { Tokenizer::parse(twice, "t.json"); }).find("duplicate JSON key \"a\""), std::string::npos);
 }
 
 TEST(Tokenizer, DamagedSentencePieceModelsAreRefused) {
-    const std::string good = read_file(kGolden / "sentencepiece.model");
+    const std::string good = read_file(kTokenizerGolden / "sentencepiece.model");
     const auto refused = [](const std::string& model) {
-        return message_of([&] { Tokenizer::parse_sentencepiece(model, "m"); });
+        return error_of([&] { Tokenizer::parse_sentencepiece(model, "m"); });
     };
-    EXPECT_EQ(refused(good), "(no error)");
+    EXPECT_EQ(refused(good), "");
     EXPECT_NE(refused(good.substr(0, 1000)).find("nor an intact SentencePiece model"), std::string::npos);
     EXPECT_NE(refused("IQ== 0\nIg== 1\n").find("tiktoken"), std::string::npos);
     EXPECT_NE(refused("").find("nor an intact SentencePiece model"), std::string::npos);
@@ -336,8 +327,8 @@ TEST(Tokenizer, LoadsFilesAndFolders) {
     std::string pattern = (fs::temp_directory_path() / "rz_tokenizer_XXXXXX").string();
     ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
     const fs::path dir = pattern;
-    EXPECT_NE(message_of([&] { Tokenizer::load(dir); }).find("tokenizer.json: no such tokenizer"), std::string::npos);
-    fs::copy_file(kGolden / "sentencepiece.model", dir / "tokenizer.model");
+    EXPECT_NE(error_of([&] { Tokenizer::load(dir); }).find("tokenizer.json: no such tokenizer"), std::string::npos);
+    fs::copy_file(kTokenizerGolden / "sentencepiece.model", dir / "tokenizer.model");
     EXPECT_EQ(Tokenizer::load(dir).eos_id(), 2);
     std::ofstream(dir / "tokenizer.json") << golden("gpt2");
     EXPECT_EQ(Tokenizer::load(dir).eos_id(), 0);
@@ -349,7 +340,7 @@ TEST(Tokenizer, LoadsFilesAndFolders) {
 // dev/golden/make_prompt_golden.py: templates, add_bos_token and add_eos_token, special tokens in the text.
 TEST(Tokenizer, PromptsAreTokenisedAsTransformersDoes) {
     int prompts = 0;
-    for (const Json& c : read_json(kGolden.parent_path() / "prompts" / "ids.json")) {
+    for (const Json& c : read_json(kTokenizerGolden.parent_path() / "prompts" / "ids.json")) {
         Json tokenizer = golden(c["tokenizer"]);
         tokenizer["post_processor"] = c["post_processor"];
         const Tokenizer t = Tokenizer::parse(tokenizer.dump(), "tokenizer.json", c["config"].dump());

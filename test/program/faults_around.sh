@@ -32,7 +32,7 @@ case_commands() {
   resume h4 --before-resume 'cp -r $RINGZERO_OUT/remote $RINGZERO_CHECKPOINT'
   check "commands: --before-resume brings checkpoints: the same weights" as_undisturbed h4
   resume h4 --before-resume 'exit 5'
-  check "commands: --before-resume fails and checkpoints are there: goes on" test $rc = 0
+  check "commands: --before-resume fails and checkpoints are there: continues" test $rc = 0
   start h5 --after-save "$save" --save-every 0
   check "commands: --after-save without checkpoints: exit code 2" test $rc = 2
 }
@@ -90,13 +90,13 @@ case_two_hosts() {
     rm -rf "$work/g"
     FAULT=step:0:3:kill on_host nodea $how g > "$work/log" 2>&1
     for n in 1 2 3 4; do
-      # The one that goes on is still there when the last of the others looks.
+      # The one that continues is still there when the last of the others looks.
       (export FAULT=step:*:*:sleep=2; on_host node$n $how g > "$work/log.$n" 2>&1; echo $? > "$work/g.rc.$n") &
     done
     wait
     won=$(cat "$work"/g.rc.[1-4] | grep -c '^0$')
     cat "$work"/log.[1-4] > "$work/log"
-    check "two_hosts: flock $how: of four that find a dead one's lock one goes on" test "$won" = 1
+    check "two_hosts: flock $how: of four that find a dead one's lock one continues" test "$won" = 1
     check "two_hosts: flock $how: after looking whether it lives" says "looks for [0-9]+ s whether its run still lives"
   done
 }

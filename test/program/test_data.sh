@@ -72,7 +72,7 @@ else
   skip "a mix resumed on two ranks: no MPI here"
   check "resumes" train again "$mix" --resume auto --batch 4 --data-weights-at "5:0.5,0.5"
 fi
-check "the order goes on as if nothing had happened" test "$(hashes again)" = "$(hashes half)"
+check "the order continues as if nothing had happened" test "$(hashes again)" = "$(hashes half)"
 check "and is that of the mix until the shares change" metrics again "
 mix = [json.loads(line) for line in open('$work/mix/metrics.jsonl')]
 mix = [r for r in mix if 'loss' in r]

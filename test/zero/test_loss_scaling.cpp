@@ -55,13 +55,13 @@ constexpr struct {
 };
 
 TEST(LossScaling, WithoutHysteresisItIsTorchsGradScaler) {
-    for (const auto& run : kGradScaler) {
+    for (const auto& row : kGradScaler) {
         std::vector<bool> steps;
         std::vector<float> want;
-        for (const char* c = run.overflows; *c; ++c) steps.push_back(*c == 'X');
-        for (const char* c = run.exponents; *c; ++c) want.push_back(std::ldexp(1.0f, *c - 'a'));
-        EXPECT_EQ(scales_of(steps, 65536, run.window, 1), want) << "window " << run.window;
-        EXPECT_EQ(std::count(steps.begin(), steps.end(), false), run.updates);
+        for (const char* c = row.overflows; *c; ++c) steps.push_back(*c == 'X');
+        for (const char* c = row.exponents; *c; ++c) want.push_back(std::ldexp(1.0f, *c - 'a'));
+        EXPECT_EQ(scales_of(steps, 65536, row.window, 1), want) << "window " << row.window;
+        EXPECT_EQ(std::count(steps.begin(), steps.end(), false), row.updates);
     }
 }
 
@@ -96,7 +96,7 @@ TEST(LossScaling, StopsAtItsFloorAndItsCeiling) {
 
 // ---- runs -----------------------------------------------------------------------------------------------------------
 
-Result run(int ranks, const Case& how) {
+Result run_scaled(int ranks, const Case& how) {
     LoopbackHub hub(ranks);
     std::vector<Result> results(static_cast<size_t>(ranks));
     hub.run([&](int rank) {
@@ -123,10 +123,10 @@ TEST(LossScaling, APowerOfTwoOnFp32ChangesNoBit) {
         Case plain;
         plain.zero.stage = stage;
         plain.micro_batches = 2;
-        const Result want = run(3, plain);
+        const Result want = run_scaled(3, plain);
         Case c = scaled({.initial = 4096}, stage);
         c.micro_batches = 2;
-        const Result got = run(3, c);
+        const Result got = run_scaled(3, c);
         EXPECT_EQ(got.norms, want.norms) << "stage " << stage;
         EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
         EXPECT_EQ(got.scales, std::vector<float>(10, 4096));
@@ -138,11 +138,11 @@ TEST(LossScaling, AnOverflowHalvesTheScaleOnAllRanksAndCountsAsNoUpdate) {
     const LossScaling how{.initial = 65536, .dynamic = true, .window = 3, .hysteresis = 1};
     Case without = scaled(how);
     without.left_out = 5;
-    const Result want = run(3, without);
+    const Result want = run_scaled(3, without);
     for (const int stage : {0, 1, 2, 3}) {
         Case c = scaled(how, stage);
         c.bad_step = 5;
-        const Result got = run(3, c);
+        const Result got = run_scaled(3, c);
         // Doubled after step 3, halved after step 5, the count of good steps begins again: doubled after step 8.
         EXPECT_EQ(got.scales,
                   (std::vector<float>{65536, 65536, 131072, 131072, 65536, 65536, 65536, 131072, 131072, 131072}))
@@ -162,13 +162,13 @@ TEST(LossScaling, Fp16StagesAgree) {
     const LossScaling how{.initial = 65536, .dynamic = true, .window = 4};
     Case base = fp16(0, how);
     base.bad_step = 3;
-    const Result want = run(3, base);
+    const Result want = run_scaled(3, base);
     EXPECT_EQ(want.updates, 9);
     for (int stage = 1; stage <= 3; ++stage) {
         Case c = fp16(stage, how);
         c.bad_step = 3;
         if (stage == 3) c.recompute = Recompute::block;
-        const Result got = run(3, c);
+        const Result got = run_scaled(3, c);
         EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
         EXPECT_EQ(got.scales, want.scales);
     }
@@ -179,7 +179,7 @@ TEST(LossScaling, Fp16StagesAgree) {
 TEST(LossScaling, GradientsTooSmallForFp16SurviveOnlyScaled) {
     Case stalls = fp16(0, {.initial = 1}), learns = fp16(0, {.initial = 0x1p26f}), fp32;
     stalls.loss_factor = learns.loss_factor = fp32.loss_factor = 0x1p-22f;
-    const Result stalled = run(1, stalls), learnt = run(1, learns), want = run(1, fp32);
+    const Result stalled = run_scaled(1, stalls), learnt = run_scaled(1, learns), want = run_scaled(1, fp32);
     EXPECT_EQ(stalled.norms, std::vector<float>(10, 0.0f));
     EXPECT_GT(want.norms[0], 0x1p-26f);
     EXPECT_NEAR(learnt.norms[0], want.norms[0], 0x1p-7 * want.norms[0]);
@@ -190,7 +190,7 @@ TEST(LossScaling, GradientsTooSmallForFp16SurviveOnlyScaled) {
 // through three layers, independent of each other; the norm averages thousands of elements. 2^-7 is 16 roundings in a
 // row in the same direction.
 TEST(LossScaling, Fp16GradientsAreNearFp32s) {
-    const Result want = run(1, Case{}), got = run(1, fp16(0, {.initial = 65536, .dynamic = true}));
+    const Result want = run_scaled(1, Case{}), got = run_scaled(1, fp16(0, {.initial = 65536, .dynamic = true}));
     EXPECT_NEAR(got.norms[0], want.norms[0], 0x1p-7 * want.norms[0]);
     EXPECT_EQ(got.updates, 10);
 }

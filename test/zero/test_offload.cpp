@@ -17,7 +17,7 @@ namespace {
 using zero_case::Case;
 using zero_case::Result;
 
-Result run(int ranks, const Case& how, const MeshOptions& mesh_how = {}) {
+Result run_offloaded(int ranks, const Case& how, const MeshOptions& mesh_how = {}) {
     std::vector<Result> results(static_cast<size_t>(ranks));
     LoopbackHub hub(ranks);
     hub.run([&](int rank) {
@@ -58,12 +58,12 @@ TEST(Offload, TheOptimizerOnTheHostChangesNoBit) {
     for (const auto& [param, master, adam] : types)
         for (const int stage : {0, 2, 3}) {
             const Case plain = base(stage, param, master, adam);
-            const Result want = run(3, plain);
+            const Result want = run_offloaded(3, plain);
             EXPECT_EQ(want.updates, 5);
             for (const OffloadOptimizer way : kWays) {
                 Case c = plain;
                 c.zero.offload_optimizer = way;
-                EXPECT_TRUE(same(run(3, c), want))
+                EXPECT_TRUE(same(run_offloaded(3, c), want))
                     << name_of(way) << ", stage " << stage << ", " << name_of(param) << ", " << name_of(master);
             }
         }
@@ -73,56 +73,56 @@ TEST(Offload, ParametersAndGradientsOnTheHostChangeNoBit) {
     for (const int ranks : {1, 3})
         for (const OffloadOptimizer way : {OffloadOptimizer::none, OffloadOptimizer::stream, OffloadOptimizer::cpu}) {
             const Case plain = base(3, DType::bf16);
-            const Result want = run(ranks, plain);
+            const Result want = run_offloaded(ranks, plain);
             for (const int what : {1, 2, 3}) {
                 Case c = plain;
                 c.zero.offload_optimizer = way;
                 c.zero.offload_params = what & 1, c.zero.offload_grads = what & 2;
-                EXPECT_TRUE(same(run(ranks, c), want)) << ranks << " ranks, " << name_of(way) << ", " << what;
+                EXPECT_TRUE(same(run_offloaded(ranks, c), want)) << ranks << " ranks, " << name_of(way) << ", " << what;
             }
         }
     // fp32 parameters are their own masters; replicas sum their slices before these go to the host.
     for (const int shard : {2, 4}) {
         MeshOptions mesh;
         mesh.grid.shard_size = shard;
-        const Result want = run(4, base(3), mesh);
+        const Result want = run_offloaded(4, base(3), mesh);
         Case c = base(3);
         c.zero.offload_params = c.zero.offload_grads = true;
-        EXPECT_TRUE(same(run(4, c, mesh), want)) << "shards of " << shard;
+        EXPECT_TRUE(same(run_offloaded(4, c, mesh), want)) << "shards of " << shard;
         c.zero.offload_optimizer = OffloadOptimizer::stream;
-        EXPECT_TRUE(same(run(4, c, mesh), want)) << "shards of " << shard;
+        EXPECT_TRUE(same(run_offloaded(4, c, mesh), want)) << "shards of " << shard;
         c.zero.offload_optimizer = OffloadOptimizer::cpu;
-        EXPECT_TRUE(same(run(4, c, mesh), want)) << "shards of " << shard;
+        EXPECT_TRUE(same(run_offloaded(4, c, mesh), want)) << "shards of " << shard;
     }
 }
 
 TEST(Offload, GradientsOnTheHostWithWholeParameters) {
-    const Result want = run(3, base(2, DType::bf16));
+    const Result want = run_offloaded(3, base(2, DType::bf16));
     Case c = base(2, DType::bf16);
     c.zero.offload_grads = true;
-    EXPECT_TRUE(same(run(3, c), want));
+    EXPECT_TRUE(same(run_offloaded(3, c), want));
 }
 
 TEST(Offload, ActivationsOnTheHostChangeNoBit) {
     for (const int stage : {0, 3}) {
         Case c = base(stage);
         c.recompute = Recompute::block;
-        const Result want = run(3, c);
+        const Result want = run_offloaded(3, c);
         c.offload = true;
-        EXPECT_TRUE(same(run(3, c), want));
+        EXPECT_TRUE(same(run_offloaded(3, c), want));
         c.zero.offload_optimizer = OffloadOptimizer::stream;
-        EXPECT_TRUE(same(run(3, c), want));
+        EXPECT_TRUE(same(run_offloaded(3, c), want));
     }
 }
 
 TEST(Offload, Fp8CodesAreMadeOfParametersOnTheHost) {
     Case c;
     c.zero.stage = 3, c.zero.param_dtype = DType::bf16, c.fp8.recipe = Fp8Recipe::tensor, c.steps = 4;
-    const Result want = run(3, c);
+    const Result want = run_offloaded(3, c);
     c.zero.offload_params = true;
     for (const OffloadOptimizer way : {OffloadOptimizer::none, OffloadOptimizer::stream, OffloadOptimizer::cpu}) {
         c.zero.offload_optimizer = way;
-        EXPECT_TRUE(same(run(3, c), want)) << name_of(way);
+        EXPECT_TRUE(same(run_offloaded(3, c), want)) << name_of(way);
     }
 }
 
@@ -131,9 +131,9 @@ TEST(Offload, WhatStaysWholeIsRefused) {
     params.zero.offload_params = true;
     grads.zero.offload_grads = true;
     activations.offload = true;
-    EXPECT_THROW(run(1, params), Error);
-    EXPECT_THROW(run(1, grads), Error);
-    EXPECT_THROW(run(1, activations), Error);
+    EXPECT_THROW(run_offloaded(1, params), Error);
+    EXPECT_THROW(run_offloaded(1, grads), Error);
+    EXPECT_THROW(run_offloaded(1, activations), Error);
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ namespace rz {
 namespace {
 
 // Blocks that many ranks have none of, that some have one more of, and a unit that ends inside a block.
-std::vector<UnitLayout> units(int64_t blocks) {
+std::vector<UnitLayout> virtual_units(int64_t blocks) {
     std::vector<UnitLayout> list;
     int64_t offset = 0;
     for (const int64_t size : {int64_t(100), 256 * blocks, int64_t(1700)}) {
@@ -35,18 +35,18 @@ float gradient(int rank, int ranks, int64_t i, int step) {
     return sum;
 }
 
-struct Result {
+struct VirtualResult {
     std::vector<std::vector<float>> units;
     std::vector<float> norms;
-    bool operator==(const Result&) const = default;
+    bool operator==(const VirtualResult&) const = default;
 };
 
-Result train(int ranks, int per_node, Algorithm algorithm, int64_t blocks) {
+VirtualResult train(int ranks, int per_node, Algorithm algorithm, int64_t blocks) {
     omp_set_num_threads(1);
     NetMachine machine;
     machine.ranks_per_node = machine.cards = per_node;
     VirtualNet net(ranks, machine, /*executes=*/true);
-    Result result;
+    VirtualResult result;
     std::vector<float> last;
     MeshOptions how;
     how.algorithms.data = algorithm;
@@ -54,7 +54,7 @@ Result train(int ranks, int per_node, Algorithm algorithm, int64_t blocks) {
         const Device device = net.device(rank);
         Mesh mesh(net, rank, how);
         Stream compute(device, "compute");
-        const auto layout = units(blocks);
+        const auto layout = virtual_units(blocks);
         const DecaySegments decay{{500, layout.back().offset + layout.back().padded}, {1, 0}};
         Zero zero(device, compute, layout, decay, {.stage = 3}, {.max_norm = 3}, mesh);
         for (const OwnedRange& o : zero.optimizer.owned()) {
@@ -102,7 +102,7 @@ class ZeroOnManyRanks : public testing::TestWithParam<Shape> {};
 
 TEST_P(ZeroOnManyRanks, BitsAreThoseOfOne) {
     const auto [ranks, per_node, algorithm, blocks] = GetParam();
-    const Result one = train(1, 1, Algorithm::ring, blocks), many = train(ranks, per_node, algorithm, blocks);
+    const VirtualResult one = train(1, 1, Algorithm::ring, blocks), many = train(ranks, per_node, algorithm, blocks);
     ASSERT_EQ(one.norms.size(), 2u);
     EXPECT_GT(one.norms[0], 3) << "the norm is clipped";
     EXPECT_EQ(many.norms, one.norms);
