@@ -13,10 +13,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <vector>
 
 #include "comm/loopback.h"
+#include "comm/nccl_transport.h"
 #include "comm/process.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/fault.h"
@@ -90,21 +92,43 @@ static int train_command(TrainOptions options, Process& process) {
     }
 }
 
+// Where ranks that are threads run: each on a GPU of its own, or all on the CPU.
+static DeviceKind device_of_threads(const TrainOptions& options, int ranks) {
+    if (options.device == DeviceChoice::cpu) return DeviceKind::cpu;
+    std::string why;
+    const int gpus = cuda_device_count(&why);
+    if (gpus >= ranks && (built_with_nccl() || ranks == 1)) return DeviceKind::cuda;
+    if (options.device == DeviceChoice::automatic) return DeviceKind::cpu;
+    const auto asked = (long long)options.pp_threads;
+    require(gpus > 0, "--pp-threads %lld with --device cuda: no usable CUDA device (%s)\n  nearest: --device cpu",
+            asked, why.c_str());
+    require(gpus < ranks,
+            "--pp-threads %lld with --device cuda: stages as threads send over NCCL, which this program was built "
+            "without\n  nearest: mpirun -n %d with --pp %lld, or --device cpu",
+            asked, ranks, asked);
+    const long long fit = gpus / (ranks / asked);
+    fail(
+        "--pp-threads %lld with --device cuda: each of %d ranks needs a GPU of its own, there are %d\n"
+        "  nearest: %s--device cpu, or mpirun -n %d with --pp %lld --transport mpi, whose ranks may share GPUs",
+        asked, ranks, gpus, fit >= 2 ? format("--pp-threads %lld, ", fit).c_str() : "", ranks, asked);
+}
+
 // --pp-threads: the ranks of mpirun -n P as threads of this process.
 static int train_on_threads(const TrainOptions& options, const Process& process) {
     const int ranks = int(options.pp_threads * options.tp * options.cp);
     require(process.alone(), "--pp-threads %lld in one of %d processes\n  nearest: --pp %lld",
             (long long)options.pp_threads, process.size(), (long long)options.pp_threads);
-    require(options.device != DeviceChoice::cuda,
-            "--pp-threads %lld with --device cuda: each stage needs a GPU and a process of its own\n"
-            "  nearest: mpirun -n %d with --pp %lld, or --device cpu",
-            (long long)options.pp_threads, ranks, (long long)options.pp_threads);
-    LoopbackHub hub(ranks, options.timeout);
+    const DeviceKind kind = device_of_threads(options, ranks);
+    std::string watched = kind == DeviceKind::cuda ? std::filesystem::temp_directory_path() / "ringzero-XXXXXX" : "";
+    require(watched.empty() || mkdtemp(watched.data()), "no folder can be made in %s",
+            std::filesystem::temp_directory_path().c_str());
+    LoopbackHub hub(ranks, kind, options.timeout);
     std::vector<int> codes(size_t(ranks), kExitError);
     hub.run([&](int rank) {
-        Process own(hub, rank);
+        Process own(hub, rank, watched);
         codes[size_t(rank)] = own.run([&] { return train_command(options, own); });
     });
+    if (!watched.empty()) std::filesystem::remove_all(watched);
     return *std::max_element(codes.begin(), codes.end());
 }
 

@@ -185,6 +185,11 @@ LoopbackHub::LoopbackHub(int ranks, double timeout_s) : ranks_(ranks), shared_(n
     }
 }
 
+LoopbackHub::LoopbackHub(int ranks, DeviceKind kind, double timeout_s) : LoopbackHub(ranks, timeout_s) {
+    require(kind != DeviceKind::planned, "a planned loopback needs a link");
+    shared_->kind = kind;
+}
+
 LoopbackHub::LoopbackHub(int ranks, PlannedLink link, double timeout_s) : LoopbackHub(ranks, timeout_s) {
     shared_->kind = DeviceKind::planned;
     shared_->link = std::move(link);
@@ -193,7 +198,9 @@ LoopbackHub::LoopbackHub(int ranks, PlannedLink link, double timeout_s) : Loopba
 
 LoopbackHub::~LoopbackHub() = default;
 
-Device LoopbackHub::device(int rank) const { return {shared_->kind, 0, &shared_->contexts[size_t(rank)]}; }
+Device LoopbackHub::device(int rank) const {
+    return {shared_->kind, shared_->kind == DeviceKind::cuda ? rank : 0, &shared_->contexts[size_t(rank)]};
+}
 
 std::shared_ptr<Watch> LoopbackHub::watch(int rank) { return shared_->watches[size_t(rank)]; }
 
@@ -212,11 +219,13 @@ std::unique_ptr<Transport> LoopbackHub::transport(int rank, const std::string& n
 }
 
 std::unique_ptr<HostTransport> LoopbackHub::control(int rank) {
-    require(shared_->kind == DeviceKind::cpu, "a Process of a rank on a planned device: there is no memory to send");
+    require(shared_->kind != DeviceKind::planned,
+            "a Process of a rank on a planned device: there is no memory to send");
     std::vector<int> all(static_cast<size_t>(ranks_));
     std::iota(all.begin(), all.end(), 0);
     auto wire = std::make_unique<LoopbackWire<Group>>(group("control of the processes", ranks_), rank);
-    return std::make_unique<HostTransport>("loopback", std::move(wire), "control", rank, std::move(all), device(rank),
+    const Device host{DeviceKind::cpu, 0, &shared_->contexts[size_t(rank)]};
+    return std::make_unique<HostTransport>("loopback", std::move(wire), "control", rank, std::move(all), host,
                                            watch(rank));
 }
 
@@ -240,6 +249,8 @@ std::unique_ptr<Transport> LoopbackHub::subgroup(int rank, const std::vector<int
         if (!mail) mail = make_planned_mail(int(members.size()), shared_->timeout_s);
         return make_planned_transport(name, place, members, device(rank), shared_->link, mail);
     }
+    // Staged messages wait in host functions, and CUDA may run those of all GPUs of a process on one thread.
+    require(shared_->kind != DeviceKind::cuda, "group %s of threads on GPUs: they send over NCCL", name.c_str());
     auto wire = std::make_unique<LoopbackWire<Group>>(group(key, int(members.size())), place);
     return std::make_unique<HostTransport>("loopback", std::move(wire), name, place, members, device(rank),
                                            watch(rank));

@@ -20,11 +20,14 @@ class HostTransport;
 class LoopbackHub {
    public:
     explicit LoopbackHub(int ranks, double timeout_s = 60);
+    // Ranks on the CPU, or each on the GPU of its number. Those on GPUs agree through the hub, and their groups send over
+    // NCCL (Process::make_transport).
+    LoopbackHub(int ranks, DeviceKind kind, double timeout_s);
     // Ranks on planned devices, each as device(rank).context->planned says when its first stream is made.
     LoopbackHub(int ranks, PlannedLink link, double timeout_s = 60);
     ~LoopbackHub();
     int size() const { return ranks_; }
-    // The CPU or a planned device, with a context of this rank's own.
+    // The CPU, a GPU or a planned device, with a context of this rank's own.
     Device device(int rank) const;
 
     // The group of all ranks, as seen by `rank`. Each call with a new `name` makes another group (its own queues); all
@@ -39,7 +42,7 @@ class LoopbackHub {
                                         const std::string& key);
 
     std::shared_ptr<Watch> watch(int rank);
-    // What a Process of a rank on the CPU agrees with the others through.
+    // What a Process of a rank on the CPU or on a GPU agrees with the others through.
     std::unique_ptr<HostTransport> control(int rank);
     // From now on whatever a rank waits for throws that this one failed, and why. True for the first that does.
     bool fail(int rank, const std::string& reason);

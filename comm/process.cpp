@@ -127,10 +127,26 @@ Process::Process(LoopbackHub& hub, int rank, const std::string& run_directory)
       run_directory_(run_directory),
       watch_(hub.watch(rank)),
       control_(hub.control(rank)) {
+    const bool on_gpu = hub.device(rank).is_cuda();
+    require(!on_gpu || !run_directory_.empty(), "a rank that is a thread on a GPU needs a run directory");
     if (run_directory_.empty()) return;
     std::error_code error;
     std::filesystem::create_directories(run_directory_, error);
     if (is_root()) clear_run_directory();
+    if (!on_gpu) return;
+    // What NCCL does is looked at by the watchdog's thread, which the hub's watches do not have.
+    Watch::Options watch;
+    watch.rank = rank_;
+    watch.size = size_;
+    watch.timeout_s = watch.disk_timeout_s = watch_->timeout_s();
+    watch.directory = run_directory_;
+    watch.on_failure = [this](const std::string& reason) {
+        call_hook(kExitDeadline, reason + watch_->job_report());
+        _exit(kExitDeadline);
+    };
+    watch.on_fault = [this](const std::string& reason) { fail_in_process(reason); };
+    watch_ = std::make_shared<Watch>(watch);
+    if (is_root()) lock_while_alive(run_directory_);
 }
 
 void Process::bring_up(const ProcessOptions& options) {
@@ -275,7 +291,11 @@ void Process::clean_up() {
 // The first rank that fails says why; the others end for its sake.
 void Process::fail_in_process(const std::string& reason) {
     finished_ = true;
-    if (hub_->fail(rank_, reason)) report(kExitError, reason);
+    if (!hub_->fail(rank_, reason)) return;
+    report(kExitError, reason);
+    if (!hub_->device(rank_).is_cuda()) return;
+    std::fflush(stdout);
+    _exit(kExitError);
 }
 
 void Process::on_failure(std::function<void(int, const std::string&)> hook) {
@@ -340,10 +360,17 @@ void Process::set_step(int64_t step) {
 
 Device Process::choose_device(DeviceChoice choice, TransportKind transport, std::string* note) {
     if (hub_) {
-        require(choice != DeviceChoice::cuda && transport == TransportKind::automatic,
+        const Device device = hub_->device(rank_);
+        require((choice != DeviceChoice::cuda && transport == TransportKind::automatic) || device.is_cuda(),
                 "ranks that are threads of one process are on the CPU and send through its memory\n"
                 "  nearest: device cpu, transport auto");
-        return hub_->device(rank_);
+        require(transport == TransportKind::automatic || transport == TransportKind::nccl,
+                "ranks that are threads of one process, on GPUs, send over NCCL\n  nearest: transport auto");
+        std::string why;
+        if (const int gpus = cuda_device_count(&why); note && choice == DeviceChoice::automatic && !device.is_cuda())
+            *note = gpus == 0 ? "no GPU is used: " + why
+                              : format("no GPU is used: %d ranks as threads need one each, there are %d", size_, gpus);
+        return device;
     }
     Device device = pick_device(choice, local_rank_, note);
     device.context = &context_;
@@ -416,7 +443,7 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
         members.push_back(p.rank);
     }
 
-    if (hub_) {
+    if (hub_ && !device.is_cuda()) {
         const int64_t number = ++groups_made_;  // the same on all ranks
         if (color < 0) return nullptr;
         if (members.size() == 1) return std::make_unique<SelfTransport>(device, group, watch_, rank_);

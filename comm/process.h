@@ -11,9 +11,9 @@
 //
 // Exit codes: exit_codes.h. What body() returned is the program's.
 //
-// Ranks may also be threads of one process, over a LoopbackHub on the CPU: tests and experiments then run what mpirun
-// runs. Such a rank has no launcher and never ends the program: after an error its run() returns 70, and whatever the
-// other ranks wait for throws the reason.
+// Ranks may also be threads of one process, over a LoopbackHub: tests and experiments then run what mpirun runs. Such a
+// rank has no launcher. On the CPU it never ends the program: after an error its run() returns 70, and the others' waits
+// throw the reason. On GPUs, one for each rank, they may wait where nothing reaches them: an error ends the program.
 //
 // The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for
 // small things (agreeing on a decision, gathering a few numbers), not for training data.
@@ -48,7 +48,7 @@ class Process {
    public:
     explicit Process(const ProcessOptions& options = {});
     // A rank that is a thread of this process; made, used and destroyed by that thread. Deadlines are the hub's, which
-    // outlives this. `run_directory` may be empty.
+    // outlives this. `run_directory` may be empty for ranks on the CPU.
     Process(LoopbackHub& hub, int rank, const std::string& run_directory = {});
     ~Process();
     Process(const Process&) = delete;

@@ -198,7 +198,8 @@ static LiveStreams& live_streams() {
 void free_after_queued_work(Device device, bool pinned, void* data) noexcept {
 #ifdef RZ_CUDA
     if (device.is_cuda()) {
-        cudaDeviceSynchronize();  // cudaFreeHost() does not promise to
+        cudaSetDevice(device.index);  // the thread may be another than the rank's
+        cudaDeviceSynchronize();      // cudaFreeHost() does not promise to
         pinned ? cudaFreeHost(data) : cudaFree(data);
         return;
     }

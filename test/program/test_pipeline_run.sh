@@ -47,7 +47,7 @@ check "  resumed by mpirun" run threads 2 --pp 2 --resume 2
 check "  to the same bits" same threads whole1
 FAULT=step:1:2:error run broken 1 --pp-threads 2 "${shape[@]}" "${update[@]}"
 check "  an error of one thread ends all" test $rc = 70
-check "  refused on GPUs" eval '! run gpus 1 --pp-threads 2 --device cuda "${shape[@]}" && says "nearest: mpirun -n 2 with --pp 2"'
+check "  refused where each has no GPU of its own" eval '! run gpus 1 --pp-threads 64 --device cuda "${shape[@]}" && says "nearest: .*--device cpu"'
 check "  refused under mpirun" eval '! run both 2 --pp-threads 2 "${shape[@]}" && says "in one of 2 processes"'
 
 # ---- weights to start from, written by a run without a pipeline

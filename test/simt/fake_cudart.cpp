@@ -6,6 +6,8 @@
 // missing cudaStreamWaitEvent, or a host buffer reused before its copy is done, gives a wrong result for some seeds. Of
 // several processes, one whose host waits for another without a CUDA call has its streams moved on after a while, as a
 // device would do it.
+// A thread has a current device (cudaSetDevice), and what waits for a device waits for that one's streams. A kernel, or an
+// event, on a stream of another device is refused, as on GPUs.
 // Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file
 // SIMT_WAITS. SIMT_STREAMS=now in the environment turns queueing off.
 //
@@ -37,6 +39,7 @@ using Clock = std::chrono::steady_clock;
 struct Graph;
 struct Event {
     uint64_t recorded = 0, done = 0;
+    int device = current_device();
     Clock::time_point when;
     Graph* graph = nullptr;  // recorded while capturing: the nodes that it stands for
     std::vector<int> nodes;
@@ -60,6 +63,7 @@ struct Stream {
     bool busy = false;  // its first operation is being run
     unsigned flags = 0;
     int priority = 0;
+    int device = current_device();
     Graph* capture = nullptr;
     std::vector<int> tail;  // while capturing: what the next node comes after
     bool capture_origin = false;
@@ -195,10 +199,11 @@ void run_until(Done done) {
         device_lock.without([] { sched_yield(); });
     }
 }
-void drain() {
-    run_until([] {
+// Of one device, the calling thread's if none is named.
+void drain(int device = current_device()) {
+    run_until([device] {
         for (const Stream* s : streams)
-            if (!s->queue.empty()) return false;
+            if (s->device == device && !s->queue.empty()) return false;
         return true;
     });
 }
@@ -297,6 +302,7 @@ cudaError_t enqueue_polled(cudaStream_t stream, std::function<bool()> poll) {
     op.poll = std::move(poll);
     return push(stream, std::move(op));
 }
+bool is_of_current_device(cudaStream_t s) { return !as_stream(s) || as_stream(s)->device == current_device(); }
 void seed_streams(uint64_t seed) { stream_rng = seed * 2654435761u + 88172645463325252ull; }
 void mark_written(const void* p, size_t bytes) {
     if (race) race->written(p, bytes);
@@ -332,7 +338,8 @@ cudaError_t CUDARTAPI cudaFree(void* p) {
     LOCKED;
     if (!p) return cudaSuccess;
     host_waits(__func__);
-    drain();
+    const auto it = allocations.find(static_cast<char*>(p));
+    drain(it == allocations.end() ? current_device() : it->second.device);
     return free_now(p);
 }
 cudaError_t CUDARTAPI cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
@@ -477,6 +484,7 @@ cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     LOCKED;
     Event* x = as_event(e);
     Stream* from = as_stream(s);
+    if (from && from->device != x->device) return report(cudaErrorInvalidResourceHandle);
     if (from && from->capture) {
         x->graph = from->capture;
         x->nodes = from->tail;
