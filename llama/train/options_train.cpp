@@ -348,8 +348,9 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
         "How keys and values reach the ranks of --cp. gather: all before attention, with one rank's bits. ring: "
         "from rank to rank during attention.");
     ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
-    ranks.whole("--pp-threads", o.pp_threads, 0, 64,
-                "As --pp, without mpirun: the ranks are threads of this process, on a GPU each or on the CPU. 0: processes.");
+    ranks.whole(
+        "--pp-threads", o.pp_threads, 0, 64,
+        "As --pp, without mpirun: the ranks are threads of this process, on a GPU each or on the CPU. 0: processes.");
     add_schedule_row(
         ranks, o.pp_schedule,
         "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]");
