@@ -115,19 +115,25 @@ inline PipelineProgramOptions two_blocks_a_stage(const PipelineSchedule& s) {
     return o;
 }
 
-// The clock of this rank after `steps` runs of its program, on the mesh's pp axis. `enqueued` is called when all of
-// them are under way.
-inline int64_t virtual_clock(const std::vector<RankProgram>& programs, const PipelineCosts& costs, Mesh& mesh,
-                             int steps, const std::function<void()>& enqueued = nullptr) {
-    const RankProgram& mine = programs[size_t(mesh.pp().rank())];
-    Stream compute({DeviceKind::cpu, 0}, "compute");
-    VirtualTime host(mine, costs, compute);
-    Executor executor(compute, programs.size() > 1 ? &mesh : nullptr);
+// Runs the rank's program on the mesh's pp axis, `steps` times, and waits until all is done. `enqueued` is called when
+// all of them are under way.
+inline void run_to_end(const RankProgram& mine, ProgramHost& host, Stream& compute, Mesh& mesh, int steps = 1,
+                       const std::function<void()>& enqueued = nullptr) {
+    Executor executor(compute, mesh.pp().size() > 1 ? &mesh : nullptr);
     for (int n = 0; n < steps; ++n) executor.run(mine, host);
     if (enqueued) enqueued();
     compute.synchronize();
     for (const Instr& i : mine.program.code)
         if (i.what == Do::send) mesh.link_to(i.lane).stream().synchronize();
+}
+
+// The clock of this rank after that.
+inline int64_t virtual_clock(const std::vector<RankProgram>& programs, const PipelineCosts& costs, Mesh& mesh,
+                             int steps, const std::function<void()>& enqueued = nullptr) {
+    const RankProgram& mine = programs[size_t(mesh.pp().rank())];
+    Stream compute({DeviceKind::cpu, 0}, "compute");
+    VirtualTime host(mine, costs, compute);
+    run_to_end(mine, host, compute, mesh, steps, enqueued);
     return host.clock();
 }
 
