@@ -53,8 +53,8 @@ struct Comm {
 
 class MpiBatch;
 
-// Streams wait on threads of their own. One of those that wait asks MPI, for all of them; the others sleep until their
-// messages are complete or the turn is theirs. Under mpi_mutex.
+// Streams wait on threads of their own. One of those that wait makes progress for all: it alone asks MPI, and the others
+// sleep until their messages are complete or the turn is theirs. Under mpi_mutex.
 struct Waiting {
     std::vector<MpiBatch*> batches;
     const MpiBatch* asks = nullptr;
@@ -77,7 +77,7 @@ class MpiBatch : public Wire::Batch {
 
     bool test() override {
         std::lock_guard lock(mpi_mutex);
-        ask();
+        if (!waits_ || !waiting.asks || waiting.asks == this) ask();
         if (!done_) return false;
         leave();
         if (error_) std::rethrow_exception(error_);

@@ -5,8 +5,9 @@
 // Threads. Streams run their work on threads of their own, so MPI is called from several. It is initialised with
 // MPI_THREAD_SERIALIZED and every call is made under one lock of this file: portable, cheaper than MPI's own locking,
 // and an order that ThreadSanitizer can see. No call blocks while holding it: messages and collectives are the
-// nonblocking ones, polled by MPI_Testall: of the threads that wait one polls for all, the others sleep. The exceptions
-// are the calls at bring-up (MPI_Init, the communicator splits) and MPI_Finalize.
+// nonblocking ones, polled by MPI_Testall. One thread of a rank makes progress for all lanes and groups: of the threads
+// that wait one polls for all, and the others sleep. The exceptions are the calls at bring-up (MPI_Init, the
+// communicator splits) and MPI_Finalize.
 
 #include <memory>
 

@@ -1,8 +1,12 @@
 // The ring and the direct algorithm against MPI's own collectives, bit for bit, on any number of ranks.
 
+#include <mpi.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -11,6 +15,22 @@
 #include "comm/meter.h"
 #include "kernels/runtime/memory.h"
 #include "test/comm/mpi_main.h"
+
+// How often each thread asks MPI, while it is counted: MPI's profiling interface puts the program's function before its
+// own.
+static struct {
+    std::mutex mutex;
+    bool counts = false;
+    std::map<std::thread::id, int64_t> by_thread;
+} asked;
+
+extern "C" int MPI_Testall(int n, MPI_Request requests[], int* done, MPI_Status statuses[]) {
+    {
+        const std::lock_guard lock(asked.mutex);
+        if (asked.counts) ++asked.by_thread[std::this_thread::get_id()];
+    }
+    return PMPI_Testall(n, requests, done, statuses);
+}
 
 namespace rz {
 namespace {
@@ -489,6 +509,55 @@ TEST_F(CollectivesTest, MeterSeesCallsBytesAndExposedTime) {
     EXPECT_GT(totals.exposed_s, 0);
     EXPECT_EQ(meter.take().total_s, 0);
     compute.synchronize();
+}
+
+// How often each of rank 0's threads asked MPI, ascending, once all `lanes` have and some time has passed.
+std::vector<int64_t> times_asked(size_t lanes) {
+    constexpr int64_t kMany = 20000;
+    const auto start = std::chrono::steady_clock::now();
+    for (;;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        std::vector<int64_t> calls;
+        const std::lock_guard lock(asked.mutex);
+        for (const auto& [thread, n] : asked.by_thread) calls.push_back(n);
+        std::sort(calls.begin(), calls.end());
+        if (calls.size() == lanes && calls.back() >= kMany) return calls;
+        if (std::chrono::steady_clock::now() - start > std::chrono::seconds(20)) return calls;
+    }
+}
+
+TEST(MpiTransport, OneThreadAsksForAllLanesThatWait) {
+    Process& process = test_process();
+    if (process.size() == 1) GTEST_SKIP() << "one rank sends nothing";
+    constexpr size_t kLanes = 5;
+    const int rank = process.rank();
+    std::vector<std::unique_ptr<Transport>> transports;
+    std::vector<std::unique_ptr<Stream>> streams;
+    std::vector<int> values(kLanes, rank == 1 ? 42 : 0);
+    for (size_t l = 0; l < kLanes; ++l) {
+        transports.push_back(process.make_transport(TransportKind::mpi, {DeviceKind::cpu, 0}, 0, rank, "lane"));
+        streams.push_back(std::make_unique<Stream>(Device{DeviceKind::cpu, 0}, "lane"));
+    }
+    if (rank == 0) {
+        {
+            const std::lock_guard lock(asked.mutex);
+            asked.by_thread.clear(), asked.counts = true;
+        }
+        for (size_t l = 0; l < kLanes; ++l) transports[l]->recv(*streams[l], &values[l], sizeof(int), 1);
+        std::vector<int64_t> calls = times_asked(kLanes);
+        ASSERT_FALSE(calls.empty());
+        EXPECT_GT(calls.back(), 1000) << "nobody asks";
+        calls.pop_back();
+        EXPECT_EQ(calls, std::vector<int64_t>(kLanes - 1, 1)) << "the others ask once, before they wait";
+        const std::lock_guard lock(asked.mutex);
+        asked.counts = false;
+    }
+    process.barrier();
+    for (size_t l = 0; rank == 1 && l < kLanes; ++l) transports[l]->send(*streams[l], &values[l], sizeof(int), 0);
+    for (const auto& stream : streams) stream->synchronize();
+    if (rank == 0) {
+        EXPECT_EQ(values, std::vector<int>(kLanes, 42));
+    }
 }
 
 TEST(ControlPlane, SumMaxBroadcastAndTextsAreTheSameOnEveryRank) {
