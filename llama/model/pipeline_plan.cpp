@@ -8,9 +8,9 @@
 namespace rz {
 namespace {
 
-ScheduleChoice default_schedule(const PipelineOptions& o, int64_t blocks, bool tied) {
+ScheduleChoice default_schedule(const PipelineOptions& o, int64_t blocks) {
     const bool fits = 2 * o.pp <= blocks && o.stages_per_rank != 1;
-    return {.kind = fits && (!o.recompute || tied) ? PipelineKind::zb_v : PipelineKind::f1b1};
+    return {.kind = fits && !o.recompute ? PipelineKind::zb_v : PipelineKind::f1b1};
 }
 
 PipelineSchedule schedule_for(const PipelineOptions& o, const ScheduleChoice& choice, int64_t blocks,
@@ -110,7 +110,7 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
                            DType param_dtype, int64_t micro_batches, const ShardPolicy& shard) {
     PipelinePlan plan;
     const bool chosen = o.schedule.kind || !o.schedule.file.empty();
-    plan.choice = chosen ? o.schedule : default_schedule(o, config.layers, config.tied);
+    plan.choice = chosen ? o.schedule : default_schedule(o, config.layers);
     const std::string name = plan.choice.name();
     require(!config.tied || plan.choice.kind != PipelineKind::dualpipe,
             "schedule dualpipe with a tied head: both ends of the pipeline would hold both of its uses\n"

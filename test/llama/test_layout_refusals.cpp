@@ -82,6 +82,17 @@ TEST(LayoutRefusals, EveryScheduleRunsOrNamesTheNearest) {
     EXPECT_GT(count.refused, 50);
 }
 
+TEST(LayoutRefusals, ThereIsADefaultScheduleForEveryModel) {
+    for (const bool tied : {false, true})
+        for (const int pp : {2, 3, 6})
+            for (const int micro_batches : {1, 5})
+                for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
+                    TrainOptions o = flags();
+                    o.pp = pp, o.grad_accum = micro_batches, o.recompute = recompute;
+                    EXPECT_EQ(refusal(o, model(tied), pp), "") << pp << (tied ? ", tied " : " ") << name_of(recompute);
+                }
+}
+
 TEST(LayoutRefusals, WhatDoesNotCutNamesTheNearest) {
     const auto expect = [](const char* nearest, int ranks, const std::function<void(TrainOptions&)>& ask) {
         TrainOptions o = flags();
