@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <set>
 #include <sstream>
 
 #include "comm/loopback.h"
@@ -45,15 +47,26 @@ class TrainerRanks : public testing::Test {
     }
 
     std::string flags(const std::string& out, const std::string& more) const {
-        return "--device cpu --preset bytes --dim 16 --layers 2 --heads 2 --kv-heads 1 --ffn 24 --head-dim 8 --batch 2 "
+        return "--device cpu --preset bytes --dim 16 --layers 4 --heads 2 --kv-heads 1 --ffn 24 --head-dim 8 --batch 2 "
                "--seq-len 16 --batch-tokens 192 --steps 4 --val-every 2 --val-tokens 96 --save-every 3 --threads 1 "
                "--lr 1e-2 --timeout 60 --train-data " +
                (folder_ / "tokens.bin").string() + " --val-data " + (folder_ / "tokens.bin").string() + " --out " +
                (folder_ / out).string() + " " + more;
     }
 
-    // As train_llama.cu's loop.
-    static int train(const TrainOptions& o, Process& process) {
+    TrainOptions options(const std::string& out, const std::string& more) const {
+        std::vector<std::string> words;
+        std::istringstream text(flags(out, more));
+        for (std::string word; text >> word;) words.push_back(word);
+        Command command;
+        require(!parse_command_line(words, command), "%s", more.c_str());
+        return std::get<TrainOptions>(command);
+    }
+
+    // As train_llama.cu's loop. `done` is called at the end.
+    static int train(
+        const TrainOptions& o, Process& process,
+        const std::function<void(const Trainer&)>& done = [](const Trainer&) {}) {
         Health health(o, process);
         Trainer t(o, process, health);
         validate(t, 0);
@@ -66,7 +79,9 @@ class TrainerRanks : public testing::Test {
             if (t.validates(s)) validate(t, s);
             if (t.saves(s)) save(t, s);
         }
-        return finish(t).exit_code;
+        const int code = finish(t).exit_code;
+        done(t);
+        return code;
     }
 
     std::string read(const fs::path& path) const {
@@ -96,12 +111,7 @@ TEST_F(TrainerRanks, ThreadsGiveTheBitsOfMpirun) {
          {"--zero 0", "--zero 3 --wire-dtype fp32", "--zero 2 --dtype bf16 --recompute block"}) {
         SCOPED_TRACE(more);
         fs::remove_all(folder_ / "threads"), fs::remove_all(folder_ / "processes");
-        std::vector<std::string> words;
-        std::istringstream text(flags("threads", more));
-        for (std::string word; text >> word;) words.push_back(word);
-        Command command;
-        ASSERT_FALSE(parse_command_line(words, command).has_value());
-        const TrainOptions o = std::get<TrainOptions>(command);
+        const TrainOptions o = options("threads", more);
         LoopbackHub hub(kRanks);
         std::vector<int> codes(kRanks, -1);
         hub.run([&](int rank) {
@@ -131,6 +141,40 @@ TEST_F(TrainerRanks, ThreadsGiveTheBitsOfMpirun) {
             for (const char* key : {"bytes_sent", "memory_peak"})
                 EXPECT_EQ(threads[r][key], processes[r][key]) << key << " of rank " << r;
     }
+}
+
+// The windows of the guards have loss and gradient norm of every step, as this rank judged them.
+TEST_F(TrainerRanks, LossNormAndDataAreTheSameOnAllRanksOfEveryLayout) {
+    std::set<uint64_t> hashes;  // of the same tokens at every layout
+    for (const auto& [ranks, more] : {std::pair<int, std::string>{1, ""},
+                                      {4, "--pp 2 --zero 3"},
+                                      {4, "--pp 4 --pp-schedule 1f1b"},
+                                      {4, "--pp 2 --tp 2"},
+                                      {4, "--pp 2 --cp 2"},
+                                      {2, "--pp 2 --pp-schedule dualpipev"},
+                                      {6, "--pp 2 --zero 2"}}) {
+        SCOPED_TRACE(more);
+        fs::remove_all(folder_ / "threads");
+        const TrainOptions o = options("threads", more);
+        LoopbackHub hub(ranks);
+        std::vector<std::string> judged(static_cast<size_t>(ranks));
+        std::vector<uint64_t> data(static_cast<size_t>(ranks));
+        hub.run([&](int rank) {
+            Process process(hub, rank);
+            EXPECT_EQ(process.run([&] {
+                return train(o, process, [&](const Trainer& t) {
+                    judged[size_t(rank)] = t.health.state(), data[size_t(rank)] = t.metrics->data_hash();
+                });
+            }),
+                      0);
+        });
+        EXPECT_EQ(parse_json(judged[0], "guards")["loss"].size(), 4u);
+        EXPECT_EQ(parse_json(judged[0], "guards")["norm"].size(), 4u);
+        EXPECT_EQ(judged, std::vector<std::string>(size_t(ranks), judged[0]));
+        EXPECT_EQ(data, std::vector<uint64_t>(size_t(ranks), data[0]));
+        hashes.insert(data[0]);
+    }
+    EXPECT_EQ(hashes.size(), 1u);
 }
 
 }  // namespace
