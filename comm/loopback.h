@@ -20,8 +20,8 @@ class HostTransport;
 class LoopbackHub {
    public:
     explicit LoopbackHub(int ranks, double timeout_s = 60);
-    // Ranks on the CPU, or each on the GPU of its number. Those on GPUs agree through the hub, and their groups send over
-    // NCCL (Process::make_transport).
+    // Ranks on the CPU, or each on the GPU of its number. Those on GPUs agree through the hub, and their groups send
+    // over NCCL (Process::make_transport).
     LoopbackHub(int ranks, DeviceKind kind, double timeout_s);
     // Ranks on planned devices, each as device(rank).context->planned says when its first stream is made.
     LoopbackHub(int ranks, PlannedLink link, double timeout_s = 60);

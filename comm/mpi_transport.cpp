@@ -53,7 +53,7 @@ struct Comm {
 
 class MpiBatch;
 
-// Streams wait on threads of their own. One of those that wait makes progress for all: it alone asks MPI, and the others
+// Streams wait on threads of their own. One of those that wait makes progress for all: it alone asks MPI; the others
 // sleep until their messages are complete or the turn is theirs. Under mpi_mutex.
 struct Waiting {
     std::vector<MpiBatch*> batches;

@@ -12,7 +12,7 @@
 // Exit codes: exit_codes.h. What body() returned is the program's.
 //
 // Ranks may also be threads of one process, over a LoopbackHub: tests and experiments then run what mpirun runs. Such a
-// rank has no launcher. On the CPU it never ends the program: after an error its run() returns 70, and the others' waits
+// rank has no launcher. On the CPU it never ends the program: after an error its run() returns 70, and others' waits
 // throw the reason. On GPUs, one for each rank, they may wait where nothing reaches them: an error ends the program.
 //
 // The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for

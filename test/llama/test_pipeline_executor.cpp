@@ -76,7 +76,7 @@ TEST(PipelineExecutor, EnqueuesAStepThatNobodyMeetsYet) {
     }
 }
 
-// Compute of each micro-batch waits for the message of the next one in its direction, where that stands behind it in the
+// Compute of each micro-batch waits for the message of the next one in its direction, where that comes later in the
 // program.
 class HeldCompute : public VirtualTime {
    public:

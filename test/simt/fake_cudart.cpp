@@ -6,8 +6,8 @@
 // missing cudaStreamWaitEvent, or a host buffer reused before its copy is done, gives a wrong result for some seeds. Of
 // several processes, one whose host waits for another without a CUDA call has its streams moved on after a while, as a
 // device would do it.
-// A thread has a current device (cudaSetDevice), and what waits for a device waits for that one's streams. A kernel, or an
-// event, on a stream of another device is refused, as on GPUs.
+// A thread has a current device (cudaSetDevice), and what waits for a device waits for that one's streams. A kernel, or
+// an event, on a stream of another device is refused, as on GPUs.
 // Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file
 // SIMT_WAITS. SIMT_STREAMS=now in the environment turns queueing off.
 //
