@@ -28,21 +28,23 @@ namespace fs = std::filesystem;
 constexpr int64_t kPieceBytes = int64_t(4) << 20;
 constexpr const char* kReports = "ranks.tmp";  // in the temporary folder: how far each rank is, and its hashes
 
-const char* path_of(StatePart part) {
+const char* stem_of(StatePart part) {
     switch (part) {
         case StatePart::model:
-            return "model.safetensors";
+            return "model";
         case StatePart::master:
-            return "optimizer/master.safetensors";
+            return "optimizer/master";
         case StatePart::m:
-            return "optimizer/m.safetensors";
+            return "optimizer/m";
         case StatePart::v:
-            return "optimizer/v.safetensors";
+            return "optimizer/v";
         case StatePart::count_:
             break;
     }
     fail("no such part of a checkpoint");
 }
+
+std::string path_of(StatePart part) { return std::string(stem_of(part)) + ".safetensors"; }
 
 static const void* data_of(const OwnedRange& r, StatePart part) {
     return part == StatePart::model ? r.param : part == StatePart::master ? r.master : part == StatePart::m ? r.m : r.v;
@@ -190,7 +192,7 @@ int64_t copy_of_state_bytes(const Zero& zero) {
 
 void CheckpointWriter::plan() {
     for (const auto& [part, dtype] : saved_parts(zero_.options)) {
-        parts_.push_back({part, dtype, layout_safetensors(tensor_specs(table_, dtype)), copy_bytes_});
+        parts_.push_back({part, dtype, tensor_files(stem_of(part), table_, dtype, options_.shard_above), copy_bytes_});
         copy_bytes_ = checked_add(copy_bytes_, part_bytes(share_, dtype), "copy of the state");
     }
     if (options_.background) reserve_copy();
@@ -210,7 +212,8 @@ void CheckpointWriter::reserve_copy() try {
 std::string CheckpointWriter::prepare(Job& job) try {
     const std::string& folder = job.folder;
     int64_t bytes = int64_t(1) << 20;  // for the small files
-    for (const PartFile& p : parts_) bytes = checked_add(bytes, p.layout.file_size, "checkpoint");
+    for (const PartFile& p : parts_)
+        for (const TensorFile& f : p.files) bytes = checked_add(bytes, f.layout.file_size, "checkpoint");
     make_folder(store_.folder());
     struct statvfs disk;
     const auto free_bytes = [&] {
@@ -226,10 +229,11 @@ std::string CheckpointWriter::prepare(Job& job) try {
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
     const size_t hashes = parts_.size() * table_.tensors().size();
-    for (const PartFile& p : parts_) {
-        create_sized(folder + "/" + path_of(p.part), p.layout.file_size, p.layout.header);
-        job.moves();
-    }
+    for (const PartFile& p : parts_)
+        for (const TensorFile& f : p.files) {
+            create_sized(folder + "/" + f.path, f.layout.file_size, f.layout.header);
+            job.moves();
+        }
     // The last one: the other ranks begin when they see it.
     create_sized(folder + "/" + kReports + ".new", slot_bytes(hashes) * zero_.streams.mesh.world().size, "");
     fs::rename(folder + "/" + kReports + ".new", folder + "/" + kReports);
@@ -367,52 +371,62 @@ void CheckpointWriter::write(Job& job) {
 
 void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
     const size_t tensors = table_.tensors().size();
-    std::vector<char> staging(size_t(options_.background ? 0 : kPieceBytes)), back(static_cast<size_t>(kPieceBytes));
-    for (size_t p = 0; p < parts_.size(); ++p) {
-        const PartFile& part = parts_[p];
-        const int64_t e = size_of(part.dtype);
-        File file(job.folder + "/" + path_of(part.part), O_RDWR);
-        ++job.report.traffic.opens;
-        if ((errno = fault_errno("checkpoint.shard")) != 0) fail_errno(file.path, "write");
-        int64_t at = part.at;
-        for (const OwnedRange& r : share_) {
-            for_each_piece(table_, r, e, [&](const TensorRun& run) {
-                const int64_t within = (run.local - r.local) * e, bytes = run.count * e;
-                const void* data = options_.background ? copy_.bytes_at(at + within) : staging.data();
-                if (!options_.background) {
-                    compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within, bytes);
-                    compute_.synchronize();
-                }
-                hashes[p * tensors + size_t(run.tensor)] += sum_hash(data, run.first, run.count, e);
-                require_finite(data, run.first, run.count, part.dtype,
-                               format("the state of step %lld is not finite: %s", (long long)job.manifest.step,
-                                      path_of(part.part)),
-                               table_.tensors()[size_t(run.tensor)].name);
-                write_all(file.fd, part.layout.offsets[size_t(run.tensor)] + run.first * e, data, bytes, file.path);
-                job.wrote(bytes);
-            });
-            at += r.elements.size() * e;
+    for (size_t p = 0; p < parts_.size(); ++p)
+        for (const TensorFile& in : parts_[p].files) {
+            bool writes = process_.is_root();  // it made the file, and syncs it
+            for (const OwnedRange& r : share_)
+                for_each_piece(table_, r, size_of(parts_[p].dtype),
+                               [&](const TensorRun& run) { writes = writes || in.holds(run.tensor); });
+            if (writes) write_file(job, parts_[p], in, &hashes[p * tensors]);
         }
-        fault_point("checkpoint.shard.done");
-        if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_errno(file.path, "fsync");
-        job.moves();
-        // Verified before an older checkpoint may go, by what the disk gives back and not the page cache.
-        ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
-        std::vector<uint64_t> again(tensors, 0);
-        for (const OwnedRange& r : share_)
-            for_each_piece(table_, r, e, [&](const TensorRun& run) {
-                const size_t tensor = size_t(run.tensor);
-                read_all(file.fd, part.layout.offsets[tensor] + run.first * e, back.data(), run.count * e, file.path);
-                again[tensor] += sum_hash(back.data(), run.first, run.count, e);
-                job.has_read(run.count * e);
-            });
-        for (size_t i = 0; i < tensors; ++i)
-            require(again[i] == hashes[p * tensors + i], "%s: %s was read back with other contents than were written",
-                    file.path.c_str(), table_.tensors()[i].name.c_str());
-        const int fd = file.fd;
-        file.fd = -1;
-        if (::close(fd) != 0) fail_errno(file.path, "close");
+}
+
+// hashes: of the part, by tensor
+void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFile& in, uint64_t* hashes) {
+    const int64_t e = size_of(part.dtype);
+    std::vector<char> staging(size_t(options_.background ? 0 : kPieceBytes)), back(static_cast<size_t>(kPieceBytes));
+    File file(job.folder + "/" + in.path, O_RDWR);
+    ++job.report.traffic.opens;
+    if ((errno = fault_errno("checkpoint.shard")) != 0) fail_errno(file.path, "write");
+    int64_t at = part.at;
+    for (const OwnedRange& r : share_) {
+        for_each_piece(table_, r, e, [&](const TensorRun& run) {
+            if (!in.holds(run.tensor)) return;
+            const int64_t within = (run.local - r.local) * e, bytes = run.count * e;
+            const void* data = options_.background ? copy_.bytes_at(at + within) : staging.data();
+            if (!options_.background) {
+                compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within, bytes);
+                compute_.synchronize();
+            }
+            hashes[run.tensor] += sum_hash(data, run.first, run.count, e);
+            require_finite(
+                data, run.first, run.count, part.dtype,
+                format("the state of step %lld is not finite: %s", (long long)job.manifest.step, in.path.c_str()),
+                table_.tensors()[size_t(run.tensor)].name);
+            write_all(file.fd, in.offset(run.tensor) + run.first * e, data, bytes, file.path);
+            job.wrote(bytes);
+        });
+        at += r.elements.size() * e;
     }
+    fault_point("checkpoint.shard.done");
+    if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_errno(file.path, "fsync");
+    job.moves();
+    // Verified before an older checkpoint may go, by what the disk gives back and not the page cache.
+    ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
+    std::vector<uint64_t> again(size_t(in.tensors), 0);
+    for (const OwnedRange& r : share_)
+        for_each_piece(table_, r, e, [&](const TensorRun& run) {
+            if (!in.holds(run.tensor)) return;
+            read_all(file.fd, in.offset(run.tensor) + run.first * e, back.data(), run.count * e, file.path);
+            again[size_t(run.tensor - in.first)] += sum_hash(back.data(), run.first, run.count, e);
+            job.has_read(run.count * e);
+        });
+    for (int i = 0; i < in.tensors; ++i)
+        require(again[size_t(i)] == hashes[in.first + i], "%s: %s was read back with other contents than were written",
+                file.path.c_str(), table_.tensors()[size_t(in.first + i)].name.c_str());
+    const int fd = file.fd;
+    file.fd = -1;
+    if (::close(fd) != 0) fail_errno(file.path, "close");
 }
 
 void CheckpointWriter::write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text) {
@@ -473,19 +487,21 @@ void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {
     fault_point("checkpoint.agreed");
     fs::remove(job.folder + "/" + kReports);
     Manifest& m = job.manifest;
-    for (size_t p = 0; p < parts_.size(); ++p) {
-        const PartFile& part = parts_[p];
-        ManifestFile f{.path = path_of(part.part),
-                       .bytes = part.layout.file_size,
-                       .hash = text_hash(part.layout.header),
-                       .holds_tensors = true,
-                       .dtype = part.dtype,
-                       .tensors = {}};
-        for (size_t i = 0; i < table_.tensors().size(); ++i)
-            f.tensors[table_.tensors()[i].name] = hashes[p * table_.tensors().size() + i];
-        job.report.bytes += f.bytes;
-        m.files.push_back(f);
-    }
+    for (size_t p = 0; p < parts_.size(); ++p)
+        for (const TensorFile& in : parts_[p].files) {
+            ManifestFile f{.path = in.path,
+                           .bytes = in.layout.file_size,
+                           .hash = text_hash(in.layout.header),
+                           .holds_tensors = true,
+                           .dtype = parts_[p].dtype,
+                           .tensors = {}};
+            for (int i = in.first; i < in.first + in.tensors; ++i)
+                f.tensors[table_.tensors()[size_t(i)].name] = hashes[p * table_.tensors().size() + size_t(i)];
+            job.report.bytes += f.bytes;
+            m.files.push_back(f);
+        }
+    if (parts_[0].files.size() > 1)
+        write_file_atomically(job.folder + "/" + kWeightIndex, weight_index(parts_[0].files, table_));
     write_file_atomically(job.folder + "/config.json", config_to_json(config_, zero_.options.param_dtype));
     options_.tokenizer.write_to(job.folder);
     for (const auto& entry : fs::directory_iterator(job.folder)) {

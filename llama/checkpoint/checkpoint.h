@@ -7,6 +7,9 @@
 //   optimizer/m.safetensors       AdamW's moments
 //   optimizer/v.safetensors
 //
+// A file that would be larger than --shard-above is one for each unit instead (tensor_files() in llama/model/hf.h), the
+// model's with an index.
+//
 // Every rank writes and reads what it owns, in parallel; nothing is gathered. Several hosts need a shared file system.
 
 #include <memory>
@@ -25,7 +28,8 @@
 namespace rz {
 
 enum class StatePart : int { model, master, m, v, count_ };
-const char* path_of(StatePart);
+const char* stem_of(StatePart);  // "optimizer/m"
+std::string path_of(StatePart);  // of one file of all tensors
 
 struct SaveOptions {
     std::string run_folder;
@@ -33,8 +37,9 @@ struct SaveOptions {
     int64_t keep_every = 0;  // of older ones, those whose step is a multiple stay too; 0: none
     bool background = true;  // write a copy meanwhile; takes its memory at once. false: training waits
     TokenizerFiles tokenizer = {};
-    bool mark = false;       // for --after-save (after_save.h)
-    double timeout_s = 600;  // that rank 0 waits for the others' parts
+    bool mark = false;                  // for --after-save (after_save.h)
+    double timeout_s = 600;             // that rank 0 waits for the others' parts
+    int64_t shard_above = kShardAbove;  // bytes of a file; 0: one file of all tensors
 };
 
 struct SaveReport {
@@ -80,7 +85,7 @@ class CheckpointWriter {
     struct PartFile {
         StatePart part;
         DType dtype;
-        SafetensorsLayout layout;
+        std::vector<TensorFile> files;
         int64_t at;  // of this rank's copy, bytes
     };
     void plan();
@@ -91,6 +96,7 @@ class CheckpointWriter {
     void take_copy();
     void write(Job& job);
     void write_share(Job& job, std::vector<uint64_t>& hashes);
+    void write_file(Job& job, const PartFile& part, const TensorFile& in, uint64_t* hashes);
     void write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text);
     void complete(Job& job, const std::vector<uint64_t>& hashes);
     std::string await_parts(Job& job, std::vector<uint64_t>& hashes, uint64_t& status);

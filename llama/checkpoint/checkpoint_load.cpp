@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/base/atomic_file.h"
@@ -21,35 +22,25 @@ constexpr int64_t kPiece = kLoadPiece;
 
 namespace {
 
-// One tensor file. Everything it should be is known from the table: its first bytes are compared, nothing in it is
-// believed.
+// The files of a part of the state. Everything they should be is known from the table and from which tensors the
+// manifest says are in which: their first bytes are compared, nothing in them is believed.
 class PartReader {
    public:
-    // new_rows: where rows that the file does not have come from; nullptr: they are zero.
-    PartReader(const std::string& folder, const ManifestFile& file, const ParamTable& table, const ParamTable& stored,
-               const HfWeights* new_rows)
-        : path_(folder + "/" + file.path),
-          dtype_(file.dtype),
-          table_(table),
-          stored_(stored),
-          new_rows_(new_rows),
-          layout_(layout_safetensors(tensor_specs(stored, file.dtype))) {
-        fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-        require(fd_ >= 0, "%s: can't be opened: %s", path_.c_str(), std::strerror(errno));
-        struct stat st;
-        require(::fstat(fd_, &st) == 0 && int64_t(st.st_size) == layout_.file_size,
-                "%s: has %lld bytes, the model's tensors need %lld", path_.c_str(), (long long)st.st_size,
-                (long long)layout_.file_size);
-        std::string head(layout_.header.size(), '\0');
-        read_all(fd_, 0, head.data(), int64_t(head.size()), path_, "resume.shard");
-        require(head == layout_.header, "%s: its header is not that of this model's tensors in %s", path_.c_str(),
-                safetensors_type(file.dtype).c_str());
-        hashes_.resize(table.tensors().size());
+    // new_rows: where rows that the files do not have come from; nullptr: they are zero.
+    PartReader(const std::string& folder, const std::vector<const ManifestFile*>& files, const ParamTable& table,
+               const ParamTable& stored, const HfWeights* new_rows)
+        : dtype_(files[0]->dtype), table_(table), stored_(stored), new_rows_(new_rows) {
+        const size_t tensors = table.tensors().size();
+        places_.resize(tensors);
+        hashes_.resize(tensors);
+        for (const Tensor& t : table.tensors()) {
+            const auto lists = [&](const ManifestFile* f) { return f->tensors.count(t.name) > 0; };
+            const auto times = std::count_if(files.begin(), files.end(), lists);
+            require(times == 1, "%s/%s: the manifest has %s of %s", folder.c_str(), files[0]->path.c_str(),
+                    times == 0 ? "no hash" : "several hashes", t.name.c_str());
+        }
+        for (const ManifestFile* file : files) add(folder, *file);
     }
-    ~PartReader() {
-        if (fd_ >= 0) ::close(fd_);
-    }
-    PartReader(const PartReader&) = delete;
 
     DType dtype() const { return dtype_; }
     const std::vector<uint64_t>& hashes() const { return hashes_; }
@@ -61,10 +52,11 @@ class PartReader {
         const int64_t e = size_of(dtype_);
         const Tensor& t = table_.tensors()[tensor];
         const int64_t old = std::clamp<int64_t>(stored_.tensors()[tensor].size - first, 0, count);
-        read_all(fd_, layout_.offsets[tensor] + first * e, out, old * e, path_, "resume.shard");
+        const Opened& file = *places_[tensor].file;
+        read_all(file.fd, places_[tensor].offset + first * e, out, old * e, file.path, "resume.shard");
         bytes_read_ += old * e;
         if (hash) hashes_[tensor] += sum_hash(out, first, old, e);
-        require_finite(out, first, old, dtype_, path_, t.name);
+        require_finite(out, first, old, dtype_, file.path, t.name);
         if (old == count) return;
         char* const rest = static_cast<char*>(out) + old * e;
         if (new_rows_)
@@ -74,20 +66,67 @@ class PartReader {
     }
 
    private:
-    std::string path_;
+    void add(const std::string& folder, const ManifestFile& file) {
+        const std::string path = folder + "/" + file.path;
+        require(file.dtype == dtype_, "%s: holds %s, another file of this part %s", path.c_str(),
+                safetensors_type(file.dtype).c_str(), safetensors_type(dtype_).c_str());
+        std::vector<TensorSpec> specs;
+        std::vector<size_t> held;
+        for (size_t i = 0; i < stored_.tensors().size(); ++i) {
+            const Tensor& t = stored_.tensors()[i];
+            if (file.tensors.count(t.name) == 0) continue;
+            specs.push_back({t.name, safetensors_type(dtype_), t.shape});
+            held.push_back(i);
+        }
+        const SafetensorsLayout layout = layout_safetensors(specs);
+        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        require(fd >= 0, "%s: can't be opened: %s", path.c_str(), std::strerror(errno));
+        files_.push_back(std::make_unique<Opened>(path, fd));
+        struct stat st;
+        require(::fstat(fd, &st) == 0 && int64_t(st.st_size) == layout.file_size,
+                "%s: has %lld bytes, the model's tensors need %lld", path.c_str(), (long long)st.st_size,
+                (long long)layout.file_size);
+        std::string head(layout.header.size(), '\0');
+        read_all(fd, 0, head.data(), int64_t(head.size()), path, "resume.shard");
+        require(head == layout.header, "%s: its header is not that of this model's tensors in %s", path.c_str(),
+                safetensors_type(dtype_).c_str());
+        for (size_t i = 0; i < held.size(); ++i) places_[held[i]] = {files_.back().get(), layout.offsets[i]};
+    }
+
+    struct Opened {
+        Opened(std::string p, int f) : path(std::move(p)), fd(f) {}
+        ~Opened() { ::close(fd); }
+        Opened(const Opened&) = delete;
+        std::string path;
+        int fd;
+    };
+    struct Place {
+        const Opened* file = nullptr;
+        int64_t offset = 0;
+    };
     DType dtype_;
     const ParamTable &table_, &stored_;
     const HfWeights* new_rows_;
-    SafetensorsLayout layout_;
-    int fd_ = -1;
+    std::vector<std::unique_ptr<const Opened>> files_;
+    std::vector<Place> places_;  // of each tensor
     std::vector<uint64_t> hashes_;
     int64_t bytes_read_ = 0;
 };
 
-const ManifestFile& tensor_file(const Manifest& manifest, StatePart part, const std::string& folder) {
-    const ManifestFile* f = manifest.find(path_of(part));
-    require(f != nullptr && f->holds_tensors, "%s/%s: the manifest does not list it", folder.c_str(), path_of(part));
-    return *f;
+// One, or one for each unit; none where the checkpoint does not have the part.
+std::vector<const ManifestFile*> files_of(const Manifest& manifest, StatePart part) {
+    if (const ManifestFile* one = manifest.find(path_of(part)); one && one->holds_tensors) return {one};
+    const std::string stem = std::string(stem_of(part)) + "-";
+    std::vector<const ManifestFile*> files;
+    for (const ManifestFile& f : manifest.files)
+        if (f.holds_tensors && f.path.starts_with(stem) && f.path.ends_with(".safetensors")) files.push_back(&f);
+    return files;
+}
+
+std::vector<const ManifestFile*> listed_files(const Manifest& manifest, StatePart part, const std::string& folder) {
+    std::vector<const ManifestFile*> files = files_of(manifest, part);
+    require(!files.empty(), "%s/%s: the manifest does not list it", folder.c_str(), path_of(part).c_str());
+    return files;
 }
 
 // Where elements of an owned range go.
@@ -186,7 +225,7 @@ std::string first_problem(Process& process, const std::string& own) {
 std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
                        Device device, Stream& compute, Zero& zero, LoadReport* report, const GrownRows* grown) {
     const ZeroOptions& o = zero.options;
-    const bool has_master = manifest.find(path_of(StatePart::master)) != nullptr;
+    const bool has_master = !files_of(manifest, StatePart::master).empty();
     std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
     for (int p = 0; p < int(StatePart::count_); ++p)
         if (StatePart(p) != StatePart::master || has_master)
@@ -198,12 +237,12 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
         Buffer converted = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being converted");
         for (const auto& [part, at] : order) {
             const bool moment = part == StatePart::m || part == StatePart::v;
-            PartReader reader(folder, tensor_file(manifest, part, folder), table, grown ? grown->stored : table,
+            PartReader reader(folder, listed_files(manifest, part, folder), table, grown ? grown->stored : table,
                               grown && !moment ? &grown->weights : nullptr);
             const DType want = moment ? o.adam_dtype : o.master_dtype;
             const bool read = part != StatePart::model || !has_master;
             if (report && read && want != reader.dtype())
-                report->notes.push_back(format("%s: %s is read as %s", path_of(part),
+                report->notes.push_back(format("%s: %s is read as %s", path_of(part).c_str(),
                                                safetensors_type(reader.dtype()).c_str(),
                                                safetensors_type(want).c_str()));
             for (const OwnedRange& r : zero.optimizer.owned()) {
@@ -222,17 +261,17 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
 
     const std::vector<uint64_t> sums = process.sums(hashes);
     for (const auto& [part, at] : order) {
-        const ManifestFile& f = tensor_file(manifest, part, folder);
+        const std::vector<const ManifestFile*> files = listed_files(manifest, part, folder);
         for (size_t i = 0; i < table.tensors().size(); ++i) {
             const std::string& name = table.tensors()[i].name;
-            const auto want = f.tensors.find(name);
-            if (want == f.tensors.end())
-                return format("%s/%s: the manifest has no hash of %s", folder.c_str(), f.path.c_str(), name.c_str());
-            if (want->second != sums[at + i])
+            for (const ManifestFile* f : files) {
+                const auto want = f->tensors.find(name);
+                if (want == f->tensors.end() || want->second == sums[at + i]) continue;
                 return format(
                     "%s/%s: tensor %s has the hash %016llx, the manifest says %016llx: its contents were changed",
-                    folder.c_str(), f.path.c_str(), name.c_str(), (unsigned long long)sums[at + i],
+                    folder.c_str(), f->path.c_str(), name.c_str(), (unsigned long long)sums[at + i],
                     (unsigned long long)want->second);
+            }
         }
     }
     ShareGather(zero).run();

@@ -36,45 +36,70 @@ static Buffer largest_staging(Device device, int64_t element_bytes, int64_t& pie
         }
 }
 
-// Into a file that is there, and is called `path` once it is complete.
-static void write_share(const std::string& temporary, const std::string& path, const SafetensorsLayout& layout,
-                        const ParamTable& table, Device device, Stream& compute, const Zero& zero) {
+// Into files that are there, and are called `files` in `folder` once they are complete.
+static void write_share(const std::string& folder, const std::vector<TensorFile>& files,
+                        const std::vector<std::string>& temporary, const ParamTable& table, Device device,
+                        Stream& compute, const Zero& zero) {
     const int64_t e = size_of(zero.options.param_dtype);
     int64_t piece = 0;
     Buffer staging = largest_staging(device, e, piece);
-    const auto check = [&](bool ok, const char* call) {
-        if (!ok) fail_errno(path, call);
-    };
-    const int fd = ::open(temporary.c_str(), O_WRONLY | O_CLOEXEC);
-    check(fd >= 0, "open");
-    const std::unique_ptr<const int, void (*)(const int*)> closes(&fd, [](const int* f) { ::close(*f); });
-    for (const OwnedRange& r : own_share(zero))
-        table.for_each_run(r.local, r.local + r.elements.size(), piece, [&](const TensorRun& run) {
-            if (!run.owned) return;
-            compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e, run.count * e);
-            compute.synchronize();
-            write_all(fd, layout.offsets[size_t(run.tensor)] + run.first * e, staging.data(), run.count * e, path);
+    const std::vector<OwnedRange> share = own_share(zero);
+    for (size_t i = 0; i < files.size(); ++i) {
+        const std::string path = folder + "/" + files[i].path;
+        const auto check = [&](bool ok, const char* call) {
+            if (!ok) fail_errno(path, call);
+        };
+        int fd = -1;
+        const std::unique_ptr<int, void (*)(int*)> closes(&fd, [](int* f) {
+            if (*f >= 0) ::close(*f);
         });
-    check(::fsync(fd) == 0, "fsync");
+        for (const OwnedRange& r : share)
+            table.for_each_run(r.local, r.local + r.elements.size(), piece, [&](const TensorRun& run) {
+                if (!run.owned || !files[i].holds(run.tensor)) return;
+                if (fd < 0) fd = ::open(temporary[i].c_str(), O_WRONLY | O_CLOEXEC);
+                check(fd >= 0, "open");
+                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e,
+                             run.count * e);
+                compute.synchronize();
+                write_all(fd, files[i].offset(run.tensor) + run.first * e, staging.data(), run.count * e, path);
+            });
+        check(fd < 0 || ::fsync(fd) == 0, "fsync");
+    }
+}
+
+// An earlier model's, of which readers would take what is not replaced.
+static void remove_weights(const std::string& folder) {
+    for (const std::string& name : names_in(folder)) {
+        const std::string path = folder + "/" + name;
+        const bool weights = name.starts_with("model") && name.ends_with(".safetensors");
+        if ((weights || name == kWeightIndex) && ::unlink(path.c_str()) != 0) fail_errno(path, "remove");
+    }
 }
 
 void export_weights(const std::string& folder, const ModelConfig& config, const ParamTable& table, Process& process,
-                    Device device, Stream& compute, const Zero& zero, const TokenizerFiles& tokenizer) {
+                    Device device, Stream& compute, const Zero& zero, const TokenizerFiles& tokenizer,
+                    int64_t shard_above) {
     const DType dtype = zero.options.param_dtype;
-    const SafetensorsLayout layout = layout_safetensors(tensor_specs(table, dtype));
-    const std::string path = folder + "/" + path_of(StatePart::model);
-    std::unique_ptr<AtomicFile> file;  // rank 0's
+    const std::vector<TensorFile> files = tensor_files(stem_of(StatePart::model), table, dtype, shard_above);
+    std::vector<std::unique_ptr<AtomicFile>> written;  // rank 0's
     on_all(process, [&] {
         if (!process.is_root()) return;
         prepare_model_folder(folder, tokenizer);
-        file = std::make_unique<AtomicFile>(path, layout.file_size);
-        file->write_at(0, layout.header.data(), int64_t(layout.header.size()));
+        for (const TensorFile& f : files) {
+            written.push_back(std::make_unique<AtomicFile>(folder + "/" + f.path, f.layout.file_size));
+            written.back()->write_at(0, f.layout.header.data(), int64_t(f.layout.header.size()));
+        }
     });
-    const std::string temporary = process.broadcast_text(file ? file->temporary() : "", 0);
-    on_all(process, [&] { write_share(temporary, path, layout, table, device, compute, zero); });
+    std::vector<std::string> temporary;
+    for (size_t i = 0; i < files.size(); ++i)
+        temporary.push_back(process.broadcast_text(process.is_root() ? written[i]->temporary() : "", 0));
+    on_all(process, [&] { write_share(folder, files, temporary, table, device, compute, zero); });
     on_all(process, [&] {
-        if (!file) return;
-        file->commit();
+        if (!process.is_root()) return;
+        const bool replaces = path_exists(folder + "/" + kWeightIndex);
+        if (files.size() > 1 || replaces) remove_weights(folder);
+        for (const auto& file : written) file->commit();
+        if (files.size() > 1) write_file_atomically(folder + "/" + kWeightIndex, weight_index(files, table));
         write_file_atomically(folder + "/config.json", config_to_json(config, dtype));
     });
 }

@@ -13,10 +13,10 @@ namespace rz {
 
 constexpr int64_t kExportPiece = int64_t(4) << 20;  // elements that a rank moves at a time
 
-// Collective. Every rank writes what it owns of the parameters into the one file; nothing is gathered. The files appear
-// whole or not at all; what fails on one rank is thrown on all. Several hosts need a shared file system. Waits for the
-// stream.
+// Collective. Every rank writes what it owns of the parameters into the one file, or into those of their units
+// (tensor_files()); nothing is gathered. The files appear whole or not at all, an index of several last; what fails on
+// one rank is thrown on all. Several hosts need a shared file system. Waits for the stream.
 void export_weights(const std::string& folder, const ModelConfig&, const ParamTable&, Process&, Device, Stream& compute,
-                    const Zero&, const TokenizerFiles& tokenizer);
+                    const Zero&, const TokenizerFiles& tokenizer, int64_t shard_above = kShardAbove);
 
 }  // namespace rz

@@ -18,7 +18,7 @@ namespace rz {
 namespace fs = std::filesystem;
 
 constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kIndex = kWeightIndex;
 constexpr const char* kConfig = "config.json";
 constexpr const char* kHead = "lm_head.weight";
 
@@ -325,28 +325,66 @@ std::vector<TensorSpec> tensor_specs(const ParamTable& table, DType dtype) {
 
 void prepare_model_folder(const std::string& folder, const TokenizerFiles& tokenizer) {
     make_folder(folder);
-    require(!is_file(folder + "/" + kIndex), "%s: holds a sharded model (%s): choose another folder", folder.c_str(),
-            kIndex);
     tokenizer.write_to(folder);
 }
 
+std::vector<TensorFile> tensor_files(const std::string& stem, const ParamTable& table, DType dtype,
+                                     int64_t shard_above) {
+    const std::vector<TensorSpec> all = tensor_specs(table, dtype);
+    TensorFile one{.path = stem + ".safetensors", .tensors = int(all.size()), .layout = layout_safetensors(all)};
+    if (shard_above == 0 || one.layout.file_size <= shard_above || table.units().size() == 1) return {std::move(one)};
+    std::vector<TensorFile> files;
+    for (const Unit& u : table.units()) {
+        const auto begin = all.begin() + u.first_tensor;
+        files.push_back(
+            {.path = format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), files.size() + 1, table.units().size()),
+             .first = u.first_tensor,
+             .tensors = u.tensors,
+             .layout = layout_safetensors({begin, begin + u.tensors})});
+    }
+    return files;
+}
+
+std::string weight_index(const std::vector<TensorFile>& files, const ParamTable& table) {
+    int64_t bytes = 0;
+    OrderedJson map = OrderedJson::object();
+    for (const TensorFile& f : files)
+        for (int i = 0; i < f.tensors; ++i) {
+            bytes += f.layout.sizes[size_t(i)];
+            map[table.tensors()[size_t(f.first + i)].name] = f.path;
+        }
+    const OrderedJson index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
+    return index.dump(2) + "\n";
+}
+
 void save_model(const std::string& folder, const ModelConfig& config, const ParamTable& table, DType dtype,
-                const WeightSource& source, const TokenizerFiles& tokenizer) {
+                const WeightSource& source, const TokenizerFiles& tokenizer, int64_t shard_above) {
     constexpr int64_t kPiece = 1 << 22;  // elements
+    require(!is_file(folder + "/" + kIndex), "%s: holds a sharded model (%s): choose another folder", folder.c_str(),
+            kIndex);
     prepare_model_folder(folder, tokenizer);
-    SafetensorsWriter writer(folder + "/" + kWeights, tensor_specs(table, dtype));
     int64_t largest = 0;
     for (const Tensor& t : table.tensors()) largest = std::max(largest, std::min(t.size, kPiece));
     std::vector<char> piece(size_t(largest * size_of(dtype)));
-    for (size_t i = 0; i < table.tensors().size(); ++i) {
-        const Tensor& t = table.tensors()[i];
-        for (int64_t first = 0; first < t.size; first += kPiece) {
-            const int64_t count = std::min(kPiece, t.size - first);
-            source(t, first, count, piece.data());
-            writer.write(i, first * size_of(dtype), piece.data(), count * size_of(dtype));
+    const std::vector<TensorSpec> specs = tensor_specs(table, dtype);
+    const std::vector<TensorFile> files = tensor_files("model", table, dtype, shard_above);
+    for (const TensorFile& file : files) {
+        const auto begin = specs.begin() + file.first;
+        SafetensorsWriter writer(folder + "/" + file.path, {begin, begin + file.tensors});
+        for (int i = 0; i < file.tensors; ++i) {
+            const Tensor& t = table.tensors()[size_t(file.first + i)];
+            for (int64_t first = 0; first < t.size; first += kPiece) {
+                const int64_t count = std::min(kPiece, t.size - first);
+                source(t, first, count, piece.data());
+                writer.write(size_t(i), first * size_of(dtype), piece.data(), count * size_of(dtype));
+            }
         }
+        writer.commit();
     }
-    writer.commit();
+    if (files.size() > 1) {
+        fs::remove(folder + "/" + kWeights);  // of an earlier model: readers would take it
+        write_file_atomically(folder + "/" + kIndex, weight_index(files, table));
+    }
     write_file_atomically(folder + "/" + kConfig, config_to_json(config, dtype));
 }
 

@@ -112,16 +112,32 @@ void read_generation_config(const std::string& folder, ModelConfig&);
 // Deletes a model's weights (model*.safetensors), configuration and tokenizer from the folder.
 void remove_model(const std::string& folder);
 
-// Makes the folder if need be, refuses one with another model's index of shards, and copies the tokenizer's files from
-// `tokenizer`.
+// Makes the folder if need be, and copies the tokenizer's files from `tokenizer`.
 void prepare_model_folder(const std::string& folder, const TokenizerFiles& tokenizer);
 
-// Writes model.safetensors and config.json into `folder` (made if need be), each whole or not at all, and copies the
-// tokenizer's files if there are any. Refuses a folder with another model's index of shards.
+// Writes the weights and config.json into `folder` (made if need be), each file whole or not at all, and copies the
+// tokenizer's files if there are any. Several files of weights get an index, written last. Refuses a folder with
+// another model's index of shards.
 void save_model(const std::string& folder, const ModelConfig&, const ParamTable&, DType, const WeightSource&,
-                const TokenizerFiles& tokenizer = {});
+                const TokenizerFiles& tokenizer = {}, int64_t shard_above = 0);
 
 // The tensors of `table` as one safetensors file would hold them, in table order.
 std::vector<TensorSpec> tensor_specs(const ParamTable&, DType);
+
+// A file of tensors that follow each other in the table.
+struct TensorFile {
+    std::string path;
+    int first = 0, tensors = 0;
+    SafetensorsLayout layout = {};
+    bool holds(int tensor) const { return tensor >= first && tensor < first + tensors; }
+    int64_t offset(int tensor) const { return layout.offsets[size_t(tensor - first)]; }
+};
+// STEM.safetensors; where that would be larger than `shard_above` bytes (0: never), STEM-00001-of-00034.safetensors and
+// so on, one for each unit: ranks that write one file at once wait for each other on a cluster's file system.
+std::vector<TensorFile> tensor_files(const std::string& stem, const ParamTable&, DType, int64_t shard_above);
+// What transformers wants beside several files of weights, under this name.
+constexpr const char* kWeightIndex = "model.safetensors.index.json";
+std::string weight_index(const std::vector<TensorFile>&, const ParamTable&);
+constexpr int64_t kShardAbove = int64_t(5) << 30;  // bytes
 
 }  // namespace rz

@@ -175,7 +175,7 @@ static void export_folder(const ExportOptions& o, const std::string& folder, con
             weights.read(t, first, count, dtype, out);
             progress.add(count);
         },
-        files);
+        files, o.shard_above_mib << 20);
 }
 
 int export_command(const ExportOptions& o) {

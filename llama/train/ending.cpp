@@ -149,7 +149,7 @@ RunEnd finish(Trainer& t) {
     }
     if (!out.empty()) {
         export_weights(out + "/final", core.config, core.table, t.process, core.device, core.compute, core.zero,
-                       t.sources.paths.tokenizer_files);
+                       t.sources.paths.tokenizer_files, t.options.shard_above_mib << 20);
         t.log->line("saved    " + out + "/final");
     }
     files.join();

@@ -14,6 +14,9 @@ CommandTable command_table(ExportOptions& o) {
     g.turn_on("--overwrite", o.overwrite, "Replace a model that --to holds already.");
     g.choice("--dtype", o.dtype, "Data type of the weights that are written. [as stored]",
              {DType::f32, DType::bf16, DType::f16});
+    g.whole("--shard-above", o.shard_above_mib, 0, int64_t(1) << 40,
+            "Size in MiB above which a folder's weights become one file for each block, with an index. 0: always one "
+            "file.");
     g.text("--tokenizer", o.tokenizer, "Folder or tokenizer.json whose files are copied. [--from's]");
     return table;
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/runtime/dtype.h"
 #include "kernels/runtime/names.h"
+#include "llama/model/hf.h"
 #include "llama/train/option_table.h"
 
 namespace rz {
@@ -20,7 +21,8 @@ struct ExportOptions {
     std::string from, to;
     bool overwrite = false;      // a model that is there already
     std::optional<DType> dtype;  // of the weights written; none: as stored
-    std::string tokenizer;       // whose files are copied; empty: those of `from`
+    int64_t shard_above_mib = kShardAbove >> 20;
+    std::string tokenizer;  // whose files are copied; empty: those of `from`
 };
 
 CommandTable command_table(ExportOptions&);

@@ -50,6 +50,7 @@ Keeps keeps(const OptionRow& row) {
                          "save-every",
                          "keep",
                          "keep-every",
+                         "shard-above",
                          "no-background-save",
                          "log-every",
                          "stats-every",

@@ -436,6 +436,9 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
                                : wrong_whole_number(text, 0, 1 << 20);
         };
     keep.whole("--keep-every", o.keep_every, 0, kBig, "Step whose multiples keep their checkpoints for good. 0: none.");
+    keep.whole("--shard-above", o.shard_above_mib, 0, kBig >> 20,
+               "Size in MiB above which a file of a checkpoint or of the final weights becomes one for each block, the "
+               "weights' with an index that transformers reads. 0: always one file.");
     keep.turn_on("--no-background-save", o.no_background_save,
                  "Let training wait for each save, which then needs no memory for a copy of the state.");
     keep.text(

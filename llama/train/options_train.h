@@ -13,6 +13,7 @@
 #include "llama/data/data_order.h"
 #include "llama/data/documents.h"
 #include "llama/model/config.h"
+#include "llama/model/hf.h"
 #include "llama/model/model.h"
 #include "llama/parallel/context.h"
 #include "llama/parallel/pipeline_program.h"
@@ -150,6 +151,7 @@ struct TrainOptions {
     std::string out;
     bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
+    int64_t shard_above_mib = kShardAbove >> 20;
     bool no_background_save = false, allow_data_change = false;
     std::string after_save, before_resume;            // commands; empty: none
     bool lr_continue = false, allow_lr_jump = false;  // of a resumed run whose schedule is another

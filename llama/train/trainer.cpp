@@ -197,7 +197,8 @@ static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths) {
             .background = !o.no_background_save && o.save_every > 0,
             .tokenizer = paths.tokenizer_files,
             .mark = !o.after_save.empty(),
-            .timeout_s = std::max(o.timeout, o.disk_timeout)};
+            .timeout_s = std::max(o.timeout, o.disk_timeout),
+            .shard_above = o.shard_above_mib << 20};
 }
 
 // The most that this rank will take, saves and final weights included (plan_memory.h). What can't be planned has only

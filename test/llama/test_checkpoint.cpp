@@ -288,12 +288,13 @@ struct State {
 };
 
 struct Saved {
-    explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32)
+    explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32,
+                   int64_t shard_above = 0)
         : state(param, master, adam) {
         state.fill();
-        writer =
-            std::make_unique<CheckpointWriter>(process, state.cpu, state.stream, state.zero, state.table, state.config,
-                                               SaveOptions{.run_folder = folder.path, .background = background});
+        writer = std::make_unique<CheckpointWriter>(
+            process, state.cpu, state.stream, state.zero, state.table, state.config,
+            SaveOptions{.run_folder = folder.path, .background = background, .shard_above = shard_above});
     }
     std::string save(int64_t step) {
         Manifest m = example();
@@ -436,6 +437,66 @@ TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
               std::string::npos);
 }
 
+// Embedding, two blocks, head: what the manifest lists, and what another reader finds by the index.
+TEST(Checkpoint, AFileForEachUnitAboveASize) {
+    Folder kept;
+    const std::string one = kept.path + "/one";
+    {
+        Saved whole(DType::bf16);
+        fs::copy(whole.save(5), one, fs::copy_options::recursive);
+    }
+    const int64_t largest = int64_t(fs::file_size(one + "/optimizer/m.safetensors"));
+    {  // as large as the largest file: nothing is cut
+        Saved fits(DType::bf16, true, DType::f32, DType::f32, largest);
+        EXPECT_TRUE(fs::exists(fits.save(5) + "/optimizer/m.safetensors"));
+    }
+    {
+        Saved above(DType::bf16, true, DType::f32, DType::f32, largest - 1);
+        const std::string some = above.save(5);
+        EXPECT_TRUE(fs::exists(some + "/model.safetensors"));
+        EXPECT_TRUE(fs::exists(some + "/optimizer/m-00001-of-00004.safetensors"));
+        State mixed(DType::bf16);
+        EXPECT_EQ(above.load(mixed, some), "");
+        mixed.expect_filled();
+    }
+    Saved saved(DType::bf16, true, DType::f32, DType::f32, /*shard_above=*/1);
+    const std::string many = saved.save(5);
+    ASSERT_NE(many, "");
+    EXPECT_FALSE(fs::exists(many + "/model.safetensors"));
+    for (const char* stem : {"model", "optimizer/master", "optimizer/m", "optimizer/v"})
+        for (int i = 1; i <= 4; ++i)
+            EXPECT_TRUE(fs::exists(many + format("/%s-%05d-of-00004.safetensors", stem, i))) << stem << " " << i;
+    State into(DType::bf16);
+    EXPECT_EQ(saved.load(into, many), "");
+    into.expect_filled();
+    const HfWeights theirs(one, saved.state.table), ours(many, saved.state.table);
+    for (const Tensor& t : saved.state.table.tensors()) {
+        std::vector<float> a(size_t(t.size), -1), b(size_t(t.size), -2);
+        theirs.read(t, 0, t.size, DType::f32, a.data());
+        ours.read(t, 0, t.size, DType::f32, b.data());
+        EXPECT_EQ(a, b) << t.name;
+    }
+
+    // Damage is named by file and tensor.
+    const std::string second = "optimizer/m-00002-of-00004.safetensors";
+    flip_bit(many + "/" + second, -1);
+    EXPECT_NE(saved.load(into, many).find(second + ": tensor model.layers.0."), std::string::npos);
+    fs::copy_file(many + "/optimizer/m-00003-of-00004.safetensors", many + "/" + second,
+                  fs::copy_options::overwrite_existing);  // the same size, the next block
+    EXPECT_NE(saved.load(into, many).find(second + ": its header is not that"), std::string::npos);
+    Manifest listed = check_checkpoint(many);
+    std::erase_if(listed.files, [&](const ManifestFile& f) { return f.path == second; });
+    EXPECT_NE(load_state(many, listed, into.table, saved.process, into.cpu, into.stream, into.zero, nullptr)
+                  .find("the manifest has no hash of model.layers.0.input_layernorm.weight"),
+              std::string::npos);
+    listed = check_checkpoint(many);
+    for (ManifestFile& f : listed.files)
+        if (f.path == second) f.tensors["model.norm.weight"] = 1;
+    EXPECT_NE(load_state(many, listed, into.table, saved.process, into.cpu, into.stream, into.zero, nullptr)
+                  .find("the manifest has several hashes of model.norm.weight"),
+              std::string::npos);
+}
+
 TEST(Checkpoint, AnotherModelsFilesAreRefused) {
     Saved saved(DType::f32);
     const std::string path = saved.save(5);
@@ -473,10 +534,10 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
                 const std::vector<SaveReport> reports = saved.writer->reports();
                 ASSERT_EQ(reports.size(), 2u);
                 EXPECT_TRUE(reports[1].not_finite);
-                EXPECT_NE(
-                    reports[1].error.find(format("the state of step 6 is not finite: %s: tensor %s, element 77 is %s",
-                                                 path_of(part), t.name.c_str(), std::isnan(bad) ? "nan" : "-inf")),
-                    std::string::npos)
+                EXPECT_NE(reports[1].error.find(
+                              format("the state of step 6 is not finite: %s: tensor %s, element 77 is %s",
+                                     path_of(part).c_str(), t.name.c_str(), std::isnan(bad) ? "nan" : "-inf")),
+                          std::string::npos)
                     << reports[1].error;
                 const CheckpointStore store(saved.folder.path);
                 EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));

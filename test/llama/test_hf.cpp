@@ -268,6 +268,34 @@ TEST_F(HfShards, TensorTheShardDoesNotHaveIsNamed) {
     EXPECT_TRUE(says(e, "missing: model.layers.0.mlp.gate_proj.weight"));
 }
 
+// Larger than asked for: a file for each unit and an index. Then one file again, and shards of another cut.
+TEST_F(HfTest, ExportWritesAFileForEachUnitAboveASize) {
+    const ModelConfig c = toy(false);
+    const ParamTable table(c);
+    const auto source = [&](const Tensor& t, int64_t first, int64_t n, void* out) {
+        for (int64_t i = 0; i < n; ++i) static_cast<float*>(out)[i] = float(t.offset + first + i);
+    };
+    save_model(path("one"), c, table, DType::f32, source);
+    save_model(path("many"), c, table, DType::f32, source, {}, 1);
+    EXPECT_FALSE(fs::exists(path("many/model.safetensors")));
+    const auto map = parse_weight_map(read_file(path("many/model.safetensors.index.json")), "index");
+    EXPECT_EQ(map.size(), table.tensors().size());
+    std::set<std::string> files;
+    for (const auto& [tensor, file] : map) files.insert(file);
+    EXPECT_EQ(files.size(), table.units().size());
+    EXPECT_EQ(map.at("model.norm.weight"), *files.rbegin());
+    const HfWeights one(path("one"), table), many(path("many"), table);
+    for (const Tensor& t : table.tensors()) {
+        std::vector<float> a(size_t(t.size), -1), b(size_t(t.size), -2);
+        one.read(t, 0, t.size, DType::f32, a.data());
+        many.read(t, 0, t.size, DType::f32, b.data());
+        EXPECT_EQ(a, b) << t.name;
+    }
+    // Over an earlier file of all tensors, which readers would take.
+    save_model(path("one"), c, table, DType::f32, source, {}, 1);
+    EXPECT_FALSE(fs::exists(path("one/model.safetensors")));
+}
+
 TEST_F(HfTest, ExportRefusesAFolderWithShards) {
     make_folder(path("model"));
     write_file_atomically(path("model/model.safetensors.index.json"), "{}");

@@ -169,6 +169,29 @@ check "or from a run's folder" launch 1 generate --from "$work/whole" --prompt "
 rm -r "$work/keep/final"
 check "or from one that was killed" launch 1 generate --from "$work/keep" --prompt "def " --max-tokens 4
 
+# ---- a file for each block ----
+# 2 MiB in fp32: files above 1 MiB are cut. A run that is stopped with many files and continues into one, and back.
+large=(--preset bytes --dim 128 --layers 3 --heads 4 --kv-heads 2 --head-dim 32 --ffn 256 --device cpu --data "$work/data" --batch 1
+  --seq-len 16 --val-tokens 16 --val-every 0 --save-every 2)
+ranks=1
+if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then ranks=2; fi
+both=("${large[@]}" --batch-tokens 32 --steps 4 --zero $((ranks == 2 ? 3 : 0)))
+check "checkpoints with a file for each block" launch $ranks "${both[@]}" --shard-above 1 --out "$work/shards"
+check "  final weights too" test -e "$work/shards/final/model-00005-of-00005.safetensors" -a ! -e "$work/shards/final/model.safetensors"
+launch $ranks "${both[@]}" --shard-above 0 --out "$work/one_file"
+check "  exported, they are the bytes of one file" launch 1 export --from "$work/shards" --to "$work/joined" --shard-above 0
+check "  to the bit" cmp "$work/joined/model.safetensors" "$work/one_file/final/model.safetensors"
+for to in 0 1; do
+  from=$([ $to = 0 ] && echo shards || echo one_file)
+  cut_at "$from" "again$to" 2
+  check "  resumed from $from" launch $ranks --device cpu --out "$work/again$to" --resume auto --shard-above $to
+  launch 1 export --from "$work/again$to" --to "$work/again$to.joined" --shard-above 0
+  check "    the same weights" cmp "$work/again$to.joined/model.safetensors" "$work/one_file/final/model.safetensors"
+done
+flip="$work"/shards/checkpoints/step_000000004/optimizer/m-00002-of-00005.safetensors
+printf 'X' | dd of="$flip" bs=1 seek=30000 conv=notrunc 2> /dev/null
+check "  damage is named by its file" refused 70 "optimizer/m-00002-of-00005.safetensors: tensor" --device cpu --out "$work/shards" --resume 4 --steps 6
+
 # ---- several ranks ----
 if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; then
   hash_of() { grep -o '"data_hash":"[0-9a-f]*"' "$work/$1/metrics.jsonl" | tail -n 1; }
