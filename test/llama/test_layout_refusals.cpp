@@ -89,7 +89,8 @@ TEST(LayoutRefusals, ThereIsADefaultScheduleForEveryModel) {
                 for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
                     TrainOptions o = flags();
                     o.pp = pp, o.grad_accum = micro_batches, o.recompute = recompute;
-                    EXPECT_EQ(refusal(o, model(tied), pp), "") << pp << (tied ? ", tied " : " ") << name_of(recompute);
+                    EXPECT_EQ(refusal_of_layout(o, model(tied), pp), "")
+                        << pp << (tied ? ", tied " : " ") << name_of(recompute);
                 }
 }
 
