@@ -96,7 +96,6 @@ for section in $sections; do
       run pipeline-run test/program/test_pipeline_run.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama
       run faults test/program/test_faults.sh ./train_llama --quick
-      run faults-all-drawn test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick --core-minutes 0.3
       run gpu-check test/program/test_gpu_check.sh "$build" ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] ||
