@@ -27,8 +27,8 @@ cp  for each block and micro-batch its keys and values to each other rank, in --
 pp  R x dim numbers in --dtype for each send; gradients of units that two ranks hold, once.
 data       ZeRO's gathers and reduces of units among the n ranks that share a unit's state: a pass is (n - 1) / n of the
            unit. --zero 0 and 1: 2 passes a step; 2: one a micro-batch (or one, accumulated locally) and 1; 3: one for
-           each gather (2 a micro-batch) and one for each reduce. With --fp8-gather on, a byte for each number of a matrix
-           in fp8, and once a step 16 bytes for each such matrix to each other rank.
+           each gather (2 a micro-batch) and one for each reduce. With --fp8-gather on, a byte for each number of a
+           matrix in fp8, and once a step 16 bytes for each such matrix to each other rank.
 replicate  the all-reduce of the owned slices (hybrid sharding): 2 passes over them.
 model      the gradient norm's sums, 8 bytes for each block of this rank's gradients, to each other rank of tp x pp.
 

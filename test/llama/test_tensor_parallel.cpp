@@ -429,10 +429,10 @@ double gradients_apart(const Outcome& got, const Outcome& want) {
 }
 
 // With tiles the parts have the tiles of the whole, and so the codes. Partial sums in fp32 are added in another order,
-// which turns about one bf16 rounding (2^-8) in 2^10, 16 in each tensor of 2^14 numbers; one in 16 of these turns a code
-// (2^-4), and with it its row, one of 128. After the 16 products of two blocks 16 rows are noisy as with other codes,
-// by 10^(-28.5 / 20) in each of 16 products: sqrt(16 / 128) x 0.04 x 4 = 0.05 at most, and half of it as errors of the
-// last products only. Other codes in all rows make 0.15.
+// which turns about one bf16 rounding (2^-8) in 2^10, 16 in each tensor of 2^14 numbers; one in 16 of these turns a
+// code (2^-4), and with it its row, one of 128. After the 16 products of two blocks 16 rows are noisy as with other
+// codes, by 10^(-28.5 / 20) in each of 16 products: sqrt(16 / 128) x 0.04 x 4 = 0.05 at most, and half of it as errors
+// of the last products only. Other codes in all rows make 0.15.
 TEST(TensorParallelFp8, TilesOfPartsAreThoseOfTheWhole) {
     for (const Fp8Recipe recipe : {Fp8Recipe::none, Fp8Recipe::block, Fp8Recipe::mx}) {
         SCOPED_TRACE(name_of(recipe));
