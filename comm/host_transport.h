@@ -11,7 +11,6 @@
 
 #include <memory>
 
-#include "comm/shared_memory.h"
 #include "comm/transport.h"
 #include "kernels/runtime/memory.h"
 
@@ -49,6 +48,9 @@ class HostTransport : public Transport {
     const char* name() const override { return name_; }
     Wire& wire() { return *wire_; }
     const Wire& wire() const { return *wire_; }
+    bool maps_memory() const override { return !device().is_cuda(); }
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override { return wire_->share(bytes, how); }
+    void check_peers() override { wire_->check_peers(); }
 
     // Blocks the calling thread until `batch` is complete; at the deadline the Watch ends the job.
     void wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq);

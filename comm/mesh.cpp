@@ -219,7 +219,8 @@ Mesh::Mesh(Device device, int rank, int size, const PlannedNetwork& network, con
         const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
         const std::shared_ptr<PlannedMail> mail = peers ? peers->mail(name, members) : nullptr;
         return make_planned_transport(name, int(place), members, device,
-                                      network ? network(name, members, !mail) : nullptr, mail);
+                                      network ? network(name, members, !mail) : nullptr, mail,
+                                      options_.transport == TransportKind::mpi);
     });
 }
 

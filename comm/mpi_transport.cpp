@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "comm/collectives.h"
+#include "comm/library.h"
 
 #ifdef RZ_HAVE_MPI
 
@@ -282,82 +282,46 @@ ElementType element_type(DType t) {
     __builtin_unreachable();
 }
 
-class MpiCollectives : public Collectives {
+class MpiCollectives : public HostLibrary {
    public:
     MpiCollectives(HostTransport& transport, const CollectiveOptions& options, std::shared_ptr<Comm> comm)
-        : Collectives(transport, options), host_(transport), comm_(std::move(comm)) {}
-    const char* name() const override { return "library"; }
+        : HostLibrary(transport, options, transport.device().is_cuda()), host_(transport), comm_(std::move(comm)) {}
 
    protected:
-    bool uses_transport() const override { return false; }
-    void do_all_reduce(Stream& stream, const AllReduce& a) override {
-        const int64_t first = a.offsets.front(), n = a.offsets.back() - first;
-        const char* in = static_cast<const char*>(a.in) + first * size_of(a.dtype);
-        char* out = static_cast<char*>(a.out) + first * size_of(a.dtype);
-        const bool in_wire = !staged() && a.wire == a.dtype;  // MPI works where the values lie
-        char* sums = in_wire ? out : wire_values(stream, in, a.dtype, a.wire, n);
-        const void* from = in_wire && in != out ? in : MPI_IN_PLACE;
-        const auto [type, add] = element_type(a.wire);
+    void sum(Stream& stream, const void* values, char* sums, int64_t n, DType wire) override {
+        const auto [type, add] = element_type(wire);
         const int elements = int_count(n);
+        const void* from = values ? values : MPI_IN_PLACE;
         enqueue(stream, [=, type = type, add = add, comm = comm_->comm](MPI_Request* request) {
             return MPI_Iallreduce(from, sums, elements, type, add, comm, request);
         });
-        scale_into(stream, out, a.dtype, sums, a.wire, n, a.scale);
-        mark_done(stream);
     }
 
-    void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {
-        const int64_t first = a.offsets.front(), n = a.offsets.back() - first, own = count(a.offsets, rank());
-        const char* in = static_cast<const char*>(a.in) + first * size_of(a.dtype);
-        const bool in_wire = !staged() && a.wire == a.dtype;
-        const bool apart = static_cast<const char*>(a.out) < in || a.out >= in + n * size_of(a.dtype);
-        const void* from = in_wire ? in : MPI_IN_PLACE;
-        char* sums = nullptr;  // with MPI_IN_PLACE this rank's slice lands at the front
-        if (!in_wire)
-            sums = wire_values(stream, in, a.dtype, a.wire, n);
-        else if (apart && a.out_dtype == a.wire)
-            sums = static_cast<char*>(a.out);
-        else
-            sums = static_cast<char*>(host_scratch(stream, own * size_of(a.wire)));
-        const auto [type, add] = element_type(a.wire);
+    void sum_slices(Stream& stream, const char* values, char* sums, Offsets offsets, DType wire) override {
+        const auto [type, add] = element_type(wire);
+        const void* from = values ? values : MPI_IN_PLACE;
         enqueue(stream,
-                [=, type = type, add = add, counts = counts(a.offsets), comm = comm_->comm](MPI_Request* request) {
+                [=, type = type, add = add, counts = counts(offsets), comm = comm_->comm](MPI_Request* request) {
                     return MPI_Ireduce_scatter(from, sums, counts.data(), type, add, comm, request);
                 });
-        scale_into(stream, a.out, a.out_dtype, sums, a.wire, own, a.scale);
-        mark_done(stream);
     }
 
-    void do_all_gather(Stream& stream, const AllGather& a) override {
-        const int64_t n = a.offsets.back();
-        char* values = static_cast<char*>(a.out);
-        if (staged()) values = wire_values(stream, a.out, a.dtype, a.dtype, n);
-        enqueue(stream, [=, this, type = element_type(a.dtype).type, counts = counts(a.offsets),
-                         starts = starts(a.offsets)](MPI_Request* request) {
+    void gather_slices(Stream& stream, char* values, Offsets offsets, DType dtype) override {
+        enqueue(stream, [=, this, type = element_type(dtype).type, counts = counts(offsets),
+                         starts = starts(offsets)](MPI_Request* request) {
             return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, values, counts.data(), starts.data(), type, comm_->comm,
                                    request);
         });
-        if (staged()) stream.copy(a.out, values, n * size_of(a.dtype));
-        mark_done(stream);
     }
 
-    void do_broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
-        void* values = data;
-        if (staged()) {
-            values = host_scratch(stream, bytes);
-            stream.copy(values, data, bytes);
-        }
+    void spread(Stream& stream, void* values, int64_t bytes, int root) override {
         const int n = int_count(bytes);
         enqueue(stream, [=, comm = comm_->comm](MPI_Request* request) {
             return MPI_Ibcast(values, n, MPI_BYTE, root, comm, request);
         });
-        if (staged()) stream.copy(data, values, bytes);
-        mark_done(stream);
     }
 
    private:
-    bool staged() const { return host_.device().is_cuda(); }
-
     static int int_count(int64_t n) {
         require(
             n <= INT32_MAX,
@@ -372,28 +336,6 @@ class MpiCollectives : public Collectives {
         return list;
     }
     std::vector<int> starts(Offsets offsets) const { return {offsets.begin(), offsets.end() - 1}; }
-
-    void* host_scratch(Stream& stream, int64_t bytes) {
-        if (bytes > staging_.bytes()) {
-            stream.synchronize();
-            staging_ = Buffer();
-            staging_ = Buffer::host_for(host_.device(), bytes, MemKind::comm, "library staging");
-        }
-        return staging_.data();
-    }
-
-    // A copy of the values in the wire's type, in host memory, for MPI to work in place.
-    char* wire_values(Stream& stream, const void* in, DType dtype, DType wire, int64_t n) {
-        char* values = static_cast<char*>(host_scratch(stream, n * size_of(wire)));
-        if (staged() && wire != dtype) {
-            void* converted = scratch(stream, n * size_of(wire));
-            scale_into(stream, converted, wire, in, dtype, n, 1);
-            in = converted;
-            dtype = wire;
-        }
-        scale_into(stream, values, wire, in, dtype, n, 1);
-        return values;
-    }
 
     // Starts a nonblocking collective and waits for it, in stream order.
     template <class Start>
@@ -412,7 +354,6 @@ class MpiCollectives : public Collectives {
 
     HostTransport& host_;
     std::shared_ptr<Comm> comm_;
-    Buffer staging_;
 };
 
 class MpiTransport : public HostTransport {

@@ -1,7 +1,7 @@
 #include "comm/nccl_transport.h"
 
 #include "comm/host.h"
-#include "comm/collectives.h"
+#include "comm/library.h"
 #include "comm/watch.h"
 
 #ifdef RZ_CUDA
@@ -151,62 +151,39 @@ void NcclTransport::do_finish(Stream& stream, const Transfer& transfer) {
 
 // ---- NCCL's own collectives -----------------------------------------------------------------------------------------
 
-class NcclCollectives : public Collectives {
+class NcclCollectives : public DeviceLibrary {
    public:
     NcclCollectives(NcclTransport& transport, const CollectiveOptions& options)
-        : Collectives(transport, options), nccl_(transport) {}
-    const char* name() const override { return "library"; }
+        : DeviceLibrary(transport, options), nccl_(transport) {}
 
    protected:
-    bool uses_transport() const override { return false; }
-    void do_all_reduce(Stream& stream, const AllReduce& a) override {
-        const int64_t first = a.offsets.front(), n = a.offsets.back() - first;
-        const char* in = static_cast<const char*>(a.in) + first * size_of(a.dtype);
-        char* out = static_cast<char*>(a.out) + first * size_of(a.dtype);
-        const void* values = as_wire(stream, in, a.dtype, a.wire, n);
-        char* sums = a.wire == a.dtype ? out : static_cast<char*>(const_cast<void*>(values));
-        launch(stream, [&](NcclComm::Group& calls) { calls.all_reduce(values, sums, n, a.wire); });
-        scale_into(stream, out, a.dtype, sums, a.wire, n, a.scale);
-        mark_done(stream);
+    void sum(Stream& stream, const void* values, char* sums, int64_t n, DType wire) override {
+        launch(stream, [&](NcclComm::Group& calls) { calls.all_reduce(values, sums, n, wire); });
     }
 
     // NCCL scatters and gathers equal parts only; of unequal slices each is one reduction to, or one broadcast from,
     // its owner, launched together.
-    void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {
-        const int64_t wire = size_of(a.wire), first = a.offsets.front(), n = a.offsets.back() - first;
-        const int64_t own = count(a.offsets, rank());
-        const int64_t converted = a.wire == a.dtype ? 0 : round_up(n * wire, 256);
-        char* memory = static_cast<char*>(scratch(stream, converted + own * wire));
-        const char* values = static_cast<const char*>(a.in) + first * size_of(a.dtype);
-        if (converted) {
-            scale_into(stream, memory, a.wire, values, a.dtype, n, 1);
-            values = memory;
-        }
-        char* sums = memory + converted;
+    void sum_slices(Stream& stream, const char* values, char* sums, Offsets offsets, DType wire) override {
         launch(stream, [&](NcclComm::Group& calls) {
-            if (const int64_t each = equal_slices(a.offsets)) return calls.reduce_scatter(values, sums, each, a.wire);
+            if (const int64_t each = equal_slices(offsets)) return calls.reduce_scatter(values, sums, each, wire);
             for (int r = 0; r < size(); ++r)
-                if (count(a.offsets, r) > 0)
-                    calls.reduce(values + (offset(a.offsets, r) - first) * wire, r == rank() ? sums : nullptr,
-                                 count(a.offsets, r), a.wire, r);
+                if (count(offsets, r) > 0)
+                    calls.reduce(values + (offset(offsets, r) - offsets.front()) * size_of(wire),
+                                 r == rank() ? sums : nullptr, count(offsets, r), wire, r);
         });
-        scale_into(stream, a.out, a.out_dtype, sums, a.wire, own, a.scale);
-        mark_done(stream);
     }
 
-    void do_all_gather(Stream& stream, const AllGather& a) override {
-        const auto at = [&](int r) { return static_cast<char*>(a.out) + offset(a.offsets, r) * size_of(a.dtype); };
+    void gather_slices(Stream& stream, char* values, Offsets offsets, DType dtype) override {
+        const auto at = [&](int r) { return values + offset(offsets, r) * size_of(dtype); };
         launch(stream, [&](NcclComm::Group& calls) {
-            if (const int64_t each = equal_slices(a.offsets)) return calls.all_gather(at(rank()), at(0), each, a.dtype);
+            if (const int64_t each = equal_slices(offsets)) return calls.all_gather(at(rank()), at(0), each, dtype);
             for (int r = 0; r < size(); ++r)
-                if (count(a.offsets, r) > 0) calls.broadcast(at(r), count(a.offsets, r), a.dtype, r);
+                if (count(offsets, r) > 0) calls.broadcast(at(r), count(offsets, r), dtype, r);
         });
-        mark_done(stream);
     }
 
-    void do_broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
-        launch(stream, [&](NcclComm::Group& calls) { calls.broadcast_bytes(data, bytes, root); });
-        mark_done(stream);
+    void spread(Stream& stream, void* values, int64_t bytes, int root) override {
+        launch(stream, [&](NcclComm::Group& calls) { calls.broadcast_bytes(values, bytes, root); });
     }
 
    private:
@@ -223,13 +200,6 @@ class NcclCollectives : public Collectives {
         for (int r = 1; r < size(); ++r)
             if (count(offsets, r) != count(offsets, 0)) return 0;
         return count(offsets, 0);
-    }
-
-    const void* as_wire(Stream& stream, const void* in, DType dtype, DType wire, int64_t n) {
-        if (wire == dtype) return in;
-        void* converted = scratch(stream, n * size_of(wire));
-        scale_into(stream, converted, wire, in, dtype, n, 1);
-        return converted;
     }
 
     NcclTransport& nccl_;

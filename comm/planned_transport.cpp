@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/grid.h"
+#include "comm/library.h"
 #include "comm/watch.h"
 #include "kernels/runtime/context.h"
 
@@ -128,19 +129,88 @@ void PlannedPeers::fail(const std::string& reason) {
 
 namespace {
 
+// A library's collectives: its memory, and the time of the ring's messages without its additions.
+template <class Base>
+class PlannedLibrary : public Base {
+   public:
+    template <class... More>
+    PlannedLibrary(Transport& transport, const CollectiveOptions& options, More... more)
+        : Base(transport, options, more...), ring_(make_ring(transport, options)) {}
+
+   protected:
+    void sum(Stream& stream, const void*, char* sums, int64_t n, DType wire) override {
+        const std::vector<int64_t> even = even_offsets(n, this->size());
+        move(stream, sums, even, wire);
+        move(stream, sums, even, wire);
+    }
+    void sum_slices(Stream& stream, const char*, char* sums, Offsets offsets, DType wire) override {
+        move(stream, sums, offsets, wire);
+    }
+    void gather_slices(Stream& stream, char* values, Offsets offsets, DType dtype) override {
+        move(stream, values, offsets, dtype);
+    }
+    void spread(Stream& stream, void* values, int64_t bytes, int root) override {
+        uncounted([&] { this->Collectives::do_broadcast(stream, values, bytes, root); });
+    }
+
+   private:
+    // Every link passes all slices but one on. What is sent is counted by whoever calls the library.
+    void move(Stream& stream, char* values, Offsets offsets, DType dtype) {
+        uncounted([&] {
+            this->hand_to(*ring_, stream, AllGather{.out = values, .in = values, .offsets = offsets, .dtype = dtype});
+        });
+    }
+    template <class Body>
+    void uncounted(const Body& body) {
+        const int64_t before = this->transport_.bytes_sent();
+        body();
+        this->transport_.count_sent(before - this->transport_.bytes_sent());
+    }
+
+    std::unique_ptr<Collectives> ring_;
+};
+
+// Addresses only.
+class PlannedShares : public SharedMemory {
+   public:
+    PlannedShares(int64_t bytes, Shares how, int members) {
+        const int64_t part = round_up(std::max<int64_t>(bytes, 1), 4096);
+        stride_ = how == Shares::one ? 0 : part;
+        bytes_ = bytes;
+        all_ = how == Shares::one ? part : checked_mul(part, members, "shared memory");
+        base_ = static_cast<char*>(detail::reserve_addresses(all_, /*usable=*/false));
+        require(base_, "a planned device has no addresses left for %lld bytes", (long long)all_);
+    }
+    ~PlannedShares() override { detail::release_addresses(base_, all_); }
+
+   private:
+    int64_t all_;
+};
+
 class PlannedTransport : public Transport {
    public:
     PlannedTransport(std::string group, int rank, std::vector<int> world_ranks, Device device, PlannedLink link,
-                     std::shared_ptr<PlannedMail> mail)
+                     std::shared_ptr<PlannedMail> mail, bool over_mpi)
         : Transport(std::move(group), rank, std::move(world_ranks), device, nullptr),
           link_(std::move(link)),
-          mail_(std::move(mail)) {
+          mail_(std::move(mail)),
+          over_mpi_(over_mpi) {
         require(device.is_planned(), "the planned transport of group '%s' needs a planned device",
                 this->group().c_str());
     }
 
     const char* name() const override { return "planned"; }
     bool hops_are_alike() const override { return !mail_; }
+    bool maps_memory() const override { return of_cpu() && !device().context->planned.executes; }
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
+        return std::make_unique<PlannedShares>(bytes, how, size());
+    }
+    std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options) override {
+        require(!device().context->planned.executes, "library collectives on a planned device move nothing");
+        if (of_cpu() || over_mpi_)
+            return std::make_unique<PlannedLibrary<HostLibrary>>(*this, options, /*staged=*/!of_cpu());
+        return std::make_unique<PlannedLibrary<DeviceLibrary>>(*this, options);
+    }
 
    protected:
     struct State {
@@ -188,6 +258,7 @@ class PlannedTransport : public Transport {
     }
 
    private:
+    bool of_cpu() const { return device().context->one_memory; }
     static bool executes(const Stream& stream) { return stream.context().planned.executes; }
 
     Ticks arrives(int from, int to, int64_t bytes, Ticks ready) const {
@@ -200,14 +271,16 @@ class PlannedTransport : public Transport {
 
     PlannedLink link_;
     std::shared_ptr<PlannedMail> mail_;
+    bool over_mpi_;
 };
 
 }  // namespace
 
 std::unique_ptr<Transport> make_planned_transport(std::string group, int rank, std::vector<int> world_ranks,
-                                                  Device device, PlannedLink link, std::shared_ptr<PlannedMail> mail) {
+                                                  Device device, PlannedLink link, std::shared_ptr<PlannedMail> mail,
+                                                  bool over_mpi) {
     return std::make_unique<PlannedTransport>(std::move(group), rank, std::move(world_ranks), device, std::move(link),
-                                              std::move(mail));
+                                              std::move(mail), over_mpi);
 }
 
 }  // namespace rz

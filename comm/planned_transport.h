@@ -59,9 +59,11 @@ class PlannedPeers {
 };
 
 // Without `mail` there are no other ranks: each is taken to do what this one does at the same time, which plans one
-// rank of a job of any size.
+// rank of a job of any size. Where the context has one memory (a CPU) the members map memory of each other. The
+// library's collectives take the memory of MPI's on a CPU and `over_mpi`, of NCCL's otherwise; their time is that of
+// the ring's messages.
 std::unique_ptr<Transport> make_planned_transport(std::string group, int rank, std::vector<int> world_ranks,
                                                   Device device, PlannedLink link,
-                                                  std::shared_ptr<PlannedMail> mail = nullptr);
+                                                  std::shared_ptr<PlannedMail> mail = nullptr, bool over_mpi = false);
 
 }  // namespace rz

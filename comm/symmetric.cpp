@@ -22,8 +22,6 @@
 #include "comm/collectives.h"
 #include "comm/deadline.h"
 #include "comm/host.h"
-#include "comm/host_transport.h"
-#include "comm/shared_memory.h"
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
 
@@ -35,17 +33,16 @@ constexpr int64_t kLine = 128;  // two cache lines: neighbours are fetched toget
 
 class Symmetric : public Collectives {
    public:
-    Symmetric(HostTransport& transport, const CollectiveOptions& options)
-        : Collectives(transport, options), host_(transport) {
+    Symmetric(Transport& transport, const CollectiveOptions& options) : Collectives(transport, options) {
         // Both halves of all ranks, so that they stay in a shared cache.
         half_ = round_up(std::max<int64_t>(64 << 10, std::min<int64_t>(options.chunk_bytes, 1 << 20)), 4096);
-        control_ = host_.wire().share(kLine, Shares::each);
-        staging_ = host_.wire().share(2 * half_, Shares::each);
+        control_ = transport_.share(kLine, Shares::each);
+        staging_ = transport_.share(2 * half_, Shares::each);
     }
     const char* name() const override { return "symmetric"; }
 
     SharedMemory* allocate(int64_t bytes, Shares how) override {
-        windows_.push_back(host_.wire().share(bytes, how));
+        windows_.push_back(transport_.share(bytes, how));
         return windows_.back().get();
     }
 
@@ -76,7 +73,6 @@ class Symmetric : public Collectives {
     void reduce_staged(Stream& stream, const ReduceScatter& a);
     void gather(Stream& stream, void* out, Offsets offsets, int64_t element);
 
-    HostTransport& host_;
     int64_t half_;
     std::unique_ptr<SharedMemory> control_, staging_;
     std::vector<std::unique_ptr<SharedMemory>> windows_;
@@ -85,20 +81,20 @@ class Symmetric : public Collectives {
 
 void Symmetric::wait_for(int r, uint64_t n, uint64_t seq) const {
     if (phase(r).load(std::memory_order_acquire) >= n) return;
-    if (Watch* watch = host_.watch(); watch && seq) watch->running(seq, -1, host_.world_rank(r));
+    if (Watch* watch = transport_.watch(); watch && seq) watch->running(seq, -1, transport_.world_rank(r));
     ask_for_short_slices();
     WaitClock clock;
     for (int polls = 1; phase(r).load(std::memory_order_acquire) < n; ++polls) {
         sched_yield();
         if (polls % 64 != 0) continue;
-        host_.wire().check_peers();
+        transport_.check_peers();
         const double waited = clock.look();
-        if (waited < (host_.watch() ? host_.watch()->timeout_s() : 600)) continue;
+        if (waited < (transport_.watch() ? transport_.watch()->timeout_s() : 600)) continue;
         const std::string what =
             format("waited %.1f s (the deadline) in operation #%llu of group %s for rank %d in shared memory", waited,
-                   (unsigned long long)seq, host_.group().c_str(), host_.world_rank(r));
-        if (!host_.watch()) throw DeadlineError(what);
-        host_.watch()->expired(what);
+                   (unsigned long long)seq, transport_.group().c_str(), transport_.world_rank(r));
+        if (!transport_.watch()) throw DeadlineError(what);
+        transport_.watch()->expired(what);
     }
 }
 
@@ -256,12 +252,12 @@ void Symmetric::do_broadcast(Stream& stream, void* data, int64_t bytes, int root
 }  // namespace
 
 std::unique_ptr<Collectives> make_symmetric(Transport& transport, const CollectiveOptions& options) {
-    auto* host = dynamic_cast<HostTransport*>(&transport);
-    require(host, "--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct",
-            transport.name());
     require(!transport.device().is_cuda(),
             "--collectives symmetric: the memory of GPUs is not mapped\n  nearest: --collectives library or direct");
-    return std::make_unique<Symmetric>(*host, options);
+    require(transport.maps_memory(),
+            "--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct",
+            transport.name());
+    return std::make_unique<Symmetric>(transport, options);
 }
 
 }  // namespace rz

@@ -68,6 +68,10 @@ std::unique_ptr<Collectives> Transport::library_collectives(const CollectiveOpti
     fail("library collectives: the %s transport has no library\n  use ring or direct collectives", name());
 }
 
+std::unique_ptr<SharedMemory> Transport::share(int64_t, Shares) {
+    fail("--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct", name());
+}
+
 SelfTransport::SelfTransport(Device device, std::string group, std::shared_ptr<Watch> watch, int world_rank)
     : Transport(std::move(group), 0, {world_rank}, device, std::move(watch)) {}
 

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/shared_memory.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/names.h"
 
@@ -117,6 +118,12 @@ class Transport {
 
     // The library's own collectives over the same group (MPI's, NCCL's). Throws where there is none.
     virtual std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options);
+
+    // Whether the members map memory of each other; such memory, which they ask for together. check_peers() throws if
+    // one is known to have failed: for waits that make no progress on messages.
+    virtual bool maps_memory() const { return false; }
+    virtual std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how);
+    virtual void check_peers() {}
 
    protected:
     virtual Transfer do_start(Stream& stream, const MessageGroup& group) = 0;

@@ -316,6 +316,10 @@ class Harness {
                             t->name.c_str());
                 continue;
             }
+            if (t->host && device_.is_cuda()) {
+                std::printf("# left out: %s, whose ranks map each other's host memory\n", t->name.c_str());
+                continue;
+            }
             for (const int n : ranks)
                 if (n % t->needs == 0) jobs.push_back({t, n, command_of(*t, n)});
         }
@@ -338,38 +342,22 @@ class Harness {
             words.insert(words.end(), o_.launcher_args.begin(), o_.launcher_args.end());
         }
         words.push_back(emulates(t) ? emulator() : trains ? o_.build + "/train_llama" : o_.build + "/dev/" + t.tool);
-        const auto add = [&](const std::string& text) {
-            for (std::string& w : words_of(text)) words.push_back(std::move(w));
-        };
+        std::string base, more = t.flags;
         if (trains) {
-            add(!o_.base.empty() ? o_.base : emulates(t) ? emulated_flags() : base_flags(device_.is_cuda()));
-            if (emulates(t)) add("--transport mpi");
-            add(format("--steps %d --warmup 2 --val-every 0 --val-tokens 128 --save-every 0", profile_.steps));
-            if (profile_.trace_steps > 0) add(format("--trace-steps %d", profile_.trace_steps));
+            base = !o_.base.empty() ? o_.base : emulates(t) ? emulated_flags() : base_flags(device_.is_cuda());
+            if (emulates(t)) base += " --transport mpi";
+            base += format(" --steps %d --warmup 2 --val-every 0 --val-tokens 128 --save-every 0", profile_.steps);
+            if (profile_.trace_steps > 0) base += format(" --trace-steps %d", profile_.trace_steps);
         }
-        add("--device " + std::string(device_.is_cuda() || emulates(t) ? "cuda" : "cpu"));
-        const size_t fixed = words.size();
-        add(t.flags);
+        base += device_.is_cuda() || emulates(t) ? " --device cuda" : " --device cpu";
         for (const std::string& extra : o_.extra) {
             const size_t equals = extra.find('=');
             const std::string name = extra.substr(0, equals);
-            if (name == t.name || name == t.name.substr(t.name.find(':') + 1)) add(extra.substr(equals + 1));
+            if (name == t.name || name == t.name.substr(t.name.find(':') + 1)) more += " " + extra.substr(equals + 1);
         }
-        return trains ? later_ones(words, fixed) : words;
-    }
-
-    // A flag may be given once: of what stands before `fixed` goes what stands again after it.
-    static Words later_ones(const Words& words, size_t fixed) {
-        Words kept;
-        for (size_t i = 0; i < words.size(); ++i) {
-            const bool again = i < fixed && words[i].starts_with("--") &&
-                               std::find(words.begin() + int64_t(fixed), words.end(), words[i]) != words.end();
-            if (!again)
-                kept.push_back(words[i]);
-            else if (i + 1 < fixed && !words[i + 1].starts_with("--"))
-                ++i;
-        }
-        return kept;
+        const Words flags = joined_flags(words_of(base), words_of(more));
+        words.insert(words.end(), flags.begin(), flags.end());
+        return words;
     }
 
     BenchResult& result(const std::string& target, const std::string& baseline, const Job& job) {

@@ -1,5 +1,5 @@
-// What a training step should take, op by op, from FLOPs, bytes and the rates of a GPU; beside what bench_train
-// measured.
+// What a training step should take, op by op, from FLOPs and bytes of the planned step and the rates of a GPU; beside
+// what bench_train measured.
 //
 //   build/dev/predict_step --preset medium --batch 16 --seq-len 1024                 on an H200, in bf16
 //   build/dev/predict_step --preset llama3.1-8b --layers 8 --seq-len 4096 --batch 2 --gpu h100 --gemm 745 --copy 2.9
@@ -12,24 +12,26 @@
 // for causal bf16 on an H100 and H200 (FlashAttention-3, cuDNN 9.19), interpolated in log T.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <map>
 
-#include "llama/model/config.h"
 #include "llama/base/json.h"
 #include "llama/model/model.h"
-#include "llama/model/param_table.h"
-#include "llama/model/presets.h"
+#include "llama/plan/cost.h"
+#include "llama/train/batches.h"
+#include "llama/train/options.h"
+#include "llama/train/plan_memory.h"
 
 namespace rz {
 namespace {
 
-enum class Limit { gemm, copy, attention_forward, attention_backward };
+enum class Limit { gemm, attention_forward, attention_backward, copy };
 
 struct Op {
-    const char* name;  // as bench_train --classes calls it
+    std::string name;  // as bench_train --classes calls it
     Limit limit;
     double calls;
     double work;  // of all calls: FLOPs, or bytes where copy limits
@@ -55,31 +57,25 @@ double published(const double (&table)[4], double T) {
     return (table[i] + (at - i) * (table[i + 1] - table[i])) * 1e12;
 }
 
-// A micro-batch in bf16 with its gradients, then the update.
-std::vector<Op> ops_of(const ModelConfig& c, double B, double T, double micro_batches) {
-    const double N = B * T, C = double(c.dim), F = double(c.ffn), V = double(c.vocab), L = double(c.layers), e = 2;
-    const double rotated = double(c.heads + c.kv_heads) * double(c.head_dim);
-    const double gemm = 2 * N * double(c.matmul_parameters()), parameters = double(c.parameter_count());
-    const double scores = 2 * B * double(c.q_rows()) * T * T * L;  // causal: half of 4 B H D T^2
-    std::vector<Op> ops = {
-        {"Gemm y = x W^T", Limit::gemm, 4 * L + 1, gemm},
-        {"Gemm dx = dy W", Limit::gemm, 4 * L + 1, gemm},
-        {"Gemm dW = dy^T x", Limit::gemm, 4 * L + 1, gemm},
-        {"AttentionForward", Limit::attention_forward, L, scores},
-        {"AttentionBackward", Limit::attention_backward, L, 2.5 * scores},
-        {"RmsnormForward", Limit::copy, 2 * L + 1, (2 + 4 * 2 * L) * N * C * e},   // the first has no residual
-        {"RmsnormBackward", Limit::copy, 2 * L + 1, (3 + 4 * 2 * L) * N * C * e},  // the last has none
-        {"Rope", Limit::copy, 2 * L, 2 * L * 2 * N * rotated * e},
-        {"SwigluForward", Limit::copy, L, L * 3 * N * F * e},
-        {"SwigluBackward", Limit::copy, L, L * 6 * N * F * e},
-        {"CrossEntropy", Limit::copy, 1, 2 * N * V * e},
-        {"EmbeddingForward", Limit::copy, 1, 2 * N * C * e},
-        {"EmbeddingBackward", Limit::copy, 1, (N + 2 * std::min(N, V)) * C * e},
+// Of a step on a planned GPU, by op: what `train_llama plan` costs.
+std::vector<Op> ops_of(const TrainOptions& o, const ModelConfig& c) {
+    constexpr double kUnit = 1000;  // FLOPs or bytes in a tick, so that a step of any size has enough ticks
+    std::map<std::string, Limit> limits;
+    PlannedJob job{.kind = DeviceKind::cuda, .ranks = 1, .finishes = false};
+    job.cost = [&](const OpCall& op, const Stream&) {
+        OpWork w;
+        require(find_work(op, w), "%s: its work is not known", op.name().c_str());
+        const Limit limit = w.limit == OpWork::Limit::gemm                 ? Limit::gemm
+                            : w.limit == OpWork::Limit::attention_forward  ? Limit::attention_forward
+                            : w.limit == OpWork::Limit::attention_backward ? Limit::attention_backward
+                                                                           : Limit::copy;
+        limits[op.name()] = limit;
+        return Ticks(std::llround((limit == Limit::copy ? w.bytes : w.flops) / kUnit));
     };
-    for (Op& op : ops) op.calls *= micro_batches, op.work *= micro_batches;
-    ops.push_back({"AdamW", Limit::copy, 1, 28 * parameters});
-    ops.push_back({"SumSquares", Limit::copy, 1, 2 * parameters});
-    ops.push_back({"zero", Limit::copy, 1, 2 * parameters});
+    std::vector<Op> ops;
+    for (const PlannedOp& op : plan_ranks(o, c, job, 0)[0].ops)
+        if (op.time > 0) ops.push_back({op.name, limits.at(op.name), double(op.calls), kUnit * double(op.time)});
+    std::stable_sort(ops.begin(), ops.end(), [](const Op& x, const Op& y) { return x.limit < y.limit; });
     return ops;
 }
 
@@ -109,7 +105,7 @@ void print_table(const std::vector<Op>& ops, const Rates& ceiling, const Rates& 
     std::map<std::string, double> left = measured;
     for (const Op& op : ops) {
         const double seconds = op.work / goal.of(op.limit);
-        std::printf("| %s | %.0f | %.1f %s | %.3f | %.3f | %.1f %% |", op.name, op.calls,
+        std::printf("| %s | %.0f | %.1f %s | %.3f | %.3f | %.1f %% |", op.name.c_str(), op.calls,
                     op.work / (op.limit == Limit::copy ? 1e9 : 1e12), op.limit == Limit::copy ? "GB" : "TFLOP",
                     1e3 * op.work / ceiling.of(op.limit), 1e3 * seconds, 100 * seconds / at_goal);
         if (auto found = left.find(op.name); found != left.end()) {
@@ -150,22 +146,30 @@ int run(int argc, char** argv) {
     app.add_option("--attention-backward", backward, "TFLOP/s of attention. [published, by length and head]")
         ->check(CLI::PositiveNumber);
     app.add_option("--measured", measured, "File with rows of bench_train --classes --json, shown beside.");
+    app.allow_extras()->footer("Other flags are those of training: --recompute block, --master-dtype bf16 ...");
     CLI11_PARSE(app, argc, argv);
 
-    ModelConfig c = find_preset(preset).config;
+    const auto number = [](int64_t n) { return std::to_string(n); };
+    std::vector<std::string> flags = {"--preset",  preset,          "--device",     "cuda",
+                                      "--dtype",   "bf16",          "--batch",      number(batch),
+                                      "--seq-len", number(seq_len), "--grad-accum", number(micro_batches)};
     for (const ConfigField& f : config_fields())
-        if (fields[f.name] > 0) c.*f.member = fields[f.name];
-    if (!head.empty()) c.tied = head == "tied";
-    c.max_seq_len = std::max(c.max_seq_len, seq_len);
-    c.resolve();
+        if (fields[f.name] > 0) flags.insert(flags.end(), {"--" + std::string(f.name), number(fields[f.name])});
+    if (!head.empty()) flags.insert(flags.end(), {"--head", head});
+    for (const std::string& other : app.remaining()) flags.push_back(other);
+    Command command;
+    if (const std::optional<int> code = parse_command_line(flags, command)) return *code;
+    const auto* o = std::get_if<TrainOptions>(&command);
+    require(o && !o->fp8.on(), "predict_step: a training step without fp8, whose rates are not known here");
+    const ModelConfig c = model_config(*o, 0);
     const double T = double(seq_len), N = double(batch) * T * double(micro_batches),
                  per_token = training_flops_per_token(c, seq_len);
-    const std::vector<Op> ops = ops_of(c, double(batch), T, double(micro_batches));
+    const std::vector<Op> ops = ops_of(*o, c);
     double counted = 0;  // attention's backward pass computes 2.5 times the forward's, and is counted as twice
     for (const Op& op : ops)
         if (op.limit != Limit::copy) counted += op.limit == Limit::attention_backward ? op.work * 0.8 : op.work;
-    require(std::abs(counted / (N * per_token) - 1) < 1e-9, "the ops have %g FLOPs, the model %g", counted,
-            N * per_token);
+    require(o->recompute != Recompute::none || std::abs(counted / (N * per_token) - 1) < 1e-6,
+            "the ops have %g FLOPs, the model %g", counted, N * per_token);
 
     const bool wide = c.head_dim > 64;
     const Rates ceiling{gemm > 0 ? gemm * 1e12 : 788e12,

@@ -1,4 +1,4 @@
-#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_largest.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -259,7 +259,7 @@ void forward_strip(const ForwardTiles<W>& t, int64_t row, int64_t position, cons
 }
 
 template <class T, class W>
-void forward_block(const AttentionForward& a, int64_t b, int64_t kv, int64_t q0) {
+void forward_block(const AttentionForward& a, float* largest, int64_t b, int64_t kv, int64_t q0) {
     const AttentionShape& s = a.shape;
     const int64_t group = s.H / s.K, D = s.D;
     ForwardTiles<W> t;
@@ -296,6 +296,7 @@ void forward_block(const AttentionForward& a, int64_t b, int64_t kv, int64_t q0)
         const float *max = t.max + g * kBlock, *sum = t.sum + g * kBlock;
         for_vectors(rows, [&](int64_t r, auto lanes) RZ_LAMBDA {
             store(a.lse + (b * s.H + h) * s.Tq + q0 + r, load(max + r, lanes) + log(load(sum + r, lanes)), lanes);
+            if (largest) store(largest + (b * s.H + h) * s.Tq + q0 + r, load(max + r, lanes), lanes);
         });
         for (int64_t r = 0; r < rows; ++r) {
             T* o = at<T>(a.o, s.o_batch, s.o_row, D, b, q0 + r, h);
@@ -310,7 +311,7 @@ void forward_block(const AttentionForward& a, int64_t b, int64_t kv, int64_t q0)
 
 // Few queries, as when text is generated: packing would cost more than the products.
 template <class T>
-void forward_row(const AttentionForward& a, int64_t b, int64_t h, int64_t t) {
+void forward_row(const AttentionForward& a, float* largest, int64_t b, int64_t h, int64_t t) {
     const AttentionShape& s = a.shape;
     const int64_t D = s.D, keys = s.Tk - s.Tq + t + 1, kv = h / (s.H / s.K);
     float* p = static_cast<float*>(thread_scratch<2>(4 * (keys + D)));
@@ -340,31 +341,32 @@ void forward_row(const AttentionForward& a, int64_t b, int64_t h, int64_t t) {
     T* o = at<T>(a.o, s.o_batch, s.o_row, D, b, t, h);
     for_vectors(D, [&](int64_t d, auto lanes) RZ_LAMBDA { store(o + d, load(sum_v + d, lanes) / sum, lanes); });
     a.lse[(b * s.H + h) * s.Tq + t] = max + __builtin_logf(sum);
+    if (largest) largest[(b * s.H + h) * s.Tq + t] = max;
 }
 
 template <class T, class W>
-void forward_t(const AttentionForward& a) {
+void forward_t(const AttentionForward& a, float* largest) {
     const AttentionShape& s = a.shape;
     if (s.Tq < s.Tk && s.Tq <= 4 && s.q_at < 0 && !s.first_key) {
 #pragma omp parallel for collapse(3) schedule(static) if (s.B * s.H * s.Tq * s.Tk * s.D >= 4 * kSerialBelow)
         for (int64_t b = 0; b < s.B; ++b)
             for (int64_t h = 0; h < s.H; ++h)
-                for (int64_t t = 0; t < s.Tq; ++t) forward_row<T>(a, b, h, t);
+                for (int64_t t = 0; t < s.Tq; ++t) forward_row<T>(a, largest, b, h, t);
         return;
     }
     const int64_t blocks = ceil_div(s.Tq, kBlock), heads = s.B * s.K;
 #pragma omp parallel for schedule(dynamic) if (s.B * s.H * s.Tq * s.Tk * s.D >= 4 * kSerialBelow)
     for (int64_t i = 0; i < blocks * heads; ++i) {
         const int64_t block = blocks - 1 - i / heads, head = i % heads;  // the longest first
-        forward_block<T, W>(a, head / s.K, head % s.K, block * kBlock);
+        forward_block<T, W>(a, largest, head / s.K, head % s.K, block * kBlock);
     }
 }
 
 #ifdef RZ_SIMD_BF16
-void attention_forward(const AttentionForward& a) { forward_t<bf16, Bf16Word>(a); }
+void attention_largest(const AttentionLargest& a) { forward_t<bf16, Bf16Word>(a.forward, a.largest); }
 #else
-void attention_forward(const AttentionForward& a) {
-    with_dtype(a.shape.dtype, [&]<class T>() { forward_t<T, Fp32Word>(a); });
+void attention_largest(const AttentionLargest& a) {
+    with_dtype(a.forward.shape.dtype, [&]<class T>() { forward_t<T, Fp32Word>(a.forward, a.largest); });
 }
 #endif
 
@@ -602,13 +604,15 @@ void attention_backward(const AttentionBackward& a) {
 namespace rz {
 
 // The pass for CPUs with bf16 instructions holds bf16 alone.
-void attention_forward_cpu(const AttentionForward& a) {
+void attention_largest_cpu(const AttentionLargest& all) {
+    const AttentionForward& a = all.forward;
     const AttentionShape& s = a.shape;
-    s.dtype == DType::bf16 ? RZ_SIMD_CALL(attention_forward, a) : RZ_SIMD_CALL_PLAIN(attention_forward, a);
+    s.dtype == DType::bf16 ? RZ_SIMD_CALL(attention_largest, all) : RZ_SIMD_CALL_PLAIN(attention_largest, all);
     for (int64_t b = 0; a.amax && b < s.B; ++b)
         join_magnitudes(a.amax, s.dtype, static_cast<char*>(a.o) + b * s.o_batch * size_of(s.dtype), s.Tq, s.H * s.D,
                         s.o_row);
 }
+void attention_forward_cpu(const AttentionForward& a) { attention_largest_cpu({a, nullptr}); }
 void attention_backward_cpu(const AttentionBackward& a) {
     if (a.shape.dtype == DType::bf16) return RZ_SIMD_CALL(attention_backward, a);
     RZ_SIMD_CALL_PLAIN(attention_backward, a);

@@ -25,9 +25,10 @@ std::string choose_batch(TrainOptions& o, Process& process) {
     PlanCase c{.options = o, .config = model_config(o, find_data(o).vocab), .machine = {}, .ranks = process.size()};
     if (const std::optional<Machine> known = find_machine(device)) c.machine = *known;
     c.machine.cpu = !device.is_cuda();
-    c.machine.memory_gib = double(free) / double(int64_t(1) << 30);
-    c.machine.ranks_per_node = 1;  // `free` is one rank's
-    c.machine.host_memory_gib = double(least_host(process)) / double(int64_t(1) << 30);
+    const int64_t local = process.max(process.local_size());
+    c.machine.ranks_per_node = local;
+    c.machine.memory_gib = double(free * (c.machine.cpu ? local : 1)) / double(int64_t(1) << 30);  // `free`: of a rank
+    c.machine.host_memory_gib = double(least_host(process) * local) / double(int64_t(1) << 30);
     // Kept free: a twentieth, for what the allocator can't use, and what libraries take later. The context is there.
     c.machine.outside_min_mib = c.machine.outside_max_mib =
         double(free) / 20 / (1 << 20) + (device.is_cuda() ? 512 : 64);

@@ -7,7 +7,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/argmax.h"
-#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_largest.h"
 #include "kernels/attention/attention_merge.h"
 #include "kernels/bias_correction.h"
 #include "kernels/bit_sum.h"
@@ -25,6 +25,7 @@
 #include "kernels/rmsnorm.h"
 #include "kernels/runtime/host_streams.h"
 #include "kernels/rope.h"
+#include "kernels/statistics.h"
 #include "kernels/swiglu.h"
 #include "kernels/vocab_cross_entropy.h"
 
@@ -66,6 +67,7 @@ OpWork attention(const AttentionShape& s, bool backward) {
 }
 
 OpWork work(const AttentionForward& a) { return attention(a.shape, false); }
+OpWork work(const AttentionLargest& a) { return attention(a.forward.shape, false); }
 OpWork work(const AttentionBackward& a) { return attention(a.shape, true); }
 OpWork work(const RmsnormForward& a) {
     return bytes(n(a.N) * n(a.C) * size_of(a.dtype) * (a.residual ? 4 : 2), a.dtype);
@@ -133,6 +135,8 @@ OpWork work(const CopyRows& a) {
 OpWork work(const AttentionMerge& a) {
     return bytes(n(a.B) * n(a.T) * n(a.H) * n(a.D) * (size_of(a.dtype) + 8), a.dtype);
 }
+OpWork work(const SegmentSquares& a) { return bytes(n(a.n) * size_of(a.dtype) * (a.minus ? 2 : 1), a.dtype); }
+OpWork work(const BlockStatistics& a) { return bytes(4 * (n(a.rows) + n(a.count))); }
 OpWork work(const RandomNormal& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
 
 template <class Args>
@@ -177,11 +181,12 @@ bool find_work(const OpCall& op, OpWork& found) {
         found = bytes(n(op.bytes) * (op.label && std::string(op.label) == "zero" ? 1 : 2));
         return true;
     }
-    return try_all<Gemm, AttentionForward, AttentionBackward, RmsnormForward, RmsnormBackward, Rope, SwigluForward,
-                   SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax,
-                   Fp8Gemm, Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8,
-                   FoldScales, SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale,
-                   BiasCorrection, BitSum, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge>(op, found);
+    return try_all<Gemm, AttentionForward, AttentionLargest, AttentionBackward, RmsnormForward, RmsnormBackward, Rope,
+                   SwigluForward, SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, VocabArgmax,
+                   LossScaleUpdate, Argmax, Fp8Gemm, Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax,
+                   Quantise, Transpose8, FoldScales, SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares,
+                   ClipScale, BiasCorrection, BitSum, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge,
+                   SegmentSquares, BlockStatistics>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

@@ -92,7 +92,7 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
             plan.ranks.push_back(one);
         }
     }
-    plan.step_seconds = kSecondsPerTick * double(plan.slowest().step);
+    plan.step_seconds = kSecondsPerTick * double(plan.slowest().mean_step(c.options.stats_every));
     plan.unknown_ops = std::move(unknown.names);
     std::sort(plan.ranks.begin(), plan.ranks.end(),
               [](const PlannedRank& a, const PlannedRank& b) { return a.rank < b.rank; });

@@ -63,6 +63,10 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     std::printf(
         "         rank %d: products %.0f %%, attention %.0f %%, other ops %.0f %%, waiting for messages %.0f %%\n",
         plan.slowest().rank, 100 * gemm, 100 * attention, 100 * (busy - gemm - attention), 100 * (1 - busy));
+    if (const PlannedRank& r = plan.slowest(); r.watched_step > 0)
+        std::printf("         statistics: %.3g ms more every %lld steps, %.2g %% of the time\n",
+                    1e3 * kSecondsPerTick * double(r.watched_step - r.step), (long long)c.options.stats_every,
+                    100 * (double(r.mean_step(c.options.stats_every)) / double(r.step) - 1));
     const PlannedMemory& bus = plan.slowest().memory;
     if (bus.from_host + bus.to_host > 0)
         std::printf("         host: from it %s a step, to it %s, at %g GB/s each way\n",
@@ -97,6 +101,7 @@ OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
                          {"bytes_to_host", r.memory.to_host},
                          {"bytes_sent_first_step", r.first_sent},
                          {"bytes_sent", r.sent},
+                         {"bytes_sent_watched_step", r.watched_sent},
                          {"bytes_sent_by_axis", sent_json(r.memory.sent)}});
     return {{"machine", c.machine.name},  {"ranks", c.ranks},
             {"model", summary(c.config)}, {"fits", word_of(plan.fits)},
@@ -121,6 +126,7 @@ void print_memory(const PlanCase& c, const Plan& plan) {
     row("at once", most.memory.total, least.memory.total);
     row("host, pinned", most.memory.host, least.memory.host);
     row("sent a step", most.sent, least.sent);
+    if (most.watched_sent != most.sent) row("  with stats", most.watched_sent, least.watched_sent);
     for (const auto& [name, axis] : kAxes)
         row(format("on %s", name).c_str(), most.memory.sent.*axis, least.memory.sent.*axis);
     row("from host", most.memory.from_host, least.memory.from_host);

@@ -35,18 +35,11 @@ class DryRun {
         context_.one_memory = job.kind == DeviceKind::cpu;
         context_.planned.cost = [this](const OpCall& op, const Stream& stream) { return cost(op, stream); };
         MeshOptions mesh_how = mesh_options(o);
-        require(mesh_how.algorithms.data != Algorithm::library && mesh_how.algorithms.tp != Algorithm::library,
-                "--collectives library: what the library takes and how long is not known to a plan\n"
-                "  nearest: --collectives ring, direct or hier");
-        for (const Algorithm how : {Algorithm::symmetric, Algorithm::hier_symmetric})
-            require(mesh_how.algorithms.data != how && mesh_how.algorithms.tp != how,
-                    "--collectives %s: what ranks take that map each other's memory is not known to a plan\n"
-                    "  nearest: --collectives %s, whose bits are the same",
-                    name_of(how), how == Algorithm::symmetric ? "direct" : "hier");
         if (mesh_how.ranks_per_node == 0) mesh_how.ranks_per_node = job.ranks_per_node;
         mesh_how.one_lane = job.kind == DeviceKind::cuda && o.transport == TransportKind::mpi;
         if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && o.transport != TransportKind::mpi)
             mesh_how.collectives.largest_chunk_bytes = kNcclChunkBytes;
+        check_shared(mesh_how);
         mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
         CoreOptions how = core_options(o, Device{job.kind}, *mesh_);
         how.graphs = false;
@@ -77,21 +70,25 @@ class DryRun {
         constexpr int64_t kFew = 4;
         const bool few = !core_->plan && M > kFew;
         const RankProgram most = few ? core_->model.training_program(kFew) : core_->program;
-        Step first = step(most);
+        Step first = step(most, 1);
         if (takes_too_much()) {
             found.memory = memory();
             return found;
         }
-        Step all = step(most);
+        Step all = step(most), watched = o_.stats_every > 0 ? step(most, o_.stats_every) : Step{};
         if (few) {
             const RankProgram less = core_->model.training_program(kFew - 1);
             step(less);
             const Step of_less = step(less);
-            first.sent += (M - kFew) * (all.sent - of_less.sent);
+            const Step watched_less = o_.stats_every > 0 ? step(less, o_.stats_every) : Step{};
+            const int64_t each = o_.stats_every == 1 ? watched.sent - watched_less.sent : all.sent - of_less.sent;
+            first.sent += (M - kFew) * each;
             all.extend(of_less, M - kFew);
+            watched.extend(watched_less, M - kFew);
         }
         found.first_sent = first.sent;
         found.sent = all.sent, found.step = all.time;
+        found.watched_sent = watched.sent, found.watched_step = watched.time;
         for (const auto& [name, op] : all.ops) found.ops.push_back(op);
         core_->model.evaluate(batch());
         if (job_.prompt > 0) sample();
@@ -102,6 +99,24 @@ class DryRun {
     }
 
    private:
+    // What the run would find when its ranks map each other's memory.
+    void check_shared(const MeshOptions& how) const {
+        const auto maps = [](Algorithm a) { return a == Algorithm::symmetric || a == Algorithm::hier_symmetric; };
+        const Algorithm data = how.algorithms.data.value_or(Algorithm::ring), tp = how.algorithms.tp;
+        if (!maps(data) && !maps(tp)) return;
+        require(job_.kind == DeviceKind::cpu,
+                "--collectives %s: the memory of GPUs is not mapped\n  nearest: --collectives library or direct",
+                name_of(maps(data) ? data : tp));
+        GridOptions grid = how.grid;
+        for (int r = 0; r < job_.ranks && how.ranks_per_node > 0; ++r) grid.nodes.push_back(r / how.ranks_per_node);
+        const Grid of(job_.ranks, grid);
+        for (const auto& [a, axis] : {std::pair(data, Axis::data), {tp, Axis::tp}})
+            require(a != Algorithm::symmetric || of.nodes(axis) == 1,
+                    "--collectives symmetric: the ranks of the %s axis are on several hosts and can't map each other's "
+                    "memory\n  nearest: --collectives hier-symmetric",
+                    name_of(axis));
+    }
+
     struct HostBytes {
         int64_t from = 0, to = 0, in = 0;
     };
@@ -138,15 +153,19 @@ class DryRun {
                 positions ? id : nullptr};
     }
 
-    // As train_llama.cu has it; of a batch that nobody reads.
-    Step step(const RankProgram& program) {
+    // As train_llama.cu has it; of a batch that nobody reads. `number`: for --stats-every, 0: a step without.
+    Step step(const RankProgram& program, int64_t number = 0) {
         const int64_t sent = mesh_->bytes_sent();
         const Ticks begin = core_->compute.clock();
         ops_.clear();
         bus_ = {};
-        core_->model.run(program, {.pass = Pass::train, .grad_scale = 1}, [&](int64_t) { return batch(); });
+        Goal goal{.pass = Pass::train, .grad_scale = 1};
+        const bool watched = statistics_ && number > 0 && number % o_.stats_every == 0;
+        if (watched) statistics_->begin(), goal.watch = statistics_->watch();
+        core_->model.run(program, goal, [&](int64_t) { return batch(); });
         core_->zero.optimizer.gradient_norm();
         core_->zero.optimizer.update(0, 1);
+        if (watched) statistics_->end(number);
         Step done{mesh_->bytes_sent() - sent, core_->compute.clock() - begin, bus_, {}};
         for (const auto& [key, op] : ops_) {  // a label may have several addresses
             PlannedOp& total = done.ops[op.name];

@@ -58,11 +58,18 @@ struct PlannedRank {
     int64_t first_sent = 0, sent = 0;  // bytes by the collectives and links of the first step, and of each other
     std::vector<PlannedOp> ops = {};   // by name
     Ticks step = 0;                    // time of a step between others of its kind
+    // Of a step with statistics (--stats-every); 0 without them.
+    int64_t watched_sent = 0;
+    Ticks watched_step = 0;
+    // Time of a step in the mean of those with statistics and without.
+    Ticks mean_step(int64_t stats_every) const {
+        return stats_every > 0 ? step + (watched_step - step) / stats_every : step;
+    }
 };
 
 // Rank `rank` and the ranks that hold the model with it (tp x pp), ascending; all other ranks are taken to do what
 // these do. To the byte what the ledger counts at the end of such a run, and what its steps send, but for what CUDA's
-// libraries take by themselves, and --collectives library, which is refused.
+// libraries take by themselves.
 std::vector<PlannedRank> plan_ranks(const TrainOptions&, const ModelConfig&, const PlannedJob&, int rank);
 
 // The most tokens that samples of such a run may begin with, from its first start: --prompt is not tokenised, and a

@@ -234,12 +234,7 @@ static std::string planned_memory(const Trainer& t) {
 }
 
 // What this rank will take of its host: pinned beside a GPU, all of it on the CPU. 0 for a run that can't be planned.
-static int64_t planned_host_bytes(TrainOptions o, const ModelConfig& config, DeviceKind kind, Place world) {
-    if (kind == DeviceKind::cuda)  // what a plan does not know pins no more than what it knows
-        for (const Algorithm unplanned : {Algorithm::library, Algorithm::symmetric}) {
-            if (o.collectives.data == unplanned) o.collectives.data = Algorithm::direct;
-            if (o.collectives.tp == unplanned) o.collectives.tp = Algorithm::direct;
-        }
+static int64_t planned_host_bytes(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, Place world) {
     try {
         const PlannedMemory plan = plan_memory(o, config, kind, world.rank, world.size);
         return kind == DeviceKind::cpu ? plan.total : plan.host;

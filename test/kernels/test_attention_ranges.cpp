@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/attention/attention_largest.h"
 #include "test/kernels/double_ops.h"
 
 namespace rz::test {
@@ -150,7 +151,8 @@ TEST_P(AttentionRanges, ChunksOfQueriesGiveTheBitsOfTheWholeCall) {
 struct Dense {
     const Sequences& s;
     Doubles q = s.q.values(), k = s.k.values(), v = s.v.values(), d_o = s.d_o.values();
-    Doubles o = Doubles(q.size()), lse = Doubles(size_t(s.B * s.H * s.T)), dq = o, dk = Doubles(k.size()), dv = dk;
+    Doubles o = Doubles(q.size()), lse = Doubles(size_t(s.B * s.H * s.T)), largest = lse, dq = o,
+            dk = Doubles(k.size()), dv = dk;
     Doubles o_scale = o, dq_scale = o, dk_scale = dk, dv_scale = dk;
 
     size_t row(int64_t b, int64_t t, int64_t head, int64_t heads) const {
@@ -178,6 +180,7 @@ struct Dense {
             p[size_t(j)] = seen ? scale * dot(&q[at], &k[row(b, j, kv, s.K)], D) : -INFINITY;
             max = std::max(max, p[size_t(j)]);
         }
+        largest[size_t((b * s.H + h) * s.T + t)] = max;
         for (double& x : p) sum += x = std::exp(x - max);
         for (double& x : p) x /= sum;
         lse[size_t((b * s.H + h) * s.T + t)] = max + std::log(sum);
@@ -226,6 +229,36 @@ TEST_P(AttentionRanges, DocumentsAgreeWithDenseAttentionInDouble) {
             expect_dense(s, whole(s), dtype);
             expect_dense(s, in_chunks(s, 50), DType::f32);
         }
+}
+
+// A score is a sum of D products, rounded once more by the scale; of few queries after a cache too.
+TEST_P(AttentionRanges, TheLargestLogitOfEachRowIsThatOfDenseAttention) {
+    for (DType dtype : kTypes) {
+        const Sequences s{2, 150, 4, 2, 16, starts({40, 70, 40}, 2), dtype}, plain{1, 80, 2, 2, 8, {}, dtype};
+        for (const Sequences* one : {&s, &plain})
+            for (const int64_t last : {one->T, int64_t(3)}) {
+                if (last < one->T && one->B > 1) continue;
+                const Dense want(*one);
+                const Outputs out(*one, dtype);
+                const int64_t rows = one->B * one->H, q0 = one->T - last;
+                const Tensor lse(rows * last, DType::f32), largest(rows * last, DType::f32);
+                AttentionShape part = one->shape();
+                part.Tq = last;
+                attention_largest_cpu({.forward = {.o = one->at(out.o, q0, one->H),
+                                                   .lse = lse.as<float>(),
+                                                   .q = one->at(one->q, q0, one->H),
+                                                   .k = one->k.data(),
+                                                   .v = one->v.data(),
+                                                   .shape = part},
+                                       .largest = largest.as<float>()});
+                Doubles expected;
+                for (int64_t r = 0; r < rows; ++r)
+                    for (int64_t t = q0; t < one->T; ++t) expected.push_back(want.largest[size_t(r * one->T + t)]);
+                const double fp32 = (double(one->D) + 2) * 0x1p-24;
+                expect_close("largest", largest.values(), expected,
+                             [&](size_t i) { return 4 * fp32 * (1 + std::abs(expected[i])); });
+            }
+    }
 }
 
 TEST_P(AttentionRanges, BatchRowsHaveTheirOwnDocuments) {

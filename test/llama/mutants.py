@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Would the tests notice? Plants faults: of pipelines (scheduling, executing and accounting), or of number formats.
+"""Would the tests notice? Plants faults of pipelines (scheduling, executing, accounting), the plan, evaluation, masks, mixes.
 
-    test/llama/mutants.py [--table formats] [--only WORD] [--jobs N]
-                                         build once, then each fault: the tests that must fail; minutes
-    test/llama/mutants.py --check        the places and the tests that are named here exist
+    test/llama/mutants.py [--only WORD] [--jobs N]     build once, then each fault: the tests that must fail; minutes
+    test/llama/mutants.py --check                      the places and the tests that are named here exist
 
 Works in a copy of the sources, build/mutants. There every fault stands beside what is right, and RZ_PLANTED in the
-environment picks one. Prints a line per fault and exits 1 if one survives. A row: what is wrong, the file, what
-stands there, what is planted (an expression for an expression, or statements for statements, which end with ; or }),
-and the tests of which at least one must fail: GoogleTest's names in build/cuda/unit_tests, or a script that gets the
-program. In what is planted PLANTED may stand for the condition; a header's row compiles what INCLUDERS names again.
+environment picks one. Prints a line per fault and exits 1 if one survives. A row: what is
+wrong, the file, what stands there, what is planted (an expression for an expression, or statements for statements, which
+end with ; or }), and the tests of which at least one must fail: GoogleTest's names in build/cuda/unit_tests, or a script
+that gets the program.
 """
 
 import argparse
@@ -21,15 +20,15 @@ import shutil
 import subprocess
 import sys
 
-from mutants_formats import FORMATS, INCLUDERS
-
 TREE = pathlib.Path(__file__).resolve().parents[2]
 EXECUTOR, PROGRAM = "llama/parallel/executor.cpp", "llama/parallel/pipeline_program.cpp"
 SCHEDULES, CHECK = "llama/parallel/pipeline.cpp", "llama/parallel/pipeline_check.cpp"
+EVAL, SCORER, ATTENTION = "llama/train/eval_tasks.cpp", "llama/train/scorer.cpp", "kernels/attention/attention.cpp"
+PLAN = "llama/train/plan_memory.cpp"
 BLOCK, FEEDER, TRAINER = "llama/model/block.cpp", "llama/data/batch_feeder.cpp", "llama/train/trainer.cpp"
 NORM1 = "add_norm_gradient(s, dw + at_.norm1 * size_of(grad_dtype_), p.dw_norm1, config_.dim, grad_dtype_);"
 
-PIPELINES = [
+MUTANTS = [
     (
         "zb-h1 runs a weight gradient one task earlier",
         SCHEDULES,
@@ -187,6 +186,146 @@ PIPELINES = [
         "if (c.with) single.insert(single.end() - 1, {*c.with});",
         ["PipelineProgram.*"],
     ),
+    # The plan
+    (
+        "the plan gathers one unit more ahead",
+        TRAINER,
+        "int(o.prefetch)",
+        "int(o.prefetch) + 1",
+        ["Plan.EachUnitGatheredAheadTakesASlot"],
+    ),
+    (
+        "a pool is counted once, not for units of every size",
+        "zero/unit_pool.cpp",
+        "++units_of_size[b];",
+        "units_of_size = {{b, 1}};",
+        ["Plan.APoolHasSlotsForUnitsOfEverySize"],
+    ),
+    (
+        "the plan ignores recomputation",
+        PLAN,
+        "how.graphs = false;",
+        "how.graphs = false, how.stage.recompute = Recompute::none;",
+        ["Plan.RecomputationKeepsTheResidualStreamAlone"],
+    ),
+    (
+        "the head's gradient is forgotten",
+        "zero/gradient_store.cpp",
+        "ownership_.elements(), dtype",
+        "ownership_.elements() - ownership_.units().back().padded, dtype",
+        ["Plan.TheHeadHasAGradientOfItsOwnUnlessItIsTied"],
+    ),
+    (
+        "the last micro-batch's reduction is dropped",
+        "llama/parallel/program.cpp",
+        "ends || (shape.shard.reduce_each && open[u].empty())",
+        "!ends && shape.shard.reduce_each && open[u].empty()",
+        ["Plan.EveryMicroBatchIsReduced"],
+    ),
+    (
+        "padding is left out",
+        "zero/ownership.cpp",
+        'u.padded, "parameters"',
+        'u.size, "parameters"',
+        ["Plan.PaddingIsCounted"],
+    ),
+    (
+        "a step with --stats-every is planned as one without",
+        PLAN,
+        "number % o_.stats_every == 0",
+        "number < 0",
+        ["Plan.AStepWithStatisticsSendsKeysOnceMore"],
+    ),
+    (
+        "attention's largest logit is the log-sum-exp",
+        ATTENTION,
+        "if (largest) largest[(b * s.H + h) * s.Tq + t] = max;",
+        "if (largest) largest[(b * s.H + h) * s.Tq + t] = max + __builtin_logf(sum);",
+        ["Simd/AttentionRanges.TheLargestLogitOfEachRowIsThatOfDenseAttention/0"],
+    ),
+    # Evaluation
+    (
+        "acc_norm divides by tokens",
+        EVAL,
+        "by_characters.push_back(log_p / e.requests[c].characters);",
+        "by_characters.push_back(log_p / double(items_[item].scored));",
+        ["EvalMetrics.AccNormDividesByCharactersAndLlmcsByTokens"],
+    ),
+    (
+        "context and continuation are tokenised apart",
+        EVAL,
+        "encode_text(t, r.context + r.continuation, o.bos)",
+        "[&] { auto ids = encode_text(t, r.context, o.bos); for (int id : t.encode(r.continuation)) ids.push_back(id); "
+        "return ids; }()",
+        ["EvalTokens.ContextAndContinuationAreTokenisedTogether"],
+    ),
+    (
+        "BOS stands twice",
+        EVAL,
+        "!std::string_view(text).starts_with(t.bytes_of(t.bos_id()))",
+        "true",
+        ["EvalTokens.BosStandsOnce"],
+    ),
+    (
+        "a batch that only fills up counts",
+        SCORER,
+        "mine >= batches.size() || !mine_count",
+        "!mine_count",
+        ["EvalScores.AnyNumberOfRanksGivesTheSameBits"],
+    ),
+    (
+        "the batches that the ranks do not divide are dropped",
+        SCORER,
+        "first < batches.size()",
+        "first + size_t(dp_.size) <= batches.size()",
+        ["EvalScores.AnyNumberOfRanksGivesTheSameBits"],
+    ),
+    # Documents
+    (
+        "keys are masked by the start of the tile's first query",
+        ATTENTION,
+        "r < valid ? hidden(r) : 0",
+        "r < valid ? hidden(0) : 0",
+        ["Simd/AttentionRanges.DocumentsAgreeWithDenseAttentionInDouble/0"],
+    ),
+    (
+        "the backward pass skips no tile before the document",
+        ATTENTION,
+        "hidden_keys(s, b, q0, k0)(0) >= keys",
+        "keys < int64_t{0}",
+        ["Simd/AttentionRanges.BlocksBeforeTheDocumentAreNotRead/0"],
+    ),
+    (
+        "the boundary's token is in the other document",
+        "llama/data/documents.cpp",
+        "mask.boundary == DocBoundary::eos ?",
+        "mask.boundary != DocBoundary::eos ?",
+        ["Documents.ATokenBeginsEach", "Documents.ATokenEndsEach"],
+    ),
+    (
+        "recomputation ignores the mask",
+        "llama/model/stage.cpp",
+        "work_.block(unit).forward(stream_, shape, w, a, work_.scratch(), nullptr);",
+        "{ BlockShape bare = shape; bare.first_key = nullptr; "
+        "work_.block(unit).forward(stream_, bare, w, a, work_.scratch(), nullptr); }",
+        ["Documents.RecomputationGivesTheSameBits"],
+    ),
+    # Mixes
+    (
+        "a rank's order of samples depends on where its part begins",
+        "llama/data/data_mix.cpp",
+        "sets_[size_t(p.set)].data.batch(p.index, 1, inputs + i * seq_len(), targets + i * seq_len());",
+        "const DataLoader& d = sets_[size_t(p.set)].data; "
+        "d.batch((p.index + position) % d.samples(), 1, inputs + i * seq_len(), targets + i * seq_len());",
+        ["DataMixTest.AnyCutOfAStepReadsTheSameSamples"],
+    ),
+    (
+        "a mix counts its calls instead of positions",
+        "llama/data/mix.cpp",
+        "period * shares.parts[size_t(set)]",
+        "[&] { static int64_t calls = 0; return calls++ / shares.period * shares.parts[size_t(set)]; }()",
+        ["Mix.AStartAnywhereSeesWhatARunFromTheBeginningSees"],
+    ),
 ]
 
 
@@ -208,10 +347,10 @@ def test_files():
     return found
 
 
-def check(table, files):
+def check(files):
     """Rows whose place is gone or not unique, or whose tests are not there."""
     wrong = []
-    for what, file, before, _, names in table:
+    for what, file, before, _, names in MUTANTS:
         if (TREE / file).read_text().count(before) != 1:
             wrong.append(f"{what}: {file} does not have its line, or more than one")
         for name in names:
@@ -223,8 +362,6 @@ def check(table, files):
 
 def with_both(number, before, after):
     """What is right and what is planted, one of them at run time."""
-    if "PLANTED" in after:
-        return after.replace("PLANTED", f"RZ_PLANTED({number})")
     if before.endswith("?"):  # a condition, up to its question mark
         return f"(RZ_PLANTED({number}) ? {after[:-1]} : {before[:-1]}) ?"
     if "\n" in before:  # if (condition), and what follows it
@@ -232,18 +369,18 @@ def with_both(number, before, after):
         return f"if (RZ_PLANTED({number}) ? {after.split(chr(10), 1)[0][4:-1]} : {right[4:-1]})\n{rest}"
     if before.endswith(";"):
         return f"if (RZ_PLANTED({number})) {{ {after} }} else {{ {before} }}"
-    if "{" not in before and ", " in before:  # arguments, of which the first is another
+    if "{" not in before + after and ", " in before:  # arguments, of which the first is another
         right, rest = before.split(", ", 1)
         return f"RZ_PLANTED({number}) ? {after.split(', ', 1)[0]} : {right}, {rest}"
     return f"(RZ_PLANTED({number}) ? ({after}) : ({before}))"
 
 
-def copy_and_plant(table, tree):
+def copy_and_plant(tree):
     """The sources, those of the table with every fault in them. Files that are as they were keep their times."""
     listed = subprocess.run(["git", "ls-files"], cwd=TREE, capture_output=True, text=True, check=True).stdout
     for name in [n for n in listed.split("\n") if n and (TREE / n).is_file()] + ["build/config.mk"]:
         data = (TREE / name).read_bytes()
-        rows = [(n, before, after) for n, (_, file, before, after, _) in enumerate(table) if file == name]
+        rows = [(n, before, after) for n, (_, file, before, after, _) in enumerate(MUTANTS) if file == name]
         if rows:
             text = data.decode()
             for number, before, after in rows:
@@ -263,21 +400,19 @@ def must(command, **how):
     return done.stdout
 
 
-def build(table, tree, files, jobs):
+def build(tree, files, jobs):
     """The planted files' objects stand before the library's, and the linker takes the first of two definitions."""
     cuda = "build/cuda/"
-    sources = {source for _, file, _, _, _ in table for source in INCLUDERS.get(file, [file])}
-    tests = {str(files[t]) for _, _, _, _, names in table for n in names for t in fnmatch.filter(files, n)}
-    objects = [cuda + re.sub("cpp$", "o", t) for t in sorted(tests - sources)]
+    tests = {str(files[t]) for _, _, _, _, names in MUTANTS for n in names for t in fnmatch.filter(files, n)}
+    objects = [cuda + re.sub("cpp$", "o", t) for t in sorted(tests)]
     must(["make", f"-j{jobs}", cuda + "libringzero.a", "train_llama", *objects], cwd=TREE)
-    planted = [cuda + re.sub("cpp$", "o", source) for source in sorted(sources)]
+    planted = sorted({cuda + re.sub("cpp$", "o", file) for _, file, _, _, _ in MUTANTS})
     must(["make", f"-j{jobs}", *planted], cwd=tree)
     link = must(["make", "-n", "-W", "Makefile", cuda + "train_llama"], cwd=TREE)
     link = [line for line in link.split("\n") if f"-o {cuda}train_llama " in line][-1]
     compiler, rest = link.split(f" -o {cuda}train_llama ")
     libraries = rest.split("libringzero.a", 1)[1].split("&&")[0].split()
-    first = [str(tree / p) for p in planted if not p.startswith(cuda + "test/")]
-    objects += [str(tree / p) for p in planted if p.startswith(cuda + "test/")]
+    first = [str(tree / p) for p in planted]
     options = [*compiler.split(), "-Wl,-z,muldefs", "-o"]
     must(
         [*options, str(tree / "train_llama"), cuda + "train_llama.o", *first, cuda + "libringzero.a", *libraries],
@@ -306,21 +441,19 @@ def failing(tree, number, names):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--table", choices=["pipelines", "formats"], default="pipelines")
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    table = {"pipelines": PIPELINES, "formats": FORMATS}[args.table]
     files = test_files()
-    if wrong := check(table, files):
+    if wrong := check(files):
         print("\n".join("    " + w for w in wrong))
     if args.check or wrong:
         return len(wrong) > 0
-    tree = TREE / "build/mutants" / args.table
-    copy_and_plant(table, tree)
-    build(table, tree, files, args.jobs)
+    tree = TREE / "build/mutants"
+    copy_and_plant(tree)
+    build(tree, files, args.jobs)
     caught = survived = 0
-    for number, (what, _, _, _, names) in enumerate(table):
+    for number, (what, _, _, _, names) in enumerate(MUTANTS):
         if args.only not in what:
             continue
         found = failing(tree, number, names)

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <sstream>
 
+#include "dev/bench/harness_targets.h"
 #include "kernels/runtime/context.h"
 #include "llama/plan/cost.h"
 #include "llama/plan/plan.h"
@@ -85,6 +87,77 @@ TEST(Plan, PaddingIsCounted) {
     for (const UnitLayout& u : units()) padded += u.padded;
     ASSERT_GT(padded, config().parameter_count());
     EXPECT_EQ(of(planned({}), MemKind::parameters), 4 * padded);
+}
+
+// Attention goes twice then, so keys and values come from the other ranks of the cp axis once more, in each block and
+// micro-batch. No other rank's numbers are needed: sums of tensors and blocks meet on the host.
+TEST(Plan, AStepWithStatisticsSendsKeysOnceMore) {
+    const ModelConfig c = config();
+    for (const char* exchange : {"gather", "ring"})
+        for (const int64_t micro_batches : {1, 2, 9}) {
+            const std::string tokens = std::to_string(2 * 16 * micro_batches);
+            const auto with = [&](const char* every) {
+                const TrainOptions o = options({"--cp", "2", "--cp-exchange", exchange, "--out", "o", "--stats-every",
+                                                every, "--batch-tokens", tokens});
+                return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cpu, .ranks = 2}, 0)[0];
+            };
+            const PlannedRank second = with("2"), each = with("1"), none = with("0");
+            const int64_t keys = 2 * (16 / 2) * 2 * c.kv_heads * c.head_dim * 4;  // B x T / 2 rows of k and v in fp32
+            EXPECT_EQ(second.watched_sent - second.sent, micro_batches * c.layers * keys);
+            EXPECT_EQ(second.sent, none.sent);
+            EXPECT_EQ(second.first_sent, none.first_sent);
+            EXPECT_EQ(each.first_sent - none.first_sent, micro_batches * c.layers * keys);
+            EXPECT_EQ(none.watched_sent, 0);
+        }
+}
+
+// One copy of the parameters for the ranks of a host, at the first of them.
+TEST(Plan, MappedMemoryIsCountedAtItsFirstRank) {
+    const TrainOptions o = options({"--zero", "2", "--collectives", "symmetric"});
+    const auto parameters = [&](int rank) {
+        return of(plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cpu, .ranks = 4}, rank)[0],
+                  MemKind::parameters);
+    };
+    EXPECT_EQ(parameters(0), of(planned({}), MemKind::parameters));
+    EXPECT_EQ(parameters(1), 0);
+    const auto refusal = [&](const PlannedJob& job) -> std::string {
+        try {
+            plan_ranks(o, model_config(o, 0), job, 0);
+        } catch (const Error& e) {
+            return e.what();
+        }
+        return "";
+    };
+    EXPECT_NE(refusal({.kind = DeviceKind::cuda, .ranks = 4}).find("nearest: --collectives library or direct"),
+              std::string::npos);
+    EXPECT_NE(refusal({.kind = DeviceKind::cpu, .ranks = 4, .ranks_per_node = 2}).find("--collectives hier-symmetric"),
+              std::string::npos);
+}
+
+// Flags that a target can't train with are found here, not when someone waits for its times.
+TEST(Plan, EveryTargetOfTheHarnessCanBePlanned) {
+    const auto words = [](const std::string& text) {
+        std::vector<std::string> all;
+        std::istringstream in(text);
+        for (std::string word; in >> word;) all.push_back(word);
+        return all;
+    };
+    for (const bool cuda : {false, true})
+        for (const BenchTarget& t : bench_targets()) {
+            if (t.tool != "train_llama" || (cuda ? t.host : t.gpu)) continue;
+            for (const int ranks : {1, 2, 4}) {
+                if (ranks % t.needs != 0) continue;
+                SCOPED_TRACE(t.name + (cuda ? " on GPUs" : "") + format(", %d ranks", ranks));
+                Command command;
+                ASSERT_FALSE(parse_command_line(
+                    joined_flags(words(base_flags(cuda) + " --device " + (cuda ? "cuda" : "cpu")), words(t.flags)),
+                    command));
+                const TrainOptions o = std::get<TrainOptions>(command);
+                PlannedJob job{.kind = cuda ? DeviceKind::cuda : DeviceKind::cpu, .ranks = ranks};
+                job.alone = true;
+                EXPECT_NO_THROW(plan_ranks(o, model_config(o, 0), job, 0));
+            }
+        }
 }
 
 // Over the bus in a step: 12 bytes of each parameter both ways for masters and moments in fp32, 8 with moments in
