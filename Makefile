@@ -15,13 +15,15 @@
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
 #   make onednn       a newer oneDNN than Debian 12's into build/, without root (dev/build/onednn.sh)
 #
-# Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  J=jobs  V=1 (commands)
+# Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  V=1 (commands)
+#           DEBUG_INFO=-g1  line tables for a debugger; -g0 compiles a little faster      J=jobs
 #           SM="80 90a"  GPU architectures; default: this machine's GPUs; without one, all of 80 89 90a 100 120 that nvcc knows for
 #                        make and make install, 80 and 90a for other goals (tests need no more); SM=all: all for any goal
 
 CXX   ?= g++
 BUILD ?= build
 OPT   ?= -O3
+DEBUG_INFO ?= -g1
 SM    ?= auto
 CUDA  ?= auto
 MPI   ?= auto
@@ -61,7 +63,7 @@ endif
 # -fno-math-errno and -fno-trapping-math let loops with sqrt and comparisons vectorise; neither changes a value.
 # -Werror=switch: a switch over an enum has no default, so a value that is added later is found everywhere.
 comma := ,
-BASE_CXXFLAGS := -std=c++20 $(OPT) -g1 -Wall -Wextra -Werror=switch -Wno-psabi -Wno-restrict -fno-math-errno \
+BASE_CXXFLAGS := -std=c++20 $(OPT) $(DEBUG_INFO) -Wall -Wextra -Werror=switch -Wno-psabi -Wno-restrict -fno-math-errno \
                  -fno-trapping-math -I. -MMD -MP
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 # The newest tag like v1.2, and how far behind it this is: 1.2, or 1.2-14-g0123abc
@@ -97,9 +99,9 @@ CPP_SOURCES := $(sort $(foreach room,kernels comm zero llama,$(wildcard $(room)/
 CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
 
 # A source spends two thirds of its compilation on headers, so PARTS neighbours of a room are compiled as one: build/parts/*.cpp
-# include them, of the unit tests too. Names must therefore differ within a room, in unnamed namespaces too. PARTS=1: every source by
-# itself. The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML, or the
-# commit, and tests that define macros for the headers that they include.
+# include them, of the unit tests too. Names must therefore differ within a room, in unnamed namespaces too. PARTS=1: every
+# source by itself. The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML,
+# or the commit, and tests that define macros for the headers that they include.
 PARTS ?= 8
 ALONE := $(filter kernels/%,$(CPP_SOURCES)) llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp \
          test/kernels/test_cpu_ops.cpp test/kernels/test_fp8.cpp
@@ -171,8 +173,10 @@ $(OBJ)/%.cu.o: %.cu Makefile $(ARCHES_STAMP)
 # The oneDNN that was found last
 $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
-# Where no loop is hot, compiling fast counts: flags, files and reports, and the tests. Bits do not depend on it.
-$(foreach room,train report model parallel plan,$(OBJ)/llama/$(room)/%.o $(OBJ)/parts/llama_$(room)_%.o) $(OBJ)/test/%.o $(OBJ)/parts/test_%.o: BASE_CXXFLAGS += -O1
+# Where no loop is hot, compiling fast counts: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
+# not depend on it.
+$(foreach room,train report model parallel plan,$(OBJ)/llama/$(room)/%.o $(OBJ)/parts/llama_$(room)_%.o) \
+    $(foreach room,comm zero test,$(OBJ)/$(room)/%.o $(OBJ)/parts/$(room)_%.o) $(OBJ)/train_llama.o: BASE_CXXFLAGS += -O1
 $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: BASE_CXXFLAGS += -O0
 
 # The commit is known at run time from this one file, rebuilt when it changes.

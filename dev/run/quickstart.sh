@@ -13,8 +13,8 @@ echo "all there"
 cuda=0
 nvidia-smi -L >/dev/null 2>&1 && cuda=auto
 say "building ./train_llama"
-# On a terminal the steps share a line.
-make --no-print-directory -j"$(nproc)" CUDA=$cuda train_llama | while IFS= read -r line; do
+# On a terminal the steps share a line. Without line tables for a debugger.
+make --no-print-directory -j"$(nproc)" CUDA=$cuda DEBUG_INFO=-g0 train_llama | while IFS= read -r line; do
   if [ -t 1 ] && [[ $line = \[* ]]; then printf '\r\033[K%s' "$line"; else printf '%s%s\n' "${cr-}" "$line"; fi
   [ ! -t 1 ] || cr=$'\r\033[K'
 done
