@@ -201,9 +201,10 @@ std::vector<std::string> link_table(const std::vector<LinkResult>& links) {
             }
         if (rates.empty()) continue;
         const auto [least, most] = std::minmax_element(rates.begin(), rates.end());
-        lines.push_back(format("%zu links %s: %.2f GB/s at least, median %.2f, %.2f at most; %.1f us; %lld wrong bytes",
-                               rates.size(), kind_of(same_host), *least, median(rates), *most, 1e6 * median(latencies),
-                               (long long)wrong));
+        const auto rate = [](double gb_s) { return format(gb_s < 1 ? "%.4f" : "%.2f", gb_s); };
+        lines.push_back(format("%zu links %s: %s GB/s at least, median %s, %s at most; %.1f us; %lld wrong bytes",
+                               rates.size(), kind_of(same_host), rate(*least).c_str(), rate(median(rates)).c_str(),
+                               rate(*most).c_str(), 1e6 * median(latencies), (long long)wrong));
     }
     return lines;
 }

@@ -5,9 +5,12 @@
 //   build/dev/virtual_net table --ranks 512 --op all_reduce   sizes x algorithms: microseconds, and ratio to the bound
 //   build/dev/virtual_net thresholds                          what the rows of comm/thresholds.h come from
 //   build/dev/virtual_net placement                           hosts filled in turn: ranks sorted by node, and not
+//   build/dev/virtual_net shaped --gbs 0.012 --us 300         one rank on each host over such links, beside which
+//                                                             dev/net/shaped_model.sh measures
 //   build/dev/virtual_net step --picture step.svg             a step of ZeRO-3 of 7B parameters at 8 to 512 ranks
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 
@@ -239,6 +242,31 @@ void placement(const NetMachine& m) {
     }
 }
 
+// ---- shaped links ---------------------------------------------------------------------------------------------------
+
+// Hosts with one rank and one card each, over MPI: its chunks and lanes, groups of several lanes under way together.
+// Lines "OPERATION ALGORITHM BYTES SECONDS" for a script to read.
+void shaped(int ranks, double gbs, double us) {
+    NetMachine m;
+    m.ranks_per_node = m.cards = 1;
+    m.card_rate = std::max<int64_t>(1, std::llround(1e3 * gbs));
+    m.card_latency = Ticks(std::llround(us * double(kMicrosecond)));
+    m.card_message = m.group_gap = m.op_gap = 0;
+    m.memory_rate = 0;
+    m.ordered = false;
+    for (const Op op : {Op::reduce_scatter, Op::all_gather, Op::all_reduce})
+        for (const Algorithm a : {Algorithm::ring, Algorithm::direct})
+            for (const int64_t bytes : {kMiB, 4 * kMiB, 16 * kMiB}) {
+                const Ticks t = time_of({.machine = m,
+                                         .ranks = ranks,
+                                         .op = op,
+                                         .bytes = bytes,
+                                         .how = by(a, {.chunk_bytes = kMiB, .lanes = 2})});
+                std::printf("%s %s %lld %.6f\n", kOps[int(op)], name_of(a), (long long)bytes,
+                            double(t) / double(kTicksPerSecond));
+            }
+}
+
 // ---- a step of ZeRO-3 -----------------------------------------------------------------------------------------------
 
 struct StepTime {
@@ -341,6 +369,8 @@ int run(int argc, char** argv) {
     std::string name = "h100-80g", op = kOps[0], picture;
     int ranks = 512;
     int64_t most = kGiB;
+    int hosts = 3;
+    double gbs = 0, us = 0;
     std::vector<int> sizes{8, 16, 64, 128, 512};
     app.add_option("--machine", name, "a machine of llama/configs/machines, or a TOML file")->capture_default_str();
     CLI::App* of_bars = app.add_subcommand("bars", "the goals at 64 nodes of 8");
@@ -350,6 +380,10 @@ int run(int argc, char** argv) {
     of_table->add_option("--max", most, "largest size")->transform(CLI::AsSizeValue(false));
     CLI::App* of_thresholds = app.add_subcommand("thresholds", "what comm/thresholds.h comes from");
     CLI::App* of_placement = app.add_subcommand("placement", "hosts filled in turn");
+    CLI::App* of_shaped = app.add_subcommand("shaped", "one rank on each host, over slow links");
+    of_shaped->add_option("--ranks", hosts)->check(CLI::Range(2, 64))->capture_default_str();
+    of_shaped->add_option("--gbs", gbs, "Rate of a link, one direction.")->check(CLI::PositiveNumber)->required();
+    of_shaped->add_option("--us", us, "Its latency.")->check(CLI::NonNegativeNumber)->required();
     CLI::App* of_step = app.add_subcommand("step", "a step of ZeRO-3 of 7B parameters");
     of_step->add_option("--ranks", sizes)->check(CLI::Range(1, 1024))->delimiter(',');
     of_step->add_option("--picture", picture, "an SVG file");
@@ -362,6 +396,7 @@ int run(int argc, char** argv) {
         table(net, ranks, op == kOps[0] ? Op::reduce_scatter : op == kOps[1] ? Op::all_gather : Op::all_reduce, most);
     if (of_thresholds->parsed()) thresholds(net);
     if (of_placement->parsed()) placement(net);
+    if (of_shaped->parsed()) shaped(hosts, gbs, us);
     if (of_step->parsed()) step(machine, net, sizes, picture);
     return 0;
 }

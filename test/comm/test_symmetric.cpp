@@ -3,6 +3,7 @@
 #include "test/comm/symmetric_cases.h"
 
 #include <algorithm>
+#include <barrier>
 
 #include "comm/loopback.h"
 #include "comm/watch.h"
@@ -62,6 +63,29 @@ TEST(Symmetric, ValuesStayUntilTheSlowestRankHasReadThem) {
             symmetric->barrier(stream);
         }
         stream.synchronize();
+    });
+}
+
+// A rank that is through frees what it has of the memory; the others still read its values. Freed early, so many bytes
+// would be no memory any more.
+TEST(Symmetric, MemoryStaysUntilTheLastRankHasLeft) {
+    constexpr int64_t kCount = 1 << 20;
+    LoopbackHub hub(3);
+    std::barrier<> written(3), left(3);
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(hub.device(rank), "comm");
+        auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+        SharedMemory* memory = symmetric->allocate(kCount * 4, Shares::each);
+        std::fill_n(reinterpret_cast<float*>(memory->part(rank)), kCount, float(rank + 1));
+        written.arrive_and_wait();
+        if (rank == 0) symmetric.reset();
+        left.arrive_and_wait();
+        for (int r = 0; r < 3 && rank != 0; ++r) {
+            const auto* x = reinterpret_cast<const float*>(memory->part(r));
+            EXPECT_EQ(std::count(x, x + kCount, float(r + 1)), kCount) << "rank " << r << "'s, read by " << rank;
+        }
+        written.arrive_and_wait();
     });
 }
 
