@@ -73,7 +73,8 @@ std::vector<Op> ops_of(const TrainOptions& o, const ModelConfig& c) {
         return Ticks(std::llround((limit == Limit::copy ? w.bytes : w.flops) / kUnit));
     };
     std::vector<Op> ops;
-    for (const PlannedOp& op : plan_ranks(o, c, job, 0)[0].ops)
+    const std::vector<PlannedRank> planned = plan_ranks(o, c, job, 0);
+    for (const PlannedOp& op : planned[0].ops)
         if (op.time > 0) ops.push_back({op.name, limits.at(op.name), double(op.calls), kUnit * double(op.time)});
     std::stable_sort(ops.begin(), ops.end(), [](const Op& x, const Op& y) { return x.limit < y.limit; });
     return ops;
