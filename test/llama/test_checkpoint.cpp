@@ -439,7 +439,7 @@ TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
 
 // Embedding, two blocks, head: what the manifest lists, and what another reader finds by the index.
 TEST(Checkpoint, AFileForEachUnitAboveASize) {
-    Folder kept;
+    TempFolder kept;
     const std::string one = kept.path + "/one";
     {
         Saved whole(DType::bf16);

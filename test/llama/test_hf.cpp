@@ -270,7 +270,7 @@ TEST_F(HfShards, TensorTheShardDoesNotHaveIsNamed) {
 
 // Larger than asked for: a file for each unit and an index. Then one file again, and shards of another cut.
 TEST_F(HfTest, ExportWritesAFileForEachUnitAboveASize) {
-    const ModelConfig c = toy(false);
+    const ModelConfig c = hf_toy(false);
     const ParamTable table(c);
     const auto source = [&](const Tensor& t, int64_t first, int64_t n, void* out) {
         for (int64_t i = 0; i < n; ++i) static_cast<float*>(out)[i] = float(t.offset + first + i);
