@@ -213,10 +213,11 @@ include test/simt/simt.mk
 include test/ptx/ptx.mk
 endif
 
-# Streams, collectives and ZeRO under ThreadSanitizer: ranks are threads. Without OpenMP and oneDNN, whose threads are
-# not instrumented; GEMM is then our own loops.
+# Streams, collectives, ZeRO and models on a pipeline's stages under ThreadSanitizer: ranks are threads. Without OpenMP
+# and oneDNN, whose threads are not instrumented; GEMM is then our own loops.
 TSAN := $(BUILD)/tsan
-TSAN_TESTS := test/comm/test_comm.cpp test/comm/test_mesh.cpp test/llama/test_pipeline_executor.cpp test/zero/test_zero.cpp
+TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp llama/test_pipeline_executor.cpp \
+  llama/test_pipeline_layouts.cpp zero/test_zero.cpp)
 # The rooms that these tests reach; the linker says if another is needed.
 TSAN_ROOMS := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES))
 $(TSAN)/%.o: %.cpp
@@ -227,7 +228,7 @@ $(TSAN)/parts/%.o: $(BUILD)/parts/%.cpp
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) -Wno-subobject-linkage -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
-$(TSAN)/libringzero.a: $(call objects_of,$(TSAN),$(TSAN_ROOMS)) $(TSAN)/llama/train/core.o
+$(TSAN)/libringzero.a: $(call objects_of,$(TSAN),$(TSAN_ROOMS)) $(addprefix $(TSAN)/llama/train/,core.o statistics.o traffic.o)
 	@rm -f $@; ar rcs $@ $^
 $(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a
 	$(say)

@@ -69,6 +69,19 @@ static RunEnd train(Trainer& t) {
     return finish(t);
 }
 
+// A rank that fails ends the job while its trainer stands: its streams may wait for messages that other ranks make of
+// what it no longer sends, and destructors wait for streams.
+static RunEnd train_or_end_job(Trainer& t) {
+    try {
+        return train(t);
+    } catch (const std::exception& error) {
+        if (t.process.size() == 1) throw;
+        t.saver.reset();  // what is on its way to the disk gets there
+        t.log->wait_for_files();
+        t.process.abort(exit_code_of(error), error.what());
+    }
+}
+
 static int train_command(TrainOptions options, Process& process) {
     if (options.print_config) return process.is_root() ? print_config_command(options) : 0;
     const FaultScope armed(Faults(process.rank()));
@@ -86,7 +99,7 @@ static int train_command(TrainOptions options, Process& process) {
     health.set_guards(options);
     for (;;) {
         Trainer trainer(options, process, health, from);
-        RunEnd end = train(trainer);
+        RunEnd end = train_or_end_job(trainer);
         if (!end.rollback) return end.exit_code;
         from = std::move(end.rollback);  // rolled back: as if the program had been started again there
     }

@@ -230,18 +230,20 @@ Process::~Process() {
     if (!finished_) finish(0);
 }
 
+// The allocator's own words are "std::bad_alloc".
+static std::string in_words(const std::string& reason) {
+    return reason != std::bad_alloc().what()
+               ? reason
+               : "out of memory: an allocation of the host failed\n  raise the memory limit, or try a smaller --batch";
+}
+
 int Process::run(const std::function<int()>& body) {
     int code = kExitError;
     try {
         code = body();
         if (hub_) barrier();
     } catch (const std::exception& error) {
-        // The allocator's own words are "std::bad_alloc".
-        const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
-        const std::string reason =
-            memory
-                ? "out of memory: an allocation of the host failed\n  raise the memory limit, or try a smaller --batch"
-                : error.what();
+        const std::string reason = in_words(error.what());
         if (hub_) {
             fail_in_process(reason);
             return kExitError;
@@ -318,7 +320,8 @@ void Process::report(int code, const std::string& reason) {
     if (size_ > 1 && speaks) std::fprintf(stderr, "(this stands in %s/failure.txt)\n", run_directory_.c_str());
 }
 
-void Process::abort(int code, const std::string& reason) {
+void Process::abort(int code, const std::string& given) {
+    const std::string reason = in_words(given);
     if (hub_) {
         fail_in_process(reason);
         throw Error(reason);

@@ -1,7 +1,10 @@
 // From 16 bits to fp8: the magnitude (2 bytes in), codes (2 in, 1 out), codes and transposed codes (2 in, 2 out), and
-// the transposition of codes (1 in, 1 out). With --dtype fp32 4 bytes are read.
+// the transposition of codes (1 in, 1 out). With tiles a pass finds magnitudes and writes codes: of the numbers, or of
+// their transpose. With --dtype fp32 4 bytes are read.
 
 #include "kernels/fp8/quantise.h"
+#include "kernels/fp8/quantise_blocks.h"
+#include "kernels/fp8/quantise_mx.h"
 
 #include "dev/bench/bench.h"
 
@@ -43,5 +46,31 @@ int main(int argc, char** argv) {
                 .y = codes(m, "y"), .x = m.random<uint8_t>(n / 4, DType::f32, 1), .rows = rows, .columns = columns};
             return [a](Stream& s) { transpose8(s, a); };
         });
+        if (rows % kFp8Tile || columns % kFp8Tile) return;
+        for (const Fp8Tiles tiles : {Fp8Tiles::rows, Fp8Tiles::squares})
+            b.measure({tiles == Fp8Tiles::rows ? "quantise_blocks, 1 x 128" : "quantise_blocks, 128 x 128",
+                       bench::joined(shape), in + out + double(4 * fp8_scales_of(tiles, rows, columns))},
+                      [=](bench::Memory& m) {
+                          const int64_t scales = fp8_scales_of(tiles, rows, columns);
+                          const QuantiseBlocks a{.y = codes(m, "y"),
+                                                 .scales = m.output<float>(scales, DType::f32, "scales"),
+                                                 .x = m.random(n, t, 1),
+                                                 .rows = rows,
+                                                 .columns = columns,
+                                                 .tiles = tiles,
+                                                 .dtype = t};
+                          return [a](Stream& s) { quantise_blocks(s, a); };
+                      });
+        for (const bool transposed : {false, true})
+            b.measure({transposed ? "quantise_mx, transposed" : "quantise_mx", bench::joined(shape),
+                       in + out + double(mx_scales_of(rows, columns))},
+                      [=](bench::Memory& m) {
+                          QuantiseMx a{.x = m.random(n, t, 1), .rows = rows, .columns = columns, .dtype = t};
+                          uint8_t* y = codes(m, "y");
+                          auto* scales =
+                              m.output<uint8_t>(mx_scales_of(rows, columns) / 4, DType::f32, "scales, four to a word");
+                          (transposed ? a.y_t : a.y) = y, (transposed ? a.scales_t : a.scales) = scales;
+                          return [a](Stream& s) { quantise_mx(s, a); };
+                      });
     });
 }

@@ -107,6 +107,12 @@ inline std::vector<BenchTarget> bench_targets() {
         {"symmetric:zero2_one_copy", "symmetric:zero2_direct", "parameters are read where their owners have them",
          "--zero 2 --collectives symmetric", 1, 2, "train_llama", false, true},
 
+        {"wire:zero0", "", "ZeRO-0, messages as they are", "--zero 0"},
+        {"wire:zero0_checked", "wire:zero0", "the bits of each message summed where it leaves and where it arrives",
+         "--zero 0 --check-wire 100"},
+        {"wire:zero3", "", "ZeRO-3, which sends half as much again", "--zero 3"},
+        {"wire:zero3_checked", "wire:zero3", "the same, summed on both sides", "--zero 3 --check-wire 100"},
+
         {"offload:none", "", "all state on the GPU", "--zero 3 --recompute block", 1, 1, "train_llama", true},
         {"offload:stream", "offload:none", "masters and moments on the host; they come in tiles",
          "--zero 3 --recompute block --offload-optimizer stream", 1, 1, "train_llama", true},

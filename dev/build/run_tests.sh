@@ -109,6 +109,7 @@ for section in $sections; do
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above
       run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
+      run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
       run tensor test/program/test_tensor.sh ./train_llama
       run context test/program/test_context.sh ./train_llama
       run faults-whole test/program/test_faults.sh ./train_llama

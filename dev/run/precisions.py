@@ -4,7 +4,7 @@
     nice -n 19 python3 dev/run/precisions.py ./train_llama --work /tmp/precisions --report dev/results/precisions.md [--minutes 60]
 
 Trains the quickstart's model on the source of Python's standard library. Each type has the same seeds: a pair has the same first
-weights and the same batches. Seed after seed, each with all types; after --minutes no run begins. A run adds a line to the .jsonl
+weights and the same batches. Seed after seed, first with the types that have a bar; after --minutes no run begins. A run adds a line to the .jsonl
 beside REPORT, and what has a line there is not run again: a comparison may be stopped, resumed, and grown by more seeds. Lines
 count only among the same settings and data. The table says how many pairs each type has: the mean of (loss - bf16's) / bf16's, its
 95 % interval by Student's t, spikes, memory, and the bytes that each of three ranks sends in a step of ZeRO-3.
@@ -32,8 +32,8 @@ TYPES = {  # name: flags, the largest gap allowed at the interval's upper end
     "fp32": (["--dtype", "fp32"], None),
 }
 BASE = "bf16"
-STUDENT = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]  # 97.5 %, by degrees of freedom
-SETTINGS = ("steps", "batch", "seq_len", "model", "val_tokens")  # what runs must have in common, beside the data
+STUDENT = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131]  # 97.5 %, by degrees of freedom
+SETTINGS = ("steps", "lr", "batch", "seq_len", "model", "val_tokens")  # what runs must have in common, beside the data
 
 
 def lines_file(args):
@@ -72,7 +72,7 @@ def known(args, what):
 
 
 def add_line(args, row):
-    row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"), "commit": args.commit, "settings": settings(args)} | row
+    row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"), "settings": settings(args)} | row
     with open(lines_file(args), "a", encoding="utf-8") as f:
         f.write(json.dumps(row) + "\n")
 
@@ -83,7 +83,7 @@ def folder(args, name, seed):
 
 def flags(args, name):
     fixed = ["--preset", "bytes", *args.model.split(), "--data", f"{args.work}/data", "--batch", args.batch, "--seq-len", args.seq_len]
-    fixed += ["--lr", "2e-3", "--warmup", args.steps // 10, "--device", "cpu", "--log-every", 50, "--spike-z", 6]
+    fixed += ["--lr", args.lr, "--warmup", args.steps // 10, "--device", "cpu", "--log-every", 50, "--spike-z", 6]
     return [str(x) for x in fixed] + TYPES[name][0]
 
 
@@ -104,7 +104,9 @@ def train(args, name, seed):
     with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
         lines = [json.loads(line) for line in f]
     steps = [row for row in lines if "loss" in row]
-    row = {"what": "run", "type": name, "seed": seed, "val_loss": float([row["val_loss"] for row in lines if "val_loss" in row][-1]),
+    with open(f"{out}/run_status.json", encoding="utf-8") as f:
+        commit = json.load(f)["commit"]
+    row = {"commit": commit, "what": "run", "type": name, "seed": seed, "val_loss": float([row["val_loss"] for row in lines if "val_loss" in row][-1]),
            "spikes": sum("spike" in row for row in lines), "skipped": steps[-1].get("skipped", 0),
            "memory": max(row["memory_bytes"] for row in steps), "seconds": round(sum(row["seconds"] for row in steps), 1)}  # fmt: skip
     add_line(args, row)
@@ -190,10 +192,10 @@ def report(args):
     lines = [
         "# Number formats compared on real text",
         "",
-        f"    python3 dev/run/precisions.py ./train_llama --work WORK --report dev/results/precisions.md --steps {args.steps} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
+        f"    python3 dev/run/precisions.py ./train_llama --work WORK --report dev/results/precisions.md --steps {args.steps} --lr {args.lr} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
         "",
         f"Commit {', '.join(commits)}; {dates[0]}{'' if dates[0] == dates[-1] else ' to ' + dates[-1]}; {cpu}, {os.cpu_count()} cores shared with other work, {platform.system()}; the CPU backend, no GPU.",
-        f"The quickstart's model (`--preset bytes`) with {args.model}, since `block` needs multiples of 128; {args.steps} steps of {args.batch * args.seq_len} tokens,",
+        f"The quickstart's model (`--preset bytes`) with {args.model}, since `block` needs multiples of 128; {args.steps} steps of {args.batch * args.seq_len} tokens at a learning rate of {args.lr},",
         f"the source of Python's standard library as bytes (sum {args.data_sum}), validation on {args.val_tokens} tokens. With a seed all types have the",
         "same first weights and the same batches. Gap: (loss - loss of bf16) / loss of bf16, of a pair; below 0 is better than bf16.",
         f"[Every run, one line each]({os.path.basename(lines_file(args))}).",
@@ -242,6 +244,7 @@ def main():
     p.add_argument("--about", default="", help="a file of Markdown to put below the tables")
     p.add_argument("--seeds", type=int, default=8)
     p.add_argument("--steps", type=int, default=400)
+    p.add_argument("--lr", default="2e-3")
     p.add_argument("--batch", type=int, default=8)
     p.add_argument("--seq-len", type=int, default=256)
     p.add_argument("--model", default="--ffn 768", help="flags that change the model (default: --ffn 768; block needs multiples of 128)")
@@ -255,7 +258,6 @@ def main():
     if not os.path.exists(f"{args.work}/data/dataset.json"):
         subprocess.run([sys.executable, "data_prep/prepare.py", "stdlib", "--out", f"{args.work}/data", "--quiet"], check=True)
     args.data_sum = data_sum(args)
-    args.commit = subprocess.run(["git", "log", "-1", "--format=%h"], capture_output=True, text=True, check=True).stdout.strip()
     began, runs, wire = time.monotonic(), known(args, "run"), known(args, "wire")
 
     def job(pair):
@@ -268,7 +270,10 @@ def main():
 
     if not args.report_only:
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(job, [(seed, name) for seed in range(1, args.seeds + 1) for name in TYPES]))
+            seeds = range(1, args.seeds + 1)
+            compared = [name for name in TYPES if name == BASE or TYPES[name][1]]  # all seeds of these come first
+            list(pool.map(job, [(seed, name) for seed in seeds for name in compared]))
+            list(pool.map(job, [(seed, name) for seed in seeds for name in TYPES if name not in compared]))
         for name in TYPES:
             if (name, 0) not in wire:
                 measure_wire(args, name)

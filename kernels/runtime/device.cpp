@@ -37,6 +37,7 @@ struct Event::Impl {
     std::mutex mutex;
     std::condition_variable changed;
     bool signalled = false;
+    std::exception_ptr failure;  // of the work before it
     Clock::time_point when;
     // planned: a time on the clocks of the context, which must be there as long as someone waits
     RankContext* planned = nullptr;
@@ -51,9 +52,10 @@ struct Event::Impl {
     }
 #endif
 
-    void signal() {
+    void signal(std::exception_ptr failed_with) {
         // Notify under the lock: the waiter may drop the last reference as soon as it can see the flag.
         std::lock_guard lock(mutex);
+        failure = std::move(failed_with);
         when = Clock::now();
         signalled = true;
         changed.notify_all();
@@ -61,6 +63,7 @@ struct Event::Impl {
     void wait() {
         std::unique_lock lock(mutex);
         changed.wait(lock, [&] { return signalled; });
+        if (failure) std::rethrow_exception(failure);
     }
 };
 
@@ -75,6 +78,7 @@ bool Event::done() const {
     }
 #endif
     std::lock_guard lock(impl_->mutex);
+    if (impl_->failure) std::rethrow_exception(impl_->failure);
     return impl_->signalled;
 }
 
@@ -111,12 +115,13 @@ double Event::seconds_since(const Event& start) const {
 
 // ---- CPU streams ----------------------------------------------------------------------------------------------------
 
-// Runs work in order on one thread. After work has thrown, later work is skipped (events are still signalled, or
-// waiters would hang) until synchronize() has reported the error.
+// Runs work in order on one thread. After work has thrown, later work is skipped until synchronize() has reported the
+// error, waits for other streams too: they may need what was not made. Events are still signalled, or waiters would
+// hang, and carry the error to whoever waits for them.
 struct Stream::Worker {
     struct Item {
         std::function<void()> work;
-        bool always = false;  // event signals and waits run after a failure too
+        bool always = false;  // event signals run after a failure too
     };
 
     std::mutex mutex;
@@ -142,6 +147,11 @@ struct Stream::Worker {
             queue.push_back({std::move(work), always});
         }
         changed.notify_all();
+    }
+
+    std::exception_ptr failure() {
+        std::lock_guard lock(mutex);
+        return error;
     }
 
     // Keeps it until what is queued now is done. Nothing to do for an idle worker.
@@ -285,7 +295,7 @@ Event Stream::record(bool timing) {
     }
 #endif
     (void)timing;
-    worker_->push([impl = event.impl_] { impl->signal(); }, /*always=*/true);
+    worker_->push([impl = event.impl_, worker = worker_.get()] { impl->signal(worker->failure()); }, /*always=*/true);
     return event;
 }
 
@@ -315,11 +325,11 @@ void Stream::wait(const Event& event) {
         return;
     }
     if (event.impl_->is_cuda) {
-        worker_->push([event, device = device_] { event.synchronize(); }, true);
+        worker_->push([event, device = device_] { event.synchronize(); });
         return;
     }
 #endif
-    worker_->push([impl = event.impl_] { impl->wait(); }, /*always=*/true);
+    worker_->push([impl = event.impl_] { impl->wait(); });
 }
 
 void Stream::synchronize() {

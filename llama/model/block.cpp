@@ -118,12 +118,17 @@ void Block::measure(Stream& s, Fp8Scale* slots, ScaleOf which, const void* x, in
     abs_max(s, {.scale = slots + which, .x = x, .n = n, .dtype = dtype_});
 }
 
+bool keeps_codes(Fp8Recipe recipe, const TensorParallel* tp) {
+    return recipe == Fp8Recipe::tensor && !(tp && tp->overlaps());
+}
+
 // A norm is written here, and where it is kept as codes they are made of it.
-void* Block::norm_place(void* kept, Fp8Scale* slots, const BlockScratch& scratch) const {
+void* Block::norm_place(void* kept, const Fp8Scale* slots, const BlockScratch& scratch) const {
     return slots ? scratch.dnorm : kept;
 }
 void Block::keep_norm(Stream& s, void* kept, Fp8Scale* slots, ScaleOf which, const BlockScratch& scratch,
                       int64_t rows) const {
+    if (slots && tp_) tp_->share_magnitude(s, slots + which, scratch.parts);
     if (slots)
         quantise(s, {.y = static_cast<uint8_t*>(kept),
                      .scale = slots + which,
@@ -155,12 +160,28 @@ const void* Block::gathered(Stream& s, int64_t N, const void* own, const BlockSc
     return scratch.whole;
 }
 
+// Codes travel in pairs: no collective knows a type of one byte.
+const void* Block::gathered_norm(Stream& s, int64_t N, const void* own, const Fp8Scale* slots,
+                                 const BlockScratch& scratch, const Event& begun) const {
+    if (!slots || !tp_) return gathered(s, N, own, scratch, begun);
+    tp_->gather(s, scratch.whole, own, N, config_.dim / 2, DType::bf16);
+    return scratch.whole;
+}
+template <class Body>
+void Block::gathered_norm(Stream& s, int64_t N, const void* own, const Fp8Scale* slots, const BlockScratch& scratch,
+                          const Body& product) const {
+    if (slots && tp_)
+        product(gathered_norm(s, N, own, slots, scratch, Event()), 0, N);
+    else
+        gathered(s, N, own, scratch, product);
+}
+
 // scratch.branch = this rank's rows of x W^T, of which each rank has some of the inputs.
 void Block::row_parallel(Stream& s, int64_t N, const void* x, const Operand& w, int64_t in, const BlockScratch& scratch,
                          Fp8Scale* scale) const {
     if (!tp_) return linear(s, scratch.branch, {x, scale}, w, N, in, config_.dim, dtype_, fp8_);
     tp_->scatter(s, scratch.branch, scratch.whole, N, config_.dim, dtype_, [&](int64_t first, int64_t rows) {
-        linear(s, at(scratch.whole, first * config_.dim, tp_->wire()), at(x, first * in, dtype_), w, rows, in,
+        linear(s, at(scratch.whole, first * config_.dim, tp_->wire()), {at(x, first * in, dtype_), scale}, w, rows, in,
                config_.dim, dtype_, tp_->wire(), fp8_);
     });
 }
@@ -171,8 +192,8 @@ void Block::column_parallel_gradient(Stream& s, int64_t N, const void* dy, const
                                      const BlockScratch& scratch, Event* done, Fp8Scale* scale) const {
     if (!tp_) return linear_backward_input(s, scratch.dh, {dy, scale}, w, N, config_.dim, out, dtype_, fp8_);
     const auto product = [&](int64_t first, int64_t rows) {
-        linear_backward_input(s, at(scratch.dh, first * config_.dim, tp_->wire()), at(dy, first * out, dtype_), w, rows,
-                              config_.dim, out, dtype_, tp_->wire(), fp8_);
+        linear_backward_input(s, at(scratch.dh, first * config_.dim, tp_->wire()), {at(dy, first * out, dtype_), scale},
+                              w, rows, config_.dim, out, dtype_, tp_->wire(), fp8_);
     };
     tp_->scatter(s, scratch.dnorm, scratch.dh, N, config_.dim, dtype_, product, tp_->overlaps() ? done : nullptr);
 }
@@ -204,7 +225,7 @@ void Block::gate_up(Stream& s, int64_t N, const BlockWeights& w, const BlockActi
                     const BlockScratch& scratch) const {
     const int64_t out = 2 * config_.ffn;
     Fp8Scale* slots = this->slots(a.scales);
-    gathered(s, N, a.h2, scratch, [&](const void* x, int64_t first, int64_t rows) {
+    gathered_norm(s, N, a.h2, slots, scratch, [&](const void* x, int64_t first, int64_t rows) {
         linear(s, at(a.gate_up, first * out, dtype_), kept_norm(x, slots, kOfH2), matrix(w, kGateUp), rows, config_.dim,
                out, dtype_, fp8_);
     });
@@ -261,7 +282,7 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
                         .dtype = dtype_,
                         .amax = fresh(s, slots, kOfH1)});
     keep_norm(s, a.h1, slots, kOfH1, scratch, R);
-    gathered(s, N, a.h1, scratch, [&](const void* x, int64_t first, int64_t rows) {
+    gathered_norm(s, N, a.h1, slots, scratch, [&](const void* x, int64_t first, int64_t rows) {
         linear(s, at(a.qkv, first * qkv_dim, dtype_), kept_norm(x, slots, kOfH1), matrix(w, kQkv), rows, c.dim, qkv_dim,
                dtype_, fp8_);
     });
@@ -339,7 +360,7 @@ void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, 
     const void* dout = mlp_inputs(s, N, w, p, scratch, &mlp);
     mlp_weights(s, N, dw, p, dout, scratch, mlp.rows);
     wait_for(s, mlp.dnorm);
-    norm.amax = fresh(s, slots(p.scales), kOfMidGradient);
+    norm.amax = tp_ ? nullptr : fresh(s, slots(p.scales), kOfMidGradient);
     rmsnorm_backward(s, norm);
     norm.amax = nullptr;
     const void* dmid = attention_inputs(s, shape, w, a, p, scratch, &attention);
@@ -376,7 +397,7 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w
                          .dtype = dtype_,
                          .grad_dtype = grad_dtype_};
     mlp_inputs(s, N, w, p, scratch, nullptr);
-    norm.amax = fresh(s, slots(p.scales), kOfMidGradient);
+    norm.amax = tp_ ? nullptr : fresh(s, slots(p.scales), kOfMidGradient);
     rmsnorm_backward(s, norm);
     norm.amax = nullptr;
     attention_inputs(s, shape, w, a, p, scratch, nullptr);
@@ -414,8 +435,8 @@ const void* Block::mlp_inputs(Stream& s, int64_t N, const BlockWeights& w, const
                               const BlockScratch& scratch, Beside* beside) const {
     const ModelConfig& c = config_;
     Fp8Scale* slots = this->slots(p.scales);
-    measure(s, slots, kOfOutputGradient, p.dout, N * c.dim);
     const void* dout = gathered(s, N, p.dout, scratch, [&](const void* dy, int64_t first, int64_t rows) {
+        measure(s, slots, kOfOutputGradient, dy, rows * c.dim);
         linear_backward_input(s, at(p.act, first * c.ffn, dtype_), {dy, slot_of(slots, kOfOutputGradient)},
                               matrix(w, kDown), rows, c.ffn, c.dim, dtype_, fp8_);
     });
@@ -443,7 +464,7 @@ void Block::mlp_weights(Stream& s, int64_t N, char* dw, const PendingBlock& p, c
     linear_backward_weight(s, dw + at_.down * ge, {dout, slot_of(slots, kOfOutputGradient)},
                            {p.act, slot_of(slots, kOfAct)}, N, c.ffn, c.dim, dtype_, grad_dtype_, fp8_);
     if (rows_free) rows_free();
-    const void* h2 = gathered(s, N, p.h2, scratch, h2_begun);
+    const void* h2 = gathered_norm(s, N, p.h2, slots, scratch, h2_begun);
     linear_backward_weight(s, dw + at_.gate_up * ge, {p.gate_up, slot_of(slots, kOfGateUpGradient)},
                            kept_norm(h2, slots, kOfH2), N, c.dim, 2 * c.ffn, dtype_, grad_dtype_, fp8_);
 }
@@ -457,6 +478,7 @@ const void* Block::attention_inputs(Stream& s, const BlockShape& shape, const Bl
     const int64_t qkv_dim = heads_dim + 2 * kv_dim;
     Fp8Scale* slots = this->slots(p.scales);
     const void* dmid = gathered(s, N, p.dmid, scratch, [&](const void* dy, int64_t first, int64_t rows) {
+        if (tp_) measure(s, slots, kOfMidGradient, dy, rows * c.dim);  // its own rows are the norm's
         linear_backward_input(s, at(scratch.dh, first * heads_dim, dtype_), {dy, slot_of(slots, kOfMidGradient)},
                               matrix(w, kOut), rows, heads_dim, c.dim, dtype_, fp8_);
     });
@@ -501,7 +523,7 @@ void Block::attention_weights(Stream& s, int64_t N, char* dw, const PendingBlock
     linear_backward_weight(s, dw + at_.out * ge, {dmid, slot_of(slots, kOfMidGradient)}, {p.o, slot_of(slots, kOfO)}, N,
                            heads_dim, c.dim, dtype_, grad_dtype_, fp8_);
     if (rows_free) rows_free();
-    const void* h1 = gathered(s, N, p.h1, scratch, h1_begun);
+    const void* h1 = gathered_norm(s, N, p.h1, slots, scratch, h1_begun);
     linear_backward_weight(s, dw + at_.qkv * ge, {p.dqkv, slot_of(slots, kOfQkvGradient)}, kept_norm(h1, slots, kOfH1),
                            N, c.dim, c.qkv_rows(), dtype_, grad_dtype_, fp8_);
 }

@@ -64,8 +64,9 @@ struct BlockShape {
 };
 
 // Where layers are in fp8 with one scale for each operand: the scale of each tensor that their products read, found
-// once by whoever writes the tensor. h1 and h2, which nothing but products reads, are then kept as e4m3 codes. None of
-// that with tensor parallelism, where a product reads rows of several ranks.
+// once by whoever writes the tensor. h1 and h2, which nothing but products reads, are then kept as e4m3 codes. With
+// tensor parallelism these have the scale of all ranks' rows, so the codes that are gathered are those of the gathered
+// rows; gradients that come in rows of all ranks are measured when they are there.
 enum ScaleOf {
     kOfH1,
     kOfO,
@@ -119,7 +120,11 @@ struct BlockScratch {
     void* ahead = nullptr;      // (N, C)   with tp's overlap: rows gathered for a weight's gradient
     void* attention = nullptr;  // attention_backward_workspace
     float* norm = nullptr;      // rmsnorm_backward_scratch(C)
+    Fp8Scale* parts = nullptr;  // (ranks)  with tp, where norms are kept as codes: each rank's magnitude
 };
+
+// Whether blocks in fp8 have the scales above: not where a product reads its operand part by part.
+bool keeps_codes(Fp8Recipe recipe, const TensorParallel* tp);
 
 // What a forward pass adds to for --stats-every (kernels/statistics.h), of rows that this rank has: mean squares of the
 // residual stream at the block's entrance, and the largest logit of attention. All on the device.
@@ -171,6 +176,12 @@ class Block {
     template <class Body>
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&, const Body& product) const;
     const void* gathered(Stream&, int64_t N, const void* own, const BlockScratch&) const;
+    // Of h1 or h2, which with slots are codes.
+    template <class Body>
+    void gathered_norm(Stream&, int64_t N, const void* own, const Fp8Scale* slots, const BlockScratch&,
+                       const Body& product) const;
+    const void* gathered_norm(Stream&, int64_t N, const void* own, const Fp8Scale* slots, const BlockScratch&,
+                              const Event& begun) const;
     void row_parallel(Stream&, int64_t N, const void* x, const Operand& w, int64_t in, const BlockScratch&,
                       Fp8Scale* scale) const;
     void column_parallel_gradient(Stream&, int64_t N, const void* dy, const Operand& w, int64_t out,
@@ -197,10 +208,10 @@ class Block {
                            const Event& h1_begun, const std::function<void()>& rows_free = nullptr) const;
 
     // The block's slots if its products have one scale for each operand.
-    Fp8Scale* slots(Fp8Scale* scales) const { return fp8_ && !tp_ && fp8_->one_scale() ? scales : nullptr; }
+    Fp8Scale* slots(Fp8Scale* scales) const { return fp8_ && keeps_codes(fp8_->recipe(), tp_) ? scales : nullptr; }
     uint32_t* fresh(Stream&, Fp8Scale* slots, ScaleOf which) const;
     void measure(Stream&, Fp8Scale* slots, ScaleOf which, const void* x, int64_t n) const;
-    void* norm_place(void* kept, Fp8Scale* slots, const BlockScratch& scratch) const;
+    void* norm_place(void* kept, const Fp8Scale* slots, const BlockScratch& scratch) const;
     void keep_norm(Stream&, void* kept, Fp8Scale* slots, ScaleOf which, const BlockScratch&, int64_t rows) const;
 
     enum Matrix { kQkv, kOut, kGateUp, kDown };

@@ -10,7 +10,7 @@ static std::string nearest_multiples(int64_t value, int64_t multiple) {
                      : std::to_string(multiple);
 }
 
-void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t tokens, Device device) {
+void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t tokens, Device device, int64_t parts) {
     if (!o.on()) return;
     const char* recipe = name_of(o.recipe);
     require(dtype == DType::bf16, "--fp8 %s needs --dtype bf16, and it is %s\n  nearest: --dtype bf16", recipe,
@@ -25,16 +25,19 @@ void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t t
             o.recipe == Fp8Recipe::block && no_mx.empty() ? "mx" : "tensor");
     const struct {
         const char* name;
-        int64_t value;
-    } sides[] = {{"dim", c.dim},
-                 {"ffn", c.ffn},
-                 {"heads x head-dim", c.heads * c.head_dim},
-                 {"(heads + 2 kv-heads) x head-dim", c.qkv_rows()},
-                 {"tokens per micro-batch (--batch x --seq-len)", tokens}};
+        int64_t value, parts;
+    } sides[] = {{"dim", c.dim, 1},
+                 {"ffn", c.ffn, parts},
+                 {"heads x head-dim", c.heads * c.head_dim, parts},
+                 {parts > 1 ? "(heads + 2 kv-heads, held twice too) x head-dim" : "(heads + 2 kv-heads) x head-dim",
+                  c.qkv_rows(), parts},
+                 {"tokens per micro-batch (--batch x --seq-len)", tokens, 1}};
     for (const auto& side : sides)
         require(side.value % multiple == 0,
-                "--fp8 %s: %s %lld is not a multiple of %lld, which fp8 products need\n  nearest: %s", recipe,
-                side.name, (long long)side.value, (long long)multiple, nearest_multiples(side.value, multiple).c_str());
+                "--fp8 %s: %s %lld is not a multiple of %s%lld, which fp8 products need\n  nearest: %s", recipe,
+                side.name, (long long)(side.value * side.parts),
+                side.parts > 1 ? format("--tp %lld x ", (long long)side.parts).c_str() : "", (long long)multiple,
+                nearest_multiples(side.value * side.parts, multiple * side.parts).c_str());
     require(o.skip_first + o.skip_last < c.layers,
             "--fp8-skip-blocks %lld,%lld: the model has %lld blocks, so none would be in fp8\n  nearest: %lld,%lld",
             (long long)o.skip_first, (long long)o.skip_last, (long long)c.layers,

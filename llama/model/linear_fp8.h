@@ -41,8 +41,8 @@ struct Fp8Options {
 };
 
 // Throws, naming the flag and the nearest valid value, unless micro-batches of `tokens` of this model can be trained so
-// on this device.
-void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t tokens, Device);
+// on this device. `parts`: of how many ranks' parts of each tensor the config is one.
+void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t tokens, Device, int64_t parts = 1);
 // Codes of the largest operand of a block's layers.
 int64_t fp8_largest_operand(const ModelConfig&, int64_t tokens);
 
@@ -79,6 +79,7 @@ class Fp8Linear {
     // Whether an operand has one scale: then its magnitude is worth finding where it is produced, and codes of x serve
     // both products that read it.
     bool one_scale() const { return recipe_ == Fp8Recipe::tensor; }
+    Fp8Recipe recipe() const { return recipe_; }
 
    private:
     // An operand as the product reads it: x (rows, columns), or its transpose, as codes and scales.

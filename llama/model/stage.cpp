@@ -58,7 +58,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
       blocks_(c.layers),
       fp8_options_(o.fp8) {
     const ModelConfig part = part_config(c, table);
-    check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device);
+    check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device, o.tp ? o.tp->size() : 1);
     if (o.fp8.on()) {
         fp8_.emplace(device, o.fp8.recipe, fp8_largest_operand(part, rows_of(o, c)));
         fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), o.tp, &*fp8_,
@@ -76,6 +76,9 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     scratch_.dh = take(N, std::max(c.dim * partial, heads_dim * e), 1, MemKind::workspace, "norm gradient");
     scratch_.dnorm = o.tp ? take(R, c.dim, e, MemKind::workspace, "own rows of the norm gradient") : scratch_.dh;
     if (o.tp) scratch_.whole = take(N, c.dim, std::max(e, partial), MemKind::workspace, "rows of all tp ranks");
+    if (o.tp && keeps_codes(o.fp8.recipe, o.tp))
+        scratch_.parts = static_cast<Fp8Scale*>(
+            take(o.tp->size(), 1, sizeof(Fp8Scale), MemKind::workspace, "magnitudes of the tp ranks"));
     if (o.tp && o.tp->overlaps()) scratch_.ahead = take(N, c.dim, e, MemKind::workspace, "rows of all tp ranks, ahead");
     const BlockShape largest{.B = o.B, .T = o.T};
     scratch_.attention = take(1, attention_backward_workspace(block_.attention_shape(largest)), 1, MemKind::workspace,
@@ -146,7 +149,7 @@ void Stage::add_slot(int number) {
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     const std::string of_slot = number > 0 ? format(", slot %d", number) : "";
     const Fp8Options& fp8 = options_.fp8;
-    const bool slots = fp8.recipe == Fp8Recipe::tensor && !options_.tp;
+    const bool slots = keeps_codes(fp8.recipe, options_.tp);
     const bool share = options_.recompute == Recompute::block, share_gate_up = options_.recompute != Recompute::none;
     Slot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
@@ -197,7 +200,7 @@ void Stage::add_weight_slot(int number) {
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     WeightSlot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
-        const bool slots = options_.fp8.recipe == Fp8Recipe::tensor && !options_.tp;
+        const bool slots = keeps_codes(options_.fp8.recipe, options_.tp);
         const bool codes = slots && options_.fp8.covers(unit - 1, c.layers);
         auto bytes = [&](const char* name, int64_t rows, int64_t columns, int64_t element) {
             return take(rows, columns, element, MemKind::activations,

@@ -4,6 +4,7 @@
 
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
+#include "kernels/fp8/fold_scales.h"
 
 namespace rz {
 
@@ -175,6 +176,11 @@ void TensorParallel::share(Stream& compute, float* all, const float* own, int64_
         mesh_.tp().all_gather(
             comm, {.out = all, .in = own, .offsets = even_offsets(n * size(), size()), .dtype = DType::f32});
     });
+}
+
+void TensorParallel::share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale* parts) const {
+    share(compute, reinterpret_cast<float*>(parts), reinterpret_cast<const float*>(scale), sizeof *scale / 4);
+    fold_scales(compute, {.scales = scale, .parts = parts, .ranks = size(), .n = 1, .type = Fp8::e4m3});
 }
 
 void TensorParallel::sum(Stream& compute, void* unit, const Replicated& r, DType dtype) {

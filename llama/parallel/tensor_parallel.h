@@ -5,7 +5,7 @@
 //
 //   gather    before a column-parallel product: every rank has all rows
 //   scatter   after a row-parallel product: the ranks' partial sums, added, each rank's rows to it
-//   share     numbers of all ranks, part by part
+//   share     numbers of all ranks, part by part; or the largest of their magnitudes
 //   sum       gradients of what several ranks hold: norm weights, and key/value heads where there are fewer than ranks
 //
 // Partial sums travel in `wire` and are added in ascending rank order in fp32, then rounded once, whatever
@@ -26,6 +26,7 @@
 
 #include "comm/mesh.h"
 #include "comm/meter.h"
+#include "kernels/fp8/quantise.h"
 #include "kernels/runtime/graph.h"
 #include "kernels/runtime/memory.h"
 
@@ -58,6 +59,7 @@ class TensorParallel {
     }
     int64_t scatter_bytes(int64_t N, int64_t C) const { return (N - rows(N)) * C * size_of(wire_); }
     int64_t share_bytes(int64_t n) const { return 4 * n * (size() - 1); }
+    int64_t magnitude_bytes() const { return int64_t(sizeof(Fp8Scale)) * (size() - 1); }
     int64_t sum_bytes(const Replicated& r, DType dtype) const;
 
     // Of N rows of the residual stream: neighbouring ones on each rank, the first ranks one more where N does not
@@ -79,6 +81,9 @@ class TensorParallel {
     void scatter(Stream& compute, void* own, const void* partial, int64_t N, int64_t C, DType dtype,
                  const Product& product = nullptr, Event* done = nullptr);
     void wait(Stream& compute, const Event& event) const { compute_waits(compute, event); }
+    // scale's magnitude is the largest of the ranks', so that each quantises its rows as a rank that has all of them
+    // would. parts: (size), anything. The type is e4m3.
+    void share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale* parts) const;
     // all (size, n) = each rank's `own` (n)
     void share(Stream& compute, float* all, const float* own, int64_t n) const;
     // unit[r.begin, + r.count) = its sum over the ranks that hold it. Compute does not wait for it: what is enqueued

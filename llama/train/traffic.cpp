@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "comm/thresholds.h"
 #include "kernels/vocab_cross_entropy.h"
@@ -22,6 +23,7 @@ class Counter {
         for (const Instr& i : core_.program.program.code) add(i);
         if (zero_.slices_state() && zero_.whole_parameters())
             for (int u = 0; u < int(core_.zero.ownership.units().size()); ++u) sent_.data += gather_unit(u);
+        sent_.data += magnitudes();
         add_norm();
         return sent_;
     }
@@ -78,26 +80,31 @@ class Counter {
         const int64_t C = core_.config.dim;
         const int64_t G = core_.tp->gather_bytes(tokens_, C, zero_.param_dtype),
                       S = core_.tp->scatter_bytes(tokens_, C);
+        // Norms are gathered as codes, and before that their magnitudes.
+        const Fp8Options& fp8 = core_.options.stage.fp8;
+        const bool codes = keeps_codes(fp8.recipe, &*core_.tp) && fp8.covers(unit - 1, core_.config.layers);
+        const int64_t H = codes ? core_.tp->gather_bytes(tokens_, C / 2, DType::bf16) : G;
+        const int64_t M = codes ? 2 * core_.tp->magnitude_bytes() : 0;
         const bool backward = what == Do::backward || what == Do::input_grad;
         if (unit == 0) return what == Do::forward ? S : what == Do::input_grad ? 0 : G;
         if (is_head(unit)) return backward ? G + S + core_.tp->share_bytes(tokens_ * kVocabStats) : 0;
         switch (what) {
             case Do::forward:
-                return 2 * G + 2 * S;
+                return 2 * H + M + 2 * S;
             case Do::input_grad:
                 return 2 * G + 2 * S;
             case Do::weight_grad:
-                return 4 * G;
+                return 2 * G + 2 * H;
             default:
                 break;
         }
         switch (core_.options.stage.recompute) {
             case Recompute::none:
-                return 4 * G + 2 * S;
+                return 2 * G + 2 * H + 2 * S;
             case Recompute::mlp:
-                return 5 * G + 2 * S;
+                return 2 * G + 3 * H + 2 * S;
             case Recompute::block:
-                return 6 * G + 4 * S;
+                return 2 * G + 4 * H + M + 4 * S;
         }
         fail("a recomputation of no kind");
     }
@@ -128,8 +135,28 @@ class Counter {
         const size_t rank = size_t(group.rank());
         return (offsets.back() - offsets.front() - (offsets[rank + 1] - offsets[rank])) * element;
     }
+    bool is_coded(int unit) const {
+        return !zero_.whole_parameters() && !zero_.fp8_matrices.empty() && !zero_.fp8_matrices[size_t(unit)].empty();
+    }
     int64_t gather_unit(int unit) const {
-        return gather(mesh().shard(), core_.zero.ownership.slices(unit), size_of(zero_.param_dtype));
+        const Offsets slices = core_.zero.ownership.slices(unit);
+        if (!is_coded(unit)) return gather(mesh().shard(), slices, size_of(zero_.param_dtype));
+        std::vector<int64_t> codes, rest;  // codes in pairs
+        for (const int64_t end : slices) {
+            int64_t below = 0;
+            for (const ElementRange& m : zero_.fp8_matrices[size_t(unit)])
+                below += std::clamp(end, m.begin, m.end) - m.begin;
+            codes.push_back(below / 2);
+            rest.push_back(std::min(end, core_.zero.ownership.unit(unit).size) - below);
+        }
+        return gather(mesh().shard(), codes, 2) + gather(mesh().shard(), rest, size_of(zero_.param_dtype));
+    }
+    // Of the matrices that are gathered as codes, once a step.
+    int64_t magnitudes() const {
+        int64_t bytes = 0;
+        for (int u = 0; u < int(core_.zero.ownership.units().size()); ++u)
+            if (is_coded(u)) bytes += int64_t(sizeof(Fp8Scale) * zero_.fp8_matrices[size_t(u)].size());
+        return bytes * (mesh().shard().size() - 1);
     }
     void reduce(int unit, bool last) {
         if (core_.tp && (last || core_.zero.grads.reduces_each_micro_batch()))

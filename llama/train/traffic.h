@@ -17,7 +17,9 @@ tp  in passes over R x dim numbers: G, a gather, this rank's rows to each other 
     block            2G 2S     4G 2S      2G 2S        4G            1G / 2G 2S
     embedding        1S        1G         -            1G
     head, its loss   -         1G 1S L    1G 1S L      -             forward only: 1G L
-    L: 12 bytes a token to each other rank. With each reduce of a unit also the gradients of what several ranks hold:
+    L: 12 bytes a token to each other rank. With --fp8 tensor a block gathers its norms as codes, a byte a number: 2 of
+    the G forward, backward and in weight_grad, and all recomputed ones; a forward pass also sends 32 bytes to each
+    other rank, their magnitudes. With each reduce of a unit also the gradients of what several ranks hold:
     (tp - 1) / tp of them twice if all do, else once to each other holder.
 cp  for each block and micro-batch its keys and values to each other rank, in --dtype, once forward (twice with
     --recompute block) and once backward, and then their gradients in fp32; in a ring from rank to rank, the gradients
@@ -25,7 +27,8 @@ cp  for each block and micro-batch its keys and values to each other rank, in --
 pp  R x dim numbers in --dtype for each send; gradients of units that two ranks hold, once.
 data       ZeRO's gathers and reduces of units among the n ranks that share a unit's state: a pass is (n - 1) / n of the
            unit. --zero 0 and 1: 2 passes a step; 2: one a micro-batch (or one, accumulated locally) and 1; 3: one for
-           each gather (2 a micro-batch) and one for each reduce.
+           each gather (2 a micro-batch) and one for each reduce. With --fp8-gather on, a byte for each number of a
+           matrix in fp8, and once a step 16 bytes for each such matrix to each other rank.
 replicate  the all-reduce of the owned slices (hybrid sharding): 2 passes over them.
 model      the gradient norm's sums, 8 bytes for each block of this rank's gradients, to each other rank of tp x pp.
 

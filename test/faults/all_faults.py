@@ -2,13 +2,14 @@
 """Fails, kills or shortens every file operation of the program, one at a time, and every allocation and thread.
 
     test/faults/all_faults.py PROGRAM SHIM [--quick] [--only NAME[,NAME]] [--jobs N] [--case NAME:WHERE:DO]
-                              [--minutes M] [--core-minutes M] [--timeout S] [--report FILE]
+                              [--minutes M] [--core-minutes M] [--timeout S] [--journal FILE] [--report FILE]
 
 PROGRAM is train_llama, SHIM the library made of file_faults.cpp. A case is a start of the program in which one call goes
 wrong; what is asked of each is in judge(). --quick: about a minute, for `make test`. --case: one case again, as it is named
 in the report, keeping its folder. --minutes, --core-minutes: the cases come in a random order, those first that are the first
 of their place in the program (by the stack; of allocations, by its innermost frames), and no more are begun after M minutes, or
-minutes of all cores together; those left out are counted as skipped. --timeout: seconds after which a start hangs. --report: what was run, by kind of case, as
+minutes of all cores together; those left out are counted as skipped. --timeout: seconds after which a start hangs. --journal: a line for
+each case that was run; the next start with this file, and the same program, does only the others. --report: what was run, by kind of case, as
 Markdown. Ends with "N passed, N failed, N skipped".
 """
 
@@ -16,6 +17,8 @@ import argparse
 import concurrent.futures
 import dataclasses
 import hashlib
+import json
+import math
 import os
 import pathlib
 import random
@@ -56,6 +59,7 @@ class Setting:
         whole = self.work / "whole"
         self.must(self.train(whole))
         self.reference = weights(whole)
+        self.losses = dict(losses(whole, ""))
         self.base = self.work / "base"
         self.must(self.train(self.base, FAULT="step:0:4:term"), 75)
         self.generated = self.must(self.run(generate_command(self.program, whole)))
@@ -107,6 +111,20 @@ def weights(folder):
 
 def files_of(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def losses(folder, output):
+    """(step, loss) of a run's metrics, and of its console in the console's digits."""
+    file = folder / "metrics.jsonl"
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:  # the last one, of a run that was killed
+            continue
+        if "loss" in row:
+            yield row["step"], row["loss"]
+    for step, loss in re.findall(r"^step +(\d+)/\d+ \| loss (\S+)", output, re.M):
+        yield int(step), loss
 
 
 def steps(folder):
@@ -201,8 +219,18 @@ class Scenario:
             return f"the next start ends with {again.code}: {again.output[-400:]}"
         return "" if files_of(out) == files_of(s.data) else "the next start makes other files"
 
+    def wrong_loss(self, out, output):
+        """A loss is printed only of work that was done."""
+        for step, loss in losses(out, output):
+            want = self.setting.losses.get(step, math.nan)
+            if loss != (f"{want:.4f}" if isinstance(loss, str) else want):
+                return f"step {step} is said to have loss {loss}, not {want}"
+        return ""
+
     def judge_run(self, out, done):
         s = self.setting
+        if wrong := self.wrong_loss(out, done.output):
+            return wrong
         before = steps(s.base)[-1] if self.name.startswith("resume") else 0
         had = steps(out)
         if before and (not had or had[-1] < before):
@@ -334,6 +362,7 @@ class Tally:
 
     def __init__(self, cases):
         self.began, self.rows, self.failures = time.monotonic(), {}, []
+        self.before = 0  # core-minutes of earlier starts
         for case in cases:
             self.row(case)["cases"] += 1
             self.row(case)["firsts"] += case.first
@@ -342,11 +371,11 @@ class Tally:
         empty = {"cases": 0, "firsts": 0, "run": 0, "failed": 0}
         return self.rows.setdefault((case.scenario.name, case.do), empty)
 
-    def add(self, case, problem, done):
+    def add(self, case, problem, output):
         self.row(case)["run"] += 1
         if problem:
             self.row(case)["failed"] += 1
-            lines = [f"FAILED: {case.name()}  ({case.call})", problem, *done.output.splitlines()[-6:]]
+            lines = [f"FAILED: {case.name()}  ({case.call})", problem, *output.splitlines()[-6:]]
             self.failures.append("\n  ".join(lines))
             print(self.failures[-1], flush=True)
 
@@ -363,7 +392,7 @@ class Tally:
             f"`{command}` at commit {commit.stdout.strip()}, {os.cpu_count()} cores, CPU.",
             "",
             f"**{self.total('run')} of {self.total('cases')} cases in {time.monotonic() - self.began:.0f} s, "
-            f"{core_minutes():.1f} core-minutes; {self.total('failed')} failed.** Of {self.total('firsts')} first calls of a place,"
+            f"{self.before + core_minutes():.1f} core-minutes; {self.total('failed')} failed.** Of {self.total('firsts')} first calls of a place,"
             f" which come first, {min(self.total('run'), self.total('firsts'))} were run. A case is a start of the program in which one call goes wrong, and where it",
             "trains, the start after it; `judge()` in the script says what is asked. Those not run were drawn by chance.",
             "",
@@ -384,8 +413,39 @@ def core_minutes():
     return (used.ru_utime + used.ru_stime) / 60
 
 
-def run_all(cases, args):
+class Journal:
+    """What earlier starts have done, and what this one does."""
+
+    def __init__(self, path, setting):
+        self.path, self.done, self.before = path, {}, 0
+        if not path:
+            return
+        hashes = [hashlib.sha256(pathlib.Path(f).read_bytes()).hexdigest() for f in (setting.program, setting.shim)]
+        lines = pathlib.Path(path).read_text().splitlines() if os.path.exists(path) else []
+        rows = [json.loads(line) for line in lines if line.endswith("}")]  # a line may be cut
+        if rows and rows[0].get("of") != hashes:
+            sys.exit(f"{path} is of another program, whose places differ: name another file, or remove it")
+        spent = 0
+        for row in rows[1:]:
+            if row["spent"] < spent:  # another start
+                self.before += spent
+            spent = row["spent"]
+            self.done[row["case"]] = row
+        self.before += spent
+        self.file = open(path, "a", buffering=1)
+        self.file.write("\n" if lines and not lines[-1].endswith("}") else "")
+        if not rows:
+            self.file.write(json.dumps({"of": hashes}) + "\n")
+
+    def add(self, case, problem, output):
+        if self.path:
+            row = {"case": case.name(), "problem": problem, "spent": core_minutes(), "output": output[-800:]}
+            self.file.write(json.dumps(row) + "\n")
+
+
+def run_all(cases, args, journal):
     tally = Tally(cases)
+    tally.before = journal.before
     if args.minutes or args.core_minutes:
         random.Random(args.seed).shuffle(cases)
         cases.sort(key=lambda case: not case.first)
@@ -397,10 +457,16 @@ def run_all(cases, args):
             return None
         return case.run()
 
+    for case in cases:
+        if row := journal.done.get(case.name()):
+            tally.add(case, row["problem"], row["output"])
+    left = [case for case in cases if case.name() not in journal.done]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for result in pool.map(one, cases):
+        for result in pool.map(one, left):
             if result:
-                tally.add(*result)
+                case, problem, done = result
+                tally.add(case, problem, done.output)
+                journal.add(case, problem, done.output)
             if args.report:
                 pathlib.Path(args.report).write_text(
                     tally.report(" ".join(["test/faults/all_faults.py", *sys.argv[1:]]))
@@ -423,6 +489,7 @@ def main():
     parser.add_argument("--core-minutes", type=float, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=40)
+    parser.add_argument("--journal", default="")
     parser.add_argument("--report", default="")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
@@ -435,7 +502,7 @@ def main():
             print(done.output, problem or "passed", sep="\n")
             return 1 if problem else 0
         cases = choose(setting, args.quick, args.only.split(",") if args.only else [])
-        return run_all(cases, args)
+        return run_all(cases, args, Journal(args.journal, setting))
 
 
 if __name__ == "__main__":

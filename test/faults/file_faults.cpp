@@ -6,7 +6,9 @@
 //   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the
 //                        transfer), hang=SECONDS: from this call on all counted ones wait until so long after it
 //   FAULT_EVER=1         every later one too
-//   FAULT_KINDS=         files (default), memory, threads: what is counted
+//   FAULT_KINDS=         files (default), memory, threads: what is counted; of the last two from main() on. Before it
+//                        CUDA's runtime, which is linked in, registers our kernels in a constructor and uses what it
+//                        allocates without looking, where no code of ours could catch it
 //   FAULT_MODULE=name    allocations and threads count where a library of this name is on the stack
 //   FAULT_RANK=r         only in this rank of a job
 //   FAULT_STACK=1        says where the call comes from
@@ -66,6 +68,7 @@ Settings settings;
 std::atomic<long> counted{0};
 std::atomic<long> at_site{0};
 std::atomic<bool> ready{false};
+std::atomic<bool> in_main{false};
 thread_local bool inside = false;  // what the library itself does is not counted
 
 int errno_of(const char* name) {
@@ -264,7 +267,7 @@ Fate file_call(const char* operation, const char* path, const char* other = null
 }
 
 bool memory_fails(const char* operation) {
-    if (!ready || inside || !settings.on || !settings.memory) return false;
+    if (!in_main || inside || !settings.on || !settings.memory) return false;
     inside = true;
     const Fate fate = from_module() ? count(operation, "-") : Fate::goes_on;
     inside = false;
@@ -336,6 +339,21 @@ int opened(int fd, const char* path, int flags) {
 }  // namespace
 
 extern "C" {
+
+// ---- the start ------------------------------------------------------------------------------------------------------
+
+using Main = int (*)(int, char**, char**);
+static Main program_main = nullptr;
+static int main_of_program(int argc, char** argv, char** environment) {
+    in_main = true;
+    return program_main(argc, argv, environment);
+}
+int __libc_start_main(Main main, int argc, char** argv, void (*init)(), void (*fini)(), void (*rtld_fini)(),
+                      void* stack_end) {
+    REAL(__libc_start_main);
+    program_main = main;
+    return real___libc_start_main(main_of_program, argc, argv, init, fini, rtld_fini, stack_end);
+}
 
 // ---- opening --------------------------------------------------------------------------------------------------------
 
@@ -659,7 +677,7 @@ int posix_memalign(void** out, size_t alignment, size_t bytes) {
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) noexcept {
     REAL(pthread_create);
-    if (ready && !inside && settings.on && settings.threads) {
+    if (in_main && !inside && settings.on && settings.threads) {
         inside = true;
         const Fate fate = from_module() ? count("pthread_create", "-") : Fate::goes_on;
         inside = false;

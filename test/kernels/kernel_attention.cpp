@@ -254,7 +254,9 @@ INSTANTIATE_TEST_SUITE_P(TensorCore, Attention,
                                          Case{1, 33, 33, 2, 1, 96, h16},
                                          // Several rounds and sections of work for the emulator's 4 multiprocessors
                                          Case{3, 330, 330, 4, 2, 64, b16}, Case{2, 290, 290, 6, 3, 128, b16, true},
-                                         Case{1, 300, 500, 5, 1, 96, b16},
+                                         Case{1, 300, 500, 5, 1, 96, b16}, Case{1, 135, 135, 9, 3, 80, b16},
+                                         Case{1, 135, 135, 9, 3, 64, h16}, Case{1, 135, 135, 9, 3, 80, h16},
+                                         Case{1, 135, 135, 9, 3, 96, h16}, Case{1, 135, 135, 9, 3, 128, h16},
                                          Case{1, 1000, 1000, 9, 3, 64, b16, true, true},
                                          Case{2, 1000, 1000, 4, 2, 128, b16, true, true}));
 

@@ -89,18 +89,17 @@ TEST(EmbeddingPlan, TokensWithoutRowsChangeNothing) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Embedding,
-                         testing::Values(Case{1, 8, 3, 1, DType::bf16, DType::bf16},         // one token
-                                         Case{129, 576, 40, 40, DType::bf16, DType::f32},    //
-                                         Case{200, 33, 300, 2, DType::bf16, DType::f32},     // two hot tokens; scalars
-                                         Case{65, 6, 32003, 32003, DType::f32, DType::f32},  // nearly all distinct
-                                         Case{30, 4100, 9, 9, DType::f32, DType::f32},  // several slices of columns
-                                         Case{50, 64, 11, 11, DType::f16, DType::f16},  // and every other pair of types
-                                         Case{20, 64, 7, 7, DType::f16, DType::f32},
-                                         Case{20, 33, 7, 7, DType::f16, DType::f32},
-                                         Case{20, 33, 7, 7, DType::f16, DType::f16},
-                                         Case{20, 33, 7, 7, DType::bf16, DType::bf16},
-                                         Case{300, 33, 70, 70, DType::f32, DType::f32}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Embedding,
+    testing::Values(Case{1, 8, 3, 1, DType::bf16, DType::bf16},         // one token
+                    Case{129, 576, 40, 40, DType::bf16, DType::f32},    //
+                    Case{200, 33, 300, 2, DType::bf16, DType::f32},     // two hot tokens; scalars
+                    Case{65, 6, 32003, 32003, DType::f32, DType::f32},  // nearly all distinct
+                    Case{30, 4100, 9, 9, DType::f32, DType::f32},       // several slices of columns
+                    Case{60, 200, 6, 6, DType::f16, DType::f16},        // and every other pair of types
+                    Case{40, 64, 3, 3, DType::f16, DType::f32}, Case{40, 33, 3, 3, DType::f16, DType::f32},
+                    Case{40, 33, 3, 3, DType::f16, DType::f16}, Case{40, 33, 3, 3, DType::bf16, DType::bf16},
+                    Case{40, 64, 3, 3, DType::bf16, DType::bf16}, Case{300, 33, 70, 70, DType::f32, DType::f32}));
 
 }  // namespace
 }  // namespace rz::test

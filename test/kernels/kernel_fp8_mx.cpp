@@ -1,6 +1,5 @@
-// MXFP8: quantisation to the bit, the order of the scales, products against the CPU op.
+// MXFP8: quantisation to the bit, products against the CPU op. Scales and their order: test_fp8.cpp.
 #include <cmath>
-#include <set>
 
 #include "kernels/fp8/fp8_mx_gemm.h"
 #include "kernels/fp8/quantise_mx.h"
@@ -64,40 +63,6 @@ TEST_P(QuantiseMxTest, CodesAndScalesAreExact) {
 INSTANTIATE_TEST_SUITE_P(Shapes, QuantiseMxTest,
                          testing::Values(Matrix{128, 128, DType::bf16}, Matrix{256, 640, DType::bf16},
                                          Matrix{128, 384, DType::f32}, Matrix{128, 256, DType::f16}));
-
-// The layout of NVIDIA's documents (cuBLAS, "1D block scaling factors layout"), written as they draw it: of a tile of
-// 128 x 4, byte 16 (row % 32) + 4 (row / 32) + column; tiles row by row of tiles.
-TEST(QuantiseMx, ScalesLieWhereTheLibraryReadsThem) {
-    const int64_t rows = 256, inner = 640, columns = inner / 32;
-    std::set<int64_t> places;
-    for (int64_t tile_row = 0; tile_row < rows / 128; ++tile_row)
-        for (int64_t tile_column = 0; tile_column < columns / 4; ++tile_column)
-            for (int64_t row = 0; row < 128; ++row)
-                for (int64_t column = 0; column < 4; ++column) {
-                    const int64_t want =
-                        512 * (tile_row * (columns / 4) + tile_column) + 16 * (row % 32) + 4 * (row / 32) + column;
-                    const int64_t at = mx_scale_at(inner, 128 * tile_row + row, 4 * tile_column + column);
-                    ASSERT_EQ(at, want);
-                    places.insert(at);
-                }
-    EXPECT_EQ(int64_t(places.size()), mx_scales_of(rows, inner));
-    EXPECT_EQ(*places.rbegin(), mx_scales_of(rows, inner) - 1);
-}
-
-// The scale is never below magnitude / 448, so no number saturates, and never twice that.
-TEST(QuantiseMx, ScalesAreRoundedUp) {
-    for (const float x : {1.0f, 447.0f, 448.0f, 449.0f, 500.0f, 3e-5f, 1e30f, 3.3e38f, 1e-30f}) {
-        const uint8_t scale = mx_scale(std::bit_cast<uint32_t>(x));
-        EXPECT_EQ(scale, to_e8m0(x / 448)) << x;
-        EXPECT_LE(x / from_e8m0(scale), 448) << x;
-        EXPECT_GT(x / from_e8m0(scale), 224) << x;
-        EXPECT_EQ(mx_factor(scale) * from_e8m0(scale), 1) << x;
-    }
-    EXPECT_EQ(mx_scale(0), 0);
-    EXPECT_EQ(mx_scale(0x7f800000u), 255);
-    EXPECT_EQ(mx_scale(0x7fc00000u), 255);
-    EXPECT_TRUE(std::isnan(mx_factor(255)));
-}
 
 // Codes whose tiles lie along rows, moved, are not codes whose tiles lie along columns.
 TEST(QuantiseMx, TransposedCodesAreMadeFromTheNumbers) {

@@ -124,8 +124,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Rmsnorm,
                                          Case{9, 4100, f32, f32, true},       // backward: beyond the registers,
                                          Case{10, 8200, bf16_, f32, false},   // in shared memory, and
                                          Case{6, 10248, f32, f32, true},      // beyond that: read again
-                                         Case{2, 4099, bf16_, f32,
-                                              true}));  // scalars beyond the registers, forward too
+                                         Case{5, 33288, bf16_, bf16_, true},  // beyond that, forward too
+                                         Case{5, 33288, f16_, f16_, true}, Case{2, 16648, f32, f32, true},
+                                         Case{2, 4099, bf16_, f32, true},  // the same with scalars
+                                         Case{2, 4099, f16_, f16_, true}, Case{2, 4099, f32, f32, true}));
 
 }  // namespace
 }  // namespace rz::test

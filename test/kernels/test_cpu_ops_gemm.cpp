@@ -2,6 +2,10 @@
 // loops.
 
 #include <omp.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
 
 #include "kernels/gemm/gemm.h"
 #include "test/kernels/double_ops.h"
@@ -194,6 +198,27 @@ TEST(Gemm, RefusesStridesThatAreTooShort) {
 }
 
 TEST(Gemm, NamesItsLibrary) { EXPECT_NE(std::string(gemm_library(DeviceKind::cpu)), ""); }
+
+// A crash inside oneDNN that is a failed allocation has words (test_faults.sh, libraries_fail); no other has.
+TEST(GemmCrash, ABadPointerOrASignalIsStillACrash) {
+    if (!gemm_cpu_uses_library()) GTEST_SKIP() << "without oneDNN";
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // OpenMP's threads do not live on in a forked process
+    const auto product = [](const void* a) {
+        const rlimit none{};
+        setrlimit(RLIMIT_CORE, &none);
+        std::vector<float> b(16 * 16), c(16 * 16);
+        gemm_cpu({.c = c.data(),
+                  .a = a ? a : b.data(),
+                  .b = b.data(),
+                  .M = 16,
+                  .N = 16,
+                  .K = 16,
+                  .dtype = DType::f32,
+                  .c_dtype = DType::f32});
+    };
+    EXPECT_EXIT(product(reinterpret_cast<const void*>(uintptr_t(1) << 40)), testing::KilledBySignal(SIGSEGV), "");
+    EXPECT_EXIT((product(nullptr), raise(SIGSEGV), std::_Exit(0)), testing::KilledBySignal(SIGSEGV), "");
+}
 
 }  // namespace
 }  // namespace rz::test

@@ -44,6 +44,7 @@ struct Layout {
     std::optional<PipelineKind> schedule = {};
     int shard_size = 0;
     ZeroOptions zero = {};
+    Fp8Options fp8 = {};
     Recompute recompute = Recompute::none;
     int64_t B = 2, micro_batches = 1;  // B: of all dp ranks together
     int steps = 10;
@@ -166,6 +167,17 @@ inline void copy_embedding_to_head(TrainingCore& core) {
     core.zero.optimizer.publish();
 }
 
+inline void add_parameters(TrainingCore& core, Collector& into) {
+    const DType dtype = core.zero.options.param_dtype;
+    for (int u = 0; u < int(core.table.held_units().size()); ++u) {
+        const int64_t bytes = core.table.held_units()[size_t(u)].padded * size_of(dtype);
+        const Buffer whole(core.device, bytes, MemKind::workspace, "a unit");
+        core.zero.params.gather_whole(u, whole.data());
+        core.compute.synchronize();
+        into.add(core.table, u, whole.data(), dtype);
+    }
+}
+
 inline Outcome train(const Layout& how) {
     const int ranks = how.tp * how.dp * how.pp;
     Outcome out;
@@ -178,16 +190,18 @@ inline Outcome train(const Layout& how) {
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.tp = how.tp, .pp = how.pp, .shard_size = how.shard_size}});
         const int64_t B = how.B / how.dp;
-        TrainingCore core(how.config,
-                          {.zero = how.zero,
-                           .adamw = {.max_norm = 0.5f},
-                           .stage = {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = how.logits_bytes},
-                           .micro_batches = how.micro_batches,
-                           .threads = 1,
-                           .pipeline = {.schedule = {.kind = how.schedule}},
-                           .tp_overlap = how.overlap,
-                           .tp_wire_f32 = how.wire_f32},
-                          hub.device(rank), mesh);
+        TrainingCore core(
+            how.config,
+            {.zero = how.zero,
+             .adamw = {.max_norm = 0.5f},
+             .stage =
+                 {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = how.logits_bytes, .fp8 = how.fp8},
+             .micro_batches = how.micro_batches,
+             .threads = 1,
+             .pipeline = {.schedule = {.kind = how.schedule}},
+             .tp_overlap = how.overlap,
+             .tp_wire_f32 = how.wire_f32},
+            hub.device(rank), mesh);
         Stream& compute = core.compute;
         if (how.folder.empty())
             initialise_weights(core.table, 11, compute, core.zero);
@@ -234,13 +248,7 @@ inline Outcome train(const Layout& how) {
             out.sent[size_t(rank)][k] -= before[k];
             out.expected[size_t(rank)][k] *= how.steps;
         }
-        for (int u = 0; u < int(core.table.held_units().size()); ++u) {
-            core.zero.params.gather(u);
-            const void* p = core.zero.params.parameters(u);
-            compute.synchronize();
-            weights.add(core.table, u, p, how.zero.param_dtype);
-            core.zero.params.release(u);
-        }
+        add_parameters(core, weights);
     });
     EXPECT_EQ(weights.missing(), 0);
     out.unequal = weights.unequal() + gradients.unequal();

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Would the tests notice? Plants faults of pipelines (scheduling, executing, accounting), the plan, evaluation, masks, mixes.
+"""Would the tests notice? Plants faults: of pipelines, the plan, evaluation, masks and mixes, or of number formats.
 
-    test/llama/mutants.py [--only WORD] [--jobs N]     build once, then each fault: the tests that must fail; minutes
-    test/llama/mutants.py --check                      the places and the tests that are named here exist
+    test/llama/mutants.py [--table formats] [--only WORD] [--jobs N]
+                                         build once, then each fault: the tests that must fail; minutes
+    test/llama/mutants.py --check        the places and the tests that are named here exist
 
 Works in a copy of the sources, build/mutants. There every fault stands beside what is right, and RZ_PLANTED in the
-environment picks one. Prints a line per fault and exits 1 if one survives. A row: what is
-wrong, the file, what stands there, what is planted (an expression for an expression, or statements for statements, which
-end with ; or }), and the tests of which at least one must fail: GoogleTest's names in build/cuda/unit_tests, or a script
-that gets the program.
+environment picks one. Prints a line per fault and exits 1 if one survives. A row: what is wrong, the file, what
+stands there, what is planted (an expression for an expression, or statements for statements, which end with ; or }),
+and the tests of which at least one must fail: GoogleTest's names in build/cuda/unit_tests, or a script that gets the
+program. In what is planted PLANTED may stand for the condition; a header's row compiles what INCLUDERS names again.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import shutil
 import subprocess
 import sys
 
+from mutants_formats import FORMATS, INCLUDERS
+
 TREE = pathlib.Path(__file__).resolve().parents[2]
 EXECUTOR, PROGRAM = "llama/parallel/executor.cpp", "llama/parallel/pipeline_program.cpp"
 SCHEDULES, CHECK = "llama/parallel/pipeline.cpp", "llama/parallel/pipeline_check.cpp"
@@ -28,7 +31,7 @@ PLAN = "llama/train/plan_memory.cpp"
 BLOCK, FEEDER, TRAINER = "llama/model/block.cpp", "llama/data/batch_feeder.cpp", "llama/train/trainer.cpp"
 NORM1 = "add_norm_gradient(s, dw + at_.norm1 * size_of(grad_dtype_), p.dw_norm1, config_.dim, grad_dtype_);"
 
-MUTANTS = [
+PIPELINES = [
     (
         "zb-h1 runs a weight gradient one task earlier",
         SCHEDULES,
@@ -347,10 +350,10 @@ def test_files():
     return found
 
 
-def check(files):
+def check(table, files):
     """Rows whose place is gone or not unique, or whose tests are not there."""
     wrong = []
-    for what, file, before, _, names in MUTANTS:
+    for what, file, before, _, names in table:
         if (TREE / file).read_text().count(before) != 1:
             wrong.append(f"{what}: {file} does not have its line, or more than one")
         for name in names:
@@ -362,6 +365,8 @@ def check(files):
 
 def with_both(number, before, after):
     """What is right and what is planted, one of them at run time."""
+    if "PLANTED" in after:
+        return after.replace("PLANTED", f"RZ_PLANTED({number})")
     if before.endswith("?"):  # a condition, up to its question mark
         return f"(RZ_PLANTED({number}) ? {after[:-1]} : {before[:-1]}) ?"
     if "\n" in before:  # if (condition), and what follows it
@@ -375,12 +380,12 @@ def with_both(number, before, after):
     return f"(RZ_PLANTED({number}) ? ({after}) : ({before}))"
 
 
-def copy_and_plant(tree):
+def copy_and_plant(table, tree):
     """The sources, those of the table with every fault in them. Files that are as they were keep their times."""
     listed = subprocess.run(["git", "ls-files"], cwd=TREE, capture_output=True, text=True, check=True).stdout
     for name in [n for n in listed.split("\n") if n and (TREE / n).is_file()] + ["build/config.mk"]:
         data = (TREE / name).read_bytes()
-        rows = [(n, before, after) for n, (_, file, before, after, _) in enumerate(MUTANTS) if file == name]
+        rows = [(n, before, after) for n, (_, file, before, after, _) in enumerate(table) if file == name]
         if rows:
             text = data.decode()
             for number, before, after in rows:
@@ -400,19 +405,21 @@ def must(command, **how):
     return done.stdout
 
 
-def build(tree, files, jobs):
+def build(table, tree, files, jobs):
     """The planted files' objects stand before the library's, and the linker takes the first of two definitions."""
     cuda = "build/cuda/"
-    tests = {str(files[t]) for _, _, _, _, names in MUTANTS for n in names for t in fnmatch.filter(files, n)}
-    objects = [cuda + re.sub("cpp$", "o", t) for t in sorted(tests)]
+    sources = {source for _, file, _, _, _ in table for source in INCLUDERS.get(file, [file])}
+    tests = {str(files[t]) for _, _, _, _, names in table for n in names for t in fnmatch.filter(files, n)}
+    objects = [cuda + re.sub("cpp$", "o", t) for t in sorted(tests - sources)]
     must(["make", f"-j{jobs}", cuda + "libringzero.a", "train_llama", *objects], cwd=TREE)
-    planted = sorted({cuda + re.sub("cpp$", "o", file) for _, file, _, _, _ in MUTANTS})
+    planted = [cuda + re.sub("cpp$", "o", source) for source in sorted(sources)]
     must(["make", f"-j{jobs}", *planted], cwd=tree)
     link = must(["make", "-n", "-W", "Makefile", cuda + "train_llama"], cwd=TREE)
     link = [line for line in link.split("\n") if f"-o {cuda}train_llama " in line][-1]
     compiler, rest = link.split(f" -o {cuda}train_llama ")
     libraries = rest.split("libringzero.a", 1)[1].split("&&")[0].split()
-    first = [str(tree / p) for p in planted]
+    first = [str(tree / p) for p in planted if not p.startswith(cuda + "test/")]
+    objects += [str(tree / p) for p in planted if p.startswith(cuda + "test/")]
     options = [*compiler.split(), "-Wl,-z,muldefs", "-o"]
     must(
         [*options, str(tree / "train_llama"), cuda + "train_llama.o", *first, cuda + "libringzero.a", *libraries],
@@ -441,19 +448,21 @@ def failing(tree, number, names):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--table", choices=["pipelines", "formats"], default="pipelines")
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
+    table = {"pipelines": PIPELINES, "formats": FORMATS}[args.table]
     files = test_files()
-    if wrong := check(files):
+    if wrong := check(table, files):
         print("\n".join("    " + w for w in wrong))
     if args.check or wrong:
         return len(wrong) > 0
-    tree = TREE / "build/mutants"
-    copy_and_plant(tree)
-    build(tree, files, args.jobs)
+    tree = TREE / "build/mutants" / args.table
+    copy_and_plant(table, tree)
+    build(table, tree, files, args.jobs)
     caught = survived = 0
-    for number, (what, _, _, _, names) in enumerate(MUTANTS):
+    for number, (what, _, _, _, names) in enumerate(table):
         if args.only not in what:
             continue
         found = failing(tree, number, names)

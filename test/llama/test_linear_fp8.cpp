@@ -333,9 +333,9 @@ TEST(Fp8Training, NormsAreKeptAsCodes) {
 
 TEST(Fp8Training, RefusalsNameTheNearestValue) {
     ModelConfig c = zero_case::toy16(false);
-    const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens) -> std::string {
+    const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens, int64_t parts = 1) -> std::string {
         try {
-            check_fp8(o, c, dtype, tokens, Device{DeviceKind::cpu, 0});
+            check_fp8(o, c, dtype, tokens, Device{DeviceKind::cpu, 0}, parts);
         } catch (const Error& e) {
             return e.what();
         }
@@ -357,6 +357,9 @@ TEST(Fp8Training, RefusalsNameTheNearestValue) {
               "--fp8 mx: dim 32 is not a multiple of 128, which fp8 products need\n  nearest: 128");
     EXPECT_EQ(refusal({Fp8Recipe::tensor, 2, 3}, DType::bf16, 64),
               "--fp8-skip-blocks 2,3: the model has 3 blocks, so none would be in fp8\n  nearest: 2,0");
+    c.dim = 128, c.ffn = 64;  // the part of one of two ranks
+    EXPECT_EQ(refusal({.recipe = Fp8Recipe::block}, DType::bf16, 128, 2),
+              "--fp8 block: ffn 128 is not a multiple of --tp 2 x 128, which fp8 products need\n  nearest: 256");
 }
 
 }  // namespace

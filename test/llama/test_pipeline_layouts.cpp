@@ -1,5 +1,8 @@
 // Pipelines trained on threads: each schedule gives the weights of one rank, to the bit; where ranks hold the same
 // parameters (DualPipe's two copies, tied heads), those of sums in another order.
+//
+// Under ThreadSanitizer (build/tsan/tests) these look for races between the stages of whole models: a send reads the
+// sender's memory in place, so a slot that is used too early, on either side, is a race. Fewer cases, of two steps.
 
 #include "test/llama/layout_runs.h"
 
@@ -9,10 +12,16 @@ namespace {
 using namespace layout_runs;
 
 #ifdef __SANITIZE_THREAD__
-constexpr int kSteps = 1;  // the sanitizer looks at the order of accesses, not at bits
+constexpr bool kSanitized = true;
 #else
-constexpr int kSteps = 10;
+constexpr bool kSanitized = false;
 #endif
+constexpr int kSteps = kSanitized ? 2 : 10;  // the sanitizer looks at the order of accesses, and slots are used again
+// Of a test's cases.
+template <class T>
+std::vector<T> cases_of(std::initializer_list<T> all, std::initializer_list<T> sanitized) {
+    return kSanitized ? sanitized : all;
+}
 
 // Every step is clipped (at a norm of 0.5), so a norm that differs on one rank would move all weights.
 void expect_the_bits(const Outcome& got, const Outcome& want) {
@@ -36,7 +45,7 @@ Layout deep_layout(int layers) {
 TEST(PipelineBits, EveryScheduleHasTheBitsOfOneRank) {
     const Layout one = deep_layout(8);
     const Outcome want = train(one);
-    for (const int pp : {2, 3, 4})
+    for (const int pp : cases_of({2, 3, 4}, {3}))
         for (const PipelineKind kind : kOneCopy) {
             SCOPED_TRACE(format("%s on %d", name_of(kind), pp));
             Layout cut = one;
@@ -50,7 +59,7 @@ TEST(PipelineBits, InBf16TheSameOrderOfRoundings) {
     Layout one = deep_layout(6);
     one.zero.param_dtype = one.zero.grad_dtype = DType::bf16;
     const Outcome want = train(one);
-    for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_v}) {
+    for (const PipelineKind kind : cases_of({PipelineKind::f1b1, PipelineKind::zb_v}, {PipelineKind::f1b1})) {
         SCOPED_TRACE(name_of(kind));
         Layout cut = one;
         cut.pp = 3, cut.schedule = kind;
@@ -63,8 +72,9 @@ TEST(PipelineBits, EveryZeroStageHasTheBitsOfItsDataRanksAlone) {
     Layout alone = deep_layout(4);
     alone.dp = 3, alone.B = 3, alone.micro_batches = 4;
     const Outcome want = train(alone);
-    for (const int stage : {0, 1, 2, 3})
-        for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_v, PipelineKind::dualpipev}) {
+    for (const int stage : cases_of({0, 1, 2, 3}, {0, 3}))
+        for (const PipelineKind kind :
+             cases_of({PipelineKind::f1b1, PipelineKind::zb_v, PipelineKind::dualpipev}, {PipelineKind::zb_v})) {
             SCOPED_TRACE(format("%s, ZeRO-%d", name_of(kind), stage));
             Layout cut = alone;
             cut.pp = 2, cut.schedule = kind;
@@ -76,12 +86,12 @@ TEST(PipelineBits, EveryZeroStageHasTheBitsOfItsDataRanksAlone) {
 // Two data ranks of which one has the first half of the micro-batches and one the second: each sums its own, and the
 // sum of two is the same in any order.
 TEST(DualPipe, HasTheBitsOfTheSumOfTheTwoHalves) {
-    for (const int pp : {2, 4, 6}) {
+    for (const int pp : cases_of({2, 4, 6}, {4})) {
         Layout halves{.config = toy(3), .dp = 2, .B = 2, .micro_batches = pp, .steps = kSteps, .halves = true};
         halves.config.layers = pp;
         const Outcome want = train(halves);
         Layout dual{.config = halves.config, .pp = pp, .schedule = PipelineKind::dualpipe, .B = 1};
-        dual.micro_batches = 2 * pp;
+        dual.micro_batches = 2 * pp, dual.steps = kSteps;
         SCOPED_TRACE(format("pp %d", pp));
         const Outcome got = train(dual);
         EXPECT_EQ(got.weights, want.weights);
@@ -97,7 +107,7 @@ TEST(DualPipe, TrainsAsOneRankDoesAtEveryZeroStage) {
     Layout one{.config = toy(2), .B = 3, .micro_batches = 4, .steps = 4};
     one.config.layers = 4;
     const Outcome want = train(one);
-    for (const int stage : {0, 1, 2, 3}) {
+    for (const int stage : cases_of({0, 1, 2, 3}, {3})) {
         SCOPED_TRACE(format("ZeRO-%d", stage));
         Layout dual = one;
         dual.pp = 2, dual.dp = 3, dual.schedule = PipelineKind::dualpipe;
@@ -133,8 +143,9 @@ TEST(TiedHead, DiffersByTheOrderOfItsSumOnly) {
         PipelineKind schedule;
         int pp;
     };
-    for (const Case& c : {Case{PipelineKind::f1b1, 2}, Case{PipelineKind::zb_h1, 3}, Case{PipelineKind::zb_v, 2},
-                          Case{PipelineKind::gpipe, 4}}) {
+    for (const Case& c : cases_of(
+             {Case{PipelineKind::f1b1, 2}, {PipelineKind::zb_h1, 3}, {PipelineKind::zb_v, 2}, {PipelineKind::gpipe, 4}},
+             {{PipelineKind::zb_h1, 3}})) {
         SCOPED_TRACE(format("%s on %d", name_of(c.schedule), c.pp));
         Layout cut = one;
         cut.pp = c.pp, cut.schedule = c.schedule;

@@ -13,6 +13,7 @@
 #include "comm/loopback.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "kernels/fp8/quantise.h"
 #include "kernels/gemm/gemm.h"
 #include "llama/base/safetensors.h"
 #include "llama/model/hf.h"
@@ -86,6 +87,52 @@ TEST(TensorParallel, WhatSeveralHoldIsSummedOverThem) {
             }
         }
     }
+}
+
+// Each rank quantises its rows; what is gathered, in pairs, are the codes of a rank that has all of them. The largest
+// number lies on one rank only, and once it is no number.
+TEST(TensorParallel, RowsHaveTheCodesOfAllRows) {
+    constexpr int64_t N = 13, C = 32;
+    for (const int ranks : {2, 3, 4})
+        for (const float largest : {77.0f, float(NAN)}) {
+            std::vector<float> x(size_t(N * C));
+            for (size_t i = 0; i < x.size(); ++i) x[i] = small_integer(int64_t(i)) * std::ldexp(1.0f, -int(i / 64));
+            x[size_t(C + 3)] = largest;
+            std::vector<uint8_t> want(x.size());
+            Fp8Scale scale{};
+            abs_max_cpu({&scale, x.data(), N * C, DType::f32});
+            quantise_cpu({want.data(), nullptr, &scale, x.data(), N, C, Fp8::e4m3, DType::f32});
+            LoopbackHub hub(ranks);
+            hub.run([&](int rank) {
+                Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
+                Stream s(kCpu, "compute");
+                const TensorParallel tp(mesh, DType::f32);
+                int64_t first = 0;
+                for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
+                const int64_t R = tp.rows(N);
+                Buffer own(kCpu, R * C, MemKind::workspace, "codes"), all(kCpu, N * C, MemKind::workspace, "all codes");
+                Fp8Scale mine{};
+                std::vector<Fp8Scale> parts(static_cast<size_t>(ranks));
+                const Buffer rows(kCpu, R * C * 4, MemKind::workspace, "rows");
+                std::memcpy(rows.data(), x.data() + first * C, size_t(R * C * 4));
+                abs_max(s, {.scale = &mine, .x = rows.data(), .n = R * C, .dtype = DType::f32});
+                tp.share_magnitude(s, &mine, parts.data());
+                quantise(s, {.y = own.as<uint8_t>(),
+                             .scale = &mine,
+                             .x = rows.data(),
+                             .rows = R,
+                             .columns = C,
+                             .type = Fp8::e4m3,
+                             .dtype = DType::f32});
+                tp.gather(s, all.data(), own.data(), N, C / 2, DType::bf16);
+                s.synchronize();
+                EXPECT_EQ(mine.amax, scale.amax);
+                EXPECT_EQ(std::memcmp(&mine.inverse, &scale.inverse, 4), 0);
+                EXPECT_EQ(std::memcmp(all.data(), want.data(), want.size()), 0) << ranks << " ranks, " << largest;
+                EXPECT_EQ(mesh.tp().transport().bytes_sent(),
+                          tp.magnitude_bytes() + tp.gather_bytes(N, C / 2, DType::bf16));
+            });
+        }
 }
 
 // ---- products and the embedding, exactly ----------------------------------------------------------------------------
@@ -352,6 +399,123 @@ TEST(TensorParallelModel, WhatSeveralRanksHoldStaysTheSameToTheBit) {
                 EXPECT_EQ(got.sent[size_t(rank)][0], tp_bytes_by_hand(tp, rank % tp, wire_f32 ? 4 : 2));
             EXPECT_LT(got.losses.back(), got.losses.front());
         }
+}
+
+// ---- fp8 ------------------------------------------------------------------------------------------------------------
+
+// A part's heads, kv heads and columns of ffn are whole tiles of the whole model's.
+Layout fp8_layout(Fp8Recipe recipe) {
+    Layout how{.steps = 1, .T = 64};
+    ModelConfig& c = how.config;
+    c = {};
+    c.dim = 128, c.layers = 2, c.heads = 2, c.kv_heads = 2, c.head_dim = 128, c.ffn = 256, c.vocab = 37;
+    c.max_seq_len = 64;
+    c.init_std = 0.1;
+    c.resolve();
+    how.zero.param_dtype = DType::bf16;
+    how.fp8.recipe = recipe;
+    return how;
+}
+
+// |got - want| / |want| of all gradients.
+double gradients_apart(const Outcome& got, const Outcome& want) {
+    double difference = 0, size = 0;
+    for (size_t t = 0; t < want.gradients.size(); ++t)
+        for (size_t i = 0; i < want.gradients[t].size(); ++i) {
+            const double w = want.gradients[t][i], d = got.gradients[t][i] - w;
+            difference += d * d, size += w * w;
+        }
+    return std::sqrt(difference / size);
+}
+
+// With tiles the parts have the tiles of the whole, and so the codes. Partial sums in fp32 are added in another order,
+// which turns about one bf16 rounding (2^-8) in 2^10, 16 in each tensor of 2^14 numbers; one in 16 of these turns a
+// code (2^-4), and with it its row, one of 128. After the 16 products of two blocks 16 rows are noisy as with other
+// codes, by 10^(-28.5 / 20) in each of 16 products: sqrt(16 / 128) x 0.04 x 4 = 0.05 at most, and half of it as errors
+// of the last products only. Other codes in all rows make 0.15.
+TEST(TensorParallelFp8, TilesOfPartsAreThoseOfTheWhole) {
+    for (const Fp8Recipe recipe : {Fp8Recipe::none, Fp8Recipe::block, Fp8Recipe::mx}) {
+        SCOPED_TRACE(name_of(recipe));
+        const OwnGemm own;
+        Layout how = fp8_layout(recipe);
+        const Outcome want = train(how);
+        how.tp = 2;
+        const Outcome got = train(how);
+        const double apart = gradients_apart(got, want);
+        RecordProperty(name_of(recipe), format("%g", apart));
+        EXPECT_LT(apart, how.fp8.on() ? 0x1p-5 : 0x1p-7);
+        EXPECT_NEAR(got.losses[0], want.losses[0], 0x1p-12 * want.losses[0]);
+        EXPECT_EQ(got.unequal, 0);
+        EXPECT_EQ(got.sent, got.expected);
+    }
+}
+
+// With one scale for an operand, a part of it has its own, so products differ by the noise of two quantisations, 24.6
+// to 28.5 dB below them each. On their way through two blocks gradients pass at most 8 forward and 8 backward:
+// 2 (8 x 10^-2.85 + 8 x 10^-2.46) = 0.28^2. Losses average 128 tokens.
+TEST(TensorParallelFp8, PartsWithScalesOfTheirOwnAreNearTheWhole) {
+    Layout how = fp8_layout(Fp8Recipe::tensor);
+    const Outcome want = train(how);
+    how.tp = 2;
+    const Outcome got = train(how);
+    EXPECT_LT(gradients_apart(got, want), 0.28);
+    EXPECT_NEAR(got.losses[0], want.losses[0], 1e-2 * want.losses[0]);
+    EXPECT_EQ(got.unequal, 0);
+}
+
+// Recomputation, the backward pass in two halves, ZeRO's stages and its gather in fp8: all make the same codes, and
+// send what the formula says.
+TEST(TensorParallelFp8, EveryWayGivesTheSameBits) {
+    for (const Fp8Recipe recipe : {Fp8Recipe::tensor, Fp8Recipe::block, Fp8Recipe::mx}) {
+        Layout base = fp8_layout(recipe);
+        base.tp = base.dp = 2, base.steps = 2, base.micro_batches = 2;
+        base.zero.accumulate_locally = true;
+        base.B = 4;
+        const Outcome want = train(base);
+        EXPECT_EQ(want.unequal, 0);
+        EXPECT_EQ(want.sent, want.expected);
+        const auto same = [&](const Layout& how, const char* what) {
+            const Outcome got = train(how);
+            EXPECT_TRUE(got.weights == want.weights) << name_of(recipe) << ", " << what;
+            EXPECT_EQ(got.losses, want.losses) << name_of(recipe) << ", " << what;
+            EXPECT_EQ(got.unequal, 0) << name_of(recipe) << ", " << what;
+            EXPECT_EQ(got.sent, got.expected) << name_of(recipe) << ", " << what;
+        };
+        Layout how = base;
+        how.zero.stage = 3;
+        how.recompute = Recompute::block;
+        same(how, "ZeRO-3, recomputed blocks");
+        if (recipe != Fp8Recipe::tensor) continue;
+        how = base;
+        how.recompute = Recompute::mlp;
+        same(how, "recomputed gate and up");
+        how = base;
+        how.pp = 2;
+        how.schedule = PipelineKind::zb_h1;
+        same(how, "the halves of a backward pass");
+    }
+}
+
+// Codes of this rank's rows of two norms: one byte instead of two, and 16 bytes for each scale.
+TEST(TensorParallelFp8, NormsAreKeptAsCodes) {
+    const auto activations = [](Fp8Options fp8) {
+        std::vector<int64_t> bytes(2);
+        LoopbackHub hub(2);
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {.grid = {.tp = 2}});
+            const TrainingCore core(fp8_layout({}).config,
+                                    {.zero = {.param_dtype = DType::bf16},
+                                     .adamw = {},
+                                     .stage = {.B = 2, .T = 64, .fp8 = fp8},
+                                     .threads = 1},
+                                    hub.device(rank), mesh);
+            bytes[size_t(rank)] = core.compute.context().memory.now(DeviceKind::cpu, MemKind::activations);
+        });
+        EXPECT_EQ(bytes[0], bytes[1]);
+        return bytes[0];
+    };
+    const int64_t R = 2 * 64 / 2, C = 128, blocks = 2;
+    EXPECT_EQ(activations({Fp8Recipe::tensor}), activations({}) + blocks * (16 * kBlockScales - 2 * R * C));
 }
 
 // ---- Hugging Face's numbers -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 
@@ -130,6 +131,52 @@ TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
     const OwnedRange& r = t.core->zero.optimizer.owned().front();
     const std::vector<float> got(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
     EXPECT_TRUE(got == want) << "step 4 after resume differs from step 4 without";
+}
+
+// Saved between two changes of the scale, after one overflow of the two that halve it: scale, good updates and patience
+// are all other than those of a run that begins. In the next step the scale doubles, or would not.
+TEST_F(TrainerTest, ALossScaleIsResumedInTheMiddleOfItsInterval) {
+    const std::vector<std::string> flags = {"--save-every", "4", "--dtype", "fp16", "--loss-scale-window", "2"};
+    const auto state = [](Trainer& t) {
+        t.core->compute.synchronize();
+        const LossScaleState& l = *t.core->zero.optimizer.loss_scale();
+        return std::vector<double>{l.scale, double(l.good), double(l.patience)};
+    };
+    const auto weights = [](Trainer& t) {
+        t.core->compute.synchronize();
+        const OwnedRange& r = t.core->zero.optimizer.owned().front();
+        return std::vector(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
+    };
+    const std::vector<double> saved = {131072, 1, 1}, doubled = {262144, 0, 2};
+    std::vector<float> want;
+    {
+        const TrainOptions o = options(flags);
+        Health health(o, process_);
+        Trainer t(o, process_, health);
+        for (int64_t s = 1; s <= 4; ++s) {
+            static const float kInfinity = INFINITY;
+            if (s == 3) t.core->compute.copy(t.core->zero.grads.gradients(1), &kInfinity, 4);
+            step(t, s);
+        }
+        EXPECT_EQ(state(t), saved);
+        save(t, 4);
+        ASSERT_TRUE(t.saver->finish());
+        step(t, 5);
+        EXPECT_EQ(state(t), doubled);
+        want = weights(t);
+    }
+    process_.on_failure(nullptr);
+    std::vector<std::string> again = flags;
+    again.insert(again.end(), {"--resume", "auto"});
+    const TrainOptions o = options(again);
+    Health health(o, process_);
+    const std::optional<ResumePoint> point = find_checkpoint(o, process_, health.status().saved_step());
+    ASSERT_TRUE(point.has_value());
+    Trainer t(o, process_, health, point);
+    EXPECT_EQ(state(t), saved);
+    step(t, 5);
+    EXPECT_EQ(state(t), doubled);
+    EXPECT_TRUE(weights(t) == want);
 }
 
 TEST_F(TrainerTest, RollbackGoesToACheckpointBeforeTheSpikeAndSkipsData) {

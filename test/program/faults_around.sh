@@ -358,32 +358,39 @@ case_elastic() {
 }
 
 # Threads that OpenMP or the program asks for, and allocations inside oneDNN, fail one at a time: words and an
-# exit code of the table, or the undisturbed weights. More threads than any machine here could use are refused.
+# exit code of the table, or the undisturbed weights; no loss is printed that is not the undisturbed run's. More threads
+# than any machine here could use are refused.
 case_libraries_fail() {
   needs_shim libraries_fail || return
   local what k bad='' reached=0 wanted kinds
+  printed() { sed -nE 's/^(step +[0-9]+\/[0-9]+ \| loss [^ ]+).*/\1/p' "$work/log"; }
   timeout 60 "$program" "${train[@]}" --threads 65536 --out "$work/l-absurd" > "$work/log" 2>&1
   rc=$?
   check "libraries_fail: absurd --threads: exit code 2, the nearest" bash -c "[ $rc = 2 ] && grep -q 'nearest: --threads ' '$work/log'"
-  timeout 60 "$program" "${train[@]}" --threads 3 --steps 3 --out "$work/l-whole" > "$work/log" 2>&1
+  timeout 60 "$program" "${train[@]}" --threads 3 --steps 3 --log-every 1 --out "$work/l-whole" > "$work/log" 2>&1
   wanted=$(weights l-whole)
+  printed > "$work/l-losses"
   for what in threads:{1,2,3,4,5,6,7,8,9,10,12,14} libdnnl:{1,8,11,64,128,512}; do
     k=${what#*:} kinds="FAULT_KINDS=threads"
     [ "${what%:*}" = threads ] || kinds="FAULT_KINDS=memory FAULT_MODULE=libdnnl"
     rm -rf "$work/l"
     # shellcheck disable=SC2086
     env LD_PRELOAD="$shim" $kinds FAULT_AT=$k FAULT_DO=ENOMEM timeout -s KILL 60 "$program" "${train[@]}" --threads 3 --steps 3 \
-      --out "$work/l" > "$work/log" 2>&1
+      --log-every 1 --out "$work/l" > "$work/log" 2>&1
     rc=$?
     says "^FAULT: " || continue
     reached=$((reached + 1))
+    printed | grep -vxqFf "$work/l-losses" && bad="$bad $what:other-loss"
     case $rc in
       0) [ "$(weights l)" = "$wanted" ] || bad="$bad $what:other-weights" ;;
       70) says "train_llama: [^ ]+ [^ ]+" || bad="$bad $what:silent" ;;
       *) bad="$bad $what:$rc" ;;
     esac
   done
-  check "libraries_fail: $reached threads and allocations, each with words or the same weights:$bad" test -z "$bad" -a $reached -gt 10
+  check "libraries_fail: $reached threads and allocations, each with words or the same weights, and no other loss:$bad" test -z "$bad" -a $reached -gt 10
+  LD_PRELOAD=$shim FAULT_KINDS=memory FAULT_MODULE=libdnnl FAULT_RANK=0 FAULT_AT=300 FAULT_DO=ENOMEM run 2 l-pp "${train[@]}" --threads 1 --log-every 1 --pp 2 --batch-tokens 64
+  check "libraries_fail: a product of a pipeline's first rank: 70 at once, not the other rank's deadline; no loss" test $rc = 70 -a -z "$(printed)"
+  check "libraries_fail: a product of a pipeline's first rank: named" says "rank 0 of 2: out of memory: an allocation of the host failed"
 }
 
 # From too little memory for a start to enough: a message each time, never a signal. 126, 127: the loader's, before the program.

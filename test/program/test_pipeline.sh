@@ -4,6 +4,7 @@
 #
 #   test/program/test_pipeline.sh ./train_llama           (what make test runs)
 #   test/program/test_pipeline.sh ./train_llama --all     every schedule at 2, 3 and 4 ranks, every ZeRO stage
+#   test/program/test_pipeline.sh ./train_llama --schedules  of them, every schedule at 2, 3 and 4 ranks (make test-full)
 #   test/program/test_pipeline.sh ./train_llama --faults  a kill and a stop of each of three stages (make test-full)
 #   test/program/test_pipeline.sh ./train_llama --few     what takes seconds (for test/llama/mutants.py)
 set -uo pipefail
@@ -80,11 +81,15 @@ if [ "$all" = --few ]; then
 fi
 for pp in 2 3 4; do
   for schedule in gpipe 1f1b interleaved zb-h1 zb-v dualpipev; do
-    case $all$pp$schedule in 31f1b | 4zb-v | --all*) ;; *) continue ;; esac
+    case $all$pp$schedule in 31f1b | 4zb-v | --all* | --schedules*) ;; *) continue ;; esac
     [ "$pp$schedule" != 3interleaved ] || continue  # 8 micro-batches do not divide
     check "$schedule on $pp" as "$pp$schedule" one "$pp" --pp "$pp" --pp-schedule "$schedule" --batch-tokens 256 --head untied
   done
 done
+if [ "$all" = --schedules ]; then
+  summary
+  exit
+fi
 told() {  # told NAME: what each step says of the pipeline is what the schedule holds
   python3 - "$work/$1" << 'END'
 import json, pathlib, sys

@@ -114,6 +114,10 @@ PY
     "$cpu" $blocks --fp8 mx --device cpu --out "$work/cpumx" > "$work/log" 2>&1
     SIMT_ARCH=100 "$simt" $blocks --fp8 mx --device cuda --out "$work/simtmx" > "$work/log" 2>&1
     compare "mx" 4e-3 "$work/cpumx" "$work/simtmx"
+    SIMT_ARCH=100 "$simt" $blocks --fp8 mx --device cuda --cuda-graphs on --out "$work/simtmxg" > "$work/log" 2>&1
+    if grep -q "is one graph from" "$work/log" && cmp "$work/simtmx/final/model.safetensors" "$work/simtmxg/final/model.safetensors"; then
+      passed=$((passed + 1))
+    else failed=$((failed + 1)); echo "FAILED: fp8 mx in graphs, to the bit"; tail -n 5 "$work/log"; fi
     "$cpu" $blocks --fp8 block --device cpu --out "$work/cpublock" > "$work/log" 2>&1
     "$simt" $blocks --fp8 block --device cuda --cuda-graphs on --out "$work/simtblock" > "$work/log" 2>&1
     compare "fp8 block" 4e-3 "$work/cpublock" "$work/simtblock"

@@ -4,8 +4,9 @@
 mutants.py PTX_DIR [--arch 90] [--per-class 6] [--seed 1] [--only REGEX] [--kernel REGEX] > report
 
 A mutant is a line of the PTX that the unchanged tests execute. It counts only if the edit has hit (the program says so).
-Killed: a test fails, by its values or by the checks of memory order; the report says which. Prints a line per mutant and
-killed/total per class; exits 1 if one survives.
+Killed: a test fails, by its values or by the checks of memory order; the report says which. A few cheap tests run first;
+a mutant survives if all tests that launch its kernel pass. Prints a line per mutant, for a survivor with the line of
+source that it comes from, and killed/total per class; exits 1 if one survives.
 """
 
 import argparse
@@ -71,7 +72,7 @@ CLASSES = [
     ("descriptor leading", r", \d{19};", flip_bit(25)),
     ("descriptor swizzle", r", \d{19};", flip_bit(63)),
     ("shuffle bfly to down", r"^shfl\.sync\.bfly", substitute("bfly", "down")),
-    ("shuffle distance", r"^shfl\.sync\.bfly", substitute(r", (\d+), 31", lambda m: f", {int(m[1]) * 2 % 32}, 31")),
+    ("shuffle removed", r"^shfl\.sync\.bfly", substitute(r"^\S+\s+(%r\d+)\|%p\d+, (%r\d+),.*;", r"mov.b32 \1, \2;")),
     ("sub operands swapped", r"^sub\.(rn\.)?(ftz\.)?f32", swap_sources),
     ("add to sub", r"^add\.(rn\.)?(ftz\.)?f32", substitute("^add", "sub")),
     ("max to min", r"^max\.(ftz\.)?f32", substitute("^max", "min")),
@@ -141,19 +142,16 @@ def main():
         if not re.search(o.only, name):
             continue
         found = [x for x in places if re.search(pattern, x[3]) and change(x[3]) != x[3] and re.search(o.kernel, x[2])]
-        for mangled, line, kernel, text in draw.sample(found, min(o.per_class, len(found))):
+        for mangled, line, kernel, text, source in draw.sample(found, min(o.per_class, len(found))):
             if time.time() - begin > o.seconds:
                 break
             chosen = sorted(by_kernel[kernel])
             edit = dict(env, PTX_EDIT=f"{mangled}\t{line}\t{change(text)}")
             half = len(chosen) // 2
-            for some in (
-                chosen[:2],
-                chosen[half : half + 1],
-                chosen[half + 1 : half + 4] + chosen[-2:],
-            ):  # cheap ones first
-                code, output = run(binary, edit, ":".join(sorted({t for _, t in some})), 120)
-                if code or not some:
+            for some in (chosen[:2], chosen[half : half + 1], chosen[half + 1 : half + 4] + chosen[-2:], chosen):
+                seconds = 600 if some is chosen else 120
+                code, output = run(binary, edit, ":".join(sorted({t for _, t in some})), seconds)
+                if code or "ptx: edited:" not in output:
                     break
             if "ptx: edited:" not in output:
                 missed += 1
@@ -162,8 +160,7 @@ def main():
             total[name] += 1
             killed[name] += code != 0
             print(f"{'killed  ' if code else 'SURVIVES'}   {name}: {short(kernel)} line {line}: {text[:90]}")
-            if code:
-                print("             " + reason(output), flush=True)
+            print("             " + (reason(output) if code else source), flush=True)
     print()
     for name, _, _ in CLASSES:
         if total[name]:
