@@ -69,11 +69,14 @@ mpi() {  # mpi NAME RANKS COMMAND...
   run "$name" env OMP_NUM_THREADS=1 timeout 300 mpirun -n "$ranks" "$@"
 }
 
+# Whole programs over namespaces; gradients at SIMD levels between the lowest and the highest.
+slow='ZeroProgram.*:Simd/Gradients.AttentionsAreCentralDifferences/avx2:Simd/Gradients.AttentionsAreCentralDifferences/avx512'
+
 for section in $sections; do
   case $section in
     lint) run lint dev/build/lint.sh ;;
     unit)
-      run unit "$obj/unit_tests" --gtest_brief=1
+      run unit "$obj/unit_tests" --gtest_brief=1 --gtest_filter="-$slow"
       run statics dev/build/statics.sh "$obj/libringzero.a" ;;
     learn) run learn dev/learn/run.sh "$obj/learn" ;;
     python)
@@ -95,8 +98,7 @@ for section in $sections; do
       run pipeline test/program/test_pipeline.sh ./train_llama
       run pipeline-run test/program/test_pipeline_run.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama
-      run faults test/program/test_faults.sh ./train_llama --quick
-      run gpu-check test/program/test_gpu_check.sh "$build" ;;
+      run faults test/program/test_faults.sh ./train_llama --quick ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] ||
         { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
@@ -108,6 +110,8 @@ for section in $sections; do
       [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above
+      run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
+      run gpu-check test/program/test_gpu_check.sh "$build"
       run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
       run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
       run tensor test/program/test_tensor.sh ./train_llama
@@ -122,6 +126,7 @@ for section in $sections; do
       [ -x ./train_llama_simt ] || { echo "long: no emulated program (it needs the CUDA Toolkit's headers)"; continue; }
       run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
       run simt-asan test/simt/run.sh "$build/simt" asan
+      run simt-seeds env SIMT_SEEDS=3 test/simt/run.sh "$build/simt" seeds
       run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
       run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2

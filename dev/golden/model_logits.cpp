@@ -68,7 +68,10 @@ void write_gradients(const Request& r, const std::string& folder, const ModelCon
     const int64_t B = tokens.B, T = tokens.T, N = B * T;
     require(targets.B == B && targets.T == T, "inputs and targets differ in shape");
     Mesh mesh(device);
-    TrainingCore core(config, {.stage = {.B = B, .T = T}}, device, mesh);
+    CoreOptions options;
+    options.stage.B = B;
+    options.stage.T = T;
+    TrainingCore core(config, options, device, mesh);
     load_weights(folder, core.table, device, core.compute, core.zero);
     std::vector<int32_t> rows(tokens.ids.size()), starts(rows.size() + 1), ids(rows.size());
     const int64_t distinct = embedding_plan(tokens.ids.data(), N, config.vocab, rows.data(), starts.data(), ids.data());

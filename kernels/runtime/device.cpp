@@ -390,8 +390,8 @@ void Stream::copy(void* dst, const void* src, int64_t bytes) {
 
 // One core does not fill memory as fast as it can be filled. Large pieces, since memset passes by the caches for those.
 static void zero_host(void* dst, int64_t bytes) {
-    constexpr int64_t kLeast = int64_t(2) << 20;
 #ifdef _OPENMP
+    constexpr int64_t kLeast = int64_t(2) << 20;
     const int64_t pieces = std::clamp<int64_t>(bytes / kLeast, 1, omp_get_max_threads());
 #else
     const int64_t pieces = 1;
