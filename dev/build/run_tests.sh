@@ -144,6 +144,21 @@ for name in "${names[@]}"; do
   printf '%-34s %4s s  %5s passed %3s failed %3s skipped\n' "$name" "$seconds" "$p" "$f" "$s"
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 done
+
+# What failed, once more and at the end: of a log that was cut, the end is what remains.
+what_failed() {  # what_failed LOG
+  grep -hE -A 5 ': Failure$|^FAILED: |^(FAIL|ERROR): |^WARNING: ThreadSanitizer' "$1" | head -n 30
+  grep -hE '^ *\[  FAILED  \] ' "$1" | sort -u | head -n 10
+  echo "(the last lines)"
+  tail -n 5 "$1"
+}
+for name in "${names[@]}"; do
+  f=1
+  [ ! -f "$logs/$name.counts" ] || read -r _ f _ < "$logs/$name.counts"
+  [ "$f" != 0 ] || continue
+  printf '\n%s failed (%s/%s.log):\n' "$name" "$logs" "$name"
+  what_failed "$logs/$name.log" | cut -c1-300 | sed 's/^/    /'
+done
 echo
 echo "total $SECONDS s, $slots at once"
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -34,7 +34,8 @@ extern "C" int MPI_Finalize() {
 namespace rz {
 namespace {
 
-constexpr double kDeadline = 2;  // seconds
+// Seconds. Where the deadline is not what ends a job, it is long, and the job's time shows that nobody waited for it.
+constexpr double kDeadline = 2, kLongDeadline = 50;
 constexpr int kRanks = 3, kBadRank = 1, kBadStep = 4;
 
 void misbehave(const std::string& fault) {
@@ -90,7 +91,10 @@ int pipeline(Process& process) {
 TEST(CommFaultRank, DISABLED_Body) {
     const char* fault = std::getenv("RZ_FAULT");
     if (!fault) GTEST_SKIP() << "run by the tests below";
-    Process process({.timeout_s = kDeadline, .finalize_s = kDeadline, .run_directory = std::getenv("RZ_RUN_DIR")});
+    const bool ends_at_once = fault == std::string("kill") || fault == std::string("throw");
+    Process process({.timeout_s = ends_at_once ? kLongDeadline : kDeadline,
+                     .finalize_s = kDeadline,
+                     .run_directory = std::getenv("RZ_RUN_DIR")});
     const int code =
         process.run([&] { return fault == std::string("stage") ? pipeline(process) : train(process, fault); });
     std::fflush(nullptr);
@@ -187,14 +191,14 @@ TEST_F(CommFaults, OperationsOutOfStepAreNamed) {
 TEST_F(CommFaults, AKilledRankEndsTheJobAtOnce) {
     const Outcome job = run_job("kill");
     EXPECT_NE(job.code, 0) << job.output;
-    EXPECT_LT(job.seconds, kDeadline + 1) << "the deadline should not have been needed";
+    EXPECT_LT(job.seconds, kLongDeadline) << "the deadline should not have been needed";
 }
 
 TEST_F(CommFaults, AnErrorOnOneRankEndsTheJobWithItsText) {
     const Outcome job = run_job("throw");
     EXPECT_EQ(job.code, kExitError) << job.output;
     EXPECT_HAS(job.reason, "rank 1 of 3: the disk of this rank is full");
-    EXPECT_LT(job.seconds, kDeadline + 1);
+    EXPECT_LT(job.seconds, kLongDeadline);
 }
 
 // All ranks have passed the last barrier: what they did counts, whatever the library does then.
