@@ -27,13 +27,14 @@ ALU = {"FMNMX", "FSEL", "FSETP", "ISETP", "LOP3", "SHF", "LEA", "IADD3", "VIADD"
        "IMNMX", "VIMNMX", "VIADDMNMX", "PLOP3", "IABS"}
 MUFU_CLOCKS, ALU_CLOCKS = 8, 2
 
-LOCAL_MEMORY_KNOWN = {("attention_forward_mma_kernel", 128, "sm_80")}  # see kernel_resources.sh
+LOCAL_MEMORY_KNOWN = {("attention_forward_mma_kernel", 128, "sm_80"), ("attention_forward_mma_kernel", 96, "sm_90a"),
+                      ("attention_forward_mma_kernel", 128, "sm_90a")}  # see kernel_resources.sh
 
-# Per kernel: columns of a streamed tile, products, streamed tensors
+# Per kernel: columns of a streamed tile, products
 WGMMA = {
-    "attention_forward_wgmma_kernel": dict(columns=128, products=2, streamed=2),
-    "attention_backward_kv_wgmma_kernel": dict(columns=64, products=4, streamed=2),
-    "attention_backward_q_wgmma_kernel": dict(columns=64, products=3, streamed=2),
+    "attention_forward_wgmma_kernel": dict(columns=128, products=2),
+    "attention_backward_kv_wgmma_kernel": dict(columns=64, products=4),
+    "attention_backward_q_wgmma_kernel": dict(columns=64, products=3),
 }
 
 
@@ -135,6 +136,14 @@ def register_faults(code):
     return found
 
 
+def streamed_bytes(name, D):
+    """What TMA writes into shared memory per tile and warpgroup that uses it. Forward's keys lie in panels of 64 columns,
+    the last of which it fills up; everything else in panels that D is a multiple of."""
+    forward = "forward" in name
+    columns = D + ((D + 63) // 64 * 64 if forward else D)
+    return WGMMA[name]["columns"] * columns * 2 / (3 if forward and D == 64 else 2)
+
+
 def wgmma_rows(objects, every):
     rows, bad = [], []
     for path in objects:
@@ -145,9 +154,7 @@ def wgmma_rows(objects, every):
             body, skipped = inner_loop(code)
             bad += [f"{name}<{dtype}, {D}>: {f}" for f in faults(body) + register_faults(code)]
             count, unit = clocks(body, skipped)
-            padded = (D + 63) // 64 * 64
-            groups = 3 if "forward" in name and D == 64 else 2
-            shared = k["streamed"] * k["columns"] * padded * 2 / groups
+            shared = streamed_bytes(name, D)
             tensor = 0
             for _, t in body:
                 if m := re.search(r"HGMMA\.64x(\d+)x16\S* \w+, (gdesc)?", t):
@@ -204,12 +211,15 @@ def print_mma(objects, every):
     return bad
 
 
+def objects_of(build):
+    pattern = f"{build}/cuda*/kernels/attention/attention_*mma.cu.o"
+    return sorted(glob.glob(pattern)) or sys.exit(f"attention_model.py: no {pattern}; run make where nvcc is")
+
+
 def main():
     every = "--all" in sys.argv
     build = next((a for a in sys.argv[1:] if not a.startswith("-")), "build")
-    found = sorted(glob.glob(f"{build}/cuda*/kernels/attention_*mma.cu.o"))
-    if not found:
-        sys.exit(f"attention_model.py: no {build}/cuda*/kernels/attention_*mma.cu.o; run make where nvcc is")
+    found = objects_of(build)
     rows, bad = wgmma_rows([f for f in found if "wgmma" in f], every)
     if not rows:
         sys.exit("attention_model.py: no attention kernel for sm_90a in these objects")

@@ -230,7 +230,7 @@ def main():
     files = []
     for path in options.paths:
         files += [path] if path.endswith(".o") else sorted(
-            glob.glob(path + "/cuda*/kernels/*.cu.o"))
+            glob.glob(path + "/cuda*/kernels/*.cu.o") + glob.glob(path + "/cuda*/kernels/*/*.cu.o"))
     if not files:
         sys.exit("kernel_sass.py: no objects; run make where nvcc is")
     kernels = [k for file in files for k in kernels_of(file, options.arch)]
