@@ -5,9 +5,6 @@
 #include "kernels/bias_correction.h"
 #include "kernels/checks.h"
 #include "kernels/stochastic_rounding.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #define RZ_SIMD_FILE "kernels/adamw.cpp"
 #include "kernels/cpu/simd.h"
@@ -112,7 +109,7 @@ RZ_INLINE void store_by_chance(T* p, Vec x, VecBits chance, Lanes lanes) {
         store(p, x, lanes);
     } else {
         const VecBits u = bits_of(x), carried = u + (chance & 0xffffu);
-        const VecHalf kept = __builtin_convertvector((x != x ? u | 0x400000u : carried) >> 16, VecHalf);
+        const VecHalf kept = narrowed((x != x ? u | 0x400000u : carried) >> 16);
         if constexpr (std::is_same_v<Lanes, AllLanes>)
             *reinterpret_cast<VecHalfU*>(p) = kept;
         else
@@ -137,14 +134,16 @@ void update_run(const AdamW& a, const AdamWFactors& f, bool decays, int64_t begi
     const auto update = [&](int64_t i, auto lanes) RZ_LAMBDA {
         const VecBits moment_chance = kRoundMoments ? moments.at(i - begin) : VecBits{};
         const VecBits master_chance = kRoundMaster ? master.at(i - begin) : VecBits{};
-        const Vec g = load(grad + i, lanes) * f.grad_scale;
+        // All is read before anything is written: the buffers lie at the same place of a page, and a CPU that compares
+        // addresses by that alone lets a read wait for the writes before it.
+        const Vec w_old = load(w + i, lanes), g = load(grad + i, lanes) * f.grad_scale;
         const Vec m_new = f.beta1 * load(m + i, lanes) + f.one_minus_beta1 * g;
         const Vec v_new = f.beta2 * load(v + i, lanes) + f.one_minus_beta2 * g * g;
         store_by_chance(m + i, m_new, moment_chance, lanes);
         store_by_chance(v + i, v_new, moment_chance >> 16, lanes);
         Vec root;
         for (int64_t j = 0; j < kLanes; ++j) root[j] = __builtin_sqrtf(v_new[j]);
-        const Vec w_new = keep * load(w + i, lanes) - f.lr_m * m_new / (root * f.sqrt_v_scale + f.eps);
+        const Vec w_new = keep * w_old - f.lr_m * m_new / (root * f.sqrt_v_scale + f.eps);
         store_by_chance(w + i, w_new, master_chance, lanes);
         if (write_param) store(param + i, w_new, lanes);
     };

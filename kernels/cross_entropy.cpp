@@ -1,6 +1,7 @@
 #include "kernels/cross_entropy.h"
 
 #include "kernels/checks.h"
+#include "kernels/scratch.h"
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/cross_entropy.cpp"
@@ -11,40 +12,38 @@ namespace rz::RZ_SIMD_PASS {
 
 #include "kernels/cpu/simd_vec.h"
 
-constexpr int64_t kColumns = 1024;  // of a row at a time: maximum, then exponentials, while they are in the cache
+constexpr int64_t kColumns = 1024;      // of a row at a time: maximum, then exponentials, while they are in the cache
+constexpr int64_t kMostKept = 1 << 18;  // columns of a row whose exponentials are kept for the gradient: 1 MiB
 
 struct RowSum {
     float max, sum;  // sum of exp(x - max)
+    int64_t kept;    // from this column on `e` holds exp(x - max); before it, exponentials of an earlier maximum
 };
 
-template <class T>
-RowSum softmax_sum(const T* x, int64_t V) {
-    float max = -__builtin_inff(), sum = 0;
+// e: room for V exponentials, or nullptr
+template <bool kKeep, class T>
+RowSum softmax_sum(const T* x, int64_t V, float* e) {
+    RowSum row{-__builtin_inff(), 0, 0};
     for (int64_t v0 = 0; v0 < V; v0 += kColumns) {
         const int64_t columns = V - v0 < kColumns ? V - v0 : kColumns;
         const T* chunk = x + v0;
-        Vec maxima = splat(max);
-        for_vectors(columns, [&](int64_t v, auto lanes) RZ_LAMBDA {
-            Vec logits = load(chunk + v, lanes);
-            if constexpr (std::is_same_v<decltype(lanes), SomeLanes>)
-                for (int64_t i = lanes.count; i < kLanes; ++i) logits[i] = max;
-            maxima = larger(logits, maxima);
-        });
-        const float chunk_max = max_of(maxima);
-        if (chunk_max > max) {
-            sum *= exp(splat(max - chunk_max))[0];
-            max = chunk_max;
+        const float max = largest_of(chunk, columns, row.max);
+        if (max > row.max) {
+            row.sum *= exp(splat(row.max - max))[0];
+            row.max = max;
+            row.kept = v0;
         }
         Vec sums{};
         for_vectors(columns, [&](int64_t v, auto lanes) RZ_LAMBDA {
-            Vec e = exp(load(chunk + v, lanes) - max);
+            Vec exponential = exp(load(chunk + v, lanes) - max);
             if constexpr (std::is_same_v<decltype(lanes), SomeLanes>)
-                for (int64_t i = lanes.count; i < kLanes; ++i) e[i] = 0;
-            sums += e;
+                for (int64_t i = lanes.count; i < kLanes; ++i) exponential[i] = 0;
+            if constexpr (kKeep) store(e + v0 + v, exponential, lanes);
+            sums += exponential;
         });
-        sum += sum_of(sums);
+        row.sum += sum_of(sums);
     }
-    return {max, sum};
+    return row;
 }
 
 template <class T>
@@ -60,14 +59,18 @@ void cross_entropy_t(const CrossEntropy& a) {
                 for (int64_t v = 0; v < a.V; ++v) x[v] = T(0.0f);
             continue;
         }
-        const RowSum row = softmax_sum(x, a.V);
+        const bool keep = a.write_gradient && a.V <= kMostKept;
+        float* e = keep ? static_cast<float*>(thread_scratch<3>(4 * a.V)) : nullptr;
+        const RowSum row = keep ? softmax_sum<true>(x, a.V, e) : softmax_sum<false>(x, a.V, e);
         const float target_shifted = float(x[target]) - row.max;
         a.loss[n] = __builtin_logf(row.sum) - target_shifted;
         if (!a.write_gradient) continue;
-        const float factor = scale / row.sum;
-        const float max = row.max;
-        for_vectors(
-            a.V, [&](int64_t v, auto lanes) RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
+        const int64_t kept = keep ? row.kept : a.V;
+        const float factor = scale / row.sum, max = row.max;
+        for_vectors(kept, [&](int64_t v, auto lanes)
+                              RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
+        for_vectors(a.V - kept, [&](int64_t v, auto lanes)
+                                    RZ_LAMBDA { store(x + kept + v, load(e + kept + v, lanes) * factor, lanes); });
         // p - 1 without cancellation only matters where p is near 1, and there fp32's 2^-24 is below the rounding.
         // An infinite loss gives a NaN, so that a finite gradient never hides it; else x - x is 0.
         x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * scale);

@@ -19,14 +19,7 @@ void vocab_softmax_t(const VocabSoftmax& a) {
         float* stats = a.stats + n * kVocabStats;
         const int64_t target = int64_t(a.targets[n]) - a.first;
         stats[2] = target >= 0 && target < a.V ? float(x[target]) : 0.0f;  // kIgnoreTarget is below every first
-        Vec maxima = splat(-__builtin_inff());
-        for_vectors(a.V, [&](int64_t v, auto lanes) RZ_LAMBDA {
-            Vec logits = load(x + v, lanes);
-            if constexpr (std::is_same_v<decltype(lanes), SomeLanes>)
-                for (int64_t i = lanes.count; i < kLanes; ++i) logits[i] = -__builtin_inff();
-            maxima = larger(logits, maxima);
-        });
-        const float max = max_of(maxima);
+        const float max = largest_of(x, a.V, -__builtin_inff());
         // All masked: they add nothing, and exp(-inf + inf) would be no number.
         const float from = max == -__builtin_inff() ? 0.0f : max;
         Vec sums{};

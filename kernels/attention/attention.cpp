@@ -131,8 +131,7 @@ RZ_INLINE void write_rows_layout(typename W::Word* row, int64_t c, Vec x) {
 #ifdef RZ_SIMD_BF16
 // Vector c of two neighbouring rows
 RZ_INLINE void write_zipped_layout(uint32_t* row, int64_t c, Vec first, Vec second) {
-    const VecBits low = __builtin_convertvector(bf16_halves(first), VecBits);
-    const VecBits high = __builtin_convertvector(bf16_halves(second), VecBits);
+    const VecBits low = widened(bf16_halves(first)), high = widened(bf16_halves(second));
     store(reinterpret_cast<float*>(row) + c, from_bits(low | high << 16));
 }
 #endif
@@ -241,7 +240,8 @@ template <class W>
 void forward_strip(const ForwardTiles<W>& t, int64_t row, int64_t position, const Hidden& hidden, int64_t valid,
                    int64_t keys, int64_t D, float scale) {
     const int64_t n = least(keys, position + valid);  // keys that the strip's last query sees
-    tile_strip<W>(t.s, kKeyStride, t.q + row * t.ld_words, t.ld_words, 1, t.kt, kKeyStride, n, D / W::kPer, false);
+    tile_strip<W>(t.s, kKeyStride, t.q + row * t.ld_words, t.ld_words, 1, t.kt, kKeyStride, n, D / W::kPer, false,
+                  valid);
     const int64_t columns = round_up(n, kLanes), ld_p = kKeyStride / W::kPer;
     float* o = t.o + row * t.ld_d;
     for (int64_t r = 0; r < kTileRows; ++r) {
@@ -255,7 +255,7 @@ void forward_strip(const ForwardTiles<W>& t, int64_t row, int64_t position, cons
         if (correction != 1.0f)
             for (int64_t d = 0; d < D; d += kLanes) store(o + r * t.ld_d + d, load(o + r * t.ld_d + d) * correction);
     }
-    tile_strip<W>(o, t.ld_d, t.p, ld_p, 1, t.v, t.ld_d, D, ceil_div(n, W::kPer), true);
+    tile_strip<W>(o, t.ld_d, t.p, ld_p, 1, t.v, t.ld_d, D, ceil_div(n, W::kPer), true, valid);
 }
 
 template <class T, class W>
@@ -470,22 +470,25 @@ void backward_pair(const AttentionBackward& a, const BackwardTiles<W>& t, int64_
     for (int64_t r = 0; r < rows; r += kTileRows) {
         const int64_t position = s.offset() + q0 + r - k0, valid = least(kTileRows, rows - r);
         const int64_t n = most(least(keys, position + valid), 0);
-        tile_strip<W>(t.s, kKeyStride, t.q + r * t.ld_words, t.ld_words, 1, t.kt, kKeyStride, n, D / W::kPer, false);
-        tile_strip<W>(t.dp, kKeyStride, t.d_o + r * t.ld_words, t.ld_words, 1, t.vt, kKeyStride, n, D / W::kPer, false);
+        tile_strip<W>(t.s, kKeyStride, t.q + r * t.ld_words, t.ld_words, 1, t.kt, kKeyStride, n, D / W::kPer, false,
+                      valid);
+        tile_strip<W>(t.dp, kKeyStride, t.d_o + r * t.ld_words, t.ld_words, 1, t.vt, kKeyStride, n, D / W::kPer, false,
+                      valid);
         probabilities<W>(t, r, position, hidden_keys(s, b, q0 + r, k0), valid, keys, s.scale, lse + r, delta + r);
         if (want_dq)
             tile_strip<W>(dq + r * t.ld_d, t.ld_d, ds + r * (kKeyStride / W::kPer), kKeyStride / W::kPer, 1, t.k_zip,
-                          t.ld_d, D, ceil_div(n, W::kPer), true);
+                          t.ld_d, D, ceil_div(n, W::kPer), true, valid);
     }
     if (!want_dkv) return;
     for (int64_t key = 0; key < keys; key += kTileRows) {
         const int64_t first = most(k0 + key - s.offset() - q0, 0) / W::kPer;  // earlier queries see none of these keys
         const int64_t depth = ceil_div(rows, W::kPer) - first;
         if (depth <= 0) break;
+        const int64_t valid = least(kTileRows, keys - key);
         tile_strip<W>(t.dv + key * t.ld_d, t.ld_d, t.p_zip + first * kKeyStride + key, 1, kKeyStride,
-                      t.do_zip + first * t.ld_d, t.ld_d, D, depth, true);
+                      t.do_zip + first * t.ld_d, t.ld_d, D, depth, true, valid);
         tile_strip<W>(t.dk + key * t.ld_d, t.ld_d, t.ds_zip + first * kKeyStride + key, 1, kKeyStride,
-                      t.q_zip + first * t.ld_d, t.ld_d, D, depth, true);
+                      t.q_zip + first * t.ld_d, t.ld_d, D, depth, true, valid);
     }
 }
 

@@ -27,8 +27,8 @@
 #define RZ_INLINE inline __attribute__((always_inline))
 
 #if defined(__x86_64__)
-#ifdef RZ_SIMD_WANT_BF16
 #include <immintrin.h>
+#ifdef RZ_SIMD_WANT_BF16
 #define RZ_SIMD_PASS avx512_bf16
 #define RZ_SIMD_WIDTH 64
 #define RZ_SIMD_BF16

@@ -4,7 +4,8 @@
 // C (M, N) fp32 = or += A (M, K) B (K, N). B and C are row-major with padded rows: columns up to the next multiple of
 // kLanes exist, and C's are overwritten. A is read one word at a time with any two strides, so that a transposed A
 // costs nothing. M goes in strips of kTileRows; the rows that fill up the last strip exist too. A word is one fp32
-// value, or two neighbouring values along K in bf16. Each element of C is one chain of multiply-adds in ascending k.
+// value, or two neighbouring values along K in bf16. Each element of C is one chain of multiply-adds in ascending k,
+// however many rows are computed with it.
 
 // A strip times two vectors fills the registers with sums: 28 of 32, or 12 of 16.
 #if RZ_SIMD_WIDTH == 64
@@ -30,13 +31,13 @@ struct Bf16Word {
 };
 #endif
 
-template <class W, int kVectors>
+template <class W, int kVectors, int kRows>
 __attribute__((noinline)) void tile_block(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
                                           const typename W::Word* b, int64_t ldb, int64_t K, bool accumulate) {
-    Vec sum[kTileRows][kVectors];
+    Vec sum[kRows][kVectors];
     // Unrolled by pragma: a loop that stays a loop would force the sums into memory.
 #pragma GCC unroll 16
-    for (int r = 0; r < kTileRows; ++r)
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
         for (int j = 0; j < kVectors; ++j) {
             sum[r][j] = Vec{};
@@ -47,23 +48,35 @@ __attribute__((noinline)) void tile_block(float* c, int64_t ldc, const typename 
 #pragma GCC unroll 2
         for (int j = 0; j < kVectors; ++j) row[j] = *reinterpret_cast<const VecU*>(b + k * ldb + j * kLanes);
 #pragma GCC unroll 16
-        for (int r = 0; r < kTileRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
             const typename W::Word x = a[r * a_row + k * a_k];
 #pragma GCC unroll 2
             for (int j = 0; j < kVectors; ++j) sum[r][j] = W::madd(sum[r][j], x, row[j]);
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < kTileRows; ++r)
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
         for (int j = 0; j < kVectors; ++j) *reinterpret_cast<VecU*>(c + r * ldc + j * kLanes) = sum[r][j];
 }
 
-// One strip of kTileRows rows; K in words.
+template <class W, int kVectors>
+RZ_INLINE void tile_columns(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
+                            const typename W::Word* b, int64_t ldb, int64_t K, bool accumulate, int64_t rows) {
+    if (rows <= 4) return tile_block<W, kVectors, 4>(c, ldc, a, a_row, a_k, b, ldb, K, accumulate);
+    if constexpr (kTileRows > 8)
+        if (rows <= 8) return tile_block<W, kVectors, 8>(c, ldc, a, a_row, a_k, b, ldb, K, accumulate);
+    tile_block<W, kVectors, kTileRows>(c, ldc, a, a_row, a_k, b, ldb, K, accumulate);
+}
+
+// One strip of kTileRows rows; K in words. Where it ends a matrix, only its first `rows` are wanted: few more are
+// computed.
 template <class W>
 inline void tile_strip(float* c, int64_t ldc, const typename W::Word* a, int64_t a_row, int64_t a_k,
-                       const typename W::Word* b, int64_t ldb, int64_t N, int64_t K, bool accumulate) {
+                       const typename W::Word* b, int64_t ldb, int64_t N, int64_t K, bool accumulate,
+                       int64_t rows = kTileRows) {
     int64_t n = 0;
-    for (; N - n > kLanes; n += 2 * kLanes) tile_block<W, 2>(c + n, ldc, a, a_row, a_k, b + n, ldb, K, accumulate);
-    if (n < N) tile_block<W, 1>(c + n, ldc, a, a_row, a_k, b + n, ldb, K, accumulate);
+    for (; N - n > kLanes; n += 2 * kLanes)
+        tile_columns<W, 2>(c + n, ldc, a, a_row, a_k, b + n, ldb, K, accumulate, rows);
+    if (n < N) tile_columns<W, 1>(c + n, ldc, a, a_row, a_k, b + n, ldb, K, accumulate, rows);
 }

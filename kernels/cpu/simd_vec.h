@@ -21,12 +21,55 @@ struct SomeLanes {
 RZ_INLINE VecBits bits_of(Vec x) { return std::bit_cast<VecBits>(x); }
 RZ_INLINE Vec from_bits(VecBits x) { return std::bit_cast<Vec>(x); }
 
+// GCC 12 converts vectors of integers, and picks the larger of two, by several instructions where the CPU has one.
+// (maskz: it warns of the others' undefined values.)
+
+// Whole lanes from halves, and halves from lanes below 2^16
+RZ_INLINE VecBits widened(VecHalf x) {
+#if defined(__x86_64__) && RZ_SIMD_WIDTH == 64
+    return VecBits(_mm512_maskz_cvtepu16_epi32(0xffff, __m256i(x)));
+#elif defined(__x86_64__) && RZ_SIMD_WIDTH == 32
+    return VecBits(_mm256_cvtepu16_epi32(__m128i(x)));
+#else
+    return __builtin_convertvector(x, VecBits);
+#endif
+}
+RZ_INLINE VecHalf narrowed(VecBits x) {
+#if defined(__x86_64__) && RZ_SIMD_WIDTH == 64
+    return VecHalf(_mm512_maskz_cvtepi32_epi16(0xffff, __m512i(x)));
+#elif defined(__x86_64__) && RZ_SIMD_WIDTH == 32
+    return VecHalf(_mm_packus_epi32(_mm256_castsi256_si128(__m256i(x)), _mm256_extracti128_si256(__m256i(x), 1)));
+#else
+    return __builtin_convertvector(x, VecHalf);
+#endif
+}
+
+// a > b ? a : b and a < b ? a : b: b where one of them is a NaN, or both are zero
+RZ_INLINE Vec larger(Vec a, Vec b) {
+#if defined(__x86_64__) && RZ_SIMD_WIDTH == 64
+    return Vec(_mm512_maskz_max_ps(0xffff, __m512(a), __m512(b)));
+#elif defined(__x86_64__) && RZ_SIMD_WIDTH == 32
+    return Vec(_mm256_max_ps(__m256(a), __m256(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+RZ_INLINE Vec smaller(Vec a, Vec b) {
+#if defined(__x86_64__) && RZ_SIMD_WIDTH == 64
+    return Vec(_mm512_maskz_min_ps(0xffff, __m512(a), __m512(b)));
+#elif defined(__x86_64__) && RZ_SIMD_WIDTH == 32
+    return Vec(_mm256_min_ps(__m256(a), __m256(b)));
+#else
+    return a < b ? a : b;
+#endif
+}
+
 template <class T>
 RZ_INLINE Vec load(const T* p, AllLanes = {}) {
     if constexpr (std::is_same_v<T, float>) {
         return *reinterpret_cast<const VecU*>(p);
     } else if constexpr (std::is_same_v<T, bf16>) {
-        return from_bits(__builtin_convertvector(VecHalf(*reinterpret_cast<const VecHalfU*>(p)), VecBits) << 16);
+        return from_bits(widened(*reinterpret_cast<const VecHalfU*>(p)) << 16);
     } else {
         Vec x;
         for (int64_t i = 0; i < kLanes; ++i) x[i] = float(p[i]);
@@ -46,7 +89,7 @@ RZ_INLINE VecHalf bf16_halves(Vec x) {
 #ifdef RZ_SIMD_BF16
     return (VecHalf)_mm512_cvtneps_pbh((__m512)x);
 #else
-    return __builtin_convertvector(bf16_bits(x), VecHalf);
+    return narrowed(bf16_bits(x));
 #endif
 }
 
@@ -79,7 +122,7 @@ RZ_INLINE void store(T* p, Vec x, SomeLanes lanes) {
 template <class T>
 RZ_INLINE Vec rounded(Vec x) {
     if constexpr (std::is_same_v<T, float>) return x;
-    if constexpr (std::is_same_v<T, bf16>) return from_bits(__builtin_convertvector(bf16_halves(x), VecBits) << 16);
+    if constexpr (std::is_same_v<T, bf16>) return from_bits(widened(bf16_halves(x)) << 16);
     T all[kLanes];
     store(all, x);
     return load(all);
@@ -129,8 +172,6 @@ RZ_INLINE float sum_of(Vec x) {
     return x[0];
 }
 
-RZ_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
-
 RZ_INLINE float max_of(Vec x) {
     if constexpr (kLanes > 8) x = larger(x, swapped<8>(x));
     if constexpr (kLanes > 4) x = larger(x, swapped<4>(x));
@@ -141,8 +182,26 @@ RZ_INLINE float max_of(Vec x) {
 
 RZ_INLINE Vec splat(float x) { return x - Vec{}; }
 // The larger and the smaller; a NaN in x stays.
-RZ_INLINE Vec at_least(Vec x, float bound) { return splat(bound) > x ? splat(bound) : x; }
-RZ_INLINE Vec at_most(Vec x, float bound) { return splat(bound) < x ? splat(bound) : x; }
+RZ_INLINE Vec at_least(Vec x, float bound) { return larger(splat(bound), x); }
+RZ_INLINE Vec at_most(Vec x, float bound) { return smaller(splat(bound), x); }
+
+// The largest of n values and `start`; NaNs do not count. Four chains: one alone waits for each comparison.
+template <class T>
+RZ_INLINE float largest_of(const T* x, int64_t n, float start) {
+    constexpr int64_t kChains = 4;
+    Vec tops[kChains] = {splat(start), splat(start), splat(start), splat(start)};
+    int64_t i = 0;
+    for (; i + kChains * kLanes <= n; i += kChains * kLanes)
+#pragma GCC unroll 4
+        for (int64_t c = 0; c < kChains; ++c) tops[c] = larger(load(x + i + c * kLanes), tops[c]);
+    for (; i + kLanes <= n; i += kLanes) tops[0] = larger(load(x + i), tops[0]);
+    if (i < n) {
+        Vec last = load(x + i, SomeLanes{n - i});
+        for (int64_t j = n - i; j < kLanes; ++j) last[j] = start;
+        tops[0] = larger(last, tops[0]);
+    }
+    return max_of(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
+}
 
 // e^x with a relative error below 2e-7 (three units of 2^-24). x is clamped to [-87.3, 88.3] first: e^-87.3 is 1.2e-38,
 // the smallest normal number. NaN stays NaN.

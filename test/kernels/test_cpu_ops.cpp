@@ -327,6 +327,42 @@ TEST_P(CpuOps, CrossEntropyOfExtremeLogits) {
     EXPECT_EQ(grad[6], -1);
 }
 
+// A row's exponentials are kept for its gradient from where its maximum stands on; those of very long rows are not.
+// Both give the same bits, and softmax(x) - 1 at the target.
+TEST_P(CpuOps, CrossEntropyWhereverTheMaximumStands) {
+    const int64_t N = 3, V = 3 * 1024 + 5, longer = (int64_t(1) << 18) + 7;
+    const std::vector<int32_t> targets = {3071, 20, 1025};
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        Doubles x = random_tensor(N * V, dtype, 1).values();
+        x[10] = x[size_t(V + 1500)] = x[size_t(2 * V + 3076)] = 9;
+        const auto run = [&](int64_t columns) {
+            Doubles rows(size_t(N * columns), -INFINITY);
+            for (int64_t n = 0; n < N; ++n) std::copy_n(x.begin() + n * V, V, rows.begin() + n * columns);
+            Tensor logits(rows, dtype), loss(N, DType::f32);
+            cross_entropy_cpu({.loss = loss.as<float>(),
+                               .logits = logits.data(),
+                               .targets = targets.data(),
+                               .N = N,
+                               .V = columns,
+                               .grad_scale = 0.5f,
+                               .write_gradient = true,
+                               .dtype = dtype});
+            Doubles all = loss.values(), grad = logits.values();
+            for (int64_t n = 0; n < N; ++n)
+                all.insert(all.end(), grad.begin() + n * columns, grad.begin() + n * columns + V);
+            return all;
+        };
+        const Doubles kept = run(V), again = run(longer), want = cross_entropy(x, targets);
+        EXPECT_TRUE(kept == again) << name_of(dtype);
+        for (int64_t i = 0; i < N * V; ++i) {
+            const int64_t n = i / V, target = targets[size_t(n)];
+            const double p = std::exp(x[size_t(i)] - x[size_t(n * V + target)] - want[size_t(n)]);
+            const double exact = 0.5 * (p - (i % V == target ? 1 : 0)), got = kept[size_t(N + i)];
+            ASSERT_NEAR(got, exact, double(V) * 0x1p-24 * p + 8 * 0x1p-24 + rounding_at(dtype, exact)) << i;
+        }
+    }
+}
+
 TEST(CrossEntropy, RefusesTargetsOutsideTheVocabulary) {
     const Tensor logits = random_tensor(20, DType::f32, 1), loss(2, DType::f32);
     for (int32_t bad : {10, -1}) {
