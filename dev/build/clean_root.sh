@@ -6,8 +6,8 @@
 #   CUDA=/usr/local/cuda PACKAGES=g++-13 dev/build/clean_root.sh trixie 'make SM=80 CXX=g++-13'
 #
 # SUITE: bookworm, trixie, forky, sid (Debian 12, 13, next, unstable), noble (Ubuntu 24.04), or another that debootstrap knows.
-# The root is made once, in ROOTS (default: build/roots), and gets the commit that is checked out, in /ringzero, anew each time; what
-# was built there stays. CUDA=dir is seen there read-only. PACKAGES are installed first. Debian's debootstrap is installed if it is missing.
+# The root is made once, in ROOTS (default: build/roots), and gets the commit that is checked out, in /ringzero, each time; what
+# was built there stays, and make compiles what has changed since. CUDA=dir is seen there read-only. PACKAGES are installed first. Debian's debootstrap is installed if it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 suite=${1:?"clean_root.sh SUITE [COMMAND]"}
@@ -30,12 +30,25 @@ esac
 if [ ! -e "$root/.whole" ]; then
   rm -rf "$root"
   mkdir -p "$root"
-  debootstrap "${options[@]}" --variant=minbase --components=$components --include=ca-certificates,make "$suite" "$root" "" $script > "$root.log" 2>&1 ||
+  debootstrap "${options[@]}" --variant=minbase --components=$components --include=ca-certificates,make "$suite" "$root" "" "$script" > "$root.log" 2>&1 ||
     { echo "clean_root.sh: debootstrap $suite: $(tail -n 1 "$root.log")" >&2; exit 1; }
   touch "$root/.whole"
 fi
 mkdir -p "$root/ringzero" "$root/usr/local/cuda"
-git archive HEAD | tar -x -C "$root/ringzero"
+
+# What has changed since the commit that is there: other files keep their time.
+last=$(cat "$root.commit" 2> /dev/null || true)
+rm -f "$root.commit"
+if [ -n "$last" ] && git cat-file -e "$last^{commit}" 2> /dev/null; then
+  git diff --name-only --no-renames --diff-filter=D -z "$last" HEAD | (cd "$root/ringzero" && xargs -0 -r rm -f)
+  mapfile -t -d '' changed < <(git diff --name-only --no-renames --diff-filter=d -z "$last" HEAD)
+  [ ${#changed[@]} = 0 ] || git archive HEAD -- "${changed[@]}" | tar -x -m -C "$root/ringzero"
+else
+  rm -rf "$root/ringzero"
+  mkdir "$root/ringzero"
+  git archive HEAD | tar -x -m -C "$root/ringzero"
+fi
+git rev-parse HEAD > "$root.commit"
 
 # Mounts of a name space of its own go when the command ends.
 # shellcheck disable=SC2016
