@@ -7,8 +7,9 @@
 //   build/dev/harness table runs/harness             what the field prints, as Markdown
 //
 // A target's repeats are not run one after the other but in turn with those of all others, so that a machine that gets
-// busy is unfair to none. Each run has its folder in --out: command, log, metrics, and with --profile deep or roofline
-// its trace. --out gets results.json (rewritten after each run) and report.html. Exit code 1: some run failed.
+// busy is unfair to none. Each run has its folder in --out: command, log, metrics, and a trace of a step of its warm-up
+// (of two with --profile deep or roofline). --out gets results.json (rewritten after each run) and report.html. Exit
+// code 1: some run failed.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -56,14 +57,16 @@ struct RunOptions {
 };
 
 struct Profile {
-    int repeats, steps, warm_up, trace_steps;
+    int repeats, steps, warm_up;
+    int trace_steps;  // from the third on: they belong to the warm-up, since a trace takes time
 };
 Profile profile_of(const RunOptions& o) {
-    Profile p = o.profile == "minimal" ? Profile{2, 8, 3, 0}
+    Profile p = o.profile == "minimal" ? Profile{2, 8, 3, 1}
                 : o.profile == "deep"  ? Profile{5, 30, 5, 2}
-                                       : Profile{3, 12, 3, 2};
+                                       : Profile{3, 12, 4, 2};
     if (o.repeats > 0) p.repeats = o.repeats;
     if (o.steps > 0) p.steps = o.steps, p.warm_up = std::min(p.warm_up, o.steps - 1);
+    p.trace_steps = std::clamp(p.warm_up - 2, 0, p.trace_steps);
     return p;
 }
 
@@ -77,6 +80,25 @@ Words words_of(const std::string& text) {
 std::string joined(const Words& words) {
     std::string text;
     for (const std::string& w : words) text += (text.empty() ? "" : " ") + w;
+    return text;
+}
+
+// As a shell takes them: words with spaces or signs of its own stand in quotes.
+std::string for_shell(const Words& words) {
+    std::string text;
+    for (const std::string& w : words) {
+        const bool plain = !w.empty() && w.find_first_not_of(
+                                             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                             "0123456789_-+=:,./@%") == std::string::npos;
+        text += text.empty() ? "" : " ";
+        if (plain) {
+            text += w;
+            continue;
+        }
+        text += "'";
+        for (const char c : w) text += c == '\'' ? "'\\''" : std::string(1, c);
+        text += "'";
+    }
     return text;
 }
 
@@ -208,7 +230,8 @@ std::map<std::string, std::string> environment_of(const RunOptions& o, Device de
     e["load at the start"] = format("%.1f", load_average());
     e["simd"] = name_of(simd_level());
     e["gemm"] = gemm_library(device.kind);
-    e["mpi"] = output_of(o.launcher + " --version | grep -m1 -i version || " + o.launcher + " --version | head -n 1");
+    const std::string launcher = for_shell({o.launcher});
+    e["mpi"] = output_of(launcher + " --version | grep -m1 -i version || " + launcher + " --version | head -n 1");
     e["OMP_NUM_THREADS"] = std::getenv("OMP_NUM_THREADS") ? std::getenv("OMP_NUM_THREADS") : "not set";
     e["device"] = device.name();
     if (device.is_cuda())
@@ -273,10 +296,9 @@ class Harness {
         for (const Job& job : jobs) ranks = std::max(ranks, job.ranks);
         const std::string tool = o_.build + "/dev/sanity";
         if (ranks == 1 || !path_exists(tool)) return;
-        const std::string found =
-            output_of(format("%s -n %d %s %s --links --device %s | sed -n '/ring/,$s/^ *\\([0-9]* links.*\\)/\\1/p'",
-                             o_.launcher.c_str(), ranks, joined(o_.launcher_args).c_str(), tool.c_str(),
-                             device_.is_cuda() ? "cuda" : "cpu"));
+        Words words = launched(ranks);
+        words.insert(words.end(), {tool, "--links", "--device", device_.is_cuda() ? "cuda" : "cpu"});
+        const std::string found = output_of(for_shell(words) + " | sed -n '/ring/,$s/^ *\\([0-9]* links.*\\)/\\1/p'");
         if (!found.empty()) report_.environment["measured links"] = format("%d ranks in a ring: ", ranks) + found;
     }
 
@@ -334,13 +356,17 @@ class Harness {
         return (fs::path(o_.build).parent_path().parent_path() / "train_llama_simt").string();
     }
 
+    // What stands before a program of so many ranks.
+    Words launched(int ranks) const {
+        if (ranks == 1) return {};
+        Words words = {o_.launcher, "-n", std::to_string(ranks)};
+        words.insert(words.end(), o_.launcher_args.begin(), o_.launcher_args.end());
+        return words;
+    }
+
     Words command_of(const BenchTarget& t, int ranks) const {
-        Words words;
+        Words words = launched(ranks);
         const bool trains = t.tool == "train_llama";
-        if (ranks > 1) {
-            words = {o_.launcher, "-n", std::to_string(ranks)};
-            words.insert(words.end(), o_.launcher_args.begin(), o_.launcher_args.end());
-        }
         words.push_back(emulates(t) ? emulator() : trains ? o_.build + "/train_llama" : o_.build + "/dev/" + t.tool);
         std::string base, more = t.flags;
         if (trains) {
@@ -379,7 +405,7 @@ class Harness {
         Words command = job.command;
         command.push_back(trains ? "--out" : "--json");
         command.push_back(trains ? folder + "/run" : folder + "/rows.json");
-        write_file_atomically(folder + "/command", joined(command) + "\n");
+        write_file_atomically(folder + "/command", for_shell(command) + "\n");
         BenchRepeat one{.folder = below, .problem = ""};
         one.load = load_average();
         const auto start = std::chrono::steady_clock::now();
@@ -540,8 +566,8 @@ int harness(int argc, char** argv) {
         ->delimiter(',')
         ->capture_default_str();
     run->add_option("--profile", o.profile,
-                    "minimal: 2 repeats of 8 steps; deep: 5 of 30, traced; roofline: 3 of 12, traced, beside "
-                    "the machine's ceilings, which all measure")
+                    "minimal: 2 repeats of 8 steps, one of the warm-up traced; deep: 5 of 30, two traced; roofline: 3 "
+                    "of 12, two traced, beside the machine's ceilings, which all measure")
         ->check(CLI::IsMember({"minimal", "deep", "roofline"}))
         ->capture_default_str();
     run->add_option("--out", o.out, "Folder for results [runs/harness-DATE]");
@@ -559,7 +585,9 @@ int harness(int argc, char** argv) {
                                                                          : std::string();
         });
     run->add_option("--launcher", o.launcher, "Program that starts several ranks")->capture_default_str();
-    run->add_option("--launcher-arg", o.launcher_args, "One more argument of it; may be given several times");
+    run->add_option(
+        "--launcher-arg", o.launcher_args,
+        "One more argument of it; may be given several times: --launcher-arg=--bind-to --launcher-arg=core");
     run->add_option("--timeout", o.timeout, "Seconds that one run may take")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();

@@ -35,6 +35,9 @@ static ModelConfig llama3(const Shape& s, bool tied, double factor) {
     return c;
 }
 
+// Of before 3.1: shorter sequences, and positions as they are.
+static ModelConfig first_llama3(const Shape& s) { return make(s, false, 8192, 5e5, 128000, 128001); }
+
 std::span<const Preset> presets() {
     // clang-format off
     //                                dim   ffn  layers heads kv  vocab
@@ -53,6 +56,8 @@ std::span<const Preset> presets() {
         {"tinyllama-1.1b", make({2048, 5632, 22, 32, 4, 32000}, false, 2048, 1e4, 1, 2), "TinyLlama-1.1B"},
         {"llama3.2-1b", llama3({2048, 8192, 16, 32, 8, 128256}, true, 32), "meta-llama/Llama-3.2-1B"},
         {"llama3.2-3b", llama3({3072, 8192, 28, 24, 8, 128256}, true, 32), "meta-llama/Llama-3.2-3B"},
+        {"llama3-8b", first_llama3({4096, 14336, 32, 32, 8, 128256}), "meta-llama/Meta-Llama-3-8B"},
+        {"llama3-70b", first_llama3({8192, 28672, 80, 64, 8, 128256}), "meta-llama/Meta-Llama-3-70B"},
         {"llama3.1-8b", llama3({4096, 14336, 32, 32, 8, 128256}, false, 8), "meta-llama/Llama-3.1-8B"},
         {"llama3.1-70b", llama3({8192, 28672, 80, 64, 8, 128256}, false, 8), "meta-llama/Llama-3.1-70B"},
         {"llama3.1-405b", llama3({16384, 53248, 126, 128, 8, 128256}, false, 8), "meta-llama/Llama-3.1-405B"},

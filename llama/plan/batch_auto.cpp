@@ -8,27 +8,20 @@
 
 namespace rz {
 
-// What is free for the ledger of one rank, on the rank that has least.
-static int64_t least_free(Device device, Process& process) {
-    const int64_t sharing = device.is_cuda() ? 1 : process.local_size();
-    return -process.max(-(device.free_bytes() / sharing));
-}
-
-// What a rank may pin, on the rank that may least.
-static int64_t least_host(Process& process) {
-    return -process.max(-(std::min(available_host_memory(), int64_t(1) << 50) / process.local_size()));
-}
-
-std::string choose_batch(TrainOptions& o, Process& process) {
+std::string choose_batch(TrainOptions& o, Process& process, const std::optional<FreeMemory>& is) {
     const Device device = pick_device(o.device, process.local_rank(), nullptr);
-    const int64_t free = least_free(device, process);
+    const FreeMemory now =
+        is ? *is : FreeMemory{device.free_bytes(), std::min(available_host_memory(), int64_t(1) << 50)};
+    // For one rank, on the rank that has least.
+    const int64_t free = -process.max(-(now.device / (device.is_cuda() ? 1 : process.local_size())));
+    const int64_t host = -process.max(-(now.host / process.local_size()));
     PlanCase c{.options = o, .config = model_config(o, find_data(o).vocab), .machine = {}, .ranks = process.size()};
     if (const std::optional<Machine> known = find_machine(device)) c.machine = *known;
     c.machine.cpu = !device.is_cuda();
     const int64_t local = process.max(process.local_size());
     c.machine.ranks_per_node = local;
     c.machine.memory_gib = double(free * (c.machine.cpu ? local : 1)) / double(int64_t(1) << 30);  // `free`: of a rank
-    c.machine.host_memory_gib = double(least_host(process) * local) / double(int64_t(1) << 30);
+    c.machine.host_memory_gib = double(host * local) / double(int64_t(1) << 30);
     // Kept free: a twentieth, for what the allocator can't use, and what libraries take later. The context is there.
     c.machine.outside_min_mib = c.machine.outside_max_mib =
         double(free) / 20 / (1 << 20) + (device.is_cuda() ? 512 : 64);

@@ -1,6 +1,8 @@
 #pragma once
 // --batch auto: the largest micro-batch whose planned peak fits into what is free now.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "comm/process.h"
@@ -8,8 +10,14 @@
 
 namespace rz {
 
+struct FreeMemory {
+    int64_t device;  // of a GPU, or of the host where the CPU is the device: its ranks share that
+    int64_t host;    // of the host, for memory that its ranks pin
+};
+
 // Sets options.batch, the same on all ranks, and what a checkpoint keeps of it: a resumed run stays with it. Returns
-// the choice and its margin in a line. Throws if not even one sequence fits. Collective.
-std::string choose_batch(TrainOptions& options, Process& process);
+// the choice and its margin in a line. Throws if not even one sequence fits. Collective. `is`: for tests, instead of
+// what is free on this machine.
+std::string choose_batch(TrainOptions& options, Process& process, const std::optional<FreeMemory>& is = {});
 
 }  // namespace rz

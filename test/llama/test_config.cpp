@@ -35,6 +35,7 @@ TEST(Presets, HaveThePublishedCounts) {
         {"smollm2-135m", 134'515'008},     {"smollm2-360m", 361'821'120},    {"smollm2-1.7b", 1'711'376'384},
         {"tinyllama-1.1b", 1'100'048'384}, {"llama3.2-1b", 1'235'814'400},   {"llama3.2-3b", 3'212'749'824},
         {"llama3.1-8b", 8'030'261'248},    {"llama3.1-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
+        {"llama3-8b", 8'030'261'248},      {"llama3-70b", 70'553'706'496},
     };
     for (const auto& [name, count] : exact) {
         ModelConfig c = find_preset(name).config;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -78,6 +79,28 @@ TEST_F(DataLoaderTest, AFileThatChangesWhileItIsReadIsNamed) {
         file.put(7);
     });
     EXPECT_NE(overwritten.find("s0.bin: was written to"), std::string::npos) << overwritten;
+}
+
+// A host's ranks read through one page cache, so a shard comes from the file system once: nothing of it is copied into
+// memory of a process's own.
+TEST_F(DataLoaderTest, AShardIsReadThroughThePageCacheThatAllRanksShare) {
+    constexpr int kTokens = 1 << 20;
+    DataLoader loader(counting_shards({kTokens}), 1024, 1, kVocab, DataOrder::kSequential);
+    std::vector<int32_t> in(1024), out(1024);
+    for (int64_t i = 0; i < loader.samples(); ++i) loader.batch(i, 1, in.data(), out.data());
+    std::ifstream maps("/proc/self/smaps");
+    if (!maps) GTEST_SKIP() << "no /proc/self/smaps";
+    int64_t resident = 0, own = 0;
+    bool of_shard = false;
+    for (std::string line; std::getline(maps, line);) {
+        const std::string key = line.substr(0, line.find(' '));
+        if (key.find('-') != std::string::npos) of_shard = line.ends_with(dir_ + "/s0.bin");  // the head of a mapping
+        const int64_t bytes = 1024 * std::atoll(line.c_str() + std::min(key.size(), line.size()));
+        if (of_shard && key == "Rss:") resident += bytes;
+        if (of_shard && key == "Anonymous:") own += bytes;
+    }
+    EXPECT_GE(resident, 4 * kTokens * 9 / 10);
+    EXPECT_EQ(own, 0);
 }
 
 TEST_F(DataLoaderTest, FifosAreNotWaitedFor) {

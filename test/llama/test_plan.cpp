@@ -6,10 +6,14 @@
 #include <algorithm>
 #include <sstream>
 
+#include "comm/loopback.h"
+#include "comm/process.h"
 #include "dev/bench/harness_targets.h"
 #include "kernels/runtime/context.h"
+#include "llama/plan/batch_auto.h"
 #include "llama/plan/cost.h"
 #include "llama/plan/plan.h"
+#include "llama/train/batches.h"
 #include "llama/train/options.h"
 
 namespace rz {
@@ -293,6 +297,42 @@ TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
         EXPECT_EQ(one.memory.total, same->memory.total) << one.rank;
         EXPECT_EQ(one.sent, same->sent) << one.rank;
         EXPECT_NEAR(double(one.step), double(same->step), 0.02 * double(same->step)) << one.rank;
+    }
+}
+
+// What all ranks of a host plan, each with its margin, fits into the host's memory, and no larger micro-batch would.
+TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
+    constexpr int64_t kMiB = 1 << 20, kFree = 1024 * kMiB;
+    for (const int ranks : {1, 2, 4}) {
+        Command command;
+        ASSERT_FALSE(
+            parse_command_line({"--device",   "cpu", "--data",    "synthetic", "--preset",   "bytes", "--dim", "16",
+                                "--layers",   "2",   "--heads",   "2",         "--kv-heads", "1",     "--ffn", "24",
+                                "--head-dim", "8",   "--seq-len", "128",       "--batch",    "auto"},
+                               command));
+        const TrainOptions asked = std::get<TrainOptions>(command);
+        std::vector<TrainOptions> chosen(size_t(ranks), asked);
+        std::vector<std::string> lines(chosen.size());
+        LoopbackHub hub(ranks);
+        hub.run([&](int rank) {
+            Process process(hub, rank);
+            process.run([&] {
+                lines[size_t(rank)] = choose_batch(chosen[size_t(rank)], process, FreeMemory{kFree, kFree});
+                return 0;
+            });
+        });
+        const int64_t margin = kFree / ranks / 20 + (ranks > 1 ? 128 : 64) * kMiB;
+        const auto together = [&](int64_t batch) {
+            TrainOptions o = asked;
+            o.batch = batch;
+            const PlannedJob job{.kind = DeviceKind::cpu, .ranks = ranks, .ranks_per_node = ranks};
+            return ranks * (plan_ranks(o, model_config(o, find_data(o).vocab), job, 0)[0].memory.total + margin);
+        };
+        SCOPED_TRACE(format("%d ranks, %lld sequences", ranks, (long long)chosen[0].batch));
+        for (const TrainOptions& o : chosen) EXPECT_EQ(o.batch, chosen[0].batch);
+        EXPECT_NE(lines[0].find(human_bytes(kFree / ranks) + " free"), std::string::npos) << lines[0];
+        EXPECT_LE(together(chosen[0].batch), kFree);
+        EXPECT_GT(together(chosen[0].batch + std::max<int64_t>(1, chosen[0].batch / 8)), kFree) << "the next it tries";
     }
 }
 

@@ -48,6 +48,23 @@ TEST(ReadAhead, GivesBatchesInOrderWhateverThreadReadThem) {
     EXPECT_EQ(context.memory.now(DeviceKind::cpu), 0) << "its memory is in the ledger, and goes with it";
 }
 
+// So that a step finds its batch there: nobody asks for one here.
+TEST(ReadAhead, TheNextBatchesAreReadWithoutBeingAskedFor) {
+    RankContext context;
+    SlowSource source;
+    ReadAhead ahead(Device{DeviceKind::cpu, 0, &context}, 1, 3, 5, 2);
+    ahead.start(source, [](int64_t i) { return i; });
+    const auto read = [&](int batches) {
+        for (int tries = 0; tries < 60000 && source.batches < batches; ++tries)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return source.batches >= batches;
+    };
+    ASSERT_TRUE(read(5)) << "as many as there is memory for";
+    ahead.take(0);
+    ahead.take(1);
+    EXPECT_TRUE(read(6)) << "the memory of batch 0 is free";
+}
+
 TEST(ReadAhead, ErrorComesWithItsBatchAndNotBefore) {
     RankContext context;
     SlowSource source;

@@ -4,6 +4,7 @@ occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; 
 
   test/program/plan_grid.py PROGRAM                                   the CPU, all pairs at 1 to 4 ranks
   test/program/plan_grid.py PROGRAM --most-ranks 8                    at 1 to 8 ranks, and with more flags
+  test/program/plan_grid.py PROGRAM --fp8 --most-ranks 8              products and gathers in fp8, another model
   test/program/plan_grid.py PROGRAM --cuda ./train_llama_simt         CUDA's choices, on the emulator
   ... --rows 8 --table FILE                                           the first rows only; the table as Markdown
 """
@@ -52,8 +53,7 @@ SETTINGS = {
     "check-wire": ["", "2"],
     "stats-every": ["", "1", "2"],
 }
-# What --most-ranks 8 has beside those: more ranks, context parallelism, fp16, masks, readers. Not there: fp8, whose products
-# need other shapes than this model's.
+# What --most-ranks 8 has beside those: more ranks, context parallelism, fp16, masks, readers.
 MORE_SETTINGS = {
     "ranks": ["1", "2", "3", "4", "5", "6", "7", "8"],
     "dtype": ["fp32", "bf16", "fp16"],
@@ -64,6 +64,26 @@ MORE_SETTINGS = {
     "doc-boundary": ["", "bos"],
     "data-threads": ["", "0"],
 }
+# What --fp8 has instead: products need sides that are multiples of 16.
+FP8_SETTINGS = {
+    "fp8": ["tensor"],
+    "fp8-gather": ["", "off"],
+    "fp8-skip-blocks": ["", "1,1"],
+    "dtype": ["bf16"],
+    "collectives": ["", "direct"],
+    "pp-schedule": ["", "1f1b", "zb-v", "dualpipe"],
+    "cp": ["", "2"],
+    "stats-every": ["", "2"],
+    "head": [""],
+    "ring-chunk": [""],
+    "bucket-mib": [""],
+    "logits-mib": [""],
+    "check-wire": [""],
+    "no-background-save": [""],
+    "tp-overlap": [""],
+}
+MODEL = "--dim 32 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9000 --seq-len 24"
+FP8_MODEL = "--dim 64 --heads 4 --kv-heads 4 --ffn 96 --head-dim 16 --vocab 512 --seq-len 32"
 SWITCHES = {"no-overlap", "accumulate-locally", "no-background-save"}
 
 
@@ -92,6 +112,8 @@ def sensible(row):
     if (row["pp-schedule"] or row["pp-gather"]) and pp == 1:
         return False
     if pp > 1 and (row["grad-accum"] == "1" or row["recompute"] or (row["head"] and row["pp-schedule"])):
+        return False
+    if row.get("fp8-gather") and zero != 3:
         return False
     if row["check-wire"] and row["collectives"] in ("library", "symmetric"):
         return False
@@ -163,8 +185,8 @@ class Grid:
             )
         self.machine = machine
         self.common = (
-            f"--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9000 --seq-len 24 "
-            f"--steps 3 --lr 1e-3 --warmup 1 --val-tokens 48 --train-data {shard} --val-data {shard} --threads 1"
+            f"--preset bytes {FP8_MODEL if options.fp8 else MODEL} --layers 4 --steps 3 --lr 1e-3 --warmup 1 "
+            f"--val-tokens {64 if options.fp8 else 48} --train-data {shard} --val-data {shard} --threads 1"
         ).split()
         if self.cuda:
             self.common += ["--transport", "mpi"]
@@ -239,6 +261,7 @@ def main():
     parser.add_argument("--cuda", default="", help="the program that has CUDA, on an emulator or a GPU")
     parser.add_argument("--capability", default="9.0", help="compute capability of that device")
     parser.add_argument("--most-ranks", type=int, choices=[4, 8], default=4, help="8: with MORE_SETTINGS too")
+    parser.add_argument("--fp8", action="store_true", help="with FP8_SETTINGS")
     parser.add_argument("--rows", type=int, default=0, help="the first so many rows; 0: all")
     parser.add_argument("--table", default="", help="file for the table")
     parser.add_argument("--seed", type=int, default=1)
@@ -246,6 +269,8 @@ def main():
     options.program = os.path.abspath(options.program)
     options.cuda = os.path.abspath(options.cuda) if options.cuda else ""
     settings = SETTINGS if options.most_ranks == 4 else {**SETTINGS, **MORE_SETTINGS}
+    if options.fp8:
+        settings = {**settings, **FP8_SETTINGS, "ranks": [n for n in settings["ranks"] if n in "1248"]}
     rows = covering_rows(options.seed, bool(options.cuda), settings)
     total = len(rows)
     if options.rows:

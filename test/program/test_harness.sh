@@ -33,11 +33,13 @@ run() {
 check "pairs run with their baselines" run
 artifacts() {
   local run=$work/a/zero/zero3/2-ranks/repeat-2
-  for file in command log run/metrics.jsonl run/ranks.json; do [ -s "$run/$file" ] || { echo "no $file" > "$work/log"; return 1; }; done
+  for file in command log run/metrics.jsonl run/ranks.json run/trace.json run/memory.svg; do [ -s "$run/$file" ] || { echo "no $file" > "$work/log"; return 1; }; done
   grep -q -- "--zero 3 --prefetch 2 --out" "$run/command"
 }
-check "each run leaves command, log, metrics; extra arguments reach their target" artifacts
-check "results.json is what the runs wrote" python3 - "$work/a" << 'END'
+check "each run leaves command, log, metrics, trace; extra arguments reach their target" artifacts
+links=$(dirname "$harness")/sanity
+[ -x "$links" ] || links=
+check "results.json is what the runs wrote, and what the machine reaches" python3 - "$work/a" "$links" << 'END'
 import json, sys
 
 out = sys.argv[1]
@@ -53,7 +55,9 @@ for r in found.values():
         ranks = json.load(open(f"{out}/{one['folder']}/run/ranks.json"))
         assert one["used"] == [k["memory_peak"]["total"] for k in ranks] and len(ranks) == r["ranks"]
         assert all(a > b > 0 for a, b in zip(one["reserved"], one["used"]))
-assert {"commit", "cpu", "mpi", "gemm", "command", "date", "host"} <= set(report["environment"])
+known = {"commit", "version", "compiler", "cpu", "clock", "mpi", "gemm", "command", "date", "host", "load at the start"}
+known |= {"measured copy", "measured GEMM fp32", "measured GEMM bf16"} | ({"measured links"} if sys.argv[2] else set())
+assert known <= set(report["environment"]), known - set(report["environment"])
 block, none = (found["recompute:" + k]["repeats"][0]["used"][0] for k in ("block", "none"))
 assert block < none, (block, none)
 assert found["pipeline:1f1b"]["repeats"][0]["numbers"]["queue"] >= 0
@@ -67,6 +71,15 @@ assert text.count("<svg") == 3 and "zero:zero3" in text
 END
 }
 check "the page has a picture for each group and nothing from a network" page
+roofline() {
+  ask 0 run --targets recompute:none --profile roofline --base "$small" --repeats 1 --out "$work/r" && python3 - "$work/r/recompute/none/1-ranks/repeat-1/run" << 'END'
+import json, sys
+steps = [e["name"] for e in json.load(open(sys.argv[1] + "/trace.json"))["traceEvents"] if e["ph"] == "X" and e["tid"] == 0]
+assert steps == ["step 3", "step 4"], steps
+assert len([1 for line in open(sys.argv[1] + "/metrics.jsonl") if '"loss"' in line]) == 12
+END
+}
+check "--profile roofline: 12 steps, of which two are traced" roofline
 again() { ask 0 run --targets zero:zero3 --base "$small" --steps 5 --repeats 1 --out "$work/b" && ask 0 compare "$work/a" "$work/b" --html "$work/c.html"; }
 check "two reports are compared" again
 check "the same: with what differs" says "zero:zero3" "B / A" "command of zero:zero3" "--prefetch 2"
@@ -75,6 +88,24 @@ table() { ask 0 table "$work/a" && says "| method | ranks | tokens/s |" "| zero:
 check "the table" table
 scaled() { ask 0 run --targets zero:zero1 --base "$small" --steps 4 --repeats 1 --ranks 1,2 --out "$work/s" && ask 0 table "$work/s" && says "| zero:zero1 | 1 |" "| zero:zero1 | 2 |"; }
 check "other numbers of ranks" scaled
+# A launcher of one's own: its arguments arrive as they were given, between the number of ranks and the program.
+cat > "$work/start" << END
+#!/bin/sh
+[ "\$1" = --version ] && exec mpirun --version
+printf '%s|' "\$1" "\$2" "\$3" "\$4" "\${5##*/}" >> "$work/started"
+echo >> "$work/started"
+ranks=\$2
+shift 4
+exec mpirun -n "\$ranks" "\$@"
+END
+chmod +x "$work/start"
+launched() {
+  ask 0 run --targets zero:zero0 --base "$small" --steps 4 --repeats 1 --out "$work/l" --launcher "$work/start" --launcher-arg=--label --launcher-arg "two words; false" || return 1
+  cp "$work/started" "$work/log"
+  grep -qxF -- "-n|2|--label|two words; false|train_llama|" "$work/started" && ! grep -vF -- "-n|2|--label|two words; false|" "$work/started" > "$work/log"
+}
+check "a launcher's arguments, of runs and of the links' measurement" launched
+check "the same: the command that is left can be given to a shell" grep -qF -- "$work/start -n 2 --label 'two words; false' " "$work/l/zero/zero0/2-ranks/repeat-1/command"
 failing() { ask 1 run --targets zero:zero3 --base "$small" --steps 4 --repeats 1 --target-extra-arg zero3="--stepz 3" --out "$work/f" && says "FAILED: exit code 2" "zero:zero0"; }
 check "a run that fails is said to, and the others are run" failing
 kernels() { ask 0 run --targets kernels:rope --target-extra-arg rope="--shape 64x2x8" --repeats 1 --out "$work/k" && says "kernels:rope/rope" "of peak"; }

@@ -20,6 +20,22 @@ big="--gpu h100-80g --preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1"
 {
   fits() { plan 0 --gpus 64 $big --zero 3 --recompute block && says "fits, " "outside the ledger: " "an estimate" "largest  --batch "; }
   check "a run that fits: exit code 0, memory by kind, the largest micro-batch" fits
+  whole() {  # 989 TFLOP/s: of the card's data sheet; 8,030,261,248 parameters, of which the embedding's are in no product
+    plan 0 --gpus 64 $big --zero 3 --recompute block --tokens 15T && python3 - "$work/log" << 'END'
+import re, sys
+text = open(sys.argv[1]).read()
+def number(words): return float(re.search(words, text)[1].replace(",", ""))
+rate, tokens = number(r", (\d+) tokens/s"), number(r"= (\d+) tokens per step")
+assert abs(number(r"time +([\d.e+-]+) s a step") * rate / tokens - 1) < 1e-3
+assert number(r"([\d.e+]+) tokens: ") == 15e12 and abs(number(r" tokens: ([\d.e+]+) steps") * tokens / 15e12 - 1) < 1e-3
+days, hours = map(int, re.search(r"steps, (\d+)d(\d+)h", text).groups())
+assert abs(days * 24 + hours - 15e12 / rate / 3600) <= 1
+assert abs(number(r", (\d+) GPU hours") / (64 * 15e12 / rate / 3600) - 1) < 1e-3
+flops = 6 * (8030261248 - 128256 * 4096) + 6 * 32 * 4096 * 8192
+assert abs(number(r"MFU ([\d.]+) % of 989 TFLOP/s \(bf16, dense\), causal") - 100 * flops * rate / 64 / 989e12) < 0.1
+END
+  }
+  check "days, GPU hours and MFU follow from the rate" whole
   nothing() { plan 3 --gpus 8 $big && says "plan: nothing fits 8 x 79.1 GiB: this needs " "  nearest: "; }
   check "a run that does not fit: exit code 3, and the nearest that does" nothing
   nearest() {  # what is named as nearest does fit
@@ -87,8 +103,9 @@ END
   check "  the formulas are in --help" formulas
   check "half a token is refused" plan 2 --gpus 8 $big --batch-tokens 1.5
   check "the same: with what is meant" says "is no whole number of tokens" "4M (of 2^20)"
-  thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block && says "--shard-size 1024 takes no more memory" "change   --shard-size "; }
-  check "16,384 GPUs: in seconds, and what to change" thousands
+  thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block --json "$work/plan.json" &&
+    says "--shard-size 1024 takes no more memory" "change   --shard-size " && python3 -c "import json; assert len(json.load(open('$work/plan.json'))['planned_ranks']) < 4"; }
+  check "16,384 GPUs: by three ranks at most, and what to change" thousands
 }
 # ---- --batch auto ----
 python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1
@@ -111,6 +128,18 @@ toy="--device cpu --data $work/data --preset bytes --dim 32 --layers 2 --heads 4
   peak() { "$program" $toy --batch 4 --steps 2 --peak-tflops 0.05 > "$work/log" 2>&1 && says "MFU (of 0.05 TFLOP/s, as --peak-tflops says)" "% MFU"; }
   check "--peak-tflops: MFU, and what it is measured against" peak
 }
+# A machine's file made here by calibration, which a plan then reads.
+clock=$(dirname "$program")/dev/plan_clock
+if [ -x "$clock" ]; then
+  calibrated() {
+    local small="--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --data synthetic --batch 2 --seq-len 32"
+    # shellcheck disable=SC2086
+    "$clock" steps $small --rounds 1 --machine "$work/here.toml" > "$work/log" 2>&1 && plan 0 --gpus 1 --gpu "$work/here.toml" $small && says "this CPU" "fits, " "a prediction"
+  }
+  check "this CPU is measured by a command, and planned with" calibrated
+else
+  skip "plan_clock is not built"
+fi
 grid() { test/program/plan_grid.py "$program" --rows "${1:-0}" > "$work/log" 2>&1; }
 if [ -n "$simt" ]; then
   check "every pair of settings: plan = ledger to the byte" grid
