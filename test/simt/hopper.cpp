@@ -25,9 +25,12 @@ void complete_phase(MBarrier* m) {
     if (!models::complete_phase(*m)) return;
     progress();
     if (race) race->phase(m);
+    const Block* owner = owner_of_shared(m);
     for (uint32_t i = 0; i < resident_count(); i++) {
         auto& waiters = resident_blocks()[i].mbar_waiters;
-        const auto released = [m](const Fiber* f) { return f->wait_object == m && f->wait_parity != m->phase; };
+        const auto released = [m, owner](const Fiber* f) {
+            return f->wait_object == m && f->block == owner && f->wait_parity != m->phase;
+        };
         for (Fiber* f : waiters)
             if (released(f)) make_ready(f);
         std::erase_if(waiters, [](const Fiber* f) { return f->state != State::mbarrier; });

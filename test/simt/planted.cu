@@ -181,6 +181,16 @@ __global__ void livelock(float* out, const float* in, bool fixed) {
     out[threadIdx.x] = in[threadIdx.x];
 }
 
+// Each block waits until all have come. On a device that works as long as all are resident.
+__device__ unsigned arrived_blocks;
+__global__ void wait_for_every_block(float* out, const float* in, bool fixed) {
+    if (threadIdx.x == 0 && !fixed) {
+        atomicAdd(&arrived_blocks, 1u);
+        while (atomicAdd(&arrived_blocks, 0u) % gridDim.x != 0) __nanosleep(10);
+    }
+    out[blockIdx.x * blockDim.x + threadIdx.x] = in[blockIdx.x * blockDim.x + threadIdx.x];
+}
+
 __global__ void deadlock(float* out, const float* in, bool fixed) {
     if (threadIdx.x < 32 || fixed) ptx::bar_sync(1, 64);
     out[threadIdx.x] = in[threadIdx.x];
@@ -339,6 +349,7 @@ const Bug bugs[] = {
     {"divergent warp collective", "par", KERNEL(divergent_collective, 1, 32, 0, in, fixed)},
     {"read of unwritten shared memory", "pr", KERNEL(unwritten_shared, 1, 128, 0, in, fixed)},
     {"spin loop that never ends", "par", KERNEL(livelock, 1, 32, 0, in, fixed)},
+    {"a block waits for one that is not resident", "par", KERNEL(wait_for_every_block, 2, 32, 0, in, fixed)},
     {"deadlock on a named barrier", "par", KERNEL(deadlock, 1, 64, 0, in, fixed)},
     {"turn lost between named barriers", "par", KERNEL(lost_turn, 1, 64, 0, in, fixed)},
     {"turn of another warp taken", "pr", KERNEL(turn_not_taken, 1, 64, 0, in, fixed)},

@@ -150,15 +150,15 @@ bool Me::ordered_slowly(const Stamp& s) const {
     if (s.who == who) return true;
     const uint32_t from = s.index() / kIdsPerBlock, id = s.index() % kIdsPerBlock;
     const uint32_t local = id < 1024 ? id / 32 : n_warps + id - 1024;
-    if (from < first_serial || from >= first_serial + n_resident) {
-        const auto& blocks = block_acquired[f->block->slot];
-        const auto it = blocks.find(from);
-        return it != blocks.end() && it->second[local].covers(s.clock, id);
+    if (from >= first_serial && from < first_serial + n_resident) {
+        const uint32_t c = (from - first_serial) * stride + local;
+        if (row[c].covers(s.clock, id)) return true;
+        const Row& mine = state_of(f).acquired;
+        if (!mine.empty() && mine[c].covers(s.clock, id)) return true;
     }
-    const uint32_t c = (from - first_serial) * stride + local;
-    if (row[c].covers(s.clock, id)) return true;
-    const Row& mine = state_of(f).acquired;
-    return !mine.empty() && mine[c].covers(s.clock, id);
+    const auto& blocks = block_acquired[f->block->slot];
+    const auto it = blocks.find(from);
+    return it != blocks.end() && it->second[local].covers(s.clock, id);
 }
 
 [[noreturn]] void report(const char* kind, const Region& r, const void* p, const Stamp& other, uint32_t pc) {
@@ -370,13 +370,19 @@ void in_flight(const void* p, size_t bytes, Access kind, bool done, Site at) {
     });
 }
 
+// A static mbarrier has one address in all blocks that run together.
+const void* in_its_block(const void* mbar) {
+    const Block* owner = n_resident > 1 ? owner_of_shared(mbar) : nullptr;
+    return static_cast<const char*>(mbar) + (owner ? uintptr_t(owner->slot) << 48 : 0);
+}
+
 void async_write(const void* p, size_t bytes, const void* mbar, Site at) {
     if (!enabled) return;
     Region* r = find(p);
     if (!r) return;
     const Block* owner = owner_of_shared(mbar);
     const uint32_t next = uint32_t(async_columns.size()) % kAsyncColumns;
-    const uint32_t slot = async_columns.try_emplace(mbar, next).first->second;
+    const uint32_t slot = async_columns.try_emplace(in_its_block(mbar), next).first->second;
     const uint32_t column = owner->slot * stride + n_warps + slot;
     clocks[column]++;
     const Me me(current);
@@ -403,28 +409,28 @@ void warp_sync(Warp* w, uint32_t mask) {
     advance(column_of(w->lane[__builtin_ctz(mask)]));
 }
 
-void release(const void* object) {
+void release(const void* mbar) {
     const Fiber* f = current;
     const uint32_t column = column_of(f);
-    Row& to = variables[object].arrived;
+    Row& to = variables[in_its_block(mbar)].arrived;
     join(to, known[column]);
     if (const Row& mine = state_of(f).acquired; !mine.empty()) join(to, mine);
     to[column].join({0, clocks[column]++, 1u << f->lane});
 }
 
 void phase(const void* mbar) {
-    SyncVariable& v = variables[mbar];
+    SyncVariable& v = variables[in_its_block(mbar)];
     if (!v.arrived.empty()) join(v.complete, v.arrived);
     v.arrived.clear();
     if (v.complete.empty()) v.complete.resize(known[0].size());
-    if (const auto it = async_columns.find(mbar); it != async_columns.end()) {
+    if (const auto it = async_columns.find(in_its_block(mbar)); it != async_columns.end()) {
         const uint32_t column = owner_of_shared(mbar)->slot * stride + n_warps + it->second;
         v.complete[column].full = clocks[column];
     }
 }
 
 void acquire(const void* mbar) {
-    const SyncVariable& v = variables[mbar];
+    const SyncVariable& v = variables[in_its_block(mbar)];
     if (!v.complete.empty()) join(state_of(current).acquired, v.complete);
 }
 

@@ -34,7 +34,11 @@ struct Rng {
 auto& blocks = *new std::vector<Block>;
 auto& fibers = *new std::vector<Fiber>;
 auto& ready = *new std::vector<Fiber*>;  // a heap under the priority policies
-auto& in_flight = *new std::vector<std::function<void()>>;
+struct InFlight {
+    Block* block;  // of the thread that began it
+    std::function<void()> operation;
+};
+auto& in_flight = *new std::vector<InFlight>;
 auto& error = *new std::string;
 size_t ready_head = 0;  // of the queue, under in_order
 uint32_t n_blocks = 0, n_live = 0;
@@ -75,9 +79,10 @@ Fiber* pop_ready() {
 
 void run_one_async() {
     const size_t i = rng.below(uint32_t(in_flight.size()));
-    auto operation = std::move(in_flight[i]);
+    const InFlight one = std::move(in_flight[i]);
     in_flight.erase(in_flight.begin() + long(i));
-    operation();
+    if (n_blocks > 1) switch_static_shared(one.block);  // where its mbarrier may be
+    one.operation();
 }
 
 std::string describe(const Fiber* f) {
@@ -152,7 +157,7 @@ bool land_late() {
     counters.async_ops++;
     return options().late_async && rng.next() >> 63;
 }
-void add_async(std::function<void()> operation) { in_flight.push_back(std::move(operation)); }
+void add_async(std::function<void()> operation) { in_flight.push_back({current->block, std::move(operation)}); }
 void progress() { spins = 0; }
 uint3 block_idx() { return current->block->index; }
 unsigned char* dyn_smem() { return current->block->smem; }
@@ -284,7 +289,7 @@ void init_block(Block& b, uint3 index, uint32_t slot, uint32_t n_threads, int po
     }
 }
 
-// Runs one block, or the blocks of one cluster together.
+// Runs one block, or several together: the blocks of one cluster, or of as many as options().resident says.
 void run_group(const uint3* indices, uint32_t count) {
     const dim3& d = current_launch.block;
     const uint32_t n_threads = d.x * d.y * d.z;
@@ -336,9 +341,13 @@ cudaError_t run(const Launch& l, const std::function<void()>& thread_body) {
     std::iota(order.begin(), order.end(), 0);
     if (options().policy != Policy::in_order)
         for (uint32_t i = uint32_t(order.size()); i > 1; i--) std::swap(order[i - 1], order[rng.below(i)]);
-    for (uint32_t group : order) {
-        run_group(&indices[size_t(group) * l.cluster], l.cluster);
-        if (failed) break;
+    const size_t together = std::max(1u, options().resident);
+    std::vector<uint3> group;
+    for (size_t first = 0; first < order.size() && !failed; first += together) {
+        group.clear();
+        for (size_t i = first; i < std::min(order.size(), first + together); i++)
+            for (uint32_t b = 0; b < l.cluster; b++) group.push_back(indices[size_t(order[i]) * l.cluster + b]);
+        run_group(group.data(), uint32_t(group.size()));
     }
 
     restore_static_shared();

@@ -1,5 +1,5 @@
 // Shared memory: finding the static variables, poisoning all of it before each block, and swapping the static part
-// between the blocks of a cluster.
+// between blocks that run together.
 //
 // Static variables live in the executable's thread-local segment, or, under ASan, in plain statics that ASan has
 // registered with name and source line: those whose line says __shared__ are taken. (ASan registers only variables with
@@ -117,7 +117,7 @@ void find_segment() {
 
 #endif
 
-Block* running = nullptr;  // whose static variables are in place, within a cluster
+Block* running = nullptr;  // whose static variables are in place, where blocks run together
 
 void copy_out(std::vector<char>& to) {
     to.clear();
@@ -172,7 +172,7 @@ Block* owner_of_shared(const void* p) {
     }
     for (const Range& r : static_shared())
         if (static_cast<const char*>(p) >= r.begin && static_cast<const char*>(p) < r.begin + r.bytes)
-            return current->block;
+            return resident_count() > 1 ? running : current->block;
     return nullptr;
 }
 

@@ -100,6 +100,18 @@ TEST(NcclComm, ThreadsOfARankTakeTurns) {
     });
 }
 
+// As above, but sure to find a communicator without its mutex: the watchdog looks while this thread is in a group. It
+// does not wait for the group's end, which it may be there to report.
+TEST(NcclComm, TheWatchdogStaysOutWhileAThreadIsInAGroup) {
+    on_two_ranks([](int, Member& m) {
+        NcclComm::Group calls(m.comm, m.stream);
+        calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
+        std::thread([&] { m.comm.poll(); }).join();
+        calls.end();
+        std::thread([&] { m.comm.poll(); }).join();
+    });
+}
+
 // What was called before the exception is launched or dropped, but the group is closed: the next one works.
 TEST(NcclComm, AnExceptionClosesTheGroup) {
     on_two_ranks([](int, Member& m) {

@@ -146,6 +146,19 @@ TEST(Simt, FenceAndAtomicOrderBlocks) {
     });
 }
 
+TEST(Simt, SeveralBlocksRunAtATime) {
+    const std::vector<float> in = counting(2048);
+    for_seeds(5, [&] {
+        simt::options().resident = 1 + unsigned(simt::options().seed % 5);
+        DeviceArray<float> din(in), partial(64), out(1);
+        DeviceArray<unsigned> counter(std::vector<unsigned>{0});
+        last_block_sum(out.data(), partial.data(), counter.data(), din.data(), 64, nullptr);
+        const float sum = out.get()[0];
+        simt::options().resident = 1;
+        ASSERT_EQ(sum, 2047.0f * 1024);
+    });
+}
+
 TEST(Simt, CpAsyncCopiesWhatWasWaitedFor) {
     for (int n : {1, 3, 511, 512, 513, 1900}) {
         const auto in = counting(n);
