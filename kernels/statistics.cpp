@@ -8,60 +8,25 @@
 #ifdef RZ_SIMD_PASS
 namespace rz::RZ_SIMD_PASS {
 
-#include "kernels/cpu/simd_vec.h"
-
-typedef float VecHalved __attribute__((vector_size(RZ_SIMD_WIDTH / 2)));
-typedef double VecDouble __attribute__((vector_size(RZ_SIMD_WIDTH)));
-
-// Four sums: the next vector's does not wait for the last one's.
-struct Squares {
-    VecDouble sums[4] = {};
-
-    template <class T, class Lanes>
-    RZ_INLINE void add(int at, const T* x, const T* minus, Lanes lanes) {
-        const Vec a = load(x, lanes), b = minus ? load(minus, lanes) : Vec{};
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-            const VecDouble d = wide(a, half) - wide(b, half);
-            sums[at + half] += d * d;
-        }
-    }
-    static RZ_INLINE VecDouble wide(Vec x, int half) {
-        VecHalved part;
-        __builtin_memcpy(&part, reinterpret_cast<const char*>(&x) + half * int(sizeof part), sizeof part);
-        return __builtin_convertvector(part, VecDouble);
-    }
-    RZ_INLINE double total() const {
-        const VecDouble all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        double sum = 0;
-        for (int64_t i = 0; i < kLanes / 2; ++i) sum += all[i];
-        return sum;
-    }
-};
-
-template <class T>
-RZ_INLINE double squares_of(const T* x, const T* minus, int64_t n) {
-    Squares s;
-    int64_t i = 0;
-    const auto rest = [&](int64_t at) RZ_LAMBDA { return minus ? minus + at : nullptr; };
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-        s.add(0, x + i, rest(i), AllLanes{});
-        s.add(2, x + i + kLanes, rest(i + kLanes), AllLanes{});
-    }
-    for (; i < n; i += kLanes) s.add(0, x + i, rest(i), SomeLanes{n - i < kLanes ? n - i : kLanes});
-    return s.total();
-}
-
 template <class T>
 void segment_squares_t(const SegmentSquares& a) {
     const T *x = static_cast<const T*>(a.x), *minus = static_cast<const T*>(a.minus);
-#pragma omp parallel for schedule(static) if (a.n >= kSerialBelow)
+#pragma omp parallel for schedule(dynamic) if (a.n >= kSerialBelow)
     for (int64_t s = 0; s < a.segments; ++s) {
         const int64_t from = a.bounds[s] - a.first, to = a.bounds[s + 1] - a.first;
         const int64_t begin = from < 0 ? 0 : from, end = to < a.n ? to : a.n;
-        // Two loops: whether there is a second operand is not asked at each element.
-        a.sums[s] += minus ? squares_of<T>(x + begin, minus + begin, end - begin)
-                           : squares_of<T>(x + begin, nullptr, end - begin);
+        double sum = 0;
+        if (minus) {
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = begin; i < end; ++i) {
+                const double d = double(float(x[i])) - double(float(minus[i]));
+                sum += d * d;
+            }
+        } else {
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = begin; i < end; ++i) sum += double(float(x[i])) * double(float(x[i]));
+        }
+        a.sums[s] += sum;
     }
 }
 

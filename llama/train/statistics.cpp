@@ -18,16 +18,16 @@ Statistics::Statistics(TrainingCore& core)
     const Device device = core.device;
     bounds_there_ = Buffer(device, 8 * int64_t(bounds_.size()), MemKind::workspace, "segments of tensors");
     sums_ = Buffer(device, result_bytes(), MemKind::workspace, "sums of statistics");
-    previous_ = Buffer(device, kMost * size_of(core.zero.options.master_dtype), MemKind::workspace,
+    previous_ = Buffer(device, most() * size_of(core.zero.options.master_dtype), MemKind::workspace,
                        "weights before their update");
     for (Buffer& b : results_) b = Buffer::host_for(device, result_bytes(), MemKind::workspace, "statistics");
     core.compute.copy(bounds_there_.data(), bounds_.data(), bounds_there_.bytes());
     core.compute.synchronize();
 }
 
-// Tensors in pieces that a thread block, or a thread, sums up, and what lies between them.
+// Tensors in pieces that a thread block sums up, and what lies between them.
 void Statistics::cut_into_segments() {
-    constexpr int64_t kLongest = 1 << 14;
+    constexpr int64_t kLongest = 1 << 16;
     bounds_ = {0};
     const auto add_until = [&](int64_t end, int tensor) {
         while (bounds_.back() < end) {

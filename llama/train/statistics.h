@@ -30,13 +30,11 @@ class Statistics : public UpdateWatcher {
     // "blocks":[{"residual_rms":..,"largest_logit":..},..]}, on rank 0; null: not a number, or infinite.
     std::string report(int64_t step, Process& process, double loss_scale, int64_t tokens) const;
 
-    // On a CPU so few that what the norms read is in its caches still when AdamW reads it.
-    int64_t most() const override { return core_.device.kind == DeviceKind::cpu ? kMost / 8 : kMost; }
+    int64_t most() const override { return int64_t(1) << 20; }
     void before(const OwnedRange& piece, int64_t local, int64_t elements) override;
     void after(const OwnedRange& piece, int64_t local, int64_t elements) override;
 
    private:
-    static constexpr int64_t kMost = 1 << 20;
     enum Sum { kGradient, kWeight, kUpdate, kSums };
     void cut_into_segments();
     void add(Sum which, const void* x, const void* minus, int64_t local, int64_t n, DType dtype);
@@ -53,7 +51,7 @@ class Statistics : public UpdateWatcher {
     std::vector<float> no_logits_;  // -infinity for each block
     Buffer bounds_there_;
     Buffer sums_;      // (kSums, segments) and (blocks) double, (blocks) float
-    Buffer previous_;  // masters before the update: kMost of them
+    Buffer previous_;  // masters before the update: most() of them
     std::array<Buffer, 2> results_;
 };
 

@@ -129,8 +129,9 @@ toy="--device cpu --data $work/data --preset bytes --dim 32 --layers 2 --heads 4
   check "--peak-tflops: MFU, and what it is measured against" peak
 }
 # A machine's file made here by calibration, which a plan then reads.
-clock=$(dirname "$program")/dev/plan_clock
-if [ -x "$clock" ]; then
+clock=
+for path in build/dev/plan_clock build/cuda/dev/plan_clock build/cpu/dev/plan_clock; do [ ! -x $path ] || clock=$path; done
+if [ -n "$clock" ]; then
   calibrated() {
     local small="--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --data synthetic --batch 2 --seq-len 32"
     # shellcheck disable=SC2086
