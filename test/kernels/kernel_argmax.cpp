@@ -61,7 +61,8 @@ TEST(Argmax, InfinitiesAndNaN) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ArgmaxTest,
                          testing::Values(Case{1, 1, DType::f32}, Case{3, 257, DType::bf16}, Case{4, 1000, DType::f32},
-                                         Case{2, 32003, DType::f16}));
+                                         Case{2, 32003, DType::f16}, Case{2, 3001, DType::f32},
+                                         Case{2, 3003, DType::bf16}));
 
 }  // namespace
 }  // namespace rz::test

@@ -61,7 +61,11 @@ TEST_P(AttentionMergeTest, OutputsAreWeightedByTheirSumsOfExponentials) {
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionMergeTest,
                          testing::Values(Case{1, 1, 1, 2, 0, DType::f32}, Case{2, 7, 3, 64, 128, DType::bf16},
                                          Case{2, 5, 2, 80, 0, DType::f16}, Case{1, 33, 2, 6, 3, DType::f32},
-                                         Case{2, 9, 2, 128, 0, DType::bf16, true}));
+                                         Case{2, 9, 2, 128, 0, DType::bf16, true},
+                                         // more than twice what a warp and a loop unrolled by four take
+                                         Case{1, 3, 2, 301, 0, DType::f32}, Case{1, 3, 2, 301, 0, DType::f32, true},
+                                         Case{1, 3, 2, 301, 0, DType::bf16}, Case{1, 3, 2, 301, 0, DType::bf16, true},
+                                         Case{1, 3, 2, 301, 0, DType::f16}, Case{1, 3, 2, 301, 0, DType::f16, true}));
 
 }  // namespace
 }  // namespace rz::test

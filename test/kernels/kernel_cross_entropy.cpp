@@ -120,16 +120,15 @@ TEST(CrossEntropySum, AddsToWhatIsThere) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropyTest,
-                         testing::Values(Case{1, 2, DType::f32}, Case{3, 256, DType::bf16}, Case{5, 259, DType::bf16},
-                                         Case{4, 1000, DType::f32}, Case{3, 32000, DType::bf16},
-                                         Case{3, 32003, DType::bf16},  // every row starts at another alignment
-                                         Case{2, 40001, DType::f32},   // beyond the registers: in shared memory
-                                         Case{2, 128256, DType::bf16},
-                                         Case{2, 128259, DType::bf16},  // Llama 3's, and ragged
-                                         Case{1, 190007, DType::bf16},
-                                         Case{1, 100001, DType::f32},  // beyond that: read again
-                                         Case{2, 777, DType::f16}, Case{1, 128259, DType::f16}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, CrossEntropyTest,
+    testing::Values(Case{1, 2, DType::f32}, Case{3, 256, DType::bf16}, Case{5, 259, DType::bf16},
+                    Case{4, 1000, DType::f32}, Case{3, 32000, DType::bf16},
+                    Case{3, 32003, DType::bf16},  // every row starts at another alignment
+                    Case{2, 40001, DType::f32},   // beyond the registers: in shared memory
+                    Case{2, 128256, DType::bf16}, Case{2, 128259, DType::bf16},  // Llama 3's, and ragged
+                    Case{1, 190007, DType::bf16}, Case{1, 100001, DType::f32},   // beyond that: read again
+                    Case{3, 5003, DType::f16}, Case{1, 128259, DType::f16}, Case{1, 190007, DType::f16}));
 
 }  // namespace
 }  // namespace rz::test

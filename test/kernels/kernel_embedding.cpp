@@ -96,10 +96,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{200, 33, 300, 2, DType::bf16, DType::f32},     // two hot tokens; scalars
                     Case{65, 6, 32003, 32003, DType::f32, DType::f32},  // nearly all distinct
                     Case{30, 4100, 9, 9, DType::f32, DType::f32},       // several slices of columns
-                    Case{60, 200, 6, 6, DType::f16, DType::f16},        // and every other pair of types
-                    Case{40, 64, 3, 3, DType::f16, DType::f32}, Case{40, 33, 3, 3, DType::f16, DType::f32},
-                    Case{40, 33, 3, 3, DType::f16, DType::f16}, Case{40, 33, 3, 3, DType::bf16, DType::bf16},
-                    Case{40, 64, 3, 3, DType::bf16, DType::bf16}, Case{300, 33, 70, 70, DType::f32, DType::f32}));
+                    Case{80, 8, 3, 1, DType::f32, DType::f32},          // from here on: a warp's row numbers,
+                    Case{160, 200, 6, 2, DType::f16, DType::f16},       // fetched again, in every pair of types
+                    Case{90, 64, 3, 2, DType::f16, DType::f32}, Case{90, 33, 3, 2, DType::f16, DType::f32},
+                    Case{90, 33, 3, 2, DType::f16, DType::f16}, Case{90, 33, 3, 2, DType::bf16, DType::bf16},
+                    Case{90, 64, 3, 2, DType::bf16, DType::bf16}, Case{90, 64, 3, 2, DType::bf16, DType::f32},
+                    Case{90, 33, 70, 2, DType::f32, DType::f32}));
 
 }  // namespace
 }  // namespace rz::test

@@ -28,7 +28,8 @@ TEST_P(SumSquaresTest, EachBlocksSumMatchesCpu) {
 INSTANTIATE_TEST_SUITE_P(Shapes, SumSquaresTest,
                          testing::Values(Case{1, 256, DType::f32}, Case{256, 256, DType::bf16},
                                          Case{1003, 256, DType::bf16}, Case{20001, 8192, DType::f32},
-                                         Case{5003, 4096, DType::f16}));
+                                         Case{5003, 4096, DType::f16}, Case{40003, 32768, DType::bf16},
+                                         Case{40007, 32768, DType::f16}));
 
 class ClipScaleTest : public testing::TestWithParam<std::pair<int64_t, float>> {};
 

@@ -103,26 +103,29 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Magnitude,
                                          Shape{9, 1536, DType::bf16}, Shape{5, 344, DType::f32},
                                          Shape{6, 264, DType::f16}, Shape{3, 8200, DType::bf16}));
 
+// Each head size has a kernel of its own, and reads its output tile again for this.
 TEST(Magnitude, OfAnAttentionsOutput) {
     for (const AttentionKernels kernels : {AttentionKernels::fma, AttentionKernels::mma, AttentionKernels::wgmma})
-        for (const DType t : {DType::bf16, DType::f16, DType::f32}) {
-            const auto op = [&](KernelRun& run) {
-                AttentionForward a;
-                AttentionShape& s = a.shape;
-                s.B = 2, s.Tq = s.Tk = 37, s.H = 4, s.K = 2, s.D = 64, s.dtype = t, s.scale = 0.125f;
-                s.q_row = s.o_row = s.H * s.D, s.kv_row = s.K * s.D;
-                s.q_batch = s.o_batch = s.Tq * s.q_row, s.kv_batch = s.Tk * s.kv_row;
-                s.fastest = kernels;
-                a.o = run.output("o", 2 * s.o_batch, t);
-                a.lse = run.output<float>("lse", 2 * s.H * s.Tq, DType::f32);
-                a.q = run.input(normal(2 * s.q_batch, t, 1));
-                a.k = run.input(normal(2 * s.kv_batch, t, 2));
-                a.v = run.input(normal(2 * s.kv_batch, t, 3));
-                a.amax = slot(run, "amax");
-                attention_forward(run.stream(), a);
-            };
-            expect_largest(op, {{"amax", "o"}});
-        }
+        for (const DType t : {DType::bf16, DType::f16, DType::f32})
+            for (const int64_t D : {64, 80, 96, 128, 200}) {
+                const auto op = [&](KernelRun& run) {
+                    AttentionForward a;
+                    AttentionShape& s = a.shape;
+                    s.B = D == 64 ? 2 : 1;
+                    s.Tq = s.Tk = 37, s.H = 2 * s.B, s.K = s.B, s.D = D, s.dtype = t, s.scale = 0.125f;
+                    s.q_row = s.o_row = s.H * s.D, s.kv_row = s.K * s.D;
+                    s.q_batch = s.o_batch = s.Tq * s.q_row, s.kv_batch = s.Tk * s.kv_row;
+                    s.fastest = kernels;
+                    a.o = run.output("o", s.B * s.o_batch, t);
+                    a.lse = run.output<float>("lse", s.B * s.H * s.Tq, DType::f32);
+                    a.q = run.input(normal(s.B * s.q_batch, t, 1));
+                    a.k = run.input(normal(s.B * s.kv_batch, t, 2));
+                    a.v = run.input(normal(s.B * s.kv_batch, t, 3));
+                    a.amax = slot(run, "amax");
+                    attention_forward(run.stream(), a);
+                };
+                expect_largest(op, {{"amax", "o"}});
+            }
 }
 
 // What stands in the slot is kept where it is larger; a NaN is above all numbers (a maximum by comparison drops it).

@@ -47,7 +47,7 @@ TEST_P(VocabCrossEntropyTest, SoftmaxOfAPart) {
 
 TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
     const Case c = GetParam();
-    constexpr int64_t kParts = 7;  // more than a loop unrolled by four takes
+    constexpr int64_t kParts = 11;  // more than twice what a loop unrolled by four takes
     const Data logits = normal(c.N * c.V, c.dtype, 1, 2);
     std::vector<float> stats(size_t(kParts * c.N * kVocabStats));
     const auto targets = draw_targets(c);
@@ -85,12 +85,14 @@ TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
 INSTANTIATE_TEST_SUITE_P(Shapes, VocabCrossEntropyTest,
                          testing::Values(Case{1, 2, 0, 5, DType::f32}, Case{5, 259, 259, 777, DType::bf16},
                                          Case{4, 1000, 500, 1500, DType::f32}, Case{3, 777, 7, 800, DType::f16},
-                                         Case{2, 2001, 1500, 4000, DType::bf16}, Case{2, 3001, 100, 4000, DType::f16}));
+                                         // more than twice what 256 threads and a loop unrolled by four take
+                                         Case{3, 2601, 1500, 4200, DType::bf16}, Case{3, 3001, 100, 4000, DType::f16},
+                                         Case{3, 2601, 0, 2700, DType::f32}));
 
 // Logits with many equal largest ones, cut into uneven parts: the likeliest token is that of the whole row, to the bit.
 TEST(VocabArgmax, OfPartsIsThatOfTheWholeRow) {
-    constexpr int64_t N = 70, V = 37, kParts = 7;  // more than a loop unrolled by four takes
-    const std::vector<int64_t> ends{0, 5, 9, 13, 17, 21, 25, V};
+    constexpr int64_t N = 70, V = 37, kParts = 11;  // more than twice what a loop unrolled by four takes
+    const std::vector<int64_t> ends{0, 5, 8, 10, 13, 15, 17, 19, 21, 23, 25, V};
     Data logits = normal(N * V, DType::bf16, 9, 2);
     for (int64_t i = 0; i < logits.size(); ++i) logits.set(i, float(std::round(logits.at(i))));
     for (int64_t v = 0; v < V; ++v) logits.set(v, v < 25 ? -INFINITY : 1.0f);  // of one row only the last part

@@ -2,16 +2,75 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "test/ptx/cudart.h"
 
 namespace ptx {
 namespace {
 
-// "sm_90a  lines run of all  kernel", then each line that did not run, with where it comes from.
+// Whether control may come from instruction `from` to instruction `to`
+bool leads_to(const Kernel& k, uint32_t from, uint32_t to) {
+    std::vector<bool> seen(k.code.size());
+    std::vector<uint32_t> next{from};
+    while (!next.empty()) {
+        const uint32_t at = next.back();
+        next.pop_back();
+        if (at == to) return true;
+        if (at >= k.code.size() || seen[at]) continue;
+        seen[at] = true;
+        const Inst& i = k.code[at];
+        if (i.part[0] == "bra") next.push_back(i.target);
+        const bool leaves = i.part[0] == "bra" || i.part[0] == "ret" || i.part[0] == "exit";
+        if (!leaves || i.guard >= 0) next.push_back(at + 1);
+    }
+    return false;
+}
+
+struct Loop {
+    uint32_t last = 0;  // branch back to the first instruction
+    bool entered = false, repeated = false;
+};
+
+// By first instruction. Every circle of the control flow has a branch back in the text. Left out are those that wait
+// for an mbarrier: where nothing is late they end at once.
+std::map<uint32_t, Loop> loops_of(const Kernel& k) {
+    std::map<uint32_t, Loop> loops;
+    for (uint32_t b = 0; b < k.code.size(); ++b) {
+        const Inst& i = k.code[b];
+        if (i.part[0] != "bra" || i.target > b || !leads_to(k, i.target, b)) continue;
+        bool waits = false;
+        for (uint32_t at = i.target; at < b && b - i.target <= 4; ++at) waits |= k.code[at].part[0] == "mbarrier";
+        if (waits) continue;
+        Loop& loop = loops[i.target];
+        loop.last = b;
+        loop.entered |= k.code[i.target].executed > 0;
+        loop.repeated |= i.executed > 0;  // a branch that no lane takes is issued, not executed
+    }
+    return loops;
+}
+
+struct LoopCount {
+    size_t repeated = 0, all = 0;
+};
+
+// Each loop that no test has gone through twice: nvcc unrolls loops, and the rest of a few rounds is other code.
+void write_loops(FILE* out, const Module& m, const Kernel& k, LoopCount& count) {
+    for (const auto& [first, loop] : loops_of(k)) {
+        count.all++, count.repeated += loop.repeated;
+        if (loop.repeated) continue;
+        const Inst& i = k.code[loop.last];
+        fprintf(out, "\tloop\t%s:%d\tlines %d to %d\t%s\n", m.file(i.source_file).c_str(), i.source_line,
+                k.code[first].line, i.line, loop.entered ? "entered, not repeated" : "not entered");
+    }
+}
+
+// "sm_90a  lines run of all  kernel", then its loops and each line that did not run, with where it comes from.
 void write_coverage(FILE* out) {
     size_t run = 0, all = 0;
+    LoopCount loops;
     for (const auto& m : modules())
         for (const auto& [name, k] : m->kernels) {
             size_t here = 0;
@@ -19,6 +78,7 @@ void write_coverage(FILE* out) {
             run += here, all += k->code.size();
             fprintf(out, "%s\t%zu\t%zu\t%s\n", m->target.c_str(), here, k->code.size(), k->demangled().c_str());
             if (!here) continue;
+            write_loops(out, *m, *k, loops);
             for (const Inst& i : k->code)
                 if (!i.executed)
                     fprintf(out, "\tline %d\t%s:%d\t%s\n", i.line, m->file(i.source_file).c_str(), i.source_line,
@@ -27,6 +87,7 @@ void write_coverage(FILE* out) {
     for (const auto& m : modules())
         for (const std::string& name : m->names())
             if (!m->kernels.count(name)) fprintf(out, "%s\tnever launched\t%s\n", m->target.c_str(), name.c_str());
+    fprintf(out, "loops\t%zu\t%zu\n", loops.repeated, loops.all);
     fprintf(out, "total\t%zu\t%zu\n", run, all);
 }
 

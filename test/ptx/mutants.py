@@ -43,6 +43,13 @@ def flip_bit(bit):
     return lambda text: re.sub(r"(, )(\d{19})(;)", lambda m: m[1] + str(int(m[2]) ^ (1 << bit)) + m[3], text)
 
 
+def next_element(text):
+    """The address that nvcc 13.0.88 once made of an unrolled loop of ours: that of the neighbour, in the same array."""
+    parts = text.split()[0].split(".")
+    width = int(parts[-1].lstrip("busf")) // 8 * (4 if "v4" in parts else 2 if "v2" in parts else 1)
+    return re.sub(r"\+(-?\d+)\]", lambda m: f"+{int(m[1]) + width}]", text, count=1)
+
+
 def compare(lt, gt, le, ge):
     names = {"lt": lt, "gt": gt, "le": le, "ge": ge}
     return substitute(r"setp\.(lt|gt|le|ge)", lambda m: "setp." + names[m[1]])
@@ -78,6 +85,7 @@ CLASSES = [
     ("max to min", r"^max\.(ftz\.)?f32", substitute("^max", "min")),
     ("comparison reversed", r"^setp\.(lt|gt|le|ge)\.", compare("ge", "le", "gt", "lt")),
     ("comparison off by one", r"^setp\.(lt|gt|le|ge)\.[su]", compare("le", "ge", "lt", "gt")),
+    ("address of the next element", r"^(ld|st)\.(global|shared)\S*\.[busf]\d+\s.*\+-?\d+\]", next_element),
     ("store removed", r"^st\.(global|shared)", nothing),
     ("shift by one more", r"^sh[lr]\.", next_number(r"(, )(\d+)(;)")),
 ]

@@ -21,7 +21,8 @@ for arch in "${arches[@]}"; do
     for seed in 2 3; do SIMT_SEED=$seed step "kernel tests, PTX for sm_$arch, seed $seed" sharded "$dir/kernel_tests"; done
     rm -f "$dir/coverage_$arch.txt"
     PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$arch.txt step "kernel tests, PTX for sm_$arch, in order" "$dir/kernel_tests" --gtest_brief=1
-    tail -n 1 "$dir/coverage_$arch.txt"
+    awk -F '\t' '$1 == "loops" || $1 == "total" { printf "sm_'"$arch"': %d of %d %s\n", $2, $3, $1 == "loops" ? "loops repeated" : "lines executed" }
+        $2 == "loop" { print "    " $3 " " $5 }' "$dir/coverage_$arch.txt" | sort | uniq -c
 done
 [[ $what == all ]] && step "kernels proven on GPUs" "$(dirname "$0")/proven/proven.sh" "$(dirname "$1")"
 finish

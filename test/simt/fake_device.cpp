@@ -52,7 +52,7 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->totalGlobalMem = device_memory();
     p->major = arch / 10, p->minor = arch % 10;
     p->warpSize = 32;
-    p->multiProcessorCount = 4;
+    p->multiProcessorCount = int(number_from("SIMT_MULTIPROCESSORS", 4));
     p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = 2048, p->maxBlocksPerMultiProcessor = 32;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
