@@ -8,6 +8,7 @@
 //   build/dev/virtual_net shaped --gbs 0.012 --us 300         one rank on each host over such links, beside which
 //                                                             dev/net/shaped_model.sh measures
 //   build/dev/virtual_net step --picture step.svg             a step of ZeRO-3 of 7B parameters at 8 to 512 ranks
+//   build/dev/virtual_net step --picture step.svg --from P    no step: the picture of the tables in page P
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -325,6 +326,52 @@ StepTime zero3(const Machine& machine, const NetMachine& net_machine, int ranks,
     return time;
 }
 
+Curve curve_of(const std::string& how, int64_t tokens) {
+    return {.name = format("%s, %lldk", how.c_str(), (long long)tokens / 1024), .marks = true};
+}
+
+void draw(const Machine& machine, const std::vector<Curve>& curves, const std::string& picture) {
+    std::ofstream(picture) << plot_svg({.title = "ZeRO-3, 7B, predicted in virtual time",
+                                        .x_label = "ranks",
+                                        .y_label = "compute / step",
+                                        .note = machine.about},
+                                       curves);
+}
+
+// What step() has printed, from a page that has it: "| how | exposed ms (efficiency) | ..." under "| | ranks | ...".
+std::vector<Curve> read_step(const std::string& page) {
+    std::ifstream in(page);
+    require(in.good(), "%s can't be read", page.c_str());
+    std::vector<Curve> curves;
+    std::vector<std::string> ranks;
+    int64_t tokens = 0;
+    for (std::string line; std::getline(in, line);) {
+        std::vector<std::string> cells;
+        for (size_t at = 1, end; line[0] == '|' && (end = line.find('|', at)) != std::string::npos; at = end + 1)
+            cells.push_back(line.substr(at, end - at));
+        if (const size_t at = line.find("7B, bf16, "); at != std::string::npos)
+            tokens = std::atoll(line.c_str() + at + 10);
+        else if (line.rfind("## ", 0) == 0)
+            tokens = 0;
+        if (tokens == 0 || cells.empty() || cells[0].rfind("---", 0) == 0) continue;
+        if (cells[0] == " ") {
+            ranks = cells;
+            continue;
+        }
+        require(cells.size() == ranks.size(), "%s: %zu cells under %zu: %s", page.c_str(), cells.size(), ranks.size(),
+                line.c_str());
+        curves.push_back(curve_of(cells[0].substr(1, cells[0].size() - 2), tokens));
+        for (size_t i = 1; i < cells.size(); ++i) {
+            double exposed = 0, efficiency = 0;
+            require(std::sscanf(cells[i].c_str(), "%lf (%lf)", &exposed, &efficiency) == 2, "%s: '%s' in %s",
+                    page.c_str(), cells[i].c_str(), line.c_str());
+            curves.back().points.push_back({std::atof(ranks[i].c_str()), efficiency});
+        }
+    }
+    require(!curves.empty(), "%s has no table of virtual_net step", page.c_str());
+    return curves;
+}
+
 void step(const Machine& machine, const NetMachine& net, const std::vector<int>& sizes, const std::string& picture) {
     struct Row {
         const char* name;
@@ -344,7 +391,7 @@ void step(const Machine& machine, const NetMachine& net, const std::vector<int>&
         std::printf("\n|---|");
         for (size_t i = 0; i < sizes.size(); ++i) std::printf("---|");
         for (const Row& row : rows) {
-            curves.push_back({.name = format("%s, %lldk", row.name, (long long)tokens / 1024), .marks = true});
+            curves.push_back(curve_of(row.name, tokens));
             std::printf("\n| %s |", row.name);
             for (const int ranks : sizes) {
                 const StepTime t = zero3(machine, net, ranks, tokens, row.how);
@@ -355,18 +402,13 @@ void step(const Machine& machine, const NetMachine& net, const std::vector<int>&
         }
         std::printf("\n");
     }
-    if (picture.empty()) return;
-    std::ofstream(picture) << plot_svg({.title = "ZeRO-3, 7B, predicted in virtual time",
-                                        .x_label = "ranks",
-                                        .y_label = "compute / step",
-                                        .note = machine.about},
-                                       curves);
+    if (!picture.empty()) draw(machine, curves, picture);
 }
 
 int run(int argc, char** argv) {
     CLI::App app("collectives and ZeRO-3 on a virtual network");
     app.require_subcommand(1);
-    std::string name = "h100-80g", op = kOps[0], picture;
+    std::string name = "h100-80g", op = kOps[0], picture, page;
     int ranks = 512;
     int64_t most = kGiB;
     int hosts = 3;
@@ -386,7 +428,8 @@ int run(int argc, char** argv) {
     of_shaped->add_option("--us", us, "Its latency.")->check(CLI::NonNegativeNumber)->required();
     CLI::App* of_step = app.add_subcommand("step", "a step of ZeRO-3 of 7B parameters");
     of_step->add_option("--ranks", sizes)->check(CLI::Range(1, 1024))->delimiter(',');
-    of_step->add_option("--picture", picture, "an SVG file");
+    CLI::Option* to = of_step->add_option("--picture", picture, "an SVG file");
+    of_step->add_option("--from", page, "a page with tables that this printed, to be drawn only")->needs(to);
     CLI11_PARSE(app, argc, argv);
     const Machine machine = load_machine(name);
     const NetMachine net = net_machine(machine);
@@ -397,7 +440,7 @@ int run(int argc, char** argv) {
     if (of_thresholds->parsed()) thresholds(net);
     if (of_placement->parsed()) placement(net);
     if (of_shaped->parsed()) shaped(hosts, gbs, us);
-    if (of_step->parsed()) step(machine, net, sizes, picture);
+    if (of_step->parsed()) page.empty() ? step(machine, net, sizes, picture) : draw(machine, read_step(page), picture);
     return 0;
 }
 
