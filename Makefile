@@ -272,22 +272,24 @@ test-wandb: train_llama
 	test/program/test_wandb.sh ./train_llama
 
 # Every file operation fails once, and is where the program is killed once; every allocation and thread fails: an hour of one
-# core. `make test` has a minute of it.
+# core. `make test` has some of it. JOURNAL=FILE continues where an earlier start was stopped; REPORT=FILE is a table.
 $(FAULT_SHIM): test/faults/file_faults.cpp
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -O1 -g1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
 .PHONY: test-faults-all
 test-faults-all: train_llama $(FAULT_SHIM)
-	test/faults/all_faults.py ./train_llama $(FAULT_SHIM) --core-minutes 60
+	test/faults/all_faults.py ./train_llama $(FAULT_SHIM) --core-minutes 60 $(if $(JOURNAL),--journal $(JOURNAL)) $(if $(REPORT),--report $(REPORT))
 # Power cuts: what a file system may leave at every moment. Folders damaged at random. Two minutes of one core each.
 .PHONY: test-power-loss test-mutations test-mutations-asan
 test-power-loss: train_llama $(FAULT_SHIM)
 	test/faults/power_loss.py ./train_llama $(FAULT_SHIM) --states 60
 test-mutations: train_llama
 	test/faults/mutations.py ./train_llama --minutes 2
-# The same with AddressSanitizer and UBSan (make test-full has a few without); MUTATIONS=5000 as many as asked for.
+# The same with AddressSanitizer and UBSan (make test-full has a few without); MUTATIONS=5000 as many as asked for. Then a
+# few on the emulated GPU, whose kernels the sanitizers watch too (MUTATIONS_CUDA).
 test-mutations-asan: $(BUILD)/simt/asan/train_llama_simt
 	test/faults/mutations.py $< --minutes 600 --cases $(or $(MUTATIONS),300)
+	test/faults/mutations.py $< --minutes 600 --cases $(or $(MUTATIONS_CUDA),24) --device cuda --timeout 300
 
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests

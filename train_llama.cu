@@ -9,6 +9,9 @@
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 //   train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml       what a run would take there
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -170,7 +173,24 @@ static void end_in_words() {
     std::abort();
 }
 
+// A constructor's exception does not reach main(), and CUDA's runtime, which registers kernels in one,
+// does not look at what malloc gave. From the first constructor to main() a crash ends with words.
+static struct sigaction crash_actions[2];
+static constexpr int kCrashes[2] = {SIGSEGV, SIGABRT};
+static void crashed_before_main(int) {
+    constexpr char kText[] =
+        "train_llama: crashed before main(), most often for lack of memory: raise the memory limit\n";
+    if (write(STDERR_FILENO, kText, sizeof kText - 1) < 0) _exit(kExitError);
+    _exit(kExitError);
+}
+__attribute__((constructor(101))) static void before_main() {
+    struct sigaction action = {};
+    action.sa_handler = crashed_before_main;
+    for (int i = 0; i < 2; ++i) sigaction(kCrashes[i], &action, &crash_actions[i]);
+}
+
 int main(int argc, char** argv) {
+    for (int i = 0; i < 2; ++i) sigaction(kCrashes[i], &crash_actions[i], nullptr);
     std::set_terminate(end_in_words);
     try {
         Command command;

@@ -98,7 +98,8 @@ for section in $sections; do
       run pipeline test/program/test_pipeline.sh ./train_llama
       run pipeline-run test/program/test_pipeline_run.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama
-      run faults test/program/test_faults.sh ./train_llama --quick ;;
+      run faults test/program/test_faults.sh ./train_llama --quick
+      run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick --timeout 120 ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] ||
         { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
@@ -120,7 +121,6 @@ for section in $sections; do
       run layouts test/program/test_layouts.sh ./train_llama
       run harness test/program/test_harness.sh "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48
-      run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick
       run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
       run wandb test/program/test_wandb.sh ./train_llama
       [ -x ./train_llama_simt ] || { echo "long: no emulated program (it needs the CUDA Toolkit's headers)"; continue; }

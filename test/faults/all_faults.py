@@ -5,7 +5,7 @@
                               [--minutes M] [--core-minutes M] [--timeout S] [--journal FILE] [--report FILE]
 
 PROGRAM is train_llama, SHIM the library made of file_faults.cpp. A case is a start of the program in which one call goes
-wrong; what is asked of each is in judge(). --quick: about a minute, for `make test`. --case: one case again, as it is named
+wrong; what is asked of each is in judge(). --quick: some, for `make test`. --case: one case again, as it is named
 in the report, keeping its folder. --minutes, --core-minutes: the cases come in a random order, those first that are the first
 of their place in the program (by the stack; of allocations, by its innermost frames), and no more are begun after M minutes, or
 minutes of all cores together; those left out are counted as skipped. --timeout: seconds after which a start hangs. --journal: a line for
@@ -32,8 +32,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPE = (
-    "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 "
-    "--seq-len 32 --threads 1"
+    "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 1 --seq-len 32 --threads 1"
 ).split()
 TRAIN = SHAPE + "--val-every 0 --val-tokens 256 --steps 6 --save-every 2".split()
 
@@ -50,8 +49,9 @@ class Start:
 class Setting:
     """The text, the undisturbed runs and the folders that cases begin with."""
 
-    def __init__(self, program, shim, work, timeout=40):
+    def __init__(self, program, shim, work, timeout=40, device="cpu"):
         self.program, self.shim, self.work, self.timeout = program, shim, pathlib.Path(work), timeout
+        self.device = ["--device", device]
         self.data = self.work / "data"
         table = self.must(self.run([program, "--help"])).split("Exit codes:")[1]
         self.exit_codes = {int(code) for code in re.findall(r"^ +(\d+)\t", table, re.M)}
@@ -62,7 +62,7 @@ class Setting:
         self.losses = dict(losses(whole, ""))
         self.base = self.work / "base"
         self.must(self.train(self.base, FAULT="step:0:4:term"), 75)
-        self.generated = self.must(self.run(generate_command(self.program, whole)))
+        self.generated = self.must(self.run(self.generate_command(whole)))
         self.exported = self.work / "exported"
         self.must(self.run(export_command(self.program, whole, self.exported)))
 
@@ -85,7 +85,13 @@ class Setting:
         return Start(code, output.decode(errors="replace"), time.monotonic() - began)
 
     def train(self, out, *flags, **more):
-        return self.run([self.program, *TRAIN, "--data", str(self.data), "--out", str(out), *flags], **more)
+        return self.run(
+            [self.program, *TRAIN, *self.device, "--data", str(self.data), "--out", str(out), *flags], **more
+        )
+
+    def generate_command(self, folder):
+        flags = "--prompt def --max-tokens 4 --temperature 0 --threads 1"
+        return [self.program, "generate", "--from", str(folder), *flags.split(), *self.device]
 
     def resume(self, out, *flags, **more):
         return self.train(out, "--resume", "auto", *flags, **more)
@@ -93,11 +99,6 @@ class Setting:
 
 def prepare_command(to):
     return [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K", "--out", str(to)]
-
-
-def generate_command(program, folder):
-    flags = "--prompt def --max-tokens 4 --temperature 0 --device cpu --threads 1"
-    return [program, "generate", "--from", str(folder), *flags.split()]
 
 
 def export_command(program, folder, to):
@@ -153,15 +154,17 @@ class Scenario:
                 env["FAULT_PATHS"] = f"{s.work}/whole/"
         else:
             env["FAULT_KINDS"] = "memory,threads"
+        if self.name == "start-memory":
+            env["FAULT_BEFORE_MAIN"] = "1"
         kind = self.name.split("-")[0]
-        if kind == "train":
+        if kind in ("train", "start"):
             return s.train(out, **env)
         if kind == "resume":
             return s.resume(out, **env)
         if kind == "prepare":
             return s.run(prepare_command(out), FAULT_PROGRAM=os.path.basename(sys.executable), **env)
         if kind == "generate":
-            return s.run(generate_command(s.program, s.work / "whole"), **env)
+            return s.run(s.generate_command(s.work / "whole"), **env)
         return s.run(export_command(s.program, s.work / "whole", out), **env)
 
     def trace(self):
@@ -332,9 +335,9 @@ def choose(setting, quick, only):
         trace = scenario.trace()
         if quick:
             if name == "resume":
-                add(scenario, distinct(trace), "EIO")
+                add(scenario, distinct(trace, innermost=True)[::2], "EIO")
             elif name == "train":
-                add_every(scenario, trace[::40], "kill")
+                add_every(scenario, trace[::90], "kill")
             continue
         add_every(scenario, trace, "EIO")
         if name in ("resume", "train", "prepare"):
@@ -344,7 +347,7 @@ def choose(setting, quick, only):
         for error, calls in OTHERS.items():
             add(scenario, distinct(trace, calls), error)
         add(scenario, distinct(trace, TRANSFERS), "short")
-    for name in ("resume-memory", "generate-memory"):
+    for name in ("start-memory", "resume-memory", "generate-memory"):
         if quick or not wanted(name):
             continue
         scenario = Scenario(name, setting)

@@ -6,9 +6,8 @@
 //   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the
 //                        transfer), hang=SECONDS: from this call on all counted ones wait until so long after it
 //   FAULT_EVER=1         every later one too
-//   FAULT_KINDS=         files (default), memory, threads: what is counted; of the last two from main() on. Before it
-//                        CUDA's runtime, which is linked in, registers our kernels in a constructor and uses what it
-//                        allocates without looking, where no code of ours could catch it
+//   FAULT_KINDS=         files (default), memory, threads: what is counted; of the last two from main() on
+//   FAULT_BEFORE_MAIN=1  of the last two those before main() instead: what the program's constructors ask for
 //   FAULT_MODULE=name    allocations and threads count where a library of this name is on the stack
 //   FAULT_RANK=r         only in this rank of a job
 //   FAULT_STACK=1        says where the call comes from
@@ -56,7 +55,8 @@ namespace {
 
 struct Settings {
     char paths[1024] = {};
-    bool on = false, files = true, memory = false, threads = false, ever = false, kill = false, cut = false;
+    bool on = false, files = true, memory = false, threads = false, ever = false, kill = false, cut = false,
+         before_main = false;
     bool flock_absent = false, flock_local = false;
     int error = 0, trace = -1, record = -1;
     long at = 0, site_nth = 0;
@@ -134,6 +134,7 @@ __attribute__((constructor)) void read_settings() {
         settings.site_nth = *end == ':' ? atol(end + 1) : 1;
     }
     settings.ever = getenv("FAULT_EVER") != nullptr;
+    settings.before_main = getenv("FAULT_BEFORE_MAIN") != nullptr;
     settings.trace = open_log("FAULT_TRACE");
     settings.record = open_log("FAULT_RECORD");
     void* frames[4];
@@ -266,8 +267,11 @@ Fate file_call(const char* operation, const char* path, const char* other = null
     return fate;
 }
 
+// Whether this is the part of the program whose allocations and threads count.
+bool in_part() { return settings.before_main ? ready && !in_main : in_main.load(); }
+
 bool memory_fails(const char* operation) {
-    if (!in_main || inside || !settings.on || !settings.memory) return false;
+    if (!in_part() || inside || !settings.on || !settings.memory) return false;
     inside = true;
     const Fate fate = from_module() ? count(operation, "-") : Fate::goes_on;
     inside = false;
@@ -677,7 +681,7 @@ int posix_memalign(void** out, size_t alignment, size_t bytes) {
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) noexcept {
     REAL(pthread_create);
-    if (in_main && !inside && settings.on && settings.threads) {
+    if (in_part() && !inside && settings.on && settings.threads) {
         inside = true;
         const Fate fate = from_module() ? count("pthread_create", "-") : Fate::goes_on;
         inside = false;

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Damages real folders at random, and starts the program on each.
 
-    test/faults/mutations.py PROGRAM [--minutes M] [--cases N] [--seed S] [--jobs N] [--timeout S] [--case K]
+    test/faults/mutations.py PROGRAM [--minutes M] [--cases N] [--seed S] [--jobs N] [--timeout S] [--device cpu|cuda] [--case K]
 
 A case damages one or a few files of a model's folder, a checkpoint or a folder of data: flips, zeros or cuts bytes, copies one
 part over another, grows or removes a file, replaces it by a folder, a link or another file, changes a number or a word in
 JSON. Then generate, export, a fine-tuning or a resume is started on it. Asked: one of the program's exit codes with a message,
 never a signal or a sanitizer's report; a resume that ends with 0 has the weights of the undamaged run, or fell back and said
 so. With a program built with AddressSanitizer and UBSan (make build/simt/asan/train_llama_simt) every read out of bounds
-counts. --case K: that case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
+counts, and --device cuda runs its kernels too. --case K: that case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
 """
 
 import argparse
@@ -143,27 +143,14 @@ class Mutations:
     def start(self, kind, target, folder):
         s = self.setting
         if kind == "generate":
-            return s.run(all_faults.generate_command(s.program, target))
+            return s.run(s.generate_command(target))
         if kind == "export":
             return s.run(all_faults.export_command(s.program, target, folder / "to"))
         if kind == "gguf":
             return s.run([*all_faults.export_command(s.program, target, folder / "to.gguf"), "--format", "gguf"])
         if kind == "resume":
             return s.resume(target)
-        short = [
-            "--seq-len",
-            "32",
-            "--batch",
-            "1",
-            "--steps",
-            "1",
-            "--val-every",
-            "0",
-            "--val-tokens",
-            "64",
-            "--device",
-            "cpu",
-        ]
+        short = [*"--seq-len 32 --batch 1 --steps 1 --val-every 0 --val-tokens 64".split(), *s.device]
         if kind == "tune":
             return s.run([s.program, "--init-from", str(target), "--data", str(s.data), *short])
         return s.run([s.program, *all_faults.SHAPE, *short, "--data", str(target)])
@@ -191,12 +178,13 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--case", type=int, default=-1)
     args = parser.parse_args()
     os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:exitcode=99")
     os.environ.setdefault("UBSAN_OPTIONS", "halt_on_error=1:exitcode=99:print_stacktrace=1")
     with tempfile.TemporaryDirectory() as work:
-        setting = all_faults.Setting(os.path.abspath(args.program), "", work, args.timeout)
+        setting = all_faults.Setting(os.path.abspath(args.program), "", work, args.timeout, args.device)
         mutations = Mutations(setting, args.seed)
         if args.case >= 0:
             _, kind, what, problem, done = mutations.run(args.case, keep=True)
