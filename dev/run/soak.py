@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains while faults of every kind happen, one after another, and asks for the weights of the same work without faults.
 
-    dev/run/soak.py PROGRAM SHIM [--minutes M] [--faults N] [--seed S] [--steps N] [--jobs N] [--timeout S] [--round R] [--report FILE]
+    dev/run/soak.py PROGRAM SHIM [--minutes M] [--faults N] [--seed S] [--steps N] [--jobs N] [--timeout S] [--round R [--start K]] [--report FILE]
 
 SHIM is the library made of test/faults/file_faults.cpp. A round is one run of --steps steps. Each of its starts resumes from
 what the one before it left, with another layout: 1 to 4 ranks, ZeRO 0 to 3, tp, pp and cp. In each start one or two faults
@@ -10,7 +10,8 @@ errors of the file system and a file system that hangs; jumps of the clock; allo
 made (root), ranks on hosts of their own whose links are slow, go down, or whose sockets are closed. At the end of a round its
 sequence of (step, layout) is run once more without faults: final weights, optimizer state and the hash of all tokens must be
 the same. Begins no round after M minutes or N faults. What is drawn depends on seed, round and start alone, but for moments:
---round R runs one round again. Exit code 0: every round's bits were those of its replay, and no start ended otherwise than a
+--round R runs one round again, --round R --start K one start of it: after a run without faults up to half the steps, and before
+one to the end. Exit code 0: every round's bits were those of its replay, and no start ended otherwise than a
 fault may end it.
 """
 
@@ -41,11 +42,14 @@ LAYOUTS = ["1 --zero 0", "1 --zero 3", "2 --tp 2", "2 --pp 2", "2 --cp 2", "4 --
 LAYOUTS += [f"{n} --zero {z}" for n in (2, 3, 4) for z in range(4)]
 LAYOUTS += [f"4 --{axis} 2 --zero {z}" for axis in ("tp", "pp", "cp") for z in range(4)]
 LAYOUTS += ["4 --tp 2 --pp 2", "4 --tp 2 --cp 2"]
+# A start keeps what its checkpoint says of the layout, so each flag is given.
+PLAIN = {"--zero": "1", "--tp": "1", "--pp": "1", "--cp": "1", "--shard-size": "0"}
 EXIT_CODES = {0, 2, 70, 71, 72, 73, 75, 130}
 WRONG = [
     ("none of its checkpoints", "no checkpoint is good any more"),
     ("but no checkpoint to resume", "its checkpoints are gone"),
-    (r"signal: (?:6|8|11)\b|Segmentation fault|terminate called|AddressSanitizer", "crashed"),
+    # Not "Segmentation fault (signal 11)": mpirun makes it of the signals 9 and 10 of two ranks.
+    (r"EXIT CODE: (?:6|8|11|134|136|139)$|terminate called|AddressSanitizer", "crashed"),
 ]
 
 
@@ -111,11 +115,15 @@ class Drawn:
     net: str
 
 
+NONE = Drawn({}, "", (), 0, "")
+
+
 class Round:
     def __init__(self, soak, number):
         self.soak, self.number = soak, number
         self.folder = soak.work / f"round{number}"
-        self.lineage, self.counts, self.problems, self.log_lines = [], collections.Counter(), [], []
+        self.made = {0: []}  # how the checkpoint of each step was made: segments
+        self.counts, self.problems, self.log_lines = collections.Counter(), [], []
         self.starts = 0
 
     def draw(self, start):
@@ -175,6 +183,8 @@ class Round:
 
     def command(self, layout, net, folder, steps, save_every):
         ranks, *flags = layout.split()
+        for flag, value in PLAIN.items():
+            flags += [] if flag in flags else [flag, value]
         program = [self.soak.program, "--out", str(folder), "--data", str(self.soak.data), *SHAPE, *flags]
         program += [
             "--timeout",
@@ -205,7 +215,7 @@ class Round:
             name = f"rz{job.pid}{1 if kind != 'a slow link' else 0}"
             if drawn.net == "slow":
                 args = ["tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", "tbf"]
-                args += ["rate", "400kbit", "burst", "16kb", "latency", "400ms"]
+                args += ["rate", "10mbit", "burst", "16kb", "latency", "400ms"]
                 return int(subprocess.run(args, stderr=subprocess.DEVNULL).returncode == 0)
             if drawn.net == "closed":
                 args = ["ip", "netns", "exec", name, "ss", "-K", "dst", "10.77.0.0/24"]
@@ -228,20 +238,22 @@ class Round:
             return 0
         return send([sorted(found[role])[int(drawn.moment * 997) % len(found[role])]], number)
 
-    def newest(self):
-        steps = [
-            int(p.parent.name[5:])
-            for p in (self.folder / "checkpoints").glob("step_*/manifest.json")
-            if re.fullmatch(r"step_\d+", p.parent.name)
-        ]
-        return max(steps, default=0)
+    def manifests(self):
+        """{step: which file its manifest is}"""
+        found = {}
+        for path in (self.folder / "checkpoints").glob("step_*/manifest.json"):
+            if re.fullmatch(r"step_\d+", path.parent.name):
+                there = path.stat()
+                found[int(path.parent.name[5:])] = (there.st_ino, there.st_mtime_ns)
+        return found
 
-    def one_start(self, start, layout, drawn):
-        before = self.newest()
+    def one_start(self, start, layout, drawn, steps=0):
+        files, steps = self.manifests(), steps or self.soak.steps
+        before = max(files, default=0)
         log_path = self.soak.work / f"round{self.number}.log"
         began = time.monotonic()
         with open(log_path, "wb") as log:
-            command = self.command(layout, drawn.net, self.folder, self.soak.steps, 4)
+            command = self.command(layout, drawn.net, self.folder, steps, 4)
             job = self.launch(command, drawn.env, log)
             struck = []
             thread = None
@@ -268,28 +280,26 @@ class Round:
             happened.append(drawn.outside[0])
         for kind in happened:
             self.counts[kind] += 1
-        after = self.newest()
+        now = self.manifests()
+        after = max(now, default=0)
         resumed = re.search(r"^resumed  .*step_(\d+)", text, re.M)
-        began_at = int(resumed.group(1)) if resumed else 0
+        began_at = int(resumed.group(1)) if resumed else before  # the line may be lost with the launcher
         note = f"round {self.number} start {start}: {layout}; {', '.join(happened) or 'nothing happened'}; rc {job.returncode}"
         self.log_lines.append(f"{note}; step {before} -> {after} in {time.monotonic() - began:.1f} s")
         problem = self.judge(job.returncode, text, before, after, resumed, hung, left, happened)
         if problem:
             self.problems.append(f"{note}\n  env {drawn.env}\n  {problem}\n  " + "\n  ".join(text.splitlines()[-25:]))
-        # What of the earlier work this start has built on.
-        if resumed or re.search(r"^step +1/", text, re.M) or after > before:
-            self.lineage = [s for s in self.lineage if s.begin < began_at]
-            if self.lineage and self.lineage[-1].end > began_at:
-                self.lineage[-1].end = began_at
-            if after > began_at:
-                self.lineage.append(Segment(layout, began_at, after))
-        return job.returncode == 0 and (self.folder / "final/model.safetensors").exists() and after == self.soak.steps
+        base = self.made[began_at]
+        for step, file in now.items():
+            if files.get(step) != file:
+                self.made[step] = [*base, Segment(layout, began_at, step)]
+        return job.returncode == 0 and (self.folder / "final/model.safetensors").exists() and after == steps
 
     def judge(self, rc, text, before, after, resumed, hung, left, happened):
         if hung:
             return "hangs"
         for pattern, what in WRONG:
-            if re.search(pattern, text):
+            if re.search(pattern, text, re.M):
                 return what
         if after < before:
             return f"the checkpoint of step {before} is gone"
@@ -316,11 +326,13 @@ class Round:
             time.sleep(0.2)
 
     def run(self):
-        done = False
-        for start in range(60):
+        done, only = False, self.soak.start
+        if only >= 0:
+            self.one_start(-1, self.draw(only + 1)[0], NONE, self.soak.steps // 2)
+        for start in range(max(only, 0), 60):
             layout, drawn = self.draw(start)
-            if start >= 30 or self.soak.over():
-                drawn = Drawn({}, "", (), 0, "")
+            if start >= 30 or self.soak.over() or only >= 0 and start != only:
+                drawn = NONE
             done = self.one_start(start, layout, drawn)
             if done or len(self.problems) > 3:
                 break
@@ -335,7 +347,7 @@ class Round:
     def replay(self):
         folder = self.soak.work / f"replay{self.number}"
         merged = []
-        for s in self.lineage:
+        for s in self.made[self.soak.steps]:
             if merged and merged[-1].layout == s.layout:
                 merged[-1].end = s.end
             else:
@@ -371,7 +383,7 @@ class Soak:
     def __init__(self, args, work):
         self.program, self.shim = os.path.abspath(args.program), os.path.abspath(args.shim)
         self.seed, self.steps, self.work = args.seed, args.steps, pathlib.Path(work)
-        self.timeout = args.timeout
+        self.timeout, self.start = args.timeout, args.start
         self.limit, self.wanted = 60 * args.minutes, args.faults
         self.began, self.total = time.monotonic(), 0
         self.lock = threading.Lock()
@@ -389,7 +401,7 @@ class Soak:
         """Seconds of a run on four ranks."""
         began = time.monotonic()
         trial = Round(self, "-trial")
-        if not trial.one_start(0, "4 --zero 2", Drawn({}, "", (), 0, "")):
+        if not trial.one_start(0, "4 --zero 2", NONE):
             sys.exit("a run without faults fails:\n" + "\n".join(trial.problems) + "".join(trial.log_lines))
         self.typical = time.monotonic() - began
         shutil.rmtree(trial.folder)
@@ -456,6 +468,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=8, help="of the ranks; more where the machine does other work")
     parser.add_argument("--round", type=int, default=-1)
+    parser.add_argument("--start", type=int, default=-1)
     parser.add_argument("--report", default="")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as work:

@@ -68,37 +68,60 @@ case_hanging_files() {
   done
 }
 
-# Hosts whose flock sees no other's, and hosts without one: two never hold a folder.
+# Hosts whose flock sees no other's, hosts without one, and one of each: two never hold a folder.
 case_two_hosts() {
   needs_shim two_hosts || return
-  local how n running won
-  on_host() {  # on_host NAME FLOCK OUT FLAGS...: one process
-    LD_PRELOAD=$shim FAULT_HOST=$1 FAULT_FLOCK=$2 timeout 120 "$program" "${train[@]}" --out "$work/$3" --resume auto "${@:4}"
+  local how first second n flocks won
+  on_host() {  # on_host NAME FLOCK OUT: one process. FLOCK: real, local (each host its own), absent
+    local flock=()
+    [ "$2" = real ] || flock=(FAULT_FLOCK="$2")
+    env LD_PRELOAD="$shim" FAULT_HOST="$1" "${flock[@]}" timeout 120 "$program" "${train[@]}" --out "$work/$3" --resume auto
   }
-  for how in local absent; do
+  for how in local:local absent:absent real:absent absent:real; do
+    first=${how%:*} second=${how#*:}
+    two_in_turn two_hosts "flock $first, $second" on_host nodea "$first" nodeb "$second"
     rm -rf "$work/g"
-    (export FAULT=step:*:*:sleep=1; on_host nodea $how g > "$work/log.first" 2>&1; echo $? > "$work/g.rc") &
-    running=$!
-    wait_for_step g 2
-    on_host nodeb $how g > "$work/log" 2>&1
-    rc=$?
-    check "two_hosts: flock $how: the second is refused" test $rc = 70
-    check "two_hosts: flock $how: and told who has it" says "another run writes there \(pid [0-9]+ on host nodea "
-    wait $running
-    check "two_hosts: flock $how: the first ends well" test "$(cat "$work/g.rc")" = 0
-    check "two_hosts: flock $how: its lock goes with it" test ! -e "$work/g/run.lock.owner"
-    rm -rf "$work/g"
-    FAULT=step:0:3:kill on_host nodea $how g > "$work/log" 2>&1
+    FAULT=step:0:3:kill on_host nodea "$first" g > "$work/log" 2>&1
+    flocks=("$first" "$second")
     for n in 1 2 3 4; do
       # The one that continues is still there when the last of the others looks.
-      (export FAULT=step:*:*:sleep=2; on_host node$n $how g > "$work/log.$n" 2>&1; echo $? > "$work/g.rc.$n") &
+      (export FAULT=step:*:*:sleep=2; on_host node$n "${flocks[n % 2]}" g > "$work/log.$n" 2>&1; echo $? > "$work/g.rc.$n") &
     done
     wait
     won=$(cat "$work"/g.rc.[1-4] | grep -c '^0$')
     cat "$work"/log.[1-4] > "$work/log"
-    check "two_hosts: flock $how: of four that find a dead one's lock one continues" test "$won" = 1
-    check "two_hosts: flock $how: after looking whether it lives" says "looks for [0-9]+ s whether its run still lives"
+    check "two_hosts: flock $first, $second: of four that find a dead one's lock one continues" test "$won" = 1
+    check "two_hosts: flock $first, $second: after looking whether it lives" says "looks for [0-9]+ s whether its run still lives"
   done
+  # Host names and process numbers of the kernel's own: namespaces.
+  in_namespaces() {  # in_namespaces NAME FLOCK OUT
+    local flock=()
+    [ "$2" = real ] || flock=(LD_PRELOAD="$shim" FAULT_FLOCK="$2")
+    timeout 120 unshare --uts --pid --fork --kill-child --mount-proc sh -c 'hostname "$1" && shift && exec "$@"' host "$1" \
+      env "${flock[@]}" "$program" "${train[@]}" --out "$work/$3" --resume auto
+  }
+  if ! unshare --uts --pid --fork --mount-proc hostname nodea 2> /dev/null; then
+    skip "two_hosts: namespaces can't be made here"
+    return
+  fi
+  for how in real:absent absent:real; do
+    two_in_turn two_hosts "namespaces, flock ${how%:*}, ${how#*:}" in_namespaces nodea "${how%:*}" nodeb "${how#*:}"
+  done
+}
+# two_in_turn CASE WHAT STARTER HOST FLOCK HOST FLOCK: the second is refused while the first runs, which ends well.
+two_in_turn() {
+  local running
+  rm -rf "$work/g"
+  (export FAULT=step:*:*:sleep=2; "$3" "$4" "$5" g > "$work/log.first" 2>&1; echo $? > "$work/g.rc") &
+  running=$!
+  wait_for_step g 2
+  "$3" "$6" "$7" g > "$work/log" 2>&1
+  rc=$?
+  check "$1: $2: the second is refused" test $rc = 70
+  check "$1: $2: and told who has it" says "another run writes there \(pid [0-9]+ on host $4 "
+  wait $running
+  check "$1: $2: the first ends well" test "$(cat "$work/g.rc")" = 0
+  check "$1: $2: its lock goes with it" test ! -e "$work/g/run.lock.owner"
 }
 
 # What a run has read at its start is not needed again.

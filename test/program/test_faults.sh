@@ -58,7 +58,7 @@ PY
 # A run that was stopped after step 6 and has checkpoints of steps 4 and 6, to be damaged.
 damaged() { rm -rf "${work:?}/$1"; cp -r "$work/base" "$work/$1"; rm -f "$work/$1/checkpoints/latest"; }
 wait_for_step() {  # wait_for_step OUT STEP
-  for _ in $(seq 300); do
+  for _ in $(seq 1200); do
     grep -q "\"step\":$2," "$work/$1/metrics.jsonl" 2>/dev/null && return 0
     sleep 0.05
   done
