@@ -255,8 +255,8 @@ class Scenario:
 
 
 def plain(text):
-    """Without what the shim says and the line with the speed."""
-    return [line for line in text.splitlines() if not line.startswith("FAULT:") and "tokens/s" not in line]
+    """Without what the shim says, what was tried again, and the line with the speed."""
+    return [line for line in text.splitlines() if not re.search("^FAULT:|; trying again$|tokens/s", line)]
 
 
 @dataclasses.dataclass
