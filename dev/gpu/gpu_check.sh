@@ -315,7 +315,7 @@ stage_ceilings() {
 stage_kernels() {
   local op bench shape=()
   declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
-                    [fp8_gemm]=64x64x64 [global_norm]=65536 [offload]=65536 [quantise]=64x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
+                    [fp8_gemm]=128x128x128 [global_norm]=65536 [offload]=65536 [quantise]=128x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
   on_gpu "the CUDA kernels (rows below are the CPU's)" || true
   for op in $ops; do
     bench=$(program bench_$op) || exit 3

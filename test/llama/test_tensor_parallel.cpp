@@ -18,6 +18,7 @@
 #include "llama/base/safetensors.h"
 #include "llama/model/hf.h"
 #include "llama/model/linear.h"
+#include "llama/model/linear_fp8.h"
 #include "llama/train/core.h"
 #include "test/llama/layout_runs.h"
 #include "test/llama/helpers.h"
@@ -428,23 +429,119 @@ double gradients_apart(const Outcome& got, const Outcome& want) {
     return std::sqrt(difference / size);
 }
 
-// With tiles the parts have the tiles of the whole, and so the codes. Partial sums in fp32 are added in another order,
-// which turns about one bf16 rounding (2^-8) in 2^10, 16 in each tensor of 2^14 numbers; one in 16 of these turns a
-// code (2^-4), and with it its row, one of 128. After the 16 products of two blocks 16 rows are noisy as with other
-// codes, by 10^(-28.5 / 20) in each of 16 products: sqrt(16 / 128) x 0.04 x 4 = 0.05 at most, and half of it as errors
-// of the last products only. Other codes in all rows make 0.15.
-TEST(TensorParallelFp8, TilesOfPartsAreThoseOfTheWhole) {
-    for (const Fp8Recipe recipe : {Fp8Recipe::none, Fp8Recipe::block, Fp8Recipe::mx}) {
+// Integers whose magnitude differs from tile to tile, of 32 and of 128, along rows and columns. Tiles' scales are
+// powers of two, so what their codes stand for is integers too, and every sum of 256 products is exact: below 2^24.
+std::vector<float> tiled_integers(int64_t rows, int64_t columns, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<float> x;
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t k = 0; k < columns; ++k) {
+            const int of_32[] = {70, 9, 30}, of_128 = (i / 128 + k / 128) % 2 ? 3 : 1;
+            const int most = of_128 * of_32[(i / 32 + 2 * (k / 32)) % 3];
+            x.push_back(float(int(random() % uint32_t(2 * most + 1)) - most));
+        }
+    return x;
+}
+
+std::vector<float> columns_of(const std::vector<float>& x, int64_t columns, int64_t first, int64_t count) {
+    std::vector<float> part;
+    for (auto row = x.begin(); row != x.end(); row += columns)
+        part.insert(part.end(), row + first, row + first + count);
+    return part;
+}
+
+struct Fp8Products {
+    std::vector<float> y, dx, dw;
+    Fp8Products(Fp8Recipe recipe, const std::vector<float>& x, const std::vector<float>& w,
+                const std::vector<float>& dy, int64_t in, int64_t out)
+        : y(dy.size()), dx(x.size()), dw(w.size()) {
+        const int64_t N = int64_t(x.size()) / in;
+        Stream s(kCpu, "compute");
+        const Fp8Linear fp8(kCpu, recipe, int64_t(std::max({x.size(), w.size(), dy.size()})));
+        const DType t = DType::f32;
+        fp8.forward(s, y.data(), x.data(), w.data(), N, in, out, t, t);
+        fp8.backward_input(s, dx.data(), dy.data(), w.data(), N, in, out, t, t);
+        fp8.backward_weight(s, dw.data(), dy.data(), x.data(), N, in, out, t, t);
+        s.synchronize();
+    }
+};
+
+std::vector<float> added(std::vector<float> a, const std::vector<float>& b) {
+    for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+    return a;
+}
+
+// With tiles the parts have the tiles of the whole, and so the codes: where sums are exact, products of parts are parts
+// of the products, and add up to them.
+TEST(TensorParallelFp8, ProductsOfPartsAreExactWithTiles) {
+    constexpr int64_t N = 128, in = 256, out = 256, half = 128;
+    const std::vector<float> x = tiled_integers(N, in, 1), w = tiled_integers(out, in, 2),
+                             dy = tiled_integers(N, out, 3);
+    for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mx}) {
         SCOPED_TRACE(name_of(recipe));
-        const OwnGemm own;
+        const auto rows_of_w = [&](int64_t first) {
+            return std::vector<float>(w.begin() + first * in, w.begin() + (first + half) * in);
+        };
+        const Fp8Products whole(recipe, x, w, dy, in, out);
+        const auto by_outputs = [&](int64_t first) {
+            return Fp8Products(recipe, x, rows_of_w(first), columns_of(dy, out, first, half), in, half);
+        };
+        const auto by_inputs = [&](int64_t first) {
+            return Fp8Products(recipe, columns_of(x, in, first, half), columns_of(w, in, first, half), dy, half, out);
+        };
+        EXPECT_EQ(added(by_outputs(0).dx, by_outputs(half).dx), whole.dx);
+        EXPECT_EQ(added(by_inputs(0).y, by_inputs(half).y), whole.y);
+        for (const int64_t first : {int64_t(0), half}) {
+            const Fp8Products outputs = by_outputs(first), inputs = by_inputs(first);
+            EXPECT_EQ(outputs.y, columns_of(whole.y, out, first, half));
+            EXPECT_EQ(outputs.dw,
+                      std::vector<float>(whole.dw.begin() + first * in, whole.dw.begin() + (first + half) * in));
+            EXPECT_EQ(inputs.dx, columns_of(whole.dx, in, first, half));
+            EXPECT_EQ(inputs.dw, columns_of(whole.dw, in, first, half));
+        }
+        // The codes do round: parts of the numbers themselves make other sums.
+        float plain = 0;
+        for (int64_t i = 0; i < in; ++i) plain += x[size_t(i)] * w[size_t(i)];
+        EXPECT_NE(whole.y[0], plain);
+    }
+}
+
+// How much of two runs' errors, as against `exact`, is the same: 1 all of it, 0 nothing.
+double shared_error(const Outcome& a, const Outcome& b, const Outcome& exact) {
+    double product = 0, of_a = 0, of_b = 0;
+    for (size_t t = 0; t < exact.gradients.size(); ++t)
+        for (size_t i = 0; i < exact.gradients[t].size(); ++i) {
+            const double e = exact.gradients[t][i], x = a.gradients[t][i] - e, y = b.gradients[t][i] - e;
+            product += x * y, of_a += x * x, of_b += y * y;
+        }
+    return product / std::sqrt(of_a * of_b);
+}
+
+// The same of a whole model, whose partial sums are no integers: in fp32 two ranks add them in another order, which
+// moves some bf16 roundings, and these some codes. Where a share s of one operand's codes is another by a step (12
+// times the variance of a rounding error; the two operands' errors make 10^-2.85 of a product) the product is off by
+// sqrt(6 s 10^-2.85) = 0.09 sqrt(s), and about ten times that share of the next operand's codes changes, whose steps
+// are a tenth of them: from s to 0.9 sqrt(s), product by product. So no bound on the gradients follows from how little
+// the first sums differ. What follows from equal tiles is that codes' errors, as against bf16, are mostly the whole's:
+// with codes of other tiles the two errors would share nothing and the gradients be sqrt(2) times an error apart;
+// where half is shared, they are one error apart.
+//
+// A loss: 8 forward products of 10^-1.425 = 0.038 each put the last norm's rows off by at most sqrt(8) x 0.038 = 0.11,
+// logits of 0.1 x sqrt(128) = 1.1 by 0.12, two runs' by 0.17 apart if no code were the same, and a mean of about 114
+// targets by 0.016. Four times that is 2^-4.
+TEST(TensorParallelFp8, ErrorsWithTilesAreThoseOfTheWhole) {
+    const OwnGemm own;
+    const Outcome exact = train(fp8_layout(Fp8Recipe::none));
+    for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mx}) {
+        SCOPED_TRACE(name_of(recipe));
         Layout how = fp8_layout(recipe);
         const Outcome want = train(how);
         how.tp = 2;
         const Outcome got = train(how);
-        const double apart = gradients_apart(got, want);
-        RecordProperty(name_of(recipe), format("%g", apart));
-        EXPECT_LT(apart, how.fp8.on() ? 0x1p-5 : 0x1p-7);
-        EXPECT_NEAR(got.losses[0], want.losses[0], 0x1p-12 * want.losses[0]);
+        const double shared = shared_error(got, want, exact);
+        RecordProperty(name_of(recipe), format("%g", shared));
+        EXPECT_GT(shared, 0.5);
+        EXPECT_NEAR(got.losses[0], want.losses[0], 0x1p-4);
         EXPECT_EQ(got.unequal, 0);
         EXPECT_EQ(got.sent, got.expected);
     }

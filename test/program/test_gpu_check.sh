@@ -29,6 +29,7 @@ stand_in() {  # stand_in NAME SHELL...: a program; $json is the file that it is 
   chmod +x "$work/p/$1"
 }
 good='echo "{\"kind\": \"kernel\", \"op\": \"$(basename "$0")\", \"shape\": \"8\", \"seconds\": 1e-3, \"rate\": 5, \"unit\": \"GB/s\", \"of_peak\": 0.5, \"wrong\": 0}" >> "$json"'
+good="echo \"\$(basename \"\$0\") \$*\" >> $work/arguments; $good"
 fresh() {
   rm -rf "$work/out" "$work/p"
   mkdir -p "$work/p"
@@ -53,6 +54,8 @@ check "a time limit that is no number is refused" 'rc == 2 and not r'
 dry --stages kernels,environment,goldens
 check "the chosen stages run, in their order" 'rc == 0 and list(s.items()) == [("environment", "ok"), ("goldens", "not-measured"), ("kernels", "ok")]'
 check "rows of every program are in the report" 'sum(x["kind"] == "kernel" for x in rows("kernels")) == 12'
+tiled='[w[w.index("--shape") + 1].split("x") for l in open(folder + "/../arguments") for w in [l.split()] if w[0] in ("bench_quantise", "bench_fp8_gemm")]'
+check "a dry run's shapes have the rows of fp8 with tiles" "len($tiled) == 2 and all(int(n) % 128 == 0 for shape in $tiled for n in shape)"
 check "what a dry run can not measure has no figure" 'rows("goldens") == [{"kind": "not measured", "what": "the PTX wrappers on a device", "why": "dry run: no GPU is used"}]'
 check "a dry run says what it is" 'r["dry_run"] and "Nothing here is a measurement of a GPU" in md and "bench_rmsnorm" in md'
 dry --stages ceilings

@@ -25,6 +25,7 @@ if wants kernels && [[ -x $dir/plain/kernel_tests ]]; then
     plain
     SIMT_ARCH=100 step "mx products, which Hopper lacks" "$dir/plain/kernel_tests" --gtest_brief=1 --gtest_filter='*Fp8Mx*'
     step "kernels, race" sharded "$dir/race/kernel_tests"
+    step "late copies of offloading, race" "$dir/race/late_copies" --gtest_brief=1
     step coverage "$here/coverage.sh" "$SIMT_COVERAGE"
 fi
 if wants asan; then step "kernels, asan" sharded "$dir/asan/kernel_tests"; fi

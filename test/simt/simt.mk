@@ -114,9 +114,14 @@ $(SIMT)/plain/nccl_tests: $(SIMT)/plain/e/test_nccl.o $(SIMT)/plain/librest.a $(
 	$(say)
 	$(Q)$(SIMT_LINK.plain) $(SIMT_GTEST) $(SIMT_LIBS)
 
+# Offloading in the race build: copies come as late as events allow.
+$(SIMT)/race/late_copies: $(SIMT)/plain/e/test_late_copies.o $(SIMT)/plain/librest.a $(SIMT_ALL.race)
+	$(say)
+	$(Q)$(SIMT_LINK.race) $(SIMT_GTEST) $(SIMT_LIBS)
+
 # The kernel tests under ASan and UBSan, 80 objects of their own, belong to make test-full.
 SIMT_TARGETS      := $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity \
-                     $(SIMT)/plain/kernel_tests $(SIMT)/race/kernel_tests train_llama_simt \
+                     $(SIMT)/plain/kernel_tests $(SIMT)/race/kernel_tests $(SIMT)/race/late_copies train_llama_simt \
                      $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests)
 SIMT_FULL_TARGETS := $(SIMT)/asan/kernel_tests
 
@@ -129,7 +134,7 @@ simt-lint:
 	test/simt/lint.sh
 simt-selftest: $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests) $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity
 	test/simt/run.sh $(SIMT) selftest
-simt-kernels: $(foreach b,plain race,$(SIMT)/$(b)/kernel_tests)
+simt-kernels: $(foreach b,plain race,$(SIMT)/$(b)/kernel_tests) $(SIMT)/race/late_copies
 	test/simt/run.sh $(SIMT) kernels
 test-asan: $(SIMT_FULL_TARGETS)
 	test/simt/run.sh $(SIMT) asan

@@ -103,9 +103,11 @@ TEST(Offload, GradientsOnTheHostWithWholeParameters) {
     EXPECT_TRUE(same(run_offloaded(3, c), want));
 }
 
+// Of five blocks four go, and have two places: two of them come back.
 TEST(Offload, ActivationsOnTheHostChangeNoBit) {
     for (const int stage : {0, 3}) {
         Case c = base(stage);
+        c.layers = 5;
         c.recompute = Recompute::block;
         const Result want = run_offloaded(3, c);
         c.offload = true;

@@ -16,6 +16,7 @@ struct Case {
     ZeroOptions zero;
     Recompute recompute = Recompute::none;
     bool tied = false;
+    int64_t layers = 3;  // of the smallest toy
     int steps = 10;
     int64_t micro_batches = 1;
     int64_t B = 2;      // sequences per rank and micro-batch
@@ -52,10 +53,11 @@ inline ModelConfig toy16(bool tied) {
     return c;
 }
 
-inline ModelConfig toy(bool tied) {
+inline ModelConfig toy(bool tied, int64_t layers = 3) {
     ModelConfig c;
-    // 3 layers, 37 tokens, odd sizes: nothing divides by 3 or 4 ranks
-    c.dim = 24, c.layers = 3, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 16;
+    // 37 tokens, odd sizes: nothing divides by 3 or 4 ranks
+    c.dim = 24, c.layers = layers, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37,
+    c.max_seq_len = 16;
     c.tied = tied;
     c.init_std = 0.1;
     c.resolve();
@@ -90,7 +92,7 @@ inline Result train(Mesh& mesh, const Case& how) {
     const int64_t T = tiles ? 64 : sides_of_16 ? 16 : 11;
     TrainingCore core(tiles         ? toy128(how.tied)
                       : sides_of_16 ? toy16(how.tied)
-                                    : toy(how.tied),
+                                    : toy(how.tied, how.layers),
                       {.zero = how.zero,
                        .adamw = {.max_norm = float(how.clip)},
                        .stage = {.B = how.B,
