@@ -97,7 +97,7 @@ const proven::Add add(std::vector<proven::Gemm> {
     {"sm90 B MN-major, N = 80", 128, 160, 128, true, true, Types::bf16,
      Kernel<bf16, Row, Row, Shape<_64, _80, _64>, One, Plain, PlainStore>::run},
     {"sm90 B MN-major, N = 72, no swizzle", 128, 144, 128, true, true, Types::bf16,
-     Kernel<bf16, Row, Row, Shape<_64, _72, _64>, One, Plain, PlainStore>::run},
+     Kernel<bf16, Row, Row, Shape<_64, _72, _64>, One, Plain, TmaStore>::run},
 #elif PART == 3
     {"sm90 K-major, K tile of 32", 128, 128, 96, true, false, Types::bf16,
      Kernel<bf16, Row, Column, Shape<_64, _64, _32>, One, Plain, PlainStore>::run},
