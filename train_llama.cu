@@ -169,28 +169,39 @@ static void end_in_words() {
         std::_Exit(kExitError);
     } catch (const std::exception& other) {
         std::fprintf(stderr, "train_llama: %s\n", other.what());
+        std::_Exit(kExitError);
     }
     std::abort();
 }
 
 // A constructor's exception does not reach main(), and CUDA's runtime, which registers kernels in one,
-// does not look at what malloc gave. From the first constructor to main() a crash ends with words.
-static struct sigaction crash_actions[2];
-static constexpr int kCrashes[2] = {SIGSEGV, SIGABRT};
-static void crashed_before_main(int) {
-    constexpr char kText[] =
-        "train_llama: crashed before main(), most often for lack of memory: raise the memory limit\n";
-    if (write(STDERR_FILENO, kText, sizeof kText - 1) < 0) _exit(kExitError);
+// does not look at what malloc gave. From the first constructor to main() a crash ends with words. From then on what
+// calls abort() does: the C library (a thread's destructors) and JSON (an object without its map) without memory.
+static struct sigaction segv_action;
+template <size_t N>
+[[noreturn]] static void end_with(const char (&text)[N]) {
+    if (write(STDERR_FILENO, text, N - 1) < 0) _exit(kExitError);
     _exit(kExitError);
 }
-__attribute__((constructor(101))) static void before_main() {
+static void crashed_before_main(int) {
+    end_with("train_llama: crashed before main(), most often for lack of memory: raise the memory limit\n");
+}
+static void aborted(int) {
+    end_with("train_llama: aborted; the line above says why, most often for lack of memory: raise the memory limit\n");
+}
+static void on_signal(int signal, void (*handler)(int), struct sigaction* before) {
     struct sigaction action = {};
-    action.sa_handler = crashed_before_main;
-    for (int i = 0; i < 2; ++i) sigaction(kCrashes[i], &action, &crash_actions[i]);
+    action.sa_handler = handler;
+    sigaction(signal, &action, before);
+}
+__attribute__((constructor(101))) static void before_main() {
+    on_signal(SIGSEGV, crashed_before_main, &segv_action);
+    on_signal(SIGABRT, crashed_before_main, nullptr);
 }
 
 int main(int argc, char** argv) {
-    for (int i = 0; i < 2; ++i) sigaction(kCrashes[i], &crash_actions[i], nullptr);
+    sigaction(SIGSEGV, &segv_action, nullptr);
+    on_signal(SIGABRT, aborted, nullptr);
     std::set_terminate(end_in_words);
     try {
         Command command;

@@ -270,6 +270,10 @@ class OutputFolder:
                     "--overwrite or another --out"
                 )
 
+        if self.dataset and self.state:  # its last run ended between the two
+            os.remove(self._state_path)
+            self.state = None
+
         for split in ("train", "val") if self.dataset else ():
             for shard in self.dataset[split]["shards"]:
                 if not os.path.exists(os.path.join(self.path, shard["file"])):

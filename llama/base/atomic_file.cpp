@@ -91,14 +91,21 @@ std::vector<std::string> names_in(const std::string& folder) {
     }
 }
 
-bool path_exists(const std::string& path) {
+// The mode of what has this name, 0 if nothing has it.
+static mode_t mode_of(const std::string& path, bool follow_links) {
     for (int attempt = 0;;) {
         struct stat st;
-        if (::lstat(path.c_str(), &st) == 0) return true;
-        if (errno == ENOENT || errno == ENOTDIR) return false;
+        if ((follow_links ? ::stat : ::lstat)(path.c_str(), &st) == 0) return st.st_mode;
+        if (errno == ENOENT || errno == ENOTDIR) return 0;
+        // A link to itself leads nowhere; a text that is too long for a name is no name.
+        if (follow_links && (errno == ELOOP || errno == ENAMETOOLONG)) return 0;
         if (!try_again(errno, attempt, path, "stat")) fail_errno(path, "stat");
     }
 }
+
+bool path_exists(const std::string& path) { return mode_of(path, false) != 0; }
+bool is_file(const std::string& path) { return S_ISREG(mode_of(path, true)); }
+bool is_folder(const std::string& path) { return S_ISDIR(mode_of(path, true)); }
 
 void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path) {
     const char* p = static_cast<const char*>(data);

@@ -44,6 +44,9 @@ std::vector<std::string> names_in(const std::string& folder);
 
 // Whether there is anything of this name. False only if there is not; any other error throws, after retries.
 bool path_exists(const std::string& path);
+// Whether it is a regular file, or a folder, where links lead. False only where there is none or it is something else.
+bool is_file(const std::string& path);
+bool is_folder(const std::string& path);
 
 void fsync_folder(const std::string& folder);
 

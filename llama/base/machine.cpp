@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "kernels/runtime/request.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/text.h"
 #include "llama/base/toml.h"
 
@@ -177,8 +178,7 @@ std::vector<std::string> machine_names() {
 }
 
 Machine load_machine(const std::string& name) {
-    std::error_code none;
-    if (name.find('/') != std::string::npos || fs::is_regular_file(name, none)) return read_machine(name);
+    if (name.find('/') != std::string::npos || is_file(name)) return read_machine(name);
     for (const std::string& file : machine_files())
         if (fs::path(file).stem().string() == name) return read_machine(file);
     const std::vector<std::string> names = machine_names();

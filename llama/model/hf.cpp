@@ -22,15 +22,6 @@ constexpr const char* kIndex = kWeightIndex;
 constexpr const char* kConfig = "config.json";
 constexpr const char* kHead = "lm_head.weight";
 
-static bool is_file(const std::string& path) {
-    std::error_code none;
-    return fs::is_regular_file(path, none);
-}
-static bool is_folder(const std::string& path) {
-    std::error_code none;
-    return fs::is_directory(path, none);
-}
-
 // Of a file whose size is looked at first: a sparse one may claim terabytes.
 static std::string read_text(const std::string& path) {
     constexpr uintmax_t kLargest = 256 << 20;

@@ -365,21 +365,20 @@ Tokenizer Tokenizer::load(const std::string& path) {
     namespace fs = std::filesystem;
     std::error_code ignored;
     fs::path file = path;
-    if (fs::is_directory(path, ignored)) {
+    if (is_folder(path)) {
         file /= "tokenizer.json";
-        if (!fs::exists(file, ignored) && fs::exists(path + "/tokenizer.model", ignored))
-            file = path + "/tokenizer.model";
+        if (!path_exists(file) && path_exists(path + "/tokenizer.model")) file = path + "/tokenizer.model";
     }
-    require(fs::is_regular_file(file, ignored),
+    require(is_file(file),
             "%s: no such tokenizer; data_prep/prepare.py writes one beside the data, and "
             "every Hugging Face model has one",
             file.c_str());
     const fs::path config = file.parent_path() / "tokenizer_config.json";
     for (const fs::path& each : {file, config})
-        require(!fs::exists(each, ignored) || fs::file_size(each, ignored) <= kMaxFileBytes,
+        require(!is_file(each) || fs::file_size(each, ignored) <= kMaxFileBytes,
                 "%s: too large for a tokenizer; is it another file?", each.c_str());
     const std::string bytes = read_file(file);
-    const std::string config_text = fs::is_regular_file(config, ignored) ? read_file(config) : std::string();
+    const std::string config_text = is_file(config) ? read_file(config) : std::string();
     if (const size_t first = bytes.find_first_not_of(" \t\r\n"); first != std::string::npos && bytes[first] == '{')
         return parse(bytes, file, config_text);
     Tokenizer t = parse_sentencepiece(bytes, file);

@@ -158,8 +158,8 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
         o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
-    require(fs::is_directory(from, none), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
-    const bool is_run = !fs::exists(from + "/" + kManifestName, none) && fs::is_directory(from + "/checkpoints", none);
+    require(is_folder(from), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
+    const bool is_run = !path_exists(from + "/" + kManifestName) && is_folder(from + "/checkpoints");
     require(o.branch < 0 || is_run, "--branch %lld: --resume %s is not a run's folder with checkpoints",
             (long long)o.branch, from.c_str());
     if (is_run) {

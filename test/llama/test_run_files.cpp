@@ -268,6 +268,16 @@ TEST(FolderTest, OnlyWhatIsNotThereIsMissing) {
     fs::create_symlink("loop", folder.path + "/loop");
     EXPECT_THROW(names_in(folder.path + "/loop"), Error);
     EXPECT_THROW(path_exists(folder.path + "/loop/below"), Error);
+    for (const std::string& none :
+         std::vector<std::string>{"/none", "/loop", "/file/below", "/" + std::string(300, 'x')}) {
+        EXPECT_FALSE(is_file(folder.path + none)) << none;
+        EXPECT_FALSE(is_folder(folder.path + none)) << none;
+    }
+    fs::create_symlink("file", folder.path + "/link");
+    EXPECT_TRUE(is_file(folder.path + "/link"));
+    EXPECT_FALSE(is_folder(folder.path + "/link"));
+    EXPECT_TRUE(is_folder(folder.path));
+    EXPECT_FALSE(is_file(folder.path));
 }
 
 TEST(RunLock, WaitsForOneThatIsEnding) {
