@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -35,14 +36,15 @@ ExitCode exit_code_of(const std::exception& error) {
 
 namespace {
 
-Process* the_process = nullptr;
+std::atomic<Process*> the_process = nullptr;  // of ranks in one process, none
 
 // exit() in the middle of a job would be taken for success by some launchers and hang others. OpenMP calls it where it
 // gets no thread.
 void leaving_early() {
-    if (the_process && the_process->leaving())
+    Process* const process = the_process;
+    if (process && process->leaving())
         for (;;) pause();  // MPI gave up where it hung; Process::finish ends with the job's code
-    if (the_process) the_process->abort(kExitError, "a library called exit() before the job had finished");
+    if (process) process->abort(kExitError, "a library called exit() before the job had finished");
 }
 
 // The number of ranks that a launcher started, or 0 if none did.
@@ -279,7 +281,7 @@ void Process::finish(int code) {
         mpi_finalize();
     }
     finished_ = true;
-    the_process = nullptr;
+    if (!hub_) the_process = nullptr;
     clean_up();
 }
 
