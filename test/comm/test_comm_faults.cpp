@@ -168,7 +168,9 @@ TEST_F(CommFaults, AHungStageIsNamedWithItsLink) {
     const Outcome job = run_job("stage");
     EXPECT_EQ(job.code, kExitDeadline) << job.output;
     EXPECT_HAS(job.reason, "step 4: waited");
-    EXPECT_HAS(job.reason, "recv of 4 bytes from rank 0");
+    // The deadline of rank 1, which waits for it, or that of rank 2, which waits for rank 1, ends first.
+    EXPECT_HAS(job.reason, "[recv of 4 bytes from rank ");
+    EXPECT_HAS(job.reason, "(step 4, 4 B, group pp 0>1): running, hop 1, from rank 0");
     const size_t mark = job.reason.find("<- BEHIND in group pp 0>1");
     ASSERT_NE(mark, std::string::npos) << job.reason;
     EXPECT_EQ(job.reason.rfind("  rank ", mark), job.reason.rfind("  rank 0 ", mark)) << job.reason;
