@@ -176,8 +176,8 @@ Manifest check_checkpoint(const std::string& folder) {
 }
 
 std::string model_folder(const std::string& from) {
-    if (!is_folder(from) || path_exists(from + "/config.json")) return resolve_model(from);
-    if (path_exists(from + "/final/config.json")) return from + "/final";
+    if (!is_folder(from) || is_file(from + "/config.json")) return resolve_model(from);
+    if (is_file(from + "/final/config.json")) return from + "/final";
     const CheckpointStore store(from);
     const std::vector<int64_t> steps = store.steps();
     return resolve_model(steps.empty() ? from : store.path(steps.back()));

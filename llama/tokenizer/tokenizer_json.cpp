@@ -367,7 +367,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
     fs::path file = path;
     if (is_folder(path)) {
         file /= "tokenizer.json";
-        if (!path_exists(file) && path_exists(path + "/tokenizer.model")) file = path + "/tokenizer.model";
+        if (!is_file(file) && is_file(path + "/tokenizer.model")) file = path + "/tokenizer.model";
     }
     require(is_file(file),
             "%s: no such tokenizer; data_prep/prepare.py writes one beside the data, and "

@@ -159,7 +159,7 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
     require(is_folder(from), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
-    const bool is_run = !path_exists(from + "/" + kManifestName) && is_folder(from + "/checkpoints");
+    const bool is_run = !is_file(from + "/" + kManifestName) && is_folder(from + "/checkpoints");
     require(o.branch < 0 || is_run, "--branch %lld: --resume %s is not a run's folder with checkpoints",
             (long long)o.branch, from.c_str());
     if (is_run) {
