@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Would the tests notice? Changes one place of the kernels' PTX at a time and runs the tests that launch that kernel.
 
-mutants.py PTX_DIR [--arch 90] [--per-class 6] [--seed 1] [--only REGEX] [--kernel REGEX] > report
+mutants.py PTX_DIR [--arch 90] [--per-class 6] [--seed 1] [--only REGEX] [--kernel REGEX] [--journal FILE] > report
 
 A mutant is a line of the PTX that the unchanged tests execute. It counts only if the edit has hit (the program says so).
 Killed: a test fails, by its values or by the checks of memory order; the report says which. A few cheap tests run first;
 a mutant survives if all tests that launch its kernel pass. Prints a line per mutant, for a survivor with the line of
-source that it comes from, and killed/total per class; exits 1 if one survives.
+source that it comes from, and killed/total per class; exits 1 if one survives. Each kind gets one place, then each a second,
+so that a run that is cut short has seen all kinds. With a journal, a run goes on where the last one was stopped.
 """
 
 import argparse
 import collections
+import json
 import os
 import random
 import re
@@ -43,6 +45,10 @@ def flip_bit(bit):
     return lambda text: re.sub(r"(, )(\d{19})(;)", lambda m: m[1] + str(int(m[2]) ^ (1 << bit)) + m[3], text)
 
 
+def flipped_parity(text):
+    return re.sub(r"^(.*\], )(%r\d+);", r".reg .b32 flipped; xor.b32 flipped, \2, 1; \1flipped;", text)
+
+
 def next_element(text):
     """The address that nvcc 13.0.88 once made of an unrolled loop of ours: that of the neighbour, in the same array."""
     parts = text.split()[0].split(".")
@@ -65,7 +71,9 @@ CLASSES = [
     ("wgmma.wait_group one later", r"^wgmma\.wait_group", next_number(r"(aligned\s+)(\d+)(;)")),
     ("wgmma.commit_group removed", r"^wgmma\.commit_group", nothing),
     ("fence.mbarrier_init removed", r"^fence\.mbarrier_init", nothing),
+    ("setmaxnreg removed", r"^setmaxnreg", nothing),
     ("mbarrier wait not repeated", r"^@!p bra wait_|^@!%p\d+ bra.*wait", nothing),
+    ("mbarrier parity flipped", r"^mbarrier\.try_wait", flipped_parity),
     ("mbarrier parity fixed", r"^mbarrier\.try_wait", substitute(r"\], %r\d+;", "], 0;")),
     ("mbarrier.arrive removed", r"^mbarrier\.arrive\.shared", nothing),
     ("expected bytes wrong", r"^mbarrier\.arrive\.expect_tx", substitute(r"\], %r\d+;", "], 1024;")),
@@ -117,6 +125,37 @@ def short(kernel):
     return re.sub(r"\(.*", "", re.sub(r"rz::|\(anonymous namespace\)::|^void ", "", kernel))
 
 
+def drawn(places, o):
+    """(kind, change, place): the first place of every kind, then the second of every kind, ..."""
+    draw = random.Random(o.seed)
+    by_class = []
+    for name, pattern, change in CLASSES:
+        if re.search(o.only, name):
+            found = [
+                x for x in places if re.search(pattern, x[3]) and change(x[3]) != x[3] and re.search(o.kernel, x[2])
+            ]
+            by_class.append([(name, change, x) for x in draw.sample(found, min(o.per_class, len(found)))])
+    return [c[i] for i in range(o.per_class) for c in by_class if i < len(c)]
+
+
+def journal_of(o):
+    if not o.journal or not os.path.exists(o.journal):
+        return {}
+    with open(o.journal, encoding="utf-8") as file:
+        return {x["key"]: x for x in map(json.loads, file)}
+
+
+def try_one(binary, env, tests):
+    """Whether the edit has hit, the exit code, and what noticed it"""
+    half = len(tests) // 2
+    for some in (tests[:2], tests[half : half + 1], tests[half + 1 : half + 4] + tests[-2:], tests):
+        usual = sum(ms for ms, _ in some) / 1000
+        code, output = run(binary, env, ":".join(sorted({t for _, t in some})), int(20 + 10 * usual))
+        if code or "ptx: edited:" not in output:
+            break
+    return "ptx: edited:" in output, code, reason(output) if code else ""
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("dir")
@@ -126,6 +165,7 @@ def main():
     p.add_argument("--only", default="", help="regular expression of the kind of mutant")
     p.add_argument("--kernel", default="", help="regular expression of the kernel")
     p.add_argument("--baseline", default="", help="folder that keeps what the unchanged tests execute, between runs")
+    p.add_argument("--journal", default="", help="file that remembers each mutant; of the same programs and tests")
     p.add_argument("--seconds", type=float, default=1e9, help="stop after this long")
     o = p.parse_args()
     binary = os.path.join(o.dir, "kernel_tests")
@@ -143,32 +183,30 @@ def main():
         for k in kernels:
             by_kernel[k].append((int(ms), test))
     places = [row.rstrip("\n").split("\t") for row in open(lines)]
-    draw = random.Random(o.seed)
+    chosen_places = drawn(places, o)
+    before = journal_of(o)
     begin = time.time()
     killed, total, missed = collections.Counter(), collections.Counter(), 0
-    for name, pattern, change in CLASSES:
-        if not re.search(o.only, name):
-            continue
-        found = [x for x in places if re.search(pattern, x[3]) and change(x[3]) != x[3] and re.search(o.kernel, x[2])]
-        for mangled, line, kernel, text, source in draw.sample(found, min(o.per_class, len(found))):
+    for name, change, (mangled, line, kernel, text, source) in chosen_places:
+        key = f"{o.arch} {name} {mangled} {line} {text}"
+        if key not in before:
             if time.time() - begin > o.seconds:
                 break
-            chosen = sorted(by_kernel[kernel])
-            edit = dict(env, PTX_EDIT=f"{mangled}\t{line}\t{change(text)}")
-            half = len(chosen) // 2
-            for some in (chosen[:2], chosen[half : half + 1], chosen[half + 1 : half + 4] + chosen[-2:], chosen):
-                seconds = 600 if some is chosen else 120
-                code, output = run(binary, edit, ":".join(sorted({t for _, t in some})), seconds)
-                if code or "ptx: edited:" not in output:
-                    break
-            if "ptx: edited:" not in output:
-                missed += 1
-                print(f"not hit    {name}: {short(kernel)} line {line}")
-                continue
-            total[name] += 1
-            killed[name] += code != 0
-            print(f"{'killed  ' if code else 'SURVIVES'}   {name}: {short(kernel)} line {line}: {text[:90]}")
-            print("             " + (reason(output) if code else source), flush=True)
+            edit = f"{mangled}\t{line}\t{change(text)}"
+            hit, code, why = try_one(binary, dict(env, PTX_EDIT=edit), sorted(by_kernel[kernel]))
+            before[key] = dict(key=key, hit=hit, killed=code != 0, why=why)
+            if o.journal:
+                with open(o.journal, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(before[key]) + "\n")
+        seen = before[key]
+        if not seen["hit"]:
+            missed += 1
+            print(f"not hit    {name}: {short(kernel)} line {line}")
+            continue
+        total[name] += 1
+        killed[name] += seen["killed"]
+        print(f"{'killed  ' if seen['killed'] else 'SURVIVES'}   {name}: {short(kernel)} line {line}: {text[:90]}")
+        print("             " + (seen["why"] if seen["killed"] else source), flush=True)
     print()
     for name, _, _ in CLASSES:
         if total[name]:

@@ -16,6 +16,7 @@ PTX_FLAGS := -std=c++20 -O2 -g1 -DMODELS_FLIP $(PTX_CPU) -Wall -Wextra -Wno-psab
 PTX_PARTS := parse flow machine memory bind ops_arithmetic ops_move ops_memory ops_warp ops_tensor ops_hopper \
              order counts coverage flips unpack cudart memory_hooks
 PTX_WRAP  := -Wl,--wrap=cudaFuncSetAttribute
+PTX_BITS  := -Wl,--wrap=cudaMemcpyAsync
 
 $(PTX)/%.o: test/ptx/%.cpp
 	@mkdir -p $(@D)
@@ -28,9 +29,14 @@ PTX_KERNELS := $(CU_SOURCES:%.cu=$(OBJ)/%.cu.o)
 PTX_LIBS    := $(PTX)/libptx.a $(SIMT)/plain/libops.a $(SIMT)/plain/libemu.a
 PTX_LINK     = $(CXX) -fopenmp -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(PTX_WRAP)
 
-$(PTX)/kernel_tests: $(PTX)/expect_kernels.o $(SIMT_TESTS:test/%.cpp=$(SIMT)/plain/t/%.o) $(PTX_KERNELS) $(PTX_LIBS)
+$(PTX)/kernel_tests: $(PTX)/expect_kernels.o $(PTX)/bits.o $(SIMT_TESTS:test/%.cpp=$(SIMT)/plain/t/%.o) $(PTX_KERNELS) $(PTX_LIBS)
 	$(say)
-	$(Q)$(PTX_LINK) $(SIMT_GTEST) $(SIMT_LIBS)
+	$(Q)$(PTX_LINK) $(PTX_BITS) $(SIMT_GTEST) $(SIMT_LIBS)
+
+# The same tests in the emulator, with what writes their bits
+$(PTX)/source_tests: $(PTX)/bits.o $(SIMT_TESTS:test/%.cpp=$(SIMT)/plain/t/%.o) $(SIMT_ALL.plain)
+	$(say)
+	$(Q)$(SIMT_LINK.plain) $(PTX_BITS) $(SIMT_GTEST) $(SIMT_LIBS)
 
 $(PTX)/self_tests: $(PTX)/selftest.o $(PTX)/libptx.a
 	$(say)
@@ -76,7 +82,7 @@ $(PTX)/proven/proven_tests: $(PTX)/proven/test_proven.o $(PROVEN_NAMES:%=$(PTX)/
 .PHONY: test-ptx ptx-quick
 ptx-quick: $(PTX_TARGETS)
 	test/ptx/run.sh $(PTX) quick
-test-ptx: $(PTX_TARGETS)
+test-ptx: $(PTX_TARGETS) $(PTX)/source_tests
 	test/ptx/run.sh $(PTX) all
 
 -include $(shell find $(PTX) -name '*.d' 2>/dev/null)

@@ -1,28 +1,69 @@
 #!/bin/bash
 # run.sh PTX_DIR quick|all: runs what ptx.mk has built, prints each step's time, exits 1 if one fails.
 #   quick   the kernel tests on the PTX for each architecture, under one seed, with memory order checked
-#   all     the same under more seeds and in order, which lines of PTX none of them executed, and other projects' kernels
+#   all     the same under more seeds and in order, which lines of PTX none of them executed, bits beside the emulator's, and
+#           other projects' kernels. A step that these programs have passed is not repeated (PTX_DIR/journal). At the end
+#           the report, REPORT (default dev/results/ptx-run.md).
 # J: processes at a time (default: cores).
 set -u
 dir=$(realpath "$1")
 what=${2:-quick}
-. "$(dirname "$0")/../simt/steps.sh" ptx
-
-step "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
+here=$(dirname "$0")
+# shellcheck source=test/simt/steps.sh
+. "$here/../simt/steps.sh" ptx
 read -r -a arches < "$dir/arches" || true
 [[ ${#arches[@]} -gt 0 ]] || echo "skipped: this build has PTX for neither sm_80 nor sm_90a; make SM=\"80 90a\" has"
+
+if [[ $what != all ]]; then
+    step "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
+    for arch in "${arches[@]}"; do
+        # mma.sync for shapes that Hopper's kernels take runs on sm_80's text alone.
+        SIMT_ARCH=$arch GTEST_FILTER='-*WithoutWgmma*' PTX_ORDER=1 \
+            step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
+    done
+    finish
+    exit
+fi
+
+journal=$dir/journal/$(cat "$dir/self_tests" "$dir/kernel_tests" "$dir/source_tests" | sha256sum | cut -c 1-16)
+mkdir -p "$journal"
+[[ -e $journal/commit ]] || git describe --always --exclude '*' --dirty=", with changes" > "$journal/commit" 2> /dev/null
+number=10
+kept() {  # kept NAME COMMAND...: a step with its output, times and date in the journal
+    local name=$1 before=${#failed[@]}
+    local log=$journal/$((number++)).log
+    shift
+    if [[ -e $log.passed ]]; then
+        echo "== ptx: $name: passed on $(sed -n 2p "$log.passed")"
+        return
+    fi
+    local TIMEFORMAT='%R %U'
+    { time step "$name" "$@" > "$log" 2>&1; } 2> "$log.time"
+    cat "$log"
+    printf '%s\n' "$name" "$(date -u '+%Y-%m-%d %H:%M')" "$(cat "$log.time")" > "$log.result"
+    [[ ${#failed[@]} -gt $before ]] || mv "$log.result" "$log.passed"
+}
+in_order() {  # which lines run, and what they ask of the memory
+    rm -f "$dir/coverage_$SIMT_ARCH.txt" "$dir/counts_$SIMT_ARCH.txt"
+    PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$SIMT_ARCH.txt PTX_COUNTS=$dir/counts_$SIMT_ARCH.txt "$dir/kernel_tests" --gtest_brief=1
+}
+bits() {
+    local filter='-*Attention*:*Graph*'
+    KERNEL_BITS=$dir/bits_source.txt "$dir/source_tests" --gtest_brief=1 --gtest_filter="$filter" &&
+        KERNEL_BITS=$dir/bits_$SIMT_ARCH.txt PTX_SEED=0 "$dir/kernel_tests" --gtest_brief=1 --gtest_filter="$filter" &&
+        "$here/bits.py" "$dir/bits_source.txt" "$dir/bits_$SIMT_ARCH.txt"
+}
+
+kept "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
 for arch in "${arches[@]}"; do
     export SIMT_ARCH=$arch
-    # Quick: mma.sync for shapes that Hopper's kernels take runs on sm_80's text alone.
-    tests='*'
-    [[ $what == all ]] || tests='-*WithoutWgmma*'
-    GTEST_FILTER=$tests PTX_ORDER=1 step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
-    [[ $what == all ]] || continue
-    for seed in 2 3; do SIMT_SEED=$seed step "kernel tests, PTX for sm_$arch, seed $seed" sharded "$dir/kernel_tests"; done
-    rm -f "$dir/coverage_$arch.txt"
-    PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$arch.txt step "kernel tests, PTX for sm_$arch, in order" "$dir/kernel_tests" --gtest_brief=1
-    awk -F '\t' '$1 == "loops" || $1 == "total" { printf "sm_'"$arch"': %d of %d %s\n", $2, $3, $1 == "loops" ? "loops repeated" : "lines executed" }
-        $2 == "loop" { print "    " $3 " " $5 }' "$dir/coverage_$arch.txt" | sort | uniq -c
+    PTX_ORDER=1 kept "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
+    for seed in 2 3; do SIMT_SEED=$seed kept "kernel tests, PTX for sm_$arch, seed $seed" sharded "$dir/kernel_tests"; done
+    kept "kernel tests, PTX for sm_$arch, in order: lines and counts" in_order
+    kept "bits beside the emulator's, PTX for sm_$arch" bits
 done
-[[ $what == all ]] && step "kernels proven on GPUs" "$(dirname "$0")/proven/proven.sh" "$(dirname "$1")"
+unset SIMT_ARCH
+kept "kernels proven on GPUs" "$here/proven/proven.sh" "$(dirname "$dir")"
+report=${REPORT:-dev/results/ptx-run.md}
+"$here/report.py" "$dir" "$journal" > "$report.new" && mv "$report.new" "$report" && echo "the report is $report"
 finish

@@ -275,17 +275,31 @@ TEST(Order, FlagsOfOtherBlocksNeedReleaseAndAcquire) {
           through_flag("st.global.u32 [%rd1+2048], 1;", load)})
         EXPECT_NE(go(body).find("race: a "), std::string::npos) << body << go(body);
 }
-TEST(Order, AReadOfACopyUnderWayIsFound) {
-    with_and_without(R"(
+const char* const kCopy = R"(
 mov.u32 %r2, smem;
 mad.lo.u32 %r3, %r0, 4, %r2;
+ld.shared.u32 %r5, [%r2];
+bar.sync 0;
 cp.async.ca.shared.global [%r3], [%rd2], 4;
 cp.async.commit_group;
 cp.async.wait_group 0;
 ld.shared.u32 %r6, [%r3];
-)",
-                     "cp.async.wait_group 0;", "is still under way");
+)";
+std::string replaced(std::string body, const std::string& old, const std::string& by) {
+    const size_t at = body.find(old);
+    EXPECT_NE(at, std::string::npos) << old;
+    return body.replace(at, old.size(), by);
 }
+TEST(Order, AReadOfACopyUnderWayIsFound) {
+    with_and_without(kCopy, "cp.async.wait_group 0;", "a read of memory into which a cp.async");
+    with_and_without(kCopy, "cp.async.commit_group;", "a read of memory into which a cp.async");
+    expect_error(replaced(kCopy, "wait_group 0", "wait_group 1"), "a read of memory into which a cp.async");
+}
+TEST(Order, AWriteIntoACopyUnderWayIsFound) {
+    const std::string body = replaced(kCopy, "ld.shared.u32 %r6, [%r3];", "st.shared.u32 [%r3], %r0;");
+    with_and_without(body, "cp.async.wait_group 0;", "a write of memory into which a cp.async");
+}
+TEST(Order, ACopyOverWhatOthersReadIsFound) { with_and_without(kCopy, "bar.sync 0;", "race: a cp.async"); }
 const char* const kBulkStore = R"(
 mov.u32 %r2, smem;
 mad.lo.u32 %r3, %r0, 4, %r2;
@@ -302,7 +316,12 @@ st.shared.u32 [%r3], %r0;
 TEST(Order, AMissingProxyFenceIsFound) {
     with_and_without(kBulkStore, "fence.proxy.async.shared::cta;", "no fence.proxy.async");
 }
-TEST(Order, BulkStoreIsWaitedFor) { with_and_without(kBulkStore, "@%p1 cp.async.bulk.wait_group 0;", "still reading"); }
+TEST(Order, BulkStoreIsWaitedFor) {
+    with_and_without(kBulkStore, "@%p1 cp.async.bulk.wait_group 0;", "still reading");
+    with_and_without(kBulkStore, "@%p1 cp.async.bulk.commit_group;", "still reading");
+    expect_error(replaced(kBulkStore, "wait_group 0", "wait_group.read 1"), "still reading");
+    expect_fine(replaced(kBulkStore, "wait_group 0", "wait_group.read 0"));
+}
 const char* const kBulkLoad = R"(
 mov.u32 %r2, smem;
 setp.eq.u32 %p1, %r0, 0;
@@ -376,10 +395,49 @@ TEST(Order, WgmmaIsCompleteForItsFourWarpsAtOnce) {
     body += "mad.lo.u32 %r4, %r0, 4, %r2;\nst.shared.u32 [%r4], %r0;\n";  // over what all four warps have read
     with_and_without(body, "wgmma.wait_group.sync.aligned 0;", "still reading", 128);
 }
+TEST(Order, WgmmaReadsWhatThreadsWroteOnlyAfterAFence) {
+    const std::string writes = R"(
+mad.lo.u32 %r4, %r0, 4, %r2;
+st.shared.u32 [%r4], 0;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+)";
+    const std::string body = replaced(kWgmma, "wgmma.fence", writes + "wgmma.fence");
+    with_and_without(body, "fence.proxy.async.shared::cta;", "no fence.proxy.async", 128);
+    with_and_without(body, "bar.sync 0;", "race: a read by the async proxy", 128);
+}
+// A in registers, which change between two products
+TEST(Order, WgmmaOwnsItsOperandInRegisters) {
+    const auto body = [](const std::string& wait, const std::string& fence) {
+        const std::string product =
+            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1,%f2,%f3,%f4}, {%r20,%r21,%r22,%r23}, %rd4, "
+            "%p1, 1, 1, 0;\nwgmma.commit_group.sync.aligned;\n";
+        std::string s = kWgmma;
+        s.erase(s.find("wgmma.fence"));
+        for (const char* r : {"%r20", "%r21", "%r22", "%r23"}) s += "mov.u32 " + std::string(r) + ", 0;\n";
+        return s + "wgmma.fence.sync.aligned;\n" + product + wait + "mov.u32 %r20, 1065369472;\n" + fence + product +
+               "wgmma.wait_group.sync.aligned 0;\n";
+    };
+    const std::string wait = "wgmma.wait_group.sync.aligned 0;\n", fence = "wgmma.fence.sync.aligned;\n";
+    expect_fine(body(wait, fence), 128);
+    expect_error(body("", fence), "has not been waited for", 128);
+    expect_error(body("wgmma.wait_group.sync.aligned 1;\n", fence), "has not been waited for", 128);
+    expect_error(body(wait, ""), "no wgmma.fence", 128);
+}
 TEST(Order, MoreRegistersThanThereAreIsAnError) {
     expect_fine("setmaxnreg.inc.sync.aligned.u32 240;", 256);
-    expect_error("setmaxnreg.inc.sync.aligned.u32 240;", "of 65536 registers", 384);
+    expect_error("setmaxnreg.inc.sync.aligned.u32 240;", "92160 of 64512 registers", 384);
     expect_error("setmaxnreg.inc.sync.aligned.u32 244;", "no multiple of 8", 128);
+    const std::string roles = R"(
+setp.lt.u32 %p1, %r0, 128;
+@!%p1 bra CONSUMER;
+setmaxnreg.dec.sync.aligned.u32 24;
+bra END;
+CONSUMER:
+setmaxnreg.inc.sync.aligned.u32 240;
+END:
+)";
+    with_and_without(roles, "setmaxnreg.dec.sync.aligned.u32 24;", "82944 of 64512 registers", 384);
 }
 
 // ---- fat binaries

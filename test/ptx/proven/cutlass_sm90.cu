@@ -105,6 +105,8 @@ const proven::Add add(std::vector<proven::Gemm> {
      Kernel<bf16, Row, Column, Shape<_64, _64, _16>, One, Plain, PlainStore>::run},
     {"sm90 A int8 by way of registers", 128, 128, 128, true, false, Types::int8_by_bf16,
      Kernel<int8_t, Row, Column, Shape<_128, _64, _64>, One, Plain, PlainStore>::run},
+    {"sm90 A MN-major, B K-major", 128, 128, 136, false, false, Types::bf16,
+     Kernel<bf16, Column, Column, Shape<_64, _64, _64>, One, Plain, PlainStore>::run},
 #elif PART == 4
     {"sm90 fp8 ping-pong", 128, 136, 272, true, false, Types::e4m3,
      Kernel<e4m3, Row, Column, Shape<_64, _128, _128>, One, PingPong, TmaStore, e4m3>::run},

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# proven.sh BUILD test|flips: kernels that others run on GPUs every day, through the interpreter (test_proven.cpp).
+# proven.sh BUILD test|flips [PROPERTY]: kernels that others run on GPUs every day, through the interpreter (test_proven.cpp).
 #   CUTLASS's GEMMs for sm_80 and sm_90a and its attention for sm_90a: wheel nvidia-cutlass
 #   FlashAttention-2, sm_80: sources of flash-attn
 # Both come from PyPI into BUILD and are checked against their hashes; without them the tests are skipped, and that is said.
@@ -43,7 +43,7 @@ for arch in 80 90; do
   export SIMT_ARCH=$arch
   if [ "$what" = flips ]; then
     echo "sm_$arch"
-    "$build/ptx/proven/proven_tests" --flips
+    "$build/ptx/proven/proven_tests" --flips "${3:-}"
   else
     "$build/ptx/proven/proven_tests" --gtest_brief=1
   fi

@@ -2,7 +2,8 @@
 // an instruction were wrong, they would not come out right.
 // SIMT_ARCH=80 or 90 says which kernels.
 //   proven_tests                 GoogleTest: in order, and with seeds and the checks of memory order
-//   proven_tests --flips         turns one property of the models wrong at a time: which kernel fails? A table
+//   proven_tests --flips [TEXT]  turns one property of the models wrong at a time: which kernel fails? A table
+//                                TEXT: only the properties whose names contain it
 //   proven_tests --list          the kernels and the operands of their wgmma instructions
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -193,11 +194,13 @@ bool survives(const Case& c, int flip) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-int flips() {
+int flips(const char* only) {
     const std::vector<Case> all = cases();
     printf("| property turned wrong | kernels that fail |\n|---|---|\n");
-    int unpinned = 0;
+    int unpinned = 0, turned = 0;
     for (int f = 1; f < ptx::flip_count(); f++) {
+        if (!strstr(ptx::flip_name(f), only)) continue;
+        turned++;
         std::string failing;
         int count = 0;
         for (size_t i = 0; i < all.size(); i++)
@@ -207,7 +210,7 @@ int flips() {
         fflush(stdout);
     }
     for (size_t i = 0; i < all.size(); i++) printf("%s%zu %s", i ? "; " : "\n", i + 1, all[i].name.c_str());
-    printf("\n%d of %d properties are pinned by no kernel\n", unpinned, ptx::flip_count() - 1);
+    printf("\n%d of %d properties are pinned by no kernel\n", unpinned, turned);
     return 0;
 }
 
@@ -225,7 +228,7 @@ int list() {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc == 2 && !strcmp(argv[1], "--flips")) return flips();
+    if (argc >= 2 && !strcmp(argv[1], "--flips")) return flips(argc > 2 ? argv[2] : "");
     if (argc == 2 && !strcmp(argv[1], "--list")) return list();
     testing::InitGoogleTest(&argc, argv);
     return RUN_ALL_TESTS();
