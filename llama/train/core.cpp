@@ -113,11 +113,14 @@ static ZeroOptions with_fp8(ZeroOptions zero, const CoreOptions& o, const ModelC
                             const std::vector<int>& held) {
     // Slices would cut tiles: with them the parameters' own type is gathered.
     if (zero.stage < 3 || o.stage.fp8.recipe != Fp8Recipe::tensor || !o.fp8_gather) return zero;
+    bool some = false;
     for (size_t u = 0; u < table.held_units().size(); ++u) {
         const int64_t block = (held.empty() ? int64_t(u) : int64_t(held[u])) - 1;
         const bool in_fp8 = block >= 0 && block < config.layers && o.stage.fp8.covers(block, config.layers);
         zero.fp8_matrices.push_back(in_fp8 ? block_matrices(config, table) : std::vector<ElementRange>());
+        some |= in_fp8;
     }
+    if (!some) zero.fp8_matrices.clear();  // a stage of a pipeline may hold none but skipped blocks
     return zero;
 }
 

@@ -48,6 +48,10 @@ near() { train "$1" "${@:2}" && close "$1" fp8 0 1e-2 0.2; }
 check "fp8, tp 2" near fp8tp 2 "${fp8[@]}" --tp 2
 check "fp8, cp 2" near fp8cp 2 "${fp8[@]}" --cp 2
 check "fp8, pp 2, to the bit" as fp8pp fp8 2 "${fp8[@]}" --pp 2 --pp-schedule 1f1b
+# The first rank has the first and the last block, which are not in fp8: it gathers none.
+skipped=("${fp8[@]}" --layers 4 "--fp8-skip-blocks=1,1")
+check "fp8 but for the outer blocks, on one rank" train outer 1 "${skipped[@]}"
+check "fp8, a rank of skipped blocks alone, to the bit" as outerpp outer 2 "${skipped[@]}" --zero 3 --pp 2 --pp-schedule zb-v
 # With tiles a part that holds whole ones has the codes of the whole: sums in another order are left, as in bf16.
 tiles=(--dtype bf16 --grad-dtype fp32 --dim 128 --ffn 256 --head-dim 128 --heads 2 --kv-heads 2 --seq-len 128 --batch-tokens 256 --val-tokens 128 --steps 3)
 for recipe in block mx; do
