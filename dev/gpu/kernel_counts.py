@@ -70,17 +70,37 @@ def counts(build, test):
         c = {"kinds": {k.strip(): int(n) for k, n in re.findall(r"([a-z ]+?) (\d+)", kinds)}}
         c["all"] = sum(c["kinds"].values())
         m = re.search(r"lanes: ([\d.]+) % active; (\d+) more", part)
-        c["active"], c["idle"] = float(m[1]), int(m[2])
-        m = re.search(r"global: (\d+) requests, (\d+) bytes, ([\d.]+) sectors each; (\d+) %", part)
-        c["requests"], c["bytes"], c["sectors"], c["used"] = int(m[1]), int(m[2]), float(m[3]), int(m[4])
+        c["active"], c["idle"] = float(m[1]) / 100 * c["all"], int(m[2])
+        m = re.search(r"global: (\d+) requests, (\d+) bytes, ([\d.]+) sectors each", part)
+        c["requests"], c["bytes"], c["sectors"] = int(m[1]), int(m[2]), int(m[1]) * float(m[3])
         m = re.search(r"shared: \d+ requests, (\d+) cycles where (\d+) would do; bulk copies: (\d+)", part)
         c["cycles"], c["ideal"], c["bulk"] = map(int, m.groups())
         found[re.sub(r"rz::|\(anonymous namespace\)::|^void ", "", name)] = c
     return found
 
 
+def added(several):
+    """The counts of a test that launches several instances of a kernel"""
+    total = {}
+    for c in several:
+        for key, n in c.items():
+            if key == "kinds":
+                total[key] = {k: total.get(key, {}).get(k, 0) + n.get(k, 0) for k in KINDS}
+            else:
+                total[key] = total.get(key, 0) + n
+    return total
+
+
 def by_kind(c, unit):
     return ", ".join(f"{c['kinds'].get(k, 0) / unit:.1f}" for k in KINDS)
+
+
+def lanes(c):
+    return f"{c['active'] / c['all']:.0%}, {c['idle'] / c['all']:.1%}"
+
+
+def sectors(c):
+    return f"{c['sectors'] / c['requests']:.1f}, {c['bytes'] / c['sectors'] / 32:.0%}"
 
 
 def attention(build):
@@ -88,7 +108,8 @@ def attention(build):
     model = {(r[0], r[2]): r for r in attention_model.wgmma_rows(objects, False)[0]}
     print_head(["kernel", "D", "shape", "tiles of a warp", "PTX: " + ", ".join(KINDS), "PTX: all", "machine code: all, always",
                 "exp: counted, in the loop", "bytes by TMA: counted, model", "shared: cycles, without conflicts",
-                "global: sectors per request, of their bytes used", "predicted bound: unit, clocks, TFLOP/s"])
+                "global: sectors per request, of their bytes used", "lanes active, more with none",
+                "predicted bound: unit, clocks, TFLOP/s"])
     for test, shape in ATTENTION:
         for way in ("Forward", "Backward"):
             for kernel, c in counts(build, test.format(way)).items():
@@ -101,21 +122,21 @@ def attention(build):
                 print_row([name, D, shape, f"{tiles:.0f}", by_kind(c, tiles), f"{c['all'] / tiles:.0f}",
                            f"{size}, {sum(code.values())}", f"{c['kinds']['special'] / tiles:.1f}, {code['MUFU']}",
                            f"{4 * c['bulk'] / tiles:.0f}, {attention_model.streamed_bytes(m[1], D):.0f}",
-                           f"{c['cycles'] / tiles:.1f}, {c['ideal'] / tiles:.1f}", f"{c['sectors']:.1f}, {c['used']} %",
+                           f"{c['cycles'] / tiles:.1f}, {c['ideal'] / tiles:.1f}", sectors(c), lanes(c),
                            f"{bound}, {unit[bound]:.0f}, {rate:.0f}"])
 
 
 def memory_bound(build):
-    print_head(["op", "shape counted", "PTX per 512 bytes: " + ", ".join(KINDS), "all", "lanes active", "no lane active",
+    print_head(["op", "shape counted", "PTX per 512 bytes: " + ", ".join(KINDS), "all", "lanes active, more with none",
                 "bytes asked for, of those it can't avoid", "sectors per request, of their bytes used",
                 "shared: cycles, without conflicts", "predicted", "us"])
     for what, test, kernel, shape, least, wide, wide_bytes in MEMORY_BOUND:
-        c = next((c for name, c in counts(build, test).items() if name.startswith(kernel + "<")), None)
+        c = added([c for name, c in counts(build, test).items() if name.startswith(kernel + "<")])
         if not c:
             sys.exit(f"kernel_counts.py: {test} launches no {kernel}")
         unit = least / 512
-        print_row([what, shape, by_kind(c, unit), f"{c['all'] / unit:.1f}", f"{c['active']:.0f} %", c["idle"],
-                   f"{c['bytes'] / least:.2f}", f"{c['sectors']:.1f}, {c['used']} %", f"{c['cycles']}, {c['ideal']}", wide,
+        print_row([what, shape, by_kind(c, unit), f"{c['all'] / unit:.1f}", lanes(c),
+                   f"{c['bytes'] / least:.2f}", sectors(c), f"{c['cycles']}, {c['ideal']}", wide,
                    f"{wide_bytes / COPY_RATE * 1e6:.0f}"])
 
 

@@ -94,11 +94,11 @@ void write_coverage(FILE* out) {
 // The unit that an instruction keeps busy
 const char* kind_of(const Inst& i) {
     const std::string &op = i.part[0], &type = i.part.back();
-    if (op == "mma" || op == "wgmma") return "tensor core";
+    if (op == "mma" || i.has("mma_async")) return "tensor core";
     if (op == "ld" || op == "st" || op == "atom" || op == "red" || op == "cp" || op == "ldmatrix" || op == "stmatrix")
         return "memory";
     if (op == "bra" || op == "ret" || op == "exit" || op == "bar" || op == "barrier" || op == "mbarrier" ||
-        op == "fence")
+        op == "fence" || op == "wgmma")
         return "control";
     if (i.has("approx")) return "special";
     if (op == "shfl" || op == "vote" || op == "redux") return "shuffle";
