@@ -111,6 +111,8 @@ class Collectives {
     virtual SharedMemory* allocate(int64_t, Shares) { return nullptr; }
     // Whose part of that memory is this rank's.
     virtual int shared_rank() const { return rank(); }
+    // What memory GPUs exchange through without messages, for people, and why it is that of the host (symmetric).
+    virtual std::string through() const { return ""; }
 
    protected:
     virtual void do_all_reduce(Stream& stream, const AllReduce& args) = 0;

@@ -29,11 +29,10 @@ class HierSymmetric : public Collectives {
         column_ = make_direct(*options.column, inner);
     }
     const char* name() const override { return "hier-symmetric"; }
-    // Of the row: a buffer is then summed where it lies. There is no memory that ranks of all nodes have in common.
-    SharedMemory* allocate(int64_t bytes, Shares how) override {
-        return how == Shares::each ? row_->allocate(bytes, how) : nullptr;
-    }
+    // Of the row: a buffer is then summed and gathered where it lies. Ranks of all nodes have no memory in common.
+    SharedMemory* allocate(int64_t bytes, Shares) override { return row_->allocate(bytes, Shares::each); }
     int shared_rank() const override { return row_->rank(); }
+    std::string through() const override { return row_->through(); }
 
    protected:
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {

@@ -5,6 +5,7 @@
 #include "comm/deadline.h"
 #include "comm/fibers.h"
 #include "comm/host.h"
+#include "comm/pinned_memory.h"
 #include "comm/watch.h"
 
 namespace rz {
@@ -25,6 +26,11 @@ HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::
 }
 
 HostTransport::~HostTransport() { staging_stream_.reset(); }
+
+std::unique_ptr<SharedMemory> HostTransport::share(int64_t bytes, Shares how) {
+    std::unique_ptr<SharedMemory> shared = wire_->share(bytes, how);
+    return device().is_cuda() ? pin(std::move(shared), size(), device()) : std::move(shared);
+}
 
 void Wire::Batch::pause() { Fibers::wait_a_little(0); }
 

@@ -48,9 +48,11 @@ class HostTransport : public Transport {
     const char* name() const override { return name_; }
     Wire& wire() { return *wire_; }
     const Wire& wire() const { return *wire_; }
-    bool maps_memory() const override { return !device().is_cuda(); }
-    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override { return wire_->share(bytes, how); }
+    Mapping mapping() override { return device().is_cuda() ? Mapping::pinned : Mapping::own; }
+    std::string mapping_note() override { return device().is_cuda() ? "messages go over MPI" : ""; }
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override;
     void check_peers() override { wire_->check_peers(); }
+    bool waits_on_host() const override { return true; }
 
     // Blocks the calling thread until `batch` is complete; at the deadline the Watch ends the job.
     void wait(Wire::Batch& batch, const std::vector<Message>& messages, uint64_t seq);

@@ -3,11 +3,16 @@
 #if defined(RZ_CUDA) && defined(RZ_HAVE_NCCL)
 
 #include <nccl.h>
+#if NCCL_VERSION_CODE >= 22800 && NCCL_VERSION_CODE < 22900
+#include <nccl_device.h>
+#define RZ_NCCL_WINDOWS
+#endif
 
 #include <algorithm>
 #include <cstdlib>
 
 #include "comm/watch.h"
+#include "kernels/runtime/cuda_check.h"
 
 namespace rz {
 
@@ -59,7 +64,7 @@ int NcclComm::version() {
 }
 
 NcclComm::NcclComm(const std::string& id, int rank, int size, Device device, Options options)
-    : options_(std::move(options)), device_(device) {
+    : options_(std::move(options)), rank_(rank), size_(size), device_(device) {
     ncclUniqueId unique;
     require(id.size() == sizeof unique.internal, "an NCCL id of %zu bytes", id.size());
     std::copy(id.begin(), id.end(), unique.internal);
@@ -109,6 +114,105 @@ void NcclComm::poll() {
     check(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
     check(state, "NCCL, asynchronously");
 }
+
+// ---- windows --------------------------------------------------------------------------------------------------------
+
+#ifdef RZ_NCCL_WINDOWS
+
+class NcclComm::Window : public SharedMemory {
+   public:
+    Window(NcclComm& comm, int64_t bytes);
+    ~Window() override;
+
+   private:
+    void give_back() noexcept;
+
+    NcclComm& comm_;
+    void* memory_ = nullptr;
+    ncclWindow_t window_ = nullptr;
+};
+
+NcclComm::Window::Window(NcclComm& comm, int64_t bytes) : comm_(comm) {
+    const std::string group = " of group " + comm_.options_.group;
+    const size_t all = size_t(round_up(std::max<int64_t>(bytes, 1), NCCL_WIN_REQUIRED_ALIGNMENT));
+    comm_.device_.make_current();
+    bytes_ = bytes;
+    const ncclResult_t status = ncclMemAlloc(&memory_, all);
+    require(status == ncclSuccess, "out of memory: %s for a window%s (ncclMemAlloc: %s), %s free on %s",
+            human_bytes(int64_t(all)).c_str(), group.c_str(), ncclGetErrorString(status),
+            human_bytes(comm_.device_.free_bytes()).c_str(), comm_.device_.name().c_str());
+    try {
+        CUDA_CHECK(cudaMemset(memory_, 0, all));
+        CUDA_CHECK(cudaDeviceSynchronize());  // all are zero when the call below has returned
+        {
+            const Alarm alarm(bring_up_s(comm_.options_.watch ? comm_.options_.watch->timeout_s() : 600),
+                              "ncclCommWindowRegister" + group, "a member has not come to it", comm_.options_.watch);
+            const std::lock_guard lock(comm_.mutex_);
+            ++comm_.calls_;
+            const InCall in_call(comm_, "ncclCommWindowRegister");
+            check(ncclCommWindowRegister(comm_.comm_, memory_, all, &window_, NCCL_WIN_COLL_SYMMETRIC),
+                  "ncclCommWindowRegister");
+        }
+        ncclWindow_vidmem record;
+        CUDA_CHECK(cudaMemcpy(&record, window_, sizeof record, cudaMemcpyDeviceToHost));
+        require(record.lsaFlatBase && record.stride4G > 0 && record.lsaRank == comm_.rank_,
+                "NCCL's record of a window%s: rank %d, found %d", group.c_str(), comm_.rank_, record.lsaRank);
+        base_ = record.lsaFlatBase;
+        stride_ = int64_t(record.stride4G) << 32;
+    } catch (...) {
+        give_back();
+        throw;
+    }
+}
+
+NcclComm::Window::~Window() { give_back(); }
+
+// Peers that still read this part keep its memory: each has mapped it for itself.
+void NcclComm::Window::give_back() noexcept {
+    if (cudaSetDevice(comm_.device_.index) != cudaSuccess) return;  // a CUDA fault is on its way out
+    cudaDeviceSynchronize();                                        // what is queued may use the window
+    if (window_ && comm_.comm_) {
+        const std::lock_guard lock(comm_.mutex_);
+        ncclCommWindowDeregister(comm_.comm_, window_);
+    }
+    ncclMemFree(memory_);
+}
+
+// A communicator without symmetric memory takes ncclCommWindowRegister for ncclCommRegister and reports success, and
+// the handle is no window then. ncclDevCommCreate does say so.
+std::string NcclComm::why_no_windows() {
+    if (version() != NCCL_VERSION_CODE)
+        return format("this program knows where NCCL %d maps memory, and NCCL %d runs", NCCL_VERSION_CODE, version());
+    device_.make_current();
+    const Alarm alarm(bring_up_s(options_.watch ? options_.watch->timeout_s() : 600),
+                      "ncclDevCommCreate of group " + options_.group, "a member has not come to it", options_.watch);
+    const std::lock_guard lock(mutex_);
+    ++calls_;
+    const InCall in_call(*this, "ncclDevCommCreate");
+    if (const int reached = ncclTeamLsa(comm_).nRanks; reached != size_)
+        return format("NCCL maps memory of %d of the %d ranks", reached, size_);
+    ncclDevCommRequirements nothing = {};
+    ncclDevComm made = {};
+    const ncclResult_t status = ncclDevCommCreate(comm_, &nothing, &made);
+    if (status == ncclInvalidUsage)
+        return "NCCL has no symmetric memory here (a pair of GPUs without P2P; NCCL_P2P_DISABLE, NCCL_CUMEM_ENABLE or "
+               "NCCL_WIN_ENABLE)";
+    check(status, "ncclDevCommCreate");
+    check(ncclDevCommDestroy(comm_, &made), "ncclDevCommDestroy");
+    return "";
+}
+
+std::unique_ptr<SharedMemory> NcclComm::window(int64_t bytes) { return std::make_unique<Window>(*this, bytes); }
+
+#else
+
+std::string NcclComm::why_no_windows() {
+    return format("this program was built with NCCL %d, and knows where NCCL 2.28 maps memory", NCCL_VERSION_CODE);
+}
+
+std::unique_ptr<SharedMemory> NcclComm::window(int64_t) { fail("%s", why_no_windows().c_str()); }
+
+#endif
 
 // ---- groups ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,14 @@
 //   A group is closed however its block is left: calls made in a group that stays open are never launched.
 //   Calls may block (the first exchange between two ranks connects them), so each is registered before it is made:
 //   where one does not return in time, the watchdog ends the job and says what to try.
-//   Making a communicator blocks until all members are there: under an alarm.
+//   Making a communicator blocks until all members are there, and so does a window: under an alarm.
+//
+// Windows: 2.28 has no call of the host that says where a peer's memory is mapped, only ncclGetLsaPointer for kernels.
+// That adds up the window's record in device memory (nccl_device/impl/core__types.h): first address, distance from one
+// rank to the next. They are addresses like any other of this GPU, so the record is copied to the host once, and then
+// copy engines and our kernels take them. The record belongs to one version of NCCL: with another than this was built
+// with there are no windows, and why_no_windows() says so. NCCL's own collectives on windows are not used: they sum in
+// an order of their own, starting with each rank's own values.
 //
 // Compiled where NCCL is (RZ_CUDA and RZ_HAVE_NCCL).
 
@@ -19,9 +26,11 @@
 #include <string>
 
 #include "comm/deadline.h"
+#include "comm/shared_memory.h"
 #include "kernels/runtime/device.h"
 
 struct ncclComm;
+struct ncclWindow_vidmem;
 
 namespace rz {
 
@@ -75,6 +84,12 @@ class NcclComm {
         bool open_ = false;
     };
 
+    // "" if the members map memory of each other's GPUs, else why they can't. All members ask together.
+    std::string why_no_windows();
+    // Zeroed memory of every member's GPU (ncclMemAlloc, ncclCommWindowRegister), which all map. All members ask
+    // together; each gives its part back by itself, before the communicator goes, and waits for its GPU's work first.
+    std::unique_ptr<SharedMemory> window(int64_t bytes);
+
     // What the watchdog looks at. Throws DeadlineError where a call has not returned in time, Error where NCCL has
     // failed. Never waits.
     void poll();
@@ -89,7 +104,10 @@ class NcclComm {
         NcclComm& comm;
     };
 
+    class Window;
+
     Options options_;
+    int rank_, size_;
     Device device_;
     ncclComm* comm_ = nullptr;
     std::mutex mutex_;

@@ -35,9 +35,12 @@ int gpu_multiprocessors([[maybe_unused]] Device device) {
 
 #include <cstdlib>
 #include <deque>
+#include <functional>
 #include <mutex>
+#include <optional>
 
 #include "comm/nccl_comm.h"
+#include "comm/pinned_memory.h"
 
 namespace rz {
 
@@ -54,6 +57,10 @@ class NcclTransport : public Transport {
     int good_lanes() const override { return 2; }
     std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options) override;
 
+    Mapping mapping() override { return mapping_note().empty() ? Mapping::own : Mapping::pinned; }
+    std::string mapping_note() override;
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override;
+
     void in_flight(uint64_t seq, bool is_last, Event done);
     NcclComm& comm() { return comm_; }
 
@@ -64,6 +71,7 @@ class NcclTransport : public Transport {
    private:
     void poll();      // from the watchdog thread
     void pop_done();  // with mutex_ held
+    void meet();      // blocks until all members have come here
 
     struct InFlight {
         uint64_t seq;
@@ -71,6 +79,9 @@ class NcclTransport : public Transport {
         Event done;
     };
     NcclComm comm_;
+    std::string name_;  // that no other group has
+    int64_t shared_ = 0;
+    std::optional<std::string> mapping_note_;
     Stream moves_;
     int poll_id_ = 0;
     std::mutex mutex_;
@@ -82,6 +93,7 @@ NcclTransport::NcclTransport(const std::string& id, int rank, std::vector<int> w
                              Device device, std::shared_ptr<Watch> watch, int max_ctas)
     : Transport(group, rank, std::move(world_ranks), device, watch),
       comm_(id, rank, size(), device, {.group = group, .watch = watch, .max_ctas = max_ctas}),
+      name_(format("/ringzero-%016zx", std::hash<std::string>()(id))),
       moves_(device, "nccl", true) {
     if (this->watch()) poll_id_ = this->watch()->add_poll([this] { poll(); });
 }
@@ -147,6 +159,35 @@ Transfer NcclTransport::do_start(Stream& stream, const MessageGroup& group) {
 
 void NcclTransport::do_finish(Stream& stream, const Transfer& transfer) {
     stream.wait(*std::static_pointer_cast<Event>(transfer.state));
+}
+
+// ---- memory that the members map ------------------------------------------------------------------------------------
+
+// The first one who asks, and so all members together, ask NCCL.
+std::string NcclTransport::mapping_note() {
+    if (!mapping_note_) {
+        mapping_note_ = comm_.why_no_windows();
+        const std::string out_of_reach = unreachable_gpus(device());
+        if (!mapping_note_->empty() && !out_of_reach.empty()) *mapping_note_ = out_of_reach + ": " + *mapping_note_;
+    }
+    return *mapping_note_;
+}
+
+std::unique_ptr<SharedMemory> NcclTransport::share(int64_t bytes, Shares how) {
+    require(how == Shares::each, "memory of GPUs that all members have in common: each has its own");
+    if (mapping() == Mapping::own) return comm_.window(bytes);
+    const std::string name = name_ + format("-%lld", (long long)shared_++);
+    return pin(map_by_name(name, rank(), size(), bytes, [this] { meet(); }), size(), device());
+}
+
+void NcclTransport::meet() {
+    Buffer word(device(), 4, MemKind::comm, "meeting");
+    moves_.zero(word.data(), word.bytes());
+    NcclComm::Group calls(comm_, moves_);
+    calls.all_reduce(word.data(), word.data(), 1, DType::f32);
+    calls.end();
+    in_flight(0, false, moves_.record());
+    moves_.synchronize();
 }
 
 // ---- NCCL's own collectives -----------------------------------------------------------------------------------------

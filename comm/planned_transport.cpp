@@ -201,9 +201,17 @@ class PlannedTransport : public Transport {
 
     const char* name() const override { return "planned"; }
     bool hops_are_alike() const override { return !mail_; }
-    bool maps_memory() const override { return of_cpu() && !device().context->planned.executes; }
+    // GPUs that are planned reach each other over NCCL.
+    Mapping mapping() override {
+        if (device().context->planned.executes) return Mapping::none;
+        return waits_on_host() && !of_cpu() ? Mapping::pinned : Mapping::own;
+    }
+    bool waits_on_host() const override { return over_mpi_ || of_cpu(); }
     std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
         return std::make_unique<PlannedShares>(bytes, how, size());
+    }
+    void reads(Stream& stream, int from, int64_t bytes) override {
+        if (!of_cpu() && bytes > 0) stream.wait_until(arrives(from, rank(), bytes, stream.clock()));
     }
     std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options) override {
         require(!device().context->planned.executes, "library collectives on a planned device move nothing");

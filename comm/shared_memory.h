@@ -1,7 +1,7 @@
 #pragma once
 // Memory that all members of a group have mapped, for collectives that load from it and copy out of it instead of
-// sending messages (symmetric.cpp). Threads of one process map it (loopback), and ranks of one host over MPI
-// (MPI_Win_allocate_shared).
+// sending messages (symmetric.cpp). Threads of one process map it (loopback), ranks of one host over MPI
+// (MPI_Win_allocate_shared), and GPUs that reach each other over NCCL (windows, nccl_comm.h).
 
 #include <cstdint>
 
@@ -9,6 +9,10 @@ namespace rz {
 
 // each: every member has a part of its own. one: all have the same bytes, so what its owner writes is there for all.
 enum class Shares { each, one };
+
+// What memory that is: none; the members' own, of the CPU or of GPUs; or pinned memory of the host beside the members'
+// own, which GPUs that do not reach each other fill and read by their copy engines.
+enum class Mapping { none, own, pinned };
 
 class SharedMemory {
    public:

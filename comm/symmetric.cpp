@@ -1,21 +1,23 @@
-// Collectives over memory that all ranks of the group map: no messages, and no copy but the one that moves the data.
+// Collectives over memory that all ranks of the group map: no messages with values, and no copy but the one that moves
+// the data.
 //
 //   all_gather      every rank copies the others' slices out of their memory
 //   reduce_scatter  every rank loads its slice from all, in ascending rank order, adds in fp32 and rounds once: the
-//   bits
-//                   of `direct` exactly
+//                   bits of `direct` exactly
 //
 // Where the buffer of a call lies in memory that Collectives::allocate gave, ranks read it where it is. Any other goes
-// through a staging area in two halves, a piece at a time, so that a piece is still in cache when it is read.
+// through a staging area in two halves, a piece at a time: on the CPU a piece is then still in cache when it is read.
+// GPUs that do not map each other's memory all have a staging area in pinned memory of the host, to and from which
+// their copy engines move every piece (Mapping::pinned).
 //
-// Each rank counts phases in shared memory: it publishes that its values are there, then that it has read those of the
-// others, and waits for the same numbers of all. Numbers only grow, so no flag is ever reset. Waits yield the core and
-// end at the deadline.
+// Each rank counts phases: it says that its values are there, then that it has read those of the others, and waits for
+// the same numbers of all. Numbers only grow, so no flag is ever reset.
 
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <new>
 
@@ -24,6 +26,7 @@
 #include "comm/host.h"
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
+#include "kernels/runtime/context.h"
 
 namespace rz {
 
@@ -31,55 +34,43 @@ namespace {
 
 constexpr int64_t kLine = 128;  // two cache lines: neighbours are fetched together
 
-class Symmetric : public Collectives {
+// In stream order: this rank has come to phase `n`; all others have; one has. `seq`: the operation that they are of.
+class Phases {
    public:
-    Symmetric(Transport& transport, const CollectiveOptions& options) : Collectives(transport, options) {
-        // Both halves of all ranks, so that they stay in a shared cache.
-        half_ = round_up(std::max<int64_t>(64 << 10, std::min<int64_t>(options.chunk_bytes, 1 << 20)), 4096);
-        control_ = transport_.share(kLine, Shares::each);
-        staging_ = transport_.share(2 * half_, Shares::each);
-    }
-    const char* name() const override { return "symmetric"; }
+    virtual ~Phases() = default;
+    virtual void publish(Stream& stream, uint64_t n, uint64_t seq) = 0;
+    virtual void await(Stream& stream, uint64_t n, uint64_t seq) = 0;
+    virtual void await_one(Stream& stream, int r, uint64_t n, uint64_t seq) = 0;
+};
 
-    SharedMemory* allocate(int64_t bytes, Shares how) override {
-        windows_.push_back(transport_.share(bytes, how));
-        return windows_.back().get();
+// Numbers in memory that the hosts' threads see. Waits yield the core and end at the deadline.
+class PhasesInMemory : public Phases {
+   public:
+    explicit PhasesInMemory(Transport& transport)
+        : transport_(transport), control_(transport.share(kLine, Shares::each)) {}
+    void publish(Stream& stream, uint64_t n, uint64_t) override {
+        stream.enqueue_host([this, n] { phase(transport_.rank()).store(n, std::memory_order_release); });
     }
-
-   protected:
-    bool uses_transport() const override { return false; }
-    void do_all_reduce(Stream& stream, const AllReduce& a) override;
-    void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override;
-    void do_all_gather(Stream& stream, const AllGather& a) override;
-    void do_broadcast(Stream& stream, void* data, int64_t bytes, int root) override;
+    void await(Stream& stream, uint64_t n, uint64_t seq) override {
+        stream.enqueue_host([this, n, seq] {
+            for (int d = 1; d < transport_.size(); ++d) wait_for((transport_.rank() + d) % transport_.size(), n, seq);
+        });
+    }
+    void await_one(Stream& stream, int r, uint64_t n, uint64_t seq) override {
+        stream.enqueue_host([this, r, n, seq] { wait_for(r, n, seq); });
+    }
 
    private:
     std::atomic<uint64_t>& phase(int r) const {
         return *std::launder(reinterpret_cast<std::atomic<uint64_t>*>(control_->part(r)));
     }
-    // In stream order: this rank has come to phase `n`; all others have.
-    void publish(Stream& stream, uint64_t n);
-    void await(Stream& stream, uint64_t n);
     void wait_for(int r, uint64_t n, uint64_t seq) const;
 
-    // The memory from allocate() that holds data[0..bytes), or nullptr.
-    const SharedMemory* window_of(const void* data, int64_t bytes) const;
-    static char* at(const SharedMemory& window, int r, const void* own, int rank) {
-        return window.part(r) + (static_cast<const char*>(own) - window.part(rank));
-    }
-
-    void reduce(Stream& stream, const ReduceScatter& a);
-    void reduce_in_place(Stream& stream, const ReduceScatter& a, const SharedMemory& window);
-    void reduce_staged(Stream& stream, const ReduceScatter& a);
-    void gather(Stream& stream, void* out, Offsets offsets, int64_t element);
-
-    int64_t half_;
-    std::unique_ptr<SharedMemory> control_, staging_;
-    std::vector<std::unique_ptr<SharedMemory>> windows_;
-    uint64_t issued_ = 0;  // phases that the calls so far take
+    Transport& transport_;
+    std::unique_ptr<SharedMemory> control_;
 };
 
-void Symmetric::wait_for(int r, uint64_t n, uint64_t seq) const {
+void PhasesInMemory::wait_for(int r, uint64_t n, uint64_t seq) const {
     if (phase(r).load(std::memory_order_acquire) >= n) return;
     if (Watch* watch = transport_.watch(); watch && seq) watch->running(seq, -1, transport_.world_rank(r));
     ask_for_short_slices();
@@ -98,15 +89,131 @@ void Symmetric::wait_for(int r, uint64_t n, uint64_t seq) const {
     }
 }
 
-void Symmetric::publish(Stream& stream, uint64_t n) {
-    stream.enqueue_host([this, n] { phase(rank()).store(n, std::memory_order_release); });
+// A byte from each to each over the transport, for GPUs: in stream order, with no thread of the host and no kernel of
+// ours that waits for a peer, and under the transport's deadline.
+class PhasesByMessages : public Phases {
+   public:
+    explicit PhasesByMessages(Transport& transport)
+        : transport_(transport),
+          bytes_(transport.device(), transport.size(), MemKind::comm, "phases of symmetric collectives") {}
+    void publish(Stream& stream, uint64_t n, uint64_t seq) override {
+        if (n == 1) stream.zero(bytes_.data(), bytes_.bytes());
+        const int rank = transport_.rank(), size = transport_.size();
+        MessageGroup group;
+        group.seq = seq;
+        for (int d = 1; d < size; ++d) {
+            const int to = (rank + d) % size, from = (rank - d + size) % size;
+            group.send(bytes_.bytes_at(rank), 1, to);
+            group.recv(bytes_.bytes_at(from), 1, from);
+        }
+        under_way_.push_back({n, transport_.start(stream, group)});
+        transport_.count_sent(1 - size);  // no values
+    }
+    void await(Stream& stream, uint64_t n, uint64_t) override {
+        for (; !under_way_.empty() && under_way_.front().n <= n; under_way_.pop_front())
+            transport_.finish(stream, under_way_.front().transfer);
+    }
+    void await_one(Stream& stream, int, uint64_t n, uint64_t seq) override { await(stream, n, seq); }
+
+   private:
+    struct UnderWay {
+        uint64_t n;
+        Transfer transfer;
+    };
+    Transport& transport_;
+    Buffer bytes_;
+    std::deque<UnderWay> under_way_;
+};
+
+bool on_gpu(Device device) {
+    return device.is_cuda() || (device.is_planned() && device.context && !device.context->one_memory);
 }
 
-void Symmetric::await(Stream& stream, uint64_t n) {
-    stream.enqueue_host([this, n, seq = hop().seq] {
-        for (int d = 1; d < size(); ++d) wait_for(wrap(rank() + d), n, seq);
-    });
-}
+// Bytes that no Buffer counts.
+class Counted {
+   public:
+    Counted() = default;
+    Counted(Device device, DeviceKind where, int64_t bytes) {
+        if (!device.context) return;
+        device.context->memory.add(where, MemKind::comm, bytes);
+        counted_ = {device.context, [where, bytes](RankContext* c) { c->memory.remove(where, MemKind::comm, bytes); }};
+    }
+
+   private:
+    std::shared_ptr<RankContext> counted_;
+};
+
+class Symmetric : public Collectives {
+   public:
+    Symmetric(Transport& transport, const CollectiveOptions& options, Mapping mapping)
+        : Collectives(transport, options), pinned_(mapping == Mapping::pinned), gpu_(on_gpu(transport.device())) {
+        // On the CPU both halves of all ranks, so that they stay in a shared cache; on a GPU so long that a piece takes
+        // longer than the messages before and after it.
+        const int64_t most = pinned_ ? kPinnedPiece : gpu_ ? kGpuPiece : int64_t(1) << 20;
+        half_ = round_up(std::max<int64_t>(64 << 10, std::min<int64_t>(options.chunk_bytes, most)), 4096);
+        if (gpu_ && !transport_.waits_on_host())
+            phases_ = std::make_unique<PhasesByMessages>(transport_);
+        else
+            phases_ = std::make_unique<PhasesInMemory>(transport_);
+        staging_ = transport_.share(2 * half_, Shares::each);
+        if (gpu_) counted_ = {transport_.device(), pinned_ ? DeviceKind::cpu : transport_.device().kind, 2 * half_};
+    }
+    const char* name() const override { return "symmetric"; }
+    std::string through() const override {
+        if (pinned_) return "through pinned memory of the host: " + transport_.mapping_note();
+        return gpu_ ? "by memory that all GPUs map" : "";
+    }
+
+    // GPUs read their parameters from memory of their own: what all had in common would cross a link at every use.
+    SharedMemory* allocate(int64_t bytes, Shares how) override {
+        if (pinned_) return nullptr;
+        windows_.push_back(transport_.share(bytes, gpu_ ? Shares::each : how));
+        return windows_.back().get();
+    }
+
+   protected:
+    bool uses_transport() const override { return false; }
+    void do_all_reduce(Stream& stream, const AllReduce& a) override;
+    void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override;
+    void do_all_gather(Stream& stream, const AllGather& a) override;
+    void do_broadcast(Stream& stream, void* data, int64_t bytes, int root) override;
+
+   private:
+    static constexpr int64_t kGpuPiece = int64_t(16) << 20, kPinnedPiece = int64_t(2) << 20;
+
+    void publish(Stream& stream, uint64_t n) { phases_->publish(stream, n, hop().seq); }
+    void await(Stream& stream, uint64_t n) { phases_->await(stream, n, hop().seq); }
+
+    // The memory from allocate() that holds data[0..bytes), or nullptr.
+    const SharedMemory* window_of(const void* data, int64_t bytes) const;
+    static char* at(const SharedMemory& window, int r, const void* own, int rank) {
+        return window.part(r) + (static_cast<const char*>(own) - window.part(rank));
+    }
+
+    void reduce(Stream& stream, const ReduceScatter& a);
+    void reduce_in_place(Stream& stream, const ReduceScatter& a, const SharedMemory& window);
+    void reduce_staged(Stream& stream, const ReduceScatter& a);
+    void gather(Stream& stream, void* out, Offsets offsets, int64_t element);
+    void gather_staged(Stream& stream, void* out, Offsets offsets, int64_t element);
+    int64_t longest(Offsets offsets) const {
+        int64_t most = 0;
+        for (int r = 0; r < size(); ++r) most = std::max(most, count(offsets, r));
+        return most;
+    }
+    // Piece c of slice r: where it begins, and its elements.
+    std::pair<int64_t, int64_t> part(Offsets offsets, int64_t c, int64_t piece, int r) const {
+        const int64_t end = offset(offsets, r + 1), begin = std::min(offset(offsets, r) + c * piece, end);
+        return {begin, std::min(piece, end - begin)};
+    }
+
+    bool pinned_, gpu_;
+    int64_t half_;
+    std::unique_ptr<Phases> phases_;
+    std::unique_ptr<SharedMemory> staging_;
+    Counted counted_;
+    std::vector<std::unique_ptr<SharedMemory>> windows_;
+    uint64_t issued_ = 0;  // phases that the calls so far take
+};
 
 const SharedMemory* Symmetric::window_of(const void* data, int64_t bytes) const {
     const char* first = static_cast<const char*>(data);
@@ -123,6 +230,7 @@ void Symmetric::reduce_in_place(Stream& stream, const ReduceScatter& a, const Sh
     const char* values = static_cast<const char*>(a.in) + offset(a.offsets, rank()) * element;
     publish(stream, issued_ + 1);
     await(stream, issued_ + 1);
+    for (int d = 1; d < size(); ++d) transport_.reads(stream, wrap(rank() + d), own * element);
     sum_rows(stream, {.out = a.out,
                       .x = at(window, 0, values, rank()),
                       .rows = size(),
@@ -137,33 +245,35 @@ void Symmetric::reduce_in_place(Stream& stream, const ReduceScatter& a, const Sh
 // A piece of every slice at a time, each rank's in its half; two phases a piece. Piece c may be written when all have
 // read piece c - 2.
 void Symmetric::reduce_staged(Stream& stream, const ReduceScatter& a) {
-    const int64_t wire = size_of(a.wire);
-    int64_t longest = 0;
-    for (int r = 0; r < size(); ++r) longest = std::max(longest, count(a.offsets, r));
-    const int64_t piece = std::max<int64_t>(64, half_ / (size() * wire) / 64 * 64);
-    require(piece * wire * size() <= half_, "symmetric collectives of %d ranks: their staging has %lld bytes", size(),
+    const int64_t wire = size_of(a.wire), own = offset(a.offsets, rank());
+    const int64_t piece = std::max<int64_t>(64, half_ / (size() * wire) / 64 * 64), row = piece * wire;
+    require(row * size() <= half_, "symmetric collectives of %d ranks: their staging has %lld bytes", size(),
             (long long)half_);
-    const int64_t pieces = std::max<int64_t>(1, ceil_div(longest, piece));
-    const auto part = [&](int64_t c, int r) {
-        const int64_t end = offset(a.offsets, r + 1), begin = std::min(offset(a.offsets, r) + c * piece, end);
-        return std::pair(begin, std::min(piece, end - begin));
-    };
+    const int64_t pieces = std::max<int64_t>(1, ceil_div(longest(a.offsets), piece));
+    char* rows = pinned_ ? static_cast<char*>(scratch(stream, half_)) : nullptr;
     for (int64_t c = 0; c < pieces; ++c) {
-        char* half = staging_->part(rank()) + (c % 2) * half_;
+        const int64_t half = (c % 2) * half_;
+        char* mine = staging_->part(rank()) + half;
         if (c >= 2) await(stream, issued_ + 2 * uint64_t(c - 1));
         for (int r = 0; r < size(); ++r) {
-            const auto [begin, n] = part(c, r);
-            scale_into(stream, half + r * piece * wire, a.wire,
+            const auto [begin, n] = part(a.offsets, c, piece, r);
+            scale_into(stream, (pinned_ ? rows : mine) + r * row, a.wire,
                        static_cast<const char*>(a.in) + begin * size_of(a.dtype), a.dtype, n, 1);
+            if (pinned_ && r != rank()) stream.copy(mine + r * row, rows + r * row, n * wire);
         }
         publish(stream, issued_ + 2 * uint64_t(c) + 1);
         await(stream, issued_ + 2 * uint64_t(c) + 1);
-        const auto [begin, n] = part(c, rank());
-        sum_rows(stream, {.out = static_cast<char*>(a.out) + (begin - offset(a.offsets, rank())) * size_of(a.out_dtype),
-                          .x = staging_->part(0) + (c % 2) * half_ + rank() * piece * wire,
+        const auto [begin, n] = part(a.offsets, c, piece, rank());
+        for (int d = 1; d < size(); ++d) {
+            const int from = wrap(rank() + d);
+            transport_.reads(stream, from, n * wire);
+            if (pinned_) stream.copy(rows + from * row, staging_->part(from) + half + rank() * row, n * wire);
+        }
+        sum_rows(stream, {.out = static_cast<char*>(a.out) + (begin - own) * size_of(a.out_dtype),
+                          .x = pinned_ ? rows : staging_->part(0) + half + rank() * row,
                           .rows = size(),
                           .n = n,
-                          .stride = staging_->stride() / wire,
+                          .stride = pinned_ ? piece : staging_->stride() / wire,
                           .scale = a.scale,
                           .out_dtype = a.out_dtype,
                           .dtype = a.wire});
@@ -188,36 +298,34 @@ void Symmetric::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
 
 // This rank's slice lies in place.
 void Symmetric::gather(Stream& stream, void* out, Offsets offsets, int64_t element) {
-    if (const SharedMemory* window = window_of(out, offsets.back() * element)) {
-        publish(stream, issued_ + 1);
-        for (int d = 1; d < size(); ++d) {  // rank + d: no two ranks read from the same one at once
-            const int from = wrap(rank() + d);
-            char* to = static_cast<char*>(out) + offset(offsets, from) * element;
-            stream.enqueue_host([this, from, n = issued_ + 1, seq = hop().seq] { wait_for(from, n, seq); });
-            if (window->stride() != 0)  // else the owner's bytes are this rank's
-                stream.copy(to, at(*window, from, to, rank()), count(offsets, from) * element);
-        }
-        publish(stream, issued_ += 2);
-        return;
+    const SharedMemory* window = window_of(out, offsets.back() * element);
+    if (!window) return gather_staged(stream, out, offsets, element);
+    publish(stream, issued_ + 1);
+    for (int d = 1; d < size(); ++d) {  // rank + d: no two ranks read from the same one at once
+        const int from = wrap(rank() + d);
+        char* to = static_cast<char*>(out) + offset(offsets, from) * element;
+        phases_->await_one(stream, from, issued_ + 1, hop().seq);
+        if (window->stride() == 0) continue;  // the owner's bytes are this rank's
+        transport_.reads(stream, from, count(offsets, from) * element);
+        stream.copy(to, at(*window, from, to, rank()), count(offsets, from) * element);
     }
-    int64_t longest = 0;
-    for (int r = 0; r < size(); ++r) longest = std::max(longest, count(offsets, r));
-    const int64_t piece = half_ / element, pieces = std::max<int64_t>(1, ceil_div(longest, piece));
-    const auto part = [&](int64_t c, int r) {
-        const int64_t end = offset(offsets, r + 1), begin = std::min(offset(offsets, r) + c * piece, end);
-        return std::pair(begin, std::min(piece, end - begin));
-    };
+    publish(stream, issued_ += 2);
+}
+
+void Symmetric::gather_staged(Stream& stream, void* out, Offsets offsets, int64_t element) {
+    const int64_t piece = half_ / element, pieces = std::max<int64_t>(1, ceil_div(longest(offsets), piece));
     for (int64_t c = 0; c < pieces; ++c) {
+        const int64_t half = (c % 2) * half_;
         if (c >= 2) await(stream, issued_ + 2 * uint64_t(c - 1));
-        const auto [begin, n] = part(c, rank());
-        stream.copy(staging_->part(rank()) + (c % 2) * half_, static_cast<char*>(out) + begin * element, n * element);
+        const auto [begin, n] = part(offsets, c, piece, rank());
+        stream.copy(staging_->part(rank()) + half, static_cast<char*>(out) + begin * element, n * element);
         publish(stream, issued_ + 2 * uint64_t(c) + 1);
         for (int d = 1; d < size(); ++d) {
             const int from = wrap(rank() + d);
-            const auto [begin, n] = part(c, from);
-            stream.enqueue_host(
-                [this, from, at = issued_ + 2 * uint64_t(c) + 1, seq = hop().seq] { wait_for(from, at, seq); });
-            stream.copy(static_cast<char*>(out) + begin * element, staging_->part(from) + (c % 2) * half_, n * element);
+            const auto [begin, n] = part(offsets, c, piece, from);
+            phases_->await_one(stream, from, issued_ + 2 * uint64_t(c) + 1, hop().seq);
+            transport_.reads(stream, from, n * element);
+            stream.copy(static_cast<char*>(out) + begin * element, staging_->part(from) + half, n * element);
         }
         publish(stream, issued_ + 2 * uint64_t(c) + 2);
     }
@@ -252,12 +360,11 @@ void Symmetric::do_broadcast(Stream& stream, void* data, int64_t bytes, int root
 }  // namespace
 
 std::unique_ptr<Collectives> make_symmetric(Transport& transport, const CollectiveOptions& options) {
-    require(!transport.device().is_cuda(),
-            "--collectives symmetric: the memory of GPUs is not mapped\n  nearest: --collectives library or direct");
-    require(transport.maps_memory(),
+    const Mapping mapping = transport.mapping();
+    require(mapping != Mapping::none,
             "--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct",
             transport.name());
-    return std::make_unique<Symmetric>(transport, options);
+    return std::make_unique<Symmetric>(transport, options, mapping);
 }
 
 }  // namespace rz

@@ -119,11 +119,16 @@ class Transport {
     // The library's own collectives over the same group (MPI's, NCCL's). Throws where there is none.
     virtual std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options);
 
-    // Whether the members map memory of each other; such memory, which they ask for together. check_peers() throws if
-    // one is known to have failed: for waits that make no progress on messages.
-    virtual bool maps_memory() const { return false; }
+    // What memory the members map of each other, and in words why not more, "": it is their own; such memory. They ask
+    // together. check_peers() throws if one is known to have failed: for waits that make no progress on messages.
+    virtual Mapping mapping() { return Mapping::none; }
+    virtual std::string mapping_note() { return ""; }
     virtual std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how);
     virtual void check_peers() {}
+    // Whether it is a thread of the host that waits for peers, also where the memory is a GPU's.
+    virtual bool waits_on_host() const { return false; }
+    // What follows reads so much of a peer's memory: takes its time on a planned device, else none.
+    virtual void reads(Stream&, int /*from*/, int64_t /*bytes*/) {}
 
    protected:
     virtual Transfer do_start(Stream& stream, const MessageGroup& group) = 0;

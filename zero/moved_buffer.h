@@ -13,7 +13,8 @@ namespace rz {
 class MovedBuffer {
    public:
     MovedBuffer() = default;
-    // Shares::one: what the owner of a slice writes is there for all, and memory is counted at the group's first rank.
+    // Shares::one: where the members can have one memory in common, what the owner of a slice writes is there for all,
+    // and memory is counted at the group's first rank.
     MovedBuffer(const ZeroStreams& streams, Collectives& group, int64_t elements, DType dtype, MemKind kind,
                 const char* name, Shares how) {
         bytes_ = checked_mul(elements, size_of(dtype), name);
@@ -25,7 +26,8 @@ class MovedBuffer {
         }
         data_ = shared->part(group.shared_rank());
         RankContext* context = streams.device.context;
-        if (!context || (how == Shares::one && group.rank() != 0)) return;
+        const bool in_common = shared->stride() == 0;
+        if (!context || (in_common && group.rank() != 0)) return;
         const DeviceKind where = streams.device.kind;
         context->memory.add(where, kind, bytes_);
         counted_ = {context, [bytes = bytes_, where, kind](RankContext* c) { c->memory.remove(where, kind, bytes); }};

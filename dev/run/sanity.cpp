@@ -48,7 +48,7 @@ void check(Process& process, Device device, TransportKind kind) {
     auto transport = process.make_transport(kind, device, 0, process.rank(), "world");
     auto stream = make_comm_stream(device);
     if (process.is_root()) std::printf("transport: %s\n", transport->name());
-    const bool maps = !device.is_cuda() && process.local_size() == process.size();
+    const bool maps = process.local_size() == process.size();
     for (const auto& [algorithm, name] : kNames<Algorithm>) {
         if (!maps && (algorithm == Algorithm::symmetric || algorithm == Algorithm::hier_symmetric)) {
             if (process.is_root())
@@ -68,8 +68,8 @@ void check(Process& process, Device device, TransportKind kind) {
         }
         wrong = int64_t(process.sum(double(wrong)));
         if (process.is_root())
-            std::printf("  all_reduce by %-8s %s (%.1f ms)\n", name, wrong == 0 ? "agrees" : "WRONG",
-                        1e3 * timer.seconds());
+            std::printf("  all_reduce by %-8s %s (%.1f ms)%s%s\n", name, wrong == 0 ? "agrees" : "WRONG",
+                        1e3 * timer.seconds(), how->through().empty() ? "" : " ", how->through().c_str());
         require(wrong == 0, "%s: %lld of the sums are wrong", name, (long long)wrong);
         how->barrier(*stream);
         stream->synchronize();

@@ -371,7 +371,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     ranks.checked(
         "--collectives", "[tp=|data=]ring|direct|library|hier|symmetric|hier-symmetric",
         "Algorithm of the collectives; without an axis, data's. hier: two levels, inside the nodes and across them. "
-        "symmetric: ranks of one host load from each other's memory, with direct's bits. "
+        "symmetric: ranks of one host load from each other's memory (GPUs by NCCL's windows, or through pinned memory "
+        "of the host where they have no P2P), with direct's bits. "
         "hier-symmetric: so inside the nodes, and messages across them, with hier's bits. "
         "library: NCCL's or MPI's own. [data=ring on one node, hier on several; tp=direct]",
         [](const std::string& text) { return wrong_axis_algorithms(text); },

@@ -104,9 +104,6 @@ class DryRun {
         const auto maps = [](Algorithm a) { return a == Algorithm::symmetric || a == Algorithm::hier_symmetric; };
         const Algorithm data = how.algorithms.data.value_or(Algorithm::ring), tp = how.algorithms.tp;
         if (!maps(data) && !maps(tp)) return;
-        require(job_.kind == DeviceKind::cpu,
-                "--collectives %s: the memory of GPUs is not mapped\n  nearest: --collectives library or direct",
-                name_of(maps(data) ? data : tp));
         GridOptions grid = how.grid;
         for (int r = 0; r < job_.ranks && how.ranks_per_node > 0; ++r) grid.nodes.push_back(r / how.ranks_per_node);
         const Grid of(job_.ranks, grid);

@@ -309,10 +309,12 @@ static void announce(Trainer& t, const std::string& note) {
     if (ranks > 1 && !core.device.is_cuda() && core.options.threads > 0)
         log.line(format("threads  %lld for each of %d ranks on this host", (long long)core.options.threads,
                         t.process.local_size()));
-    if (ranks > 1)
-        log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s", (long long)o.zero,
+    if (ranks > 1) {
+        const std::string through = core.mesh.data().through();
+        log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s%s", (long long)o.zero,
                         core.mesh.shard().size(), core.mesh.replicate().size(), core.mesh.data().name(),
-                        core.mesh.data().transport().name()));
+                        core.mesh.data().transport().name(), (through.empty() ? "" : ", " + through).c_str()));
+    }
     for (const std::string& line : t.layout) log.line((&line == t.layout.data() ? "layout   " : "         ") + line);
     if (core.tp) {
         const ModelConfig part = part_config(core.config, core.table);

@@ -141,9 +141,8 @@ def covering_rows(seed, cuda, settings):
     even = [n for n in settings["ranks"] if int(n) % 2 == 0]
     while len(pool) < 20000:
         row = {name: rng.choice(values) for name, values in settings.items()}
-        if cuda:  # a pipeline of GPUs sends over NCCL, which the emulator's ranks do not; their memory is not mapped
+        if cuda:  # a pipeline of GPUs sends over NCCL, which the emulator's ranks do not
             row.update({"pp": "", "pp-schedule": "", "pp-gather": ""})
-            row["collectives"] = row["collectives"].replace("symmetric", "library")
         elif int(row["pp"] or 1) > 1 or rng.random() < 0.2:
             row.update({"pp": "2", "ranks": rng.choice(even), "recompute": "", "grad-accum": rng.choice("26")})
         if sensible(row):

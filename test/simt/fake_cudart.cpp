@@ -71,6 +71,7 @@ struct Stream {
 struct Allocation {
     size_t bytes;
     int device;
+    bool counted = true;
 };
 
 // Recursive, and can be let go entirely however often it is held.
@@ -103,6 +104,7 @@ auto& device_lock = *new DeviceLock;
 auto& streams = *new std::vector<Stream*>;
 auto& allocations = *new std::map<const char*, Allocation>;
 auto& pinned = *new std::map<const char*, size_t>;
+auto& reserved = *new std::map<const char*, size_t>;  // addresses
 auto& device_used = *new std::vector<size_t>(16);
 cudaError_t pending_error = cudaSuccess;
 uint64_t stream_rng = 0;
@@ -267,6 +269,12 @@ size_t room_at(const void* p) {
     const size_t offset = size_t(c - it->first);
     return offset > it->second.bytes || (offset == it->second.bytes && offset) ? SIZE_MAX : it->second.bytes - offset;
 }
+// Among addresses where there is no memory any more, or none yet.
+bool unmapped(const void* p) {
+    const char* c = static_cast<const char*>(p);
+    const auto it = reserved.upper_bound(c);
+    return it != reserved.begin() && c < std::prev(it)->first + std::prev(it)->second && room_at(p) == SIZE_MAX;
+}
 bool in_bounds(const char* what, const void* p, size_t bytes) {
     const size_t room = room_at(p);
     if (room == SIZE_MAX || bytes <= room) return true;
@@ -301,6 +309,32 @@ cudaError_t enqueue_polled(cudaStream_t stream, std::function<bool()> poll) {
     Operation op;
     op.poll = std::move(poll);
     return push(stream, std::move(op));
+}
+void note_memory(void* p, size_t bytes, int device, bool counted) {
+    std::lock_guard<DeviceLock> locked(device_lock);
+    allocations[static_cast<char*>(p)] = {bytes, device, counted};
+    if (counted) device_used[size_t(device)] += bytes;
+    if (race) race->allocated(p, bytes);
+}
+void forget_memory(void* p) {
+    std::lock_guard<DeviceLock> locked(device_lock);
+    const auto it = allocations.find(static_cast<char*>(p));
+    if (it == allocations.end()) return;
+    if (it->second.counted) device_used[size_t(it->second.device)] -= it->second.bytes;
+    allocations.erase(it);
+    if (race) race->freed(p);
+}
+bool room_on_device(size_t bytes) {
+    std::lock_guard<DeviceLock> locked(device_lock);
+    return device_used[size_t(current_device())] + bytes <= device_memory();
+}
+void note_addresses(void* p, size_t bytes) {
+    std::lock_guard<DeviceLock> locked(device_lock);
+    reserved[static_cast<char*>(p)] = bytes;
+}
+void forget_addresses(void* p) {
+    std::lock_guard<DeviceLock> locked(device_lock);
+    reserved.erase(static_cast<char*>(p));
 }
 bool is_of_current_device(cudaStream_t s) { return !as_stream(s) || as_stream(s)->device == current_device(); }
 void seed_streams(uint64_t seed) { stream_rng = seed * 2654435761u + 88172645463325252ull; }
@@ -364,8 +398,14 @@ cudaError_t CUDARTAPI cudaFreeHost(void* p) {
     free(p);
     return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
-cudaError_t CUDARTAPI cudaHostUnregister(void*) { return cudaSuccess; }
+cudaError_t CUDARTAPI cudaHostRegister(void* p, size_t bytes, unsigned) {
+    LOCKED;
+    return pinned[static_cast<char*>(p)] = bytes, cudaSuccess;
+}
+cudaError_t CUDARTAPI cudaHostUnregister(void* p) {
+    LOCKED;
+    return pinned.erase(static_cast<char*>(p)) ? cudaSuccess : report(cudaErrorInvalidValue);
+}
 cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     LOCKED;
     *total = device_memory();
@@ -386,6 +426,7 @@ cudaError_t CUDARTAPI cudaMemcpyAsync(void* dst, const void* src, size_t bytes, 
     if (!in_bounds("copy to", dst, bytes) || !in_bounds("copy from", src, bytes)) return report(cudaErrorInvalidValue);
     if (pageable(dst) || pageable(src)) host_waits("cudaMemcpyAsync of pageable memory");
     return enqueue(s, [=] {
+        if (bytes && (unmapped(dst) || unmapped(src))) return fault = cudaErrorIllegalAddress;
         memmove(dst, src, bytes);
         mark_written(dst, bytes);
         return cudaSuccess;

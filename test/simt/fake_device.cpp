@@ -1,6 +1,7 @@
 // The devices of the fake CUDA runtime: how many, their properties, the names of errors, and the one entry point of the
 // driver that TMA needs (cuTensorMapEncodeTiled, reached as on a real device).
-// Environment: SIMT_DEVICES (how many), SIMT_MEMORY (bytes per device), SIMT_ARCH (80, 90 or 100).
+// Environment: SIMT_DEVICES (how many), SIMT_P2P (0: they do not reach each other), SIMT_MEMORY (bytes per device),
+// SIMT_ARCH (80, 90 or 100).
 #include "test/simt/fake_device.h"
 
 #include <cstdint>
@@ -104,6 +105,11 @@ cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int d) {
 }
 cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* text, int bytes, int d) {
     return snprintf(text, size_t(bytes), "0000:%02x:00.0", d), cudaSuccess;
+}
+// All reach all, but for SIMT_P2P=0. A device does not count as its own peer.
+cudaError_t CUDARTAPI cudaDeviceCanAccessPeer(int* can, int d, int peer) {
+    if (d < 0 || d >= device_count() || peer < 0 || peer >= device_count()) return report(cudaErrorInvalidDevice);
+    return *can = d != peer && number_from("SIMT_P2P", 1) != 0, cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void*, int, size_t) {

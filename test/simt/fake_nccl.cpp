@@ -13,6 +13,8 @@
 // end; a group that is open when its thread ends or its communicator goes; a non-blocking communicator that is used
 // while a job is pending. On such a communicator ncclGroupEnd leaves a job, and ncclCommGetAsyncError is what completes
 // it, as in NCCL 2.28.
+//
+// Windows (fake_nccl_windows.cpp): misuse is told there.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -33,6 +35,7 @@
 #include <unistd.h>
 
 #include "test/simt/fake_device.h"
+#include "test/simt/fake_nccl.h"
 #include "test/simt/runtime.h"
 #include "test/simt/streams.h"
 
@@ -48,7 +51,7 @@ struct Ring {  // written by one rank, read by one
 };
 struct Shared {
     std::atomic<int> attached;
-    Ring rings[1];  // [from * ranks + to]
+    Ring rings[1];  // [from * ranks + to]; after them the rendezvous of windows
 };
 
 struct Transfer {
@@ -76,6 +79,7 @@ struct ncclComm {
     int calls = 0;                        // of that thread, one in another
     Job job = {};                         // of a non-blocking one: waits for ncclCommGetAsyncError
     bool job_seen = false;
+    std::unique_ptr<simt::NcclWindows> windows = {};
 };
 
 // One enqueued operation: messages, then what is computed from them.
@@ -88,12 +92,16 @@ struct Operation {
     size_t blocks = 0;  // that it holds
 };
 
-namespace {
-
-[[noreturn]] void misuse(const std::string& what) {
+namespace simt {
+void nccl_misuse(const std::string& what) {
     fprintf(stderr, "fake NCCL: %s\n", what.c_str());
     abort();
 }
+}  // namespace simt
+
+namespace {
+
+[[noreturn]] void misuse(const std::string& what) { nccl_misuse(what); }
 
 void enter(ncclComm* c, const char* call) {
     std::thread::id none{};
@@ -122,6 +130,14 @@ struct Group {
 };
 thread_local Group group;  // as in NCCL
 std::string last_problem = "no error";
+
+// The windows of a communicator, for one call.
+struct InWindows : Inside {
+    InWindows(ncclComm* c, const char* call) : Inside(c, call) {
+        if (c->aborted) misuse(std::string(call) + " on a communicator that was aborted");
+    }
+    NcclWindows* operator->() const { return c->windows.get(); }
+};
 
 ncclResult_t problem(ncclResult_t r, const std::string& what) { return last_problem = what, r; }
 
@@ -306,7 +322,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config) {
     if (ranks < 1 || rank < 0 || rank >= ranks) return problem(ncclInvalidArgument, "rank outside the communicator");
     const std::string name(id.internal, strnlen(id.internal, sizeof id.internal));
-    const size_t bytes = sizeof(Shared) + sizeof(Ring) * size_t(ranks * ranks);
+    const size_t rings = sizeof(Shared) + sizeof(Ring) * size_t(ranks * ranks);
+    const size_t bytes = rings + NcclWindows::rendezvous_bytes(ranks);
     const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
     if (fd < 0 || ftruncate(fd, off_t(bytes)))
         return problem(ncclSystemError, "shm_open " + name + ": " + strerror(errno));
@@ -314,6 +331,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
     close(fd);
     if (m == MAP_FAILED) return problem(ncclSystemError, "mmap");
     auto* c = new ncclComm{rank, ranks, static_cast<Shared*>(m), bytes};
+    c->windows = std::make_unique<NcclWindows>(static_cast<char*>(m) + rings, rank, ranks);
     c->blocking = !config || config->blocking != 0;
     if (config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT) c->blocks = size_t(config->maxCTAs);
     blocks.free = number_from("SIMT_NCCL_BLOCKS", SIZE_MAX);
@@ -345,12 +363,28 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) {
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
     if (group.depth) misuse("ncclCommDestroy with an open group");
     enter(c, __func__);
+    if (c->windows->any()) misuse("ncclCommDestroy of a communicator that has windows: deregister them first");
     if (!c->aborted) cudaDeviceSynchronize();
     munmap(c->shared, c->mapped);
     delete c;
     return ncclSuccess;
 }
-ncclResult_t ncclCommAbort(ncclComm_t c) { return c->aborted = true, ncclSuccess; }  // queued operations still name it
+ncclResult_t ncclCommAbort(ncclComm_t c) {
+    c->windows->abandon();
+    return c->aborted = true, ncclSuccess;  // queued operations still name it
+}
+
+// ---- windows
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t c, void* p, size_t bytes, ncclWindow_t* win, int) {
+    return InWindows(c, __func__)->add(p, bytes, win);
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t c, ncclWindow_t win) { return InWindows(c, __func__)->remove(win); }
+ncclTeam_t ncclTeamLsa(ncclComm_t c) { return InWindows(c, __func__)->team(); }
+ncclResult_t ncclDevCommCreate(ncclComm_t c, ncclDevCommRequirements_t const*, ncclDevComm_t* made) {
+    return InWindows(c, __func__)->create(made);
+}
+ncclResult_t ncclDevCommDestroy(ncclComm_t, ncclDevComm_t const*) { return ncclSuccess; }
 
 ncclResult_t ncclGroupStart() { return group.depth++, ncclSuccess; }
 ncclResult_t ncclGroupEnd() {

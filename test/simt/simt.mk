@@ -32,7 +32,7 @@ SIMT_HALF.asan    := asan
 SIMT_HALF.race    := plain
 
 SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_device fake_cublaslt \
-                $(if $(HAVE_NCCL),fake_nccl)
+                $(if $(HAVE_NCCL),fake_nccl fake_nccl_windows)
 SIMT_OPS     := $(sort $(wildcard kernels/*.cpp kernels/*/*.cpp))
 SIMT_REST    := $(sort $(foreach room,comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
 SIMT_CU      := $(CU_SOURCES)
@@ -110,7 +110,7 @@ $(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/cu
 	  -gencode arch=compute_80,code=[sm_80,compute_80] -I. -o $@ $(filter %.cu %.cpp,$^)
 
 # The communicator of comm/ on the model of NCCL.
-$(SIMT)/plain/nccl_tests: $(SIMT)/plain/e/test_nccl.o $(SIMT)/plain/librest.a $(SIMT_ALL.plain)
+$(SIMT)/plain/nccl_tests: $(SIMT)/plain/e/test_nccl.o $(SIMT)/plain/e/test_nccl_windows.o $(SIMT)/plain/librest.a $(SIMT_ALL.plain)
 	$(say)
 	$(Q)$(SIMT_LINK.plain) $(SIMT_GTEST) $(SIMT_LIBS)
 
