@@ -30,17 +30,22 @@ def short(kernel):
 
 def steps(journal):
     print("| step | result | finished | seconds of a clock | of a processor |\n|---|---|---|---|---|")
-    for path in sorted(glob.glob(os.path.join(journal, "*.passed")) + glob.glob(os.path.join(journal, "*.result"))):
+    for path in sorted(glob.glob(os.path.join(journal, "*.name"))):
         with open(path, encoding="utf-8") as file:
-            name, date, times = file.read().splitlines()[:3]
-        with open(re.sub(r"\.(passed|result)$", "", path), encoding="utf-8", errors="replace") as file:
+            name = file.read().strip()
+        log_path = path[: -len(".name")]
+        passed, failed = os.path.exists(log_path + ".passed"), os.path.exists(log_path + ".result")
+        if not passed and not failed:
+            print(f"| {name} | not run | | | |")
+            continue
+        with open(log_path + (".passed" if passed else ".result"), encoding="utf-8") as file:
+            _, date, times = file.read().splitlines()[:3]
+        with open(log_path, encoding="utf-8", errors="replace") as file:
             log = file.read()
         tests = {w: sum(map(int, re.findall(rf"\[  {w} +\] (\d+) test", log))) for w in ("PASSED", "SKIPPED")}
         result = ", ".join(f"{n} {w.lower()}" for w, n in tests.items() if n) or "passed"
         wall, user = times.split()
-        print(
-            f"| {name} | {result if path.endswith('passed') else 'FAILED'} | {date} | {float(wall):.0f} | {float(user):.0f} |"
-        )
+        print(f"| {name} | {result if passed else 'FAILED'} | {date} | {float(wall):.0f} | {float(user):.0f} |")
 
 
 def coverage(path):

@@ -4,7 +4,7 @@
 #   all     the same under more seeds and in order, which lines of PTX none of them executed, bits beside the emulator's, and
 #           other projects' kernels. A step that these programs have passed is not repeated (PTX_DIR/journal). At the end
 #           the report, REPORT (default dev/results/ptx-run.md).
-# J: processes at a time (default: cores). ONLY: a regular expression; of `all`, the steps whose names match, and no report.
+# J: processes at a time (default: cores). ONLY: a regular expression; of `all`, the steps whose names match.
 set -u
 dir=$(realpath "$1")
 what=${2:-quick}
@@ -33,6 +33,7 @@ kept() {  # kept NAME COMMAND...: a step with its output, times and date in the 
     local name=$1 before=${#failed[@]}
     local log=$journal/$((number++)).log
     shift
+    echo "$name" > "$log.name"
     [[ $name =~ ${ONLY:-} ]] || return
     if [[ -e $log.passed ]]; then
         echo "== ptx: $name: passed on $(sed -n 2p "$log.passed")"
@@ -65,8 +66,6 @@ for arch in "${arches[@]}"; do
 done
 unset SIMT_ARCH
 kept "kernels proven on GPUs" "$here/proven/proven.sh" "$(dirname "$dir")"
-if [[ -z ${ONLY:-} ]]; then
-    report=${REPORT:-dev/results/ptx-run.md}
-    "$here/report.py" "$dir" "$journal" > "$report.new" && mv "$report.new" "$report" && echo "the report is $report"
-fi
+report=${REPORT:-dev/results/ptx-run.md}
+"$here/report.py" "$dir" "$journal" > "$report.new" && mv "$report.new" "$report" && echo "the report is $report"
 finish

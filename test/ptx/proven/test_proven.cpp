@@ -4,6 +4,7 @@
 //   proven_tests                 GoogleTest: in order, and with seeds and the checks of memory order
 //   proven_tests --flips [TEXT]  turns one property of the models wrong at a time: which kernel fails? A table
 //                                TEXT: only the properties whose names contain it
+//   PROVEN_ONLY=TEXT             only the kernels whose names contain it
 //   proven_tests --list          the kernels and the operands of their wgmma instructions
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -156,6 +157,8 @@ std::vector<Case> cases() {
         if (g.name == arch + (g.name + 4)) all.push_back({g.name, [&g] { return check(g); }});
     for (const Attention& a : proven::attentions())
         if (a.name == arch + (a.name + 4)) all.push_back({a.name, [&a] { return check(a); }});
+    if (const char* only = getenv("PROVEN_ONLY"))
+        std::erase_if(all, [only](const Case& c) { return c.name.find(only) == std::string::npos; });
     return all;
 }
 
