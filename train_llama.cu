@@ -162,16 +162,16 @@ static int run_command(const Command& command, Process& process) {
 // An allocation that fails where nothing may be thrown: in a destructor (JSON's makes a list), or in a thread.
 static void end_in_words() {
     const std::exception_ptr error = std::current_exception();
+    if (!error) std::abort();
     try {
-        if (error) std::rethrow_exception(error);
+        std::rethrow_exception(error);
     } catch (const std::bad_alloc&) {
         std::fputs("train_llama: out of memory where nothing can be undone: raise the memory limit\n", stderr);
-        std::_Exit(kExitError);
     } catch (const std::exception& other) {
         std::fprintf(stderr, "train_llama: %s\n", other.what());
-        std::_Exit(kExitError);
     }
-    std::abort();
+    mpi_end_before_start();
+    std::_Exit(kExitError);
 }
 
 // A constructor's exception does not reach main(), and CUDA's runtime, which registers kernels in one,
@@ -180,7 +180,7 @@ static void end_in_words() {
 static struct sigaction segv_action;
 template <size_t N>
 [[noreturn]] static void end_with(const char (&text)[N]) {
-    if (write(STDERR_FILENO, text, N - 1) < 0) _exit(kExitError);
+    if (write(STDERR_FILENO, text, N - 1) > 0) mpi_end_before_start();
     _exit(kExitError);
 }
 static void crashed_before_main(int) {
@@ -215,9 +215,10 @@ int main(int argc, char** argv) {
         return process.run([&] { return run_command(command, process); });
     } catch (const std::bad_alloc&) {
         std::fprintf(stderr, "train_llama: out of memory before anything began: raise the memory limit\n");
-        return kExitError;
     } catch (const std::exception& error) {
         std::fprintf(stderr, "train_llama: %s\n", error.what());
-        return exit_code_of(error);
+        if (exit_code_of(error) != kExitError) return exit_code_of(error);  // the other ranks find it too
     }
+    mpi_end_before_start();
+    return kExitError;
 }

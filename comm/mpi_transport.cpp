@@ -1,20 +1,36 @@
 #include "comm/mpi_transport.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdlib>
+
 #include "comm/library.h"
+
+namespace rz {
+
+static std::atomic<bool> mpi_began = false;
+
+void mpi_end_before_start() {
+    const char* name = std::getenv("PMI_FD");
+    if (!name || mpi_began) return;
+    constexpr char kInit[] = "cmd=init pmi_version=1 pmi_subversion=1\n";
+    if (send(std::atoi(name), kInit, sizeof kInit - 1, MSG_NOSIGNAL) > 0) poll(nullptr, 0, 100);
+}
+
+}  // namespace rz
 
 #ifdef RZ_HAVE_MPI
 
 #include <mpi.h>
-#include <poll.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -392,6 +408,7 @@ MpiWorld mpi_init() {
     MpiWorld world;
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+    mpi_began = true;
     require(provided >= MPI_THREAD_SERIALIZED,
             "this MPI library was built without thread support; MPICH and Open MPI as "
             "packaged by Debian have it");

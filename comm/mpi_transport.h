@@ -25,6 +25,10 @@ struct MpiWorld {
 bool built_with_mpi();
 MpiWorld mpi_init();  // once per process
 void mpi_finalize();
+// Before a process ends without having come to mpi_init(): a launcher takes it for a program that has no MPI, and the
+// others would wait for it. Says that it belongs to the job, which then ends with it; waits until its last words are
+// read. By PMI-1; does nothing under others, or once MPI has begun. May be called by a signal handler.
+void mpi_end_before_start();
 // Where MPI_Finalize does not return: tells the launcher that this process ends as it should. By PMI-1, which is
 // Hydra's; does nothing under others.
 void mpi_leave();

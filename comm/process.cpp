@@ -160,25 +160,31 @@ void Process::bring_up(const ProcessOptions& options) {
         clear_run_directory();
         return;
     }
-    MpiWorld world;
-    {
-        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up", kNotUp);
-        world = mpi_init();
-        uses_mpi_ = true;
-        rank_ = world.rank;
-        size_ = world.size;
-        local_rank_ = world.local_rank;
-        local_size_ = world.local_size;
-        first_on_host_ = world.first_on_host;
-        require(size_ == launched || size_ > 1,
-                "the launcher started %d processes, and MPI finds this one alone: the launcher is another MPI's\n"
-                "  this program's is %s\n"
-                "  use its own mpirun (ldd train_llama names the library, mpirun --version the launcher), or "
-                "srun --mpi=pmi2",
-                launched, world.library.c_str());
-        control_ = make_mpi_transport(0, rank_, "control", Device{}, nullptr);
-    }
-    // The run directory: rank 0's choice.
+    // Until the watch is there; a rank that is stopped here, or whose files hang, would let the others wait.
+    auto alarm = std::make_unique<Alarm>(std::max(options.timeout_s, options.start_s), "MPI's start-up", kNotUp);
+    const MpiWorld world = mpi_init();
+    uses_mpi_ = true;
+    rank_ = world.rank;
+    size_ = world.size;
+    local_rank_ = world.local_rank;
+    local_size_ = world.local_size;
+    first_on_host_ = world.first_on_host;
+    require(size_ == launched || size_ > 1,
+            "the launcher started %d processes, and MPI finds this one alone: the launcher is another MPI's\n"
+            "  this program's is %s\n"
+            "  use its own mpirun (ldd train_llama names the library, mpirun --version the launcher), or "
+            "srun --mpi=pmi2",
+            launched, world.library.c_str());
+    control_ = make_mpi_transport(0, rank_, "control", Device{}, nullptr);
+    agree_on_run_directory();
+    watch_ = make_watch(options);
+    control_ = make_mpi_transport(0, rank_, "control", Device{}, watch_);
+    alarm.reset();
+    if (own_directory_ && local_rank_ == 0) remove_left_directories();
+}
+
+// Rank 0's choice.
+void Process::agree_on_run_directory() {
     char name[1024] = {};
     if (is_root()) {
         if (run_directory_.empty()) {
@@ -195,10 +201,11 @@ void Process::bring_up(const ProcessOptions& options) {
     std::error_code error;
     std::filesystem::create_directories(run_directory_, error);
     if (own_directory_) lock_while_alive(run_directory_);
-    if (own_directory_ && local_rank_ == 0) remove_left_directories();
     if (is_root()) clear_run_directory();
     barrier();
+}
 
+std::shared_ptr<Watch> Process::make_watch(const ProcessOptions& options) {
     Watch::Options watch;
     watch.rank = rank_;
     watch.size = size_;
@@ -211,13 +218,9 @@ void Process::bring_up(const ProcessOptions& options) {
     };
     watch.on_fault = [this](const std::string& reason) { abort(kExitError, reason); };
     try {
-        watch_ = std::make_shared<Watch>(watch);
+        return std::make_shared<Watch>(watch);
     } catch (const Error& e) {
         abort(kExitError, e.what());
-    }
-    {
-        Alarm alarm(bring_up_s(options.timeout_s), "MPI's start-up", kNotUp);
-        control_ = make_mpi_transport(0, rank_, "control", Device{}, watch_);
     }
 }
 

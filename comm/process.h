@@ -32,12 +32,16 @@
 
 namespace rz {
 
+// For a rank that fails before it has a Process: the others don't wait for it (mpi_transport.h).
+void mpi_end_before_start();
+
 class HostTransport;
 class LoopbackHub;
 
 struct ProcessOptions {
     double timeout_s = 600;        // of every wait
     double disk_timeout_s = 7200;  // of every wait inside a DiskWork
+    double start_s = 60;           // at the least, until all ranks are there: they may start minutes apart
     double finalize_s = 30;        // of MPI_Finalize
     // For status pages and failure.txt; "": a temporary one, removed after success. Ranks of other hosts are
     // seen in reports only if it is on a shared file system.
@@ -129,6 +133,8 @@ class Process {
 
    private:
     void bring_up(const ProcessOptions& options);
+    void agree_on_run_directory();
+    std::shared_ptr<Watch> make_watch(const ProcessOptions& options);
     void clear_run_directory();
     void share_out_gpus(Device& device, TransportKind transport, std::string* note);
     void settle_on_cores(Device device, std::string* note);

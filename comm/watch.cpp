@@ -390,10 +390,29 @@ bool Watch::stopping() const {
     return stop_;
 }
 
+void Watch::look_for_stopped() {
+    if (disk_work_ == 0) return neighbours_.clear();
+    if (beats_ % 5 != 0) return;
+    for (int r = 0; r < options_.size; ++r) {
+        StatusPage page;
+        if (r == options_.rank || !read_status(page_path(r), &page)) continue;
+        if (page.heartbeat < 0 || std::strcmp(page.host, page_->host) != 0) continue;  // seen later than it is written
+        Neighbour& n = neighbours_[r];
+        if (n.heartbeat != page.heartbeat) n.since.restart();
+        n.heartbeat = page.heartbeat;
+        if (const double silent = n.since.look(); silent > options_.timeout_s)
+            throw DeadlineError(
+                format("rank %d (pid %d) has not moved for %.1f s (the deadline) while the ranks work with files: "
+                       "the process is stopped or dead",
+                       r, page.pid, silent));
+    }
+}
+
 void Watch::run_polls() {
     try {
         std::lock_guard lock(polls_mutex_);
         for (auto& [id, poll] : polls_) poll();
+        look_for_stopped();
     } catch (const DeadlineError& error) {
         try {
             expired(error.what());

@@ -15,6 +15,9 @@
 // up, its host's pages and the news go there, the others find them, add their own and give up too. A thread of its own
 // does that, the courier: where the folder's file system hangs, nobody else does.
 //
+// While ranks work with files a wait may last for hours. A rank of the same host whose process does not move then, for
+// as long as the deadline of other waits, is not at work but stopped, and ends the job as well.
+//
 // Two threads look on. The watchdog looks every 0.1 s at what the transports have under way (add_poll); it may call
 // CUDA and NCCL, and so may hang in them. The guard calls neither: it looks whether the watchdog still moves, and ends
 // the job where it does not.
@@ -22,12 +25,14 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "comm/deadline.h"
 #include "kernels/runtime/check.h"
 
 namespace rz {
@@ -142,6 +147,7 @@ class Watch {
     void loop();
     void guard();
     void run_polls();
+    void look_for_stopped();
     bool stopping() const;
     void append_report(const std::string& text) const;
     std::string failure_path() const { return options_.directory + "/failure.txt"; }
@@ -156,6 +162,11 @@ class Watch {
     bool stop_ = false;
     std::atomic<int> disk_work_ = 0;
     std::atomic<uint64_t> beats_ = 0;  // of the watchdog
+    struct Neighbour {
+        double heartbeat = 0;
+        WaitClock since;
+    };
+    std::map<int, Neighbour> neighbours_;  // of the watchdog's thread
     std::mutex polls_mutex_;
     std::vector<std::pair<int, std::function<void()>>> polls_;
     int next_poll_ = 1;

@@ -35,6 +35,18 @@ test/simt/lint.sh || found=1
 cases() { sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_around.sh | sort -u; }
 rows() { grep -oE '`[a-z_0-9]+`( \*)? \|$' test/faults/MATRIX.md | grep -oE '[a-z_0-9]+' | sort -u; }
 say "cases of test_faults.sh that test/faults/MATRIX.md does not have, or the other way round:" "$(diff <(cases) <(rows) | sed -n 's/^[<>]/   &/p')"
+named() { grep -oE '`[^` ]+(`| )' test/faults/MATRIX.md | tr -d '` ' | sort -u; }
+missing() {
+  local name
+  for name in $(named | grep -E '^[A-Z][A-Za-z]+\.([A-Z][A-Za-z0-9]*|\*)$'); do  # of unit tests
+    local test=${name#*.}
+    git grep -qE "^TEST(_F|_P)?\\(${name%.*}, ${test/\*/}" -- test || echo "    $name"
+  done
+  for name in $(named | grep -E '/[a-z_]+\.(sh|py|cpp)$|^test/[a-z]+$'); do
+    [ -e "$name" ] || [ -e "test/$name" ] || echo "    $name"
+  done
+}
+say "tests that test/faults/MATRIX.md names and that are not there:" "$(missing)"
 if up=$(dev/build/arrows.sh); then echo "includes point down only"; else say "includes that point up or aside:" "$up"; fi
 # Formatting: by the one version that install_deps.sh knows, since each formats a little differently.
 format=""

@@ -236,7 +236,11 @@ class Round:
             return int(sent > 0)
         if not found[role]:
             return 0
-        return send([sorted(found[role])[int(drawn.moment * 997) % len(found[role])]], number)
+        sent = send([sorted(found[role])[int(drawn.moment * 997) % len(found[role])]], number)
+        if kind == "a rank is stopped" and len(found["rank"]) == 1:  # nobody is there who would miss it
+            time.sleep(1 + 6 * drawn.moment)
+            send(found["rank"], signal.SIGCONT)
+        return sent
 
     def manifests(self):
         """{step: which file its manifest is}"""
@@ -260,15 +264,13 @@ class Round:
             if drawn.outside:
                 thread = threading.Thread(target=lambda: struck.append(self.strike(drawn, job, self.folder)))
                 thread.start()
-            hung = False
-            try:
-                job.wait(timeout=240 + 4 * self.soak.timeout)
-            except subprocess.TimeoutExpired:
-                hung = True
+            hung = self.wait(job)
             if thread:
                 thread.join()
-            left = self.end_all(grace=0 if hung else 30)
-            if hung:
+            left = self.end_all(grace=0 if hung else 30 + 6 * self.soak.typical)
+            try:
+                job.wait(timeout=60)  # netns_hosts.sh removes its namespaces
+            except subprocess.TimeoutExpired:
                 job.kill()
                 job.wait()
         self.starts += 1
@@ -296,7 +298,10 @@ class Round:
         return job.returncode == 0 and (self.folder / "final/model.safetensors").exists() and after == steps
 
     def judge(self, rc, text, before, after, resumed, hung, left, happened):
-        if hung:
+        networked = any("link" in kind or "sockets" in kind for kind in happened)
+        if hung == "launcher" and not networked:
+            return "the launcher stays, and there is no rank any more"
+        if hung == "job":
             return "hangs"
         for pattern, what in WRONG:
             if re.search(pattern, text, re.M):
@@ -305,11 +310,29 @@ class Round:
             return f"the checkpoint of step {before} is gone"
         if before > 0 and not resumed and re.search(r"^step +1/", text, re.M):
             return "began a new run"
-        if left and not any("launcher" in kind or "link" in kind or "sockets" in kind for kind in happened):
+        if left and not networked and not any("launcher" in kind for kind in happened):
             return f"{left} processes were left"
         if rc in EXIT_CODES or happened:
             return ""
         return f"ended with {rc}, though nothing happened"
+
+    def wait(self, job):
+        """Until the job has ended: "". "job": it hangs. "launcher": its ranks have ended, and the launcher has not: Hydra's
+        waits for a proxy that could not reach it."""
+        began = seen = time.monotonic()
+        limit = 120 + 4 * self.soak.timeout + 40 * self.soak.typical
+        while True:
+            try:
+                job.wait(timeout=2)
+                return ""
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+            if processes(self.folder)["rank"]:
+                seen = now
+            if now - began > limit:
+                return "job"
+            if now - seen > 60 + 6 * self.soak.typical:
+                return "launcher"
 
     def end_all(self, grace):
         """Waits for the processes of the run, then kills what is left; how many there were."""
@@ -356,7 +379,7 @@ class Round:
         for s in merged:
             with open(log_path, "wb") as log:
                 command = self.command(s.layout, "", folder, s.end, 1000)
-                rc = self.launch(command, {}, log).wait(timeout=600)
+                rc = self.launch(command, {}, log).wait(timeout=600 + 60 * self.soak.typical)
             if rc != 0:
                 tail = log_path.read_text(errors="replace").splitlines()[-12:]
                 self.problems.append(f"round {self.number}: the replay of {s} ended with {rc}:\n  " + "\n  ".join(tail))

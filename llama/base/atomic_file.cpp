@@ -53,8 +53,7 @@ void make_folder(const std::string& folder) {
     fsync_folder(parent);
 }
 
-// Network file systems answer so for a while when a server restarts: whether to try again, after a pause that doubles.
-static bool try_again(int error, int& attempt, const std::string& path, const char* call) {
+bool try_again(int error, int& attempt, const std::string& path, const char* call) {
     constexpr int kAttempts = 4;
     if ((error != EIO && error != ESTALE && error != EAGAIN) || attempt >= kAttempts) return false;
     std::fprintf(stderr, "train_llama: %s: %s failed: %s; trying again\n", path.c_str(), call, std::strerror(error));

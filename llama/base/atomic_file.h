@@ -61,6 +61,10 @@ std::string parent_folder(const std::string& path);
 void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path);
 void read_all(int fd, int64_t offset, void* data, int64_t bytes, const std::string& path, const char* fault = nullptr);
 
+// Network file systems answer so for a while when a server restarts (EIO, ESTALE): whether to call again, after a pause
+// that doubles. `attempt` begins with 0.
+bool try_again(int error, int& attempt, const std::string& path, const char* call);
+
 // Throws "PATH: CALL failed: errno's text", and what to do where that is known.
 [[noreturn]] void fail_errno(const std::string& path, const char* call);
 

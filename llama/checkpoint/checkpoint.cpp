@@ -120,8 +120,9 @@ static int64_t slot_bytes(size_t hashes) { return 8 + 8 * int64_t(hashes) + kSlo
 
 namespace {
 struct File {  // closes itself
-    File(const std::string& p, int flags) : path(p), fd(::open(p.c_str(), flags | O_CLOEXEC, 0666)) {
-        if (fd < 0) fail_errno(path, "open");
+    File(const std::string& p, int flags) : path(p) {
+        for (int attempt = 0; (fd = ::open(p.c_str(), flags | O_CLOEXEC, 0666)) < 0;)
+            if (!try_again(errno, attempt, path, "open")) fail_errno(path, "open");
     }
     ~File() {
         if (fd >= 0) ::close(fd);
@@ -134,7 +135,7 @@ struct File {  // closes itself
         if (::close(f) != 0) fail_errno(path, "close");
     }
     std::string path;
-    int fd;
+    int fd = -1;
 };
 }  // namespace
 
@@ -249,13 +250,18 @@ void CheckpointWriter::prepare_into(Job& job) {
     job.prepared = job.report.error.empty();
 }
 
+// A rank that gave up here could not say so, and rank 0 would wait for its part.
 bool CheckpointWriter::await_files(Job& job) {
     const std::string path = job.folder + "/" + kReports;
+    int attempt = 0;
     for (int wait_ms = 1; !job.cancelled; wait_ms = std::min(2 * wait_ms, 100)) {
         // Opened: network file systems then look again.
         ++job.report.traffic.opens;
-        if (const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) return ::close(fd) == 0;
-        if (errno != ENOENT) fail_errno(path, "open");
+        if (const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
+            ::close(fd);
+            return true;
+        }
+        if (errno != ENOENT && !try_again(errno, attempt, path, "open")) fail_errno(path, "open");
         require(seconds_since(job.start) < options_.timeout_s,
                 "%s: is not there after %.0f s: is --out on a file "
                 "system that all ranks share?",

@@ -386,7 +386,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
                 "Size of what one hop carries, in KiB. 0: what suits the transport.");
     ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank waits for another before the job ends.");
     ranks.real("--disk-timeout", o.disk_timeout, 1, 1e6,
-               "The same while ranks read and write checkpoints and final weights, if it is more.");
+               "The same while ranks read and write checkpoints and final weights, if it is more; not for a process of "
+               "the same host that is stopped.");
 }
 
 static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {

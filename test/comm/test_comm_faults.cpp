@@ -29,6 +29,17 @@ extern "C" int MPI_Finalize() {
         std::this_thread::sleep_for(std::chrono::hours(1));
     return PMPI_Finalize();
 }
+// The first one makes the control plane; then the run directory is agreed upon.
+extern "C" int MPI_Comm_split(MPI_Comm comm, int color, int key, MPI_Comm* made) {
+    static bool first = true;
+    const int result = PMPI_Comm_split(comm, color, key, made);
+    const char* fault = std::getenv("RZ_FAULT");
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (first && rank == 1 && fault && fault == std::string("stop-start")) raise(SIGSTOP);
+    first = false;
+    return result;
+}
 #endif
 
 namespace rz {
@@ -58,6 +69,11 @@ int train(Process& process, const std::string& fault) {
         process.set_step(step);
         const bool bad = process.rank() == kBadRank && step == kBadStep;
         if (bad) misbehave(fault);
+        if (step == kBadStep && fault == "stop-files") {
+            Process::DiskWork files(process);
+            if (bad) raise(SIGSTOP);
+            files.join();
+        }
         if (bad && fault == "mismatch")
             ring->all_gather(
                 stream, {.out = x.data(), .in = x.data() + offsets[kBadRank], .offsets = offsets, .dtype = DType::f32});
@@ -93,6 +109,7 @@ TEST(CommFaultRank, DISABLED_Body) {
     if (!fault) GTEST_SKIP() << "run by the tests below";
     const bool ends_at_once = fault == std::string("kill") || fault == std::string("throw");
     Process process({.timeout_s = ends_at_once ? kLongDeadline : kDeadline,
+                     .start_s = fault == std::string("stop-start") ? kDeadline : kLongDeadline,
                      .finalize_s = kDeadline,
                      .run_directory = std::getenv("RZ_RUN_DIR")});
     const int code =
@@ -181,6 +198,20 @@ TEST_F(CommFaults, AStoppedRankIsNamedAtTheDeadline) {
     const Outcome job = run_job("stop");
     EXPECT_EQ(job.code, kExitDeadline) << job.output;
     EXPECT_HAS(job.reason, "the process is stopped or dead");
+}
+
+// Its neighbours see that it does not move: they wait as long as for a message, not as long as for files.
+TEST_F(CommFaults, AStoppedRankIsNamedWhileRanksWorkWithFiles) {
+    const Outcome job = run_job("stop-files");
+    EXPECT_EQ(job.code, kExitDeadline) << job.output;
+    EXPECT_HAS(job.reason, "rank 1 (pid ");
+    EXPECT_HAS(job.reason, "while the ranks work with files: the process is stopped or dead");
+}
+
+TEST_F(CommFaults, AStoppedRankInMpiStartUpEndsTheJob) {
+    const Outcome job = run_job("stop-start");
+    EXPECT_NE(job.code, 0) << job.output;  // Hydra's choice: 71, or 9 of the rank that it kills
+    EXPECT_HAS(job.output, "MPI's start-up did not end within 2 s: not all ranks came up");
 }
 
 TEST_F(CommFaults, OperationsOutOfStepAreNamed) {

@@ -4,7 +4,8 @@
 //   FAULT_TRACE=file     a line per counted call: number, site, site of its innermost frames alone, operation, path
 //   FAULT_AT=k           the k-th counted call (from 1), or FAULT_SITE=site:n, the n-th from one place in the program
 //   FAULT_DO=            EIO, ENOSPC, ... (any number of errno), kill (SIGKILL before the call), short (half the
-//                        transfer), hang=SECONDS: from this call on all counted ones wait until so long after it
+//                        transfer), hang=SECONDS: from this call on all counted ones wait until so long after it,
+//                        abort (abort()), terminate (std::terminate()), throw (std::bad_alloc, which nobody may catch)
 //   FAULT_EVER=1         every later one too
 //   FAULT_KINDS=         files (default), memory, threads: what is counted; of the last two from main() on
 //   FAULT_BEFORE_MAIN=1  of the last two those before main() instead: what the program's constructors ask for
@@ -42,6 +43,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <exception>
+#include <new>
 
 // The library wraps both spellings of a call; the headers must not turn one into the other.
 #undef open
@@ -62,7 +65,7 @@ struct Settings {
     long at = 0, site_nth = 0;
     uint64_t site = 0;
     double hang = 0, clock_from = -1, clock_by = 0;  // seconds
-    const char *host = nullptr, *module = nullptr;
+    const char *host = nullptr, *module = nullptr, *ends = nullptr;
 };
 Settings settings;
 std::atomic<long> counted{0};
@@ -119,13 +122,12 @@ __attribute__((constructor)) void read_settings() {
         settings.memory = strstr(kinds, "memory");
         settings.threads = strstr(kinds, "threads");
     }
-    if (action && !strcmp(action, "kill"))
-        settings.kill = true;
-    else if (action && !strcmp(action, "short"))
-        settings.cut = true;
-    else if (action && !strncmp(action, "hang=", 5))
+    const auto is = [action](const char* name) { return action && !strcmp(action, name); };
+    settings.kill = is("kill"), settings.cut = is("short");
+    if (is("abort") || is("terminate") || is("throw")) settings.ends = action;
+    if (action && !strncmp(action, "hang=", 5))
         settings.hang = atof(action + 5);
-    else if (action)
+    else if (action && !settings.kill && !settings.cut && !settings.ends)
         settings.error = errno_of(action);
     if (const char* at = getenv("FAULT_AT")) settings.at = atol(at);
     if (site) {
@@ -215,6 +217,12 @@ void wait_until(double end) {
     }
 }
 
+[[noreturn]] void end_program(const char* how) noexcept {
+    if (!strcmp(how, "abort")) abort();
+    if (!strcmp(how, "terminate")) std::terminate();
+    throw std::bad_alloc();
+}
+
 // Counts a call and decides. errno is set where it fails.
 Fate count(const char* operation, const char* path) {
     const Site here =
@@ -231,13 +239,8 @@ Fate count(const char* operation, const char* path) {
         wait_until(hang_ends);
         return Fate::goes_on;
     }
-    long now = 0, wanted = settings.at;
-    if (settings.site) {
-        if (site != settings.site) return Fate::goes_on;
-        now = ++at_site, wanted = settings.site_nth;
-    } else {
-        now = number;
-    }
+    if (settings.site && site != settings.site) return Fate::goes_on;
+    const long now = settings.site ? ++at_site : number, wanted = settings.site ? settings.site_nth : settings.at;
     if (!wanted || (settings.ever ? now < wanted : now != wanted)) return Fate::goes_on;
     char line[1400];
     const int n = snprintf(line, sizeof line, "FAULT: %s %s (call %ld)\n", operation, path, number);
@@ -248,6 +251,7 @@ Fate count(const char* operation, const char* path) {
     }
     if (settings.kill)
         for (;;) syscall(SYS_kill, getpid(), SIGKILL);
+    if (settings.ends) end_program(settings.ends);
     if (settings.hang > 0) {
         hang_ends = monotonic() + settings.hang;
         wait_until(hang_ends);

@@ -124,6 +124,65 @@ two_in_turn() {
   check "$1: $2: its lock goes with it" test ! -e "$work/g/run.lock.owner"
 }
 
+# A call of another rank's share of a checkpoint fails once; that rank can say so only through the files it shares.
+# Rank 0 is late with the folder, so the first call comes before there is anything to open.
+case_share_fails() {
+  needs_shim share_fails || return
+  local k
+  for k in 1 2 4 7 12 18 25; do
+    rm -rf "$work/sf"
+    LD_PRELOAD=$shim FAULT_PATHS=$work/sf/checkpoints/.tmp FAULT_RANK=1 FAULT_AT=$k FAULT_DO=ESTALE FAULT=checkpoint.mkdir:0:1:sleep=1 start sf
+    check "share_fails: call $k: happened" says "^FAULT: .* \(call $k\)"
+    check "share_fails: call $k: no rank waits for it; the same weights" as_undisturbed sf
+    check "share_fails: call $k: the next saves work" test "$(steps_of sf)" = "6 8"
+  done
+}
+
+# A rank that ends before MPI is there: its job ends with it, long before --timeout.
+case_before_mpi() {
+  needs_shim before_mpi || return
+  local how
+  for how in "FAULT_AT=1" "FAULT_AT=40" "FAULT_AT=1 FAULT_BEFORE_MAIN=1 FAULT_DO=abort" "FAULT_AT=40 FAULT_DO=abort" "FAULT_AT=40 FAULT_DO=throw"; do
+    # shellcheck disable=SC2086
+    (export LD_PRELOAD=$shim FAULT_KINDS=memory FAULT_RANK=1 FAULT_DO=ENOMEM; export $how; start bm --timeout 600; exit $rc)
+    rc=$?
+    if [[ $how == *BEFORE_MAIN* ]] && ! says "^FAULT: "; then skip "before_mpi: this program asks for nothing before main()"; continue; fi
+    check "before_mpi: $how: happened" says "^FAULT: "
+    check "before_mpi: $how: the job ends" test $rc != 0 -a $rc != 137
+    check "before_mpi: $how: the one rank says why" says "train_llama: (out of memory|crashed before main|aborted;)"
+    check "before_mpi: $how: the others did not wait for it" test -z "$(grep "start-up did not end" "$work/log")"
+    check "before_mpi: $how: nothing of the job is left" gone bm
+  done
+}
+
+# What ends the program from inside a library, wherever it is: words and 70, never a bare signal; the next start continues.
+case_aborts() {
+  needs_shim aborts || return
+  local how words job
+  one() { timeout -s KILL 120 "$program" "${train[@]}" --out "$work/$1" --resume auto > "$work/log" 2>&1; rc=$?; }
+  one ab0
+  while read -r how words <&3; do
+    (export LD_PRELOAD=$shim FAULT_PATHS=$work/ab-$how/checkpoints/.tmp FAULT_AT=20 FAULT_DO=$how; one "ab-$how"; exit $rc)
+    rc=$?
+    check "aborts: $how: exit code 70" test $rc = 70
+    check "aborts: $how: said" says "train_llama: $words"
+    one "ab-$how"
+    check "aborts: $how: the next start has the same weights" test $rc = 0 -a "$(weights "ab-$how")" = "$(weights ab0)"
+  done 3<<'END'
+abort aborted; the line above says why
+terminate aborted; the line above says why
+throw out of memory where nothing can be undone
+END
+  FAULT=step:*:*:sleep=0.3 "$program" "${train[@]}" --out "$work/ab1" > "$work/log" 2>&1 &
+  job=$!
+  wait_for_step ab1 2
+  kill -ABRT $job
+  wait $job
+  rc=$?
+  check "aborts: SIGABRT: exit code 70" test $rc = 70
+  check "aborts: SIGABRT: said" says "train_llama: aborted; the line above says why"
+}
+
 # What a run has read at its start is not needed again.
 case_vanished_files() {
   cp -r "$work/data" "$work/gone"
