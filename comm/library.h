@@ -13,6 +13,12 @@ class Library : public Collectives {
 
    protected:
     bool uses_transport() const override { return false; }
+    // Elements of each slice where all are equal, else 0. Libraries scatter and gather equal parts best.
+    int64_t equal_slices(Offsets offsets) const {
+        for (int r = 1; r < size(); ++r)
+            if (count(offsets, r) != count(offsets, 0)) return 0;
+        return count(offsets, 0);
+    }
     // Each is enqueued. Values of several ranks begin with the first slice's.
     // sums = of all ranks' `values`; nullptr: of what is in `sums`.
     virtual void sum(Stream& stream, const void* values, char* sums, int64_t n, DType wire) = 0;

@@ -236,13 +236,6 @@ class NcclCollectives : public DeviceLibrary {
         calls.end();
     }
 
-    // Elements of each slice where all are equal, else 0.
-    int64_t equal_slices(Offsets offsets) const {
-        for (int r = 1; r < size(); ++r)
-            if (count(offsets, r) != count(offsets, 0)) return 0;
-        return count(offsets, 0);
-    }
-
     NcclTransport& nccl_;
 };
 

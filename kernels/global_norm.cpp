@@ -13,11 +13,12 @@ namespace rz::RZ_SIMD_PASS {
 
 template <class T>
 void sum_squares_t(const SumSquares& a) {
-    const int64_t blocks = ceil_div(a.n, a.block);
+    const int64_t blocks = ceil_div(a.at + a.n, a.block);
     const T* x = static_cast<const T*>(a.x);
 #pragma omp parallel for schedule(static) if (a.n >= kSerialBelow)
     for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t begin = b * a.block, end = a.n - begin < a.block ? a.n : begin + a.block;
+        const int64_t begin = b == 0 ? 0 : b * a.block - a.at, last = (b + 1) * a.block - a.at;
+        const int64_t end = last < a.n ? last : a.n;
         double sum = 0;  // a square of two fp32 values is exact in double, and can't overflow
 #pragma omp simd reduction(+ : sum)
         for (int64_t i = begin; i < end; ++i) sum += double(float(x[i])) * double(float(x[i]));
@@ -54,6 +55,9 @@ void sum_squares(Stream& stream, const SumSquares& a) {
     const char* op = "sum_squares";
     check_size(op, "n", a.n, 0);
     require(a.block > 0 && a.block % 256 == 0, "%s: block is %lld; it must be a positive multiple of 256", op,
+            (long long)a.block);
+    require(a.at >= 0 && a.at < a.block && a.at * size_of(a.dtype) % 16 == 0,
+            "%s: x at %lld of a block of %lld; it must be in it, and at a multiple of 16 bytes", op, (long long)a.at,
             (long long)a.block);
     if (a.n == 0) return;
     check_pointer(op, "partial", a.partial, 8);

@@ -8,10 +8,12 @@ constexpr int kThreads = 256;
 
 // One thread block per block of the logical buffer. fp32 within a vector, double across.
 template <class T>
-__global__ void __launch_bounds__(kThreads) sum_squares_kernel(double* partial, const T* x, int64_t n, int64_t block) {
+__global__ void __launch_bounds__(kThreads)
+    sum_squares_kernel(double* partial, const T* x, int64_t n, int64_t block, int64_t at) {
     __shared__ double slots[32];
     constexpr int kVec = kVecOf<T>;
-    const int64_t begin = int64_t(blockIdx.x) * block, end = min(n, begin + block);
+    const int64_t first = int64_t(blockIdx.x) * block - at;  // negative where the block begins before x
+    const int64_t begin = max(first, int64_t(0)), end = min(n, first + block);
     constexpr int kDeep = 4, kStep = kThreads * kVec;
     double sum = 0;
     const auto add = [&](const Pack<T, kVec>& pack) {
@@ -72,8 +74,8 @@ __global__ void __launch_bounds__(kThreads)
 void sum_squares_cuda(const SumSquares& a, CudaStream stream) {
     if (a.n == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
-        launch(sum_squares_kernel<T>, LaunchConfig(dim3(blocks_for(a.n, a.block)), dim3(kThreads), 0, stream),
-               a.partial, static_cast<const T*>(a.x), a.n, a.block);
+        launch(sum_squares_kernel<T>, LaunchConfig(dim3(blocks_for(a.at + a.n, a.block)), dim3(kThreads), 0, stream),
+               a.partial, static_cast<const T*>(a.x), a.n, a.block, a.at);
     });
 }
 

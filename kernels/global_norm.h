@@ -1,17 +1,19 @@
 #pragma once
-// The global gradient norm, independent of how the buffer is cut among ranks: squares are summed over fixed blocks of
-// the logical buffer, and the block sums are added in block order in double.
+// The global gradient norm: squares are summed over fixed blocks of the logical buffer, which no number of ranks moves,
+// and the block sums are added in block order in double. Where a block is shared by two ranks the sums of its parts are
+// added in its place, in ascending order; the norm may then differ in its last bit.
 
 #include "kernels/runtime/device.h"
 
 namespace rz {
 
 struct SumSquares {
-    double* partial;  // (ceil(n / block))   =   sum of squares of each block; same bits on every run
+    double* partial;  // (ceil((at + n) / block))   =   sum of squares of each block; same bits on every run
     const void* x;    // (n) dtype, 16-byte aligned
     int64_t n;
     int64_t block;  // elements, a multiple of 256
     DType dtype;
+    int64_t at = 0;        // of x in the first block, elements: what lies before it is summed elsewhere
     bool on_host = false;  // x is in the memory of a GPU's host: plans cost that
 };
 

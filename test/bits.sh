@@ -2,7 +2,7 @@
 # The same commands with two builds on this machine: do they give the same bits? Compares the weights, the optimizer's
 # files of the last checkpoint, and loss, grad_norm, lr and data_hash of metrics.jsonl. Ends with "N passed, N failed".
 #
-#   test/bits.sh BASELINE NEW [--summed-since DIR] [--only PATTERN] [--list]
+#   test/bits.sh BASELINE NEW [--summed-since DIR] [--cut-since DIR] [--only PATTERN] [--list]
 #
 #   git worktree add ../base 3dc1a36 && make -C ../base train_llama train_llama_simt
 #   test/bits.sh ../base .
@@ -11,15 +11,19 @@
 # --summed-since DIR   a third build: the cases of more than one micro-batch on the CPU are compared with it, not with BASELINE.
 #                      The gradients of norm weights are summed per micro-batch first since the commit "rmsnorm: dw of a
 #                      micro-batch is summed from zero"; that commit is the baseline of these cases.
+# --cut-since DIR      likewise the cases whose name ends in -cut: three ranks and more whose units are large enough for
+#                      equal slices. The ring sums a value in an order that its owner begins, and owners are others since
+#                      the commit "equal slices". One and two ranks, and direct, give the bits of before.
 set -uo pipefail
 usage() { sed -n '5,8p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
 [ $# -ge 2 ] || usage
-base=$(realpath "$1") new=$(realpath "$2") since='' only='' list=0
+base=$(realpath "$1") new=$(realpath "$2") since='' cut_since='' only='' list=0
 shift 2
 while [ $# -gt 0 ]; do
   case $1 in
     --only) only=$2; shift 2 ;;
     --summed-since) since=$(realpath "$2"); shift 2 ;;
+    --cut-since) cut_since=$(realpath "$2"); shift 2 ;;
     --list) list=1; shift ;;
     *) usage ;;
   esac
@@ -86,6 +90,10 @@ bits() {
     return
   fi
   if [ "$what" = cpu ] && [ -n "$since" ] && [[ "$*" = *--batch-tokens* ]]; then from=$since; fi
+  if [[ $name = *-cut ]]; then
+    if [ -z "$cut_since" ]; then skip "$name: no --cut-since"; return; fi
+    from=$cut_since
+  fi
   number=$((number + 1))
   d=$work/$number
   for build in "$from" "$new"; do
@@ -132,6 +140,14 @@ bits four-zero-3-recompute-block cpu 4 1 --zero 3 --recompute block $twice 384
 bits three-narrow cpu 3 1 --zero 2 --dtype bf16 --adam-dtype bf16 --master-dtype bf16
 bits one-fp32-gradients cpu 1 1 --dtype bf16 --grad-dtype fp32 $twice 96
 bits one-many-chunks-of-logits cpu 1 2 --vocab 40000
+# An embedding and a head of 556,800 and 638,400 elements: equal slices on 2 ranks and on 3, which end within a block of
+# the norm.
+bits two-equal-zero-0 cpu 2 1 --vocab 11600
+bits two-equal-zero-2 cpu 2 1 --vocab 11600 --zero 2 --dtype bf16
+bits two-equal-zero-3 cpu 2 1 --vocab 11600 --zero 3
+bits three-equal-zero-3-direct cpu 3 1 --vocab 13300 --zero 3 --collectives direct
+for zero in 0 2 3; do bits three-equal-zero-$zero-cut cpu 3 1 --vocab 13300 --zero $zero; done
+bits four-equal-zero-3-cut cpu 4 1 --vocab 11600 --zero 3
 for dtype in fp32 bf16; do
   bits "cuda-one-$dtype" simt 1 1 --dtype $dtype
   bits "cuda-one-accumulated-$dtype" simt 1 1 --dtype $dtype $twice 96

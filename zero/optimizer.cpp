@@ -126,10 +126,11 @@ std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own
     return gather(own, stage_sums_);
 }
 
-// Each rank sums the blocks that it owns and counts; gathered, they stand rank by rank and part by part of the model,
-// and block_order_ finds them in logical order (of parts of the same tensors in rank order).
+// Each rank sums what it owns and counts of each block; gathered, the sums stand rank by rank and part by part of the
+// model, and block_order_ finds them in logical order (of parts of the same tensors in rank order): the two sums of a
+// block that two ranks share, one after the other.
 void ShardedAdamW::index_block_sums() {
-    std::vector<int64_t> places;  // logical offset of each block, in the order in which the sums are gathered
+    std::vector<int64_t> places;  // logical offset of what is summed, in the order in which the sums are gathered
     const Sharing& sharing = ownership_.sharing();
     const bool gathers = sharing.sliced && sharing.cut.size > 1;
     if (gathers) rank_sums_ = {0};
@@ -137,7 +138,8 @@ void ShardedAdamW::index_block_sums() {
         for (const UnitLayout& u : ownership_.units()) {
             const ElementRange slice = gathers ? u.slice(r, sharing.cut.size) : ElementRange{0, u.padded};
             for (const ElementRange& run : u.counted(slice))
-                for (int64_t at = run.begin; at < run.end; at += u.block) places.push_back(u.logical + at);
+                for (int64_t at = run.begin; at < run.end; at = (at / u.block + 1) * u.block)
+                    places.push_back(u.logical + at);
         }
         if (gathers) rank_sums_.push_back(2 * int64_t(places.size()));
     }
@@ -174,8 +176,9 @@ void ShardedAdamW::sum_blocks() {
                                   .n = run.size(),
                                   .block = unit.block,
                                   .dtype = options_.grad_dtype,
+                                  .at = run.begin % unit.block,
                                   .on_host = options_.offload_grads});
-            sums += ceil_div(run.size(), unit.block);
+            sums += unit.blocks_in(run);
         }
     }
     if (rank_sums_.empty() && stage_sums_.empty()) return;

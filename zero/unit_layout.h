@@ -1,10 +1,21 @@
 #pragma once
-// How the flat buffer is cut: into units (runs that are needed together), each unit into equal blocks, and the blocks
-// among ranks. Blocks do not depend on the number of ranks, so neither do offsets, checkpoints or the order in which
-// the gradient norm is summed.
+// How the flat buffer is cut: into units (runs that are needed together), and each unit in two ways that do not know of
+// each other:
+//
+//   blocks   over which the gradient norm is summed. They depend on the unit's size alone, so neither the order in
+//            which the norm is summed nor a logical offset depends on the number of ranks.
+//   slices   of the ranks that share the unit. Where that adds at most 0.5 % they are equal, because NCCL and MPI have
+//            collectives of their own for equal slices: the unit is padded to 16 x lcm(1024, ranks) elements. Where it
+//            would add more they are whole blocks, and differ by a block; past 1024 ranks, of which some would then own
+//            nothing, multiples of 16 elements.
+//
+// So an equal slice may end within a block. Two ranks then sum a part of that block each, and the parts are added one
+// after the other, in ascending order. A sum of parts may differ in its last bit from the sum of the whole, and so may
+// the norm.
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -23,20 +34,28 @@ struct UnitLayout {
     int64_t offset = 0;   // elements, in the flat buffer; a multiple of 256
     int64_t size = 0;     // elements that hold parameters
     int64_t block = 0;    // elements, a multiple of 256
-    int64_t padded = 0;   // elements with the padding at the end; a whole number of blocks
-    int64_t logical = 0;  // of the first element in the whole model's buffer: `offset` where a rank holds all of it
+    int64_t padded = 0;   // elements with the padding at the end; a whole number of blocks, or equal slices
+    int64_t logical = 0;  // of the first element in the whole model's buffer, where each unit is whole blocks
     // Ascending, within the unit: what another rank that holds the same elements counts in the gradient norm.
     std::vector<ElementRange> counted_elsewhere = {};
+    bool equal = false;  // slices are, among the ranks that `padded` was chosen for
 
-    int64_t blocks() const { return padded / block; }
-    // Rank r's elements within the unit: whole blocks, the first (blocks % ranks) ranks one more. May be empty.
+    static constexpr int64_t kMostBlocks = 1024, kFineGrain = 16;
+
+    int64_t blocks() const { return ceil_div(size, block); }
+    // Slices are whole numbers of this, in elements.
+    int64_t grain(int ranks) const { return equal || ranks > kMostBlocks ? kFineGrain : block; }
+    // How many ranks of so many can own a part.
+    int64_t grains(int ranks) const { return padded / grain(ranks); }
+    // Rank r's elements within the unit: whole grains, the first (grains % ranks) ranks one more. May be empty.
     ElementRange slice(int rank, int ranks) const {
-        const int64_t each = blocks() / ranks, extra = blocks() % ranks;
+        const int64_t each = grains(ranks) / ranks, extra = grains(ranks) % ranks;
         const int64_t first = rank * each + std::min<int64_t>(rank, extra);
-        return {first * block, (first + each + (rank < extra ? 1 : 0)) * block};
+        return {first * grain(ranks), (first + each + (rank < extra ? 1 : 0)) * grain(ranks)};
     }
-    // What this rank counts of a range within the unit, ascending.
+    // What this rank counts of a range within the unit, ascending. Padding past the last block is nobody's.
     std::vector<ElementRange> counted(ElementRange range) const {
+        range.end = std::min(range.end, blocks() * block);
         std::vector<ElementRange> out;
         for (const ElementRange& other : counted_elsewhere) {
             if (other.end <= range.begin || other.begin >= range.end) continue;
@@ -46,6 +65,8 @@ struct UnitLayout {
         if (range.size() > 0) out.push_back(range);
         return out;
     }
+    // Of how many blocks a range has elements. What is summed of a block by itself.
+    int64_t blocks_in(const ElementRange& range) const { return ceil_div(range.end, block) - range.begin / block; }
     // ranks + 1 offsets: slice r is [out[r], out[r + 1])
     std::vector<int64_t> slice_offsets(int ranks) const {
         std::vector<int64_t> out;
@@ -55,12 +76,21 @@ struct UnitLayout {
     }
 };
 
-// At most 1024 blocks: enough ranks for anyone, and few enough that all block sums of a model are a small message.
-inline UnitLayout make_unit(std::string name, int64_t offset, int64_t size) {
-    constexpr int64_t kMaxBlocks = 1024, kAlign = 256;
+// At most 1024 blocks, so that all block sums of a model are a small message. `ranks`: that share the unit.
+inline UnitLayout make_unit(std::string name, int64_t offset, int64_t size, int64_t ranks = 1) {
+    constexpr int64_t kAlign = 256, kMost = UnitLayout::kMostBlocks;
     require(size > 0, "unit %s holds no parameters", name.c_str());
-    const int64_t block = round_up(ceil_div(size, kMaxBlocks), kAlign);
-    return {std::move(name), offset, size, block, round_up(size, block), offset};
+    require(ranks > 0, "unit %s for %lld ranks", name.c_str(), (long long)ranks);
+    const int64_t block = round_up(ceil_div(size, kMost), kAlign);
+    const int64_t in_equal_slices = round_up(size, UnitLayout::kFineGrain * std::lcm(kMost, ranks));
+    const bool equal = ranks > 1 && in_equal_slices - size <= size / 200;
+    return {.name = std::move(name),
+            .offset = offset,
+            .size = size,
+            .block = block,
+            .padded = equal ? in_equal_slices : round_up(size, block),
+            .logical = offset,
+            .equal = equal};
 }
 
 }  // namespace rz

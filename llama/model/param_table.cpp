@@ -115,7 +115,7 @@ void ParamTable::cut(const Holding& holding) {
             within_.push_back(size);
             size += piece_of(t, 0).size();
         }
-        part_padded_.push_back(make_unit(unit.name, 0, size).padded);
+        part_padded_.push_back(make_unit(unit.name, 0, size, holding.sharers).padded);
     }
 }
 
@@ -138,7 +138,7 @@ void ParamTable::hold() {
             if (!piece.owned) elsewhere.push_back({local - begin, local - begin + piece.size()});
             local += piece.size();
         }
-        held_units_.push_back(make_unit(unit.name, begin, local - begin));
+        held_units_.push_back(make_unit(unit.name, begin, local - begin, holding_.sharers));
         held_units_.back().logical = unit.offset;
         held_units_.back().counted_elsewhere = std::move(elsewhere);
         local = begin + held_units_.back().padded;

@@ -50,6 +50,7 @@ struct Holding {
     std::vector<int> units = {};   // ascending; none: all of them
     int part = 0, parts = 1;       // of every tensor that is split
     std::vector<int> copies = {};  // of the units, those that a rank of another stage counts and writes
+    int sharers = 1;               // ranks that each unit is cut for, which hold the very same
 };
 
 // What is held of a tensor: `rows` x `cols` elements from `first` on, one row `stride` elements after the other in the
@@ -103,7 +104,7 @@ class ParamTable {
     int64_t part_padded(int unit) const { return part_padded_[size_t(unit)]; }
     const Holding& holding() const { return holding_; }
 
-    // What is held: units at local offsets, each of whole blocks of its own; pieces in the order of the local buffer.
+    // What is held: units at local offsets, each with its own padding; pieces in the order of the local buffer.
     const std::vector<UnitLayout>& held_units() const { return held_units_; }
     const std::vector<HeldPiece>& held() const { return held_; }
     // Calls body for what lies in [begin, end) of the local flat buffer, ascending, in runs of at most `most` elements;

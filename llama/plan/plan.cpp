@@ -107,9 +107,10 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
 }
 
 int64_t most_owners(const PlanCase& c) {
+    const int sharing = Grid(c.ranks, grid_options(c.options)).size(Axis::shard);
+    const ParamTable table(c.config, {.sharers = sharing});
     int64_t most = 1;
-    const ParamTable table(c.config);
-    for (const Unit& u : table.units()) most = std::max(most, u.blocks());
+    for (const UnitLayout& u : table.held_units()) most = std::max(most, u.grains(sharing));
     return int64_t(std::bit_ceil(uint64_t(most)));
 }
 

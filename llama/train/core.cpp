@@ -40,10 +40,10 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
 }
 
 // Throws where the model can't be cut into so many parts, naming the nearest numbers.
-static Holding part_of(const ModelConfig& config, const Mesh& mesh) {
+static Holding part_of(const ModelConfig& config, const CoreOptions& o, const Mesh& mesh) {
     const Place tp = mesh.place(Axis::tp);
     check_tensor_parallel(config, tp.size);
-    return {.units = {}, .part = tp.rank, .parts = tp.size};
+    return {.part = tp.rank, .parts = tp.size, .sharers = sharing_of(o.zero, mesh).cut.size};
 }
 
 static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, Mesh& mesh, CommMeter* meter) {
@@ -68,7 +68,7 @@ static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const Co
     how.one_lane = &mesh.link_to((pp.rank + 1) % pp.size).stream() == &mesh.stream();
     how.recompute = o.stage.recompute != Recompute::none;
     how.T = o.stage.T;
-    return plan_pipeline(how, config, ParamTable(config, part_of(config, mesh)), o.zero.param_dtype, o.micro_batches,
+    return plan_pipeline(how, config, ParamTable(config, part_of(config, o, mesh)), o.zero.param_dtype, o.micro_batches,
                          {.sharded_parameters = o.zero.stage == 3,
                           .reduce_each = o.zero.stage >= 2 && !o.zero.accumulate_locally,
                           .prefetch = o.zero.overlap ? o.zero.prefetch : 0});
@@ -94,8 +94,9 @@ static std::vector<int> held_units(const std::optional<PipelinePlan>& plan, cons
     return held;
 }
 
-static Holding holding_of(const ModelConfig& config, const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
-    Holding holding = part_of(config, mesh);
+static Holding holding_of(const ModelConfig& config, const CoreOptions& o, const std::optional<PipelinePlan>& plan,
+                          const Mesh& mesh) {
+    Holding holding = part_of(config, o, mesh);
     holding.units = held_units(plan, mesh);
     holding.copies = copies(plan, mesh).copies;
     return holding;
@@ -131,7 +132,7 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       mesh(m),
       tp(make_tensor_parallel(options, mesh, meter)),
       plan(make_plan(config, options, mesh)),
-      table(config, holding_of(config, plan, mesh)),
+      table(config, holding_of(config, options, plan, mesh)),
       context(make_context(config, table, options, device, mesh, meter)),
       compute(device, "compute"),
       zero(device, compute, unit_layouts(table), decay_segments(table),

@@ -102,7 +102,9 @@ struct HeldParameters {
         : mesh(o.zero == 0 && o.tp == 1
                    ? nullptr
                    : std::make_unique<Mesh>(process, device, MeshOptions{.grid = {.tp = int(o.tp)}})),
-          table(config, Holding{.units = {}, .part = place(Axis::tp).rank, .parts = place(Axis::tp).size}) {
+          table(config, Holding{.part = place(Axis::tp).rank,
+                                .parts = place(Axis::tp).size,
+                                .sharers = o.zero == 0 ? 1 : place(Axis::shard).size}) {
         if (o.tp > 1) tp.emplace(*mesh, o.dtype);
         if (o.zero == 0) {
             auto whole = std::make_unique<ResidentParameters>(device, stream, unit_layouts(table), o.dtype);

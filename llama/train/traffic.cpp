@@ -183,7 +183,7 @@ class Counter {
             int64_t blocks = 0;
             for (const UnitLayout& u : owned.units())
                 for (const ElementRange& run : u.counted(ranks > 1 ? u.slice(r, ranks) : ElementRange{0, u.padded}))
-                    blocks += ceil_div(run.size(), u.block);
+                    blocks += u.blocks_in(run);
             sums.push_back(sums.back() + blocks);
         }
         if (ranks > 1) sent_.data += gather(mesh().shard(), sums, 8);

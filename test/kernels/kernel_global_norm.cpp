@@ -10,6 +10,7 @@ namespace {
 struct Case {
     int64_t n, block;
     DType dtype;
+    int64_t at = 0;
 };
 
 class SumSquaresTest : public testing::TestWithParam<Case> {};
@@ -19,7 +20,8 @@ TEST_P(SumSquaresTest, EachBlocksSumMatchesCpu) {
     const Case c = GetParam();
     const Data x = normal(c.n, c.dtype, 1);
     const auto op = [&](KernelRun& run) {
-        SumSquares a{run.output_f64("partial", ceil_div(c.n, c.block)), run.input(x), c.n, c.block, c.dtype};
+        SumSquares a{
+            run.output_f64("partial", ceil_div(c.at + c.n, c.block)), run.input(x), c.n, c.block, c.dtype, c.at};
         sum_squares(run.stream(), a);
     };
     compare_on_devices(op, {{"partial", {std::ldexp(1.0, -20), 0}}});
@@ -29,7 +31,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SumSquaresTest,
                          testing::Values(Case{1, 256, DType::f32}, Case{256, 256, DType::bf16},
                                          Case{1003, 256, DType::bf16}, Case{20001, 8192, DType::f32},
                                          Case{5003, 4096, DType::f16}, Case{40003, 32768, DType::bf16},
-                                         Case{40007, 32768, DType::f16}));
+                                         Case{40007, 32768, DType::f16}, Case{1003, 256, DType::f32, 16},
+                                         Case{2000, 768, DType::bf16, 752}, Case{100, 768, DType::f16, 16},
+                                         Case{20001, 8192, DType::f32, 4096}));
 
 class ClipScaleTest : public testing::TestWithParam<std::pair<int64_t, float>> {};
 

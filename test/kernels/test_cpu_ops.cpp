@@ -597,6 +597,12 @@ TEST(Messages, NameTheArgumentAndTheFix) {
     expect_message(
         [&] { sum_squares(stream, {.partial = nullptr, .x = x.data(), .n = 64, .block = 100, .dtype = DType::f32}); },
         "a positive multiple of 256");
+    expect_message(
+        [&] {
+            sum_squares(stream,
+                        {.partial = nullptr, .x = x.data(), .n = 64, .block = 256, .dtype = DType::f32, .at = 2});
+        },
+        "x at 2 of a block of 256");
     stream.synchronize();
 }
 

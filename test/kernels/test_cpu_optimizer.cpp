@@ -198,6 +198,20 @@ TEST_P(CpuOptimizer, GlobalNormIsTheRootOfTheSumOfSquares) {
             EXPECT_NEAR(partial[size_t(b)], want, 512 * 0x1p-53 * want);
             total += want;
         }
+        // Two ranks that share the fourth block: the other sums are the same, and its two parts add up to it.
+        const int64_t cut = 3 * block + 112;
+        Doubles low(4, NAN), high(size_t(blocks) - 3, NAN);
+        sum_squares_cpu({.partial = low.data(), .x = x.data(), .n = cut, .block = block, .dtype = dtype});
+        sum_squares_cpu({.partial = high.data(),
+                         .x = static_cast<const char*>(x.data()) + cut * size_of(dtype),
+                         .n = n - cut,
+                         .block = block,
+                         .dtype = dtype,
+                         .at = 112});
+        EXPECT_NEAR(low[3] + high[0], partial[3], 512 * 0x1p-53 * partial[3]);
+        EXPECT_GT(low[3], 0);
+        EXPECT_TRUE(std::equal(low.begin(), low.begin() + 3, partial.begin()));
+        EXPECT_TRUE(std::equal(high.begin() + 1, high.end(), partial.begin() + 4));
         float norm = NAN, scale = NAN;
         ClipScale a{
             .norm = &norm, .scale = &scale, .partial = partial.data(), .count = blocks, .average = 0.5f, .max_norm = 1};

@@ -75,6 +75,21 @@ TEST_P(ZeroRanks, AllStagesAndSchedulesGiveTheSameBits) {
     EXPECT_NE(run(ranks, other), want);
 }
 
+// Units with padding for equal slices; the loss and the logits are those of the vocabulary without it.
+TEST_P(ZeroRanks, EqualSlicesGiveTheSameBitsInEveryStage) {
+    Case base = stage(0);
+    base.vocab = zero_case::kEqualVocab;
+    base.steps = 4;
+    const Result want = run(GetParam(), base);
+    for (int s = 1; s <= 3; ++s) {
+        Case c = base;
+        c.zero.stage = s;
+        EXPECT_EQ(run(GetParam(), c), want) << "stage " << s;
+        c.zero.bucket_bytes = 400'000;
+        EXPECT_EQ(run(GetParam(), c), want) << "in buckets, stage " << s;
+    }
+}
+
 TEST_P(ZeroRanks, TiedHeadsGiveTheSameBitsInEveryStage) {
     Case base = stage(0);
     base.tied = true;
@@ -348,8 +363,9 @@ struct Updated {
     std::vector<float> weights, norms;
     bool operator==(const Updated&) const = default;
 };
-Updated update_stages(const std::vector<std::vector<int>>& stages, int data, const ZeroOptions& options) {
-    const ModelConfig config = zero_case::toy(false);
+Updated update_stages(const std::vector<std::vector<int>>& stages, int data, const ZeroOptions& options,
+                      int64_t vocab = 37) {
+    const ModelConfig config = zero_case::toy(false, 3, vocab);
     const int64_t size = ParamTable(config).size();
     const auto gradient = [](int64_t i, int rank, int step) {
         const uint64_t x =
@@ -361,7 +377,7 @@ Updated update_stages(const std::vector<std::vector<int>>& stages, int data, con
     std::vector<std::vector<float>> norms(static_cast<size_t>(hub.size()));
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.pp = int(stages.size())}});
-        const ParamTable table(config, {.units = stages[size_t(mesh.pp().rank())]});
+        const ParamTable table(config, {.units = stages[size_t(mesh.pp().rank())], .sharers = data});
         Stream compute({DeviceKind::cpu, 0}, "compute");
         compute.enqueue_host([] { omp_set_num_threads(1); });
         AdamWOptions adamw;
@@ -414,6 +430,13 @@ TEST(Zero, StagesOfAPipelineUpdateToTheSameBits) {
             options.stage = s;
             EXPECT_EQ(update_stages({{0, 1}, {2, 3, 4}}, 3, options), want) << "two stages, ZeRO " << s;
             EXPECT_EQ(update_stages({{0, 4}, {1, 3}, {2}}, 3, options), want) << "both ends on one rank, ZeRO " << s;
+        }
+        options.stage = 0;
+        const Updated equal = update_stages({{0, 1, 2, 3, 4}}, 3, options, zero_case::kEqualVocab);
+        for (const int s : {0, 3}) {
+            options.stage = s;
+            EXPECT_EQ(update_stages({{0, 4}, {1, 3}, {2}}, 3, options, zero_case::kEqualVocab), equal)
+                << "equal slices, ZeRO " << s;
         }
     }
 }

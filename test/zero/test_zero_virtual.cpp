@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -14,14 +15,19 @@
 namespace rz {
 namespace {
 
-// Blocks that many ranks have none of, that some have one more of, and a unit that ends inside a block.
-std::vector<UnitLayout> virtual_units(int64_t blocks) {
+// Blocks that many ranks have none of, that some have one more of, and a unit that ends inside a block. `equal`, if
+// any: a size whose slices are equal; of three such units two take turns in one slot, so that one finds in its padding
+// what the longer one left there.
+std::vector<UnitLayout> virtual_units(int64_t blocks, int64_t equal, int ranks) {
+    std::vector<int64_t> sizes = {100, 256 * blocks, 1700};
+    if (equal > 0) sizes = {equal - 40, 100, equal - 16, equal};
     std::vector<UnitLayout> list;
-    int64_t offset = 0;
-    for (const int64_t size : {int64_t(100), 256 * blocks, int64_t(1700)}) {
-        list.push_back(make_unit(format("unit of %lld", (long long)size), offset, size));
+    int64_t offset = 0, logical = 0;
+    for (const int64_t size : sizes) {
+        list.push_back(make_unit(format("unit of %lld", (long long)size), offset, size, ranks));
         offset += list.back().padded;
-        list.back().logical = list.back().offset;
+        list.back().logical = logical;
+        logical += list.back().blocks() * list.back().block;
     }
     return list;
 }
@@ -41,7 +47,14 @@ struct VirtualResult {
     bool operator==(const VirtualResult&) const = default;
 };
 
-VirtualResult train(int ranks, int per_node, Algorithm algorithm, int64_t blocks) {
+struct Shape {
+    int ranks, per_node;
+    Algorithm algorithm;
+    int64_t blocks, equal = 0;
+};
+
+VirtualResult train(const Shape& shape) {
+    const auto& [ranks, per_node, algorithm, blocks, equal] = shape;
     omp_set_num_threads(1);
     NetMachine machine;
     machine.ranks_per_node = machine.cards = per_node;
@@ -54,8 +67,9 @@ VirtualResult train(int ranks, int per_node, Algorithm algorithm, int64_t blocks
         const Device device = net.device(rank);
         Mesh mesh(net, rank, how);
         Stream compute(device, "compute");
-        const auto layout = virtual_units(blocks);
-        const DecaySegments decay{{500, layout.back().offset + layout.back().padded}, {1, 0}};
+        const auto layout = virtual_units(blocks, equal, ranks);
+        EXPECT_EQ(layout[0].equal, equal > 0 && ranks > 1);
+        const DecaySegments decay{{500, layout.back().logical + layout.back().padded}, {1, 0}};
         Zero zero(device, compute, layout, decay, {.stage = 3}, {.max_norm = 3}, mesh);
         for (const OwnedRange& o : zero.optimizer.owned()) {
             const int64_t size = layout[size_t(o.unit)].size;
@@ -83,6 +97,10 @@ VirtualResult train(int ranks, int per_node, Algorithm algorithm, int64_t blocks
         for (size_t u = 0; u < layout.size(); ++u) {
             whole.emplace_back(size_t(layout[u].padded));
             zero.params.gather_whole(int(u), whole.back().data());
+            EXPECT_EQ(std::count(whole.back().begin() + layout[u].size, whole.back().end(), 0.0f),
+                      layout[u].padded - layout[u].size)
+                << "padding is zero";
+            whole.back().resize(size_t(layout[u].size));
         }
         if (rank == 0) result = {whole, norms};
         if (rank == ranks - 1) last = norms;
@@ -92,17 +110,11 @@ VirtualResult train(int ranks, int per_node, Algorithm algorithm, int64_t blocks
     return result;
 }
 
-struct Shape {
-    int ranks, per_node;
-    Algorithm algorithm;
-    int64_t blocks;
-};
-
 class ZeroOnManyRanks : public testing::TestWithParam<Shape> {};
 
 TEST_P(ZeroOnManyRanks, BitsAreThoseOfOne) {
-    const auto [ranks, per_node, algorithm, blocks] = GetParam();
-    const VirtualResult one = train(1, 1, Algorithm::ring, blocks), many = train(ranks, per_node, algorithm, blocks);
+    const Shape shape = GetParam();
+    const VirtualResult one = train({1, 1, Algorithm::ring, shape.blocks, shape.equal}), many = train(shape);
     ASSERT_EQ(one.norms.size(), 2u);
     EXPECT_GT(one.norms[0], 3) << "the norm is clipped";
     EXPECT_EQ(many.norms, one.norms);
@@ -111,13 +123,19 @@ TEST_P(ZeroOnManyRanks, BitsAreThoseOfOne) {
         EXPECT_EQ(std::memcmp(many.units[u].data(), one.units[u].data(), one.units[u].size() * 4), 0) << "unit " << u;
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, ZeroOnManyRanks,
-                         testing::Values(Shape{300, 6, Algorithm::hier, 700}, Shape{300, 300, Algorithm::ring, 340},
-                                         Shape{1000, 8, Algorithm::hier, 130}, Shape{1023, 3, Algorithm::hier, 130}),
-                         [](const auto& info) {
-                             return format("%dRanks%s%lldBlocks", info.param.ranks, name_of(info.param.algorithm),
-                                           (long long)info.param.blocks);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, ZeroOnManyRanks,
+    testing::Values(Shape{300, 6, Algorithm::hier, 700}, Shape{300, 300, Algorithm::ring, 340},
+                    Shape{1000, 8, Algorithm::hier, 130}, Shape{1023, 3, Algorithm::hier, 130},
+                    Shape{2, 2, Algorithm::ring, 0, 556'800}, Shape{3, 3, Algorithm::ring, 0, 638'720},
+                    Shape{4, 2, Algorithm::hier, 0, 556'800}, Shape{5, 5, Algorithm::direct, 0, 655'104},
+                    Shape{8, 4, Algorithm::hier, 0, 556'800}, Shape{1024, 8, Algorithm::hier, 0, 16'344},
+                    Shape{2048, 8, Algorithm::hier, 33}),
+    [](const auto& info) {
+        return format("%dRanks%s%lld%s", info.param.ranks, name_of(info.param.algorithm),
+                      (long long)(info.param.equal > 0 ? info.param.equal : info.param.blocks),
+                      info.param.equal > 0 ? "Equal" : "Blocks");
+    });
 
 }  // namespace
 }  // namespace rz

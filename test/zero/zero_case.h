@@ -17,6 +17,7 @@ struct Case {
     Recompute recompute = Recompute::none;
     bool tied = false;
     int64_t layers = 3;  // of the smallest toy
+    int64_t vocab = 37;  // and of it
     int steps = 10;
     int64_t micro_batches = 1;
     int64_t B = 2;      // sequences per rank and micro-batch
@@ -53,10 +54,14 @@ inline ModelConfig toy16(bool tied) {
     return c;
 }
 
-inline ModelConfig toy(bool tied, int64_t layers = 3) {
+// Tokens whose embedding and head are cut into equal slices on 2, 3, 4 and 8 ranks: 48,960 and 48,984 elements, which
+// are padded to 49,152.
+constexpr int64_t kEqualVocab = 2040;
+
+inline ModelConfig toy(bool tied, int64_t layers = 3, int64_t vocab = 37) {
     ModelConfig c;
     // 37 tokens, odd sizes: nothing divides by 3 or 4 ranks
-    c.dim = 24, c.layers = layers, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37,
+    c.dim = 24, c.layers = layers, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = vocab,
     c.max_seq_len = 16;
     c.tied = tied;
     c.init_std = 0.1;
@@ -92,7 +97,7 @@ inline Result train(Mesh& mesh, const Case& how) {
     const int64_t T = tiles ? 64 : sides_of_16 ? 16 : 11;
     TrainingCore core(tiles         ? toy128(how.tied)
                       : sides_of_16 ? toy16(how.tied)
-                                    : toy(how.tied, how.layers),
+                                    : toy(how.tied, how.layers, how.vocab),
                       {.zero = how.zero,
                        .adamw = {.max_norm = float(how.clip)},
                        .stage = {.B = how.B,
