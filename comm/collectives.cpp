@@ -90,7 +90,7 @@ void Collectives::all_gather(Stream& stream, const AllGather& a) {
     check_offsets("all_gather", a.offsets, size());
     measured(stream, "all_gather", a.offsets.back() * size_of(a.dtype), [&] {
         char* own = static_cast<char*>(a.out) + a.offsets[size_t(rank())] * size_of(a.dtype);
-        if (own != a.in && count(a.offsets, rank()) > 0)
+        if (own != a.in && count(a.offsets, rank()) > 0 && (size() == 1 || !brings_own_slice(a)))
             stream.copy(own, a.in, count(a.offsets, rank()) * size_of(a.dtype));
         if (size() == 1) return;
         do_all_gather(stream, a);

@@ -119,6 +119,8 @@ class Collectives {
     virtual void do_reduce_scatter(Stream& stream, const ReduceScatter& args) = 0;
     virtual void do_all_gather(Stream& stream, const AllGather& args) = 0;
     virtual void do_broadcast(Stream& stream, void* data, int64_t bytes, int root);
+    // Whether do_all_gather also brings this rank's slice to its place, where it comes from elsewhere.
+    virtual bool brings_own_slice(const AllGather&) const { return false; }
     // Whether everything goes through the transport. What a library sends is unknown: bytes_sent() then counts the
     // ring's bytes.
     virtual bool uses_transport() const { return true; }

@@ -66,6 +66,72 @@ TEST(Symmetric, ValuesStayUntilTheSlowestRankHasReadThem) {
     });
 }
 
+// A rank's memory is its own until it comes to the call, and complete when the call is over: others write into it in
+// between. One rank is late, with what it does before the call on the stream.
+TEST(Symmetric, MemoryIsWrittenByOthersDuringTheCallOnly) {
+    constexpr int64_t kEach = 1000;
+    LoopbackHub hub(3);
+    const std::vector<int64_t> offsets = even_offsets(3 * kEach, 3);
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(hub.device(rank), "comm");
+        auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
+        auto* x = reinterpret_cast<float*>(symmetric->allocate(3 * kEach * 4, Shares::each)->part(rank));
+        for (int late = 0; late < 3; ++late) {
+            const auto set = [&, late] {
+                if (rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                std::fill(x, x + 3 * kEach, float(rank + 1));
+            };
+            int64_t wrong = 0;
+            const auto expect = [&](auto want) {
+                for (int64_t i = 0; i < 3 * kEach; ++i) wrong += x[i] != want(i);
+            };
+            stream.enqueue_host(set);
+            symmetric->all_gather(stream, {.out = x, .in = x + kEach * rank, .offsets = offsets, .dtype = DType::f32});
+            stream.enqueue_host([&] { expect([&](int64_t i) { return float(i / kEach + 1); }); });
+            stream.enqueue_host(set);
+            symmetric->all_reduce(stream,
+                                  {.out = x, .in = x, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+            stream.enqueue_host([&] { expect([](int64_t) { return 6.0f; }); });
+            stream.synchronize();
+            EXPECT_EQ(wrong, 0) << "rank " << rank << ", rank " << late << " is late";
+        }
+    });
+}
+
+// More than the caches hold goes past them, by stores of its own: slices that begin and end within a line, in shared
+// memory and in memory of the ranks' own.
+TEST(Symmetric, LargeRangesGoPastTheCaches) {
+    constexpr int64_t kCount = (int64_t(9) << 20) + 5;  // bf16 of two ranks: more than 32 MiB
+    const std::vector<int64_t> offsets = {0, kCount / 2 + 3, kCount};
+    LoopbackHub hub(2);
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        Stream stream(hub.device(rank), "comm");
+        auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 20, .lanes = 2, .meter = nullptr});
+        auto* shared = reinterpret_cast<bf16*>(symmetric->allocate(kCount * 2, Shares::each)->part(rank));
+        auto* input = reinterpret_cast<bf16*>(symmetric->allocate(kCount * 2, Shares::each)->part(rank));
+        std::vector<bf16> own(static_cast<size_t>(kCount));
+        const auto value = [](int r, int64_t i) { return bf16(float((i * 5 + r * 11) % 61)); };
+        for (bf16* out : {shared, own.data()}) {
+            int64_t wrong = 0;
+            stream.synchronize();
+            for (int64_t i = 0; i < kCount; ++i) input[i] = value(rank, i), out[i] = bf16(-1);
+            symmetric->all_gather(
+                stream, {.out = out, .in = input + offsets[size_t(rank)], .offsets = offsets, .dtype = DType::bf16});
+            stream.synchronize();
+            for (int64_t i = 0; i < kCount; ++i) wrong += out[i].bits != value(i >= offsets[1], i).bits;
+            symmetric->all_reduce(
+                stream, {.out = out, .in = input, .offsets = offsets, .dtype = DType::bf16, .wire = DType::bf16});
+            stream.synchronize();
+            for (int64_t i = 0; i < kCount; ++i) wrong += float(out[i]) != float(value(0, i)) + float(value(1, i));
+            EXPECT_EQ(wrong, 0) << (out == shared ? "shared" : "own") << " memory, rank " << rank;
+        }
+        symmetric->barrier(stream);
+        stream.synchronize();
+    });
+}
+
 // A rank that is through frees what it has of the memory; the others still read its values. Freed early, so many bytes
 // would be no memory any more.
 TEST(Symmetric, MemoryStaysUntilTheLastRankHasLeft) {

@@ -45,6 +45,27 @@ check "  the same bits" cmp "$work/enough/final/model.safetensors" "$work/withhe
 SIMT_NCCL_BLOCKS=1 run mpirun -n 4 "$simt" "${staged[@]}" --timeout 3 --out "$work/too_few"
 check "  with one for all of them ranks wait for each other: exit code 71" test $rc = 71
 
+# Collectives in each other's memory have the bits of messages in rank order: windows of NCCL, pinned memory of the host where GPUs do
+# not reach each other, and over MPI. Three ranks: with two every order has the same bits. What the run says of it.
+three=("${toy[@]}" --steps 3 --zero 2 --grad-accum 2 --timeout 20)
+run mpirun -n 3 "$simt" "${three[@]}" --collectives direct --out "$work/direct"
+symmetric() {  # symmetric NAME LINE VARIABLE=VALUE FLAGS...
+  local name=$1 line=$2 variable=$3
+  shift 3
+  run env "$variable" mpirun -n 3 "$simt" "${three[@]}" --collectives symmetric "$@" --out "$work/$name"
+  check "symmetric, $name: the sharing line" says "symmetric collectives over $line"
+  check "symmetric, $name: the bits of direct" cmp "$work/direct/final/model.safetensors" "$work/$name/final/model.safetensors"
+}
+symmetric windows "nccl, by memory that all GPUs map" SIMT_P2P=1
+symmetric no_p2p "nccl, through pinned memory of the host: GPU [0-9] does not reach GPUs" SIMT_P2P=0
+symmetric mpi "mpi, through pinned memory of the host: messages go over MPI" SIMT_P2P=1 --transport mpi
+check "no memory of the host is left behind" test -z "$(ls /dev/shm/ringzero-* 2> /dev/null)"
+for how in hier hier-symmetric; do
+  run mpirun -n 4 "$simt" "${three[@]}" --collectives $how --ranks-per-node 2 --out "$work/$how"
+done
+check "hier-symmetric, two nodes of two: windows inside a node" says "hier-symmetric collectives over nccl, by memory that all GPUs map"
+check "hier-symmetric, two nodes of two: the bits of hier" cmp "$work/hier/final/model.safetensors" "$work/hier-symmetric/final/model.safetensors"
+
 # A bit that changes on the way: the sums are a kernel's, before and after NCCL.
 run mpirun -n 2 "$simt" "${toy[@]}" --steps 2 --zero 2 --transport nccl --check-wire 1 --out "$work/wire"
 check "--check-wire over NCCL: nothing is found where nothing happens" test $rc = 0
