@@ -216,7 +216,7 @@ endif
 # Streams, collectives, ZeRO and models on a pipeline's stages under ThreadSanitizer: ranks are threads. Without OpenMP
 # and oneDNN, whose threads are not instrumented; GEMM is then our own loops.
 TSAN := $(BUILD)/tsan
-TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp comm/test_wire_check.cpp \
+TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp comm/test_symmetric.cpp comm/test_wire_check.cpp \
   llama/test_pipeline_executor.cpp llama/test_pipeline_layouts.cpp zero/test_zero.cpp)
 # The rooms that these tests reach; the linker says if another is needed.
 TSAN_ROOMS := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES))
