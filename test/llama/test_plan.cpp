@@ -298,8 +298,14 @@ TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
     for (const PlannedRank& one : some) {
         const auto same = std::find_if(all.begin(), all.end(), [&](const auto& r) { return r.rank == one.rank; });
         ASSERT_NE(same, all.end());
-        EXPECT_EQ(one.memory.peak, same->memory.peak) << one.rank;
-        EXPECT_EQ(one.memory.total, same->memory.total) << one.rank;
+        // But for sums of the norm's blocks, 12 bytes each: a tp peer's slice may begin and end within others of them.
+        constexpr size_t kWorkspace = size_t(MemKind::workspace);
+        auto alone = one.memory.peak, together = same->memory.peak;
+        EXPECT_NEAR(double(alone[kWorkspace]), double(together[kWorkspace]), 1e-4 * double(together[kWorkspace]));
+        EXPECT_EQ((alone[kWorkspace] - together[kWorkspace]) % 12, 0) << one.rank;
+        EXPECT_EQ(one.memory.total - alone[kWorkspace], same->memory.total - together[kWorkspace]) << one.rank;
+        alone[kWorkspace] = together[kWorkspace];
+        EXPECT_EQ(alone, together) << one.rank;
         EXPECT_EQ(one.sent, same->sent) << one.rank;
         EXPECT_NEAR(double(one.step), double(same->step), 0.02 * double(same->step)) << one.rank;
     }
