@@ -158,9 +158,10 @@ saved = sorted(glob.glob('$work/$1/checkpoints/step_*'))
 assert len(saved) == 1 and int(saved[0][-9:]) == steps[-1] == $2, (saved, steps[-1])" >> "$work/log" 2>&1; }
 check "after the last step that had its data" last waited 15
 stopped() {  # stopped OUT   a run that waits for data is asked to stop
+  : > "$work/log"  # an earlier run's line is not this one's
   trainer "$1" "$work/grown" "${order[@]}" --steps $steps &
   local job=$! i
-  for ((i = 0; i < 200; ++i)); do grep -q "^waiting  for data" "$work/log" 2> /dev/null && break; sleep 0.1; done
+  for ((i = 0; i < 600; ++i)); do grep -q "^waiting  for data" "$work/log" 2> /dev/null && break; sleep 0.1; done
   pkill -TERM -f "^$program .*--out $work/$1( |\$)"  # the ranks: a launcher that is stopped ends with a code of its own
   wait $job
 }

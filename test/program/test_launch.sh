@@ -54,9 +54,10 @@ slurm=(env PATH="$work/bin:$PATH" SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1 bash dev/
 check "Slurm: a run that finishes" run_says 0 "supervise.sh ended with 0" -- "${slurm[@]}" "${small[@]}" --steps 3 --out "$work/slurm"
 check "Slurm: it is not requeued" test ! -e "$work/requeued"
 stopped() {  # TERM to the batch script, as --signal=B:TERM sends it
+  : > "$work/log"  # an earlier run's steps are not this one's
   "${slurm[@]}" "${small[@]}" --steps 1000000 --out "$work/stopped" > "$work/log" 2>&1 &
   local job=$! rc=0 i
-  for ((i = 0; i < 100; ++i)); do grep -q '^step ' "$work/log" 2> /dev/null && break; sleep 0.1; done
+  for ((i = 0; i < 600; ++i)); do grep -q '^step ' "$work/log" 2> /dev/null && break; sleep 0.1; done
   kill -TERM $job
   wait $job || rc=$?
   [ $rc = 75 ] && grep -q "requeue 7" "$work/requeued"

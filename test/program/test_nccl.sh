@@ -96,6 +96,7 @@ check "  a call of NCCL that never returns: exit code 71" test $rc = 71
 
 # The whole job is stopped for longer than the deadline, and continues.
 paused() {
+  : > "$work/log"  # an earlier run's steps are not this one's
   FAULT="step:*:*:sleep=0.2" timeout -s KILL 120 mpirun -n 2 "$simt" "${toy[@]}" --steps 30 --timeout 6 --transport nccl --out "$work/paused" > "$work/log" 2>&1 &
   local job=$! i
   for ((i = 0; i < 300; ++i)); do grep -q '^step ' "$work/log" && break; sleep 0.1; done
