@@ -316,6 +316,11 @@ class MpiCollectives : public HostLibrary {
     void sum_slices(Stream& stream, const char* values, char* sums, Offsets offsets, DType wire) override {
         const auto [type, add] = element_type(wire);
         const void* from = values ? values : MPI_IN_PLACE;
+        if (const int64_t each = equal_slices(offsets))
+            return enqueue(
+                stream, [=, type = type, add = add, each = int_count(each), comm = comm_->comm](MPI_Request* request) {
+                    return MPI_Ireduce_scatter_block(from, sums, each, type, add, comm, request);
+                });
         enqueue(stream,
                 [=, type = type, add = add, counts = counts(offsets), comm = comm_->comm](MPI_Request* request) {
                     return MPI_Ireduce_scatter(from, sums, counts.data(), type, add, comm, request);
@@ -323,6 +328,11 @@ class MpiCollectives : public HostLibrary {
     }
 
     void gather_slices(Stream& stream, char* values, Offsets offsets, DType dtype) override {
+        if (const int64_t each = equal_slices(offsets))
+            return enqueue(stream, [type = element_type(dtype).type, each = int_count(each), comm = comm_->comm,
+                                    first = values + offsets.front() * size_of(dtype)](MPI_Request* request) {
+                return MPI_Iallgather(MPI_IN_PLACE, 0, type, first, each, type, comm, request);
+            });
         enqueue(stream, [=, this, type = element_type(dtype).type, counts = counts(offsets),
                          starts = starts(offsets)](MPI_Request* request) {
             return MPI_Iallgatherv(MPI_IN_PLACE, 0, type, values, counts.data(), starts.data(), type, comm_->comm,

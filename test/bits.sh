@@ -13,7 +13,7 @@
 #                      micro-batch is summed from zero"; that commit is the baseline of these cases.
 # --cut-since DIR      likewise the cases whose name ends in -cut: three ranks and more whose units are large enough for
 #                      equal slices. The ring sums a value in an order that its owner begins, and owners are others since
-#                      the commit "equal slices". One and two ranks, and direct, give the bits of before.
+#                      f6cf2a6. One and two ranks, and direct, give the bits of before.
 set -uo pipefail
 usage() { sed -n '5,8p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
 [ $# -ge 2 ] || usage

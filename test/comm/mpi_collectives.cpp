@@ -15,6 +15,7 @@
 #include "comm/meter.h"
 #include "kernels/runtime/memory.h"
 #include "test/comm/mpi_main.h"
+#include "zero/unit_layout.h"
 
 // How often each thread asks MPI, while it is counted: MPI's profiling interface puts the program's function before its
 // own.
@@ -30,6 +31,38 @@ extern "C" int MPI_Testall(int n, MPI_Request requests[], int* done, MPI_Status 
         if (asked.counts) ++asked.by_thread[std::this_thread::get_id()];
     }
     return PMPI_Testall(n, requests, done, statuses);
+}
+
+// Which collectives of MPI the library's are made of, likewise.
+static struct {
+    std::mutex mutex;
+    std::map<std::string, int> by_name;
+} called;
+
+static void count_call(const char* name) {
+    const std::lock_guard lock(called.mutex);
+    ++called.by_name[name];
+}
+
+extern "C" int MPI_Iallgather(const void* in, int n, MPI_Datatype type, void* out, int out_n, MPI_Datatype out_type,
+                              MPI_Comm comm, MPI_Request* request) {
+    count_call("allgather");
+    return PMPI_Iallgather(in, n, type, out, out_n, out_type, comm, request);
+}
+extern "C" int MPI_Iallgatherv(const void* in, int n, MPI_Datatype type, void* out, const int counts[],
+                               const int starts[], MPI_Datatype out_type, MPI_Comm comm, MPI_Request* request) {
+    count_call("allgatherv");
+    return PMPI_Iallgatherv(in, n, type, out, counts, starts, out_type, comm, request);
+}
+extern "C" int MPI_Ireduce_scatter(const void* in, void* out, const int counts[], MPI_Datatype type, MPI_Op op,
+                                   MPI_Comm comm, MPI_Request* request) {
+    count_call("reduce_scatter");
+    return PMPI_Ireduce_scatter(in, out, counts, type, op, comm, request);
+}
+extern "C" int MPI_Ireduce_scatter_block(const void* in, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm,
+                                         MPI_Request* request) {
+    count_call("reduce_scatter_block");
+    return PMPI_Ireduce_scatter_block(in, out, n, type, op, comm, request);
 }
 
 namespace rz {
@@ -213,6 +246,35 @@ TEST_F(CollectivesTest, AnySizeGivesTheExactSums) {
             check_all({.offsets = even_offsets(n, int(N)), .in_place = in_place});
             if (HasFatalFailure()) return;
         }
+}
+
+// The slices of a unit, as ZeRO cuts it: MPI's collectives for equal parts where they are equal, else those with a
+// count for each rank. The first slice may begin after the first element.
+TEST_F(CollectivesTest, EqualSlicesOfAUnitUseTheCollectivesForEqualParts) {
+    const int N = world().size();
+    if (transport_kind() == TransportKind::nccl || N == 1) GTEST_SKIP() << "of MPI, between ranks";
+    int64_t step = 16 * 1024;  // of a size that is cut equally
+    while (step % (16 * N) != 0) step += 16 * 1024;
+    const auto calls = [&](const Case& c) {
+        called.by_name.clear();
+        check_all(c);
+        return called.by_name;
+    };
+    for (const bool in_place : {false, true}) {
+        const UnitLayout equal = make_unit("unit", 0, step - 16, N), dear = make_unit("unit", 0, 256 * N + 256, N);
+        ASSERT_TRUE(equal.equal && !dear.equal);
+        const auto of_equal = calls({.offsets = equal.slice_offsets(N), .in_place = in_place});
+        EXPECT_EQ(of_equal, (std::map<std::string, int>{{"allgather", 1}, {"reduce_scatter_block", 1}}));
+        const auto of_dear = calls({.offsets = dear.slice_offsets(N), .in_place = in_place});
+        EXPECT_EQ(of_dear, (std::map<std::string, int>{{"allgatherv", 1}, {"reduce_scatter", 1}}));
+    }
+    std::vector<int64_t> later = even_offsets(64 * N, N);
+    for (int64_t& o : later) o += 7;
+    Collectives &library = algorithm("library"), &ring = algorithm("ring");
+    called.by_name.clear();
+    EXPECT_EQ(reduce_scatter(library, stream_, {.offsets = later}), reduce_scatter(ring, stream_, {.offsets = later}));
+    EXPECT_EQ(all_gather(library, stream_, {.offsets = later}), all_gather(ring, stream_, {.offsets = later}));
+    EXPECT_EQ(called.by_name, (std::map<std::string, int>{{"allgather", 1}, {"reduce_scatter_block", 1}}));
 }
 
 TEST_F(CollectivesTest, SeveralMebibytesInTheDefaultChunks) {

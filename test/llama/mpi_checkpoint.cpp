@@ -20,9 +20,10 @@ std::string shared_folder(Process& process) {
     return folder;
 }
 
+// The embedding and the head are cut into equal slices on 2, 3 and 4 ranks, with padding at their end.
 struct Sharded {
     Sharded(Mesh& mesh, int stage, DType param, OffloadOptimizer offload = OffloadOptimizer::none)
-        : core(zero_case::toy(false),
+        : core(zero_case::toy(false, 3, zero_case::kEqualVocab),
                {.zero = {.stage = stage,
                          .param_dtype = param,
                          .grad_dtype = param,

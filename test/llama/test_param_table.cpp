@@ -75,9 +75,61 @@ TEST_P(EveryPreset, SlicesAreWholeBlocksAndCoverEachUnitOnce) {
         }
 }
 
+// Padding is of the local buffer: logical offsets, which draw random numbers and order the norm, are those of one rank.
+TEST_P(EveryPreset, EqualSlicesMoveNoLogicalOffset) {
+    const ModelConfig c = preset(GetParam());
+    const ParamTable one(c);
+    for (const int ranks : {2, 3, 48, 1000}) {
+        const ParamTable table(c, {.sharers = ranks});
+        int64_t offset = 0, seen = 0;
+        ASSERT_EQ(table.held_units().size(), one.units().size());
+        for (size_t u = 0; u < one.units().size(); ++u) {
+            const UnitLayout &held = table.held_units()[u], &unit = one.units()[u];
+            ASSERT_EQ(held.offset, offset);
+            ASSERT_EQ(held.offset % 256, 0);
+            ASSERT_EQ(held.logical, unit.offset);
+            ASSERT_EQ(held.size, unit.size);
+            ASSERT_EQ(held.block, unit.block);
+            ASSERT_EQ(table.part_padded(int(u)), held.padded);
+            if (held.equal)
+                ASSERT_LE(double(held.padded - held.size), 0.005 * double(held.size));
+            else
+                ASSERT_EQ(held.padded, unit.padded);
+            table.for_each_run(offset, offset + held.padded, INT64_MAX, [&](const TensorRun& run) {
+                ASSERT_EQ(run.local - held.offset, one.tensors()[size_t(run.tensor)].offset + run.first - unit.offset);
+                seen += run.count;
+            });
+            offset += held.padded;
+        }
+        EXPECT_EQ(seen, one.parameters());
+        EXPECT_GE(table.decay_segments().back().end,
+                  table.held_units().back().logical + table.held_units().back().padded);
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Presets, EveryPreset,
                          testing::Values("bytes", "tiny", "small", "medium", "gpt2-124m", "smollm2-135m",
                                          "smollm2-360m", "llama3.2-1b", "llama3.1-405b"));
+
+// Of the table in zero/README.md.
+TEST(ParamTable, PaddingForEqualSlicesIsWhatTheTableSays) {
+    struct {
+        const char* name;
+        int ranks;
+        double padding, share;  // %, and of the parameters in units with equal slices
+    } const rows[] = {{"bytes", 8, 0.032, 4},           {"tiny", 8, 0.040, 70},
+                      {"small", 96, 0.242, 100},        {"smollm2-135m", 64, 0.340, 100},
+                      {"smollm2-135m", 6, 0.020, 21},   {"llama3.2-1b", 2048, 0.037, 100},
+                      {"llama3.1-8b", 512, 0.003, 100}, {"llama3.1-8b", 1000, 0.433, 100}};
+    for (const auto& row : rows) {
+        const ParamTable table(preset(row.name), {.sharers = row.ranks});
+        int64_t padded = 0, equal = 0;
+        for (const UnitLayout& u : table.held_units()) padded += u.padded, equal += u.equal ? u.size : 0;
+        const double all = double(table.parameters());
+        EXPECT_NEAR(100 * (double(padded) / all - 1), row.padding, 0.0006) << row.name << ", " << row.ranks;
+        EXPECT_NEAR(100 * double(equal) / all, row.share, 0.6) << row.name << ", " << row.ranks;
+    }
+}
 
 TEST(ParamTable, OrderIsThatOfTheForwardPass) {
     ModelConfig c;

@@ -82,7 +82,7 @@ FP8_SETTINGS = {
     "no-background-save": [""],
     "tp-overlap": [""],
 }
-MODEL = "--dim 32 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9000 --seq-len 24"
+MODEL = "--dim 32 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9200 --seq-len 24"
 FP8_MODEL = "--dim 64 --heads 4 --kv-heads 4 --ffn 96 --head-dim 16 --vocab 512 --seq-len 32"
 SWITCHES = {"no-overlap", "accumulate-locally", "no-background-save"}
 

@@ -1,5 +1,6 @@
 // The emulator's knobs and counters, for tests. Environment: SIMT_SEED (a number), SIMT_POLICY (a name below),
-// SIMT_STREAMS=now (run stream work at once), SIMT_COVERAGE (file that launch counts are appended to).
+// SIMT_STREAMS=now (run stream work at once), SIMT_COVERAGE (file that launch counts are appended to), SIMT_NCCL_CALLS
+// (file that the numbers of NCCL's calls are appended to).
 #pragma once
 
 #include <cstddef>
@@ -32,6 +33,9 @@ const std::string& last_error();
 void clear_error();
 // Restarts the stream generator, so that a test can try many interleavings.
 void seed_streams(uint64_t seed);
+
+// How often this process has enqueued an operation of the model of NCCL: "ncclAllGather".
+int nccl_calls(const std::string& name);
 
 // Which build this is: "plain", "asan" or "race".
 const char* build_name();

@@ -22,7 +22,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -34,6 +36,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "test/simt/control.h"
 #include "test/simt/fake_device.h"
 #include "test/simt/fake_nccl.h"
 #include "test/simt/runtime.h"
@@ -225,8 +228,24 @@ ncclResult_t launch_group() {
     for (ncclComm* c : std::exchange(group.entered, {})) leave(c);
     return result;
 }
+struct Calls {
+    std::mutex mutex;
+    std::map<std::string, int> by_name;
+    ~Calls() {
+        const char* path = getenv("SIMT_NCCL_CALLS");
+        FILE* file = path ? fopen(path, "a") : nullptr;
+        if (!file) return;
+        for (const auto& [name, n] : by_name) fprintf(file, "%s %d\n", name.c_str(), n);
+        fclose(file);
+    }
+} calls;
+
 ncclResult_t submit(std::shared_ptr<Operation> op, cudaStream_t stream, const char* call) {
     enter(op->comm, call);
+    {
+        const std::lock_guard lock(calls.mutex);
+        ++calls.by_name[call];
+    }
     if (op->comm->aborted) misuse(std::string(call) + " on a communicator that was aborted");
     if (!op->comm->job.empty()) misuse(std::string(call) + " while the job of the last group is pending");
     group.entered.push_back(op->comm);
@@ -300,6 +319,12 @@ std::shared_ptr<Operation> operation(ncclComm_t c) {
 }
 
 }  // namespace
+
+int simt::nccl_calls(const std::string& name) {
+    const std::lock_guard lock(calls.mutex);
+    const auto at = calls.by_name.find(name);
+    return at == calls.by_name.end() ? 0 : at->second;
+}
 
 extern "C" {
 

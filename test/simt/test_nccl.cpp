@@ -9,9 +9,13 @@
 #include <thread>
 #include <vector>
 
+#include "comm/collectives.h"
 #include "comm/nccl_comm.h"
+#include "comm/nccl_transport.h"
 #include "comm/watch.h"
 #include "kernels/runtime/memory.h"
+#include "test/simt/control.h"
+#include "zero/unit_layout.h"
 
 namespace rz {
 namespace {
@@ -77,6 +81,54 @@ TEST(NcclComm, EveryCallGivesWhatItSays) {
         }
         EXPECT_EQ(values(m.memory, 200, 4), values(m.memory, 100 + 4 * rank, 4)) << "rank " << rank;
     });
+}
+
+// The slices of a unit, as ZeRO cuts it, on three ranks: NCCL's own collectives where they are equal, else a reduction
+// to and a broadcast from each owner.
+TEST(NcclCollectives, EqualSlicesOfAUnitAreOneReduceScatterAndOneAllGather) {
+    constexpr int kRanks = 3;
+    const auto calls = [](const UnitLayout& unit) {
+        const auto counts = [] {
+            std::vector<int> n;
+            for (const char* name : {"ncclReduceScatter", "ncclAllGather", "ncclReduce", "ncclBroadcast"})
+                n.push_back(simt::nccl_calls(name));
+            return n;
+        };
+        const std::vector<int> before = counts();
+        const std::string id = nccl_unique_id();
+        const auto run = [&](int rank) {
+            const auto transport = make_nccl_transport(id, rank, {0, 1, 2}, "data", kGpu, nullptr);
+            const auto library = make_collectives(Algorithm::library, *transport, {});
+            const std::vector<int64_t> offsets = unit.slice_offsets(kRanks);
+            const int64_t first = offsets[size_t(rank)];
+            Stream stream(kGpu, "test");
+            Buffer memory(kGpu, unit.padded * 4, MemKind::comm, "test");
+            float* x = memory.as<float>();
+            for (int64_t i = 0; i < unit.padded; ++i) x[i] = float(i % 61 + 100 * rank);
+            library->reduce_scatter(stream, {.out = x + first,
+                                             .in = x,
+                                             .offsets = offsets,
+                                             .dtype = DType::f32,
+                                             .wire = DType::f32,
+                                             .out_dtype = DType::f32});
+            library->all_gather(stream, {.out = x, .in = x + first, .offsets = offsets, .dtype = DType::f32});
+            stream.synchronize();
+            int64_t wrong = 0;
+            for (int64_t i = 0; i < unit.padded; ++i) wrong += x[i] != float(3 * (i % 61) + 300);
+            EXPECT_EQ(wrong, 0) << "rank " << rank;
+        };
+        std::vector<std::thread> others;
+        for (int r = 1; r < kRanks; ++r) others.emplace_back(run, r);
+        run(0);
+        for (std::thread& t : others) t.join();
+        std::vector<int> after = counts();
+        for (size_t i = 0; i < after.size(); ++i) after[i] -= before[i];
+        return after;
+    };
+    const UnitLayout equal = make_unit("unit", 0, 49'000, kRanks), dear = make_unit("unit", 0, 10'000, kRanks);
+    ASSERT_TRUE(equal.equal && !dear.equal);
+    EXPECT_EQ(calls(equal), (std::vector<int>{kRanks, kRanks, 0, 0}));
+    EXPECT_EQ(calls(dear), (std::vector<int>{0, 0, kRanks * kRanks, kRanks * kRanks}));
 }
 
 // Several threads use a communicator as they like, and the watchdog looks at it: NcclComm lets in one at a time. The
