@@ -250,10 +250,10 @@ void CheckpointWriter::prepare_into(Job& job) {
     job.prepared = job.report.error.empty();
 }
 
-// A rank that gave up here could not say so, and rank 0 would wait for its part.
+// Whatever the error, until the deadline: a rank that gave up here could not say so, and rank 0 would wait for its part
+// as long.
 bool CheckpointWriter::await_files(Job& job) {
     const std::string path = job.folder + "/" + kReports;
-    int attempt = 0;
     for (int wait_ms = 1; !job.cancelled; wait_ms = std::min(2 * wait_ms, 100)) {
         // Opened: network file systems then look again.
         ++job.report.traffic.opens;
@@ -261,7 +261,7 @@ bool CheckpointWriter::await_files(Job& job) {
             ::close(fd);
             return true;
         }
-        if (errno != ENOENT && !try_again(errno, attempt, path, "open")) fail_errno(path, "open");
+        if (errno != ENOENT && seconds_since(job.start) >= options_.timeout_s) fail_errno(path, "open");
         require(seconds_since(job.start) < options_.timeout_s,
                 "%s: is not there after %.0f s: is --out on a file "
                 "system that all ranks share?",
