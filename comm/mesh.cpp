@@ -12,6 +12,7 @@
 #include "comm/thresholds.h"
 #include "comm/virtual_net.h"
 #include "comm/watch.h"
+#include "kernels/runtime/is_cpu.h"
 
 namespace rz {
 
@@ -145,12 +146,58 @@ void Mesh::build_axis(Axis axis, const Open& open) {
     groups_.push_back(std::move(group));
 }
 
+// Of NCCL's operations, how many may be under way together: a pipeline's lanes, both directions, and groups. Data,
+// shard and replicate follow each other on one stream.
+struct AtOnce {
+    int lanes = 0, groups = 0;
+};
+static AtOnce at_once(const Grid& grid) {
+    const int pp = grid.size(Axis::pp);
+    AtOnce most{.lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4};
+    for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp, Axis::model}) most.groups += grid.size(axis) > 1;
+    return most;
+}
+
+void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) {
+    if (left_free == 0) return;
+    require(
+        !cpu,
+        "--comm-sms %d: this run is on the CPU, which has no multiprocessors to leave free\n  nearest: leave it out",
+        left_free);
+    require(
+        multiprocessors == 0 || left_free < multiprocessors,
+        "--comm-sms %d: the GPU has %d multiprocessors, and none would be left for compute\n  nearest: --comm-sms %d",
+        left_free, multiprocessors, multiprocessors / 4);
+    const auto [lanes, groups] = at_once(grid);
+    require(!nccl || left_free >= lanes + groups,
+            "--comm-sms %d: over NCCL %d operations may be under way together (%d lanes of the pipeline, %d groups), "
+            "each on a thread block of its own\n  nearest: --comm-sms %d",
+            left_free, lanes + groups, lanes, groups, lanes + groups);
+}
+
+// Where ranks communicate, blocks of NCCL may hold multiprocessors when a kernel of compute starts. The counter is the
+// mesh's, so the context forgets it with the mesh.
+void Mesh::make_room(Device device) {
+    stream_->context().draws = nullptr;
+    BesideCommunication& beside = stream_->context().beside;
+    beside.left_free = options_.left_free;
+    if (world_.size == 1 || is_cpu(device)) return;
+    next_tile_ = Buffer(device, sizeof *beside.next_tile, MemKind::comm, "attention's next tile");
+    if (device.is_cuda()) {
+        stream_->zero(next_tile_.data(), next_tile_.bytes());
+        stream_->synchronize();
+    }
+    beside.next_tile = next_tile_.as<uint32_t>();
+}
+
 void Mesh::build(Device device, const Open& open) {
+    check_left_free(options_.left_free, gpu_multiprocessors(device), is_cpu(device), /*nccl=*/false, grid_);
     stream_ = make_comm_stream(device);
     for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate, Axis::tp, Axis::cp, Axis::pp, Axis::model})
         build_axis(axis, open);
     const bool staged = device.is_cuda() && std::string(pp().transport().name()) == "mpi";
     build_links(device, options_.one_lane || staged, open);
+    make_room(device);
 }
 
 // Collective over all ranks; no members: this rank is in none.
@@ -168,13 +215,13 @@ Mesh::Mesh(Process& process, Device device, const MeshOptions& options)
     : options_(settle(process.size(), options, process.nodes())),
       grid_(process.size(), options_.grid),
       world_{process.rank(), process.size()} {
-    // Over NCCL a pipeline's lanes and groups share the thread blocks that there are for them. Data, shard and
-    // replicate follow each other on one stream.
-    const int pp = grid_.size(Axis::pp), lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4;
-    int groups = 0;
-    for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp, Axis::model}) groups += grid_.size(axis) > 1;
-    const NcclBlocks blocks = nccl_blocks(gpu_multiprocessors(device), lanes, groups);
-    const bool limited = lanes > 0 && device.is_cuda() && built_with_nccl() && options_.transport != TransportKind::mpi;
+    // Over NCCL a pipeline's lanes and groups share the thread blocks that there are for them.
+    const auto [lanes, groups] = at_once(grid_);
+    const int left_free = options_.left_free, there = gpu_multiprocessors(device);
+    const bool nccl = device.is_cuda() && built_with_nccl() && process.uses_nccl(options_.transport, device);
+    check_left_free(left_free, there, is_cpu(device), nccl, grid_);
+    const NcclBlocks blocks = nccl_blocks(there, lanes, groups, left_free);
+    const bool limited = nccl && (lanes > 0 || left_free > 0);
     build(device, [&](const std::vector<int>& members, const std::string& name) {
         const bool is_lane = members.empty() || name.find('>') != std::string::npos;  // "pp 0>1"
         if (limited && (is_lane || members.size() > 1))
@@ -228,7 +275,12 @@ Mesh::Mesh(Device device, int rank, int size, const PlannedLink& link, const Mes
     : Mesh(
           device, rank, size, [&](const std::string&, const std::vector<int>&, bool) { return link; }, options) {}
 
-Mesh::~Mesh() = default;
+Mesh::~Mesh() {
+    RankContext& context = stream_->context();
+    if (context.beside.next_tile != next_tile_.as<uint32_t>()) return;  // a later mesh's
+    context.beside = {};
+    context.draws = nullptr;
+}
 
 bool Mesh::is_first_reader() const {
     return place(Axis::tp).rank == 0 && place(Axis::cp).rank == 0 && place(Axis::pp).rank == 0;

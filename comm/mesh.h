@@ -28,6 +28,7 @@
 #include "comm/collectives.h"
 #include "comm/planned_transport.h"
 #include "comm/grid.h"
+#include "kernels/runtime/memory.h"
 
 namespace rz {
 
@@ -40,11 +41,16 @@ struct MeshOptions {
     TransportKind transport = TransportKind::automatic;
     AxisAlgorithms algorithms = {};  // cp, pp and model sum in ascending rank order
     int ranks_per_node = 0;          // 0: as the launcher placed them, or as grid.nodes has it
+    int left_free = 0;               // multiprocessors of a GPU, for communication alone (--comm-sms)
     CollectiveOptions collectives = {};
     bool one_lane = false;                   // all links on stream(); always so for CUDA memory over MPI
     bool check_wire = false;                 // sum the bits of every message (wire_check.h)
     std::function<bool()> damage_wire = {};  // of tests: whether an arriving message is to lose a bit
 };
+
+// Refuses a --comm-sms that can't be met; the mesh asks, and the plan, for a machine that isn't here.
+// `multiprocessors`: of the GPU, 0: not known.
+void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid);
 
 // One direction between two neighbours on the pp axis: a transport of its own, and a stream of its own unless the mesh
 // has one lane. The k-th send is met by the k-th recv; sizes must agree.
@@ -138,6 +144,7 @@ class Mesh {
     using Links = std::vector<std::unique_ptr<Link>>;
 
     void build(Device device, const Open& open);
+    void make_room(Device device);
     void build_axis(Axis axis, const Open& open);
     void check_wire(Transport& transport);
     void build_links(Device device, bool one_lane, const Open& open);
@@ -151,6 +158,7 @@ class Mesh {
     std::array<Collectives*, size_t(Axis::count_)> axes_ = {};
     Links links_to_, links_from_;
     PlannedPeers* planned_peers_ = nullptr;
+    Buffer next_tile_;                // of BesideCommunication
     std::unique_ptr<Stream> stream_;  // the first to go: nothing is freed under its work
 };
 

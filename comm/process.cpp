@@ -436,6 +436,11 @@ void Process::settle_on_cores(Device device, std::string* note) {
     if (note && !few.empty()) *note += (note->empty() ? "" : "\n") + few;
 }
 
+bool Process::uses_nccl(TransportKind kind, Device device) const {
+    if (kind == TransportKind::automatic) return device.is_cuda() && built_with_nccl() && !shares_gpu_;
+    return kind == TransportKind::nccl || kind == TransportKind::nccl_shared;
+}
+
 std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device device, int color, int key,
                                                    const std::string& group) {
     struct Place {
@@ -458,9 +463,8 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
         return hub_->subgroup(rank_, members, group,
                               format("%s %d, group %lld", group.c_str(), color, (long long)number));
     }
-    bool nccl = kind == TransportKind::nccl || kind == TransportKind::nccl_shared;
+    const bool nccl = uses_nccl(kind, device);
     require(!nccl || device.is_cuda(), "transport nccl moves memory of CUDA devices; use device cuda or transport mpi");
-    if (kind == TransportKind::automatic) nccl = device.is_cuda() && built_with_nccl() && !shares_gpu_;
     const bool alone = max(int64_t(members.size())) <= 1;  // every group has one member, so none needs a library
     if (alone && color < 0) return nullptr;
     if (alone && !(nccl && kind != TransportKind::automatic))

@@ -92,6 +92,9 @@ class Process {
     // user. Collective.
     Device choose_device(DeviceChoice choice, TransportKind transport, std::string* note);
 
+    // Whether groups of ranks talk over NCCL. Known once the device is chosen.
+    bool uses_nccl(TransportKind kind, Device device) const;
+
     // A group of the ranks that pass the same color, ordered by key, then rank; color -1: this rank is in none and gets
     // nullptr. Collective over all ranks.
     std::unique_ptr<Transport> make_transport(TransportKind kind, Device device, int color, int key,

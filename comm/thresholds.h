@@ -49,15 +49,16 @@ constexpr int64_t hier_step_bytes(int64_t bytes, int nodes) {
 // many are under way at once, of each lane and of each group. If those that wait took all the room, one that a peer
 // waits for might never start, and ranks would wait for each other forever. So together they get a quarter of the
 // multiprocessors, about what one collective takes by itself; what computes never waits for a peer, so it always makes
-// room again.
+// room again. With --comm-sms they get what that leaves free, with a pipeline or without.
 struct NcclBlocks {
     int lane = 0, group = 0;  // of an operation; 0: NCCL's own choice
 };
-// `lanes`: of this rank, both directions; without any nothing is limited. `groups`: that may be under way together.
-constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups) {
-    if (lanes == 0) return {};
-    const int quarter = multiprocessors / 4, fewest = lanes + groups;
-    const int room = quarter > fewest ? quarter : fewest;
+// `lanes`: of this rank, both directions. `groups`: that may be under way together. `left_free`: --comm-sms, at least
+// lanes + groups; 0: without lanes nothing is limited.
+constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups, int left_free = 0) {
+    if (lanes == 0) return {0, left_free > 0 && groups > 0 ? left_free / groups : 0};
+    const int part = left_free > 0 ? left_free : multiprocessors / 4, fewest = lanes + groups;
+    const int room = part > fewest ? part : fewest;
     const int most = room / 16 > 1 ? room / 16 : 1, fits = (room - groups) / lanes;
     const int lane = most < fits ? most : fits;
     return {lane, groups ? (room - lanes * lane) / groups : 0};

@@ -1,6 +1,7 @@
 #include "kernels/rmsnorm.h"
 
 #include "kernels/magnitude.h"
+#include "kernels/runtime/context.h"
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/rmsnorm.cpp"
@@ -169,7 +170,9 @@ void rmsnorm_backward(Stream& stream, const RmsnormBackward& a) {
     check_pointer(op, "rstd", a.rstd, 4);
     check_pointer(op, "scratch", a.scratch, 16);
     if (a.dresidual) check_pointer(op, "dresidual", a.dresidual, 16);
-    stream.run(a, rmsnorm_backward_cpu, RZ_CUDA_OP(rmsnorm_backward_cuda));
+    RmsnormBackward call = a;
+    call.beside = stream.context().beside;
+    stream.run(call, rmsnorm_backward_cpu, RZ_CUDA_OP(rmsnorm_backward_cuda));
 }
 
 }  // namespace rz

@@ -17,6 +17,7 @@
 // q[b*q_batch + t*q_row + head*D + d], all in elements; o and its gradient use o_*, k and v (and dk, dv) use kv_*.
 // Rows are aligned to 16 bytes where D % 8 == 0. Any even D up to 256, any lengths.
 
+#include "kernels/runtime/beside.h"
 #include "kernels/runtime/device.h"
 
 namespace rz {
@@ -52,7 +53,8 @@ struct AttentionForward {
     const void* k;  // (B, Tk, K, D) strided
     const void* v;  // (B, Tk, K, D) strided
     AttentionShape shape;
-    uint32_t* amax = nullptr;  // (1) max= magnitudes of o (kernels/magnitude.h); optional
+    uint32_t* amax = nullptr;         // (1) max= magnitudes of o (kernels/magnitude.h); optional
+    BesideCommunication beside = {};  // attention_forward() takes the context's; no bit depends on it
 };
 
 // Two runs give the same bits: no atomics; dk and dv are summed over the group's heads in order. lse and o may be those
@@ -72,6 +74,7 @@ struct AttentionBackward {
     // dk and dv are f32 and added to: what one chunk of queries gives to keys that other chunks see too. On a CPU with
     // one query head per key head, chunks of queries in order give the bits of one call, before its rounding.
     bool sum_dkv = false;
+    BesideCommunication beside = {};  // attention_backward() takes the context's; no bit depends on it
 };
 
 int64_t attention_backward_workspace(const AttentionShape&);  // in bytes

@@ -31,6 +31,7 @@ struct Smem {
 template <int kStages>
 struct Barriers {
     uint64_t x_full, x_empty, full[kStages], empty[kStages];
+    int item[2];  // of this round and the next
 };
 
 // The tensors of a kernel by role
@@ -64,7 +65,7 @@ __device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder
     }
 }
 
-// One thread
+// One thread. At the end an item that does not exist, without rows.
 template <int D, bool kForKeys>
 __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
                                         const AttentionBackward& a, const WorkOrder& order, const Maps& maps) {
@@ -72,9 +73,11 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
     const AttentionShape& s = a.shape;
     const BackwardStats stats(a);
     Cursor<M::kStages> at;
-    for (int round = 0; item_in(order, round) < order.items(); ++round) {
-        const Item item = item_of<kForKeys>(s, order, item_in(order, round));
+    int round = 0, taken;
+    for (; (taken = take_item(order, a.beside, round)) < order.items(); ++round) {
+        const Item item = item_of<kForKeys>(s, order, taken);
         ptx::mbar_wait(&bars.x_empty, uint32_t(round & 1) ^ 1);
+        bars.item[round & 1] = taken;
         ptx::mbar_arrive_expect_tx(&bars.x_full, 4 * M::kTile);
         for (int group = 0; group < 2; ++group) {
             unsigned char* x = smem + M::kX + 2 * group * M::kTile;
@@ -99,6 +102,9 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
                 }
             }
     }
+    ptx::mbar_wait(&bars.x_empty, uint32_t(round & 1) ^ 1);
+    bars.item[round & 1] = taken;
+    ptx::mbar_arrive(&bars.x_full);
 }
 
 template <class T, int D, bool kForKeys>
@@ -343,7 +349,7 @@ struct Consumer {
         uint32_t again = uint32_t(round);
         ptx::forget(again);
         const AttentionShape& shape = a.shape;
-        const Item item = item_of<kForKeys>(shape, order, item_in(order, int(again)));
+        const Item item = item_of<kForKeys>(shape, order, item_of_round(bars.item, int(again)));
         const int first = item.first_row + group * kGroupRows, count = int(kForKeys ? shape.Tk : shape.Tq) - first;
         const int64_t column = int64_t(item.x_head) * D;
         if constexpr (kForKeys) {
@@ -362,15 +368,17 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void run(const AttentionBackward& a, const WorkOrder& order) {
-        for (int round = 0; item_in(order, round) < order.items(); ++round) {
-            const Item item = item_of<kForKeys>(a.shape, order, item_in(order, round));
+        for (int round = 0;; ++round) {
+            ptx::mbar_wait(&bars.x_full, uint32_t(round & 1));
+            const int taken = item_of_round(bars.item, round);
+            if (taken >= order.items()) return;
+            const Item item = item_of<kForKeys>(a.shape, order, taken);
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) grad1[i] = 0;
 #pragma unroll
             for (int i = 0; i < (kForKeys ? D / 2 : 2); ++i) grad2[i] = 0;
             if constexpr (!kForKeys) load_stats(a, item);
             batch = item.batch;
-            ptx::mbar_wait(&bars.x_full, uint32_t(round & 1));
             if constexpr (kForKeys)
                 keys(item);
             else
@@ -449,10 +457,11 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
         // Streamed tiles; the start and end of an item take about as long as three.
         const int64_t group = s.H / s.K, bytes = 4 * s.Tq * D;
         const double step = kRows / kStream, kv_step = step * double(group), before = double(s.offset()) / kStream;
-        const WorkOrder kv_order =
-                            work_order({s.B * s.K, 1, blocks_for(s.Tk, kRows), bytes * group, kv_step, 3 + kv_step}),
+        const WorkOrder kv_order = work_order(
+                            {s.B * s.K, 1, blocks_for(s.Tk, kRows), bytes * group, kv_step, 3 + kv_step}, a.beside),
                         q_order = work_order(
-                            {s.B * s.H, group, blocks_for(s.Tq, kRows), 4 * s.Tk * D, step, 3 + step + before});
+                            {s.B * s.H, group, blocks_for(s.Tq, kRows), 4 * s.Tk * D, step, 3 + step + before},
+                            a.beside);
         const auto config = [&](const WorkOrder& order) {
             return LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream);
         };

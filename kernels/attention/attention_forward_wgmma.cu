@@ -35,6 +35,7 @@ struct Config {
 template <int kStages>
 struct Barriers {
     uint64_t q_full, q_empty, k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
+    int item[2];  // of this round and the next
 };
 
 // A tile of queries: where it is, and which tiles of keys some of its queries see, at least one
@@ -52,16 +53,19 @@ __device__ __forceinline__ Queries queries_of(const AttentionShape& s, const Wor
 }
 
 // One thread. For each item its queries, when all warpgroups have left the last ones; keys and values of every tile,
-// each when all warpgroups have left its stage. The first keys need not wait for the queries' place.
+// each when all warpgroups have left its stage. The first keys need not wait for the queries' place. At the end an item
+// that does not exist, without queries.
 template <int D>
 __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>::kStages>& bars,
-                                        const AttentionShape& s, const WorkOrder& order, const CUtensorMap* q,
+                                        const AttentionForward& a, const WorkOrder& order, const CUtensorMap* q,
                                         const CUtensorMap* k, const CUtensorMap* v) {
     using C = Config<D>;
+    const AttentionShape& s = a.shape;
     Cursor<C::kStages> at;
     const int group = int(s.H) / int(s.K);
-    for (int round = 0; item_in(order, round) < order.items(); ++round) {
-        const Queries item = queries_of<D>(s, order, item_in(order, round));
+    int round = 0, taken;
+    for (; (taken = take_item(order, a.beside, round)) < order.items(); ++round) {
+        const Queries item = queries_of<D>(s, order, taken);
         const int kv_head = item.head / group;
         for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
             ptx::mbar_wait(&bars.k_empty[at.stage], at.parity ^ 1);
@@ -70,6 +74,7 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
                                        (item.first_tile + tile) * kKeys, item.batch);
             if (tile == 0) {
                 ptx::mbar_wait(&bars.q_empty, uint32_t(round & 1) ^ 1);
+                bars.item[round & 1] = taken;
                 ptx::mbar_arrive_expect_tx(&bars.q_full, C::kQTile);
                 load_panels<WidePanels<D>>(smem + C::kQ, C::kRows, q, &bars.q_full, item.head, item.t0, item.batch);
             }
@@ -79,6 +84,9 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
                                          (item.first_tile + tile) * kKeys, item.batch);
         }
     }
+    ptx::mbar_wait(&bars.q_empty, uint32_t(round & 1) ^ 1);
+    bars.item[round & 1] = taken;
+    ptx::mbar_arrive(&bars.q_full);
 }
 
 // What a warpgroup keeps: its rows' scores of one tile, their exponentials as A operands, and the output.
@@ -248,13 +256,15 @@ struct Consumer {
     __device__ __forceinline__ void run(const AttentionForward& a, const WorkOrder& order) {
         const int Tq = int(a.shape.Tq), Tk = int(a.shape.Tk), offset = int(a.shape.offset());
         if (group == C::kGroups - 1) pass_turn();
-        for (int round = 0; item_in(order, round) < order.items(); ++round) {
-            const Queries item = queries_of<D>(a.shape, order, item_in(order, round));
+        for (int round = 0;; ++round) {
+            ptx::mbar_wait(&bars.q_full, uint32_t(round & 1));
+            const int taken = item_of_round(bars.item, round);
+            if (taken >= order.items()) break;
+            const Queries item = queries_of<D>(a.shape, order, taken);
             const int row = item.t0 + group * kGroupRows, first = offset + row;
             // The first warpgroups may see fewer tiles than the last; rows beyond the end need none.
             const int end = (min(first + kGroupRows, Tk) + kKeys - 1) / kKeys;
             const int mine = row < Tq ? max(1, min(item.tiles, end - item.first_tile)) : 0;
-            ptx::mbar_wait(&bars.q_full, uint32_t(round & 1));
             if (mine > 0) {
                 const int warp_row = int(threadIdx.x) / 32 % 4 * 16;
                 batch = item.batch;
@@ -300,7 +310,7 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
     const int group = warpgroup();
     if (group == 0) {
         ptx::setmaxnreg_dec<C::kProducerRegisters>();
-        if (threadIdx.x == 0) produce<D>(smem, bars, a.shape, order, &q, &k, &v);
+        if (threadIdx.x == 0) produce<D>(smem, bars, a, order, &q, &k, &v);
         return;
     }
     ptx::setmaxnreg_inc<C::kConsumerRegisters>();
@@ -320,7 +330,8 @@ bool attention_forward_wgmma(const AttentionForward& a, CudaStream stream) {
         if (!compiled_for_sm90a(reinterpret_cast<const void*>(kernel))) return;
         // Tiles of 128 keys; the start and end of an item take about as long as one of them.
         const WorkOrder order = work_order({s.B * s.H, s.H / s.K, blocks_for(s.Tq, C::kRows), 4 * s.Tk * D,
-                                            double(C::kRows) / kKeys, 2 + double(s.offset()) / kKeys});
+                                            double(C::kRows) / kKeys, 2 + double(s.offset()) / kKeys},
+                                           a.beside);
         launch(kernel, LaunchConfig(dim3(unsigned(order.blocks)), dim3(C::kThreads), C::kBytes, stream), a, order,
                wgmma_map<WidePanels<D>>(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch, C::kRows),
                wgmma_map<WidePanels<D>>(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys),

@@ -1,10 +1,13 @@
 #pragma once
 // The order in which the blocks of a Hopper attention kernel take their work. A kernel has as many blocks as
-// multiprocessors, and they stay; an item is a tile of rows of one head, longer or shorter by the causal mask, and
-// depends on no other, so that the order can't change a result. The rule is fixed in advance: no counter in memory.
+// multiprocessors that it may take, and they stay; an item is a tile of rows of one head, longer or shorter by the
+// causal mask, and depends on no other, so that the order can't change a result. Alone on its device, each block's
+// items are fixed in advance. Beside communication blocks draw them from a counter, in the sequence's order: a block
+// that has to wait for a multiprocessor would otherwise hold its items back until another block has ended.
 //
 // Items form a sequence: sections of heads whose streamed tensors fit in L2 together, within a section tiles by length,
-// of each length all the section's heads. Blocks take neighbours of the sequence in turn, round after round.
+// of each length all the section's heads. Where they are fixed, blocks take neighbours of the sequence in turn, round
+// after round.
 
 #include <cstdint>
 
@@ -26,6 +29,8 @@ struct WorkOrder {
     constexpr int item(int block, int round) const {
         return round * blocks + (snake && round % 2 ? blocks - 1 - block : block);
     }
+    // A counter from which every block draws until it gets none: it is 0 again after the draw that returns this.
+    constexpr uint32_t last_draw() const { return uint32_t(items() + blocks - 1); }
     constexpr WorkItem at(int item) const {
         const int s = item / (section * tiles), in_section = item - s * section * tiles;
         const int left = heads - s * section, here = left < section ? left : section, rank = in_section / here;

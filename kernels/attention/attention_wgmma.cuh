@@ -7,6 +7,7 @@
 // 16 at D = 80. Other tiles have panels of 64; TMA fills the last one's columns beyond D with zeros, and no product
 // reads them. Summed over, these are operands in the forms of CUTLASS's kernels for sm_90 (test/ptx/README.md).
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/attention/attention_mma.cuh"
@@ -29,8 +30,16 @@ using SummedPanels = Panels<D, D % 64 == 0   ? 64
                                : D % 32 == 0 ? 32
                                              : 16>;
 
-// What this block takes in a round; nothing where that is not below order.items().
-__device__ __forceinline__ int item_in(const WorkOrder& order, int round) { return order.item(int(blockIdx.x), round); }
+// What this block takes in a round; nothing where that is not below order.items(). One thread asks, once a round, and
+// leaves the answer to the others in shared memory, where they find it after the barrier that the round's tile of rows
+// completes. There are two places: a warp may still look at a round's while the next one's is written.
+__device__ __forceinline__ int take_item(const WorkOrder& order, const BesideCommunication& beside, int round) {
+    if (beside.next_tile == nullptr) return order.item(int(blockIdx.x), round);
+    return int(atomicInc(beside.next_tile, order.last_draw()));
+}
+__device__ __forceinline__ int item_of_round(const int (&taken)[2], int round) {
+    return __shfl_sync(kFullWarp, taken[round & 1], 0);  // as a value that the compiler knows to be the whole warp's
+}
 
 // ---- pipeline
 
@@ -205,8 +214,9 @@ inline bool compiled_for_sm90a(const void* kernel) {
 #endif
 }
 
-// The order for the current device. A thread keeps what it has chosen for its last shapes.
-inline WorkOrder work_order(const WorkShape& shape) {
+// The order for the current device, less the multiprocessors that are left free. A thread keeps what it has chosen for
+// its last shapes.
+inline WorkOrder work_order(const WorkShape& shape, const BesideCommunication& beside) {
     struct Known {
         WorkShape shape;
         int blocks;
@@ -215,7 +225,7 @@ inline WorkOrder work_order(const WorkShape& shape) {
     };
     constexpr size_t kKeep = 16;
     static thread_local std::vector<Known> known;
-    const int blocks = device_attribute(cudaDevAttrMultiProcessorCount);
+    const int blocks = std::max(1, device_attribute(cudaDevAttrMultiProcessorCount) - beside.left_free);
     const int64_t l2 = device_attribute(cudaDevAttrL2CacheSize);
     for (const Known& k : known)
         if (k.shape == shape && k.blocks == blocks && k.l2 == l2) return k.order;

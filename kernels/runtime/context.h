@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "kernels/runtime/beside.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/runtime/planned.h"
 
@@ -14,6 +15,8 @@ namespace rz {
 struct GemmTuning;
 class GemmPlans;
 class Fp8GemmPlans;
+
+class Stream;
 
 // Outlives every stream, buffer and event of its rank.
 struct RankContext {
@@ -24,6 +27,8 @@ struct RankContext {
     MemoryLedger memory;
     PlannedMachine planned;   // what its planned device is
     bool one_memory = false;  // its host memory is the device's, as on a CPU: counted there
+    BesideCommunication beside;
+    const Stream* draws = nullptr;  // the stream whose kernels use beside.next_tile: two kernels at a time must not
 
     // Of kernels/gemm and kernels/fp8, which make them at the first use, under `gemm_mutex`.
     std::mutex gemm_mutex;

@@ -16,6 +16,7 @@ struct Machine {
     std::string match;  // part of the name that the driver gives the card; empty: none
     bool cpu = false;   // ranks are processes on the cores of a host; else one GPU each
     double compute_capability = 9.0;
+    double multiprocessors = 0;  // of a card; 0: unknown
 
     // Memory of a card, or of a host that its ranks share. Beside what the ledger counts a rank takes between
     // outside_min and outside_max: context, kernels, the libraries' own; a rank of several, comm_* more.

@@ -54,7 +54,7 @@ double seen(const AttentionShape& s) {
     return n(s.B) * n(s.Tq) * (n(s.Tk) - 0.5 * n(s.Tq - 1));
 }
 
-OpWork attention(const AttentionShape& s, bool backward) {
+OpWork attention(const AttentionShape& s, bool backward, int left_free) {
     const double q = n(s.B) * n(s.Tq) * n(s.H) * n(s.D), kv = 2 * n(s.B) * n(s.Tk) * n(s.K) * n(s.D);
     // The T^2 / 2 scores without the diagonal's half, as the field counts.
     const double scores = s.Tq == s.Tk && s.offset() == 0 ? 0.5 * n(s.B) * n(s.Tq) * n(s.Tk) : seen(s);
@@ -63,12 +63,13 @@ OpWork attention(const AttentionShape& s, bool backward) {
             .bytes = size_of(s.dtype) * (backward ? 4 * q + 2 * kv : 2 * q + kv),
             .dtype = s.dtype,
             .T = s.Tk,
-            .head_dim = s.D};
+            .head_dim = s.D,
+            .left_free = left_free};
 }
 
-OpWork work(const AttentionForward& a) { return attention(a.shape, false); }
-OpWork work(const AttentionLargest& a) { return attention(a.forward.shape, false); }
-OpWork work(const AttentionBackward& a) { return attention(a.shape, true); }
+OpWork work(const AttentionForward& a) { return attention(a.shape, false, a.beside.left_free); }
+OpWork work(const AttentionLargest& a) { return attention(a.forward.shape, false, 0); }
+OpWork work(const AttentionBackward& a) { return attention(a.shape, true, a.beside.left_free); }
 OpWork work(const RmsnormForward& a) {
     return bytes(n(a.N) * n(a.C) * size_of(a.dtype) * (a.residual ? 4 : 2), a.dtype);
 }
@@ -157,7 +158,10 @@ double attention_rate(const Machine& m, const OpWork& w) {
     const double at = std::clamp(std::log2(std::max(1.0, double(w.T)) / 1024), 0.0, 3.0);
     const int i = std::min(int(at), 2);
     const double rate = rates[size_t(i)] + (at - i) * (rates[size_t(i) + 1] - rates[size_t(i)]);
-    return 1e12 * rate * (w.dtype == DType::f32 ? m.attention_fp32_share : 1);
+    // Only Hopper's kernels, of 16 bits, stay on their multiprocessors.
+    const bool stays = w.dtype != DType::f32 && m.compute_capability == 9.0 && m.multiprocessors > w.left_free;
+    const double share = stays ? 1 - w.left_free / m.multiprocessors : 1;
+    return 1e12 * rate * share * (w.dtype == DType::f32 ? m.attention_fp32_share : 1);
 }
 
 double rate_of(const Machine& m, const OpWork& w) {

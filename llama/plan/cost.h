@@ -19,6 +19,7 @@ struct OpWork {
     double flops = 0, bytes = 0;
     DType dtype = DType::f32;
     int64_t T = 0, head_dim = 0;  // of attention
+    int left_free = 0;            // multiprocessors that attention does not take (--comm-sms)
     bool fp8 = false;             // of a product
 };
 // Of everything that a stream can be asked for. false: an op that is not known here.

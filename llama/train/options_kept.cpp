@@ -74,7 +74,7 @@ Keeps keeps(const OptionRow& row) {
                    "axis-order", "ranks-per-node", "ring-chunk", "bucket-mib"}))
         return Keeps::layout;
     if (is_one_of(name, {"device", "cuda-graphs", "offload-optimizer", "offload-params", "offload-grads",
-                         "offload-activations", "gemm-tune", "gemm-cache", "transport"}))
+                         "offload-activations", "gemm-tune", "gemm-cache", "transport", "comm-sms"}))
         return Keeps::gpu;
     return Keeps::no;
 }

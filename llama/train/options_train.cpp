@@ -381,6 +381,10 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
                 "Number of neighbouring ranks that count as one node for hier. 0: those that share a host's memory.");
     ranks.choice("--transport", o.transport, "Transport that carries the bytes. auto: NCCL between GPUs, else MPI.",
                  {TransportKind::automatic, TransportKind::mpi, TransportKind::nccl});
+    ranks.whole(
+        "--comm-sms", o.comm_sms, 0, 1 << 10,
+        "Multiprocessors that kernels whose blocks stay to the end (Hopper's attention, RMSNorm's backward) leave to "
+        "communication; NCCL takes at most as many. The last bits of the norms' gradients depend on it. 0: none.");
     ranks.choice("--wire-dtype", o.wire_dtype, "Data type of gradients between ranks. [--grad-dtype]", kFloats);
     ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20,
                 "Size of what one hop carries, in KiB. 0: what suits the transport.");

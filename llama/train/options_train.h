@@ -123,6 +123,7 @@ struct TrainOptions {
     bool no_accumulate_locally = false;
     AxisAlgorithms collectives;
     int64_t ranks_per_node = 0;  // 0: as the launcher placed them
+    int64_t comm_sms = 0;        // multiprocessors that kernels whose blocks stay leave to communication
     TransportKind transport = TransportKind::automatic;
     std::optional<DType> wire_dtype;  // none: grad_dtype
     int64_t ring_chunk_kib = 0;       // 0: what suits the transport

@@ -40,6 +40,8 @@ class DryRun {
         if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && o.transport != TransportKind::mpi)
             mesh_how.collectives.largest_chunk_bytes = kNcclChunkBytes;
         check_shared(mesh_how);
+        check_left_free(mesh_how.left_free, job.multiprocessors, job.kind == DeviceKind::cpu,
+                        job.ranks > 1 && o.transport != TransportKind::mpi, Grid(job.ranks, mesh_how.grid));
         mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
         CoreOptions how = core_options(o, Device{job.kind}, *mesh_);
         how.graphs = false;

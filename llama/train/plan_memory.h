@@ -35,6 +35,7 @@ struct PlannedJob {
     DeviceKind kind = DeviceKind::cpu;  // whose choices are made: cpu or cuda
     int ranks = 1;
     int ranks_per_node = 0;       // 0: all on one
+    int multiprocessors = 0;      // of a GPU; 0: not known
     int64_t gemm_workspace = 0;   // bytes that each stream with matrix products takes on its device (kernels/gemm)
     bool alone = false;           // without a pipeline only the rank that is asked for, which stands for its tp peers
     int64_t most_bytes = 0;       // > 0: a rank that takes more in its first step is planned no further

@@ -54,6 +54,7 @@ MeshOptions mesh_options(const TrainOptions& o) {
             .transport = o.transport,
             .algorithms = o.collectives,
             .ranks_per_node = int(o.ranks_per_node),
+            .left_free = int(o.comm_sms),
             .collectives = {.chunk_bytes = o.ring_chunk_kib << 10},
             .check_wire = o.check_wire > 0};
 }

@@ -215,6 +215,64 @@ TEST(NcclBlocks, LanesAndGroupsTogetherStayWithinAQuarter) {
     EXPECT_EQ(nccl_blocks(132, 0, 1).group, 0) << "no pipeline: NCCL's own choice";
 }
 
+// --comm-sms: no more than compute leaves free, whatever is under way together.
+TEST(NcclBlocks, StayWithinWhatComputeLeavesFree) {
+    for (const int lanes : {0, 2, 4})
+        for (int groups = 1; groups <= 5; ++groups)
+            for (const int left_free : {lanes + groups, 16, 40}) {
+                const NcclBlocks blocks = nccl_blocks(132, lanes, groups, left_free);
+                EXPECT_GE(blocks.group, 1);
+                EXPECT_EQ(blocks.lane > 0, lanes > 0);
+                EXPECT_LE(lanes * blocks.lane + groups * blocks.group, left_free) << lanes << " " << groups;
+            }
+    EXPECT_EQ(nccl_blocks(132, 0, 1, 16).group, 16);
+    EXPECT_EQ(nccl_blocks(132, 0, 0, 16).group, 0) << "one rank";
+}
+
+TEST(RoomForCommunication, AContextHasItAsLongAsTheMesh) {
+    RankContext context;
+    const Device gpu{DeviceKind::planned, 0, &context};
+    {
+        const Mesh mesh(gpu, 1, 4, PlannedLink{}, {.left_free = 12});
+        EXPECT_EQ(context.beside.left_free, 12);
+        EXPECT_NE(context.beside.next_tile, nullptr);
+    }
+    EXPECT_EQ(context.beside, BesideCommunication{});
+    const Mesh alone(gpu, 0, 1, PlannedLink{}, {.left_free = 12});
+    EXPECT_EQ(context.beside, (BesideCommunication{12, nullptr})) << "no one to communicate with: fixed tiles";
+}
+
+// What is asked for before there is a GPU to ask (the plan), and by the mesh of a run.
+TEST(RoomForCommunication, IsRefusedWhereItCannotBeMet) {
+    const Grid data(4, {}), staged(4, {.pp = 2});
+    const auto refusal = [](int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) -> std::string {
+        try {
+            check_left_free(left_free, multiprocessors, cpu, nccl, grid);
+        } catch (const Error& e) {
+            return e.what();
+        }
+        return "";
+    };
+    EXPECT_NE(refusal(132, 132, false, true, data).find("has 132 multiprocessors"), std::string::npos);
+    EXPECT_EQ(refusal(131, 132, false, true, data), "");
+    EXPECT_EQ(refusal(131, 0, false, true, data), "") << "a GPU of which nothing is known";
+    EXPECT_NE(refusal(2, 132, false, true, staged).find("nearest: --comm-sms 5"), std::string::npos);
+    EXPECT_EQ(refusal(2, 132, false, false, staged), "") << "not over NCCL";
+    EXPECT_EQ(refusal(5, 132, false, true, staged), "") << "two lanes, three groups";
+    EXPECT_NE(refusal(2, 0, true, false, data).find("on the CPU"), std::string::npos);
+    EXPECT_EQ(refusal(0, 132, false, true, staged), "");
+}
+
+TEST(RoomForCommunication, IsRefusedOnACpu) {
+    RankContext context;
+    context.one_memory = true;
+    for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::planned}) {
+        const Device cpu{kind, 0, &context};
+        EXPECT_THROW(Mesh(cpu, MeshOptions{.left_free = 2}), Error);
+        EXPECT_EQ(context.beside, BesideCommunication{});
+    }
+}
+
 TEST(MeshOfOneProcess, HasEveryAxisWithOneRank) {
     const Mesh mesh({DeviceKind::cpu, 0}, {});
     EXPECT_EQ(mesh.world(), (Place{0, 1}));

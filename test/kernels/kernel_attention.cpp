@@ -1,7 +1,9 @@
 // Attention: CUDA kernels against the CPU op.
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/runtime/context.h"
 #include "test/kernels/attention_double.h"
+#include "test/kernels/capability.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/runs_source.h"
 
@@ -354,6 +356,102 @@ TEST_P(Attention, HiddenTilesAreNotRead) {
         for (const auto& [name, result] : run_on(Device{DeviceKind::cuda, 0}, op))
             for (const double x : result.values) ASSERT_FALSE(std::isnan(x)) << name;
     }
+}
+
+// Beside communication: blocks draw their tiles, and they are fewer than the device could hold. The bits are the same,
+// whichever block gets what, and the counter is 0 again. Where there is no GPU `resident` blocks run at a time and the
+// others come when these have ended, so that none may wait for another.
+struct Beside {
+    int left_free;
+    bool draws;
+    unsigned resident;
+};
+
+// The blocks that kernels have had so far; 0 on a GPU
+uint64_t blocks_so_far() {
+#ifdef SIMT_EMU
+    return simt::stats().blocks;
+#else
+    return 0;
+#endif
+}
+void let_run_together([[maybe_unused]] unsigned blocks) {
+#ifdef SIMT_EMU
+    simt::options().resident = blocks;
+#endif
+}
+
+// Both passes of what has at least four items in each of its three kernels. `blocks`: what they had.
+KernelRun::Results attention_beside(const Beside& how, uint64_t& blocks) {
+    RankContext context;
+    return run_on(Device{DeviceKind::cuda, 0, &context}, [&](KernelRun& run) {
+        const Case c{1, 200, 200, 4, 2, 64, DType::bf16};
+        const AttentionShape s = shape_of(c);
+        uint32_t* next_tile = run.inout<uint32_t>("next tile", zeros(1, DType::f32));
+        context.beside = {how.left_free, how.draws ? next_tile : nullptr};
+        const Qkv in = inputs(run, c, s);
+        AttentionForward f;
+        f.o = run.output("o", s.o_batch, c.dtype);
+        f.lse = run.output<float>("lse", c.H * c.Tq, DType::f32);
+        f.q = in.q, f.k = in.k, f.v = in.v, f.shape = s;
+        AttentionBackward b;
+        b.dq = run.output("dq", s.q_batch, c.dtype);
+        b.dk = run.output("dk", s.kv_batch, c.dtype);
+        b.dv = run.output("dv", s.kv_batch, c.dtype);
+        b.d_o = run.input(normal(s.o_batch, c.dtype, 4));
+        b.q = in.q, b.k = in.k, b.v = in.v, b.o = f.o, b.lse = f.lse, b.shape = s;
+        b.workspace = run.scratch(attention_backward_workspace(s));
+        let_run_together(how.resident);
+        const uint64_t before = blocks_so_far();
+        attention_forward(run.stream(), f);
+        attention_backward(run.stream(), b);
+        run.stream().synchronize();
+        blocks = blocks_so_far() - before;
+        let_run_together(1);
+    });
+}
+
+TEST(AttentionBesideCommunication, GivesTheSameBits) {
+    if (compute_capability() != 90) GTEST_SKIP() << "no CUDA device whose attention stays on its multiprocessors (9.0)";
+    uint64_t all = 0, blocks = 0;
+    const KernelRun::Results alone = attention_beside({0, false, 1}, all);
+    for (const Beside& how : {Beside{3, false, 1}, Beside{0, true, 1}, Beside{0, true, 3}, Beside{1, true, 2}}) {
+        next_schedule();
+        for (const auto& [name, result] : attention_beside(how, blocks))
+            EXPECT_TRUE(result.bytes == alone.at(name).bytes)
+                << name << ": " << how.left_free << " left free, " << how.draws << ", " << how.resident;
+        if (all > 0) {
+            EXPECT_EQ(all - blocks, uint64_t(3 * how.left_free)) << "of four multiprocessors, by each of three kernels";
+        }
+    }
+}
+
+// Two kernels at a time would take each other's tiles: the first stream that asks has the counter, others' are fixed.
+TEST(AttentionBesideCommunication, OneStreamDraws) {
+    if (compute_capability() != 90) GTEST_SKIP() << "no CUDA device whose attention stays on its multiprocessors (9.0)";
+    const Case c{1, 64, 64, 1, 1, 64, DType::bf16};
+    const AttentionShape s = shape_of(c);
+    RankContext context;
+    const auto op = [&](KernelRun& run) {
+        const Qkv in = inputs(run, c, s);
+        attention_forward(run.stream(), {.o = run.output("o", s.o_batch, c.dtype),
+                                         .lse = run.output<float>("lse", c.H * c.Tq, DType::f32),
+                                         .q = in.q,
+                                         .k = in.k,
+                                         .v = in.v,
+                                         .shape = s});
+    };
+    const Device device{DeviceKind::cuda, 0, &context};
+    KernelRun first(device);
+    context.beside.next_tile = first.inout<uint32_t>("next tile", zeros(1, DType::f32));
+    op(first);
+    first.stream().synchronize();
+    const Data in_use = raw(std::vector<uint32_t>{1});  // as if a kernel of the first stream had drawn one
+    first.stream().copy(context.beside.next_tile, in_use.bytes.data(), 4);
+    first.stream().synchronize();
+    const KernelRun::Results second = run_on(device, op), drawn = first.finish();
+    EXPECT_TRUE(second.at("o").bytes == drawn.at("o").bytes);
+    EXPECT_TRUE(drawn.at("next tile").bytes == in_use.bytes);
 }
 
 }  // namespace

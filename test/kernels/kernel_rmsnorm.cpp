@@ -1,5 +1,6 @@
 // RMSNorm: CUDA kernels against the CPU op.
 #include "kernels/rmsnorm.h"
+#include "kernels/runtime/context.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/runs_source.h"
 
@@ -89,7 +90,7 @@ TEST_P(Rmsnorm, BackwardMatchesCpu) {
     compare_on_devices(op, {{"dx", {ulp(c.dtype), 8 * kSum}}, {"dw", {ulp(c.grad_dtype), dw_rounding}}});
 }
 
-// The sum of dw, left for who adds it later.
+// The sum of dw, left for who adds it later; by a kernel that leaves multiprocessors to communication.
 TEST_P(Rmsnorm, BackwardLeavesTheSumOfDw) {
     const Case c = GetParam();
     if (c.C > 50000) return;  // for the loops of the forward pass; scratch would be 100 MB
@@ -108,8 +109,12 @@ TEST_P(Rmsnorm, BackwardLeavesTheSumOfDw) {
         rmsnorm_backward(run.stream(), a);
     };
     const double n = double(c.N);
-    compare_on_devices(op, {{"dx", {ulp(c.dtype), 8 * kSum}},
-                            {"dw_sum", {ulp(DType::f32), n * std::ldexp(4 * std::sqrt(n) + 4, -24)}}});
+    RankContext context;
+    context.beside.left_free = 3;
+    compare_on_devices(
+        op,
+        {{"dx", {ulp(c.dtype), 8 * kSum}}, {"dw_sum", {ulp(DType::f32), n * std::ldexp(4 * std::sqrt(n) + 4, -24)}}},
+        &context);
 }
 
 // As many parts of dw as a GPU's multiprocessors make: the loop that adds them is unrolled by eight.
@@ -138,6 +143,33 @@ TEST(RmsnormParts, DwOfManyMatchesCpu) {
         compare_on_devices(op, {{"dx", {ulp(t), 8 * kSum}}, {"dw", {ulp(t), dw_rounding}}});
     }
 }
+#ifdef SIMT_EMU
+// Of the emulated GPU's four multiprocessors: each works on 16 parts at a time, four in a block.
+TEST(RmsnormBesideCommunication, TakesTheOtherMultiprocessors) {
+    const auto blocks = [](int left_free) {
+        RankContext context;
+        context.beside.left_free = left_free;
+        const uint64_t before = simt::stats().blocks;
+        run_on(Device{DeviceKind::cuda, 0, &context}, [](KernelRun& run) {
+            const int64_t N = 300, C = 64;
+            RmsnormBackward a;
+            a.dx = run.output("dx", N * C, DType::f32);
+            a.dw_sum = run.output<float>("dw_sum", C, DType::f32);
+            a.dy = run.input(normal(N * C, DType::f32, 1));
+            a.x = run.input(normal(N * C, DType::f32, 2));
+            a.w = run.input(normal(C, DType::f32, 3));
+            a.rstd = run.input<float>(normal(N, DType::f32, 4));
+            a.scratch = static_cast<float*>(run.scratch(4 * rmsnorm_backward_scratch(C)));
+            a.N = N, a.C = C, a.dtype = a.grad_dtype = DType::f32;
+            rmsnorm_backward(run.stream(), a);
+        });
+        return int(simt::stats().blocks - before);
+    };
+    const int all = blocks(0);
+    for (const int left_free : {1, 2, 3}) EXPECT_EQ(all - blocks(left_free), 4 * left_free);
+    EXPECT_EQ(blocks(4), blocks(3)) << "at least one";
+}
+#endif
 
 constexpr auto f32 = DType::f32, bf16_ = DType::bf16, f16_ = DType::f16;
 INSTANTIATE_TEST_SUITE_P(Shapes, Rmsnorm,

@@ -3,6 +3,7 @@
 
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "kernels/attention/attention_order.h"
 
@@ -42,6 +43,39 @@ TEST(AttentionOrder, EveryItemComesOnce) {
                     }
                     EXPECT_EQ(int64_t(seen.size()), heads * tiles);
                 }
+}
+
+// Blocks that draw from a counter: each item goes to one of them, whenever each comes, and the counter is ready for the
+// next kernel.
+TEST(AttentionOrder, EveryItemIsDrawnOnceAndTheCounterReturns) {
+    uint32_t counter = 0;
+    const auto draw = [&](const WorkOrder& order) {  // as CUDA's atomicInc
+        const uint32_t old = counter;
+        counter = old >= order.last_draw() ? 0 : old + 1;
+        return int(old);
+    };
+    for (const int64_t heads : {1, 5})
+        for (const int late : {0, 1, 3}) {  // blocks that come when the others have ended
+            const WorkOrder order = choose_work_order({heads, 1, 7, 1 << 20, 1, 1}, 4, kL2);
+            std::vector<int> seen(size_t(order.items()));
+            std::vector<bool> ended(size_t(order.blocks));
+            const auto run = [&](int from, int to) {
+                for (int left = to - from; left > 0;)
+                    for (int block = from; block < to; ++block) {
+                        if (ended[size_t(block)]) continue;
+                        const int item = draw(order);
+                        if (item < order.items())
+                            ++seen[size_t(item)];
+                        else
+                            ended[size_t(block)] = true, --left;
+                    }
+            };
+            run(late, order.blocks);
+            EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << "those that are late are not needed";
+            run(0, late);
+            EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
+            EXPECT_EQ(counter, 0u);
+        }
 }
 
 TEST(AttentionOrder, SectionsFitInL2) {

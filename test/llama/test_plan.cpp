@@ -9,6 +9,7 @@
 #include "comm/loopback.h"
 #include "comm/process.h"
 #include "dev/bench/harness_targets.h"
+#include "kernels/attention/attention.h"
 #include "kernels/runtime/context.h"
 #include "llama/plan/batch_auto.h"
 #include "llama/plan/cost.h"
@@ -276,6 +277,23 @@ TEST(Plan, TheSameExchangeOverTwoLevelsTakesTheSameTimeAgain) {
 
 // Two nodes of four: a ring over all is as slow as the one card that each node uses; four rings across, each from its
 // own rank, share what cards there are.
+// --comm-sms: Hopper's attention has the fewer multiprocessors; kernels that do not stay on theirs have all.
+TEST(Plan, AttentionIsSlowerWhereItLeavesMultiprocessorsFree) {
+    AttentionForward a;
+    a.shape.B = 1, a.shape.Tq = a.shape.Tk = 4096, a.shape.H = a.shape.K = 32, a.shape.D = 128;
+    a.shape.dtype = DType::bf16;
+    const auto seconds = [&](const char* machine, int left_free) {
+        Machine m = load_machine(machine);
+        m.op_us = 0;
+        a.beside.left_free = left_free;
+        OpWork work;
+        EXPECT_TRUE(find_work({.type = &typeid(AttentionForward), .args = &a}, work));
+        return seconds_of(m, work);
+    };
+    EXPECT_NEAR(seconds("h100-80g", 33) / seconds("h100-80g", 0), 4.0 / 3, 1e-9);
+    EXPECT_EQ(seconds("a100-80g", 33), seconds("a100-80g", 0));
+}
+
 // Of tp 2 x pp 2 one rank of each stage is planned, and stands for its peer.
 TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
     Machine m;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -123,8 +124,10 @@ cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, size_t 
         memcpy(params.data() + k->param_offset[i], args[i], k->param_size[i]);
     Launch l;
     l.grid = {grid.x, grid.y, grid.z}, l.block = {block.x, block.y, block.z};
-    l.dynamic_shared = uint32_t(shared), l.cluster = cluster, l.resident = options().resident;
+    l.dynamic_shared = uint32_t(shared), l.cluster = cluster;
+    l.resident = std::max(options().resident, simt::options().resident);
     l.check_order = options().check_order;
+    simt::stats().blocks += uint64_t(grid.x) * grid.y * grid.z;
     return simt::enqueue(stream, [=, params = std::move(params)]() mutable -> cudaError_t {
         l.seed = options().in_order ? 0 : simt::options().seed * 1009 + ++launches;
         launched.push_back(k->demangled());

@@ -14,7 +14,7 @@ namespace ptx {
 struct Options {
     bool check_order = false;  // PTX_ORDER=1
     bool in_order = false;     // PTX_SEED=0: in order, asynchronous work at once
-    uint32_t resident = 2;     // blocks at a time
+    uint32_t resident = 2;     // blocks at a time, or simt::options().resident if those are more
 };
 Options& options();
 

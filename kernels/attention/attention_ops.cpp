@@ -1,0 +1,95 @@
+// What attention's ops refuse, and what they hand to the kernels of a device (attention.cpp, attention.cu).
+#include "kernels/attention/attention.h"
+#include "kernels/checks.h"
+#include "kernels/runtime/context.h"
+
+namespace rz {
+
+int64_t attention_backward_workspace(const AttentionShape& s) {
+    const int64_t heads = checked_mul(s.B, s.H, "attention: B x H");
+    const int64_t rows = checked_mul(heads, round_up(s.Tq, 64), "attention: B x H x Tq");
+    return checked_mul(rows, 2 * 4, "attention: bytes of workspace");  // BackwardStats; the CPU needs half of it
+}
+
+static void check_shape(const char* op, const AttentionShape& s) {
+    check_size(op, "B", s.B, 0);
+    check_size(op, "Tq", s.Tq, 0);
+    check_size(op, "K (key/value heads)", s.K, 1);
+    require(s.H >= s.K && s.H % s.K == 0, "%s: %lld query heads over %lld key/value heads; H must be a multiple of K",
+            op, (long long)s.H, (long long)s.K);
+    require(s.D > 0 && s.D % 2 == 0 && s.D <= 256, "%s: head dimension %lld; it must be even and at most 256", op,
+            (long long)s.D);
+    require(s.q_at >= 0 || s.Tk >= s.Tq, "%s: %lld queries but %lld keys; every query needs a key at its own position",
+            op, (long long)s.Tq, (long long)s.Tk);
+    require(s.offset() >= 0 && s.k_at >= 0 && (s.Tk > 0 || s.Tq == 0),
+            "%s: queries from position %lld on and keys from %lld on; no query may come before the keys", op,
+            (long long)s.q_at, (long long)s.k_at);
+    require(s.scale > 0, "%s: scale is %g; it must be positive (1 / sqrt(D) is %g)", op, double(s.scale),
+            1 / __builtin_sqrt(double(s.D)));
+    const auto check_stride = [&](const char* name, int64_t stride, int64_t heads) {
+        require(stride >= heads * s.D, "%s: %s is %lld, less than its %lld heads of %lld elements", op, name,
+                (long long)stride, (long long)heads, (long long)s.D);
+    };
+    check_stride("q_row", s.q_row, s.H);
+    check_stride("kv_row", s.kv_row, s.K);
+    check_stride("o_row", s.o_row, s.H);
+}
+
+static BesideCommunication beside_of(const Stream& stream) {
+    RankContext& context = stream.context();
+    BesideCommunication beside = context.beside;
+    if (context.draws == nullptr) context.draws = &stream;
+    if (context.draws != &stream) beside.next_tile = nullptr;
+    return beside;
+}
+
+void attention_forward(Stream& stream, const AttentionForward& a) {
+    const char* op = "attention_forward";
+    check_shape(op, a.shape);
+    if (a.shape.B == 0 || a.shape.Tq == 0) return;
+    const int64_t alignment = a.shape.D % 8 == 0 ? 16 : size_of(a.shape.dtype);
+    check_pointer(op, "o", a.o, alignment);
+    check_pointer(op, "lse", a.lse, 4);
+    check_pointer(op, "q", a.q, alignment);
+    check_pointer(op, "k", a.k, alignment);
+    check_pointer(op, "v", a.v, alignment);
+    AttentionForward call = a;
+    call.beside = beside_of(stream);
+    stream.run(call, attention_forward_cpu, RZ_CUDA_OP(attention_forward_cuda));
+}
+
+std::string attention_advice(DType dtype, int64_t D) {
+    constexpr int64_t kCovered[] = {64, 80, 96, 128};  // mma_covers() and wgmma's
+    if (dtype == DType::f32) return "";
+    for (const int64_t c : kCovered)
+        if (c == D) return "";
+    int64_t nearest = kCovered[0];
+    for (const int64_t c : kCovered)
+        if (std::abs(c - D) < std::abs(nearest - D)) nearest = c;
+    return format(
+        "head dimension %lld has no tensor-core kernel (64, 80, 96, 128 have; nearest: %lld), so attention runs on the "
+        "scalar units: at an H100's peaks 67 TFLOP/s instead of 989 (a prediction)",
+        (long long)D, (long long)nearest);
+}
+
+void attention_backward(Stream& stream, const AttentionBackward& a) {
+    const char* op = "attention_backward";
+    check_shape(op, a.shape);
+    if (a.shape.B == 0 || a.shape.Tq == 0) return;
+    const int64_t alignment = a.shape.D % 8 == 0 ? 16 : size_of(a.shape.dtype);
+    check_pointer(op, "dq", a.dq, alignment);
+    check_pointer(op, "dk", a.dk, alignment);
+    check_pointer(op, "dv", a.dv, alignment);
+    check_pointer(op, "d_o", a.d_o, alignment);
+    check_pointer(op, "q", a.q, alignment);
+    check_pointer(op, "k", a.k, alignment);
+    check_pointer(op, "v", a.v, alignment);
+    check_pointer(op, "o", a.o, alignment);
+    check_pointer(op, "lse", a.lse, 4);
+    check_pointer(op, "workspace", a.workspace, 256);
+    AttentionBackward call = a;
+    call.beside = beside_of(stream);
+    stream.run(call, attention_backward_cpu, RZ_CUDA_OP(attention_backward_cuda));
+}
+
+}  // namespace rz

@@ -1,0 +1,18 @@
+#pragma once
+// What kernels whose blocks stay on their multiprocessors (attention on Hopper, RMSNorm's backward pass) do so that
+// communication finds room beside them. A rank's context (context.h) has it; the mesh sets it (--comm-sms).
+
+#include <cstdint>
+
+namespace rz {
+
+struct BesideCommunication {
+    int left_free = 0;  // multiprocessors that such a kernel does not take
+    // (1), 0 between kernels: from it the blocks of attention draw their tiles, so that a block which finds no room
+    // until others have ended has nothing left to do. nullptr: each block's are fixed.
+    uint32_t* next_tile = nullptr;
+
+    bool operator==(const BesideCommunication&) const = default;
+};
+
+}  // namespace rz
