@@ -35,6 +35,17 @@ __global__ void __launch_bounds__(kThreads)
     if (amax != nullptr) block_join<T>(amax, most, slots, kThreads);
 }
 
+// As store(), and whole: nvcc parts one of the three stores below, whichever it is.
+template <int kN, class T>
+__device__ __forceinline__ void store_whole(T* p, const float (&in)[kN]) {
+    Pack<T, kN> pack;
+    pack.from(in);
+    if constexpr (Pack<T, kN>::kBytes == 16)
+        ptx::store16(p, pack.words[0]);
+    else
+        pack.store(p);
+}
+
 template <class T>
 struct BackwardArgs {
     T* dgate_up;
@@ -64,9 +75,9 @@ __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(BackwardArgs<
             dup[k] = grad[k] * silu;
             up[k] *= silu;
         }
-        store(a.dgate_up + offset, dgate);
-        store(a.dgate_up + offset + a.F, dup);
-        if (a.h != nullptr) store(a.h + item * kVec, up);
+        store_whole(a.dgate_up + offset, dgate);
+        store_whole(a.dgate_up + offset + a.F, dup);
+        if (a.h != nullptr) store_whole(a.h + item * kVec, up);
         most = max(magnitude_bits(dgate), magnitude_bits(dup)), h_most = magnitude_bits(up);
     }
     if (a.amax != nullptr) block_join<T>(a.amax, most, slots, kThreads);

@@ -34,6 +34,16 @@ PTX_FN void forget([[maybe_unused]] uint32_t& x) {
 #endif
 }
 
+// 16 bytes to global memory in one store. nvcc makes such stores of plain code too, but parts some that stand under
+// a condition into four of 4 bytes, each of which touches all sectors of the warp's 512 bytes (SwiGLU's backward pass).
+PTX_FN void store16(void* p, const uint4& v) {
+#if defined(SIMT_EMU)
+    *static_cast<uint4*>(p) = v;
+#else
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+#endif
+}
+
 // ---- cp.async: global to shared, asynchronous. Both addresses aligned to the size. Only src_bytes are read; the rest
 // of the destination becomes zero (src_bytes = 0 is how a tail row is masked; src must still be a valid pointer).
 
