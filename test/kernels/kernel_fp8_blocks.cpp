@@ -70,6 +70,35 @@ TEST(QuantiseBlocks, ScalesArePowersOfTwoThatUseTheRange) {
     EXPECT_TRUE(std::isnan(fp8_block_scale(0x7f800000u)));
 }
 
+// A square's scale is that of its largest number, wherever in the square that is. A warp looks through 16 lines, a
+// thread through four numbers of each: 64 squares have their largest in each of these places, in other warps and lanes.
+TEST(QuantiseBlocks, TheLargestNumberOfASquareIsFoundInEveryPlace) {
+    constexpr int64_t side = 8 * kFp8Tile;
+    const auto exponent = [](int64_t tile) { return int(tile % 7) - 3; };
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+        Data x = normal(side * side, dtype, 4);
+        for (int64_t tile = 0; tile < 64; ++tile) {
+            const int64_t line = tile * 5 % 8 * 16 + tile % 16, column = tile * 11 % 32 * 4 + tile / 16;
+            const double largest = std::ldexp(tile % 2 ? 448.0 : -448.0, exponent(tile));
+            x.set((tile / 8 * kFp8Tile + line) * side + tile % 8 * kFp8Tile + column, float(largest));
+        }
+        for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
+            if (device.kind == DeviceKind::cuda && cuda_device_count() == 0) continue;
+            const auto got = run_on(device, [&](KernelRun& run) {
+                QuantiseBlocks a;
+                a.x = run.input(x), a.rows = side, a.columns = side, a.tiles = Fp8Tiles::squares, a.dtype = dtype;
+                a.y = codes(run, "y", side * side);
+                a.scales = run.output<float>("scales", fp8_scales_of(a.tiles, side, side), DType::f32);
+                quantise_blocks(run.stream(), a);
+            });
+            for (int64_t tile = 0; tile < 64; ++tile) {
+                const int64_t at = fp8_scale_at(Fp8Tiles::squares, side, side, tile / 8 * kFp8Tile, tile % 8);
+                EXPECT_EQ(got.at("scales").values[size_t(at)], std::ldexp(1.0, exponent(tile))) << "square " << tile;
+            }
+        }
+    }
+}
+
 // Planted once: codes whose tiles lie along rows, moved, are not codes whose tiles lie along columns.
 TEST(QuantiseBlocks, TransposedCodesAreMadeFromTheNumbers) {
     const Matrix m{128, 256, DType::bf16};
