@@ -103,9 +103,17 @@ END
   check "  the formulas are in --help" formulas
   check "half a token is refused" plan 2 --gpus 8 $big --batch-tokens 1.5
   check "the same: with what is meant" says "is no whole number of tokens" "4M (of 2^20)"
-  thousands() { plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block --json "$work/plan.json" &&
-    says "--shard-size 1024 takes no more memory" "change   --shard-size " && python3 -c "import json; assert len(json.load(open('$work/plan.json'))['planned_ranks']) < 4"; }
-  check "16,384 GPUs: by three ranks at most, and what to change" thousands
+  thousands() {
+    plan 0 --gpus 16384 --gpu h200-141g --preset llama3.1-405b --dtype bf16 --seq-len 8192 --batch 1 --zero 3 --recompute block --json "$work/plan.json" && python3 - "$work/plan.json" >> "$work/log" 2>&1 << 'END'
+import json, sys
+ranks = json.load(open(sys.argv[1]))["planned_ranks"]
+share = 405_853_388_800 * 2 / 16384  # bf16; every rank owns its part, and padding takes less than a thousandth
+assert len(ranks) < 4 and all(share <= r["memory_peak"]["parameters"] < share * 1.001 for r in ranks), (ranks, share)
+END
+  }
+  check "16,384 GPUs: by three ranks at most, each with its part of the parameters" thousands
+  idle() { plan 0 --gpus 128 --gpu h100-80g --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24 --seq-len 32 --batch 1 --zero 3 && says "others own nothing; --shard-size " "takes no more memory" "change   --batch "; }
+  check "more ranks than parts of a unit: said, and what to change" idle
 }
 # ---- --batch auto ----
 python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1
