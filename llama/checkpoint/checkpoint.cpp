@@ -435,38 +435,71 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     if (::close(fd) != 0) fail_errno(file.path, "close");
 }
 
-void CheckpointWriter::write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text) {
-    File reports(job.folder + "/" + kReports, O_WRONLY);
-    ++job.report.traffic.opens;
-    const int64_t slot = slot_bytes(hashes.size()) * process_.rank(), bytes = int64_t(hashes.size()) * 8;
-    text.resize(std::min<size_t>(text.size(), kSlotText - 1));
-    write_all(reports.fd, slot + 8, hashes.data(), bytes, reports.path);
-    write_all(reports.fd, slot + 8 + bytes, text.c_str(), int64_t(text.size()) + 1, reports.path);
-    write_all(reports.fd, slot, &status, 8, reports.path);
-    job.wrote(8 + bytes + int64_t(text.size()) + 1);
-    reports.sync_and_close();
+// What a rank does with the file of reports it does until the deadline, whatever the error: it could not say that it gave
+// up, and others would wait for its part as long. A folder that is gone ends it: rank 0 has given up.
+static bool worth_another(const std::string& path, std::chrono::steady_clock::time_point start, double limit) {
+    struct stat st;
+    return seconds_since(start) < limit && (::stat(path.c_str(), &st) == 0 || errno != ENOENT);
 }
 
-// Adds what rank `rank` and those below it have summed. Returns what went wrong there; `status` says how.
+void CheckpointWriter::write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string path = job.folder + "/" + kReports;
+    const int64_t slot = slot_bytes(hashes.size()) * process_.rank(), bytes = int64_t(hashes.size()) * 8;
+    text.resize(std::min<size_t>(text.size(), kSlotText - 1));
+    for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
+        try {
+            File reports(path, O_WRONLY);
+            ++job.report.traffic.opens;
+            write_all(reports.fd, slot + 8, hashes.data(), bytes, path);
+            write_all(reports.fd, slot + 8 + bytes, text.c_str(), int64_t(text.size()) + 1, path);
+            write_all(reports.fd, slot, &status, 8, path);
+            reports.sync_and_close();
+            job.wrote(8 + bytes + int64_t(text.size()) + 1);
+            return;
+        } catch (const std::exception&) {
+            if (job.cancelled || !worth_another(path, start, options_.timeout_s)) throw;
+        }
+        Fibers::wait_a_little(wait_ms);
+    }
+}
+
+// Adds what rank `rank` and those below it have summed; false where it is not there yet.
+bool CheckpointWriter::read_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status,
+                                 std::string& text) {
+    const int64_t slot = slot_bytes(hashes.size()) * rank, bytes = int64_t(hashes.size()) * 8;
+    File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
+    ++job.report.traffic.opens;
+    uint64_t found = kWriting;
+    read_all(reports.fd, slot, &found, 8, reports.path);
+    job.has_read(8);
+    if (found == kWriting) return false;
+    std::vector<uint64_t> theirs(hashes.size());
+    char words[kSlotText] = {};
+    read_all(reports.fd, slot + 8, theirs.data(), bytes, reports.path);
+    read_all(reports.fd, slot + 8 + bytes, words, kSlotText - 1, reports.path);
+    job.has_read(bytes + kSlotText - 1);
+    for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
+    text = words;
+    status = found;
+    return true;
+}
+
+// Returns what went wrong at rank `rank` and those below it; `status` says how.
 std::string CheckpointWriter::await_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status) {
     const auto start = std::chrono::steady_clock::now();
-    const int64_t slot = slot_bytes(hashes.size()) * rank, bytes = int64_t(hashes.size()) * 8;
     int below = 0;  // levels: who waits for others is given a little longer than they are
     for (int64_t r = rank; 2 * r + 1 < process_.size(); r = 2 * r + 1) ++below;
     const double limit = options_.timeout_s * (1 + 0.1 * below);
+    std::string text;
     for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
-        File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
-        ++job.report.traffic.opens;
-        read_all(reports.fd, slot, &status, 8, reports.path);
-        job.has_read(8);
-        if (status != kWriting) {
-            std::vector<uint64_t> theirs(hashes.size());
-            char text[kSlotText] = {};
-            read_all(reports.fd, slot + 8, theirs.data(), bytes, reports.path);
-            read_all(reports.fd, slot + 8 + bytes, text, kSlotText - 1, reports.path);
-            job.has_read(bytes + kSlotText - 1);
-            for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
-            return text;
+        try {
+            if (read_slot(job, rank, hashes, status, text)) return text;
+        } catch (const std::exception& error) {
+            if (job.cancelled || !worth_another(job.folder + "/" + kReports, start, limit)) {
+                status = kFailed;
+                return format("rank %d: ", process_.rank()) + error.what();
+            }
         }
         if (seconds_since(start) >= limit) {
             status = kFailed;

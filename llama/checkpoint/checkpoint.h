@@ -100,6 +100,7 @@ class CheckpointWriter {
     void write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text);
     void complete(Job& job, const std::vector<uint64_t>& hashes);
     std::string await_parts(Job& job, std::vector<uint64_t>& hashes, uint64_t& status);
+    bool read_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status, std::string& text);
     std::string await_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status);
     void settle();  // collective: ends the save under way
     void join();

@@ -128,13 +128,27 @@ two_in_turn() {
 # Rank 0 is late with the folder, so the first call comes before there is anything to open.
 case_share_fails() {
   needs_shim share_fails || return
-  local k
-  for k in 1 2 4 7 12 18 25; do
+  local k what site in_save
+  for what in "1 ESTALE" "2 ESTALE" "4 ESTALE" "7 ESTALE" "12 ESTALE" "18 ESTALE" "25 ESTALE" "1 EMFILE"; do
+    k=${what% *}
     rm -rf "$work/sf"
-    LD_PRELOAD=$shim FAULT_PATHS=$work/sf/checkpoints/.tmp FAULT_RANK=1 FAULT_AT=$k FAULT_DO=ESTALE FAULT=checkpoint.mkdir:0:1:sleep=1 start sf
-    check "share_fails: call $k: happened" says "^FAULT: .* \(call $k\)"
-    check "share_fails: call $k: no rank waits for it; the same weights" as_undisturbed sf
-    check "share_fails: call $k: the next saves work" test "$(steps_of sf)" = "6 8"
+    LD_PRELOAD=$shim FAULT_PATHS=$work/sf/checkpoints/.tmp FAULT_RANK=1 FAULT_AT=$k FAULT_DO=${what#* } FAULT=checkpoint.mkdir:0:1:sleep=1 start sf
+    check "share_fails: call $what: happened" says "^FAULT: .* \(call $k\)"
+    check "share_fails: call $what: no rank waits for it; the same weights" as_undisturbed sf
+    check "share_fails: call $what: the next saves work" test "$(steps_of sf)" = "6 8"
+  done
+  # Each place where a rank opens the file in which ranks say how far they are, with an error that opening alone doesn't try again.
+  for k in 1 0; do
+    rm -rf "$work/sf" "$work/sf.trace"
+    LD_PRELOAD=$shim FAULT_PATHS=$work/sf/checkpoints/.tmp FAULT_RANK=$k FAULT_TRACE=$work/sf.trace start sf
+    while read -r site <&3; do
+      rm -rf "$work/sf"
+      LD_PRELOAD=$shim FAULT_PATHS=$work/sf/checkpoints/.tmp FAULT_RANK=$k FAULT_SITE=$site:1 FAULT_DO=EMFILE start sf
+      in_save="share_fails: rank $k can't open the file of reports at $site"
+      check "$in_save: happened" says "^FAULT: open"
+      check "$in_save: no rank waits for it; the same weights" as_undisturbed sf
+      check "$in_save: every save works" test "$(steps_of sf)" = "6 8" -a "$(grep -c 'could not be saved' "$work/log")" = 0
+    done 3< <(sed -nE 's/^[0-9]+ ([0-9a-f]+) [0-9a-f]+ open .*\/ranks\.tmp$/\1/p' "$work/sf.trace" | sort -u)
   done
 }
 
