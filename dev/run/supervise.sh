@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Keeps a run going: starts it again from its last checkpoint until it has finished, with limits.
 #
-#   dev/run/supervise.sh [--max-restarts N] [--backoff S] [--requeue exit|restart] -- mpirun -n 4 ./train_llama --out runs/big ...
+#   dev/run/supervise.sh [--max-restarts N] [--backoff S] [--requeue exit|restart] [--start-timeout S] -- mpirun -n 4 ./train_llama --out runs/big ...
 #
 #   --max-restarts N   starts after the first, at most (default 20)
 #   --backoff S        seconds before a restart; doubles while there is no progress, up to 300 (default 5)
 #   --requeue exit     a run that was asked to stop (exit code 75) is left to whoever asked, as Slurm (default);
 #             restart  or started again (time limits of a test, preemption by a scheduler that does not requeue)
+#   --start-timeout S  a start is ended, with all its processes, where no rank has written run_status.json after S seconds, or
+#                      where the run has failed and its launcher stays: Hydra's mpirun waits for ever for hosts that its
+#                      processes can't reach. It counts as a failed start (default 600; 0: never)
 #   --ranks CMD        elastic: before each start CMD prints how many ranks can run now, and {ranks} in the command becomes
 #                      the largest number up to that among which the sequences of an update divide. The tokens stay the same.
 #   --grow-every S     with --ranks: CMD is asked again every S seconds, and where more ranks could run, the run is stopped,
@@ -20,13 +23,14 @@
 #   3   given up: no new checkpoint between two restarts, or too many restarts; the last lines say why each start ended
 # Signals (TERM, USR1, INT) are passed on to the run. What counts is run_status.json; mpirun's exit code is not trusted.
 set -uo pipefail
-max_restarts=20 backoff=5 requeue=exit ranks_command="" grow_every=60
+max_restarts=20 backoff=5 requeue=exit ranks_command="" grow_every=60 start_timeout=600
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
 number() { [[ $2 =~ ^[0-9]+$ ]] || { echo "supervise: $1 $2: a whole number is expected" >&2; exit 2; }; }
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   case $1 in
     --max-restarts) number "$1" "${2:-}"; max_restarts=$2; shift 2 ;;
     --backoff) number "$1" "${2:-}"; backoff=$2; shift 2 ;;
+    --start-timeout) number "$1" "${2:-}"; start_timeout=$2; shift 2 ;;
     --ranks) ranks_command=${2:?}; shift 2 ;;
     --grow-every) number "$1" "${2:-}"; grow_every=$2; shift 2 ;;
     --requeue) requeue=${2:-}; [[ $requeue =~ ^(exit|restart)$ ]] || usage; shift 2 ;;
@@ -99,14 +103,44 @@ print(copies * layout)' "$1" "$out/config.toml" "${command[@]}"
 }
 present() { sh -c "$ranks_command" 9>&- < /dev/null | tail -n 1; }
 
+# nap S: sleeps without a process of its own, which would outlive its caller and hold the output open
+nap() { read -rt "$1" -u 8 || true; }
+
 job='' stopping='' ranks=''
 grow() {  # asks the run to stop, saved, once more ranks could run
   local more
-  while sleep "$grow_every"; do
+  exec 8<> <(:)
+  while nap "$grow_every"; do
     more=$(usable "$(present)" 2> /dev/null) || continue
     [ "${more:-0}" -gt "$ranks" ] || continue
     : > "$out/supervise.grows"
     kill -USR1 "$job" 2> /dev/null
+    return
+  done
+}
+tree() {  # a process and its descendants; Hydra gives each a session of its own
+  local child
+  echo "$1"
+  for child in $(cat /proc/"$1"/task/*/children 2> /dev/null); do tree "$child"; done
+}
+end_late() {  # ends the start whose launcher hangs
+  local state before='' pids
+  exec 8<> <(:)
+  while nap "$start_timeout"; do
+    state=$(field state)
+    if [ "$(field started pid host)" = "$earlier" ]; then
+      echo "did not start within $start_timeout s" > "$out/supervise.late"
+    elif [ "$state" = failed ] && [ "$before" = failed ]; then
+      echo failed > "$out/supervise.late"
+    else
+      before=$state
+      continue
+    fi
+    pids=$(tree "$job")
+    kill -TERM "$job" 2> /dev/null
+    for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$job" 2> /dev/null && nap 1; done
+    # shellcheck disable=SC2086,SC2046  # numbers; one that has ended since is nobody's yet
+    kill -KILL $pids $(tree "$job") 2> /dev/null
     return
   done
 }
@@ -122,8 +156,8 @@ pause=$backoff history="" idle=0
 for ((attempt = 0; ; ++attempt)); do
   before=$(newest)
   earlier=$(field started pid host)  # a status of an earlier start must not be taken for this one's
-  start=("${command[@]}") grower=''
-  rm -f -- "$out/supervise.grows"
+  start=("${command[@]}") grower='' watch=''
+  rm -f -- "$out/supervise.grows" "$out/supervise.late"
   if [ -n "$ranks_command" ]; then
     there=$(present)
     now=$(usable "$there" 2>&1) || { say "$now"; exit 2; }
@@ -138,6 +172,10 @@ for ((attempt = 0; ; ++attempt)); do
     grow 9>&- &
     grower=$!
   fi
+  if [ "$start_timeout" -gt 0 ]; then
+    end_late 9>&- &
+    watch=$!
+  fi
   rc=0
   wait "$job" || rc=$?
   while kill -0 "$job" 2> /dev/null; do  # a signal ended the wait, not the run
@@ -145,10 +183,16 @@ for ((attempt = 0; ; ++attempt)); do
     wait "$job" || rc=$?
   done
   job=
-  [ -z "$grower" ] || { kill "$grower" && wait "$grower"; } 2> /dev/null
+  [ -z "$grower" ] || { kill "$grower"; wait "$grower"; } 2> /dev/null
+  if [ -n "$watch" ]; then  # it may have processes to end that the launcher has left
+    [ -e "$out/supervise.late" ] || kill "$watch"
+    wait "$watch"
+  fi 2> /dev/null
   { read -r state; read -r reason; read -r code; read -r step; } <<< "$(field state reason exit_code step)"
   [ "$(field started pid host)" != "$earlier" ] || state=
-  after=$(newest)
+  after=$(newest) late=''
+  [ ! -e "$out/supervise.late" ] || late=$(cat "$out/supervise.late")
+  [ "${late:-failed}" = failed ] || state=  # it may have begun at the last moment, and saved when it was ended
   case $state in
     finished)
       say "finished after $attempt restart$([ $attempt = 1 ] || echo s)"
@@ -168,9 +212,14 @@ for ((attempt = 0; ; ++attempt)); do
     running) why="killed at step $step without a word (mpirun's exit code $rc)" ;;
     *) why="did not come as far as training (exit code $rc)" ;;
   esac
+  case $late in
+    "") ;;
+    failed) why="$why; its launcher stayed and was ended" ;;
+    *) why=$late ;;
+  esac
   history="$history
   start $((attempt + 1)): checkpoints from step $before to $after; $why"
-  if [ $rc = 2 ] && [ -z "$state" ]; then
+  if [ $rc = 2 ] && [ -z "$state$late" ]; then  # after a signal 2 may be a launcher's own code
     say "the command line is wrong; nothing is started again"
     exit 2
   fi

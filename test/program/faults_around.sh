@@ -369,6 +369,61 @@ case_supervisor() {
   check "supervisor: passes SIGTERM on: the run saved" says "supervise: stopped: SIGTERM on rank [0-9]; saved at step [3-7]"
 }
 
+# A launcher that stays without its ranks, as Hydra's mpirun where its processes can't reach each other.
+case_hung_start() {
+  cat > "$work/launcher" <<'END'
+#!/usr/bin/env bash
+# launcher FOLDER TIMES COMMAND...: hangs so many times, with a child in a session of its own, then runs the command
+n=$(cat "$1/starts" 2> /dev/null)
+echo $((${n:-0} + 1)) > "$1/starts"
+if [ "${n:-0}" -lt "$2" ]; then
+  trap '' TERM
+  setsid sleep 1000 &
+  echo $! >> "$1/children"
+  [ "$2" -lt 3 ] || trap 'exit 2' TERM  # a launcher's own code, not that of a wrong command line
+  wait
+fi
+exec "${@:3}"
+END
+  chmod +x "$work/launcher"
+  hung() {  # hung FOLDER TIMES FLAGS...
+    mkdir "$work/$1"
+    timeout 300 dev/run/supervise.sh --backoff 0 "${@:3}" -- "$work/launcher" "$work/$1" "$2" mpirun -n 3 "$program" --out "$work/$1/out" "${train[@]}" \
+      > "$work/log" 2>&1
+    rc=$?
+  }
+  none_left() {  # none_left FILE: the processes whose numbers it holds have ended, or do so now
+    local pid n
+    while read -r pid; do
+      for ((n = 0; n < 50; ++n)); do grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$pid/status" || continue 2; sleep 0.1; done
+      return 1
+    done < "$1"
+  }
+  hung h1 1 --start-timeout 20  # seconds that the second start, which is a real one, has too
+  check "hung_start: said" says "supervise: did not start within 20 s; starts again from step 0"
+  check "hung_start: the launcher and its child are ended, though it ignores SIGTERM" none_left "$work/h1/children"
+  check "hung_start: the next start has the weights of an undisturbed run" as_undisturbed h1/out
+  hung h2 9 --start-timeout 1
+  check "hung_start: always: gives up after three, exit code 3" test $rc = 3 -a "$(cat "$work/h2/starts")" = 3
+  check "hung_start: always: says why" says "start 3: checkpoints from step 0 to 0; did not start within 1 s"
+  check "hung_start: always: nothing is left" none_left "$work/h2/children"
+  mkdir "$work/h3"
+  cat > "$work/launcher" <<'END'
+#!/bin/sh
+echo '{"state": "failed", "step": 0, "exit_code": 71, "reason": "rank 1 was not heard of", "started": "now", "pid": 1, "host": "h"}' > "$4/run_status.json"
+sleep 1000 &
+echo $! > "$1/children"
+wait
+END
+  timeout 300 dev/run/supervise.sh --max-restarts 0 --start-timeout 3 -- "$work/launcher" "$work/h3" "$program" --out "$work/h3/out" \
+    > "$work/log" 2>&1
+  rc=$?
+  check "hung_start: a run that has failed and whose launcher stays: exit code 3" test $rc = 3
+  check "hung_start: a run that has failed and whose launcher stays: said" \
+    says "failed with exit code 71: rank 1 was not heard of; its launcher stayed and was ended"
+  check "hung_start: a run that has failed and whose launcher stays: nothing is left" none_left "$work/h3/children"
+}
+
 # A step computed twice: a bit that differs is found at the step, on the rank that has it, and nothing is saved after it.
 case_recheck() {
   local stage fault
