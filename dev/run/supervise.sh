@@ -8,7 +8,7 @@
 #   --requeue exit     a run that was asked to stop (exit code 75) is left to whoever asked, as Slurm (default);
 #             restart  or started again (time limits of a test, preemption by a scheduler that does not requeue)
 #   --start-timeout S  a start is ended, with all its processes, where no rank has written run_status.json after S seconds, or
-#                      where the run has failed and its launcher stays: Hydra's mpirun waits for ever for hosts that its
+#                      where the run has failed and its launcher stays: Hydra's mpirun waits without end for hosts that its
 #                      processes can't reach. It counts as a failed start (default 600; 0: never)
 #   --ranks CMD        elastic: before each start CMD prints how many ranks can run now, and {ranks} in the command becomes
 #                      the largest number up to that among which the sequences of an update divide. The tokens stay the same.

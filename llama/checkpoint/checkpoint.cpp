@@ -435,8 +435,8 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     if (::close(fd) != 0) fail_errno(file.path, "close");
 }
 
-// What a rank does with the file of reports it does until the deadline, whatever the error: it could not say that it gave
-// up, and others would wait for its part as long. A folder that is gone ends it: rank 0 has given up.
+// A rank tries what it does with the file of reports until the deadline, whatever the error: it could not say that it
+// gave up, and others would wait for its part as long. A folder that is gone ends that: rank 0 has given up.
 static bool worth_another(const std::string& path, std::chrono::steady_clock::time_point start, double limit) {
     struct stat st;
     return seconds_since(start) < limit && (::stat(path.c_str(), &st) == 0 || errno != ENOENT);

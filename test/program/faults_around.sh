@@ -372,7 +372,6 @@ case_supervisor() {
 # A launcher that stays without its ranks, as Hydra's mpirun where its processes can't reach each other.
 case_hung_start() {
   cat > "$work/launcher" <<'END'
-#!/usr/bin/env bash
 # launcher FOLDER TIMES COMMAND...: hangs so many times, with a child in a session of its own, then runs the command
 n=$(cat "$1/starts" 2> /dev/null)
 echo $((${n:-0} + 1)) > "$1/starts"
@@ -385,10 +384,9 @@ if [ "${n:-0}" -lt "$2" ]; then
 fi
 exec "${@:3}"
 END
-  chmod +x "$work/launcher"
   hung() {  # hung FOLDER TIMES FLAGS...
     mkdir "$work/$1"
-    timeout 300 dev/run/supervise.sh --backoff 0 "${@:3}" -- "$work/launcher" "$work/$1" "$2" mpirun -n 3 "$program" --out "$work/$1/out" "${train[@]}" \
+    timeout 300 dev/run/supervise.sh --backoff 0 "${@:3}" -- bash "$work/launcher" "$work/$1" "$2" mpirun -n 3 "$program" --out "$work/$1/out" "${train[@]}" \
       > "$work/log" 2>&1
     rc=$?
   }
@@ -409,13 +407,12 @@ END
   check "hung_start: always: nothing is left" none_left "$work/h2/children"
   mkdir "$work/h3"
   cat > "$work/launcher" <<'END'
-#!/bin/sh
 echo '{"state": "failed", "step": 0, "exit_code": 71, "reason": "rank 1 was not heard of", "started": "now", "pid": 1, "host": "h"}' > "$4/run_status.json"
 sleep 1000 &
 echo $! > "$1/children"
 wait
 END
-  timeout 300 dev/run/supervise.sh --max-restarts 0 --start-timeout 3 -- "$work/launcher" "$work/h3" "$program" --out "$work/h3/out" \
+  timeout 300 dev/run/supervise.sh --max-restarts 0 --start-timeout 3 -- bash "$work/launcher" "$work/h3" "$program" --out "$work/h3/out" \
     > "$work/log" 2>&1
   rc=$?
   check "hung_start: a run that has failed and whose launcher stays: exit code 3" test $rc = 3
