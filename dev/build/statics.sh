@@ -13,6 +13,7 @@ rz::(anonymous namespace)::asked                 stop.cpp: a signal comes to the
 rz::(anonymous namespace)::interrupted_ms        the same
 rz::(anonymous namespace)::mpi_mutex             mpi_transport.cpp: MPI is initialised once in a process
 rz::(anonymous namespace)::waiting               the same: which thread asks it
+rz::mpi_began                                    the same: whether it has been, for the alarm that watches the start
 rz::(anonymous namespace)::element_type(         its types too
 rz::(anonymous namespace)::pretended             run_lock.cpp: how the process locks files; only tests change it
 rz::AtomicFile::AtomicFile(                      names of temporary files differ within a process
