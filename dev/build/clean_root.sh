@@ -56,6 +56,7 @@ exec unshare --mount --pid --fork --kill-child bash -euc '
   root=$1 command=$2
   mount -t proc proc "$root/proc"
   mount --rbind /dev "$root/dev"
+  mount --rbind /sys "$root/sys"  # MPI looks there for cores and network cards
   [ -z "${CUDA:-}" ] || { mount --bind "$(readlink -f "$CUDA")" "$root/usr/local/cuda"; mount -o remount,bind,ro "$root/usr/local/cuda"; }
   cp -L /etc/resolv.conf "$root/etc/" 2> /dev/null || true
   [ -z "${PACKAGES:-}" ] || command="apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $PACKAGES && $command"

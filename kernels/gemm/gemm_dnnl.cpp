@@ -196,7 +196,8 @@ class PlanCache {
 
 bool gemm_dnnl(const Gemm& g) {
     if (g.dtype == DType::f16 || g.c_dtype == DType::f16) return false;
-    if (g.N == 1 && g.ldc != 1) return false;  // oneDNN 3.7 writes between the rows of such a C
+    if (g.N == 1 && g.ldc != 1) return false;               // oneDNN 3.7 writes between the rows of such a C
+    if (g.M == 1 && g.trans_a && g.lda != 1) return false;  // and reads such an A as if lda were 1
     require(g.a && g.b && g.c, "gemm: a null pointer (M=%lld N=%lld K=%lld)", (long long)g.M, (long long)g.N,
             (long long)g.K);
     const WordsForACrash guard;

@@ -94,7 +94,10 @@ TEST(ZeroPlanned, ExecutedOpsGiveTheCpusWeights) {
             how.steps = 3;
             how.zero.stage = stage;
             LoopbackHub cpu(ranks), planned(ranks, even_link(1000, 1'000'000'000));
-            for (int r = 0; r < ranks; ++r) planned.device(r).context->planned.executes = true;
+            for (int r = 0; r < ranks; ++r) {
+                planned.device(r).context->planned.executes = true;
+                planned.device(r).context->one_memory = true;
+            }
             std::vector<Result> want, got;
             const std::vector<Taken> a = train(cpu, how, {}, &want), b = train(planned, how, {}, &got);
             EXPECT_EQ(got, want);
@@ -106,11 +109,13 @@ TEST(ZeroPlanned, TakesTheCpusMemoryToTheByte) {
     for (const Setting& s : settings()) {
         SCOPED_TRACE(s.text());
         LoopbackHub cpu(s.ranks), planned(s.ranks, even_link(1000, 1'000'000'000));
+        for (int r = 0; r < s.ranks; ++r) planned.device(r).context->one_memory = true;
         const std::vector<Taken> want = train(cpu, s.how, s.mesh, nullptr),
                                  got = train(planned, s.how, s.mesh, nullptr);
         EXPECT_EQ(got, want);
         for (int r = 0; r < s.ranks; ++r) {
             RankContext context;
+            context.one_memory = true;
             const Device device{DeviceKind::planned, 0, &context};
             Mesh mesh(device, r, s.ranks, even_link(1000, 1'000'000'000), s.mesh);
             zero_case::train(mesh, s.how);
