@@ -13,6 +13,7 @@ interrupted run continues when the same command is given again; the result is th
 """
 
 import argparse
+import contextlib
 import errno
 import fcntl
 import glob
@@ -276,11 +277,13 @@ class OutputFolder:
 
         for split in ("train", "val") if self.dataset else ():
             for shard in self.dataset[split]["shards"]:
-                if not os.path.exists(os.path.join(self.path, shard["file"])):
+                try:
+                    os.stat(os.path.join(self.path, shard["file"]))
+                except FileNotFoundError as e:
                     raise PrepareError(
                         f"{self.path}: dataset.json lists {shard['file']}, which is missing; pass --overwrite to make "
                         "it again"
-                    )
+                    ) from e
         shards = glob.glob(os.path.join(glob.escape(self.path), f"{glob.escape(name)}_*_[0-9]*.bin*"))
         if shards and self.dataset is None and self.state is None:
             raise PrepareError(
@@ -308,7 +311,7 @@ class OutputFolder:
         for writer in writers.values():
             writer.finish()
         self.write_dataset(encoder, shard_format, writers, **extra)
-        if os.path.exists(self._state_path):
+        with contextlib.suppress(FileNotFoundError):
             os.remove(self._state_path)
 
     def write_dataset(self, encoder, shard_format, writers, **extra):

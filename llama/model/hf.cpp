@@ -401,18 +401,31 @@ static bool is_weights_file(const std::string& name) {
     return false;
 }
 
+// What its folder lists and is neither file nor folder leads nowhere (a link) or is a FIFO, a socket, a device; else it
+// went away meanwhile, or a call has failed that says so.
+static void require_special(const std::string& path) {
+    std::error_code none;
+    const fs::file_status status = fs::symlink_status(path, none);
+    require(fs::is_symlink(status) || fs::is_other(status), "%s: its folder lists it, and it can't be looked at",
+            path.c_str());
+}
+
 // Files of a model's folder that are neither weights nor config.json, nor what a run of this program puts there; those
 // of its folders as "folder/name".
 static std::vector<std::string> side_files(const std::string& folder, const std::string& inside = "") {
     constexpr int64_t kDeepest = 8, kMost = 10'000;  // a folder of data is not a model's
     std::vector<std::string> found;
-    for (const std::string& name : names_in(folder + "/" + inside)) {
+    const std::vector<std::string> names = names_in(folder + "/" + inside);
+    require(!names.empty() || !inside.empty(), "%s: the folder of the model is not there any more", folder.c_str());
+    for (const std::string& name : names) {
         const std::string path = inside + name;
         std::error_code none;
         if (name[0] == '.' || is_weights_file(name)) continue;
         if (inside.empty() && (name == kConfig || name == "manifest.json")) continue;
-        if (is_file(folder + "/" + path)) found.push_back(path);
-        if (!is_folder(folder + "/" + path) || fs::is_symlink(folder + "/" + path, none)) continue;
+        const bool file = is_file(folder + "/" + path), is_inner = !file && is_folder(folder + "/" + path);
+        if (file) found.push_back(path);
+        if (!file && !is_inner) require_special(folder + "/" + path);
+        if (!is_inner || fs::is_symlink(folder + "/" + path, none)) continue;
         const auto has = [&](const char* file) { return is_file(folder + "/" + path + "/" + file); };
         if (has(kConfig) || has("manifest.json") || has("run_status.json")) continue;
         require(std::count(path.begin(), path.end(), '/') < kDeepest, "%s/%s: folders in it are more than %lld deep",

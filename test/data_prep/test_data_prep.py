@@ -347,6 +347,14 @@ class Resuming(DataPrepTest):
         self.assertIn("(shard_tokens)", printed)
         self.assertEqual(self.prepare("text", path, "--shard-tokens", "50", "--overwrite")[0], 0)
 
+    def test_a_look_that_fails_leaves_nothing_unfinished(self):
+        path = self.file("a.txt", b"some text\n" * 100)
+        really = os.path.exists
+        # False is what it says of EIO, too.
+        with mock.patch.object(os.path, "exists", lambda p: not p.endswith("unfinished.json") and really(p)):
+            self.assertEqual(self.prepare("text", path)[0], 0)
+        self.assertNotIn("unfinished.json", os.listdir(self.out))
+
     def test_shards_of_others_are_not_removed(self):
         path = self.file("a.txt", b"some text\n" * 100)
         foreign = self.file("out/text_train_000000.bin", b"precious")

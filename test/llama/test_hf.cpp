@@ -339,6 +339,7 @@ TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
     read_generation_config(path("out"), read);
     EXPECT_EQ(read.eos, c.eos);
     EXPECT_EQ(read.bos, 1);
+    EXPECT_THROW(TokenizerFiles::beside_model(path("gone")), Error);
     // Another tokenizer: what came with the old one goes, but not the rest.
     make_folder(path("tok"));
     write_file_atomically(path("tok/tokenizer.json"), "new");
