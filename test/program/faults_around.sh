@@ -369,6 +369,28 @@ case_supervisor() {
   check "supervisor: passes SIGTERM on: the run saved" says "supervise: stopped: SIGTERM on rank [0-9]; saved at step [3-7]"
 }
 
+# The copy of the state for saves in the background is allocated at the start; where that fails, training waits for each save.
+# Its place is the one buffer that a run with --no-background-save has not.
+case_copy_fails() {
+  needs_shim copy_fails || return
+  local how site
+  one() { timeout -s KILL 120 "$program" "${train[@]}" --threads 1 --out "$work/$1" "${@:2}" > "$work/log" 2>&1; rc=$?; }
+  for how in "" --no-background-save; do
+    # shellcheck disable=SC2086
+    LD_PRELOAD=$shim FAULT_KINDS=memory FAULT_TRACE=$work/cf-trace$how one "cf$how" $how
+    awk '$4 ~ /^(aligned_alloc|posix_memalign)$/ { print $2 }' "$work/cf-trace$how" | sort -u > "$work/cf-sites$how"
+  done
+  local tried=0 said=0 wrong=""
+  while read -r site <&3; do
+    tried=$((tried + 1))
+    LD_PRELOAD=$shim FAULT_KINDS=memory FAULT_SITE=$site:1 FAULT_DO=ENOMEM one "cf-$site"
+    says "no memory for a copy of the state .*training waits for each checkpoint" || continue
+    said=$((said + 1))
+    [ $rc = 0 ] && [ "$(weights "cf-$site")" = "$(weights cf)" ] && [ "$(steps_of "cf-$site")" = "6 8" ] || wrong="$wrong $site"
+  done 3< <(comm -23 "$work/cf-sites" "$work/cf-sites--no-background-save")
+  check "copy_fails: one place of $tried is the copy's: said at the start, and the same checkpoints and weights:$wrong" test $said = 1 -a -z "$wrong"
+}
+
 # A launcher that stays without its ranks, as Hydra's mpirun where its processes can't reach each other.
 case_hung_start() {
   cat > "$work/launcher" <<'END'
