@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "kernels/adamw.h"
 #include "kernels/argmax.h"
@@ -241,7 +242,8 @@ class GroupLinks {
    public:
     GroupLinks(const Machine& m, std::vector<int> members, bool alone)
         : m_(m), members_(std::move(members)), by_distance_only_(alone && std::ranges::is_sorted(members_)) {
-        for (size_t i = 0; i < members_.size(); ++i) place_[members_[i]] = int(i);
+        place_.assign(size_t(*std::ranges::max_element(members_)) + 1, -1);
+        for (size_t i = 0; i < members_.size(); ++i) place_[size_t(members_[i])] = int(i);
     }
 
     Ticks arrival(int from, int to, int64_t bytes, Ticks ready) {
@@ -256,6 +258,8 @@ class GroupLinks {
    private:
     int size() const { return int(members_.size()); }
     int64_t node(int rank) const { return rank / m_.ranks_per_node; }
+    // -1: no member
+    int place(int64_t rank) const { return rank < int64_t(place_.size()) ? place_[size_t(rank)] : -1; }
 
     Edge edge(int from, int to) {
         // Of two levels every message is told apart: members stand in columns then.
@@ -264,9 +268,10 @@ class GroupLinks {
             if (is_new) known->second = direct_edge(from, to);
             return known->second;
         }
-        const int distance = ((place_.at(to) - place_.at(from)) % size() + size()) % size();
-        const auto found = by_distance_.find(distance);
-        if (found != by_distance_.end()) return found->second;
+        const int distance = ((place(to) - place(from)) % size() + size()) % size();
+        by_distance_.resize(members_.size());
+        std::optional<Edge>& known = by_distance_[size_t(distance)];
+        if (known) return *known;
         // Nodes follow each other in the same way: the first members and the last tell of all.
         const int64_t few = 2 * m_.ranks_per_node;
         Edge slowest;
@@ -277,33 +282,39 @@ class GroupLinks {
         };
         look(0, std::min<int64_t>(few, size()));
         look(std::max<int64_t>(few, size() - few), size());
-        return by_distance_[distance] = slowest;
+        known = slowest;
+        return slowest;
     }
 
-    Edge direct_edge(int from, int to) const {
+    Edge direct_edge(int from, int to) {
         const double second = double(kTicksPerSecond);
         if (node(from) == node(to)) return {Ticks(m_.link_us * 1e-6 * second), second / (1e9 * m_.link_gbs)};
         // The cards of a node are shared by all of its ranks that send out now: those of this group as far apart, and
         // the same of the groups beside it.
-        const int distance = place_.at(to) - place_.at(from);
+        const int distance = ((place(to) - place(from)) % size() + size()) % size();
+        if (last_node_ == node(from) && last_distance_ == distance) return last_;
         int64_t here = 0, leaving = 0;
         for (int64_t r = node(from) * m_.ranks_per_node; r < (node(from) + 1) * m_.ranks_per_node; ++r) {
-            const auto found = place_.find(int(r));
-            if (found == place_.end()) continue;
+            const int at = place(r);
+            if (at < 0) continue;
             ++here;
-            const int peer = members_[size_t(((found->second + distance) % size() + size()) % size())];
+            const int peer = members_[size_t((at + distance) % size())];
             leaving += node(peer) != node(int(r));
         }
         const double senders = double(leaving) * double(m_.ranks_per_node) / double(here);
         const double rate = m_.card_gbs * std::min(1.0, double(m_.cards) / senders);
-        return {Ticks(m_.card_us * 1e-6 * second), second / (1e9 * rate)};
+        last_node_ = node(from), last_distance_ = distance;
+        return last_ = {Ticks(m_.card_us * 1e-6 * second), second / (1e9 * rate)};
     }
 
     Machine m_;
     std::vector<int> members_;
-    bool by_distance_only_;     // members stand in the order of their ranks, and one of them tells of all
-    std::map<int, int> place_;  // of a rank of the job among the members
-    std::map<int, Edge> by_distance_;
+    bool by_distance_only_;   // members stand in the order of their ranks, and one of them tells of all
+    std::vector<int> place_;  // by rank of the job: its place among the members
+    std::vector<std::optional<Edge>> by_distance_;
+    int64_t last_node_ = -1;  // whose cards were looked at last: neighbours ask the same
+    int last_distance_ = 0;
+    Edge last_;
     std::map<std::pair<int, int>, Edge> by_pair_;
     std::map<std::pair<int, bool>, Ticks> port_free_;  // by sender, of its link inside the node or its card
 };
