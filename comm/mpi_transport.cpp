@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -448,6 +449,13 @@ void mpi_finalize() {
 void mpi_leave() {
     const char* name = std::getenv("PMI_FD");
     if (!name) return;
+    // The thread that hangs in MPI_Finalize may get an answer that it does not know, and crash (MPICH of Debian 13). All
+    // ranks are done: it stays where it is, until this one ends the process.
+    struct sigaction stay = {};
+    stay.sa_handler = [](int) {
+        for (;;) pause();
+    };
+    for (const int crash : {SIGSEGV, SIGBUS, SIGABRT}) sigaction(crash, &stay, nullptr);
     // A thread that waits in PMI's barrier may read the answer, take it for an error and tell the launcher to end the
     // job: what it writes goes nowhere from here on.
     const int own = std::atoi(name);
