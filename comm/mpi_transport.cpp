@@ -449,8 +449,8 @@ void mpi_finalize() {
 void mpi_leave() {
     const char* name = std::getenv("PMI_FD");
     if (!name) return;
-    // The thread that hangs in MPI_Finalize may get an answer that it does not know, and crash (MPICH of Debian 13). All
-    // ranks are done: it stays where it is, until this one ends the process.
+    // The thread that hangs in MPI_Finalize may get an answer that it does not know, and crash (MPICH of Debian 13).
+    // All ranks are done: it stays where it is, until this one ends the process.
     struct sigaction stay = {};
     stay.sa_handler = [](int) {
         for (;;) pause();
