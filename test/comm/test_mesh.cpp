@@ -8,6 +8,7 @@
 #include "comm/mesh.h"
 #include "comm/thresholds.h"
 #include "kernels/runtime/check.h"
+#include "kernels/runtime/context.h"
 
 namespace rz {
 namespace {
