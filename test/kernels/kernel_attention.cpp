@@ -299,6 +299,16 @@ INSTANTIATE_TEST_SUITE_P(TensorCoreRanges, Attention,
                                          // The second document's queries see no key of the call.
                                          Case{1, 130, 140, 2, 1, 128, b16, false, false, 80, {150}, true}));
 
+// Short documents: they begin at columns of every place in a tile, seen from both halves of a warp's rows.
+std::vector<Case> short_documents() {
+    const std::vector<int64_t> lengths = {3, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9};
+    std::vector<Case> all;
+    for (const DType dtype : {b16, h16})
+        for (const int64_t D : {64, 80, 96, 128}) all.push_back({3, 130, 130, 1, 1, D, dtype, true, false, 0, lengths});
+    return all;
+}
+INSTANTIATE_TEST_SUITE_P(ShortDocuments, Attention, testing::ValuesIn(short_documents()));
+
 // Many tiles for one item: few queries and many keys, whose other warpgroups pass over all of them, then the reverse.
 INSTANTIATE_TEST_SUITE_P(ManyTiles, Attention,
                          testing::Values(Case{1, 20, 1170, 1, 1, 64, b16}, Case{1, 20, 1170, 1, 1, 64, h16},

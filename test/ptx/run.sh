@@ -45,15 +45,15 @@ kept() {  # kept NAME COMMAND...: a step with its output, times and date in the 
     printf '%s\n' "$name" "$(date -u '+%Y-%m-%d %H:%M')" "$(cat "$log.time")" > "$log.result"
     [[ ${#failed[@]} -gt $before ]] || mv "$log.result" "$log.passed"
 }
-in_order() {  # which lines run, and what they ask of the memory
+in_order() {  # which lines run, what they ask of the memory, and the bits that they leave
     rm -f "$dir/coverage_$SIMT_ARCH.txt" "$dir/counts_$SIMT_ARCH.txt"
-    PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$SIMT_ARCH.txt PTX_COUNTS=$dir/counts_$SIMT_ARCH.txt "$dir/kernel_tests" --gtest_brief=1
+    PTX_SEED=0 PTX_COVERAGE=$dir/coverage_$SIMT_ARCH.txt PTX_COUNTS=$dir/counts_$SIMT_ARCH.txt \
+        KERNEL_BITS=$journal/bits_$SIMT_ARCH.txt "$dir/kernel_tests" --gtest_brief=1
 }
 bits() {
-    local filter='-*Attention*:*Graph*'
-    KERNEL_BITS=$dir/bits_source.txt "$dir/source_tests" --gtest_brief=1 --gtest_filter="$filter" &&
-        KERNEL_BITS=$dir/bits_$SIMT_ARCH.txt PTX_SEED=0 "$dir/kernel_tests" --gtest_brief=1 --gtest_filter="$filter" &&
-        "$here/bits.py" "$dir/bits_source.txt" "$dir/bits_$SIMT_ARCH.txt"
+    [[ -e $journal/bits_$SIMT_ARCH.txt ]] || { echo "the step \"in order\" has not run; it writes the bits"; return 1; }
+    KERNEL_BITS=$journal/bits_source_$SIMT_ARCH.txt "$dir/source_tests" --gtest_brief=1 &&
+        "$here/bits.py" "$journal/bits_source_$SIMT_ARCH.txt" "$journal/bits_$SIMT_ARCH.txt"
 }
 
 kept "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
