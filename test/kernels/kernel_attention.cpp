@@ -303,8 +303,8 @@ INSTANTIATE_TEST_SUITE_P(TensorCoreRanges, Attention,
 std::vector<Case> short_documents() {
     const std::vector<int64_t> lengths = {3, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9};
     std::vector<Case> all;
-    for (const DType dtype : {b16, h16})
-        for (const int64_t D : {64, 80, 96, 128}) all.push_back({3, 130, 130, 1, 1, D, dtype, true, false, 0, lengths});
+    for (const int64_t D : {64, 80, 96, 128})
+        all.push_back({3, 130, 130, 1, 1, D, D % 64 == 0 ? h16 : b16, true, false, 0, lengths});
     return all;
 }
 INSTANTIATE_TEST_SUITE_P(ShortDocuments, Attention, testing::ValuesIn(short_documents()));
