@@ -173,8 +173,12 @@ void Process::bring_up(const ProcessOptions& options) {
             "the launcher started %d processes, and MPI finds this one alone: the launcher is another MPI's\n"
             "  this program's is %s\n"
             "  use its own mpirun (ldd train_llama names the library, mpirun --version the launcher), or "
-            "srun --mpi=pmi2",
-            launched, world.library.c_str());
+            "srun --mpi=pmi2%s",
+            launched, world.library.c_str(),
+            world.library.find(" 4.2.0") == world.library.npos
+                ? ""
+                : "\n  Ubuntu 24.04's MPICH 4.2.0 does not know its own mpirun (bugs.launchpad.net/bugs/2072338): "
+                  "apt install openmpi-bin, and start with mpirun.openmpi");
     control_ = make_mpi_transport(0, rank_, "control", Device{}, nullptr);
     agree_on_run_directory();
     watch_ = make_watch(options);
