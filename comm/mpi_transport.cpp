@@ -450,12 +450,16 @@ void mpi_leave() {
     const char* name = std::getenv("PMI_FD");
     if (!name) return;
     // The thread that hangs in MPI_Finalize may get an answer that it does not know, and crash (MPICH of Debian 13).
-    // All ranks are done: it stays where it is, until this one ends the process.
+    // All ranks are done: it stays where it is, until this one ends the process. This one never does: a crash of its
+    // own ends it at once, and a signal to the process goes to another thread.
     struct sigaction stay = {};
     stay.sa_handler = [](int) {
         for (;;) pause();
     };
-    for (const int crash : {SIGSEGV, SIGBUS, SIGABRT}) sigaction(crash, &stay, nullptr);
+    sigset_t crashes;
+    sigemptyset(&crashes);
+    for (const int crash : {SIGSEGV, SIGBUS, SIGABRT}) sigaction(crash, &stay, nullptr), sigaddset(&crashes, crash);
+    pthread_sigmask(SIG_BLOCK, &crashes, nullptr);
     // A thread that waits in PMI's barrier may read the answer, take it for an error and tell the launcher to end the
     // job: what it writes goes nowhere from here on.
     const int own = std::atoi(name);

@@ -242,8 +242,12 @@ class GroupLinks {
    public:
     GroupLinks(const Machine& m, std::vector<int> members, bool alone)
         : m_(m), members_(std::move(members)), by_distance_only_(alone && std::ranges::is_sorted(members_)) {
-        place_.assign(size_t(*std::ranges::max_element(members_)) + 1, -1);
-        for (size_t i = 0; i < members_.size(); ++i) place_[size_t(members_[i])] = int(i);
+        for (size_t i = 0; i < members_.size(); ++i) {
+            const size_t rank = size_t(members_[i]);
+            if (rank >= place_.size()) place_.resize(rank + 1, -1);
+            place_[rank] = int(i);
+        }
+        by_distance_.resize(members_.size());
     }
 
     Ticks arrival(int from, int to, int64_t bytes, Ticks ready) {
@@ -269,7 +273,6 @@ class GroupLinks {
             return known->second;
         }
         const int distance = ((place(to) - place(from)) % size() + size()) % size();
-        by_distance_.resize(members_.size());
         std::optional<Edge>& known = by_distance_[size_t(distance)];
         if (known) return *known;
         // Nodes follow each other in the same way: the first members and the last tell of all.

@@ -64,6 +64,7 @@ run "$simt" "${toy[@]}" --steps 2 --comm-sms 4 --out "$work/refused"
 check "  refused where nothing would be left for compute" says "the GPU has 4 multiprocessors"
 run "$simt" "${toy[@]}" --steps 2 --device cpu --comm-sms 2 --out "$work/refused"
 check "  refused on a CPU" says "this run is on the CPU"
+
 # Collectives in each other's memory have the bits of messages in rank order: windows of NCCL, pinned memory of the host where GPUs do
 # not reach each other, and over MPI. Three ranks: with two every order has the same bits. What the run says of it.
 three=("${toy[@]}" --steps 3 --zero 2 --grad-accum 2 --timeout 20)
