@@ -4,8 +4,10 @@
 
 A row is one conversation:
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
+    {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}     ShareGPT
     {"prompt": "...", "completion": "..."}                   text as it is, without a template
     {"instruction": "...", "input": "...", "output": "..."}  Alpaca: a question and an answer
+in JSON lines or one JSON array, also packed (.gz, .zst).
 
 Messages become text by the chat template of the tokenizer's folder (chat_template.jinja, or in tokenizer_config.json), by
 --template FILE, or by --template plain. A message of the role "assistant" is an answer: its tokens, the one that ends the turn
@@ -15,6 +17,7 @@ a target.
 """
 
 import argparse
+import codecs
 import glob
 import json
 import os
@@ -23,9 +26,11 @@ import struct
 import sys
 from array import array
 
+import chat_template
 from common import PrepareError, human, parse_size, read_json, write_atomically, write_json
 from corpora import split_of
 from encoders import EOT, PlainEncoder, make_encoder, write_tokenizer_config
+from files import BadFile, open_text, read_array, why_not_text
 from shards import FORMATS, HEADER_BYTES, format_for
 
 PLAIN = (
@@ -34,6 +39,7 @@ PLAIN = (
     "{% if add_generation_prompt %}### assistant\n{% endif %}"
 )
 ROLES = ("system", "user", "assistant", "tool")
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}  # others as they are
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -49,12 +55,20 @@ def conversation(row, where):
 
     if not isinstance(row, dict):
         raise PrepareError(f"{where}: a row is a JSON object")
-    if "messages" in row:
-        messages = row["messages"]
+    if "messages" in row or "conversations" in row:
+        messages = row.get("messages", row.get("conversations"))
+        if isinstance(messages, list):
+            messages = [
+                {"role": SHAREGPT_ROLES.get(str(m["from"]), m["from"]), "content": m.get("value")}
+                if isinstance(m, dict) and "from" in m
+                else m
+                for m in messages
+            ]
         for m in messages if isinstance(messages, list) else [None]:
             if not isinstance(m, dict) or m.get("role") not in ROLES or not isinstance(m.get("content"), str):
                 raise PrepareError(
-                    f"{where}: 'messages' must be a list of objects with a 'content' and a 'role' of {', '.join(ROLES)}"
+                    f"{where}: 'messages' must be a list of objects with a 'content' and a 'role' of {', '.join(ROLES)} "
+                    "(or, as ShareGPT has them, 'conversations' with 'value' and 'from')"
                 )
         if not any(m["role"] == "assistant" for m in messages):
             raise PrepareError(f"{where}: no message of the role assistant, so there is nothing to learn")
@@ -65,22 +79,33 @@ def conversation(row, where):
         question = text("instruction") + ("\n\n" + text("input") if row.get("input") else "")
         return [{"role": "user", "content": question}, {"role": "assistant", "content": text("output")}]
     raise PrepareError(
-        f"{where}: neither 'messages' nor 'prompt' nor 'instruction'; its keys are {', '.join(sorted(row)) or 'none'}"
+        f"{where}: neither 'messages' nor 'conversations' nor 'prompt' nor 'instruction'; its keys are {', '.join(sorted(row)) or 'none'}"
     )
 
 
 def read_rows(paths):
     for path in paths:
-        with open(path, encoding="utf-8") as f:
-            for number, line in enumerate(f, 1):
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                try:
-                    row = json.loads(line)
-                except ValueError as e:
-                    raise PrepareError(f"{where}: not JSON: {e}") from e
-                yield where, row
+        if (why := why_not_text(path)) is not None:
+            raise PrepareError(f"{path}: {why}")
+        try:
+            with open_text(path) as f:
+                start = f.peek(4096).removeprefix(codecs.BOM_UTF8).lstrip()
+                if start.startswith(b"["):
+                    yield from ((f"{path}, row {n}", row) for n, row in enumerate(read_array(path, f), 1))
+                else:
+                    yield from _lines(path, f)
+        except BadFile as e:
+            raise PrepareError(f"{path}: {e}") from e
+
+
+def _lines(path, file):
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                yield where, json.loads(line.removeprefix(codecs.BOM_UTF8))
+            except ValueError as e:
+                raise PrepareError(f"{where}: not JSON: {e}") from e
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -91,35 +116,17 @@ class Template:
 
     def __init__(self, source, variables, name, now=None):
         """now: what strftime_now() calls with the format; without it a template that asks for the date is refused."""
+        self._variables, self._name = variables, name
         try:
-            from jinja2.exceptions import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as e:
-            raise PrepareError("chat templates need the package jinja2; run: python3 -m pip install jinja2") from e
-
-        def raise_exception(message):
-            raise TemplateError(message)
-
-        def no_date(_):
-            raise TemplateError("the template asks for today's date; a data set can't depend on it")
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda x, indent=None: json.dumps(x, ensure_ascii=False, indent=indent)
-        environment.globals.update(raise_exception=raise_exception, strftime_now=now or no_date)
-        source = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source)  # transformers' marks; found here otherwise
-        self._error, self._variables, self._name = TemplateError, variables, name
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as e:
-            raise PrepareError(f"{name}: not a chat template: {e}") from e
+            self._render = chat_template.renderer(source, now)
+        except chat_template.Refused as e:
+            raise PrepareError(f"{name}: {e}") from e
 
     def render(self, messages, where, prompt=False):
         try:
-            return self._template.render(messages=messages, add_generation_prompt=prompt, **self._variables)
-        except self._error as e:
-            raise PrepareError(f"{where}: {self._name} refuses these messages: {e}") from e
+            return self._render(messages=messages, add_generation_prompt=prompt, **self._variables)
+        except chat_template.Refused as e:
+            raise PrepareError(f"{where}: {self._name} {e}") from e
 
     def parts(self, messages, where):
         """The whole text, and where the answers stand in it: what follows the prompt for each of them."""
@@ -338,7 +345,7 @@ def parse(argv):
         prog="prepare.py chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="JSONL rows")
+    add("files", nargs="+", metavar="FILE", help="rows: .jsonl, or a .json array")
     add("--out", default=os.path.join("data", "chat"), metavar="DIR", help="folder to write (default: %(default)s)")
     add("--name", default="chat", help="of the dataset (default: %(default)s)")
     add(
@@ -444,6 +451,11 @@ def main(argv):
         packed = f", {human(w.packer.padding)} of padding" if w.packer else ""
         print(
             f"{split:5}  {human(w.tokens)} tokens, {human(w.targets)} of them targets, {human(w.documents)} conversations{packed}"
+        )
+    if not writers["val"].documents:
+        print(
+            "validation is empty: no row fell to it"
+            + ("; use a larger --val-fraction" if args.val_fraction else " (--val-fraction 0)")
         )
     if long:
         print(

@@ -11,6 +11,10 @@ class PrepareError(Exception):
     """A problem the user can mend; the message says how. prepare.py prints it and exits with 1."""
 
 
+class Unavailable(PrepareError):
+    """A corpus or tokenizer cannot be had here: a package or the network is missing."""
+
+
 _UNITS = {
     unit + end: factor
     for unit, factor in (("K", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12))

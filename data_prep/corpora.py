@@ -8,22 +8,28 @@ A corpus has
     documents(skip)   yields Document from number `skip` on
 """
 
+import csv
 import hashlib
+import io
 import itertools
 import json
 import os
+import re
 import sysconfig
+import urllib.error
+import urllib.request
 import zlib
 from dataclasses import dataclass
 
-from common import PrepareError
-from files import BadFile, is_packed, kind_of_file, open_text, text_bytes, why_not_text
+from common import PrepareError, Unavailable
+from files import BadFile, is_packed, kind_of_file, open_text, read_array, text_bytes, why_not_text
 
 PIECE_BYTES = 1 << 20  # longer documents are passed on in pieces, cut after a newline
-
-
-class Unavailable(PrepareError):
-    """The corpus cannot be had here: a package or the network is missing."""
+LOOK_BYTES = 64 << 20  # how far a file is searched for lines that end a document
+END_MARKS = (
+    "<|endoftext|>",
+    "</s>",
+)  # lines equal to one of these end a document, and so does the tokenizer's end token
 
 
 @dataclass
@@ -70,6 +76,9 @@ class Corpus:
 
     def finished(self):
         """All documents were taken: what there is to say goes to `notes`."""
+
+    def use_tokenizer(self, encoder):
+        """Text may be divided by the end token of the tokenizer that is used."""
 
     def documents(self, skip=0):
         return itertools.islice(self._documents(), skip, None)
@@ -120,11 +129,51 @@ class StdlibCorpus(Corpus):
                 yield from self._in_pieces(split_of(path, self.seed, self.val_fraction), data)
 
 
+class ShakespeareCorpus(Corpus):
+    """Plays of Shakespeare in one file of 1.1 MB, split as nanoGPT does: the last tenth is the validation text."""
+
+    URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+    SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+    SIZE = 1115394
+
+    def __init__(self, path=None):
+        super().__init__("shakespeare", 0, 0.1)
+        self.path = path
+
+    def settings(self):
+        return {"kind": type(self).__name__, "sha256": self.SHA256}
+
+    def open(self):
+        if self.path:
+            with open(self.path, "rb") as f:
+                self._text = f.read(self.SIZE + 1)
+        else:
+            try:
+                with urllib.request.urlopen(self.URL, timeout=30) as f:
+                    self._text = f.read(self.SIZE + 1)
+            except (urllib.error.URLError, TimeoutError, OSError) as e:
+                raise Unavailable(
+                    f"cannot download {self.URL} ({getattr(e, 'reason', e)}); fetch it elsewhere and pass --from FILE"
+                ) from e
+        if hashlib.sha256(self._text).hexdigest() != self.SHA256:
+            raise PrepareError(
+                f"{self.path or self.URL}: not the {self.SIZE} bytes of tiny-shakespeare (sha256 {self.SHA256}); download "
+                f"{self.URL} again, or use: prepare.py text FILE"
+            )
+        self.total_bytes = self.SIZE
+
+    def _documents(self):
+        cut = self.SIZE * 9 // 10
+        yield from self._in_pieces("train", self._text[:cut])
+        yield from self._in_pieces("val", self._text[cut:])
+
+
 class TextCorpus(Corpus):
     """Files and folders of text, also packed (.gz, .zst). A .jsonl file holds one document per line, in `field`, a
-    .parquet file one per row, in the column `field`; any other file is one document, or several between lines equal to
-    `separator`. Where validation files are given, they are the validation data; else, if there are few files (and no
-    separator), the end of each goes to validation; otherwise whole documents do."""
+    .parquet file one per row, in the column `field`, a .json array one per object, a .csv or .tsv file with such a column
+    one per row. Any other file is one document, or several between lines equal to `separator` (none given: between lines
+    equal to an end mark; "none": always one). Where validation files are given, they are the validation data; else, if
+    there are few files of one document, the end of each goes to validation; otherwise whole documents do."""
 
     FEW_FILES = 20
 
@@ -143,7 +192,8 @@ class TextCorpus(Corpus):
         super().__init__(name, seed, 0 if val_paths else val_fraction)
         self.paths, self.val_paths = paths, list(val_paths)
         self.field, self.separator, self.skip_bad, self.split_inside = field, separator, skip_bad, split_inside
-        self.bad, self.inside = 0, 0  # rows that were left out; lines with a separator that is not the whole line
+        self._marks = END_MARKS if separator is None else () if separator == "none" else (separator,)
+        self._found = {}  # path -> whether a line of it is an end mark
 
     def settings(self):
         extra = {"val_files": [self._identity(p) for p in self._val_files]} if self._val_files else {}
@@ -157,6 +207,12 @@ class TextCorpus(Corpus):
             "files": [self._identity(p) for p in self._files],
             **extra,
         }
+
+    def use_tokenizer(self, encoder):
+        if self.separator is None:
+            self._marks = tuple(
+                dict.fromkeys((*END_MARKS, encoder.eot_text, getattr(encoder, "eos_text", END_MARKS[0])))
+            )
 
     @staticmethod
     def _identity(path):
@@ -178,6 +234,9 @@ class TextCorpus(Corpus):
             reasons = "".join(f"\n  {file}: {why}" for file, why in skipped[:20])
             raise PrepareError(f"no text files in {', '.join(self.paths)}{reasons}")
         self.total_bytes = sum(self._text_bytes(f) for f in self._files + self._val_files)
+        # Few packed files fall to a side whole, unless none would be validation text.
+        packed = len(self._files) < self.FEW_FILES and all(is_packed(f) for f in self._files)
+        self._cut_packed = packed and not any(self._split(n) == "val" for n in range(len(self._files)))
 
     def _find(self, paths, skipped):
         files = []
@@ -197,6 +256,8 @@ class TextCorpus(Corpus):
     def finished(self):
         if self.bad:
             self.notes.append(f"left out {self.bad} bad rows (--skip-bad)")
+        for mark, count in sorted(self.marked.items()) if self.separator is None else ():
+            self.notes.append(f"{count} lines are {mark}: each ends a document; --separator none keeps them as text")
         if self.inside:
             self.notes.append(
                 f"{self.inside} lines hold the separator and more: not split there; --split-inside splits them"
@@ -216,6 +277,19 @@ class TextCorpus(Corpus):
                     yield path
 
     def _documents(self):
+        if self.total_bytes > PIECE_BYTES or self.val_fraction == 0:
+            return self._by_hash()
+        found = list(self._by_hash())
+        last = max((i for i, d in enumerate(found) if d.first), default=0)
+        if last and all(
+            d.split == "train" for d in found
+        ):  # a hash gives few documents no validation text: the last is it
+            found[last:] = [Document("val", d.data, d.first) for d in found[last:]]
+        return iter(found)
+
+    def _by_hash(self):
+        # Rows that were left out; lines with a separator that is not the whole line; lines by the end mark that they are.
+        self.bad, self.inside, self.marked = 0, 0, {}
         # Validation first: a limit on the size cuts training text.
         numbered = [(len(self._files) + n, path, "val") for n, path in enumerate(self._val_files)]
         numbered += [(number, path, "train" if self._val_files else None) for number, path in enumerate(self._files)]
@@ -231,9 +305,13 @@ class TextCorpus(Corpus):
             yield from self._json_lines(number, path, split)
         elif kind == "parquet":
             yield from self._parquet_rows(number, path, split)
-        elif self.separator is not None:
+        elif kind == "json" and self._is_array(path):
+            yield from self._array_rows(number, path, split)
+        elif kind in ("csv", "tsv") and self.field in self._columns(path):
+            yield from self._table_rows(number, path, split)
+        elif self.separator not in (None, "none") or self.split_inside or self._has_marks(path):
             yield from self._separated(number, path, split)
-        elif split is None and len(self._files) < self.FEW_FILES and not is_packed(path):
+        elif split is None and len(self._files) < self.FEW_FILES and (not is_packed(path) or self._cut_packed):
             yield from self._head_and_tail(path)
         else:
             yield from self._read(path, split or self._split(number))
@@ -249,9 +327,11 @@ class TextCorpus(Corpus):
     def _json_text(self, line):
         """The text of a line, and what is wrong with it."""
         try:
-            row = json.loads(line)
+            return self._row_text(json.loads(line))
         except ValueError:  # also bytes that are no UTF-8
             return None, "is not JSON"
+
+    def _row_text(self, row):
         if not isinstance(row, dict):
             return None, f"is JSON, but no object with a field '{self.field}'"
         if self.field not in row:
@@ -272,6 +352,77 @@ class TextCorpus(Corpus):
                 elif text:
                     data = text.encode("utf-8", "replace")
                     yield from self._in_pieces(split or self._split(f"{number}:{line_number}"), data)
+
+    def _row(self, number, path, where, row, text, problem, split):
+        if problem:
+            self._bad(path, f"{where} {row}", problem)
+        elif text:
+            yield from self._in_pieces(split or self._split(f"{number}:{row}"), text.encode("utf-8", "replace"))
+
+    def _is_array(self, path):
+        """A .json file that is a list of objects; others are text, as any file is."""
+        with open_text(path) as f:
+            return re.match(rb"(\xef\xbb\xbf)?\s*\[\s*\{", f.read(4096)) is not None
+
+    def _array_rows(self, number, path, split):
+        with open_text(path) as f:
+            rows = read_array(path, f)
+        for row, value in enumerate(rows, 1):
+            yield from self._row(number, path, "object", row, *self._row_text(value), split)
+
+    def _table(self, path):
+        """Rows of a .csv or .tsv file as dictionaries."""
+        csv.field_size_limit(1 << 30)
+        tab = kind_of_file(path) == "tsv"
+        text = io.TextIOWrapper(open_text(path), encoding="utf-8-sig", errors="replace", newline="")
+        return text, csv.DictReader(
+            text, delimiter="\t" if tab else ",", quoting=csv.QUOTE_NONE if tab else csv.QUOTE_MINIMAL
+        )
+
+    def _columns(self, path):
+        text, rows = self._table(path)
+        with text:
+            try:
+                columns = rows.fieldnames or []
+            except csv.Error:  # text of another kind under that name
+                columns = []
+        if self.field != "text" and self.field not in columns:
+            raise PrepareError(
+                f"{path}: no column called '{self.field}'; it has {', '.join(columns)}; name one with --field"
+            )
+        if self.field not in columns:
+            self.notes.append(
+                f"{path}: no column called 'text', so the file is taken as running text; name a column with --field: "
+                f"{', '.join(columns[:20])}"
+            )
+        return columns
+
+    def _table_rows(self, number, path, split):
+        text, rows = self._table(path)
+        with text:
+            try:
+                for row, value in enumerate(rows, 1):
+                    problem = None if value[self.field] is not None else f"has no '{self.field}'"
+                    yield from self._row(number, path, "row", row, value[self.field], problem, split)
+            except csv.Error as e:
+                raise PrepareError(f"{path}, line {rows.line_num}: not a table: {e}") from e
+
+    def _has_marks(self, path):
+        """Whether a line of its first LOOK_BYTES is an end mark."""
+        if path not in self._found:
+            line = re.compile(
+                rb"(?m)^[ \t]*(?:" + b"|".join(re.escape(m.encode()) for m in self._marks) + rb")[ \t\r]*$"
+            )
+            found, looked, rest = False, 0, b""
+            with open_text(path) as f:
+                while self._marks and not found and looked < LOOK_BYTES and (block := f.read(PIECE_BYTES)):
+                    looked += len(block)
+                    block = rest + block
+                    end = block.rfind(b"\n") + 1  # the last line may go on in the next block
+                    found = any(m.encode() in block for m in self._marks) and line.search(block[:end]) is not None
+                    rest = block[end:] if len(block) - end < PIECE_BYTES else b""
+            self._found[path] = found or bool(self._marks and line.search(rest))
+        return self._found[path]
 
     def _parquet_file(self, path):
         try:
@@ -320,7 +471,8 @@ class TextCorpus(Corpus):
                 row += 1
 
     def _separated(self, number, path, split):
-        mark, lines, count = self.separator.encode(), [], 0
+        marks, lines, count = {m.encode() for m in self._marks}, [], 0
+        any_mark = re.compile(b"|".join(re.escape(m) for m in sorted(marks)))
 
         def document():
             nonlocal lines, count
@@ -331,15 +483,16 @@ class TextCorpus(Corpus):
 
         with open_text(path) as f:
             for line in f:
-                if line.strip() == mark:
+                if (mark := line.strip()) in marks:
+                    self.marked[mark.decode()] = self.marked.get(mark.decode(), 0) + 1
                     yield from document()
-                elif mark not in line:
+                elif not any_mark.search(line):
                     lines.append(line)
                 elif not self.split_inside:
                     self.inside += 1
                     lines.append(line)
                 else:
-                    *ends, rest = line.split(mark)
+                    *ends, rest = any_mark.split(line)
                     for end in ends:
                         lines.append(end)
                         yield from document()
@@ -348,21 +501,39 @@ class TextCorpus(Corpus):
 
     def _head_and_tail(self, path):
         size = os.path.getsize(path)
-        cut = size - int(size * self.val_fraction)
-        with open(path, "rb") as f:  # move the cut past the end of its line
-            f.seek(cut)
+        if is_packed(path):
+            with open_text(path) as f:
+                size = sum(len(block) for block in iter(lambda: f.read(PIECE_BYTES), b""))
+        tail = max(int(size * self.val_fraction), min(1, size - 1) if self.val_fraction > 0 else 0)
+        cut = size - tail
+        with open_text(path) as f:  # move the cut past the end of its line
+            self._skip(f, cut)
             cut = min(cut + len(f.readline(PIECE_BYTES)), size) if cut < size else size
-        if cut == size and self.val_fraction > 0:  # one line
-            cut = size - int(size * self.val_fraction)
+        if cut == size and tail:  # one line: before a character
+            with open_text(path) as f:
+                self._skip(f, size - tail - 3)
+                before = f.read(tail + 3 if size - tail > 3 else size)
+            at = max(len(before) - tail, 0)
+            while at > 0 and before[at] & 0xC0 == 0x80:
+                at -= 1
+            cut = size - len(before) + at
         yield from self._read(path, "train", 0, cut)
         yield from self._read(path, "val", cut, size)
+
+    @staticmethod
+    def _skip(file, size):
+        """A packed file can't seek."""
+        if not isinstance(file.raw, io.FileIO):
+            while size > 0 and (block := file.read(min(size, PIECE_BYTES))):
+                size -= len(block)
+        elif size > 0:
+            file.seek(size)
 
     def _read(self, path, split, begin=0, end=None):
         """Bytes [begin, end) of the text; all of it if no end is given."""
         first, rest = True, b""
         with open_text(path) as f:
-            if begin:
-                f.seek(begin)
+            self._skip(f, begin)
             while end is None or begin < end:
                 block = f.read(16 * PIECE_BYTES if end is None else min(16 * PIECE_BYTES, end - begin))
                 if not block and end is not None:
@@ -396,6 +567,9 @@ class HubCorpus(Corpus):
         }
 
     def _load(self, split):
+        return self._stream(self.repo, split, name=self.subset, revision=self.revision)
+
+    def _stream(self, what, split, **rest):
         try:
             import datasets
         except ImportError as e:
@@ -404,7 +578,7 @@ class HubCorpus(Corpus):
                 "python3 -m pip install datasets"
             ) from e
         try:
-            return datasets.load_dataset(self.repo, self.subset, split=split, revision=self.revision, streaming=True)
+            return datasets.load_dataset(what, split=split, streaming=True, **rest)
         except Exception as e:  # the package raises many types for a missing network or repository
             reason = str(e).strip().splitlines()
             raise Unavailable(
@@ -444,3 +618,29 @@ class HubCorpus(Corpus):
         else:  # validation first: a limit on the size cuts training text
             yield from self._rows(self._val, "val")
             yield from self._rows(self._train, "train")
+
+
+class TinyStoriesV2(HubCorpus):
+    """The stories by GPT-4 alone: text files of the hub's TinyStories, a line <|endoftext|> after each story."""
+
+    FILES = {"train": "TinyStoriesV2-GPT4-train.txt", "validation": "TinyStoriesV2-GPT4-valid.txt"}
+
+    def _load(self, split):
+        return self._stream(
+            "text",
+            split,
+            data_files={split: f"hf://datasets/{self.repo}@{self.revision or 'main'}/{self.FILES[split]}"},
+        )
+
+    def _rows(self, rows, split):
+        return super()._rows(self._stories(rows), split)
+
+    def _stories(self, rows):
+        lines = []
+        for row in rows:
+            if row[self.field].strip() != END_MARKS[0]:
+                lines.append(row[self.field])
+                continue
+            yield {self.field: "\n".join(lines).strip("\n")}
+            lines = []
+        yield {self.field: "\n".join(lines).strip("\n")}

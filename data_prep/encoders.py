@@ -8,7 +8,7 @@ import os
 import sys
 from array import array
 
-from common import PrepareError, write_atomically
+from common import PrepareError, Unavailable, write_atomically
 
 EOT = "<|endoftext|>"
 # What different tokenizers call the token that begins or separates documents, in order of preference.
@@ -156,7 +156,7 @@ def _import_tokenizers(spec):
 
         return tokenizers
     except ImportError as e:
-        raise PrepareError(
+        raise Unavailable(
             f"--tokenizer {spec} needs the Python package `tokenizers`; run: python3 -m pip install "
             "tokenizers (or use --tokenizer bytes, which needs nothing)"
         ) from e
@@ -208,11 +208,19 @@ def make_encoder(spec, eot_text=None, texts=None, split="llama3"):
     except PrepareError:
         raise
     except Exception as e:
-        raise PrepareError(
+        raise Unavailable(
             f"cannot get the tokenizer of {repo} from the Hugging Face hub ({str(e).splitlines()[0]}); "
             "check the network (and `hf auth login` for gated repositories), or pass the path of its "
             "tokenizer.json"
         ) from e
+
+
+def check_tokenizer(spec, eot_text=None):
+    """Raises Unavailable where make_encoder would."""
+    if spec.startswith("bpe:"):
+        _import_tokenizers(spec)
+    else:
+        make_encoder(spec, eot_text)
 
 
 def train_bpe(tokenizers, spec, texts, split="llama3"):

@@ -2,13 +2,17 @@
 
 import gzip
 import io
+import json
 import os
 import shutil
 import struct
 import subprocess
 import zlib
 
+from common import PrepareError
+
 PACKED = (".gz", ".zst")
+ARRAY_BYTES = 1 << 30  # the largest .json array
 
 
 class BadFile(Exception):
@@ -20,11 +24,12 @@ def is_packed(path):
 
 
 def kind_of_file(path):
-    """jsonl, parquet or text, whether packed or not."""
+    """jsonl, parquet, json, csv, tsv or text by its name, whether packed or not."""
     name = path.lower()
     for end in PACKED:
         name = name.removesuffix(end)
-    return "jsonl" if name.endswith((".jsonl", ".ndjson")) else "parquet" if name.endswith(".parquet") else "text"
+    kind = name.rpartition(".")[2]
+    return {"ndjson": "jsonl"}.get(kind, kind if kind in ("jsonl", "parquet", "json", "csv", "tsv") else "text")
 
 
 def why_not_text(path):
@@ -35,6 +40,8 @@ def why_not_text(path):
         head = f.read(8192)
     if head.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the file itself; run: git lfs pull"
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "is UTF-16; make UTF-8 of it first: iconv -f UTF-16 -t UTF-8 FILE > NEW"
     if is_packed(path) or kind_of_file(path) == "parquet":
         return None
     if b"\0" in head:
@@ -94,6 +101,19 @@ class _Zstd:
     def close(self):
         self._process.stdout.close()
         self._process.wait()
+
+
+def read_array(path, file):
+    """The rows of a JSON array, which is taken whole."""
+    data = file.read(ARRAY_BYTES + 1)
+    if len(data) > ARRAY_BYTES:
+        raise PrepareError(
+            f"{path}: a JSON array of more than 1 GiB; make lines of it first: jq -c '.[]' FILE > FILE.jsonl"
+        )
+    try:
+        return json.loads(data)
+    except ValueError as e:
+        raise PrepareError(f"{path}: is not JSON: {e}") from e
 
 
 def open_text(path):

@@ -3,7 +3,8 @@
 
     prepare.py stdlib                        the source of Python's standard library: no network, no packages
     prepare.py text FILE_OR_FOLDER...        text, JSONL or Parquet of your own
-    prepare.py tinystories | fineweb-edu | openwebtext     streamed from the Hugging Face hub
+    prepare.py shakespeare                   tiny-shakespeare, from the network or --from FILE
+    prepare.py tinystories | tinystories-v2 | fineweb-edu | openwebtext     streamed from the Hugging Face hub
     prepare.py synthetic                     a Markov source of known entropy
     prepare.py chat FILE...                  conversations for fine-tuning, with the loss on answers (chat.py)
     prepare.py eval TASK...                  evaluation tasks for train_llama eval (eval_sets.py)
@@ -24,9 +25,9 @@ import sys
 import time
 from array import array
 
-from common import PrepareError, Progress, human, parse_size, read_json, write_json
-from corpora import Document, HubCorpus, StdlibCorpus, TextCorpus, Unavailable
-from encoders import HUB_NAMES, PlainEncoder, load_saved_encoder, make_encoder
+from common import PrepareError, Progress, Unavailable, human, parse_size, read_json, write_json
+from corpora import Document, HubCorpus, ShakespeareCorpus, StdlibCorpus, TextCorpus, TinyStoriesV2
+from encoders import HUB_NAMES, PlainEncoder, check_tokenizer, load_saved_encoder, make_encoder
 from shards import FORMATS, SplitWriter, format_for
 from synthetic import SYMBOLS, MarkovSource
 
@@ -146,12 +147,17 @@ def parse_arguments(argv):
         default="text",
         help="of a JSONL line, or column of a Parquet file, that holds the text (default: %(default)s)",
     )
-    p.add_argument("--separator", help="documents in a file are separated by lines equal to this, e.g. '<|endoftext|>'")
+    p.add_argument(
+        "--separator",
+        help="documents in a file are separated by lines equal to this; none: a file is one document (default: lines equal "
+        "to <|endoftext|>, </s> or the tokenizer's end token)",
+    )
     p.add_argument("--split-inside", action="store_true", help="also where the separator stands inside a line")
     p.add_argument("--val", nargs="+", default=[], metavar="PATH", help="files or folders that are the validation text")
     p.add_argument("--skip-bad", action="store_true", help="leave out rows that hold no text, and count them")
     for name, repo, subset, revision in (
         ("tinystories", "roneneldan/TinyStories", None, None),
+        ("tinystories-v2", "roneneldan/TinyStories", None, None),
         ("fineweb-edu", "HuggingFaceFW/fineweb-edu", "sample-10BT", None),
         ("openwebtext", "Skylion007/openwebtext", None, "refs/convert/parquet"),
     ):
@@ -160,6 +166,8 @@ def parse_arguments(argv):
         p.add_argument("--revision", default=revision, help="branch or commit (default: %(default)s)")
         p.add_argument("--field", default="text", help="that holds the text (default: %(default)s)")
         p.set_defaults(repo=repo)
+    p = commands.add_parser("shakespeare", parents=[common, text], help="tiny-shakespeare, 1.1 MB; nanoGPT's split")
+    p.add_argument("--from", dest="source", metavar="FILE", help="its input.txt, if it is here already")
     p = commands.add_parser("synthetic", parents=[common], help="a Markov source of known entropy")
     p.add_argument("--order", type=int, choices=[1, 2], default=1, help="symbols of context (default: %(default)s)")
     p.add_argument("--symbols", type=int, default=32, metavar="K", help="2 to 64 (default: %(default)s)")
@@ -190,6 +198,8 @@ def run(args):
     corpus = make_corpus(args)
     try:
         corpus.open()
+        if args.allow_synthetic_fallback:
+            check_tokenizer(args.tokenizer, args.eot)
     except Unavailable as e:
         if not args.allow_synthetic_fallback:
             raise PrepareError(f"{e}; --allow-synthetic-fallback would write a synthetic corpus instead") from e
@@ -199,18 +209,25 @@ def run(args):
         )
         args.order, args.symbols = 1, 32
         args.tokens, args.val_tokens = FALLBACK_TOKENS
+        if args.max_tokens and args.max_tokens < sum(FALLBACK_TOKENS):
+            args.val_tokens = max(args.max_tokens * args.val_tokens // sum(FALLBACK_TOKENS), 1)
+            args.tokens = max(args.max_tokens - args.val_tokens, 1)
         return prepare_synthetic(args, fallback_from=corpus.name)
     return prepare_text(args, corpus)
 
 
 def make_corpus(args):
-    hub = args.corpus not in ("stdlib", "text")
+    hub = args.corpus not in ("stdlib", "text", "shakespeare")
     val_fraction = args.val_fraction if args.val_fraction is not None else 0.005 if hub else 0.05
     if args.corpus == "stdlib":
         return StdlibCorpus(args.seed, val_fraction)
+    if args.corpus == "shakespeare":
+        if args.val_fraction is not None:
+            raise PrepareError("--val-fraction: shakespeare has nanoGPT's split, the last tenth; leave it out")
+        return ShakespeareCorpus(args.source)
     if args.corpus == "text":
-        if args.split_inside and args.separator is None:
-            raise PrepareError("--split-inside is about --separator, which is not given")
+        if args.split_inside and args.separator == "none":
+            raise PrepareError("--split-inside: with --separator none nothing is split; leave one of them out")
         if args.val and args.val_fraction:
             raise PrepareError(
                 "--val names the validation text and --val-fraction cuts some off; leave one of them out"
@@ -226,14 +243,15 @@ def make_corpus(args):
             args.skip_bad,
             args.split_inside,
         )
-    return HubCorpus(
+    kind = TinyStoriesV2 if args.corpus == "tinystories-v2" else HubCorpus
+    return kind(
         args.corpus,
         args.repo,
         args.seed,
         val_fraction,
         args.subset,
         args.revision,
-        "validation" if args.corpus == "tinystories" else None,
+        "validation" if args.corpus.startswith("tinystories") else None,
         args.field,
     )
 
@@ -378,6 +396,7 @@ def prepare_text(args, corpus):
     state = out.state or {"documents": 0, "train": None, "val": None}
     if out.state:
         encoder = load_saved_encoder(out.path, args.tokenizer, state["eot"])
+        corpus.use_tokenizer(encoder)
         if not args.quiet:
             print(f"resuming after {state['documents']} documents", file=sys.stderr)
     else:
@@ -386,6 +405,7 @@ def prepare_text(args, corpus):
                 f"training {args.tokenizer} on up to {human(args.bpe_bytes, 'B')} of {corpus.name} ...", file=sys.stderr
             )
         encoder = make_encoder(args.tokenizer, args.eot, training_texts(corpus, args.bpe_bytes), args.bpe_split)
+        corpus.use_tokenizer(encoder)
         if args.tokenizer.startswith("bpe:") and encoder.vocab_size < int(args.tokenizer[4:]):
             corpus.notes.append(
                 f"--tokenizer {args.tokenizer}: the text has pairs for a vocabulary of {encoder.vocab_size} only; more "

@@ -2,6 +2,7 @@
 package is installed; else its tests are skipped)."""
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -121,6 +122,31 @@ class Rows(ChatTest):
             d = json.load(f)
         self.assertEqual((d["train"]["documents"] + d["val"]["documents"], d["val"]["documents"] % 10), (400, 0))
         self.assertTrue(20 <= d["val"]["documents"] <= 250)
+
+    def test_arrays_and_sharegpt_are_read_as_rows_of_messages(self):
+        talks = [[("user", f"question {i}"), ("assistant", f"answer {i}")] for i in range(40)]
+        messages = [{"messages": [{"role": r, "content": c} for r, c in t]} for t in talks]
+        names = {"user": "human", "assistant": "gpt"}
+        sharegpt = [{"conversations": [{"from": names[r], "value": c} for r, c in t]} for t in talks]
+        alpaca = [{"instruction": t[0][1], "output": t[1][1]} for t in talks]
+        expected = None
+        for name, data in (
+            ("rows.jsonl", "\n".join(map(json.dumps, messages)).encode()),
+            ("array.json", json.dumps(messages, indent=1).encode("utf-8-sig")),
+            ("sharegpt.json", json.dumps(sharegpt).encode()),
+            ("alpaca.json.gz", gzip.compress(json.dumps(alpaca).encode())),
+        ):
+            path, out = os.path.join(self.dir, name), os.path.join(self.dir, name + ".out")
+            with open(path, "wb") as f:
+                f.write(data)
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                code = prepare.main(["chat", path, "--template", "plain", "--val-fraction", "0", "--out", out])
+            self.assertEqual((code, "validation is empty" in printed.getvalue()), (0, True), printed.getvalue())
+            with open(os.path.join(out, "chat_train_000000.bin"), "rb") as f:
+                shard = f.read()
+            expected = expected or shard
+            self.assertEqual(shard, expected, name)
 
     def test_refusals_name_the_row_and_the_remedy(self):
         def refused(row, *argv):

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import types
@@ -239,8 +238,10 @@ class Corpora(DataPrepTest):
     def test_hub_corpus_streams_skips_and_splits(self):
         calls = []
 
-        def load_dataset(repo, subset, split, revision, streaming):
-            calls.append((repo, subset, split, revision, streaming))
+        def load_dataset(repo, split, streaming, name=None, revision=None, data_files=None):
+            calls.append((repo, name, split, revision, streaming))
+            if data_files:
+                return [{"text": line} for line in ("one", "two", "<|endoftext|>", "", split, "<|endoftext|>")]
             n = 5 if split == "validation" else 40
             return [{"text": f"{split} {i}"} for i in range(n)]
 
@@ -253,6 +254,9 @@ class Corpora(DataPrepTest):
             )
             self.assertIn(("HuggingFaceFW/fineweb-edu", "sample-100BT", "train", None, True), calls)
             self.assertTrue(3 <= self.dataset()["val"]["documents"] <= 25)
+            self.assertEqual(self.prepare("tinystories-v2", "--overwrite")[0], 0)
+            self.assertEqual(self.ids("train"), [256, *b"one\ntwo", 256, *b"train"])
+            self.assertEqual(self.ids("val"), [256, *b"one\ntwo", 256, *b"validation"])
             code, printed = self.prepare("openwebtext", "--field", "body", "--overwrite")
             self.assertEqual(code, 1)
             self.assertIn("its fields are text", printed)
@@ -473,128 +477,6 @@ class Encoders(DataPrepTest):
             saved = tokenizers.Tokenizer.from_file(os.path.join(self.out, "tokenizer.json"))
             self.assertEqual((saved.decode(train[1:]) + saved.decode(val[1:])).encode(), text)
             self.assertGreater(d["val"]["bytes_per_token"], 1.5)
-
-
-class FirstTry(DataPrepTest):
-    """What people give it on their first day."""
-
-    def texts(self, split):
-        return bytes(b if b < 256 else 0 for b in self.ids(split)).split(b"\0")[1:]
-
-    def test_bad_rows_are_named_in_plain_words(self):
-        for line, problem in (
-            (b"{'text': 1}", "is not JSON"),
-            (b'{"text": "\xff"}', "is not JSON"),
-            (b'["a"]', "is JSON, but no object with a field 'text'"),
-            (b'{"body": "a", "id": 1}', "has no field 'text', only 'body', 'id'"),
-            (b'{"text": null}', "has null in 'text', not text"),
-            (b'{"text": ["a"]}', "has a list in 'text', not text"),
-            (b'{"text": 3}', "has a number in 'text', not text"),
-        ):
-            path = self.file("a.jsonl", b'{"text": "good"}\n' + line + b"\n")
-            code, printed = self.prepare("text", path, "--overwrite")
-            self.assertEqual(code, 1)
-            self.assertIn(f"a.jsonl, line 2: {problem}; mend it", printed)
-            self.assertNotRegex(printed, "Error|Decode|Traceback|NoneType")
-
-    def test_bad_rows_are_skipped_and_counted(self):
-        rows = [json.dumps({"text": f"document {i}"}) for i in range(40)]
-        rows[3:3] = ["{", '{"text": null}', '{"body": "x"}']
-        code, printed = self.prepare("text", self.file("a.jsonl", "\n".join(rows).encode()), "--skip-bad")
-        self.assertEqual(code, 0, printed)
-        self.assertIn("left out 3 bad rows", printed)
-        d = self.dataset()
-        self.assertEqual(d["train"]["documents"] + d["val"]["documents"], 40)
-
-    def test_skipped_files_are_named_with_the_reason(self):
-        self.file("in/a.txt", b"some text\n" * 50)
-        self.file("in/b.bin", b"\0\1\2")
-        self.file("in/c.txt", b"")
-        self.file("in/d.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
-        code, printed = self.prepare("text", os.path.join(self.dir, "in"))
-        self.assertEqual(code, 0, printed)
-        for name, why in (("b.bin", "holds NUL bytes"), ("c.txt", "is empty"), ("d.txt", "is a Git LFS pointer")):
-            self.assertRegex(printed, f"skipped .*{name}: {why}")
-
-    def test_a_git_lfs_pointer_is_named(self):
-        pointer = self.file("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
-        code, printed = self.prepare("text", pointer)
-        self.assertEqual((code, "git lfs pull" in printed), (1, True), printed)
-        os.rename(pointer, os.path.join(self.dir, "tokenizer.json"))
-        code, printed = self.prepare("stdlib", "--tokenizer", os.path.join(self.dir, "tokenizer.json"))
-        self.assertEqual(code, 1)
-        self.assertIn("git lfs pull" if tokenizers else "pip install", printed)
-
-    def test_packed_text_is_the_text(self):
-        text = b"".join(b"line %d\n" % i for i in range(300000))  # in several blocks and pieces
-        half = self.file("val.txt", b"validation\n" * 20)
-        for name, data in (("a.txt", text), ("a.txt.gz", gzip.compress(text)), ("a.txt.zst", self.zstd(text))):
-            if data is None:
-                continue
-            code, printed = self.prepare("text", self.file(name, data), "--val", half, "--overwrite")
-            self.assertEqual(code, 0, printed)
-            self.assertEqual(self.texts("train"), [text], name)
-            self.assertEqual(self.texts("val"), [b"validation\n" * 20])
-        code, printed = self.prepare("text", self.file("b.txt.zst", b"no zstd at all"), "--overwrite")
-        self.assertEqual(code, 1)
-        self.assertRegex(printed, "b.txt.zst: is (damaged or cut off|packed with Zstandard; install)")
-
-    @staticmethod
-    def zstd(text):
-        if not shutil.which("zstd"):
-            return None
-        return subprocess.run(["zstd", "-q", "-c"], input=text, capture_output=True, check=True).stdout
-
-    def test_validation_files(self):
-        train = self.file("train.txt", b"train\n" * 50)
-        val = self.file("val.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
-        code, printed = self.prepare("text", train, "--val", val)
-        self.assertEqual(code, 0, printed)
-        self.assertEqual((self.texts("train"), self.texts("val")), ([b"train\n" * 50], [b"one", b"two"]))
-        for args, problem in (
-            (("--val", train), "is to be training and validation text"),
-            (("--val", val, "--val-fraction", "0.1"), "leave one of them out"),
-        ):
-            code, printed = self.prepare("text", train, *args, "--overwrite")
-            self.assertEqual((code, problem in printed), (1, True), printed)
-
-    def test_a_separator_inside_a_line_is_reported_or_honoured(self):
-        path = self.file("a.txt", b"one<|endoftext|>two\n<|endoftext|>\nthree<|endoftext|>\n")
-        val = self.file("v.txt", b"v\n")
-        code, printed = self.prepare("text", path, "--separator", "<|endoftext|>", "--val", val)
-        self.assertEqual(code, 0, printed)
-        self.assertIn("2 lines hold the separator and more", printed)
-        self.assertEqual(len(self.texts("train")), 2)
-        code, printed = self.prepare(
-            "text", path, "--separator", "<|endoftext|>", "--split-inside", "--val", val, "--overwrite"
-        )
-        self.assertEqual((code, self.texts("train")), (0, [b"one", b"two", b"three"]), printed)
-        code, printed = self.prepare("text", path, "--split-inside", "--overwrite")
-        self.assertEqual((code, "--separator, which is not given" in printed), (1, True))
-
-    def test_invalid_utf8_is_counted(self):
-        rows = [b"good\n\n", b"bad \xff\n\n", b"good \xe4\xb8\x96\n\n"]
-        for i, row in enumerate(rows):
-            self.file(f"in/{i}.txt", row * 20)
-        code, printed = self.prepare("text", os.path.join(self.dir, "in"), "--separator", "==", "--val-fraction", "0")
-        self.assertEqual(code, 0, printed)
-        self.assertIn("1 documents hold bytes that are no UTF-8, kept as they are", printed)
-        self.assertEqual(self.dataset()["invalid_utf8"], 1)
-
-    def test_data_name_their_end_tokens(self):
-        self.prepare("text", self.file("a.txt", b"some text\n" * 50))
-        tokenizer = self.dataset()["tokenizer"]
-        self.assertEqual((tokenizer["eot_id"], tokenizer["eos_id"]), (256, 256))
-        with open(os.path.join(self.out, "tokenizer.json")) as f:
-            template = json.load(f)["post_processor"]
-        self.assertEqual(template["special_tokens"]["<|endoftext|>"]["ids"], [256])
-        self.assertEqual(list(template["single"][0]), ["SpecialToken"])
-
-    @unittest.skipUnless(tokenizers, "needs the package tokenizers")
-    def test_a_vocabulary_that_the_text_does_not_fill_is_said(self):
-        code, printed = self.prepare("text", self.file("a.txt", b"abc " * 100), "--tokenizer", "bpe:4096")
-        self.assertEqual(code, 0, printed)
-        self.assertRegex(printed, "pairs for a vocabulary of 2[56][0-9] only")
 
 
 class ChatPrompt(DataPrepTest):

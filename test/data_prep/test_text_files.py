@@ -1,0 +1,247 @@
+"""data_prep on text as people have it: kinds of files, end marks, small and damaged ones.
+
+python3 test/data_prep/test_text_files.py
+"""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+from unittest import mock
+
+from test_data_prep import DataPrepTest, corpora, tokenizers
+
+
+class FirstTry(DataPrepTest):
+    """What people give it on their first day."""
+
+    def texts(self, split):
+        return bytes(b if b < 256 else 0 for b in self.ids(split)).split(b"\0")[1:]
+
+    def test_bad_rows_are_named_in_plain_words(self):
+        for line, problem in (
+            (b"{'text': 1}", "is not JSON"),
+            (b'{"text": "\xff"}', "is not JSON"),
+            (b'["a"]', "is JSON, but no object with a field 'text'"),
+            (b'{"body": "a", "id": 1}', "has no field 'text', only 'body', 'id'"),
+            (b'{"text": null}', "has null in 'text', not text"),
+            (b'{"text": ["a"]}', "has a list in 'text', not text"),
+            (b'{"text": 3}', "has a number in 'text', not text"),
+        ):
+            path = self.file("a.jsonl", b'{"text": "good"}\n' + line + b"\n")
+            code, printed = self.prepare("text", path, "--overwrite")
+            self.assertEqual(code, 1)
+            self.assertIn(f"a.jsonl, line 2: {problem}; mend it", printed)
+            self.assertNotRegex(printed, "Error|Decode|Traceback|NoneType")
+
+    def test_bad_rows_are_skipped_and_counted(self):
+        rows = [json.dumps({"text": f"document {i}"}) for i in range(40)]
+        rows[3:3] = ["{", '{"text": null}', '{"body": "x"}']
+        code, printed = self.prepare("text", self.file("a.jsonl", "\n".join(rows).encode()), "--skip-bad")
+        self.assertEqual(code, 0, printed)
+        self.assertIn("left out 3 bad rows", printed)
+        d = self.dataset()
+        self.assertEqual(d["train"]["documents"] + d["val"]["documents"], 40)
+
+    def test_skipped_files_are_named_with_the_reason(self):
+        self.file("in/a.txt", b"some text\n" * 50)
+        self.file("in/b.bin", b"\0\1\2")
+        self.file("in/c.txt", b"")
+        self.file("in/d.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+        code, printed = self.prepare("text", os.path.join(self.dir, "in"))
+        self.assertEqual(code, 0, printed)
+        for name, why in (("b.bin", "holds NUL bytes"), ("c.txt", "is empty"), ("d.txt", "is a Git LFS pointer")):
+            self.assertRegex(printed, f"skipped .*{name}: {why}")
+
+    def test_a_git_lfs_pointer_is_named(self):
+        pointer = self.file("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+        code, printed = self.prepare("text", pointer)
+        self.assertEqual((code, "git lfs pull" in printed), (1, True), printed)
+        os.rename(pointer, os.path.join(self.dir, "tokenizer.json"))
+        code, printed = self.prepare("stdlib", "--tokenizer", os.path.join(self.dir, "tokenizer.json"))
+        self.assertEqual(code, 1)
+        self.assertIn("git lfs pull" if tokenizers else "pip install", printed)
+
+    def test_packed_text_is_the_text(self):
+        text = b"".join(b"line %d\n" % i for i in range(300000))  # in several blocks and pieces
+        half = self.file("val.txt", b"validation\n" * 20)
+        for name, data in (("a.txt", text), ("a.txt.gz", gzip.compress(text)), ("a.txt.zst", self.zstd(text))):
+            if data is None:
+                continue
+            code, printed = self.prepare("text", self.file(name, data), "--val", half, "--overwrite")
+            self.assertEqual(code, 0, printed)
+            self.assertEqual(self.texts("train"), [text], name)
+            self.assertEqual(self.texts("val"), [b"validation\n" * 20])
+        code, printed = self.prepare("text", self.file("b.txt.zst", b"no zstd at all"), "--overwrite")
+        self.assertEqual(code, 1)
+        self.assertRegex(printed, "b.txt.zst: is (damaged or cut off|packed with Zstandard; install)")
+
+    @staticmethod
+    def zstd(text):
+        if not shutil.which("zstd"):
+            return None
+        return subprocess.run(["zstd", "-q", "-c"], input=text, capture_output=True, check=True).stdout
+
+    def test_validation_files(self):
+        train = self.file("train.txt", b"train\n" * 50)
+        val = self.file("val.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
+        code, printed = self.prepare("text", train, "--val", val)
+        self.assertEqual(code, 0, printed)
+        self.assertEqual((self.texts("train"), self.texts("val")), ([b"train\n" * 50], [b"one", b"two"]))
+        for args, problem in (
+            (("--val", train), "is to be training and validation text"),
+            (("--val", val, "--val-fraction", "0.1"), "leave one of them out"),
+        ):
+            code, printed = self.prepare("text", train, *args, "--overwrite")
+            self.assertEqual((code, problem in printed), (1, True), printed)
+
+    def test_a_separator_inside_a_line_is_reported_or_honoured(self):
+        path = self.file("a.txt", b"one<|endoftext|>two\n<|endoftext|>\nthree<|endoftext|>\n")
+        val = self.file("v.txt", b"v\n")
+        code, printed = self.prepare("text", path, "--separator", "<|endoftext|>", "--val", val)
+        self.assertEqual(code, 0, printed)
+        self.assertIn("2 lines hold the separator and more", printed)
+        self.assertEqual(len(self.texts("train")), 2)
+        code, printed = self.prepare(
+            "text", path, "--separator", "<|endoftext|>", "--split-inside", "--val", val, "--overwrite"
+        )
+        self.assertEqual((code, self.texts("train")), (0, [b"one", b"two", b"three"]), printed)
+        code, printed = self.prepare("text", path, "--split-inside", "--val", val, "--overwrite")
+        self.assertEqual((code, self.texts("train")), (0, [b"one", b"two", b"three"]), printed)
+        code, printed = self.prepare("text", path, "--split-inside", "--separator", "none", "--overwrite")
+        self.assertEqual((code, "nothing is split" in printed), (1, True))
+
+    def test_lines_that_are_end_marks_end_documents(self):
+        stories = b"".join(b"story %d\nends.\n<|endoftext|>\n" % i for i in range(300))
+        for name, data in (("a.txt", stories), ("a.txt.gz", gzip.compress(stories))):
+            code, printed = self.prepare("text", self.file(name, data), "--overwrite")
+            self.assertEqual(code, 0, printed)
+            self.assertIn("300 lines are <|endoftext|>: each ends a document", printed)
+            texts = self.texts("train") + self.texts("val")
+            self.assertEqual(sorted(texts), sorted(b"story %d\nends." % i for i in range(300)))
+            self.assertTrue(self.texts("val"))
+        path = self.file("b.txt", b"one\n</s>\ntwo\n" * 40)
+        self.assertEqual(self.prepare("text", path, "--overwrite")[0], 0)
+        self.assertEqual(len(self.texts("train") + self.texts("val")), 41)
+        code, printed = self.prepare("text", path, "--separator", "none", "--overwrite")
+        self.assertEqual((code, "each ends" in printed), (0, False), printed)
+        self.assertEqual(b"".join(self.texts("train") + self.texts("val")), b"one\n</s>\ntwo\n" * 40)
+        plain = self.file("c.txt", b"no mark </s> alone\n" * 40)  # as before: one document, its end validates
+        self.assertEqual(self.prepare("text", plain, "--overwrite")[0], 0)
+        self.assertEqual([len(self.texts("train")), len(self.texts("val"))], [1, 1])
+
+    @unittest.skipUnless(tokenizers, "needs the package tokenizers")
+    def test_the_tokenizers_own_end_token_ends_documents(self):
+        self.prepare("text", self.file("t.txt", b"some text\n" * 50), "--tokenizer", "bpe:300")
+        with open(os.path.join(self.out, "tokenizer.json")) as f:
+            own = self.file("own.json", f.read().replace("<|endoftext|>", "<|fin|>").encode())
+        path = self.file("a.txt", b"one\n<|fin|>\ntwo\n")
+        code, printed = self.prepare("text", path, "--tokenizer", own, "--eot", "<|fin|>", "--overwrite")
+        self.assertEqual(code, 0, printed)
+        self.assertIn("1 lines are <|fin|>", printed)
+        self.assertEqual((self.dataset()["train"]["documents"], self.dataset()["val"]["documents"]), (1, 1))
+
+    def test_one_short_or_packed_file_has_validation_text(self):
+        long = b"".join(b"line %d\n" % i for i in range(200000))
+        for name, data, whole in (
+            ("a.txt", b"short", b"short"),
+            ("b.txt", "ein Kl\u00f6\u00dfe".encode(), "ein Kl\u00f6\u00dfe".encode()),
+            ("c.txt.gz", gzip.compress(long), long),
+            ("d.jsonl", b'{"text": "one"}\n{"text": "two"}\n', b"onetwo"),
+        ):
+            code, printed = self.prepare("text", self.file(name, data), "--overwrite")
+            self.assertEqual(code, 0, printed)
+            train, val = (b"".join(self.texts(s)) for s in ("train", "val"))
+            self.assertEqual(train + val, whole)
+            self.assertTrue(val)
+            train.decode(), val.decode()
+        self.assertLess(abs(len(self.texts("val")[0]) - 3), 1)
+
+    def test_tables_and_arrays_of_rows(self):
+        rows = [f'row {i}, quoted "so"\n' for i in range(60)]
+        table = io.StringIO()
+        writer = csv.writer(table)
+        writer.writerows([["id", "text"], *enumerate(rows)])
+        tsv = "id\ttext\n" + "".join(f"{i}\t{r.strip()}\n" for i, r in enumerate(rows))
+        for name, data in (
+            ("a.csv", table.getvalue().encode("utf-8-sig")),
+            ("a.json", json.dumps([{"text": r} for r in rows], indent=1).encode()),
+            ("a.tsv.gz", gzip.compress(tsv.encode())),
+        ):
+            code, printed = self.prepare("text", self.file(name, data), "--overwrite")
+            self.assertEqual(code, 0, printed)
+            found = sorted(t.strip() for t in self.texts("train") + self.texts("val"))
+            self.assertEqual(found, sorted(r.strip().encode() for r in rows), name)
+        for name, data, problem in (
+            ("b.csv", b"a,b\n1,2\n", "no column called 'body'; it has a, b"),
+            ("b.json", b'[{"body": "x"}, {"text": "y"}]', "object 2: has no field 'body'"),
+            ("c.json", b'[{"body": "x"},', "is not JSON"),
+            ("u.txt", "text".encode("utf-16"), "iconv -f UTF-16"),
+        ):
+            code, printed = self.prepare("text", self.file(name, data), "--field", "body", "--overwrite")
+            self.assertEqual((code, problem in printed), (1, True), printed)
+        code, printed = self.prepare("text", self.file("d.csv", b"a,b\n1,2\n3,4\n"), "--overwrite")
+        self.assertEqual((code, "taken as running text" in printed), (0, True), printed)
+        code, printed = self.prepare("text", self.file("d.json", b'{"a": 1}\n'), "--overwrite")  # an object is text
+        self.assertEqual((code, b"".join(self.texts("train") + self.texts("val"))), (0, b'{"a": 1}\n'), printed)
+
+    def test_the_fallback_covers_the_tokenizer_and_keeps_max_tokens(self):
+        path = self.file("a.txt", b"x\n" * 100)
+        with mock.patch.dict(sys.modules, {"tokenizers": None}):
+            for spec in ("gpt2", "bpe:300"):
+                command = ("text", path, "--tokenizer", spec, "--allow-synthetic-fallback", "--max-tokens", "3000")
+                code, printed = self.prepare(*command, "--overwrite")
+                self.assertEqual((code, "SYNTHETIC" in printed), (0, True), printed)
+                self.assertEqual(self.prepare(*command)[0], 0)  # again: finished
+                d = self.dataset()
+                self.assertEqual(d["train"]["tokens"] + d["val"]["tokens"], 3000 + 2)
+
+    def test_shakespeare_is_checked_and_split_as_nanogpt_does(self):
+        path = self.file("input.txt", b"not the plays")
+        code, printed = self.prepare("shakespeare", "--from", path)
+        self.assertEqual((code, "not the 1115394 bytes of tiny-shakespeare" in printed), (1, True), printed)
+        text = b"To be, or not to be\n" * 50
+        with (
+            mock.patch.object(corpora.ShakespeareCorpus, "SHA256", hashlib.sha256(text).hexdigest()),
+            mock.patch.object(corpora.ShakespeareCorpus, "SIZE", len(text)),
+        ):
+            code, printed = self.prepare("shakespeare", "--from", self.file("input.txt", text))
+            self.assertEqual(code, 0, printed)
+            self.assertEqual((self.texts("train"), self.texts("val")), ([text[:900]], [text[900:]]))
+            with mock.patch.object(corpora.urllib.request, "urlopen", side_effect=corpora.urllib.error.URLError("no")):
+                code, printed = self.prepare("shakespeare", "--overwrite")
+            self.assertEqual((code, "--from FILE" in printed), (1, True), printed)
+
+    def test_invalid_utf8_is_counted(self):
+        rows = [b"good\n\n", b"bad \xff\n\n", b"good \xe4\xb8\x96\n\n"]
+        for i, row in enumerate(rows):
+            self.file(f"in/{i}.txt", row * 20)
+        code, printed = self.prepare("text", os.path.join(self.dir, "in"), "--separator", "==", "--val-fraction", "0")
+        self.assertEqual(code, 0, printed)
+        self.assertIn("1 documents hold bytes that are no UTF-8, kept as they are", printed)
+        self.assertEqual(self.dataset()["invalid_utf8"], 1)
+
+    def test_data_name_their_end_tokens(self):
+        self.prepare("text", self.file("a.txt", b"some text\n" * 50))
+        tokenizer = self.dataset()["tokenizer"]
+        self.assertEqual((tokenizer["eot_id"], tokenizer["eos_id"]), (256, 256))
+        with open(os.path.join(self.out, "tokenizer.json")) as f:
+            template = json.load(f)["post_processor"]
+        self.assertEqual(template["special_tokens"]["<|endoftext|>"]["ids"], [256])
+        self.assertEqual(list(template["single"][0]), ["SpecialToken"])
+
+    @unittest.skipUnless(tokenizers, "needs the package tokenizers")
+    def test_a_vocabulary_that_the_text_does_not_fill_is_said(self):
+        code, printed = self.prepare("text", self.file("a.txt", b"abc " * 100), "--tokenizer", "bpe:4096")
+        self.assertEqual(code, 0, printed)
+        self.assertRegex(printed, "pairs for a vocabulary of 2[56][0-9] only")
+
+
+if __name__ == "__main__":
+    unittest.main()
