@@ -164,7 +164,8 @@ struct Slice {
 };
 
 // Shared memory for `staged` vectors of a row per thread: what is read of two rows, and sums of dw. A thread sees only
-// its own.
+// its own. Without it rows longer than registers hold (8192 in 16 bits, 4096 in fp32; llama3.1-405b's have 16384) would
+// have what lies beyond read twice.
 constexpr int kStagedVector = 16;                                                           // bytes
 constexpr int staged_sums(int vec) { return vec * int(sizeof(float)) / kStagedVector; }     // vectors of dw
 constexpr int staged_bytes(int vec) { return (2 * 3 + staged_sums(vec)) * kStagedVector; }  // all, per thread

@@ -93,7 +93,7 @@ static double yarn_ramp(int64_t i, int64_t D, double theta, const RopeScaling& s
 }
 
 double rope_attention_factor(const RopeScaling& s) {
-    if (s.kind != RopeKind::yarn || s.factor == 1) return 1;
+    if (s.kind != RopeKind::yarn) return 1;
     if (s.attention_factor > 0) return s.attention_factor;
     const auto scale = [&](double m) { return s.factor <= 1 ? 1.0 : 0.1 * m * std::log(s.factor) + 1; };
     return s.mscale != 0 && s.mscale_all_dim != 0 ? scale(s.mscale) / scale(s.mscale_all_dim) : scale(1);

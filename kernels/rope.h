@@ -43,7 +43,8 @@ inline constexpr auto kNames<RopeKind> = std::to_array<Named<RopeKind>>({{RopeKi
                                                                          {RopeKind::dynamic, "dynamic"},
                                                                          {RopeKind::yarn, "yarn"}});
 
-// Frequency scaling, under the names of config.json's rope_scaling; factor 1 means none.
+// Frequency scaling, under the names of config.json's rope_scaling. Factor 1 changes no frequency;
+// yarn's attention factor holds all the same.
 struct RopeScaling {
     double factor = 1, low_freq_factor = 1, high_freq_factor = 4;
     int64_t original_max_position = 8192;

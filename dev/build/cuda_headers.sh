@@ -1,59 +1,57 @@
 #!/usr/bin/env bash
-# cuda_headers.sh [VERSION...]   compiles the CUDA half of the project against older toolkits' headers (default: 12.0 12.4)
+# cuda_headers.sh [VERSION...]   compiles the CUDA half of the project with older toolkits' headers (default: 12.0 12.4 12.8 12.9)
 #
-# The headers come from PyPI's wheels of that version, about 400 MB each, into build/cuda-VERSION. The host code is compiled as the
-# Makefile does, the kernels as the emulator does, by g++: this proves that every name and signature that is used exists there. It does
-# not run that version's nvcc. NCCL's header is this machine's.
+# cuda_headers.py fetches the headers from PyPI's wheels of that version, some 3 MB each, into build/cuda-VERSION, once. The host code
+# is compiled as the Makefile does, the kernels as the emulator does, by g++: this proves that every name and signature that is used
+# exists there. It does not run that version's nvcc. NCCL's header is this machine's. The first version compiles every file, the others
+# those that use cuBLASLt or ask for a version. Skipped, and said so, where there are no such headers and PyPI can't be reached.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-versions=${*:-12.0 12.4}
+versions=${*:-12.0 12.4 12.8 12.9}
 cuda=${CUDA_HOME:-/usr/local/cuda}
-mpi=$("${MPICXX:-mpicxx}" -show | grep -o -- '-I[^ ]*' | tr '\n' ' ')
-failed=0
+mpi=$("${MPICXX:-mpicxx}" -show 2> /dev/null | grep -o -- '-I[^ ]*' | tr '\n' ' ') || mpi=
+every=$(ls kernels/*.cu kernels/*/*.cu test/simt/fake_*.cpp train_llama.cu
+        grep -rlE 'RZ_CUDA|cuda|nccl' kernels comm zero llama --include='*.cpp')
+# shellcheck disable=SC2086
+versioned=$(grep -lE 'cublasLt\.h|CUBLAS_VERSION|CUDART_VERSION' $every)
 
-fetch() {  # fetch VERSION DIR: the include folders of the wheels, in DIR/include
-  local version=$1 dir=$2 package
-  mkdir -p "$dir/wheels"
-  for package in cuda-runtime cuda-nvcc cublas; do
-    python3 -m pip download -q --no-deps --only-binary :all: -d "$dir/wheels" "nvidia-$package-cu12==$version.*"
-  done
-  python3 - "$dir" <<'PY'
-import pathlib, sys, zipfile
-
-folder = pathlib.Path(sys.argv[1])
-for wheel in sorted((folder / "wheels").glob("*.whl")):
-    with zipfile.ZipFile(wheel) as z:
-        for name in z.namelist():
-            _, found, rest = name.partition("/include/")
-            if found and rest and not rest.endswith("/") and ".." not in rest:
-                to = folder / "include" / rest
-                to.parent.mkdir(parents=True, exist_ok=True)
-                to.write_bytes(z.read(name))
-PY
-  cp "$(find -L "$cuda/include" /usr/include -name nccl.h | head -n 1)" "$dir/include/"
-  rm -r "$dir/wheels"
+compile() {  # compile DIR FILE
+  local dir=$1 file=$2 flags=()
+  case $file in
+    train_llama.cu) flags=(-x c++) ;;
+    *.cu) flags=(-x c++ -DSIMT_EMU) ;;
+    test/simt/*) flags=(-DSIMT_EMU) ;;
+  esac
+  # shellcheck disable=SC2086
+  "${CXX:-g++}" "${flags[@]}" -std=c++20 -fsyntax-only -fopenmp -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -Wno-restrict -I. \
+    -isystem "$dir/include" $mpi -DRZ_CUDA ${nccl:+-DRZ_HAVE_NCCL} ${mpi:+-DRZ_HAVE_MPI} -DSIMT_SOURCE_ROOT='"."' \
+    -DRZ_COMMIT='"headers"' -DRZ_VERSION='"0"' "$file" 2>&1 || { echo "FAILED ${dir#build/}: $file"; return 1; }
 }
+export -f compile
+export mpi
 
+failed=0 skipped=0 files=$every
 for version in $versions; do
   dir=build/cuda-$version
-  [ -e "$dir/include/cublasLt.h" ] || fetch "$version" "$dir"
-  mapfile -t files < <(ls kernels/*.cu kernels/*/*.cu test/simt/fake_*.cpp train_llama.cu
-                       grep -rlE 'RZ_CUDA|cuda|nccl' kernels comm zero llama --include='*.cpp')
-  n=0
-  for file in "${files[@]}"; do
-    n=$((n + 1))
-    flags=()
-    case $file in
-      train_llama.cu) flags=(-x c++) ;;
-      *.cu) flags=(-x c++ -DSIMT_EMU) ;;
-      test/simt/*) flags=(-DSIMT_EMU) ;;
-    esac
-    # shellcheck disable=SC2086
-    "${CXX:-g++}" "${flags[@]}" -std=c++20 -fsyntax-only -fopenmp -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -Wno-restrict -I. \
-      -isystem "$dir/include" $mpi -DRZ_CUDA -DRZ_HAVE_NCCL -DRZ_HAVE_MPI -DRZ_HAVE_DNNL -DSIMT_SOURCE_ROOT='"."' \
-      -DRZ_COMMIT='"headers"' "$file" > "$dir/log" 2>&1 ||
-      { failed=$((failed + 1)); echo "CUDA $version: $file"; grep -m 3 'error' "$dir/log"; }
-  done
-  echo "CUDA $version ($(grep -hE 'define CUDART_VERSION' "$dir/include/cuda_runtime_api.h" | awk '{ print $3 }')): $n files compiled, $failed failed so far"
+  if [ ! -e "$dir/include/cublasLt.h" ]; then
+    rc=0
+    dev/build/cuda_headers.py "$version" "$dir" || rc=$?
+    if [ "$rc" = 3 ]; then
+      echo "skipped: the headers of CUDA $version are not in $dir, and PyPI can't be reached"
+      skipped=$((skipped + 1))
+      continue
+    fi
+    [ "$rc" = 0 ] || exit "$rc"
+  fi
+  nccl=$(find -L "$cuda/include" /usr/include -maxdepth 2 -name nccl.h 2> /dev/null | head -n 1) || true
+  export nccl
+  [ -z "$nccl" ] || cp "$nccl" "$dir/include/"
+  xargs -P "$(nproc)" -I '{}' bash -c 'compile "$0" "$1"' "$dir" '{}' <<< "$files" > "$dir/log" || true
+  bad=$(grep -c '^FAILED' "$dir/log" || true)
+  grep -E '^FAILED|error:' "$dir/log" || true
+  echo "CUDA $version ($(grep -hE 'define CUDART_VERSION' "$dir/include/cuda_runtime_api.h" | awk '{ print $3 }')): $(wc -l <<< "$files") files compiled, $bad failed"
+  failed=$((failed + bad))
+  files=$versioned
 done
+echo "$(wc -w <<< "$versions") versions of CUDA's headers: $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -22,6 +22,8 @@
 
 namespace rz {
 
+constexpr int64_t kMaxHeadDim = 256;
+
 // CUDA kernels, the later the faster: what each covers is in attention_cuda.h.
 enum class AttentionKernels : uint8_t { fma, mma, wgmma };
 

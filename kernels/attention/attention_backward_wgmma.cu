@@ -31,7 +31,8 @@ struct Smem {
 template <int kStages>
 struct Barriers {
     uint64_t x_full, x_empty, full[kStages], empty[kStages];
-    int item[2];  // of this round and the next
+    int row[kStages];  // the stage's first row, counted from key 0
+    Items items;
 };
 
 // The tensors of a kernel by role
@@ -42,48 +43,43 @@ struct Maps {
     const CUtensorMap* y2;
 };
 
-// What a block does at a time: rows of one head, and the stream of `tiles` tiles of each of `heads` heads. Queries have
-// at least one tile of keys, keys may have no tile of queries.
-struct Item {
-    int batch, x_head, first_row;
-    int y_head, heads, first_tile, tiles;
-};
+// Keys may have no tile of queries, queries have at least one of keys.
 template <bool kForKeys>
-__device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder& order, int i) {
-    const WorkItem w = order.at(i);
-    const int Tk = int(s.Tk), offset = int(s.offset()), group = int(s.H) / int(s.K);
-    const int x_heads = int(kForKeys ? s.K : s.H), batch = w.head / x_heads, head = w.head - batch * x_heads;
+__device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder& order, WorkItem w) {
+    int H = int(s.H), K = int(s.K);
+    ptx::forget(H), ptx::forget(K);  // as in Items::deal
+    const int Tk = int(s.Tk), offset = int(s.offset()), group = H / K;
+    const int x_heads = kForKeys ? K : H, batch = w.head / x_heads, head = w.head - batch * x_heads;
     if constexpr (kForKeys) {  // early keys have the most queries
         const int row = w.rank * kRows, first = max(0, row - offset) / kStream;
         const int end = (queries_before(s, batch, min(row + kRows, Tk) - 1) + kStream - 1) / kStream;
-        return {batch, head, row, head * group, group, first, max(0, end - first)};
+        return {head, batch, row, head * group, group, first, max(0, end - first)};
     } else {
         const int row = (order.tiles - 1 - w.rank) * kRows;
         const int end = (min(offset + min(row + kRows, int(s.Tq)), Tk) + kStream - 1) / kStream;
         const int first = min(first_key(s, batch, row) / kStream, end - 1);
-        return {batch, head, row, head / group, 1, first, end - first};
+        return {head, batch, row, head / group, 1, first, end - first};
     }
 }
 
 // One thread. At the end an item that does not exist, without rows.
 template <int D, bool kForKeys>
 __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
-                                        const AttentionBackward& a, const WorkOrder& order, const Maps& maps) {
+                                        const AttentionShape& shape, const BackwardStats& stats, const Maps& maps) {
     using M = Smem<D>;
-    const AttentionShape& s = a.shape;
-    const BackwardStats stats(a);
+    using P = typename M::Panel;
     Cursor<M::kStages> at;
-    int round = 0, taken;
-    for (; (taken = take_item(order, a.beside, round)) < order.items(); ++round) {
-        const Item item = item_of<kForKeys>(s, order, taken);
+    int round = 0;
+    for (;; ++round) {
+        const Item& item = bars.items.next(round);
+        if (item.tiles < 0) break;
         ptx::mbar_wait(&bars.x_empty, uint32_t(round & 1) ^ 1);
-        bars.item[round & 1] = taken;
         ptx::mbar_arrive_expect_tx(&bars.x_full, 4 * M::kTile);
         for (int group = 0; group < 2; ++group) {
             unsigned char* x = smem + M::kX + 2 * group * M::kTile;
-            const int row = item.first_row + group * kGroupRows;
-            load_panels<typename M::Panel>(x, kStream, maps.x1, &bars.x_full, item.x_head, row, item.batch);
-            load_panels<typename M::Panel>(x + M::kTile, kStream, maps.x2, &bars.x_full, item.x_head, row, item.batch);
+            const int row = item.row + group * kGroupRows;
+            load_panels<P>(x, kStream, maps.x1, &bars.x_full, item.head, row, item.batch);
+            load_panels<P>(x + M::kTile, kStream, maps.x2, &bars.x_full, item.head, row, item.batch);
         }
         for (int head = item.y_head; head < item.y_head + item.heads; ++head)
             for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
@@ -91,19 +87,19 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
                 uint64_t* full = &bars.full[at.stage];
                 const int row = (item.first_tile + tile) * kStream;
                 ptx::mbar_wait(&bars.empty[at.stage], at.parity ^ 1);
+                bars.row[at.stage] = kForKeys ? row + int(shape.offset()) : row;
                 ptx::mbar_arrive_expect_tx(full, 2 * M::kTile + (kForKeys ? 2 * M::kStatBytes : 0));
-                load_panels<typename M::Panel>(y, kStream, maps.y1, full, head, row, item.batch);
-                load_panels<typename M::Panel>(y + M::kTile, kStream, maps.y2, full, head, row, item.batch);
+                load_panels<P>(y, kStream, maps.y1, full, head, row, item.batch);
+                load_panels<P>(y + M::kTile, kStream, maps.y2, full, head, row, item.batch);
                 if constexpr (kForKeys) {
                     unsigned char* to = smem + M::kStats + 2 * at.stage * M::kStatBytes;
-                    const int64_t from = stats.row(item.batch * s.H + head, row);
+                    const int64_t from = stats.row(item.batch * shape.H + head, row);
                     ptx::bulk_load(to, stats.lse2 + from, M::kStatBytes, full);
                     ptx::bulk_load(to + M::kStatBytes, stats.delta + from, M::kStatBytes, full);
                 }
             }
     }
     ptx::mbar_wait(&bars.x_empty, uint32_t(round & 1) ^ 1);
-    bars.item[round & 1] = taken;
     ptx::mbar_arrive(&bars.x_full);
 }
 
@@ -114,9 +110,10 @@ struct Consumer {
     unsigned char* smem;
     Barriers<M::kStages>& bars;
     const AttentionShape& shape;
-    int group;               // 0 or 1
-    float scale;             // of scores, for exp2
-    int own = 0, batch = 0;  // place of the warpgroup's first row, counted from key 0
+    int group;    // 0 or 1
+    float scale;  // of scores, for exp2
+    int own = 0;  // place of the warpgroup's first row, counted from key 0
+    int round = 0;
     Cursor<M::kStages> at = {};
     float s[kStream / 2], dp[kStream / 2];  // scores, then p; dp, then ds
     uint32_t weights[kStream / 16][4];      // p, then ds, as A operands
@@ -130,8 +127,9 @@ struct Consumer {
         : smem(smem), bars(bars), shape(shape), group(group), scale(shape.scale * kLog2e) {}
 
     __device__ __forceinline__ static int warp_row() { return int(threadIdx.x) % 128 / 32 * 16; }
+    // For keys the warpgroup's first row says which it is: one register less in the loop.
     __device__ __forceinline__ const unsigned char* x(int which) const {
-        return smem + M::kX + (2 * group + which) * M::kTile;
+        return smem + M::kX + (2 * (kForKeys ? own / kGroupRows % 2 : group) + which) * M::kTile;
     }
     __device__ __forceinline__ const unsigned char* y(int which, int stage) const {
         return smem + M::kY + (2 * stage + which) * M::kTile;
@@ -172,18 +170,25 @@ struct Consumer {
         start_weighted<T, D>(grad1, weights, y(0, stage));
     }
 
-    // Whether documents hide key from query, both counted from key 0
-    __device__ __forceinline__ bool hides(int query, int key) const {
-        return first_key(shape, batch, query - int(shape.offset())) > key;
+    // Keys before this one are of earlier documents than the query's, both counted from key 0.
+    __device__ __forceinline__ int first_seen(int query) const {
+        return first_key(shape, bars.items.of[round & 3].batch, query - int(shape.offset()));
     }
     // What comes before the queries' documents becomes zero. place: as below.
     __device__ __forceinline__ void hide_documents(int place) {
-        const int lane = int(threadIdx.x) % 32, streamed = own + place + 2 * (lane % 4);
-        const int row = own + warp_row() + lane / 4;
+        const int lane = int(threadIdx.x) % 32, pair = lane % 4, row = own + warp_row() + lane / 4;
+        // For keys those of the 64 streamed queries, two by each lane, which hands them to others; else of its rows.
+        const int first[2] = {first_seen(kForKeys ? own + place + lane : row),
+                              first_seen(kForKeys ? own + place + lane + 32 : row + 8)};
 #pragma unroll
         for (int i = 0; i < kStream / 2; ++i) {
-            const int y = streamed + i / 4 * 8 + i % 2, x = row + i % 4 / 2 * 8;
-            if (kForKeys ? hides(y, x) : hides(x, y)) s[i] = 0;
+            const int column = i / 4 * 8 + i % 2, h = i % 4 / 2;
+            if constexpr (kForKeys) {
+                const int seen = __shfl_sync(kFullWarp, first[column / 32], column % 32 + 2 * pair);
+                if (seen > row + 8 * h) s[i] = 0;
+            } else {
+                if (first[h] > own + place + column + 2 * pair) s[i] = 0;
+            }
         }
     }
 
@@ -205,7 +210,7 @@ struct Consumer {
             }
         }
         if (shape.first_key != nullptr &&
-            (kForKeys ? hides(own + place + kStream - 1, own) : hides(own + kGroupRows - 1, own + place)))
+            (kForKeys ? first_seen(own + place + kStream - 1) > own : first_seen(own + kGroupRows - 1) > own + place))
             hide_documents(place);
         ptx::wgmma_pin(s);  // computed here, under the products in flight
     }
@@ -221,7 +226,6 @@ struct Consumer {
     // Both loops begin with nothing in flight, s holding p and dp complete, for the tile at `at`: ptxas would serialise
     // products that are in flight where a loop begins again.
     __device__ __forceinline__ void first_scores(int place) {
-        wait_full();
         start_scores();
         start_dp();
         ptx::wgmma_wait<1>();
@@ -233,7 +237,6 @@ struct Consumer {
     // From ds of the tile in `stage` to p and dp of the tile at `at`. dv, in flight at the beginning, and dk take turns
     // with the registers of their A operand; under both the tensor cores have other work.
     __device__ __forceinline__ void next_scores(int stage, int place) {
-        wait_full();
         start_scores();
         start_grad1<1>(stage);
         start_dp();
@@ -253,18 +256,20 @@ struct Consumer {
         at.advance();
     }
 
-    // dk and dv of an item. Of each head a warpgroup may not see the first tile.
+    // Where the tile at `at` begins, counted from the warpgroup's first row, once it is there. Counted along in
+    // registers it would cost some that ptxas needs to keep products in flight.
+    __device__ __forceinline__ int place() {
+        wait_full();
+        return __shfl_sync(kFullWarp, bars.row[at.stage], 0) - own;
+    }
+
+    // dk and dv of an item. Of each head a warpgroup may not see the first tile: all its queries come before the keys.
     __device__ __forceinline__ void keys(const Item& item) {
-        const int offset = int(shape.offset()), first = offset + item.first_tile * kStream;
-        own = item.first_row + group * kGroupRows;
-        const int unseen = min(item.tiles, max(0, own - offset) / kStream - item.first_tile);  // 0 or 1
-        int left = item.heads * (item.tiles - unseen), tile = unseen;
-        if (left == 0) {
-            for (int i = 0; i < item.heads * item.tiles; ++i) pass_over();
-            return release(&bars.x_empty);
-        }
-        if (unseen) pass_over();
-        first_scores(first + tile * kStream - own);
+        own = item.row + group * kGroupRows;
+        int left = item.heads * item.tiles, from = 0;
+        for (; left > 0 && (from = place()) <= -kStream; --left) pass_over();
+        if (left == 0) return release(&bars.x_empty);
+        first_scores(from);
         while (true) {
             const int stage = at.stage;
             pack_operand<T, kStream>(weights, s);
@@ -272,11 +277,11 @@ struct Consumer {
             score_gradients();
             if (--left == 0) break;
             at.advance();
-            if (++tile == item.tiles) {
-                tile = unseen;
-                if (unseen) pass_over();
+            if ((from = place()) <= -kStream) {
+                pass_over(), --left;
+                from = place();
             }
-            next_scores(stage, first + tile * kStream - own);
+            next_scores(stage, from);
         }
         release(&bars.x_empty);
         last_gradient();
@@ -284,7 +289,9 @@ struct Consumer {
 
     // q and d_o as A operands
     __device__ __forceinline__ void load_queries() {
-        const int lane = int(threadIdx.x) % 32, row = warp_row() + lane % 16;
+        uint32_t thread = threadIdx.x;
+        ptx::forget(thread);  // or the places would be kept in registers from one item to the next
+        const int lane = int(thread) % 32, row = int(thread) % 128 / 32 * 16 + lane % 16;
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
             // The swizzle exchanges 16-byte chunks of a panel's row by the place of that row in 1024, 512 or 256 bytes.
@@ -298,21 +305,21 @@ struct Consumer {
 
     // dq of an item. The first warpgroup may see a tile less than the second.
     __device__ __forceinline__ void queries(const Item& item) {
-        own = int(shape.offset()) + item.first_row + group * kGroupRows;
+        own = int(shape.offset()) + item.row + group * kGroupRows;
         const int end = (min(own + kGroupRows, int(shape.Tk)) + kStream - 1) / kStream, first = item.first_tile;
-        const int mine = max(1, min(item.tiles, end - first));
+        const int mine = max(1, min(item.tiles, end - first)), others = item.tiles - mine;
         load_queries();
         release(&bars.x_empty);
-        first_scores(first * kStream - own);
-        for (int tile = 1; tile < mine; ++tile) {
+        first_scores(place());
+        for (int left = mine - 1; left > 0; --left) {
             const int stage = at.stage;
             score_gradients();
             at.advance();
-            next_scores(stage, (first + tile) * kStream - own);
+            next_scores(stage, place());
         }
         score_gradients();
         last_gradient();
-        for (int tile = mine; tile < item.tiles; ++tile) pass_over();
+        for (int left = others; left > 0; --left) pass_over();
     }
 
     // As store(), but adds to fp32.
@@ -333,25 +340,22 @@ struct Consumer {
     }
 
     // Each thread's two rows of q
-    __device__ __forceinline__ void load_stats(const AttentionBackward& a, const Item& item) {
-        const BackwardStats rows(a);
-        const int first = item.first_row + group * kGroupRows + warp_row() + int(threadIdx.x) % 32 / 4;
+    __device__ __forceinline__ void load_stats(const BackwardStats& rows, const Item& item) {
+        const int first = item.row + group * kGroupRows + warp_row() + int(threadIdx.x) % 32 / 4;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int t = min(first + 8 * h, int(rows.T_padded) - 1);
-            const int64_t from = rows.row(item.batch * a.shape.H + item.x_head, t);
+            const int64_t from = rows.row(item.batch * shape.H + item.head, t);
             row_lse2[h] = rows.lse2[from], row_delta[h] = rows.delta[from];
         }
     }
 
-    // The item is computed again, so that its fields need no registers while it is worked on.
-    __device__ __forceinline__ void finish(const AttentionBackward& a, const WorkOrder& order, int round) {
-        uint32_t again = uint32_t(round);
-        ptx::forget(again);
+    // The item is read again, so that it needs no registers while it is worked on.
+    __device__ __forceinline__ void finish(const AttentionBackward& a) {
         const AttentionShape& shape = a.shape;
-        const Item item = item_of<kForKeys>(shape, order, item_of_round(bars.item, int(again)));
-        const int first = item.first_row + group * kGroupRows, count = int(kForKeys ? shape.Tk : shape.Tq) - first;
-        const int64_t column = int64_t(item.x_head) * D;
+        const Item item = bars.items.get(round);
+        const int first = item.row + group * kGroupRows, count = int(kForKeys ? shape.Tk : shape.Tq) - first;
+        const int64_t column = int64_t(item.head) * D;
         if constexpr (kForKeys) {
             const int64_t to = item.batch * shape.kv_batch + int64_t(first) * shape.kv_row + column;
             if (a.sum_dkv) {
@@ -367,23 +371,21 @@ struct Consumer {
         }
     }
 
-    __device__ __forceinline__ void run(const AttentionBackward& a, const WorkOrder& order) {
-        for (int round = 0;; ++round) {
+    __device__ __forceinline__ void run(const AttentionBackward& a, const BackwardStats& stats) {
+        for (;; ++round) {
             ptx::mbar_wait(&bars.x_full, uint32_t(round & 1));
-            const int taken = item_of_round(bars.item, round);
-            if (taken >= order.items()) return;
-            const Item item = item_of<kForKeys>(a.shape, order, taken);
+            const Item item = bars.items.get(round);
+            if (item.tiles < 0) return;
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) grad1[i] = 0;
 #pragma unroll
             for (int i = 0; i < (kForKeys ? D / 2 : 2); ++i) grad2[i] = 0;
-            if constexpr (!kForKeys) load_stats(a, item);
-            batch = item.batch;
+            if constexpr (!kForKeys) load_stats(stats, item);
             if constexpr (kForKeys)
                 keys(item);
             else
                 queries(item);
-            finish(a, order, round);
+            finish(a);
         }
     }
 };
@@ -391,8 +393,10 @@ struct Consumer {
 // Starts the producer or a consumer.
 template <class T, int D, bool kForKeys>
 __device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
-                                          const AttentionBackward& a, const WorkOrder& order, const Maps& maps) {
+                                          const AttentionBackward& a, const BackwardStats& stats,
+                                          const WorkOrder& order, const Maps& maps) {
     if (threadIdx.x == 0) {
+        bars.items.init();
         ptx::mbar_init(&bars.x_full, 1);
         ptx::mbar_init(&bars.x_empty, 8);  // one lane of each consumer warp
         for (int stage = 0; stage < Smem<D>::kStages; ++stage) {
@@ -405,36 +409,38 @@ __device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>:
     const int group = warpgroup();
     if (group == 0) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        if (threadIdx.x == 0) produce<D, kForKeys>(smem, bars, a, order, maps);
+        if (threadIdx.x == 0) produce<D, kForKeys>(smem, bars, a.shape, stats, maps);
+        if (threadIdx.x == 32)
+            bars.items.deal(order, a.beside.next_tile,
+                            [&](WorkItem w) { return item_of<kForKeys>(a.shape, order, w); });
         return;
     }
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    Consumer<T, D, kForKeys>(smem, bars, a.shape, group - 1).run(a, order);
+    Consumer<T, D, kForKeys>(smem, bars, a.shape, group - 1).run(a, stats);
 }
 
-// Grids of order.blocks blocks. The bodies exist for sm_90a alone, and with them the static shared memory by which the
-// host knows that this build has them.
+// Grids of order.blocks blocks. The bodies exist for sm_90a alone: compiled_for_sm90a().
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_kv_wgmma_kernel(AttentionBackward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
-                                       const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
-                                       const __grid_constant__ CUtensorMap d_o) {
+    attention_backward_kv_wgmma_kernel(AttentionBackward a, BackwardStats stats, WorkOrder order,
+                                       const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
+                                       const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap d_o) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     GPU_DYN_SMEM(smem);
     __shared__ Barriers<Smem<D>::kStages> bars;
-    run_block<T, D, true>(smem, bars, a, order, {&k, &v, &q, &d_o});
+    run_block<T, D, true>(smem, bars, a, stats, order, {&k, &v, &q, &d_o});
 #endif
 }
 
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_q_wgmma_kernel(AttentionBackward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
-                                      const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
-                                      const __grid_constant__ CUtensorMap d_o) {
+    attention_backward_q_wgmma_kernel(AttentionBackward a, BackwardStats stats, WorkOrder order,
+                                      const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
+                                      const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap d_o) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     GPU_DYN_SMEM(smem);
     __shared__ Barriers<Smem<D>::kStages> bars;
-    run_block<T, D, false>(smem, bars, a, order, {&q, &d_o, &k, &v});
+    run_block<T, D, false>(smem, bars, a, stats, order, {&q, &d_o, &k, &v});
 #endif
 }
 
@@ -465,8 +471,9 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
         const auto config = [&](const WorkOrder& order) {
             return LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream);
         };
-        launch(kv_kernel, config(kv_order), a, kv_order, q, k, v, d_o);
-        launch(q_kernel, config(q_order), a, q_order, q, k, v, d_o);
+        const BackwardStats stats(a);
+        launch(kv_kernel, config(kv_order), a, stats, kv_order, q, k, v, d_o);
+        launch(q_kernel, config(q_order), a, stats, q_order, q, k, v, d_o);
         done = true;
     });
     return done;

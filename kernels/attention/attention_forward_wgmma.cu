@@ -35,57 +35,49 @@ struct Config {
 template <int kStages>
 struct Barriers {
     uint64_t q_full, q_empty, k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
-    int item[2];  // of this round and the next
+    Items items;
 };
 
-// A tile of queries: where it is, and which tiles of keys some of its queries see, at least one
-struct Queries {
-    int head, batch, t0, first_tile, tiles;
-};
+// A tile of queries, and which tiles of keys some of them see, at least one
 template <int D>
-__device__ __forceinline__ Queries queries_of(const AttentionShape& s, const WorkOrder& order, int item) {
+__device__ __forceinline__ Item queries_of(const AttentionShape& s, const WorkOrder& order, WorkItem w) {
     constexpr int kRows = Config<D>::kRows;
-    const WorkItem w = order.at(item);
     const int H = int(s.H), Tq = int(s.Tq), t0 = (order.tiles - 1 - w.rank) * kRows, batch = w.head / H;
+    const int head = w.head - batch * H;
     const int end = (min(int(s.offset()) + min(t0 + kRows, Tq), int(s.Tk)) + kKeys - 1) / kKeys;
     const int first_tile = min(first_key(s, batch, t0) / kKeys, end - 1);
-    return {w.head - batch * H, batch, t0, first_tile, end - first_tile};
+    return {head, batch, t0, head / (H / int(s.K)), 1, first_tile, end - first_tile};
 }
 
 // One thread. For each item its queries, when all warpgroups have left the last ones; keys and values of every tile,
 // each when all warpgroups have left its stage. The first keys need not wait for the queries' place. At the end an item
 // that does not exist, without queries.
 template <int D>
-__device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>::kStages>& bars,
-                                        const AttentionForward& a, const WorkOrder& order, const CUtensorMap* q,
+__device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>::kStages>& bars, const CUtensorMap* q,
                                         const CUtensorMap* k, const CUtensorMap* v) {
     using C = Config<D>;
-    const AttentionShape& s = a.shape;
     Cursor<C::kStages> at;
-    const int group = int(s.H) / int(s.K);
-    int round = 0, taken;
-    for (; (taken = take_item(order, a.beside, round)) < order.items(); ++round) {
-        const Queries item = queries_of<D>(s, order, taken);
-        const int kv_head = item.head / group;
+    int round = 0;
+    for (;; ++round) {
+        const Item& item = bars.items.next(round);
+        if (item.tiles < 0) break;
         for (int tile = 0; tile < item.tiles; ++tile, at.advance()) {
             ptx::mbar_wait(&bars.k_empty[at.stage], at.parity ^ 1);
             ptx::mbar_arrive_expect_tx(&bars.k_full[at.stage], C::kKTile);
-            load_panels<WidePanels<D>>(smem + C::kK + at.stage * C::kKTile, kKeys, k, &bars.k_full[at.stage], kv_head,
-                                       (item.first_tile + tile) * kKeys, item.batch);
+            load_panels<WidePanels<D>>(smem + C::kK + at.stage * C::kKTile, kKeys, k, &bars.k_full[at.stage],
+                                       item.y_head, (item.first_tile + tile) * kKeys, item.batch);
             if (tile == 0) {
                 ptx::mbar_wait(&bars.q_empty, uint32_t(round & 1) ^ 1);
-                bars.item[round & 1] = taken;
                 ptx::mbar_arrive_expect_tx(&bars.q_full, C::kQTile);
-                load_panels<WidePanels<D>>(smem + C::kQ, C::kRows, q, &bars.q_full, item.head, item.t0, item.batch);
+                load_panels<WidePanels<D>>(smem + C::kQ, C::kRows, q, &bars.q_full, item.head, item.row, item.batch);
             }
             ptx::mbar_wait(&bars.v_empty[at.stage], at.parity ^ 1);
             ptx::mbar_arrive_expect_tx(&bars.v_full[at.stage], C::kVTile);
-            load_panels<SummedPanels<D>>(smem + C::kV + at.stage * C::kVTile, kKeys, v, &bars.v_full[at.stage], kv_head,
-                                         (item.first_tile + tile) * kKeys, item.batch);
+            load_panels<SummedPanels<D>>(smem + C::kV + at.stage * C::kVTile, kKeys, v, &bars.v_full[at.stage],
+                                         item.y_head, (item.first_tile + tile) * kKeys, item.batch);
         }
     }
     ptx::mbar_wait(&bars.q_empty, uint32_t(round & 1) ^ 1);
-    bars.item[round & 1] = taken;
     ptx::mbar_arrive(&bars.q_full);
 }
 
@@ -233,8 +225,9 @@ struct Consumer {
     }
 
     // Normalises, stores the log-sum-exp, and stores o.
-    __device__ __forceinline__ void finish(const AttentionForward& a, const Queries& item) {
+    __device__ __forceinline__ void finish(const AttentionForward& a, int round) {
         const AttentionShape& shape = a.shape;
+        const Item item = bars.items.get(round);  // again, so that it needs no registers in between
         const int lane = int(threadIdx.x) % 32, warp_row = group * kGroupRows + int(threadIdx.x) / 32 % 4 * 16;
         float inverse[2];
 #pragma unroll
@@ -243,25 +236,24 @@ struct Consumer {
             total += __shfl_xor_sync(kFullWarp, total, 1);
             total += __shfl_xor_sync(kFullWarp, total, 2);
             inverse[h] = inverse_of(total);
-            const int t = item.t0 + warp_row + lane / 4 + 8 * h;
+            const int t = item.row + warp_row + lane / 4 + 8 * h;
             if (lane % 4 == 0 && t < shape.Tq)
                 a.lse[(item.batch * shape.H + item.head) * shape.Tq + t] = top[h] * shape.scale + logf(total);
         }
-        T* out = static_cast<T*>(a.o) + item.batch * shape.o_batch + int64_t(item.t0 + warp_row) * shape.o_row +
+        T* out = static_cast<T*>(a.o) + item.batch * shape.o_batch + int64_t(item.row + warp_row) * shape.o_row +
                  int64_t(item.head) * D;
-        store_rows<T, D>(out, shape.o_row, int(shape.Tq) - item.t0 - warp_row, smem + C::kO, warp_row, o, inverse[0],
+        store_rows<T, D>(out, shape.o_row, int(shape.Tq) - item.row - warp_row, smem + C::kO, warp_row, o, inverse[0],
                          inverse[1], a.amax);
     }
 
-    __device__ __forceinline__ void run(const AttentionForward& a, const WorkOrder& order) {
+    __device__ __forceinline__ void run(const AttentionForward& a) {
         const int Tq = int(a.shape.Tq), Tk = int(a.shape.Tk), offset = int(a.shape.offset());
         if (group == C::kGroups - 1) pass_turn();
         for (int round = 0;; ++round) {
             ptx::mbar_wait(&bars.q_full, uint32_t(round & 1));
-            const int taken = item_of_round(bars.item, round);
-            if (taken >= order.items()) break;
-            const Queries item = queries_of<D>(a.shape, order, taken);
-            const int row = item.t0 + group * kGroupRows, first = offset + row;
+            const Item item = bars.items.get(round);
+            if (item.tiles < 0) break;
+            const int row = item.row + group * kGroupRows, first = offset + row;
             // The first warpgroups may see fewer tiles than the last; rows beyond the end need none.
             const int end = (min(first + kGroupRows, Tk) + kKeys - 1) / kKeys;
             const int mine = row < Tq ? max(1, min(item.tiles, end - item.first_tile)) : 0;
@@ -279,14 +271,13 @@ struct Consumer {
                 release(&bars.q_empty);
             }
             pass_over(mine, item.tiles);
-            if (mine > 0) finish(a, item);
+            if (mine > 0) finish(a, round);
         }
         if (group == 0) take_turn();  // the one that is left
     }
 };
 
-// A grid of order.blocks blocks. The body exists for sm_90a alone, and with it the static shared memory by which the
-// host knows that this build has it.
+// A grid of order.blocks blocks. The body exists for sm_90a alone: compiled_for_sm90a().
 template <class T, int D>
 __global__ void __launch_bounds__(Config<D>::kThreads, 1)
     attention_forward_wgmma_kernel(AttentionForward a, WorkOrder order, const __grid_constant__ CUtensorMap q,
@@ -296,6 +287,7 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
     GPU_DYN_SMEM(smem);
     __shared__ Barriers<C::kStages> bars;
     if (threadIdx.x == 0) {
+        bars.items.init();
         ptx::mbar_init(&bars.q_full, 1);
         ptx::mbar_init(&bars.q_empty, 4 * C::kGroups);  // one lane of each consumer warp
         for (int stage = 0; stage < C::kStages; ++stage) {
@@ -310,11 +302,13 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
     const int group = warpgroup();
     if (group == 0) {
         ptx::setmaxnreg_dec<C::kProducerRegisters>();
-        if (threadIdx.x == 0) produce<D>(smem, bars, a, order, &q, &k, &v);
+        if (threadIdx.x == 0) produce<D>(smem, bars, &q, &k, &v);
+        if (threadIdx.x == 32)
+            bars.items.deal(order, a.beside.next_tile, [&](WorkItem w) { return queries_of<D>(a.shape, order, w); });
         return;
     }
     ptx::setmaxnreg_inc<C::kConsumerRegisters>();
-    Consumer<T, D>(smem, bars, a.shape, group - 1).run(a, order);
+    Consumer<T, D>(smem, bars, a.shape, group - 1).run(a);
 #endif
 }
 

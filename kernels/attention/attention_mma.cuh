@@ -14,7 +14,7 @@ struct BackwardStats {
     float* lse2;
     float* delta;
 
-    __device__ __forceinline__ explicit BackwardStats(const AttentionBackward& a)
+    __host__ __device__ __forceinline__ explicit BackwardStats(const AttentionBackward& a)
         : T_padded((a.shape.Tq + 63) / 64 * 64),
           lse2(static_cast<float*>(a.workspace)),
           delta(lse2 + a.shape.B * a.shape.H * T_padded) {}

@@ -17,8 +17,8 @@ static void check_shape(const char* op, const AttentionShape& s) {
     check_size(op, "K (key/value heads)", s.K, 1);
     require(s.H >= s.K && s.H % s.K == 0, "%s: %lld query heads over %lld key/value heads; H must be a multiple of K",
             op, (long long)s.H, (long long)s.K);
-    require(s.D > 0 && s.D % 2 == 0 && s.D <= 256, "%s: head dimension %lld; it must be even and at most 256", op,
-            (long long)s.D);
+    require(s.D > 0 && s.D % 2 == 0 && s.D <= kMaxHeadDim, "%s: head dimension %lld; it must be even and at most %lld",
+            op, (long long)s.D, (long long)kMaxHeadDim);
     require(s.q_at >= 0 || s.Tk >= s.Tq, "%s: %lld queries but %lld keys; every query needs a key at its own position",
             op, (long long)s.Tq, (long long)s.Tk);
     require(s.offset() >= 0 && s.k_at >= 0 && (s.Tk > 0 || s.Tq == 0),

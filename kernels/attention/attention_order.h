@@ -1,13 +1,12 @@
 #pragma once
 // The order in which the blocks of a Hopper attention kernel take their work. A kernel has as many blocks as
 // multiprocessors that it may take, and they stay; an item is a tile of rows of one head, longer or shorter by the
-// causal mask, and depends on no other, so that the order can't change a result. Alone on its device, each block's
-// items are fixed in advance. Beside communication blocks draw them from a counter, in the sequence's order: a block
-// that has to wait for a multiprocessor would otherwise hold its items back until another block has ended.
+// causal mask, and depends on no other, so that the order can't change a result. Blocks draw items from a counter: one
+// that has to wait for a multiprocessor, because communication has it, holds nothing back. A second stream, which may
+// not share the counter, takes every item that is a block's in turn.
 //
 // Items form a sequence: sections of heads whose streamed tensors fit in L2 together, within a section tiles by length,
-// of each length all the section's heads. Where they are fixed, blocks take neighbours of the sequence in turn, round
-// after round.
+// the longest first, of each length all the section's heads.
 
 #include <cstdint>
 
@@ -21,21 +20,16 @@ struct WorkItem {
 struct WorkOrder {
     int heads, section, tiles;
     int blocks;
-    bool there_and_back;  // every second section before the last goes from the shortest tile to the longest
-    bool snake;           // every second round deals to the blocks in reverse
 
     constexpr int items() const { return heads * tiles; }
-    // Which item a block takes in a round, in the sequence; none if not below items().
-    constexpr int item(int block, int round) const {
-        return round * blocks + (snake && round % 2 ? blocks - 1 - block : block);
-    }
+    // Which item a block takes in a round without a counter; none if not below items().
+    constexpr int item(int block, int round) const { return round * blocks + block; }
     // A counter from which every block draws until it gets none: it is 0 again after the draw that returns this.
     constexpr uint32_t last_draw() const { return uint32_t(items() + blocks - 1); }
     constexpr WorkItem at(int item) const {
         const int s = item / (section * tiles), in_section = item - s * section * tiles;
         const int left = heads - s * section, here = left < section ? left : section, rank = in_section / here;
-        const bool back = there_and_back && ((heads - 1) / section - s) % 2;
-        return {s * section + in_section - rank * here, back ? tiles - 1 - rank : rank};
+        return {s * section + in_section - rank * here, rank};
     }
 };
 
@@ -56,7 +50,7 @@ struct WorkShape {
 // that does not fit must be a tenth better. Throws where the items are more than an int counts.
 WorkOrder choose_work_order(const WorkShape&, int blocks, int64_t l2_bytes);
 
-// What the average block has to do, as a fraction of what the busiest has
+// What the average block has to do, as a fraction of what the busiest has: each draws when it has ended
 double balance(const WorkOrder&, const WorkShape&);
 
 }  // namespace rz

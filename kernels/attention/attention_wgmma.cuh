@@ -30,16 +30,54 @@ using SummedPanels = Panels<D, D % 64 == 0   ? 64
                                : D % 32 == 0 ? 32
                                              : 16>;
 
-// What this block takes in a round; nothing where that is not below order.items(). One thread asks, once a round, and
-// leaves the answer to the others in shared memory, where they find it after the barrier that the round's tile of rows
-// completes. There are two places: a warp may still look at a round's while the next one's is written.
-__device__ __forceinline__ int take_item(const WorkOrder& order, const BesideCommunication& beside, int round) {
-    if (beside.next_tile == nullptr) return order.item(int(blockIdx.x), round);
-    return int(atomicInc(beside.next_tile, order.last_draw()));
-}
-__device__ __forceinline__ int item_of_round(const int (&taken)[2], int round) {
-    return __shfl_sync(kFullWarp, taken[round & 1], 0);  // as a value that the compiler knows to be the whole warp's
-}
+// What a block does in a round: rows of one head, and with them tiles of each of `heads` heads, from y_head on.
+struct Item {
+    int head, batch, row;  // the first row
+    int y_head, heads, first_tile;
+    int tiles;  // of each head; below 0: there is no item, and no other will come
+};
+
+// A round's item is decoded once, by one thread, for the producer and the consumers. The producer asks for the next
+// when it has enqueued all loads of a round. By then every warp has left the round before the last, so four places,
+// used in turn, are enough; consumers may read theirs after the barrier that the round's tile of rows completes.
+struct Items {
+    uint64_t asked, full;
+    Item of[4];
+
+    __device__ __forceinline__ void init() {
+        ptx::mbar_init(&asked, 1);
+        ptx::mbar_init(&full, 1);
+    }
+    // One thread that is in no other's warp. Decodes what it draws, or in a fixed order where there is no counter.
+    template <class Decode>
+    __device__ __forceinline__ void deal(const WorkOrder& order, uint32_t* next, const Decode& decode) {
+        for (int round = 0;; ++round) {
+            WorkOrder now = order;  // or what is divided by would be kept, divided, in registers that are not there
+            ptx::forget(now.heads), ptx::forget(now.section);
+            if (round > 0) ptx::mbar_wait(&asked, uint32_t(round & 1) ^ 1);
+            const int taken = next ? int(atomicInc(next, order.last_draw())) : order.item(int(blockIdx.x), round);
+            const bool some = taken < order.items();
+            of[round & 3] = some ? decode(now.at(taken)) : Item{0, 0, 0, 0, 0, 0, -1};
+            ptx::mbar_arrive(&full);
+            if (!some) return;
+        }
+    }
+    // The producer
+    __device__ __forceinline__ const Item& next(int round) {
+        if (round > 0) ptx::mbar_arrive(&asked);
+        ptx::mbar_wait(&full, uint32_t(round & 1));
+        return of[round & 3];
+    }
+    // A consumer warp: as values that the compiler knows to be the whole warp's
+    __device__ __forceinline__ Item get(int round) const {
+        static_assert(sizeof(Item) == 28);
+        uint32_t lane = threadIdx.x % 32;
+        ptx::forget(lane);  // or its address would be kept in registers from one item to the next
+        const int mine = reinterpret_cast<const int*>(&of[round & 3])[lane < 7 ? lane : 0];
+        const auto word = [&](int i) { return __shfl_sync(kFullWarp, mine, i); };
+        return {word(0), word(1), word(2), word(3), word(4), word(5), word(6)};
+    }
+};
 
 // ---- pipeline
 
@@ -198,8 +236,9 @@ inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
-// Whether this kernel, which uses static shared memory in code for sm_90a only, can run on the current device: a build
-// for other architectures lacks that code.
+// Whether this kernel, whose body exists in code for sm_90a only, can run on the current device: a build for other
+// architectures leaves it empty. A body takes more than a hundred registers, nothing a handful. (Its shared memory says
+// less: the system's KiB may be counted.)
 inline bool compiled_for_sm90a(const void* kernel) {
     if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return false;
 #if defined(__CUDACC__)
@@ -208,7 +247,7 @@ inline bool compiled_for_sm90a(const void* kernel) {
         cudaGetLastError();
         return false;
     }
-    return attributes.sharedSizeBytes > 0;
+    return attributes.numRegs > 64;
 #else
     return kernel != nullptr;
 #endif

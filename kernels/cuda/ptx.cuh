@@ -28,7 +28,9 @@ PTX_FN uint32_t smem_u32(const void* p) { return uint32_t(__cvta_generic_to_shar
 
 // No instruction, but the compiler can't know x afterwards: it computes again from x what it might have kept in
 // registers.
-PTX_FN void forget([[maybe_unused]] uint32_t& x) {
+template <class T>
+PTX_FN void forget([[maybe_unused]] T& x) {
+    static_assert(sizeof(T) == 4);
 #if !defined(SIMT_EMU)
     asm volatile("" : "+r"(x));
 #endif

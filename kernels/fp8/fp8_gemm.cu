@@ -20,6 +20,15 @@ namespace {
 cudaDataType_t fp8_cuda_type(Fp8 t) { return t == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2; }
 cudaDataType_t c_cuda_type(DType t) { return t == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
 
+// How the library scales an operand: by one number, which is its default; mx from 12.8 on, tiles of rows and squares
+// from 12.9 on. Older headers have no names for these.
+constexpr int32_t kScalar = 0, kMx = 2, kRowTiles = 4, kSquares = 5;
+#if CUBLAS_VERSION >= 120900
+static_assert(kScalar == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F && kMx == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 &&
+              kRowTiles == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F &&
+              kSquares == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+#endif
+
 // What both kinds of product are to the library.
 struct Product {
     void* c;
@@ -59,8 +68,15 @@ struct Call {
         set(CUBLASLT_MATMUL_DESC_TRANSB, plain);
         set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.b_scales);
         set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.a_scales);
-        set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, g.b_mode);
-        set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, g.a_mode);
+        if (g.a_mode != kScalar || g.b_mode != kScalar) {  // an older library does not know these attributes
+#if CUBLAS_VERSION >= 120800
+            set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, g.b_mode);
+            set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, g.a_mode);
+#else
+            fail("fp8: this build has cuBLASLt's headers of %d.%d, which know one scale only", CUBLAS_VER_MAJOR,
+                 CUBLAS_VER_MINOR);
+#endif
+        }
         set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, g.fast);
         check_lt(cublasLtMatrixLayoutInit(&first, fp8_cuda_type(g.b_type), uint64_t(g.K), uint64_t(g.N), g.K),
                  "cublasLtMatrixLayoutInit");
@@ -123,24 +139,22 @@ static void multiply(const Product& g, Stream& stream) {
 }
 
 void fp8_gemm_cuda(const Fp8Gemm& g, Stream& stream) {
-    multiply({g.c, g.a, g.b, &g.a_scale->inverse, &g.b_scale->inverse, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
-              CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, g.M, g.N, g.K, g.beta, g.a_type, g.b_type, g.c_dtype,
-              int8_t(g.fast_accumulation)},
+    multiply({g.c, g.a, g.b, &g.a_scale->inverse, &g.b_scale->inverse, kScalar, kScalar, g.M, g.N, g.K, g.beta,
+              g.a_type, g.b_type, g.c_dtype, int8_t(g.fast_accumulation)},
              stream);
 }
 
 void fp8_block_gemm_cuda(const Fp8BlockGemm& g, Stream& stream) {
-    const int32_t b_mode = g.b_tiles == Fp8Tiles::rows ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    multiply({g.c, g.a, g.b, g.a_scales, g.b_scales, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, b_mode, g.M, g.N, g.K,
-              g.beta, Fp8::e4m3, Fp8::e4m3, g.c_dtype, 0},
+    const int32_t b_mode = g.b_tiles == Fp8Tiles::rows ? kRowTiles : kSquares;
+    multiply({g.c, g.a, g.b, g.a_scales, g.b_scales, kRowTiles, b_mode, g.M, g.N, g.K, g.beta, Fp8::e4m3, Fp8::e4m3,
+              g.c_dtype, 0},
              stream);
 }
 
 void fp8_mx_gemm_cuda(const Fp8MxGemm& g, Stream& stream) {
-    multiply({g.c, g.a, g.b, g.a_scales, g.b_scales, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0,
-              CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0, g.M, g.N, g.K, g.beta, Fp8::e4m3, Fp8::e4m3, g.c_dtype, 0},
-             stream);
+    multiply(
+        {g.c, g.a, g.b, g.a_scales, g.b_scales, kMx, kMx, g.M, g.N, g.K, g.beta, Fp8::e4m3, Fp8::e4m3, g.c_dtype, 0},
+        stream);
 }
 
 static std::pair<int, int> capability(Device device) {
@@ -156,15 +170,29 @@ std::string fp8_missing_cuda(Device device) {
     return format("%s (%d.%d) has no fp8 products", device.name().c_str(), major, minor);
 }
 
+// Whether the cuBLASLt of this build's headers or the one that was loaded is older than 12.`minor`; if so, in words.
+static std::string older_than_12(int minor) {
+    const struct {
+        const char* which;
+        size_t version;
+    } both[] = {{"this build has cuBLASLt's headers of", CUBLAS_VERSION},
+                {"the cuBLASLt found is", cublasLtGetVersion()}};
+    for (const auto& [which, version] : both)
+        if (version < size_t(120000 + 100 * minor))
+            return format("needs cuBLASLt 12.%d or newer; %s %zu.%zu", minor, which, version / 10000,
+                          version / 100 % 100);
+    return "";
+}
+
 std::string fp8_mx_missing_cuda(Device device) {
     const auto [major, minor] = capability(device);
-    if (major >= 10) return "";
+    if (major >= 10) return older_than_12(8);
     return format("needs compute capability 10.0, this is %d.%d", major, minor);
 }
 
 std::string fp8_blocks_missing_cuda(Device device) {
     const auto [major, minor] = capability(device);
-    if (major == 9) return "";
+    if (major == 9) return older_than_12(9);
     return format("needs compute capability 9.0, this is %d.%d", major, minor);
 }
 

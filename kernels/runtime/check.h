@@ -5,11 +5,33 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace rz {
 
+// Text that may come from outside, for people: control characters and bytes that are no UTF-8 as \x1b, those above
+// ASCII as \u009b; so are the marks that turn the direction of writing. New lines and tabs stay.
+std::string printable(std::string_view text);
+// On one line.
+std::string printable_line(std::string_view text);
+
+// The same for text that arrives in pieces; a character may be cut between two of them.
+class PrintablePieces {
+   public:
+    // colours: those that this program itself prints on a terminal stay.
+    explicit PrintablePieces(bool colours = false) : colours_(colours) {}
+    std::string feed(std::string_view piece);
+    std::string finish();
+
+   private:
+    std::string take(bool last);
+    std::string pending_;
+    bool colours_;
+};
+
+// what() is printable.
 struct Error : std::runtime_error {
-    using std::runtime_error::runtime_error;
+    explicit Error(std::string_view text) : std::runtime_error(printable(text)) {}
 };
 
 // printf-style text; grows as needed.

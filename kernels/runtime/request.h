@@ -1,9 +1,8 @@
 #pragma once
 // A request that can't be met: a flag, or what flags say together, with this model, these data or these ranks. The same
-// start would be refused again, so the program ends with exit code 2, wherever the error is found; every other error is
-// of the machine or the files, and ends it with 70 (comm/exit_codes.h).
-//
-// fail() and require() make an error whose text begins with a flag ("--batch 3: ...") such a one. Others say refuse().
+// start would be refused again on an idle machine of this kind, so the program ends with exit code 2, wherever it is
+// found. Files, free memory, a port or a lock are the machine's: fail() and require(), and exit code 70
+// (comm/exit_codes.h).
 
 #include "kernels/runtime/check.h"
 

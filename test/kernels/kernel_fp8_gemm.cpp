@@ -5,6 +5,8 @@
 
 #include <filesystem>
 
+#include "kernels/fp8/fp8_block_gemm.h"
+#include "kernels/fp8/fp8_mx_gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
 #include "test/kernels/capability.h"
@@ -116,6 +118,25 @@ TEST(Fp8Gemm, AnInverseThatIsNoNumberReachesEveryElement) {
         const auto got = run_on(device, product(c, false, float(NAN)));
         for (const double v : got.at("c").values) ASSERT_TRUE(std::isnan(v)) << v << " on " << device.name();
     }
+}
+
+// One scale for a tensor needs nothing that cuBLASLt has not had since 12.0; tiles of scales are refused before their
+// version. The emulator's library plays any; a real one multiplies, whatever the variable says.
+TEST(Fp8Gemm, AnOlderLibraryHasTheTensorRecipeOnly) {
+    if (!device_has_products()) GTEST_SKIP() << "no CUDA device with fp8 products (8.9)";
+    const Device cuda{DeviceKind::cuda, 0};
+    const bool emulated = cuda.name().find("SIMT") != std::string::npos, mx = compute_capability() >= 100;
+    const int since = mx ? 8 : 9;
+    for (const int minor : {0, 4, since - 1, since}) {
+        setenv("SIMT_CUBLASLT", std::to_string(120000 + 100 * minor).c_str(), 1);
+        const auto got = run_on(cuda, product({16, 16, 16, Fp8::e4m3, Fp8::e4m3, 0, DType::bf16}));
+        EXPECT_FALSE(std::isnan(got.at("c").values.at(0))) << "12." << minor;
+        if (!emulated || (compute_capability() < 90)) continue;
+        EXPECT_EQ(
+            mx ? fp8_mx_missing(cuda) : fp8_blocks_missing(cuda),
+            minor >= since ? "" : format("needs cuBLASLt 12.%d or newer; the cuBLASLt found is 12.%d", since, minor));
+    }
+    unsetenv("SIMT_CUBLASLT");
 }
 
 std::string refusal(const std::function<void(Fp8Gemm&)>& change) {

@@ -92,9 +92,9 @@ TEST(AttentionOrder, BlocksAreEquallyBusy) {
         double forward, keys;
     };
     for (const Case c : {Case{8, 2048, 16, 16, 128, 0.98, 0.98}, Case{4, 4096, 16, 16, 128, 0.99, 0.99},
-                         Case{2, 8192, 16, 16, 128, 0.99, 0.99}, Case{8, 2048, 32, 8, 128, 0.99, 0.96},
+                         Case{2, 8192, 16, 16, 128, 0.99, 0.99}, Case{8, 2048, 32, 8, 128, 0.99, 0.90},
                          Case{8, 1024, 16, 16, 64, 0.96, 0.96}, Case{1, 2048, 64, 8, 128, 0.97, 0.53},
-                         Case{1, 8192, 64, 8, 128, 0.99, 0.80}, Case{1, 16384, 64, 8, 128, 0.99, 0.98}}) {
+                         Case{1, 8192, 64, 8, 128, 0.99, 0.89}, Case{1, 16384, 64, 8, 128, 0.99, 0.98}}) {
         const WorkShape forward = forward_shape(c.B, c.T, c.H, c.K, c.D), keys = keys_shape(c.B, c.T, c.H, c.K, c.D);
         EXPECT_GE(balance(choose_work_order(forward, kBlocks, kL2), forward), c.forward) << c.B << "x" << c.T;
         EXPECT_GE(balance(choose_work_order(keys, kBlocks, kL2), keys), c.keys) << c.B << "x" << c.T;
@@ -102,10 +102,9 @@ TEST(AttentionOrder, BlocksAreEquallyBusy) {
 }
 
 TEST(AttentionOrder, BalanceOfAKnownOrder) {
-    const WorkShape shape{2, 1, 2, 1, 1, 1};  // items of 2, 2, 1 and 1
-    EXPECT_DOUBLE_EQ(balance({2, 2, 2, 2, false, true}, shape), 1.0);
-    EXPECT_DOUBLE_EQ(balance({2, 1, 2, 2, false, false}, shape), 6.0 / (2 * 4));  // one block gets both long ones
-    EXPECT_DOUBLE_EQ(balance({2, 1, 2, 2, true, false}, shape), 1.0);
+    const WorkShape shape{3, 1, 2, 1, 3, 1};  // items of 4 and 1, of three heads
+    EXPECT_DOUBLE_EQ(balance({3, 3, 2, 2}, shape), 15.0 / (2 * 8));
+    EXPECT_DOUBLE_EQ(balance({3, 1, 2, 2}, shape), 15.0 / (2 * 9)) << "the last head's long one comes late";
 }
 
 }  // namespace

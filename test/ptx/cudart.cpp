@@ -73,8 +73,9 @@ std::string edited(std::string text) {
 }
 
 // As the driver chooses: PTX of exactly this architecture with its own features (sm_90a), or the newest not newer.
+// PTX_BUILT_FOR=80 plays a build that has no newer.
 Module& module_for(FatBinary& binary) {
-    const int arch = read_arch();
+    const int arch = std::min(read_arch(), getenv("PTX_BUILT_FOR") ? atoi(getenv("PTX_BUILT_FOR")) : 1000);
     Module*& m = binary.by_arch[arch];
     if (m) return *m;
     std::string best;
@@ -221,8 +222,11 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* f) {
     *a = cudaFuncAttributes{};
     try {
         const Kernel& k = kernel_of(f);
-        a->sharedSizeBytes = k.static_shared, a->localSizeBytes = k.local_bytes;
-        a->maxThreadsPerBlock = int(k.max_threads), a->numRegs = 32;
+        // ptxas says how many registers; what matters here is whether there is a body. CUDA does not say whether the
+        // KiB that the system takes from Hopper on is counted: here it is, so that nothing can rest on it.
+        const bool empty = k.code.size() <= 1;
+        a->sharedSizeBytes = k.static_shared + (read_arch() >= 90 ? 1024 : 0), a->localSizeBytes = k.local_bytes;
+        a->maxThreadsPerBlock = int(k.max_threads), a->numRegs = empty ? 4 : 168;
         a->maxDynamicSharedSizeBytes = stubs()[f].max_dynamic_shared;
         a->ptxVersion = a->binaryVersion = read_arch();
     } catch (const std::exception& e) {

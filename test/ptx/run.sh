@@ -21,6 +21,11 @@ if [[ $what != all ]]; then
         SIMT_ARCH=$arch GTEST_FILTER='-*WithoutWgmma*' PTX_ORDER=1 \
             step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
     done
+    if [[ "${arches[*]}" == *80*90* ]]; then
+        SIMT_ARCH=90 PTX_BUILT_FOR=80 \
+            step "attention of a build for sm_80 on an sm_90" "$dir/kernel_tests" --gtest_brief=1 \
+            --gtest_filter='TensorCore/Attention.*MatchesCpu/[01]'
+    fi
     finish
     exit
 fi
