@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -58,10 +58,11 @@ static std::vector<GridOptions> nearest_sizes(int ranks, const GridOptions& aske
 
 static void check_sizes(int ranks, const GridOptions& o) {
     for (const auto& [axis, size] : {std::pair(Axis::tp, o.tp), {Axis::cp, o.cp}, {Axis::pp, o.pp}})
-        require(size >= 1, "%s %d: an axis has at least one rank\n  nearest: %s 1", name_of(axis), size, name_of(axis));
+        require_request(size >= 1, "%s %d: an axis has at least one rank\n  nearest: %s 1", name_of(axis), size,
+                        name_of(axis));
     std::array<Axis, 4> sorted = o.order;
     std::sort(sorted.begin(), sorted.end());
-    require(
+    require_request(
         sorted == (std::array<Axis, 4>{Axis::tp, Axis::cp, Axis::dp, Axis::pp}),
         "the order of the axes %s, %s, %s, %s: each of tp, cp, dp and pp stands in it once\n  nearest: tp, cp, dp, pp",
         name_of(o.order[0]), name_of(o.order[1]), name_of(o.order[2]), name_of(o.order[3]));
@@ -69,8 +70,8 @@ static void check_sizes(int ranks, const GridOptions& o) {
     if (product <= ranks && ranks % product == 0) return;
     std::string nearest;
     for (const GridOptions& n : nearest_sizes(ranks, o)) nearest += (nearest.empty() ? "" : " or ") + text_of(n, o);
-    fail("%s with %d rank%s: %lld does not divide %d\n  nearest: %s", text_of(o, o).c_str(), ranks,
-         ranks == 1 ? "" : "s", (long long)product, ranks, nearest.c_str());
+    refuse("%s with %d rank%s: %lld does not divide %d\n  nearest: %s", text_of(o, o).c_str(), ranks,
+           ranks == 1 ? "" : "s", (long long)product, ranks, nearest.c_str());
 }
 
 static void check_shard_size(int shard_size, int data_ranks, int ranks) {
@@ -79,8 +80,8 @@ static void check_shard_size(int shard_size, int data_ranks, int ranks) {
     while (data_ranks % below != 0) --below;
     while (data_ranks % above != 0) ++above;
     const std::string nearest = below == above ? format("%d", below) : format("%d or %d", below, above);
-    fail("shard size %d does not divide %d %s\n  nearest: %s", shard_size, data_ranks,
-         data_ranks == ranks ? "ranks" : format("data ranks (of %d ranks)", ranks).c_str(), nearest.c_str());
+    refuse("shard size %d does not divide %d %s\n  nearest: %s", shard_size, data_ranks,
+           data_ranks == ranks ? "ranks" : format("data ranks (of %d ranks)", ranks).c_str(), nearest.c_str());
 }
 
 // ---- places ---------------------------------------------------------------------------------------------------------
@@ -121,10 +122,10 @@ Grid::Grid(int ranks, const GridOptions& o) : ranks_(ranks), order_(o.order) {
     if (!o.by_columns) return;
     for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate}) {
         if (size(axis) == 1) continue;
-        require(nodes(axis) > 0,
-                "--collectives hier: the groups of %d ranks on the %s axis do not lie evenly on their nodes\n"
-                "  nearest: as many ranks on each node, a --shard-size that fits them, or --collectives ring",
-                size(axis), name_of(axis));
+        require_request(nodes(axis) > 0,
+                        "--collectives hier: the groups of %d ranks on the %s axis do not lie evenly on their nodes\n"
+                        "  nearest: as many ranks on each node, a --shard-size that fits them, or --collectives ring",
+                        size(axis), name_of(axis));
         std::vector<int> places(static_cast<size_t>(ranks));
         std::vector<bool> seen(static_cast<size_t>(ranks));
         for (int r = 0; r < ranks; ++r) {

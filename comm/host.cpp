@@ -25,7 +25,9 @@ std::string host_name() {
 }
 
 bool launched_with_others() {
-    for (const char* size : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"})  // of MPICH and its kin, of Open MPI
+    // Of --ranks, MPICH and its kin, Open MPI, torchrun, srun
+    for (const char* size :
+         {"RINGZERO_RANKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"})
         if (const char* value = std::getenv(size)) return std::atoi(value) > 1;
     return false;
 }

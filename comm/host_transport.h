@@ -1,5 +1,5 @@
 #pragma once
-// The transport over anything that can move messages between host memories without blocking (a Wire): MPI, or the
+// The transport over anything that can move messages between host memories without blocking (a Wire): MPI, TCP, or the
 // queues between the threads of one process. On a CPU stream start() posts the messages from the stream's worker and
 // finish() polls them there, so that compute enqueued between the two overlaps the transfer. For memory of a CUDA
 // device the messages are staged through pinned buffers on a stream of the transport's own: several ranks can then
@@ -13,6 +13,7 @@
 
 #include "comm/transport.h"
 #include "kernels/runtime/memory.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -34,7 +35,7 @@ class Wire {
     virtual std::unique_ptr<Batch> post(const std::vector<Message>& messages) = 0;
     // Memory that all members map; they call it together. Throws where they can't.
     virtual std::unique_ptr<SharedMemory> share(int64_t, Shares) {
-        fail("--collectives symmetric: these ranks do not map each other's memory\n  nearest: ring or direct");
+        refuse("--collectives symmetric: these ranks do not map each other's memory\n  nearest: ring or direct");
     }
     // Throws if a member is known to have failed. For waits that make no progress on messages.
     virtual void check_peers() {}
@@ -49,7 +50,9 @@ class HostTransport : public Transport {
     Wire& wire() { return *wire_; }
     const Wire& wire() const { return *wire_; }
     Mapping mapping() override { return device().is_cuda() ? Mapping::pinned : Mapping::own; }
-    std::string mapping_note() override { return device().is_cuda() ? "messages go over MPI" : ""; }
+    std::string mapping_note() override {
+        return !device().is_cuda() ? "" : name_ == std::string("tcp") ? "messages go over TCP" : "messages go over MPI";
+    }
     std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override;
     void check_peers() override { wire_->check_peers(); }
     bool waits_on_host() const override { return true; }

@@ -31,6 +31,7 @@ struct Offer {
 struct Failure {
     std::mutex mutex;
     std::string text;
+    std::atomic<int> exit_code = 0;
     std::atomic<bool> there = false;
     void check() {
         if (!there) return;
@@ -229,10 +230,13 @@ std::unique_ptr<HostTransport> LoopbackHub::control(int rank) {
                                            watch(rank));
 }
 
-bool LoopbackHub::fail(int rank, const std::string& reason) {
+int LoopbackHub::exit_code() const { return shared_->failure->exit_code; }
+
+bool LoopbackHub::fail(int rank, const std::string& reason, int exit_code) {
     std::lock_guard lock(shared_->failure->mutex);
     if (!shared_->failure->text.empty()) return false;
     shared_->failure->text = format("rank %d failed: ", rank) + reason;
+    shared_->failure->exit_code = exit_code;
     shared_->failure->there = true;
     return true;
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 
+#include "comm/exit_codes.h"
 #include "comm/planned_transport.h"
 #include "comm/transport.h"
 
@@ -45,7 +46,8 @@ class LoopbackHub {
     // What a Process of a rank on the CPU or on a GPU agrees with the others through.
     std::unique_ptr<HostTransport> control(int rank);
     // From now on whatever a rank waits for throws that this one failed, and why. True for the first that does.
-    bool fail(int rank, const std::string& reason);
+    bool fail(int rank, const std::string& reason, int exit_code = kExitError);
+    int exit_code() const;  // of the rank that failed first; 0: none has
 
     void run(const std::function<void(int rank)>& body);
 

@@ -13,6 +13,7 @@
 #include "comm/virtual_net.h"
 #include "comm/watch.h"
 #include "kernels/runtime/is_cpu.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -95,10 +96,11 @@ static MeshOptions settle(int ranks, MeshOptions o, std::vector<int> nodes) {
         o.algorithms.data = o.algorithms.data_on(fits ? grid.nodes(Axis::data) : 1);
     }
     o.grid.by_columns = is_two_level(*o.algorithms.data);
-    require(!is_two_level(o.algorithms.tp) || grid.nodes(Axis::tp) == 1,
-            "--collectives tp=%s: the %d ranks of the tp axis are not all on one node, and the parts of tensors lie in "
-            "the order of ranks, not in columns\n  nearest: --collectives tp=direct",
-            name_of(o.algorithms.tp), grid.size(Axis::tp));
+    require_request(
+        !is_two_level(o.algorithms.tp) || grid.nodes(Axis::tp) == 1,
+        "--collectives tp=%s: the %d ranks of the tp axis are not all on one node, and the parts of tensors lie in "
+        "the order of ranks, not in columns\n  nearest: --collectives tp=direct",
+        name_of(o.algorithms.tp), grid.size(Axis::tp));
     return o;
 }
 
@@ -160,28 +162,29 @@ static AtOnce at_once(const Grid& grid) {
 
 void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) {
     if (left_free == 0) return;
-    require(
+    require_request(
         !cpu,
         "--comm-sms %d: this run is on the CPU, which has no multiprocessors to leave free\n  nearest: leave it out",
         left_free);
-    require(
+    require_request(
         multiprocessors == 0 || left_free < multiprocessors,
         "--comm-sms %d: the GPU has %d multiprocessors, and none would be left for compute\n  nearest: --comm-sms %d",
         left_free, multiprocessors, multiprocessors / 4);
     const auto [lanes, groups] = at_once(grid);
-    require(!nccl || left_free >= lanes + groups,
-            "--comm-sms %d: over NCCL %d operations may be under way together (%d lanes of the pipeline, %d groups), "
-            "each on a thread block of its own\n  nearest: --comm-sms %d",
-            left_free, lanes + groups, lanes, groups, lanes + groups);
+    require_request(
+        !nccl || left_free >= lanes + groups,
+        "--comm-sms %d: over NCCL %d operations may be under way together (%d lanes of the pipeline, %d groups), "
+        "each on a thread block of its own\n  nearest: --comm-sms %d",
+        left_free, lanes + groups, lanes, groups, lanes + groups);
 }
 
-// Where ranks communicate, blocks of NCCL may hold multiprocessors when a kernel of compute starts. The counter is the
-// mesh's, so the context forgets it with the mesh.
+// Where ranks communicate, blocks of NCCL may hold multiprocessors when a kernel of compute starts; on one GPU drawing
+// balances attention's tiles. The counter is the mesh's, so the context forgets it with the mesh.
 void Mesh::make_room(Device device) {
     stream_->context().draws = nullptr;
     BesideCommunication& beside = stream_->context().beside;
     beside.left_free = options_.left_free;
-    if (world_.size == 1 || is_cpu(device)) return;
+    if (is_cpu(device)) return;
     next_tile_ = Buffer(device, sizeof *beside.next_tile, MemKind::comm, "attention's next tile");
     if (device.is_cuda()) {
         stream_->zero(next_tile_.data(), next_tile_.bytes());
@@ -195,7 +198,7 @@ void Mesh::build(Device device, const Open& open) {
     stream_ = make_comm_stream(device);
     for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate, Axis::tp, Axis::cp, Axis::pp, Axis::model})
         build_axis(axis, open);
-    const bool staged = device.is_cuda() && std::string(pp().transport().name()) == "mpi";
+    const bool staged = device.is_cuda() && pp().transport().waits_on_host();
     build_links(device, options_.one_lane || staged, open);
     make_room(device);
 }

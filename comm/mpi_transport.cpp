@@ -36,10 +36,13 @@ void mpi_end_before_start() {
 #include <exception>
 #include <mutex>
 #include <numeric>
+#include <random>
 #include <utility>
 
 #include "comm/deadline.h"
+#include "comm/pinned_memory.h"
 #include "kernels/elementwise.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -162,62 +165,37 @@ class MpiBatch : public Wire::Batch {
     std::exception_ptr error_;
 };
 
-// Collective calls of MPI block, so all streams of the group are idle when memory is made and given back.
-class MpiMemory : public SharedMemory {
-   public:
-    MpiMemory(const std::shared_ptr<Comm>& comm, int64_t bytes, Shares how) : comm_(comm) {
-        const Alarm alarm(60, "MPI_Win_allocate_shared", "not all members of the group have come to it");
-        std::lock_guard lock(mpi_mutex);
-        int rank = 0, size = 0;
-        MPI_Comm_rank(comm_->comm, &rank);
-        MPI_Comm_size(comm_->comm, &size);
-        require_one_host(rank, size);
-        bytes_ = bytes;
-        stride_ = round_up(std::max<int64_t>(bytes, 1), 4096);
-        char* own = nullptr;
-        const MPI_Aint asked = how == Shares::one && rank != 0 ? 0 : MPI_Aint(stride_ + (rank == 0 ? 4096 : 0));
-        check(MPI_Win_allocate_shared(asked, 1, MPI_INFO_NULL, comm_->comm, &own, &window_), "MPI_Win_allocate_shared");
-        MPI_Win_set_errhandler(window_, MPI_ERRORS_RETURN);
-        MPI_Aint there = 0;
-        int unit = 0;
-        check(MPI_Win_shared_query(window_, 0, &there, &unit, &base_), "MPI_Win_shared_query");
-        base_ = reinterpret_cast<char*>(round_up(int64_t(reinterpret_cast<uintptr_t>(base_)), 4096));
-        if (how == Shares::one) stride_ = 0;
-        // Parts follow each other in memory (alloc_shared_noncontig is off): rank 0's has the room to align them all.
-        if (how == Shares::each || rank == 0) std::memset(part(rank), 0, size_t(bytes_));
-        check(MPI_Barrier(comm_->comm), "MPI_Barrier");
-    }
-    ~MpiMemory() override {
-        if (std::uncaught_exceptions() > 0) return;  // collective: the others may never come; the process ends
-        int finalized = 0;
-        MPI_Finalized(&finalized);
-        if (finalized) return;
-        const Alarm alarm(60, "MPI_Win_free", "not all members of the group have come to it");
-        std::lock_guard lock(mpi_mutex);
-        MPI_Win_free(&window_);
-    }
+// Names two members that do not see the same memory.
+void require_one_host(MPI_Comm comm, int rank, int size) {
+    MPI_Comm local;
+    check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local), "MPI_Comm_split_type");
+    int first = rank;
+    check(MPI_Bcast(&first, 1, MPI_INT, 0, local), "MPI_Bcast");
+    MPI_Comm_free(&local);
+    std::vector<int> firsts(static_cast<size_t>(size));
+    check(MPI_Allgather(&first, 1, MPI_INT, firsts.data(), 1, MPI_INT, comm), "MPI_Allgather");
+    for (int r = 0; r < size; ++r)
+        require_request(firsts[size_t(r)] == firsts[0],
+                        "ranks 0 and %d of the group are on different hosts and can't map each other's memory\n"
+                        "  nearest: --shard-size %td, or --collectives ring",
+                        r, std::count(firsts.begin(), firsts.end(), firsts[0]));
+}
 
-   private:
-    // Names two members that do not see the same memory.
-    void require_one_host(int rank, int size) {
-        MPI_Comm local;
-        check(MPI_Comm_split_type(comm_->comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local),
-              "MPI_Comm_split_type");
-        int first = rank;
-        check(MPI_Bcast(&first, 1, MPI_INT, 0, local), "MPI_Bcast");
-        MPI_Comm_free(&local);
-        std::vector<int> firsts(static_cast<size_t>(size));
-        check(MPI_Allgather(&first, 1, MPI_INT, firsts.data(), 1, MPI_INT, comm_->comm), "MPI_Allgather");
-        for (int r = 0; r < size; ++r)
-            require(firsts[size_t(r)] == firsts[0],
-                    "ranks 0 and %d of the group are on different hosts and can't map each other's memory\n"
-                    "  nearest: --shard-size %td, or --collectives ring",
-                    r, std::count(firsts.begin(), firsts.end(), firsts[0]));
-    }
-
-    std::shared_ptr<Comm> comm_;
-    MPI_Win window_ = MPI_WIN_NULL;
-};
+// Collective calls of MPI block, so all streams of the group are idle when memory is made. Ours and not a window of
+// MPI's, which takes no room in advance: a full /dev/shm would be SIGBUS.
+std::unique_ptr<SharedMemory> share_by_name(MPI_Comm comm, int64_t bytes, Shares how) {
+    const Alarm alarm(60, "mapping memory that ranks share", "not all members of the group have come to it");
+    std::lock_guard lock(mpi_mutex);
+    int rank = 0, size = 0;
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &size);
+    require_one_host(comm, rank, size);
+    std::random_device random;
+    uint32_t id[2] = {random(), random()};
+    check(MPI_Bcast(id, sizeof id, MPI_BYTE, 0, comm), "MPI_Bcast");
+    return map_by_name(format("/ringzero-%08x%08x", id[0], id[1]), rank, size, bytes, how,
+                       [&] { check(MPI_Barrier(comm), "MPI_Barrier"); });
+}
 
 class MpiWire : public Wire {
    public:
@@ -233,7 +211,7 @@ class MpiWire : public Wire {
     }
 
     std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
-        return std::make_unique<MpiMemory>(comm_, bytes, how);
+        return share_by_name(comm_->comm, bytes, how);
     }
 
     const std::shared_ptr<Comm>& comm() const { return comm_; }
@@ -350,7 +328,7 @@ class MpiCollectives : public HostLibrary {
 
    private:
     static int int_count(int64_t n) {
-        require(
+        require_request(
             n <= INT32_MAX,
             "library collectives over MPI: %lld elements exceed its 32-bit counts\n  use ring or direct collectives",
             (long long)n);
@@ -403,6 +381,13 @@ class MpiTransport : public HostTransport {
 
 bool built_with_mpi() { return true; }
 
+std::string mpi_library() {
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+    int length = 0;
+    MPI_Get_library_version(version, &length);
+    return {version, std::find(version, version + length, '\n')};
+}
+
 // UCX sends long messages by rendezvous. Over TCP the receiver's "ready" then waits in the same socket behind the data
 // that it sends itself, so two ranks that exchange chunks take turns: half the rate of the link. Where TCP is all there
 // is, send eagerly: the receives are posted before the data comes.
@@ -434,10 +419,7 @@ MpiWorld mpi_init() {
     world.first_on_host = world.rank;
     check(MPI_Bcast(&world.first_on_host, 1, MPI_INT, 0, local), "MPI_Bcast");
     MPI_Comm_free(&local);
-    char version[MPI_MAX_LIBRARY_VERSION_STRING] = {};
-    int length = 0;
-    MPI_Get_library_version(version, &length);
-    world.library = std::string(version, std::find(version, version + length, '\n'));
+    world.library = mpi_library();
     return world;
 }
 
@@ -511,11 +493,10 @@ std::unique_ptr<HostTransport> make_mpi_transport(int color, int key, const std:
 
 namespace rz {
 
-static constexpr char kNoMpi[] =
-    "more than one process needs MPI, and this program was built without it\n"
-    "  install it (apt-get install mpich libmpich-dev) and run make again";
+static constexpr char kNoMpi[] = "this program was built without MPI";  // and find_launch() never chooses it
 
 bool built_with_mpi() { return false; }
+std::string mpi_library() { return ""; }
 MpiWorld mpi_init() { fail("%s", kNoMpi); }
 void mpi_finalize() {}
 void mpi_leave() {}

@@ -23,7 +23,8 @@ struct MpiWorld {
 };
 
 bool built_with_mpi();
-MpiWorld mpi_init();  // once per process
+std::string mpi_library();  // its name and version; "": none. Before mpi_init() too
+MpiWorld mpi_init();        // once per process
 void mpi_finalize();
 // Before a process ends without having come to mpi_init(): a launcher takes it for a program that has no MPI, and the
 // others would wait for it. Says that it belongs to the job, which then ends with it; waits until its last words are

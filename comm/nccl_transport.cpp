@@ -177,7 +177,7 @@ std::unique_ptr<SharedMemory> NcclTransport::share(int64_t bytes, Shares how) {
     require(how == Shares::each, "memory of GPUs that all members have in common: each has its own");
     if (mapping() == Mapping::own) return comm_.window(bytes);
     const std::string name = name_ + format("-%lld", (long long)shared_++);
-    return pin(map_by_name(name, rank(), size(), bytes, [this] { meet(); }), size(), device());
+    return pin(map_by_name(name, rank(), size(), bytes, how, [this] { meet(); }), size(), device());
 }
 
 void NcclTransport::meet() {

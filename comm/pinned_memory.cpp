@@ -2,11 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "kernels/runtime/request.h"
 
 #ifdef RZ_CUDA
 #include "kernels/runtime/cuda_check.h"
@@ -18,10 +21,12 @@ namespace {
 
 class NamedMemory : public SharedMemory {
    public:
-    NamedMemory(const std::string& name, int rank, int members, int64_t bytes, const std::function<void()>& meet) {
+    NamedMemory(const std::string& name, int rank, int members, int64_t bytes, Shares how,
+                const std::function<void()>& meet) {
         bytes_ = bytes;
-        stride_ = round_up(std::max<int64_t>(bytes, 1), 4096);
-        all_ = checked_mul(stride_, members, "memory that ranks share");
+        const int64_t part = round_up(std::max<int64_t>(bytes, 1), 4096);
+        stride_ = how == Shares::one ? 0 : part;
+        all_ = how == Shares::one ? part : checked_mul(part, members, "memory that ranks share");
         struct File {
             ~File() {
                 if (fd >= 0) ::close(fd);
@@ -34,31 +39,45 @@ class NamedMemory : public SharedMemory {
         if (rank == 0) {
             file.fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
             file.owned = file.fd >= 0;
-            const int error = file.fd < 0 ? errno : ::posix_fallocate(file.fd, 0, all_);  // zeros, and there is room
-            require(error == 0,
-                    "--collectives symmetric: %s in /dev/shm for %d ranks: %s\n"
-                    "  make it larger (containers: --shm-size), or take --collectives direct",
-                    human_bytes(all_).c_str(), members, std::strerror(error));
         }
+        if (rank == 0) require_room(file.fd < 0 ? errno : room(file.fd), members);
         meet();
         if (rank != 0) file.fd = ::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600);
-        require(
+        require_request(
             file.fd >= 0,
             "--collectives symmetric: rank %d of the group does not see the memory of rank 0 in /dev/shm (%s): they "
             "are on different hosts, or in containers that do not share it\n  nearest: --collectives hier-symmetric "
             "or direct",
             rank, std::strerror(errno));
+        file.owned = true;  // whoever fails now ends the job: nobody else takes the name away
+        // Zeros, and the room for them: a page that is not there would be SIGBUS. By each rank, on its own NUMA node.
+        if (stride_ > 0 || rank == 0) require_room(::posix_fallocate(file.fd, rank * stride_, part), members);
         void* there = ::mmap(nullptr, size_t(all_), PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
         require(there != MAP_FAILED, "mapping %s that ranks share: %s", human_bytes(all_).c_str(),
                 std::strerror(errno));
         base_ = static_cast<char*>(there);
         meet();
+        file.owned = rank == 0;
     }
     ~NamedMemory() override {
         if (base_) ::munmap(base_, size_t(all_));
     }
 
    private:
+    // Before the ranks take their parts: ENOSPC where all of them do not fit.
+    int room(int fd) const {
+        struct statvfs disk;
+        if (::ftruncate(fd, all_) != 0) return errno;
+        if (::fstatvfs(fd, &disk) != 0 || disk.f_blocks == 0) return 0;  // no limit
+        return int64_t(disk.f_bavail) * int64_t(disk.f_frsize) < all_ ? ENOSPC : 0;
+    }
+    void require_room(int error, int members) const {
+        require(error == 0,
+                "--collectives symmetric: %s in /dev/shm for %d ranks: %s\n"
+                "  make it larger (containers: --shm-size), or take --collectives direct",
+                human_bytes(all_).c_str(), members, std::strerror(error));
+    }
+
     int64_t all_ = 0;
 };
 
@@ -94,9 +113,9 @@ class PinnedMemory : public SharedMemory {
 
 }  // namespace
 
-std::unique_ptr<SharedMemory> map_by_name(const std::string& name, int rank, int members, int64_t bytes,
+std::unique_ptr<SharedMemory> map_by_name(const std::string& name, int rank, int members, int64_t bytes, Shares how,
                                           const std::function<void()>& meet) {
-    return std::make_unique<NamedMemory>(name, rank, members, bytes, meet);
+    return std::make_unique<NamedMemory>(name, rank, members, bytes, how, meet);
 }
 
 std::unique_ptr<SharedMemory> pin(std::unique_ptr<SharedMemory> shared, int members, Device device) {

@@ -15,22 +15,26 @@
 #include <filesystem>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <thread>
 
 #include "comm/deadline.h"
 #include "comm/host.h"
+#include "comm/launch.h"
 #include "comm/loopback.h"
 #include "comm/mpi_transport.h"
 #include "comm/nccl_transport.h"
 #include "comm/placement.h"
+#include "comm/tcp_net.h"
 #include "comm/watch.h"
 #include "kernels/runtime/request.h"
 
 namespace rz {
 
 ExitCode exit_code_of(const std::exception& error) {
+    if (dynamic_cast<const DeadlineError*>(&error)) return kExitDeadline;
     return dynamic_cast<const RequestError*>(&error) ? kExitRequest : kExitError;
 }
 
@@ -45,25 +49,6 @@ void leaving_early() {
     if (process && process->leaving())
         for (;;) pause();  // MPI gave up where it hung; Process::finish ends with the job's code
     if (process) process->abort(kExitError, "a library called exit() before the job had finished");
-}
-
-// The number of ranks that a launcher started, or 0 if none did.
-int launched_ranks() {
-    for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"})
-        if (const char* value = std::getenv(name)) return std::atoi(value);
-    if (std::getenv("PMIX_RANK")) {
-        for (const char* name : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"})
-            if (const char* tasks = std::getenv(name)) return std::atoi(tasks);
-        return 1;
-    }
-    // srun without an MPI plugin would start N jobs of one process each.
-    const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
-    if (tasks && std::getenv("SLURM_PROCID") && std::atoi(tasks) > 1)
-        fail(
-            "Slurm started %s tasks without an MPI plugin, so they cannot find each other\n"
-            "  use srun --mpi=pmi2 (srun --mpi=list shows what there is), or mpirun inside the allocation",
-            tasks);
-    return 0;
 }
 
 constexpr char kNotUp[] = "not all ranks came up, or they cannot reach each other";
@@ -146,14 +131,14 @@ Process::Process(LoopbackHub& hub, int rank, const std::string& run_directory)
         call_hook(kExitDeadline, reason + watch_->job_report());
         _exit(kExitDeadline);
     };
-    watch.on_fault = [this](const std::string& reason) { fail_in_process(reason); };
+    watch.on_fault = [this](const std::string& reason) { fail_in_process(kExitError, reason); };
     watch_ = std::make_shared<Watch>(watch);
     if (is_root()) lock_while_alive(run_directory_);
 }
 
 void Process::bring_up(const ProcessOptions& options) {
-    const int launched = launched_ranks();
-    if (launched == 0 || (launched == 1 && !built_with_mpi())) {
+    const Launch launch = find_launch(environment, mpi_library());
+    if (launch.how == Launch::How::alone) {
         if (run_directory_.empty()) return;
         std::error_code error;
         std::filesystem::create_directories(run_directory_, error);
@@ -161,7 +146,20 @@ void Process::bring_up(const ProcessOptions& options) {
         return;
     }
     // Until the watch is there; a rank that is stopped here, or whose files hang, would let the others wait.
-    auto alarm = std::make_unique<Alarm>(std::max(options.timeout_s, options.start_s), "MPI's start-up", kNotUp);
+    started_by_ = launch.by;
+    const bool mpi = launch.how == Launch::How::mpi;
+    const double deadline_s = std::max(options.timeout_s, options.start_s);
+    auto alarm = std::make_unique<Alarm>(deadline_s + (mpi ? 0 : 5), mpi ? "MPI's start-up" : "the start", kNotUp);
+    mpi ? meet_by_mpi(launch.size) : meet_by_tcp(launch, deadline_s);
+    agree_on_run_directory();
+    watch_ = make_watch(options);
+    control_ = mpi ? make_mpi_transport(0, rank_, "control", Device{}, watch_) : tcp_control(watch_);
+    if (net_) watch_->add_poll([net = net_] { net->check_peers(); });
+    alarm.reset();
+    if (own_directory_ && local_rank_ == 0) remove_left_directories();
+}
+
+void Process::meet_by_mpi(int launched) {
     const MpiWorld world = mpi_init();
     uses_mpi_ = true;
     rank_ = world.rank;
@@ -172,19 +170,45 @@ void Process::bring_up(const ProcessOptions& options) {
     require(size_ == launched || size_ > 1,
             "the launcher started %d processes, and MPI finds this one alone: the launcher is another MPI's\n"
             "  this program's is %s\n"
-            "  use its own mpirun (ldd train_llama names the library, mpirun --version the launcher), or "
-            "srun --mpi=pmi2%s",
+            "  use its own mpirun (ldd train_llama names the library, mpirun --version the launcher), "
+            "srun --mpi=pmi2 or --mpi=none, or set MASTER_ADDR to rank 0's host%s",
             launched, world.library.c_str(),
             world.library.find(" 4.2.0") == world.library.npos
                 ? ""
                 : "\n  Ubuntu 24.04's MPICH 4.2.0 does not know its own mpirun (bugs.launchpad.net/bugs/2072338): "
                   "apt install openmpi-bin, and start with mpirun.openmpi");
     control_ = make_mpi_transport(0, rank_, "control", Device{}, nullptr);
-    agree_on_run_directory();
-    watch_ = make_watch(options);
-    control_ = make_mpi_transport(0, rank_, "control", Device{}, watch_);
-    alarm.reset();
-    if (own_directory_ && local_rank_ == 0) remove_left_directories();
+}
+
+void Process::meet_by_tcp(const Launch& launch, double deadline_s) {
+    rank_ = launch.rank;
+    size_ = launch.size;
+    if (launch.secret_is_open && is_root())
+        std::fprintf(stderr,
+                     "train_llama: warning: no RINGZERO_TOKEN is set, so whoever reaches port %d of %s and guesses the "
+                     "job's number can join it\n",
+                     launch.port, launch.one_host ? "this host's loopback" : host_name().c_str());
+    net_ = TcpNet::join(launch, deadline_s);
+    control_ = tcp_control(nullptr);
+    std::vector<TcpAddress>& table = net_->table();
+    broadcast(table.data(), int64_t(table.size() * sizeof table[0]), 0);
+    net_->table_is_there();
+    const std::vector<std::string> hosts = all_gather_text(host_id());
+    first_on_host_ = int(std::find(hosts.begin(), hosts.end(), hosts[size_t(rank_)]) - hosts.begin());
+    local_rank_ = int(std::count(hosts.begin(), hosts.begin() + rank_, hosts[size_t(rank_)]));
+    local_size_ = int(std::count(hosts.begin(), hosts.end(), hosts[size_t(rank_)]));
+}
+
+std::unique_ptr<HostTransport> Process::tcp_control(std::shared_ptr<Watch> watch) {
+    std::vector<int> all(static_cast<size_t>(size_));
+    std::iota(all.begin(), all.end(), 0);
+    return net_->transport(all, "control", uint64_t(groups_made_++), Device{}, std::move(watch));
+}
+
+// The job's other ranks are ended by the launcher, or find that this one's connections end.
+void Process::end_job(int code) {
+    if (uses_mpi_) mpi_abort(code);
+    _exit(code);
 }
 
 // Rank 0's choice.
@@ -218,7 +242,7 @@ std::shared_ptr<Watch> Process::make_watch(const ProcessOptions& options) {
     watch.directory = run_directory_;
     watch.on_failure = [this](const std::string& reason) {
         call_hook(kExitDeadline, watch_ ? reason + watch_->job_report() : reason);
-        mpi_abort(kExitDeadline);
+        end_job(kExitDeadline);
     };
     watch.on_fault = [this](const std::string& reason) { abort(kExitError, reason); };
     try {
@@ -232,7 +256,7 @@ void Process::clear_run_directory() { unlink((run_directory_ + "/failure.txt").c
 
 Process::~Process() {
     if (hub_) {
-        if (!finished_) fail_in_process("left without finishing");
+        if (!finished_) fail_in_process(kExitError, "left without finishing");
         return;
     }
     if (!finished_ && size_ > 1) abort(kExitError, "left without finishing");
@@ -253,11 +277,11 @@ int Process::run(const std::function<int()>& body) {
         if (hub_) barrier();
     } catch (const std::exception& error) {
         const std::string reason = in_words(error.what());
-        if (hub_) {
-            fail_in_process(reason);
-            return kExitError;
-        }
         const int failed = exit_code_of(error);
+        if (hub_) {
+            fail_in_process(failed, reason);
+            return hub_->exit_code();
+        }
         if (size_ > 1) abort(failed, reason);
         report(failed, reason);
         finish(failed);
@@ -271,9 +295,11 @@ int Process::run(const std::function<int()>& body) {
 // UCX over TCP one rank may wait forever to close an endpoint of which the others let no more progress come (MPICH
 // 4.0.2 with UCX 1.13; openucx/ucx, issue 8738). Each rank then leaves on its own.
 void Process::finish(int code) {
-    if (uses_mpi_) barrier();
+    if (net_) net_->leave();
+    if (uses_mpi_ || net_) barrier();
     control_.reset();
     watch_.reset();
+    net_.reset();
     if (uses_mpi_) {
         const Alarm alarm(finalize_s_, "MPI_Finalize",
                           format("all ranks are done; ends without it, exit code %d", code), nullptr, [this, code] {
@@ -299,14 +325,22 @@ void Process::clean_up() {
         std::filesystem::remove_all(run_directory_, error);
 }
 
-// The first rank that fails says why; the others end for its sake.
-void Process::fail_in_process(const std::string& reason) {
+// The first rank that fails says why; the others end for its sake, with its exit code.
+void Process::fail_in_process(int code, const std::string& reason) {
+    leave_to_root(code);
     finished_ = true;
-    if (!hub_->fail(rank_, reason)) return;
-    report(kExitError, reason);
+    if (!hub_->fail(rank_, reason, code)) return;
+    report(code, reason);
     if (!hub_->device(rank_).is_cuda()) return;
     std::fflush(stdout);
-    _exit(kExitError);
+    _exit(code);
+}
+
+// All ranks find most refusals, and rank 0 prints them. A rank that has found one alone prints it after this wait.
+void Process::leave_to_root(int code) const {
+    if (code != kExitRequest || is_root()) return;
+    for (int tenths = 0; tenths < 20 && !(hub_ && hub_->exit_code() != 0); ++tenths)
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
 }
 
 void Process::on_failure(std::function<void(int, const std::string&)> hook) {
@@ -324,24 +358,29 @@ void Process::report(int code, const std::string& reason) {
     const std::string text = size_ > 1 ? format("rank %d of %d: %s\n", rank_, size_, reason.c_str()) : reason + "\n";
     const bool speaks = size_ == 1 || hub_ || first_to_say(reason);
     if (speaks) std::fprintf(stderr, "train_llama: %s", text.c_str());
-    if (run_directory_.empty()) return;
+    // A refusal is printed and that is all: the watchdogs add their flight records to what stands in failure.txt.
+    if (run_directory_.empty() || code == kExitRequest) return;
     write_file(run_directory_ + "/failure.txt", format("exit code %d\n", code) + text, O_APPEND);
-    if (size_ > 1 && speaks) std::fprintf(stderr, "(this stands in %s/failure.txt)\n", run_directory_.c_str());
+    if (size_ > 1 && speaks && !own_directory_)
+        std::fprintf(stderr, "(this stands in %s/failure.txt)\n", run_directory_.c_str());
 }
 
 void Process::abort(int code, const std::string& given) {
     const std::string reason = in_words(given);
     if (hub_) {
-        fail_in_process(reason);
+        fail_in_process(code, reason);
         throw Error(reason);
     }
+    leave_to_root(code);
     the_process = nullptr;
     report(code, reason);
+    if (code == kExitRequest) clean_up();
     std::fflush(stdout);  // not of all files: one may be on a file system that hangs
     // The launcher kills at once, and with it goes what it has not read of the reason.
     if (uses_mpi_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    if (uses_mpi_) mpi_abort(code);
-    _exit(code);
+    std::error_code error;
+    if (own_directory_) std::filesystem::remove_all(run_directory_, error);  // the reason is printed
+    end_job(code);
 }
 
 void Process::share_records(const std::string& folder) {
@@ -373,11 +412,11 @@ void Process::set_step(int64_t step) {
 Device Process::choose_device(DeviceChoice choice, TransportKind transport, std::string* note) {
     if (hub_) {
         const Device device = hub_->device(rank_);
-        require((choice != DeviceChoice::cuda && transport == TransportKind::automatic) || device.is_cuda(),
-                "ranks that are threads of one process are on the CPU and send through its memory\n"
-                "  nearest: device cpu, transport auto");
-        require(transport == TransportKind::automatic || transport == TransportKind::nccl,
-                "ranks that are threads of one process, on GPUs, send over NCCL\n  nearest: transport auto");
+        require_request((choice != DeviceChoice::cuda && transport == TransportKind::automatic) || device.is_cuda(),
+                        "ranks that are threads of one process are on the CPU and send through its memory\n"
+                        "  nearest: device cpu, transport auto");
+        require_request(transport == TransportKind::automatic || transport == TransportKind::nccl,
+                        "ranks that are threads of one process, on GPUs, send over NCCL\n  nearest: transport auto");
         std::string why;
         if (const int gpus = cuda_device_count(&why); note && choice == DeviceChoice::automatic && !device.is_cuda())
             *note = gpus == 0 ? "no GPU is used: " + why
@@ -388,8 +427,9 @@ Device Process::choose_device(DeviceChoice choice, TransportKind transport, std:
     device.context = &context_;
     const std::vector<std::string> kinds = all_gather_text(device.is_cuda() ? "cuda" : "cpu");
     for (int r = 0; r < size_; ++r)
-        require(kinds[size_t(r)] == kinds[0], "rank 0 runs on %s and rank %d on %s: choose device cpu or cuda for all",
-                kinds[0].c_str(), r, kinds[size_t(r)].c_str());
+        require_request(kinds[size_t(r)] == kinds[0],
+                        "rank 0 runs on %s and rank %d on %s: choose device cpu or cuda for all", kinds[0].c_str(), r,
+                        kinds[size_t(r)].c_str());
     if (device.is_cuda() && size_ > 1) share_out_gpus(device, transport, note);
     settle_on_cores(device, note);
     return device;
@@ -420,10 +460,10 @@ void Process::share_out_gpus(Device& device, TransportKind transport, std::strin
         std::set<std::string> gpus;
         for (const auto& list : visible) gpus.insert(list.begin(), list.end());
         const auto first = std::find(used.begin(), used.end(), used[size_t(rank_)]) - used.begin();
-        require(transport == TransportKind::mpi || transport == TransportKind::nccl_shared,
-                "%zu ranks on host %s, but %zu GPUs are visible: ranks %td and others share one\n"
-                "  start %zu ranks per host, or share the GPU on purpose (slow) with transport mpi",
-                local.size(), host_name().c_str(), gpus.size(), first, gpus.size());
+        require_request(over_host_memory(transport) || transport == TransportKind::nccl_shared,
+                        "%zu ranks on host %s, but %zu GPUs are visible: ranks %td and others share one\n"
+                        "  start %zu ranks per host, or share the GPU on purpose (slow) with transport %s",
+                        local.size(), host_name().c_str(), gpus.size(), first, gpus.size(), net_ ? "tcp" : "mpi");
     }
     if (transport == TransportKind::nccl_shared && shares_gpu_) nccl_allow_shared_gpu(rank_);
     if (note && sharing > 1) *note = format("%td ranks share this GPU: bandwidth figures mean nothing", sharing);
@@ -460,15 +500,19 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
         members.push_back(p.rank);
     }
 
+    const int64_t number = groups_made_++;  // the same on all ranks
     if (hub_ && !device.is_cuda()) {
-        const int64_t number = ++groups_made_;  // the same on all ranks
         if (color < 0) return nullptr;
         if (members.size() == 1) return std::make_unique<SelfTransport>(device, group, watch_, rank_);
         return hub_->subgroup(rank_, members, group,
                               format("%s %d, group %lld", group.c_str(), color, (long long)number));
     }
     const bool nccl = uses_nccl(kind, device);
-    require(!nccl || device.is_cuda(), "transport nccl moves memory of CUDA devices; use device cuda or transport mpi");
+    require_request(!nccl || device.is_cuda(),
+                    "transport nccl moves memory of CUDA devices; use device cuda or transport mpi");
+    require_request(!over_host_memory(kind) || size_ == 1 || (kind == TransportKind::tcp) == bool(net_),
+                    "--transport %s: this job's ranks %s\n  nearest: --transport auto, or %s", name_of(kind),
+                    net_ ? "were started without MPI" : "find each other by MPI", net_ ? "tcp" : "mpi");
     const bool alone = max(int64_t(members.size())) <= 1;  // every group has one member, so none needs a library
     if (alone && color < 0) return nullptr;
     if (alone && !(nccl && kind != TransportKind::automatic))
@@ -478,6 +522,9 @@ std::unique_ptr<Transport> Process::make_transport(TransportKind kind, Device de
         if (color < 0) return nullptr;
         return make_nccl_transport(ids[size_t(members[0])], place, members, group, device, watch_);
     }
+    if (net_ && color < 0) return nullptr;
+    if (net_ && members.size() == 1) return std::make_unique<SelfTransport>(device, group, watch_, rank_);
+    if (net_) return net_->transport(members, group, uint64_t(number), device, watch_);
     Alarm alarm(bring_up_s(watch_->timeout_s()), "MPI_Comm_split", kNotUp, watch_);
     return make_mpi_transport(color, key, group, device, watch_);
 }

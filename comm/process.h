@@ -6,8 +6,9 @@
 //       return process.run([&] { ...train...; return 0; });
 //   }
 //
-// Under an MPI launcher (mpirun, srun --mpi=pmi2 or pmix) rank and size come from MPI; started plainly, it is a job of
-// one process and neither MPI nor NCCL is initialised.
+// Under an MPI launcher (mpirun, srun --mpi=pmi2 or pmix) rank and size come from MPI; under others, and --ranks, from
+// the environment (launch.h), and the ranks find each other over TCP (tcp_net.h). Started plainly, it is a job of one
+// process and neither is used.
 //
 // Exit codes: exit_codes.h. What body() returned is the program's.
 //
@@ -37,6 +38,8 @@ void mpi_end_before_start();
 
 class HostTransport;
 class LoopbackHub;
+class TcpNet;
+struct Launch;
 
 struct ProcessOptions {
     double timeout_s = 600;        // of every wait
@@ -68,6 +71,7 @@ class Process {
     bool is_root() const { return rank_ == 0; }
     bool alone() const { return size_ == 1; }
     bool uses_mpi() const { return uses_mpi_; }
+    const std::string& started_by() const { return started_by_; }  // Launch::by
     const std::string& run_directory() const { return run_directory_; }
     const std::shared_ptr<Watch>& watch() const { return watch_; }
     void set_step(int64_t step);  // named in every report
@@ -136,6 +140,10 @@ class Process {
 
    private:
     void bring_up(const ProcessOptions& options);
+    void meet_by_mpi(int launched);
+    void meet_by_tcp(const Launch& launch, double deadline_s);
+    std::unique_ptr<HostTransport> tcp_control(std::shared_ptr<Watch> watch);
+    [[noreturn]] void end_job(int code);
     void agree_on_run_directory();
     std::shared_ptr<Watch> make_watch(const ProcessOptions& options);
     void clear_run_directory();
@@ -145,18 +153,20 @@ class Process {
     void call_hook(int code, const std::string& reason);
     void finish(int code);
     void clean_up();
-    void fail_in_process(const std::string& reason);
+    void fail_in_process(int code, const std::string& reason);
+    void leave_to_root(int code) const;
     void send_recv(std::vector<Message> messages);
     void all_gather_parts(const std::vector<int64_t>& lengths, std::string& in_turn);
 
-    LoopbackHub* hub_ = nullptr;  // where ranks are threads
+    LoopbackHub* hub_ = nullptr;   // where ranks are threads
+    std::shared_ptr<TcpNet> net_;  // where they find each other over TCP
     int64_t groups_made_ = 0, control_messages_ = 0;
     RankContext context_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, first_on_host_ = 0;
     double finalize_s_ = 30;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
     std::atomic<bool> leaving_{false};  // all ranks are done, and MPI_Finalize hangs
-    std::string run_directory_, shared_records_;
+    std::string run_directory_, shared_records_, started_by_;
     std::mutex hook_mutex_;
     std::function<void(int, const std::string&)> failure_hook_;
     std::shared_ptr<Watch> watch_;

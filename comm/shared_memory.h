@@ -1,7 +1,7 @@
 #pragma once
 // Memory that all members of a group have mapped, for collectives that load from it and copy out of it instead of
 // sending messages (symmetric.cpp). Threads of one process map it (loopback), ranks of one host over MPI
-// (MPI_Win_allocate_shared), and GPUs that reach each other over NCCL (windows, nccl_comm.h).
+// (by a name, pinned_memory.h), and GPUs that reach each other over NCCL (windows, nccl_comm.h).
 
 #include <cstdint>
 

@@ -32,6 +32,7 @@
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -479,9 +480,9 @@ void Symmetric::do_broadcast(Stream& stream, void* data, int64_t bytes, int root
 
 std::unique_ptr<Collectives> make_symmetric(Transport& transport, const CollectiveOptions& options) {
     const Mapping mapping = transport.mapping();
-    require(mapping != Mapping::none,
-            "--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct",
-            transport.name());
+    require_request(mapping != Mapping::none,
+                    "--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct",
+                    transport.name());
     return std::make_unique<Symmetric>(transport, options, mapping);
 }
 

@@ -3,6 +3,7 @@
 #include "comm/collectives.h"
 #include "comm/watch.h"
 #include "comm/wire_check.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -65,11 +66,11 @@ void Transport::recv(Stream& stream, void* data, int64_t bytes, int from) {
 }
 
 std::unique_ptr<Collectives> Transport::library_collectives(const CollectiveOptions&) {
-    fail("library collectives: the %s transport has no library\n  use ring or direct collectives", name());
+    refuse("library collectives: the %s transport has no library\n  use ring or direct collectives", name());
 }
 
 std::unique_ptr<SharedMemory> Transport::share(int64_t, Shares) {
-    fail("--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct", name());
+    refuse("--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct", name());
 }
 
 SelfTransport::SelfTransport(Device device, std::string group, std::shared_ptr<Watch> watch, int world_rank)

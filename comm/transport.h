@@ -31,15 +31,19 @@
 
 namespace rz {
 
-// automatic: NCCL between CUDA devices that are not shared, else MPI, and nothing for a group of one. nccl_shared: NCCL
-// between ranks that share a GPU, which only tests do.
-enum class TransportKind { automatic, mpi, nccl, nccl_shared };
+// automatic: NCCL between CUDA devices that are not shared, else MPI or, in a job that was started without it, TCP; and
+// nothing for a group of one. nccl_shared: NCCL between ranks that share a GPU, which only tests do.
+enum class TransportKind { automatic, mpi, tcp, nccl, nccl_shared };
 template <>
 inline constexpr auto kNames<TransportKind> = std::to_array<Named<TransportKind>>({{TransportKind::automatic, "auto"},
                                                                                    {TransportKind::mpi, "mpi"},
+                                                                                   {TransportKind::tcp, "tcp"},
                                                                                    {TransportKind::nccl, "nccl"},
                                                                                    {TransportKind::nccl_shared,
                                                                                     "nccl-shared"}});
+
+// Messages of GPUs go through memory of the host.
+constexpr bool over_host_memory(TransportKind kind) { return kind == TransportKind::mpi || kind == TransportKind::tcp; }
 
 constexpr int64_t kNcclChunkBytes = int64_t(32) << 20;  // NCCL's good_chunk_bytes()
 
@@ -85,7 +89,7 @@ class Transport {
     Transport(const Transport&) = delete;
     Transport& operator=(const Transport&) = delete;
 
-    virtual const char* name() const = 0;  // "self", "mpi", "nccl", "loopback"
+    virtual const char* name() const = 0;  // "self", "mpi", "tcp", "nccl", "loopback"
     // Chunk size and lanes of the collectives. Through host memory: so small that a chunk is still in cache when it is
     // added (dev/results/collectives-cpu.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }

@@ -124,9 +124,12 @@ Watch::Watch(Options options) : options_(std::move(options)), grace_s_(options_.
     if (!options_.directory.empty()) {
         const std::string path = page_path(options_.rank);
         const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        require(fd >= 0 && ftruncate(fd, sizeof(StatusPage)) == 0,
-                "cannot write the status page %s: %s\n  give a writable run directory with free space", path.c_str(),
-                std::strerror(errno));
+        // Reserved: a page of a mapping that finds no room on a full disk would end the program by SIGBUS.
+        const int error = fd < 0 ? errno : posix_fallocate(fd, 0, sizeof(StatusPage));
+        if (fd >= 0 && error != 0) close(fd);
+        require(error == 0,
+                "can't make the status page %s: %s\n  free some space there, or set TMPDIR to a folder that has some",
+                path.c_str(), std::strerror(error));
         void* memory = mmap(nullptr, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         close(fd);
         require(memory != MAP_FAILED, "cannot map the status page %s: %s", path.c_str(), std::strerror(errno));

@@ -25,6 +25,4 @@ gpus=$(gpu_count)
 if [ "$gpus" -gt 0 ] && [ "$ranks" -gt "$gpus" ]; then
   die "--ranks $ranks, but there are $gpus GPUs; nearest: --ranks $gpus"
 fi
-# Ranks on a CPU share its cores; otherwise each would start a thread per core.
-[ "$gpus" -gt 0 ] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(($(nproc) / ranks > 0 ? $(nproc) / ranks : 1))}"
-run "$dry" dev/run/supervise.sh -- mpirun -n "$ranks" ./train_llama "${flags[@]}"
+run "$dry" dev/run/supervise.sh -- ./train_llama --ranks "$ranks" "${flags[@]}"

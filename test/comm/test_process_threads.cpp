@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "comm/mesh.h"
 #include "comm/process.h"
 #include "kernels/runtime/memory.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 namespace {
@@ -159,6 +161,29 @@ TEST(ProcessOfAThread, AnErrorOfOneRankEndsWhatTheOthersWaitForAndNamesIt) {
     const std::string text((std::istreambuf_iterator<char>(file)), {});
     EXPECT_EQ(text, "exit code 70\nrank 1 of 3: no room for 5 bytes\n");
     std::filesystem::remove_all(directory);
+}
+
+TEST(ProcessOfAThread, ARefusalIsTwoOnEveryRankAndPrintedByTheFirst) {
+    for (const bool all : {true, false}) {  // or rank 1 alone finds it
+        LoopbackHub hub(3);
+        std::mutex mutex;
+        std::vector<std::string> said;
+        hub.run([&](int rank) {
+            Process process(hub, rank);
+            process.on_failure([&](int code, const std::string& reason) {
+                std::lock_guard lock(mutex);
+                said.push_back(format("rank %d, %d: %s", rank, code, reason.c_str()));
+            });
+            EXPECT_EQ(process.run([&] {
+                process.barrier();
+                require_request(!all && rank != 1, "cp 2 with 3 ranks");
+                process.barrier();
+                return 0;
+            }),
+                      kExitRequest);
+        });
+        EXPECT_EQ(said, std::vector{format("rank %d, 2: cp 2 with 3 ranks", all ? 0 : 1)});
+    }
 }
 
 TEST(ProcessOfAThread, LeavingWithoutRunEndsTheOthersToo) {

@@ -1,0 +1,14 @@
+#pragma once
+// train_llama --ranks N: this process starts itself N times on this machine, and ends with them.
+
+#include <optional>
+
+namespace rz {
+
+// Starts the ranks, passes signals on to them and waits. None: it is one of several already. Where one
+// fails the others are ended, and its exit code is this process's: that of its error; of a rank that a signal has
+// killed the signal's number, as mpirun's. The ranks end with this process, however that ends. Before anything has made
+// a thread.
+std::optional<int> run_ranks(int ranks, char** argv);
+
+}  // namespace rz
