@@ -5,6 +5,7 @@ metrics, as JSON.
     python3 -m venv v && v/bin/pip install "lm-eval[hf]"
     v/bin/python dev/golden/lm_eval_oracle.py MODEL ROWS_DIR [--batch N] [--few-shot N] > oracle.json
 
+ROWS_DIR/pairs.jsonl, if there, holds {"context", "continuation"}, which the package is asked for as they are. Else
 ROWS_DIR holds rows as the datasets have them: hellaswag.jsonl, arc_easy.jsonl, piqa.jsonl, winogrande.jsonl, lambada.jsonl,
 perplexity.jsonl (with WikiText's "page"). The tasks are the package's own; only the place of their data is changed: every split is these rows.
 """
@@ -29,6 +30,18 @@ TASKS = {
 }
 
 
+def ask_pairs(lm, path):
+    """Any context and continuation; the package's tasks only cut at white space."""
+    from lm_eval.api.instance import Instance
+
+    with open(path, encoding="utf-8") as f:
+        rows = [json.loads(line) for line in f]
+    arguments = [(row["context"], row["continuation"]) for row in rows]
+    answers = lm.loglikelihood([Instance("loglikelihood", {}, each, i) for i, each in enumerate(arguments)])
+    requests = [[float(x) for x in answer] for answer in answers]
+    return {"metrics": {"acc": sum(r[1] for r in requests) / len(requests)}, "requests": requests}
+
+
 def evaluate(model, rows, batch, few_shot=0):
     import lm_eval
     import lm_eval.tasks
@@ -42,6 +55,10 @@ def evaluate(model, rows, batch, few_shot=0):
     names = [t for t in TASKS if os.path.exists(os.path.join(rows, t + ".jsonl"))]
     if few_shot:
         names.remove("perplexity")
+    pairs = os.path.join(rows, "pairs.jsonl")
+    out = {"pairs": ask_pairs(lm, pairs)} if os.path.exists(pairs) and not few_shot else {}
+    if not names:
+        return {"lm_eval": lm_eval.__version__, "tasks": out}
     with tempfile.TemporaryDirectory() as work:
         for name in names:
             path = os.path.abspath(os.path.join(rows, name + ".jsonl"))
@@ -62,7 +79,6 @@ def evaluate(model, rows, batch, few_shot=0):
             model=lm, tasks=["local_" + n for n in names], task_manager=manager, num_fewshot=few_shot,
             log_samples=True, bootstrap_iters=0,
         )
-    out = {}
     for name in names:
         requests = []
         for sample in sorted(found["samples"]["local_" + name], key=lambda s: s["doc_id"]):

@@ -10,6 +10,8 @@
                        bos/ has no weights of its own
     plain.json, bos.json     dev/golden/lm_eval_oracle.py
     few_shot.json            the same of plain/ with --few-shot 2, and the contexts
+    pairs.jsonl              contexts that end inside words; make_eval_golden.py --pairs asks for these alone, of the
+                             models that are stored
 """
 
 import json
@@ -57,6 +59,23 @@ def save(folder, tokenizer, model):
             os.remove(os.path.join(folder, name))
 
 
+def add_pairs():
+    """Into plain.json and bos.json; the model and all other numbers stay."""
+    from lm_eval_oracle import evaluate
+    for name in ("plain", "bos"):
+        with tempfile.TemporaryDirectory() as work:
+            for source in ("plain", name):
+                shutil.copytree(os.path.join(OUT, source), os.path.join(work, "model"), dirs_exist_ok=True)
+            shutil.copy(os.path.join(OUT, "pairs.jsonl"), work)
+            found = evaluate(os.path.join(work, "model"), work, 4)["tasks"]
+        path = os.path.join(OUT, name + ".json")
+        with open(path, encoding="utf-8") as f:
+            stored = json.load(f)
+        stored["tasks"].update(found)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(json.dumps(stored, indent=1) + "\n")
+
+
 def learn(model):
     """LAMBADA's rows by heart, so that some continuations are what greedy decoding would choose."""
     tokenizer = make_tokenizer(False)
@@ -70,6 +89,8 @@ def learn(model):
 
 
 def main():
+    if sys.argv[1:] == ["--pairs"]:
+        return add_pairs()
     torch.manual_seed(20)
     torch.set_num_threads(1)
     config = transformers.LlamaConfig(vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
@@ -98,6 +119,7 @@ def main():
         with open(os.path.join(OUT, name + ".json"), "wb") as f:
             f.write(text + b"\n")
     oracle = [sys.executable, os.path.join(HERE, "lm_eval_oracle.py"), os.path.join(OUT, "plain"), os.path.join(OUT, "rows")]
+    add_pairs()
     with open(os.path.join(OUT, "few_shot.json"), "wb") as f:
         f.write(subprocess.run(oracle + ["--few-shot", "2"], check=True, stdout=subprocess.PIPE).stdout)
 

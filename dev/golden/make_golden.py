@@ -11,10 +11,15 @@ Each case is a folder as transformers saves it (config.json, model.safetensors) 
     loss              ()         F32   mean cross-entropy over the B*T targets
     grad.<name>       as <name>  F32   d loss / d <name>, for every tensor of the model
 
+test/golden/rope.json has the inverse frequencies and the factor of cos and sin that transformers computes for corner
+values of every kind of RoPE (--only rope).
+
 Weights are stored in the case's dtype and computed with in fp32, so a test that loads them starts from the same bits.
 """
 
 import argparse
+import copy
+import json
 import os
 
 import torch
@@ -59,6 +64,42 @@ CASES = {
 }
 
 
+YARN = dict(rope_type="yarn", rope_theta=10000.0)
+ROPES = [dict(rope_parameters=r, max_position_embeddings=p, head_dim=d) for p, d, r in [
+    (2048, 64, dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
+    (8192, 64, dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                    original_max_position_embeddings=8192)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=32)),
+    (64, 16, dict(YARN, factor=1.0, original_max_position_embeddings=32, attention_factor=1.7)),
+    (64, 16, dict(YARN, factor=1.0, original_max_position_embeddings=32)),
+    (64, 16, dict(YARN, factor=1.0, original_max_position_embeddings=32, mscale=1.4, mscale_all_dim=0.7)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=32, attention_factor=0.5)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=32, mscale=1.4, mscale_all_dim=0.7)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=32, mscale=1.4)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=2.0)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=32, truncate=False)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=5)),
+    (64, 16, dict(YARN, factor=4.0, original_max_position_embeddings=1)),
+    (4096, 128, dict(YARN, factor=40.0, original_max_position_embeddings=4096, beta_fast=64.0, beta_slow=0.25, truncate=False)),
+    (4096, 128, dict(YARN, factor=16.0, original_max_position_embeddings=4096)),
+    (64, 2, dict(YARN, factor=4.0, original_max_position_embeddings=32)),
+    (32, 16, dict(YARN, factor=4.0)),
+]]
+
+
+def write_ropes(path):
+    """One file of {config.json's fields, inverse_frequencies, attention_factor}."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    out = []
+    for fields in ROPES:
+        config = transformers.LlamaConfig(hidden_size=2 * fields["head_dim"], num_attention_heads=2, num_hidden_layers=1,
+                                          intermediate_size=8, vocab_size=16, **copy.deepcopy(fields))
+        frequencies, factor = ROPE_INIT_FUNCTIONS[fields["rope_parameters"]["rope_type"]](config, device="cpu")
+        out.append({"fields": fields, "inverse_frequencies": frequencies.tolist(), "attention_factor": factor})
+    with open(path, "w") as f:
+        f.write("[" + ",\n ".join(json.dumps(x) for x in out) + "]\n")
+
+
 def make_model(dtype, fields):
     fields = dict(fields)
     name = fields.pop("model", "Llama")
@@ -93,9 +134,11 @@ def relative(a, b):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default=os.path.join(os.path.dirname(__file__), "..", "..", "test", "golden", "model"))
-    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="these cases, not all")
+    parser.add_argument("--only", nargs="+", choices=[*CASES, "rope"], default=[*CASES, "rope"], help="these cases, not all")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if "rope" in args.only:
+        write_ropes(os.path.join(args.out, "..", "rope.json"))
     total = 0
     for seed, (case, (dtype, fields)) in enumerate(CASES.items(), start=1):
         if case not in args.only:

@@ -5,9 +5,9 @@
     make_schedule_golden.py --pytorch DIR       with the folder torch/distributed/pipelining of any torch wheel
 
 Each line: schedule, ranks, micro-batches, stages a rank, FNV-1a of the text that PyTorch's own CSV writer would print
-for it, idle fields left out. Orders are pure Python, so the second form needs none of torch's libraries: what
-schedules.py imports beside them is replaced by placeholders. DualPipe and ZB-H1 are not in PyTorch. Of 1f1b the last
-rank is left out: torch 2.9.1 numbers its forwards from 1 in the printed order, which is not what it runs.
+for it, idle fields left out, and what newer versions say of the reduction of gradients. Orders are pure Python, so the second form needs none of torch's libraries: what
+schedules.py imports beside them is replaced by placeholders. DualPipe is not in PyTorch. ZB-H1 is there as
+ScheduleInterleavedZeroBubble with one stage on each rank. Of 1f1b the last rank is left out: torch 2.9.1 numbers its forwards from 1 in the printed order, which is not what it runs.
 """
 import argparse
 import importlib.util
@@ -45,12 +45,12 @@ def load(folder):
 def stages(ranks, stages_per_rank):
     """What a schedule asks of the stages of rank 0."""
     return [types.SimpleNamespace(num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0, stage_index=i,
-                                  has_backward=True, is_first=i == 0, is_last=False)
+                                  has_backward=True, is_first=i == 0, is_last=False, submod=None)
             for i in range(stages_per_rank)]
 
 
 def csv(order):
-    return "".join(",".join(str(a) for a in order[r] if a is not None) + "\n" for r in sorted(order))
+    return "".join(",".join(str(a) for a in order[r] if a is not None and "REDUCE_GRAD" not in str(a)) + "\n" for r in sorted(order))
 
 
 def fnv1a(text):
@@ -68,12 +68,13 @@ def main():
     module = load(args.pytorch)
     make = {"gpipe": (module.ScheduleGPipe, 1), "1f1b": (module.Schedule1F1B, 1),
             "interleaved": (module.ScheduleInterleaved1F1B, 2), "interleaved4": (module.ScheduleInterleaved1F1B, 4),
+            "zb-h1": (module.ScheduleInterleavedZeroBubble, 1),
             "zb-v": (module.ScheduleZBVZeroBubble, 2), "dualpipev": (module.ScheduleDualPipeV, 2)}
 
     def order(name, ranks, micro_batches):
         kind, v = make[name]
         held = stages(ranks, v)
-        return kind(held[0] if v == 1 else held, micro_batches).pipeline_order
+        return kind(held[0] if issubclass(kind, module.PipelineScheduleSingle) else held, micro_batches).pipeline_order
 
     if args.csv:
         print(csv(order(args.csv[0], int(args.csv[1]), int(args.csv[2]))), end="")

@@ -7,11 +7,15 @@ strings that are easy to get wrong; for tokenizer.model, what `sentencepiece` ma
     strings.json    the strings
     KIND.json       a tokenizer; KIND_ids.json: for each string [ids, ids with special tokens or null if the same,
                     decoded text or null if the same]
+    added.json      the stored tokenizers with more added tokens, of every pair of "normalized" and "special", and what
+                    they make of strings with these, [ids, ids with special tokens]; ids drawn at random and what they
+                    decode to, [ids, text, text without special tokens]. Alone: make_tokenizer_golden.py --added
 """
 
 import io
 import json
 import os
+import random
 import sys
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -38,6 +42,14 @@ STRINGS = [
     "<|endoftext|>", "a<|endoftext|>b", "<|endoftext|", "<|endoftext|><|endoftext|>", "<|end<|endoftext|>", "<|endoftext|>x",
     "hello world", "The cat sat on the mat.", "    return x\n", "a" * 50, " " * 50, "\n" * 50, "1" * 50, "! " * 20,
     "the the  the", "▁", " ▁x", "<0x41>", "<s>", "</s>a", "<unk>",
+]
+ADDED = [("<pad>", True, True), ("<|a|>", True, False), ("<|b|>", False, True), ("<c>", False, False), ("x y", True, False),
+         ("\u2581\u2581", True, False), ("a>", False, False), ("<a", True, False), ("\u00e9\u00e8", True, False), ("<|b", False, False)]
+ADDED_STRINGS = [
+    "<pad>", "a<pad>b", "a <pad> b", "<pad><pad>", " <pad>", "  <pad>", "<|a|>", "x<|a|>", "<|a|>x", "a <|a|>b", "<|b|>a <pad>", "<|b|><pad>",
+    "<c> <c>", "a<c><|a|>", "<c><|a|> <|a|>", "x y", "ax y", "a x y", "x  y", "  ", "   a", "a    b", "<a>", "<a>a>", " <a <a", "the <a>",
+    "\u00e9\u00e8", "a \u00e9\u00e8", "a\u00e9\u00e8", "<|b|", "<|b|>", "<|b |> <|b|><|a|> <|a|>", "\u2581<pad>", "a\u2581<pad>\u2581<|a|>", "", " ", "\n<pad>\n",
+    "<s><pad>", "<s> <pad>", "</s>x y<unk>x y", "x y<c>x y",
 ]
 # As bytes, so that ids may end inside a character; the decoders must agree.
 ILL_FORMED = [b"\xff", b"a\xe4\xb8", b"\xe4\xb8\xadx", b"\xe4\xb8x", b"\xf0\x9f\xa6", b"\xf0\x9f\xa6\x99", b"\xc0\x80", b"\xed\xa0\x80",
@@ -123,6 +135,38 @@ def sentencepiece_model():
     return model.getvalue(), result
 
 
+def added():
+    """From the files that are stored already."""
+    import sentencepiece
+    out = {"tokens": [[text, normalized, special] for text, normalized, special in ADDED], "strings": ADDED_STRINGS}
+    random.seed(1)
+    for kind in ("gpt2", "llama3", "llama2", "metaspace", "sentencepiece"):
+        drawn = [[random.choice(range(3, 259)) if random.random() < 0.6 else random.randrange(330) for _ in range(random.randint(1, 12))]
+                 for _ in range(60)]
+        if kind == "sentencepiece":
+            processor = sentencepiece.SentencePieceProcessor(model_file=os.path.join(OUT, "sentencepiece.model"))
+            drawn = [[i for i in ids if i > 2] for ids in drawn]
+            out[kind] = {"decoded": [[ids, text, text] for ids in drawn for text in [processor.decode(ids)]]}
+            continue
+        with open(os.path.join(OUT, ("llama2" if kind == "metaspace" else kind) + ".json")) as f:
+            value = json.load(f)
+        value = metaspace(value) if kind == "metaspace" else value
+        first = max(*value["model"]["vocab"].values(), *(t["id"] for t in value["added_tokens"])) + 1
+        value["added_tokens"] += [dict(id=first + i, content=text, single_word=False, lstrip=False, rstrip=False,
+                                       normalized=normalized, special=special)
+                                  for i, (text, normalized, special) in enumerate(ADDED)]
+        t = Tokenizer.from_str(json.dumps(value))
+        encoded = []
+        for text in ADDED_STRINGS:
+            ids = []
+            for t.encode_special_tokens in (True, False):
+                ids.append(t.encode(text, add_special_tokens=False).ids)
+            encoded.append(ids)
+        drawn = [[first + i % len(ADDED) if i % 11 == 0 else i for i in ids] for ids in drawn]
+        out[kind] = {"encoded": encoded, "decoded": [[ids, t.decode(ids, skip_special_tokens=False), t.decode(ids)] for ids in drawn]}
+    write("added.json", out)
+
+
 def write(name, value):
     path = os.path.join(OUT, name)
     with open(path, "w") as f:
@@ -131,6 +175,8 @@ def write(name, value):
 
 
 def main():
+    if sys.argv[1:] == ["--added"]:
+        return added()
     os.makedirs(OUT, exist_ok=True)
     kinds = {"gpt2": byte_level("gpt2", 330), "smollm2": byte_level("smollm2", 330), "llama3": byte_level("llama3", 330),
              "llama2": characters(420), "bytes": encoders.plain_tokenizer_json(bytes(range(256)))}
@@ -148,6 +194,7 @@ def main():
     write("sentencepiece_ids.json", ids)
     byte_tokenizer = Tokenizer.from_str(json.dumps(kinds["bytes"]))
     write("ill_formed.json", [[list(b), byte_tokenizer.decode(list(b))] for b in ILL_FORMED])
+    added()
 
 
 if __name__ == "__main__":

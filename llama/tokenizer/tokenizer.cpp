@@ -1,6 +1,7 @@
 #include "llama/tokenizer/tokenizer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/runtime/check.h"
 
@@ -8,7 +9,7 @@ namespace rz {
 namespace {
 
 // On one line, for a message.
-std::string printable(std::string_view bytes) {
+std::string on_one_line(std::string_view bytes) {
     std::string text;
     for (const char c : bytes.substr(0, 40))
         text += uint8_t(c) < 0x20 || uint8_t(c) > 0x7e ? format("\\x%02x", uint8_t(c)) : std::string(1, c);
@@ -17,31 +18,42 @@ std::string printable(std::string_view bytes) {
 
 }  // namespace
 
-// The longest added token that begins at text[at]; -1 if none does.
-int32_t Tokenizer::match_added(std::string_view text, size_t at, bool allow_special, size_t& length) const {
-    int32_t found = -1;
-    int32_t node = 0;
-    while (true) {
-        if (added_[node].id >= 0 && (allow_special || !tokens_[added_[node].id].special)) {
-            found = added_[node].id;
-            length = tokens_[found].bytes.size();
-        }
-        if (at >= text.size()) break;
-        const auto next = added_[node].next.find(uint8_t(text[at++]));
-        if (next == added_[node].next.end()) break;
-        node = next->second;
-    }
-    return found;
-}
-
-void Tokenizer::add_to_trie(std::string_view content, int32_t id) {
+int32_t Tokenizer::add_to_trie(Trie& trie, std::string_view content, int32_t id) {
     int32_t node = 0;
     for (const char c : content) {
-        const auto [next, inserted] = added_[size_t(node)].next.emplace(uint8_t(c), int32_t(added_.size()));
+        const auto [next, inserted] = trie[size_t(node)].next.emplace(uint8_t(c), int32_t(trie.size()));
         node = next->second;  // before the vector may move
-        if (inserted) added_.emplace_back();
+        if (inserted) trie.emplace_back();
     }
-    added_[size_t(node)].id = id;
+    return std::exchange(trie[size_t(node)].id, id);
+}
+
+// The ids of the added tokens in `text`, the longest of the leftmost first, and between them what `rest(part, first)`
+// makes of the parts without any. A special token that is not allowed is text, to its end.
+template <class Rest>
+void Tokenizer::split_at_added(const Trie& trie, std::string_view text, bool allow_special, std::vector<int32_t>& out,
+                               Rest&& rest) const {
+    size_t begin = 0;
+    for (size_t at = 0; at < text.size() && trie.size() > 1;) {
+        int32_t found = -1, node = 0;
+        size_t after = at;
+        for (size_t i = at; i < text.size(); ++i) {
+            const auto next = trie[size_t(node)].next.find(uint8_t(text[i]));
+            if (next == trie[size_t(node)].next.end()) break;
+            node = next->second;
+            if (trie[size_t(node)].id >= 0) found = trie[size_t(node)].id, after = i + 1;
+        }
+        if (found < 0) {
+            ++at;
+        } else if (tokens_[size_t(found)].special && !allow_special) {
+            at = after;
+        } else {
+            if (at > begin) rest(text.substr(begin, at - begin), begin == 0);
+            out.push_back(found);
+            begin = at = after;
+        }
+    }
+    if (begin < text.size()) rest(text.substr(begin), begin == 0);
 }
 
 int Tokenizer::fallback_byte(std::string_view name) {
@@ -52,19 +64,14 @@ int Tokenizer::fallback_byte(std::string_view name) {
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool allow_special) const {
     std::vector<int32_t> ids;
-    size_t begin = 0;
-    for (size_t at = 0; at < text.size();) {
-        size_t length = 0;
-        const int32_t added = match_added(text, at, allow_special, length);
-        if (added < 0) {
-            ++at;
-            continue;
-        }
-        encode_segment(text.substr(begin, at - begin), begin == 0, ids);
-        ids.push_back(added);
-        begin = at += length;
-    }
-    encode_segment(text.substr(begin), begin == 0, ids);
+    split_at_added(added_, text, allow_special, ids, [&](std::string_view part, bool first) {
+        if (normalises_)
+            split_at_added(normalised_, with_marks(part, first), allow_special, ids,
+                           [&](std::string_view piece, bool) { encode_marked(piece, ids); });
+        else
+            split_at_added(normalised_, part, allow_special, ids,
+                           [&](std::string_view piece, bool begins) { encode_segment(piece, first && begins, ids); });
+    });
     return ids;
 }
 
@@ -78,7 +85,7 @@ std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text) const {
 
 std::string Tokenizer::difference(const Tokenizer& other, bool larger) const {
     const auto name = [](const Tokenizer& t, int32_t id) {
-        return id < t.vocab_size() && t.tokens_[size_t(id)].present ? "'" + printable(t.bytes_of(id)) + "'"
+        return id < t.vocab_size() && t.tokens_[size_t(id)].present ? "'" + on_one_line(t.bytes_of(id)) + "'"
                                                                     : "no token";
     };
     const auto say = [&](int32_t id) {
@@ -91,9 +98,12 @@ std::string Tokenizer::difference(const Tokenizer& other, bool larger) const {
         const bool there = id < other.vocab_size() && other.tokens_[size_t(id)].present;
         if (here && (!there || bytes_of(id) != other.bytes_of(id))) return say(id);
         if (!here && there && !other.is_special(id)) return say(id);
+        if (here && there && tokens_[size_t(id)].normalised != other.tokens_[size_t(id)].normalised)
+            return format("added token %d is normalised in one of %s and %s", id, where_.c_str(), other.where_.c_str());
     }
     if (larger) return "";
-    if (split_ != other.split_ || space_ != other.space_)
+    if (split_ != other.split_ || space_ != other.space_ || prepend_always_ != other.prepend_always_ ||
+        normalises_ != other.normalises_)
         return format("%s and %s cut text into words in different ways", where_.c_str(), other.where_.c_str());
     if (bpe_ != other.bpe_) return format("%s and %s merge in different orders", where_.c_str(), other.where_.c_str());
     return "";
@@ -118,9 +128,8 @@ Tokenizer::Parts Tokenizer::parts() const {
     p.byte_level = space_ == Space::kBytes;
     for (int32_t id = 0; id < vocab_size(); ++id) {
         const Token& token = tokens_[size_t(id)];
-        size_t length = 0;
-        const bool added = token.present && match_added(token.bytes, 0, true, length) == id;
-        std::string name = added ? token.bytes : visible(token.bytes);
+        const bool added = !token.content.empty();
+        std::string name = added ? token.content : visible(token.bytes);
         if (!added && !p.byte_level) {
             name.clear();
             for (const char c : token.bytes) name += c == ' ' ? std::string(kSpaceMark) : std::string(1, c);
@@ -128,8 +137,7 @@ Tokenizer::Parts Tokenizer::parts() const {
         Parts::Kind kind = token.special ? Parts::kControl : added ? Parts::kUserDefined : Parts::kNormal;
         if (token.present && token.bytes == "<unk>") kind = Parts::kUnknown;
         if (!token.present) name = format("[PAD%d]", id), kind = Parts::kUnused;
-        if (!p.byte_level && token.present && token.bytes.size() == 1 && byte_token_[uint8_t(token.bytes[0])] == id)
-            name = format("<0x%02X>", uint8_t(token.bytes[0])), kind = Parts::kByte;
+        if (!p.byte_level && is_byte(id)) name = format("<0x%02X>", uint8_t(token.bytes[0])), kind = Parts::kByte;
         p.names.push_back(std::move(name));
         p.kinds.push_back(kind);
         p.scores.push_back(0);
@@ -144,28 +152,35 @@ Tokenizer::Parts Tokenizer::parts() const {
     return p;
 }
 
-void Tokenizer::encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const {
-    if (text.empty()) return;
-    std::vector<int32_t> symbols;
-    if (space_ != Space::kBytes) {
-        std::string marked;
-        const bool begins_marked = text.starts_with(' ') || text.starts_with(kSpaceMark);
-        if ((space_ == Space::kEverySegment || first) && (prepend_always_ || !begins_marked)) marked = kSpaceMark;
-        for (const char c : text) {
-            if (c == ' ') {
-                marked += kSpaceMark;
-            } else {
-                marked += c;
-            }
+// Spaces as U+2581, and one in front where this kind of tokenizer puts it.
+std::string Tokenizer::with_marks(std::string_view text, bool first) const {
+    std::string marked;
+    const bool begins_marked = text.starts_with(' ') || text.starts_with(kSpaceMark);
+    if ((space_ == Space::kEverySegment || first) && (prepend_always_ || !begins_marked)) marked = kSpaceMark;
+    for (const char c : text) {
+        if (c == ' ') {
+            marked += kSpaceMark;
+        } else {
+            marked += c;
         }
-        encode_characters(marked, symbols);
-        bpe_.apply(symbols);
-        out.insert(out.end(), symbols.begin(), symbols.end());
-        return;
     }
+    return marked;
+}
+
+void Tokenizer::encode_marked(std::string_view text, std::vector<int32_t>& out) const {
+    std::vector<int32_t> symbols;
+    encode_characters(text, symbols);
+    bpe_.apply(symbols);
+    out.insert(out.end(), symbols.begin(), symbols.end());
+}
+
+void Tokenizer::encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const {
+    if (space_ != Space::kBytes) return encode_marked(with_marks(text, first), out);
+    std::vector<int32_t> symbols;
     for (const std::string_view piece : pretokenize(split_, text)) {
         if (ignore_merges_) {
-            if (const auto whole = vocab_.find(piece); whole != vocab_.end()) {
+            // Text that is not asked for special tokens makes none.
+            if (const auto whole = vocab_.find(piece); whole != vocab_.end() && !is_special(whole->second)) {
                 out.push_back(whole->second);
                 continue;
             }
@@ -208,11 +223,16 @@ std::string_view Tokenizer::bytes_of(int32_t id) const {
 bool Tokenizer::is_special(int32_t id) const { return id >= 0 && id < vocab_size() && tokens_[id].special; }
 
 int32_t Tokenizer::find(std::string_view token) const {
-    size_t length = 0;
-    const int32_t added = match_added(token, 0, /*allow_special=*/true, length);
-    if (added >= 0 && length == token.size()) return added;
+    if (const auto added = added_ids_.find(token); added != added_ids_.end()) return added->second;
     const auto it = vocab_.find(token);
     return it == vocab_.end() ? -1 : it->second;
+}
+
+bool Tokenizer::is_shown(int32_t id) const { return normalises_ && tokens_[size_t(id)].normalised; }
+
+bool Tokenizer::is_byte(int32_t id) const {
+    const std::string_view bytes = bytes_of(id);
+    return space_ != Space::kBytes && bytes.size() == 1 && byte_token_[uint8_t(bytes[0])] == id;
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
@@ -223,8 +243,22 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 }
 
 std::string Tokenizer::Stream::push(int32_t id) {
-    if (skip_special_ && tokenizer_->is_special(id)) return {};
-    std::string_view bytes = tokenizer_->bytes_of(id);
+    if (skip_special_ && tokenizer_->is_special(id) && !tokenizer_->is_shown(id)) return {};
+    const std::string_view bytes = tokenizer_->bytes_of(id);
+    if (tokenizer_->is_byte(id)) {
+        run_ += bytes;
+        return {};
+    }
+    const std::string before = end_run();
+    return before + text(bytes);
+}
+
+std::string Tokenizer::Stream::finish() {
+    const std::string before = end_run();
+    return before + utf8_.finish();
+}
+
+std::string Tokenizer::Stream::text(std::string_view bytes) {
     if (!begun_ && !bytes.empty()) {
         begun_ = true;  // the space that encoding put in front of the text
         if (tokenizer_->space_ != Space::kBytes && bytes.front() == ' ') bytes.remove_prefix(1);
@@ -232,6 +266,22 @@ std::string Tokenizer::Stream::push(int32_t id) {
     return utf8_.push(bytes);
 }
 
-std::string Tokenizer::Stream::finish() { return utf8_.finish(); }
+std::string Tokenizer::Stream::end_run() {
+    std::string valid;
+    bool spoiled = false;
+    for (size_t at = 0; at < run_.size();) {
+        const unicode::Utf8Char c = unicode::next_char(run_, at);
+        const bool good = c.status == unicode::Utf8::kValid;
+        spoiled |= !good;
+        valid += good ? std::string_view(run_).substr(at, size_t(c.bytes)) : unicode::kReplacement;
+        at += good ? size_t(c.bytes) : 1;
+    }
+    if (spoiled && tokenizer_->bad_byte_spoils_) {
+        valid.clear();
+        for (size_t i = 0; i < run_.size(); ++i) valid += unicode::kReplacement;
+    }
+    run_.clear();
+    return text(valid);
+}
 
 }  // namespace rz

@@ -48,7 +48,9 @@ class Tokenizer {
     // tokens that only `other` has make no difference. larger: this one may have more tokens than the other.
     std::string difference(const Tokenizer& other, bool larger = false) const;
 
-    // Always valid UTF-8: U+FFFD stands for invalid parts and for ids outside the vocabulary.
+    // Always valid UTF-8: U+FFFD stands for invalid parts and for ids outside the vocabulary. Of a run of byte tokens
+    // that is not UTF-8 as a whole, each byte is one U+FFFD with a tokenizer.json; each invalid byte, with a
+    // tokenizer.model.
     std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
     // The bytes of one token, as they stand in the middle of a text; may be part of a character.
@@ -74,7 +76,8 @@ class Tokenizer {
     };
     Parts parts() const;
 
-    // Decodes a stream of tokens; the parts joined are what decode() gives. Holds back incomplete characters.
+    // Decodes a stream of tokens; the parts joined are what decode() gives. Holds back incomplete characters, and runs
+    // of byte tokens (<0x0A>) until another token follows.
     // The tokenizer must outlive it.
     class Stream {
        public:
@@ -84,8 +87,11 @@ class Tokenizer {
         std::string finish();
 
        private:
+        std::string text(std::string_view bytes);
+        std::string end_run();
         const Tokenizer* tokenizer_;
         bool skip_special_, begun_ = false;
+        std::string run_;  // of byte tokens
         unicode::Utf8Stream utf8_;
     };
 
@@ -95,20 +101,29 @@ class Tokenizer {
     enum class Space { kBytes, kEverySegment, kFirstSegment };  // how spaces are written; where U+2581 is prepended
 
     struct Token {
-        std::string bytes;
+        std::string bytes;  // that it decodes to
         bool present = false, special = false;
+        std::string content;      // of an added token, as the file has it
+        bool normalised = false;  // and it is found in normalised text
     };
-    struct AddedNode {  // of a trie over the bytes of all added tokens
+    struct AddedNode {  // of a trie over the bytes of added tokens
         std::map<uint8_t, int32_t> next;
         int32_t id = -1;
     };
+    using Trie = std::vector<AddedNode>;
     struct Hash : std::hash<std::string_view> {
         using is_transparent = void;
     };
 
-    void add_to_trie(std::string_view content, int32_t id);
-    int32_t match_added(std::string_view text, size_t at, bool allow_special, size_t& length) const;
+    static int32_t add_to_trie(Trie&, std::string_view content, int32_t id);  // whose the content was before, or -1
+    template <class Rest>
+    void split_at_added(const Trie&, std::string_view text, bool allow_special, std::vector<int32_t>& out,
+                        Rest&& rest) const;
+    std::string with_marks(std::string_view text, bool first) const;
     void encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const;
+    void encode_marked(std::string_view text, std::vector<int32_t>& out) const;
+    bool is_byte(int32_t id) const;
+    bool is_shown(int32_t id) const;  // though it is special
     void encode_bytes(std::string_view piece, std::vector<int32_t>& symbols) const;
     void encode_characters(std::string_view text, std::vector<int32_t>& symbols) const;
     // The byte that a token such as <0x0A> stands for; -1 if it is none.
@@ -122,8 +137,11 @@ class Tokenizer {
     bool ignore_merges_ = false;
     PreTokenizer split_ = PreTokenizer::kNone;
     Space space_ = Space::kBytes;
-    bool prepend_always_ = true;  // U+2581 also before text that begins with it
-    std::vector<AddedNode> added_{1};
+    bool prepend_always_ = true;     // U+2581 also before text that begins with it
+    bool normalises_ = false;        // U+2581 is written before normalised added tokens are looked for, and in them
+    bool bad_byte_spoils_ = true;    // the whole run of byte tokens
+    Trie added_{1}, normalised_{1};  // looked for one after the other
+    std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> added_ids_;  // by content
     int32_t bos_ = -1, eos_ = -1;
     std::vector<int32_t> before_, after_;  // around a prompt
 };

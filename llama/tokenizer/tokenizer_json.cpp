@@ -6,6 +6,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/folder_file.h"
 #include "llama/base/json.h"
 #include "llama/tokenizer/tokenizer.h"
 
@@ -17,7 +18,6 @@ constexpr const char* kLlama3Split =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr int64_t kMaxIds = 1 << 24;
-constexpr uintmax_t kMaxFileBytes = 256 << 20;
 constexpr size_t kMaxAddedBytes = 512;  // bounds the cost of looking for added tokens in a text
 
 std::string quote(const Json& value) {
@@ -80,7 +80,8 @@ std::string replace_all(std::string text, const std::string& from, const std::st
 
 class TokenizerReader {
    public:
-    TokenizerReader(std::string_view text, const std::string& where) : where_(where), json_(parse_json(text, where)) {
+    TokenizerReader(std::string_view text, const std::string& where)
+        : where_(where), json_(parse_json(text, where, kTokenizerFile)) {
         require(json_.is_object(), "%s: not a JSON object", where.c_str());
         t_.where_ = where;
         std::fill(std::begin(t_.byte_token_), std::end(t_.byte_token_), -1);
@@ -121,6 +122,7 @@ class TokenizerReader {
             n && split.is_null() && has((*n)[0], {{"type", "Prepend"}, {"prepend", kSpaceMark}}) &&
             has((*n)[1], {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceMark}})) {
             t_.space_ = Tokenizer::Space::kEverySegment;
+            t_.normalises_ = true;
         } else if (normalizer.is_null() &&
                    has(split, {{"type", "Metaspace"}, {"replacement", kSpaceMark}, {"split", false}})) {
             const Json scheme = split.value("prepend_scheme", Json());
@@ -224,6 +226,7 @@ class TokenizerReader {
         const Json* list = json_find(json_, "added_tokens");
         if (!list) return;
         require(list->is_array(), "%s: added_tokens must be an array", where_.c_str());
+        const ByteAlphabet alphabet;
         for (const Json& entry : *list) {
             const std::string content = json_string(json_at(entry, "content", where_), "content", where_);
             const int32_t id = checked_id(json_at(entry, "id", where_), content);
@@ -237,15 +240,23 @@ class TokenizerReader {
                     "%s: %s has id %d in the vocabulary and %d as an added token", where_.c_str(),
                     quote(content).c_str(), known == ids_.end() ? 0 : known->second, id);
             const bool special = json_bool(entry.value("special", Json(false)), "special", where_);
-            if (known != ids_.end()) {
-                std::string& bytes = t_.tokens_[size_t(id)].bytes;
-                const auto reachable = t_.vocab_.find(t_.space_ == Tokenizer::Space::kBytes ? bytes : content);
-                if (special && reachable != t_.vocab_.end() && reachable->second == id) t_.vocab_.erase(reachable);
-                bytes = content;
-            }
-            set_token(id, content, content);
-            t_.tokens_[size_t(id)].special |= special;
-            t_.add_to_trie(content, id);
+            const bool normalised = json_bool(entry.value("normalized", Json(!special)), "normalized", where_);
+            const auto [again, first] = t_.added_ids_.emplace(content, id);
+            if (!first && again->second != id) refuse("second id of an added token", entry);
+            const bool bytes_mean_text = t_.space_ == Tokenizer::Space::kBytes;
+            if (!bytes_mean_text && Tokenizer::fallback_byte(content) >= 0) refuse("added token", entry);
+            // The reference decodes it to what it is found by, and then does not know it as special.
+            const std::string sought = normalised && t_.normalises_ ? t_.with_marks(content, /*first=*/true) : content;
+            const std::string bytes = bytes_mean_text ? alphabet.decode(content).value_or(content)
+                                                      : replace_all(sought, std::string(kSpaceMark), " ");
+            if (known != ids_.end()) t_.tokens_[size_t(id)].bytes = bytes;
+            set_token(id, bytes, content);
+            Tokenizer::Token& token = t_.tokens_[size_t(id)];
+            token.special |= special;
+            token.content = content;
+            token.normalised = normalised;
+            const int32_t other = Tokenizer::add_to_trie(normalised ? t_.normalised_ : t_.added_, sought, id);
+            if (other >= 0 && other != id) refuse("added token, whose text after normalising is another's,", entry);
         }
     }
 
@@ -329,7 +340,7 @@ class TokenizerReader {
         Json config;
         const std::string config_where = where_ + " (tokenizer_config.json)";
         if (!config_text.empty()) {
-            config = parse_json(config_text, config_where);
+            config = parse_json(config_text, config_where, kTokenizerFile);
             require(config.is_object(), "%s: not a JSON object", config_where.c_str());
         }
         const auto choose = [&](const char* key, std::initializer_list<std::string> names) -> int32_t {
@@ -363,26 +374,24 @@ Tokenizer Tokenizer::parse(std::string_view json, const std::string& where, std:
 
 Tokenizer Tokenizer::load(const std::string& path) {
     namespace fs = std::filesystem;
-    std::error_code ignored;
     fs::path file = path;
     if (is_folder(path)) {
         file /= "tokenizer.json";
-        if (!is_file(file) && is_file(path + "/tokenizer.model")) file = path + "/tokenizer.model";
+        if (!has_file(path, "tokenizer.json") && has_file(path, "tokenizer.model")) file = path + "/tokenizer.model";
     }
     require(is_file(file),
             "%s: no such tokenizer; data_prep/prepare.py writes one beside the data, and "
             "every Hugging Face model has one",
             file.c_str());
-    const fs::path config = file.parent_path() / "tokenizer_config.json";
-    for (const fs::path& each : {file, config})
-        require(!is_file(each) || fs::file_size(each, ignored) <= kMaxFileBytes,
-                "%s: too large for a tokenizer; is it another file?", each.c_str());
-    const std::string bytes = read_file(file);
-    const std::string config_text = is_file(config) ? read_file(config) : std::string();
+    const std::string folder = parent_folder(file), config = folder + "/tokenizer_config.json";
+    const std::string bytes = read_file(file, kTokenizerFile);
+    const std::string config_text =
+        has_file(folder, "tokenizer_config.json") ? read_file(config, kTokenizerFile) : std::string();
     if (const size_t first = bytes.find_first_not_of(" \t\r\n"); first != std::string::npos && bytes[first] == '{')
         return parse(bytes, file, config_text);
     Tokenizer t = parse_sentencepiece(bytes, file);
-    TokenizerReader::add_bos_eos(t, config_text.empty() ? Json() : parse_json(config_text, config), config);
+    TokenizerReader::add_bos_eos(t, config_text.empty() ? Json() : parse_json(config_text, config, kTokenizerFile),
+                                 config);
     return t;
 }
 

@@ -94,6 +94,7 @@ class SentencePieceReader {
     explicit SentencePieceReader(const std::string& where) : where_(where) {
         t_.where_ = where;
         t_.space_ = Tokenizer::Space::kFirstSegment;
+        t_.bad_byte_spoils_ = false;
         std::fill(std::begin(t_.byte_token_), std::end(t_.byte_token_), -1);
     }
 
@@ -130,7 +131,7 @@ class SentencePieceReader {
             if (m.field() == 3) type = m.number();
         }
         const int32_t id = int32_t(t_.tokens_.size());
-        Tokenizer::Token token{with_spaces(piece), true, type == kControl || type == kUnknown};
+        Tokenizer::Token token{with_spaces(piece), true, type == kControl || type == kUnknown, {}};
         require(type != kUserDefined && type != kUnused && type >= 1 && type <= 6 && !piece.empty(),
                 "%s: piece %d is user-defined, unused, empty or of unknown type %lu, which is not supported",
                 where_.c_str(), id, type);
@@ -143,7 +144,9 @@ class SentencePieceReader {
             require(t_.vocab_.emplace(piece, id).second, "%s: piece %d is there twice", where_.c_str(), id);
             scores_.push_back({score, id, piece});
         } else {
-            t_.add_to_trie(piece, id);
+            token.content = piece;
+            t_.added_ids_.emplace(piece, id);
+            Tokenizer::add_to_trie(t_.added_, piece, id);
         }
         t_.tokens_.push_back(std::move(token));
     }

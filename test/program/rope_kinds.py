@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 KINDS = {
     "as it is": None,
     "linear": {"rope_type": "linear", "factor": 2.0},
@@ -15,7 +16,10 @@ KINDS = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn": YARN,
+    "yarn, other betas": {**YARN, "beta_fast": 8.0, "beta_slow": 0.5},
+    "yarn, not truncated": {**YARN, "beta_fast": 2.0, "truncate": False},
+    "yarn of factor 1": {**YARN, "factor": 1.0, "attention_factor": 1.7},
 }
 
 
