@@ -2,29 +2,29 @@
 //
 //   train_llama --help                                      every flag
 //   train_llama --data data/stdlib --out runs/first       one process
-//   mpirun -n 4 train_llama --data ... --zero 3             four
+//   train_llama --data ... --zero 3 --ranks 4               four, on this machine; mpirun and torchrun start them too
 //   train_llama --out runs/first --resume auto              resume, whatever ended the run
 //   train_llama generate --from runs/first/final --prompt "def "
 //   train_llama eval --from runs/first/final --tasks hellaswag,perplexity
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 //   train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml       what a run would take there
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <new>
-#include <vector>
+#include <optional>
+#include <variant>
 
-#include "comm/loopback.h"
-#include "comm/nccl_transport.h"
 #include "comm/process.h"
+#include "comm/ranks.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/fault.h"
+#include "llama/base/output.h"
 #include "llama/plan/batch_auto.h"
 #include "llama/plan/plan.h"
 #include "llama/train/commands.h"
@@ -79,7 +79,7 @@ static RunEnd train_or_end_job(Trainer& t) {
         return train(t);
     } catch (const std::exception& error) {
         if (t.process.size() == 1) throw;
-        t.saver.reset();  // what is on its way to the disk gets there
+        t.saver.reset();  // ends a save and a command that are under way
         t.log->wait_for_files();
         t.process.abort(exit_code_of(error), error.what());
     }
@@ -108,50 +108,14 @@ static int train_command(TrainOptions options, Process& process) {
     }
 }
 
-// Where ranks that are threads run: each on a GPU of its own, or all on the CPU.
-static DeviceKind device_of_threads(const TrainOptions& options, int ranks) {
-    if (options.device == DeviceChoice::cpu) return DeviceKind::cpu;
-    std::string why;
-    const int gpus = cuda_device_count(&why);
-    if (gpus >= ranks && (built_with_nccl() || ranks == 1)) return DeviceKind::cuda;
-    if (options.device == DeviceChoice::automatic) return DeviceKind::cpu;
-    const auto asked = (long long)options.pp_threads;
-    require(gpus > 0, "--pp-threads %lld with --device cuda: no usable CUDA device (%s)\n  nearest: --device cpu",
-            asked, why.c_str());
-    require(gpus < ranks,
-            "--pp-threads %lld with --device cuda: stages as threads send over NCCL, which this program was built "
-            "without\n  nearest: mpirun -n %d with --pp %lld, or --device cpu",
-            asked, ranks, asked);
-    const long long fit = gpus / (ranks / asked);
-    fail(
-        "--pp-threads %lld with --device cuda: each of %d ranks needs a GPU of its own, there are %d\n"
-        "  nearest: %s--device cpu, or mpirun -n %d with --pp %lld --transport mpi, whose ranks may share GPUs",
-        asked, ranks, gpus, fit >= 2 ? format("--pp-threads %lld, ", fit).c_str() : "", ranks, asked);
-}
-
-// --pp-threads: the ranks of mpirun -n P as threads of this process.
-static int train_on_threads(const TrainOptions& options, const Process& process) {
-    const int ranks = int(options.pp_threads * options.tp * options.cp);
-    require(process.alone(), "--pp-threads %lld in one of %d processes\n  nearest: --pp %lld",
-            (long long)options.pp_threads, process.size(), (long long)options.pp_threads);
-    const DeviceKind kind = device_of_threads(options, ranks);
-    std::string watched = kind == DeviceKind::cuda ? std::filesystem::temp_directory_path() / "ringzero-XXXXXX" : "";
-    require(watched.empty() || mkdtemp(watched.data()), "no folder can be made in %s",
-            std::filesystem::temp_directory_path().c_str());
-    LoopbackHub hub(ranks, kind, options.timeout);
-    std::vector<int> codes(size_t(ranks), kExitError);
-    hub.run([&](int rank) {
-        Process own(hub, rank, watched);
-        codes[size_t(rank)] = own.run([&] { return train_command(options, own); });
-    });
-    if (!watched.empty()) std::filesystem::remove_all(watched);
-    return *std::max_element(codes.begin(), codes.end());
-}
-
 static int run_command(const Command& command, Process& process) {
-    if (const auto* train = std::get_if<TrainOptions>(&command))
-        return train->pp_threads > 0 && !train->print_config ? train_on_threads(*train, process)
-                                                             : train_command(*train, process);
+    if (const auto* train = std::get_if<TrainOptions>(&command)) {
+        require_request(
+            train->ranks <= 1 || train->print_config || train->ranks == process.size(),
+            "--ranks %lld in one of %d processes that %s has started\n  nearest: --ranks %d, or leave it out",
+            (long long)train->ranks, process.size(), process.started_by().c_str(), process.size());
+        return train_command(*train, process);
+    }
     if (const auto* eval = std::get_if<EvalOptions>(&command)) return eval_command(*eval, process);
     require_request(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
                     process.size());
@@ -199,17 +163,27 @@ __attribute__((constructor(101))) static void before_main() {
     on_signal(SIGABRT, crashed_before_main, nullptr);
 }
 
+// A file that is opened under the number of a closed standard output would take what is printed: the lock's, a log's.
+static void open_standard_streams() {
+    for (int fd = 0; fd < 3; ++fd)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
+}
+
 int main(int argc, char** argv) {
+    open_standard_streams();
     sigaction(SIGSEGV, &segv_action, nullptr);
     on_signal(SIGABRT, aborted, nullptr);
     std::set_terminate(end_in_words);
     try {
+        print_escaped();
         Command command;
         if (const std::optional<int> exit_code = parse_command_line({argv + 1, argv + argc}, command))
             return *exit_code;
         const auto* options = std::get_if<TrainOptions>(&command);
         if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);
         if (const auto* plan = std::get_if<PlanOptions>(&command)) return plan_command(*plan);
+        if (options && options->ranks > 1 && !options->print_config)
+            if (const std::optional<int> exit_code = run_ranks(int(options->ranks), argv)) return *exit_code;
         Process process(options ? ProcessOptions{.timeout_s = options->timeout, .disk_timeout_s = options->disk_timeout}
                                 : ProcessOptions{});
         return process.run([&] { return run_command(command, process); });

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "kernels/elementwise.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -29,8 +30,8 @@ GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& opti
             "whole");
     Collectives& group = options_.slices_state() ? streams_.mesh.shard() : streams_.mesh.data();
     const int64_t bucket = std::min(options_.bucket_bytes / element_, ownership_.elements());  // elements
-    require(bucket == 0 || !options_.offload_grads,
-            "buckets of gradients: those on the host are reduced unit by unit\n  nearest: no buckets");
+    require_request(bucket == 0 || !options_.offload_grads,
+                    "buckets of gradients: those on the host are reduced unit by unit\n  nearest: no buckets");
     int64_t together = 1;  // blocks in a bucket
     if (bucket >= 2 * block && streams_.mesh.data().size() > 1) {
         packed_ = MovedBuffer(streams_, group, bucket, dtype, MemKind::gathered, "bucket of gradients", Shares::each);

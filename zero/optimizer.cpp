@@ -9,6 +9,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -24,7 +25,7 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
       adamw_(adamw),
       streams_(streams),
       segments_(int64_t(decay.end.size())) {
-    require(
+    require_request(
         options_.master_dtype == DType::f32 || options_.master_dtype == options_.param_dtype,
         "master_dtype %s with param_dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
         "  nearest: master_dtype fp32",

@@ -2,15 +2,16 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "kernels/runtime/check.h"
 #include "llama/base/fault.h"
@@ -135,12 +136,40 @@ void read_all(int fd, int64_t offset, void* data, int64_t bytes, const std::stri
     }
 }
 
-AtomicFile::AtomicFile(std::string path, int64_t bytes) : path_(std::move(path)) {
-    static std::atomic<int> count = 0;
-    temporary_ = format("%s.tmp-%d-%d", path_.c_str(), int(::getpid()), count++);
+static constexpr std::string_view kTemporary = ".tmp-";
+
+// Not of the process id: in a container each start has the same.
+std::string temporary_name(const std::string& path) {
+    std::random_device random;
+    return path + std::string(kTemporary) + format("%08x%08x", random(), random());
+}
+
+bool is_temporary_name(std::string_view name) {
+    const size_t at = name.rfind(kTemporary);
+    if (at == std::string_view::npos || at == 0) return false;
+    const std::string_view mark = name.substr(at + kTemporary.size());  // "3f...", once "PID-N" and "RANK"
+    return !mark.empty() && mark.find_first_not_of("0123456789abcdef-") == std::string_view::npos;
+}
+
+// A lock says that somebody still writes. Where the file system has none, the caller's lock on the folder must do.
+static void remove_left_temporary(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 && errno != ELOOP) return;  // what stays hurts nobody: no reader takes it for a model's file
+    if (fd < 0 || ::flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) ::unlink(path.c_str());
+    if (fd >= 0) ::close(fd);
+}
+
+void remove_left_temporaries(const std::string& folder) try {
+    for (const std::string& name : names_in(folder))
+        if (is_temporary_name(name)) remove_left_temporary(folder + "/" + name);
+} catch (const Error&) {  // a folder that can't be read: who needs it says so
+}
+
+AtomicFile::AtomicFile(std::string path, int64_t bytes) : path_(std::move(path)), temporary_(temporary_name(path_)) {
     if ((errno = fault_errno("file.open")) == 0)
         fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ < 0) fail_errno(temporary_, "open");
+    ::flock(fd_, LOCK_EX | LOCK_NB);  // for remove_left_temporaries(), where the file system has such locks
     if (bytes <= 0) return;
     // EOPNOTSUPP and EINVAL: this file system reserves nothing; a full disk will show while writing.
     if (::fallocate(fd_, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS) {
@@ -187,14 +216,22 @@ void write_file_atomically(const std::string& path, std::string_view content) {
     file.commit();
 }
 
-std::string read_file(const std::string& path) {
+[[noreturn]] static void refuse_length(const std::string& path, int64_t bytes, const Limit& limit) {
+    fail("%s: %lld bytes are too many for %s (at most %s); is it another file?", path.c_str(), (long long)bytes,
+         limit.what, human_bytes(limit.bytes).c_str());
+}
+
+std::string read_file(const std::string& path, const Limit& limit) {
     for (int attempt = 0;;) {
         const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would be waited for
         if (fd < 0 && try_again(errno, attempt, path, "open")) continue;
         if (fd < 0) fail_errno(path, "open");
-        if (struct stat st; ::fstat(fd, &st) == 0 && !S_ISREG(st.st_mode)) {
+        struct stat st = {};
+        const bool regular = ::fstat(fd, &st) != 0 || S_ISREG(st.st_mode);
+        if (!regular || st.st_size > limit.bytes) {
             ::close(fd);
-            fail("%s: not a regular file", path.c_str());
+            require(regular, "%s: not a regular file", path.c_str());
+            refuse_length(path, int64_t(st.st_size), limit);
         }
         std::string content;
         ssize_t n = 0;
@@ -204,10 +241,11 @@ std::string read_file(const std::string& path) {
             content.resize(size + kPiece);
             n = (errno = fault_errno("file.read")) == 0 ? ::read(fd, content.data() + size, kPiece) : -1;
             content.resize(size + size_t(std::max<ssize_t>(n, 0)));
-            if (n == 0 || (n < 0 && errno != EINTR)) break;
+            if (n == 0 || (n < 0 && errno != EINTR) || int64_t(content.size()) > limit.bytes) break;
         }
         const int error = errno;
         ::close(fd);
+        if (n > 0) refuse_length(path, int64_t(content.size()), limit);  // it grows, or does not say its length
         if (n == 0) return content;
         if (try_again(error, attempt, path, "read")) continue;
         errno = error;

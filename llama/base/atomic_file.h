@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "llama/base/limits.h"
+
 namespace rz {
 
 class AtomicFile {
@@ -35,8 +37,15 @@ class AtomicFile {
 
 void write_file_atomically(const std::string& path, std::string_view content);
 
-// The whole file as bytes; throws naming it.
-std::string read_file(const std::string& path);
+// PATH.tmp-HEX, a name that no other process has; and whether a name has the form of a temporary file of this program,
+// or of an earlier version's.
+std::string temporary_name(const std::string& path);
+bool is_temporary_name(std::string_view name);
+// Removes the temporary files that killed processes left in a folder, and none that a process still writes.
+void remove_left_temporaries(const std::string& folder);
+
+// The whole file as bytes; throws naming it if it can't be read, is no regular file or is longer than the limit.
+std::string read_file(const std::string& path, const Limit& limit = kAnyText);
 
 // What is in a folder, sorted; nothing if the folder is not there. Any other error throws, after retries: a folder that
 // can't be read is not an empty one.

@@ -1,28 +1,28 @@
 #include "llama/base/json.h"
 
 #include <cmath>
-#include <fstream>
 #include <unordered_set>
 #include <vector>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
 
 namespace rz {
 
 namespace {
 
-// Duplicate keys and depth, in a pass of its own: nlohmann-json's parser with a callback looks through all members of
-// an object whenever one of them ends, which is quadratic.
+// Duplicate keys, depth and number of values, in a pass of its own: nlohmann-json's parser with a callback looks
+// through all members of an object whenever one of them ends, which is quadratic.
 class Strict : public nlohmann::json_sax<Json> {
    public:
-    explicit Strict(const std::string& where) : where_(where) {}
-    bool null() override { return true; }
-    bool boolean(bool) override { return true; }
-    bool number_integer(int64_t) override { return true; }
-    bool number_unsigned(uint64_t) override { return true; }
-    bool number_float(double, const std::string&) override { return true; }
-    bool string(std::string&) override { return true; }
-    bool binary(Json::binary_t&) override { return true; }
+    Strict(const std::string& where, const Limit& limit) : where_(where), limit_(limit) {}
+    bool null() override { return more(); }
+    bool boolean(bool) override { return more(); }
+    bool number_integer(int64_t) override { return more(); }
+    bool number_unsigned(uint64_t) override { return more(); }
+    bool number_float(double, const std::string&) override { return more(); }
+    bool string(std::string&) override { return more(); }
+    bool binary(Json::binary_t&) override { return more(); }
     bool start_object(size_t) override {
         keys_.emplace_back();
         return deeper();
@@ -45,19 +45,25 @@ class Strict : public nlohmann::json_sax<Json> {
 
    private:
     bool deeper() {
-        constexpr int kMaxDepth = 100;
-        if (++depth_ > kMaxDepth) fail("%s: JSON nested deeper than %d", where_.c_str(), kMaxDepth);
+        if (++depth_ > limit_.depth) fail("%s: JSON nested deeper than %lld", where_.c_str(), (long long)limit_.depth);
+        return more();
+    }
+    bool more() {
+        if (++values_ > limit_.values)
+            fail("%s: more than %lld JSON values are too many for %s", where_.c_str(), (long long)limit_.values,
+                 limit_.what);
         return true;
     }
     const std::string& where_;
+    const Limit& limit_;
     std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
-    int depth_ = 0;
+    int64_t depth_ = 0, values_ = 0;
 };
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& where) {
-    Strict strict(where);
+Json parse_json(std::string_view text, const std::string& where, const Limit& limit) {
+    Strict strict(where, limit);
     Json::sax_parse(text.begin(), text.end(), &strict);  // what is no JSON at all is told below
     try {
         return Json::parse(text.begin(), text.end());
@@ -66,19 +72,7 @@ Json parse_json(std::string_view text, const std::string& where) {
     }
 }
 
-Json read_json(const std::string& path, int64_t max_bytes) {
-    std::ifstream file(path, std::ios::binary | std::ios::ate);
-    require(file.good(), "%s: cannot be opened", path.c_str());
-    const int64_t bytes = int64_t(file.tellg());
-    require(bytes >= 0 && bytes <= max_bytes, "%s: %lld bytes are too many for this JSON file (at most %lld)",
-            path.c_str(), (long long)bytes, (long long)max_bytes);
-    std::string text(size_t(bytes), '\0');
-    file.seekg(0);
-    file.read(text.data(), bytes);
-    require(file.gcount() == bytes, "%s: read %lld of %lld bytes", path.c_str(), (long long)file.gcount(),
-            (long long)bytes);
-    return parse_json(text, path);
-}
+Json read_json(const std::string& path, const Limit& limit) { return parse_json(read_file(path, limit), path, limit); }
 
 std::string json_excerpt(const Json& value) {
     if (value.is_structured() && value.size() > 16) return format("%s of %zu", value.type_name(), value.size());

@@ -1,7 +1,7 @@
 #pragma once
-// Strict JSON on top of nlohmann-json: a duplicate key, a number out of range, text after the value or nesting deeper
-// than 100 is an error. Every error is an rz::Error that starts with `where` (a file's name). Include it from .cpp
-// files only: it is slow to compile.
+// Strict JSON on top of nlohmann-json: a duplicate key, a number out of range, text after the value, or more depth or
+// values than the limit (limits.h) is an error. Every error is an rz::Error that starts with `where` (a file's name).
+// Include it from .cpp files only: it is slow to compile.
 
 // What is not used here is left out of it: ranges and paths.
 #define JSON_HAS_RANGES 0
@@ -13,14 +13,15 @@
 #include <string>
 #include <string_view>
 
+#include "llama/base/limits.h"
+
 namespace rz {
 
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;  // keeps the order of insertion, for writing
 
-Json parse_json(std::string_view text, const std::string& where);
-// The whole file; refuses one larger than max_bytes before reading it.
-Json read_json(const std::string& path, int64_t max_bytes = 256 << 20);
+Json parse_json(std::string_view text, const std::string& where, const Limit& limit = kAnyText);
+Json read_json(const std::string& path, const Limit& limit = kAnyText);
 
 // Typed members of an object; each throws naming `where`, the key, what was found and what is allowed.
 const Json& json_at(const Json& object, const char* key, const std::string& where);

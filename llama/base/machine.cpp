@@ -121,7 +121,8 @@ Machine read_machine(const std::string& file) {
     m.name = fs::path(file).stem().string();
     std::set<std::string> found;
     for (const TomlEntry& e : read_toml(file)) {
-        require(found.insert(e.key).second, "%s: %s is there twice", file.c_str(), e.key.c_str());
+        require(!e.values.empty(), "%s: %s has no value", file.c_str(), e.key.c_str());
+        found.insert(e.key);
         require(take(m, file, e), "%s: %s is no key of a machine\n  nearest: %s", file.c_str(), e.key.c_str(),
                 nearest_name(e.key, keys()).c_str());
     }

@@ -13,7 +13,6 @@ namespace rz {
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are read and written in place");
 
-constexpr int64_t kMaxHeader = 100'000'000;
 constexpr int kPrefix = 8;  // the header's length
 
 const char* name(SafetensorsFault fault) {
@@ -64,7 +63,7 @@ struct Refuse {
 StoredTensor parse_tensor(const std::string& name, const Json& info, const Refuse& refuse) {
     using enum SafetensorsFault;
     const auto bad = [&](const char* what) {
-        refuse(kInvalidHeaderDeserialization, "tensor \"%s\": %s", name.c_str(), what);
+        refuse(kInvalidHeaderDeserialization, "tensor \"%s\": %s", printable_line(name).c_str(), what);
     };
     if (!info.is_object()) bad("its entry is not an object");
     const auto type = info.find("dtype"), shape = info.find("shape"), offsets = info.find("data_offsets");
@@ -81,8 +80,8 @@ StoredTensor parse_tensor(const std::string& name, const Json& info, const Refus
     if (bits_of(t.type) == 0) bad(("dtype " + json_excerpt(*type) + " is unknown").c_str());
     const uint64_t begin = (*offsets)[0], end = (*offsets)[1];
     if (begin > uint64_t(INT64_MAX) || end > uint64_t(INT64_MAX))
-        refuse(kInvalidOffset, "tensor \"%s\" lies at bytes [%llu, %llu)", name.c_str(), (unsigned long long)begin,
-               (unsigned long long)end);
+        refuse(kInvalidOffset, "tensor \"%s\" lies at bytes [%llu, %llu)", printable_line(name).c_str(),
+               (unsigned long long)begin, (unsigned long long)end);
     t.begin = int64_t(begin), t.end = int64_t(end);
     t.elements = 1;
     for (const Json& x : *shape) {
@@ -99,7 +98,9 @@ void check_layout(const std::vector<StoredTensor>& tensors, int64_t data_bytes, 
     using enum SafetensorsFault;
     int64_t end = 0;
     for (const StoredTensor& t : tensors) {
-        const auto at = [&](const char* what) { return format("tensor \"%s\" %s", t.name.c_str(), what); };
+        const auto at = [&](const char* what) {
+            return format("tensor \"%s\" %s", printable_line(t.name).c_str(), what);
+        };
         if (t.begin != end || t.end < t.begin)
             refuse(kInvalidOffset, "%s [%lld, %lld), the previous one ends at %lld", at("lies at bytes").c_str(),
                    (long long)t.begin, (long long)t.end, (long long)end);
@@ -125,9 +126,9 @@ SafetensorsHeader parse_safetensors(std::string_view file, const std::string& wh
     if (file.size() < kPrefix) refuse(kHeaderTooSmall, "%zu bytes, fewer than %d", file.size(), kPrefix);
     uint64_t length = 0;
     std::memcpy(&length, file.data(), kPrefix);
-    if (length > uint64_t(kMaxHeader))
+    if (length > uint64_t(kSafetensorsHeader.bytes))
         refuse(kHeaderTooLarge, "a header of %llu bytes, more than %lld", (unsigned long long)length,
-               (long long)kMaxHeader);
+               (long long)kSafetensorsHeader.bytes);
     if (length > file.size() - kPrefix)
         refuse(kInvalidHeaderLength, "a header of %llu bytes in a file of %zu", (unsigned long long)length,
                file.size());
@@ -138,7 +139,7 @@ SafetensorsHeader parse_safetensors(std::string_view file, const std::string& wh
     header.data_offset = kPrefix + int64_t(length);
     Json json;
     try {
-        json = parse_json(text, "header");
+        json = parse_json(text, "header", kSafetensorsHeader);
     } catch (const Error& e) {
         refuse(kInvalidHeaderDeserialization, "%s", e.what());
     }
@@ -151,7 +152,8 @@ SafetensorsHeader parse_safetensors(std::string_view file, const std::string& wh
         if (!info.is_object()) refuse(kInvalidHeaderDeserialization, "__metadata__ is not an object");
         for (const auto& [key, value] : info.items()) {
             if (!value.is_string())
-                refuse(kInvalidHeaderDeserialization, "__metadata__ \"%s\" is not a string", key.c_str());
+                refuse(kInvalidHeaderDeserialization, "__metadata__ \"%s\" is not a string",
+                       printable_line(key).c_str());
             header.metadata[key] = value.get<std::string>();
         }
     }
@@ -247,10 +249,10 @@ SafetensorsLayout layout_safetensors(const std::vector<TensorSpec>& specs,
     std::string text = json.dump();
     text.resize(size_t(round_up(int64_t(text.size()), 8)), ' ');
     const uint64_t length = text.size();
-    if (int64_t(length) > kMaxHeader)
+    if (int64_t(length) > kSafetensorsHeader.bytes)
         throw SafetensorsError(SafetensorsFault::kHeaderTooLarge,
                                format("a safetensors header of %lld bytes is not allowed: at most %lld",
-                                      (long long)length, (long long)kMaxHeader));
+                                      (long long)length, (long long)kSafetensorsHeader.bytes));
     layout.header.assign(reinterpret_cast<const char*>(&length), kPrefix);
     layout.header += text;
     for (int64_t& offset : layout.offsets) offset += int64_t(layout.header.size());

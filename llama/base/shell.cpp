@@ -17,7 +17,8 @@ namespace rz {
 namespace {
 
 bool is_launchers(const std::string& variable) {
-    for (const char* prefix : {"PMI_", "PMIX_", "PMI2_", "OMPI_", "MPI_", "MPIR_", "HYDI_", "HYDRA_", "MV2_", "PRTE_"})
+    for (const char* prefix : {"PMI_", "PMIX_", "PMI2_", "OMPI_", "MPI_", "MPIR_", "HYDI_", "HYDRA_", "MV2_", "PRTE_",
+                               "RINGZERO_", "RANK=", "WORLD_SIZE=", "SLURM_PROCID="})
         if (variable.rfind(prefix, 0) == 0) return true;
     return false;
 }
@@ -44,6 +45,8 @@ struct SpawnSettings {
         posix_spawnattr_setpgroup(&attributes, 0);
         posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
         posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+        // The launcher's pipes and sockets: what the command leaves running would hold them, and the launcher waits.
+        posix_spawn_file_actions_addclosefrom_np(&files, 3);
     }
     ~SpawnSettings() {
         posix_spawnattr_destroy(&attributes);

@@ -1,22 +1,28 @@
 #pragma once
-// Small TOML files of the form  key = value  with numbers, text and lists of them, and comments.
+// Reads the part of TOML 1.0 that settings need:  key = value  below headings of one word. A value is a text in quotes,
+// a whole or real number, true or false, or a list of those. Everything else (tables, dates, dotted keys, lists in
+// lists, texts of several lines) is refused by its line, so that nothing in a file is dropped.
 
-#include <map>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace rz {
 
 struct TomlEntry {
-    std::string key;
-    std::vector<std::string> values;  // of a list; else one
+    enum class Kind { text, number, boolean, list };
+    std::string heading, key;
+    Kind kind = Kind::text;
+    std::vector<std::string> values;  // one, or the list's: texts without quotes and escapes, numbers in decimal
+    int line = 0;
 };
-// Throws naming the file if it can't be read, has a table, or is not TOML.
-std::vector<TomlEntry> read_toml(const std::string& file);
 
-// The lines  key = "text"  of a TOML text: by key the text with its escapes resolved; each stands as  key = 0  in
-// `toml` afterwards. For CLI11 2.1, whose reader ends a line at a # inside quotes and keeps escapes. Throws naming
-// `file` and the line.
-std::map<std::string, std::string> take_strings(std::string& toml, const std::string& file);
+// Throws "FILE, line N: why" on what it does not read, on a heading that is not among `headings`, and on a heading or a
+// key that is there twice.
+std::vector<TomlEntry> parse_toml(std::string_view text, const std::string& file,
+                                  std::span<const char* const> headings = {});
+// The same of a regular file of at most 1 MiB.
+std::vector<TomlEntry> read_toml(const std::string& file, std::span<const char* const> headings = {});
 
 }  // namespace rz

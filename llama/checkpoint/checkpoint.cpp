@@ -12,6 +12,8 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <system_error>
+#include <utility>
 
 #include "llama/base/atomic_file.h"
 #include "llama/base/clock.h"
@@ -19,6 +21,7 @@
 #include "llama/checkpoint/finite.h"
 #include "llama/model/hf.h"
 #include "llama/base/sum_hash.h"
+#include "comm/deadline.h"
 #include "comm/fibers.h"
 
 namespace rz {
@@ -26,7 +29,7 @@ namespace rz {
 namespace fs = std::filesystem;
 
 constexpr int64_t kPieceBytes = int64_t(4) << 20;
-constexpr const char* kReports = "ranks.tmp";  // in the temporary folder: how far each rank is, and its hashes
+constexpr const char* kUnready = ".new";  // after the temporary folder's name, until its files are there
 
 const char* stem_of(StatePart part) {
     switch (part) {
@@ -92,31 +95,34 @@ static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 
-// A save on its way. Each rank has a slot in the file of reports, reserved before anything is written, so that a full
-// disk can still be reported: u64 status, then hashes, then 512 bytes of text. Ranks form a tree: a slot has the sums
-// of the ranks below as well, so no rank reads more than two slots however many there are.
+// How far a rank is with a save. Ranks tell each other over the control plane, in agree(): one whose disk takes nothing
+// can still say so, and nobody waits for its part.
+enum class CheckpointWriter::Stage : int32_t {
+    writes,      // or waits for the folder
+    wrote,       // its part is in the files
+    failed,      // it will not be
+    not_finite,  // the same: the state holds NaN or infinity
+    completes,   // all have written or one never will: rank 0 writes the manifest, or removes the folder
+    saved,       // said by rank 0: the checkpoint is there
+    lost         // said by rank 0: there is none
+};
+
 struct CheckpointWriter::Job {
     Manifest manifest;
     std::string folder;
     std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
     SaveReport report = {};
-    bool prepared = true;                 // rank 0 could make folder and files
-    std::atomic<bool> cancelled = false;  // another rank could not
-    std::atomic<bool> done = false;
-    std::atomic<double> last = 0;  // when a call to the file system returned, on monotonic_clock()
+    std::vector<uint64_t> hashes;  // of what this rank wrote; once rank 0 completes, of everything
+    std::atomic<Stage> stage = Stage::writes;
+    std::atomic<bool> cancelled = false;  // another rank has failed
+    std::atomic<bool> busy = false;       // the thread is at work
+    std::atomic<double> last = 0;         // when a call to the file system returned, on monotonic_clock()
+    bool told = false;                    // all ranks know of each other's part
+    std::string given_up;                 // the thread does not come back: why this rank counts as failed
     void moves() { last = monotonic_clock(); }
     void wrote(int64_t bytes) { report.traffic.written += bytes, moves(); }
     void has_read(int64_t bytes) { report.traffic.read += bytes, moves(); }
 };
-enum SlotStatus : uint64_t {
-    kWriting = 0,
-    kWritten = 0x6e657474697277,
-    kFailed = 0x64656c696166,
-    kNotFinite = 0x6e616e
-};
-constexpr int64_t kSlotText = 512;
-
-static int64_t slot_bytes(size_t hashes) { return 8 + 8 * int64_t(hashes) + kSlotText; }
 
 namespace {
 struct File {  // closes itself
@@ -128,15 +134,11 @@ struct File {  // closes itself
         if (fd >= 0) ::close(fd);
     }
     File(const File&) = delete;
-    void sync_and_close() {
-        if (::fsync(fd) != 0) fail_errno(path, "fsync");
-        const int f = fd;
-        fd = -1;
-        if (::close(f) != 0) fail_errno(path, "close");
-    }
     std::string path;
     int fd = -1;
 };
+
+struct Cancelled {};  // another rank has failed: nothing is wrong here
 }  // namespace
 
 // A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0
@@ -164,7 +166,7 @@ CheckpointWriter::CheckpointWriter(Process& process, Device device, Stream& comp
 }
 
 CheckpointWriter::~CheckpointWriter() {
-    if (job_) job_->cancelled = true;  // of ranks that still wait for files
+    if (job_ && !process_.alone()) job_->cancelled = true;  // the job ends, and no rank would complete it
     if (thread_.joinable()) thread_.join();
 }
 
@@ -210,8 +212,9 @@ void CheckpointWriter::reserve_copy() try {
                    human_bytes(copy_bytes_).c_str(), process_.rank());
 }
 
-std::string CheckpointWriter::prepare(Job& job) try {
-    const std::string& folder = job.folder;
+// Rank 0: folder and files, under another name at first: the other ranks begin when they see the folder.
+void CheckpointWriter::prepare(Job& job) {
+    const std::string folder = job.folder + kUnready;
     int64_t bytes = int64_t(1) << 20;  // for the small files
     for (const PartFile& p : parts_)
         for (const TensorFile& f : p.files) bytes = checked_add(bytes, f.layout.file_size, "checkpoint");
@@ -221,54 +224,39 @@ std::string CheckpointWriter::prepare(Job& job) try {
         return ::statvfs(store_.folder().c_str(), &disk) == 0 ? int64_t(disk.f_bavail) * int64_t(disk.f_frsize)
                                                               : INT64_MAX;
     };
-    // Room may be made by deleting old ones early, but never the newest.
-    if (free_bytes() < bytes && options_.keep > 0)
-        store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every);
+    // Room may be made by deleting old ones early, but never the newest; in the end those too that --after-save has not
+    // seen.
+    for (const int64_t held : {kMostHeld, int64_t(1)})
+        if (free_bytes() < bytes && options_.keep > 0)
+            job.report.unseen = store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every, -1, held);
     require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(),
             human_bytes(bytes).c_str(), human_bytes(free_bytes()).c_str());
     if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_errno(folder, "mkdir");
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
-    const size_t hashes = parts_.size() * table_.tensors().size();
     for (const PartFile& p : parts_)
         for (const TensorFile& f : p.files) {
             create_sized(folder + "/" + f.path, f.layout.file_size, f.layout.header);
             job.moves();
         }
-    // The last one: the other ranks begin when they see it.
-    create_sized(folder + "/" + kReports + ".new", slot_bytes(hashes) * zero_.streams.mesh.world().size, "");
-    fs::rename(folder + "/" + kReports + ".new", folder + "/" + kReports);
-    return "";
-} catch (const std::exception& error) {
-    std::error_code none;
-    fs::remove_all(job.folder, none);
-    return error.what();
+    fs::rename(folder, job.folder);
 }
 
-void CheckpointWriter::prepare_into(Job& job) {
-    job.report.error = prepare(job);
-    job.prepared = job.report.error.empty();
-}
-
-// Whatever the error, until the deadline: a rank that gave up here could not say so, and rank 0 would wait for its part
-// as long.
-bool CheckpointWriter::await_files(Job& job) {
-    const std::string path = job.folder + "/" + kReports;
+// The other ranks, whatever the error: a network file system may have trouble for a while.
+void CheckpointWriter::await_folder(Job& job) {
     for (int wait_ms = 1; !job.cancelled; wait_ms = std::min(2 * wait_ms, 100)) {
         // Opened: network file systems then look again.
         ++job.report.traffic.opens;
-        if (const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
-            ::close(fd);
-            return true;
-        }
-        if (errno != ENOENT && seconds_since(job.start) >= options_.timeout_s) fail_errno(path, "open");
+        const int fd = ::open(job.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd >= 0) ::close(fd);
+        if (fd >= 0) return;
+        job.moves();
         require(seconds_since(job.start) < options_.timeout_s,
-                "%s: is not there after %.0f s: is --out on a file "
-                "system that all ranks share?",
-                path.c_str(), options_.timeout_s);
+                "%s: is not there after %.0f s: is --out on a file system that all ranks share?", job.folder.c_str(),
+                options_.timeout_s);
         Fibers::wait_a_little(wait_ms);
     }
-    return false;
+    throw Cancelled();
 }
 
 void CheckpointWriter::take_copy() {
@@ -293,6 +281,7 @@ void CheckpointWriter::save(Manifest manifest) {
     const auto start = std::chrono::steady_clock::now();
     job_ = std::make_unique<Job>();
     job_->moves();
+    job_->hashes.assign(parts_.size() * table_.tensors().size(), 0);
     // One name on all ranks, new at every attempt.
     uint64_t attempt = uint64_t(start.time_since_epoch().count()) ^ (uint64_t(::getpid()) << 40);
     process_.broadcast(&attempt, 8, 0);
@@ -302,80 +291,123 @@ void CheckpointWriter::save(Manifest manifest) {
     job_->report.folder = store_.path(manifest.step);
     job_->manifest = std::move(manifest);
     job_->manifest.run_id = id;
-    if (!all_in_background_) {  // a rank that waits for its own save must not wait for files that never come
-        if (process_.is_root()) prepare_into(*job_);
-        int64_t prepared = job_->prepared;
-        process_.broadcast(&prepared, 8, 0);
-        if (!prepared) {
-            job_->report.stall_seconds = seconds_since(start);
-            job_->done = true;
-            return;
-        }
+    if (stuck_ && !stuck_->busy) {
+        thread_.join();
+        stuck_.reset();
     }
-    take_copy();
-    job_->report.stall_seconds = seconds_since(start);
-    if (options_.background) {
-        thread_ = std::thread([this, job = job_.get(), faults = Faults::here()] {
-            const FaultScope armed(faults);
-            try {
-                write(*job);
-            } catch (const std::exception&) {  // not even for a message
-                job->report.error = "out of memory";
-                job->prepared = false;
-                job->done = true;
-            }
-        });
+    if (stuck_) {
+        job_->report.error = format("rank %d: the file system still has not answered to the save of step %lld",
+                                    process_.rank(), (long long)stuck_->report.step);
+        job_->stage = process_.alone() ? Stage::lost : Stage::failed;
     } else {
-        write(*job_);
-        job_->report.stall_seconds = seconds_since(start);
+        take_copy();
+        begin(*job_, &CheckpointWriter::write, process_.alone() ? Stage::lost : Stage::failed);
     }
+    const double stall = all_in_background_ ? seconds_since(start) : 0;
+    if (!all_in_background_) settle();
+    (job_ ? job_->report : reports_.back()).stall_seconds = job_ ? stall : seconds_since(start);
 }
 
-// What a rank does: its share, its slot; rank 0 then completes the checkpoint. Nothing is thrown from here.
-void CheckpointWriter::write(Job& job) {
-    device_.make_current();
-    std::vector<uint64_t> hashes(parts_.size() * table_.tensors().size(), 0);
+// On a thread: where a file system hangs, the rank can still say so.
+void CheckpointWriter::begin(Job& job, void (CheckpointWriter::*work)(Job&), Stage without) try {
+    if (Fibers::current()) return (this->*work)(job);
+    if (thread_.joinable()) thread_.join();
+    job.busy = true;
+    thread_ = std::thread([this, &job, work, without, faults = Faults::here()] {
+        const FaultScope armed(faults);
+        try {
+            (this->*work)(job);
+        } catch (const std::exception&) {
+            job.report.error = "out of memory";  // no allocation
+            job.stage = without;
+        }
+        job.busy = false;
+    });
+} catch (const std::system_error& error) {
+    job.busy = false;
+    job.report.error = format("rank %d: no thread: %s", process_.rank(), error.what());
+    job.stage = without;
+}
+
+// What fails is the save. Nothing is thrown from here.
+CheckpointWriter::Stage CheckpointWriter::attempt(Job& job, Stage good, const std::function<void()>& body) try {
+    Stage stage = good;
     std::string error;
-    uint64_t status = kWritten;
-    if (process_.is_root() && all_in_background_) prepare_into(job);
     try {
-        if (!job.prepared || (!process_.is_root() && !await_files(job))) {
-            job.done = true;
-            return;
-        }
-        write_share(job, hashes);
+        body();
+    } catch (const Cancelled&) {
+        return Stage::failed;
     } catch (const NotFinite& e) {
-        error = e.what(), status = kNotFinite;
+        error = e.what(), stage = Stage::not_finite;
     } catch (const std::exception& e) {
-        error = e.what(), status = kFailed;
+        error = e.what(), stage = Stage::failed;
     }
-    try {
-        if (!error.empty()) error = format("rank %d: ", process_.rank()) + error;
-        uint64_t below = kWritten;
-        const std::string theirs = await_parts(job, hashes, below);
-        if (error.empty() && below != kWritten) error = theirs, status = below;
-        if (process_.is_root()) {
-            if (status == kNotFinite) throw NotFinite(error);
-            require(error.empty(), "%s", error.c_str());
-            complete(job, hashes);
-        } else {
-            write_slot(job, hashes, status, error);
-        }
-    } catch (const NotFinite& e) {
-        job.report.error = e.what(), job.report.not_finite = true;
-    } catch (const std::exception& e) {  // also: rank 0 has given up and removed the folder
-        job.report.error = error.empty() ? e.what() : error;
-        job.report.not_finite = status == kNotFinite;
-    }
-    if (process_.is_root() && !job.report.error.empty()) {
+    if (stage != good) job.report.error = format("rank %d: ", process_.rank()) + error;
+    return stage;
+} catch (const std::exception&) {  // not even for a message
+    job.report.error = "out of memory";
+    return Stage::failed;
+}
+
+// What a rank does: its share. Nobody else is there to agree with where it is alone.
+void CheckpointWriter::write(Job& job) {
+    const Stage stage = attempt(job, Stage::wrote, [&] {
+        device_.make_current();
+        process_.is_root() ? prepare(job) : await_folder(job);
+        write_share(job);
+    });
+    job.report.not_finite = stage == Stage::not_finite;
+    if (process_.alone()) return conclude(job);
+    job.report.write_seconds = seconds_since(job.start);
+    job.stage = stage;
+}
+
+// Rank 0, once it is known what all have written: no half checkpoint stays.
+void CheckpointWriter::conclude(Job& job) {
+    if (job.report.error.empty()) attempt(job, Stage::saved, [&] { complete(job, job.hashes); });
+    if (!job.report.error.empty()) {
         std::error_code none;
+        fs::remove_all(job.folder + kUnready, none);
         fs::remove_all(job.folder, none);
     }
     job.report.write_seconds = seconds_since(job.start);
-    job.done = true;
+    job.stage = job.report.error.empty() ? Stage::saved : Stage::lost;
 }
 
-void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
+// Of a thread that does not come back, the rank says itself that it has failed.
+void CheckpointWriter::agree(bool late) {
+    if (!job_) return;
+    Job& job = *job_;
+    if (late && job.busy && job.given_up.empty())
+        job.given_up = format("rank %d: the file system has not answered to the end of the save within %.0f s",
+                              process_.rank(), options_.timeout_s);
+    const bool gone = !job.given_up.empty(), speaks = process_.is_root() && job.told;
+    const Stage own = gone       ? (speaks || process_.alone() ? Stage::lost : Stage::failed)
+                      : job.told ? (speaks ? job.stage.load() : Stage::completes)
+                                 : job.stage.load();
+    const std::vector<Stage> all = process_.all_gather(own);
+    const auto has_failed = [](Stage s) { return s == Stage::failed || s == Stage::not_finite; };
+    const bool failed = std::any_of(all.begin(), all.end(), has_failed);
+    if (failed) job.cancelled = true;
+    if (all[0] == Stage::saved || all[0] == Stage::lost) return end(all[0] == Stage::saved);
+    if (job.told || std::count(all.begin(), all.end(), Stage::writes) > 0) return;
+    job.told = true;
+    if (failed) {
+        const std::vector<std::string> why = process_.gather_text(gone ? job.given_up : job.report.error);
+        for (size_t r = 0; r < why.size(); ++r)
+            if (!why[r].empty()) {
+                job.report.error = why[r];
+                job.report.not_finite = all[r] == Stage::not_finite;
+                break;
+            }
+    } else {
+        job.hashes = process_.sums(job.hashes);
+    }
+    job.stage = stuck_ ? Stage::lost : Stage::completes;
+    if (process_.is_root() && !gone && !stuck_) begin(job, &CheckpointWriter::conclude, Stage::lost);
+}
+
+void CheckpointWriter::write_share(Job& job) {
     const size_t tensors = table_.tensors().size();
     for (size_t p = 0; p < parts_.size(); ++p)
         for (const TensorFile& in : parts_[p].files) {
@@ -383,7 +415,7 @@ void CheckpointWriter::write_share(Job& job, std::vector<uint64_t>& hashes) {
             for (const OwnedRange& r : share_)
                 for_each_piece(table_, r, size_of(parts_[p].dtype),
                                [&](const TensorRun& run) { writes = writes || in.holds(run.tensor); });
-            if (writes) write_file(job, parts_[p], in, &hashes[p * tensors]);
+            if (writes) write_file(job, parts_[p], in, &job.hashes[p * tensors]);
         }
 }
 
@@ -398,6 +430,7 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     for (const OwnedRange& r : share_) {
         for_each_piece(table_, r, e, [&](const TensorRun& run) {
             if (!in.holds(run.tensor)) return;
+            if (job.cancelled) throw Cancelled();
             const int64_t within = (run.local - r.local) * e, bytes = run.count * e;
             const void* data = options_.background ? copy_.bytes_at(at + within) : staging.data();
             if (!options_.background) {
@@ -435,96 +468,8 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     if (::close(fd) != 0) fail_errno(file.path, "close");
 }
 
-// A rank tries what it does with the file of reports until the deadline, whatever the error: it could not say that it
-// gave up, and others would wait for its part as long. A folder that is gone ends that: rank 0 has given up.
-static bool worth_another(const std::string& path, std::chrono::steady_clock::time_point start, double limit) {
-    struct stat st;
-    return seconds_since(start) < limit && (::stat(path.c_str(), &st) == 0 || errno != ENOENT);
-}
-
-void CheckpointWriter::write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text) {
-    const auto start = std::chrono::steady_clock::now();
-    const std::string path = job.folder + "/" + kReports;
-    const int64_t slot = slot_bytes(hashes.size()) * process_.rank(), bytes = int64_t(hashes.size()) * 8;
-    text.resize(std::min<size_t>(text.size(), kSlotText - 1));
-    for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
-        try {
-            File reports(path, O_WRONLY);
-            ++job.report.traffic.opens;
-            write_all(reports.fd, slot + 8, hashes.data(), bytes, path);
-            write_all(reports.fd, slot + 8 + bytes, text.c_str(), int64_t(text.size()) + 1, path);
-            write_all(reports.fd, slot, &status, 8, path);
-            reports.sync_and_close();
-            job.wrote(8 + bytes + int64_t(text.size()) + 1);
-            return;
-        } catch (const std::exception&) {
-            if (job.cancelled || !worth_another(path, start, options_.timeout_s)) throw;
-        }
-        Fibers::wait_a_little(wait_ms);
-    }
-}
-
-// Adds what rank `rank` and those below it have summed; false where it is not there yet.
-bool CheckpointWriter::read_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status,
-                                 std::string& text) {
-    const int64_t slot = slot_bytes(hashes.size()) * rank, bytes = int64_t(hashes.size()) * 8;
-    File reports(job.folder + "/" + kReports, O_RDONLY);  // opened again: network file systems then look again
-    ++job.report.traffic.opens;
-    uint64_t found = kWriting;
-    read_all(reports.fd, slot, &found, 8, reports.path);
-    job.has_read(8);
-    if (found == kWriting) return false;
-    std::vector<uint64_t> theirs(hashes.size());
-    char words[kSlotText] = {};
-    read_all(reports.fd, slot + 8, theirs.data(), bytes, reports.path);
-    read_all(reports.fd, slot + 8 + bytes, words, kSlotText - 1, reports.path);
-    job.has_read(bytes + kSlotText - 1);
-    for (size_t i = 0; i < hashes.size(); ++i) hashes[i] += theirs[i];
-    text = words;
-    status = found;
-    return true;
-}
-
-// Returns what went wrong at rank `rank` and those below it; `status` says how.
-std::string CheckpointWriter::await_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status) {
-    const auto start = std::chrono::steady_clock::now();
-    int below = 0;  // levels: who waits for others is given a little longer than they are
-    for (int64_t r = rank; 2 * r + 1 < process_.size(); r = 2 * r + 1) ++below;
-    const double limit = options_.timeout_s * (1 + 0.1 * below);
-    std::string text;
-    for (int wait_ms = 1;; wait_ms = std::min(2 * wait_ms, 100)) {
-        try {
-            if (read_slot(job, rank, hashes, status, text)) return text;
-        } catch (const std::exception& error) {
-            if (job.cancelled || !worth_another(job.folder + "/" + kReports, start, limit)) {
-                status = kFailed;
-                return format("rank %d: ", process_.rank()) + error.what();
-            }
-        }
-        if (seconds_since(start) >= limit) {
-            status = kFailed;
-            return format("rank %d has not written its part after %.0f s", rank, limit);
-        }
-        Fibers::wait_a_little(wait_ms);
-    }
-}
-
-// The two ranks below this one in the tree. What failed is reported when both have written theirs: a rank that has not
-// seen the folder yet would wait for it long after it is gone.
-std::string CheckpointWriter::await_parts(Job& job, std::vector<uint64_t>& hashes, uint64_t& status) {
-    std::string failed;
-    for (const int64_t below : {2 * int64_t(process_.rank()) + 1, 2 * int64_t(process_.rank()) + 2}) {
-        if (below >= process_.size()) continue;
-        uint64_t theirs = kWriting;
-        const std::string text = await_slot(job, int(below), hashes, theirs);
-        if (theirs != kWritten && failed.empty()) failed = text, status = theirs;
-    }
-    return failed;
-}
-
 void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {
     fault_point("checkpoint.agreed");
-    fs::remove(job.folder + "/" + kReports);
     Manifest& m = job.manifest;
     for (size_t p = 0; p < parts_.size(); ++p)
         for (const TensorFile& in : parts_[p].files) {
@@ -557,44 +502,43 @@ void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {
     if (options_.mark) store_.mark(m.step);
     store_.publish(m.step, m.run_id);
     try {
-        store_.collect(options_.keep, options_.keep_every, m.step);
+        const std::vector<int64_t> unseen = store_.collect(options_.keep, options_.keep_every, m.step);
+        job.report.unseen.insert(job.report.unseen.end(), unseen.begin(), unseen.end());
     } catch (const Error&) {  // an old one that can't be deleted is no reason to call the new one failed
     }
 }
 
-// Rank 0 knows whether there are files; the others may be waiting for them.
 void CheckpointWriter::settle() {
-    if (process_.is_root()) join();
-    int64_t prepared = last_prepared_;
-    process_.broadcast(&prepared, 8, 0);
-    if (job_ && !prepared) job_->cancelled = true;
-    join();
+    WaitClock waited;
+    for (int wait_ms = 1; job_; wait_ms = std::min(2 * wait_ms, 50)) {
+        agree(waited.look() >= options_.timeout_s);
+        if (job_) Fibers::wait_a_little(wait_ms);
+    }
 }
 
-void CheckpointWriter::join() {
-    if (thread_.joinable()) thread_.join();
-    if (!job_) return;
-    last_ok_ = job_->report.error.empty();
-    last_prepared_ = job_->prepared;
-    reports_.push_back(job_->report);
-    job_.reset();
+void CheckpointWriter::end(bool saved) {
+    last_ok_ = saved;
+    if (job_->given_up.empty()) {
+        if (thread_.joinable() && !stuck_) thread_.join();
+        reports_.push_back(job_->report);
+        job_.reset();
+    } else {  // the thread may still write into the report
+        const int64_t step = job_->manifest.step;
+        reports_.push_back({.step = step, .folder = store_.path(step), .error = job_->given_up});
+        stuck_ = std::move(job_);
+    }
 }
 
 CheckpointWriter::Progress CheckpointWriter::progress() const {
-    if (!job_ || job_->done) return {};
+    if (!job_ || !job_->busy) return {};
     return {job_->report.step, monotonic_clock() - job_->last};
 }
 
-std::vector<SaveReport> CheckpointWriter::reports() {
-    if (job_ && job_->done && process_.is_root()) join();
-    return std::move(reports_);
-}
+std::vector<SaveReport> CheckpointWriter::reports() { return std::exchange(reports_, {}); }
 
 bool CheckpointWriter::finish() {
     settle();
-    int64_t ok = last_ok_;
-    process_.broadcast(&ok, 8, 0);
-    return ok != 0;
+    return last_ok_;
 }
 
 }  // namespace rz

@@ -12,6 +12,7 @@
 //
 // Every rank writes and reads what it owns, in parallel; nothing is gathered. Several hosts need a shared file system.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -38,7 +39,7 @@ struct SaveOptions {
     bool background = true;  // write a copy meanwhile; takes its memory at once. false: training waits
     TokenizerFiles tokenizer = {};
     bool mark = false;                  // for --after-save (after_save.h)
-    double timeout_s = 600;             // that rank 0 waits for the others' parts
+    double timeout_s = 600;             // that training waits for a rank whose files do not answer
     int64_t shard_above = kShardAbove;  // bytes of a file; 0: one file of all tensors
 };
 
@@ -46,9 +47,10 @@ struct SaveReport {
     int64_t step = -1;
     std::string folder, error;  // error empty: the checkpoint is there, read back and verified
     int64_t bytes = 0;
-    double stall_seconds = 0;  // that training waited, on this rank
-    double write_seconds = 0;  // until it was complete
-    bool not_finite = false;   // the error: the state itself holds NaN or infinity
+    double stall_seconds = 0;          // that training waited, on this rank
+    double write_seconds = 0;          // until it was complete
+    bool not_finite = false;           // the error: the state itself holds NaN or infinity
+    std::vector<int64_t> unseen = {};  // steps whose checkpoints were deleted before --after-save succeeded for them
     // Of this rank, in the temporary folder: files opened, bytes written and read.
     struct Traffic {
         int64_t opens = 0, written = 0, read = 0;
@@ -69,7 +71,10 @@ class CheckpointWriter {
     // waited for. What can't be saved (disk full) is reported, not thrown: training continues, and no half checkpoint
     // stays. Nor does one of a state that is not finite.
     void save(Manifest manifest);
-    // Rank 0: what ended since the last call. Never blocks.
+    // Collective, between steps: how far the ranks are with the save under way. When all have written their parts,
+    // rank 0 completes the checkpoint; when one has failed the others stop. Waits for no file.
+    void agree() { agree(/*late=*/false); }
+    // What has ended since the last call.
     std::vector<SaveReport> reports();
     // Of the save under way on this rank: the step, and the seconds since a call to the file system last returned.
     struct Progress {
@@ -82,6 +87,7 @@ class CheckpointWriter {
 
    private:
     struct Job;
+    enum class Stage : int32_t;
     struct PartFile {
         StatePart part;
         DType dtype;
@@ -89,21 +95,20 @@ class CheckpointWriter {
         int64_t at;  // of this rank's copy, bytes
     };
     void plan();
-    std::string prepare(Job& job);  // rank 0: folder and files; returns what went wrong
-    void prepare_into(Job& job);
-    bool await_files(Job& job);  // the other ranks: whether they are there
     void reserve_copy();
     void take_copy();
+    void begin(Job& job, void (CheckpointWriter::*work)(Job&), Stage without);
+    Stage attempt(Job& job, Stage good, const std::function<void()>& body);
     void write(Job& job);
-    void write_share(Job& job, std::vector<uint64_t>& hashes);
+    void prepare(Job& job);
+    void await_folder(Job& job);
+    void write_share(Job& job);
     void write_file(Job& job, const PartFile& part, const TensorFile& in, uint64_t* hashes);
-    void write_slot(Job& job, const std::vector<uint64_t>& hashes, uint64_t status, std::string text);
+    void conclude(Job& job);
     void complete(Job& job, const std::vector<uint64_t>& hashes);
-    std::string await_parts(Job& job, std::vector<uint64_t>& hashes, uint64_t& status);
-    bool read_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status, std::string& text);
-    std::string await_slot(Job& job, int rank, std::vector<uint64_t>& hashes, uint64_t& status);
+    void agree(bool late);
     void settle();  // collective: ends the save under way
-    void join();
+    void end(bool saved);
 
     Process& process_;
     Device device_;
@@ -118,10 +123,10 @@ class CheckpointWriter {
     int64_t copy_bytes_ = 0;
     Buffer copy_;
     std::string note_;
-    std::unique_ptr<Job> job_;
+    std::unique_ptr<Job> job_, stuck_;  // stuck_: given up, and its thread has not come back
     std::thread thread_;
     std::vector<SaveReport> reports_;
-    bool last_ok_ = false, last_prepared_ = true;
+    bool last_ok_ = false;
     bool all_in_background_ = true;  // every rank has its copy
 };
 

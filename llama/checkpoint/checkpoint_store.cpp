@@ -13,6 +13,7 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
+#include "llama/base/folder_file.h"
 #include "llama/base/sum_hash.h"
 #include "llama/model/hf.h"
 
@@ -96,6 +97,7 @@ void CheckpointStore::clean() const {
         if (!path_exists(path(step))) unmark(step);
     for (const std::string& name : names_in(folder_))
         if (name.rfind(".tmp-", 0) == 0 || name.rfind(".trash-", 0) == 0) remove(name);
+    remove_left_temporaries(folder_);
 }
 
 void CheckpointStore::publish(int64_t step, const std::string& id) const {
@@ -123,20 +125,29 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
     }
 }
 
-void CheckpointStore::collect(int64_t keep, int64_t every, int64_t published) const {
-    if (keep <= 0) return;
+std::vector<int64_t> CheckpointStore::collect(int64_t keep, int64_t every, int64_t published, int64_t most_held) const {
+    std::vector<int64_t> unseen;
+    if (keep <= 0) return unseen;
     std::vector<int64_t> all = steps();
-    const std::vector<int64_t> held = marked();
+    const std::vector<int64_t> wanted = marked();
+    std::vector<int64_t> held = wanted;
+    // The command may be at the oldest.
+    if (int64_t(held.size()) > most_held) held.erase(held.begin() + 1, held.end() - (most_held - 1));
     // The newest by time, whatever its number.
     if (const auto own = std::find(all.begin(), all.end(), published); own != all.end())
         std::rotate(own, own + 1, all.end());
     for (int64_t i = 0; i + keep < int64_t(all.size()); ++i) {
-        if (every > 0 && all[size_t(i)] % every == 0) continue;
-        if (std::binary_search(held.begin(), held.end(), all[size_t(i)])) continue;
+        const int64_t step = all[size_t(i)];
+        if (every > 0 && step % every == 0) continue;
+        if (std::binary_search(held.begin(), held.end(), step)) continue;
         fault_point("checkpoint.gc");
-        remove(step_name(all[size_t(i)]));
+        remove(step_name(step));
         fault_point("checkpoint.gc.done");
+        if (!std::binary_search(wanted.begin(), wanted.end(), step)) continue;
+        unmark(step);
+        unseen.push_back(step);
     }
+    return unseen;
 }
 
 std::vector<int64_t> CheckpointStore::abandon_after(int64_t step, const std::string& id) const {
@@ -154,21 +165,18 @@ std::vector<int64_t> CheckpointStore::abandon_after(int64_t step, const std::str
 Manifest check_checkpoint(const std::string& folder) {
     const std::string path = folder + "/" + kManifestName;
     struct stat st;
-    require(path_exists(path), "%s: not a checkpoint: it holds no %s", folder.c_str(), kManifestName);
-    require(::stat(path.c_str(), &st) == 0, "%s: stat failed: %s", path.c_str(), std::strerror(errno));
-    require(st.st_size <= 256 << 20, "%s: %lld bytes are too many for a manifest", path.c_str(), (long long)st.st_size);
+    require(has_file(folder, kManifestName), "%s: not a checkpoint: it holds no %s", folder.c_str(), kManifestName);
     if (const int error = fault_errno("resume.manifest"); error != 0)
         fail("%s: read failed: %s", path.c_str(), std::strerror(error));
-    const Manifest manifest = Manifest::from_json(read_file(path), path);
+    const Manifest manifest = Manifest::from_json(read_file(path, kManifest), path);
     for (const ManifestFile& f : manifest.files) {
         const std::string file = folder + "/" + f.path;
-        require(path_exists(file), "%s: missing", file.c_str());
+        require(has_file(folder, f.path), "%s: missing", file.c_str());
         require(::stat(file.c_str(), &st) == 0, "%s: stat failed: %s", file.c_str(), std::strerror(errno));
-        require(S_ISREG(st.st_mode), "%s: not a file", file.c_str());
         require(int64_t(st.st_size) == f.bytes, "%s: has %lld bytes, the manifest says %lld", file.c_str(),
                 (long long)st.st_size, (long long)f.bytes);
         if (f.holds_tensors) continue;
-        const uint64_t hash = text_hash(read_file(file));
+        const uint64_t hash = text_hash(read_file(file, kCheckpointFile));
         require(hash == f.hash, "%s: its contents have the hash %016llx, the manifest says %016llx: it was changed",
                 file.c_str(), (unsigned long long)hash, (unsigned long long)f.hash);
     }

@@ -82,16 +82,12 @@ void add_model(Metadata& m, const ModelConfig& c, DType dtype) {
     m.add("llama.rope.dimension_count", narrow(c.head_dim, "head_dim"));
     m.add("llama.rope.freq_base", float(c.rope_theta));
     const RopeScaling& s = c.rope_scaling;
-    if (s.factor == 1 || (s.kind != RopeKind::linear && s.kind != RopeKind::yarn)) return;
-    m.add("llama.rope.scaling.type", std::string(name_of(s.kind)));
-    m.add("llama.rope.scaling.factor", float(s.factor));
-    if (s.kind == RopeKind::linear) return;
-    m.add("llama.rope.scaling.original_context_length", narrow(s.original_max_position, "original_max_position"));
-    m.add("llama.rope.scaling.yarn_beta_fast", float(s.beta_fast));
-    m.add("llama.rope.scaling.yarn_beta_slow", float(s.beta_slow));
-    RopeScaling usual = s;  // what a reader takes if nothing is said
-    usual.attention_factor = usual.mscale = usual.mscale_all_dim = 0;
-    m.add("llama.rope.scaling.attn_factor", float(rope_attention_factor(s) / rope_attention_factor(usual)));
+    if (s.kind == RopeKind::linear && s.factor != 1) {
+        m.add("llama.rope.scaling.type", std::string(name_of(s.kind)));
+        m.add("llama.rope.scaling.factor", float(s.factor));
+    }
+    // Without a type of scaling, llama.cpp still multiplies cos and sin with this.
+    if (rope_attention_factor(s) != 1) m.add("llama.rope.scaling.attn_factor", float(rope_attention_factor(s)));
 }
 
 // llama.cpp's name of a way to cut text into words.
@@ -156,7 +152,8 @@ std::vector<Entry> entries_of(const ModelConfig& c, const ParamTable& table, DTy
             add(format("blk.%lld.%s", (long long)l, kBlock[k]), table.block(l, BlockTensor(k)));
     add("output_norm", table.final_norm());
     if (!table.tied()) add("output", table.head());
-    if (c.rope_scaling.factor != 1 && c.rope_scaling.kind == RopeKind::llama3)
+    if (c.rope_scaling.factor != 1 &&
+        (c.rope_scaling.kind == RopeKind::llama3 || c.rope_scaling.kind == RopeKind::yarn))
         entries.push_back({"rope_freqs.weight", nullptr, DType::f32});
     int64_t at = 0;
     for (Entry& e : entries) {

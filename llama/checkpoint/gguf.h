@@ -3,7 +3,8 @@
 //
 // Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Matrices are of the type that is asked for, norms
 // F32. Rows of q and k are reordered within each head, since llama.cpp rotates neighbouring elements where Hugging
-// Face's layout rotates halves. RoPE scaling: llama3 becomes the tensor rope_freqs.weight, linear and yarn metadata;
+// Face's layout rotates halves. RoPE scaling: the frequencies of llama3 and yarn become the tensor rope_freqs.weight
+// (llama.cpp's own yarn has one pair of betas and rounds them), linear and yarn's factor of cos and sin metadata;
 // dynamic, which changes nothing within the model's positions, is left out.
 
 #include <string>

@@ -106,6 +106,12 @@ std::string Manifest::to_json() const {
         OrderedJson sums = OrderedJson::array();
         for (const ShardSum& s : shards)
             sums.push_back({{"name", s.name}, {"bytes", s.bytes}, {"changed", s.changed}, {"sum", hex(s.sum)}});
+        for (size_t i = 0; i < shards.size(); ++i)
+            if (shards[i].place >= 0) {
+                sums[i]["given"] = shards[i].given;
+                sums[i]["folder"] = shards[i].folder;
+                sums[i]["place"] = shards[i].place;
+            }
         json["shards"] = sums;
     }
     if (loss_scale.scale > 0)
@@ -165,7 +171,11 @@ static ShardSum parse_shard(const Json& entry, const std::string& where) {
     return {.name = json_string(json_at(entry, "name", where), "name", where),
             .bytes = json_int(json_at(entry, "bytes", where), "bytes", 0, INT64_MAX, where),
             .changed = json_int(json_at(entry, "changed", where), "changed", INT64_MIN, INT64_MAX, where),
-            .sum = parse_hash(json_at(entry, "sum", where), "sum", where)};
+            .sum = parse_hash(json_at(entry, "sum", where), "sum", where),
+            .given = json_find(entry, "given") ? json_string(json_at(entry, "given", where), "given", where) : "",
+            .folder = json_find(entry, "folder") ? json_string(json_at(entry, "folder", where), "folder", where) : "",
+            .place = json_find(entry, "place") ? json_int(json_at(entry, "place", where), "place", 0, kMost, where)
+                                               : -1};  // older manifests have neither folder nor place
 }
 
 static std::string object_text(const Json& json, const char* key, const std::string& where) {
@@ -175,7 +185,7 @@ static std::string object_text(const Json& json, const char* key, const std::str
 }
 
 Manifest Manifest::from_json(std::string_view text, const std::string& where) {
-    const Json json = parse_json(text, where);
+    const Json json = parse_json(text, where, kManifest);
     require(json.is_object(), "%s: not a JSON object", where.c_str());
     const auto get_text = [&](const char* key) { return json_string(json_at(json, key, where), key, where); };
     const auto get_int = [&](const char* key, int64_t max) {

@@ -254,18 +254,22 @@ std::string DataFingerprint::difference(const DataFingerprint& now) const {
     if (sets.size() != now.sets.size())
         return "there were " + text(std::max<int64_t>(1, int64_t(sets.size()))) + " sets in --data, now " +
                text(std::max<int64_t>(1, int64_t(now.sets.size())));
-    for (size_t i = 0; i < sets.size(); ++i)
-        if (sets[i] != now.sets[i])
-            return "set " + text(int64_t(i)) + " of --data was " + sets[i].name + " with " + text(sets[i].shards) +
-                   " shards, now " + now.sets[i].name + " with " + text(now.sets[i].shards);
+    std::string renamed;  // a set in another folder is still that set, if its shards are
+    for (size_t i = 0; i < sets.size(); ++i) {
+        const std::string both = "set " + text(int64_t(i)) + " of --data was " + sets[i].name + " with " +
+                                 text(sets[i].shards) + " shards, now " + now.sets[i].name + " with " +
+                                 text(now.sets[i].shards);
+        if (sets[i].shards != now.sets[i].shards) return both;
+        if (sets[i] != now.sets[i]) renamed += both + ": ";
+    }
     for (size_t i = 0; i < std::min(shards.size(), now.shards.size()); ++i) {
         const Shard &a = shards[i], &b = now.shards[i];
-        if (a.name != b.name) return "data file " + text(int64_t(i)) + " was " + a.name + ", now " + b.name;
-        if (a.bytes != b.bytes) return b.name + " had " + text(a.bytes) + " bytes, now " + text(b.bytes);
+        if (a.name != b.name) return renamed + "data file " + text(int64_t(i)) + " was " + a.name + ", now " + b.name;
+        if (a.bytes != b.bytes) return renamed + b.name + " had " + text(a.bytes) + " bytes, now " + text(b.bytes);
         if (a.tokens != b.tokens || a.token_bytes != b.token_bytes)
-            return b.name + " had " + text(a.tokens) + " tokens of " + text(a.token_bytes) + " bytes, now " +
+            return renamed + b.name + " had " + text(a.tokens) + " tokens of " + text(a.token_bytes) + " bytes, now " +
                    text(b.tokens) + " of " + text(b.token_bytes);
-        if (a.hash != b.hash) return b.name + " has the same size but other contents";
+        if (a.hash != b.hash) return renamed + b.name + " has the same size but other contents";
     }
     if (growing && shards.size() <= now.shards.size()) return {};
     if (shards.size() != now.shards.size())

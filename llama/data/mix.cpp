@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 namespace {
@@ -65,16 +65,16 @@ MixShares MixShares::parse(const std::vector<std::string>& text, const std::stri
     int64_t sum = 0, common = kMillion;
     for (const std::string& t : text) {
         const int64_t part = millionths(t);
-        require(part >= 0 && part <= kMillion,
-                "%s: the share '%s' is not a number from 0 to 1 with at most 6 digits after the point", where.c_str(),
-                t.c_str());
+        require_request(part >= 0 && part <= kMillion,
+                        "%s: the share '%s' is not a number from 0 to 1 with at most 6 digits after the point",
+                        where.c_str(), t.c_str());
         s.parts.push_back(part);
         sum += part;
         common = std::gcd(common, part);
     }
-    require(sum > 0, "%s: no set has a share above 0", where.c_str());
-    require(sum == kMillion, "%s: weights %s sum to %g, not to 1\n  nearest: %s", where.c_str(), join(text).c_str(),
-            double(sum) / kMillion, nearest_shares(s.parts).c_str());
+    require_request(sum > 0, "%s: no set has a share above 0", where.c_str());
+    require_request(sum == kMillion, "%s: weights %s sum to %g, not to 1\n  nearest: %s", where.c_str(),
+                    join(text).c_str(), double(sum) / kMillion, nearest_shares(s.parts).c_str());
     for (int64_t& part : s.parts) part /= common;
     s.period = kMillion / common;
     return s;
@@ -161,16 +161,17 @@ MixRequest parse_mix(const std::string& data) {
         const size_t colon = part.rfind(':');
         if (parts.size() == 1 && (colon == std::string::npos || millionths(part.substr(colon + 1)) < 0))
             return {{data}, {"1"}};
-        require(colon != std::string::npos && colon > 0 && colon + 1 < part.size(),
-                "--data %s: '%s' has no share; a mix is FOLDER:SHARE,FOLDER:SHARE, such as a:0.7,b:0.3", data.c_str(),
-                part.c_str());
+        require_request(colon != std::string::npos && colon > 0 && colon + 1 < part.size(),
+                        "--data %s: '%s' has no share; a mix is FOLDER:SHARE,FOLDER:SHARE, such as a:0.7,b:0.3",
+                        data.c_str(), part.c_str());
         mix.folders.push_back(part.substr(0, colon));
         mix.shares.push_back(part.substr(colon + 1));
-        require(std::count(mix.folders.begin(), mix.folders.end(), mix.folders.back()) == 1,
-                "--data %s: %s stands in it twice\n  name it once, with the sum of its shares", data.c_str(),
-                mix.folders.back().c_str());
+        require_request(std::count(mix.folders.begin(), mix.folders.end(), mix.folders.back()) == 1,
+                        "--data %s: %s stands in it twice\n  name it once, with the sum of its shares", data.c_str(),
+                        mix.folders.back().c_str());
     }
-    require(mix.folders.size() <= kMostSets, "--data: %zu sets; a mix has at most %zu", mix.folders.size(), kMostSets);
+    require_request(mix.folders.size() <= kMostSets, "--data: %zu sets; a mix has at most %zu", mix.folders.size(),
+                    kMostSets);
     return mix;
 }
 
@@ -180,15 +181,17 @@ std::vector<MixChange> parse_mix_changes(const std::string& text, size_t sets) {
     for (const std::string& part : split(text, ';')) {
         const size_t colon = part.find(':');
         const std::string step = part.substr(0, std::min(colon, part.size()));
-        require(colon != std::string::npos && !step.empty() && step.size() < 16 &&
-                    step.find_first_not_of("0123456789") == std::string::npos,
-                "--data-weights-at %s: '%s' is not STEP:SHARE,SHARE, such as 1000:0.5,0.5", text.c_str(), part.c_str());
+        require_request(colon != std::string::npos && !step.empty() && step.size() < 16 &&
+                            step.find_first_not_of("0123456789") == std::string::npos,
+                        "--data-weights-at %s: '%s' is not STEP:SHARE,SHARE, such as 1000:0.5,0.5", text.c_str(),
+                        part.c_str());
         MixChange change{std::stoll(step), split(std::string_view(part).substr(colon + 1), ',')};
-        require(change.shares.size() == sets, "--data-weights-at %s: %zu shares at step %s, but --data has %zu sets",
-                text.c_str(), change.shares.size(), step.c_str(), sets);
+        require_request(change.shares.size() == sets,
+                        "--data-weights-at %s: %zu shares at step %s, but --data has %zu sets", text.c_str(),
+                        change.shares.size(), step.c_str(), sets);
         const int64_t least = changes.empty() ? 2 : changes.back().step + 1;
-        require(change.step >= least, "--data-weights-at %s: step %s comes too early\n  nearest: %lld", text.c_str(),
-                step.c_str(), (long long)least);
+        require_request(change.step >= least, "--data-weights-at %s: step %s comes too early\n  nearest: %lld",
+                        text.c_str(), step.c_str(), (long long)least);
         MixShares::parse(change.shares, "--data-weights-at");
         changes.push_back(std::move(change));
     }

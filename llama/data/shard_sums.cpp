@@ -8,12 +8,14 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <system_error>
 #include <utility>
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
 #include "llama/base/sum_hash.h"
 
 namespace rz {
@@ -77,8 +79,21 @@ class FileSum {
 
 }  // namespace
 
+ShardSums::File::File(std::string given_path, int64_t place) : path(std::move(given_path)), place(place) {
+    std::error_code none;
+    const std::filesystem::path parent = std::filesystem::absolute(path, none).parent_path();
+    given = replace_invalid_utf8(parent.lexically_normal());
+    folder = replace_invalid_utf8(std::filesystem::weakly_canonical(parent, none));
+}
+
 ShardSums::ShardSums(std::vector<std::string> paths) {
-    for (std::string& path : paths) files_.push_back({std::move(path), {}, false});
+    for (std::string& path : paths) files_.emplace_back(std::move(path), int64_t(files_.size()));
+}
+
+void ShardSums::take(File& file, const ShardSum& sum) const {
+    file.sum = sum;
+    file.sum.given = file.given, file.sum.folder = file.folder, file.sum.place = file.place;
+    file.known = !sum.name.empty();
 }
 
 ShardSums::~ShardSums() {
@@ -87,16 +102,42 @@ ShardSums::~ShardSums() {
 }
 
 std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Place reader, Process& process) {
-    std::vector<std::pair<size_t, const ShardSum*>> to_read;  // of this rank
-    for (size_t i = 0; i < files_.size(); ++i)
+    using Records = std::vector<const ShardSum*>;
+    std::vector<std::pair<size_t, Records>> to_read;  // of this rank: a file, and the records of which it must be one
+    for (size_t i = 0; i < files_.size(); ++i) {
+        File& file = files_[i];
+        const ShardSum now = look(file.path);
+        const auto nearness = [&](const ShardSum& r) {
+            return r.place < 0               ? 0
+                   : r.folder == file.folder ? 4
+                   : r.given == file.given   ? 3
+                   : r.place == file.place   ? 2
+                                             : 1;
+        };
+        Records nearest;
         for (const ShardSum& r : recorded) {
-            const ShardSum now = look(files_[i].path);
             if (r.name != now.name || r.bytes != now.bytes) continue;
-            files_[i].sum = {now.name, now.bytes, now.changed, r.sum};
-            files_[i].known = true;
-            if (r.changed != now.changed && int(i % size_t(reader.size)) == reader.rank) to_read.emplace_back(i, &r);
-            break;
+            if (nearness(r) == 1) continue;  // a file of that name in another set
+            if (!nearest.empty() && nearness(r) < nearness(*nearest[0])) continue;
+            if (!nearest.empty() && nearness(r) > nearness(*nearest[0])) nearest.clear();
+            nearest.push_back(&r);
         }
+        if (nearest.empty()) continue;
+        const auto as_it_was =
+            std::find_if(nearest.begin(), nearest.end(), [&](const ShardSum* r) { return r->changed == now.changed; });
+        if (as_it_was != nearest.end()) {
+            ShardSum known = now;
+            known.sum = (*as_it_was)->sum;
+            take(file, known);
+            continue;
+        }
+        if (nearest.size() == 1) {  // what will be found, or the run ends
+            ShardSum known = now;
+            known.sum = nearest[0]->sum;
+            take(file, known);
+        }
+        if (int(i % size_t(reader.size)) == reader.rank) to_read.emplace_back(i, std::move(nearest));
+    }
     std::string problem;
     size_t next = 0;
     std::unique_ptr<FileSum> reading;
@@ -106,9 +147,11 @@ std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Place read
                 const auto& [i, want] = to_read[next];
                 if (!reading) reading = std::make_unique<FileSum>(files_[i].path);
                 if (!reading->read(kRound)) break;
-                if (reading->result().sum != want->sum)
+                const ShardSum found = reading->result();
+                if (std::none_of(want.begin(), want.end(), [&](const ShardSum* r) { return r->sum == found.sum; }))
                     problem =
                         files_[i].path + " has the same size but other contents than when the checkpoint was made";
+                take(files_[i], found);
                 reading.reset();
                 ++next;
             }
@@ -147,7 +190,7 @@ void ShardSums::follow(const std::vector<std::string>& paths) {
         std::lock_guard lock(mutex_);
         for (const std::string& path : paths) {
             if (std::any_of(files_.begin(), files_.end(), [&](const File& f) { return f.path == path; })) continue;
-            files_.push_back({path, {}, false});
+            files_.emplace_back(path, int64_t(files_.size()));
             more = started_;
         }
     }
@@ -176,8 +219,7 @@ void ShardSums::work() {
             }
             const ShardSum result = sum.result();
             std::lock_guard lock(mutex_);
-            file.sum = result;
-            file.known = !result.name.empty();
+            take(file, result);
         } catch (const std::exception&) {  // the loader says what is wrong with a file
         }
     }

@@ -20,6 +20,9 @@ struct ShardSum {
     int64_t bytes = 0;
     int64_t changed = 0;  // nanoseconds: the file's ctime, which nobody can set back
     uint64_t sum = 0;     // sum_hash of the file as words of 8 bytes, and of the bytes that are left
+    // Sets of a mix may have shards of one name: the folder as it was given and as it is, the place among all files.
+    std::string given = {}, folder = {};
+    int64_t place = -1;
     bool operator==(const ShardSum&) const = default;
 };
 
@@ -32,7 +35,9 @@ class ShardSums {
     ShardSums& operator=(const ShardSums&) = delete;
 
     // What a checkpoint recorded. A file that is as it was keeps its sum; of one that was written since, or moved here,
-    // the whole is read. "" or the first file that has other contents. Collective: the ranks, of which this one stands
+    // the whole is read. Of records of one name and size, a file's is that of its folder, else that of its place; older
+    // ones, which have neither, any.
+    // "" or the first file that has other contents. Collective: the ranks, of which this one stands
     // at `reader`, share the files, and agree after every GiB, so that none waits past its deadline.
     std::string compare(const std::vector<ShardSum>& recorded, Place reader, Process& process);
     // Sums what is not known yet, on a thread.
@@ -44,11 +49,14 @@ class ShardSums {
 
    private:
     struct File {
-        std::string path;
+        File(std::string path, int64_t place);
+        std::string path, given, folder;
+        int64_t place;
         ShardSum sum;
         bool known = false;
     };
     void work();
+    void take(File& file, const ShardSum& sum) const;
 
     std::deque<File> files_;  // places stay what they are while more are added
     bool started_ = false, working_ = false;

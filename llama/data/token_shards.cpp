@@ -328,7 +328,7 @@ Dataset load_dataset(const std::string& folder) {
     const std::string path = folder + "/dataset.json";
     require(file_exists(path), "%s: not found; make a dataset with: python3 data_prep/prepare.py stdlib --out %s",
             path.c_str(), folder.c_str());
-    const Json json = read_json(path);
+    const Json json = read_json(path, kDatasetFile);
     const auto file = [&](const Json& value) {
         const std::string base = json_string(value, "file", path);
         require(!base.empty() && base.find('/') == std::string::npos, "%s: '%s' is not a plain file name", path.c_str(),

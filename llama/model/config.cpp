@@ -2,7 +2,8 @@
 
 #include <cmath>
 
-#include "kernels/runtime/check.h"
+#include "kernels/attention/attention.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/json.h"
 
 namespace rz {
@@ -14,7 +15,7 @@ constexpr ConfigField kFields[] = {
     {"heads", "num_attention_heads", &ModelConfig::heads, 1, 1 << 16, "Number of query heads."},
     {"kv-heads", "num_key_value_heads", &ModelConfig::kv_heads, 1, 1 << 16,
      "Number of key and value heads. 0: as many as --heads."},
-    {"head-dim", "head_dim", &ModelConfig::head_dim, 2, 1 << 16, "Width of a head, even. 0: dim / heads."},
+    {"head-dim", "head_dim", &ModelConfig::head_dim, 2, kMaxHeadDim, "Width of a head, even. 0: dim / heads."},
     {"ffn", "intermediate_size", &ModelConfig::ffn, 1, 1 << 24, "Width of the MLP."},
     {"vocab", "vocab_size", &ModelConfig::vocab, 1, INT32_MAX, "Number of token ids, from 0 to vocab - 1."},
     {"max-seq-len", "max_position_embeddings", &ModelConfig::max_seq_len, 1, INT32_MAX, "Longest sequence, in tokens."},
@@ -44,6 +45,9 @@ static void require_finite(double x, double min, double max, const char* name) {
     require(x >= min && x <= max, "%s = %g must be a number from %g to %g", name, x, min, max);
 }
 
+// Whether cos and sin are those of no scaling.
+static bool is_plain(const RopeScaling& s) { return s.factor == 1 && rope_attention_factor(s) == 1; }
+
 void ModelConfig::resolve() {
     const auto in_range = [&](const ConfigField& f) {
         require(this->*f.member >= f.min && this->*f.member <= f.max, "%s must be from %lld to %lld",
@@ -64,6 +68,7 @@ void ModelConfig::resolve() {
     require(head_dim % 2 == 0, "%s must be even, since RoPE rotates pairs: nearest %lld or %lld",
             named(*this, &ModelConfig::head_dim).c_str(), (long long)std::max<int64_t>(2, head_dim - 1),
             (long long)head_dim + 1);
+    for (const ConfigField& f : kFields) in_range(f);  // the derived ones too
     require_finite(rope_theta, 1, 1e15, "rope-theta (rope_theta)");
     require_finite(norm_eps, 0, 1, "norm-eps (rms_norm_eps)");
     require_finite(init_std, 0, 100, "init-std (initializer_range)");
@@ -107,7 +112,7 @@ void check_tensor_parallel(const ModelConfig& c, int64_t tp) {
     while (above <= c.heads && !find_cut_error(c, above).empty()) ++above;
     const std::string nearest = above > c.heads ? format("--tp %lld", (long long)below)
                                                 : format("--tp %lld or %lld", (long long)below, (long long)above);
-    fail("--tp %lld: %s\n  nearest: %s", (long long)tp, why.c_str(), nearest.c_str());
+    refuse("--tp %lld: %s\n  nearest: %s", (long long)tp, why.c_str(), nearest.c_str());
 }
 
 int64_t ModelConfig::matmul_parameters() const {
@@ -134,7 +139,7 @@ static std::string human_count(int64_t n) {
 std::string summary(const ModelConfig& c) {
     const std::string kv = c.kv_heads == c.heads ? "" : format(" (%lld kv)", (long long)c.kv_heads);
     const std::string scaling =
-        c.rope_scaling.factor == 1 ? "" : format(", %s rope x%g", name_of(c.rope_scaling.kind), c.rope_scaling.factor);
+        is_plain(c.rope_scaling) ? "" : format(", %s rope x%g", name_of(c.rope_scaling.kind), c.rope_scaling.factor);
     return format("%s parameters: dim %lld, %lld layers, %lld heads%s of %lld, ffn %lld, vocab %lld, %s%s",
                   human_count(c.parameter_count()).c_str(), (long long)c.dim, (long long)c.layers, (long long)c.heads,
                   kv.c_str(), (long long)c.head_dim, (long long)c.ffn, (long long)c.vocab, c.tied ? "tied" : "untied",
@@ -155,7 +160,7 @@ std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_
     compare("rope-theta", a.rope_theta, b.rope_theta);
     const RopeScaling &s = a.rope_scaling, &t = b.rope_scaling;
     compare("rope_scaling factor", s.factor, t.factor);
-    if (s.factor == 1 && t.factor == 1) return out;
+    if (is_plain(s) && is_plain(t)) return out;
     if (s.kind != t.kind)
         out += format("rope_scaling rope_type: %s in %.*s, %s in %.*s\n", name_of(s.kind), int(name_a.size()),
                       name_a.data(), name_of(t.kind), int(name_b.size()), name_b.data());
@@ -204,8 +209,8 @@ static RopeSettings read_rope(const Json& object, const char* name, double theta
     const auto number = [&](const char* key, double min) {
         return json_number(json_at(object, key, inside), key, min, 1e6, inside);
     };
-    const auto optional = [&](const char* key, double& to) {
-        if (const Json* x = json_find(object, key)) to = json_number(*x, key, 0, 1e6, inside);
+    const auto optional = [&](const char* key, double& to, double min = 0) {
+        if (const Json* x = json_find(object, key)) to = json_number(*x, key, min, 1e6, inside);
     };
     RopeScaling& s = rope.scaling;
     s.factor = number("factor", 1);
@@ -219,7 +224,7 @@ static RopeSettings read_rope(const Json& object, const char* name, double theta
     if (s.kind != RopeKind::yarn) return rope;
     if (const Json* x = json_find(object, kOriginal))
         s.original_max_position = json_int(*x, kOriginal, 1, INT32_MAX, inside);
-    optional("attention_factor", s.attention_factor);
+    optional("attention_factor", s.attention_factor, 1e-6);
     optional("mscale", s.mscale);
     optional("mscale_all_dim", s.mscale_all_dim);
     optional("beta_fast", s.beta_fast);
@@ -327,7 +332,7 @@ static void read_token_ids(const Json& json, ModelConfig& config, const std::str
 }
 
 ModelConfig config_from_json(std::string_view text, const std::string& where) {
-    const Json json = parse_json(text, where);
+    const Json json = parse_json(text, where, kModelConfig);
     require(json.is_object(), "%s: expected a JSON object, found %s", where.c_str(), json_excerpt(json).c_str());
     refuse_unsupported(json, where);
     ModelConfig config;
@@ -386,7 +391,7 @@ std::string config_to_json(const ModelConfig& c, DType weights) {
     json["mlp_bias"] = false;
     json["attention_dropout"] = 0.0;
     json["rope_theta"] = c.rope_theta;
-    if (c.rope_scaling.factor == 1)
+    if (is_plain(c.rope_scaling))
         json["rope_scaling"] = nullptr;
     else
         json["rope_scaling"] = rope_to_json(c.rope_scaling);

@@ -94,6 +94,10 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
       max_positions_(std::min(max_positions, c.max_seq_len)),
       block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_, tp)) {
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
+    require(part_.qkv_rows() * e % 16 == 0,
+            "generation with head-dim (head_dim) = %lld: a token's q, k and v take %lld bytes, not a multiple of 16\n"
+            "  nearest: head-dim %lld",
+            (long long)c.head_dim, (long long)(part_.qkv_rows() * e), (long long)round_up(c.head_dim, 8));
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
         return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
             .data();

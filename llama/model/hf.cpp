@@ -11,6 +11,7 @@
 #include "kernels/philox.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/finite.h"
+#include "llama/base/folder_file.h"
 #include "llama/base/json.h"
 
 namespace rz {
@@ -21,16 +22,6 @@ constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = kWeightIndex;
 constexpr const char* kConfig = "config.json";
 constexpr const char* kHead = "lm_head.weight";
-
-// Of a file whose size is looked at first: a sparse one may claim terabytes.
-static std::string read_text(const std::string& path) {
-    constexpr uintmax_t kLargest = 256 << 20;
-    std::error_code none;
-    const uintmax_t bytes = fs::file_size(path, none);
-    require(none || bytes <= kLargest, "%s: %llu bytes are too many for this file (at most %llu); is it another one?",
-            path.c_str(), (unsigned long long)bytes, (unsigned long long)kLargest);
-    return read_file(path);
-}
 
 static std::string shape_text(const std::vector<int64_t>& shape) {
     std::string text;
@@ -85,19 +76,18 @@ static std::string resolve_repo(const std::string& repo, const std::string& revi
     require(is_folder(root), "%s: no such folder, and no such repo in the Hugging Face cache (%s). Fetch it with\n%s",
             repo.c_str(), hub_cache().c_str(), download_command(repo).c_str());
     std::string snapshot = revision;
-    if (is_file(root + "/refs/" + revision)) snapshot = trimmed(read_text(root + "/refs/" + revision));
+    if (is_file(root + "/refs/" + revision)) snapshot = trimmed(read_file(root + "/refs/" + revision));
     require(!snapshot.empty() && snapshot.find('/') == std::string::npos && snapshot[0] != '.',
             "%s: refs/%s names no snapshot", root.c_str(), revision.c_str());
     const std::string path = root + "/snapshots/" + snapshot;
-    require(is_file(path + "/" + kConfig), "%s: the cache has no config.json of revision %s (%s). Fetch it with\n%s",
+    require(has_file(path, kConfig), "%s: the cache has no config.json of revision %s (%s). Fetch it with\n%s",
             repo.c_str(), revision.c_str(), path.c_str(), download_command(repo).c_str());
     return path;
 }
 
 std::string resolve_model(const std::string& spec) {
     if (is_folder(spec)) {
-        require(is_file(spec + "/" + kConfig), "%s: holds no config.json, so it is not a Hugging Face model",
-                spec.c_str());
+        require(has_file(spec, kConfig), "%s: holds no config.json, so it is not a Hugging Face model", spec.c_str());
         return spec;
     }
     if (is_file(spec)) {
@@ -117,13 +107,14 @@ std::string resolve_model(const std::string& spec) {
 
 ModelConfig load_config(const std::string& folder) {
     const std::string path = folder + "/" + kConfig;
-    return config_from_json(read_text(path), path);
+    require(has_file(folder, kConfig), "%s: no such file", path.c_str());
+    return config_from_json(read_file(path, kModelConfig), path);
 }
 
 // ---- reading ----
 
 std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& path) {
-    const Json json = parse_json(text, path);
+    const Json json = parse_json(text, path, kWeightIndexFile);
     const Json& map = json_at(json, "weight_map", path);
     require(map.is_object() && !map.empty(), "%s: weight_map must be an object of tensor and file names", path.c_str());
     std::map<std::string, std::string> files;
@@ -132,7 +123,7 @@ std::map<std::string, std::string> parse_weight_map(std::string_view text, const
         const bool plain = !file.empty() && file.find_first_of("/\\") == std::string::npos &&
                            file.find("..") == std::string::npos && file.find('\0') == std::string::npos;
         require(plain, "%s: weight_map places %s in %s: only plain file names of the same folder are allowed",
-                path.c_str(), tensor.c_str(), json_excerpt(value).c_str());
+                path.c_str(), printable_line(tensor).c_str(), json_excerpt(value).c_str());
         files[tensor] = file;
     }
     return files;
@@ -140,14 +131,14 @@ std::map<std::string, std::string> parse_weight_map(std::string_view text, const
 
 void HfWeights::open_shards(const std::string& folder) {
     const std::map<std::string, std::string> index =
-        parse_weight_map(read_text(folder + "/" + kIndex), folder + "/" + kIndex);
+        parse_weight_map(read_file(folder + "/" + kIndex, kWeightIndexFile), folder + "/" + kIndex);
     std::set<std::string> names;
     for (const auto& [tensor, file] : index) names.insert(file);
     std::map<std::string, const Safetensors*> open;
     files_.reserve(names.size());  // places_ points into it
     for (const std::string& file : names) {
-        if (!is_file(folder + "/" + file)) {
-            problems_.push_back("missing file: " + file + ", which the index lists");
+        if (!has_file(folder, file)) {
+            problems_.push_back("missing file: " + printable_line(file) + ", which the index lists");
             continue;
         }
         files_.emplace_back(folder + "/" + file);
@@ -155,14 +146,15 @@ void HfWeights::open_shards(const std::string& folder) {
         for (const StoredTensor& t : files_.back().tensors()) {
             const auto it = index.find(t.name);
             if (it == index.end())
-                problems_.push_back("not in the index: " + t.name + ", stored in " + file);
+                problems_.push_back("not in the index: " + printable_line(t.name) + ", stored in " + file);
             else if (it->second != file)
-                problems_.push_back("stored in " + file + ": " + t.name + ", which the index places in " + it->second);
+                problems_.push_back("stored in " + file + ": " + printable_line(t.name) +
+                                    ", which the index places in " + it->second);
         }
     }
     for (const auto& [tensor, file] : index)
         if (open.count(file) && open[file]->find(tensor) == nullptr)
-            problems_.push_back("not in " + file + ": " + tensor + ", which the index places there");
+            problems_.push_back("not in " + file + ": " + printable_line(tensor) + ", which the index places there");
 }
 
 void HfWeights::index_tensors() {
@@ -170,8 +162,8 @@ void HfWeights::index_tensors() {
         for (const StoredTensor& t : file.tensors()) {
             const auto [it, is_new] = places_.emplace(t.name, Place{&file, &t});
             if (!is_new)
-                problems_.push_back("stored twice: " + t.name + ", in " + it->second.file->path() + " and " +
-                                    file.path());
+                problems_.push_back("stored twice: " + printable_line(t.name) + ", in " + it->second.file->path() +
+                                    " and " + file.path());
         }
 }
 
@@ -204,7 +196,7 @@ void HfWeights::compare_with(const ParamTable& table) {
         for (const StoredTensor& t : file.tensors()) {
             const bool ignored = t.name.ends_with(".rotary_emb.inv_freq") || (table.tied() && t.name == kHead);
             if (table.find(t.name) == nullptr && !ignored)
-                problems_.push_back("unexpected: " + t.name + " " + t.type + " " + shape_text(t.shape));
+                problems_.push_back("unexpected: " + printable_line(t.name) + " " + t.type + " " + shape_text(t.shape));
         }
     dtype_ = DType(std::max_element(std::begin(elements), std::end(elements)) - elements);
 }
@@ -225,9 +217,9 @@ void HfWeights::check_stored_head(const ParamTable& table) {
 
 HfWeights::HfWeights(const std::string& folder, const ParamTable& table, const uint64_t* grow) {
     if (grow != nullptr) grow_ = *grow;
-    if (is_file(folder + "/" + kWeights))
+    if (has_file(folder, kWeights))
         files_.emplace_back(folder + "/" + kWeights);
-    else if (is_file(folder + "/" + kIndex))
+    else if (has_file(folder, kIndex))
         open_shards(folder);
     else
         fail(
@@ -316,6 +308,7 @@ std::vector<TensorSpec> tensor_specs(const ParamTable& table, DType dtype) {
 
 void prepare_model_folder(const std::string& folder, const TokenizerFiles& tokenizer) {
     make_folder(folder);
+    remove_left_temporaries(folder);
     tokenizer.write_to(folder);
 }
 
@@ -382,7 +375,6 @@ void save_model(const std::string& folder, const ModelConfig& config, const Para
 // ---- files beside the weights ----
 
 constexpr const char* kGeneration = "generation_config.json";
-constexpr uintmax_t kLargestSideFile = 64 << 20;
 
 // Files that make up a tokenizer, or that only make sense with one.
 static constexpr const char* kTokenizerFiles[] = {
@@ -401,13 +393,33 @@ static bool is_weights_file(const std::string& name) {
     return false;
 }
 
-// What its folder lists and is neither file nor folder leads nowhere (a link) or is a FIFO, a socket, a device; else it
-// went away meanwhile, or a call has failed that says so.
-static void require_special(const std::string& path) {
-    std::error_code none;
-    const fs::file_status status = fs::symlink_status(path, none);
-    require(fs::is_symlink(status) || fs::is_other(status), "%s: its folder lists it, and it can't be looked at",
-            path.c_str());
+// Why a file is not what its name says that it is; "": it is, or its name says nothing.
+static std::string not_what_it_says(const std::string& name, std::string_view content) {
+    const auto ends = [&](std::initializer_list<const char*> all) {
+        return std::any_of(all.begin(), all.end(), [&](const char* end) { return name.ends_with(end); });
+    };
+    if (ends({".json"})) try {
+            parse_json(content, name, kSideFile);
+            return "";
+        } catch (const Error&) {
+            return "it is not valid JSON";
+        }
+    for (const auto& [end, begins] : {std::pair{".model", std::string_view("\n")},
+                                      {".png", "\x89PNG"},
+                                      {".jpg", "\xff\xd8\xff"},
+                                      {".jpeg", "\xff\xd8\xff"},
+                                      {".gif", "GIF8"},
+                                      {".pdf", "%PDF"},
+                                      {".webp", "RIFF"}})
+        if (name.ends_with(end)) return content.starts_with(begins) ? "" : format("it is no %s file", end);
+    const size_t dot = name.find_last_of("./");
+    const bool text = dot == std::string::npos || name[dot] == '/' ||
+                      ends({".txt", ".md", ".jinja", ".jsonl", ".py", ".yaml", ".yml", ".toml", ".svg", ".csv"});
+    if (!text) return "it is of no kind that is known";
+    const bool plain = std::none_of(content.begin(), content.end(), [](char c) {
+        return (uint8_t(c) < 0x20 && c != '\n' && c != '\t' && c != '\r' && c != '\f') || c == 0x7f;
+    });
+    return plain && valid_utf8(content) ? "" : "it is no text";
 }
 
 // Files of a model's folder that are neither weights nor config.json, nor what a run of this program puts there; those
@@ -420,12 +432,16 @@ static std::vector<std::string> side_files(const std::string& folder, const std:
     for (const std::string& name : names) {
         const std::string path = inside + name;
         std::error_code none;
-        if (name[0] == '.' || is_weights_file(name)) continue;
+        if (name[0] == '.' || is_weights_file(name) || is_temporary_name(name)) continue;
         if (inside.empty() && (name == kConfig || name == "manifest.json")) continue;
-        const bool file = is_file(folder + "/" + path), is_inner = !file && is_folder(folder + "/" + path);
-        if (file) found.push_back(path);
-        if (!file && !is_inner) require_special(folder + "/" + path);
-        if (!is_inner || fs::is_symlink(folder + "/" + path, none)) continue;
+        const bool named = inside.empty() && (is_tokenizer_file(name) || name == kGeneration);  // then no folder
+        if (named || !is_folder(folder + "/" + path)) {
+            require(has_file(folder, path), "%s/%s: its folder lists it, and it can't be looked at", folder.c_str(),
+                    path.c_str());
+            found.push_back(path);
+            continue;
+        }
+        if (fs::is_symlink(folder + "/" + path, none)) continue;
         const auto has = [&](const char* file) { return is_file(folder + "/" + path + "/" + file); };
         if (has(kConfig) || has("manifest.json") || has("run_status.json")) continue;
         require(std::count(path.begin(), path.end(), '/') < kDeepest, "%s/%s: folders in it are more than %lld deep",
@@ -440,36 +456,47 @@ static std::vector<std::string> side_files(const std::string& folder, const std:
     return found;
 }
 
+void TokenizerFiles::take(const std::string& folder, const std::string& name) {
+    const std::string path = folder + "/" + name;
+    const bool needed = is_tokenizer_file(name) || name == kGeneration;
+    std::error_code none;
+    if (!needed && fs::file_size(path, none) > uintmax_t(kSideFile.bytes) && !none) {
+        left_out_.push_back(
+            format("%s is left out: it has more than %s", path.c_str(), human_bytes(kSideFile.bytes).c_str()));
+        return;
+    }
+    std::string content = read_file(path, kSideFile);
+    const std::string problem = not_what_it_says(name, content);
+    require(problem.empty() || !needed, "%s: %s\n  it would be copied beside the weights: put the right file there",
+            path.c_str(), problem.c_str());
+    if (problem.empty())
+        files_[name] = std::move(content);
+    else
+        left_out_.push_back(format("%s is left out: %s", path.c_str(), problem.c_str()));
+}
+
 TokenizerFiles::TokenizerFiles(const std::string& from) {
     if (from.empty()) return;
     const std::string folder = is_folder(from) ? from : parent_folder(from);
     require(is_folder(folder), "%s: no such folder to take the tokenizer from", folder.c_str());
     for (const char* file : kTokenizerFiles)
-        if (is_file(folder + "/" + file)) files_[file] = read_text(folder + "/" + file);
-    if (is_file(folder + "/" + kGeneration)) files_[kGeneration] = read_text(folder + "/" + kGeneration);
+        if (has_file(folder, file)) take(folder, file);
+    if (has_file(folder, kGeneration)) take(folder, kGeneration);
 }
 
 TokenizerFiles TokenizerFiles::beside_model(const std::string& folder) {
     TokenizerFiles files;
-    for (const std::string& name : side_files(folder)) {
-        const std::string path = folder + "/" + name;
-        std::error_code none;
-        if (fs::file_size(path, none) > kLargestSideFile && !none)
-            files.large_[name] = std::make_shared<const MappedFile>(path);
-        else
-            files.files_[name] = read_text(path);
-    }
+    for (const std::string& name : side_files(folder)) files.take(folder, name);
     return files;
 }
 
 bool TokenizerFiles::has_tokenizer() const {
-    const auto has = [&](const char* name) { return files_.count(name) + large_.count(name) > 0; };
+    const auto has = [&](const char* name) { return files_.count(name) > 0; };
     return has("tokenizer.json") || has("tokenizer.model");
 }
 
 void TokenizerFiles::replace_tokenizer(const TokenizerFiles& from) {
     std::erase_if(files_, [](const auto& file) { return is_tokenizer_file(file.first); });
-    std::erase_if(large_, [](const auto& file) { return is_tokenizer_file(file.first); });
     for (const auto& [name, content] : from.files_) files_.emplace(name, content);  // generation_config.json: own first
 }
 
@@ -515,14 +542,12 @@ void TokenizerFiles::write_to(const std::string& folder) const {
         write_file_atomically(folder + "/" + name, content);
     };
     for (const auto& [name, content] : files_) write(name, content);
-    for (const auto& [name, file] : large_)
-        write(name, {reinterpret_cast<const char*>(file->data()), size_t(file->size())});
 }
 
 void read_generation_config(const std::string& folder, ModelConfig& config) {
     const std::string path = folder + "/" + kGeneration;
-    if (!is_file(path)) return;
-    const Json json = parse_json(read_text(path), path);
+    if (!has_file(folder, kGeneration)) return;
+    const Json json = read_json(path, kModelConfig);
     require(json.is_object(), "%s: expected a JSON object, found %s", path.c_str(), json_excerpt(json).c_str());
     const auto read = [&](const Json& value, const char* key) {
         return json_int(value, key, 0, config.vocab - 1, path);

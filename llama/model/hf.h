@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,7 +12,6 @@
 
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
-#include "llama/base/mapped_file.h"
 #include "llama/base/safetensors.h"
 
 namespace rz {
@@ -88,7 +86,8 @@ class TokenizerFiles {
     TokenizerFiles(const char* from) : TokenizerFiles(std::string(from)) {}
     // All that lies beside a model's weights and config.json, in folders too: tokenizer, generation_config.json, chat
     // template, license. Left out are weights, hidden files, and folders that hold a model or a run of their own.
-    // Files above 64 MiB stay mapped.
+    // Each is what its name says (JSON, text, a picture); others and those above 64 MiB are left out, and those of the
+    // tokenizer refused.
     static TokenizerFiles beside_model(const std::string& folder);
 
     bool has_tokenizer() const;
@@ -100,10 +99,12 @@ class TokenizerFiles {
     // and the model has an end token.
     void set_token_ids(const ModelConfig&);
     void write_to(const std::string& folder) const;
+    const std::vector<std::string>& left_out() const { return left_out_; }  // lines for people
 
    private:
-    std::map<std::string, std::string> files_;                        // name inside the folder, content
-    std::map<std::string, std::shared_ptr<const MappedFile>> large_;  // likewise; outlive what they were read from
+    void take(const std::string& folder, const std::string& name);
+    std::vector<std::string> left_out_;
+    std::map<std::string, std::string> files_;  // name inside the folder, content
 };
 
 // generation_config.json's token ids, where there is one: they go before config.json's.

@@ -10,19 +10,33 @@ static std::string nearest_multiples(int64_t value, int64_t multiple) {
                      : std::to_string(multiple);
 }
 
+int64_t fp8_multiple(Fp8Recipe recipe) {
+    switch (recipe) {
+        case Fp8Recipe::none:
+            return 1;
+        case Fp8Recipe::tensor:
+            return 16;
+        case Fp8Recipe::block:
+            return kFp8Tile;
+        case Fp8Recipe::mx:
+            return kMxMultiple;
+    }
+    return 1;
+}
+
 void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t tokens, Device device, int64_t parts) {
     if (!o.on()) return;
     const char* recipe = name_of(o.recipe);
-    require(dtype == DType::bf16, "--fp8 %s needs --dtype bf16, and it is %s\n  nearest: --dtype bf16", recipe,
-            name_of(dtype));
+    require_request(dtype == DType::bf16, "--fp8 %s needs --dtype bf16, and it is %s\n  nearest: --dtype bf16", recipe,
+                    name_of(dtype));
     std::string missing = fp8_missing(device);
-    require(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 none", recipe, missing.c_str());
-    const int64_t multiple = o.recipe == Fp8Recipe::tensor ? 16 : o.recipe == Fp8Recipe::block ? kFp8Tile : kMxMultiple;
+    require_request(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 none", recipe, missing.c_str());
+    const int64_t multiple = fp8_multiple(o.recipe);
     const std::string no_mx = fp8_mx_missing(device);
     if (o.recipe == Fp8Recipe::block) missing = fp8_blocks_missing(device);
     if (o.recipe == Fp8Recipe::mx) missing = no_mx;
-    require(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 %s", recipe, missing.c_str(),
-            o.recipe == Fp8Recipe::block && no_mx.empty() ? "mx" : "tensor");
+    require_request(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 %s", recipe, missing.c_str(),
+                    o.recipe == Fp8Recipe::block && no_mx.empty() ? "mx" : "tensor");
     const struct {
         const char* name;
         int64_t value, parts;
@@ -33,16 +47,17 @@ void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t t
                   c.qkv_rows(), parts},
                  {"tokens per micro-batch (--batch x --seq-len)", tokens, 1}};
     for (const auto& side : sides)
-        require(side.value % multiple == 0,
-                "--fp8 %s: %s %lld is not a multiple of %s%lld, which fp8 products need\n  nearest: %s", recipe,
-                side.name, (long long)(side.value * side.parts),
-                side.parts > 1 ? format("--tp %lld x ", (long long)side.parts).c_str() : "", (long long)multiple,
-                nearest_multiples(side.value * side.parts, multiple * side.parts).c_str());
-    require(o.skip_first + o.skip_last < c.layers,
-            "--fp8-skip-blocks %lld,%lld: the model has %lld blocks, so none would be in fp8\n  nearest: %lld,%lld",
-            (long long)o.skip_first, (long long)o.skip_last, (long long)c.layers,
-            (long long)std::min(o.skip_first, c.layers - 1),
-            (long long)std::min(o.skip_last, c.layers - 1 - std::min(o.skip_first, c.layers - 1)));
+        require_request(side.value % multiple == 0,
+                        "--fp8 %s: %s %lld is not a multiple of %s%lld, which fp8 products need\n  nearest: %s", recipe,
+                        side.name, (long long)(side.value * side.parts),
+                        side.parts > 1 ? format("--tp %lld x ", (long long)side.parts).c_str() : "",
+                        (long long)multiple, nearest_multiples(side.value * side.parts, multiple * side.parts).c_str());
+    require_request(
+        o.skip_first + o.skip_last < c.layers,
+        "--fp8-skip-blocks %lld,%lld: the model has %lld blocks, so none would be in fp8\n  nearest: %lld,%lld",
+        (long long)o.skip_first, (long long)o.skip_last, (long long)c.layers,
+        (long long)std::min(o.skip_first, c.layers - 1),
+        (long long)std::min(o.skip_last, c.layers - 1 - std::min(o.skip_first, c.layers - 1)));
 }
 
 int64_t fp8_largest_operand(const ModelConfig& c, int64_t tokens) {

@@ -40,6 +40,8 @@ struct Fp8Options {
     }
 };
 
+// What the tokens of a micro-batch, and the sides of every weight, are a multiple of.
+int64_t fp8_multiple(Fp8Recipe);
 // Throws, naming the flag and the nearest valid value, unless micro-batches of `tokens` of this model can be trained so
 // on this device. `parts`: of how many ranks' parts of each tensor the config is one.
 void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t tokens, Device, int64_t parts = 1);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 #include "llama/parallel/study.h"
 
 namespace rz {
@@ -18,15 +18,17 @@ PipelineSchedule schedule_for(const PipelineOptions& o, const ScheduleChoice& ch
     const std::string name = choice.name();
     if (!choice.kind) {
         PipelineSchedule s = load_pipeline(choice.file);
-        require(s.ranks == o.pp, "pp %d, but %s has rows for %d ranks\n  nearest: pp %d", o.pp, name.c_str(), s.ranks,
-                s.ranks);
-        require(s.micro_batches == micro_batches, "%d micro-batches, but %s has %d\n  nearest: %d micro-batches",
-                micro_batches, name.c_str(), s.micro_batches, s.micro_batches);
+        require_request(s.ranks == o.pp, "pp %d, but %s has rows for %d ranks\n  nearest: pp %d", o.pp, name.c_str(),
+                        s.ranks, s.ranks);
+        require_request(s.micro_batches == micro_batches,
+                        "%d micro-batches, but %s has %d\n  nearest: %d micro-batches", micro_batches, name.c_str(),
+                        s.micro_batches, s.micro_batches);
         return s;
     }
     const int v = o.stages_per_rank ? o.stages_per_rank : default_stages_per_rank(*choice.kind);
-    require(int64_t(o.pp) * v <= blocks, "pp %d and schedule %s make %d stages of %lld blocks\n  nearest: pp %lld",
-            o.pp, name.c_str(), o.pp * v, (long long)blocks, (long long)std::max<int64_t>(1, blocks / v));
+    require_request(int64_t(o.pp) * v <= blocks,
+                    "pp %d and schedule %s make %d stages of %lld blocks\n  nearest: pp %lld", o.pp, name.c_str(),
+                    o.pp * v, (long long)blocks, (long long)std::max<int64_t>(1, blocks / v));
     return make_pipeline(*choice.kind, {o.pp, micro_batches, o.stages_per_rank});
 }
 
@@ -98,10 +100,11 @@ std::vector<UnitCopies> find_copies(const PipelineSchedule& s, const std::vector
 
 void check_copies(const std::vector<UnitCopies>& copies, const std::string& name, const ShardPolicy& shard) {
     for (size_t r = 0; r < copies.size(); ++r)
-        require(copies[r].peer < 0 || !shard.reduce_each,
-                "schedule %s: ranks %zu and %d of the pipeline hold the same parameters and add their gradients once a "
-                "step, and they are to be reduced at every weight gradient\n  nearest: accumulate locally",
-                name.c_str(), r, copies[r].peer);
+        require_request(
+            copies[r].peer < 0 || !shard.reduce_each,
+            "schedule %s: ranks %zu and %d of the pipeline hold the same parameters and add their gradients once a "
+            "step, and they are to be reduced at every weight gradient\n  nearest: accumulate locally",
+            name.c_str(), r, copies[r].peer);
 }
 
 }  // namespace
@@ -112,9 +115,9 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
     const bool chosen = o.schedule.kind || !o.schedule.file.empty();
     plan.choice = chosen ? o.schedule : default_schedule(o, config.layers);
     const std::string name = plan.choice.name();
-    require(!config.tied || plan.choice.kind != PipelineKind::dualpipe,
-            "schedule dualpipe with a tied head: both ends of the pipeline would hold both of its uses\n"
-            "  nearest: schedule dualpipev");
+    require_request(!config.tied || plan.choice.kind != PipelineKind::dualpipe,
+                    "schedule dualpipe with a tied head: both ends of the pipeline would hold both of its uses\n"
+                    "  nearest: schedule dualpipev");
     plan.schedule = schedule_for(o, plan.choice, config.layers, int(micro_batches));
     if (o.window > 0) plan.schedule = limit_in_flight(plan.schedule, o.window);
     const PipelineSchedule& s = plan.schedule;
@@ -122,7 +125,7 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
         return c.a.op == Op::I || c.a.op == Op::W || (c.with && c.with->op == Op::I);
     };
     for (const auto& cells : s.order)
-        require(
+        require_request(
             !o.recompute || std::none_of(cells.begin(), cells.end(), parts),
             "schedule %s parts the backward pass, and a pending weight gradient keeps what recomputation would have "
             "saved\n  nearest: schedule 1f1b, or recompute none",

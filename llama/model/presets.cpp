@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/text.h"
 
 namespace rz {
@@ -74,8 +74,8 @@ const Preset& find_preset(std::string_view name) {
     }
     std::string list;
     for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
-    fail("no preset is called \"%.*s\": nearest is %s; there are %s", int(name.size()), name.data(),
-         nearest_name(name, names).c_str(), list.c_str());
+    refuse("no preset is called \"%.*s\": nearest is %s; there are %s", int(name.size()), name.data(),
+           nearest_name(name, names).c_str(), list.c_str());
 }
 
 std::string preset_table() {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -22,8 +22,8 @@ std::vector<UnitFlops> unit_flops(const ModelConfig& c, int64_t T, bool recomput
 
 std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>& units, int stages) {
     const int blocks = int(units.size()) - 2;
-    require(stages >= 1 && stages <= blocks, "%d stages of %d blocks: each stage needs one\n  nearest: %d stages",
-            stages, blocks, blocks);
+    require_request(stages >= 1 && stages <= blocks,
+                    "%d stages of %d blocks: each stage needs one\n  nearest: %d stages", stages, blocks, blocks);
     std::vector<double> before(size_t(blocks) + 1);  // cost of the blocks before, exact: below 2^53
     for (int b = 0; b < blocks; ++b) {
         int64_t cost = units[size_t(b) + 1].total();
@@ -74,16 +74,17 @@ std::vector<StageUnits> cut_stages(const std::vector<int64_t>& blocks_of, int64_
     std::string even;
     for (int s = 0; s < stages; ++s)
         even += (even.empty() ? "" : ",") + std::to_string(blocks / stages + (s < blocks % stages ? 1 : 0));
-    require(int(blocks_of.size()) == stages, "a cut into %s blocks: these are %lld stages, there are %d\n  nearest: %s",
-            asked.c_str(), (long long)blocks_of.size(), stages, even.c_str());
-    require(total == blocks, "a cut into %s blocks: these are %lld blocks, the model has %lld\n  nearest: %s",
-            asked.c_str(), (long long)total, (long long)blocks, even.c_str());
+    require_request(int(blocks_of.size()) == stages,
+                    "a cut into %s blocks: these are %lld stages, there are %d\n  nearest: %s", asked.c_str(),
+                    (long long)blocks_of.size(), stages, even.c_str());
+    require_request(total == blocks, "a cut into %s blocks: these are %lld blocks, the model has %lld\n  nearest: %s",
+                    asked.c_str(), (long long)total, (long long)blocks, even.c_str());
     std::vector<StageUnits> out;
     int next = 0;
     for (int s = 0; s < stages; ++s) {
         const int64_t n = blocks_of[size_t(s)];
-        require(n > 0, "a cut into %s blocks: stage %d has none, and each needs one\n  nearest: %s", asked.c_str(), s,
-                even.c_str());
+        require_request(n > 0, "a cut into %s blocks: stage %d has none, and each needs one\n  nearest: %s",
+                        asked.c_str(), s, even.c_str());
         const int units = int(n) + (s == 0) + (s == stages - 1);
         out.push_back({s, next, next + units - 1});
         next += units;

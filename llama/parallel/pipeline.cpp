@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <deque>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 
@@ -273,7 +273,7 @@ std::string find_pipeline_refusal(PipelineKind kind, const PipelineShape& shape)
 
 PipelineSchedule make_pipeline(PipelineKind kind, const PipelineShape& shape) {
     const std::string why = find_pipeline_refusal(kind, shape);
-    require(why.empty(), "%s", why.c_str());
+    require_request(why.empty(), "%s", why.c_str());
     const int P = shape.ranks, M = shape.micro_batches;
     const int V = shape.stages_per_rank ? shape.stages_per_rank : default_stages_per_rank(kind);
     PipelineSchedule s{.ranks = P, .stages = P * V, .micro_batches = M, .rank_of = {}, .order = {}};

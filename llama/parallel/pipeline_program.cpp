@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 namespace {
@@ -227,8 +227,9 @@ class RankBuilder {
 
     // At most `window` stages are whole; one that is missing takes the place of the one whose next use is farthest.
     std::vector<Instr> gather_for_window(const std::vector<Instr>& code) const {
-        require(o_.window >= 1,
-                "parameters gathered for a window of %d stages: it must hold at least one\n  nearest: 1", o_.window);
+        require_request(o_.window >= 1,
+                        "parameters gathered for a window of %d stages: it must hold at least one\n  nearest: 1",
+                        o_.window);
         const auto next_use = [&](int stage, size_t from) {
             while (from < code.size() && (code[from].stage != stage || reads(code[from], shape_).empty())) ++from;
             return from;

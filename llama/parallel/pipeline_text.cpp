@@ -135,7 +135,7 @@ PipelineSchedule parse_pipeline_csv(std::string_view text) {
 }
 
 PipelineSchedule load_pipeline(const std::string& path) {
-    PipelineSchedule s = parse_pipeline_csv(read_file(path));
+    PipelineSchedule s = parse_pipeline_csv(read_file(path, kScheduleFile));
     check_pipeline(s);
     return s;
 }

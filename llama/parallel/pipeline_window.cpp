@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <map>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 #include "llama/parallel/pipeline.h"
 
 namespace rz {
@@ -27,7 +27,8 @@ class Window {
         std::vector<int64_t> free_at(size_t(s_.ranks), 0);
         for (int64_t now = 0; std::any_of(left_.begin(), left_.end(), [](const auto& l) { return !l.empty(); });
              ++now) {
-            require(now <= int64_t(s_.stages) * s_.micro_batches * 8, "a window of %d micro-batches never ends", most_);
+            require_request(now <= int64_t(s_.stages) * s_.micro_batches * 8, "a window of %d micro-batches never ends",
+                            most_);
             for (int r = 0; r < s_.ranks; ++r) {
                 if (free_at[size_t(r)] > now) continue;
                 auto& tasks = left_[size_t(r)];
@@ -73,7 +74,7 @@ class Window {
 }  // namespace
 
 PipelineSchedule limit_in_flight(const PipelineSchedule& s, int most) {
-    require(most >= 1, "a window of %d: at least one micro-batch must be in flight\n  nearest: 1", most);
+    require_request(most >= 1, "a window of %d: at least one micro-batch must be in flight\n  nearest: 1", most);
     return Window(s, most).run();
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "comm/exit_codes.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/plan/plan.h"
@@ -237,8 +238,9 @@ int plan_command(const PlanOptions& o) {
     const bool quiet = o.json == "-";
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     if (c.options.fp8.on())
-        require(c.machine.cpu || c.machine.peak_fp8 > 0 || c.machine.gemm_fp8 > 0,
-                "--fp8: %s has no fp8 products (gemm-fp8-tflops)\n  nearest: leave --fp8 out", c.machine.name.c_str());
+        require_request(c.machine.cpu || c.machine.peak_fp8 > 0 || c.machine.gemm_fp8 > 0,
+                        "--fp8: %s has no fp8 products (gemm-fp8-tflops)\n  nearest: leave --fp8 out",
+                        c.machine.name.c_str());
     if (o.search) return search_command(c);
     if (c.options.batch == 0) {  // --batch auto
         c.options.batch = 1;

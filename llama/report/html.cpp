@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "kernels/runtime/check.h"
 #include "llama/base/json.h"
 
 namespace rz {
 
 std::string escape_html(const std::string& text) {
     std::string out;
-    for (const char c : replace_invalid_utf8(text)) {
+    for (const char c : printable(replace_invalid_utf8(text))) {
         if (c == '<')
             out += "&lt;";
         else if (c == '>')
@@ -17,7 +18,7 @@ std::string escape_html(const std::string& text) {
             out += "&amp;";
         else if (c == '"')
             out += "&quot;";
-        else if (uint8_t(c) >= 0x20 || c == '\n' || c == '\t')
+        else
             out += c;
     }
     return out;

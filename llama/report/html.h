@@ -31,7 +31,7 @@ class HtmlPage {
     std::string title_, note_, body_;
 };
 
-// Text for HTML, in an element or an attribute. Bytes that are not UTF-8 become U+FFFD.
+// Text for HTML, in an element or an attribute. Bytes that are not UTF-8 become U+FFFD, control characters \x1b.
 std::string escape_html(const std::string& text);
 
 }  // namespace rz

@@ -44,11 +44,11 @@ static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x
 
 // Drops what an earlier start of the run logged at or after `step`, and a line that it did not finish.
 static void truncate_metrics(const std::string& path, int64_t step) {
-    if (std::FILE* file = std::fopen(path.c_str(), "r"); file == nullptr)
+    if (std::FILE* file = std::fopen(path.c_str(), "re"); file == nullptr)
         return;
     else
         std::fclose(file);
-    const std::string text = read_file(path);
+    const std::string text = read_file(path, kRunMetrics);
     std::string kept;
     for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
         const std::string line = text.substr(at, end + 1 - at);  // sscanf would look for the end of the whole text
@@ -61,13 +61,14 @@ static void truncate_metrics(const std::string& path, int64_t step) {
 Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, Background* files)
     : facts_(facts), folder_(folder), files_(files), start_(std::chrono::steady_clock::now()) {
     colour_ = isatty(1) && !std::getenv("NO_COLOR");
+    std::fflush(stdout);  // what was printed before comes first
     if (facts_.quiet || folder_.empty()) return;
     begins_ = first_step;
     const std::string path = folder_ + "/metrics.jsonl";
     if (first_step > 1) truncate_metrics(path, first_step);
-    metrics_ = std::fopen(path.c_str(), first_step > 1 ? "a" : "w");
+    metrics_ = std::fopen(path.c_str(), first_step > 1 ? "ae" : "we");
     require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
-    text_ = std::fopen((folder_ + "/log.txt").c_str(), first_step > 1 ? "a" : "w");
+    text_ = std::fopen((folder_ + "/log.txt").c_str(), first_step > 1 ? "ae" : "we");
     require(text_, "can't write %s/log.txt: %m; choose another --out", folder_.c_str());
     events_ = std::make_unique<EventFile>(folder_, first_step);
     write_settings(first_step);
@@ -92,8 +93,7 @@ void Log::later(std::function<void()> work) {
 
 void Log::line(const std::string& text) {
     if (facts_.quiet) return;
-    std::fputs((text + "\n").c_str(), stdout);
-    std::fflush(stdout);
+    console_.line(text);
     if (!text_) return;
     std::string plain;
     for (size_t at = 0; at < text.size(); ++at) {
@@ -102,7 +102,7 @@ void Log::line(const std::string& text) {
         else
             plain += text[at];
     }
-    later([this, plain] { write_text(plain); });
+    later([this, plain = printable(plain)] { write_text(plain); });
 }
 
 void Log::write_text(const std::string& plain) {
@@ -297,7 +297,7 @@ void Log::statistics(int64_t step, const std::string& json) {
         const std::string path = folder_ + "/stats.jsonl";
         if (!stats_) {
             if (begins_ > 1) truncate_metrics(path, begins_);
-            stats_ = std::fopen(path.c_str(), begins_ > 1 ? "a" : "w");
+            stats_ = std::fopen(path.c_str(), begins_ > 1 ? "ae" : "we");
         }
         if (stats_ && std::fputs(line.c_str(), stats_) >= 0 && std::fflush(stats_) == 0) return;
         warn_once("stats.jsonl");

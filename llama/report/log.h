@@ -13,6 +13,7 @@
 
 #include "llama/base/background.h"
 #include "llama/parallel/telemetry.h"
+#include "llama/report/console.h"
 #include "llama/report/event_file.h"
 #include "llama/report/wandb_file.h"
 
@@ -100,6 +101,7 @@ class Log {
     RunFacts facts_;
     std::string folder_;
     Background* files_;
+    Console console_;
     bool colour_;
     std::FILE *metrics_ = nullptr, *text_ = nullptr, *stats_ = nullptr;
     std::unique_ptr<EventFile> events_;

@@ -26,7 +26,7 @@ const char* colour_of(const std::vector<Curve>& curves, size_t i) {
 
 std::string escaped(std::string_view text) {
     std::string out;
-    for (const char c : text) {
+    for (const char c : printable(text)) {
         if (c == '<')
             out += "&lt;";
         else if (c == '>')
@@ -35,7 +35,7 @@ std::string escaped(std::string_view text) {
             out += "&amp;";
         else if (c == '"')
             out += "&quot;";
-        else if (uint8_t(c) >= 0x20)
+        else
             out += c;
     }
     return out;

@@ -37,7 +37,7 @@ void collect(RunRecord& run, const std::string& path, const Json& value, double 
 
 void read_texts(std::map<std::string, std::string>& to, const std::string& path) {
     if (!path_exists(path)) return;
-    const Json json = read_json(path, 16 << 20);
+    const Json json = read_json(path, kDatasetFile);
     if (!json.is_object()) return;
     for (const auto& [key, value] : json.items())
         to[key] =
@@ -203,7 +203,7 @@ RunRecord read_run(const std::string& folder) {
     run.name = std::filesystem::path(folder + "/").parent_path().filename();
     const std::string path = folder + "/metrics.jsonl";
     require(path_exists(path), "%s: not found; a run with --out writes it into its folder", path.c_str());
-    const std::string text = read_file(path);
+    const std::string text = read_file(path, kRunMetrics);
     for (size_t at = 0; at < text.size();) {
         const size_t end = std::min(text.find('\n', at), text.size());
         const std::string_view line = std::string_view(text).substr(at, end - at);

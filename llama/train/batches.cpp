@@ -12,9 +12,10 @@ namespace rz {
 
 // Ids of one set mean nothing in another if they come from different tokenizers.
 static void check_same_tokens(const Dataset& a, const Dataset& b) {
-    require(a.vocab == b.vocab && read_file(a.tokenizer) == read_file(b.tokenizer),
-            "--data: %s and %s were made with different tokenizers\n  prepare one of them again with --tokenizer %s",
-            a.folder.c_str(), b.folder.c_str(), a.tokenizer.c_str());
+    require_request(
+        a.vocab == b.vocab && read_file(a.tokenizer) == read_file(b.tokenizer),
+        "--data: %s and %s were made with different tokenizers\n  prepare one of them again with --tokenizer %s",
+        a.folder.c_str(), b.folder.c_str(), a.tokenizer.c_str());
 }
 
 static std::string last_part(const std::string& folder) {
@@ -35,14 +36,14 @@ static void find_sets(const TrainOptions& o, DataPaths& paths) {
         std::string name = last_part(folder);
         for (const DataPaths::Set& s : paths.sets)
             if (s.name == name) name = folder;
-        require(d.packed == 0 || d.packed == o.seq_len,
-                "--seq-len %lld: the rows of %s are packed for %lld, so that no sample cuts a conversation\n"
-                "  nearest: --seq-len %lld",
-                (long long)o.seq_len, folder.c_str(), (long long)d.packed, (long long)d.packed);
-        require(!d.growing || (mix.folders.size() == 1 && o.data_order == DataOrder::kSequential),
-                "--data: %s is still being written, and can be trained on alone and in its order only\n"
-                "  nearest: --data %s --data-order sequential, or wait for it",
-                folder.c_str(), folder.c_str());
+        require_request(d.packed == 0 || d.packed == o.seq_len,
+                        "--seq-len %lld: the rows of %s are packed for %lld, so that no sample cuts a conversation\n"
+                        "  nearest: --seq-len %lld",
+                        (long long)o.seq_len, folder.c_str(), (long long)d.packed, (long long)d.packed);
+        require_request(!d.growing || (mix.folders.size() == 1 && o.data_order == DataOrder::kSequential),
+                        "--data: %s is still being written, and can be trained on alone and in its order only\n"
+                        "  nearest: --data %s --data-order sequential, or wait for it",
+                        folder.c_str(), folder.c_str());
         paths.sets.push_back({name, d.train, d.val, d.val_bytes_per_token, d.growing ? folder : "", d.train_sums});
     }
     paths.tokenizer = first->tokenizer;
@@ -55,17 +56,17 @@ static void find_sets(const TrainOptions& o, DataPaths& paths) {
         const auto used = [&](const std::vector<std::string>& shares) {
             return shares[k].find_first_not_of("0.") != std::string::npos;
         };
-        require(used(paths.shares) || std::any_of(paths.changes.begin(), paths.changes.end(),
-                                                  [&](const MixChange& c) { return used(c.shares); }),
-                "--data: the share of %s is 0 in the whole run\n  leave it out", mix.folders[k].c_str());
+        require_request(used(paths.shares) || std::any_of(paths.changes.begin(), paths.changes.end(),
+                                                          [&](const MixChange& c) { return used(c.shares); }),
+                        "--data: the share of %s is 0 in the whole run\n  leave it out", mix.folders[k].c_str());
     }
 }
 
 DataPaths find_data(const TrainOptions& o) {
     DataPaths paths;
     if (!o.data.empty()) {
-        require(o.train_data.empty() && o.val_data.empty(),
-                "--data names a folder with both: leave --train-data and --val-data out");
+        require_request(o.train_data.empty() && o.val_data.empty(),
+                        "--data names a folder with both: leave --train-data and --val-data out");
         if (is_made_data(o.data)) {
             const MadeData made = make_data(o.data);
             paths.sets[0] = {.name = o.data, .train = {made.train}, .val = {made.val}};
@@ -87,16 +88,17 @@ DataPaths find_data(const TrainOptions& o) {
 DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_t vocab) {
     if (o.doc_boundary == DocBoundary::none) return {};
     const bool named = o.doc_token >= 0;
-    require(named || paths.doc_token >= 0,
-            "--doc-boundary %s: these shards do not say which token stands between documents\n"
-            "  give --doc-token ID, or a --data folder, which names it",
-            name_of(o.doc_boundary));
-    require(named || o.doc_boundary == DocBoundary::bos,
-            "--doc-boundary eos: in %s each document begins with token %lld\n  nearest: --doc-boundary bos",
-            o.data.c_str(), (long long)paths.doc_token);
+    require_request(named || paths.doc_token >= 0,
+                    "--doc-boundary %s: these shards do not say which token stands between documents\n"
+                    "  give --doc-token ID, or a --data folder, which names it",
+                    name_of(o.doc_boundary));
+    require_request(named || o.doc_boundary == DocBoundary::bos,
+                    "--doc-boundary eos: in %s each document begins with token %lld\n  nearest: --doc-boundary bos",
+                    o.data.c_str(), (long long)paths.doc_token);
     const int64_t token = named ? o.doc_token : paths.doc_token;
-    require(token < vocab, "--doc-token %lld is not in the vocabulary of %lld tokens\n  nearest: --doc-token %lld",
-            (long long)token, (long long)vocab, (long long)(vocab - 1));
+    require_request(token < vocab,
+                    "--doc-token %lld is not in the vocabulary of %lld tokens\n  nearest: --doc-token %lld",
+                    (long long)token, (long long)vocab, (long long)(vocab - 1));
     return {o.doc_boundary, int32_t(token)};
 }
 
@@ -147,13 +149,13 @@ DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
     s.train = std::make_unique<DataMix>(std::move(sets), MixPlan({{0, shares}}));
     if (!s.paths.tokenizer.empty() && (o.sample_every > 0 || o.eval_every > 0))
         s.tokenizer = Tokenizer::load(s.paths.tokenizer);
-    require(!s.val.empty() || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
-            "--%s: there are no validation data\n  give --val-data, or a --data folder that has some",
-            o.sample_every > 0 ? "sample-every" : "val-every");
-    require(o.sample_every == 0 || s.tokenizer,
-            "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
-    require(o.eval_every == 0 || s.tokenizer,
-            "--eval-every needs a tokenizer: give --tokenizer or a --data folder with one");
+    require_request(!s.val.empty() || (o.sample_every == 0 && (!o.given.count("val-every") || o.val_every == 0)),
+                    "--%s: there are no validation data\n  give --val-data, or a --data folder that has some",
+                    o.sample_every > 0 ? "sample-every" : "val-every");
+    require_request(o.sample_every == 0 || s.tokenizer,
+                    "--sample-every needs a tokenizer: give --tokenizer or a --data folder with one");
+    require_request(o.eval_every == 0 || s.tokenizer,
+                    "--eval-every needs a tokenizer: give --tokenizer or a --data folder with one");
     return s;
 }
 

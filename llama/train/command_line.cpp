@@ -7,6 +7,7 @@
 
 #include "comm/exit_codes.h"
 #include "comm/host.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/text.h"
 #include "llama/base/toml.h"
 #include "llama/base/version.h"
@@ -15,7 +16,12 @@
 namespace rz {
 
 static CLI::Option* add_row(CLI::App& app, const OptionRow& row) {
-    if (row.turned_on) return app.add_flag(row.flag, *row.turned_on, row.help)->group(row.group);
+    if (row.is_switch) {
+        const auto set = [set = row.set](int64_t on) { set(on > 0 ? "true" : "false"); };
+        return app.add_flag_function(row.flag, set, row.help)
+            ->group(row.group)
+            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    }
     CLI::Option* option = app.add_option_function<std::string>(row.flag, row.set, row.help)->group(row.group);
     option->type_name(row.placeholder)->default_str(row.default_text)->required(row.required);
     if (row.wrong) option->check(CLI::Validator([wrong = row.wrong](std::string& text) { return wrong(text); }, ""));
@@ -53,6 +59,31 @@ static const std::map<std::string, std::string> kSynonyms = {
     {"model", "--preset, or --init-from for weights"},
     {"load", "--init-from"},
     {"gpus", "mpirun -n N ./train_llama ..."},
+    {"num-gpus", "mpirun -n N ./train_llama ..."},
+    {"nproc", "mpirun -n N ./train_llama ..."},
+    {"eval-steps", "--val-every, or --eval-every for tasks"},
+    {"eval-iters", "--val-tokens"},
+    {"validation-freq", "--val-every"},
+    {"bs", "--batch"},
+    {"per-device-train-batch-size", "--batch"},
+    {"local-batch-size", "--batch"},
+    {"micro-batch", "--batch"},
+    {"sequence-len", "--seq-len"},
+    {"max-seq-length", "--seq-len"},
+    {"dry-run", "--print-config, or train_llama plan"},
+    {"fp16", "--dtype fp16"},
+    {"fp32", "--dtype fp32"},
+    {"temp", "--temperature of train_llama generate"},
+    {"greedy", "--temperature 0 of train_llama generate"},
+    {"decay-lr", "--lr-schedule"},
+    {"lr-scheduler-type", "--lr-schedule"},
+    {"save-interval", "--save-every"},
+    {"resume-from-checkpoint", "--resume"},
+    {"tensor-parallel-degree", "--tp"},
+    {"pipeline-parallel-degree", "--pp"},
+    {"context-parallel-degree", "--cp"},
+    {"report-to", "--wandb PROJECT"},
+    {"wandb-project", "--wandb"},
     {"nproc-per-node", "mpirun -n N ./train_llama ..."},
 };
 
@@ -68,11 +99,41 @@ static std::string own_name(std::string name) {
     return alias == kAliases.end() ? "" : alias->second;
 }
 
-static std::string without_alias(const std::string& argument) {
-    if (argument.rfind("--", 0) != 0) return argument;
-    const size_t end = std::min(argument.find('='), argument.size());
-    const std::string own = own_name(argument.substr(2, end - 2));
-    return own.empty() ? argument : "--" + own + argument.substr(end);
+// CLI11 takes any number, "+" and "{}" too.
+static bool is_switch_value(const std::string& text) {
+    for (const char* known : {"true", "false", "on", "off", "yes", "no"})
+        if (text == known) return true;
+    return false;
+}
+
+// The words as CLI11 takes them: each flag by its own name, each value a word by itself, also an empty one.
+static std::vector<std::string> parted(const std::vector<std::string>& arguments,
+                                       std::span<const CommandTable> tables) {
+    const auto find = [&](const std::string& flag) -> const OptionRow* {
+        for (const CommandTable& table : tables)
+            for (const OptionRow& row : table.rows)
+                if (row.flag == flag) return &row;
+        return nullptr;
+    };
+    std::vector<std::string> words;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        const std::string& word = arguments[i];
+        const size_t end = std::min(word.find('='), word.size());
+        std::string flag = word.substr(0, end);
+        if (const std::string own = flag.rfind("--", 0) == 0 ? own_name(flag.substr(2)) : ""; !own.empty())
+            flag = "--" + own;
+        const OptionRow* row = find(flag);
+        const bool parts = row ? !row->is_switch : flag == "--config";
+        if (row && row->is_switch && end + 1 < word.size())
+            if (const std::string value = word.substr(end + 1); !is_switch_value(value))
+                throw CLI::ValidationError(flag, "'" + value + "' is not true or false");
+        words.push_back(parts ? flag : flag + word.substr(end));
+        if (parts && end < word.size())
+            words.push_back(word.substr(end + 1));
+        else if (parts && i + 1 < arguments.size())
+            words.push_back(arguments[++i]);
+    }
+    return words;
 }
 
 // "--stepz": "did you mean --steps?"; "" for a word that is like none.
@@ -92,36 +153,32 @@ static std::string question(const std::string& meant) { return meant.empty() ? "
 // A --config file: TOML, its keys the flags of the program without dashes, under these headings or none.
 class ConfigFile : public CLI::ConfigTOML {
    public:
-    explicit ConfigFile(const CLI::App& app) : app_(app) {}
+    ConfigFile(const CLI::App& app, std::span<const OptionRow> rows) : app_(app), rows_(rows) {}
 
-    // Checks each line, so that errors name it; headings are for people and go.
-    std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
-        std::string text;
-        int number = 0;
-        for (std::string line; std::getline(input, line);) {
-            const size_t first = line.find_first_not_of(" \t\r");
-            const bool heading = first != std::string::npos && line[first] == '[';
-            ++number;
-            if (heading) check_heading(number, line);
-            if (first != std::string::npos && line[first] != '#' && !heading) {
-                const size_t end = line.find_first_of(" \t=", first);
-                if (const std::string own = own_name(line.substr(first, end - first)); !own.empty())
-                    line.replace(first, end - first, own);
-                check_key(number, line.substr(first));
-            }
-            text += (heading ? "" : line) + "\n";
-        }
-        std::map<std::string, std::string> strings;
+    std::vector<CLI::ConfigItem> from_config(std::istream&) const override {
+        std::vector<CLI::ConfigItem> items;
         try {
-            strings = take_strings(text, path());
-        } catch (const std::exception& error) {
+            for (const TomlEntry& entry : read_toml(path(), headings())) items.push_back(item(entry));
+        } catch (const Error& error) {
             throw CLI::ConfigError(error.what(), CLI::ExitCodes::ConfigError);
         }
-        std::istringstream rest(text);
-        std::vector<CLI::ConfigItem> items = CLI::ConfigTOML::from_config(rest);
-        for (CLI::ConfigItem& item : items)
-            if (const auto found = strings.find(item.name); found != strings.end()) item.inputs = {found->second};
         return items;
+    }
+
+    // A command in the file of someone else would run as this user.
+    void refuse_commands(const OptionRow& row, bool allowed) const {
+        const auto found = lines_.find(row.flag.substr(2));
+        if (!row.runs_commands || found == lines_.end()) return;
+        std::string why;
+        if (row.is_switch)
+            why = " stands on the command line only";
+        else if (!allowed)
+            why =
+                " is a command that would run as you\n"
+                "  read it, and give it on the command line instead, or --allow-commands";
+        if (!why.empty())
+            throw CLI::ConfigError(path() + ", line " + std::to_string(found->second) + ": " + row.flag + why,
+                                   CLI::ExitCodes::ConfigError);
     }
 
     // "line 7 of FILE has it" for a message about "--flag", if its value came from here.
@@ -134,36 +191,78 @@ class ConfigFile : public CLI::ConfigTOML {
 
    private:
     std::string path() const { return app_.get_config_ptr()->as<std::string>(); }
-    [[noreturn]] void refuse(int line, const std::string& why) const {
-        throw CLI::ConfigError(path() + ", line " + std::to_string(line) + ": " + why, CLI::ExitCodes::ConfigError);
+
+    // Those that a run's config.toml has.
+    std::vector<const char*> headings() const {
+        std::vector<const char*> all;
+        for (const OptionRow& row : rows_)
+            if (!row.section.empty() && std::find(all.begin(), all.end(), row.section) == all.end())
+                all.push_back(row.section.c_str());
+        return all;
     }
 
-    void check_heading(int number, const std::string& line) const {
-        const size_t open = line.find('['), close = line.find(']');
-        const std::string name = close == std::string::npos ? "" : line.substr(open + 1, close - open - 1);
-        for (const char* known : {"model", "data", "training", "optimizer", "distributed", "validation", "output"})
-            if (name == known) return;
-        refuse(number, "'" + line +
-                           "' is no heading that is known; there are [model], [data], [training], "
-                           "[optimizer], [distributed], [validation] and [output], or none at all");
-    }
-
-    void check_key(int number, const std::string& line) const {
-        const size_t equals = line.find('=');
-        std::string key = line.substr(0, equals);
-        key.erase(key.find_last_not_of(" \t\"") + 1);
-        if (!key.empty() && key[0] == '"') key.erase(0, 1);
-        if (equals == std::string::npos) refuse(number, "'" + line + "' is neither key = value nor a heading");
-        if (app_.get_option_no_throw("--" + key) == nullptr) {
+    CLI::ConfigItem item(const TomlEntry& entry) const {
+        const std::string where = path() + ", line " + std::to_string(entry.line);
+        const std::string own = own_name(entry.key), key = own.empty() ? entry.key : own;
+        const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const auto& r) { return r.flag == "--" + key; });
+        if (row == rows_.end()) {
             const std::string meant = did_you_mean(app_, "--" + key);
-            refuse(number, "'" + key + "' is no flag" + question(meant.substr(0, 2) == "--" ? meant.substr(2) : meant));
+            fail("%s: '%s' is no flag%s", where.c_str(), key.c_str(),
+                 question(meant.substr(0, 2) == "--" ? meant.substr(2) : meant).c_str());
         }
-        const auto [earlier, is_new] = lines_.emplace(key, number);
-        if (!is_new) refuse(number, "'" + key + "' stands in line " + std::to_string(earlier->second) + " already");
+        const auto [earlier, is_new] = lines_.emplace(key, entry.line);
+        require(is_new, "%s: '%s' stands in line %d already", where.c_str(), key.c_str(), earlier->second);
+        CLI::ConfigItem item;
+        item.name = key;
+        item.inputs = {value(entry, *row, where)};
+        return item;
+    }
+
+    // A list becomes what the command line would have: values with commas between them.
+    static std::string value(const TomlEntry& entry, const OptionRow& row, const std::string& where) {
+        using enum TomlEntry::Kind;
+        const char* key = entry.key.c_str();
+        if (row.is_switch) {
+            require(entry.kind == boolean, "%s: '%s' must be true or false", where.c_str(), key);
+            return entry.values[0];
+        }
+        require(entry.kind != boolean, "%s: '%s' is given %s and takes %s", where.c_str(), key, entry.values[0].c_str(),
+                row.placeholder.c_str());
+        if (entry.kind != list) return entry.values[0];
+        require(row.is_list, "%s: '%s' is given a list and takes one value: %s", where.c_str(), key,
+                row.placeholder.c_str());
+        require(!entry.values.empty(), "%s: the list of '%s' is empty\n  leave it out", where.c_str(), key);
+        std::string all;
+        for (const std::string& one : entry.values) {
+            require(!one.empty() && one.find(',') == std::string::npos,
+                    "%s: '%s' has '%s' in its list; values are joined by commas, so none can be empty or hold one",
+                    where.c_str(), key, one.c_str());
+            all += (all.empty() ? "" : ",") + one;
+        }
+        return all;
     }
 
     const CLI::App& app_;
+    std::span<const OptionRow> rows_;
     mutable std::map<std::string, int> lines_;  // by key
+};
+
+// Before CLI11 opens it: a FIFO would be waited for, and an endless file read.
+static std::string wrong_config_file(const std::string& file) {
+    try {
+        if (path_exists(file)) read_file(file, kTomlFile);  // CLI11 says that it is missing
+        return "";
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+// A command's usage line names the program too.
+struct HelpFormatter : CLI::Formatter {
+    std::string make_usage(const CLI::App* app, std::string name) const override {
+        const bool is_command = app->get_parent() != nullptr;
+        return CLI::Formatter::make_usage(app, is_command ? "train_llama " + name : name);
+    }
 };
 
 static std::string exit_code_table() {
@@ -191,15 +290,15 @@ static int report(const CLI::App& app, const CLI::ParseError& error, const Confi
 
 std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::span<const CommandTable> tables,
                                ParsedFlags& found) {
-    CLI::App app{tables[0].about, "train_llama"};
-    auto formatter = std::make_shared<CLI::Formatter>();
+    CLI::App app{tables[0].about, tables[0].program};
+    auto formatter = std::make_shared<HelpFormatter>();
     formatter->column_width(34);
     app.formatter(formatter);
-    app.set_config("--config", "",
-                   "TOML file with any of these flags (without dashes). Flags on the command line win.");
+    app.set_config("--config", "", "TOML file with any of these flags (without dashes). Flags on the command line win.")
+        ->check(CLI::Validator([](std::string& file) { return wrong_config_file(file); }, ""));
     app.allow_config_extras(false);
     app.footer(tables[0].footer.empty() ? exit_code_table() : tables[0].footer + "\n" + exit_code_table());
-    const auto config = std::make_shared<ConfigFile>(app);
+    const auto config = std::make_shared<ConfigFile>(app, tables[0].rows);
     app.config_formatter(config);
     app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit(),
                          "Print the version and stop");
@@ -215,9 +314,17 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
         return size_t(0);
     };
     try {
-        std::vector<std::string> words;  // the last first, as the parser takes them
-        for (auto word = arguments.rbegin(); word != arguments.rend(); ++word) words.push_back(without_alias(*word));
+        std::vector<std::string> words = parted(arguments, tables);
+        std::reverse(words.begin(), words.end());  // the last first, as the parser takes them
         app.parse(std::move(words));
+        const CLI::Option* const allow = app.get_option_no_throw("--allow-commands");
+        const bool allowed = allow && allow->count() > 0 && allow->as<bool>();
+        const auto is_given = [&](const std::string& flag) {
+            return std::any_of(arguments.begin(), arguments.end(),
+                               [&](const std::string& a) { return a == flag || a.starts_with(flag + "="); });
+        };
+        for (const OptionRow& row : tables[0].rows)
+            if (row.is_switch || !is_given(row.flag)) config->refuse_commands(row, allowed);
     } catch (const CLI::ParseError& error) {
         return report(*apps[command()], error, *config);
     }
@@ -226,7 +333,9 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
         const CLI::Option* option = app.get_option(row.flag);
         const std::string name = row.flag.substr(2);
         if (option->count() > 0) found.given.insert(name);
-        found.values[name] = option->count() > 0 ? option->results().back() : option->get_default_str();
+        found.values[name] = option->count() > 0 ? option->results().back() : row.default_text;
+        if (row.is_switch && option->count() > 0)
+            found.values[name] = CLI::detail::to_flag_value(option->results().back()) > 0 ? "true" : "false";
     }
     return std::nullopt;
 }

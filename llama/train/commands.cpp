@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/checkpoint/gguf.h"
@@ -122,11 +123,12 @@ int print_config_command(const TrainOptions& o) {
 
 static void export_gguf(const ExportOptions& o, const std::string& folder, const ModelConfig& config,
                         const ParamTable& table, DType dtype, const HfWeights& weights) {
-    require(!path_exists(o.to) || o.overwrite, "--to %s is there already\n  choose another file, or --overwrite",
-            o.to.c_str());
+    require_request(!path_exists(o.to) || o.overwrite,
+                    "--to %s is there already\n  choose another file, or --overwrite", o.to.c_str());
     std::error_code none;
-    require(!std::filesystem::is_directory(o.to, none), "--to %s is a folder, and --format gguf writes a file: %s/%s",
-            o.to.c_str(), o.to.c_str(), "model.gguf");
+    require_request(!std::filesystem::is_directory(o.to, none),
+                    "--to %s is a folder, and --format gguf writes a file: %s/%s", o.to.c_str(), o.to.c_str(),
+                    "model.gguf");
     std::optional<Tokenizer> tokenizer;
     if (!o.tokenizer.empty() || TokenizerFiles(folder).has_tokenizer())
         tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
@@ -159,14 +161,15 @@ class Progress {
 static void export_folder(const ExportOptions& o, const std::string& folder, const ModelConfig& config,
                           const ParamTable& table, DType dtype, const HfWeights& weights) {
     std::error_code none;
-    require(!std::filesystem::equivalent(folder, o.to, none), "--to %s is the model itself: choose another folder",
-            o.to.c_str());
+    require_request(!std::filesystem::equivalent(folder, o.to, none),
+                    "--to %s is the model itself: choose another folder", o.to.c_str());
     const bool holds_model = path_exists(o.to + "/config.json") || path_exists(o.to + "/model.safetensors") ||
                              path_exists(o.to + "/model.safetensors.index.json");
-    require(!holds_model || o.overwrite, "--to %s holds a model already\n  choose another folder, or --overwrite",
-            o.to.c_str());
+    require_request(!holds_model || o.overwrite,
+                    "--to %s holds a model already\n  choose another folder, or --overwrite", o.to.c_str());
     TokenizerFiles files = TokenizerFiles::beside_model(folder);
     if (!o.tokenizer.empty()) files.replace_tokenizer(o.tokenizer);
+    for (const std::string& line : files.left_out()) std::fprintf(stderr, "train_llama: %s\n", line.c_str());
     if (holds_model) remove_model(o.to);
     Progress progress(table.parameters());
     save_model(

@@ -1,3 +1,4 @@
+#include "kernels/runtime/request.h"
 #include "llama/train/core.h"
 
 #include <omp.h>
@@ -23,10 +24,10 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
     const Place cp = mesh.place(Axis::cp);
     if (cp.size == 1) return nullptr;
     const int64_t grain = 2 * cp.size, below = o.stage.T / grain * grain;
-    require(o.stage.T % grain == 0,
-            "--seq-len %lld with --cp %d: it must be a multiple of 2 x cp = %lld\n  nearest: --seq-len %s%lld",
-            (long long)o.stage.T, cp.size, (long long)grain,
-            below > 0 ? format("%lld or ", (long long)below).c_str() : "", (long long)(below + grain));
+    require_request(o.stage.T % grain == 0,
+                    "--seq-len %lld with --cp %d: it must be a multiple of 2 x cp = %lld\n  nearest: --seq-len %s%lld",
+                    (long long)o.stage.T, cp.size, (long long)grain,
+                    below > 0 ? format("%lld or ", (long long)below).c_str() : "", (long long)(below + grain));
     const ModelConfig part = part_config(config, table);
     return std::make_unique<ContextParallel>(mesh, device,
                                              ContextShape{.B = o.stage.B,
@@ -49,9 +50,10 @@ static Holding part_of(const ModelConfig& config, const CoreOptions& o, const Me
 static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, Mesh& mesh, CommMeter* meter) {
     if (mesh.place(Axis::tp).size == 1) return std::nullopt;
     const Place tp = mesh.place(Axis::tp);
-    require(o.stage.B * o.stage.T >= tp.size,
-            "--tp %d: a micro-batch of %lld tokens has no row for each rank\n  nearest: --batch %lld, or --tp 1",
-            tp.size, (long long)(o.stage.B * o.stage.T), (long long)ceil_div(int64_t(tp.size), o.stage.T));
+    require_request(
+        o.stage.B * o.stage.T >= tp.size,
+        "--tp %d: a micro-batch of %lld tokens has no row for each rank\n  nearest: --batch %lld, or --tp 1", tp.size,
+        (long long)(o.stage.B * o.stage.T), (long long)ceil_div(int64_t(tp.size), o.stage.T));
     return std::optional<TensorParallel>(std::in_place, mesh, o.tp_wire_f32 ? DType::f32 : o.zero.param_dtype, meter,
                                          o.tp_overlap);
 }
@@ -60,10 +62,11 @@ static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const Co
     const Place pp = mesh.place(Axis::pp);
     if (pp.size == 1) return std::nullopt;
     PipelineOptions how = o.pipeline;
-    require(o.zero.overlap || o.zero.stage < 3 || how.gather == GatherFor::op,
-            "--no-overlap holds one unit at a time, and --pp-gather %s more\n  nearest: --pp-gather op, or leave "
-            "--no-overlap out",
-            name_of(how.gather));
+    require_request(
+        o.zero.overlap || o.zero.stage < 3 || how.gather == GatherFor::op,
+        "--no-overlap holds one unit at a time, and --pp-gather %s more\n  nearest: --pp-gather op, or leave "
+        "--no-overlap out",
+        name_of(how.gather));
     how.pp = pp.size;
     how.one_lane = &mesh.link_to((pp.rank + 1) % pp.size).stream() == &mesh.stream();
     how.recompute = o.stage.recompute != Recompute::none;

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <numeric>
 
-#include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/text.h"
@@ -43,7 +43,7 @@ std::vector<std::string> strings(const Json& value, const char* key, const std::
 // As Hugging Face's encode() does.
 std::vector<int32_t> encode_text(const Tokenizer& t, const std::string& text, bool bos) {
     std::vector<int32_t> ids = t.encode(text, /*allow_special=*/true);
-    if (bos && t.bos_id() >= 0 && !std::string_view(text).starts_with(t.bytes_of(t.bos_id())))
+    if (bos && t.bos_id() >= 0 && !std::string_view(text).starts_with(t.decode(std::vector{t.bos_id()})))
         ids.insert(ids.begin(), t.bos_id());
     return ids;
 }
@@ -74,7 +74,7 @@ void add_mean(std::vector<Metric>& out, const std::string& name, const std::vect
 
 EvalTask::EvalTask(const std::string& folder, const std::string& name, int64_t limit)
     : name_(name), path_(folder + "/" + name + ".jsonl") {
-    const std::string text = read_file(path_);
+    const std::string text = read_file(path_, kEvalTask);
     int64_t number = 0;
     for (size_t at = 0; at < text.size() && (limit == 0 || examples() < limit);) {
         const size_t end = std::min(text.find('\n', at), text.size());
@@ -91,7 +91,7 @@ EvalTask::EvalTask(const std::string& folder, const std::string& name, int64_t l
 std::string EvalTask::where(size_t example) const { return path_ + ":" + std::to_string(lines_[example]); }
 
 void EvalTask::read_line(const std::string& line, const std::string& where) {
-    const Json row = parse_json(line, where);
+    const Json row = parse_json(line, where, kEvalTask);
     require(row.is_object(), "%s: an example is a JSON object, not %s", where.c_str(), json_excerpt(row).c_str());
     Example e;
     Kind kind = Kind::choices;
@@ -144,12 +144,12 @@ std::vector<EvalTask> load_eval_tasks(const std::string& folder, const std::stri
         if (end > at) asked.push_back(names.substr(at, end - at));
         at = end + 1;
     }
-    require(!asked.empty(), "no evaluation task is named: give names such as hellaswag,perplexity");
+    require_request(!asked.empty(), "no evaluation task is named: give names such as hellaswag,perplexity");
     std::vector<EvalTask> tasks;
     for (size_t i = 0; i < asked.size(); ++i) {
         const std::string& name = asked[i];
-        require(std::find(asked.begin(), asked.begin() + int64_t(i), name) == asked.begin() + int64_t(i),
-                "evaluation task %s is named twice", name.c_str());
+        require_request(std::find(asked.begin(), asked.begin() + int64_t(i), name) == asked.begin() + int64_t(i),
+                        "evaluation task %s is named twice", name.c_str());
         if (std::find(there.begin(), there.end(), name) == there.end()) {
             std::string list;
             for (const std::string& t : there) list += (list.empty() ? "" : ", ") + t;
@@ -184,15 +184,13 @@ void EvalTask::encode_pair(const Request& r, const Tokenizer& t, const EncodeOpt
     }
     // Spaces at the end of the context belong to the next word.
     const std::string context = r.context.substr(0, length_without_trailing_space(r.context));
-    std::vector<int32_t> whole = encode_text(t, r.context + r.continuation, o.bos);
-    const int64_t before = int64_t(encode_text(t, context, o.bos).size());
-    if (before == 0) {  // the context is white space alone
-        whole.insert(whole.begin(), prefix_token(t, at));
-        const int64_t scored = int64_t(whole.size()) - 1;
-        return add_item(std::move(whole), scored, o, at);
-    }
-    const int64_t scored = int64_t(whole.size()) - before;
-    add_item(std::move(whole), scored, o, at);
+    std::vector<int32_t> ids = encode_text(t, context, o.bos);
+    const std::vector<int32_t> whole = encode_text(t, r.context + r.continuation, o.bos);
+    const int64_t before = int64_t(ids.size()), scored = int64_t(whole.size()) - before;
+    if (ids.empty()) ids.push_back(prefix_token(t, at));  // the context is white space alone
+    // A token may span the end of the context; the context then keeps its own tokens, and the rest of the whole counts.
+    if (scored > 0) ids.insert(ids.end(), whole.begin() + before, whole.end());
+    add_item(std::move(ids), scored, o, at);
 }
 
 void EvalTask::encode_apart(const Request& r, const Tokenizer& t, const EncodeOptions& o, const std::string& at) {

@@ -10,8 +10,9 @@
 //                                                                              original text
 //
 // Tokens, windows and metrics are those of EleutherAI's lm-evaluation-harness (0.4), without few-shot examples: context
-// and continuation are tokenised together, special tokens count as such, bos is put in front where the tokenizer does
-// so, what is too long is cut from the left, and acc_norm divides by the characters of a choice. llm.c's
+// and continuation are tokenised together, and what they have beyond as many tokens as the context alone is scored
+// after the context's own tokens; special tokens count as such, bos is put in front where the tokenizer does so, what
+// is too long is cut from the left, and acc_norm divides by the characters of a choice. llm.c's
 // (dev/data/hellaswag.py) tokenises them apart, puts nothing in front, and divides by the tokens.
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/version.h"
@@ -144,8 +145,9 @@ int eval_command(const EvalOptions& o, Process& process) {
     const ModelConfig config = load_config(folder);
     check_tensor_parallel(config, o.tp);
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
-    require(o.max_length <= config.max_seq_len, "--max-length %lld: the model has %lld positions\n  nearest: %lld",
-            (long long)o.max_length, (long long)config.max_seq_len, (long long)config.max_seq_len);
+    require_request(o.max_length <= config.max_seq_len,
+                    "--max-length %lld: the model has %lld positions\n  nearest: %lld", (long long)o.max_length,
+                    (long long)config.max_seq_len, (long long)config.max_seq_len);
     const EncodeOptions encode{.max_length = o.max_length > 0 ? o.max_length : config.max_seq_len,
                                .bos = o.bos == AddBos::automatic ? tokenizer.adds_bos() : o.bos == AddBos::on};
     const Evaluation evaluation(load_eval_tasks(o.data, o.tasks, o.limit), tokenizer, encode);
@@ -216,7 +218,7 @@ void make_evaluation(Trainer& t) {
     const Mesh& mesh = *t.mesh;
     t.scorer = std::make_unique<Scorer>(t.process, core.model, core.device, core.compute, mesh.place(Axis::dp),
                                         mesh.place(Axis::tp).rank == 0, o.batch, o.seq_len, core.config.vocab,
-                                        mesh.place(Axis::cp));
+                                        mesh.place(Axis::cp), fp8_multiple(o.fp8.recipe));
 }
 
 void evaluate(Trainer& t, int64_t step) {

@@ -10,8 +10,10 @@
 
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
+#include "llama/base/output.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
@@ -89,30 +91,28 @@ class Writer {
         std::vector<int32_t> ids = o_.raw_prompt || o_.chat ? tokenizer_.encode(prompt, /*allow_special=*/true)
                                                             : tokenizer_.encode_prompt(prompt);
         if (ids.empty() && config_.bos >= 0) ids.push_back(int32_t(config_.bos));
-        require(!ids.empty(), "the prompt is empty and this model has no token that begins a text: give a --prompt");
-        require(int64_t(ids.size()) < config_.max_seq_len,
-                "the prompt has %zu tokens, the model %lld positions: shorten it", ids.size(),
-                (long long)config_.max_seq_len);
+        require_request(!ids.empty(),
+                        "the prompt is empty and this model has no token that begins a text: give a --prompt");
+        require_request(int64_t(ids.size()) < config_.max_seq_len,
+                        "the prompt has %zu tokens, the model %lld positions: shorten it", ids.size(),
+                        (long long)config_.max_seq_len);
         return ids;
     }
 
     std::string write_one(Decoder& decoder, const std::string& prompt, const std::vector<int32_t>& ids, uint64_t seed) {
-        if (!o_.chat) std::fputs(prompt.c_str(), stdout);
-        std::fflush(stdout);
+        if (!o_.chat) print_text(prompt);
         std::string made_text;
         const auto put = [&](const std::string& piece) {
             made_text += piece;
-            std::fputs(piece.c_str(), stdout);
+            return print_text(piece);
         };
         Tokenizer::Stream text(tokenizer_, /*skip_special=*/true);
         // A tokenizer drops the space before the first token of a text; the new tokens are in its middle.
         for (const int32_t id : ids) text.push(id);
         const auto start = std::chrono::steady_clock::now();
         const Sampling how{.temperature = o_.temperature, .top_k = o_.top_k, .top_p = o_.top_p, .seed = seed};
-        const int64_t made = generate(decoder, config_, ids, o_.max_tokens, how, [&](int32_t token) {
-            put(text.push(token));
-            return std::fflush(stdout) == 0;
-        });
+        const int64_t made =
+            generate(decoder, config_, ids, o_.max_tokens, how, [&](int32_t token) { return put(text.push(token)); });
         put(text.finish());
         std::printf("\n");
         std::fflush(stdout);
@@ -137,19 +137,20 @@ class Writer {
 
 std::string read_prompt(const GenerateOptions& o) {
     if (o.prompt_file.empty()) return o.prompt;
-    if (o.prompt_file != "-") return read_file(o.prompt_file);
+    if (o.prompt_file != "-") return read_file(o.prompt_file, kPrompt);
     return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-    require(int(!o.prompt.empty()) + int(!o.prompt_file.empty()) + int(o.interactive) <= 1,
-            "--prompt, --prompt-file and --interactive each say where the prompt comes from\n  give one of them");
+    require_request(
+        int(!o.prompt.empty()) + int(!o.prompt_file.empty()) + int(o.interactive) <= 1,
+        "--prompt, --prompt-file and --interactive each say where the prompt comes from\n  give one of them");
     const std::string folder = model_folder(o.from);
-    require(!o.chat || !o.raw_prompt,
-            "--chat applies the chat template, --raw-prompt says that it is applied\n  give one");
-    require(o.chat || o.system.empty(), "--system is a chat's\n  nearest: --chat");
+    require_request(!o.chat || !o.raw_prompt,
+                    "--chat applies the chat template, --raw-prompt says that it is applied\n  give one");
+    require_request(o.chat || o.system.empty(), "--system is a chat's\n  nearest: --chat");
     if (has_chat_template(folder) && !o.raw_prompt && !o.chat)
         std::fprintf(stderr, "train_llama: %s has a chat template: --chat applies it to the prompt\n", folder.c_str());
     Writer writer(o, folder);

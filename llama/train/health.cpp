@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/clock.h"
 #include "llama/train/resume.h"
@@ -20,6 +21,7 @@ Health::Health(const TrainOptions& o, Process& process)
     Process::DiskWork work(process);
     if (process.is_root() && !o.out.empty()) {
         lock_ = std::make_shared<RunLock>(o.out);
+        for (const char* inside : {"", "/final", "/checkpoints", "/wandb"}) remove_left_temporaries(o.out + inside);
         if (o.overwrite)
             if (const std::string to = set_aside(o.out); !to.empty())
                 std::printf("moved    the earlier run to %s\n", to.c_str());

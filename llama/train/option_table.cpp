@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 
 #include "llama/base/text.h"
@@ -13,9 +14,12 @@ namespace rz {
 std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max) {
     errno = 0;
     char* end = nullptr;
-    const long double real = std::strtold(text.c_str(), &end);
+    long double real = std::strtold(text.c_str(), &end);
     const std::string rest = end;
-    const bool digits = !text.empty() && text.find_first_not_of("0123456789", text[0] == '-') == std::string::npos;
+    for (const auto& [unit, size] : {std::pair("kK", 1e3L), {"mM", 1e6L}, {"bBgG", 1e9L}})  // 1k: nearest is 1000
+        if (rest.size() == 1 && strchr(unit, rest[0])) real *= size;
+    const size_t sign = text.rfind("-", 0) == 0;
+    const bool digits = text.size() > sign && text.find_first_not_of("0123456789", sign) == std::string::npos;
     if (digits && real >= (long double)min && real <= (long double)max) return "";
     if (end == text.c_str() || std::isnan(real))
         return format("'%s' is not a whole number; it must be from %lld to %lld", text.c_str(), (long long)min,
@@ -49,10 +53,12 @@ std::string wrong_name(const std::string& text, const std::vector<std::string>& 
                   nearest_name(text, names).c_str());
 }
 
-OptionRow& OptionGroup::add(const std::string& flag, const std::string& placeholder, const std::string& default_text,
-                            const std::string& help) {
+OptionRow& OptionGroup::add(const std::string& flag, Keeps keeps, const std::string& placeholder,
+                            const std::string& default_text, const std::string& help) {
     OptionRow row;
     row.group = heading_;
+    row.section = section_;
+    row.keeps = keeps;
     row.flag = flag;
     row.placeholder = placeholder;
     row.default_text = default_text;
@@ -61,66 +67,72 @@ OptionRow& OptionGroup::add(const std::string& flag, const std::string& placehol
     return rows_.back();
 }
 
-OptionRow& OptionGroup::text(const char* flag, std::string& to, const char* help, const char* placeholder) {
-    OptionRow& row = add(flag, placeholder, to, help);
+OptionRow& OptionGroup::text(const char* flag, Keeps keeps, std::string& to, const char* help,
+                             const char* placeholder) {
+    OptionRow& row = add(flag, keeps, placeholder, to, help);
     row.set = [&to](const std::string& text) { to = text; };
     return row;
 }
 
-OptionRow& OptionGroup::whole(const char* flag, int64_t& to, int64_t min, int64_t max, const char* help) {
-    OptionRow& row = add(flag, "N", std::to_string(to), help);
+OptionRow& OptionGroup::whole(const char* flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help) {
+    OptionRow& row = add(flag, keeps, "N", std::to_string(to), help);
     row.wrong = [min, max](const std::string& text) { return wrong_whole_number(text, min, max); };
     row.set = [&to](const std::string& text) { to = std::strtoll(text.c_str(), nullptr, 10); };
     return row;
 }
 
-OptionRow& OptionGroup::given_whole(const std::string& flag, int64_t min, int64_t max, const std::string& help,
-                                    std::function<void(int64_t)> set) {
-    OptionRow& row = add(flag, "N", "", help);
+OptionRow& OptionGroup::given_whole(const std::string& flag, Keeps keeps, int64_t min, int64_t max,
+                                    const std::string& help, std::function<void(int64_t)> set) {
+    OptionRow& row = add(flag, keeps, "N", "", help);
     row.wrong = [min, max](const std::string& text) { return wrong_whole_number(text, min, max); };
     row.set = [set](const std::string& text) { set(std::strtoll(text.c_str(), nullptr, 10)); };
     return row;
 }
 
-OptionRow& OptionGroup::checked(const char* flag, const char* placeholder, const char* help,
+OptionRow& OptionGroup::checked(const char* flag, Keeps keeps, const char* placeholder, const char* help,
                                 std::function<std::string(const std::string&)> wrong,
                                 std::function<void(const std::string&)> set) {
-    OptionRow& row = add(flag, placeholder, "", help);
+    OptionRow& row = add(flag, keeps, placeholder, "", help);
     row.wrong = std::move(wrong);
     row.set = std::move(set);
     return row;
 }
 
-OptionRow& OptionGroup::real(const char* flag, double& to, double min, double max, const char* help) {
+OptionRow& OptionGroup::real(const char* flag, Keeps keeps, double& to, double min, double max, const char* help) {
     std::ostringstream text;
     text << to;
-    OptionRow& row = add(flag, "X", text.str(), help);
+    OptionRow& row = add(flag, keeps, "X", text.str(), help);
     row.wrong = [min, max](const std::string& text) { return wrong_real_number(text, min, max); };
     row.set = [&to](const std::string& text) { to = double(std::strtold(text.c_str(), nullptr)); };
     return row;
 }
 
-OptionRow& OptionGroup::turn_on(const char* flag, bool& to, const char* help) {
-    OptionRow& row = add(flag, "", "", help);
-    row.turned_on = &to;
+OptionRow& OptionGroup::turn_on(const char* flag, Keeps keeps, bool& to, const char* help) {
+    OptionRow& row = add(flag, keeps, "", "", help);
+    row.is_switch = true;
+    row.wrong = [](const std::string& text) {
+        return text == "true" || text == "false" ? "" : "'" + text + "' is not true or false";
+    };
+    row.set = [&to](const std::string& text) { to = text == "true"; };
     return row;
 }
 
-OptionRow& OptionGroup::off_or_on(const char* flag, bool& to, const char* help) {
-    return one_of(flag, {"off", "on"}, to ? "on" : "off", help, [&to](const std::string& text) { to = text == "on"; });
+OptionRow& OptionGroup::off_or_on(const char* flag, Keeps keeps, bool& to, const char* help) {
+    return one_of(flag, keeps, {"off", "on"}, to ? "on" : "off", help,
+                  [&to](const std::string& text) { to = text == "on"; });
 }
 
-OptionRow& OptionGroup::seed(uint64_t& to, const char* help) {
-    OptionRow& row = add("--seed", "N", std::to_string(to), help);
+OptionRow& OptionGroup::seed(Keeps keeps, uint64_t& to, const char* help) {
+    OptionRow& row = add("--seed", keeps, "N", std::to_string(to), help);
     row.wrong = [](const std::string& text) { return wrong_whole_number(text, 0, INT64_MAX); };
     row.set = [&to](const std::string& text) { to = std::strtoull(text.c_str(), nullptr, 10); };
     return row;
 }
 
-OptionRow& OptionGroup::one_of(const std::string& flag, const std::vector<std::string>& names,
+OptionRow& OptionGroup::one_of(const std::string& flag, Keeps keeps, const std::vector<std::string>& names,
                                const std::string& default_text, const std::string& help,
                                std::function<void(const std::string&)> set) {
-    OptionRow& row = add(flag, joined(names), default_text, help);
+    OptionRow& row = add(flag, keeps, joined(names), default_text, help);
     row.wrong = [names](const std::string& text) { return wrong_name(text, names); };
     row.set = std::move(set);
     return row;

@@ -16,12 +16,25 @@
 
 namespace rz {
 
+// What a resumed run does with a flag that is not given again. Every row says it.
+enum class Keeps {
+    no,  // leaves it: it belongs to one start (--out, --resume, --time-limit, permissions, commands), or to the model,
+         // which comes with the weights
+    always,  // takes the checkpoint's: what a step computes, and how the run is saved and watched
+    layout,  // takes it on the same number of ranks, where no axis is given: how ranks are laid out and what they get
+    gpu,     // takes it where there is a GPU: the device, and what only a GPU does
+};
+
 struct OptionRow {
     std::string group, flag, help;
+    std::string section;  // heading in a run's config.toml; empty: it is not written there
+    Keeps keeps = Keeps::no;
     std::string placeholder;   // "N", "PATH", "fp32|bf16"
     std::string default_text;  // empty: none is shown
     bool required = false;
-    bool* turned_on = nullptr;                             // of a flag that takes no value
+    bool is_list = false;        // of values with commas between them, which a --config file may give as a list
+    bool is_switch = false;      // takes no value on the command line, and true or false in a file
+    bool runs_commands = false;  // stands on the command line; in a --config file only beside --allow-commands
     std::function<std::string(const std::string&)> wrong;  // what is wrong with a value; "": nothing
     std::function<void(const std::string&)> set;           // of a value that is right
 };
@@ -34,55 +47,58 @@ std::string wrong_name(const std::string& text, const std::vector<std::string>& 
 // Adds rows under one heading of the help. A row's reference is good until the next row.
 class OptionGroup {
    public:
-    OptionGroup(std::vector<OptionRow>& rows, std::string heading) : rows_(rows), heading_(std::move(heading)) {}
+    OptionGroup(std::vector<OptionRow>& rows, std::string heading, std::string section = "")
+        : rows_(rows), heading_(std::move(heading)), section_(std::move(section)) {}
 
-    OptionRow& text(const char* flag, std::string& to, const char* help, const char* placeholder = "PATH");
-    OptionRow& whole(const char* flag, int64_t& to, int64_t min, int64_t max, const char* help);
+    OptionRow& text(const char* flag, Keeps keeps, std::string& to, const char* help, const char* placeholder = "PATH");
+    OptionRow& whole(const char* flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help);
     // Hands on a value that is given; has no default.
-    OptionRow& given_whole(const std::string& flag, int64_t min, int64_t max, const std::string& help,
+    OptionRow& given_whole(const std::string& flag, Keeps keeps, int64_t min, int64_t max, const std::string& help,
                            std::function<void(int64_t)> set);
-    OptionRow& checked(const char* flag, const char* placeholder, const char* help,
+    OptionRow& checked(const char* flag, Keeps keeps, const char* placeholder, const char* help,
                        std::function<std::string(const std::string&)> wrong,
                        std::function<void(const std::string&)> set);
-    OptionRow& real(const char* flag, double& to, double min, double max, const char* help);
-    OptionRow& turn_on(const char* flag, bool& to, const char* help);
-    OptionRow& off_or_on(const char* flag, bool& to, const char* help);
-    OptionRow& seed(uint64_t& to, const char* help);
+    OptionRow& real(const char* flag, Keeps keeps, double& to, double min, double max, const char* help);
+    OptionRow& turn_on(const char* flag, Keeps keeps, bool& to, const char* help);
+    OptionRow& off_or_on(const char* flag, Keeps keeps, bool& to, const char* help);
+    OptionRow& seed(Keeps keeps, uint64_t& to, const char* help);
     // One of `names`; set() takes what was chosen.
-    OptionRow& one_of(const std::string& flag, const std::vector<std::string>& names, const std::string& default_text,
-                      const std::string& help, std::function<void(const std::string&)> set);
+    OptionRow& one_of(const std::string& flag, Keeps keeps, const std::vector<std::string>& names,
+                      const std::string& default_text, const std::string& help,
+                      std::function<void(const std::string&)> set);
 
     // One of some values of an enum, by name_of(); of all that have names if none are listed.
     template <class E>
-    OptionRow& choice(const char* flag, E& to, const char* help, std::initializer_list<E> among = {}) {
+    OptionRow& choice(const char* flag, Keeps keeps, E& to, const char* help, std::initializer_list<E> among = {}) {
         return choose<E>(
-            flag, [&to](E value) { to = value; }, name_of(to), help, among);
+            flag, keeps, [&to](E value) { to = value; }, name_of(to), help, among);
     }
     template <class E>
-    OptionRow& choice(const char* flag, std::optional<E>& to, const char* help, std::initializer_list<E> among = {}) {
+    OptionRow& choice(const char* flag, Keeps keeps, std::optional<E>& to, const char* help,
+                      std::initializer_list<E> among = {}) {
         return choose<E>(
-            flag, [&to](E value) { to = value; }, to ? name_of(*to) : "", help, among);
+            flag, keeps, [&to](E value) { to = value; }, to ? name_of(*to) : "", help, among);
     }
 
    private:
-    OptionRow& add(const std::string& flag, const std::string& placeholder, const std::string& default_text,
-                   const std::string& help);
+    OptionRow& add(const std::string& flag, Keeps keeps, const std::string& placeholder,
+                   const std::string& default_text, const std::string& help);
     template <class E>
-    OptionRow& choose(const char* flag, std::function<void(E)> set, const char* default_text, const char* help,
-                      std::vector<E> among) {
+    OptionRow& choose(const char* flag, Keeps keeps, std::function<void(E)> set, const char* default_text,
+                      const char* help, std::vector<E> among) {
         if constexpr (requires { kNames<E>.front(); })
             if (among.empty())
                 for (const Named<E>& n : kNames<E>) among.push_back(n.value);
         std::vector<std::string> names;
         for (const E value : among) names.emplace_back(name_of(value));
-        return one_of(flag, names, default_text, help, [set, among](const std::string& text) {
+        return one_of(flag, keeps, names, default_text, help, [set, among](const std::string& text) {
             for (const E value : among)
                 if (text == name_of(value)) set(value);
         });
     }
 
     std::vector<OptionRow>& rows_;
-    std::string heading_;
+    std::string heading_, section_;
 };
 
 // What a program or a command of it takes.
@@ -90,7 +106,8 @@ struct CommandTable {
     std::string name;  // of the command; the program's own has none
     std::string about;
     std::vector<OptionRow> rows;
-    std::string footer = "";  // after the flags; empty: the exit codes
+    std::string footer = "";              // after the flags; empty: the exit codes
+    std::string program = "train_llama";  // in the usage line
 };
 
 struct ParsedFlags {

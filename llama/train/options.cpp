@@ -4,6 +4,7 @@
 
 #include "comm/exit_codes.h"
 #include "comm/host.h"
+#include "kernels/runtime/request.h"
 #include "llama/model/presets.h"
 
 namespace rz {
@@ -33,9 +34,10 @@ static std::optional<int> parse(const std::vector<std::string>& arguments, Comma
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, tables, found)) return exit_code;
     const std::string& name = tables[found.command].name;
-    require(found.command == 0 || found.given.empty(),
-            "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come after its name",
-            found.given.empty() ? "" : found.given.begin()->c_str(), name.c_str(), name.c_str());
+    require_request(
+        found.command == 0 || found.given.empty(),
+        "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come after its name",
+        found.given.empty() ? "" : found.given.begin()->c_str(), name.c_str(), name.c_str());
     if (found.command > 0) {
         if (name == "generate") command = generate;
         if (name == "eval") command = eval;

@@ -7,140 +7,150 @@
 namespace rz {
 
 static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
-    require(!o.given.count("data-weights-at") || o.data_weights_at.empty() || o.data.find(',') != std::string::npos ||
-                o.resume.asked(),
-            "--data-weights-at changes the shares of a mix, and --data is none\n  nearest: --data a:0.7,b:0.3");
-    require(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
-            "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
-            (long long)o.eval_every);
+    require_request(!o.given.count("data-weights-at") || o.data_weights_at.empty() ||
+                        o.data.find(',') != std::string::npos || o.resume.asked(),
+                    "--data-weights-at changes the shares of a mix, and --data is none\n  nearest: --data a:0.7,b:0.3");
+    require_request(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
+                    "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
+                    (long long)o.eval_every);
     for (const char* flag : {"eval-tasks", "eval-data", "eval-limit"})
-        require(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
-                "--%s without evaluations\n  nearest: --eval-every 1000", flag);
-    require(o.wandb.empty() || !o.out.empty(),
-            "--wandb writes its files into --out, and that is not given: name a folder");
-    require(o.wandb_name.empty() || !o.wandb.empty() || o.resume.asked(),
-            "--wandb-name without --wandb\n  give --wandb PROJECT, or leave it out");
+        require_request(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
+                        "--%s without evaluations\n  nearest: --eval-every 1000", flag);
+    require_request(o.wandb.empty() || !o.out.empty(),
+                    "--wandb writes its files into --out, and that is not given: name a folder");
+    require_request(o.wandb_name.empty() || !o.wandb.empty() || o.resume.asked(),
+                    "--wandb-name without --wandb\n  give --wandb PROJECT, or leave it out");
 }
 
 static void check_guards_and_output(const TrainOptions& o) {
-    require(o.on_spike == OnSpike::warn || o.spike_z > 0,
-            "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 5.7",
-            name_of(o.on_spike));
+    require_request(
+        o.on_spike == OnSpike::warn || o.spike_z > 0,
+        "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 5.7",
+        name_of(o.on_spike));
     for (const char* flag : {"max-rollbacks", "rollback-steps", "rollback-skip"})
-        require(!o.given.count(flag) || o.on_spike == OnSpike::rollback || o.resume.asked(),
-                "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
-    require(o.on_spike != OnSpike::rollback || !o.out.empty(),
-            "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
-    require(!o.overwrite || !o.out.empty(), "--overwrite is about the folder --out, which is not given: leave it out");
-    require(!o.overwrite || !o.resume.asked(),
-            "--overwrite starts a new run and --resume %s continues an earlier one\n  leave one of them out",
-            o.resume.text.c_str());
-    require(o.recheck_every == 0 || !o.cuda_graphs,
-            "--recheck-every %lld with --cuda-graphs on: gradients inside a graph can't be looked at\n  nearest: "
-            "--cuda-graphs off",
-            (long long)o.recheck_every);
+        require_request(!o.given.count(flag) || o.on_spike == OnSpike::rollback || o.resume.asked(),
+                        "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
+    require_request(
+        o.on_spike != OnSpike::rollback || !o.out.empty(),
+        "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
+    require_request(!o.overwrite || !o.out.empty(),
+                    "--overwrite is about the folder --out, which is not given: leave it out");
+    require_request(!o.overwrite || !o.resume.asked(),
+                    "--overwrite starts a new run and --resume %s continues an earlier one\n  leave one of them out",
+                    o.resume.text.c_str());
+    require_request(
+        o.recheck_every == 0 || !o.cuda_graphs,
+        "--recheck-every %lld with --cuda-graphs on: gradients inside a graph can't be looked at\n  nearest: "
+        "--cuda-graphs off",
+        (long long)o.recheck_every);
     for (const Algorithm how : {o.collectives.data.value_or(Algorithm::ring), o.collectives.tp})
-        require(o.check_wire == 0 || (how != Algorithm::library && how != Algorithm::symmetric),
-                "--check-wire %lld with --collectives %s: what %s is not seen\n  nearest: --collectives ring or direct",
-                (long long)o.check_wire, name_of(how),
-                how == Algorithm::library ? "a library sends" : "ranks read from each other's memory");
-    require(o.stats_every == 0 || !o.out.empty(),
-            "--stats-every writes stats.jsonl into --out, and that is not given: name a folder");
-    require(
+        require_request(
+            o.check_wire == 0 || (how != Algorithm::library && how != Algorithm::symmetric),
+            "--check-wire %lld with --collectives %s: what %s is not seen\n  nearest: --collectives ring or direct",
+            (long long)o.check_wire, name_of(how),
+            how == Algorithm::library ? "a library sends" : "ranks read from each other's memory");
+    require_request(o.stats_every == 0 || !o.out.empty(),
+                    "--stats-every writes stats.jsonl into --out, and that is not given: name a folder");
+    require_request(
         o.stats_every == 0 || !o.cuda_graphs,
         "--stats-every %lld with --cuda-graphs on: a graph does the same at every step\n  nearest: --cuda-graphs off",
         (long long)o.stats_every);
-    require(o.stats_every == 0 || o.offload_optimizer != OffloadOptimizer::cpu,
-            "--stats-every %lld with --offload-optimizer cpu: the host's AdamW is not looked at\n  nearest: "
-            "--offload-optimizer stream",
-            (long long)o.stats_every);
-    require(o.after_save.empty() || (!o.out.empty() && o.save_every > 0),
-            "--after-save is about checkpoints, and this run has none\n  give --out and --save-every, or leave it out");
-    require(o.before_resume.empty() || (!o.out.empty() && o.resume.asked()),
-            "--before-resume is about a resumed run\n  nearest: --resume auto with --out, or leave it out");
+    require_request(o.stats_every == 0 || o.offload_optimizer != OffloadOptimizer::cpu,
+                    "--stats-every %lld with --offload-optimizer cpu: the host's AdamW is not looked at\n  nearest: "
+                    "--offload-optimizer stream",
+                    (long long)o.stats_every);
+    require_request(
+        o.after_save.empty() || (!o.out.empty() && o.save_every > 0),
+        "--after-save is about checkpoints, and this run has none\n  give --out and --save-every, or leave it out");
+    require_request(o.before_resume.empty() || (!o.out.empty() && o.resume.asked()),
+                    "--before-resume is about a resumed run\n  nearest: --resume auto with --out, or leave it out");
     for (const char* flag : {"save-every", "keep-every"})
-        require(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
-                "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
+        require_request(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
+                        "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
 }
 
 // Refuses flags on this command line that contradict each other, or that would have no effect.
 void check_given(const TrainOptions& o) {
-    require(!o.given.count("preset") || o.init_from.empty(),
-            "--preset %s and --init-from %s both say what the model is\n  leave one of them out", o.preset.c_str(),
-            o.init_from.c_str());
-    require(o.batch > 0 || !o.print_config,
-            "--print-config with --batch auto: what fits depends on the machine\n"
-            "  nearest: train_llama plan, or --batch 1");
-    require(o.grad_accum == 0 || !o.given.count("batch-tokens"),
-            "--grad-accum %lld and --batch-tokens %lld both say how large an update is\n  leave one of them out",
-            (long long)o.grad_accum, (long long)o.batch_tokens);
-    require(!o.given.count("warmup") || o.warmup <= o.steps || o.steps == 0 || o.resume.asked(),
-            "--warmup %lld is longer than the run: --steps %lld never reaches --lr\n  nearest: --warmup %lld",
-            (long long)o.warmup, (long long)o.steps, (long long)o.steps);
+    require_request(!o.given.count("preset") || o.init_from.empty(),
+                    "--preset %s and --init-from %s both say what the model is\n  leave one of them out",
+                    o.preset.c_str(), o.init_from.c_str());
+    require_request(o.batch > 0 || !o.print_config,
+                    "--print-config with --batch auto: what fits depends on the machine\n"
+                    "  nearest: train_llama plan, or --batch 1");
+    require_request(
+        o.grad_accum == 0 || !o.given.count("batch-tokens"),
+        "--grad-accum %lld and --batch-tokens %lld both say how large an update is\n  leave one of them out",
+        (long long)o.grad_accum, (long long)o.batch_tokens);
+    require_request(!o.given.count("warmup") || o.warmup <= o.steps || o.steps == 0 || o.resume.asked(),
+                    "--warmup %lld is longer than the run: --steps %lld never reaches --lr\n  nearest: --warmup %lld",
+                    (long long)o.warmup, (long long)o.steps, (long long)o.steps);
     for (const char* flag : {"allow-tokenizer-change", "resize-vocab"})
-        require(!o.given.count(flag) || !o.init_from.empty() || o.resume.asked(),
-                "--%s is about the model of --init-from, which is not given: leave it out", flag);
+        require_request(!o.given.count(flag) || !o.init_from.empty() || o.resume.asked(),
+                        "--%s is about the model of --init-from, which is not given: leave it out", flag);
     for (const char* flag : {"lr-continue", "rewarm", "allow-lr-jump", "branch"})
-        require(!o.given.count(flag) || o.resume.asked(),
-                "--%s is about a resumed run\n  nearest: --resume auto, or leave it out", flag);
-    require(int(o.lr_continue) + int(o.rewarm > 0) + int(o.allow_lr_jump) + int(o.branch >= 0) <= 1,
-            "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate continues\n"
-            "  give one of them");
-    require(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
-            "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW", (long long)o.branch);
-    require(!o.raw16 || o.data.empty(),
-            "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
-    require(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
-            "--doc-token %lld: no documents are asked for\n  nearest: --doc-boundary bos, or leave it out",
-            (long long)o.doc_token);
-    require(!o.given.count("prefetch") || o.zero == 3,
-            "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
-            (long long)o.zero);
-    require(o.bucket_mib == 0 || o.pp == 1,
-            "--bucket-mib %lld with --pp %lld: a stage reduces each block when the schedule says so\n"
-            "  nearest: --bucket-mib 0, or --pp 1",
-            (long long)o.bucket_mib, (long long)o.pp);
-    require(o.bucket_mib == 0 || !o.offload_grads,
-            "--bucket-mib %lld with --offload-grads on: gradients go to the host block by block, as they are reduced\n"
-            "  nearest: --bucket-mib 0, or --offload-grads off",
-            (long long)o.bucket_mib);
-    require(!o.accumulate_locally || o.zero >= 2,
-            "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3", (long long)o.zero);
+        require_request(!o.given.count(flag) || o.resume.asked(),
+                        "--%s is about a resumed run\n  nearest: --resume auto, or leave it out", flag);
+    require_request(int(o.lr_continue) + int(o.rewarm > 0) + int(o.allow_lr_jump) + int(o.branch >= 0) <= 1,
+                    "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate continues\n"
+                    "  give one of them");
+    require_request(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
+                    "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW",
+                    (long long)o.branch);
+    require_request(!o.raw16 || o.data.empty(),
+                    "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
+    require_request(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
+                    "--doc-token %lld: no documents are asked for\n  nearest: --doc-boundary bos, or leave it out",
+                    (long long)o.doc_token);
+    require_request(!o.given.count("prefetch") || o.zero == 3,
+                    "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
+                    (long long)o.zero);
+    require_request(o.bucket_mib == 0 || o.pp == 1,
+                    "--bucket-mib %lld with --pp %lld: a stage reduces each block when the schedule says so\n"
+                    "  nearest: --bucket-mib 0, or --pp 1",
+                    (long long)o.bucket_mib, (long long)o.pp);
+    require_request(
+        o.bucket_mib == 0 || !o.offload_grads,
+        "--bucket-mib %lld with --offload-grads on: gradients go to the host block by block, as they are reduced\n"
+        "  nearest: --bucket-mib 0, or --offload-grads off",
+        (long long)o.bucket_mib);
+    require_request(!o.accumulate_locally || o.zero >= 2,
+                    "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3",
+                    (long long)o.zero);
     for (const char* flag :
          {"pp-schedule", "pp-stages-per-rank", "pp-cut", "pp-gather", "pp-window", "no-accumulate-locally"})
-        require(!o.given.count(flag) || o.pp > 1 || o.resume.asked(),
-                "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
-    require(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),
-            "--pp-gather is about gathered parameters, which --zero %lld does not have\n  nearest: --zero 3",
-            (long long)o.zero);
-    require(!o.no_accumulate_locally || o.zero >= 2 || o.resume.asked(),
-            "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
-    require(!o.no_accumulate_locally || !o.accumulate_locally,
-            "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
-    require(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),
-            "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
-    require(o.pp == 1 || o.sample_every == 0 || o.zero < 3 || !o.fp8.on() || !o.fp8_gather,
-            "--sample-every with --pp %lld and parameters gathered in fp8: samples need them in --dtype\n"
-            "  nearest: --fp8-gather off",
-            (long long)o.pp);
+        require_request(!o.given.count(flag) || o.pp > 1 || o.resume.asked(),
+                        "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
+    require_request(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),
+                    "--pp-gather is about gathered parameters, which --zero %lld does not have\n  nearest: --zero 3",
+                    (long long)o.zero);
+    require_request(!o.no_accumulate_locally || o.zero >= 2 || o.resume.asked(),
+                    "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
+    require_request(!o.no_accumulate_locally || !o.accumulate_locally,
+                    "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
+    require_request(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),
+                    "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
+    require_request(o.pp == 1 || o.sample_every == 0 || o.zero < 3 || !o.fp8.on() || !o.fp8_gather,
+                    "--sample-every with --pp %lld and parameters gathered in fp8: samples need them in --dtype\n"
+                    "  nearest: --fp8-gather off",
+                    (long long)o.pp);
     for (const char* flag : {"tp-wire", "tp-overlap"})
-        require(!o.given.count(flag) || o.tp > 1,
-                "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);
-    require(
+        require_request(!o.given.count(flag) || o.tp > 1,
+                        "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);
+    require_request(
         !o.tp_overlap || !o.cuda_graphs,
         "--cuda-graphs on with --tp-overlap on: parts of a product are enqueued as their rows arrive, and a graph is "
         "enqueued whole\n  nearest: --tp-overlap off");
-    require(!o.given.count("sample-tokens") || o.sample_every > 0,
-            "--sample-tokens without samples\n  nearest: --sample-every 1");
-    require(!o.given.count("cp-exchange") || o.cp > 1,
-            "--cp-exchange is about the ranks of --cp, which is 1\n  nearest: --cp 2, or leave it out");
+    require_request(!o.given.count("sample-tokens") || o.sample_every > 0,
+                    "--sample-tokens without samples\n  nearest: --sample-every 1");
+    require_request(!o.given.count("cp-exchange") || o.cp > 1,
+                    "--cp-exchange is about the ranks of --cp, which is 1\n  nearest: --cp 2, or leave it out");
     check_mix_evaluation_and_wandb(o);
     check_guards_and_output(o);
 }
 
 void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) {
     const bool dynamic = c.rope_scaling.kind == RopeKind::dynamic;
-    require(
+    require_request(
         double(o.seq_len) <= double(c.max_seq_len) * (dynamic ? c.rope_scaling.factor : 1),
         "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
         (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);

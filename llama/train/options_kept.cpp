@@ -11,74 +11,6 @@ namespace rz {
 
 namespace {
 
-enum class Keeps {
-    no,  // of one start (--out, --resume, --time-limit, permissions, commands), or of the model, which comes with the
-         // weights
-    always,  // what a step computes, and how the run is saved and watched
-    layout,  // how ranks are laid out and what they are given: on the same number of ranks, where no axis is given
-    gpu,     // the device, and what only a GPU does: where there is one
-};
-
-bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-Keeps keeps(const OptionRow& row) {
-    const std::string name = row.flag.substr(2);
-    if (name == "grad-accum") return Keeps::no;  // its tokens are kept, which any number of ranks can divide
-    if (name == "data-threads") return Keeps::layout;
-    for (const char* group : {"Data", "Batch", "Optimizer", "Validation"})
-        if (row.group.rfind(group, 0) == 0) return Keeps::always;
-    if (is_one_of(name, {"dtype",
-                         "grad-dtype",
-                         "master-dtype",
-                         "adam-dtype",
-                         "fp8",
-                         "fp8-skip-blocks",
-                         "fp8-gather",
-                         "loss-scale",
-                         "loss-scale-window",
-                         "loss-scale-hysteresis",
-                         "recompute",
-                         "logits-mib",
-                         "zero",
-                         "prefetch",
-                         "no-overlap",
-                         "accumulate-locally",
-                         "collectives",
-                         "wire-dtype",
-                         "save-every",
-                         "keep",
-                         "keep-every",
-                         "shard-above",
-                         "no-background-save",
-                         "log-every",
-                         "stats-every",
-                         "wandb",
-                         "wandb-name",
-                         "max-skips",
-                         "spike-z",
-                         "on-spike",
-                         "max-rollbacks",
-                         "rollback-steps",
-                         "rollback-skip",
-                         "check-replicas",
-                         "recheck-every",
-                         "check-wire",
-                         "timeout",
-                         "disk-timeout"}))
-        return Keeps::always;
-    if (is_one_of(name,
-                  {"threads", "peak-tflops", "tp", "tp-wire", "tp-overlap", "cp", "cp-exchange", "pp", "pp-schedule",
-                   "pp-stages-per-rank", "pp-cut", "pp-gather", "pp-window", "no-accumulate-locally", "shard-size",
-                   "axis-order", "ranks-per-node", "ring-chunk", "bucket-mib"}))
-        return Keeps::layout;
-    if (is_one_of(name, {"device", "cuda-graphs", "offload-optimizer", "offload-params", "offload-grads",
-                         "offload-activations", "gemm-tune", "gemm-cache", "transport", "comm-sms"}))
-        return Keeps::gpu;
-    return Keeps::no;
-}
-
 // A run may be resumed from another folder: files and patterns, comma-separated, in full.
 std::string kept_value(const std::string& name, const ParsedFlags& found) {
     const std::string& value = found.values.at(name);
@@ -107,7 +39,8 @@ bool same_value(const std::string& a, const std::string& b) {
 const char* why_not(Keeps how, const std::string& name, const std::string& value, const std::set<std::string>& given,
                     const ResumePlace& place) {
     if (how == Keeps::always) return nullptr;
-    if (how == Keeps::gpu) return place.gpu || value == "cpu" || value == "mpi" ? nullptr : "without a GPU";
+    if (how == Keeps::gpu)
+        return place.gpu || value == "cpu" || value == "mpi" || value == "tcp" ? nullptr : "without a GPU";
     if (!place.same_ranks) return "on another number of ranks";
     for (const char* axis : {"tp", "cp", "pp", "pp-threads"})
         if (given.count(axis) && name != "threads" && name != "peak-tflops") return "beside an axis that is given";
@@ -119,7 +52,7 @@ const char* why_not(Keeps how, const std::string& name, const std::string& value
 std::map<std::string, std::string> kept_flags(const CommandTable& table, const ParsedFlags& found) {
     std::map<std::string, std::string> kept;
     for (const OptionRow& row : table.rows)
-        if (keeps(row) != Keeps::no) kept[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
+        if (row.keeps != Keeps::no) kept[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
     return kept;
 }
 
@@ -127,27 +60,38 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
                                      const ResumePlace& place) {
     std::vector<std::string> lines;
     TrainOptions fresh;
-    std::vector<std::string> arguments = o.arguments;
     const CommandTable table = command_table(fresh);
-    std::map<std::string, Keeps> how;
-    for (const OptionRow& row : table.rows) how[row.flag.substr(2)] = keeps(row);
-    for (const auto& [name, value] : saved) {
-        if (!o.kept_flags.count(name)) {
+    for (const auto& [name, value] : saved)
+        if (!o.kept_flags.count(name))
             lines.push_back(
                 format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
-            continue;
-        }
-        const std::string& now = o.kept_flags[name];
-        const bool given = o.given.count(name) > 0;
-        const char* why = given ? "" : why_not(how[name], name, value, o.given, place);
-        if (!why && !value.empty()) arguments.push_back("--" + name + "=" + value);
-        if (!why || same_value(now, value)) continue;
-        lines.push_back(
-            format("--%s %s, was %s", name.c_str(), now.empty() ? "not given" : now.c_str(), value.c_str()));
-        if (!given) lines.back() += format(": not restored %s, give it again if it is meant", why);
-    }
+    // What was given, else what the checkpoint has, else the default.
     ParsedFlags found;
-    require(!parse_flags(arguments, {&table, 1}, found), "the checkpoint's flags and those given do not go together");
+    std::map<std::string, std::string> differ;  // in the order of the names
+    for (const OptionRow& row : table.rows) {
+        const std::string name = row.flag.substr(2);
+        std::string& value = found.values[name] = row.default_text;
+        const bool given = o.given.count(name) > 0;
+        const auto kept = row.keeps == Keeps::no ? saved.end() : saved.find(name);
+        const char* why = nullptr;
+        if (kept != saved.end()) {
+            const std::string& now = o.kept_flags[name];
+            why = given ? "" : why_not(row.keeps, name, kept->second, o.given, place);
+            if (why && !same_value(now, kept->second)) {
+                differ[name] = format("--%s %s, was %s", name.c_str(), now.empty() ? "not given" : now.c_str(),
+                                      kept->second.c_str());
+                if (!given) differ[name] += format(": not restored %s, give it again if it is meant", why);
+            }
+        }
+        const bool taken = kept != saved.end() && !why && !kept->second.empty();
+        if (!given && !taken) continue;
+        value = given ? o.values.at(name) : kept->second;
+        found.given.insert(name);
+        const std::string wrong = row.wrong ? row.wrong(value) : "";
+        require(wrong.empty(), "the checkpoint's --%s: %s", name.c_str(), wrong.c_str());
+        row.set(value);
+    }
+    for (const auto& [name, line] : differ) lines.push_back(line);
     settle(fresh, o.arguments, table, found);
     fresh.given = o.given;
     o = fresh;

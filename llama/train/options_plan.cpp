@@ -34,22 +34,25 @@ CommandTable own_command_table(PlanOptions& o) {
         "of training, too",
         {}};
     OptionGroup g(table.rows, "Plan");
-    g.given_whole("--gpus", 1, 1 << 20, "Number of ranks, one on each GPU.", [&o](int64_t value) {
+    g.given_whole("--gpus", Keeps::no, 1, 1 << 20, "Number of ranks, one on each GPU.", [&o](int64_t value) {
          o.gpus = value;
      }).required = true;
-    g.text("--gpu", o.machine, "Machine: the name of a file in llama/configs/machines, or a file like those.", "NAME")
+    g.text("--gpu", Keeps::no, o.machine,
+           "Machine: the name of a file in llama/configs/machines, or a file like those.", "NAME")
         .required = true;
-    g.checked("--tokens", "N", "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]",
-              wrong_count, [&o](const std::string& text) { o.tokens = parse_count(text); });
-    g.turn_on("--search", o.search,
+    g.checked("--tokens", Keeps::no, "N",
+              "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]", wrong_count,
+              [&o](const std::string& text) { o.tokens = parse_count(text); });
+    g.turn_on("--search", Keeps::no, o.search,
               "Try what the flags that are not given can be, and show what nothing beats in both speed and memory.");
-    g.text("--json", o.json, "File for the plan as JSON. - is standard output.");
+    g.text("--json", Keeps::no, o.json, "File for the plan as JSON. - is standard output.");
     return table;
 }
 
 CommandTable command_table(PlanOptions& o) {
     CommandTable table = own_command_table(o);
     table.name.clear();
+    table.program = "train_llama plan";
     table.about =
         "Plans a run: what it takes of memory to the byte, and what fits. Example:\n"
         "  train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml";

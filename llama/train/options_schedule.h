@@ -11,6 +11,6 @@ CommandTable command_table(ScheduleStudy&);
 void check_given(const ScheduleStudy&);
 
 // The row of --pp-schedule, which training has too.
-OptionRow& add_schedule_row(OptionGroup&, ScheduleChoice&, const char* help);
+OptionRow& add_schedule_row(OptionGroup&, Keeps, ScheduleChoice&, const char* help);
 
 }  // namespace rz

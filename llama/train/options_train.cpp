@@ -17,7 +17,8 @@ namespace rz {
 // ---- the table ------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kBig = int64_t(1) << 48;
-constexpr double kFineTuningRate = 5e-5;  // where --init-from is given and --lr is not
+constexpr int64_t kMostMicroBatches = 1 << 20;  // of an update on each rank
+constexpr double kFineTuningRate = 5e-5;        // where --init-from is given and --lr is not
 
 static const std::initializer_list<DType> kFloats = {DType::f32, DType::bf16};
 static const std::initializer_list<DType> kAllFloats = {DType::f32, DType::bf16, DType::f16};
@@ -30,25 +31,25 @@ static std::vector<std::string> preset_names() {
 }
 
 static void add_model(OptionGroup g, TrainOptions& o) {
-    g.one_of("--preset", preset_names(), o.preset, "Architecture to start from. --presets lists them.",
+    g.one_of("--preset", Keeps::no, preset_names(), o.preset, "Architecture to start from. --presets lists them.",
              [&o](const std::string& text) { o.preset = text; })
         .placeholder = "NAME";
-    g.text("--init-from", o.init_from,
+    g.text("--init-from", Keeps::no, o.init_from,
            "Model to start from: a run's folder, a Hugging Face LLaMA, or a repo id in the local cache.");
-    g.turn_on("--allow-tokenizer-change", o.allow_tokenizer_change,
+    g.turn_on("--allow-tokenizer-change", Keeps::no, o.allow_tokenizer_change,
               "Train on although the data's tokenizer is not that of --init-from.");
-    g.turn_on("--resize-vocab", o.resize_vocab,
+    g.turn_on("--resize-vocab", Keeps::no, o.resize_vocab,
               "Give the model of --init-from or --resume more rows for a larger tokenizer: the mean of its own, with a "
               "little noise.");
     for (const ConfigField& f : config_fields()) {
         const int64_t min = f.min == 2 || f.member == &ModelConfig::kv_heads ? 0 : f.min;
-        g.given_whole("--" + std::string(f.name), min, f.max, std::string(f.help) + " [as the preset]",
+        g.given_whole("--" + std::string(f.name), Keeps::no, min, f.max, std::string(f.help) + " [as the preset]",
                       [&o, name = f.name](int64_t value) { o.fields[name] = value; });
     }
-    g.choice("--head", o.head, "Whether the head shares the embedding's weights. [as the preset]");
-    g.real("--rope-theta", o.rope_theta, 0, 1e12, "Base of RoPE. 0: as the preset.");
-    g.real("--norm-eps", o.norm_eps, 0, 1, "Epsilon of RMSNorm. 0: as the preset.");
-    g.real("--init-std", o.init_std, 0, 10, "Standard deviation of the initial weights. 0: as the preset.");
+    g.choice("--head", Keeps::no, o.head, "Whether the head shares the embedding's weights. [as the preset]");
+    g.real("--rope-theta", Keeps::no, o.rope_theta, 0, 1e12, "Base of RoPE. 0: as the preset.");
+    g.real("--norm-eps", Keeps::no, o.norm_eps, 0, 1, "Epsilon of RMSNorm. 0: as the preset.");
+    g.real("--init-std", Keeps::no, o.init_std, 0, 10, "Standard deviation of the initial weights. 0: as the preset.");
 }
 
 static bool set_skip_blocks(const std::string& text, Fp8Options& fp8) {
@@ -106,80 +107,86 @@ static bool read_batch_tokens(const std::string& text, int64_t& tokens) {
 
 static void add_guards(OptionGroup g, TrainOptions& o) {
     g.checked(
-        "--time-limit", "TIME",
+        "--time-limit", Keeps::no, "TIME",
         "Time after which the run has saved and stopped (exit code 75): 90m, 3h30m, seconds. [Slurm's end of the job]",
         wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); });
-    g.whole("--max-skips", o.max_skips, 0, kBig,
+    g.whole("--max-skips", Keeps::always, o.max_skips, 0, kBig,
             "Number of non-finite steps in a row, each skipped, that end the run with exit code 72. 0: never.");
-    g.real("--spike-z", o.spike_z, 0, 1e6,
+    g.real("--spike-z", Keeps::always, o.spike_z, 0, 1e6,
            "Deviations above the recent median at which a loss is a spike. 0: no detection.");
-    g.choice("--on-spike", o.on_spike,
+    g.choice("--on-spike", Keeps::always, o.on_spike,
              "Action on a spike. stop: end with exit code 72 and save nothing after it. rollback: resume from an older "
              "checkpoint without the data in between, on --max-skips too.");
-    g.whole("--max-rollbacks", o.max_rollbacks, 1, kBig,
+    g.whole("--max-rollbacks", Keeps::always, o.max_rollbacks, 1, kBig,
             "Number of rollbacks in the whole run before it ends with exit code 72.");
-    g.whole("--rollback-steps", o.rollback_steps, 1, kBig,
+    g.whole("--rollback-steps", Keeps::always, o.rollback_steps, 1, kBig,
             "Number of steps before the spike that the checkpoint must be (else the oldest one is used).");
-    g.whole("--rollback-skip", o.rollback_skip, 0, kBig, "Number of batches after the spike that are skipped as well.");
-    g.whole("--check-replicas", o.check_replicas, 0, kBig,
+    g.whole("--rollback-skip", Keeps::always, o.rollback_skip, 0, kBig,
+            "Number of batches after the spike that are skipped as well.");
+    g.whole("--check-replicas", Keeps::always, o.check_replicas, 0, kBig,
             "Number of steps between comparisons of ranks that must hold the same state. 0: never.");
     g.whole(
-        "--recheck-every", o.recheck_every, 0, kBig,
+        "--recheck-every", Keeps::always, o.recheck_every, 0, kBig,
         "Number of steps between those computed twice, whose bits must agree; such a step takes twice as long. A rank "
         "whose bits differ is named and ends the run with exit code 73. 0: never.");
-    g.whole("--check-wire", o.check_wire, 0, kBig,
+    g.whole("--check-wire", Keeps::always, o.check_wire, 0, kBig,
             "Number of steps between comparisons of the sums of bits that each rank sent and received (before a save "
             "too). Two ranks that differ are named and end the run with exit code 73. 0: never, nothing is summed.");
 }
 
-void add_gemm_rows(OptionGroup& g, bool& tune, std::string& cache) {
-    g.off_or_on("--gemm-tune", tune, "Time cuBLASLt's algorithms at each new shape and keep the fastest.");
+void add_gemm_rows(OptionGroup& g, Keeps keeps, bool& tune, std::string& cache) {
+    g.off_or_on("--gemm-tune", keeps, tune, "Time cuBLASLt's algorithms at each new shape and keep the fastest.");
     g.text(
-        "--gemm-cache", cache,
+        "--gemm-cache", keeps, cache,
         "File of tuned choices, which all ranks must see; read even if off. [~/.cache/ringzero/gemm_tuning.txt if on]");
 }
 
 static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup data(rows, "Data");
-    data.text("--data", o.data,
+    OptionGroup data(rows, "Data", "data");
+    data.text("--data", Keeps::always, o.data,
               "Folder made by data_prep/prepare.py: train and val shards, tokenizer; or a mix by shares of the tokens: "
-              "a:0.7,b:0.3. synthetic, dummy: made on the spot.");
-    data.text("--data-weights-at", o.data_weights_at, "Other shares from a step on: 1000:0.5,0.5;2000:0.2,0.8.",
-              "STEP:SHARES;...");
-    data.text("--train-data", o.train_data, "Training shards, instead of --data: files or globs, comma-separated.");
-    data.text("--val-data", o.val_data, "Validation shards: files or globs, comma-separated.");
-    data.text("--tokenizer", o.tokenizer, "Tokenizer for samples: a tokenizer.json. [the data folder's]");
-    data.turn_on("--raw16", o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
+              "a:0.7,b:0.3. synthetic, dummy: made on the spot.")
+        .is_list = true;
+    data.text("--data-weights-at", Keeps::always, o.data_weights_at,
+              "Other shares from a step on: 1000:0.5,0.5;2000:0.2,0.8.", "STEP:SHARES;...");
+    data.text("--train-data", Keeps::always, o.train_data,
+              "Training shards, instead of --data: files or globs, comma-separated.")
+        .is_list = true;
+    data.text("--val-data", Keeps::always, o.val_data, "Validation shards: files or globs, comma-separated.").is_list =
+        true;
+    data.text("--tokenizer", Keeps::always, o.tokenizer,
+              "Tokenizer for samples: a tokenizer.json. [the data folder's]");
+    data.turn_on("--raw16", Keeps::always, o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
     data.choice(
-        "--data-order", o.data_order,
+        "--data-order", Keeps::always, o.data_order,
         "Order of the training samples. sequential: as they lie in the shards; data that prepare.py --stream is "
         "still writing can be trained on in no other.");
-    data.whole("--data-wait", o.data_wait, 1, 1 << 30,
+    data.whole("--data-wait", Keeps::always, o.data_wait, 1, 1 << 30,
                "Number of seconds to wait for the next shard of data that are still being written.");
     data.whole(
-        "--data-threads", o.data_threads, 0, 64,
+        "--data-threads", Keeps::layout, o.data_threads, 0, 64,
         "Number of threads that read the next micro-batches of training ahead. 0: each is read when it is needed, "
         "as data are that are still being written.");
 
-    data.choice("--doc-boundary", o.doc_boundary,
+    data.choice("--doc-boundary", Keeps::always, o.doc_boundary,
                 "Documents packed into a row do not see each other, and positions restart. bos: a token begins each "
                 "(prepare.py); eos: a token ends each.");
-    data.whole("--doc-token", o.doc_token, -1, INT32_MAX, "Id of that token. -1: the --data folder's.");
+    data.whole("--doc-token", Keeps::always, o.doc_token, -1, INT32_MAX, "Id of that token. -1: the --data folder's.");
 
-    OptionGroup batch(rows, "Batch and length of the run");
+    OptionGroup batch(rows, "Batch and length of the run", "training");
     constexpr int64_t kMostSequences = 1 << 20;
     batch
         .checked(
-            "--batch", "N|auto",
+            "--batch", Keeps::always, "N|auto",
             "Number of sequences per rank and micro-batch. auto: the most whose planned memory fits, for the same "
             "--batch-tokens.",
             [](const std::string& text) { return text == "auto" ? "" : wrong_whole_number(text, 1, kMostSequences); },
             [&o](const std::string& text) { o.batch = std::strtoll(text.c_str(), nullptr, 10); })
         .default_text = std::to_string(o.batch);
-    batch.whole("--seq-len", o.seq_len, 1, 1 << 24, "Number of tokens per sequence.");
+    batch.whole("--seq-len", Keeps::always, o.seq_len, 1, 1 << 24, "Number of tokens per sequence.");
     batch
         .checked(
-            "--batch-tokens", "N",
+            "--batch-tokens", Keeps::always, "N",
             "Number of tokens per update over all ranks, by accumulation: 524288, 512K and 0.5M are the same. 0: one "
             "micro-batch.",
             [](const std::string& text) {
@@ -191,78 +198,84 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
             },
             [&o](const std::string& text) { read_batch_tokens(text, o.batch_tokens); })
         .default_text = "0";
-    batch.whole("--grad-accum", o.grad_accum, 0, 1 << 20,
+    batch.whole("--grad-accum", Keeps::no, o.grad_accum, 0, kMostMicroBatches,
                 "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
-    batch.whole("--steps", o.steps, 0, kBig, "Number of updates.");
+    batch.whole("--steps", Keeps::always, o.steps, 0, kBig, "Number of updates.");
 }
 
 static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)");
-    adam.real("--lr", o.lr, 0, 1e3, "Peak learning rate. With --init-from, unless it is given: 5e-05.");
+    OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)", "optimizer");
+    adam.real("--lr", Keeps::always, o.lr, 0, 1e3, "Peak learning rate. With --init-from, unless it is given: 5e-05.");
     adam.choice(
-        "--lr-schedule", o.decay,
+        "--lr-schedule", Keeps::always, o.decay,
         "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.");
-    adam.real("--min-lr", o.min_lr, -1, 1e3, "Learning rate of the last step. -1: lr / 10.");
-    adam.whole("--cooldown", o.cooldown, -1, kBig, "Number of steps of wsd's decay. -1: a fifth of the run.");
-    adam.whole("--warmup", o.warmup, -1, kBig,
+    adam.real("--min-lr", Keeps::always, o.min_lr, -1, 1e3, "Learning rate of the last step. -1: lr / 10.");
+    adam.whole("--cooldown", Keeps::always, o.cooldown, -1, kBig,
+               "Number of steps of wsd's decay. -1: a fifth of the run.");
+    adam.whole("--warmup", Keeps::always, o.warmup, -1, kBig,
                "Number of steps of linear warm-up. -1: a tenth of the run, at most 2000.");
-    adam.real("--beta1", o.beta1, 0, 0.999999, "Decay of the first moment.");
-    adam.real("--beta2", o.beta2, 0, 0.999999, "Decay of the second moment.");
-    adam.real("--eps", o.eps, 0, 1, "Epsilon, added to the root of the second moment.");
-    adam.real("--weight-decay", o.weight_decay, 0, 1e3, "Decoupled weight decay.");
-    adam.real("--clip", o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.");
-    adam.seed(o.seed, "Seed of the initial weights, the data order and the samples.");
+    adam.real("--beta1", Keeps::always, o.beta1, 0, 0.999999, "Decay of the first moment.");
+    adam.real("--beta2", Keeps::always, o.beta2, 0, 0.999999, "Decay of the second moment.");
+    adam.real("--eps", Keeps::always, o.eps, 0, 1, "Epsilon, added to the root of the second moment.");
+    adam.real("--weight-decay", Keeps::always, o.weight_decay, 0, 1e3, "Decoupled weight decay.");
+    adam.real("--clip", Keeps::always, o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.");
+    adam.seed(Keeps::always, o.seed, "Seed of the initial weights, the data order and the samples.");
 }
 
 static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup device(rows, "Device, precision and memory");
-    device.choice("--device", o.device, "Device. auto: CUDA where it is usable.");
-    device.choice("--dtype", o.dtype, "Data type of weights and activations. fp16 scales the loss.", kAllFloats);
-    device.choice("--grad-dtype", o.grad_dtype, "Data type of gradients. [--dtype, or fp32 with fp16]", kFloats);
-    device.choice("--adam-dtype", o.adam_dtype, "Data type of Adam's moments. bf16 rounds stochastically.", kFloats);
+    OptionGroup device(rows, "Device, precision and memory", "training");
+    device.choice("--device", Keeps::gpu, o.device, "Device. auto: CUDA where it is usable.");
+    device.choice("--dtype", Keeps::always, o.dtype, "Data type of weights and activations. fp16 scales the loss.",
+                  kAllFloats);
+    device.choice("--grad-dtype", Keeps::always, o.grad_dtype, "Data type of gradients. [--dtype, or fp32 with fp16]",
+                  kFloats);
+    device.choice("--adam-dtype", Keeps::always, o.adam_dtype,
+                  "Data type of Adam's moments. bf16 rounds stochastically.", kFloats);
     device.choice(
-        "--master-dtype", o.master_dtype,
+        "--master-dtype", Keeps::always, o.master_dtype,
         "Data type of master weights. bf16 (with --dtype bf16): weights are their own masters, stochastically rounded.",
         kFloats);
     device.choice(
-        "--fp8", o.fp8.recipe,
+        "--fp8", Keeps::always, o.fp8.recipe,
         "Products of the blocks' linear layers in fp8 (with --dtype bf16). tensor: one scale for each operand; block: "
         "one for each 128 numbers; mx: one for each 32, from compute capability 10.0 on.");
-    device.off_or_on("--fp8-gather", o.fp8_gather,
+    device.off_or_on("--fp8-gather", Keeps::always, o.fp8_gather,
                      "Gather the weights of layers in fp8 as fp8 (with --zero 3): half the bytes, the same bits.");
-    device.checked("--fp8-skip-blocks", "FIRST,LAST",
-                   "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]",
-                   wrong_skip_blocks, [&o](const std::string& text) { set_skip_blocks(text, o.fp8); });
-    device.checked("--loss-scale", "dynamic|POWER_OF_TWO",
+    device
+        .checked("--fp8-skip-blocks", Keeps::always, "FIRST,LAST",
+                 "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]", wrong_skip_blocks,
+                 [&o](const std::string& text) { set_skip_blocks(text, o.fp8); })
+        .is_list = true;
+    device.checked("--loss-scale", Keeps::always, "dynamic|POWER_OF_TWO",
                    "Factor of the loss before the backward pass, divided out again before the clip. dynamic: begins at "
                    "65536, halves when the gradient overflows and doubles while it does not. [dynamic with fp16]",
                    wrong_loss_scale, [&o](const std::string& text) { o.loss_scale = text; });
-    device.whole("--loss-scale-window", o.loss_scale_window, 1, INT32_MAX,
+    device.whole("--loss-scale-window", Keeps::always, o.loss_scale_window, 1, INT32_MAX,
                  "Number of updates without overflow after which a dynamic loss scale doubles.");
-    device.whole("--loss-scale-hysteresis", o.loss_scale_hysteresis, 1, INT32_MAX,
+    device.whole("--loss-scale-hysteresis", Keeps::always, o.loss_scale_hysteresis, 1, INT32_MAX,
                  "Number of overflows, since it last doubled, from which on a dynamic loss scale halves.");
     device.off_or_on(
-        "--cuda-graphs", o.cuda_graphs,
+        "--cuda-graphs", Keeps::gpu, o.cuda_graphs,
         "Replay each micro-batch as one CUDA graph or, where ranks communicate, what lies between in a block's pass.");
-    device.choice("--recompute", o.recompute,
+    device.choice("--recompute", Keeps::always, o.recompute,
                   "Activations that the backward pass computes again instead of storing them.");
     device.choice(
-        "--offload-optimizer", o.offload_optimizer,
+        "--offload-optimizer", Keeps::gpu, o.offload_optimizer,
         "Keep master weights and Adam's moments in pinned memory of the host. stream: they come to the GPU in "
         "tiles; zero-copy: its kernel works on them there; cpu: the host updates them.");
-    device.off_or_on("--offload-params", o.offload_params,
+    device.off_or_on("--offload-params", Keeps::gpu, o.offload_params,
                      "Keep this rank's parameters in pinned memory of the host (with --zero 3, on one rank too); units "
                      "come as they are gathered.");
-    device.off_or_on("--offload-grads", o.offload_grads,
+    device.off_or_on("--offload-grads", Keeps::gpu, o.offload_grads,
                      "Keep this rank's gradients in pinned memory of the host (with --zero 2 or 3).");
     device.off_or_on(
-        "--offload-activations", o.offload_activations,
+        "--offload-activations", Keeps::gpu, o.offload_activations,
         "Keep what blocks keep for the backward pass in pinned memory of the host (with --recompute block).");
-    device.whole("--logits-mib", o.logits_mib, 0, 1 << 20,
+    device.whole("--logits-mib", Keeps::always, o.logits_mib, 0, 1 << 20,
                  "Largest chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.");
-    device.whole("--threads", o.threads, 0, 1 << 16,
+    device.whole("--threads", Keeps::layout, o.threads, 0, 1 << 16,
                  "Number of CPU threads. 0: OMP_NUM_THREADS, or the cores divided among the ranks of this host.");
-    add_gemm_rows(device, o.gemm_tune, o.gemm_cache);
+    add_gemm_rows(device, Keeps::gpu, o.gemm_tune, o.gemm_cache);
 }
 
 static bool read_cut(const std::string& text, std::vector<int64_t>& blocks) {
@@ -313,63 +326,80 @@ static std::optional<std::array<Axis, 4>> parse_axis_order(const std::string& te
     return seen.size() == order.size() && at == text.size() + 1 ? std::optional(order) : std::nullopt;
 }
 
-static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup ranks(rows, "Many ranks (mpirun -n N)");
-    ranks.whole("--zero", o.zero, 0, 3, "ZeRO stage. Ranks shard: 1 the optimizer, 2 gradients too, 3 parameters too.");
-    ranks.whole("--shard-size", o.shard_size, 0, 1 << 20,
-                "Number of ranks that share one copy (hybrid sharding). 0: all.");
-    ranks.whole("--prefetch", o.prefetch, 0, 1 << 10, "Number of units that ZeRO-3 gathers ahead of use.");
-    ranks.whole("--bucket-mib", o.bucket_mib, 0, 1 << 20,
-                "Gradients of several blocks that one collective reduces, at most. 0: each block by itself, as soon as "
-                "its backward pass has ended, which is between two attention kernels. A block is never cut: "
-                "--ring-chunk cuts messages.");
-    ranks.turn_on("--no-overlap", o.no_overlap, "Wait for each collective instead of computing meanwhile.");
-    ranks.turn_on("--accumulate-locally", o.accumulate_locally,
-                  "Reduce after the last micro-batch only (ZeRO-2 and 3). Keeps whole gradients.");
-    ranks.turn_on("--no-accumulate-locally", o.no_accumulate_locally,
-                  "Reduce at every weight gradient (ZeRO-2 and 3 with --pp).");
-    ranks.whole("--tp", o.tp, 1, 1 << 10,
-                "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
-                "parallelism).");
-    ranks.checked(
-        "--axis-order", "LIST", "Order of the axes, neighbouring ranks first. [tp,cp,dp,pp]",
-        [](const std::string& text) {
-            return parse_axis_order(text) ? ""
-                                          : "'" + text + "' must name tp, cp, dp and pp once; nearest: tp,cp,dp,pp";
-        },
-        [&o](const std::string& text) { o.axis_order = *parse_axis_order(text); });
-    ranks.off_or_on("--tp-overlap", o.tp_overlap,
-                    "Compute products beside the collectives of --tp, by the rows of each rank.");
-    ranks.choice("--tp-wire", o.tp_wire, "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
-    ranks.whole("--cp", o.cp, 1, 1 << 10,
-                "Number of ranks that share each sequence (context parallelism). Its length is a multiple of 2 x cp.");
-    ranks.choice(
-        "--cp-exchange", o.cp_exchange,
-        "How keys and values reach the ranks of --cp. gather: all before attention, with one rank's bits. ring: "
-        "from rank to rank during attention.");
-    ranks.whole("--pp", o.pp, 1, 1 << 10, "Number of ranks of the pipeline, which hold the model's stages.");
+static void add_pipeline(OptionGroup& ranks, TrainOptions& o) {
+    ranks.whole("--pp", Keeps::layout, o.pp, 1, 1 << 10,
+                "Number of ranks of the pipeline, which hold the model's stages.");
     ranks.whole(
-        "--pp-threads", o.pp_threads, 0, 64,
-        "As --pp, without mpirun: the ranks are threads of this process, on a GPU each or on the CPU. 0: processes.");
+        "--pp-threads", Keeps::no, o.pp_threads, 0, 64,
+        "As --pp with the --ranks that it takes: their number times --tp times --cp. 0: --pp's, however started.");
     add_schedule_row(
-        ranks, o.pp_schedule,
+        ranks, Keeps::layout, o.pp_schedule,
         "gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's text. [zb-v or 1f1b]");
-    ranks.whole("--pp-stages-per-rank", o.pp_stages_per_rank, 0, 64,
+    ranks.whole("--pp-stages-per-rank", Keeps::layout, o.pp_stages_per_rank, 0, 64,
                 "Number of stages on each rank (interleaved). 0: 2.");
-    ranks.checked("--pp-cut", "N,N,...", "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]",
-                  wrong_cut, [&o](const std::string& text) { read_cut(text, o.pp_cut); });
     ranks
-        .checked("--pp-gather", "step|window:K|op",
+        .checked("--pp-cut", Keeps::layout, "N,N,...",
+                 "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]", wrong_cut,
+                 [&o](const std::string& text) { read_cut(text, o.pp_cut); })
+        .is_list = true;
+    ranks
+        .checked("--pp-gather", Keeps::layout, "step|window:K|op",
                  "How long ZeRO-3 keeps gathered parameters. K is a number of stages.", wrong_gather,
                  [&o](const std::string& text) { read_gather(text, o.pp_gather, o.pp_gather_window); })
         .default_text = "step";
-    ranks.whole("--pp-window", o.pp_window, 0, 1 << 20,
+    ranks.whole("--pp-window", Keeps::layout, o.pp_window, 0, 1 << 20,
                 "Largest number of micro-batches in flight; 0: as many as the schedule has.");
     ranks.whole(
-        "--pp-tasks", o.pp_tasks, 0, 1 << 20,
+        "--pp-tasks", Keeps::no, o.pp_tasks, 0, 1 << 20,
         "Number of steps whose tasks go to OUT/pipeline_tasks.RANK.jsonl: when each was ready, began and ended.");
+}
+
+static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
+    OptionGroup ranks(rows, "Many ranks (--ranks N, or mpirun -n N)", "distributed");
+    ranks.whole("--ranks", Keeps::no, o.ranks, 0, 1 << 10,
+                "Number of ranks that this process starts on this machine, on a GPU each or on its share of the cores. "
+                "0: all have been started, by mpirun, torchrun or srun, or it is one.");
+    ranks.whole("--zero", Keeps::always, o.zero, 0, 3,
+                "ZeRO stage. Ranks shard: 1 the optimizer, 2 gradients too, 3 parameters too.");
+    ranks.whole("--shard-size", Keeps::layout, o.shard_size, 0, 1 << 20,
+                "Number of ranks that share one copy (hybrid sharding). 0: all.");
+    ranks.whole("--prefetch", Keeps::always, o.prefetch, 0, 1 << 10,
+                "Number of units that ZeRO-3 gathers ahead of use.");
+    ranks.whole("--bucket-mib", Keeps::layout, o.bucket_mib, 0, 1 << 20,
+                "Gradients of several blocks that one collective reduces, at most. 0: each block by itself, as soon as "
+                "its backward pass has ended, which is between two attention kernels. A block is never cut: "
+                "--ring-chunk cuts messages.");
+    ranks.turn_on("--no-overlap", Keeps::always, o.no_overlap,
+                  "Wait for each collective instead of computing meanwhile.");
+    ranks.turn_on("--accumulate-locally", Keeps::always, o.accumulate_locally,
+                  "Reduce after the last micro-batch only (ZeRO-2 and 3). Keeps whole gradients.");
+    ranks.turn_on("--no-accumulate-locally", Keeps::layout, o.no_accumulate_locally,
+                  "Reduce at every weight gradient (ZeRO-2 and 3 with --pp).");
+    ranks.whole("--tp", Keeps::layout, o.tp, 1, 1 << 10,
+                "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
+                "parallelism).");
+    ranks
+        .checked(
+            "--axis-order", Keeps::layout, "LIST", "Order of the axes, neighbouring ranks first. [tp,cp,dp,pp]",
+            [](const std::string& text) {
+                return parse_axis_order(text) ? ""
+                                              : "'" + text + "' must name tp, cp, dp and pp once; nearest: tp,cp,dp,pp";
+            },
+            [&o](const std::string& text) { o.axis_order = *parse_axis_order(text); })
+        .is_list = true;
+    ranks.off_or_on("--tp-overlap", Keeps::layout, o.tp_overlap,
+                    "Compute products beside the collectives of --tp, by the rows of each rank.");
+    ranks.choice("--tp-wire", Keeps::layout, o.tp_wire,
+                 "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
+    ranks.whole("--cp", Keeps::layout, o.cp, 1, 1 << 10,
+                "Number of ranks that share each sequence (context parallelism). Its length is a multiple of 2 x cp.");
+    ranks.choice(
+        "--cp-exchange", Keeps::layout, o.cp_exchange,
+        "How keys and values reach the ranks of --cp. gather: all before attention, with one rank's bits. ring: "
+        "from rank to rank during attention.");
+    add_pipeline(ranks, o);
     ranks.checked(
-        "--collectives", "[tp=|data=]ring|direct|library|hier|symmetric|hier-symmetric",
+        "--collectives", Keeps::always, "[tp=|data=]ring|direct|library|hier|symmetric|hier-symmetric",
         "Algorithm of the collectives; without an axis, data's. hier: two levels, inside the nodes and across them. "
         "symmetric: ranks of one host load from each other's memory (GPUs by NCCL's windows, or through pinned memory "
         "of the host where they have no P2P), with direct's bits. "
@@ -377,95 +407,111 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
         "library: NCCL's or MPI's own. [data=ring on one node, hier on several; tp=direct]",
         [](const std::string& text) { return wrong_axis_algorithms(text); },
         [&o](const std::string& text) { o.collectives = parse_axis_algorithms(text); });
-    ranks.whole("--ranks-per-node", o.ranks_per_node, 0, 1 << 20,
+    ranks.whole("--ranks-per-node", Keeps::layout, o.ranks_per_node, 0, 1 << 20,
                 "Number of neighbouring ranks that count as one node for hier. 0: those that share a host's memory.");
-    ranks.choice("--transport", o.transport, "Transport that carries the bytes. auto: NCCL between GPUs, else MPI.",
-                 {TransportKind::automatic, TransportKind::mpi, TransportKind::nccl});
+    ranks.choice(
+        "--transport", Keeps::gpu, o.transport,
+        "Transport that carries the bytes. auto: NCCL between GPUs, else MPI, or TCP where it did not start the "
+        "ranks.",
+        {TransportKind::automatic, TransportKind::mpi, TransportKind::tcp, TransportKind::nccl});
     ranks.whole(
-        "--comm-sms", o.comm_sms, 0, 1 << 10,
+        "--comm-sms", Keeps::gpu, o.comm_sms, 0, 1 << 10,
         "Multiprocessors that kernels whose blocks stay to the end (Hopper's attention, RMSNorm's backward) leave to "
         "communication; NCCL takes at most as many. The last bits of the norms' gradients depend on it. 0: none.");
-    ranks.choice("--wire-dtype", o.wire_dtype, "Data type of gradients between ranks. [--grad-dtype]", kFloats);
-    ranks.whole("--ring-chunk", o.ring_chunk_kib, 0, 1 << 20,
+    ranks.choice("--wire-dtype", Keeps::always, o.wire_dtype, "Data type of gradients between ranks. [--grad-dtype]",
+                 kFloats);
+    ranks.whole("--ring-chunk", Keeps::layout, o.ring_chunk_kib, 0, 1 << 20,
                 "Size of what one hop carries, in KiB. 0: what suits the transport.");
-    ranks.real("--timeout", o.timeout, 1, 1e6, "Seconds that a rank waits for another before the job ends.");
-    ranks.real("--disk-timeout", o.disk_timeout, 1, 1e6,
+    ranks.real("--timeout", Keeps::always, o.timeout, 1, 1e6,
+               "Seconds that a rank waits for another before the job ends.");
+    ranks.real("--disk-timeout", Keeps::always, o.disk_timeout, 1, 1e6,
                "The same while ranks read and write checkpoints and final weights, if it is more; not for a process of "
                "the same host that is stopped.");
 }
 
 static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup val(rows, "Validation and samples");
-    val.whole("--val-every", o.val_every, 0, kBig, "Number of steps between validations. 0: only at the end.");
-    val.whole("--val-tokens", o.val_tokens, 1, kBig, "Number of tokens in each validation.");
-    val.whole("--sample-every", o.sample_every, 0, kBig, "Number of validations between printed samples. 0: none.");
-    val.whole("--sample-tokens", o.sample_tokens, 1, 1 << 20, "Number of tokens in a sample.");
-    val.text("--prompt", o.prompt, "Text that samples begin with.", "TEXT");
-    val.whole("--eval-every", o.eval_every, 0, kBig, "Number of steps between evaluations on --eval-tasks. 0: none.");
-    val.text("--eval-tasks", o.eval_tasks, "Tasks, as for train_llama eval; windows are --seq-len long.", "LIST");
-    val.text("--eval-data", o.eval_data, "Folder of the tasks, made by data_prep/prepare.py eval.");
-    val.whole("--eval-limit", o.eval_limit, 0, kBig, "Number of examples of each task. 0: all.");
+    OptionGroup val(rows, "Validation and samples", "validation");
+    val.whole("--val-every", Keeps::always, o.val_every, 0, kBig,
+              "Number of steps between validations. 0: only at the end.");
+    val.whole("--val-tokens", Keeps::always, o.val_tokens, 1, kBig, "Number of tokens in each validation.");
+    val.whole("--sample-every", Keeps::always, o.sample_every, 0, kBig,
+              "Number of validations between printed samples. 0: none.");
+    val.whole("--sample-tokens", Keeps::always, o.sample_tokens, 1, 1 << 20, "Number of tokens in a sample.");
+    val.text("--prompt", Keeps::always, o.prompt, "Text that samples begin with.", "TEXT");
+    val.whole("--eval-every", Keeps::always, o.eval_every, 0, kBig,
+              "Number of steps between evaluations on --eval-tasks. 0: none.");
+    val.text("--eval-tasks", Keeps::always, o.eval_tasks, "Tasks, as for train_llama eval; windows are --seq-len long.",
+             "LIST")
+        .is_list = true;
+    val.text("--eval-data", Keeps::always, o.eval_data, "Folder of the tasks, made by data_prep/prepare.py eval.");
+    val.whole("--eval-limit", Keeps::always, o.eval_limit, 0, kBig, "Number of examples of each task. 0: all.");
 }
 
 static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup out(rows, "Output");
-    out.text("--out", o.out,
+    OptionGroup out(rows, "Output", "output");
+    out.text("--out", Keeps::no, o.out,
              "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: none.");
-    out.turn_on("--overwrite", o.overwrite,
+    out.turn_on("--overwrite", Keeps::no, o.overwrite,
                 "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.");
-    out.whole("--log-every", o.log_every, 1, kBig, "Number of steps between printed lines.");
+    out.whole("--log-every", Keeps::always, o.log_every, 1, kBig, "Number of steps between printed lines.");
     out.whole(
-        "--stats-every", o.stats_every, 0, kBig,
+        "--stats-every", Keeps::always, o.stats_every, 0, kBig,
         "Number of steps between lines of stats.jsonl: norms of each tensor, its gradient and its update; residual "
         "stream and largest logit of each block. The last 20 steps are written when one goes wrong. 0: none.");
-    out.text("--wandb", o.wandb, "Project of Weights & Biases: OUT/wandb/ gets a run that `wandb sync` uploads.",
-             "PROJECT");
-    out.text("--wandb-name", o.wandb_name, "Name of the run there. [the model's summary]", "NAME");
-    out.whole("--trace-steps", o.trace_steps, 0, 1000,
+    out.text("--wandb", Keeps::always, o.wandb,
+             "Project of Weights & Biases: OUT/wandb/ gets a run that `wandb sync` uploads.", "PROJECT");
+    out.text("--wandb-name", Keeps::always, o.wandb_name, "Name of the run there. [the model's summary]", "NAME");
+    out.whole("--trace-steps", Keeps::no, o.trace_steps, 0, 1000,
               "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev), with "
               "memory by kind; memory.svg has every allocation with its name.");
-    out.real("--peak-tflops", o.peak_tflops, 0, 1e6,
+    out.real("--peak-tflops", Keeps::layout, o.peak_tflops, 0, 1e6,
              "Dense peak of a device in TFLOP/s, which MFU is measured against. 0: as llama/configs/machines has it.");
-    out.turn_on("--print-config", o.print_config, "Show the model, its tensors and its memory, and stop.");
-    out.turn_on("--presets", o.presets, "List the presets and stop.");
+    out.turn_on("--print-config", Keeps::no, o.print_config, "Show the model, its tensors and its memory, and stop.");
+    out.turn_on("--presets", Keeps::no, o.presets, "List the presets and stop.");
 
-    OptionGroup keep(rows, "Checkpoints (in --out)");
+    OptionGroup keep(rows, "Checkpoints (in --out)", "output");
     keep.checked(
-        "--resume", "auto|N|PATH",
+        "--resume", Keeps::no, "auto|N|PATH",
         "Checkpoint to resume from. auto: the newest good one in --out, if any; N: that of step N; or its folder.",
         nullptr, [&o](const std::string& text) { o.resume = parse_resume(text); });
-    keep.whole("--save-every", o.save_every, 0, kBig,
+    keep.whole("--save-every", Keeps::always, o.save_every, 0, kBig,
                "Number of steps between checkpoints; one more at the end. 0: none.");
-    keep.whole("--keep", o.keep, 0, 1 << 20, "Number of newest checkpoints that stay, at least 2. 0: all.").wrong =
-        [](const std::string& text) {
-            return text == "1" ? "1 would leave none while the next is written; nearest valid value: 2"
-                               : wrong_whole_number(text, 0, 1 << 20);
-        };
-    keep.whole("--keep-every", o.keep_every, 0, kBig, "Step whose multiples keep their checkpoints for good. 0: none.");
-    keep.whole("--shard-above", o.shard_above_mib, 0, kBig >> 20,
+    keep.whole("--keep", Keeps::always, o.keep, 0, 1 << 20,
+               "Number of newest checkpoints that stay, at least 2. 0: all.")
+        .wrong = [](const std::string& text) {
+        return text == "1" ? "1 would leave none while the next is written; nearest valid value: 2"
+                           : wrong_whole_number(text, 0, 1 << 20);
+    };
+    keep.whole("--keep-every", Keeps::always, o.keep_every, 0, kBig,
+               "Step whose multiples keep their checkpoints for good. 0: none.");
+    keep.whole("--shard-above", Keeps::always, o.shard_above_mib, 0, kBig >> 20,
                "Size in MiB above which a file of a checkpoint or of the final weights becomes one for each block, the "
                "weights' with an index that transformers reads. 0: always one file.");
-    keep.turn_on("--no-background-save", o.no_background_save,
+    keep.turn_on("--no-background-save", Keeps::always, o.no_background_save,
                  "Let training wait for each save, which then needs no memory for a copy of the state.");
+    keep.text("--after-save", Keeps::no, o.after_save,
+              "Shell command for each checkpoint, in the background on rank 0, with its folder in RINGZERO_CHECKPOINT. "
+              "It is tried again until it succeeds, by later starts too; up to 8 checkpoints wait for it.",
+              "CMD")
+        .runs_commands = true;
     keep.text(
-        "--after-save", o.after_save,
-        "Shell command for each checkpoint, in the background on rank 0, with its folder in RINGZERO_CHECKPOINT. It "
-        "is tried again until it succeeds, by later starts too; nothing it has not seen is deleted.",
-        "CMD");
-    keep.text(
-        "--before-resume", o.before_resume,
-        "Shell command before --resume looks for checkpoints, on rank 0, with their folder in RINGZERO_CHECKPOINT. "
-        "If it fails, the run resumes from what is there.",
-        "CMD");
-    keep.turn_on("--allow-data-change", o.allow_data_change,
+            "--before-resume", Keeps::no, o.before_resume,
+            "Shell command before --resume looks for checkpoints, on rank 0, with their folder in RINGZERO_CHECKPOINT. "
+            "If it fails, the run resumes from what is there.",
+            "CMD")
+        .runs_commands = true;
+    keep.turn_on("--allow-commands", Keeps::no, o.allow_commands,
+                 "Run the --after-save and --before-resume of a --config file, which others may have written.")
+        .runs_commands = true;
+    keep.turn_on("--allow-data-change", Keeps::no, o.allow_data_change,
                  "Resume although the data are not those of the checkpoint.");
-    keep.turn_on("--lr-continue", o.lr_continue,
+    keep.turn_on("--lr-continue", Keeps::no, o.lr_continue,
                  "Resume with another schedule from the last learning rate on, down to --min-lr.");
-    keep.whole("--rewarm", o.rewarm, 0, kBig,
+    keep.whole("--rewarm", Keeps::no, o.rewarm, 0, kBig,
                "Number of steps in which a resumed run's learning rate rises from the last one to --lr. 0: none.");
-    keep.turn_on("--allow-lr-jump", o.allow_lr_jump,
+    keep.turn_on("--allow-lr-jump", Keeps::no, o.allow_lr_jump,
                  "Resume with another schedule although its learning rate is not near the last one.");
-    keep.whole("--branch", o.branch, -1, kBig,
+    keep.whole("--branch", Keeps::no, o.branch, -1, kBig,
                "Step of the run --resume RUN at which a decay to --min-lr begins, in a new --out. -1: none.");
 }
 
@@ -476,13 +522,13 @@ CommandTable command_table(TrainOptions& o) {
                        "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
                        {}};
     std::vector<OptionRow>& rows = table.rows;
-    add_model({rows, "Model"}, o);
+    add_model({rows, "Model", "model"}, o);
     add_data_and_batch(rows, o);
     add_optimizer(rows, o);
     add_device(rows, o);
     add_ranks(rows, o);
     add_validation(rows, o);
-    add_guards({rows, "Stopping and guards"}, o);
+    add_guards({rows, "Stopping and guards", "output"}, o);
     add_output(rows, o);
     return table;
 }
@@ -492,18 +538,19 @@ CommandTable command_table(TrainOptions& o) {
 // Defaults that depend on other flags, and incompatible flags.
 static void settle_schedule(TrainOptions& o) {
     const bool wsd = o.decay == Decay::wsd, constant = o.decay == Decay::constant;
-    require(!o.given.count("cooldown") || o.cooldown < 0 || wsd,
-            "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd", name_of(o.decay));
-    require(!o.given.count("min-lr") || o.min_lr < 0 || !constant,
-            "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
+    require_request(!o.given.count("cooldown") || o.cooldown < 0 || wsd,
+                    "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd", name_of(o.decay));
+    require_request(!o.given.count("min-lr") || o.min_lr < 0 || !constant,
+                    "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
     if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
     if (o.cooldown < 0) o.cooldown = wsd ? o.steps / 5 : 0;
-    require(!wsd || o.cooldown <= o.steps,
-            "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld", (long long)o.cooldown,
-            (long long)o.steps, (long long)o.steps);
+    require_request(!wsd || o.cooldown <= o.steps,
+                    "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld",
+                    (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
     if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
-    require(o.min_lr <= o.lr, "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g",
-            o.min_lr, o.lr, o.lr);
+    require_request(o.min_lr <= o.lr,
+                    "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr,
+                    o.lr, o.lr);
 }
 
 void settle(TrainOptions& o, const std::vector<std::string>& arguments, const CommandTable& table,
@@ -519,11 +566,16 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     }
     settle_schedule(o);
     if (o.pp_threads > 0) {
-        require(!o.given.count("pp") || o.pp == o.pp_threads,
-                "--pp-threads %lld with --pp %lld\n  nearest: --pp-threads %lld alone", (long long)o.pp_threads,
-                (long long)o.pp, (long long)o.pp_threads);
+        require_request(!o.given.count("pp") || o.pp == o.pp_threads,
+                        "--pp-threads %lld with --pp %lld\n  nearest: --pp-threads %lld alone", (long long)o.pp_threads,
+                        (long long)o.pp, (long long)o.pp_threads);
         o.pp = o.pp_threads;
         o.values["pp"] = o.kept_flags["pp"] = std::to_string(o.pp);
+        const int64_t ranks = o.pp * o.tp * o.cp;
+        require_request(o.ranks == 0 || o.ranks == ranks,
+                        "--pp-threads %lld of %lld ranks with --ranks %lld\n  nearest: --pp %lld --ranks %lld",
+                        (long long)o.pp, (long long)ranks, (long long)o.ranks, (long long)o.pp, (long long)o.ranks);
+        o.ranks = ranks;
     }
 }
 
@@ -555,34 +607,38 @@ BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
 }
 
 void check_ranks(const TrainOptions& o, int64_t ranks) {
-    require(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks,
-            "--shard-size %lld needs --zero 1, 2 or 3\n  nearest: --zero 1, or leave it out", (long long)o.shard_size);
-    require(
+    require_request(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks,
+                    "--shard-size %lld needs --zero 1, 2 or 3\n  nearest: --zero 1, or leave it out",
+                    (long long)o.shard_size);
+    require_request(
         o.master_dtype == DType::f32 || o.master_dtype == o.dtype,
         "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
         "  nearest: --master-dtype fp32",
         name_of(o.master_dtype), name_of(o.dtype));
-    require(o.gradient_dtype() == DType::f32 || o.gradient_dtype() == o.dtype,
-            "--grad-dtype %s with --dtype %s: gradients have --dtype's type, or fp32\n  nearest: --grad-dtype fp32",
-            name_of(o.gradient_dtype()), name_of(o.dtype));
-    require(o.loss_scale.empty() || o.dtype == DType::f16,
-            "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16", o.loss_scale.c_str(),
-            name_of(o.dtype));
-    require(
+    require_request(
+        o.gradient_dtype() == DType::f32 || o.gradient_dtype() == o.dtype,
+        "--grad-dtype %s with --dtype %s: gradients have --dtype's type, or fp32\n  nearest: --grad-dtype fp32",
+        name_of(o.gradient_dtype()), name_of(o.dtype));
+    require_request(o.loss_scale.empty() || o.dtype == DType::f16,
+                    "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16",
+                    o.loss_scale.c_str(), name_of(o.dtype));
+    require_request(
         !o.given.count("fp8-gather") || (o.fp8.on() && o.zero == 3),
         "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
         "--fp8 tensor, or leave it out",
         (long long)o.zero, name_of(o.fp8.recipe));
-    require(!o.tp_overlap || !o.fp8.on(),
-            "--tp-overlap on with --fp8: an operand has one scale, and its parts would each have their own\n"
-            "  nearest: --tp-overlap off");
-    require(!o.given.count("fp8-skip-blocks") || o.fp8.on(),
-            "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
+    require_request(!o.tp_overlap || !o.fp8.on(),
+                    "--tp-overlap on with --fp8: an operand has one scale, and its parts would each have their own\n"
+                    "  nearest: --tp-overlap off");
+    require_request(
+        !o.given.count("fp8-skip-blocks") || o.fp8.on(),
+        "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
     for (const char* flag : {"loss-scale-window", "loss-scale-hysteresis"})
-        require(!o.given.count(flag) || o.loss_scaling().dynamic,
-                "--%s is a dynamic loss scale's, and --dtype %s%s%s has none\n  nearest: --dtype fp16 --loss-scale "
-                "dynamic",
-                flag, name_of(o.dtype), o.loss_scale.empty() ? "" : " --loss-scale ", o.loss_scale.c_str());
+        require_request(
+            !o.given.count(flag) || o.loss_scaling().dynamic,
+            "--%s is a dynamic loss scale's, and --dtype %s%s%s has none\n  nearest: --dtype fp16 --loss-scale "
+            "dynamic",
+            flag, name_of(o.dtype), o.loss_scale.empty() ? "" : " --loss-scale ", o.loss_scale.c_str());
 }
 
 ModelConfig model_config(const TrainOptions& o, int64_t data_vocab) {
@@ -611,13 +667,20 @@ int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
     const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
     if (o.grad_accum > 0) return o.grad_accum;
     if (o.batch_tokens == 0) return 1;
+    // A step is a list of instructions for each of them.
+    require_request(o.batch_tokens / micro <= kMostMicroBatches,
+                    "--batch-tokens %lld makes %lld micro-batches of %lld tokens (--batch %lld x --seq-len %lld x %lld "
+                    "ranks); an update has at most %lld\n  nearest: --batch-tokens %lld, or a larger --batch",
+                    (long long)o.batch_tokens, (long long)(o.batch_tokens / micro), (long long)micro,
+                    (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)kMostMicroBatches,
+                    (long long)(kMostMicroBatches * micro));
     if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
     const int64_t below = o.batch_tokens / micro;
     std::string nearest;
     if (below > 0)
         nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
     nearest += format("--batch-tokens %lld (%lld)", (long long)((below + 1) * micro), (long long)(below + 1));
-    fail(
+    refuse(
         "--batch-tokens %lld does not divide into micro-batches\n"
         "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
         (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro,

@@ -102,6 +102,7 @@ struct TrainOptions {
     std::string gemm_cache;  // cuBLASLt only; empty: default_gemm_cache() where tuned
 
     // many ranks
+    int64_t ranks = 0;  // that this process starts; 0: whoever started it has started them all
     int64_t zero = 0;
     int64_t shard_size = 0;  // 0: all ranks
     int64_t prefetch = 1;
@@ -114,7 +115,7 @@ struct TrainOptions {
     int64_t cp = 1;
     ContextExchange cp_exchange = ContextExchange::gather;
     int64_t pp = 1, pp_stages_per_rank = 0;  // 0: the schedule's own
-    int64_t pp_threads = 0;                  // 0: ranks are processes; else pp, and ranks are threads of this one
+    int64_t pp_threads = 0;                  // 0: not given; else pp, and ranks are its product with tp and cp
     ScheduleChoice pp_schedule;              // none: zb-v or 1f1b
     std::vector<int64_t> pp_cut;             // blocks of each stage; none: balanced by FLOPs
     GatherFor pp_gather = GatherFor::step;
@@ -155,6 +156,7 @@ struct TrainOptions {
     int64_t shard_above_mib = kShardAbove >> 20;
     bool no_background_save = false, allow_data_change = false;
     std::string after_save, before_resume;            // commands; empty: none
+    bool allow_commands = false;                      // they may stand in a --config file
     bool lr_continue = false, allow_lr_jump = false;  // of a resumed run whose schedule is another
     int64_t rewarm = 0;
     int64_t branch = -1;  // step of the run that --resume names; -1: none
@@ -187,7 +189,7 @@ BytesPerParameter bytes_per_parameter(const TrainOptions&);
 
 CommandTable command_table(TrainOptions&);
 // Rows that commands share.
-void add_gemm_rows(OptionGroup&, bool& tune, std::string& cache);
+void add_gemm_rows(OptionGroup&, Keeps, bool& tune, std::string& cache);
 
 // After parse_flags() with that table: notes what was given and what a checkpoint keeps, and sets defaults that depend
 // on other flags.
@@ -204,9 +206,9 @@ struct ResumePlace {
     bool same_ranks = true;  // as many as before
     bool gpu = false;        // a usable one is here, and may be used
 };
-// Parses again with a checkpoint's flags where none were given. Returns one line for every flag that was given and
-// differs from the checkpoint's, and for those that are not restored here; flags that this program does not know are
-// named too.
+// Takes a checkpoint's flags where none were given, as their rows say. Returns one line for every flag that was given
+// and differs from the checkpoint's, and for those that are not restored here; flags that this program does not know
+// are named too. Throws on a value that the row refuses.
 std::vector<std::string> adopt_flags(TrainOptions& options, const std::map<std::string, std::string>& saved,
                                      const ResumePlace&);
 

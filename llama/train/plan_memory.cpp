@@ -14,6 +14,7 @@
 #include "kernels/global_norm.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/host_streams.h"
+#include "kernels/runtime/request.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/checkpoint/export_weights.h"
 #include "llama/checkpoint/finite.h"
@@ -36,12 +37,12 @@ class DryRun {
         context_.planned.cost = [this](const OpCall& op, const Stream& stream) { return cost(op, stream); };
         MeshOptions mesh_how = mesh_options(o);
         if (mesh_how.ranks_per_node == 0) mesh_how.ranks_per_node = job.ranks_per_node;
-        mesh_how.one_lane = job.kind == DeviceKind::cuda && o.transport == TransportKind::mpi;
-        if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && o.transport != TransportKind::mpi)
+        mesh_how.one_lane = job.kind == DeviceKind::cuda && over_host_memory(o.transport);
+        if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && !over_host_memory(o.transport))
             mesh_how.collectives.largest_chunk_bytes = kNcclChunkBytes;
         check_shared(mesh_how);
         check_left_free(mesh_how.left_free, job.multiprocessors, job.kind == DeviceKind::cpu,
-                        job.ranks > 1 && o.transport != TransportKind::mpi, Grid(job.ranks, mesh_how.grid));
+                        job.ranks > 1 && !over_host_memory(o.transport), Grid(job.ranks, mesh_how.grid));
         mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
         CoreOptions how = core_options(o, Device{job.kind}, *mesh_);
         how.graphs = false;
@@ -110,10 +111,11 @@ class DryRun {
         for (int r = 0; r < job_.ranks && how.ranks_per_node > 0; ++r) grid.nodes.push_back(r / how.ranks_per_node);
         const Grid of(job_.ranks, grid);
         for (const auto& [a, axis] : {std::pair(data, Axis::data), {tp, Axis::tp}})
-            require(a != Algorithm::symmetric || of.nodes(axis) == 1,
-                    "--collectives symmetric: the ranks of the %s axis are on several hosts and can't map each other's "
-                    "memory\n  nearest: --collectives hier-symmetric",
-                    name_of(axis));
+            require_request(
+                a != Algorithm::symmetric || of.nodes(axis) == 1,
+                "--collectives symmetric: the ranks of the %s axis are on several hosts and can't map each other's "
+                "memory\n  nearest: --collectives hier-symmetric",
+                name_of(axis));
     }
 
     struct HostBytes {

@@ -42,9 +42,7 @@ static void check_flags(const std::map<std::string, std::string>& flags, const s
             continue;
         }
         if (value.empty()) continue;
-        const bool* on = row->second.turned_on;
-        std::string wrong = on || !row->second.wrong ? "" : row->second.wrong(value);
-        if (on && value != "true" && value != "false") wrong = format("'%s' is not true or false", value.c_str());
+        const std::string wrong = row->second.wrong ? row->second.wrong(value) : "";
         require(wrong.empty(), "%s: flags: --%s: %s", where.c_str(), name.c_str(), wrong.c_str());
     }
 }
@@ -111,10 +109,10 @@ static void refuse_used_folder(const TrainOptions& o, const CheckpointStore& own
     else if (!o.resume.newest() && ::stat((o.out + "/metrics.jsonl").c_str(), &st) == 0 && st.st_size > 0)
         found = "metrics.jsonl has its steps";
     while (!found.empty() && found.back() == '\n') found.pop_back();
-    require(found.empty(),
-            "--out %s holds an earlier run (%s)%s\n  give another --out, or --overwrite, "
-            "which starts here and moves the earlier run aside",
-            o.out.c_str(), found.c_str(), o.resume.newest() ? ", but no checkpoint to resume from" : "");
+    require_request(found.empty(),
+                    "--out %s holds an earlier run (%s)%s\n  give another --out, or --overwrite, "
+                    "which starts here and moves the earlier run aside",
+                    o.out.c_str(), found.c_str(), o.resume.newest() ? ", but no checkpoint to resume from" : "");
 }
 
 // `steps` is what the store has, descending.
@@ -122,9 +120,9 @@ static ResumePoint checkpoint_of_step(const CheckpointStore& store, const std::v
                                       const char* flag) {
     std::string have;
     for (auto it = steps.rbegin(); it != steps.rend(); ++it) have += (have.empty() ? "" : ", ") + std::to_string(*it);
-    require(std::find(steps.begin(), steps.end(), step) != steps.end(),
-            "%s %lld: %s holds no such checkpoint; it has: %s", flag, (long long)step, store.folder().c_str(),
-            have.empty() ? "none" : have.c_str());
+    require_request(std::find(steps.begin(), steps.end(), step) != steps.end(),
+                    "%s %lld: %s holds no such checkpoint; it has: %s", flag, (long long)step, store.folder().c_str(),
+                    have.empty() ? "none" : have.c_str());
     ResumePoint point{.folder = store.path(step), .manifest = checked_manifest(store.path(step))};
     require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
             (long long)point.manifest.step);
@@ -139,15 +137,16 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
     // Also those without a manifest: they are named, and no new run starts beside them.
     const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.folders());
     if (o.resume.newest()) {
-        require(!o.out.empty(),
-                "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
+        require_request(!o.out.empty(),
+                        "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
         std::optional<ResumePoint> point = newest_good(own, steps, {});
         if (!point) refuse_used_folder(o, own, saved_step);
         return point;
     }
     if (o.resume.kind == ResumeFrom::Kind::step) {
-        require(!o.out.empty(), "--resume %s is a step of the run in --out, which is not given: name the run's folder",
-                from.c_str());
+        require_request(!o.out.empty(),
+                        "--resume %s is a step of the run in --out, which is not given: name the run's folder",
+                        from.c_str());
         return checkpoint_of_step(own, steps, o.resume.step, "--resume");
     }
     const bool inside = o.resume.asked() && fs::equivalent(fs::path(from).parent_path(), own.folder(), none);
@@ -158,14 +157,14 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
         o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
-    require(is_folder(from), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
+    require_request(is_folder(from), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
     const bool is_run = !is_file(from + "/" + kManifestName) && is_folder(from + "/checkpoints");
-    require(o.branch < 0 || is_run, "--branch %lld: --resume %s is not a run's folder with checkpoints",
-            (long long)o.branch, from.c_str());
+    require_request(o.branch < 0 || is_run, "--branch %lld: --resume %s is not a run's folder with checkpoints",
+                    (long long)o.branch, from.c_str());
     if (is_run) {
         const CheckpointStore other(from);
         const std::vector<int64_t> theirs = descending(other.folders());
-        require(!theirs.empty(), "--resume %s: this run has no checkpoints", from.c_str());
+        require_request(!theirs.empty(), "--resume %s: this run has no checkpoints", from.c_str());
         if (o.branch >= 0) return checkpoint_of_step(other, theirs, o.branch, "--branch");
         return newest_good(other, theirs, {});
     }
@@ -190,8 +189,11 @@ static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Proces
 
 static std::optional<ResumePoint> choose_after_command(const TrainOptions& o, int64_t saved_step) {
     std::string problem;  // the other ranks wait for it
-    if (!o.before_resume.empty())
+    if (!o.before_resume.empty()) {
+        std::printf("hook     --before-resume runs: %s\n", o.before_resume.c_str());
+        std::fflush(stdout);
         problem = run_before_resume(o.before_resume, o.out, 0.8 * std::max(o.timeout, o.disk_timeout));
+    }
     std::optional<ResumePoint> point = choose(o, saved_step);
     if (problem.empty()) return point;
     require(point.has_value(), "the command of --before-resume %s, and %s has no checkpoint: nothing begins anew",

@@ -8,9 +8,25 @@
 
 namespace rz {
 
+bool may_hold_secrets(const std::string& flag) { return flag == "after-save" || flag == "before-resume"; }
+
+// Without the values of the flags that may hold secrets.
+static std::vector<std::string> without_secrets(std::vector<std::string> arguments) {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        if (!arguments[i].starts_with("--")) continue;
+        const size_t equals = arguments[i].find('=');
+        if (!may_hold_secrets(arguments[i].substr(2, equals - 2))) continue;
+        if (equals != std::string::npos)
+            arguments[i].replace(equals + 1, std::string::npos, "...");
+        else if (i + 1 < arguments.size())
+            arguments[++i] = "...";
+    }
+    return arguments;
+}
+
 std::string command_text(const std::vector<std::string>& arguments) {
     std::string text = "train_llama";
-    for (const std::string& a : arguments) {
+    for (const std::string& a : without_secrets(arguments)) {
         const bool plain = !a.empty() && std::all_of(a.begin(), a.end(), [](char c) {
             return std::isalnum(static_cast<unsigned char>(c)) ||
                    std::string("-_./=:,@+%").find(c) != std::string::npos;
@@ -20,19 +36,6 @@ std::string command_text(const std::vector<std::string>& arguments) {
         text += plain ? " " + a : " '" + quoted + "'";
     }
     return text;
-}
-
-// The heading of the file for one of --help's.
-static std::string section(const std::string& group) {
-    for (const auto& [begins, name] : {std::pair("Model", "model"),
-                                       {"Data", "data"},
-                                       {"Batch", "training"},
-                                       {"Optimizer", "optimizer"},
-                                       {"Device", "training"},
-                                       {"Many", "distributed"},
-                                       {"Validation", "validation"}})
-        if (group.rfind(begins, 0) == 0) return name;
-    return "output";
 }
 
 // What is decided by other flags, by the model's folder or by the machine.
@@ -85,24 +88,29 @@ std::string run_config(const Trainer& t) {
 
     TrainOptions fresh;
     const std::map<std::string, std::string> values = resolved(t);
-    std::map<std::string, std::string> sections;
+    std::vector<std::pair<std::string, std::string>> sections;  // in the order of the table
     for (const OptionRow& row : command_table(fresh).rows) {
         const std::string name = row.flag.substr(2);
         // What says how this start began says nothing about the run.
         if (std::set<std::string>{"resume", "branch", "overwrite", "print-config", "presets", "lr-continue", "rewarm",
-                                  "allow-lr-jump", "allow-data-change", "before-resume"}
+                                  "allow-lr-jump", "allow-data-change", "before-resume", "allow-commands"}
                 .count(name))
             continue;
         const auto asked = o.values.find(name), found = values.find(name);
         const std::string given = asked == o.values.end() ? "" : asked->second;
         const std::string value = found == values.end() ? given : found->second;
-        const bool is_switch = row.turned_on != nullptr;
+        const bool is_switch = row.is_switch;
         const bool key = o.given.count(name) || (given != row.default_text && (!is_switch || given == "true"));
         if (value.empty() && !is_switch && !key) continue;
-        sections[section(row.group)] += (key ? "" : "# ") + name + " = " + toml_value(value, is_switch) + "\n";
+        auto section = std::find_if(sections.begin(), sections.end(), [&](auto& s) { return s.first == row.section; });
+        if (section == sections.end()) section = sections.insert(section, {row.section, ""});
+        if (may_hold_secrets(name)) {
+            if (key) section->second += "# " + name + " was given, and is left out: it may hold a token\n";
+            continue;
+        }
+        section->second += (key ? "" : "# ") + name + " = " + toml_value(value, is_switch) + "\n";
     }
-    for (const char* name : {"model", "data", "training", "optimizer", "distributed", "validation", "output"})
-        text += format("\n[%s]\n", name) + sections[name];
+    for (const auto& [name, keys] : sections) text += "\n[" + name + "]\n" + keys;
     return text;
 }
 

@@ -13,4 +13,7 @@ std::string run_config(const Trainer&);
 // As a shell would read it.
 std::string command_text(const std::vector<std::string>& arguments);
 
+// A command of the user's: it may hold a token, so that no record of the run shows it.
+bool may_hold_secrets(const std::string& flag);  // "after-save"
+
 }  // namespace rz

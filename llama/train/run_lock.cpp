@@ -94,25 +94,6 @@ bool same_file(int fd, const std::string& path) {
 
 void pause(double seconds) { usleep(useconds_t(seconds * 1e6)); }
 
-// Starts on this host look at a dead owner one after another.
-class LocalGuard {
-   public:
-    LocalGuard() {
-        const std::string path = format("/tmp/ringzero-lock-%d", int(getuid()));
-        fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-        while (fd_ >= 0 && flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
-        }
-    }
-    ~LocalGuard() {
-        if (fd_ >= 0) close(fd_);
-    }
-    LocalGuard(const LocalGuard&) = delete;
-    LocalGuard& operator=(const LocalGuard&) = delete;
-
-   private:
-    int fd_;
-};
-
 }  // namespace
 
 void RunLock::pretend(Pretend p) { pretended = p; }
@@ -193,9 +174,9 @@ int RunLock::create(const std::string& path) const {
 }
 
 void RunLock::take_owner(double patience, double lease) {
-    const std::string mine = format("%s.%s.%d", path_.c_str(), host_name().c_str(), int(getpid()));
-    unlink(mine.c_str());  // of a process that died here
+    const std::string mine = temporary_name(path_);
     fd_ = create(mine);
+    flock(fd_, LOCK_EX | LOCK_NB);  // the holder of the folder removes what nobody locks
     try {
         for (double waited = 0;;) {
             publish(mine);
@@ -246,13 +227,23 @@ bool RunLock::stands_still(const std::string& owner, double lease) const {
     return true;
 }
 
-// Whether this process has it now. Of several that replace a dead owner's file at once, on other hosts, the last one
-// has it.
+// Whether this process has it now. Where no flock keeps starts apart, a second name of the dead owner's file does: one
+// alone can make it. Of several that replace the file at once in spite of that, on other hosts, the last one has it.
 bool RunLock::replace(const std::string& mine, const std::string& owner, bool elsewhere) {
-    const LocalGuard guard;
-    if (first_line(path_) != owner) return false;
-    if (rename(mine.c_str(), path_.c_str()) != 0) fail_errno(path_, "rename");
-    if (elsewhere) pause(0.3);
+    const std::string claim = path_ + ".tmp-dead";
+    double waited = 0;
+    for (; !locked_ && link(path_.c_str(), claim.c_str()) != 0 && errno == EEXIST; waited += 0.05) {
+        if (waited >= 2) unlink(claim.c_str());  // of a start that was killed here
+        pause(0.05);
+        if (first_line(path_) != owner) return false;
+    }
+    const bool dead = first_line(path_) == owner, replaced = dead && rename(mine.c_str(), path_.c_str()) == 0;
+    const int error = errno;
+    if (!locked_) unlink(claim.c_str());
+    errno = error;
+    if (!dead) return false;
+    if (!replaced) fail_errno(path_, "rename");
+    if (elsewhere || waited >= 2) pause(0.3);
     if (!same_file(fd_, path_)) refuse(first_line(path_), "wait for it, stop it, or choose another --out");
     return true;
 }

@@ -18,6 +18,9 @@ Saver::Saver(Process& process, TrainingCore& core, Health& health, Log& log, Sav
     if (!process.is_root()) return;
     const CheckpointStore store(options_.run_folder);
     if (!after_save.empty()) {
+        // On the screen only: it may hold a token.
+        std::printf("hook     --after-save runs: %s\n", after_save.c_str());
+        std::fflush(stdout);
         after_save_ = std::make_unique<AfterSave>(after_save, store);
     } else if (const size_t held = store.marked().size(); held > 0) {
         log_.line(format("hook     %zu checkpoint%s an earlier start's --after-save, which is not given now: kept",
@@ -49,6 +52,7 @@ void Saver::finish_commands(double seconds) {
 }
 
 void Saver::report() {
+    writer_.agree();
     if (const CheckpointWriter::Progress p = writer_.progress();
         p.silent_seconds > report_hang_after_ && p.step != hangs_at_) {
         hangs_at_ = p.step;
@@ -61,6 +65,11 @@ void Saver::report() {
     if (after_save_)
         for (const std::string& line : after_save_->lines()) log_.line(line);
     for (const SaveReport& r : writer_.reports()) {
+        for (const int64_t step : r.unseen)
+            log_.line(
+                format("hook     the checkpoint of step %lld is deleted, and --after-save has not succeeded for "
+                       "it: %lld at most wait, fewer where the disk is full",
+                       (long long)step, (long long)kMostHeld));
         if (!r.error.empty()) {
             ++failed_;
             std::fprintf(

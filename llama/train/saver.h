@@ -22,7 +22,8 @@ class Saver {
 
     // Enqueues a checkpoint of the state after `step`.
     void save(int64_t step);
-    // Reports the saves that are complete, on rank 0, and one that hangs, on the rank where it does.
+    // Collective, after each step: helps the save under way to its end. Reports those that have ended, on rank 0, and
+    // one that hangs, on the rank where it does.
     void report();
     // Waits for the last one. Whether it is good.
     bool finish();

@@ -17,7 +17,7 @@ Scorer::Buffers::Buffers(Device d, int64_t B, int64_t T)
       device(d, buffer_bytes(B, T), MemKind::data, "evaluation batch") {}
 
 Scorer::Scorer(Process& process, Model& model, Device device, Stream& stream, Place dp, bool counts, int64_t B,
-               int64_t T, int64_t vocab, Place cp)
+               int64_t T, int64_t vocab, Place cp, int64_t multiple)
     : process_(process),
       model_(model),
       stream_(stream),
@@ -27,6 +27,7 @@ Scorer::Scorer(Process& process, Model& model, Device device, Stream& stream, Pl
       B_(B),
       T_(T),
       vocab_(vocab),
+      multiple_(multiple),
       buffers_(device, B, T / cp.size) {}
 
 // Where this rank's tokens are among the rows x T of a batch, in the order in which it holds them.
@@ -43,7 +44,8 @@ std::vector<int64_t> Scorer::own_places(int64_t rows, int64_t T) const {
 // The scores of the batch's items. Waits for the device.
 std::vector<Score> Scorer::run(const Batch& b, const std::vector<const ScoreItem*>& sorted) {
     const bool cuts = cp_.size > 1;
-    const int64_t rows = cuts ? B_ : int64_t(b.end - b.first), T = cuts ? T_ : b.T;
+    const int64_t rows = cuts || multiple_ > 1 ? B_ : int64_t(b.end - b.first);
+    const int64_t T = cuts ? T_ : round_up(b.T, multiple_ / std::gcd(B_, multiple_));  // at most T_
     // What follows an item in its row is seen by none of its tokens.
     std::vector<int32_t> whole(size_t(2 * rows * T), 0);
     std::fill(whole.begin() + rows * T, whole.end(), kIgnoreTarget);

@@ -22,9 +22,10 @@ class Scorer {
 
     // The model was built for batches of B x T at least. dp: this rank's place on the data axis. counts: whether it is
     // the one of its tp peers, which compute the same, whose scores count. cp: its place among those that cut each
-    // sequence (BatchFeeder's chunks); the model was then built for B x T, and every batch is that large.
-    Scorer(Process&, Model&, Device, Stream&, Place dp, bool counts, int64_t B, int64_t T, int64_t vocab,
-           Place cp = {});
+    // sequence (BatchFeeder's chunks); the model was then built for B x T, and every batch is that large. The tokens of
+    // a batch are a multiple of `multiple`, as B x T is: what fp8 products need.
+    Scorer(Process&, Model&, Device, Stream&, Place dp, bool counts, int64_t B, int64_t T, int64_t vocab, Place cp = {},
+           int64_t multiple = 1);
 
     // Collective: a score for each item, the same on all ranks. An item has at most T + 1 tokens, each below `vocab`.
     std::vector<Score> score(const std::vector<const ScoreItem*>&);
@@ -43,7 +44,7 @@ class Scorer {
     Stream& stream_;
     Place dp_, cp_;
     bool counts_;
-    int64_t B_, T_, vocab_;
+    int64_t B_, T_, vocab_, multiple_;
     Buffers buffers_;
 };
 

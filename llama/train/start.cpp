@@ -43,10 +43,10 @@ void check_folder_is_shared(const std::string& out, const std::string& run_id, P
     const std::vector<std::string> hosts = process.all_gather_text(blind);
     if (process.is_root()) ::unlink(probe.c_str());
     for (size_t r = 0; r < hosts.size(); ++r)
-        require(hosts[r].empty(),
-                "--out %s: what rank 0 wrote there is not seen by rank %zu on %s\n"
-                "  ranks on several hosts need a folder on a shared file system, at the same path",
-                out.c_str(), r, hosts[r].c_str());
+        require_request(hosts[r].empty(),
+                        "--out %s: what rank 0 wrote there is not seen by rank %zu on %s\n"
+                        "  ranks on several hosts need a folder on a shared file system, at the same path",
+                        out.c_str(), r, hosts[r].c_str());
 }
 
 void name_end_tokens(ModelConfig& config, const DataPaths& paths) {
@@ -68,6 +68,7 @@ TokenizerFiles carried_files(const TrainOptions& o, const DataPaths& paths, cons
                              const ModelConfig& config) {
     TokenizerFiles files;
     if (!model.empty()) files = TokenizerFiles::beside_model(model);
+    for (const std::string& line : files.left_out()) std::fprintf(stderr, "train_llama: %s\n", line.c_str());
     try {
         const TokenizerFiles of_data(paths.tokenizer);
         if (!of_data.has_tokenizer() || !files.has_tokenizer()) {

@@ -41,10 +41,10 @@ static Device choose_device(const TrainOptions& o, Process& process, std::string
     device.make_current();
     const std::string tuning = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache);
     const GemmTuning& gemm = gemm_tuning(*device.context);
-    require(!gemm.measure || process.alone() || !gemm.cache_file.empty(),
-            "--gemm-tune on with %d ranks: they agree on algorithms through a file, and there is none\n"
-            "  give --gemm-cache FILE, one that all ranks can write, or --gemm-tune off",
-            process.size());
+    require_request(!gemm.measure || process.alone() || !gemm.cache_file.empty(),
+                    "--gemm-tune on with %d ranks: they agree on algorithms through a file, and there is none\n"
+                    "  give --gemm-cache FILE, one that all ranks can write, or --gemm-tune off",
+                    process.size());
     note += (note.empty() || tuning.empty() ? "" : "\n") + tuning;
     return device;
 }
@@ -61,8 +61,8 @@ MeshOptions mesh_options(const TrainOptions& o) {
 
 void check_threads(int64_t asked) {
     const int64_t cores = omp_get_num_procs(), most = std::max<int64_t>(1024, 8 * cores);
-    require(asked <= most, "--threads %lld: this machine has %lld cores\n  nearest: --threads %lld, or 0",
-            (long long)asked, (long long)cores, (long long)cores);
+    require_request(asked <= most, "--threads %lld: this machine has %lld cores\n  nearest: --threads %lld, or 0",
+                    (long long)asked, (long long)cores, (long long)cores);
 }
 
 // Ranks that each take every core slow each other down: they divide the host's, unless the user says otherwise.
@@ -86,35 +86,40 @@ static void check_offload(const TrainOptions& o, Device device) {
                               : o.offload_params ? "--offload-params on"
                               : o.offload_grads  ? "--offload-grads on"
                                                  : "--offload-activations on";
-    require(device.is_cuda(), "%s: this run is on the CPU, whose memory is the host's\n  nearest: leave it out",
-            asked.c_str());
-    require(!o.offload_params || o.zero == 3,
-            "--offload-params on with --zero %lld, which keeps parameters whole: they come to the GPU as they are "
-            "gathered\n  nearest: --zero 3, on one rank too",
-            (long long)o.zero);
-    require(!o.offload_grads || (o.zero >= 2 && !o.accumulates_locally()),
-            "--offload-grads on with --zero %lld%s, which keeps gradients whole: they go to the host as they are "
-            "reduced\n  nearest: --zero 2%s",
-            (long long)o.zero, o.accumulates_locally() ? " and gradients accumulated locally" : "",
-            o.pp > 1 ? " --no-accumulate-locally" : ", on one rank too");
-    require(!o.offload_activations || o.recompute == Recompute::block,
-            "--offload-activations on with --recompute %s: the residual stream of each block goes to the host, and all "
-            "else is computed again\n  nearest: --recompute block",
-            name_of(o.recompute));
-    require(!o.cuda_graphs || (!o.offload_activations && o.offload_optimizer != OffloadOptimizer::cpu),
-            "--cuda-graphs on with %s: copies to the host are not recorded\n  nearest: --cuda-graphs off%s",
-            o.offload_activations ? "--offload-activations on" : "--offload-optimizer cpu",
-            o.offload_activations ? "" : ", or --offload-optimizer stream");
+    require_request(device.is_cuda(), "%s: this run is on the CPU, whose memory is the host's\n  nearest: leave it out",
+                    asked.c_str());
+    require_request(
+        !o.offload_params || o.zero == 3,
+        "--offload-params on with --zero %lld, which keeps parameters whole: they come to the GPU as they are "
+        "gathered\n  nearest: --zero 3, on one rank too",
+        (long long)o.zero);
+    require_request(
+        !o.offload_grads || (o.zero >= 2 && !o.accumulates_locally()),
+        "--offload-grads on with --zero %lld%s, which keeps gradients whole: they go to the host as they are "
+        "reduced\n  nearest: --zero 2%s",
+        (long long)o.zero, o.accumulates_locally() ? " and gradients accumulated locally" : "",
+        o.pp > 1 ? " --no-accumulate-locally" : ", on one rank too");
+    require_request(
+        !o.offload_activations || o.recompute == Recompute::block,
+        "--offload-activations on with --recompute %s: the residual stream of each block goes to the host, and all "
+        "else is computed again\n  nearest: --recompute block",
+        name_of(o.recompute));
+    require_request(!o.cuda_graphs || (!o.offload_activations && o.offload_optimizer != OffloadOptimizer::cpu),
+                    "--cuda-graphs on with %s: copies to the host are not recorded\n  nearest: --cuda-graphs off%s",
+                    o.offload_activations ? "--offload-activations on" : "--offload-optimizer cpu",
+                    o.offload_activations ? "" : ", or --offload-optimizer stream");
 }
 
 CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh) {
-    require(!o.cuda_graphs || device.is_cuda(),
-            "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
-    require(!o.cuda_graphs || o.trace_steps == 0,
-            "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed\n  nearest: --cuda-graphs off");
-    require(!o.tp_wire || *o.tp_wire == o.dtype || *o.tp_wire == DType::f32,
-            "--tp-wire %s with --dtype %s: partial sums travel in --dtype or in fp32\n  nearest: --tp-wire fp32",
-            name_of(o.tp_wire.value_or(o.dtype)), name_of(o.dtype));
+    require_request(!o.cuda_graphs || device.is_cuda(),
+                    "--cuda-graphs on: this run is on the CPU, which has none\n  nearest: --cuda-graphs off");
+    require_request(
+        !o.cuda_graphs || o.trace_steps == 0,
+        "--cuda-graphs on with --trace-steps: ops inside a graph can't be timed\n  nearest: --cuda-graphs off");
+    require_request(
+        !o.tp_wire || *o.tp_wire == o.dtype || *o.tp_wire == DType::f32,
+        "--tp-wire %s with --dtype %s: partial sums travel in --dtype or in fp32\n  nearest: --tp-wire fp32",
+        name_of(o.tp_wire.value_or(o.dtype)), name_of(o.dtype));
     check_offload(o, device);
     return {.zero = {.stage = int(o.zero),
                      .param_dtype = o.dtype,
@@ -160,7 +165,8 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
 static std::map<std::string, std::string> run_settings(const TrainOptions& o, const TrainingCore& core) {
     std::map<std::string, std::string> out;
     for (const auto& [flag, value] : o.values)
-        if (!value.empty() && flag != "out" && flag != "resume" && flag != "overwrite") out[flag] = value;
+        if (!value.empty() && flag != "out" && flag != "resume" && flag != "overwrite" && !may_hold_secrets(flag))
+            out[flag] = value;
     for (const auto& [flag, value] : o.kept_flags)
         if (!value.empty()) out[flag] = value;
     out["ranks"] = std::to_string(core.mesh.world().size);
@@ -184,8 +190,8 @@ static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const
 
 static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process, TrainingCore& core, CommMeter& meter,
                                          int64_t first_step) {
-    require(o.trace_steps == 0 || !o.out.empty(), "--trace-steps %lld writes trace.json into --out, which is not given",
-            (long long)o.trace_steps);
+    require_request(o.trace_steps == 0 || !o.out.empty(),
+                    "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
     if (o.trace_steps == 0 || first_step > o.steps) return nullptr;
     const int64_t first = std::min(first_step + 2, o.steps);
     return std::make_unique<Trace>(process, core.compute, meter, first, std::min(o.trace_steps, o.steps - first + 1));
@@ -234,11 +240,14 @@ static std::string planned_memory(const Trainer& t) {
     return why.empty() ? text : text + "  ? is not planned: " + why.substr(0, why.find('\n')) + "\n";
 }
 
-// What this rank will take of its host: pinned beside a GPU, all of it on the CPU. 0 for a run that can't be planned.
+// What this rank will take of its host: pinned beside a GPU, all of it on the CPU. 0 for a run that can't be planned;
+// one that would be refused is refused here.
 static int64_t planned_host_bytes(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, Place world) {
     try {
         const PlannedMemory plan = plan_memory(o, config, kind, world.rank, world.size);
         return kind == DeviceKind::cpu ? plan.total : plan.host;
+    } catch (const RequestError&) {
+        throw;
     } catch (const Error&) {
         if (o.offloads()) throw;
         return 0;
@@ -421,7 +430,7 @@ void Trainer::begin_at(const std::optional<ResumePoint>& from, std::string& note
     batches->start_from({.step = m.step, .samples = m.samples, .tokens = m.tokens});
     const DataFingerprint resumed = from ? DataFingerprint::from_json(m.data) : DataFingerprint{};
     sources.train->set_plan(batches->mix_plan(from ? &resumed : nullptr));
-    require(
+    require_request(
         !o.cuda_graphs || !sources.train->has_targets(),
         "--cuda-graphs on: these shards mark their targets, so each update has another gradient scale, which a graph "
         "keeps\n  nearest: --cuda-graphs off");
@@ -450,11 +459,11 @@ void Trainer::open_log(const std::string& note) {
 void Trainer::open_reports() {
     const TrainOptions& o = options;
     const Manifest& m = start.resumed;
-    require(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
-            "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "
-            "nothing to compare\n"
-            "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
-            (long long)o.check_replicas, mesh->world().size, (long long)o.zero);
+    require_request(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
+                    "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "
+                    "nothing to compare\n"
+                    "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
+                    (long long)o.check_replicas, mesh->world().size, (long long)o.zero);
     if (o.recheck_every > 0) recheck = std::make_unique<Recheck>(process, *core);
     trace = make_trace(o, process, *core, meter, start.first_step());
     if (!o.out.empty())
