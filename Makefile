@@ -68,8 +68,8 @@ BASE_CXXFLAGS := -std=c++20 $(OPT) $(DEBUG_INFO) -Wall -Wextra -Werror=switch -W
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 # The newest tag like v1.2, and how far behind it this is: 1.2, or 1.2-14-g0123abc
 VERSION := $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' 2>/dev/null || echo v0.1))
-DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL $(DNNL_CFLAGS)) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS))
-LIBS := $(if $(HAVE_DNNL),$(DNNL_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) -pthread
+DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL $(DNNL_CFLAGS)) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_CRYPTO),-DRZ_HAVE_CRYPTO)
+LIBS := $(if $(HAVE_DNNL),$(DNNL_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_CRYPTO),-lcrypto) -pthread
 CUDA_DEFS := -DRZ_CUDA $(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS)) -I$(CUDA_HOME)/include
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart $(if $(HAVE_NCCL),$(NCCL_LIBS))
 OPENMP := -fopenmp
@@ -103,7 +103,7 @@ CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
 # source by itself. The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML,
 # or the commit, and tests that define macros for the headers that they include.
 PARTS ?= 8
-ALONE := $(filter kernels/%,$(CPP_SOURCES)) llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp \
+ALONE := $(filter kernels/%,$(CPP_SOURCES)) llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp llama/train/chat_prompt.cpp \
          test/kernels/test_cpu_ops.cpp test/kernels/test_fp8.cpp
 # part(name, sources): build/parts/NAME.cpp; parts(name, sources, count so far): those of a room
 define part
@@ -183,6 +183,7 @@ $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harn
 $(BUILD)/commit.txt: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMIT) $(VERSION)' | cmp -s - $@ || echo '$(COMMIT) $(VERSION)' > $@
+$(OBJ)/llama/train/chat_prompt.o: data_prep/chat_template.py
 $(OBJ)/llama/base/version.o: $(BUILD)/commit.txt
 $(OBJ)/llama/base/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"' -DRZ_VERSION='"$(VERSION)"'
 .PHONY: FORCE
@@ -254,7 +255,7 @@ test-unit: $(OBJ)/unit_tests
 test-full: full-build
 	@dev/build/run_tests.sh $(BUILD) $(OBJ) long
 full-build:
-	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/unit_tests $(OBJ)/dev/harness $(OBJ)/dev/model_logits $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(SIMT_FULL_TARGETS) train_llama_simt)
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/unit_tests $(OBJ)/dev/harness $(OBJ)/dev/model_logits $(OBJ)/dev/tokens $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(SIMT_FULL_TARGETS) train_llama_simt)
 # Parts of test-full, one at a time.
 # The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: three minutes of one core.
 test-plan: train_llama train_llama_simt
@@ -265,8 +266,14 @@ test-faults: train_llama $(FAULT_SHIM)
 test-layouts: train_llama
 	test/program/test_layouts.sh ./train_llama
 # Asks lm-evaluation-harness itself, and transformers; skipped where PyPI has not got them.
-test-lm-eval: train_llama $(OBJ)/dev/model_logits
+test-lm-eval: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
 	test/program/test_lm_eval.sh ./train_llama $(OBJ)/dev/model_logits
+# Draws models, layouts, tokenizers, tasks, schedules and exports for MINUTES from SEED, and compares them with PyTorch,
+# transformers, tokenizers, lm-evaluation-harness and llama.cpp. ORACLE="--faults" and the like: dev/golden/oracle/oracle.py.
+.PHONY: oracle
+oracle: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
+	dev/golden/oracle/run.sh --logits $(OBJ)/dev/model_logits --tokens $(OBJ)/dev/tokens --seed $(or $(SEED),1) \
+	  --minutes $(or $(MINUTES),10) $(ORACLE)
 # Asks wandb's own reader, and TensorBoard; skipped likewise.
 test-wandb: train_llama
 	test/program/test_wandb.sh ./train_llama
@@ -280,9 +287,12 @@ $(FAULT_SHIM): test/faults/file_faults.cpp
 test-faults-all: train_llama $(FAULT_SHIM)
 	test/faults/all_faults.py ./train_llama $(FAULT_SHIM) --core-minutes 60 $(if $(JOURNAL),--journal $(JOURNAL)) $(if $(REPORT),--report $(REPORT))
 # Power cuts: what a file system may leave at every moment. Folders damaged at random. Two minutes of one core each.
-.PHONY: test-power-loss test-mutations test-mutations-asan
+.PHONY: test-power-loss test-surroundings test-mutations test-mutations-asan
 test-power-loss: train_llama $(FAULT_SHIM)
 	test/faults/power_loss.py ./train_llama $(FAULT_SHIM) --states 60
+# Poor surroundings crossed pairwise, in namespaces of their own (root).
+test-surroundings: train_llama
+	test/faults/surroundings.py ./train_llama $(if $(REPORT),--report $(REPORT))
 test-mutations: train_llama
 	test/faults/mutations.py ./train_llama --minutes 2
 # The same with AddressSanitizer and UBSan (make test-full has a few without); MUTATIONS=5000 as many as asked for. Then a
@@ -290,6 +300,17 @@ test-mutations: train_llama
 test-mutations-asan: $(BUILD)/simt/asan/train_llama_simt
 	test/faults/mutations.py $< --minutes 600 --cases $(or $(MUTATIONS),300)
 	test/faults/mutations.py $< --minutes 600 --cases $(or $(MUTATIONS_CUDA),24) --device cuda --timeout 300
+
+# An earlier commit beside this tree, on the CPU: what both do must be equal, but for test/baseline_expected.txt. The base is built
+# in a work tree below $(BUILD). ROWS=help,plan picks parts of test/baseline.py; ROWS=ptx compares the kernels.
+BASE ?= fd65b2a
+BASE_TREE = $(BUILD)/base-$(BASE)
+.PHONY: test-baseline
+test-baseline:
+	@git cat-file -e '$(BASE)^{commit}' 2> /dev/null || { echo 'skipped: this clone lacks commit $(BASE)'; exit 0; }; \
+	[ -e $(BASE_TREE) ] || git worktree add -q --detach $(BASE_TREE) $(BASE) || exit 1; \
+	for tree in $(BASE_TREE) .; do $(MAKE) --no-print-directory -C $$tree CUDA=0 BUILD=build build/cpu/train_llama || exit 1; done; \
+	test/baseline.py $(BASE_TREE) . $(if $(ROWS),--parts $(ROWS))
 
 test-gpu: $(OBJ)/kernel_tests
 	$(OBJ)/kernel_tests

@@ -2,10 +2,11 @@
 # The same commands with two builds on this machine: do they give the same bits? Compares the weights, the optimizer's
 # files of the last checkpoint, and loss, grad_norm, lr and data_hash of metrics.jsonl. Ends with "N passed, N failed".
 #
-#   test/bits.sh BASELINE NEW [--summed-since DIR] [--cut-since DIR] [--only PATTERN] [--list]
+#   test/bits.sh BASELINE NEW [--summed-since DIR] [--cut-since DIR] [--only PATTERN] [--configs DIR] [--list]
 #
 #   git worktree add ../base 3dc1a36 && make -C ../base train_llama train_llama_simt
 #   test/bits.sh ../base .
+#   make test-baseline BASE=3dc1a36        does so for the CPU, and compares plans, ops, --help and more (test/baseline.py)
 #
 # BASELINE and NEW are folders with train_llama and, for the emulated CUDA cases, train_llama_simt.
 # --summed-since DIR   a third build: the cases of more than one micro-batch on the CPU are compared with it, not with BASELINE.
@@ -17,13 +18,14 @@
 set -uo pipefail
 usage() { sed -n '5,8p' "$0" | sed 's/^# \{0,1\}//' >&2; exit 2; }
 [ $# -ge 2 ] || usage
-base=$(realpath "$1") new=$(realpath "$2") since='' cut_since='' only='' list=0
+base=$(realpath "$1") new=$(realpath "$2") since='' cut_since='' only='' configs='' list=0
 shift 2
 while [ $# -gt 0 ]; do
   case $1 in
     --only) only=$2; shift 2 ;;
     --summed-since) since=$(realpath "$2"); shift 2 ;;
     --cut-since) cut_since=$(realpath "$2"); shift 2 ;;
+    --configs) configs=$2; mkdir -p "$2"; shift 2 ;;  # keeps each config.toml: NAME.a.toml and NAME.b.toml
     --list) list=1; shift ;;
     *) usage ;;
   esac
@@ -107,6 +109,7 @@ bits() {
       run "$build" "$what" "$ranks" "$threads" "$out" "$@" || ok=0
     fi
   done
+  [ -z "$configs" ] || for build in a b; do cp "$d/$build/config.toml" "$configs/$name.$build.toml" || ok=0; done
   if [ $ok = 1 ]; then check "$name" same_bits "$d/a" "$d/b"; else check "$name: a run failed" false; fi
   rm -rf "$d"
 }

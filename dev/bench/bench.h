@@ -30,6 +30,7 @@
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/cpu/simd_level.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/version.h"
 
 #ifdef RZ_CUDA
@@ -198,7 +199,7 @@ class Bench {
         out << format("{%s, \"device\": \"%s\", \"commit\": \"%s\"}\n", members.c_str(), device_.name().c_str(),
                       build_commit())
             << std::flush;
-        require(out.good(), "--json %s: can't write there", json_.c_str());
+        require_request(out.good(), "--json %s: can't write there", json_.c_str());
     }
 
     std::vector<int64_t> parse_shape(const std::string& text) const {
@@ -213,8 +214,9 @@ class Bench {
             good = good && shape.back() > 0;
             at = end + 1;
         }
-        require(good && shape.size() == wanted, "--shape %s: give %zu positive numbers (%s) joined by x, such as %s",
-                text.c_str(), wanted, dims_.c_str(), cpu_shapes_[0].c_str());
+        require_request(good && shape.size() == wanted,
+                        "--shape %s: give %zu positive numbers (%s) joined by x, such as %s", text.c_str(), wanted,
+                        dims_.c_str(), cpu_shapes_[0].c_str());
         return shape;
     }
 

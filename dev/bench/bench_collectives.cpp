@@ -24,6 +24,7 @@
 #include "comm/mesh.h"
 #include "comm/meter.h"
 #include "comm/process.h"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 namespace {
@@ -46,7 +47,7 @@ struct Result {
 DType parse_type(const std::string& name) {
     for (DType t : {DType::f32, DType::bf16, DType::f16})
         if (name == name_of(t)) return t;
-    fail("--type %s: it must be fp32, bf16 or fp16", name.c_str());
+    refuse("--type %s: it must be fp32, bf16 or fp16", name.c_str());
 }
 
 double bus_factor(const std::string& op, int N) {

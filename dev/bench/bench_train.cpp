@@ -29,6 +29,7 @@
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/graph.h"
 #include "kernels/runtime/op_timer.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/checkpoint/export_weights.h"
 #include "llama/report/device_peak.h"
@@ -129,7 +130,7 @@ void append_row(const Settings& o, OrderedJson row) {
     row["command"] = o.command;
     std::ofstream out(o.json, std::ios::app);
     out << row.dump() + "\n" << std::flush;
-    require(out.good(), "--json %s: can't write there", o.json.c_str());
+    require_request(out.good(), "--json %s: can't write there", o.json.c_str());
 }
 
 void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double seconds) {
@@ -431,7 +432,7 @@ int run(int argc, char** argv) {
     o.graphs = flags.graphs == "on";
     o.master_dtype = parse_dtype("--master-dtype", flags.master_dtype);
     o.adam_dtype = parse_dtype("--adam-dtype", flags.adam_dtype);
-    require(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
+    require_request(!o.graphs || o.device.is_cuda(), "--cuda-graphs on: this is the CPU, which has none");
     o.logits_bytes = (flags.logits_mib > 0 ? flags.logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
     o.recompute = parse_name<Recompute>("--recompute", flags.recompute);
     o.fp8 = parse_name<Fp8Recipe>("--fp8", flags.fp8);

@@ -31,6 +31,7 @@
 #include "kernels/cpu/simd_level.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/text.h"
@@ -319,9 +320,9 @@ class Harness {
                 }
             Words names;
             for (const BenchTarget& t : targets_) names.push_back(t.name);
-            require(known || chosen.size() > before,
-                    "--targets %s: there is none of that name\n  nearest: %s; harness list-targets shows all",
-                    asked.c_str(), nearest_name(asked, names).c_str());
+            require_request(known || chosen.size() > before,
+                            "--targets %s: there is none of that name\n  nearest: %s; harness list-targets shows all",
+                            asked.c_str(), nearest_name(asked, names).c_str());
         }
         std::vector<Job> jobs;
         for (const BenchTarget* t : chosen) {
@@ -345,7 +346,7 @@ class Harness {
             for (const int n : ranks)
                 if (n % t->needs == 0) jobs.push_back({t, n, command_of(*t, n)});
         }
-        require(
+        require_request(
             !jobs.empty(),
             "--ranks: no target that is asked for runs on so many ranks; harness list-targets shows what each needs");
         return jobs;
@@ -542,7 +543,7 @@ int list_targets(const std::string& group) {
         any = true;
         std::printf("%-28s %5d  %-26s %s\n", t.name.c_str(), t.ranks, t.baseline.c_str(), t.about.c_str());
     }
-    require(any, "--group %s: there is none of that name", group.c_str());
+    require_request(any, "--group %s: there is none of that name", group.c_str());
     return 0;
 }
 

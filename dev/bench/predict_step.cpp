@@ -18,6 +18,7 @@
 #include <fstream>
 #include <map>
 
+#include "kernels/runtime/request.h"
 #include "llama/base/json.h"
 #include "llama/model/model.h"
 #include "llama/plan/cost.h"
@@ -84,7 +85,7 @@ std::vector<Op> ops_of(const TrainOptions& o, const ModelConfig& c) {
 std::map<std::string, double> read_measured(const std::string& file, double B, double T) {
     std::map<std::string, double> seconds;
     std::ifstream in(file);
-    require(in.good(), "--measured %s: it cannot be opened", file.c_str());
+    require_request(in.good(), "--measured %s: it cannot be opened", file.c_str());
     for (std::string line; std::getline(in, line);) {
         const Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
         if (!row.is_object() || row.value("kind", "") != "classes") continue;
@@ -92,8 +93,9 @@ std::map<std::string, double> read_measured(const std::string& file, double B, d
         seconds.clear();
         for (const Json& op : row.at("ops")) seconds[op.at("op")] = op.at("seconds");
     }
-    require(!seconds.empty(), "--measured %s holds no row of bench_train --classes with --batch %g --seq-len %g",
-            file.c_str(), B, T);
+    require_request(!seconds.empty(),
+                    "--measured %s holds no row of bench_train --classes with --batch %g --seq-len %g", file.c_str(), B,
+                    T);
     return seconds;
 }
 

@@ -52,6 +52,13 @@ int main(int c, char** v) { MPI_Init(&c, &v); MPI_Finalize(); }' $flags; then
   fi
 done
 
+# HMAC, for ranks without MPI
+if probe '#include <openssl/evp.h>
+#include <openssl/hmac.h>
+int main() { return EVP_sha256() == nullptr; }' -lcrypto; then
+  echo "HAVE_CRYPTO := 1"
+fi
+
 nvcc=${NVCC:-$(command -v nvcc || true)}
 [ -n "$nvcc" ] || { [ -x "$CUDA_HOME/bin/nvcc" ] && nvcc=$CUDA_HOME/bin/nvcc; }
 if [ -n "$nvcc" ]; then

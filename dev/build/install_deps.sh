@@ -6,7 +6,7 @@
 #   dev/build/install_deps.sh --check     says what is missing and exits 1, installs nothing   (--program --check too)
 set -euo pipefail
 
-packages="g++ make python3 mpich libmpich-dev libdnnl-dev libcli11-dev nlohmann-json3-dev"
+packages="g++ make python3 mpich libmpich-dev libdnnl-dev libssl-dev libcli11-dev nlohmann-json3-dev"
 # One version of clang-format, since each formats a little differently: the distribution's, or PyPI's where it has none.
 format_version=14.0.6 format=clang-format-14
 check=0
@@ -18,7 +18,7 @@ for a in "$@"; do
     *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
-[ $test = 0 ] || packages="$packages libgtest-dev libgmock-dev iproute2"
+[ $test = 0 ] || packages="$packages libgtest-dev libgmock-dev iproute2 strace"
 
 if ! command -v dpkg-query > /dev/null; then
   echo "dev/build/install_deps.sh: no dpkg here, so what is missing is unknown; needed, under your system's names:" >&2

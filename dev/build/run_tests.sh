@@ -77,11 +77,14 @@ for section in $sections; do
     lint) run lint dev/build/lint.sh ;;
     unit)
       run unit "$obj/unit_tests" --gtest_brief=1 --gtest_filter="-$slow"
+      run requests test/llama/requests.py "$obj/unit_tests" --cases 400
       run statics dev/build/statics.sh "$obj/libringzero.a" ;;
     learn) run learn dev/learn/run.sh "$obj/learn" ;;
     python)
       run python python3 test/data_prep/test_data_prep.py
-      run python-chat python3 test/data_prep/test_chat.py ;;
+      run python-text python3 test/data_prep/test_text_files.py
+      run python-chat python3 test/data_prep/test_chat.py
+      run python-template python3 test/data_prep/test_chat_template.py ;;
     mpi)
       [ -x "$obj/mpi_tests" ] || { echo "mpi: not built here (no MPI)"; continue; }
       for n in 1 2 3 4 5 8; do mpi "mpi-$n" $n "$obj/mpi_tests"; done ;;
@@ -89,8 +92,11 @@ for section in $sections; do
     program)
       run program test/program/test_program.sh ./train_llama
       run resume test/program/test_resume.sh ./train_llama
+      run refusals test/program/test_refusals.py ./train_llama
       run first-hour test/program/test_first_hour.sh ./train_llama
+      run hostile test/faults/hostile.py ./train_llama --quick
       run launch test/program/test_launch.sh ./train_llama
+      run ranks test/program/test_ranks.sh ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
       run data test/program/test_data.sh ./train_llama
@@ -109,9 +115,12 @@ for section in $sections; do
       run simt-nccl test/program/test_nccl.sh ./train_llama_simt ;;
     ptx)
       [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }
+      run machine-code dev/gpu/machine_code.sh "$build"
+      ! grep -q 90 "$build/ptx/arches" || run memory-access dev/gpu/kernel_counts.py "$build" --gate
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
+      run cuda-headers dev/build/cuda_headers.sh
       run gpu-check test/program/test_gpu_check.sh "$build"
       run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
       run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
@@ -119,8 +128,10 @@ for section in $sections; do
       run context test/program/test_context.sh ./train_llama
       run faults-whole test/program/test_faults.sh ./train_llama
       run layouts test/program/test_layouts.sh ./train_llama
+      run ranks-full test/program/test_ranks.sh ./train_llama --full
       run harness test/program/test_harness.sh "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48
+      run hostile-whole test/faults/hostile.py ./train_llama
       run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
       run wandb test/program/test_wandb.sh ./train_llama
       [ -x ./train_llama_simt ] || { echo "long: no emulated program (it needs the CUDA Toolkit's headers)"; continue; }

@@ -25,6 +25,7 @@ rz::(anonymous namespace)::WordsForACrash::      gemm_dnnl.cpp: a process has on
 rz::cpu_scratch()::count                         scratch.h: threads of OpenMP belong to the process
 rz::gemm_dnnl_version()::name                    made once
 rz::gemm_library_cuda()::name                    made once
+rz::print_escaped()::                            output.cpp: a process has one standard output and one standard error
 rz::presets()::all                               made once
 rz::ptx::tensor_map(                             made once
 '

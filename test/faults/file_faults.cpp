@@ -102,6 +102,7 @@ int open_log(const char* variable) {
 
 __attribute__((constructor)) void read_settings() {
     const char *paths = getenv("FAULT_PATHS"), *rank = getenv("FAULT_RANK"), *own = getenv("PMI_RANK");
+    if (!own) own = getenv("RINGZERO_RANK");
     const char *kinds = getenv("FAULT_KINDS"), *action = getenv("FAULT_DO"), *site = getenv("FAULT_SITE");
     const char* program = getenv("FAULT_PROGRAM");
     if (paths) snprintf(settings.paths, sizeof settings.paths, "%s", paths);

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Damages real folders at random, and starts the program on each.
 
-    test/faults/mutations.py PROGRAM [--minutes M] [--cases N] [--seed S] [--jobs N] [--timeout S] [--device cpu|cuda] [--case K]
+    test/faults/mutations.py PROGRAM [--minutes M] [--cases N] [--seed S] [--jobs N] [--timeout S] [--device cpu|cuda] [--kinds LIST] [--case K]
 
 A case damages one or a few files of a model's folder, a checkpoint or a folder of data: flips, zeros or cuts bytes, copies one
 part over another, grows or removes a file, replaces it by a folder, a link or another file, changes a number or a word in
-JSON. Then generate, export, a fine-tuning or a resume is started on it. Asked: one of the program's exit codes with a message,
+JSON; or it writes a --config file with values of every form for flags drawn at random, or a mix of data sets (--data a:0.5,b:0.5).
+Then generate, export, a fine-tuning, a resume, --print-config or a training is started on it, with at most 1.5 GiB of memory. Asked: one of the program's exit codes with a message,
 never a signal or a sanitizer's report; a resume that ends with 0 has the weights of the undamaged run, or fell back and said
 so. With a program built with AddressSanitizer and UBSan (make build/simt/asan/train_llama_simt) every read out of bounds
 counts, and --device cuda runs its kernels too. --case K: that case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
@@ -26,6 +27,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import all_faults
 
+KINDS = ["generate", "export", "gguf", "tune", "resume", "resume", "data", "config", "config", "mix"]
 NUMBERS = [0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**64, 1e308, -1e-308, 0.5, 10**30]
 WORDS = ["", "x", "../x", "/etc/passwd", "\0", "\ud800", "a" * 5000, "%s%n", "nan"]
 
@@ -111,10 +113,72 @@ def damage(path, chance):
     return "bytes"
 
 
+CONFIG = r"""# a run
+[model]
+preset = "bytes"
+dim = 32
+layers = 2   # few
+heads = 4
+[training]
+steps = 2
+batch = 1
+lr = 1e-3
+lr-schedule = 'cosine'
+no-overlap = true
+[output]
+prompt = "a \"word\" # here\n"
+"""
+# Every form of TOML's values, and what is none.
+FORMS = r"""[] [[]] [[],[]] [1,2] [1,"a"] [1 [ ] {} {a=1} {a={b=[]}} 1979-05-27 07:32:00 1979-05-27T07:32:00Z inf -inf nan +1 -0 0x10 0b1 0o7
+1_000 1e400 1e-400 -1 99999999999999999999 -99999999999999999999 1.5 .5 5. "" \'\' "x" 'x' "\u0000" "\U0010ffff" "\ud800" "\q" "x
+true false TRUE null auto # = == 1=2 a.b "a" "b" /dev/zero ../../x""".split() + [" ", "[" * 5000, "1" * 5000, '"""a"""', "\'\'\'a\'\'\'", "\x1b[2J", "\0", "\u00e9"]  # fmt: skip
+
+
+def damaged_config(flags, chance):
+    lines = CONFIG.split("\n")
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        at = chance.randrange(len(lines))
+        kind = chance.randrange(8)
+        if kind < 4:
+            lines.insert(at, f"{chance.choice(flags)} = {chance.choice(FORMS)}")
+        elif kind == 4:
+            lines[at] = lines[at].partition("=")[0] + "= " + chance.choice(FORMS)
+        elif kind == 5:
+            lines[at] = chance.choice(
+                ["[" + chance.choice(FORMS) + "]", "[[model]]", "[model", "a.b = 1", "=", "\t", lines[-1]]
+            )
+        elif kind == 6:
+            del lines[at]
+        else:
+            text = damage_bytes("\n".join(lines).encode(errors="surrogateescape") or b"x", chance)
+            lines = text.decode(errors="surrogateescape").split("\n")
+        lines = lines or [""]
+    return "\n".join(lines).encode(errors="surrogateescape")
+
+
+def mix_of(folders, chance):
+    """A value of --data, most often a good one."""
+    parts = [f"{f}:{chance.choice(['0.5', '0.5', '1', '3'])}" for f in folders]
+    if chance.random() < 0.6:
+        at = chance.randrange(len(parts))
+        share = chance.choice(
+            ["0", "-1", "nan", "inf", "1e400", "", "x", "0.5:0.5", "99999999999999999999", "0x1", " 1", "1e-300"]
+        )
+        parts[at] = chance.choice(
+            [f"{folders[at]}:{share}", folders[at], ":1", "", "nowhere:1", parts[0], "/dev/zero:1"]
+        )
+    return chance.choice([",", ",", ",", ",,", ";", ", "]).join(parts)
+
+
 class Mutations:
-    def __init__(self, setting, seed):
+    def __init__(self, setting, seed, kinds=""):
         self.setting, self.seed = setting, seed
         self.final = setting.work / "whole/final"
+        self.kinds = kinds.split(",") if kinds else KINDS
+        text = setting.must(setting.run([setting.program, "--help"]))
+        self.flags = re.findall(r"^ +--([a-z][-a-z0-9]*)", text, re.M)
+        # What a sanitizer's shadow takes counts too.
+        self.limit = [] if "asan" in setting.program else ["prlimit", f"--data={3 << 29}"]
 
     def run(self, number, keep=False):
         chance = random.Random(f"{self.seed} {number}")
@@ -127,8 +191,13 @@ class Mutations:
 
     def one(self, folder, chance):
         s = self.setting
-        kind = chance.choice(["generate", "export", "gguf", "tune", "resume", "resume", "data"])
-        source = {"resume": s.base, "data": s.data}.get(kind, self.final)
+        kind = chance.choice(self.kinds)
+        if kind == "config":
+            (folder / "run.toml").write_bytes(damaged_config(self.flags, chance))
+            what = (folder / "run.toml").read_bytes().decode(errors="backslashreplace")
+            done = self.start(kind, folder / "run.toml", folder)
+            return kind, what, self.judge(kind, folder, done), done
+        source = {"resume": s.base, "data": s.data, "mix": s.data}.get(kind, self.final)
         target = folder / "it"
         shutil.copytree(source, target)
         files = sorted(p for p in target.rglob("*") if p.is_file())
@@ -137,29 +206,45 @@ class Mutations:
         what = []
         for path in chance.sample(files, min(len(files), chance.choice([1, 1, 1, 2, 3]))):
             what.append(f"{path.relative_to(target)}: {damage(path, chance)}")
+        if kind == "mix":
+            folders = [str(target), str(s.data), *([str(s.data)] * (chance.random() < 0.2))]
+            mix = mix_of(chance.sample(folders, len(folders)), chance)
+            what = [*(what if chance.random() < 0.5 else ["whole"]), f"--data {mix}"]
+            if what[0] == "whole":
+                shutil.rmtree(target)
+                shutil.copytree(source, target)
+            done = self.start(kind, mix, folder)
+            return kind, ", ".join(what), self.judge(kind, target, done), done
         done = self.start(kind, target, folder)
         return kind, ", ".join(what), self.judge(kind, target, done), done
 
     def start(self, kind, target, folder):
         s = self.setting
+        if kind == "config":
+            return s.run([*self.limit, s.program, "--config", str(target), "--data", str(s.data), "--print-config"])
         if kind == "generate":
-            return s.run(s.generate_command(target))
+            return s.run([*self.limit, *s.generate_command(target)])
         if kind == "export":
-            return s.run(all_faults.export_command(s.program, target, folder / "to"))
+            return s.run([*self.limit, *all_faults.export_command(s.program, target, folder / "to")])
         if kind == "gguf":
-            return s.run([*all_faults.export_command(s.program, target, folder / "to.gguf"), "--format", "gguf"])
+            command = all_faults.export_command(s.program, target, folder / "to.gguf")
+            return s.run([*self.limit, *command, "--format", "gguf"])
         if kind == "resume":
             return s.resume(target)
         short = [*"--seq-len 32 --batch 1 --steps 1 --val-every 0 --val-tokens 64".split(), *s.device]
         if kind == "tune":
-            return s.run([s.program, "--init-from", str(target), "--data", str(s.data), *short])
-        return s.run([s.program, *all_faults.SHAPE, *short, "--data", str(target)])
+            return s.run([*self.limit, s.program, "--init-from", str(target), "--data", str(s.data), *short])
+        return s.run([*self.limit, s.program, *all_faults.SHAPE, *short, "--data", str(target)])
 
     def judge(self, kind, target, done):
         if done.code == "hang":
             return "hangs"
         if re.search(r"Sanitizer|runtime error:", done.output):
             return "a sanitizer's report"
+        if "out of memory" in done.output or "bad_alloc" in done.output:
+            return "takes more than 1.5 GiB"
+        if re.search("[\x00-\x08\x0b-\x1f\x7f]", done.output) and kind != "generate":
+            return "prints control characters"
         if done.code not in self.setting.exit_codes:
             return f"ends with {done.code}"
         if done.code != 0:
@@ -179,17 +264,19 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--kinds", default="")
     parser.add_argument("--case", type=int, default=-1)
     args = parser.parse_args()
     os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:exitcode=99")
     os.environ.setdefault("UBSAN_OPTIONS", "halt_on_error=1:exitcode=99:print_stacktrace=1")
     with tempfile.TemporaryDirectory() as work:
         setting = all_faults.Setting(os.path.abspath(args.program), "", work, args.timeout, args.device)
-        mutations = Mutations(setting, args.seed)
+        mutations = Mutations(setting, args.seed, args.kinds)
         if args.case >= 0:
             _, kind, what, problem, done = mutations.run(args.case, keep=True)
             print(kind, what, done.output, problem or "passed", sep="\n")
             return 1 if problem else 0
+        chosen = f" --kinds {args.kinds}" if args.kinds else ""
         began, count, failed, refused = time.monotonic(), 0, 0, 0
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             while count < args.cases and time.monotonic() - began < 60 * args.minutes:
@@ -199,7 +286,7 @@ def main():
                     refused += done.code != 0
                     if problem:
                         failed += 1
-                        print(f"FAILED: --seed {args.seed} --case {number}: {kind} of {what}\n  {problem}")
+                        print(f"FAILED: --seed {args.seed}{chosen} --case {number}: {kind} of {what}\n  {problem}")
                         print("  " + "\n  ".join(done.output.splitlines()[-12:]), flush=True)
         print(f"{count} cases in {time.monotonic() - began:.0f} s, {refused} of them refused")
         print(f"{count - failed} passed, {failed} failed, 0 skipped")

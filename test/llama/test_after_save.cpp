@@ -1,6 +1,7 @@
 #include "llama/checkpoint/after_save.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -67,6 +68,17 @@ TEST_F(AfterSaveTest, WhatFailsStaysMarkedAndIsNotCollected) {
     EXPECT_EQ(store_->steps(), (std::vector<int64_t>{6}));
 }
 
+// The disk has an end. The command may be at the oldest, and the newest are worth the most.
+TEST_F(AfterSaveTest, AtMostSomeWaitForACommandThatFails) {
+    for (int64_t step = 1; step <= kMostHeld + 3; ++step) checkpoint(step);
+    EXPECT_EQ(store_->collect(2, 0), (std::vector<int64_t>{2, 3, 4}));
+    EXPECT_EQ(store_->steps(), (std::vector<int64_t>{1, 5, 6, 7, 8, 9, 10, 11}));
+    EXPECT_EQ(store_->marked(), store_->steps());
+    EXPECT_EQ(store_->collect(2, 0), std::vector<int64_t>{});
+    EXPECT_EQ(store_->collect(2, 0, -1, /*most_held=*/1), (std::vector<int64_t>{5, 6, 7, 8, 9}));
+    EXPECT_EQ(store_->steps(), (std::vector<int64_t>{1, 10, 11}));
+}
+
 TEST_F(AfterSaveTest, AMarkOfNoCheckpointGoes) {
     checkpoint(2);
     fs::remove_all(store_->path(2));
@@ -105,6 +117,15 @@ TEST(Shell, TheLaunchersVariablesStayAway) {
               "");
     unsetenv("PMI_RANK");
     unsetenv("RZ_OTHER");
+}
+
+// A launcher waits for whoever holds the other end of its pipes.
+TEST(Shell, TheLaunchersDescriptorsStayAway) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    EXPECT_EQ(run_shell({.text = format("! [ -e /proc/self/fd/%d ]", ends[1]), .environment = {}}), "");
+    close(ends[0]);
+    close(ends[1]);
 }
 
 }  // namespace

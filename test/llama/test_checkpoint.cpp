@@ -10,9 +10,12 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
+#include "comm/loopback.h"
 #include "kernels/elementwise.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/fault.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/checkpoint/finite.h"
 #include "llama/model/hf.h"
@@ -606,6 +609,81 @@ TEST(Checkpoint, AFileSizeLimitLeavesTheOneBefore) {
     EXPECT_EQ(entries, 2) << "step_000000005 and latest";
     EXPECT_NE(saved.save(7), "");
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{5, 7}));
+}
+
+// ---- several ranks ----
+
+// Three ranks as threads save as often as `expected` has entries: what that took rank 0, and its reports.
+struct SavesOfThree {
+    std::vector<double> seconds;
+    std::vector<SaveReport> reports;
+};
+SavesOfThree saves_of_three(const std::string& folder, const std::string& faults, double timeout_s, bool background,
+                            const std::vector<bool>& expected, double pause_before_last = 0) {
+    SavesOfThree result;
+    LoopbackHub hub(3);
+    hub.run([&](int rank) {
+        Process process(hub, rank);
+        const auto body = [&] {
+            Mesh mesh(hub, rank);
+            TrainingCore core(checkpoint_toy(), {.zero = {.stage = 3}, .adamw = {}, .stage = {.B = 1, .T = 8}},
+                              hub.device(rank), mesh);
+            initialise_weights(core.table, 5, core.compute, core.zero);
+            CheckpointWriter writer(process, hub.device(rank), core.compute, core.zero, core.table, core.config,
+                                    {.run_folder = folder, .background = background, .timeout_s = timeout_s});
+            const FaultScope armed(Faults(rank, faults));
+            for (size_t i = 0; i < expected.size(); ++i) {
+                if (i + 1 == expected.size())
+                    std::this_thread::sleep_for(std::chrono::duration<double>(pause_before_last));
+                process.barrier();
+                const auto start = std::chrono::steady_clock::now();
+                Manifest m = example();
+                m.files.clear();
+                m.step = m.updates = int64_t(i) + 1;
+                writer.save(m);
+                EXPECT_EQ(writer.finish(), expected[i]) << "save " << i << " on rank " << rank;
+                if (rank == 0)
+                    result.seconds.push_back(
+                        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+            }
+            if (rank == 0) result.reports = writer.reports();
+            return 0;
+        };
+        EXPECT_EQ(process.run(body), 0);
+    });
+    return result;
+}
+
+// It can't write a word about it either.
+TEST(CheckpointOfThreeRanks, ARankWhoseDiskTakesNothingIsNamedAtOnce) {
+    for (const bool background : {true, false})
+        for (const int bad : {0, 1, 2}) {
+            TempFolder folder;
+            const SavesOfThree saves =
+                saves_of_three(folder.path, format("file.write:%d:1+:enospc", bad), 60, background, {false, false});
+            ASSERT_EQ(saves.reports.size(), 2u);
+            for (const SaveReport& r : saves.reports) {
+                EXPECT_EQ(r.error.rfind(format("rank %d: ", bad), 0), 0u) << r.error;
+                EXPECT_NE(r.error.find("No space left on device"), std::string::npos) << r.error;
+            }
+            for (const double s : saves.seconds) EXPECT_LT(s, 30);
+            EXPECT_TRUE(names_in(folder / "checkpoints").empty()) << "nothing half done stays";
+        }
+}
+
+// The save fails after its limit, the run has other things to do, and saves work again when the file system does.
+TEST(CheckpointOfThreeRanks, AFileSystemThatDoesNotAnswerFailsTheSave) {
+    TempFolder folder;
+    const SavesOfThree saves =
+        saves_of_three(folder.path, "checkpoint.shard:1:1:sleep=5", 2, true, {false, false, true}, 5);
+    ASSERT_EQ(saves.reports.size(), 3u);
+    EXPECT_NE(saves.reports[0].error.find("rank 1: the file system has not answered"), std::string::npos)
+        << saves.reports[0].error;
+    EXPECT_NE(saves.reports[1].error.find("rank 1: the file system still has not answered to the save of step 1"),
+              std::string::npos)
+        << saves.reports[1].error;
+    EXPECT_EQ(saves.reports[2].error, "");
+    EXPECT_EQ(CheckpointStore(folder.path).steps(), (std::vector<int64_t>{3}));
 }
 
 }  // namespace

@@ -133,19 +133,17 @@ TEST(CheckpointOfManyRanks, NothingOfARankGrowsButTheLogarithm) {
     const int few = 64, many = 512;
     const Counts a = counts_of(few), b = counts_of(many);
     const int levels = std::bit_width(unsigned(many)) - 1, fewer = std::bit_width(unsigned(few)) - 1;
-    // Three files of tensors, the file of reports to say that they are there, to write a slot, and to look for the two
-    // slots below, again and again while they are not there: as often as there are levels.
-    EXPECT_LE(a.opens, 3 + 2 + 4 * fewer);
-    EXPECT_LE(b.opens, 3 + 2 + 4 * levels);
-    EXPECT_LE(b.written, a.written);  // a smaller share, and a slot
-    EXPECT_LE(b.read, a.read + 8 * 4 * levels);
+    // Three files of tensors, and the folder until it is there: rank 0 makes it once it has told all of the save.
+    EXPECT_LE(a.opens, 3 + 1 + fewer);
+    EXPECT_LE(b.opens, 3 + 1 + levels);
+    EXPECT_LE(b.written, a.written);  // a smaller share
+    EXPECT_LE(b.read, a.read);
     EXPECT_LE(b.bytes_loaded, a.bytes_loaded);
     EXPECT_LE(a.save_messages, 5 * fewer);
     EXPECT_LE(b.save_messages, 5 * levels);
     EXPECT_LE(b.load_messages, 6 * levels);
-    // The kernel's count for all ranks: 448 more ranks are 448 more slots, three headers that each reads, and calls.
-    const int64_t tensors = int64_t(ParamTable(wide()).tensors().size()), slot = 8 + 8 * 3 * tensors + 512;
-    EXPECT_LE(b.kernel.written - a.kernel.written, (many - few) * slot);
+    // The kernel's count for all ranks: 448 more ranks write nothing more, and read three headers each.
+    EXPECT_LE(b.kernel.written - a.kernel.written, 4096);
     EXPECT_LE((b.kernel.writes - a.kernel.writes) / (many - few), 20);
     EXPECT_LE((b.kernel.reads - a.kernel.reads) / (many - few), 40);
 }

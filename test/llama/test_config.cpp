@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/json.h"
 #include "llama/model/config.h"
 #include "llama/model/presets.h"
 #include "test/llama/helpers.h"
@@ -107,7 +108,9 @@ TEST(Config, RefusalsNameTheFieldAndTheNearestValue) {
     refused([](auto& c) { c.layers = -1; }, "layers (num_hidden_layers) = -1");
     refused([](auto& c) { c.norm_eps = NAN; }, "norm-eps");
     refused([](auto& c) { c.rope_theta = INFINITY; }, "rope-theta");
-    refused([](auto& c) { c.dim = 1 << 20, c.ffn = 1 << 24, c.layers = 1 << 16; }, "does not fit");
+    refused([](auto& c) { c.dim = 2048; }, "head-dim (head_dim) = 512 must be from 2 to 256");
+    refused([](auto& c) { c.head_dim = 514; }, "head-dim (head_dim) = 514 must be from 2 to 256");
+    refused([](auto& c) { c.dim = 1 << 20, c.ffn = 1 << 24, c.layers = 1 << 16, c.head_dim = 128; }, "does not fit");
 }
 
 TEST(ConfigJson, MinimalFileGetsTransformersDefaults) {
@@ -176,6 +179,28 @@ TEST(ConfigJson, EveryRopeScalingIsReadAsItIsWritten) {
     EXPECT_TRUE(contains(differences(linear, dynamic, "a", "b"), "rope_type: linear in a, dynamic in b"));
 }
 
+// Written by dev/golden/make_golden.py; corner values of every kind.
+TEST(ConfigJson, RopeIsWhatTransformersComputes) {
+    for (const Json& c : read_json("test/golden/rope.json")) {
+        const std::string fields = c["fields"].dump();
+        const ModelConfig once = read(fields.substr(1, fields.size() - 2));
+        const ModelConfig again = config_from_json(config_to_json(once, DType::f32), "again.json");
+        for (const ModelConfig& config : {once, again}) {
+            const auto found = rope_inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling);
+            const auto expected = c["inverse_frequencies"].get<std::vector<double>>();
+            ASSERT_EQ(found.size(), expected.size());
+            for (size_t i = 0; i < found.size(); ++i)
+                EXPECT_NEAR(found[i] / expected[i], 1, 1e-5) << i << " " << fields;
+            EXPECT_NEAR(rope_attention_factor(config.rope_scaling), c["attention_factor"].get<double>(), 1e-9)
+                << fields;
+        }
+        EXPECT_EQ(differences(once, again, "once", "again"), "") << fields;
+    }
+    const ModelConfig plain = read(""),
+                      factor = read(R"("rope_scaling":{"rope_type":"yarn","factor":1,"attention_factor":1.7})");
+    EXPECT_TRUE(contains(differences(plain, factor, "a", "b"), "attention_factor: 1 in a, 1.7 in b"));
+}
+
 TEST(ConfigJson, MistralWithoutAWindowIsALlama) {
     const auto mistral = [](const std::string& more) {
         std::string text = "{" + std::string(kRequired) + "," + more + "}";
@@ -208,6 +233,7 @@ TEST(ConfigJson, RefusesByName) {
         {R"("architectures":["Qwen2ForCausalLM"])", "Qwen2ForCausalLM"},
         {R"("rope_scaling":{"rope_type":"linear"})", "factor"},
         {R"("rope_scaling":{"rope_type":"yarn","factor":2,"beta_fast":1,"beta_slow":2})", "beta_fast"},
+        {R"("rope_scaling":{"rope_type":"yarn","factor":2,"attention_factor":0})", "attention_factor"},
         {R"("quantization_config":{"bits":4})", "quantization_config"},
         {R"("num_key_value_heads":3)", "num_key_value_heads"},
         {R"("num_key_value_heads":0)", "num_key_value_heads"},

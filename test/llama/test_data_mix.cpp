@@ -86,7 +86,11 @@ TEST_F(DataMixTest, ItsFingerprintNamesSetsAndSharesAndIsReadBack) {
     other.stages[1].shares = {"0.5", "0.5"};
     EXPECT_EQ(f.difference(other), "") << "shares may change";
     other.sets[1].name = "c";
-    EXPECT_NE(f.difference(other).find("was b"), std::string::npos);
+    EXPECT_EQ(f.difference(other), "") << "a folder may be renamed";
+    other.shards.back().hash ^= 1;
+    EXPECT_NE(f.difference(other).find("was b with"), std::string::npos);
+    EXPECT_NE(f.difference(other).find("now c"), std::string::npos);
+    EXPECT_NE(f.difference(other).find("other contents"), std::string::npos);
 }
 
 }  // namespace

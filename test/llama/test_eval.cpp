@@ -22,7 +22,7 @@ namespace rz {
 namespace {
 
 const std::string kEvalGolden = "test/golden/eval";
-const std::string kTasks = "hellaswag,arc_easy,piqa,winogrande,lambada,perplexity";
+const std::string kTasks = "hellaswag,arc_easy,piqa,winogrande,lambada,perplexity,pairs";
 
 // The toy model on one rank.
 struct Toy {
@@ -117,7 +117,7 @@ TEST_P(LmEval, MetricsAreTheirs) {
                 << task << " " << name;
             ++compared;
         }
-    EXPECT_EQ(compared, 2 * 3 + 1 + 2 + 3);
+    EXPECT_EQ(compared, 2 * 3 + 1 + 2 + 3 + 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokenizers, LmEval, testing::Values("plain", "bos"),
@@ -155,10 +155,11 @@ std::vector<Metric> metrics_of(const std::string& line, const std::vector<Score>
 }
 
 TEST(EvalTokens, ContextAndContinuationAreTokenisedTogether) {
-    // "a" + "b": apart they are two tokens, together one, which belongs to the context's length.
+    // "a" + "b": apart they are two tokens, together one. The context keeps its own, and what the whole has beyond as
+    // many tokens is scored.
     const auto items = items_of(R"({"context": "ba", "continuation": "bb"})", pair_tokenizer(), {.max_length = 10});
     ASSERT_EQ(items.size(), 1u);
-    EXPECT_EQ(items[0].tokens, (std::vector<int32_t>{1, 3, 1}));
+    EXPECT_EQ(items[0].tokens, (std::vector<int32_t>{1, 0, 1}));
     EXPECT_EQ(items[0].scored, 1);
 }
 

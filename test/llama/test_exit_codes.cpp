@@ -1,6 +1,7 @@
 // comm/exit_codes.h is the one list: the README says the same, and the type of an error decides between 2 and 70.
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <functional>
 #include <map>
@@ -9,6 +10,7 @@
 #include <sstream>
 
 #include "comm/exit_codes.h"
+#include "comm/pinned_memory.h"
 #include "comm/process.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
@@ -34,7 +36,8 @@ int code_of(const std::function<int()>& body) {
 }
 
 TEST(ExitCodes, ARequestThatCannotBeMetIsTwoWhereverItIsFound) {
-    EXPECT_EQ(code_of([]() -> int { fail("--batch %d: does not divide", 3); }), kExitRequest);
+    EXPECT_EQ(code_of([]() -> int { refuse("--batch %d: does not divide", 3); }), kExitRequest);
+    EXPECT_EQ(code_of([]() -> int { fail("--out %s: the disk is full", "runs"); }), kExitError);  // no text decides
     EXPECT_EQ(code_of([]() -> int { refuse("no data: --data is needed"); }), kExitRequest);
     EXPECT_EQ(code_of([]() -> int { fail("model.safetensors: --batch in the middle"); }), kExitError);
     EXPECT_EQ(code_of([]() -> int { throw std::bad_alloc(); }), kExitError);
@@ -43,6 +46,17 @@ TEST(ExitCodes, ARequestThatCannotBeMetIsTwoWhereverItIsFound) {
                   return int(kExitRequeue);
               }),
               kExitRequeue);
+}
+
+TEST(ExitCodes, AFullSharedMemoryIsTheMachines) {
+    const std::string name = "/ringzero-test-full-" + std::to_string(getpid());
+    try {
+        map_by_name(name, /*rank=*/0, /*members=*/2, int64_t(1) << 50, Shares::one, [] {});
+        FAIL() << "a PiB of /dev/shm";
+    } catch (const Error& error) {
+        EXPECT_EQ(exit_code_of(error), kExitError) << error.what();
+        EXPECT_NE(std::string(error.what()).find("/dev/shm"), std::string::npos) << error.what();
+    }
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 #include <optional>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
+#include "llama/checkpoint/gguf.h"
 #include "llama/model/hf.h"
 #include "test/llama/helpers.h"
 
@@ -144,6 +147,46 @@ TEST_F(HfTest, LoadAndExportOfTransformersFilesKeepEveryByte) {
         }
         EXPECT_EQ(differences(c, load_config(path("out")), "theirs", "ours"), "");
     }
+}
+
+// llama.cpp multiplies each angle by what the tensor divides it by, and cos and sin by the factor, whatever the betas.
+TEST_F(HfTest, GgufOfYarnGivesLlamaCppTheFrequenciesOfTransformers) {
+    int yarns = 0;
+    for (const Json& expected : read_json("test/golden/rope.json")) {
+        const Json& fields = expected["fields"];
+        if (fields["rope_parameters"]["rope_type"] != "yarn") continue;
+        Json json = fields;
+        json.update(
+            {{"model_type", "llama"}, {"hidden_size", 16}, {"num_hidden_layers", 1}, {"num_attention_heads", 2}});
+        json.update({{"intermediate_size", 24}, {"vocab_size", 19}});
+        const ModelConfig c = config_from_json(json.dump(), "c.json");
+        const std::string folder = save(c, DType::f32, "yarn" + std::to_string(++yarns));
+        const ParamTable table(c);
+        save_gguf(path("yarn.gguf"), c, table, DType::f32, HfWeights(folder, table), nullptr);
+        const std::string bytes = read_file(path("yarn.gguf"));
+        const auto number = [&](size_t at, auto value) {
+            return std::memcpy(&value, bytes.data() + at, sizeof value), value;
+        };
+        const auto after = [&](const std::string& name) {
+            const size_t at = bytes.find(name);
+            return at == std::string::npos ? at : at + name.size();
+        };
+        EXPECT_EQ(after("llama.rope.scaling.type"), std::string::npos) << fields;
+        const size_t factor = after("llama.rope.scaling.attn_factor");
+        EXPECT_FLOAT_EQ(factor == std::string::npos ? 1 : number(factor + 4, 0.0f),
+                        expected["attention_factor"].get<float>())
+            << fields;
+        const size_t tensor = after("rope_freqs.weight");
+        ASSERT_EQ(tensor == std::string::npos, c.rope_scaling.factor == 1) << fields;
+        if (tensor == std::string::npos) continue;
+        const int64_t size = round_up(c.head_dim / 2 * 4, 32);  // it is the last one
+        for (int64_t i = 0; i < c.head_dim / 2; ++i) {
+            const double divisor = number(bytes.size() - size_t(size) + size_t(4 * i), 0.0f);
+            const double plain = std::pow(c.rope_theta, -2.0 * double(i) / double(c.head_dim));
+            EXPECT_NEAR(plain / divisor / expected["inverse_frequencies"][size_t(i)].get<double>(), 1, 1e-5) << fields;
+        }
+    }
+    EXPECT_GT(yarns, 8);
 }
 
 TEST_F(HfTest, ReadsPartOfATensorAndRefusesToReadPastIt) {
@@ -304,25 +347,25 @@ TEST_F(HfTest, ExportRefusesAFolderWithShards) {
 
 TEST_F(HfTest, ExportCopiesTokenizerFiles) {
     make_folder(path("tok"));
-    write_file_atomically(path("tok/tokenizer.json"), "{1}");
-    write_file_atomically(path("tok/generation_config.json"), "{2}");
+    write_file_atomically(path("tok/tokenizer.json"), "[1]");
+    write_file_atomically(path("tok/generation_config.json"), "[2]");
     write_file_atomically(path("tok/other.txt"), "3");
     const ModelConfig c = hf_toy(false);
     const ParamTable table(c);
     const auto zeros = [](const Tensor&, int64_t, int64_t n, void* out) { std::memset(out, 0, size_t(n) * 4); };
     save_model(path("out"), c, table, DType::f32, zeros, path("tok/tokenizer.json"));
-    EXPECT_EQ(read_file(path("out/tokenizer.json")), "{1}");
-    EXPECT_EQ(read_file(path("out/generation_config.json")), "{2}");
+    EXPECT_EQ(read_file(path("out/tokenizer.json")), "[1]");
+    EXPECT_EQ(read_file(path("out/generation_config.json")), "[2]");
     EXPECT_FALSE(fs::exists(path("out/other.txt")));
     save_model(path("out"), c, table, DType::f32, zeros, path("out"));  // onto itself
-    EXPECT_EQ(read_file(path("out/tokenizer.json")), "{1}");
+    EXPECT_EQ(read_file(path("out/tokenizer.json")), "[1]");
 }
 
 TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
     const std::string model = save(hf_toy(false), DType::f32);
     for (const char* name : {"tokenizer.json", "chat_template.jinja", "special_tokens_map.json", "LICENSE",
                              "pytorch_model.bin", ".hidden", "manifest.json"})
-        write_file_atomically(model + "/" + name, name);
+        write_file_atomically(model + "/" + name, "[]");
     write_file_atomically(model + "/generation_config.json", R"({"temperature": 0.6, "eos_token_id": [3]})");
     ModelConfig c = hf_toy(false);
     c.bos = 1, c.eos = {2, 3};
@@ -342,13 +385,13 @@ TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
     EXPECT_THROW(TokenizerFiles::beside_model(path("gone")), Error);
     // Another tokenizer: what came with the old one goes, but not the rest.
     make_folder(path("tok"));
-    write_file_atomically(path("tok/tokenizer.json"), "new");
+    write_file_atomically(path("tok/tokenizer.json"), "[\"new\"]");
     files.replace_tokenizer(path("tok"));
     make_folder(path("out2"));
     files.write_to(path("out2"));
     EXPECT_EQ(names_in(path("out2")),
               (std::vector<std::string>{"LICENSE", "generation_config.json", "tokenizer.json"}));
-    EXPECT_EQ(read_file(path("out2/tokenizer.json")), "new");
+    EXPECT_EQ(read_file(path("out2/tokenizer.json")), "[\"new\"]");
     // Conversations were prepared with a template: it comes where there is none, and not where there is one.
     for (const char* text : {"{{ x }}", "{{ y }}"}) {
         write_file_atomically(path("tok/tokenizer_config.json"), format(R"({"chat_template": "%s"})", text));

@@ -300,6 +300,15 @@ TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
 
 // ---- generation -----------------------------------------------------------------------------------------------------
 
+TEST(Generate, RowsThatKernelsCantReadAreRefusedByName) {
+    ModelConfig c = model_toy();
+    c.head_dim = 2;  // (3 + 2) x 2 x 4 bytes of q, k and v for each token
+    TestModel m(c, 1, 20);
+    const std::string e = error_of([&] { Decoder(m.config, m.table, DType::f32, kCpu, m.stream, m.zero.params, 20); });
+    EXPECT_NE(e.find("a token's q, k and v take 40 bytes"), std::string::npos) << e;
+    EXPECT_NE(e.find("nearest: head-dim 8"), std::string::npos) << e;
+}
+
 TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
     for (bool tied : {false, true}) {
         TestModel m(model_toy(tied), 1, 20);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "llama/train/options.h"
@@ -19,6 +20,12 @@ int parse(std::vector<const char*> flags, std::string* said = nullptr, Command* 
     if (said) *said = text;
     if (parsed) *parsed = std::move(command);
     return code.value_or(0);
+}
+
+TrainOptions training(const std::vector<std::string>& flags) {
+    Command command;
+    EXPECT_FALSE(parse_command_line(flags, command));
+    return std::get<TrainOptions>(command);
 }
 
 TEST(Options, ContradictionsAreRefusedAndNamed) {
@@ -101,6 +108,27 @@ TEST(Options, AConfigFilesFaultsAreNamedWithTheirLine) {
     }
 }
 
+TEST(Options, CommandsOfAConfigFileRunOnlyIfThatIsAllowed) {
+    const std::string file = testing::TempDir() + "/commands.toml";
+    const auto says = [&](const char* text, std::vector<const char*> more) {
+        std::ofstream(file) << text;
+        more.insert(more.begin(), {"--out", "run", "--save-every", "1", "--config", file.c_str()});
+        std::string said;
+        const int code = parse(more, &said);
+        EXPECT_EQ(code, said.empty() ? 0 : 2) << said;
+        return said;
+    };
+    const auto has = [](const std::string& said, const char* part) { return said.find(part) != std::string::npos; };
+    const char* const command = "batch = 2\n[output]\nafter-save = \"touch /tmp/x\"\n";
+    EXPECT_TRUE(has(says(command, {}), "commands.toml, line 3: --after-save is a command that would run as you"));
+    EXPECT_EQ(says(command, {"--allow-commands"}), "");
+    EXPECT_EQ(says(command, {"--after-save", "mine"}), "");
+    EXPECT_TRUE(has(says("\"before-resume\" = \"id\"\n", {}), "line 1: --before-resume is a command"));
+    const char* const switched = "allow-commands = true\n\nbefore-resume = \"id\"\n";
+    EXPECT_TRUE(has(says(switched, {}), "line 1: --allow-commands stands on the command line only"));
+    EXPECT_TRUE(has(says(switched, {"--allow-commands"}), "line 1: --allow-commands stands on the command line only"));
+}
+
 TEST(Options, ATextInAConfigFileIsReadWithItsEscapesAndSigns) {
     const std::string path = testing::TempDir() + "/quoted_config.toml";
     std::ofstream(path)
@@ -117,6 +145,81 @@ TEST(Options, ATextInAConfigFileIsReadWithItsEscapesAndSigns) {
         EXPECT_EQ(parse({"--config", path.c_str()}, &said), 2) << broken;
         EXPECT_NE(said.find("quoted_config.toml, line 2: "), std::string::npos) << said;
     }
+}
+
+// requests.py draws more of them.
+TEST(Options, EveryFormOfAValueInAConfigFileIsTakenOrNamed) {
+    const std::string path = testing::TempDir() + "/forms_config.toml";
+    const auto check = [&](const std::string& flag, const std::string& form) {
+        std::ofstream(path) << flag.substr(2) << " = " << form << "\n";
+        std::string said;
+        const int code = parse({"--config", path.c_str()}, &said);
+        EXPECT_TRUE(code == 0 || code == 2) << flag << " = " << form;
+        EXPECT_EQ(code == 2, said.find("train_llama: ") == 0) << flag << " = " << form << "\n" << said;
+    };
+    TrainOptions fresh;
+    for (const OptionRow& row : command_table(fresh).rows) check(row.flag, "[]");
+    for (const char* flag : {"--batch", "--lr", "--out", "--train-data", "--overwrite", "--dtype"})
+        for (const char* form : {"[[]]",     "[[1], [2]]",  "{}",
+                                 "{a = 1}",  "1979-05-27",  "07:32:00",
+                                 "inf",      "-inf",        "nan",
+                                 "0x10",     "1_0",         "99999999999999999999999999",
+                                 "-1e400",   "true",        "\"\"",
+                                 "\"a\"",    "'a'",         "[\"a\", \"b\"]",
+                                 "[1, 2, ]", "[1",          "\"\"\"a\"\"\"",
+                                 "",         "\"\\u0000\"", "a.b",
+                                 "1 2"})
+            check(flag, form);
+}
+
+TEST(Options, AListInAConfigFileIsTakenWholeOrRefused) {
+    const std::string path = testing::TempDir() + "/list_config.toml";
+    std::ofstream(path) << "train-data = [\"a.bin\", # two\n  \"b.bin\",\n]\npp = 2\npp-cut = [3, 5]\n";
+    std::string said;
+    Command command;
+    ASSERT_EQ(parse({"--config", path.c_str()}, &said, &command), 0) << said;
+    EXPECT_EQ(std::get<TrainOptions>(command).train_data, "a.bin,b.bin");
+    EXPECT_EQ(std::get<TrainOptions>(command).pp_cut, (std::vector<int64_t>{3, 5}));
+    for (const auto& [text, says] : std::vector<std::pair<const char*, const char*>>{
+             {"batch = []", "'batch' is given a list and takes one value"},
+             {"train-data = []", "the list of 'train-data' is empty"},
+             {"out = [\"a\"]", "'out' is given a list and takes one value"},
+             {"train-data = [\"a,b\"]", "has 'a,b' in its list"}}) {
+        std::ofstream(path) << text << "\n";
+        EXPECT_EQ(parse({"--config", path.c_str()}, &said), 2) << text;
+        EXPECT_NE(said.find("list_config.toml, line 1: "), std::string::npos) << said;
+        EXPECT_NE(said.find(says), std::string::npos) << said;
+    }
+}
+
+TEST(Options, AnEmptyValueIsAValue) {
+    Command command;
+    ASSERT_FALSE(parse_command_line({"--wandb=", "--lr=0.5", "--prompt", "--max_grad_norm=3", "--out="}, command));
+    const TrainOptions& o = std::get<TrainOptions>(command);
+    EXPECT_EQ(o.wandb, "");
+    EXPECT_EQ(o.lr, 0.5);
+    EXPECT_EQ(o.prompt, "--max_grad_norm=3") << "a value is no flag";
+    std::string said;
+    EXPECT_EQ(parse({"--lr=", "0.5"}, &said), 2) << said;
+    for (const std::string word : {"perhaps", "-1", "1e3", "{}"}) {
+        EXPECT_EQ(parse({("--no-overlap=" + word).c_str()}, &said), 2) << word;
+        EXPECT_NE(said.find("'" + word + "' is not true or false"), std::string::npos) << said;
+    }
+    EXPECT_EQ(parse({"--no-overlap=on"}, &said), 0) << said;
+    for (const char* minus : {"--steps=-", "--fp8-skip-blocks=-,1", "--eval-limit=-"})
+        EXPECT_EQ(parse({minus}, &said), 2) << minus << " is no number";
+}
+
+TEST(Options, MicroBatchesAreCountedWith64Bits) {
+    const TrainOptions o = training({"--batch", "1", "--seq-len", "32", "--batch-tokens", "137438953600"});
+    try {
+        micro_batches(o, 1);
+        FAIL() << "4294967300 micro-batches";
+    } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("makes 4294967300 micro-batches"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("nearest: --batch-tokens 33554432"), std::string::npos);
+    }
+    EXPECT_EQ(micro_batches(training({"--batch", "1", "--seq-len", "32", "--batch-tokens", "33554432"}), 1), 1 << 20);
 }
 
 TEST(Options, AWordThatIsLikeNoFlagGetsNoSuggestion) {
@@ -142,12 +245,6 @@ TEST(Options, WhatGoesTogetherIsAccepted) {
         std::string said;
         EXPECT_EQ(parse(flags, &said), 0) << said;
     }
-}
-
-TrainOptions training(const std::vector<std::string>& flags) {
-    Command command;
-    EXPECT_FALSE(parse_command_line(flags, command));
-    return std::get<TrainOptions>(command);
 }
 
 TEST(Options, BytesOfAParameterFollowTheTypes) {
@@ -278,6 +375,126 @@ TEST(Options, AResumedRunTakesEveryFlagThatItsPlaceAllows) {
     EXPECT_EQ(axes.threads, 3);
     EXPECT_EQ(resumed({"--zero", "0"}, {.same_ranks = true, .gpu = true}, 2).shard_size, 0);
     EXPECT_EQ(training({"--pp-threads", "2"}).kept_flags.at("pp"), "2") << "mpirun -n 2 resumes as a pipeline";
+}
+
+// The same flags on one command line are the oracle.
+TEST(Options, AResumedRunHasTheFlagsThatOneCommandLineWouldHaveGivenIt) {
+    const auto settled = [](const std::vector<std::string>& flags) {
+        TrainOptions o;
+        const CommandTable table = command_table(o);
+        ParsedFlags found;
+        EXPECT_FALSE(parse_flags(flags, {&table, 1}, found)) << testing::PrintToString(flags);
+        settle(o, flags, table, found);
+        return o;
+    };
+    const std::vector<std::string> all = {"--lr=5e-3",
+                                          "--lr=0.02",
+                                          "--warmup=3",
+                                          "--steps=70",
+                                          "--steps=900",
+                                          "--lr-schedule=wsd",
+                                          "--cooldown=4",
+                                          "--min-lr=1e-5",
+                                          "--no-overlap",
+                                          "--no-overlap=false",
+                                          "--batch-tokens=4M",
+                                          "--batch-tokens=8192",
+                                          "--batch=3",
+                                          "--grad-accum=2",
+                                          "--dtype=bf16",
+                                          "--grad-dtype=fp32",
+                                          "--zero=2",
+                                          "--zero=3",
+                                          "--collectives=direct",
+                                          "--pp-cut=3,5",
+                                          "--fp8-skip-blocks=1,2",
+                                          "--wandb=true",
+                                          "--wandb-name=-1",
+                                          "--prompt=a b",
+                                          "--out=o",
+                                          "--train-data=/x,/y",
+                                          "--seed=7",
+                                          "--threads=2",
+                                          "--device=cpu",
+                                          "--spike-z=0",
+                                          "--axis-order=dp,tp,cp,pp",
+                                          "--init-from=m",
+                                          "--overwrite",
+                                          "--data-order=sequential",
+                                          "--pp-gather=window:4"};
+    uint64_t state = 1;
+    for (int n = 0; n < 60; ++n) {
+        std::vector<std::string> first, second;
+        for (const std::string& flag : all) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            if (state >> 62 == 0) first.push_back(flag);
+            if (state >> 62 == 1) second.push_back(flag);
+        }
+        for (std::vector<std::string>* flags : {&first, &second})  // only wsd has a cooldown
+            flags->insert(flags->begin(), "--lr-schedule=wsd");
+        const TrainOptions saved = settled(first);
+        TrainOptions resumed = settled(second);
+        std::vector<std::string> whole = second;
+        for (const auto& [name, value] : saved.kept_flags)
+            if (!resumed.given.count(name) && !value.empty()) whole.push_back("--" + name + "=" + value);
+        const TrainOptions want = settled(whole);
+        adopt_flags(resumed, saved.kept_flags, {.same_ranks = true, .gpu = true});
+        EXPECT_EQ(resumed.values, want.values) << testing::PrintToString(whole);
+        EXPECT_EQ(resumed.kept_flags, want.kept_flags) << testing::PrintToString(whole);
+        EXPECT_EQ(resumed.lr, want.lr);
+        EXPECT_EQ(resumed.warmup, want.warmup);
+        EXPECT_EQ(resumed.min_lr, want.min_lr);
+        EXPECT_EQ(resumed.no_overlap, want.no_overlap);
+        EXPECT_EQ(resumed.pp_cut, want.pp_cut);
+        EXPECT_EQ(resumed.axis_order, want.axis_order);
+        EXPECT_EQ(resumed.fp8.skip_last, want.fp8.skip_last);
+    }
+}
+
+TEST(Options, AFlagOfACheckpointThatItsRowRefusesIsNamed) {
+    for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
+             {"steps", "many"}, {"zero", "9"}, {"no-overlap", "perhaps"}, {"dtype", "fp31"}}) {
+        TrainOptions o = training({});
+        try {
+            adopt_flags(o, {{name, value}}, {});
+            ADD_FAILURE() << name;
+        } catch (const Error& error) {
+            EXPECT_EQ(std::string(error.what()).rfind("the checkpoint's --" + name + ": ", 0), 0u) << error.what();
+        }
+    }
+}
+
+TEST(Options, EveryFlagOfTrainingHasASectionOfTheConfigFile) {
+    TrainOptions o;
+    for (const OptionRow& row : command_table(o).rows) EXPECT_FALSE(row.section.empty()) << row.flag;
+}
+
+TEST(Options, WordsOfOtherTrainersAreAnsweredWithOurs) {
+    for (const auto& [word, ours] : std::vector<std::pair<const char*, const char*>>{{"--eval-steps", "--val-every"},
+                                                                                     {"--num-gpus", "mpirun -n N"},
+                                                                                     {"--bs", "--batch"},
+                                                                                     {"--dry-run", "--print-config"},
+                                                                                     {"--fp16", "--dtype fp16"},
+                                                                                     {"--temp", "--temperature"},
+                                                                                     {"--greedy", "--temperature 0"}}) {
+        std::string said;
+        EXPECT_EQ(parse({word}, &said), 2);
+        EXPECT_NE(said.find(std::string("did you mean ") + ours), std::string::npos) << said;
+    }
+    std::string said;
+    EXPECT_EQ(parse({"--steps", "1k"}, &said), 2);
+    EXPECT_NE(said.find("nearest valid value: 1000"), std::string::npos) << said;
+}
+
+TEST(Options, HelpOfACommandNamesTheCommandInItsUsageLine) {
+    for (const auto& [words, usage] : std::vector<std::pair<std::vector<const char*>, const char*>>{
+             {{"--help"}, "Usage: train_llama [OPTIONS]"},
+             {{"plan", "--help"}, "Usage: train_llama plan [OPTIONS]"},
+             {{"generate", "--help"}, "Usage: train_llama generate [OPTIONS]"}}) {
+        testing::internal::CaptureStdout();
+        EXPECT_EQ(parse(words), 0);
+        EXPECT_NE(testing::internal::GetCapturedStdout().find(usage), std::string::npos) << usage;
+    }
 }
 
 TEST(Options, APipelinesChoicesAreParsedOnce) {

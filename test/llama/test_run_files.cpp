@@ -7,14 +7,17 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
+#include "llama/report/console.h"
 #include "llama/train/run_lock.h"
 #include "llama/train/run_status.h"
 #include "test/llama/helpers.h"
@@ -157,6 +160,21 @@ TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
         ASSERT_EQ(won, 1) << "round " << round;
     }
     munmap(shared, 4096);
+    RunLock::pretend(Pretend::nothing);
+}
+
+// A start that was killed while it replaced a dead owner's file left its claim.
+TEST(RunLock, AClaimThatWasLeftDelaysTheNextStartOnly) {
+    TempFolder folder;
+    RunLock::pretend(Pretend::no_flock);
+    const pid_t dead = fork();
+    if (dead == 0) _exit(0);
+    waitpid(dead, nullptr, 0);
+    write_file_atomically(folder.path + "/run.lock.owner",
+                          format("pid %d on host %s since then\n", int(dead), host_name().c_str()));
+    fs::create_hard_link(folder.path + "/run.lock.owner", folder.path + "/run.lock.owner.tmp-dead");
+    EXPECT_EQ(refusal_of_lock(folder.path), "");
+    EXPECT_FALSE(fs::exists(folder.path + "/run.lock.owner.tmp-dead"));
     RunLock::pretend(Pretend::nothing);
 }
 
@@ -408,6 +426,79 @@ TEST(FileFaults, PassingErrorsOfANetworkFileSystemAreTriedAgain) {
     }
     const FaultScope armed(Faults(0, "file.read:0:*:eio"));
     EXPECT_THROW(read_file(path), Error);
+}
+
+// In a container every start has the same process id.
+TEST(AtomicFile, WhatAProcessOfTheSameIdLeftIsNotInTheWay) {
+    TempFolder folder;
+    for (int i = 0; i < 300; ++i) std::ofstream(folder / format("a.tmp-%d-%d", int(getpid()), i)) << "half";
+    write_file_atomically(folder / "a", "whole");
+    EXPECT_EQ(read_file(folder / "a"), "whole");
+}
+
+TEST(AtomicFile, TemporaryFilesOfKilledProcessesGoAndThoseInUseStay) {
+    TempFolder folder;
+    const pid_t child = child_that([&] {
+        auto* file = new AtomicFile(folder / "model.safetensors");
+        file->append("x", 1);
+    });
+    for (const char* left : {"a.tmp-12-3", "run_status.json.tmp-2", "b.tmp-0123456789abcdef"})
+        std::ofstream(folder / left) << "half";
+    fs::create_symlink("/dev/zero", folder / "c.tmp-4");
+    for (const char* stays : {"a", "notes.tmp-draft", "x.tmp-", ".tmp-step_000000001-ab"})
+        std::ofstream(folder / stays) << "whole";
+    remove_left_temporaries(folder.path);
+    const std::vector<std::string> names = names_in(folder.path);
+    ASSERT_EQ(names.size(), 5u);
+    EXPECT_EQ(names[0], ".tmp-step_000000001-ab");
+    EXPECT_EQ(names[2].rfind("model.safetensors.tmp-", 0), 0u) << "the child writes it";
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    remove_left_temporaries(folder.path);
+    EXPECT_EQ(names_in(folder.path),
+              (std::vector<std::string>{".tmp-step_000000001-ab", "a", "notes.tmp-draft", "x.tmp-"}));
+}
+
+// ---- standard output ----
+
+TEST(Console, APipeThatNobodyReadsHoldsNothingUp) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    std::string text;
+    std::atomic<size_t> taken = 0;
+    std::thread reader;
+    {
+        Console console(ends[1]);
+        const std::string line(99, 'x');
+        for (int i = 0; i < 20000; ++i) console.line(line);  // 2 MB, and the pipe takes 64 KiB
+        reader = std::thread([&] {
+            char piece[4096];
+            for (ssize_t n; (n = read(ends[0], piece, sizeof piece)) > 0;)
+                text.append(piece, size_t(n)), taken = text.size();
+        });
+        while (taken < 8192) usleep(1000);  // there is room again
+        for (int i = 0; i < 3; ++i) console.line(line);
+    }
+    close(ends[1]);
+    reader.join();
+    close(ends[0]);
+    const size_t at = text.find("lines are left out: standard output was not read)\n");
+    ASSERT_NE(at, std::string::npos);
+    EXPECT_GT(text.size(), Console::kMost);
+    for (size_t i = 99; i < Console::kMost / 2; i += 100) ASSERT_EQ(text[i], '\n') << "whole lines in order";
+}
+
+TEST(Console, AReaderWhoHasGoneIsNoError) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const auto handler = std::signal(SIGPIPE, SIG_IGN);
+    close(ends[0]);
+    {
+        Console console(ends[1]);
+        for (int i = 0; i < 1000; ++i) console.line("x");
+    }
+    std::signal(SIGPIPE, handler);
+    close(ends[1]);
 }
 
 }  // namespace

@@ -70,6 +70,54 @@ TEST_F(ShardSumsTest, AnyChangedByteIsFound) {
     }
 }
 
+// prepare.py gives each data set the same names. Each file is that of its folder; a folder that was renamed is
+// known by its place; manifests that have neither are still read.
+TEST_F(ShardSumsTest, SetsWithShardsOfOneName) {
+    std::vector<std::string> paths;
+    for (const char* set : {"one", "two"}) {
+        fs::create_directory(path(set));
+        fs::copy_file(path(set[0] == 'o' ? "a.bin" : "b.bin"), path(set) + "/s.bin");
+        paths.push_back(path(set) + "/s.bin");
+    }
+    const auto sums_of = [](const std::vector<std::string>& files) {
+        ShardSums sums(files);
+        sums.start();
+        for (int i = 0; i < 1000 && sums.known().size() < files.size(); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return sums.known();
+    };
+    const auto difference = [](const std::vector<std::string>& files, const std::vector<ShardSum>& recorded) {
+        Process process;
+        std::string text;
+        process.run([&] {
+            ShardSums sums(files);
+            text = sums.compare(recorded, {}, process);
+            if (text.empty()) {
+                EXPECT_EQ(sums.known().size(), files.size());
+            }
+            return 0;
+        });
+        return text;
+    };
+    std::vector<ShardSum> sums = sums_of(paths);
+    ASSERT_EQ(sums.size(), 2u);
+    EXPECT_NE(sums[0].sum, sums[1].sum);
+    std::vector<ShardSum> old = sums;
+    for (ShardSum& s : sums) s.changed -= 1;  // each is read
+    for (ShardSum& s : old) s.changed -= 1, s.place = -1, s.folder = s.given = "";
+    EXPECT_EQ(difference(paths, sums), "");
+    EXPECT_EQ(difference({paths[1], paths[0]}, sums), "") << "by folder, in another order";
+    EXPECT_EQ(difference(paths, old), "");
+    fs::rename(path("one"), path("renamed"));
+    const std::vector<std::string> renamed = {path("renamed") + "/s.bin", paths[1]};
+    EXPECT_EQ(difference(renamed, sums), "");
+    fs::remove_all(path("renamed"));
+    fs::create_directory(path("renamed"));
+    fs::copy_file(path("c.bin"), path("renamed") + "/s.bin");
+    EXPECT_NE(difference(renamed, sums).find("renamed/s.bin has the same size but other contents"), std::string::npos);
+    EXPECT_NE(difference(renamed, old).find("other contents"), std::string::npos);
+}
+
 TEST_F(ShardSumsTest, WhatIsUnchangedIsNotReadAgain) {
     std::vector<ShardSum> sums = all_sums();
     sums[0].sum ^= 1;  // would be found if the file were read

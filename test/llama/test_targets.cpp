@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kTokens = 4000, kT = 16;
+constexpr int64_t kTokens = 4000, kRowTokens = 16;
 
 class Targets : public testing::Test {
    protected:
@@ -31,7 +31,7 @@ class Targets : public testing::Test {
         marks_.resize(kTokens);
         // Stretches of one window's length: with none, few, or all tokens targets.
         for (int64_t i = 0; i < kTokens; ++i) {
-            const int64_t kind = (i / kT * 7) % 5;
+            const int64_t kind = (i / kRowTokens * 7) % 5;
             marks_[size_t(i)] = kind < 2 ? 0 : kind == 4 ? 1 : random() % 8 == 0;
         }
         write("tokens.bin", 1, 0);
@@ -61,7 +61,7 @@ class Targets : public testing::Test {
                                         "--kv-heads",   "1",
                                         "--ffn",        "24",
                                         "--head-dim",   "8",
-                                        "--seq-len",    std::to_string(kT),
+                                        "--seq-len",    std::to_string(kRowTokens),
                                         "--steps",      "8",
                                         "--val-every",  "0",
                                         "--threads",    "1",
@@ -142,10 +142,10 @@ TEST_F(Targets, AStepCountsThoseOfAllItsSamplesBeforehand) {
     const TrainOptions o = options(2, 3);
     Health health(o, process);
     Trainer t(o, process, health);
-    std::vector<int32_t> in(6 * kT), out(6 * kT);
+    std::vector<int32_t> in(6 * kRowTokens), out(6 * kRowTokens);
     for (int64_t step = 1; step <= 5; ++step) {
         t.sources.train->batch((step - 1) * 6, 6, in.data(), out.data());
-        const int64_t want = 6 * kT - std::count(out.begin(), out.end(), kIgnoreTarget);
+        const int64_t want = 6 * kRowTokens - std::count(out.begin(), out.end(), kIgnoreTarget);
         EXPECT_EQ(t.batches->targets_of(step), want);
         begin_step(t, step);
         EXPECT_EQ(t.grad_scale(), 1.0f / float(want));

@@ -72,6 +72,47 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Golden,
                          testing::Values("gpt2", "llama3", "smollm2", "llama2", "metaspace", "sentencepiece"),
                          [](const auto& info) { return std::string(info.param); });
 
+Json with_added_tokens(const std::string& kind) {
+    Json json = kind == "metaspace" ? llama2_as_metaspace() : golden(kind);
+    int32_t next = int32_t(load(json).vocab_size());
+    const Json all = golden("added");
+    for (const Json& t : all["tokens"])
+        json["added_tokens"].push_back(
+            {{"id", next++}, {"content", t[0]}, {"normalized", t[1]}, {"special", t[2]}, {"lstrip", false}});
+    return json;
+}
+
+class AddedTokens : public testing::TestWithParam<const char*> {};
+
+TEST_P(AddedTokens, AreFoundWhereTheReferenceFindsThem) {
+    const Json all = golden("added");
+    const Json &strings = all["strings"], &expected = all[GetParam()]["encoded"];
+    const Tokenizer t = load(with_added_tokens(GetParam()));
+    ASSERT_EQ(strings.size(), expected.size());
+    for (size_t i = 0; i < strings.size(); ++i) {
+        const std::string text = strings[i];
+        EXPECT_EQ(t.encode(text), expected[i][0].get<Ids>()) << text;
+        EXPECT_EQ(t.encode(text, /*allow_special=*/true), expected[i][1].get<Ids>()) << text;
+    }
+}
+INSTANTIATE_TEST_SUITE_P(Kinds, AddedTokens, testing::Values("gpt2", "llama3", "llama2", "metaspace"),
+                         [](const auto& info) { return std::string(info.param); });
+
+class DrawnIds : public testing::TestWithParam<const char*> {};
+
+TEST_P(DrawnIds, DecodeToTheReferencesText) {
+    const std::string kind = GetParam();
+    const Tokenizer t = kind == "sentencepiece" ? golden_tokenizer(kind) : load(with_added_tokens(kind));
+    const Json all = golden("added");
+    for (const Json& c : all[kind]["decoded"]) {
+        const Ids ids = c[0];
+        EXPECT_EQ(t.decode(ids), c[1].get<std::string>()) << c[0];
+        EXPECT_EQ(t.decode(ids, /*skip_special=*/true), c[2].get<std::string>()) << c[0];
+    }
+}
+INSTANTIATE_TEST_SUITE_P(Kinds, DrawnIds, testing::Values("gpt2", "llama3", "llama2", "metaspace", "sentencepiece"),
+                         [](const auto& info) { return std::string(info.param); });
+
 TEST(Tokenizer, KindsAreRecognised) {
     EXPECT_EQ(load(golden("gpt2")).pre_tokenizer(), PreTokenizer::kGpt2);
     EXPECT_EQ(load(golden("llama3")).pre_tokenizer(), PreTokenizer::kLlama3);
@@ -257,6 +298,13 @@ TEST(Tokenizer, UnknownKindsAreRefusedByName) {
 TEST(Tokenizer, DamagedFilesAreRefusedByName) {
     refused(
         "gpt2", [](Json& j) { j["added_tokens"][0]["content"] = ""; }, "1 to 512 bytes");
+    refused(
+        "llama2",
+        [](Json& j) {
+            j["added_tokens"].push_back({{"id", 900}, {"content", " <q"}, {"normalized", true}});
+            j["added_tokens"].push_back({{"id", 901}, {"content", "\u2581<q"}, {"normalized", true}});
+        },
+        "whose text after normalising is another's");
     refused(
         "gpt2", [](Json& j) { j["added_tokens"][0]["id"] = 5; }, "has id 0 in the vocabulary and 5");
     refused(

@@ -104,15 +104,17 @@ def check_model(reader, config, rope):
         ("llama.attention.layer_norm_rms_epsilon", config["rms_norm_eps"]),
     ):
         assert numpy.float32(value(reader, key)) == numpy.float32(expected), (key, value(reader, key), expected)
-    if rope.get("rope_type") in ("linear", "yarn"):
-        assert value(reader, "llama.rope.scaling.type") == rope["rope_type"]
+    if rope.get("rope_type") == "linear":
+        assert value(reader, "llama.rope.scaling.type") == "linear"
         assert value(reader, "llama.rope.scaling.factor") == rope["factor"]
 
 
 def check_tensors(reader, folder, config, rope, dtype):
     weights = stored(folder)
     found = {t.name: t for t in reader.tensors}
-    names = {new_name(n) for n in weights} | ({"rope_freqs.weight"} if rope.get("rope_type") == "llama3" else set())
+    names = {new_name(n) for n in weights}
+    if rope.get("rope_type") in ("llama3", "yarn"):
+        names.add("rope_freqs.weight")
     assert set(found) == names, set(found) ^ names
     for name, w in weights.items():
         t = found[new_name(name)]

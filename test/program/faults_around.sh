@@ -9,6 +9,7 @@ case_commands() {
   start h1 --after-save "$save"
   check "commands: --after-save: the run is as undisturbed" as_undisturbed h1
   check "commands: --after-save: sees each checkpoint, without the launcher's variables" test "$(saw h1)" = "2 none 4 none 6 none 8 none "
+  check "commands: --after-save: printed before it runs" says "^hook     --after-save runs: echo"
   check "commands: --after-save: no mark is left" test -z "$(marks h1)" -a "$(steps_of h1)" = "6 8"
   FAULT=checkpoint.renamed:0:2:kill start h2 --no-background-save --after-save "$save"
   check "commands: killed between save and command: marked" test "$(marks h2)" = 4
@@ -31,6 +32,7 @@ case_commands() {
   check "commands: --before-resume fails: said" says "the command of --before-resume ended with exit code 5, and .* has no checkpoint"
   resume h4 --before-resume 'cp -r $RINGZERO_OUT/remote $RINGZERO_CHECKPOINT'
   check "commands: --before-resume brings checkpoints: the same weights" as_undisturbed h4
+  check "commands: --before-resume: printed before it runs" says "^hook     --before-resume runs: cp -r"
   resume h4 --before-resume 'exit 5'
   check "commands: --before-resume fails and checkpoints are there: continues" test $rc = 0
   start h5 --after-save "$save" --save-every 0
@@ -230,15 +232,16 @@ case_odd_paths() {
 # Two supervisors, and the death of what lies between mpirun and the ranks.
 case_two_supervisors() {
   local job before proxy
-  FAULT=step:*:*:sleep=0.5 dev/run/supervise.sh --backoff 0 -- mpirun -n 3 "$program" --out "$work/u1" "${train[@]}" > "$work/log.first" 2>&1 &
+  by 3
+  FAULT=step:*:*:sleep=0.5 dev/run/supervise.sh --backoff 0 -- "${by[@]}" --out "$work/u1" "${train[@]}" > "$work/log.first" 2>&1 &
   job=$!
   wait_for_step u1 3
   before=$(cat "$work/u1/supervise.lock"; ls "$work/u1")
-  dev/run/supervise.sh -- mpirun -n 3 "$program" --out "$work/u1" "${train[@]}" > "$work/log" 2>&1
+  dev/run/supervise.sh -- "${by[@]}" --out "$work/u1" "${train[@]}" > "$work/log" 2>&1
   rc=$?
   check "two_supervisors: the second is refused" test $rc = 2
   check "two_supervisors: and has touched nothing" test "$before" = "$(cat "$work/u1/supervise.lock"; ls "$work/u1")"
-  proxy=$(pgrep -P "$(pgrep -P $job mpirun)" hydra_pmi_proxy)
+  if [ "$launcher" = ranks ]; then proxy=$(pgrep -P $job -f -- "--ranks 3"); else proxy=$(pgrep -P "$(pgrep -P $job mpirun)" hydra_pmi_proxy); fi
   kill -KILL "$proxy"
   wait $job
   rc=$?
@@ -291,7 +294,8 @@ PY
   check "nan_weights: a rate that blows the weights up, without --out: exit code 72" test $rc = 72
 }
 
-# The run directories of jobs that were killed are removed by a later one; those with a reason after a day.
+# The run directories of jobs that were killed are removed by a later one; those with a reason after a day. A job that has
+# said its reason leaves none.
 case_left_folders() {
   export TMPDIR=$work/tmp
   mkdir "$TMPDIR"
@@ -300,7 +304,9 @@ case_left_folders() {
   check "left_folders: a killed job leaves one" test "$(left)" = 1
   mv "$TMPDIR"/ringzero-* "$TMPDIR/ringzero-killed"
   FAULT=step:1:2:error start t2 --save-every 0
-  mv "$(dirname "$(ls "$TMPDIR"/ringzero-??????/failure.txt)")" "$TMPDIR/ringzero-reason"
+  check "left_folders: a job that fails in words leaves none" test "$(left)" = 1 -a $rc = 70
+  mkdir "$TMPDIR/ringzero-reason"
+  touch "$TMPDIR/ringzero-reason/failure.txt" "$TMPDIR/ringzero-reason/alive"
   start t3 --save-every 0
   check "left_folders: young ones stay" test "$(left)" = 2
   find "$TMPDIR" -exec touch -d '2 hours ago' {} +
@@ -337,7 +343,8 @@ supervised() {  # supervised OUT FLAGS... -- MORE ARGS: exit code in rc
   shift
   while [ "$1" != -- ]; do flags+=("$1"); shift; done
   shift
-  timeout 120 dev/run/supervise.sh --backoff 0 "${flags[@]}" -- mpirun -n 3 "$program" --out "$work/$out" "${train[@]}" \
+  by 3
+  timeout 120 dev/run/supervise.sh --backoff 0 "${flags[@]}" -- "${by[@]}" --out "$work/$out" "${train[@]}" \
     --no-background-save "$@" > "$work/log" 2>&1
   rc=$?
 }
@@ -359,7 +366,7 @@ case_supervisor() {
   check "supervisor: --requeue restart continues" as_undisturbed s4
   supervised s5 -- --batch 4x
   check "supervisor: a wrong command line is not tried again" test $rc = 2
-  FAULT=step:*:*:sleep=0.2 dev/run/supervise.sh -- mpirun -n 3 "$program" --out "$work/s6" "${train[@]}" > "$work/log" 2>&1 &
+  FAULT=step:*:*:sleep=0.2 dev/run/supervise.sh -- "${by[@]}" --out "$work/s6" "${train[@]}" > "$work/log" 2>&1 &
   local job=$!
   wait_for_step s6 3
   kill -TERM $job
@@ -408,7 +415,8 @@ exec "${@:3}"
 END
   hung() {  # hung FOLDER TIMES FLAGS...
     mkdir "$work/$1"
-    timeout 300 dev/run/supervise.sh --backoff 0 "${@:3}" -- bash "$work/launcher" "$work/$1" "$2" mpirun -n 3 "$program" --out "$work/$1/out" "${train[@]}" \
+    by 3
+    timeout 300 dev/run/supervise.sh --backoff 0 "${@:3}" -- bash "$work/launcher" "$work/$1" "$2" "${by[@]}" --out "$work/$1/out" "${train[@]}" \
       > "$work/log" 2>&1
     rc=$?
   }
@@ -499,7 +507,8 @@ case_elastic() {
   elastic() {  # elastic OUT FLAGS...: ranks there are in the file $work/there
     local out=$1
     shift
-    timeout 200 dev/run/supervise.sh --backoff 0 --ranks "cat $work/there" "$@" -- mpirun -n "{ranks}" "$program" --out "$work/$out" \
+    by "{ranks}"
+    timeout 200 dev/run/supervise.sh --backoff 0 --ranks "cat $work/there" "$@" -- "${by[@]}" --out "$work/$out" \
       "${train[@]}" --batch 3 --steps 24 > "$work/log" 2>&1
     rc=$?
   }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The plan beside the ledger: `train_llama plan` and a run of the same flags, for a set of runs in which every pair of settings
-occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; what the plan refuses, the run refuses.
+occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; what the plan refuses, the run refuses, both with 2.
 
   test/program/plan_grid.py PROGRAM                                   the CPU, all pairs at 1 to 4 ranks
   test/program/plan_grid.py PROGRAM --most-ranks 8                    at 1 to 8 ranks, and with more flags
@@ -134,19 +134,23 @@ def pairs_of(row, bits):
     return pairs
 
 
-def covering_rows(seed, cuda, settings):
-    """Rows in which every pair that a sensible row can have occurs, found greedily."""
-    rng = random.Random(seed)
-    pool, bits = [], {}
+def drawn_rows(rng, cuda, settings):
+    """Sensible rows, one after the other."""
     even = [n for n in settings["ranks"] if int(n) % 2 == 0]
-    while len(pool) < 20000:
+    while True:
         row = {name: rng.choice(values) for name, values in settings.items()}
         if cuda:  # a pipeline of GPUs sends over NCCL, which the emulator's ranks do not
             row.update({"pp": "", "pp-schedule": "", "pp-gather": ""})
         elif int(row["pp"] or 1) > 1 or rng.random() < 0.2:
             row.update({"pp": "2", "ranks": rng.choice(even), "recompute": "", "grad-accum": rng.choice("26")})
         if sensible(row):
-            pool.append((row, pairs_of(row, bits)))
+            yield row
+
+
+def covering_rows(seed, cuda, settings):
+    """Rows in which every pair that a sensible row can have occurs, found greedily."""
+    rng, bits = random.Random(seed), {}
+    pool = [(row, pairs_of(row, bits)) for row in itertools.islice(drawn_rows(rng, cuda, settings), 20000)]
     missing = (1 << len(bits)) - 1
     rows = []
     while missing:
@@ -204,16 +208,15 @@ class Grid:
             out,
         ]
         done = subprocess.run(command + self.common + flags_of(row), capture_output=True, text=True)
-        if done.returncode == 2:
-            raise SystemExit(f"plan_grid.py: {' '.join(command + self.common + flags_of(row))}\n{done.stderr}")
-        return json.loads(done.stdout) if done.returncode == 0 else None, done.stderr
+        return json.loads(done.stdout) if done.returncode == 0 else None, (done.returncode, done.stderr)
 
     def run(self, row, out):
         command = ["mpirun", "-n", row["ranks"]] if row["ranks"] != "1" else []
         command += [self.options.cuda or self.options.program, "--device", "cuda" if self.cuda else "cpu", "--out", out]
         done = subprocess.run(command + self.common + flags_of(row), capture_output=True, text=True, timeout=900)
         ranks = os.path.join(out, "ranks.json")
-        return json.load(open(ranks)) if done.returncode == 0 and os.path.exists(ranks) else None, done.stderr
+        made = done.returncode == 0 and os.path.exists(ranks)
+        return json.load(open(ranks)) if made else None, (done.returncode, done.stderr)
 
     def compare(self, row):
         """What differs, by rank and kind; peak of the largest rank; what was refused."""
@@ -222,15 +225,10 @@ class Grid:
         plan, why_plan = self.plan(row, out)
         run, why_run = self.run(row, out)
         if plan is None or run is None:
-            if plan is None and run is None:
-                return [], 0, why_plan.strip().splitlines()[-1] if why_plan.strip() else "refused"
-            return (
-                [
-                    f"plan: {why_plan.strip()[-300:] if plan is None else 'made'}; run: {why_run.strip()[-300:] if run is None else 'made'}"
-                ],
-                0,
-                "",
-            )
+            (plan_code, plan_said), (run_code, run_said) = why_plan, why_run
+            if plan is None and run is None and plan_code == run_code == 2:
+                return [], 0, plan_said.strip().splitlines()[-1] if plan_said.strip() else "refused"
+            return [f"plan: {plan_code} {plan_said.strip()[-300:]}; run: {run_code} {run_said.strip()[-300:]}"], 0, ""
         wrong = []
         for planned, real in zip(plan["planned_ranks"], run, strict=True):
             for kind in KINDS:

@@ -2,22 +2,24 @@
 # Every fault of the matrix, against the real program under mpirun: what it must survive, what it must say, and that the next
 # start ends with the weights of a run without faults. test/README.md lists the cases. Ends with "N passed, N failed".
 #
-#   test/program/test_faults.sh ./train_llama [--quick] [--only NAME]     --quick: those that `make test` runs
+#   test/program/test_faults.sh ./train_llama [--quick] [--only NAME] [--launcher ranks]     --quick: those that `make test` runs
+#   --launcher ranks: train_llama --ranks N in place of mpirun -n N
 # shellcheck disable=SC2010,SC2125  # names of our own making; the stars of a fault's address are meant literally
 set -uo pipefail
 program=$(realpath "$1")
 shift
-quick='' only=''
+quick='' only='' launcher=mpirun
 while [ $# -gt 0 ]; do
   case $1 in
     --quick) quick=1 ;;
     --only) only=$2; shift ;;
-    *) echo "usage: test/program/test_faults.sh PROGRAM [--quick] [--only NAME]"; exit 2 ;;
+    --launcher) launcher=$2; shift ;;
+    *) echo "usage: test/program/test_faults.sh PROGRAM [--quick] [--only NAME] [--launcher mpirun|ranks]"; exit 2 ;;
   esac
   shift
 done
 cd "$(dirname "$0")/../.." || exit
-if ! command -v mpirun > /dev/null || ! ldd "$program" | grep libmpi > /dev/null; then
+if [ "$launcher" = mpirun ] && ! { command -v mpirun && ldd "$program" | grep libmpi; } > /dev/null; then
   echo "0 passed, 0 failed, 1 skipped (no MPI here)"
   exit 0
 fi
@@ -31,10 +33,12 @@ says() { grep -qE -- "$1" "$work/log"; }
 shape=(--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 --seq-len 32)
 train=("${shape[@]}" --data "$work/data" --val-every 0 --val-tokens 256 --steps 8 --save-every 2 --timeout 60)
 rc=0
+by() { if [ "$launcher" = ranks ]; then by=("$program" --ranks "$1"); else by=(mpirun -n "$1" "$program"); fi; }  # by RANKS: sets ${by[@]}
 run() {  # run RANKS OUT ARGS...   with FAULT from the environment; output in the log, exit code in rc
   local ranks=$1 out=$2
   shift 2
-  timeout -s KILL 120 mpirun -n "$ranks" "$program" --out "$work/$out" "$@" > "$work/log" 2>&1
+  by "$ranks"
+  timeout -s KILL 120 "${by[@]}" --out "$work/$out" "$@" > "$work/log" 2>&1
   rc=$?
 }
 start() { local out=$1; shift; run 3 "$out" "${train[@]}" "$@"; }
@@ -174,7 +178,7 @@ case_leftovers() {
 
 can_mount() { unshare -m true 2> /dev/null && unshare -m mount -t tmpfs none /mnt 2> /dev/null; }
 case_disk_full() {
-  FAULT=file.write:1:60:enospc,checkpoint.fsync:2:4:eio start c07
+  FAULT=file.write:1:40:enospc,checkpoint.fsync:2:4:eio start c07
   check "disk_full: the run continues" as_undisturbed c07
   check "disk_full: loud, counted" says "could not be saved \(1 failed so far\): .*(No space left|Input/output)"
   check "disk_full: the next save works" test "$(steps_of c07)" = "6 8"
@@ -185,8 +189,9 @@ case_disk_full() {
   check "disk_full: never any room: nothing half written" test -z "$(steps_of c07b)" -a -z "$(ls -A "$work/c07b/checkpoints")"
   can_mount || { skip "disk_full: on a full tmpfs: may not mount here"; return; }
   mkdir "$work/small"
+  by 3
   unshare -m bash -c "
-    mount -t tmpfs -o size=1700k none '$work/small' && timeout 60 mpirun -n 3 '$program' ${train[*]} --out '$work/small/run' > '$work/log' 2>&1
+    mount -t tmpfs -o size=1700k none '$work/small' && timeout 60 ${by[*]} ${train[*]} --out '$work/small/run' > '$work/log' 2>&1
     echo \$? > '$work/small.rc'; ls '$work/small/run/checkpoints' > '$work/small.list'; sha256sum < '$work/small/run/final/model.safetensors' > '$work/small.hash'"
   check "disk_full: small tmpfs: ends well" test "$(cat "$work/small.rc")" = 0
   check "disk_full: small tmpfs: says what is needed and free" says "could not be saved .* are needed, .* are free"
@@ -231,10 +236,11 @@ case_file_size_limit() {
 # ---- signals, deaths, hangs --------------------------------------------------------------------------------------
 
 case_sigterm_to_mpirun() {
-  FAULT=step:*:*:sleep=0.2 timeout 60 mpirun -n 3 "$program" "${train[@]}" --out "$work/c11" > "$work/log" 2>&1 &
+  by 3
+  FAULT=step:*:*:sleep=0.2 timeout 60 "${by[@]}" "${train[@]}" --out "$work/c11" > "$work/log" 2>&1 &
   local job=$!
   wait_for_step c11 3
-  pkill -TERM -P $job mpirun
+  pkill -TERM -P $job
   wait $job
   rc=$?
   # The launcher's own code: 75 where it outlives the ranks, else what it makes of the signal. The run's is in run_status.
@@ -261,6 +267,7 @@ case_sigterm_in_save() {
   check "sigterm_in_save: same weights" as_undisturbed c13
 }
 case_ctrl_c() {
+  by 3
   # The save that the first one asks for is slow, so that the second comes in the middle of it.
   FAULT=step:*:*:sleep=0.1,checkpoint.shard.done:0:4+:sleep=3 "$program" "${train[@]}" --batch 3 --steps 100 --save-every 50 \
     --out "$work/c14" > "$work/log" 2>&1 &
@@ -277,10 +284,10 @@ case_ctrl_c() {
   check "ctrl_c: two SIGINT: the last checkpoint is whole" test "$(steps_of c14)" = 50
   run 1 c14 --data "$work/data" --device cpu --resume auto --steps 52 --allow-lr-jump
   check "ctrl_c: two SIGINT: it resumes" test $rc = 0
-  FAULT=step:*:*:sleep=0.2 timeout 60 mpirun -n 3 "$program" "${train[@]}" --steps 100 --out "$work/c14m" > "$work/log" 2>&1 &
+  FAULT=step:*:*:sleep=0.2 timeout 60 "${by[@]}" "${train[@]}" --steps 100 --out "$work/c14m" > "$work/log" 2>&1 &
   job=$!
   wait_for_step c14m 2
-  pkill -INT -P $job mpirun
+  pkill -INT -P $job
   wait $job
   rc=$?
   check "ctrl_c: one SIGINT to mpirun: exit code 75" test $rc = 75
@@ -630,7 +637,8 @@ case_out_of_memory() {
   check "out_of_memory: no partial checkpoint" test ! -e "$work/c39/checkpoints"
 }
 case_second_run() {
-  FAULT=step:*:*:sleep=1 timeout 60 mpirun -n 3 "$program" "${train[@]}" --out "$work/c40" > "$work/log.first" 2>&1 &
+  by 3
+  FAULT=step:*:*:sleep=1 timeout 60 "${by[@]}" "${train[@]}" --out "$work/c40" > "$work/log.first" 2>&1 &
   local job=$!
   wait_for_step c40 2
   run 3 c40 --data "$work/data" --device cpu --resume auto

@@ -93,9 +93,35 @@ EOF
   check "each line is the next turn" turns
   check "a system message reaches the template, whose refusal is told" exits 2 "refuses these messages: be brief" "could not be applied" -- \
     generate --from "$work/chat" --threads 1 --chat --system "be brief" --prompt a
+  # Only the program itself, where others may write: what lies beside it, or where it is started, is not run.
+  alone() {
+    mkdir -p "$work/open/bin" "$work/open/data_prep" "$work/open/share/ringzero"
+    cp "$program" "$work/open/bin/"
+    for file in chat_prompt chat_template jinja2 json; do echo "open('$work/ran', 'w')" > "$work/open/data_prep/$file.py"; done
+    cp "$work/open/data_prep/"* "$work/open/bin/"
+    ln -s ../../data_prep "$work/open/share/ringzero/data_prep"
+    chmod -R a+w "$work/open"
+    local model; model=$(realpath "$work/chat")
+    (cd "$work/open/bin" && test "$(./"$(basename "$program")" generate --from "$model" --threads 1 --temperature 0 --chat --prompt "the cat" 2> "$work/log")" = " sat on the hill.") && test ! -e "$work/ran"
+  }
+  check "chat: the program alone, in a folder that others may write" alone
+  others() {  # a python3 that another user could have put there
+    mkdir -p "$work/path" && chmod a+w "$work/path"
+    printf '#!/bin/sh\ntouch %s\n' "$work/ran" > "$work/path/python3" && chmod a+x "$work/path/python3"
+    ! PATH=$work/path "$program" generate --from "$work/chat" --threads 1 --chat --prompt a > "$work/log" 2>&1 && says "other users can change $work/path/python3" && test ! -e "$work/ran"
+  }
+  check "chat: nor a python3 of others" others
 else
   skip "--chat: no jinja2 here"
 fi
+printf 'a\000b\033[2Jc' > "$work/controls"
+piped() { "$program" generate --from $model --threads 1 --temperature 0 --max-tokens 1 --prompt-file "$work/controls" 2> "$work/log" | cat > "$work/text" && head -c 8 "$work/text" | cmp - "$work/controls"; }
+check "output: into a pipe text is written as it is" piped
+shown() {  # on a terminal
+  python3 -c 'import pty, sys; pty.spawn(sys.argv[1:])' "$program" generate --from $model --threads 1 --temperature 0 --max-tokens 1 --prompt-file "$work/controls" > "$work/log" < /dev/null 2>&1
+  says 'a\x00b\x1b[2Jc' && ! grep -q "$(printf '\033')" "$work/log"
+}
+check "output: on a terminal control characters are shown" shown
 check "--chat needs a template" exits 2 "has no chat template" -- generate --from $model --threads 1 --chat --prompt a
 check "--chat and --raw-prompt contradict each other" exits 2 "give one" -- generate --from $model --chat --raw-prompt --prompt a
 check "--system is a chat's" exits 2 "nearest: --chat" -- generate --from $model --system x --prompt a
@@ -110,7 +136,7 @@ echo '{"dim": 32}' > "$work/base/original/params.json"
 echo words > "$work/base/original/deep/notes"
 echo '{}' > "$work/base/other/config.json"  # another model's folder
 dd if=/dev/zero of="$work/base/vocabulary.dat" bs=1M count=65 status=none
-check "fine-tuning" exits 0 "lr 5e-05 is the default with --init-from" -- "${fine[@]}" --steps 4 --save-every 2 --out "$work/fine"
+check "fine-tuning" exits 0 "lr 5e-05 is the default with --init-from" "vocabulary.dat is left out: it has more than 64.0 MiB" -- "${fine[@]}" --steps 4 --save-every 2 --out "$work/fine"
 for folder in final checkpoints/step_000000002; do
   for name in chat_template.jinja special_tokens_map.json LICENSE; do
     check "$folder has $name" cmp -s "$work/base/$name" "$work/fine/$folder/$name"
@@ -121,11 +147,11 @@ check "resumed" exits 0 "resumed" "changed  --threads 2, was 1" -- --out "$work/
 check "still has them" test -e "$work/fine/final/chat_template.jinja"
 check "and the fine-tuning rate" test "$(json "$work/fine/checkpoints/step_000000006/manifest.json" 'value["flags"]["lr"]')" = 5e-05
 check "export carries them" exits 0 -- export --from "$work/fine" --to "$work/exported"
-for name in original/params.json original/deep/notes vocabulary.dat; do
-  check "folders and large files too: $name" cmp "$work/base/$name" "$work/exported/$name"
+for name in original/params.json original/deep/notes; do
+  check "folders too: $name" cmp "$work/base/$name" "$work/exported/$name"
 done
 check "but no other model's" test ! -e "$work/exported/other"
-rm -r "$work/exported/original" "$work/exported/vocabulary.dat" "$work"/base/{original,other,vocabulary.dat}
+rm -r "$work/exported/original" "$work"/base/{original,other,vocabulary.dat}
 check "chat template" test -e "$work/exported/chat_template.jinja"
 cp "$work/exported/model.safetensors" "$work/exported/model-00001-of-00002.safetensors"
 echo '{"weight_map": {}}' > "$work/exported/model.safetensors.index.json"
@@ -288,10 +314,6 @@ rm -r "$work"/branch/checkpoints/step_0000000{15,16} "$work/branch/final"
 check "a branch resumes as any run" exits 0 "step 16/16" -- --out "$work/branch" --resume auto --device cpu --threads 1
 check "with the same rates" test "$(rates branch)" = "$(cat "$work/whole")"
 check "no such step" exits 2 "--branch 7" "it has: 10, 20" -- --resume "$work/run" --branch 7 --out "$work/none"
-
-# ---- every wrong flag and file of the table in dev/results/first-faults.md ----
-faults() { timeout 300 python3 dev/run/first_faults.py "$program" --check > "$work/log" 2>&1; }
-check "first faults: each is refused in its words" faults
 
 # ---- the memory that is said before a run is the memory at its peak ----
 memory() {  # memory OUT   the first table's total in the log, and ranks.json: at least the peak, and within 2 %

@@ -21,7 +21,7 @@ run_says() {  # run_says CODE TEXT... -- COMMAND...
 
 # ---- one machine, several machines ----
 config=llama/configs/124m.toml
-check "one machine: the command" run_says 0 "dev/run/supervise.sh -- mpirun -n 3 ./train_llama --config $config --zero 1 --out runs/124m" -- \
+check "one machine: the command" run_says 0 "dev/run/supervise.sh -- ./train_llama --ranks 3 --config $config --zero 1 --out runs/124m" -- \
   env CUDA_VISIBLE_DEVICES= PATH="/usr/bin:/bin" dev/launch/one_machine.sh --ranks 3 --dry-run -- --config $config --zero 1
 check "one machine: --out is needed" run_says 2 "give --out FOLDER" -- dev/launch/one_machine.sh --dry-run -- --steps 3
 check "one machine: no flags" run_says 2 "one_machine.sh [--ranks N]" -- dev/launch/one_machine.sh --dry-run
@@ -42,8 +42,8 @@ check "hosts: nobody" run_says 2 "names no host" -- dev/launch/hosts.sh /dev/nul
 mkdir -p "$work/bin"
 cat > "$work/bin/srun" << 'END'
 #!/usr/bin/env bash
-[ "$1" = --mpi=pmi2 ] || { echo "srun: $1"; exit 1; }
-shift
+echo "srun $*"
+while [[ $1 == -* ]]; do shift; done
 exec "$@"
 END
 printf '#!/usr/bin/env bash\necho "$@" > "%s/requeued"\n' "$work" > "$work/bin/scontrol"
@@ -53,6 +53,9 @@ small=(--data "$work/data" --device cpu --dim 32 --layers 1 --heads 2 --kv-heads
 slurm=(env PATH="$work/bin:$PATH" SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1 bash dev/launch/slurm.sbatch)
 check "Slurm: a run that finishes" run_says 0 "supervise.sh ended with 0" -- "${slurm[@]}" "${small[@]}" --steps 3 --out "$work/slurm"
 check "Slurm: it is not requeued" test ! -e "$work/requeued"
+check "Slurm: with MPI's plugin" says "srun --mpi=pmi2 ./train_llama"
+check "Slurm: in a container" run_says 0 "srun --mpi=none --kill-on-bad-exit=1 --container-image=some.sqsh --container-mounts=$PWD:$PWD" -- \
+  env IMAGE=some.sqsh "${slurm[@]}" "${small[@]}" --steps 3 --out "$work/image"
 stopped() {  # TERM to the batch script, as --signal=B:TERM sends it
   : > "$work/log"  # an earlier run's steps are not this one's
   "${slurm[@]}" "${small[@]}" --steps 1000000 --out "$work/stopped" > "$work/log" 2>&1 &
@@ -67,8 +70,20 @@ check "Slurm: directives" bash -c "[ \$(grep -c '^#SBATCH --[a-z-]*=\?' dev/laun
 
 # ---- what launchers say of a process: in the environment, and by a hostfile ----
 unlaunched=(env -u PMI_RANK -u PMI_SIZE -u PMI_FD -u SLURM_PROCID)
-check "srun without an MPI plugin is refused" run_says 70 "Slurm started 4 tasks without an MPI plugin" "srun --mpi=pmi2" -- \
-  "${unlaunched[@]}" SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 "$program" "${small[@]}" --steps 1
+tasks() {  # two tasks of srun --mpi=none
+  local r pids=() code=0
+  for r in 0 1; do
+    "${unlaunched[@]}" SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=node7 SLURM_JOB_ID=$((RANDOM + $$)) RINGZERO_PORT="$1" \
+      "$program" "${small[@]}" --steps 1 --timeout 20 &
+    pids+=($!)
+  done
+  for r in "${pids[@]}"; do wait "$r" || code=$?; done
+  return $code
+}
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+export RINGZERO_TOKEN=0123456789abcdef
+check "two tasks of srun without an MPI plugin find each other" run_says 0 "2 ranks" -- tasks "$port"
+unset RINGZERO_TOKEN
 check "srun of one task is one process" run_says 0 "1 rank," -- \
   "${unlaunched[@]}" SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4 "$program" "${small[@]}" --steps 1
 if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
@@ -155,7 +170,7 @@ fi
 prefix=$work/prefix
 check "install" run_says 0 "$prefix/bin/train_llama" -- dev/build/install.sh "$program" "$prefix"
 check "install: the program runs" run_says 0 "llama3.1-405b" -- "$prefix/bin/train_llama" --presets
-check "install: so does what --chat runs" test -r "$prefix/share/ringzero/data_prep/chat_prompt.py"
+check "install: so does data_prep" test -r "$prefix/share/ringzero/data_prep/chat_prompt.py"
 check "install: it says its version" run_says 0 "ringzero " ", commit " -- "$prefix/bin/train_llama" --version
 check "install: recipes lie beside it" test -r "$prefix/share/ringzero/configs/124m.toml"
 manual() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What goes wrong on GPUs, on the emulator with its model of NCCL: a fault of a device, a call of NCCL that never returns, a job
-# that is stopped for longer than the deadline, a disk that is slower than it. And stages as threads, each on a GPU of its own.
+# that is stopped for longer than the deadline, a disk that is slower than it. And ranks without MPI, each on a GPU of its own.
 # Ends with "N passed, N failed, N skipped".
 #
 #   test/program/test_nccl.sh ./train_llama_simt
@@ -93,25 +93,29 @@ FAULT=wire:1:7:flip run mpirun -n 2 "$simt" "${toy[@]}" --steps 4 --zero 2 --tra
 check "--check-wire over NCCL: a flipped bit: exit code 73" test $rc = 73
 check "--check-wire over NCCL: ranks and operation are named" says "from rank 0 to rank 1 in [a-z_]+ #[0-9]+ of group "
 
-# Stages as threads of one process, each on a GPU of its own: the bits of processes.
+# Ranks that the program starts itself, each on a GPU of its own: the bits of mpirun's. NCCL's identifier goes over TCP.
 lab=("${toy[@]}" --layers 4 --head untied --grad-accum 4 --steps 2 --timeout 20)
 for layout in "2" "4 --tp 2"; do
   read -r gpus axes <<< "$layout"
   # shellcheck disable=SC2086
-  run mpirun -n "$gpus" "$simt" "${lab[@]}" --pp 2 $axes --transport nccl --out "$work/processes$gpus"
+  run mpirun -n "$gpus" "$simt" "${lab[@]}" --pp 2 $axes --transport nccl --out "$work/mpi$gpus"
   # shellcheck disable=SC2086
-  SIMT_DEVICES=$gpus run "$simt" "${lab[@]}" --pp-threads 2 $axes --out "$work/threads$gpus"
-  check "two stages as threads on $gpus GPUs" test $rc = 0
-  check "  the same bits" cmp "$work/processes$gpus/final/model.safetensors" "$work/threads$gpus/final/model.safetensors"
+  SIMT_DEVICES=$gpus run "$simt" "${lab[@]}" --pp-threads 2 $axes --out "$work/own$gpus"
+  check "two stages without MPI on $gpus GPUs" test $rc = 0
+  check "  the same bits" cmp "$work/mpi$gpus/final/model.safetensors" "$work/own$gpus/final/model.safetensors"
 done
-SIMT_DEVICES=2 run "$simt" "${lab[@]}" --pp-threads 3 --out "$work/three"
-check "  refused where they are more than the GPUs" says "each of 3 ranks needs a GPU of its own, there are 2"
-check "  the nearest" says "nearest: --pp-threads 2, --device cpu"
-SIMT_DEVICES=2 FAULT=step:1:2:error run "$simt" "${lab[@]}" --pp-threads 2 --out "$work/broken"
+run mpirun -n 2 "$simt" "${lab[@]}" --zero 2 --transport mpi --out "$work/staged_mpi"
+run "$simt" "${lab[@]}" --zero 2 --transport tcp --ranks 2 --out "$work/staged_tcp"
+check "  two ranks that share a GPU, through memory of the host" test $rc = 0
+check "  the same bits" cmp "$work/staged_mpi/final/model.safetensors" "$work/staged_tcp/final/model.safetensors"
+SIMT_DEVICES=2 run "$simt" "${lab[@]}" --ranks 3 --out "$work/three"
+check "  refused where they are more than the GPUs" says "3 ranks on host .*, but 2 GPUs are visible"
+check "  the nearest" says "start 2 ranks per host, or share the GPU on purpose \(slow\) with .*transport tcp"
+SIMT_DEVICES=2 FAULT=step:1:2:error run "$simt" "${lab[@]}" --ranks 2 --out "$work/broken"
 check "  an error of one ends all: exit code 70" test $rc = 70
-SIMT_DEVICES=2 SIMT_FAULT=150 run "$simt" "${lab[@]}" --pp-threads 2 --out "$work/faulted"
+SIMT_DEVICES=2 SIMT_FAULT=150 SIMT_FAULT_RANK=1 run "$simt" "${lab[@]}" --ranks 2 --out "$work/faulted"
 check "  a fault of a device: exit code 70" test $rc = 70
-SIMT_DEVICES=2 SIMT_NCCL_HANG=1 run "$simt" "${lab[@]}" --timeout 3 --pp-threads 2 --out "$work/hung"
+SIMT_DEVICES=2 SIMT_NCCL_HANG=1 run "$simt" "${lab[@]}" --timeout 3 --ranks 2 --out "$work/hung"
 check "  a call of NCCL that never returns: exit code 71" test $rc = 71
 
 # The whole job is stopped for longer than the deadline, and continues.

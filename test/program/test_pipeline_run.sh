@@ -37,8 +37,8 @@ for layout in "2 --pp 2" "3 --pp 3 --pp-schedule 1f1b" "4 --pp 2 --zero 3"; do
   case $layout in 4*) ;; *) check "  the same text" test "$(text)" = "$want" ;; esac  # dp 2 trains on other micro-batches
 done
 
-# ---- one process, its stages as threads
-check "three stages as threads" run threads 1 --pp-threads 3 --pp-schedule zb-v "${shape[@]}" "${update[@]}" --save-every 2
+# ---- --pp-threads starts its own ranks
+check "three stages of --pp-threads" run threads 1 --pp-threads 3 --pp-schedule zb-v "${shape[@]}" "${update[@]}" --save-every 2
 check "  a pipeline" says "pipeline zb-v: 6 stages on 3 ranks"
 check "  the same bits as one rank" run whole1 1 "${shape[@]}" "${update[@]}"
 check "  in the weights" same threads whole1
@@ -46,9 +46,9 @@ rm -rf "$work/threads/final"
 check "  resumed by mpirun" run threads 2 --pp 2 --resume 2
 check "  to the same bits" same threads whole1
 FAULT=step:1:2:error run broken 1 --pp-threads 2 "${shape[@]}" "${update[@]}"
-check "  an error of one thread ends all" test $rc = 70
-check "  refused where each has no GPU of its own" eval '! run gpus 1 --pp-threads 64 --device cuda "${shape[@]}" && says "nearest: .*--device cpu"'
-check "  refused under mpirun" eval '! run both 2 --pp-threads 2 "${shape[@]}" && says "in one of 2 processes"'
+check "  an error of one rank ends all" test $rc = 70
+check "  refused where there is no GPU" eval '! run gpus 1 --pp-threads 2 --device cuda "${shape[@]}" && says "device cuda"'
+check "  refused under an mpirun of others" eval '! run both 4 --pp-threads 2 "${shape[@]}" && says "in one of 4 processes"'
 
 # ---- weights to start from, written by a run without a pipeline
 check "--init-from on one rank" run further 1 --init-from "$work/one/final" "${update[@]}"

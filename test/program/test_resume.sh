@@ -81,6 +81,10 @@ check "a fixed loss scale that overflows ends the run" bash -c "FAULT=gradient:0
 wide=(--preset bytes --dim 128 --layers 2 --heads 4 --kv-heads 2 --ffn 128 --head-dim 32 --device cpu)
 for recipe in tensor block mx; do
   launch 1 "${wide[@]}" "${train[@]}" --batch 4 --steps 8 --dtype bf16 --fp8 $recipe --save-every 4 --out "$work/$recipe"
+  # Items of lengths that no fp8 product takes.
+  check "fp8 $recipe evaluates" launch 1 "${wide[@]}" "${train[@]}" --batch 4 --seq-len 64 --batch-tokens 256 --steps 1 --dtype bf16 \
+    --fp8 $recipe --eval-every 1 --eval-tasks piqa --eval-data test/golden/eval --eval-limit 3
+  check "and says the result" says "evaluation: piqa acc"
   cut_at $recipe ${recipe}cut 4
   check "fp8 $recipe resumes" launch 1 --device cpu --out "$work/${recipe}cut" --resume auto
   check "same fp8 $recipe weights" test "$(weights ${recipe}cut)" = "$(weights $recipe)"

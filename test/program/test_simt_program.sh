@@ -125,6 +125,10 @@ PY
     refused "blocks on Blackwell" "needs compute capability 9.0, this is 10.0"
     "$simt" $blocks --fp8 mx --device cuda > "$work/log" 2>&1
     refused "mx on Hopper" "needs compute capability 10.0, this is 9.0"
+    SIMT_CUBLASLT=120805 "$simt" $blocks --fp8 block --device cuda > "$work/log" 2>&1
+    refused "blocks with an older library" "needs cuBLASLt 12.9 or newer; the cuBLASLt found is 12.8"
+    SIMT_CUBLASLT=120400 SIMT_ARCH=100 "$simt" $blocks --fp8 mx --device cuda > "$work/log" 2>&1
+    refused "mx with an older library" "needs cuBLASLt 12.8 or newer; the cuBLASLt found is 12.4"
   fi
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --out "$work/launches" > "$work/log" 2>&1
   "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1

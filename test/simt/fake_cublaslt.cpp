@@ -9,6 +9,7 @@
 
 #include <cublasLt.h>
 
+#include "test/simt/fake_device.h"
 #include "test/simt/runtime.h"
 #include "test/simt/streams.h"
 
@@ -43,6 +44,16 @@ struct Algo {
 };
 constexpr uint32_t kMagic = 0x4c54616c;
 constexpr int kAlgorithms = 4;
+
+// The version that is played: SIMT_CUBLASLT in the environment, 120400 for 12.4. Modes of scales came with 12.8, those
+// of tiles with 12.9; older headers have no names for them.
+size_t version() { return simt::number_from("SIMT_CUBLASLT", 130100); }
+constexpr int32_t kScalar = 0, kMx = 2, kRows = 4, kSquares = 5;
+#if CUBLAS_VERSION >= 120900
+static_assert(kScalar == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F && kMx == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 &&
+              kRows == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F &&
+              kSquares == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+#endif
 static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t));
 static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t));
 static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
@@ -151,23 +162,23 @@ struct Call {
 // Of element (i, 128 k) of an operand of so many rows, each K long: a scale for each row, rows side by side, or for
 // each 128 rows, k side by side in fours.
 float tile_scale(const float* scales, int32_t mode, int64_t rows, int64_t K, int64_t i, int64_t k) {
-    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0) {  // tiles of 128 x 4, in each 4 bytes of row i + 32 j beside
+    if (mode == kMx) {  // tiles of 128 x 4, in each 4 bytes of row i + 32 j beside
         const int64_t tile = i / 128 * ((K + 127) / 128) + k / 4;
         const uint8_t code =
             reinterpret_cast<const uint8_t*>(scales)[tile * 512 + i % 32 * 16 + i % 128 / 32 * 4 + k % 4];
         return code == 255 ? __uint_as_float(0x7fc00000u) : std::ldexp(1.0f, code - 127);
     }
-    if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F) return scales[k * rows + i];
+    if (mode == kRows) return scales[k * rows + i];
     return scales[i / 128 * ((K / 128 + 3) / 4 * 4) + k];
 }
 
 void run(const Call& x) {
     const int64_t M = int64_t(x.d.rows), N = int64_t(x.d.cols), K = int64_t(x.desc.trans_a ? x.a.rows : x.a.cols);
-    const bool tiles = x.desc.mode_a != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    const bool tiles = x.desc.mode_a != kScalar;
     const float scale = tiles ? 1 : (x.desc.scale_a ? *x.desc.scale_a : 1) * (x.desc.scale_b ? *x.desc.scale_b : 1);
     const float alpha = (x.alpha_device ? *static_cast<const float*>(x.alpha_device) : x.alpha) * scale;
     const float beta = x.beta_device ? *static_cast<const float*>(x.beta_device) : x.beta;
-    const bool mx = x.desc.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+    const bool mx = x.desc.mode_a == kMx;
     const int64_t slice = mx ? 32 : tiles ? 128 : (K + x.slices - 1) / x.slices;
     std::vector<float> a, b, sum, part;
     a.resize(size_t(K)), b.resize(size_t(K * N)), sum.resize(size_t(N)), part.resize(size_t(N));
@@ -221,17 +232,13 @@ cublasStatus_t check_fp8(const Call& x, uint64_t M, uint64_t K) {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
     if (10 * major + minor < 89) return CUBLAS_STATUS_NOT_SUPPORTED;
-    constexpr int32_t kScalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
-                      kRows = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
-                      kSquares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
-                      kMx = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
     const int32_t a = x.desc.mode_a, b = x.desc.mode_b;
     if (a == kMx || b == kMx) {  // from Blackwell on, both sides
         if (major < 10 || a != b || K % 32 || M % 16 || x.desc.fast_accumulation) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (!x.desc.scale_a || !x.desc.scale_b) return CUBLAS_STATUS_INVALID_VALUE;
     } else if (a != kScalar ||
                b != kScalar) {  // tiles: Hopper's, never squares on both sides, whole tiles, no fast sums
-        if (major != 9 || (a != kRows && a != kSquares) || (b != kRows && b != kSquares))
+        if (version() < 120900 || major != 9 || (a != kRows && a != kSquares) || (b != kRows && b != kSquares))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (a == kSquares && b == kSquares) return CUBLAS_STATUS_NOT_SUPPORTED;
         if (K % 128 || M % 8 || x.d.cols % 8 || x.desc.fast_accumulation) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -276,7 +283,7 @@ Algo algorithm(uint32_t i, const Layout& d) { return {kMagic, i + 1, i ? d.rows 
 
 extern "C" {
 
-size_t CUBLASWINAPI cublasLtGetVersion() { return 130100; }
+size_t CUBLASWINAPI cublasLtGetVersion() { return version(); }
 size_t CUBLASWINAPI cublasLtGetCudartVersion() { return CUDART_VERSION; }
 const char* CUBLASWINAPI cublasLtGetStatusName(cublasStatus_t s) {
     return s == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
@@ -374,10 +381,12 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t 
             return set(x.scale_c);
         case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER:
             return set(x.scale_d);
+#if CUBLAS_VERSION >= 120800
         case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
-            return set(x.mode_a);
+            return version() < 120800 ? CUBLAS_STATUS_INVALID_VALUE : set(x.mode_a);
         case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
-            return set(x.mode_b);
+            return version() < 120800 ? CUBLAS_STATUS_INVALID_VALUE : set(x.mode_b);
+#endif
         case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
             return set(x.fast_accumulation);
         default:

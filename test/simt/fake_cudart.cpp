@@ -11,8 +11,9 @@
 // Every call at which the host waits for the device, or at which a driver may make it wait, is a line in the file
 // SIMT_WAITS. SIMT_STREAMS=now in the environment turns queueing off.
 //
-// SIMT_FAULT=N (in the process of rank SIMT_FAULT_RANK, by PMI_RANK, if given) makes the N-th piece of work of the
-// device an illegal address. As on a device the error stays: nothing runs any more and every call returns it.
+// SIMT_FAULT=N (in the process of rank SIMT_FAULT_RANK, by PMI_RANK or RINGZERO_RANK, if given) makes the N-th piece of
+// work of the device an illegal address. As on a device the error stays: nothing runs any more and every call returns
+// it.
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -141,7 +142,7 @@ cudaError_t fault = cudaSuccess;  // stays
 bool faulted() {
     static const size_t at = [] {
         const char* rank = getenv("SIMT_FAULT_RANK");
-        const char* own = getenv("PMI_RANK");
+        const char* own = getenv("PMI_RANK") ? getenv("PMI_RANK") : getenv("RINGZERO_RANK");
         return rank && (!own || strcmp(rank, own) != 0) ? 0 : number_from("SIMT_FAULT", 0);
     }();
     static size_t work = 0;

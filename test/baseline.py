@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""An earlier commit beside this tree, on this machine: what the two programs do must be equal, but for what is listed.
+
+    test/baseline.py BASE NEW                        (make test-baseline BASE=fd65b2a builds both and calls it)
+    test/baseline.py BASE NEW --parts help,plan      some parts only
+    test/baseline.py BASE NEW --table FILE           every row and whether it is equal
+
+BASE and NEW are source trees with build/cpu/train_llama and build/cpu/libringzero.a.
+
+    bits      weights, optimizer files, loss, grad_norm, lr, data_hash of the layouts of test/bits.sh
+    config    config.toml of those runs
+    ops       ordered ops of 300 rows of plan_grid.py on the planned device, of CPU and CUDA (test/op_trace.cpp)
+    plan      `plan --json` of 150 rows
+    refusals  the commands of test/program/refusals.txt: exit code and text
+    help      --help of the program and of each subcommand, --presets
+    ptx       PTX of every kernel file, with symbols numbered in order; compiles all twice, so only where it is asked for
+
+Weights depend on the CPU, so nothing is stored: both programs run here. test/baseline_expected.txt names the differences
+that are meant: a pattern of "PART ROW", two spaces, the reason. One that matches nothing is an error of this list.
+"""
+
+import argparse
+import concurrent.futures
+import difflib
+import fnmatch
+import glob
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.insert(0, os.path.join(ROOT, "test", "program"))
+sys.dont_write_bytecode = True
+import plan_grid  # noqa: E402
+import test_refusals  # noqa: E402
+
+EXPECTED = os.path.join(ROOT, "test", "baseline_expected.txt")
+SUBCOMMANDS = ["", "generate", "eval", "export", "schedule", "plan"]
+
+
+def program_of(tree):
+    return os.path.join(tree, "build", "cpu", "train_llama")
+
+
+def changed_lines(row, old, new):
+    """A row for each line that only one of the two has, named by its flag or key."""
+    out = {row: ""}
+    for line in difflib.ndiff(old.splitlines(), new.splitlines()):
+        if line[:2] in ("- ", "+ "):
+            name = re.search(r"--[a-z0-9-]+|^[a-z0-9-]+(?= =)", line[2:])
+            out[f"{row} {name.group() if name else line[2:].strip()}"] = line
+    return out
+
+
+def compare(pairs):
+    """Row -> (old, new) to row -> how they differ; "" where they do not."""
+    return {
+        row: "" if old == new else f"- {str(old)[:400]}\n+ {str(new)[:400]}"
+        for row, (old, new) in sorted(pairs.items())
+    }
+
+
+def both(trees, work):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return list(pool.map(work, trees))
+
+
+def compare_help(trees, work):
+    texts = both(
+        trees,
+        lambda tree: {
+            " ".join(argv): subprocess.run([program_of(tree), *argv], capture_output=True, text=True, cwd=work).stdout
+            for argv in [*(([name] if name else []) + ["--help"] for name in SUBCOMMANDS), ["--presets"]]
+        },
+    )
+    out = {}
+    for row in texts[0]:
+        out.update(changed_lines(row, texts[0][row], texts[1][row]))
+    return out
+
+
+def compare_refusals(trees, work):
+    rows = [row for row in test_refusals.read_table() if isinstance(row, test_refusals.Row)]
+    rows = [row for row in rows if not row.command.startswith("prepare.py")]
+
+    def answers(tree):
+        folder = os.path.join(work, "refusals-" + str(trees.index(tree)))
+        os.mkdir(folder)
+        test_refusals.make_files(program_of(tree), folder)
+        return [test_refusals.run(program_of(tree), row, folder)[:2] for row in rows]
+
+    pairs = {}
+    for row, (old_code, old), (new_code, new) in zip(rows, *both(trees, answers), strict=True):
+        name = f"{row.ranks}x {row.command}"
+        if old_code != new_code:
+            name += f" {old_code}->{new_code}"
+        same_text = test_refusals.matches(old, new) or row.ranks > 1 and without_rank(old) == without_rank(new)
+        pairs[name] = ((old_code, "" if same_text else old), (new_code, "" if same_text else new))
+    return compare(pairs)
+
+
+def without_rank(text):
+    """Any of the ranks that find an error may be the one that prints it."""
+    return [re.sub(r"^rank \d+ of", "rank N of", line) for line in text]
+
+
+def grid_rows(count):
+    """Rows as plan_grid.py draws them, a half with its wider settings."""
+    wide = {**plan_grid.SETTINGS, **plan_grid.MORE_SETTINGS}
+    rows = [plan_grid.drawn_rows(random.Random(seed), False, s) for seed, s in ((1, plan_grid.SETTINGS), (2, wide))]
+    return [next(rows[k % 2]) for k in range(count)]
+
+
+def grid_of(work):
+    return plan_grid.Grid(argparse.Namespace(cuda="", capability="9.0", fp8=False, program=""), work)
+
+
+def compare_plan(trees, work):
+    grid, rows = grid_of(work), grid_rows(150)
+
+    def plans(tree):
+        out = []
+        for row in rows:
+            argv = [
+                program_of(tree),
+                "plan",
+                "--gpus",
+                row["ranks"],
+                "--gpu",
+                grid.machine,
+                "--json",
+                "-",
+                "--out",
+                "planned",
+            ]
+            done = subprocess.run(argv + grid.common + plan_grid.flags_of(row), capture_output=True, text=True)
+            plan = json.loads(done.stdout) if done.stdout.startswith("{") else {"refused": done.stderr}
+            plan.pop("commit", None)
+            plan.pop("version", None)
+            out.append(plan)
+        return out
+
+    old, new = both(trees, plans)
+    pairs = {f"{k} {row['ranks']}x {' '.join(plan_grid.flags_of(row))}": (old[k], new[k]) for k, row in enumerate(rows)}
+    pairs["at least half of the rows are plans"] = (True, sum("refused" not in plan for plan in new) >= len(rows) / 2)
+    return compare(pairs)
+
+
+def link_flags(tree):
+    """Of the CPU's program: what configure.sh found there, but for CUDA and NCCL."""
+    cflags, libs = [], []
+    for line in open(os.path.join(tree, "build", "config.mk")):
+        name, _, value = line.strip().partition(" := ")
+        if "CUDA" in name or "NCCL" in name:
+            continue
+        cflags += value.split() if name.endswith("_CFLAGS") else []
+        cflags += [f"-DRZ_{name}"] if name.startswith("HAVE_") and value else []
+        libs += value.split() if name.endswith("_LIBS") else []
+        libs += ["-lcrypto"] if name == "HAVE_CRYPTO" and value else []
+    return cflags, libs
+
+
+def compare_ops(trees, work):
+    grid, rows = grid_of(work), grid_rows(300)
+    lines = [" ".join([row["ranks"], *grid.common, "--out", "planned", *plan_grid.flags_of(row)]) for row in rows]
+
+    def traces(tree):
+        tool = os.path.join(work, "op_trace-" + str(trees.index(tree)))
+        cflags, libs = link_flags(tree)
+        source = os.path.join(ROOT, "test", "op_trace.cpp")
+        subprocess.run(
+            [
+                "g++",
+                "-std=c++20",
+                "-O1",
+                "-w",
+                "-fopenmp",
+                "-I",
+                tree,
+                *cflags,
+                source,
+                "-o",
+                tool,
+                os.path.join(tree, "build", "cpu", "libringzero.a"),
+                *libs,
+                "-pthread",
+            ],
+            check=True,
+        )
+        # A row that ends the tool must not hide those after it: they are given again.
+        out = []
+        while len(out) < len(lines):
+            done = subprocess.run([tool], input="\n".join(lines[len(out) :]) + "\n", capture_output=True, text=True)
+            out += done.stdout.splitlines()
+            if len(out) < len(lines):
+                out.append(f"ended with {done.returncode}")
+        return out
+
+    old, new = both(trees, traces)
+    traced = sum(1 for line in new if ":" in line.replace("refused:", ""))
+    pairs = {f"{k} {row['ranks']}x {' '.join(plan_grid.flags_of(row))}": (old[k], new[k]) for k, row in enumerate(rows)}
+    pairs["at least half of the rows have ops"] = (True, traced >= len(rows) / 2)
+    return compare(pairs)
+
+
+def ptx_of(tree, name):
+    """PTX for sm_90a without line information, symbols numbered in the order of their first use."""
+    argv = ["nvcc", "-ptx", "-std=c++20", "-O3", "-arch=sm_90a", "--expt-relaxed-constexpr", "-DRZ_CUDA", "-I.", name]
+    done = subprocess.run([*argv, "-o", "-"], capture_output=True, text=True, cwd=tree)
+    if done.returncode != 0:
+        return "not compiled: " + done.stderr[-300:]
+    lines = [line for line in done.stdout.splitlines() if not line.lstrip().startswith("//")]
+    numbers = {}
+    return re.sub(r"\b_[A-Z][\w$]*", lambda m: f"S{numbers.setdefault(m.group(), len(numbers))}", "\n".join(lines))
+
+
+def compare_ptx(trees, work):
+    if not shutil.which("nvcc"):
+        return "no nvcc here"
+    names = {os.path.relpath(p, t) for t in trees for p in glob.glob(t + "/kernels/**/*.cu", recursive=True)}
+    pairs = {}
+    for name in sorted(names):
+        old, new = both(trees, lambda tree, name=name: ptx_of(tree, name))
+        pairs[name] = tuple(hashlib.sha256(text.encode()).hexdigest() for text in (old, new))
+        pairs[name + " compiles"] = (True, not new.startswith("not compiled"))
+    return compare(pairs)
+
+
+def compare_bits(trees, work):
+    """test/bits.sh; its runs leave their config.toml for the part `config`."""
+    configs = os.path.join(work, "configs")
+    base, new = (os.path.dirname(program_of(tree)) for tree in trees)
+    argv = [os.path.join(ROOT, "test", "bits.sh"), base, new, "--cut-since", base, "--configs", configs]
+    names = subprocess.run([*argv, "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
+    names = [line.partition(":")[0] for line in names if ": cpu," in line]
+    # Halves side by side: runs of one thread, and of three ranks that wait most of the time.
+    halves = ["^(one|two)", "^(three|four)"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        said = "".join(
+            pool.map(
+                lambda only: subprocess.run([*argv, "--only", only], capture_output=True, text=True).stdout, halves
+            )
+        )
+    failed = {line[len("FAILED: ") :].split(":")[0] for line in said.splitlines() if line.startswith("FAILED: ")}
+    passed = sum(map(int, re.findall(r"^(\d+) passed", said, re.M)))
+    if passed + len(failed) != len(names):
+        raise SystemExit(f"bits.sh: {passed} passed and {len(failed)} failed of {len(names)}\n{said[-2000:]}")
+    return {name: "differs; see test/bits.sh" if name in failed else "" for name in names}
+
+
+def compare_config(trees, work):
+    out = {}
+    for old in sorted(glob.glob(os.path.join(work, "configs", "*.a.toml"))):
+        new = old[: -len("a.toml")] + "b.toml"
+        name = os.path.basename(old)[: -len(".a.toml")]
+        texts = [open(path).read() if os.path.exists(path) else "absent" for path in (old, new)]
+        # Folders of the two runs, and the commit that a heading names.
+        texts = [re.sub(r"/tmp/[^\"/]*/\d+/[ab]\b", "OUT", re.sub(r"(?m)^#.*\n", "", text)) for text in texts]
+        out.update(
+            changed_lines(name, re.sub(r"/tmp/tmp\.\w+", "TMP", texts[0]), re.sub(r"/tmp/tmp\.\w+", "TMP", texts[1]))
+        )
+    return out or "part bits was not run"
+
+
+PARTS = {
+    "help": compare_help,
+    "refusals": compare_refusals,
+    "plan": compare_plan,
+    "ops": compare_ops,
+    "ptx": compare_ptx,
+    "bits": compare_bits,
+    "config": compare_config,
+}
+
+
+def read_expected():
+    out = {}
+    if os.path.exists(EXPECTED):
+        for line in open(EXPECTED):
+            if line.strip() and not line.startswith("#"):
+                pattern, _, reason = line.rstrip("\n").partition("  ")
+                if not reason.strip():
+                    raise SystemExit(f"{EXPECTED}: no reason: {line}")
+                out[pattern] = reason.strip()
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base")
+    parser.add_argument("new")
+    parser.add_argument("--parts", default="help,refusals,plan,ops,bits,config", help="which, joined by commas")
+    parser.add_argument("--table", default="", help="file for all rows")
+    options = parser.parse_args()
+    trees = [os.path.realpath(options.base), os.path.realpath(options.new)]
+    expected, used, table = read_expected(), set(), []
+    passed = failed = skipped = meant = 0
+    with tempfile.TemporaryDirectory() as work:
+        os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+        for part in options.parts.split(","):
+            start = time.monotonic()
+            rows = PARTS[part](trees, work)
+            if isinstance(rows, str):
+                print(f"skipped: {part}: {rows}")
+                skipped += 1
+                continue
+            differ = {row: how for row, how in rows.items() if how}
+            for row, how in differ.items():
+                pattern = next((p for p in expected if fnmatch.fnmatchcase(f"{part} {row}", p)), None)
+                used.add(pattern)
+                meant += pattern is not None
+                failed += pattern is None
+                if pattern is None:
+                    print(f"FAILED: {part} {row}\n" + "\n".join("    " + line for line in how.splitlines()))
+                table.append((part, row, "differs: " + expected.get(pattern, "NOT EXPECTED")))
+            table += [(part, row, "equal") for row in rows if row not in differ]
+            passed += len(rows) - len(differ)
+            print(f"{part}: {len(rows)} rows, {len(differ)} differ, {time.monotonic() - start:.0f} s", flush=True)
+        for pattern in expected:
+            if pattern.partition(" ")[0] in options.parts.split(",") and pattern not in used:
+                print(f"FAILED: {os.path.basename(EXPECTED)}: nothing differs as this says: {pattern}")
+                failed += 1
+    if options.table:
+        with open(options.table, "w") as f:
+            f.writelines(f"{part}\t{row}\t{result}\n" for part, row, result in table)
+    print(f"{meant} differences are expected")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

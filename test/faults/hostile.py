@@ -1,0 +1,405 @@
+#!/usr/bin/env python3
+"""Folders and files that a stranger would publish: links, FIFOs, devices, depth, huge headers, escapes, templates that loop.
+
+    test/faults/hostile.py PROGRAM [--quick] [--only WORD] [--seconds S] [--no-strace]
+
+Each case is opened by every command that reads such a file. Asked of each start: exit code 2 or 70 with a message (0 where a
+command does not read what is hostile), at most 5 s of a core and 1 GiB, no control character on the screen, no byte of the
+files outside in what is printed or written, and by strace: nothing is executed but the program and Python, no file outside is
+opened, nothing is written outside of the case's folder. --quick: the first start of each case, without strace. Ends with "N passed, N failed, N skipped".
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import all_faults
+
+SECRET = "cafe0ddba11-SECRET"
+SEES = "open,openat,openat2,creat,execve,execveat,unlink,unlinkat,rename,renameat,renameat2,mkdir,mkdirat,symlink,symlinkat,link,linkat,truncate,connect"
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+GIB = 1 << 30
+
+
+def link_to(target):
+    def act(path):
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+
+    return act
+
+
+def fifo(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def folder(path):
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def text(content):
+    return lambda path: path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def sparse(size, begins=b"{"):
+    def act(path):
+        path.write_bytes(begins)
+        os.truncate(path, size)
+
+    return act
+
+
+def change(**fields):
+    """Of a JSON object."""
+
+    def act(path):
+        value = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**value, **fields}))
+
+    return act
+
+
+def header(content, length=None):
+    """Of a safetensors file."""
+    content = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return text(struct.pack("<Q", len(content) if length is None else length) + content)
+
+
+def tensor_called(name):
+    def act(path):
+        data = path.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        value = json.loads(data[8 : 8 + length])
+        value = {(name if key.endswith("norm.weight") else key): entry for key, entry in value.items()}
+        new = json.dumps(value).encode()
+        path.write_bytes(struct.pack("<Q", len(new)) + new + data[8 + length :])
+
+    return act
+
+
+def index(file):
+    def act(path):
+        (path.parent / "model.safetensors").unlink()
+        path.write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
+
+    return act
+
+
+def manifest_with(change_it):
+    """The manifest with its own checksum right again is not made here: a changed one is refused."""
+
+    def act(path):
+        value = json.loads(path.read_text())
+        change_it(value)
+        path.write_text(json.dumps(value))
+
+    return act
+
+
+def several(*acts):
+    def act(path):
+        for one in acts:
+            one(path)
+
+    return act
+
+
+DEEP, WIDE = "[" * 1_000_000, "[" + "[]," * 1_300_000 + "0]"
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}"
+
+# name, what the commands are, the file in the folder (*: none is named), what is done to it. OUT/: a folder with secrets beside the case's.
+MODEL = "generate export gguf tune eval".split()
+CASES = [
+    ("link_private_key", ["tune", "export", "generate"], "tokenizer_config.json", link_to("../outside/id_rsa")),
+    ("link_config", MODEL, "config.json", link_to("../outside/config.json")),
+    ("link_weights", MODEL, "model.safetensors", link_to("../outside/model.safetensors")),
+    ("link_tokenizer", MODEL, "tokenizer.json", link_to("../outside/tokenizer.json")),
+    ("link_generation", MODEL, "generation_config.json", link_to("../outside/id_rsa")),
+    ("link_absolute", ["tune", "export"], "README.md", link_to("/etc/passwd")),
+    ("link_folder", ["export", "tune"], "inner", link_to("../outside")),
+    ("link_dangling", MODEL, "tokenizer.json", link_to("nowhere")),
+    ("link_to_itself", MODEL, "config.json", link_to("config.json")),
+    ("link_zero", MODEL, "config.json", link_to("/dev/zero")),
+    ("link_zero_weights", MODEL, "model.safetensors", link_to("/dev/zero")),
+    ("link_memory", MODEL, "tokenizer.json", link_to("/proc/self/mem")),
+    ("fifo_config", MODEL, "config.json", fifo),
+    ("fifo_tokenizer", MODEL, "tokenizer.json", fifo),
+    ("fifo_weights", MODEL, "model.safetensors", fifo),
+    ("fifo_beside", ["tune", "export"], "notes.txt", fifo),
+    ("fifo_template", ["chat", "generate", "export"], "chat_template.jinja", fifo),
+    ("folder_config", MODEL, "tokenizer_config.json", folder),
+    ("huge_config", MODEL, "config.json", sparse(200 << 20)),
+    ("huge_tokenizer", MODEL, "tokenizer.json", sparse(8 << 30)),
+    ("huge_index", MODEL, "model.safetensors.index.json", several(index("x"), sparse(8 << 30))),
+    ("deep_config", MODEL, "config.json", text(DEEP)),
+    ("deep_tokenizer", MODEL, "tokenizer.json", text(DEEP)),
+    ("wide_config", MODEL, "config.json", text(WIDE[:3_900_000] + "0]")),
+    ("wide_tokenizer", ["generate", "export"], "tokenizer.json", text("[" + "[]," * 20_000_000 + "0]")),
+    ("config_of_2_62", MODEL, "config.json", change(hidden_size=1 << 62)),
+    ("config_of_terabytes", MODEL, "config.json", change(vocab_size=(1 << 31) - 8, hidden_size=1 << 16, num_attention_heads=1 << 10)),
+    ("header_of_2_63", MODEL, "model.safetensors", header({}, (1 << 63) - 1)),
+    ("header_of_zeros", MODEL, "model.safetensors", several(header({}, 99_000_000), lambda p: os.truncate(p, 8 << 30))),
+    ("header_wide", ["generate", "tune"], "model.safetensors", header(b'{"a":[' + b"[]," * 30_000_000 + b"0]}")),
+    ("tensor_escapes", MODEL, "model.safetensors", tensor_called("x" + ESCAPE + "\r\u009b31m\u202e")),
+    ("tensor_lines", ["generate"], "model.safetensors", tensor_called("x\n  run this: rm -rf ~")),
+    ("index_upwards", MODEL, "model.safetensors.index.json", index("../outside/model.safetensors")),
+    ("index_absolute", MODEL, "model.safetensors.index.json", index("/etc/passwd")),
+    ("index_escapes", MODEL, "model.safetensors.index.json", index("a" + ESCAPE)),
+    ("name_escapes", ["export", "tune"], "a" + ESCAPE + ".txt", link_to("../outside/id_rsa")),
+    ("key_escapes", MODEL, "config.json", text(json.dumps({"a" + ESCAPE: 1, "model_type": "x" + ESCAPE}).replace("\\u001b", "\x1b"))),
+    ("template_loops", ["chat"], "chat_template.jinja", text(LOOP)),
+    ("template_memory", ["chat"], "chat_template.jinja", text("{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}")),
+    ("template_output", ["chat"], "chat_template.jinja", text("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}")),
+    ("template_classes", ["chat"], "chat_template.jinja", text("{{ messages.__class__.__mro__[1].__subclasses__() }}")),
+    ("template_file", ["chat"], "chat_template.jinja", text("{% include '/etc/passwd' %}{% include '../outside/id_rsa' %}")),
+    ("template_says", ["chat"], "chat_template.jinja", text("{{ raise_exception('no" + ESCAPE + "') }}")),
+    ("template_huge", ["chat"], "chat_template.jinja", text("x" * (2 << 20))),
+    ("template_deep", ["chat"], "chat_template.jinja", text("{{ " + "(" * 100_000 + " }}")),
+    ("template_numbers", ["chat"], "chat_template.jinja", text("{{ 9 ** (9 ** 9) }}")),
+    ("config_commands", ["config"], "run.toml", text('after-save = "touch HERE"\nsave-every = 1\nout = "o"\n')),
+    ("config_before", ["config"], "run.toml", text('before-resume = "touch HERE"\nresume = "auto"\nout = "o"\n')),
+    ("config_fifo", ["config", "plan"], "run.toml", fifo),
+    ("config_zero", ["config", "plan"], "run.toml", link_to("/dev/zero")),
+    ("config_huge", ["config", "plan"], "run.toml", sparse(8 << 30, b"#")),
+    ("config_folder", ["config", "plan"], "run.toml", folder),
+    ("config_escapes", ["config", "plan"], "run.toml", text("step" + ESCAPE + " = 1\n")),
+    ("config_deep", ["config", "plan"], "run.toml", text("lr = " + "[" * 100_000 + "\n")),
+    ("machine_fifo", ["machine"], "gpu.toml", fifo),
+    ("machine_zero", ["machine"], "gpu.toml", link_to("/dev/zero")),
+    ("schedule_fifo", ["schedule"], "plan.csv", fifo),
+    ("schedule_zero", ["schedule"], "plan.csv", link_to("/dev/zero")),
+    ("prompt_fifo", ["prompt"], "prompt.txt", fifo),
+    ("prompt_huge", ["prompt"], "prompt.txt", sparse(8 << 30)),
+    ("data_upwards", ["data"], "dataset.json", lambda p: p.write_text(p.read_text().replace('"file": "', '"file": "../outside/'))),
+    ("data_huge", ["data"], "dataset.json", sparse(8 << 30)),
+    ("data_fifo", ["data"], "dataset.json", fifo),
+    ("manifest_link", ["resume"], "manifest.json", link_to("../../../outside/manifest.json")),
+    ("manifest_fifo", ["resume"], "manifest.json", fifo),
+    ("manifest_huge", ["resume"], "manifest.json", sparse(8 << 30)),
+    ("manifest_upwards", ["resume"], "manifest.json", manifest_with(lambda m: m["files"][0].update(path="../../../outside/id_rsa"))),
+    ("manifest_commands", ["resume"], "manifest.json", manifest_with(lambda m: m["flags"].update({"after-save": "touch HERE", "a" + ESCAPE: ESCAPE}))),
+    ("state_link", ["resume"], "model.safetensors", link_to("../../../outside/model.safetensors")),
+    ("state_fifo", ["resume"], "model.safetensors", fifo),
+]  # fmt: skip
+
+
+class Hostile:
+    def __init__(self, program, work, strace, seconds):
+        self.program, self.work, self.strace, self.seconds = program, pathlib.Path(work), strace, seconds
+        self.data = self.work / "data"
+        subprocess.run(all_faults.prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        self.run_folder = self.work / "run"
+        shape = [*all_faults.SHAPE, *"--device cpu --val-every 0 --val-tokens 64 --steps 1 --save-every 1".split()]
+        done = self.start([program, *shape, "--data", self.data, "--out", self.run_folder], self.work, trace=False)
+        if done["code"] != 0:
+            sys.exit(f"the undisturbed program ended with {done['code']}:\n{done['output']}")
+        self.step = next((self.run_folder / "checkpoints").glob("step_*")).relative_to(self.run_folder)
+
+    def start(self, command, place, trace=True):
+        log = self.work / "strace.log"
+        traced = ["strace", "-f", "-qq", "-s", "512", "-e", f"trace={SEES}", "-o", log] if trace and self.strace else []
+        env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT")}
+        env.update(OMP_NUM_THREADS="1", HOME=str(place), XDG_CACHE_HOME=str(place / "cache"))
+        began = time.monotonic()
+        with open(self.work / "output", "w+b") as output:
+            child = subprocess.Popen([str(c) for c in [*traced, *command]], env=env, cwd=place, stdin=subprocess.DEVNULL,
+                                     stdout=output, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+            usage = None
+            while usage is None and time.monotonic() - began < 12 * self.seconds:  # other work may have the cores
+                pid, status, found = os.wait4(child.pid, os.WNOHANG)
+                usage = found if pid else time.sleep(0.01)
+            if usage is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                _, status, usage = os.wait4(child.pid, 0)
+                code = "hang"
+            else:
+                code = os.waitstatus_to_exitcode(status)
+            child.returncode = 0
+            output.seek(0)
+            said = output.read(1 << 20)
+        return {
+            "code": code,
+            "output": said.decode(errors="surrogateescape"),
+            "seconds": 0 if traced else usage.ru_utime + usage.ru_stime,
+            "bytes": 0 if traced else usage.ru_maxrss << 10,
+            "seen": log.read_text(errors="replace") if traced else "",
+        }
+
+    def folder_of(self, command, place):
+        """A copy of what the command reads."""
+        to = place / "case"
+        if command == "resume":
+            shutil.copytree(self.run_folder, to)
+            return to, to / self.step
+        if command == "data":
+            shutil.copytree(self.data, to)
+        elif command in ("config", "plan", "machine", "schedule", "prompt"):
+            to.mkdir()
+        else:
+            shutil.copytree(self.run_folder / "final", to)
+        return to, to
+
+    def command(self, kind, to, file):
+        train = "--device cpu --threads 1 --seq-len 32 --batch 1 --steps 2 --val-every 0 --val-tokens 64".split()
+        shape = all_faults.SHAPE
+        generate = "--prompt def --max-tokens 2 --temperature 0 --threads 1 --device cpu".split()
+        return [self.program, *{
+            "generate": ["generate", "--from", to, *generate],
+            "chat": ["generate", "--chat", "--from", to, *generate],
+            "prompt": ["generate", "--from", self.run_folder / "final", *generate[2:], "--prompt-file", to / file],
+            "export": ["export", "--from", to, "--to", "made"],
+            "gguf": ["export", "--format", "gguf", "--from", to, "--to", "made.gguf"],
+            "eval": ["eval", "--from", to, "--tasks", "perplexity", "--device", "cpu", "--data", self.work / "eval"],
+            "tune": ["--init-from", to, "--data", self.data, "--out", "made", *train],
+            "config": ["--config", to / file, *shape, *train, "--data", self.data],
+            "plan": ["plan", "--gpus", 1, "--gpu", "cpu", "--config", to / file],
+            "machine": ["plan", "--gpus", 1, "--gpu", to / file],
+            "schedule": ["schedule", "--pp", 2, "--pp-schedule", to / file],
+            "data": [*shape, *train, "--data", to],
+            "resume": [*shape, *train, "--data", self.data, "--out", to, "--resume", "1"],
+        }[kind]]  # fmt: skip
+
+    def outside_of(self, place):
+        outside = place / "outside"
+        outside.mkdir()
+        (outside / "id_rsa").write_text(SECRET + "\n")
+        for file in ("config.json", "tokenizer.json"):
+            (outside / file).write_text(json.dumps({SECRET: SECRET}))
+        shutil.copy(self.run_folder / "final/model.safetensors", outside)
+        shutil.copy(self.run_folder / self.step / "manifest.json", outside)
+        for shard in self.data.glob("*.bin"):
+            shutil.copy(shard, outside)
+        return outside
+
+    def one(self, kind, file, act):
+        """The problems of one start."""
+        place = self.work / "place"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        outside = self.outside_of(place)
+        before = all_faults.files_of(outside)
+        to, inner = self.folder_of(kind, place)
+        if kind == "resume" and file == "model.safetensors":
+            shutil.rmtree(to / "final", ignore_errors=True)
+        act(inner / file)
+        done = self.start(self.command(kind, to, file), place)
+        problems = []
+        harmless = (
+            0 if file in ("README.md", "notes.txt", "inner") or (kind == "generate" and "template" in file) else 2
+        )
+        if done["code"] not in (2, 70, harmless):
+            problems.append(f"ends with {done['code']}")
+        if done["code"] != 0 and not re.search(r"train_llama: \S+", done["output"]):
+            problems.append("no message")
+        if done["seconds"] > self.seconds:
+            problems.append(f"took {done['seconds']:.1f} s of a core")
+        if done["bytes"] > GIB:
+            problems.append(f"took {done['bytes'] / GIB:.2f} GiB")
+        if (kind != "generate" or done["code"] != 0) and re.search(
+            "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\udc80-\udcff]", done["output"]
+        ):
+            problems.append("prints control characters")
+        if "\n  run this" in done["output"]:
+            problems.append("prints a line that a file made up")
+        if SECRET in done["output"]:
+            problems.append("prints a file outside")
+        if all_faults.files_of(outside) != before or list(place.rglob("HERE")):
+            problems.append("wrote outside, or ran a command")
+        for made in place.rglob("*"):
+            if (
+                made.is_file()
+                and made.stat().st_size < 1 << 24
+                and not made.is_symlink()
+                and outside not in made.parents
+                and SECRET.encode() in made.read_bytes()
+            ):
+                problems.append(f"copied a file outside to {made.relative_to(place)}")
+        return problems + self.judge(done["seen"], place, outside), done
+
+    def judge(self, seen, place, outside):
+        """What strace saw."""
+        problems = []
+        for line in seen.splitlines():
+            found = re.match(r'\d+ +(\w+)\((?:AT_FDCWD, |\d+, )*"((?:[^"\\]|\\.)*)"', line)
+            if not found:
+                if " connect(" in line:
+                    problems.append(f"connects: {line}")
+                continue
+            call, name = found.groups()
+            if " = -1 " in line:
+                continue
+            whole = os.path.realpath(os.path.join(place, name)) if not name.startswith("/proc/") else name
+            if call.startswith("execve") and not re.search(
+                r"/(train_llama\w*|python3[.\d]*|bash|env|pyenv[-\w]*|\w*pyenv\w*)$", name
+            ):
+                problems.append(f"executes {name}")
+            if (
+                whole.startswith(str(outside))
+                or whole in ("/etc/passwd", "/proc/self/mem")
+                or name.startswith("/dev/zero")
+            ):
+                problems.append(f"{call} of {name}")
+            writes = call not in ("open", "openat", "openat2", "execve", "execveat") or re.search(
+                r"O_WRONLY|O_RDWR|O_CREAT", line
+            )
+            inside = whole.startswith(str(place)) or re.match(
+                r"/dev/(null|tty|shm/)|/proc/self/|/tmp/[\w.-]*(mpi|yaksa|hydra)", whole
+            )
+            if writes and not call.startswith("exec") and not inside:
+                problems.append(f"{call} of {name} writes outside")
+        return problems
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--no-strace", action="store_true")
+    args = parser.parse_args()
+    can = subprocess.run("strace -o /dev/null true", shell=True, capture_output=True, check=False).returncode == 0
+    has_jinja = (
+        subprocess.run([sys.executable, "-c", "import jinja2"], capture_output=True, check=False).returncode == 0
+    )
+    passed = failed = skipped = 0
+    if not can and not args.quick:
+        skipped += 1
+        print("skipped: what is opened and executed: no strace here, or it may not trace")
+    with tempfile.TemporaryDirectory() as work:
+        hostile = Hostile(os.path.abspath(args.program), work, False, args.seconds)
+        for name, kinds, file, act in CASES:
+            if args.only not in name:
+                continue
+            for kind in kinds[:1] if args.quick else kinds:
+                if kind == "chat" and not has_jinja:
+                    skipped += 1
+                    print(f"skipped: {name}: no jinja2 here")
+                    continue
+                problems, done = hostile.one(kind, file, act)
+                if can and not args.quick and not args.no_strace and kind == kinds[0]:
+                    hostile.strace = True
+                    problems += hostile.one(kind, file, act)[0]
+                    hostile.strace = False
+                passed, failed = passed + (not problems), failed + bool(problems)
+                if problems:
+                    said = done["output"][-600:].encode("unicode_escape").decode()
+                    print(f"FAILED: {name} by {kind}: {'; '.join(dict.fromkeys(problems))}\n    {said}", flush=True)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,332 @@
+#!/usr/bin/env python3
+"""Starts, kills and resumes runs in poor surroundings, crossed pairwise.
+
+    test/faults/surroundings.py PROGRAM [--case KEY=VALUE,...] [--seed N] [--timeout S] [--report FILE]
+
+A case draws one of each: process ids (own, or the same at every start as in a container), descriptors (plain, few, nobody
+reads standard output, all three closed), the folder for temporary files (plain, full, absent), /dev/shm (plain, 24 MiB: what
+MPI takes itself for three ranks, and little more), the
+disk of --out (plain, small tmpfs, small ext3 on a loop device, which reserves nothing), ranks, flags, and where the first
+start is killed (start, save, resume, end). Every pair of values is in some case. Each case has three starts: one that is
+killed, one of the same kind that is not, and one in good surroundings that resumes. What must hold: an exit code that
+--help lists, and never that of a hang; no signal; no time limit; a reason where the code is not 0; in the end the undisturbed
+run's weights, the undisturbed run's names in final/ and no temporary file. Needs root (mount, unshare) and the word for it:
+without, all cases are skipped. Ends with "N passed, N failed, N skipped".
+"""
+
+import argparse
+import contextlib
+import fcntl
+import itertools
+import os
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import all_faults
+
+FACTORS = {
+    "pids": ["own", "same"],
+    "descriptors": ["plain", "few", "unread", "closed"],
+    "temporary": ["plain", "full", "absent"],
+    "shm": ["plain", "small"],
+    "disk": ["plain", "tmpfs 700", "tmpfs 1800", "ext3 1100", "ext3 2200"],  # KiB
+    "ranks": ["1", "3"],
+    "flags": [
+        "",
+        "--no-background-save",
+        "--shard-above 0 --keep 3",
+        "--collectives symmetric",
+        "--after-save false",
+    ],
+    "killed": ["start", "save", "resume", "end"],
+}
+KILLS = {
+    "start": "file.rename:0:2:kill",
+    "save": "checkpoint.shard.done:0:2:kill",
+    "resume": "resume.done:0:1:kill",
+    "end": "file.rename:0:24:kill",
+}
+TEMPORARY = re.compile(r"\.tmp-[0-9a-f-]+$|^\.tmp-|^\.trash-")
+
+
+def pairs_of(case):
+    return set(itertools.combinations(sorted(case.items()), 2))
+
+
+def draw_cases(seed):
+    """Greedy: of some drawn cases, the one with most pairs that no case has yet."""
+    rng = random.Random(seed)
+    missing = set()
+    for a, b in itertools.combinations(sorted(FACTORS), 2):
+        missing |= {((a, x), (b, y)) for x in FACTORS[a] for y in FACTORS[b]}
+    cases = []
+    while missing:
+        first = dict(rng.choice(sorted(missing)))
+        drawn = [{f: first.get(f, rng.choice(v)) for f, v in FACTORS.items()} for _ in range(60)]
+        best = max(drawn, key=lambda c: len(pairs_of(c) & missing))
+        missing -= pairs_of(best)
+        cases.append(best)
+    return cases
+
+
+def name_of(case):
+    return ",".join(f"{k}={v}" for k, v in case.items())
+
+
+class Case:
+    def __init__(self, case, setting, folder):
+        self.case, self.s, self.folder = case, setting, folder
+        self.disk, self.temporary = folder / "disk", folder / "temporary"
+        self.out = self.disk / "out"
+
+    @contextlib.contextmanager
+    def mounted(self):
+        self.disk.mkdir()
+        self.temporary.mkdir()
+        kind = self.case["disk"].split()
+        if kind[0] == "tmpfs":
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={kind[1]}k", "disk", self.disk],
+                check=True,
+            )
+        if kind[0] == "ext3":
+            image = self.folder / "image"
+            with open(image, "wb") as f:
+                f.truncate((int(kind[1]) + 1300) * 1024)  # and its journal
+            subprocess.run(
+                [
+                    "mke2fs",
+                    "-q",
+                    "-t",
+                    "ext3",
+                    "-b",
+                    "1024",
+                    "-m",
+                    "0",
+                    "-J",
+                    "size=1",
+                    image,
+                ],
+                check=True,
+            )
+            subprocess.run(["mount", "-o", "loop", "-t", "ext3", image, self.disk], check=True)
+        try:
+            yield
+        finally:
+            if kind[0] != "plain":
+                subprocess.run(["umount", "-l", self.disk], check=True)
+
+    def start(self, poor, fault="", resume=False, out=None):
+        """Exit code ("hang" past the limit) and what was said."""
+        c, s = self.case, self.s
+        flags = c["flags"].split() if c["ranks"] != "1" or "symmetric" not in c["flags"] else []
+        command = [
+            s.program,
+            *all_faults.TRAIN,
+            "--device",
+            "cpu",
+            "--data",
+            s.data,
+            "--out",
+            out or self.out,
+            *flags,
+        ]
+        command = [str(x) for x in command + (["--resume", "auto"] if resume else [])]
+        if poor and c["descriptors"] == "closed":
+            command = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command]
+        if c["ranks"] != "1":
+            command = ["mpirun", "-n", c["ranks"], *command]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT") and k != "SLURM_JOB_END_TIME"}
+        env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", TMPDIR=str(self.temporary))
+        if fault:
+            env["FAULT"] = fault
+        script, space = "", ["unshare", "--mount"]
+        if poor:
+            if c["temporary"] == "full":
+                script += f"mount -t tmpfs -o size=64k full {self.temporary} && "
+                script += f"head -c 1M /dev/zero > {self.temporary}/filler 2> /dev/null; "
+            if c["temporary"] == "absent":
+                env["TMPDIR"] = str(self.folder / "no such folder")
+            if c["shm"] == "small":
+                script += "mount -t tmpfs -o size=24m small /dev/shm; "
+            if c["descriptors"] == "few":
+                script += "ulimit -n 64; "
+            if c["pids"] == "same":
+                space += ["--pid", "--fork", "--mount-proc"]
+        # Process 1 of a namespace can't be killed from inside: the shell is that one, and the program always the same other.
+        script += '"$@"; exit $?' if "--pid" in space else 'exec "$@"'
+        said = self.folder / "said"
+        with open(said, "wb") as err, contextlib.ExitStack() as files:
+            stdout = err
+            if poor and c["descriptors"] == "unread":
+                ends = os.pipe()
+                fcntl.fcntl(ends[1], 1031, 4096)  # F_SETPIPE_SZ
+                files.callback(os.close, ends[0])
+                stdout = ends[1]
+            child = subprocess.Popen(
+                [*space, "bash", "-c", script, "bash", *command],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=err,
+            )
+            if stdout is not err:
+                os.close(stdout)
+            try:
+                code = child.wait(timeout=s.timeout)
+            except subprocess.TimeoutExpired:
+                subprocess.run(["pkill", "-KILL", "-P", str(child.pid)])
+                child.kill()
+                child.wait()
+                code = "hang"
+        return code, said.read_text(errors="replace")
+
+    def judge(self, code, said, killed):
+        c = self.case
+        if code == "hang":
+            return "hangs"
+        if code in (-9, 9, 137) and killed:
+            return ""
+        if code not in self.s.exit_codes:
+            return f"exit code {code}"
+        if code == 71:
+            return "ends as a hang"
+        if code == 0 or c["descriptors"] == "closed":
+            return ""
+        return "" if "train_llama: " in said else "no reason"
+
+    def run(self):
+        with self.mounted():
+            if self.case["killed"] == "resume":  # there is something to resume from
+                self.start(True, fault="checkpoint.renamed:0:1:kill")
+            starts = [
+                ("killed", KILLS[self.case["killed"]], self.case["killed"] == "resume"),
+                ("next", "", True),
+            ]
+            for what, fault, resume in starts:
+                code, said = self.start(True, fault, resume)
+                if problem := self.judge(code, said, bool(fault)):
+                    return f"{what} start: {problem}", said
+            status = self.out / "run_status.json"
+            if self.case["disk"] == "plain" and status.exists() and '"running"' in status.read_text():
+                return "run_status.json still says running", said
+            left = [p.name for p in self.temporary.glob("ringzero-*") if code == 70]
+            if left:
+                return f"left in the folder for temporary files: {left}", said
+            good = self.folder / "good"
+            if self.out.exists():
+                shutil.copytree(self.out, good, symlinks=True)
+        want = self.s.reference(self.case)
+        code, said = self.start(False, resume=True, out=good)
+        if code == 2 and "no checkpoint to resume from" in said:  # all saves failed, and the final weights did not
+            if all_faults.weights(good) != want:
+                return "final weights of no run", said
+        elif code != 0:
+            return f"in good surroundings: {code}", said
+        elif all_faults.weights(good) != want:
+            return "other weights", said
+        names = sorted(p.name for p in (good / "final").iterdir())
+        if names != self.s.names:
+            return f"final/ holds {names}", said
+        left = [str(p) for p in good.rglob("*") if TEMPORARY.search(p.name)]
+        return (f"left: {left}", said) if left else ("", "")
+
+
+class Setting:
+    def __init__(self, program, work, timeout):
+        self.program, self.work, self.timeout = (
+            pathlib.Path(program).resolve(),
+            work,
+            timeout,
+        )
+        self.data = work / "data"
+        table = subprocess.run([self.program, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        self.exit_codes = {int(code) for code in re.findall(r"^ +(\d+)\t", table.split("Exit codes:")[1], re.M)}
+        subprocess.run(
+            all_faults.prepare_command(self.data),
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.references, self.names = {}, []
+
+    def reference(self, case):
+        """The weights of the undisturbed run; `names` are then what its final/ holds."""
+        flags = case["flags"] if "symmetric" in case["flags"] and case["ranks"] != "1" else ""
+        key = case["ranks"], flags
+        if key not in self.references:
+            folder = self.work / f"whole{len(self.references)}"
+            folder.mkdir()
+            whole = Case(
+                dict(
+                    {f: v[0] for f, v in FACTORS.items()},
+                    ranks=case["ranks"],
+                    flags=flags,
+                ),
+                self,
+                folder,
+            )
+            with whole.mounted():
+                code, said = whole.start(False)
+                if code != 0:
+                    sys.exit(f"the undisturbed run ended with {code}:\n{said}")
+                self.references[key] = all_faults.weights(whole.out)
+                self.names = sorted(p.name for p in (whole.out / "final").iterdir())
+        return self.references[key]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--case")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--report")
+    o = parser.parse_args()
+    cases = draw_cases(o.seed)
+    if o.case:
+        cases = [dict(part.split("=", 1) for part in o.case.split(","))]
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"]).returncode != 0:
+        print(f"surroundings: needs root and namespaces\n0 passed, 0 failed, {len(cases)} skipped")
+        return 0
+    rows, failed, began = [], 0, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rz-surroundings-") as name:
+        setting = Setting(o.program, pathlib.Path(name), o.timeout)
+        for number, case in enumerate(cases):
+            folder = pathlib.Path(name) / f"case{number}"
+            folder.mkdir()
+            start = time.monotonic()
+            problem, said = Case(case, setting, folder).run()
+            failed += bool(problem)
+            rows.append((problem or "ok", name_of(case)))
+            print(
+                f"{'FAILED' if problem else 'ok':6} {time.monotonic() - start:5.1f} s  {name_of(case)}",
+                flush=True,
+            )
+            if problem:
+                print(
+                    f"FAILED: {problem}\n" + "\n".join("    " + line for line in said.splitlines()[-12:]),
+                    flush=True,
+                )
+            shutil.rmtree(folder, ignore_errors=True)
+    if o.report:
+        lines = [
+            f"{len(cases)} cases, seed {o.seed}, {time.monotonic() - began:.0f} s.",
+            "",
+            "| case | result |",
+            "|---|---|",
+        ]
+        lines += [f"| {case.replace('|', ' ')} | {result} |" for result, case in rows]
+        pathlib.Path(o.report).write_text("\n".join(lines) + "\n")
+    print(f"{len(cases) - failed} passed, {failed} failed, 0 skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
