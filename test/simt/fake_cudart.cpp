@@ -218,7 +218,7 @@ void host_waits(const char* call) {
 
 void move_on_when_quiet() {
     static const bool started = [] {
-        if (number_from("MPI_LOCALNRANKS", 1) < 2) return false;
+        if (number_from("MPI_LOCALNRANKS", number_from("RINGZERO_RANKS", 1)) < 2) return false;
         std::thread([] {
             for (uint64_t seen = 0;; seen = calls) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(50));
