@@ -1,6 +1,6 @@
 // ringzero trains a LLaMA. This file is the program from top to bottom: parse, build, train, report.
 //
-//   train_llama --help                                      every flag
+//   train_llama --help                                      the flags of a first week; --help-all: every flag
 //   train_llama --data data/stdlib --out runs/first       one process
 //   train_llama --data ... --zero 3 --ranks 4               four, on this machine; mpirun and torchrun start them too
 //   train_llama --out runs/first --resume auto              resume, whatever ended the run
@@ -177,7 +177,8 @@ int main(int argc, char** argv) {
     try {
         print_escaped();
         Command command;
-        if (const std::optional<int> exit_code = parse_command_line({argv + 1, argv + argc}, command))
+        if (const std::optional<int> exit_code = parse_command_line(
+                argc > 1 ? std::vector<std::string>{argv + 1, argv + argc} : std::vector<std::string>{"help"}, command))
             return *exit_code;
         const auto* options = std::get_if<TrainOptions>(&command);
         if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);

@@ -72,12 +72,18 @@ def both(trees, work):
         return list(pool.map(work, trees))
 
 
+def help_of(tree):
+    """The word that shows every flag: --help alone did, before there was --help-all."""
+    answer = subprocess.run([program_of(tree), "--help-all"], capture_output=True)
+    return "--help" if answer.returncode else "--help-all"
+
+
 def compare_help(trees, work):
     texts = both(
         trees,
         lambda tree: {
-            " ".join(argv): subprocess.run([program_of(tree), *argv], capture_output=True, text=True, cwd=work).stdout
-            for argv in [*(([name] if name else []) + ["--help"] for name in SUBCOMMANDS), ["--presets"]]
+            " ".join(argv).replace("-all", ""): subprocess.run([program_of(tree), *argv], capture_output=True, text=True, cwd=work).stdout
+            for argv in [*(([name] if name else []) + [help_of(tree)] for name in SUBCOMMANDS), ["--presets"]]
         },
     )
     out = {}

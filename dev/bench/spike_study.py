@@ -138,7 +138,7 @@ def main():
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = p.parse_args()
     pairs = [(model, seed) for model in MODELS for seed in args.seeds]
-    known = subprocess.run([args.program, "--help"], capture_output=True, text=True).stdout
+    known = subprocess.run([args.program, "--help-all"], capture_output=True, text=True).stdout
     args.allow_jump = ["--allow-lr-jump"] if "--allow-lr-jump" in known else []
     os.makedirs(args.work, exist_ok=True)
     if not os.path.exists(f"{args.work}/data"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The man page and the shell completion of train_llama, made from its own --help: no flag is written twice.
+"""The man page and the shell completion of train_llama, made from its own --help-all: no flag is written twice.
 
   dev/build/describe.py man PROGRAM > train_llama.1
   dev/build/describe.py bash PROGRAM > train_llama      (for share/bash-completion/completions)
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-HELP_COLUMN = 34  # where CLI11 starts a description
+HELP_COLUMN = 30  # where --help starts a description
 
 
 def options_of(text):
@@ -22,9 +22,11 @@ def options_of(text):
     for line in text.splitlines():
         if m := re.match(r"^(\S.*):$", line):
             group = m[1]
-        elif group == "Subcommands":
+        elif group == "Commands":
             if m := re.match(r"^  (\S+) +(.*)$", line):
                 subcommands.append((m[1], m[2]))
+            elif subcommands and line.startswith("    "):
+                subcommands[-1] = (subcommands[-1][0], subcommands[-1][1] + " " + line.strip())
         elif m := re.match(r"^  (?:-\w,)?--([a-z0-9-]+)(.*)$", line):
             # A long flag has its description on the next line.
             beside = len(line) > HELP_COLUMN and line[HELP_COLUMN - 1] == " "
@@ -37,7 +39,7 @@ def options_of(text):
 
 def read(program):
     def helped(*command):
-        done = subprocess.run([program, *command, "--help"], capture_output=True, text=True)
+        done = subprocess.run([program, *command, "--help-all"], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"describe.py: {program} {' '.join(command)} --help ended with {done.returncode}")
         return done.stdout
@@ -67,7 +69,6 @@ def man_options(options):
         if where != group:
             out.append(f".SS {troff(where)}")
             group = where
-        value = value.replace(" REQUIRED", " (required)")
         shown = f" \\fI{troff(value)}\\fR" if value else ""
         out.append(f".TP\n\\fB{troff('--' + flag)}\\fR{shown}\n{troff(about) or 'no description'}")
     return out

@@ -86,9 +86,9 @@ def check_links(page, text):
 def main():
     flags, commands = set(), [[]]
     for command in commands:
-        text = subprocess.run(["./train_llama", *command, "--help"], capture_output=True, text=True).stdout
+        text = subprocess.run(["./train_llama", *command, "--help-all"], capture_output=True, text=True).stdout
         if not command:
-            commands += [[name] for name in re.findall(r"^  ([a-z]+) ", text.split("Subcommands:")[-1], re.M)]
+            commands += [[name] for name in re.findall(r"^  ([a-z]+) ", text.split("\nCommands:")[-1], re.M)]
         flags |= set(re.findall(r"^ *(?:-\w,)?--([a-z][a-z0-9-]*)", text, re.M))
     expect(len(flags) > 50 and len(commands) > 2, f"--help: {len(flags)} flags, {len(commands) - 1} subcommands")
     with open("Makefile") as f, open("dev/learn/learn.mk") as g:

@@ -18,12 +18,10 @@ namespace rz {
 static CLI::Option* add_row(CLI::App& app, const OptionRow& row) {
     if (row.is_switch) {
         const auto set = [set = row.set](int64_t on) { set(on > 0 ? "true" : "false"); };
-        return app.add_flag_function(row.flag, set, row.help)
-            ->group(row.group)
-            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+        return app.add_flag_function(row.flag, set)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }
-    CLI::Option* option = app.add_option_function<std::string>(row.flag, row.set, row.help)->group(row.group);
-    option->type_name(row.placeholder)->default_str(row.default_text)->required(row.required);
+    CLI::Option* option = app.add_option_function<std::string>(row.flag, row.set);
+    option->type_name(row.placeholder)->required(row.required);
     if (row.wrong) option->check(CLI::Validator([wrong = row.wrong](std::string& text) { return wrong(text); }, ""));
     return option;
 }
@@ -106,9 +104,10 @@ static bool is_switch_value(const std::string& text) {
     return false;
 }
 
-// The words as CLI11 takes them: each flag by its own name, each value a word by itself, also an empty one.
-static std::vector<std::string> parted(const std::vector<std::string>& arguments,
-                                       std::span<const CommandTable> tables) {
+// The words as CLI11 takes them: each flag by its own name, each value a word by itself, also an empty one. They
+// end where help is asked for.
+static std::vector<std::string> parted(const std::vector<std::string>& arguments, std::span<const CommandTable> tables,
+                                       std::optional<HelpRequest>& help) {
     const auto find = [&](const std::string& flag) -> const OptionRow* {
         for (const CommandTable& table : tables)
             for (const OptionRow& row : table.rows)
@@ -116,8 +115,20 @@ static std::vector<std::string> parted(const std::vector<std::string>& arguments
         return nullptr;
     };
     std::vector<std::string> words;
+    size_t command = 0;
     for (size_t i = 0; i < arguments.size(); ++i) {
         const std::string& word = arguments[i];
+        if (word == "-h" || word == "--help" || word == "--help-all") {
+            std::string topic = i + 1 < arguments.size() ? arguments[i + 1] : "";
+            std::replace(topic.begin(), topic.end(), '_', '-');
+            if (const std::string own = topic.starts_with("--") ? own_name(topic.substr(2)) : own_name(topic);
+                !own.empty())
+                topic = own;
+            help = {command, word == "--help-all", topic};
+            return words;
+        }
+        for (size_t t = 1; t < tables.size(); ++t)
+            if (word == tables[t].name) command = t;
         const size_t end = std::min(word.find('='), word.size());
         std::string flag = word.substr(0, end);
         if (const std::string own = flag.rfind("--", 0) == 0 ? own_name(flag.substr(2)) : ""; !own.empty())
@@ -257,20 +268,6 @@ static std::string wrong_config_file(const std::string& file) {
     }
 }
 
-// A command's usage line names the program too.
-struct HelpFormatter : CLI::Formatter {
-    std::string make_usage(const CLI::App* app, std::string name) const override {
-        const bool is_command = app->get_parent() != nullptr;
-        return CLI::Formatter::make_usage(app, is_command ? "train_llama " + name : name);
-    }
-};
-
-static std::string exit_code_table() {
-    std::string text = "Exit codes:\n";
-    for (const ExitMeaning& row : kExitMeanings) text += "  " + std::to_string(row.code) + "\t" + row.meaning + "\n";
-    return text;
-}
-
 static int report(const CLI::App& app, const CLI::ParseError& error, const ConfigFile& config) {
     if (error.get_exit_code() == 0) {
         app.exit(error);
@@ -284,24 +281,19 @@ static int report(const CLI::App& app, const CLI::ParseError& error, const Confi
     text += config.origin(error.what());
     if (dynamic_cast<const CLI::ConfigError*>(&error))
         text += "  the keys of a --config file are the flags without dashes\n";
-    say_once(text + "  --help lists every flag with its default\n");
+    say_once(text + "  --help-all lists every flag with its default\n");
     return kExitRequest;
 }
 
 std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::span<const CommandTable> tables,
                                ParsedFlags& found) {
     CLI::App app{tables[0].about, tables[0].program};
-    auto formatter = std::make_shared<HelpFormatter>();
-    formatter->column_width(34);
-    app.formatter(formatter);
-    app.set_config("--config", "", "TOML file with any of these flags (without dashes). Flags on the command line win.")
-        ->check(CLI::Validator([](std::string& file) { return wrong_config_file(file); }, ""));
+    app.set_help_all_flag("--help-all");  // both are answered before; a misspelt one is like them
+    app.set_config("--config")->check(CLI::Validator([](std::string& file) { return wrong_config_file(file); }, ""));
     app.allow_config_extras(false);
-    app.footer(tables[0].footer.empty() ? exit_code_table() : tables[0].footer + "\n" + exit_code_table());
     const auto config = std::make_shared<ConfigFile>(app, tables[0].rows);
     app.config_formatter(config);
-    app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit(),
-                         "Print the version and stop");
+    app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit());
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"
     std::vector<CLI::App*> apps{&app};
     for (const CommandTable& table : tables.subspan(1)) apps.push_back(app.add_subcommand(table.name, table.about));
@@ -314,7 +306,12 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
         return size_t(0);
     };
     try {
-        std::vector<std::string> words = parted(arguments, tables);
+        std::optional<HelpRequest> help;
+        std::vector<std::string> words = parted(arguments, tables, help);
+        if (help) {
+            std::cout << help_text(tables, *help);
+            return 0;
+        }
         std::reverse(words.begin(), words.end());  // the last first, as the parser takes them
         app.parse(std::move(words));
         const CLI::Option* const allow = app.get_option_no_throw("--allow-commands");

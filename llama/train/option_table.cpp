@@ -53,13 +53,21 @@ std::string wrong_name(const std::string& text, const std::vector<std::string>& 
                   nearest_name(text, names).c_str());
 }
 
-OptionRow& OptionGroup::add(const std::string& flag, Keeps keeps, const std::string& placeholder,
+static std::string whole_range(int64_t min, int64_t max) {
+    const std::string from = std::to_string(min);
+    return max > INT32_MAX ? "whole numbers from " + from + " on" : from + " to " + std::to_string(max);
+}
+
+OptionRow& OptionGroup::add(const FlagName& flag, Keeps keeps, const std::string& placeholder,
                             const std::string& default_text, const std::string& help) {
     OptionRow row;
     row.group = heading_;
+    row.topic = topic_;
     row.section = section_;
+    row.level = section_.empty() ? Level::basic : Level::advanced;
+    row.source = flag.source;
     row.keeps = keeps;
-    row.flag = flag;
+    row.flag = flag.text;
     row.placeholder = placeholder;
     row.default_text = default_text;
     row.help = help;
@@ -67,29 +75,32 @@ OptionRow& OptionGroup::add(const std::string& flag, Keeps keeps, const std::str
     return rows_.back();
 }
 
-OptionRow& OptionGroup::text(const char* flag, Keeps keeps, std::string& to, const char* help,
+OptionRow& OptionGroup::text(const FlagName& flag, Keeps keeps, std::string& to, const char* help,
                              const char* placeholder) {
     OptionRow& row = add(flag, keeps, placeholder, to, help);
     row.set = [&to](const std::string& text) { to = text; };
     return row;
 }
 
-OptionRow& OptionGroup::whole(const char* flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help) {
+OptionRow& OptionGroup::whole(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max,
+                              const char* help) {
     OptionRow& row = add(flag, keeps, "N", std::to_string(to), help);
+    row.range = whole_range(min, max);
     row.wrong = [min, max](const std::string& text) { return wrong_whole_number(text, min, max); };
     row.set = [&to](const std::string& text) { to = std::strtoll(text.c_str(), nullptr, 10); };
     return row;
 }
 
-OptionRow& OptionGroup::given_whole(const std::string& flag, Keeps keeps, int64_t min, int64_t max,
+OptionRow& OptionGroup::given_whole(const FlagName& flag, Keeps keeps, int64_t min, int64_t max,
                                     const std::string& help, std::function<void(int64_t)> set) {
     OptionRow& row = add(flag, keeps, "N", "", help);
+    row.range = whole_range(min, max);
     row.wrong = [min, max](const std::string& text) { return wrong_whole_number(text, min, max); };
     row.set = [set](const std::string& text) { set(std::strtoll(text.c_str(), nullptr, 10)); };
     return row;
 }
 
-OptionRow& OptionGroup::checked(const char* flag, Keeps keeps, const char* placeholder, const char* help,
+OptionRow& OptionGroup::checked(const FlagName& flag, Keeps keeps, const char* placeholder, const char* help,
                                 std::function<std::string(const std::string&)> wrong,
                                 std::function<void(const std::string&)> set) {
     OptionRow& row = add(flag, keeps, placeholder, "", help);
@@ -98,16 +109,17 @@ OptionRow& OptionGroup::checked(const char* flag, Keeps keeps, const char* place
     return row;
 }
 
-OptionRow& OptionGroup::real(const char* flag, Keeps keeps, double& to, double min, double max, const char* help) {
+OptionRow& OptionGroup::real(const FlagName& flag, Keeps keeps, double& to, double min, double max, const char* help) {
     std::ostringstream text;
     text << to;
     OptionRow& row = add(flag, keeps, "X", text.str(), help);
+    row.range = format("%g to %g", min, max);
     row.wrong = [min, max](const std::string& text) { return wrong_real_number(text, min, max); };
     row.set = [&to](const std::string& text) { to = double(std::strtold(text.c_str(), nullptr)); };
     return row;
 }
 
-OptionRow& OptionGroup::turn_on(const char* flag, Keeps keeps, bool& to, const char* help) {
+OptionRow& OptionGroup::turn_on(const FlagName& flag, Keeps keeps, bool& to, const char* help) {
     OptionRow& row = add(flag, keeps, "", "", help);
     row.is_switch = true;
     row.wrong = [](const std::string& text) {
@@ -117,22 +129,23 @@ OptionRow& OptionGroup::turn_on(const char* flag, Keeps keeps, bool& to, const c
     return row;
 }
 
-OptionRow& OptionGroup::off_or_on(const char* flag, Keeps keeps, bool& to, const char* help) {
+OptionRow& OptionGroup::off_or_on(const FlagName& flag, Keeps keeps, bool& to, const char* help) {
     return one_of(flag, keeps, {"off", "on"}, to ? "on" : "off", help,
                   [&to](const std::string& text) { to = text == "on"; });
 }
 
-OptionRow& OptionGroup::seed(Keeps keeps, uint64_t& to, const char* help) {
-    OptionRow& row = add("--seed", keeps, "N", std::to_string(to), help);
+OptionRow& OptionGroup::seed(const FlagName& flag, Keeps keeps, uint64_t& to, const char* help) {
+    OptionRow& row = add(flag, keeps, "N", std::to_string(to), help);
     row.wrong = [](const std::string& text) { return wrong_whole_number(text, 0, INT64_MAX); };
     row.set = [&to](const std::string& text) { to = std::strtoull(text.c_str(), nullptr, 10); };
     return row;
 }
 
-OptionRow& OptionGroup::one_of(const std::string& flag, Keeps keeps, const std::vector<std::string>& names,
+OptionRow& OptionGroup::one_of(const FlagName& flag, Keeps keeps, const std::vector<std::string>& names,
                                const std::string& default_text, const std::string& help,
                                std::function<void(const std::string&)> set) {
     OptionRow& row = add(flag, keeps, joined(names), default_text, help);
+    for (const std::string& name : names) row.range += (row.range.empty() ? "" : ", ") + name;
     row.wrong = [names](const std::string& text) { return wrong_name(text, names); };
     row.set = std::move(set);
     return row;

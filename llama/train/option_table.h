@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <source_location>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,11 +26,17 @@ enum class Keeps {
     gpu,     // takes it where there is a GPU: the device, and what only a GPU does
 };
 
+enum class Level { basic, advanced };  // --help shows the first, --help-all both
+
 struct OptionRow {
     std::string group, flag, help;
+    std::string topic;    // of the group: --help TOPIC
     std::string section;  // heading in a run's config.toml; empty: it is not written there
+    std::string source;   // FILE:LINE of the row
     Keeps keeps = Keeps::no;
+    Level level = Level::advanced;
     std::string placeholder;   // "N", "PATH", "fp32|bf16"
+    std::string range;         // values in words; empty: the placeholder says all
     std::string default_text;  // empty: none is shown
     bool required = false;
     bool is_list = false;        // of values with commas between them, which a --config file may give as a list
@@ -37,6 +44,11 @@ struct OptionRow {
     bool runs_commands = false;  // stands on the command line; in a --config file only beside --allow-commands
     std::function<std::string(const std::string&)> wrong;  // what is wrong with a value; "": nothing
     std::function<void(const std::string&)> set;           // of a value that is right
+
+    OptionRow& basic() {
+        level = Level::basic;
+        return *this;
+    }
 };
 
 // Checks of a value's text: what is wrong with it, or "".
@@ -44,61 +56,73 @@ std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max
 std::string wrong_real_number(const std::string& text, double min, double max);
 std::string wrong_name(const std::string& text, const std::vector<std::string>& names);
 
-// Adds rows under one heading of the help. A row's reference is good until the next row.
+// A flag, and the place in the source that names it.
+struct FlagName {
+    std::string text, source;
+    FlagName(const std::string& name, const std::source_location& at = std::source_location::current())
+        : text(name), source(std::string(at.file_name()) + ":" + std::to_string(at.line())) {}
+    FlagName(const char* name, const std::source_location& at = std::source_location::current())
+        : FlagName(std::string(name), at) {}
+};
+
+// Adds rows under one heading of the help. A row's reference is good until the next row. Training's groups have a topic
+// and a section, and rows are advanced unless they say basic(); commands have one group, all of it basic.
 class OptionGroup {
    public:
-    OptionGroup(std::vector<OptionRow>& rows, std::string heading, std::string section = "")
-        : rows_(rows), heading_(std::move(heading)), section_(std::move(section)) {}
+    OptionGroup(std::vector<OptionRow>& rows, std::string heading, std::string topic = "", std::string section = "")
+        : rows_(rows), heading_(std::move(heading)), topic_(std::move(topic)), section_(std::move(section)) {}
 
-    OptionRow& text(const char* flag, Keeps keeps, std::string& to, const char* help, const char* placeholder = "PATH");
-    OptionRow& whole(const char* flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help);
+    OptionRow& text(const FlagName& flag, Keeps keeps, std::string& to, const char* help,
+                    const char* placeholder = "PATH");
+    OptionRow& whole(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help);
     // Hands on a value that is given; has no default.
-    OptionRow& given_whole(const std::string& flag, Keeps keeps, int64_t min, int64_t max, const std::string& help,
+    OptionRow& given_whole(const FlagName& flag, Keeps keeps, int64_t min, int64_t max, const std::string& help,
                            std::function<void(int64_t)> set);
-    OptionRow& checked(const char* flag, Keeps keeps, const char* placeholder, const char* help,
+    OptionRow& checked(const FlagName& flag, Keeps keeps, const char* placeholder, const char* help,
                        std::function<std::string(const std::string&)> wrong,
                        std::function<void(const std::string&)> set);
-    OptionRow& real(const char* flag, Keeps keeps, double& to, double min, double max, const char* help);
-    OptionRow& turn_on(const char* flag, Keeps keeps, bool& to, const char* help);
-    OptionRow& off_or_on(const char* flag, Keeps keeps, bool& to, const char* help);
-    OptionRow& seed(Keeps keeps, uint64_t& to, const char* help);
+    OptionRow& real(const FlagName& flag, Keeps keeps, double& to, double min, double max, const char* help);
+    OptionRow& turn_on(const FlagName& flag, Keeps keeps, bool& to, const char* help);
+    OptionRow& off_or_on(const FlagName& flag, Keeps keeps, bool& to, const char* help);
+    OptionRow& seed(const FlagName& flag, Keeps keeps, uint64_t& to, const char* help);
     // One of `names`; set() takes what was chosen.
-    OptionRow& one_of(const std::string& flag, Keeps keeps, const std::vector<std::string>& names,
+    OptionRow& one_of(const FlagName& flag, Keeps keeps, const std::vector<std::string>& names,
                       const std::string& default_text, const std::string& help,
                       std::function<void(const std::string&)> set);
 
     // One of some values of an enum, by name_of(); of all that have names if none are listed.
     template <class E>
-    OptionRow& choice(const char* flag, Keeps keeps, E& to, const char* help, std::initializer_list<E> among = {}) {
+    OptionRow& choice(const FlagName& flag, Keeps keeps, E& to, const char* help, std::initializer_list<E> among = {}) {
         return choose<E>(
             flag, keeps, [&to](E value) { to = value; }, name_of(to), help, among);
     }
     template <class E>
-    OptionRow& choice(const char* flag, Keeps keeps, std::optional<E>& to, const char* help,
+    OptionRow& choice(const FlagName& flag, Keeps keeps, std::optional<E>& to, const char* help,
                       std::initializer_list<E> among = {}) {
         return choose<E>(
             flag, keeps, [&to](E value) { to = value; }, to ? name_of(*to) : "", help, among);
     }
 
    private:
-    OptionRow& add(const std::string& flag, Keeps keeps, const std::string& placeholder,
-                   const std::string& default_text, const std::string& help);
+    OptionRow& add(const FlagName& flag, Keeps keeps, const std::string& placeholder, const std::string& default_text,
+                   const std::string& help);
     template <class E>
-    OptionRow& choose(const char* flag, Keeps keeps, std::function<void(E)> set, const char* default_text,
+    OptionRow& choose(const FlagName& flag, Keeps keeps, std::function<void(E)> set, const char* default_text,
                       const char* help, std::vector<E> among) {
         if constexpr (requires { kNames<E>.front(); })
             if (among.empty())
                 for (const Named<E>& n : kNames<E>) among.push_back(n.value);
         std::vector<std::string> names;
         for (const E value : among) names.emplace_back(name_of(value));
-        return one_of(flag, keeps, names, default_text, help, [set, among](const std::string& text) {
+        const auto take = [set, among](const std::string& text) {
             for (const E value : among)
                 if (text == name_of(value)) set(value);
-        });
+        };
+        return one_of(flag, keeps, names, default_text, help, take);
     }
 
     std::vector<OptionRow>& rows_;
-    std::string heading_, section_;
+    std::string heading_, topic_, section_;
 };
 
 // What a program or a command of it takes.
@@ -106,7 +130,7 @@ struct CommandTable {
     std::string name;  // of the command; the program's own has none
     std::string about;
     std::vector<OptionRow> rows;
-    std::string footer = "";              // after the flags; empty: the exit codes
+    std::string footer = "";              // after the flags; before the exit codes
     std::string program = "train_llama";  // in the usage line
 };
 
@@ -115,6 +139,15 @@ struct ParsedFlags {
     std::set<std::string> given;                // flags of the program itself, without dashes
     std::map<std::string, std::string> values;  // of all of those: as given, or the default's text
 };
+
+// What --help asks for: of tables[command] the flags of a first week, all of them, or one group, flag or command.
+struct HelpRequest {
+    size_t command = 0;
+    bool all = false;
+    std::string topic;
+};
+std::string help_text(std::span<const CommandTable>, const HelpRequest&);
+std::string greeting();  // of `train_llama help`, and of the program's name alone
 
 // Parses with the first table, the program's, and the others, its commands, and sets what the flags of the command say.
 // On --help or an error prints and returns the exit code: 0 or 2.

@@ -21,6 +21,10 @@ static std::optional<int> parse_plan(const std::vector<std::string>& arguments, 
 }
 
 static std::optional<int> parse(const std::vector<std::string>& arguments, Command& command) {
+    if (arguments == std::vector<std::string>{"help"}) {
+        std::cout << greeting();
+        return 0;
+    }
     if (!arguments.empty() && arguments[0] == "plan")
         return parse_plan({arguments.begin() + 1, arguments.end()}, command);
     TrainOptions train;

@@ -26,7 +26,7 @@ CommandTable command_table(GenerateOptions& o) {
            "Temperature of the sampling. 0: always the likeliest token.");
     g.whole("--top-k", Keeps::no, o.top_k, 0, 1 << 30, "Number of likeliest tokens to choose from. 0: all.");
     g.real("--top-p", Keeps::no, o.top_p, 0, 1, "Probability that the likeliest tokens to choose from reach together.");
-    g.seed(Keeps::no, o.seed, "Seed of the random choices.");
+    g.seed("--seed", Keeps::no, o.seed, "Seed of the random choices.");
     g.text("--tokenizer", Keeps::no, o.tokenizer, "Tokenizer: a tokenizer.json. [the model folder's]");
     g.choice("--device", Keeps::no, o.device, "Device. auto: CUDA where it is usable.");
     g.choice("--dtype", Keeps::no, o.dtype, "Data type of weights and activations.", {DType::f32, DType::bf16});

@@ -1,28 +1,22 @@
+// The table of training's flags (options_train.h).
+
 #include "llama/train/options_train.h"
 
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 
-#include "kernels/runtime/request.h"
 #include "llama/base/clock.h"
 #include "llama/checkpoint/checkpoint_store.h"
-#include "llama/data/made_data.h"
-#include "llama/model/hf.h"
 #include "llama/model/presets.h"
 #include "llama/train/options_schedule.h"
 
 namespace rz {
 
-// ---- the table ------------------------------------------------------------------------------------------------------
-
 constexpr int64_t kBig = int64_t(1) << 48;
-constexpr int64_t kMostMicroBatches = 1 << 20;  // of an update on each rank
-constexpr double kFineTuningRate = 5e-5;        // where --init-from is given and --lr is not
 
 static const std::initializer_list<DType> kFloats = {DType::f32, DType::bf16};
 static const std::initializer_list<DType> kAllFloats = {DType::f32, DType::bf16, DType::f16};
-constexpr int64_t kLargestLossScale = int64_t(1) << 32;
 
 static std::vector<std::string> preset_names() {
     std::vector<std::string> names;
@@ -33,9 +27,11 @@ static std::vector<std::string> preset_names() {
 static void add_model(OptionGroup g, TrainOptions& o) {
     g.one_of("--preset", Keeps::no, preset_names(), o.preset, "Architecture to start from. --presets lists them.",
              [&o](const std::string& text) { o.preset = text; })
+        .basic()
         .placeholder = "NAME";
     g.text("--init-from", Keeps::no, o.init_from,
-           "Model to start from: a run's folder, a Hugging Face LLaMA, or a repo id in the local cache.");
+           "Model to start from: a run's folder, a Hugging Face LLaMA, or a repo id in the local cache.")
+        .basic();
     g.turn_on("--allow-tokenizer-change", Keeps::no, o.allow_tokenizer_change,
               "Train on although the data's tokenizer is not that of --init-from.");
     g.turn_on("--resize-vocab", Keeps::no, o.resize_vocab,
@@ -107,9 +103,10 @@ static bool read_batch_tokens(const std::string& text, int64_t& tokens) {
 
 static void add_guards(OptionGroup g, TrainOptions& o) {
     g.checked(
-        "--time-limit", Keeps::no, "TIME",
-        "Time after which the run has saved and stopped (exit code 75): 90m, 3h30m, seconds. [Slurm's end of the job]",
-        wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); });
+         "--time-limit", Keeps::no, "TIME",
+         "Time after which the run has saved and stopped (exit code 75): 90m, 3h30m, seconds. [Slurm's end of the job]",
+         wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); })
+        .basic();
     g.whole("--max-skips", Keeps::always, o.max_skips, 0, kBig,
             "Number of non-finite steps in a row, each skipped, that end the run with exit code 72. 0: never.");
     g.real("--spike-z", Keeps::always, o.spike_z, 0, 1e6,
@@ -142,18 +139,21 @@ void add_gemm_rows(OptionGroup& g, Keeps keeps, bool& tune, std::string& cache) 
 }
 
 static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup data(rows, "Data", "data");
+    OptionGroup data(rows, "Data", "data", "data");
     data.text("--data", Keeps::always, o.data,
               "Folder made by data_prep/prepare.py: train and val shards, tokenizer; or a mix by shares of the tokens: "
               "a:0.7,b:0.3. synthetic, dummy: made on the spot.")
+        .basic()
         .is_list = true;
     data.text("--data-weights-at", Keeps::always, o.data_weights_at,
               "Other shares from a step on: 1000:0.5,0.5;2000:0.2,0.8.", "STEP:SHARES;...");
     data.text("--train-data", Keeps::always, o.train_data,
               "Training shards, instead of --data: files or globs, comma-separated.")
+        .basic()
         .is_list = true;
-    data.text("--val-data", Keeps::always, o.val_data, "Validation shards: files or globs, comma-separated.").is_list =
-        true;
+    data.text("--val-data", Keeps::always, o.val_data, "Validation shards: files or globs, comma-separated.")
+        .basic()
+        .is_list = true;
     data.text("--tokenizer", Keeps::always, o.tokenizer,
               "Tokenizer for samples: a tokenizer.json. [the data folder's]");
     data.turn_on("--raw16", Keeps::always, o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
@@ -173,7 +173,7 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
                 "(prepare.py); eos: a token ends each.");
     data.whole("--doc-token", Keeps::always, o.doc_token, -1, INT32_MAX, "Id of that token. -1: the --data folder's.");
 
-    OptionGroup batch(rows, "Batch and length of the run", "training");
+    OptionGroup batch(rows, "Batch and length of the run", "batch", "training");
     constexpr int64_t kMostSequences = 1 << 20;
     batch
         .checked(
@@ -182,8 +182,9 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
             "--batch-tokens.",
             [](const std::string& text) { return text == "auto" ? "" : wrong_whole_number(text, 1, kMostSequences); },
             [&o](const std::string& text) { o.batch = std::strtoll(text.c_str(), nullptr, 10); })
+        .basic()
         .default_text = std::to_string(o.batch);
-    batch.whole("--seq-len", Keeps::always, o.seq_len, 1, 1 << 24, "Number of tokens per sequence.");
+    batch.whole("--seq-len", Keeps::always, o.seq_len, 1, 1 << 24, "Number of tokens per sequence.").basic();
     batch
         .checked(
             "--batch-tokens", Keeps::always, "N",
@@ -197,36 +198,42 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
                                  "' is no whole number of tokens from 0 on, such as 524288, 512K or 4M (of 2^20)";
             },
             [&o](const std::string& text) { read_batch_tokens(text, o.batch_tokens); })
+        .basic()
         .default_text = "0";
     batch.whole("--grad-accum", Keeps::no, o.grad_accum, 0, kMostMicroBatches,
                 "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
-    batch.whole("--steps", Keeps::always, o.steps, 0, kBig, "Number of updates.");
+    batch.whole("--steps", Keeps::always, o.steps, 0, kBig, "Number of updates.").basic();
 }
 
 static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)", "optimizer");
-    adam.real("--lr", Keeps::always, o.lr, 0, 1e3, "Peak learning rate. With --init-from, unless it is given: 5e-05.");
+    OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)", "optimizer", "optimizer");
+    adam.real("--lr", Keeps::always, o.lr, 0, 1e3, "Peak learning rate. With --init-from, unless it is given: 5e-05.")
+        .basic();
     adam.choice(
-        "--lr-schedule", Keeps::always, o.decay,
-        "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.");
+            "--lr-schedule", Keeps::always, o.decay,
+            "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.")
+        .basic();
     adam.real("--min-lr", Keeps::always, o.min_lr, -1, 1e3, "Learning rate of the last step. -1: lr / 10.");
     adam.whole("--cooldown", Keeps::always, o.cooldown, -1, kBig,
                "Number of steps of wsd's decay. -1: a fifth of the run.");
     adam.whole("--warmup", Keeps::always, o.warmup, -1, kBig,
-               "Number of steps of linear warm-up. -1: a tenth of the run, at most 2000.");
+               "Number of steps of linear warm-up. -1: a tenth of the run, at most 2000.")
+        .basic();
     adam.real("--beta1", Keeps::always, o.beta1, 0, 0.999999, "Decay of the first moment.");
     adam.real("--beta2", Keeps::always, o.beta2, 0, 0.999999, "Decay of the second moment.");
     adam.real("--eps", Keeps::always, o.eps, 0, 1, "Epsilon, added to the root of the second moment.");
-    adam.real("--weight-decay", Keeps::always, o.weight_decay, 0, 1e3, "Decoupled weight decay.");
-    adam.real("--clip", Keeps::always, o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.");
-    adam.seed(Keeps::always, o.seed, "Seed of the initial weights, the data order and the samples.");
+    adam.real("--weight-decay", Keeps::always, o.weight_decay, 0, 1e3, "Decoupled weight decay.").basic();
+    adam.real("--clip", Keeps::always, o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.").basic();
+    adam.seed("--seed", Keeps::always, o.seed, "Seed of the initial weights, the data order and the samples.").basic();
 }
 
 static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup device(rows, "Device, precision and memory", "training");
-    device.choice("--device", Keeps::gpu, o.device, "Device. auto: CUDA where it is usable.");
-    device.choice("--dtype", Keeps::always, o.dtype, "Data type of weights and activations. fp16 scales the loss.",
-                  kAllFloats);
+    OptionGroup device(rows, "Device, precision and memory", "device", "training");
+    device.choice("--device", Keeps::gpu, o.device, "Device. auto: CUDA where it is usable.").basic();
+    device
+        .choice("--dtype", Keeps::always, o.dtype, "Data type of weights and activations. fp16 scales the loss.",
+                kAllFloats)
+        .basic();
     device.choice("--grad-dtype", Keeps::always, o.grad_dtype, "Data type of gradients. [--dtype, or fp32 with fp16]",
                   kFloats);
     device.choice("--adam-dtype", Keeps::always, o.adam_dtype,
@@ -257,8 +264,10 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     device.off_or_on(
         "--cuda-graphs", Keeps::gpu, o.cuda_graphs,
         "Replay each micro-batch as one CUDA graph or, where ranks communicate, what lies between in a block's pass.");
-    device.choice("--recompute", Keeps::always, o.recompute,
-                  "Activations that the backward pass computes again instead of storing them.");
+    device
+        .choice("--recompute", Keeps::always, o.recompute,
+                "Activations that the backward pass computes again instead of storing them.")
+        .basic();
     device.choice(
         "--offload-optimizer", Keeps::gpu, o.offload_optimizer,
         "Keep master weights and Adam's moments in pinned memory of the host. stream: they come to the GPU in "
@@ -327,8 +336,10 @@ static std::optional<std::array<Axis, 4>> parse_axis_order(const std::string& te
 }
 
 static void add_pipeline(OptionGroup& ranks, TrainOptions& o) {
-    ranks.whole("--pp", Keeps::layout, o.pp, 1, 1 << 10,
-                "Number of ranks of the pipeline, which hold the model's stages.");
+    ranks
+        .whole("--pp", Keeps::layout, o.pp, 1, 1 << 10,
+               "Number of ranks of the pipeline, which hold the model's stages.")
+        .basic();
     ranks.whole(
         "--pp-threads", Keeps::no, o.pp_threads, 0, 64,
         "As --pp with the --ranks that it takes: their number times --tp times --cp. 0: --pp's, however started.");
@@ -355,12 +366,16 @@ static void add_pipeline(OptionGroup& ranks, TrainOptions& o) {
 }
 
 static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup ranks(rows, "Many ranks (--ranks N, or mpirun -n N)", "distributed");
-    ranks.whole("--ranks", Keeps::no, o.ranks, 0, 1 << 10,
-                "Number of ranks that this process starts on this machine, on a GPU each or on its share of the cores. "
-                "0: all have been started, by mpirun, torchrun or srun, or it is one.");
-    ranks.whole("--zero", Keeps::always, o.zero, 0, 3,
-                "ZeRO stage. Ranks shard: 1 the optimizer, 2 gradients too, 3 parameters too.");
+    OptionGroup ranks(rows, "Many ranks (--ranks N, or mpirun -n N)", "ranks", "distributed");
+    ranks
+        .whole("--ranks", Keeps::no, o.ranks, 0, 1 << 10,
+               "Number of ranks that this process starts on this machine, on a GPU each or on its share of the cores. "
+               "0: all have been started, by mpirun, torchrun or srun, or it is one.")
+        .basic();
+    ranks
+        .whole("--zero", Keeps::always, o.zero, 0, 3,
+               "ZeRO stage. Ranks shard: 1 the optimizer, 2 gradients too, 3 parameters too.")
+        .basic();
     ranks.whole("--shard-size", Keeps::layout, o.shard_size, 0, 1 << 20,
                 "Number of ranks that share one copy (hybrid sharding). 0: all.");
     ranks.whole("--prefetch", Keeps::always, o.prefetch, 0, 1 << 10,
@@ -375,9 +390,11 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
                   "Reduce after the last micro-batch only (ZeRO-2 and 3). Keeps whole gradients.");
     ranks.turn_on("--no-accumulate-locally", Keeps::layout, o.no_accumulate_locally,
                   "Reduce at every weight gradient (ZeRO-2 and 3 with --pp).");
-    ranks.whole("--tp", Keeps::layout, o.tp, 1, 1 << 10,
-                "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
-                "parallelism).");
+    ranks
+        .whole("--tp", Keeps::layout, o.tp, 1, 1 << 10,
+               "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
+               "parallelism).")
+        .basic();
     ranks
         .checked(
             "--axis-order", Keeps::layout, "LIST", "Order of the axes, neighbouring ranks first. [tp,cp,dp,pp]",
@@ -430,14 +447,16 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
 }
 
 static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup val(rows, "Validation and samples", "validation");
+    OptionGroup val(rows, "Validation and samples", "validation", "validation");
     val.whole("--val-every", Keeps::always, o.val_every, 0, kBig,
-              "Number of steps between validations. 0: only at the end.");
+              "Number of steps between validations. 0: only at the end.")
+        .basic();
     val.whole("--val-tokens", Keeps::always, o.val_tokens, 1, kBig, "Number of tokens in each validation.");
     val.whole("--sample-every", Keeps::always, o.sample_every, 0, kBig,
-              "Number of validations between printed samples. 0: none.");
+              "Number of validations between printed samples. 0: none.")
+        .basic();
     val.whole("--sample-tokens", Keeps::always, o.sample_tokens, 1, 1 << 20, "Number of tokens in a sample.");
-    val.text("--prompt", Keeps::always, o.prompt, "Text that samples begin with.", "TEXT");
+    val.text("--prompt", Keeps::always, o.prompt, "Text that samples begin with.", "TEXT").basic();
     val.whole("--eval-every", Keeps::always, o.eval_every, 0, kBig,
               "Number of steps between evaluations on --eval-tasks. 0: none.");
     val.text("--eval-tasks", Keeps::always, o.eval_tasks, "Tasks, as for train_llama eval; windows are --seq-len long.",
@@ -448,36 +467,43 @@ static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
 }
 
 static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup out(rows, "Output", "output");
+    OptionGroup out(rows, "Output", "output", "output");
     out.text("--out", Keeps::no, o.out,
-             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: none.");
+             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: none.")
+        .basic();
     out.turn_on("--overwrite", Keeps::no, o.overwrite,
-                "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.");
-    out.whole("--log-every", Keeps::always, o.log_every, 1, kBig, "Number of steps between printed lines.");
+                "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.")
+        .basic();
+    out.whole("--log-every", Keeps::always, o.log_every, 1, kBig, "Number of steps between printed lines.").basic();
     out.whole(
         "--stats-every", Keeps::always, o.stats_every, 0, kBig,
         "Number of steps between lines of stats.jsonl: norms of each tensor, its gradient and its update; residual "
         "stream and largest logit of each block. The last 20 steps are written when one goes wrong. 0: none.");
     out.text("--wandb", Keeps::always, o.wandb,
-             "Project of Weights & Biases: OUT/wandb/ gets a run that `wandb sync` uploads.", "PROJECT");
+             "Project of Weights & Biases: OUT/wandb/ gets a run that `wandb sync` uploads.", "PROJECT")
+        .basic();
     out.text("--wandb-name", Keeps::always, o.wandb_name, "Name of the run there. [the model's summary]", "NAME");
     out.whole("--trace-steps", Keeps::no, o.trace_steps, 0, 1000,
               "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev), with "
               "memory by kind; memory.svg has every allocation with its name.");
     out.real("--peak-tflops", Keeps::layout, o.peak_tflops, 0, 1e6,
              "Dense peak of a device in TFLOP/s, which MFU is measured against. 0: as llama/configs/machines has it.");
-    out.turn_on("--print-config", Keeps::no, o.print_config, "Show the model, its tensors and its memory, and stop.");
-    out.turn_on("--presets", Keeps::no, o.presets, "List the presets and stop.");
+    out.turn_on("--print-config", Keeps::no, o.print_config, "Show the model, its tensors and its memory, and stop.")
+        .basic();
+    out.turn_on("--presets", Keeps::no, o.presets, "List the presets and stop.").basic();
 
-    OptionGroup keep(rows, "Checkpoints (in --out)", "output");
+    OptionGroup keep(rows, "Checkpoints (in --out)", "checkpoints", "output");
     keep.checked(
-        "--resume", Keeps::no, "auto|N|PATH",
-        "Checkpoint to resume from. auto: the newest good one in --out, if any; N: that of step N; or its folder.",
-        nullptr, [&o](const std::string& text) { o.resume = parse_resume(text); });
+            "--resume", Keeps::no, "auto|N|PATH",
+            "Checkpoint to resume from. auto: the newest good one in --out, if any; N: that of step N; or its folder.",
+            nullptr, [&o](const std::string& text) { o.resume = parse_resume(text); })
+        .basic();
     keep.whole("--save-every", Keeps::always, o.save_every, 0, kBig,
-               "Number of steps between checkpoints; one more at the end. 0: none.");
+               "Number of steps between checkpoints; one more at the end. 0: none.")
+        .basic();
     keep.whole("--keep", Keeps::always, o.keep, 0, 1 << 20,
                "Number of newest checkpoints that stay, at least 2. 0: all.")
+        .basic()
         .wrong = [](const std::string& text) {
         return text == "1" ? "1 would leave none while the next is written; nearest valid value: 2"
                            : wrong_whole_number(text, 0, 1 << 20);
@@ -519,172 +545,18 @@ CommandTable command_table(TrainOptions& o) {
     CommandTable table{"",
                        "Trains a LLaMA, in raw CUDA C++ or on the CPU. Example:\n"
                        "  train_llama --preset bytes --data data/stdlib --steps 300 --out runs/first\n"
-                       "  mpirun -n 4 train_llama --preset tiny --data data/tinystories",
+                       "  mpirun -n 4 train_llama --preset tiny --data data/tinystories\n",
                        {}};
     std::vector<OptionRow>& rows = table.rows;
-    add_model({rows, "Model", "model"}, o);
+    add_model({rows, "Model", "model", "model"}, o);
     add_data_and_batch(rows, o);
     add_optimizer(rows, o);
     add_device(rows, o);
     add_ranks(rows, o);
     add_validation(rows, o);
-    add_guards({rows, "Stopping and guards", "output"}, o);
+    add_guards({rows, "Stopping and guards", "guards", "output"}, o);
     add_output(rows, o);
     return table;
-}
-
-// ---- what was given, and what it means ------------------------------------------------------------------------------
-
-// Defaults that depend on other flags, and incompatible flags.
-static void settle_schedule(TrainOptions& o) {
-    const bool wsd = o.decay == Decay::wsd, constant = o.decay == Decay::constant;
-    require_request(!o.given.count("cooldown") || o.cooldown < 0 || wsd,
-                    "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd", name_of(o.decay));
-    require_request(!o.given.count("min-lr") || o.min_lr < 0 || !constant,
-                    "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
-    if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
-    if (o.cooldown < 0) o.cooldown = wsd ? o.steps / 5 : 0;
-    require_request(!wsd || o.cooldown <= o.steps,
-                    "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld",
-                    (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
-    if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
-    require_request(o.min_lr <= o.lr,
-                    "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr,
-                    o.lr, o.lr);
-}
-
-void settle(TrainOptions& o, const std::vector<std::string>& arguments, const CommandTable& table,
-            const ParsedFlags& found) {
-    o.arguments = arguments;
-    o.given = found.given;
-    o.values = found.values;
-    o.kept_flags = kept_flags(table, found);
-    o.values["batch-tokens"] = o.kept_flags["batch-tokens"] = std::to_string(o.batch_tokens);  // 4M is 4194304
-    if (!o.init_from.empty() && !o.given.count("lr")) {
-        o.lr = kFineTuningRate;
-        o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
-    }
-    settle_schedule(o);
-    if (o.pp_threads > 0) {
-        require_request(!o.given.count("pp") || o.pp == o.pp_threads,
-                        "--pp-threads %lld with --pp %lld\n  nearest: --pp-threads %lld alone", (long long)o.pp_threads,
-                        (long long)o.pp, (long long)o.pp_threads);
-        o.pp = o.pp_threads;
-        o.values["pp"] = o.kept_flags["pp"] = std::to_string(o.pp);
-        const int64_t ranks = o.pp * o.tp * o.cp;
-        require_request(o.ranks == 0 || o.ranks == ranks,
-                        "--pp-threads %lld of %lld ranks with --ranks %lld\n  nearest: --pp %lld --ranks %lld",
-                        (long long)o.pp, (long long)ranks, (long long)o.ranks, (long long)o.pp, (long long)o.ranks);
-        o.ranks = ranks;
-    }
-}
-
-// ---- combinations ---------------------------------------------------------------------------------------------------
-
-ResumeFrom parse_resume(const std::string& text) {
-    using enum ResumeFrom::Kind;
-    const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
-    if (text.empty()) return {};
-    if (text == "auto") return {newest, 0, text};
-    if (digits && text.size() <= 15) return {step, std::strtoll(text.c_str(), nullptr, 10), text};
-    return {folder, 0, text};
-}
-
-LossScaling TrainOptions::loss_scaling() const {
-    LossScaling l{.window = int(loss_scale_window), .hysteresis = int(loss_scale_hysteresis)};
-    if (dtype != DType::f16) return l;
-    l.dynamic = loss_scale.empty() || loss_scale == "dynamic";
-    l.initial = l.dynamic ? 65536.0f : std::strtof(loss_scale.c_str(), nullptr);
-    l.most = float(kLargestLossScale);
-    return l;
-}
-
-BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
-    return {.parameter = size_of(o.dtype),
-            .gradient = size_of(o.gradient_dtype()),
-            .master = o.master_dtype == o.dtype ? 0 : size_of(o.master_dtype),
-            .moments = 2 * size_of(o.adam_dtype)};
-}
-
-void check_ranks(const TrainOptions& o, int64_t ranks) {
-    require_request(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks,
-                    "--shard-size %lld needs --zero 1, 2 or 3\n  nearest: --zero 1, or leave it out",
-                    (long long)o.shard_size);
-    require_request(
-        o.master_dtype == DType::f32 || o.master_dtype == o.dtype,
-        "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
-        "  nearest: --master-dtype fp32",
-        name_of(o.master_dtype), name_of(o.dtype));
-    require_request(
-        o.gradient_dtype() == DType::f32 || o.gradient_dtype() == o.dtype,
-        "--grad-dtype %s with --dtype %s: gradients have --dtype's type, or fp32\n  nearest: --grad-dtype fp32",
-        name_of(o.gradient_dtype()), name_of(o.dtype));
-    require_request(o.loss_scale.empty() || o.dtype == DType::f16,
-                    "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16",
-                    o.loss_scale.c_str(), name_of(o.dtype));
-    require_request(
-        !o.given.count("fp8-gather") || (o.fp8.on() && o.zero == 3),
-        "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
-        "--fp8 tensor, or leave it out",
-        (long long)o.zero, name_of(o.fp8.recipe));
-    require_request(!o.tp_overlap || !o.fp8.on(),
-                    "--tp-overlap on with --fp8: an operand has one scale, and its parts would each have their own\n"
-                    "  nearest: --tp-overlap off");
-    require_request(
-        !o.given.count("fp8-skip-blocks") || o.fp8.on(),
-        "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
-    for (const char* flag : {"loss-scale-window", "loss-scale-hysteresis"})
-        require_request(
-            !o.given.count(flag) || o.loss_scaling().dynamic,
-            "--%s is a dynamic loss scale's, and --dtype %s%s%s has none\n  nearest: --dtype fp16 --loss-scale "
-            "dynamic",
-            flag, name_of(o.dtype), o.loss_scale.empty() ? "" : " --loss-scale ", o.loss_scale.c_str());
-}
-
-ModelConfig model_config(const TrainOptions& o, int64_t data_vocab) {
-    ModelConfig c = o.init_from.empty() ? find_preset(o.preset).config : load_config(model_folder(o.init_from));
-    if (data_vocab > 0 && (o.init_from.empty() || (o.resize_vocab && data_vocab > c.vocab))) c.vocab = data_vocab;
-    override_fields(o, c);
-    check_fit(o, c, data_vocab);
-    return c;
-}
-
-void override_fields(const TrainOptions& o, ModelConfig& c) {
-    for (const ConfigField& f : config_fields())
-        if (auto it = o.fields.find(f.name); it != o.fields.end()) c.*f.member = it->second;
-    if (o.head) c.tied = *o.head == Head::tied;
-    if (o.rope_theta > 0) c.rope_theta = o.rope_theta;
-    if (o.norm_eps > 0) c.norm_eps = o.norm_eps;
-    if (o.init_std > 0) c.init_std = o.init_std;
-    try {
-        c.resolve();
-    } catch (const Error& error) {
-        refuse("%s", error.what());
-    }
-}
-
-int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
-    const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
-    if (o.grad_accum > 0) return o.grad_accum;
-    if (o.batch_tokens == 0) return 1;
-    // A step is a list of instructions for each of them.
-    require_request(o.batch_tokens / micro <= kMostMicroBatches,
-                    "--batch-tokens %lld makes %lld micro-batches of %lld tokens (--batch %lld x --seq-len %lld x %lld "
-                    "ranks); an update has at most %lld\n  nearest: --batch-tokens %lld, or a larger --batch",
-                    (long long)o.batch_tokens, (long long)(o.batch_tokens / micro), (long long)micro,
-                    (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)kMostMicroBatches,
-                    (long long)(kMostMicroBatches * micro));
-    if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
-    const int64_t below = o.batch_tokens / micro;
-    std::string nearest;
-    if (below > 0)
-        nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
-    nearest += format("--batch-tokens %lld (%lld)", (long long)((below + 1) * micro), (long long)(below + 1));
-    refuse(
-        "--batch-tokens %lld does not divide into micro-batches\n"
-        "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
-        (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro,
-        nearest.c_str());
 }
 
 }  // namespace rz

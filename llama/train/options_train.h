@@ -28,6 +28,9 @@ enum class Head { tied, untied };
 template <>
 inline constexpr auto kNames<Head> = std::to_array<Named<Head>>({{Head::tied, "tied"}, {Head::untied, "untied"}});
 
+constexpr int64_t kMostMicroBatches = 1 << 20;  // of an update on each rank
+constexpr int64_t kLargestLossScale = int64_t(1) << 32;
+
 // What --resume says.
 struct ResumeFrom {
     enum class Kind { nothing, newest, step, folder } kind = Kind::nothing;

@@ -175,7 +175,7 @@ class Mutations:
         self.setting, self.seed = setting, seed
         self.final = setting.work / "whole/final"
         self.kinds = kinds.split(",") if kinds else KINDS
-        text = setting.must(setting.run([setting.program, "--help"]))
+        text = setting.must(setting.run([setting.program, "--help-all"]))
         self.flags = re.findall(r"^ +--([a-z][-a-z0-9]*)", text, re.M)
         # What a sanitizer's shadow takes counts too.
         self.limit = [] if "asan" in setting.program else ["prlimit", f"--data={3 << 29}"]

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <sstream>
 
 #include "llama/train/options.h"
 
@@ -22,11 +23,13 @@ int parse(std::vector<const char*> flags, std::string* said = nullptr, Command* 
     return code.value_or(0);
 }
 
-TrainOptions training(const std::vector<std::string>& flags) {
+Command parsed(const std::vector<std::string>& flags) {
     Command command;
     EXPECT_FALSE(parse_command_line(flags, command));
-    return std::get<TrainOptions>(command);
+    return command;
 }
+
+TrainOptions training(const std::vector<std::string>& flags) { return std::get<TrainOptions>(parsed(flags)); }
 
 TEST(Options, ContradictionsAreRefusedAndNamed) {
     const struct {
@@ -486,29 +489,72 @@ TEST(Options, WordsOfOtherTrainersAreAnsweredWithOurs) {
     EXPECT_NE(said.find("nearest valid value: 1000"), std::string::npos) << said;
 }
 
+// What is printed by a command line that is answered at once.
+std::string answer(const std::vector<const char*>& words, int code = 0) {
+    testing::internal::CaptureStdout();
+    std::string said;
+    EXPECT_EQ(parse(words, &said), code) << testing::PrintToString(words);
+    return testing::internal::GetCapturedStdout() + said;
+}
+
+TEST(Options, HelpHasTheFlagsOfAFirstWeekAndHelpAllEveryOne) {
+    const auto has = [](const std::string& text, const std::string& flag) {
+        return text.find("\n  " + flag + " ") != std::string::npos ||
+               text.find("\n  " + flag + "\n") != std::string::npos;
+    };
+    TrainOptions o;
+    const std::string some = answer({"--help"}), all = answer({"--help-all"});
+    size_t basic = 0;
+    for (const OptionRow& row : command_table(o).rows) {
+        EXPECT_TRUE(has(all, row.flag)) << row.flag;
+        EXPECT_EQ(has(some, row.flag), row.level == Level::basic) << row.flag;
+        basic += row.level == Level::basic;
+    }
+    EXPECT_GE(basic, 25u);
+    EXPECT_LE(basic, 36u);
+    for (const std::string& text : {some, all}) {
+        std::istringstream lines(text.substr(0, text.find("\nExit codes:")));
+        for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+    }
+    EXPECT_LE(std::count(some.begin(), some.end(), '\n'), 140);
+}
+
+TEST(Options, HelpOfAGroupOrAFlagIsThatAlone) {
+    const std::string group = answer({"--help", "batch"});
+    EXPECT_EQ(group.find("Batch and length of the run:\n  --batch "), 0u) << group;
+    EXPECT_NE(group.find("--grad-accum"), std::string::npos);
+    EXPECT_EQ(group.find("--lr"), std::string::npos);
+    const std::string flag = answer({"--help", "--weight-decay"});
+    for (const char* part : {"--weight-decay X=0.1\n", "Decoupled weight decay.", "values    0 to 1000\n",
+                             "default   0.1\n", "weight-decay = X, under [optimizer]", "takes the checkpoint's",
+                             "--help optimizer", "source    llama/train/options_train.cpp:"})
+        EXPECT_NE(flag.find(part), std::string::npos) << part << "\n" << flag;
+    EXPECT_EQ(answer({"--help", "weight_decay"}), flag);
+    EXPECT_EQ(answer({"--steps", "many", "--help", "weight-decay"}), flag) << "help answers whatever else is there";
+    EXPECT_EQ(answer({"--help", "warmup-steps"}).find("--warmup N"), 0u) << "Hugging Face's name";
+    EXPECT_EQ(answer({"--help", "top-k"}).find("--top-k N"), 0u) << "a flag of generate";
+    EXPECT_EQ(answer({"--help", "generate"}), answer({"generate", "--help"}));
+    EXPECT_NE(answer({"--help", "generat"}, 2).find("nearest: --help generate"), std::string::npos);
+    EXPECT_NE(answer({"--help", "quux"}, 2).find("there is no such flag"), std::string::npos);
+    EXPECT_EQ(std::get<TrainOptions>(parsed({"--prompt", "--help"})).prompt, "--help") << "a value is no flag";
+    EXPECT_NE(answer({"help"}).find("Three commands"), std::string::npos);
+}
+
 TEST(Options, HelpOfACommandNamesTheCommandInItsUsageLine) {
     for (const auto& [words, usage] : std::vector<std::pair<std::vector<const char*>, const char*>>{
              {{"--help"}, "Usage: train_llama [OPTIONS]"},
-             {{"plan", "--help"}, "Usage: train_llama plan [OPTIONS]"},
-             {{"generate", "--help"}, "Usage: train_llama generate [OPTIONS]"}}) {
-        testing::internal::CaptureStdout();
-        EXPECT_EQ(parse(words), 0);
-        EXPECT_NE(testing::internal::GetCapturedStdout().find(usage), std::string::npos) << usage;
-    }
+             {{"plan", "--help"}, "Usage: train_llama plan --gpus N --gpu NAME [OPTIONS]"},
+             {{"generate", "--help"}, "Usage: train_llama generate --from PATH [OPTIONS]"}})
+        EXPECT_NE(answer(words).find(usage), std::string::npos) << usage;
 }
 
 TEST(Options, APipelinesChoicesAreParsedOnce) {
-    const auto parsed = [](std::vector<std::string> flags) {
-        Command command;
-        EXPECT_FALSE(parse_command_line(flags, command));
-        return std::get<TrainOptions>(command);
-    };
-    const TrainOptions none = parsed({"--pp", "2"});
+    const TrainOptions none = training({"--pp", "2"});
     EXPECT_FALSE(none.pp_schedule.kind);
     EXPECT_TRUE(none.pp_schedule.file.empty() && none.pp_cut.empty());
     EXPECT_EQ(none.pp_gather, GatherFor::step);
     const TrainOptions all =
-        parsed({"--pp", "2", "--zero", "3", "--pp-schedule", "zb-h1", "--pp-cut", "3,5", "--pp-gather", "window:7"});
+        training({"--pp", "2", "--zero", "3", "--pp-schedule", "zb-h1", "--pp-cut", "3,5", "--pp-gather", "window:7"});
     EXPECT_EQ(all.pp_schedule.kind, PipelineKind::zb_h1);
     EXPECT_EQ(all.pp_cut, (std::vector<int64_t>{3, 5}));
     EXPECT_EQ(all.pp_gather, GatherFor::window);

@@ -175,7 +175,7 @@ check "install: it says its version" run_says 0 "ringzero " ", commit " -- "$pre
 check "install: recipes lie beside it" test -r "$prefix/share/ringzero/configs/124m.toml"
 manual() {
   local flag flags
-  "$program" --help > "$work/help"
+  "$program" --help-all > "$work/help"
   flags=$(grep -oE '^  (-h,)?--[a-z0-9-]+' "$work/help" | grep -oE '[a-z0-9-]+$' | sed 's/^-*//')
   [ "$(wc -w <<< "$flags")" -gt 50 ] || { echo "few flags: $flags"; return 1; }
   sed 's/\\-/-/g' "$prefix/share/man/man1/train_llama.1" > "$work/log"
@@ -184,7 +184,7 @@ manual() {
     "$("$program" generate --help | sed -n 's/^  --max-tokens [^ ]* *//p')" || return 1
   ! command -v man > /dev/null || [ -z "$(man --warnings -l "$prefix/share/man/man1/train_llama.1" 2>&1 > /dev/null)" ]
 }
-check "install: the man page has every flag of --help, and man has no complaint" manual
+check "install: the man page has every flag of --help-all, and man has no complaint" manual
 completes() {  # completes WORDS... = the last is completed to what the log then holds
   bash -c ". '$prefix/share/bash-completion/completions/train_llama'; COMP_WORDS=(\"\$@\"); COMP_CWORD=\$((\$# - 1)); _train_llama '$program'; printf '%s\n' \"\${COMPREPLY[@]}\"" \
     completes "$@" > "$work/log" 2>&1

@@ -1,0 +1,165 @@
+// Defaults that depend on other flags, and what flags come to (options_train.h).
+
+#include <cmath>
+#include <cstdlib>
+
+#include "kernels/runtime/request.h"
+#include "llama/model/hf.h"
+#include "llama/model/presets.h"
+#include "llama/train/options_train.h"
+
+namespace rz {
+
+constexpr double kFineTuningRate = 5e-5;  // where --init-from is given and --lr is not
+
+// Defaults that depend on other flags, and incompatible flags.
+static void settle_schedule(TrainOptions& o) {
+    const bool wsd = o.decay == Decay::wsd, constant = o.decay == Decay::constant;
+    require_request(!o.given.count("cooldown") || o.cooldown < 0 || wsd,
+                    "--cooldown is wsd's: --lr-schedule %s has none\n  nearest: --lr-schedule wsd", name_of(o.decay));
+    require_request(!o.given.count("min-lr") || o.min_lr < 0 || !constant,
+                    "--min-lr: --lr-schedule constant stays at --lr\n  nearest: --min-lr -1, or --lr-schedule wsd");
+    if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
+    if (o.cooldown < 0) o.cooldown = wsd ? o.steps / 5 : 0;
+    require_request(!wsd || o.cooldown <= o.steps,
+                    "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld",
+                    (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
+    if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
+    require_request(o.min_lr <= o.lr,
+                    "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr,
+                    o.lr, o.lr);
+}
+
+void settle(TrainOptions& o, const std::vector<std::string>& arguments, const CommandTable& table,
+            const ParsedFlags& found) {
+    o.arguments = arguments;
+    o.given = found.given;
+    o.values = found.values;
+    o.kept_flags = kept_flags(table, found);
+    o.values["batch-tokens"] = o.kept_flags["batch-tokens"] = std::to_string(o.batch_tokens);  // 4M is 4194304
+    if (!o.init_from.empty() && !o.given.count("lr")) {
+        o.lr = kFineTuningRate;
+        o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
+    }
+    settle_schedule(o);
+    if (o.pp_threads > 0) {
+        require_request(!o.given.count("pp") || o.pp == o.pp_threads,
+                        "--pp-threads %lld with --pp %lld\n  nearest: --pp-threads %lld alone", (long long)o.pp_threads,
+                        (long long)o.pp, (long long)o.pp_threads);
+        o.pp = o.pp_threads;
+        o.values["pp"] = o.kept_flags["pp"] = std::to_string(o.pp);
+        const int64_t ranks = o.pp * o.tp * o.cp;
+        require_request(o.ranks == 0 || o.ranks == ranks,
+                        "--pp-threads %lld of %lld ranks with --ranks %lld\n  nearest: --pp %lld --ranks %lld",
+                        (long long)o.pp, (long long)ranks, (long long)o.ranks, (long long)o.pp, (long long)o.ranks);
+        o.ranks = ranks;
+    }
+}
+
+ResumeFrom parse_resume(const std::string& text) {
+    using enum ResumeFrom::Kind;
+    const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
+    if (text.empty()) return {};
+    if (text == "auto") return {newest, 0, text};
+    if (digits && text.size() <= 15) return {step, std::strtoll(text.c_str(), nullptr, 10), text};
+    return {folder, 0, text};
+}
+
+LossScaling TrainOptions::loss_scaling() const {
+    LossScaling l{.window = int(loss_scale_window), .hysteresis = int(loss_scale_hysteresis)};
+    if (dtype != DType::f16) return l;
+    l.dynamic = loss_scale.empty() || loss_scale == "dynamic";
+    l.initial = l.dynamic ? 65536.0f : std::strtof(loss_scale.c_str(), nullptr);
+    l.most = float(kLargestLossScale);
+    return l;
+}
+
+BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
+    return {.parameter = size_of(o.dtype),
+            .gradient = size_of(o.gradient_dtype()),
+            .master = o.master_dtype == o.dtype ? 0 : size_of(o.master_dtype),
+            .moments = 2 * size_of(o.adam_dtype)};
+}
+
+void check_ranks(const TrainOptions& o, int64_t ranks) {
+    require_request(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks,
+                    "--shard-size %lld needs --zero 1, 2 or 3\n  nearest: --zero 1, or leave it out",
+                    (long long)o.shard_size);
+    require_request(
+        o.master_dtype == DType::f32 || o.master_dtype == o.dtype,
+        "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
+        "  nearest: --master-dtype fp32",
+        name_of(o.master_dtype), name_of(o.dtype));
+    require_request(
+        o.gradient_dtype() == DType::f32 || o.gradient_dtype() == o.dtype,
+        "--grad-dtype %s with --dtype %s: gradients have --dtype's type, or fp32\n  nearest: --grad-dtype fp32",
+        name_of(o.gradient_dtype()), name_of(o.dtype));
+    require_request(o.loss_scale.empty() || o.dtype == DType::f16,
+                    "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16",
+                    o.loss_scale.c_str(), name_of(o.dtype));
+    require_request(
+        !o.given.count("fp8-gather") || (o.fp8.on() && o.zero == 3),
+        "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
+        "--fp8 tensor, or leave it out",
+        (long long)o.zero, name_of(o.fp8.recipe));
+    require_request(!o.tp_overlap || !o.fp8.on(),
+                    "--tp-overlap on with --fp8: an operand has one scale, and its parts would each have their own\n"
+                    "  nearest: --tp-overlap off");
+    require_request(
+        !o.given.count("fp8-skip-blocks") || o.fp8.on(),
+        "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
+    for (const char* flag : {"loss-scale-window", "loss-scale-hysteresis"})
+        require_request(
+            !o.given.count(flag) || o.loss_scaling().dynamic,
+            "--%s is a dynamic loss scale's, and --dtype %s%s%s has none\n  nearest: --dtype fp16 --loss-scale "
+            "dynamic",
+            flag, name_of(o.dtype), o.loss_scale.empty() ? "" : " --loss-scale ", o.loss_scale.c_str());
+}
+
+ModelConfig model_config(const TrainOptions& o, int64_t data_vocab) {
+    ModelConfig c = o.init_from.empty() ? find_preset(o.preset).config : load_config(model_folder(o.init_from));
+    if (data_vocab > 0 && (o.init_from.empty() || (o.resize_vocab && data_vocab > c.vocab))) c.vocab = data_vocab;
+    override_fields(o, c);
+    check_fit(o, c, data_vocab);
+    return c;
+}
+
+void override_fields(const TrainOptions& o, ModelConfig& c) {
+    for (const ConfigField& f : config_fields())
+        if (auto it = o.fields.find(f.name); it != o.fields.end()) c.*f.member = it->second;
+    if (o.head) c.tied = *o.head == Head::tied;
+    if (o.rope_theta > 0) c.rope_theta = o.rope_theta;
+    if (o.norm_eps > 0) c.norm_eps = o.norm_eps;
+    if (o.init_std > 0) c.init_std = o.init_std;
+    try {
+        c.resolve();
+    } catch (const Error& error) {
+        refuse("%s", error.what());
+    }
+}
+
+int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
+    const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
+    if (o.grad_accum > 0) return o.grad_accum;
+    if (o.batch_tokens == 0) return 1;
+    // A step is a list of instructions for each of them.
+    require_request(o.batch_tokens / micro <= kMostMicroBatches,
+                    "--batch-tokens %lld makes %lld micro-batches of %lld tokens (--batch %lld x --seq-len %lld x %lld "
+                    "ranks); an update has at most %lld\n  nearest: --batch-tokens %lld, or a larger --batch",
+                    (long long)o.batch_tokens, (long long)(o.batch_tokens / micro), (long long)micro,
+                    (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)kMostMicroBatches,
+                    (long long)(kMostMicroBatches * micro));
+    if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
+    const int64_t below = o.batch_tokens / micro;
+    std::string nearest;
+    if (below > 0)
+        nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
+    nearest += format("--batch-tokens %lld (%lld)", (long long)((below + 1) * micro), (long long)(below + 1));
+    refuse(
+        "--batch-tokens %lld does not divide into micro-batches\n"
+        "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
+        (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro,
+        nearest.c_str());
+}
+
+}  // namespace rz
