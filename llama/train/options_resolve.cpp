@@ -5,6 +5,7 @@
 
 #include "kernels/runtime/request.h"
 #include "llama/model/hf.h"
+#include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/presets.h"
 #include "llama/train/options_train.h"
 
