@@ -284,6 +284,7 @@ case_ctrl_c() {
   check "ctrl_c: two SIGINT: the last checkpoint is whole" test "$(steps_of c14)" = 50
   run 1 c14 --data "$work/data" --device cpu --resume auto --steps 52 --allow-lr-jump
   check "ctrl_c: two SIGINT: it resumes" test $rc = 0
+  by 3
   FAULT=step:*:*:sleep=0.2 timeout 60 "${by[@]}" "${train[@]}" --steps 100 --out "$work/c14m" > "$work/log" 2>&1 &
   job=$!
   wait_for_step c14m 2
