@@ -37,7 +37,7 @@ static RunEnd train(Trainer& t) {
     const TrainOptions& o = t.options;
     Model& model = t.core->model;
     ShardedAdamW& optimizer = t.core->zero.optimizer;
-    if (o.val_every > 0 && t.start.first_step() == 1) validate(t, 0);
+    begin_training(t);
     for (int64_t step = t.start.first_step(); step <= o.steps; ++step) {
         if (!await_data(t, step)) break;
         begin_step(t, step);

@@ -32,7 +32,7 @@ say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"
 
 test/simt/lint.sh || found=1
-cases() { sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_around.sh | sort -u; }
+cases() { sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_{around,records}.sh | sort -u; }
 rows() { grep -oE '`[a-z_0-9]+`( \*)? \|$' test/faults/MATRIX.md | grep -oE '[a-z_0-9]+' | sort -u; }
 say "cases of test_faults.sh that test/faults/MATRIX.md does not have, or the other way round:" "$(diff <(cases) <(rows) | sed -n 's/^[<>]/   &/p')"
 named() { grep -oE '`[^` ]+(`| )' test/faults/MATRIX.md | tr -d '` ' | sort -u; }

@@ -37,13 +37,14 @@ void Background::add(std::function<void()> task) {
             return;
         }
         tasks_.push_back(std::move(task));
+        ++added_;
     }
     changed_.notify_all();
 }
 
 void Background::finish() {
     std::unique_lock lock(mutex_);
-    if (thread_.joinable()) changed_.wait(lock, [this] { return tasks_.empty() && began_ == 0; });
+    changed_.wait(lock, [this, before = added_] { return done_ >= before; });
 }
 
 double Background::busy_seconds() const {
@@ -67,6 +68,7 @@ void Background::work() {
         }
         lock.lock();
         began_ = 0;
+        ++done_;
         changed_.notify_all();
     }
 }

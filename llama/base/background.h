@@ -23,7 +23,7 @@ class Background {
 
     // The task must not throw. Beyond kMost that wait, it is dropped and counted.
     void add(std::function<void()> task);
-    // Waits until all that was added is done.
+    // Waits until all that was added before is done.
     void finish();
     // Seconds since the task under way began; 0 if there is none.
     double busy_seconds() const;
@@ -38,7 +38,7 @@ class Background {
     std::condition_variable changed_;
     std::deque<std::function<void()>> tasks_;
     double began_ = 0;  // of the task under way, on monotonic_clock(); 0: none
-    int64_t dropped_ = 0;
+    int64_t dropped_ = 0, added_ = 0, done_ = 0;
     bool ends_ = false;
     std::thread thread_;
 };

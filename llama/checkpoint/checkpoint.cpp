@@ -228,7 +228,8 @@ void CheckpointWriter::prepare(Job& job) {
     // seen.
     for (const int64_t held : {kMostHeld, int64_t(1)})
         if (free_bytes() < bytes && options_.keep > 0)
-            job.report.unseen = store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every, -1, held);
+            job.report.unseen = store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every, -1,
+                                               options_.save_every, held);
     require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(),
             human_bytes(bytes).c_str(), human_bytes(free_bytes()).c_str());
     if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_errno(folder, "mkdir");
@@ -499,10 +500,12 @@ void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {
     write_file_atomically(job.folder + "/" + kManifestName, m.to_json());
     fault_point("checkpoint.manifest.done");
     check_checkpoint(job.folder);
+    options_.await_records();  // a run that is killed from here on resumes after this step
     if (options_.mark) store_.mark(m.step);
     store_.publish(m.step, m.run_id);
     try {
-        const std::vector<int64_t> unseen = store_.collect(options_.keep, options_.keep_every, m.step);
+        const std::vector<int64_t> unseen =
+            store_.collect(options_.keep, options_.keep_every, m.step, options_.save_every);
         job.report.unseen.insert(job.report.unseen.end(), unseen.begin(), unseen.end());
     } catch (const Error&) {  // an old one that can't be deleted is no reason to call the new one failed
     }

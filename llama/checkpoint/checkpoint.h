@@ -36,11 +36,13 @@ struct SaveOptions {
     std::string run_folder;
     int64_t keep = 2;        // newest checkpoints that stay; 0: all
     int64_t keep_every = 0;  // of older ones, those whose step is a multiple stay too; 0: none
+    int64_t save_every = 0;  // those of other steps go first; 0: by age alone
     bool background = true;  // write a copy meanwhile; takes its memory at once. false: training waits
     TokenizerFiles tokenizer = {};
-    bool mark = false;                  // for --after-save (after_save.h)
-    double timeout_s = 600;             // that training waits for a rank whose files do not answer
-    int64_t shard_above = kShardAbove;  // bytes of a file; 0: one file of all tensors
+    bool mark = false;                            // for --after-save (after_save.h)
+    double timeout_s = 600;                       // that training waits for a rank whose files do not answer
+    int64_t shard_above = kShardAbove;            // bytes of a file; 0: one file of all tensors
+    std::function<void()> await_records = [] {};  // returns when all that was logged before it is in its files
 };
 
 struct SaveReport {

@@ -125,7 +125,8 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
     }
 }
 
-std::vector<int64_t> CheckpointStore::collect(int64_t keep, int64_t every, int64_t published, int64_t most_held) const {
+std::vector<int64_t> CheckpointStore::collect(int64_t keep, int64_t every, int64_t published, int64_t save_every,
+                                              int64_t most_held) const {
     std::vector<int64_t> unseen;
     if (keep <= 0) return unseen;
     std::vector<int64_t> all = steps();
@@ -133,6 +134,9 @@ std::vector<int64_t> CheckpointStore::collect(int64_t keep, int64_t every, int64
     std::vector<int64_t> held = wanted;
     // The command may be at the oldest.
     if (int64_t(held.size()) > most_held) held.erase(held.begin() + 1, held.end() - (most_held - 1));
+    if (published < 0 && !all.empty()) published = all.back();
+    if (save_every > 0)
+        std::stable_partition(all.begin(), all.end(), [&](int64_t step) { return step % save_every != 0; });
     // The newest by time, whatever its number.
     if (const auto own = std::find(all.begin(), all.end(), published); own != all.end())
         std::rotate(own, own + 1, all.end());

@@ -46,10 +46,11 @@ class CheckpointStore {
     // Makes temporary(step, id), complete and synced, the checkpoint of `step`; one of the same step is replaced by it
     // in one move. Writes `latest`.
     void publish(int64_t step, const std::string& id) const;
-    // Deletes all but the newest `keep` and every multiple of `every`, and never `published`. What is marked stays as
-    // well, but of more than `most_held` (1 at least) only the oldest and the newest; returns the others' steps, as far
-    // as they were deleted. keep 0 keeps all, every 0 no multiples.
-    std::vector<int64_t> collect(int64_t keep, int64_t every, int64_t published = -1,
+    // Deletes all but the newest `keep` and every multiple of `every`, and never `published`. A step that is no
+    // multiple of `save_every` goes before those that are: a run that was stopped there keeps what an undisturbed one
+    // does. What is marked stays as well, but of more than `most_held` (1 at least) only the oldest and the newest;
+    // returns the others' steps, as far as they were deleted. keep 0 keeps all, every 0 no multiples.
+    std::vector<int64_t> collect(int64_t keep, int64_t every, int64_t published = -1, int64_t save_every = 0,
                                  int64_t most_held = kMostHeld) const;
     // Renames checkpoints newer than `step`, so that no run resumes from them; returns their steps.
     std::vector<int64_t> abandon_after(int64_t step, const std::string& id) const;

@@ -123,6 +123,7 @@ std::string Manifest::to_json() const {
         json["lr_rewarm"] = lr_rewarm;
     }
     if (nodes > 1) json["nodes"] = nodes;
+    if (reports_due) json["reports_due"] = true;
     // Bytes that are no UTF-8 become U+FFFD: they stand in texts for people, and in flags see hex_flags().
     std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     const size_t at = text.find(kChecksumKey) + kChecksumKey.size();
@@ -228,6 +229,10 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
         for (const Json& entry : *undone) m.rollbacks.push_back(parse_rollback(entry, where));
     }
     if (const Json* l = json_find(json, "loss_scale")) m.loss_scale = parse_loss_scale(*l, where + ": loss_scale");
+    if (const Json* due = json_find(json, "reports_due")) {
+        require(due->is_boolean(), "%s: reports_due is neither true nor false", where.c_str());
+        m.reports_due = due->get<bool>();
+    }
     m.ranks = get_int("ranks", int64_t(1) << 30);
     m.zero = get_int("zero", 3);
     if (json_find(json, "nodes")) m.nodes = std::max<int64_t>(1, get_int("nodes", m.ranks));

@@ -62,6 +62,7 @@ struct Manifest {
     double lr_from_rate = 0;
     double seconds = 0;               // of training, over all starts
     std::vector<Rollback> rollbacks;  // of the run so far
+    bool reports_due = false;  // validation, evaluation and sample after this step are not made: it was asked to stop
     int64_t ranks = 1, zero = 0;
     int64_t nodes = 1;  // that the data axis lies on: with hier the order of sums depends on it
     std::map<std::string, std::string>

@@ -42,8 +42,9 @@ static std::string quoted(const std::string& text) { return Json(replace_invalid
 // JSON has no NaN or infinity.
 static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x) : "null"; }
 
-// Drops what an earlier start of the run logged at or after `step`, and a line that it did not finish.
-static void truncate_metrics(const std::string& path, int64_t step) {
+// Drops what an earlier start of the run logged at or after `step`, what it reported of the step before if that is made
+// anew, and a line that it did not finish.
+static void truncate_metrics(const std::string& path, int64_t step, bool reports_due = false) {
     if (std::FILE* file = std::fopen(path.c_str(), "re"); file == nullptr)
         return;
     else
@@ -53,7 +54,10 @@ static void truncate_metrics(const std::string& path, int64_t step) {
     for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
         const std::string line = text.substr(at, end + 1 - at);  // sscanf would look for the end of the whole text
         long long logged = -1;
-        if (std::sscanf(line.c_str(), "{\"step\":%lld", &logged) == 1 && logged >= 0 && logged < step) kept += line;
+        if (std::sscanf(line.c_str(), "{\"step\":%lld", &logged) != 1 || logged < 0 || logged >= step) continue;
+        const auto is_of = [&](const char* name) { return line.find(format(",\"%s\":", name)) == line.find(','); };
+        if (reports_due && logged == step - 1 && (is_of("val_loss") || is_of("sample") || is_of("eval"))) continue;
+        kept += line;
     }
     if (kept != text) write_file_atomically(path, kept);
 }
@@ -65,7 +69,7 @@ Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, B
     if (facts_.quiet || folder_.empty()) return;
     begins_ = first_step;
     const std::string path = folder_ + "/metrics.jsonl";
-    if (first_step > 1) truncate_metrics(path, first_step);
+    if (first_step > 1) truncate_metrics(path, first_step, facts_.reports_due);
     metrics_ = std::fopen(path.c_str(), first_step > 1 ? "ae" : "we");
     require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
     text_ = std::fopen((folder_ + "/log.txt").c_str(), first_step > 1 ? "ae" : "we");
@@ -257,6 +261,13 @@ void Log::open_wandb(int64_t first_step) {
     wandb_ = std::make_unique<WandbFile>(folder, WandbIdentity{facts_.wandb, id, name, facts_.settings, first_step});
     const std::string made = wandb_->path().substr(0, wandb_->path().rfind('/'));
     line("wandb    " + made + ": wandb sync " + (first_step > 1 ? "--append " : "") + "uploads it");
+}
+
+void Log::complete_rows() {
+    if (!wandb_) return;
+    later([this] {
+        if (!wandb_->flush_row()) warn_once("the file for W&B");
+    });
 }
 
 void Log::plot() {

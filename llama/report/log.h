@@ -62,6 +62,7 @@ struct RunFacts {
     double attention_flops_per_token = 0;  // of flops_per_token, what attention takes where all of a row is seen
     std::map<std::string, std::string> settings = {};  // how the run was asked for and on what, by name
     std::string wandb = {}, wandb_name = {};           // project of Weights & Biases; empty: none. The run's name
+    bool reports_due = false;  // validation, evaluation and sample of the step before the first are made anew
 };
 
 // Writes to stdout and, with a folder, the same to log.txt, and metrics.jsonl, run.json, TensorBoard's event file,
@@ -85,8 +86,9 @@ class Log {
     void statistics(int64_t step, const std::string& json);
     // Writes bad_step_STEP.json: what led to a step that went wrong.
     void bad_step(int64_t step, const std::string& json);
-    void plot();    // rewrites loss.svg from metrics.jsonl
-    void finish();  // the last plot and the closing line
+    void complete_rows();  // nothing more comes of the steps so far
+    void plot();           // rewrites loss.svg from metrics.jsonl
+    void finish();         // the last plot and the closing line
     void wait_for_files();
 
    private:

@@ -38,13 +38,14 @@ class WandbFile {
     // number becomes "NaN" or "Infinity", as its client writes it. False if writing failed: logging never stops
     // training.
     bool history(int64_t step, const Scalars&);
+    // Writes what is gathered: nothing more comes of that step.
+    bool flush_row();
     // The last step's row, the summary and the exit. Nothing follows.
     bool finish(int exit_code);
 
     const std::string& path() const { return path_; }
 
    private:
-    bool flush_row();
     bool write(int field, std::string_view message);
 
     std::string path_;

@@ -37,6 +37,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.data_hash = t.metrics->data_hash();
     m.validations = t.validations;
     m.rollbacks = resumed.rollbacks;
+    m.reports_due = t.reports_due;
     if (t.lr.from_step <= step) {
         m.lr_from_step = t.lr.from_step;
         m.lr_from_rate = t.lr.from_rate;

@@ -45,7 +45,7 @@ void Saver::finish_commands(double seconds) {
     for (const std::string& line : after_save_->lines()) log_.line(line);
     after_save_.reset();
     try {  // what was kept only for the command
-        CheckpointStore(options_.run_folder).collect(options_.keep, options_.keep_every);
+        CheckpointStore(options_.run_folder).collect(options_.keep, options_.keep_every, -1, options_.save_every);
     } catch (const Error& error) {
         std::fprintf(stderr, "train_llama: %s\n", error.what());
     }

@@ -176,7 +176,8 @@ static std::map<std::string, std::string> run_settings(const TrainOptions& o, co
     return out;
 }
 
-static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const Peak& peak, const Process& process) {
+static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const Peak& peak, const Process& process,
+                          bool reports_due) {
     return {.steps = o.steps,
             .flops_per_token = training_flops_per_token(core.config, o.seq_len),
             .title = summary(core.config),
@@ -185,7 +186,8 @@ static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const
             .attention_flops_per_token = attention_flops_per_token(core.config, o.seq_len),
             .settings = run_settings(o, core),
             .wandb = o.wandb,
-            .wandb_name = o.wandb_name};
+            .wandb_name = o.wandb_name,
+            .reports_due = reports_due};
 }
 
 static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process, TrainingCore& core, CommMeter& meter,
@@ -197,15 +199,17 @@ static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process
     return std::make_unique<Trace>(process, core.compute, meter, first, std::min(o.trace_steps, o.steps - first + 1));
 }
 
-static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths) {
+static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths, Log& log) {
     return {.run_folder = o.out,
             .keep = o.keep,
             .keep_every = o.keep_every,
+            .save_every = o.save_every,
             .background = !o.no_background_save && o.save_every > 0,
             .tokenizer = paths.tokenizer_files,
             .mark = !o.after_save.empty(),
             .timeout_s = std::max(o.timeout, o.disk_timeout),
-            .shard_above = o.shard_above_mib << 20};
+            .shard_above = o.shard_above_mib << 20,
+            .await_records = [&log] { log.wait_for_files(); }};
 }
 
 // The most that this rank will take, saves and final weights included (plan_memory.h). What can't be planned has only
@@ -218,7 +222,7 @@ static std::string planned_memory(const Trainer& t) {
     std::string why;
     PlannedMemory plan;
     try {
-        const bool samples = draws_samples(t.options, t.start.first_step(), t.validations);
+        const bool samples = draws_samples(t.options, t.start.first_step() - t.reports_due, t.validations);
         const PlannedJob job{.kind = kind,
                              .ranks = world.size,
                              .resumes = t.start.first_step() > 1,
@@ -435,6 +439,7 @@ void Trainer::begin_at(const std::optional<ResumePoint>& from, std::string& note
         "--cuda-graphs on: these shards mark their targets, so each update has another gradient scale, which a graph "
         "keeps\n  nearest: --cuda-graphs off");
     validations = m.validations;
+    reports_due = m.reports_due;
 }
 
 void Trainer::open_log(const std::string& note) {
@@ -444,7 +449,8 @@ void Trainer::open_log(const std::string& note) {
     health.status().set_rollbacks(int64_t(m.rollbacks.size()));
     if (!o.out.empty()) health.expect_save(core->table.size() * bytes_per_parameter(o).saved() / mesh->world().size);
     peak = find_peak(core->device, o.dtype, o.fp8.on(), o.peak_tflops);
-    log = std::make_unique<Log>(run_facts(o, *core, peak, process), o.out, start.first_step(), &health.files());
+    log = std::make_unique<Log>(run_facts(o, *core, peak, process, reports_due), o.out, start.first_step(),
+                                &health.files());
     if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
     const Grid& grid = mesh->grid();
     if (grid.ranks() > grid.size(Axis::dp)) layout = layout_text(grid, process.all_gather_text(host_name()));
@@ -467,7 +473,7 @@ void Trainer::open_reports() {
     if (o.recheck_every > 0) recheck = std::make_unique<Recheck>(process, *core);
     trace = make_trace(o, process, *core, meter, start.first_step());
     if (!o.out.empty())
-        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths),
+        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths, *log),
                                         health.report_hang_after(), o.after_save,
                                         [this](int64_t step) { return manifest_at(*this, step); });
     metrics = std::make_unique<Metrics>(process, *core, meter, *batches, lr, health, *log, trace.get(),
@@ -493,9 +499,15 @@ bool Trainer::validates(int64_t step) const {
     return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
 }
 
+void begin_training(Trainer& t) {
+    const int64_t step = t.start.resumed.step;
+    if (step == 0 ? t.options.val_every > 0 : t.reports_due && t.validates(step)) validate(t, step);
+    if (t.reports_due && t.evaluates(step)) evaluate(t, step);
+}
+
 // The state after `step`, for a run that ends early.
-static void save_last(Trainer& t, int64_t step) {
-    if (t.health.end()->saves && t.saver) save(t, step);
+static void save_last(Trainer& t, int64_t step, bool reports_due) {
+    if (t.health.end()->saves && t.saver) save(t, step, reports_due);
 }
 
 bool await_data(Trainer& t, int64_t step) {
@@ -531,7 +543,7 @@ bool await_data(Trainer& t, int64_t step) {
                        t.options.data.c_str(), (long long)t.written, (long long)t.options.data_wait));
         if (t.health.end()) {
             const int64_t last = step - 1;
-            if (last > t.start.resumed.step && !t.saves(last)) save_last(t, last);
+            if (last > t.start.resumed.step && !t.saves(last)) save_last(t, last, false);
             return false;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -610,8 +622,10 @@ void end_step(Trainer& t, int64_t step) {
     if (t.saver) t.saver->report();
 }
 
-void save(Trainer& t, int64_t step) {
+void save(Trainer& t, int64_t step, bool reports_due) {
     t.metrics->flush();
+    t.log->complete_rows();
+    t.reports_due = reports_due;
     if (t.health.end() && !t.health.end()->saves) return;  // known only now, where steps are reported one late
     Process::DiskWork files(t.process);
     t.saver->save(step);
@@ -623,7 +637,7 @@ bool ends(Trainer& t, int64_t step) {
     t.health.look_for_stop();
     if (!t.health.end()) return false;
     if (t.health.end()->saves && step == t.options.steps) return false;  // done anyway
-    save_last(t, step);
+    save_last(t, step, t.reports(step));
     return true;
 }
 

@@ -62,6 +62,8 @@ struct Trainer {
     int64_t graph_lines = 0;  // about graphs, in the log
     int64_t written = 0;      // samples that all ranks can read, as they last agreed
 
+    bool reports_due = false;  // of the step that is saved: it was asked to stop before they were made
+
     int64_t step = 0;  // that is being enqueued
 
     // Of the mean over the targets of the whole update, however micro-batches and ranks share them; of none it is 0.
@@ -80,6 +82,7 @@ struct Trainer {
     bool saves(int64_t step) const;
     bool validates(int64_t step) const;
     bool evaluates(int64_t step) const;
+    bool reports(int64_t step) const { return validates(step) || evaluates(step); }
     bool rechecks(int64_t step) const { return recheck && step % options.recheck_every == 0; }
 
    private:
@@ -96,6 +99,8 @@ int64_t cpu_threads(int64_t asked, const Process&);
 // Refuses what no machine like this could use: OpenMP ends the program where it gets no thread.
 void check_threads(int64_t asked);
 
+// Before the first step: the validation of weights that are not trained yet, or what was due when the run was stopped.
+void begin_training(Trainer&);
 // Data that are still being written: waits until all ranks have those of the step. False if the run ends instead,
 // because it is asked to stop or nothing came within --data-wait; the state after the step before is saved then.
 bool await_data(Trainer&, int64_t step);
@@ -111,8 +116,9 @@ std::vector<int32_t> sample_prompt(const Trainer&);
 // The --eval-tasks, with the weights after `step`.
 void make_evaluation(Trainer&);
 void evaluate(Trainer&, int64_t step);
-// Writes a checkpoint of the state after `step`; training continues meanwhile.
-void save(Trainer&, int64_t step);
+// Writes a checkpoint of the state after `step`; training continues meanwhile. reports_due: the run stops before
+// they are made, and its next start makes them.
+void save(Trainer&, int64_t step, bool reports_due = false);
 // Whether the run ends after this step, the same on all ranks; saved then, if it is good.
 bool ends(Trainer&, int64_t step);
 

@@ -218,6 +218,16 @@ TEST(CheckpointStore, CountsOnlyCompleteOnesAndCleansUp) {
     EXPECT_TRUE(fs::exists(store.path(100) + "-abandoned-x/manifest.json"));
 }
 
+TEST(CheckpointStore, AStepOutsideOfSaveEveryGoesFirst) {
+    TempFolder f;
+    const CheckpointStore store(f.path);
+    for (int64_t step : {4, 8, 10}) write_text(store.path(step) + "/manifest.json", "{}");
+    store.collect(2, 0, -1, 4);
+    write_text(store.path(12) + "/manifest.json", "{}");
+    store.collect(2, 0, 12, 4);  // as without the stop after step 10
+    EXPECT_EQ(store.steps(), (std::vector<int64_t>{8, 12}));
+}
+
 TEST(CheckpointStore, PublishReplacesInOneMove) {
     TempFolder f;
     CheckpointStore store(f.path);

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""What a run has written, in an order and form that two runs can be compared by.
+
+    test/faults/run_rows.py FOLDER [--without KEY,KEY]
+
+Prints the rows of metrics.jsonl and stats.jsonl, TensorBoard's scalars and the rows for W&B, without what is measured
+(seconds, bytes, rates) and joined over the starts of the run. --without leaves out more keys of metrics.jsonl.
+"""
+
+import glob
+import json
+import pathlib
+import struct
+import sys
+
+MEASURED = set(
+    "seconds time tokens_per_second flops memory_bytes memory_by_rank comm_seconds exposed_seconds overlap_efficiency "
+    "bytes_sent axes pipeline slow_rank slow_ratio".split()
+)
+MEASURED_SCALARS = ("speed/", "time/", "memory/", "communication/", "pipeline/", "tokens_per_second", "mfu")
+
+
+def rows(file, without=()):
+    """The lines as JSON; a line that is none throws."""
+    found = []
+    if file.exists():
+        for line in file.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                raise ValueError(f"{file}: ends in the middle of a line: {line!r}")
+            row = json.loads(line)
+            found.append({k: v for k, v in row.items() if k not in MEASURED and k not in without})
+    return found
+
+
+def fields(message):
+    """(number, value) of a protobuf message: an integer, or bytes."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        tag = varint()
+        if tag & 7 == 0:
+            yield tag >> 3, varint()
+            continue
+        size = {1: 8, 5: 4}.get(tag & 7) or varint()
+        yield tag >> 3, message[at : at + size]
+        at += size
+
+
+def tensorboard(folder):
+    """{(step, tag): value} over all event files, the later ones last."""
+    found = {}
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        at = 0
+        while at < len(data):
+            (size,) = struct.unpack_from("<Q", data, at)
+            event = dict(fields(data[at + 12 : at + 12 + size]))
+            at += 12 + size + 4
+            step = event.get(2, 0)
+            if 7 in event:  # a start: what was logged from its step on is void
+                found = {key: value for key, value in found.items() if key[0] < step}
+            for number, value in fields(event.get(5, b"")):
+                one = dict(fields(value))
+                if number == 1 and 2 in one and not one[1].decode().startswith(MEASURED_SCALARS):
+                    found[step, one[1].decode()] = struct.unpack("<f", one[2])[0]
+    return found
+
+
+def wandb(folder):
+    """{(step, key): JSON} over the files of all starts; of one that was logged again the later."""
+    found = {}
+    for path in sorted(glob.glob(f"{folder}/wandb/offline-run-*/run-*.wandb")):
+        data, at, record = pathlib.Path(path).read_bytes(), 7, b""
+        while at + 7 <= len(data):
+            if 32768 - at % 32768 < 7:
+                at += 32768 - at % 32768
+                continue
+            _, size, kind = struct.unpack_from("<IHB", data, at)
+            record = (b"" if kind in (1, 2) else record) + data[at + 7 : at + 7 + size]
+            at += 7 + size
+            if kind not in (1, 4):
+                continue
+            for number, history in fields(record):
+                if number != 2:
+                    continue
+                items = [dict(fields(item)) for field, item in fields(history) if field == 1]
+                row = {item[1].decode(): item[16].decode() for item in items}
+                step = int(row.pop("_step"))
+                for key, value in row.items():
+                    if not key.startswith(("_", *MEASURED_SCALARS)):
+                        found[step, key] = value
+    return found
+
+
+def text(folder, without=()):
+    folder = pathlib.Path(folder)
+    lines = [f"metrics {json.dumps(row)}" for row in rows(folder / "metrics.jsonl", without)]
+    lines += [f"stats {json.dumps(row)}" for row in rows(folder / "stats.jsonl")]
+    lines += [f"tensorboard {key} {value}" for key, value in sorted(tensorboard(folder).items())]
+    lines += [f"wandb {key} {value}" for key, value in sorted(wandb(folder).items())]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text(sys.argv[1], sys.argv[3].split(",") if len(sys.argv) > 3 else ()))
