@@ -70,4 +70,9 @@ class Buffer {
     std::string name_;
 };
 
+// The address of an element of an array.
+inline char* at(const void* base, int64_t elements, DType t) {
+    return static_cast<char*>(const_cast<void*>(base)) + elements * size_of(t);
+}
+
 }  // namespace rz

@@ -205,11 +205,11 @@ void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
     if (unit == 0) return embedding(count);
-    const char* w = static_cast<const char*>(parameters_.parameters(unit));
     const void* previous_mid = unit > std::max(stage.first_unit, 1) ? a_.mid : nullptr;
     if (unit > int(c.layers)) return forward_head(count, previous_mid);
     a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * part_.qkv_rows() * e;
-    block_.forward(stream_, {.B = 1, .T = count, .first_position = position_}, w, a_, scratch_, previous_mid);
+    block_.forward(stream_, {.B = 1, .T = count, .first_position = position_},
+                   block_.weights(parameters_.parameters(unit)), a_, scratch_, previous_mid);
     if (unit == stage.last_unit)
         reduce_add(stream_, {.out = outputs_.at(stage.stage),
                              .a = scratch_.branch,

@@ -81,7 +81,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
             take(o.tp->size(), 1, sizeof(Fp8Scale), MemKind::workspace, "magnitudes of the tp ranks"));
     if (o.tp && o.tp->overlaps()) scratch_.ahead = take(N, c.dim, e, MemKind::workspace, "rows of all tp ranks, ahead");
     const BlockShape largest{.B = o.B, .T = o.T};
-    scratch_.attention = take(1, attention_backward_workspace(block_.attention_shape(largest)), 1, MemKind::workspace,
+    scratch_.attention = take(1, attention_backward_workspace(block_.attention().shape(largest)), 1, MemKind::workspace,
                               "attention backward");
     scratch_.norm =
         static_cast<float*>(take(1, rmsnorm_backward_scratch(c.dim), 4, MemKind::workspace, "norm partials"));
@@ -249,8 +249,9 @@ const char* Stage::parameters(const Tensor& t) {
 }
 
 BlockWeights Stage::block_weights(int unit) {
-    if (const std::optional<Fp8Parameters> fp8 = parameters_.fp8_parameters(unit)) return BlockWeights(*fp8);
-    return BlockWeights(static_cast<const char*>(parameters_.parameters(unit)));
+    const Block& block = work_.block(unit);
+    if (const std::optional<Fp8Parameters> fp8 = parameters_.fp8_parameters(unit)) return block.weights(*fp8);
+    return block.weights(parameters_.parameters(unit));
 }
 
 char* Stage::gradients(const Tensor& t) {
@@ -316,7 +317,7 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     const BlockWeights w = block_weights(unit);
     const bool away = offload_ && offload_->covers(int64_t(index(unit)));
     if (away) offload_->before_forward(slot, int64_t(index(unit)));
-    piece(GraphSet::key(Piece::forward, unit, slot, w.address(), a.h1, b.B, b.T, b.positions), [&] {
+    piece(GraphSet::key(Piece::forward, unit, slot, w.address, a.h1, b.B, b.T, b.positions), [&] {
         BlockWatch watch = goal.watch;
         if (watch.squares) watch.squares += unit - 1, watch.largest += unit - 1;
         work_.block(unit).forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid,
@@ -483,7 +484,7 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     const BlockWeights w = block_weights(unit);
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
-    piece(GraphSet::key(Piece::backward, unit, slot, w.address(), dw, a.h1, b.B, b.T, b.positions), [&] {
+    piece(GraphSet::key(Piece::backward, unit, slot, w.address, dw, a.h1, b.B, b.T, b.positions), [&] {
         if (options_.recompute == Recompute::block)
             work_.block(unit).forward(stream_, shape, w, a, work_.scratch(), nullptr);
         work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
@@ -506,9 +507,9 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
     const BlockWeights w = block_weights(unit);
     exchange(a, p);
-    piece(GraphSet::key(Piece::input_grad, unit, w.address(), a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T,
-                        b.positions),
-          [&] { work_.block(unit).input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
+    piece(
+        GraphSet::key(Piece::input_grad, unit, w.address, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T, b.positions),
+        [&] { work_.block(unit).input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
 }
 
 void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool then_below) {
@@ -520,8 +521,8 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool th
     const PendingBlock& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T), [&] {
-        chain_.next_dout = then_below && unit > first_block() ? pending.blocks[index(unit) - 1].dout : nullptr;
-        work_.block(unit).weight_grad(stream_, shape_of(b), dw, p, work_.scratch(), &chain_);
+        const void* next = then_below && unit > first_block() ? pending.blocks[index(unit) - 1].dout : nullptr;
+        work_.block(unit).weight_grad(stream_, shape_of(b), dw, p, work_.scratch(), dout_there_, next);
     });
 }
 

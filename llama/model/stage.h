@@ -189,7 +189,7 @@ class Stage {
     std::vector<Slot> slots_;
     std::vector<WeightSlot> weight_slots_;
     std::optional<ResidualOffload> offload_;
-    Block::Chain chain_;
+    Event dout_there_;  // of the next weight_grad
     bool replays_ = false;
     GraphSet graphs_;
 };

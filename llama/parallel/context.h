@@ -45,11 +45,6 @@ struct ContextShape {
     ContextExchange exchange = ContextExchange::gather;
 };
 
-// The address of an element of an array.
-inline char* at(const void* base, int64_t elements, DType t) {
-    return static_cast<char*>(const_cast<void*>(base)) + elements * size_of(t);
-}
-
 class ContextParallel {
    public:
     // Collective over the cp axis. The mesh and the meter (nullptr: none) outlive this.

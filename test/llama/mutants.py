@@ -29,7 +29,7 @@ SCHEDULES, CHECK = "llama/parallel/pipeline.cpp", "llama/parallel/pipeline_check
 EVAL, SCORER, ATTENTION = "llama/train/eval_tasks.cpp", "llama/train/scorer.cpp", "kernels/attention/attention.cpp"
 PLAN = "llama/train/plan_memory.cpp"
 BLOCK, FEEDER, TRAINER = "llama/model/block.cpp", "llama/data/batch_feeder.cpp", "llama/train/trainer.cpp"
-NORM1 = "add_norm_gradient(s, dw + at_.norm1 * size_of(grad_dtype_), p.dw_norm1, config_.dim, grad_dtype_);"
+NORM1 = "add_norm_gradient(s, at(dw, norm1_, grad_dtype_), d.dw_norm1, config_.dim, grad_dtype_);"
 
 PIPELINES = [
     (
@@ -265,7 +265,7 @@ PIPELINES = [
     (
         "BOS stands twice",
         EVAL,
-        "!std::string_view(text).starts_with(t.bytes_of(t.bos_id()))",
+        "!std::string_view(text).starts_with(t.decode(std::vector{t.bos_id()}))",
         "true",
         ["EvalTokens.BosStandsOnce"],
     ),

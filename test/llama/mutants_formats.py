@@ -1,7 +1,7 @@
 """Faults of number formats, loss scaling and offload, for mutants.py --table formats. Rows as there."""
 
 QUANTISE, BLOCKS, MX = "kernels/fp8/quantise.cpp", "kernels/fp8/quantise_blocks.cpp", "kernels/fp8/quantise_mx.h"
-LINEAR, GATHER, BLOCK = "llama/model/linear_fp8.cpp", "zero/fp8_gather.cpp", "llama/model/block.cpp"
+LINEAR, GATHER, LAYER = "llama/model/linear_fp8.cpp", "zero/fp8_gather.cpp", "llama/model/parallel_linear.cpp"
 OPTIMIZER, OFFLOAD = "zero/optimizer.cpp", "zero/offload.cpp"
 
 # What is compiled again because it includes a planted header: sources, and tests that read the header themselves.
@@ -54,12 +54,12 @@ FORMATS = [
     ),
     (
         "the weight's gradient has the scale of another operand",
-        BLOCK,
-        "{p.act, slot_of(slots, kOfAct)}",
-        "{p.act, slot_of(slots, PLANTED ? kOfGateUpGradient : kOfAct)}",
+        LAYER,
+        "{dy, scale_of_dy(p)}, operand_x(p, x),",
+        "{dy, scale_of_dy(p)}, PLANTED && layer_.number == 3 ? Operand(x, p.scales + 5) : operand_x(p, x),",
         ["Fp8Training.*"],
     ),
-    ("a stale magnitude", BLOCK, "s.zero(slots + which, sizeof *slots);", ";", ["Fp8Training.*"]),
+    ("a stale magnitude", LAYER, "p.stream.zero(scale, sizeof *scale);", ";", ["Fp8Training.*"]),
     (
         "each rank of ZeRO-3 has the magnitude of one rank's slices",
         GATHER,

@@ -1,0 +1,45 @@
+#pragma once
+// Attention of a block, wherever its keys are: in the batch, in a cache, or on other ranks (llama/parallel/context.h).
+
+#include "kernels/attention/attention.h"
+#include "llama/model/config.h"
+#include "llama/model/parallel_linear.h"
+
+namespace rz {
+
+class ContextParallel;
+
+// What a forward pass adds to for --stats-every (kernels/statistics.h), of rows that this rank has: mean squares of the
+// residual stream at the block's entrance, and the largest logit of attention. All on the device.
+struct BlockWatch {
+    double* squares = nullptr;  // (1)
+    float* largest = nullptr;   // (1)
+};
+
+class Attention {
+   public:
+    // `part`: the config with the heads of this rank. `context` where ranks share sequences; it outlives this.
+    Attention(const ModelConfig& part, DType dtype, ContextParallel* context)
+        : config_(part), dtype_(dtype), context_(context) {}
+
+    AttentionShape shape(const BlockShape&) const;
+
+    // o (N, heads * head_dim) and lse = attention of qkv (N, Q), rotated; the rows of a cache start first_position rows
+    // before. o's magnitude goes into `amax`, where that is not nullptr.
+    void forward(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax) const;
+    // The same, and adds to `watch`: `rstd` (R) is that of the block's first norm.
+    void forward(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax, const float* rstd,
+                 const BlockWatch& watch) const;
+    // dqkv = its gradient.
+    void backward(BlockPass&, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse) const;
+
+   private:
+    void run(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax, float sharpness, float* largest) const;
+    void add_statistics(BlockPass&, const float* rstd, const BlockWatch&, const float* lse, float sharpness) const;
+
+    ModelConfig config_;
+    DType dtype_;
+    ContextParallel* context_;
+};
+
+}  // namespace rz

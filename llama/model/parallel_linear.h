@@ -1,0 +1,118 @@
+#pragma once
+// A linear layer of a block, wherever its product runs: on one rank or on the ranks of the tp axis
+// (llama/parallel/tensor_parallel.h), in the tensors' type or in fp8 (linear_fp8.h), with or without rows on their way
+// beside compute. With tp a layer is
+//
+//   column-parallel   each rank has some outputs: rows of x are gathered, partial sums of dx are added and scattered
+//   row-parallel      each rank has some inputs: partial sums of y are added and scattered, rows of dy are gathered
+//
+// so that between the layers each rank has R of the N rows of the residual stream and all rows of some heads or some
+// columns of ffn. Without tp R is N. `in` and `out` are this rank's.
+//
+// In fp8 with one scale for each operand (keeps_codes) the op that writes an operand also finds its magnitude: it is
+// given magnitude_of_x() or magnitude_of_dy() as its amax. x of a column-parallel layer, which nothing but products
+// reads, is then kept as e4m3 codes; with tp they have the scale of all ranks' rows, so the codes that are gathered are
+// those of the gathered rows.
+
+#include "kernels/runtime/device.h"
+#include "llama/model/linear_fp8.h"
+#include "llama/parallel/tensor_parallel.h"
+
+namespace rz {
+
+struct BlockShape {
+    int64_t B, T;                        // new rows: N = B * T
+    int64_t first_position = 0;          // > 0 when a cache already holds that many positions (B is 1 then)
+    const int32_t* positions = nullptr;  // (B, T) of RoPE, where they are not first_position + t
+    const int32_t* first_key = nullptr;  // (B, T) as attention's, where documents are packed
+    int64_t rows() const { return B * T; }
+};
+
+// Memory that lives within one block's pass. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim,
+// F = ffn.
+struct BlockScratch {
+    void* branch = nullptr;     // (R, C)   the block's last output, until the next block adds it
+    void* act = nullptr;        // (N, F)   swiglu output; its gradient in the backward pass
+    void* dqkv = nullptr;       // (N, Q)
+    void* dh = nullptr;         // (N, max(C, heads * head_dim)); partial sums of (N, C) have tp's wire type
+    void* dnorm = nullptr;      // (R, C)   gradient of a norm's output: dh without tp
+    void* whole = nullptr;      // (N, C)   with tp: gathered rows, or partial sums in its wire type
+    void* ahead = nullptr;      // (N, C)   with tp's overlap: rows gathered for a weight's gradient
+    void* attention = nullptr;  // attention_backward_workspace
+    float* norm = nullptr;      // rmsnorm_backward_scratch(C)
+    Fp8Scale* parts = nullptr;  // (ranks)  with tp, where norms are kept as codes: each rank's magnitude
+};
+
+// What the parts of a block share in one pass, and, with tp's overlap, what is on its way beside compute.
+struct BlockPass {
+    Stream& stream;
+    const BlockShape& shape;
+    const BlockScratch& scratch;
+    Fp8Scale* scales;  // (kBlockScales) of this block and micro-batch; nullptr unless the layers keep codes
+    int64_t N, R;
+    Event whole = {}, ahead = {}, dnorm = {};  // valid: after it the rows are in the scratch of that name
+};
+
+// Scales of a block's layers: of x and of dy of each of the four.
+constexpr int kBlockScales = 8;
+// Whether layers in fp8 have them: not where a product reads its operand part by part.
+bool keeps_codes(Fp8Recipe recipe, const TensorParallel* tp);
+
+enum class Parallel { column, row };
+
+class ParallelLinear {
+   public:
+    struct Layer {
+        Parallel parallel;
+        int64_t in, out;
+        int64_t begin;  // of its weight in the unit, in elements
+        int number;     // of the block's four: its scales are 2 number and 2 number + 1
+        // Whether the op that writes it finds the magnitude; else it is measured here.
+        bool x_is_measured = true, dy_is_measured = true;
+    };
+    // `tp` and `fp8` may be nullptr; they outlive this.
+    ParallelLinear(const Layer& layer, DType dtype, DType grad_dtype, TensorParallel* tp, const Fp8Linear* fp8)
+        : layer_(layer), dtype_(dtype), grad_dtype_(grad_dtype), tp_(tp), fp8_(fp8) {}
+
+    // Every pass enqueues and returns. Column-parallel: x and dx have R rows, y and dy N; row-parallel: the other way
+    // round.
+    //
+    // y = x W^T. Row-parallel: the partial sums pass through scratch.whole.
+    void forward(BlockPass&, void* y, const void* x, const Operand& w) const;
+    // dx = dy W; returns dy with all rows, in scratch.whole with tp. Column-parallel:, dx is scratch.dnorm and the
+    // partial sums pass through scratch.dh; `aside`: compute does not wait for dx before pass.wait(dnorm).
+    const void* input_grad(BlockPass&, void* dx, const void* dy, const Operand& w, bool aside = false) const;
+    // dw (a unit's gradients) += dy^T x at the layer's place. dy has all rows; those of x are gathered.
+    void weight_grad(BlockPass&, char* dw, const void* dy, const void* x) const;
+
+    // Row-parallel:: dy with all rows, for weight_grad.
+    const void* all_rows(BlockPass&, const void* dy) const;
+    // With tp's overlap the rows that weight_grad, or all_rows, will read set off now; else nothing happens.
+    void x_sets_off(BlockPass&, const void* x) const;
+    void dy_sets_off(BlockPass&, const void* dy) const;
+    // Compute waits for what input_grad has left aside.
+    void wait_for_dx(BlockPass&) const;
+
+    // Where the op that writes x, or dy, leaves its magnitude, zeroed; nullptr where nobody asks for it.
+    uint32_t* magnitude_of_x(BlockPass&) const;
+    uint32_t* magnitude_of_dy(BlockPass&) const;
+    // Column-parallel:: the op that makes x writes it there, then `kept` is made of it.
+    void* place_of_x(const BlockPass& p, void* kept) const { return p.scales ? p.scratch.dnorm : kept; }
+    void keep_x(BlockPass&, void* kept) const;
+
+   private:
+    Fp8Scale* scale_of_x(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number : nullptr; }
+    Fp8Scale* scale_of_dy(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number + 1 : nullptr; }
+    Operand operand_x(const BlockPass&, const void* x) const;
+    const void* gather(BlockPass&, const void* own, int64_t columns, DType) const;
+    const void* gather_x(BlockPass&, const void* x) const;
+    template <class Product>
+    const void* by_rows(BlockPass&, const void* own, int64_t columns, const Product& product) const;
+
+    Layer layer_;
+    DType dtype_, grad_dtype_;
+    TensorParallel* tp_;
+    const Fp8Linear* fp8_;
+};
+
+}  // namespace rz
