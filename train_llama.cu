@@ -9,17 +9,12 @@
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 //   train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml       what a run would take there
 
-#include <fcntl.h>
-#include <signal.h>
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <new>
 #include <optional>
 #include <variant>
 
+#include "comm/crash.h"
 #include "comm/process.h"
 #include "comm/ranks.h"
 #include "kernels/runtime/request.h"
@@ -87,6 +82,7 @@ static RunEnd train_or_end_job(Trainer& t) {
 
 static int train_command(TrainOptions options, Process& process) {
     if (options.print_config) return process.is_root() ? print_config_command(options) : 0;
+    check_ranks(options.ranks, process);
     const FaultScope armed(Faults(process.rank()));
     fault_point("start");
     Health health(options, process);
@@ -109,13 +105,7 @@ static int train_command(TrainOptions options, Process& process) {
 }
 
 static int run_command(const Command& command, Process& process) {
-    if (const auto* train = std::get_if<TrainOptions>(&command)) {
-        require_request(
-            train->ranks <= 1 || train->print_config || train->ranks == process.size(),
-            "--ranks %lld in one of %d processes that %s has started\n  nearest: --ranks %d, or leave it out",
-            (long long)train->ranks, process.size(), process.started_by().c_str(), process.size());
-        return train_command(*train, process);
-    }
+    if (const auto* train = std::get_if<TrainOptions>(&command)) return train_command(*train, process);
     if (const auto* eval = std::get_if<EvalOptions>(&command)) return eval_command(*eval, process);
     require_request(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
                     process.size());
@@ -123,57 +113,8 @@ static int run_command(const Command& command, Process& process) {
     return export_command(std::get<ExportOptions>(command));
 }
 
-// An allocation that fails where nothing may be thrown: in a destructor (JSON's makes a list), or in a thread.
-static void end_in_words() {
-    const std::exception_ptr error = std::current_exception();
-    if (!error) std::abort();
-    try {
-        std::rethrow_exception(error);
-    } catch (const std::bad_alloc&) {
-        std::fputs("train_llama: out of memory where nothing can be undone: raise the memory limit\n", stderr);
-    } catch (const std::exception& other) {
-        std::fprintf(stderr, "train_llama: %s\n", other.what());
-    }
-    mpi_end_before_start();
-    std::_Exit(kExitError);
-}
-
-// A constructor's exception does not reach main(), and CUDA's runtime, which registers kernels in one,
-// does not look at what malloc gave. From the first constructor to main() a crash ends with words. From then on what
-// calls abort() does: the C library (a thread's destructors) and JSON (an object without its map) without memory.
-static struct sigaction segv_action;
-template <size_t N>
-[[noreturn]] static void end_with(const char (&text)[N]) {
-    if (write(STDERR_FILENO, text, N - 1) > 0) mpi_end_before_start();
-    _exit(kExitError);
-}
-static void crashed_before_main(int) {
-    end_with("train_llama: crashed before main(), most often for lack of memory: raise the memory limit\n");
-}
-static void aborted(int) {
-    end_with("train_llama: aborted; the line above says why, most often for lack of memory: raise the memory limit\n");
-}
-static void on_signal(int signal, void (*handler)(int), struct sigaction* before) {
-    struct sigaction action = {};
-    action.sa_handler = handler;
-    sigaction(signal, &action, before);
-}
-__attribute__((constructor(101))) static void before_main() {
-    on_signal(SIGSEGV, crashed_before_main, &segv_action);
-    on_signal(SIGABRT, crashed_before_main, nullptr);
-}
-
-// A file that is opened under the number of a closed standard output would take what is printed: the lock's, a log's.
-static void open_standard_streams() {
-    for (int fd = 0; fd < 3; ++fd)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return;
-}
-
 int main(int argc, char** argv) {
-    open_standard_streams();
-    sigaction(SIGSEGV, &segv_action, nullptr);
-    on_signal(SIGABRT, aborted, nullptr);
-    std::set_terminate(end_in_words);
+    crashes_end_in_words();
     try {
         print_escaped();
         Command command;
@@ -188,12 +129,7 @@ int main(int argc, char** argv) {
         Process process(options ? ProcessOptions{.timeout_s = options->timeout, .disk_timeout_s = options->disk_timeout}
                                 : ProcessOptions{});
         return process.run([&] { return run_command(command, process); });
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "train_llama: out of memory before anything began: raise the memory limit\n");
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "train_llama: %s\n", error.what());
-        if (exit_code_of(error) != kExitError) return exit_code_of(error);  // the other ranks find it too
+    } catch (...) {
+        return code_of_failed_start();
     }
-    mpi_end_before_start();
-    return kExitError;
 }

@@ -18,6 +18,7 @@
 #include "comm/exit_codes.h"
 #include "comm/launch.h"
 #include "comm/mpi_transport.h"
+#include "comm/process.h"
 #include "comm/tcp_net.h"
 #include "comm/tcp_proof.h"
 #include "kernels/runtime/request.h"
@@ -159,6 +160,12 @@ std::optional<int> run_ranks(int ranks, char** argv) {
                     "  nearest: mpirun -n %d; or apt-get install libssl-dev, make reconfigure and make",
                     ranks, ranks);
     return Ranks(ranks, argv).wait();
+}
+
+void check_ranks(int64_t ranks, const Process& process) {
+    require_request(ranks <= 1 || ranks == process.size(),
+                    "--ranks %lld in one of %d processes that %s has started\n  nearest: --ranks %d, or leave it out",
+                    (long long)ranks, process.size(), process.started_by().c_str(), process.size());
 }
 
 }  // namespace rz

@@ -5,10 +5,15 @@
 
 namespace rz {
 
+class Process;
+
 // Starts the ranks, passes signals on to them and waits. None: it is one of several already. Where one
 // fails the others are ended, and its exit code is this process's: that of its error; of a rank that a signal has
 // killed the signal's number, as mpirun's. The ranks end with this process, however that ends. Before anything has made
 // a thread.
 std::optional<int> run_ranks(int ranks, char** argv);
+
+// Refuses --ranks in a process that another launcher has started with another number.
+void check_ranks(int64_t ranks, const Process&);
 
 }  // namespace rz

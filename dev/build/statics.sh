@@ -9,6 +9,7 @@ set -uo pipefail
 # Those that may be: what a process has one of, and what is set once. Constants have names like kThis.
 allowed='
 rz::(anonymous namespace)::the_process           process.cpp: the job that exit() would leave
+rz::segv_action                                  crash.cpp: a process has one action for SIGSEGV
 rz::(anonymous namespace)::asked                 stop.cpp: a signal comes to the process
 rz::(anonymous namespace)::interrupted_ms        the same
 rz::(anonymous namespace)::mpi_mutex             mpi_transport.cpp: MPI is initialised once in a process
