@@ -124,6 +124,11 @@ def grid_rows(count):
     return [next(rows[k % 2]) for k in range(count)]
 
 
+def flags_of(row):
+    """By the names that both programs take."""
+    return [{"--doc-mask": "--doc-boundary"}.get(word, word) for word in plan_grid.flags_of(row)]
+
+
 def grid_of(work):
     return plan_grid.Grid(argparse.Namespace(cuda="", capability="9.0", fp8=False, program=""), work)
 
@@ -146,7 +151,7 @@ def compare_plan(trees, work):
                 "--out",
                 "planned",
             ]
-            done = subprocess.run(argv + grid.common + plan_grid.flags_of(row), capture_output=True, text=True)
+            done = subprocess.run(argv + grid.common + flags_of(row), capture_output=True, text=True)
             plan = json.loads(done.stdout) if done.stdout.startswith("{") else {"refused": done.stderr}
             plan.pop("commit", None)
             plan.pop("version", None)
@@ -154,7 +159,7 @@ def compare_plan(trees, work):
         return out
 
     old, new = both(trees, plans)
-    pairs = {f"{k} {row['ranks']}x {' '.join(plan_grid.flags_of(row))}": (old[k], new[k]) for k, row in enumerate(rows)}
+    pairs = {f"{k} {row['ranks']}x {' '.join(flags_of(row))}": (old[k], new[k]) for k, row in enumerate(rows)}
     pairs["at least half of the rows are plans"] = (True, sum("refused" not in plan for plan in new) >= len(rows) / 2)
     return compare(pairs)
 
@@ -175,7 +180,7 @@ def link_flags(tree):
 
 def compare_ops(trees, work):
     grid, rows = grid_of(work), grid_rows(300)
-    lines = [" ".join([row["ranks"], *grid.common, "--out", "planned", *plan_grid.flags_of(row)]) for row in rows]
+    lines = [" ".join([row["ranks"], *grid.common, "--out", "planned", *flags_of(row)]) for row in rows]
 
     def traces(tree):
         tool = os.path.join(work, "op_trace-" + str(trees.index(tree)))
@@ -211,7 +216,7 @@ def compare_ops(trees, work):
 
     old, new = both(trees, traces)
     traced = sum(1 for line in new if ":" in line.replace("refused:", ""))
-    pairs = {f"{k} {row['ranks']}x {' '.join(plan_grid.flags_of(row))}": (old[k], new[k]) for k, row in enumerate(rows)}
+    pairs = {f"{k} {row['ranks']}x {' '.join(flags_of(row))}": (old[k], new[k]) for k, row in enumerate(rows)}
     pairs["at least half of the rows have ops"] = (True, traced >= len(rows) / 2)
     return compare(pairs)
 

@@ -70,7 +70,7 @@ static const struct {
     {"beta2", 'd', &o.beta2, "decay of AdamW's second moment"},
     {"eps", 'd', &o.eps, "added to the root of the second moment"},
     {"weight-decay", 'd', &o.weight_decay, "of matrices; norms have none"},
-    {"clip", 'd', &o.clip, "largest global gradient norm; 0: any"},
+    {"max-grad-norm", 'd', &o.clip, "largest global gradient norm; 0: any"},
     {"init-std", 'd', &o.init_std, "deviation of initial weights"},
     {"norm-eps", 'd', &o.norm_eps, "added to RMSNorm's mean square"},
     {"rope-theta", 'd', &o.rope_theta, "base of the rotary frequencies"},

@@ -7,8 +7,8 @@
 //   optimizer/m.safetensors       AdamW's moments
 //   optimizer/v.safetensors
 //
-// A file that would be larger than --shard-above is one for each unit instead (tensor_files() in llama/model/hf.h), the
-// model's with an index.
+// A file that would be larger than --max-shard-mib is one for each unit instead (tensor_files() in llama/model/hf.h),
+// the model's with an index.
 //
 // Every rank writes and reads what it owns, in parallel; nothing is gathered. Several hosts need a shared file system.
 

@@ -89,11 +89,11 @@ DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_
     if (o.doc_boundary == DocBoundary::none) return {};
     const bool named = o.doc_token >= 0;
     require_request(named || paths.doc_token >= 0,
-                    "--doc-boundary %s: these shards do not say which token stands between documents\n"
+                    "--doc-mask %s: these shards do not say which token stands between documents\n"
                     "  give --doc-token ID, or a --data folder, which names it",
                     name_of(o.doc_boundary));
     require_request(named || o.doc_boundary == DocBoundary::bos,
-                    "--doc-boundary eos: in %s each document begins with token %lld\n  nearest: --doc-boundary bos",
+                    "--doc-mask eos: in %s each document begins with token %lld\n  nearest: --doc-mask bos",
                     o.data.c_str(), (long long)paths.doc_token);
     const int64_t token = named ? o.doc_token : paths.doc_token;
     require_request(token < vocab,

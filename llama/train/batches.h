@@ -39,7 +39,7 @@ struct DataPaths {
     TokenizerFiles tokenizer_files = {};  // for checkpoints and final weights: rank 0 reads them when the run begins
 };
 DataPaths find_data(const TrainOptions&);
-// What --doc-boundary and --doc-token say about these data. Throws where they do not go together.
+// What --doc-mask and --doc-token say about these data. Throws where they do not go together.
 DocumentMask document_mask(const TrainOptions&, const DataPaths&, int64_t vocab);
 
 struct DataSources {

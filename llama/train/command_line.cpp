@@ -16,11 +16,8 @@
 namespace rz {
 
 static CLI::Option* add_row(CLI::App& app, const OptionRow& row) {
-    if (row.is_switch) {
-        const auto set = [set = row.set](int64_t on) { set(on > 0 ? "true" : "false"); };
-        return app.add_flag_function(row.flag, set)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    }
-    CLI::Option* option = app.add_option_function<std::string>(row.flag, row.set);
+    CLI::Option* option = app.add_option_function<std::string>(
+        row.flag, [row](const std::string& text) { row.set(row.plain_value(text)); });
     option->type_name(row.placeholder)->required(row.required);
     if (row.wrong) option->check(CLI::Validator([wrong = row.wrong](std::string& text) { return wrong(text); }, ""));
     return option;
@@ -44,7 +41,7 @@ static const std::map<std::string, std::string> kSynonyms = {
     {"block-size", "--seq-len"},
     {"context-length", "--seq-len"},
     {"sequence-length", "--seq-len"},
-    {"grad-clip", "--clip"},
+    {"grad-clip", "--max-grad-norm"},
     {"bf16", "--dtype bf16"},
     {"precision", "--dtype"},
     {"gradient-checkpointing", "--recompute block"},
@@ -85,60 +82,40 @@ static const std::map<std::string, std::string> kSynonyms = {
     {"nproc-per-node", "mpirun -n N ./train_llama ..."},
 };
 
-// What Hugging Face's Trainer and its kin call a flag, where they have one name for it: accepted.
-static const std::map<std::string, std::string> kAliases = {
-    {"warmup-steps", "warmup"}, {"max-grad-norm", "clip"}, {"output-dir", "out"},          {"adam-beta1", "beta1"},
-    {"adam-beta2", "beta2"},    {"adam-epsilon", "eps"},   {"logging-steps", "log-every"}, {"save-steps", "save-every"},
-};
-
-static std::string own_name(std::string name) {
-    std::replace(name.begin(), name.end(), '_', '-');
-    const auto alias = kAliases.find(name);
-    return alias == kAliases.end() ? "" : alias->second;
-}
-
-// CLI11 takes any number, "+" and "{}" too.
-static bool is_switch_value(const std::string& text) {
-    for (const char* known : {"true", "false", "on", "off", "yes", "no"})
-        if (text == known) return true;
-    return false;
-}
-
-// The words as CLI11 takes them: each flag by its own name, each value a word by itself, also an empty one. They
-// end where help is asked for.
+// The words as CLI11 takes them: each flag by its own name, each value a word by itself, also an empty one. They end
+// where help is asked for. `told` gets a line for each former name.
 static std::vector<std::string> parted(const std::vector<std::string>& arguments, std::span<const CommandTable> tables,
-                                       std::optional<HelpRequest>& help) {
-    const auto find = [&](const std::string& flag) -> const OptionRow* {
-        for (const CommandTable& table : tables)
-            for (const OptionRow& row : table.rows)
-                if (row.flag == flag) return &row;
-        return nullptr;
+                                       std::optional<HelpRequest>& help, std::set<std::string>& told) {
+    const auto find = [&](const std::string& word) {
+        FlagFound found;
+        for (size_t t = 0; t < tables.size() && !found.row && word.starts_with("--"); ++t)
+            found = find_flag(tables[t].rows, word.substr(2));
+        return found;
     };
     std::vector<std::string> words;
     size_t command = 0;
     for (size_t i = 0; i < arguments.size(); ++i) {
         const std::string& word = arguments[i];
+        const std::string next = i + 1 < arguments.size() ? arguments[i + 1] : "";
         if (word == "-h" || word == "--help" || word == "--help-all") {
-            std::string topic = i + 1 < arguments.size() ? arguments[i + 1] : "";
-            std::replace(topic.begin(), topic.end(), '_', '-');
-            if (const std::string own = topic.starts_with("--") ? own_name(topic.substr(2)) : own_name(topic);
-                !own.empty())
-                topic = own;
-            help = {command, word == "--help-all", topic};
+            help = {command, word == "--help-all", next};
             return words;
         }
         for (size_t t = 1; t < tables.size(); ++t)
             if (word == tables[t].name) command = t;
         const size_t end = std::min(word.find('='), word.size());
-        std::string flag = word.substr(0, end);
-        if (const std::string own = flag.rfind("--", 0) == 0 ? own_name(flag.substr(2)) : ""; !own.empty())
-            flag = "--" + own;
-        const OptionRow* row = find(flag);
-        const bool parts = row ? !row->is_switch : flag == "--config";
-        if (row && row->is_switch && end + 1 < word.size())
-            if (const std::string value = word.substr(end + 1); !is_switch_value(value))
-                throw CLI::ValidationError(flag, "'" + value + "' is not true or false");
-        words.push_back(parts ? flag : flag + word.substr(end));
+        const auto [row, off, former] = find(word.substr(0, end));
+        const std::string flag = row ? row->flag : word.substr(0, end);
+        if (former) told.insert(word.substr(0, end) + " is now " + row->flag);
+        if (row && row->is_switch) {
+            std::string value = end < word.size() ? word.substr(end + 1) : "on";
+            if (end == word.size() && (switch_value(next) == "on" || switch_value(next) == "off"))
+                value = arguments[++i];
+            words.insert(words.end(), {flag, off ? switch_value(value, true) : value});
+            continue;
+        }
+        const bool parts = row || flag == "--config";
+        words.push_back(parts ? flag : word);
         if (parts && end < word.size())
             words.push_back(word.substr(end + 1));
         else if (parts && i + 1 < arguments.size())
@@ -164,7 +141,8 @@ static std::string question(const std::string& meant) { return meant.empty() ? "
 // A --config file: TOML, its keys the flags of the program without dashes, under these headings or none.
 class ConfigFile : public CLI::ConfigTOML {
    public:
-    ConfigFile(const CLI::App& app, std::span<const OptionRow> rows) : app_(app), rows_(rows) {}
+    ConfigFile(const CLI::App& app, std::span<const OptionRow> rows, std::set<std::string>& told)
+        : app_(app), rows_(rows), told_(told) {}
 
     std::vector<CLI::ConfigItem> from_config(std::istream&) const override {
         std::vector<CLI::ConfigItem> items;
@@ -214,9 +192,10 @@ class ConfigFile : public CLI::ConfigTOML {
 
     CLI::ConfigItem item(const TomlEntry& entry) const {
         const std::string where = path() + ", line " + std::to_string(entry.line);
-        const std::string own = own_name(entry.key), key = own.empty() ? entry.key : own;
-        const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const auto& r) { return r.flag == "--" + key; });
-        if (row == rows_.end()) {
+        const auto [row, off, former] = find_flag(rows_, entry.key);
+        const std::string key = row ? row->flag.substr(2) : entry.key;
+        if (former) told_.insert(format("'%s' is now '%s'", entry.key.c_str(), key.c_str()));
+        if (!row) {
             const std::string meant = did_you_mean(app_, "--" + key);
             fail("%s: '%s' is no flag%s", where.c_str(), key.c_str(),
                  question(meant.substr(0, 2) == "--" ? meant.substr(2) : meant).c_str());
@@ -225,7 +204,7 @@ class ConfigFile : public CLI::ConfigTOML {
         require(is_new, "%s: '%s' stands in line %d already", where.c_str(), key.c_str(), earlier->second);
         CLI::ConfigItem item;
         item.name = key;
-        item.inputs = {value(entry, *row, where)};
+        item.inputs = {off ? switch_value(value(entry, *row, where), true) : value(entry, *row, where)};
         return item;
     }
 
@@ -234,8 +213,9 @@ class ConfigFile : public CLI::ConfigTOML {
         using enum TomlEntry::Kind;
         const char* key = entry.key.c_str();
         if (row.is_switch) {
-            require(entry.kind == boolean, "%s: '%s' must be true or false", where.c_str(), key);
-            return entry.values[0];
+            const std::string word = entry.kind == list ? "" : switch_value(entry.values[0]);
+            require(word == "on" || word == "off", "%s: '%s' must be true or false", where.c_str(), key);
+            return word;
         }
         require(entry.kind != boolean, "%s: '%s' is given %s and takes %s", where.c_str(), key, entry.values[0].c_str(),
                 row.placeholder.c_str());
@@ -255,6 +235,7 @@ class ConfigFile : public CLI::ConfigTOML {
 
     const CLI::App& app_;
     std::span<const OptionRow> rows_;
+    std::set<std::string>& told_;               // lines about former names
     mutable std::map<std::string, int> lines_;  // by key
 };
 
@@ -291,7 +272,8 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     app.set_help_all_flag("--help-all");  // both are answered before; a misspelt one is like them
     app.set_config("--config")->check(CLI::Validator([](std::string& file) { return wrong_config_file(file); }, ""));
     app.allow_config_extras(false);
-    const auto config = std::make_shared<ConfigFile>(app, tables[0].rows);
+    std::set<std::string> told;
+    const auto config = std::make_shared<ConfigFile>(app, tables[0].rows, told);
     app.config_formatter(config);
     app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit());
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"
@@ -307,7 +289,7 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
     };
     try {
         std::optional<HelpRequest> help;
-        std::vector<std::string> words = parted(arguments, tables, help);
+        std::vector<std::string> words = parted(arguments, tables, help, told);
         if (help) {
             std::cout << help_text(tables, *help);
             return 0;
@@ -315,7 +297,7 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
         std::reverse(words.begin(), words.end());  // the last first, as the parser takes them
         app.parse(std::move(words));
         const CLI::Option* const allow = app.get_option_no_throw("--allow-commands");
-        const bool allowed = allow && allow->count() > 0 && allow->as<bool>();
+        const bool allowed = allow && allow->count() > 0 && switch_value(allow->results().back()) == "on";
         const auto is_given = [&](const std::string& flag) {
             return std::any_of(arguments.begin(), arguments.end(),
                                [&](const std::string& a) { return a == flag || a.starts_with(flag + "="); });
@@ -330,10 +312,11 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
         const CLI::Option* option = app.get_option(row.flag);
         const std::string name = row.flag.substr(2);
         if (option->count() > 0) found.given.insert(name);
-        found.values[name] = option->count() > 0 ? option->results().back() : row.default_text;
-        if (row.is_switch && option->count() > 0)
-            found.values[name] = CLI::detail::to_flag_value(option->results().back()) > 0 ? "true" : "false";
+        found.values[name] = option->count() > 0 ? row.plain_value(option->results().back()) : row.default_text;
     }
+    std::string lines;
+    for (const std::string& line : told) lines += "train_llama: " + line + "\n";
+    if (!lines.empty()) say_once(lines);
     return std::nullopt;
 }
 

@@ -70,14 +70,18 @@ std::string page_of(const OptionRow& row, size_t width) {
         if (!value.empty()) text += wrapped("  " + std::string(what), value, 12, width);
     };
     const std::string name = row.flag.substr(2);
-    fact("values", row.is_switch ? "none: the flag alone" : row.range);
-    fact("default", row.is_switch ? "off" : row.default_text.empty() ? "none" : row.default_text);
+    fact("values", row.is_switch ? row.flag + " alone is on, --no-" + name + " is off" : row.range);
+    fact("default", row.default_text.empty() ? "none" : row.default_text);
     if (!row.section.empty()) {
-        fact("file", row.is_switch ? name + " = true, under [" + row.section + "]"
-                                   : name + " = " + row.placeholder + ", under [" + row.section + "]");
+        const std::string value = row.is_switch ? "true|false" : row.placeholder;
+        fact("file", name + " = " + value + ", under [" + row.section + "]");
         fact("resume", words_of(row.keeps));
     }
     fact("group", row.group + (row.topic.empty() ? "" : " (--help " + row.topic + ")"));
+    std::string names;
+    for (const auto* list : {&row.former, &row.others})
+        for (const std::string& other : *list) names += (names.empty() ? "--" : ", --") + other;
+    fact("also", names);
     fact("source", row.source.substr(row.source.starts_with("./") ? 2 : 0));
     return text;
 }
@@ -163,8 +167,8 @@ std::string help_text(std::span<const CommandTable> tables, const HelpRequest& a
         const auto in_group = [&](const OptionRow& row) { return row.topic == name; };
         if (!dashed && std::any_of(table->rows.begin(), table->rows.end(), in_group))
             return lines_of(*table, in_group, width).substr(1);
+        if (const OptionRow* row = find_flag(table->rows, name).row) return page_of(*row, width);
         for (const OptionRow& row : table->rows) {
-            if (row.flag == "--" + name) return page_of(row, width);
             known.push_back(row.flag.substr(2));
             if (!row.topic.empty()) known.push_back(row.topic);
         }

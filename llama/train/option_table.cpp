@@ -11,6 +11,27 @@
 
 namespace rz {
 
+FlagFound find_flag(std::span<const OptionRow> rows, std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    const auto among = [&](const std::vector<std::string>& names) {
+        return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    for (const OptionRow& row : rows)
+        if (row.flag == "--" + name || among(row.others)) return {&row};
+    for (const OptionRow& row : rows)
+        if (among(row.former)) return {&row, false, true};
+    if (name.starts_with("no-"))
+        if (const FlagFound found = find_flag(rows, name.substr(3)); found.row && found.row->is_switch)
+            return {found.row, !found.off, found.former};
+    return {};
+}
+
+std::string switch_value(const std::string& text, bool turned) {
+    const bool on = text == "on" || text == "true" || text == "yes";
+    if (!on && text != "off" && text != "false" && text != "no") return text;
+    return on != turned ? "on" : "off";
+}
+
 std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max) {
     errno = 0;
     char* end = nullptr;
@@ -91,6 +112,27 @@ OptionRow& OptionGroup::whole(const FlagName& flag, Keeps keeps, int64_t& to, in
     return row;
 }
 
+// "1.5k" is 1500: digits, perhaps with a point, and a unit.
+static std::string plain_count(const std::string& text) {
+    const size_t unit = text.find_first_not_of("0123456789.");
+    if (unit == 0 || unit + 1 != text.size()) return text;
+    const size_t names = std::string("kKmMbB").find(text[unit]);
+    if (names == std::string::npos) return text;
+    char* end = nullptr;
+    const long double value = std::strtold(text.c_str(), &end) * (names < 2 ? 1e3L : names < 4 ? 1e6L : 1e9L);
+    const bool whole = end == text.c_str() + unit && value == std::floor(value) && value < 1e18L;
+    return whole ? std::to_string(int64_t(value)) : text;
+}
+
+OptionRow& OptionGroup::count(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max,
+                              const char* help) {
+    OptionRow& row = whole(flag, keeps, to, min, max, help);
+    row.range += ", also as 1k, 2M, 1.5B";
+    row.wrong = [min, max](const std::string& text) { return wrong_whole_number(plain_count(text), min, max); };
+    row.plain = plain_count;
+    return row;
+}
+
 OptionRow& OptionGroup::given_whole(const FlagName& flag, Keeps keeps, int64_t min, int64_t max,
                                     const std::string& help, std::function<void(int64_t)> set) {
     OptionRow& row = add(flag, keeps, "N", "", help);
@@ -119,19 +161,27 @@ OptionRow& OptionGroup::real(const FlagName& flag, Keeps keeps, double& to, doub
     return row;
 }
 
-OptionRow& OptionGroup::turn_on(const FlagName& flag, Keeps keeps, bool& to, const char* help) {
-    OptionRow& row = add(flag, keeps, "", "", help);
+static void make_switch(OptionRow& row) {
     row.is_switch = true;
     row.wrong = [](const std::string& text) {
-        return text == "true" || text == "false" ? "" : "'" + text + "' is not true or false";
+        const std::string value = switch_value(text);
+        return value == "on" || value == "off" ? "" : "'" + text + "' is not on or off";
     };
-    row.set = [&to](const std::string& text) { to = text == "true"; };
+    row.plain = [](const std::string& text) { return switch_value(text); };
+}
+
+OptionRow& OptionGroup::on_off(const FlagName& flag, Keeps keeps, bool& to, const char* help) {
+    OptionRow& row = add(flag, keeps, "on|off", to ? "on" : "off", help);
+    make_switch(row);
+    row.set = [&to](const std::string& text) { to = text == "on"; };
     return row;
 }
 
-OptionRow& OptionGroup::off_or_on(const FlagName& flag, Keeps keeps, bool& to, const char* help) {
-    return one_of(flag, keeps, {"off", "on"}, to ? "on" : "off", help,
-                  [&to](const std::string& text) { to = text == "on"; });
+OptionRow& OptionGroup::on_off(const FlagName& flag, Keeps keeps, std::optional<bool>& to, const char* help) {
+    OptionRow& row = add(flag, keeps, "on|off", "", help);
+    make_switch(row);
+    row.set = [&to](const std::string& text) { to = text == "on"; };
+    return row;
 }
 
 OptionRow& OptionGroup::seed(const FlagName& flag, Keeps keeps, uint64_t& to, const char* help) {

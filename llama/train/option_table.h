@@ -40,16 +40,42 @@ struct OptionRow {
     std::string default_text;  // empty: none is shown
     bool required = false;
     bool is_list = false;        // of values with commas between them, which a --config file may give as a list
-    bool is_switch = false;      // takes no value on the command line, and true or false in a file
+    bool is_switch = false;      // --x, --x on and --no-x; true or false in a file
     bool runs_commands = false;  // stands on the command line; in a --config file only beside --allow-commands
     std::function<std::string(const std::string&)> wrong;  // what is wrong with a value; "": nothing
-    std::function<void(const std::string&)> set;           // of a value that is right
+    std::function<std::string(const std::string&)> plain;  // of a value that is right: as it is kept; empty: as given
+    std::function<void(const std::string&)> set;           // of a plain value
+    std::vector<std::string> former;                       // names that it had: taken, and the new one is said
+    std::vector<std::string> others;                       // names that it has in other trainers: taken
 
     OptionRow& basic() {
         level = Level::basic;
         return *this;
     }
+    OptionRow& was(const char* name) {
+        former.emplace_back(name);
+        return *this;
+    }
+    OptionRow& also(const char* name) {
+        others.emplace_back(name);
+        return *this;
+    }
+    OptionRow& kept_as(std::function<std::string(const std::string&)> how) {
+        plain = std::move(how);
+        return *this;
+    }
+    std::string plain_value(const std::string& text) const { return plain ? plain(text) : text; }
 };
+
+// The row of a name without dashes: its own, a former one, another trainer's, or "no-" and a switch's.
+struct FlagFound {
+    const OptionRow* row = nullptr;
+    bool off = false;     // "no-": the value is turned round
+    bool former = false;  // say the new name
+};
+FlagFound find_flag(std::span<const OptionRow> rows, std::string name);
+// "on" or "off" of on, true, yes, off, false, no; else as it is.
+std::string switch_value(const std::string& text, bool turned = false);
 
 // Checks of a value's text: what is wrong with it, or "".
 std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max);
@@ -75,6 +101,8 @@ class OptionGroup {
     OptionRow& text(const FlagName& flag, Keeps keeps, std::string& to, const char* help,
                     const char* placeholder = "PATH");
     OptionRow& whole(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help);
+    // A number of steps or tokens: 1000, 1k, 2M, 1.5B are whole numbers too.
+    OptionRow& count(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help);
     // Hands on a value that is given; has no default.
     OptionRow& given_whole(const FlagName& flag, Keeps keeps, int64_t min, int64_t max, const std::string& help,
                            std::function<void(int64_t)> set);
@@ -82,8 +110,8 @@ class OptionGroup {
                        std::function<std::string(const std::string&)> wrong,
                        std::function<void(const std::string&)> set);
     OptionRow& real(const FlagName& flag, Keeps keeps, double& to, double min, double max, const char* help);
-    OptionRow& turn_on(const FlagName& flag, Keeps keeps, bool& to, const char* help);
-    OptionRow& off_or_on(const FlagName& flag, Keeps keeps, bool& to, const char* help);
+    OptionRow& on_off(const FlagName& flag, Keeps keeps, bool& to, const char* help);
+    OptionRow& on_off(const FlagName& flag, Keeps keeps, std::optional<bool>& to, const char* help);
     OptionRow& seed(const FlagName& flag, Keeps keeps, uint64_t& to, const char* help);
     // One of `names`; set() takes what was chosen.
     OptionRow& one_of(const FlagName& flag, Keeps keeps, const std::vector<std::string>& names,
@@ -137,7 +165,7 @@ struct CommandTable {
 struct ParsedFlags {
     size_t command = 0;                         // index into the tables
     std::set<std::string> given;                // flags of the program itself, without dashes
-    std::map<std::string, std::string> values;  // of all of those: as given, or the default's text
+    std::map<std::string, std::string> values;  // of all of those: as given but plain, or the default's text
 };
 
 // What --help asks for: of tables[command] the flags of a first week, all of them, or one group, flag or command.

@@ -99,7 +99,7 @@ void check_given(const TrainOptions& o) {
     require_request(!o.raw16 || o.data.empty(),
                     "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require_request(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
-                    "--doc-token %lld: no documents are asked for\n  nearest: --doc-boundary bos, or leave it out",
+                    "--doc-token %lld: no documents are asked for\n  nearest: --doc-mask bos, or leave it out",
                     (long long)o.doc_token);
     require_request(!o.given.count("prefetch") || o.zero == 3,
                     "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
@@ -113,20 +113,18 @@ void check_given(const TrainOptions& o) {
         "--bucket-mib %lld with --offload-grads on: gradients go to the host block by block, as they are reduced\n"
         "  nearest: --bucket-mib 0, or --offload-grads off",
         (long long)o.bucket_mib);
-    require_request(!o.accumulate_locally || o.zero >= 2,
+    const bool locally = o.accumulate_locally.value_or(false), each_time = !o.accumulate_locally.value_or(true);
+    require_request(!locally || o.zero >= 2,
                     "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3",
                     (long long)o.zero);
-    for (const char* flag :
-         {"pp-schedule", "pp-stages-per-rank", "pp-cut", "pp-gather", "pp-window", "no-accumulate-locally"})
+    for (const char* flag : {"pp-schedule", "pp-stages-per-rank", "pp-layers", "pp-gather", "pp-window"})
         require_request(!o.given.count(flag) || o.pp > 1 || o.resume.asked(),
                         "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
     require_request(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),
                     "--pp-gather is about gathered parameters, which --zero %lld does not have\n  nearest: --zero 3",
                     (long long)o.zero);
-    require_request(!o.no_accumulate_locally || o.zero >= 2 || o.resume.asked(),
+    require_request(!each_time || o.zero >= 2 || o.resume.asked(),
                     "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
-    require_request(!o.no_accumulate_locally || !o.accumulate_locally,
-                    "--accumulate-locally and --no-accumulate-locally contradict each other\n  leave one out");
     require_request(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),
                     "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
     require_request(o.pp == 1 || o.sample_every == 0 || o.zero < 3 || !o.fp8.on() || !o.fp8_gather,

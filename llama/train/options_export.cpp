@@ -11,12 +11,13 @@ CommandTable command_table(ExportOptions& o) {
     g.choice(
         "--format", Keeps::no, o.format,
         "hf: a folder for Hugging Face's libraries, vLLM and llama.cpp's converter; gguf: one file for llama.cpp.");
-    g.turn_on("--overwrite", Keeps::no, o.overwrite, "Replace a model that --to holds already.");
+    g.on_off("--overwrite", Keeps::no, o.overwrite, "Replace a model that --to holds already.");
     g.choice("--dtype", Keeps::no, o.dtype, "Data type of the weights that are written. [as stored]",
              {DType::f32, DType::bf16, DType::f16});
-    g.whole("--shard-above", Keeps::no, o.shard_above_mib, 0, int64_t(1) << 40,
+    g.whole("--max-shard-mib", Keeps::no, o.shard_above_mib, 0, int64_t(1) << 40,
             "Size in MiB above which a folder's weights become one file for each block, with an index. 0: always one "
-            "file.");
+            "file.")
+        .was("shard-above");
     g.text("--tokenizer", Keeps::no, o.tokenizer, "Folder or tokenizer.json whose files are copied. [--from's]");
     return table;
 }

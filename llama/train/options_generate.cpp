@@ -11,15 +11,15 @@ CommandTable command_table(GenerateOptions& o) {
         .required = true;
     g.text("--prompt", Keeps::no, o.prompt, "Text to continue. Its special tokens (\"<s>\") are their ids.", "TEXT");
     g.text("--prompt-file", Keeps::no, o.prompt_file, "File with the text to continue; -: standard input.");
-    g.turn_on("--interactive", Keeps::no, o.interactive, "Continue each line of standard input.");
-    g.turn_on(
+    g.on_off("--interactive", Keeps::no, o.interactive, "Continue each line of standard input.");
+    g.on_off(
         "--chat", Keeps::no, o.chat,
         "The prompt is what a user says to the model, in the model's chat template; with --interactive each line is "
         "the next turn. Python 3 with jinja2 renders it.");
     g.text("--system", Keeps::no, o.system, "System message of the chat.", "TEXT");
-    g.turn_on("--raw-prompt", Keeps::no, o.raw_prompt,
-              "Put no begin token before the prompt: for text that a chat template has made.");
-    g.turn_on("--ignore-eos", Keeps::no, o.ignore_eos, "Write on after an end token.");
+    g.on_off("--raw-prompt", Keeps::no, o.raw_prompt,
+             "Put no begin token before the prompt: for text that a chat template has made.");
+    g.on_off("--ignore-eos", Keeps::no, o.ignore_eos, "Write on after an end token.");
     g.whole("--num-samples", Keeps::no, o.num_samples, 1, 1 << 20, "Number of continuations, each with the next seed.");
     g.whole("--max-tokens", Keeps::no, o.max_tokens, 1, 1 << 24, "Largest number of tokens to generate.");
     g.real("--temperature", Keeps::no, o.temperature, 0, 100,

@@ -49,6 +49,22 @@ const char* why_not(Keeps how, const std::string& name, const std::string& value
 
 }  // namespace
 
+std::map<std::string, std::string> current_flags(const CommandTable& table,
+                                                 const std::map<std::string, std::string>& saved) {
+    std::map<std::string, std::string> flags;
+    for (const auto& [name, value] : saved) {
+        const auto [row, off, former] = find_flag(table.rows, name);
+        const std::string now = row ? row->flag.substr(2) : name;
+        if (row && row->is_switch && (off || value == "true" || value == "false")) {
+            // Earlier programs had switches for what is not the default: "true", or not given.
+            if (value == "true") flags[now] = off ? "off" : "on";
+        } else {
+            flags[now] = value;
+        }
+    }
+    return flags;
+}
+
 std::map<std::string, std::string> kept_flags(const CommandTable& table, const ParsedFlags& found) {
     std::map<std::string, std::string> kept;
     for (const OptionRow& row : table.rows)
@@ -56,11 +72,12 @@ std::map<std::string, std::string> kept_flags(const CommandTable& table, const P
     return kept;
 }
 
-std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string, std::string>& saved,
+std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string, std::string>& as_saved,
                                      const ResumePlace& place) {
     std::vector<std::string> lines;
     TrainOptions fresh;
     const CommandTable table = command_table(fresh);
+    const std::map<std::string, std::string> saved = current_flags(table, as_saved);
     for (const auto& [name, value] : saved)
         if (!o.kept_flags.count(name))
             lines.push_back(

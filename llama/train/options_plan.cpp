@@ -43,8 +43,8 @@ CommandTable own_command_table(PlanOptions& o) {
     g.checked("--tokens", Keeps::no, "N",
               "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]", wrong_count,
               [&o](const std::string& text) { o.tokens = parse_count(text); });
-    g.turn_on("--search", Keeps::no, o.search,
-              "Try what the flags that are not given can be, and show what nothing beats in both speed and memory.");
+    g.on_off("--search", Keeps::no, o.search,
+             "Try what the flags that are not given can be, and show what nothing beats in both speed and memory.");
     g.text("--json", Keeps::no, o.json, "File for the plan as JSON. - is standard output.");
     return table;
 }

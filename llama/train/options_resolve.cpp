@@ -37,7 +37,6 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     o.given = found.given;
     o.values = found.values;
     o.kept_flags = kept_flags(table, found);
-    o.values["batch-tokens"] = o.kept_flags["batch-tokens"] = std::to_string(o.batch_tokens);  // 4M is 4194304
     if (!o.init_from.empty() && !o.given.count("lr")) {
         o.lr = kFineTuningRate;
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);

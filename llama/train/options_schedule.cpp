@@ -70,9 +70,9 @@ CommandTable command_table(ScheduleStudy& o) {
               })
         .default_text = "1,1,1";
     g.real("--comm", Keeps::no, o.message, 0, 1e6, "Time that a tensor travels between two ranks.");
-    g.turn_on("--one-lane", Keeps::no, o.one_lane,
-              "Give each rank one lane, as CUDA over MPI has, not one for each pair.");
-    g.turn_on("--compare", Keeps::no, o.compare, "Compare all schedules instead of showing one.");
+    g.on_off("--one-lane", Keeps::no, o.one_lane,
+             "Give each rank one lane, as CUDA over MPI has, not one for each pair.");
+    g.on_off("--compare", Keeps::no, o.compare, "Compare all schedules instead of showing one.");
     g.text("--csv", Keeps::no, o.csv, "File for the schedule as PyTorch's text. - is standard output.");
     g.text("--svg", Keeps::no, o.svg, "File for the picture as SVG. - is standard output.");
     whole("--columns", o.columns, 10, 10000, "Width of the makespan in the terminal, in characters. [what fits]");

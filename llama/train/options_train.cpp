@@ -32,11 +32,11 @@ static void add_model(OptionGroup g, TrainOptions& o) {
     g.text("--init-from", Keeps::no, o.init_from,
            "Model to start from: a run's folder, a Hugging Face LLaMA, or a repo id in the local cache.")
         .basic();
-    g.turn_on("--allow-tokenizer-change", Keeps::no, o.allow_tokenizer_change,
-              "Train on although the data's tokenizer is not that of --init-from.");
-    g.turn_on("--resize-vocab", Keeps::no, o.resize_vocab,
-              "Give the model of --init-from or --resume more rows for a larger tokenizer: the mean of its own, with a "
-              "little noise.");
+    g.on_off("--allow-tokenizer-change", Keeps::no, o.allow_tokenizer_change,
+             "Train on although the data's tokenizer is not that of --init-from.");
+    g.on_off("--resize-vocab", Keeps::no, o.resize_vocab,
+             "Give the model of --init-from or --resume more rows for a larger tokenizer: the mean of its own, with a "
+             "little noise.");
     for (const ConfigField& f : config_fields()) {
         const int64_t min = f.min == 2 || f.member == &ModelConfig::kv_heads ? 0 : f.min;
         g.given_whole("--" + std::string(f.name), Keeps::no, min, f.max, std::string(f.help) + " [as the preset]",
@@ -107,32 +107,32 @@ static void add_guards(OptionGroup g, TrainOptions& o) {
          "Time after which the run has saved and stopped (exit code 75): 90m, 3h30m, seconds. [Slurm's end of the job]",
          wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); })
         .basic();
-    g.whole("--max-skips", Keeps::always, o.max_skips, 0, kBig,
+    g.count("--max-skips", Keeps::always, o.max_skips, 0, kBig,
             "Number of non-finite steps in a row, each skipped, that end the run with exit code 72. 0: never.");
     g.real("--spike-z", Keeps::always, o.spike_z, 0, 1e6,
            "Deviations above the recent median at which a loss is a spike. 0: no detection.");
     g.choice("--on-spike", Keeps::always, o.on_spike,
              "Action on a spike. stop: end with exit code 72 and save nothing after it. rollback: resume from an older "
              "checkpoint without the data in between, on --max-skips too.");
-    g.whole("--max-rollbacks", Keeps::always, o.max_rollbacks, 1, kBig,
+    g.count("--max-rollbacks", Keeps::always, o.max_rollbacks, 1, kBig,
             "Number of rollbacks in the whole run before it ends with exit code 72.");
-    g.whole("--rollback-steps", Keeps::always, o.rollback_steps, 1, kBig,
+    g.count("--rollback-steps", Keeps::always, o.rollback_steps, 1, kBig,
             "Number of steps before the spike that the checkpoint must be (else the oldest one is used).");
-    g.whole("--rollback-skip", Keeps::always, o.rollback_skip, 0, kBig,
+    g.count("--rollback-skip", Keeps::always, o.rollback_skip, 0, kBig,
             "Number of batches after the spike that are skipped as well.");
-    g.whole("--check-replicas", Keeps::always, o.check_replicas, 0, kBig,
+    g.count("--check-replicas", Keeps::always, o.check_replicas, 0, kBig,
             "Number of steps between comparisons of ranks that must hold the same state. 0: never.");
-    g.whole(
+    g.count(
         "--recheck-every", Keeps::always, o.recheck_every, 0, kBig,
         "Number of steps between those computed twice, whose bits must agree; such a step takes twice as long. A rank "
         "whose bits differ is named and ends the run with exit code 73. 0: never.");
-    g.whole("--check-wire", Keeps::always, o.check_wire, 0, kBig,
+    g.count("--check-wire", Keeps::always, o.check_wire, 0, kBig,
             "Number of steps between comparisons of the sums of bits that each rank sent and received (before a save "
             "too). Two ranks that differ are named and end the run with exit code 73. 0: never, nothing is summed.");
 }
 
 void add_gemm_rows(OptionGroup& g, Keeps keeps, bool& tune, std::string& cache) {
-    g.off_or_on("--gemm-tune", keeps, tune, "Time cuBLASLt's algorithms at each new shape and keep the fastest.");
+    g.on_off("--gemm-tune", keeps, tune, "Time cuBLASLt's algorithms at each new shape and keep the fastest.");
     g.text(
         "--gemm-cache", keeps, cache,
         "File of tuned choices, which all ranks must see; read even if off. [~/.cache/ringzero/gemm_tuning.txt if on]");
@@ -156,7 +156,7 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
         .is_list = true;
     data.text("--tokenizer", Keeps::always, o.tokenizer,
               "Tokenizer for samples: a tokenizer.json. [the data folder's]");
-    data.turn_on("--raw16", Keeps::always, o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
+    data.on_off("--raw16", Keeps::always, o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
     data.choice(
         "--data-order", Keeps::always, o.data_order,
         "Order of the training samples. sequential: as they lie in the shards; data that prepare.py --stream is "
@@ -168,9 +168,10 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
         "Number of threads that read the next micro-batches of training ahead. 0: each is read when it is needed, "
         "as data are that are still being written.");
 
-    data.choice("--doc-boundary", Keeps::always, o.doc_boundary,
+    data.choice("--doc-mask", Keeps::always, o.doc_boundary,
                 "Documents packed into a row do not see each other, and positions restart. bos: a token begins each "
-                "(prepare.py); eos: a token ends each.");
+                "(prepare.py); eos: a token ends each.")
+        .was("doc-boundary");
     data.whole("--doc-token", Keeps::always, o.doc_token, -1, INT32_MAX, "Id of that token. -1: the --data folder's.");
 
     OptionGroup batch(rows, "Batch and length of the run", "batch", "training");
@@ -199,10 +200,14 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
             },
             [&o](const std::string& text) { read_batch_tokens(text, o.batch_tokens); })
         .basic()
+        .kept_as([](const std::string& text) {
+            int64_t tokens = 0;
+            return read_batch_tokens(text, tokens) ? std::to_string(tokens) : text;  // 4M is 4194304
+        })
         .default_text = "0";
     batch.whole("--grad-accum", Keeps::no, o.grad_accum, 0, kMostMicroBatches,
                 "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
-    batch.whole("--steps", Keeps::always, o.steps, 0, kBig, "Number of updates.").basic();
+    batch.count("--steps", Keeps::always, o.steps, 0, kBig, "Number of updates.").basic();
 }
 
 static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
@@ -214,16 +219,20 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
             "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.")
         .basic();
     adam.real("--min-lr", Keeps::always, o.min_lr, -1, 1e3, "Learning rate of the last step. -1: lr / 10.");
-    adam.whole("--cooldown", Keeps::always, o.cooldown, -1, kBig,
+    adam.count("--cooldown", Keeps::always, o.cooldown, -1, kBig,
                "Number of steps of wsd's decay. -1: a fifth of the run.");
-    adam.whole("--warmup", Keeps::always, o.warmup, -1, kBig,
+    adam.count("--warmup", Keeps::always, o.warmup, -1, kBig,
                "Number of steps of linear warm-up. -1: a tenth of the run, at most 2000.")
-        .basic();
-    adam.real("--beta1", Keeps::always, o.beta1, 0, 0.999999, "Decay of the first moment.");
-    adam.real("--beta2", Keeps::always, o.beta2, 0, 0.999999, "Decay of the second moment.");
-    adam.real("--eps", Keeps::always, o.eps, 0, 1, "Epsilon, added to the root of the second moment.");
+        .basic()
+        .also("warmup-steps");
+    adam.real("--beta1", Keeps::always, o.beta1, 0, 0.999999, "Decay of the first moment.").also("adam-beta1");
+    adam.real("--beta2", Keeps::always, o.beta2, 0, 0.999999, "Decay of the second moment.").also("adam-beta2");
+    adam.real("--eps", Keeps::always, o.eps, 0, 1, "Epsilon, added to the root of the second moment.")
+        .also("adam-epsilon");
     adam.real("--weight-decay", Keeps::always, o.weight_decay, 0, 1e3, "Decoupled weight decay.").basic();
-    adam.real("--clip", Keeps::always, o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.").basic();
+    adam.real("--max-grad-norm", Keeps::always, o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.")
+        .basic()
+        .was("clip");
     adam.seed("--seed", Keeps::always, o.seed, "Seed of the initial weights, the data order and the samples.").basic();
 }
 
@@ -246,8 +255,8 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--fp8", Keeps::always, o.fp8.recipe,
         "Products of the blocks' linear layers in fp8 (with --dtype bf16). tensor: one scale for each operand; block: "
         "one for each 128 numbers; mx: one for each 32, from compute capability 10.0 on.");
-    device.off_or_on("--fp8-gather", Keeps::always, o.fp8_gather,
-                     "Gather the weights of layers in fp8 as fp8 (with --zero 3): half the bytes, the same bits.");
+    device.on_off("--fp8-gather", Keeps::always, o.fp8_gather,
+                  "Gather the weights of layers in fp8 as fp8 (with --zero 3): half the bytes, the same bits.");
     device
         .checked("--fp8-skip-blocks", Keeps::always, "FIRST,LAST",
                  "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]", wrong_skip_blocks,
@@ -261,7 +270,7 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
                  "Number of updates without overflow after which a dynamic loss scale doubles.");
     device.whole("--loss-scale-hysteresis", Keeps::always, o.loss_scale_hysteresis, 1, INT32_MAX,
                  "Number of overflows, since it last doubled, from which on a dynamic loss scale halves.");
-    device.off_or_on(
+    device.on_off(
         "--cuda-graphs", Keeps::gpu, o.cuda_graphs,
         "Replay each micro-batch as one CUDA graph or, where ranks communicate, what lies between in a block's pass.");
     device
@@ -272,14 +281,13 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--offload-optimizer", Keeps::gpu, o.offload_optimizer,
         "Keep master weights and Adam's moments in pinned memory of the host. stream: they come to the GPU in "
         "tiles; zero-copy: its kernel works on them there; cpu: the host updates them.");
-    device.off_or_on("--offload-params", Keeps::gpu, o.offload_params,
-                     "Keep this rank's parameters in pinned memory of the host (with --zero 3, on one rank too); units "
-                     "come as they are gathered.");
-    device.off_or_on("--offload-grads", Keeps::gpu, o.offload_grads,
-                     "Keep this rank's gradients in pinned memory of the host (with --zero 2 or 3).");
-    device.off_or_on(
-        "--offload-activations", Keeps::gpu, o.offload_activations,
-        "Keep what blocks keep for the backward pass in pinned memory of the host (with --recompute block).");
+    device.on_off("--offload-params", Keeps::gpu, o.offload_params,
+                  "Keep this rank's parameters in pinned memory of the host (with --zero 3, on one rank too); units "
+                  "come as they are gathered.");
+    device.on_off("--offload-grads", Keeps::gpu, o.offload_grads,
+                  "Keep this rank's gradients in pinned memory of the host (with --zero 2 or 3).");
+    device.on_off("--offload-activations", Keeps::gpu, o.offload_activations,
+                  "Keep what blocks keep for the backward pass in pinned memory of the host (with --recompute block).");
     device.whole("--logits-mib", Keeps::always, o.logits_mib, 0, 1 << 20,
                  "Largest chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.");
     device.whole("--threads", Keeps::layout, o.threads, 0, 1 << 16,
@@ -349,9 +357,10 @@ static void add_pipeline(OptionGroup& ranks, TrainOptions& o) {
     ranks.whole("--pp-stages-per-rank", Keeps::layout, o.pp_stages_per_rank, 0, 64,
                 "Number of stages on each rank (interleaved). 0: 2.");
     ranks
-        .checked("--pp-cut", Keeps::layout, "N,N,...",
+        .checked("--pp-layers", Keeps::layout, "N,N,...",
                  "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]", wrong_cut,
                  [&o](const std::string& text) { read_cut(text, o.pp_cut); })
+        .was("pp-cut")
         .is_list = true;
     ranks
         .checked("--pp-gather", Keeps::layout, "step|window:K|op",
@@ -384,12 +393,10 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
                 "Gradients of several blocks that one collective reduces, at most. 0: each block by itself, as soon as "
                 "its backward pass has ended, which is between two attention kernels. A block is never cut: "
                 "--ring-chunk cuts messages.");
-    ranks.turn_on("--no-overlap", Keeps::always, o.no_overlap,
-                  "Wait for each collective instead of computing meanwhile.");
-    ranks.turn_on("--accumulate-locally", Keeps::always, o.accumulate_locally,
-                  "Reduce after the last micro-batch only (ZeRO-2 and 3). Keeps whole gradients.");
-    ranks.turn_on("--no-accumulate-locally", Keeps::layout, o.no_accumulate_locally,
-                  "Reduce at every weight gradient (ZeRO-2 and 3 with --pp).");
+    ranks.on_off("--overlap", Keeps::always, o.overlap, "Compute while collectives run. off: wait for each.");
+    ranks.on_off("--accumulate-locally", Keeps::always, o.accumulate_locally,
+                 "Reduce after the last micro-batch only (ZeRO-2 and 3), and keep whole gradients until then. off: at "
+                 "every weight gradient. [on with --pp, else off]");
     ranks
         .whole("--tp", Keeps::layout, o.tp, 1, 1 << 10,
                "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
@@ -404,8 +411,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
             },
             [&o](const std::string& text) { o.axis_order = *parse_axis_order(text); })
         .is_list = true;
-    ranks.off_or_on("--tp-overlap", Keeps::layout, o.tp_overlap,
-                    "Compute products beside the collectives of --tp, by the rows of each rank.");
+    ranks.on_off("--tp-overlap", Keeps::layout, o.tp_overlap,
+                 "Compute products beside the collectives of --tp, by the rows of each rank.");
     ranks.choice("--tp-wire", Keeps::layout, o.tp_wire,
                  "Data type of partial sums between the ranks of --tp. [--dtype]", kFloats);
     ranks.whole("--cp", Keeps::layout, o.cp, 1, 1 << 10,
@@ -448,34 +455,37 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
 
 static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup val(rows, "Validation and samples", "validation", "validation");
-    val.whole("--val-every", Keeps::always, o.val_every, 0, kBig,
+    val.count("--val-every", Keeps::always, o.val_every, 0, kBig,
               "Number of steps between validations. 0: only at the end.")
         .basic();
-    val.whole("--val-tokens", Keeps::always, o.val_tokens, 1, kBig, "Number of tokens in each validation.");
-    val.whole("--sample-every", Keeps::always, o.sample_every, 0, kBig,
+    val.count("--val-tokens", Keeps::always, o.val_tokens, 1, kBig, "Number of tokens in each validation.");
+    val.count("--sample-every", Keeps::always, o.sample_every, 0, kBig,
               "Number of validations between printed samples. 0: none.")
         .basic();
     val.whole("--sample-tokens", Keeps::always, o.sample_tokens, 1, 1 << 20, "Number of tokens in a sample.");
     val.text("--prompt", Keeps::always, o.prompt, "Text that samples begin with.", "TEXT").basic();
-    val.whole("--eval-every", Keeps::always, o.eval_every, 0, kBig,
+    val.count("--eval-every", Keeps::always, o.eval_every, 0, kBig,
               "Number of steps between evaluations on --eval-tasks. 0: none.");
     val.text("--eval-tasks", Keeps::always, o.eval_tasks, "Tasks, as for train_llama eval; windows are --seq-len long.",
              "LIST")
         .is_list = true;
     val.text("--eval-data", Keeps::always, o.eval_data, "Folder of the tasks, made by data_prep/prepare.py eval.");
-    val.whole("--eval-limit", Keeps::always, o.eval_limit, 0, kBig, "Number of examples of each task. 0: all.");
+    val.count("--eval-limit", Keeps::always, o.eval_limit, 0, kBig, "Number of examples of each task. 0: all.");
 }
 
 static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup out(rows, "Output", "output", "output");
     out.text("--out", Keeps::no, o.out,
              "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: none.")
+        .basic()
+        .also("output-dir");
+    out.on_off("--overwrite", Keeps::no, o.overwrite,
+               "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.")
         .basic();
-    out.turn_on("--overwrite", Keeps::no, o.overwrite,
-                "Start in a folder that holds an earlier run, and move that run into OUT/before-TIME.")
-        .basic();
-    out.whole("--log-every", Keeps::always, o.log_every, 1, kBig, "Number of steps between printed lines.").basic();
-    out.whole(
+    out.count("--log-every", Keeps::always, o.log_every, 1, kBig, "Number of steps between printed lines.")
+        .basic()
+        .also("logging-steps");
+    out.count(
         "--stats-every", Keeps::always, o.stats_every, 0, kBig,
         "Number of steps between lines of stats.jsonl: norms of each tensor, its gradient and its update; residual "
         "stream and largest logit of each block. The last 20 steps are written when one goes wrong. 0: none.");
@@ -488,9 +498,9 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
               "memory by kind; memory.svg has every allocation with its name.");
     out.real("--peak-tflops", Keeps::layout, o.peak_tflops, 0, 1e6,
              "Dense peak of a device in TFLOP/s, which MFU is measured against. 0: as llama/configs/machines has it.");
-    out.turn_on("--print-config", Keeps::no, o.print_config, "Show the model, its tensors and its memory, and stop.")
+    out.on_off("--print-config", Keeps::no, o.print_config, "Show the model, its tensors and its memory, and stop.")
         .basic();
-    out.turn_on("--presets", Keeps::no, o.presets, "List the presets and stop.").basic();
+    out.on_off("--presets", Keeps::no, o.presets, "List the presets and stop.").basic();
 
     OptionGroup keep(rows, "Checkpoints (in --out)", "checkpoints", "output");
     keep.checked(
@@ -498,9 +508,10 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
             "Checkpoint to resume from. auto: the newest good one in --out, if any; N: that of step N; or its folder.",
             nullptr, [&o](const std::string& text) { o.resume = parse_resume(text); })
         .basic();
-    keep.whole("--save-every", Keeps::always, o.save_every, 0, kBig,
+    keep.count("--save-every", Keeps::always, o.save_every, 0, kBig,
                "Number of steps between checkpoints; one more at the end. 0: none.")
-        .basic();
+        .basic()
+        .also("save-steps");
     keep.whole("--keep", Keeps::always, o.keep, 0, 1 << 20,
                "Number of newest checkpoints that stay, at least 2. 0: all.")
         .basic()
@@ -508,13 +519,15 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
         return text == "1" ? "1 would leave none while the next is written; nearest valid value: 2"
                            : wrong_whole_number(text, 0, 1 << 20);
     };
-    keep.whole("--keep-every", Keeps::always, o.keep_every, 0, kBig,
+    keep.count("--keep-every", Keeps::always, o.keep_every, 0, kBig,
                "Step whose multiples keep their checkpoints for good. 0: none.");
-    keep.whole("--shard-above", Keeps::always, o.shard_above_mib, 0, kBig >> 20,
+    keep.whole("--max-shard-mib", Keeps::always, o.shard_above_mib, 0, kBig >> 20,
                "Size in MiB above which a file of a checkpoint or of the final weights becomes one for each block, the "
-               "weights' with an index that transformers reads. 0: always one file.");
-    keep.turn_on("--no-background-save", Keeps::always, o.no_background_save,
-                 "Let training wait for each save, which then needs no memory for a copy of the state.");
+               "weights' with an index that transformers reads. 0: always one file.")
+        .was("shard-above");
+    keep.on_off("--background-save", Keeps::always, o.background_save,
+                "Save while training continues. off: training waits for each save, which then needs no memory for a "
+                "copy of the state.");
     keep.text("--after-save", Keeps::no, o.after_save,
               "Shell command for each checkpoint, in the background on rank 0, with its folder in RINGZERO_CHECKPOINT. "
               "It is tried again until it succeeds, by later starts too; up to 8 checkpoints wait for it.",
@@ -526,18 +539,18 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
             "If it fails, the run resumes from what is there.",
             "CMD")
         .runs_commands = true;
-    keep.turn_on("--allow-commands", Keeps::no, o.allow_commands,
-                 "Run the --after-save and --before-resume of a --config file, which others may have written.")
+    keep.on_off("--allow-commands", Keeps::no, o.allow_commands,
+                "Run the --after-save and --before-resume of a --config file, which others may have written.")
         .runs_commands = true;
-    keep.turn_on("--allow-data-change", Keeps::no, o.allow_data_change,
-                 "Resume although the data are not those of the checkpoint.");
-    keep.turn_on("--lr-continue", Keeps::no, o.lr_continue,
-                 "Resume with another schedule from the last learning rate on, down to --min-lr.");
-    keep.whole("--rewarm", Keeps::no, o.rewarm, 0, kBig,
+    keep.on_off("--allow-data-change", Keeps::no, o.allow_data_change,
+                "Resume although the data are not those of the checkpoint.");
+    keep.on_off("--lr-continue", Keeps::no, o.lr_continue,
+                "Resume with another schedule from the last learning rate on, down to --min-lr.");
+    keep.count("--rewarm", Keeps::no, o.rewarm, 0, kBig,
                "Number of steps in which a resumed run's learning rate rises from the last one to --lr. 0: none.");
-    keep.turn_on("--allow-lr-jump", Keeps::no, o.allow_lr_jump,
-                 "Resume with another schedule although its learning rate is not near the last one.");
-    keep.whole("--branch", Keeps::no, o.branch, -1, kBig,
+    keep.on_off("--allow-lr-jump", Keeps::no, o.allow_lr_jump,
+                "Resume with another schedule although its learning rate is not near the last one.");
+    keep.count("--branch", Keeps::no, o.branch, -1, kBig,
                "Step of the run --resume RUN at which a decay to --min-lr begins, in a new --out. -1: none.");
 }
 

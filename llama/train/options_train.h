@@ -110,7 +110,8 @@ struct TrainOptions {
     int64_t shard_size = 0;  // 0: all ranks
     int64_t prefetch = 1;
     int64_t bucket_mib = 0;  // of gradients that are reduced together; 0: each unit by itself
-    bool no_overlap = false, accumulate_locally = false;
+    bool overlap = true;
+    std::optional<bool> accumulate_locally;  // none: with a pipeline
     int64_t tp = 1;
     std::array<Axis, 4> axis_order = GridOptions{}.order;  // neighbouring ranks first
     bool tp_overlap = false;
@@ -124,7 +125,6 @@ struct TrainOptions {
     GatherFor pp_gather = GatherFor::step;
     int64_t pp_gather_window = 3;  // stages, for GatherFor::window
     int64_t pp_tasks = 0, pp_window = 0;
-    bool no_accumulate_locally = false;
     AxisAlgorithms collectives;
     int64_t ranks_per_node = 0;  // 0: as the launcher placed them
     int64_t comm_sms = 0;        // multiprocessors that kernels whose blocks stay leave to communication
@@ -157,7 +157,7 @@ struct TrainOptions {
     bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
     int64_t shard_above_mib = kShardAbove >> 20;
-    bool no_background_save = false, allow_data_change = false;
+    bool background_save = true, allow_data_change = false;
     std::string after_save, before_resume;            // commands; empty: none
     bool allow_commands = false;                      // they may stand in a --config file
     bool lr_continue = false, allow_lr_jump = false;  // of a resumed run whose schedule is another
@@ -176,7 +176,7 @@ struct TrainOptions {
         return offload_optimizer != OffloadOptimizer::none || offload_params || offload_grads || offload_activations;
     }
     // ZeRO-2 and 3 keep whole gradients until the last micro-batch.
-    bool accumulates_locally() const { return zero >= 2 && (accumulate_locally || (pp > 1 && !no_accumulate_locally)); }
+    bool accumulates_locally() const { return zero >= 2 && accumulate_locally.value_or(pp > 1); }
     DType gradient_dtype() const { return grad_dtype.value_or(dtype == DType::f16 ? DType::f32 : dtype); }
     LossScaling loss_scaling() const;
     DType gradient_wire_dtype() const { return wire_dtype.value_or(gradient_dtype()); }
@@ -204,6 +204,8 @@ void check_ranks(const TrainOptions&, int64_t ranks);
 
 // The values of the flags that a checkpoint keeps.
 std::map<std::string, std::string> kept_flags(const CommandTable&, const ParsedFlags&);
+// A checkpoint's flags by the names, and with the values of switches, that they have today.
+std::map<std::string, std::string> current_flags(const CommandTable&, const std::map<std::string, std::string>& saved);
 // Where a run is resumed.
 struct ResumePlace {
     bool same_ranks = true;  // as many as before

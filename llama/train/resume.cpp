@@ -24,26 +24,15 @@ namespace rz {
 
 namespace fs = std::filesystem;
 
-// Of a manifest without a checksum: what a damaged flag shows itself by. An unknown name is a later program's or, one
-// letter beside a known one that is missing, damage.
-static void check_flags(const std::map<std::string, std::string>& flags, const std::string& where) {
+static void check_flags(const std::map<std::string, std::string>& saved, const std::string& where) {
     TrainOptions fresh;
-    std::map<std::string, OptionRow> rows;
-    for (OptionRow& row : command_table(fresh).rows) rows.emplace(row.flag.substr(2), row);
-    for (const auto& [name, value] : flags) {
-        const auto row = rows.find(name);
-        if (row == rows.end()) {
-            for (const auto& [known, unused] : rows) {
-                size_t others = 0;
-                for (size_t i = 0; i < known.size() && known.size() == name.size(); ++i) others += known[i] != name[i];
-                require(others != 1 || flags.count(known), "%s: flags: there is no --%s; nearest: --%s", where.c_str(),
-                        name.c_str(), known.c_str());
-            }
-            continue;
-        }
-        if (value.empty()) continue;
-        const std::string wrong = row->second.wrong ? row->second.wrong(value) : "";
-        require(wrong.empty(), "%s: flags: --%s: %s", where.c_str(), name.c_str(), wrong.c_str());
+    const CommandTable table = command_table(fresh);
+    const std::map<std::string, std::string> flags = current_flags(table, saved);
+    for (const OptionRow& row : table.rows) {
+        const auto flag = flags.find(row.flag.substr(2));
+        const std::string wrong =
+            flag == flags.end() || flag->second.empty() || !row.wrong ? "" : row.wrong(flag->second);
+        require(wrong.empty(), "%s: flags: %s: %s", where.c_str(), row.flag.c_str(), wrong.c_str());
     }
 }
 

@@ -63,7 +63,7 @@ static std::map<std::string, std::string> resolved(const Trainer& t) {
 }
 
 static std::string toml_value(const std::string& value, bool is_switch) {
-    if (is_switch) return value.empty() || value == "false" ? "false" : "true";
+    if (is_switch) return value == "on" ? "true" : "false";
     char* end = nullptr;
     std::strtod(value.c_str(), &end);
     const bool number =
@@ -99,16 +99,15 @@ std::string run_config(const Trainer& t) {
         const auto asked = o.values.find(name), found = values.find(name);
         const std::string given = asked == o.values.end() ? "" : asked->second;
         const std::string value = found == values.end() ? given : found->second;
-        const bool is_switch = row.is_switch;
-        const bool key = o.given.count(name) || (given != row.default_text && (!is_switch || given == "true"));
-        if (value.empty() && !is_switch && !key) continue;
+        const bool key = o.given.count(name) || given != row.default_text;
+        if (value.empty() && (row.is_switch || !key)) continue;
         auto section = std::find_if(sections.begin(), sections.end(), [&](auto& s) { return s.first == row.section; });
         if (section == sections.end()) section = sections.insert(section, {row.section, ""});
         if (may_hold_secrets(name)) {
             if (key) section->second += "# " + name + " was given, and is left out: it may hold a token\n";
             continue;
         }
-        section->second += (key ? "" : "# ") + name + " = " + toml_value(value, is_switch) + "\n";
+        section->second += (key ? "" : "# ") + name + " = " + toml_value(value, row.is_switch) + "\n";
     }
     for (const auto& [name, keys] : sections) text += "\n[" + name + "]\n" + keys;
     return text;

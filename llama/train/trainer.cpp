@@ -133,7 +133,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                      .offload_grads = o.offload_grads,
                      .rounding_seed = o.seed,
                      .prefetch = int(o.prefetch),
-                     .overlap = !o.no_overlap,
+                     .overlap = o.overlap,
                      .accumulate_locally = o.accumulates_locally(),
                      .bucket_bytes = o.bucket_mib << 20},
             .adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)},
@@ -204,7 +204,7 @@ static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths, L
             .keep = o.keep,
             .keep_every = o.keep_every,
             .save_every = o.save_every,
-            .background = !o.no_background_save && o.save_every > 0,
+            .background = o.background_save && o.save_every > 0,
             .tokenizer = paths.tokenizer_files,
             .mark = !o.after_save.empty(),
             .timeout_s = std::max(o.timeout, o.disk_timeout),
@@ -262,7 +262,7 @@ static int64_t planned_host_bytes(const TrainOptions& o, const ModelConfig& conf
 // when it is touched.
 static void check_host_memory(const TrainOptions& o, const ModelConfig& config, Device device, Place world,
                               Process& process) {
-    const bool gpu = device.is_cuda(), copies = !o.out.empty() && !o.no_background_save && o.save_every > 0;
+    const bool gpu = device.is_cuda(), copies = !o.out.empty() && o.background_save && o.save_every > 0;
     const int64_t own = planned_host_bytes(o, config, device.kind, world);
     int64_t needed = 0;  // by all ranks of this host
     const std::vector<std::string> all = process.all_gather_text(host_name() + " " + std::to_string(own));

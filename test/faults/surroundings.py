@@ -40,7 +40,7 @@ FACTORS = {
     "flags": [
         "",
         "--no-background-save",
-        "--shard-above 0 --keep 3",
+        "--max-shard-mib 0 --keep 3",
         "--collectives symmetric",
         "--after-save false",
     ],

@@ -38,11 +38,14 @@ TEXTS = [
 ]
 
 
+SWITCH = {"on": "on", "true": "on", "yes": "on", "off": "off", "false": "off", "no": "off"}
+
+
 def plain_value(rng, row):
     """A value that the flag takes, as text; None if its kind is not simple."""
     place = row["placeholder"]
     if row["switch"]:
-        return rng.choice(["true", "false"])
+        return rng.choice(["on", "off", "true", "false"])
     if place == "N":
         for text in (str(rng.randint(0, 12)), "1"):
             return text
@@ -67,9 +70,13 @@ def read_argv(words, rows):
         if row is None:
             return None
         if row["switch"]:
-            value = value or "true"
-            if value not in ("true", "false"):
+            if not equals:
+                bare = at == len(words) or words[at] not in SWITCH
+                value = "on" if bare else words[at]
+                at += not bare
+            if value not in SWITCH:
                 return None
+            value = SWITCH[value]
         elif not equals:
             if at == len(words):
                 return None
@@ -101,8 +108,8 @@ def read_toml(data, rows):
 def same(text, value):
     """Whether the program's text says the value that Python read."""
     try:
-        if isinstance(value, bool):
-            return text == ("true" if value else "false")
+        if isinstance(value, bool) or text in ("on", "off"):
+            return text == ("on" if value in (True, "on", "true") else "off")
         if isinstance(value, int):
             return int(text) == value
         if isinstance(value, float):
@@ -130,7 +137,7 @@ def draw_argv(rng, names, rows):
         if not plain and rng.random() < 0.2:
             value = rng.choice(TEXTS)
         if rows[name]["switch"]:
-            words.append("--" + name + rng.choice(["", "=" + value]))
+            words += rng.choice([["--" + name], ["--" + name + "=" + value], ["--" + name, value]])
             continue
         parted = rng.random() < 0.5
         plain = plain and not (parted and value.startswith("--"))
@@ -155,7 +162,7 @@ def draw_toml(rng, names, rows):
         if value is None:
             value, plain = "a", False
         if row["switch"]:
-            text = value
+            text = value if value in ("true", "false") else json.dumps(value)
         elif row["list"] and rng.random() < 0.5:
             text = "[" + rng.choice(["", "\n ", "# x\n"]) + '"a", ' + rng.choice(["'b'", '"b",', "'c d'"]) + "]"
             plain = plain and row["text"]

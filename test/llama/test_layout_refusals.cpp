@@ -72,7 +72,8 @@ TEST(LayoutRefusals, EveryScheduleRunsOrNamesTheNearest) {
                     for (const bool each : {false, true}) {
                         TrainOptions o = flags();
                         o.pp = pp, o.grad_accum = micro_batches, o.recompute = recompute;
-                        o.zero = each ? 2 : 0, o.no_accumulate_locally = each;
+                        o.zero = each ? 2 : 0;
+                        if (each) o.accumulate_locally = false;
                         o.pp_schedule.kind = kind.value;
                         count.add(o, model(pp == 4), 2 * pp,
                                   format("pp %d, %s, %d micro-batches, recompute %s", pp, kind.name, micro_batches,

@@ -50,8 +50,8 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {{"--grad-accum", "2", "--batch-tokens", "4096"}, "leave one of them out"},
         {{"--warmup", "50", "--steps", "10"}, "nearest: --warmup 10"},
         {{"--pp", "2", "--pp-schedule", "zbv"}, "'zbv' is neither a file nor a schedule; nearest: zb-v"},
-        {{"--pp", "2", "--pp-cut", "3,x"}, "'3,x' must be the number of blocks of each stage"},
-        {{"--pp", "2", "--pp-cut", "3,0"}, "at least 1"},
+        {{"--pp", "2", "--pp-layers", "3,x"}, "'3,x' must be the number of blocks of each stage"},
+        {{"--pp", "2", "--pp-layers", "3,0"}, "at least 1"},
         {{"--pp", "2", "--zero", "3", "--pp-gather", "window:0"}, "nearest: window:3"},
         {{"--lr-continue"}, "nearest: --resume auto"},
         {{"--resume", "auto", "--out", "o", "--lr-continue", "--rewarm", "5"}, "give one of them"},
@@ -77,10 +77,10 @@ TEST(Options, NamesOfOtherTrainersThatMeanOneThingAreAccepted) {
     EXPECT_EQ(o.clip, 0.5);
     EXPECT_EQ(o.warmup, 7);
     EXPECT_EQ(o.out, "o");
-    EXPECT_TRUE(o.given.count("clip"));
+    EXPECT_TRUE(o.given.count("max-grad-norm"));
     std::string said;
     EXPECT_EQ(parse({"--max-grad-norm", "high"}, &said), 2);
-    EXPECT_NE(said.find("--clip: 'high' is not a number"), std::string::npos) << said;
+    EXPECT_NE(said.find("--max-grad-norm: 'high' is not a number"), std::string::npos) << said;
 }
 
 // A file's faults are named with its line.
@@ -177,7 +177,7 @@ TEST(Options, EveryFormOfAValueInAConfigFileIsTakenOrNamed) {
 
 TEST(Options, AListInAConfigFileIsTakenWholeOrRefused) {
     const std::string path = testing::TempDir() + "/list_config.toml";
-    std::ofstream(path) << "train-data = [\"a.bin\", # two\n  \"b.bin\",\n]\npp = 2\npp-cut = [3, 5]\n";
+    std::ofstream(path) << "train-data = [\"a.bin\", # two\n  \"b.bin\",\n]\npp = 2\npp-layers = [3, 5]\n";
     std::string said;
     Command command;
     ASSERT_EQ(parse({"--config", path.c_str()}, &said, &command), 0) << said;
@@ -206,9 +206,8 @@ TEST(Options, AnEmptyValueIsAValue) {
     EXPECT_EQ(parse({"--lr=", "0.5"}, &said), 2) << said;
     for (const std::string word : {"perhaps", "-1", "1e3", "{}"}) {
         EXPECT_EQ(parse({("--no-overlap=" + word).c_str()}, &said), 2) << word;
-        EXPECT_NE(said.find("'" + word + "' is not true or false"), std::string::npos) << said;
+        EXPECT_NE(said.find("'" + word + "' is not on or off"), std::string::npos) << said;
     }
-    EXPECT_EQ(parse({"--no-overlap=on"}, &said), 0) << said;
     for (const char* minus : {"--steps=-", "--fp8-skip-blocks=-,1", "--eval-limit=-"})
         EXPECT_EQ(parse({minus}, &said), 2) << minus << " is no number";
 }
@@ -343,7 +342,7 @@ TEST(Options, ATextThatIsTrueSwallowsNoFlagOnResume) {
         EXPECT_EQ(resumed.wandb_name, name);
         EXPECT_EQ(resumed.weight_decay, 0.25) << name;
         EXPECT_EQ(resumed.zero, 2) << name;
-        EXPECT_TRUE(resumed.no_overlap) << name;
+        EXPECT_FALSE(resumed.overlap) << name;
     }
 }
 
@@ -409,7 +408,7 @@ TEST(Options, AResumedRunHasTheFlagsThatOneCommandLineWouldHaveGivenIt) {
                                           "--zero=2",
                                           "--zero=3",
                                           "--collectives=direct",
-                                          "--pp-cut=3,5",
+                                          "--pp-layers=3,5",
                                           "--fp8-skip-blocks=1,2",
                                           "--wandb=true",
                                           "--wandb-name=-1",
@@ -447,7 +446,7 @@ TEST(Options, AResumedRunHasTheFlagsThatOneCommandLineWouldHaveGivenIt) {
         EXPECT_EQ(resumed.lr, want.lr);
         EXPECT_EQ(resumed.warmup, want.warmup);
         EXPECT_EQ(resumed.min_lr, want.min_lr);
-        EXPECT_EQ(resumed.no_overlap, want.no_overlap);
+        EXPECT_EQ(resumed.overlap, want.overlap);
         EXPECT_EQ(resumed.pp_cut, want.pp_cut);
         EXPECT_EQ(resumed.axis_order, want.axis_order);
         EXPECT_EQ(resumed.fp8.skip_last, want.fp8.skip_last);
@@ -456,7 +455,7 @@ TEST(Options, AResumedRunHasTheFlagsThatOneCommandLineWouldHaveGivenIt) {
 
 TEST(Options, AFlagOfACheckpointThatItsRowRefusesIsNamed) {
     for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
-             {"steps", "many"}, {"zero", "9"}, {"no-overlap", "perhaps"}, {"dtype", "fp31"}}) {
+             {"steps", "many"}, {"zero", "9"}, {"overlap", "perhaps"}, {"dtype", "fp31"}}) {
         TrainOptions o = training({});
         try {
             adopt_flags(o, {{name, value}}, {});
@@ -484,9 +483,107 @@ TEST(Options, WordsOfOtherTrainersAreAnsweredWithOurs) {
         EXPECT_EQ(parse({word}, &said), 2);
         EXPECT_NE(said.find(std::string("did you mean ") + ours), std::string::npos) << said;
     }
+}
+
+TEST(Options, ACountMayHaveAUnit) {
+    const TrainOptions o =
+        training({"--steps", "1.5k", "--val-tokens=2M", "--save-every", "1B", "--out", "o", "--warmup", "-1"});
+    EXPECT_EQ(o.steps, 1500);
+    EXPECT_EQ(o.val_tokens, 2000000);
+    EXPECT_EQ(o.save_every, 1000000000);
+    EXPECT_EQ(o.values.at("steps"), "1500") << "as it is kept";
+    EXPECT_EQ(o.values.at("save-every"), "1000000000");
+    for (const auto& [flag, value, says] : std::vector<std::array<const char*, 3>>{
+             {"--steps", "1.0005k", "is not a whole number"},
+             {"--steps", "k", "is not a whole number"},
+             {"--steps", "1kk", "is not a whole number"},
+             {"--steps", "1.5", "is not a plain whole number; nearest valid value: 2"},
+             {"--steps", "900000B", "is out of range"},
+             {"--seq-len", "4k", "nearest valid value: 4000"}}) {
+        std::string said;
+        EXPECT_EQ(parse({flag, value}, &said), 2) << value;
+        EXPECT_NE(said.find(says), std::string::npos) << said;
+    }
+}
+
+TEST(Options, ASwitchIsOnOrOffInEveryForm) {
+    const std::string file = testing::TempDir() + "/switch.toml";
+    const auto overlap = [&](const char* text) {
+        std::ofstream(file) << text;
+        return training({"--config", file}).overlap;
+    };
+    for (const std::vector<std::string>& on : std::vector<std::vector<std::string>>{{},
+                                                                                    {"--overlap"},
+                                                                                    {"--overlap", "on"},
+                                                                                    {"--overlap=yes"},
+                                                                                    {"--no-overlap", "off"},
+                                                                                    {"--no_overlap=false"}})
+        EXPECT_TRUE(training(on).overlap) << testing::PrintToString(on);
+    for (const std::vector<std::string>& off : std::vector<std::vector<std::string>>{
+             {"--no-overlap"}, {"--overlap", "off"}, {"--overlap=no"}, {"--no-overlap", "true"}})
+        EXPECT_FALSE(training(off).overlap) << testing::PrintToString(off);
+    EXPECT_TRUE(overlap("overlap = true\n"));
+    EXPECT_TRUE(overlap("no-overlap = false\n"));
+    EXPECT_FALSE(overlap("no_overlap = true\n"));
+    EXPECT_FALSE(overlap("overlap = \"off\"\n"));
+    EXPECT_FALSE(training({"--overlap", "--no-overlap"}).overlap) << "the last one counts";
+    EXPECT_EQ(training({"--tp", "2", "--tp-overlap", "--steps", "3"}).steps, 3) << "the next flag is no value";
+    EXPECT_EQ(parse({"--config", file.c_str(), "--no-steps"}), 2);
+}
+
+TEST(Options, FormerNamesAreTakenAndTheNewOneIsSaidOnce) {
     std::string said;
-    EXPECT_EQ(parse({"--steps", "1k"}, &said), 2);
-    EXPECT_NE(said.find("nearest valid value: 1000"), std::string::npos) << said;
+    Command command;
+    EXPECT_EQ(parse({"--clip", "2", "--clip=0.5", "--doc-boundary", "bos"}, &said, &command), 0);
+    EXPECT_EQ(said, "train_llama: --clip is now --max-grad-norm\ntrain_llama: --doc-boundary is now --doc-mask\n");
+    EXPECT_EQ(std::get<TrainOptions>(command).clip, 0.5);
+    EXPECT_TRUE(std::get<TrainOptions>(command).given.count("max-grad-norm"));
+    const std::string file = testing::TempDir() + "/former.toml";
+    std::ofstream(file) << "clip = 0.25\n";
+    EXPECT_EQ(parse({"--config", file.c_str()}, &said, &command), 0);
+    EXPECT_EQ(said, "train_llama: 'clip' is now 'max-grad-norm'\n");
+    EXPECT_EQ(std::get<TrainOptions>(command).clip, 0.25);
+    std::ofstream(file) << "clip = 0.25\nmax-grad-norm = 1\n";
+    EXPECT_EQ(parse({"--config", file.c_str()}, &said), 2);
+    EXPECT_NE(said.find("line 2: 'max-grad-norm' stands in line 1 already"), std::string::npos) << said;
+}
+
+TEST(Options, ACheckpointOfAnEarlierProgramIsResumedByItsFormerNames) {
+    const std::map<std::string, std::string> saved = {
+        {"clip", "0.5"},      {"doc-boundary", "bos"},           {"no-overlap", "true"}, {"accumulate-locally", ""},
+        {"pp-cut", "1,3"},    {"no-accumulate-locally", "true"}, {"raw16", "false"},     {"no-background-save", ""},
+        {"cuda-graphs", "on"}};
+    TrainOptions o = training({"--zero", "2", "--max-shard-mib", "7"});
+    EXPECT_EQ(adopt_flags(o, saved, {.same_ranks = true, .gpu = true}), std::vector<std::string>());
+    EXPECT_EQ(o.clip, 0.5);
+    EXPECT_EQ(o.doc_boundary, DocBoundary::bos);
+    EXPECT_FALSE(o.overlap);
+    EXPECT_EQ(o.accumulate_locally, std::optional(false));
+    EXPECT_EQ(o.pp_cut, (std::vector<int64_t>{1, 3}));
+    EXPECT_TRUE(o.background_save);
+    EXPECT_TRUE(o.cuda_graphs);
+    EXPECT_EQ(o.kept_flags.at("max-grad-norm"), "0.5");
+    EXPECT_EQ(o.kept_flags.count("clip"), 0u);
+    TrainOptions other = training({"--zero", "2", "--clip", "2"});
+    EXPECT_EQ(adopt_flags(other, {{"clip", "0.5"}, {"accumulate-locally", "true"}}, {}),
+              std::vector<std::string>{"--max-grad-norm 2, was 0.5"});
+    EXPECT_EQ(other.accumulate_locally, std::optional(true));
+}
+
+TEST(Options, ThePageOfFlagsHasEveryOtherName) {
+    std::ifstream in("dev/guide/flags.md");
+    const std::string page{std::istreambuf_iterator<char>(in), {}};
+    TrainOptions o;
+    size_t names = 0;
+    for (const OptionRow& row : command_table(o).rows)
+        for (const auto* list : {&row.former, &row.others})
+            for (const std::string& name : *list) {
+                EXPECT_NE(page.find("| `--" + name + "` | `" + row.flag + "` |"), std::string::npos) << name;
+                ++names;
+            }
+    size_t rows = 0;
+    for (size_t at = page.find("\n| `--"); at != std::string::npos; at = page.find("\n| `--", at + 1)) ++rows;
+    EXPECT_EQ(rows, names) << "the page has a name that is none";
 }
 
 // What is printed by a command line that is answered at once.
@@ -553,8 +650,8 @@ TEST(Options, APipelinesChoicesAreParsedOnce) {
     EXPECT_FALSE(none.pp_schedule.kind);
     EXPECT_TRUE(none.pp_schedule.file.empty() && none.pp_cut.empty());
     EXPECT_EQ(none.pp_gather, GatherFor::step);
-    const TrainOptions all =
-        training({"--pp", "2", "--zero", "3", "--pp-schedule", "zb-h1", "--pp-cut", "3,5", "--pp-gather", "window:7"});
+    const TrainOptions all = training(
+        {"--pp", "2", "--zero", "3", "--pp-schedule", "zb-h1", "--pp-layers", "3,5", "--pp-gather", "window:7"});
     EXPECT_EQ(all.pp_schedule.kind, PipelineKind::zb_h1);
     EXPECT_EQ(all.pp_cut, (std::vector<int64_t>{3, 5}));
     EXPECT_EQ(all.pp_gather, GatherFor::window);

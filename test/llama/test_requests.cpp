@@ -26,7 +26,7 @@ TEST(Requests, DISABLED_AreAnswered) {
                         {"switch", row.is_switch},
                         {"list", row.is_list},
                         {"command", row.runs_commands || row.flag == "--allow-commands"},
-                        {"text", !row.wrong && !row.is_switch && row.flag != "--resume"}});
+                        {"text", !row.wrong && row.flag != "--resume"}});
     out << rows.dump() << "\n";
     for (std::string line; std::getline(in, line);) {
         TrainOptions options;

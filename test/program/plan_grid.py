@@ -61,7 +61,7 @@ MORE_SETTINGS = {
     "cp": ["", "2"],
     "cp-exchange": ["", "ring"],
     "tp-overlap": ["", "on"],
-    "doc-boundary": ["", "bos"],
+    "doc-mask": ["", "bos"],
     "data-threads": ["", "0"],
 }
 # What --fp8 has instead: products need sides that are multiples of 16.
@@ -167,7 +167,7 @@ def flags_of(row):
     for name, value in row.items():
         if name != "ranks" and value:
             flags += [f"--{name}"] if name in SWITCHES else [f"--{name}", value]
-        if name == "doc-boundary" and value:
+        if name == "doc-mask" and value:
             flags += ["--doc-token", "0"]
     return flags
 

@@ -35,7 +35,7 @@ refused() {  # refused RANKS TEXT FLAGS...
   shift 2
   ! train refused "$ranks" "$@" && grep -qF -- "$text" "$work/log"
 }
-mask=(--doc-boundary bos --doc-token 256)
+mask=(--doc-mask bos --doc-token 256)
 
 check "one rank" train one 1
 check "cp 2" as cp2 one 2 --cp 2
@@ -119,8 +119,8 @@ check "a gradient that is no number, one rank" bad_gradient 0 bad 1
 check "  on one rank of cp 2" bad_gradient 1 bad2 2 --cp 2
 check "  all skip the update" close bad2 bad
 check "  and say so" grep -q "update skipped (1 so far)" "$work/log"
-check "clipped, one rank" train clip 1 --clip 0.2 --steps 4
-check "  on cp 2" as clip2 clip 2 --cp 2 --clip 0.2 --steps 4
+check "clipped, one rank" train clip 1 --max-grad-norm 0.2 --steps 4
+check "  on cp 2" as clip2 clip 2 --cp 2 --max-grad-norm 0.2 --steps 4
 check "  which is below the norms" python3 -c "
 import json
 assert all(j['grad_norm'] > 0.2 for j in map(json.loads, open('$work/clip2/metrics.jsonl')) if 'grad_norm' in j)"

@@ -202,7 +202,7 @@ with open(sys.argv[1], "w") as f:
 EOF
 if python3 -c 'import jinja2' 2> /dev/null; then
   check "prepares conversations" run python3 data_prep/prepare.py chat "$work/rows.jsonl" --template plain --out "$work/chat"
-  tune=("$work/chat" --val-every 0 --doc-boundary bos)
+  tune=("$work/chat" --val-every 0 --doc-mask bos)
   check "fine-tunes" train one "${tune[@]}" --batch 8 --steps 4
   check "says that the loss is on targets" grep -q "the loss is on the tokens that the shards mark as targets" "$work/log"
   check "in micro-batches" train parts "${tune[@]}" --batch 1 --batch-tokens 256 --steps 4
@@ -221,7 +221,7 @@ for a, b in zip(steps, [r for r in one if "loss" in r]):
   fi
   check "prepares rows that cut no conversation" run python3 data_prep/prepare.py chat "$work/rows.jsonl" --template plain --pack 64 --out "$work/packed"
   check "they have the length of a sample" refused "nearest: --seq-len 64" --data "$work/packed"
-  check "and train so" train packed "$work/packed" --seq-len 64 --max-seq-len 64 --doc-boundary bos --batch 4 --steps 2 --val-every 0
+  check "and train so" train packed "$work/packed" --seq-len 64 --max-seq-len 64 --doc-mask bos --batch 4 --steps 2 --val-every 0
   check "graphs keep a gradient's scale" refused "$(nvidia-smi -L > /dev/null 2>&1 && echo 'another gradient scale' || echo 'which has none')" \
     --data "$work/chat" --cuda-graphs on
 else

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --doc-boundary in the whole program: refusals, any number of ranks and ZeRO stage, recomputation, bf16, resume, and with a second
+# --doc-mask in the whole program: refusals, any number of ranks and ZeRO stage, recomputation, bf16, resume, and with a second
 # program the CUDA path on the emulator. Ends with counts.
 #
 #   test/program/test_documents.sh ./train_llama [./train_llama_simt]
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit
 make_documents "$work/text.bin"
 toy="--train-data $work/text.bin --vocab 257 --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8
      --seq-len 48 --val-every 0 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1 --device cpu"
-mask="--doc-boundary bos --doc-token 256"
+mask="--doc-mask bos --doc-token 256"
 
 train() {  # train RANKS NAME ARGS...
   local ranks=$1 out=$work/$2
@@ -43,10 +43,10 @@ refuses() {  # refuses CODE TEXT ARGS...
   [ $rc = "$code" ] && grep -qF -- "$text" "$work/log"
 }
 
-check "no token is known"      refuses 2 "give --doc-token ID, or a --data folder" --doc-boundary bos
-check "beyond the vocabulary"  refuses 2 "nearest: --doc-token 256" --doc-boundary bos --doc-token 257
-check "a token for nothing"    refuses 2 "nearest: --doc-boundary bos" --doc-token 256
-check "no such side"           refuses 2 "--doc-boundary" --doc-boundary between
+check "no token is known"      refuses 2 "give --doc-token ID, or a --data folder" --doc-mask bos
+check "beyond the vocabulary"  refuses 2 "nearest: --doc-token 256" --doc-mask bos --doc-token 257
+check "a token for nothing"    refuses 2 "nearest: --doc-mask bos" --doc-token 256
+check "no such side"           refuses 2 "--doc-mask" --doc-mask between
 
 # shellcheck disable=SC2086
 {

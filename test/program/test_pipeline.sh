@@ -142,7 +142,7 @@ for gather in window:1 op; do
   [ -n "$all" ] || [ $gather = op ] || continue
   check "gathers for $gather" as "gather$gather" dp3 6 --pp 2 --zero 3 --pp-gather $gather --batch-tokens 384 --head untied
 done
-check "uneven cut" as cut one 2 --pp 2 --pp-schedule 1f1b --pp-cut 7,1 --batch-tokens 256 --head untied
+check "uneven cut" as cut one 2 --pp 2 --pp-schedule 1f1b --pp-layers 7,1 --batch-tokens 256 --head untied
 check "  says what the stages cost" grep -qE "^ +work of the stages: [0-9.]+, [0-9.]+ %" "$work/log"
 check "one micro-batch of two stages" train lone 2 --pp 2 --pp-schedule 1f1b --batch-tokens 32 --head untied
 check "  says how busy it is, and what would help" eval 'grep -qF "ranks busy for 5" "$work/log" && grep -qF "9 micro-batches would give 90 %" "$work/log"'
@@ -211,6 +211,6 @@ check "refused: tied on two ranks, reduced each" refused 4 "nearest: accumulate 
   --no-accumulate-locally
 check "refused: recomputation" refused 2 "nearest: schedule 1f1b" --pp 2 --pp-schedule zb-v --recompute mlp
 check "refused: too few micro-batches" refused 2 "needs at least 2 x pp = 4" --pp 2 --pp-schedule dualpipev
-check "refused: a cut" refused 2 "these are 7 blocks" --pp 2 --pp-schedule 1f1b --pp-cut 3,4
-check "refused: --pp-cut without --pp" refused 1 "and --pp is 1" --pp-cut 3,5
+check "refused: a cut" refused 2 "these are 7 blocks" --pp 2 --pp-schedule 1f1b --pp-layers 3,4
+check "refused: --pp-layers without --pp" refused 1 "and --pp is 1" --pp-layers 3,5
 summary

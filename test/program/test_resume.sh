@@ -180,16 +180,16 @@ large=(--preset bytes --dim 128 --layers 3 --heads 4 --kv-heads 2 --head-dim 32 
 ranks=1
 if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then ranks=2; fi
 both=("${large[@]}" --batch-tokens 32 --steps 4 --zero $((ranks == 2 ? 3 : 0)))
-check "checkpoints with a file for each block" launch $ranks "${both[@]}" --shard-above 1 --out "$work/shards"
+check "checkpoints with a file for each block" launch $ranks "${both[@]}" --max-shard-mib 1 --out "$work/shards"
 check "  final weights too" test -e "$work/shards/final/model-00005-of-00005.safetensors" -a ! -e "$work/shards/final/model.safetensors"
-launch $ranks "${both[@]}" --shard-above 0 --out "$work/one_file"
-check "  exported, they are the bytes of one file" launch 1 export --from "$work/shards" --to "$work/joined" --shard-above 0
+launch $ranks "${both[@]}" --max-shard-mib 0 --out "$work/one_file"
+check "  exported, they are the bytes of one file" launch 1 export --from "$work/shards" --to "$work/joined" --max-shard-mib 0
 check "  to the bit" cmp "$work/joined/model.safetensors" "$work/one_file/final/model.safetensors"
 for to in 0 1; do
   from=$([ $to = 0 ] && echo shards || echo one_file)
   cut_at "$from" "again$to" 2
-  check "  resumed from $from" launch $ranks --device cpu --out "$work/again$to" --resume auto --shard-above $to
-  launch 1 export --from "$work/again$to" --to "$work/again$to.joined" --shard-above 0
+  check "  resumed from $from" launch $ranks --device cpu --out "$work/again$to" --resume auto --max-shard-mib $to
+  launch 1 export --from "$work/again$to" --to "$work/again$to.joined" --max-shard-mib 0
   check "    the same weights" cmp "$work/again$to.joined/model.safetensors" "$work/one_file/final/model.safetensors"
 done
 flip="$work"/shards/checkpoints/step_000000004/optimizer/m-00002-of-00005.safetensors

@@ -115,10 +115,10 @@ bad_gradient() { FAULT=gradient:$1:3:nan train "${@:2}" --steps 6 --batch-tokens
 check "a gradient that is no number, one rank" bad_gradient 0 bad 1
 check "  on one rank of tp 2" bad_gradient 1 bad2 2 --tp 2
 check "  all skip the update" close bad2 bad
-clipped() { as "$@" --clip 0.2 --steps 4 && python3 -c "
+clipped() { as "$@" --max-grad-norm 0.2 --steps 4 && python3 -c "
 import json
 assert all(j['grad_norm'] > 0.2 for j in map(json.loads, open('$work/$1/metrics.jsonl')) if 'grad_norm' in j)"; }
-check "clipped, one rank" train clip 1 --batch-tokens 66 --clip 0.2 --steps 4
+check "clipped, one rank" train clip 1 --batch-tokens 66 --max-grad-norm 0.2 --steps 4
 check "  on tp 2" clipped clip2 clip 2 --tp 2 --batch-tokens 66
 check "  which changes the losses" eval '! close clip2 one'
 # A rank that is late at each step is named: the others' waiting for it does not count as their own time.
@@ -151,8 +151,8 @@ done
 
 text() { "$program" generate --from "$work/half2" --prompt "def " --max-tokens 5 --device cpu > "$work/log" 2>&1; }
 check "text from a checkpoint of tp 2, in one process" text
-check "documents in a row, one rank" train texts1 1 --doc-boundary eos --doc-token 10 --steps 4
-check "documents in a row, tp 2" as texts2 texts1 2 --tp 2 --doc-boundary eos --doc-token 10 --steps 4
+check "documents in a row, one rank" train texts1 1 --doc-mask eos --doc-token 10 --steps 4
+check "documents in a row, tp 2" as texts2 texts1 2 --tp 2 --doc-mask eos --doc-token 10 --steps 4
 
 # A rank of any axis that is killed or stopped, then the run resumed, there and on one rank.
 even=("${deep[@]}" --batch-tokens 132 --steps 6)

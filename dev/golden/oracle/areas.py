@@ -228,7 +228,7 @@ class Training:
         steps = r.randint(2, 5)
         optimizer = {"lr": r.choice([1e-3, 1e-2]), "lr-schedule": r.choice(["cosine", "linear", "constant", "wsd"]), "warmup": r.choice([0, 1, 2]),
                      "cooldown": r.choice([1, 2]), "min-lr": r.choice([0.0, 1e-4]), "beta1": r.choice([0.9, 0.5]), "beta2": r.choice([0.95, 0.999]),
-                     "eps": r.choice([1e-8, 1e-5, 1e-3]), "weight-decay": r.choice([0.0, 0.1, 1.0]), "clip": r.choice([0.0, 0.1, 1.0]), "steps": steps}
+                     "eps": r.choice([1e-8, 1e-5, 1e-3]), "weight-decay": r.choice([0.0, 0.1, 1.0]), "max-grad-norm": r.choice([0.0, 0.1, 1.0]), "steps": steps}
         optimizer = self.without_idle(optimizer)
         return dict(config=config, seed=r.randrange(10**6), length=length, dp=dp, flags=flags, optimizer=optimizer,
                     documents=r.choice(["none", "none", "bos", "eos"]), masked=r.random() < 0.3)
@@ -269,7 +269,7 @@ class Training:
         ids, wanted, batches = self.batches(case)
         write_shard(tools.path("data.bin"), ids, wanted)
         ranks, out = flags["tp"] * flags["pp"] * flags["cp"] * case["dp"], tools.path("run")
-        documents = {} if case["documents"] == "none" else {"doc-boundary": case["documents"], "doc-token": 0}
+        documents = {} if case["documents"] == "none" else {"doc-mask": case["documents"], "doc-token": 0}
         tools.run([tools.program, *flags_of({
             "init-from": tools.path("model"), "train-data": tools.path("data.bin"), "val-data": tools.path("data.bin"), "data-order": "sequential",
             "seq-len": case["length"], "val-every": 0, "val-tokens": case["length"] * flags["batch"] * case["dp"], "save-every": 0, "device": "cpu", "threads": 1, "out": out,
@@ -312,7 +312,7 @@ class Training:
         for key, value in (("documents", "none"), ("masked", False)):
             if case[key] != value:
                 yield dict(case, **{key: value})
-        for key, value in (("steps", 1), ("weight-decay", 0.0), ("clip", 0.0), ("lr-schedule", "constant"), ("warmup", 0), ("eps", 1e-3)):
+        for key, value in (("steps", 1), ("weight-decay", 0.0), ("max-grad-norm", 0.0), ("lr-schedule", "constant"), ("warmup", 0), ("eps", 1e-3)):
             if o[key] != value and not (key == "steps" and o.get("warmup", 0) >= value):
                 yield dict(case, optimizer=self.without_idle(dict(o, **{key: value})))
         if case["length"] > 4 * flags["cp"]:

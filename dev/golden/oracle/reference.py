@@ -153,7 +153,7 @@ def train(weights, c, batches, o, dtype, products=None):
         grads = {n: g.to(dtype) / (o["tp"] if FAULT == "divided by tp" else 1) for n, g in grads.items()}
         counted = [g for n, g in grads.items() if not (FAULT == "norms not in the norm" and g.dim() == 1)]
         norm = torch.sqrt(sum(g.double().pow(2).sum() for g in counted))
-        scale = min(1.0, o["clip"] / (float(norm) + 1e-6)) if o["clip"] > 0 else 1.0
+        scale = min(1.0, o["max-grad-norm"] / (float(norm) + 1e-6)) if o["max-grad-norm"] > 0 else 1.0
         lr = rate(o, step)
         for n, p in params.items():
             g = grads[n] * scale
