@@ -93,6 +93,7 @@ for section in $sections; do
       run program test/program/test_program.sh ./train_llama
       run resume test/program/test_resume.sh ./train_llama
       run refusals test/program/test_refusals.py ./train_llama
+      run untouched test/program/test_untouched.py ./train_llama
       run first-hour test/program/test_first_hour.sh ./train_llama
       run hostile test/faults/hostile.py ./train_llama --quick
       run launch test/program/test_launch.sh ./train_llama
@@ -127,6 +128,7 @@ for section in $sections; do
       run tensor test/program/test_tensor.sh ./train_llama
       run context test/program/test_context.sh ./train_llama
       run faults-whole test/program/test_faults.sh ./train_llama
+      run untouched-whole test/program/test_untouched.py ./train_llama --starts 120 --seed 2
       run layouts test/program/test_layouts.sh ./train_llama
       run ranks-full test/program/test_ranks.sh ./train_llama --full
       run harness test/program/test_harness.sh "$obj/dev/harness"

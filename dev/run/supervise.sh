@@ -7,7 +7,7 @@
 #   --backoff S        seconds before a restart; doubles while there is no progress, up to 300 (default 5)
 #   --requeue exit     a run that was asked to stop (exit code 75) is left to whoever asked, as Slurm (default);
 #             restart  or started again (time limits of a test, preemption by a scheduler that does not requeue)
-#   --start-timeout S  a start is ended, with all its processes, where no rank has written run_status.json after S seconds, or
+#   --start-timeout S  a start is ended, with all its processes, where rank 0 has not taken the folder after S seconds, or
 #                      where the run has failed and its launcher stays: Hydra's mpirun waits without end for hosts that its
 #                      processes can't reach. It counts as a failed start (default 600; 0: never)
 #   --ranks CMD        elastic: before each start CMD prints how many ranks can run now, and {ranks} in the command becomes
@@ -106,6 +106,9 @@ present() { sh -c "$ranks_command" 9>&- < /dev/null | tail -n 1; }
 # nap S: sleeps without a process of its own, which would outlive its caller and hold the output open
 nap() { read -rt "$1" -u 8 || true; }
 
+# Who holds the folder: a start writes run_status.json once nothing refuses it, after its checkpoint is loaded.
+owner() { sed 's/, boot .*//' "$out/run.lock.owner" 2> /dev/null; }
+
 job='' stopping='' ranks=''
 grow() {  # asks the run to stop, saved, once more ranks could run
   local more
@@ -128,7 +131,7 @@ end_late() {  # ends the start whose launcher hangs
   exec 8<> <(:)
   while nap "$start_timeout"; do
     state=$(field state)
-    if [ "$(field started pid host)" = "$earlier" ]; then
+    if [ "$(field started pid host)" = "$earlier" ] && [ "$(owner)" = "$earlier_owner" ]; then
       echo "did not start within $start_timeout s" > "$out/supervise.late"
     elif [ "$state" = failed ] && [ "$before" = failed ]; then
       echo failed > "$out/supervise.late"
@@ -156,6 +159,7 @@ pause=$backoff history="" idle=0
 for ((attempt = 0; ; ++attempt)); do
   before=$(newest)
   earlier=$(field started pid host)  # a status of an earlier start must not be taken for this one's
+  earlier_owner=$(owner)
   start=("${command[@]}") grower='' watch=''
   rm -f -- "$out/supervise.grows" "$out/supervise.late"
   if [ -n "$ranks_command" ]; then

@@ -7,6 +7,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/clock.h"
+#include "llama/checkpoint/checkpoint_store.h"
 #include "llama/train/resume.h"
 
 namespace rz {
@@ -19,21 +20,29 @@ Health::Health(const TrainOptions& o, Process& process)
     set_guards(o);
     install_stop_signals();
     Process::DiskWork work(process);
-    if (process.is_root() && !o.out.empty()) {
-        lock_ = std::make_shared<RunLock>(o.out);
-        for (const char* inside : {"", "/final", "/checkpoints", "/wandb"}) remove_left_temporaries(o.out + inside);
-        if (o.overwrite)
-            if (const std::string to = set_aside(o.out); !to.empty())
-                std::printf("moved    the earlier run to %s\n", to.c_str());
-    }
+    if (process.is_root() && !o.out.empty()) lock_ = std::make_shared<RunLock>(o.out);
     process.barrier();  // no rank writes a status into a folder that another run holds
     status_ = std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps, files_.get());
     // Both outlive this object: the hook is called when an error has left main's function already.
     process.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) {
         status->failed(code, reason);
     });
-    status_->running(0);
     work.join();
+}
+
+void Health::take_folder(const TrainOptions& o) {
+    if (has_folder_) return;
+    has_folder_ = true;
+    if (process_.is_root() && !o.out.empty()) {
+        if (o.overwrite) {
+            if (const std::string to = set_aside(o.out); !to.empty())
+                std::printf("moved    the earlier run to %s\n", to.c_str());
+            status_->set_saved_step(-1);
+        }
+        for (const char* inside : {"", "/final", "/checkpoints", "/wandb"}) remove_left_temporaries(o.out + inside);
+        CheckpointStore(o.out).clean();
+    }
+    status_->running(0);
 }
 
 void Health::set_guards(const TrainOptions& o) {

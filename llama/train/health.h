@@ -44,8 +44,12 @@ struct Judgement {
 
 class Health {
    public:
-    // Rank 0 takes the lock; throws if it can't. Handlers for signals are installed.
+    // Rank 0 takes the lock; throws if it can't. Handlers for signals are installed. Nothing else in the folder changes
+    // before take_folder(): a start that is refused leaves what it found.
     Health(const TrainOptions&, Process&);
+    // Rank 0: an earlier run is moved aside where that was asked for, left-overs of killed starts go, and
+    // run_status.json says "running". Once for each start.
+    void take_folder(const TrainOptions&);
     void set_guards(const TrainOptions&);  // once it is known which of them a checkpoint has
     Health(const Health&) = delete;
 
@@ -95,6 +99,7 @@ class Health {
     std::shared_ptr<RunLock> lock_;  // rank 0, with --out
     std::shared_ptr<Background> files_ = std::make_shared<Background>();
     std::shared_ptr<RunStatus> status_;
+    bool has_folder_ = false;
     std::shared_ptr<std::atomic<bool>> lost_ =
         std::make_shared<std::atomic<bool>>(false);  // the lock, as last looked at
     double report_hang_after_;

@@ -19,6 +19,7 @@
 #include "llama/data/data_loader.h"
 #include "llama/model/hf.h"
 #include "llama/train/guards.h"
+#include "llama/train/run_status.h"
 
 namespace rz {
 
@@ -91,6 +92,8 @@ static void refuse_used_folder(const TrainOptions& o, const CheckpointStore& own
     struct stat st;
     if (path_exists(own.folder() + "/latest"))
         found = "checkpoints/latest names " + read_file(own.folder() + "/latest");
+    else if (saved_step == kUnreadable)
+        found = "run_status.json, which can't be read, may tell of a checkpoint";
     else if (saved_step >= 0)
         found = format("run_status.json says that step %lld was saved", (long long)saved_step);
     else if (path_exists(o.out + "/final"))
@@ -122,7 +125,7 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
     std::error_code none;
     const std::string& from = o.resume.text;
     const CheckpointStore own(o.out);
-    if (!o.out.empty()) own.clean();
+    if (o.overwrite) return std::nullopt;  // what is there is moved aside when the run begins
     // Also those without a manifest: they are named, and no new run starts beside them.
     const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.folders());
     if (o.resume.newest()) {

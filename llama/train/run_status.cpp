@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 
+#include "comm/exit_codes.h"
 #include "comm/host.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
@@ -27,18 +29,25 @@ static std::string utc_now() {
     return text;
 }
 
+static std::string path_in(const std::string& folder) { return folder + "/run_status.json"; }
+
+// As it stands there; null where there is none. Throws where it can't be read.
+static Json record_in(const std::string& folder) {
+    const std::string path = path_in(folder);
+    return path_exists(path) ? parse_json(read_file(path), path) : Json();
+}
+
+static int64_t number_in(const Json& record, const char* name) {
+    const Json* value = json_find(record, name);
+    return value && value->is_number_integer() ? std::max<int64_t>(-1, value->get<int64_t>()) : -1;
+}
+
 // Of the last checkpoint that an earlier start has told of; -1 if none has.
-static int64_t saved_before(const std::string& folder) {
-    const std::string path = folder + "/run_status.json";
-    try {
-        if (!path_exists(path)) return -1;
-        const Json json = parse_json(read_file(path), path);
-        const Json* step = json_find(json, "saved_step");
-        return step && step->is_number_integer() ? step->get<int64_t>() : -1;
-    } catch (const Error& error) {
-        std::fprintf(stderr, "train_llama: %s\n", error.what());
-        return -1;
-    }
+static int64_t saved_before(const std::string& folder) try {
+    return number_in(record_in(folder), "saved_step");
+} catch (const Error& error) {
+    std::fprintf(stderr, "train_llama: %s\n", error.what());
+    return kUnreadable;
 }
 
 RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps, Background* files)
@@ -56,6 +65,7 @@ void RunStatus::write_running() {
 
 void RunStatus::running(int64_t step) {
     step_ = step;
+    begun_ = true;
     if (rank_ != 0 || monotonic_clock() - written_ < 1) return;
     written_ = monotonic_clock();
     write_running();
@@ -82,20 +92,27 @@ void RunStatus::stopped(int64_t step, int exit_code, const std::string& reason) 
     ended_ = true;
 }
 
+static bool has_finished(const std::string& folder) try {
+    const Json record = folder.empty() ? Json() : record_in(folder);
+    const Json* state = json_find(record, "state");
+    return state && *state == "finished";
+} catch (const Error&) {
+    return false;
+}
+
 void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
     std::unique_lock lock(mutex_, std::chrono::seconds(3));  // a write that hangs has it
-    if (!lock || ended_) return;
+    if (!lock || ended_ || (!begun_ && (exit_code == kExitRequest || has_finished(folder_)))) return;
     ended_ = true;
     write("failed", exit_code, reason, rank < 0 ? rank_ : rank, /*durable=*/true);
 }
 
-// Plain calls: an injected or real fault of the checkpoint's files must not keep the reason from being written.
-void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
-    if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
+// What rank 0 has saved, and of how many steps, is not known to another rank: it stays as it stands there.
+std::string RunStatus::record(const char* state, int exit_code, const std::string& reason, int rank) const {
     OrderedJson json = {{"state", state},
                         {"step", step_.load()},
                         {"steps", steps_.load()},
-                        {"saved_step", saved_step_.load()},
+                        {"saved_step", std::max<int64_t>(-1, saved_step_)},
                         {"exit_code", exit_code},
                         {"reason", reason},
                         {"rank", rank},
@@ -106,8 +123,22 @@ void RunStatus::write(const char* state, int exit_code, const std::string& reaso
                         {"updated", utc_now()},
                         {"rollbacks", rollbacks_.load()},
                         {"commit", build_commit()}};
-    const std::string text = json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
-    const std::string path = folder_ + "/run_status.json", temporary = format("%s.tmp-%d", path.c_str(), rank_);
+    if (rank_ != 0) {
+        try {
+            const Json there = record_in(folder_);
+            for (const char* name : {"saved_step", "rollbacks"})
+                if (const int64_t value = number_in(there, name); value >= 0) json[name] = value;
+        } catch (const Error&) {  // rank 0 has not come as far as a record
+        }
+    }
+    return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+}
+
+// Plain calls: an injected or real fault of the checkpoint's files must not keep the reason from being written.
+void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
+    if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
+    const std::string text = record(state, exit_code, reason, rank);
+    const std::string path = path_in(folder_), temporary = format("%s.tmp-%d", path.c_str(), rank_);
     unlink(temporary.c_str());  // of an earlier start; nor is a link followed
     const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     bool good = fd >= 0 && ::write(fd, text.data(), text.size()) == ssize_t(text.size());

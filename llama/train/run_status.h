@@ -17,10 +17,14 @@
 
 namespace rz {
 
+constexpr int64_t kUnreadable = -2;  // a saved_step(): there is a record, and it can't be read
+
 class RunStatus {
    public:
-    // Nothing is written if folder is empty. Every rank has one; rank 0 writes "running", any rank may write an end. On
-    // rank 0 saved_step() begins as the status of an earlier start in this folder has it.
+    // Nothing is written if folder is empty. Every rank has one. Rank 0 writes the record; another rank that fails
+    // puts into it how it ended, and leaves the rest. On rank 0 saved_step() begins as the record of an earlier start
+    // in this folder has it. Before "running" nothing is written of a start that is refused, nor over the record of a
+    // run that has finished.
     // "running" is written by `files`, which outlives this, or at once.
     RunStatus(std::string folder, int rank, int ranks, int64_t steps, Background* files = nullptr);
     ~RunStatus() {
@@ -41,6 +45,7 @@ class RunStatus {
     void set_saved_step(int64_t step) { saved_step_ = step; }
 
    private:
+    std::string record(const char* state, int exit_code, const std::string& reason, int rank) const;
     void write_running();
     void write(const char* state, int exit_code, const std::string& reason, int rank, bool durable);
 
@@ -48,7 +53,7 @@ class RunStatus {
     int rank_, ranks_;
     std::atomic<int64_t> steps_, step_ = 0, saved_step_ = -1, rollbacks_ = 0;
     double written_ = 0;  // of "running", when it was asked for
-    bool ended_ = false, warned_ = false;
+    bool begun_ = false, ended_ = false, warned_ = false;
     Background* files_;
     // Of all that write() uses. Held by a write that hangs, too: what must not wait forever waits for a while.
     mutable std::timed_mutex mutex_;

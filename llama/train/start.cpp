@@ -117,8 +117,8 @@ static void restore_loss_scale(const LossScaleRecord& l, Zero& zero) {
         {scale, 1 / scale, int32_t(l.good), int32_t(std::min<int64_t>(l.patience, o.hysteresis))});
 }
 
-Manifest load_checkpoint(ResumePoint from, const TrainOptions& options, const DataMix& data, Process& process,
-                         TrainingCore& core, Health& health, const std::string& run_id) {
+Manifest load_checkpoint(ResumePoint& from, const TrainOptions& options, const DataMix& data, Process& process,
+                         TrainingCore& core, Health& health) {
     Manifest m;
     for (;;) {
         m = from.manifest;
@@ -146,15 +146,24 @@ Manifest load_checkpoint(ResumePoint from, const TrainOptions& options, const Da
     restore_loss_scale(m.loss_scale, core.zero);
     health.restore(m.guards, from.folder + ": guards");
     if (!process.is_root()) return m;
-    if (const CheckpointStore store(options.out); !options.out.empty())
-        for (const int64_t step : store.abandon_after(m.step, run_id))
-            from.notes.push_back(format("the checkpoint of step %lld is newer: renamed to %s-abandoned-%s",
-                                        (long long)step, store.path(step).c_str(), run_id.c_str()));
     for (const std::string& note : from.notes) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     std::printf("resumed  %s: step %lld, %lld tokens\n", from.folder.c_str(), (long long)m.step, (long long)m.tokens);
     if (m.step >= options.steps) std::printf("nothing is left to do: raise --steps to train further\n");
-    fault_point("resume.done");
     return m;
+}
+
+void abandon_newer(const std::string& out, int64_t step, const std::string& run_id) {
+    const CheckpointStore store(out);
+    const std::vector<int64_t> newer = store.abandon_after(step, run_id);
+    for (const int64_t s : newer)
+        std::fprintf(stderr, "train_llama: the checkpoint of step %lld is newer: renamed to %s-abandoned-%s\n",
+                     (long long)s, store.path(s).c_str(), run_id.c_str());
+    if (!newer.empty())
+        std::fprintf(
+            stderr,
+            "train_llama: to take them back, stop this run, rename its own checkpoints of step %lld and later, "
+            "and then each STEP-abandoned-%s to STEP\n",
+            (long long)newer[0], run_id.c_str());
 }
 
 void tell_of_rollback(Log& log, const Rollback& r, size_t count, int64_t most) {

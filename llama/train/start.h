@@ -24,10 +24,11 @@ void name_end_tokens(ModelConfig&, const DataPaths&);
 // there is none), and the data's tokenizer. Throws if the model has another tokenizer, unless --allow-tokenizer-change.
 TokenizerFiles carried_files(const TrainOptions&, const DataPaths&, const std::string& model, const ModelConfig&);
 
-// Collective: the state of the checkpoint, or of an older one that may be used, into what this rank owns; guards into
-// health. Returns the manifest, with `samples` where the data continue.
-Manifest load_checkpoint(ResumePoint, const TrainOptions&, const DataMix& data, Process&, TrainingCore&, Health&,
-                         const std::string& run_id);
+// Collective: the state of the checkpoint, or of an older one that may be used and that `from` is then, into what this
+// rank owns; guards into health. Returns the manifest, with `samples` where the data continue. Changes no file.
+Manifest load_checkpoint(ResumePoint& from, const TrainOptions&, const DataMix& data, Process&, TrainingCore&, Health&);
+// Rank 0: renames the checkpoints after `step`, so that no run resumes from them, and says how to take them back.
+void abandon_newer(const std::string& out, int64_t step, const std::string& run_id);
 
 void tell_of_rollback(Log&, const Rollback&, size_t count, int64_t most);
 

@@ -7,7 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "comm/host.h"
@@ -192,8 +194,6 @@ static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const
 
 static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process, TrainingCore& core, CommMeter& meter,
                                          int64_t first_step) {
-    require_request(o.trace_steps == 0 || !o.out.empty(),
-                    "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
     if (o.trace_steps == 0 || first_step > o.steps) return nullptr;
     const int64_t first = std::min(first_step + 2, o.steps);
     return std::make_unique<Trace>(process, core.compute, meter, first, std::min(o.trace_steps, o.steps - first + 1));
@@ -402,14 +402,21 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
                                         o.batch, core->options.micro_batches, device, core->compute, core->whole_graphs,
                                         core->model.batches_held(), int(o.data_threads));
     batches->set_order(core->model.micro_batch_order(core->program));
-    if (from)
-        start.resumed = load_checkpoint(*from, o, *sources.train, process, *core, health, start.run_id);
-    else if (o.init_from.empty())
+    check_reports();
+    if (ResumePoint loaded; from) {
+        loaded = *from;
+        start.resumed = load_checkpoint(loaded, o, *sources.train, process, *core, health);
+        start.folder = loaded.folder;
+    } else if (o.init_from.empty())
         initialise_weights(core->table, o.seed, core->compute, core->zero);
     else
         load_weights(model, core->table, device, core->compute, core->zero, o.resize_vocab ? &o.seed : nullptr);
     core->compute.synchronize();
     begin_at(from, note);
+    // Nothing refuses this start any more: the folder is its own.
+    health.take_folder(o);
+    if (from && process.is_root() && !o.out.empty()) abandon_newer(o.out, start.resumed.step, start.run_id);
+    fault_point("resume.done");
     open_log(note);
     open_reports();
     files.join();
@@ -461,15 +468,23 @@ void Trainer::open_log(const std::string& note) {
     announce(*this, note);
 }
 
-// Checks, files and numbers beside the steps.
-void Trainer::open_reports() {
+// Before anything is loaded: whether these ranks can make the checks and evaluations that are asked for.
+void Trainer::check_reports() {
     const TrainOptions& o = options;
-    const Manifest& m = start.resumed;
     require_request(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
                     "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "
                     "nothing to compare\n"
                     "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
                     (long long)o.check_replicas, mesh->world().size, (long long)o.zero);
+    require_request(o.trace_steps == 0 || !o.out.empty(),
+                    "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
+    make_evaluation(*this);
+}
+
+// Files and numbers beside the steps.
+void Trainer::open_reports() {
+    const TrainOptions& o = options;
+    const Manifest& m = start.resumed;
     if (o.recheck_every > 0) recheck = std::make_unique<Recheck>(process, *core);
     trace = make_trace(o, process, *core, meter, start.first_step());
     if (!o.out.empty())
@@ -486,7 +501,6 @@ void Trainer::open_reports() {
         metrics->write_tasks(o.out + format("/pipeline_tasks.%d.jsonl", mesh->world().rank), o.pp_tasks);
     if (!o.cuda_graphs) core->model.keep_times();  // inside a graph nothing is timed
     metrics->restore(m.updates, m.data_hash, m.step, core->zero.optimizer.loss_scale());
-    make_evaluation(*this);
 }
 
 // ---- what the loop does to all parts --------------------------------------------------------------------------------
@@ -499,7 +513,33 @@ bool Trainer::validates(int64_t step) const {
     return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
 }
 
+// A run that is killed before its next save continues as it was asked here: what was given at this start goes into the
+// checkpoint that it resumed from, and a checkpoint of another run becomes one of its own.
+static void keep_request(Trainer& t) {
+    const Manifest& was = t.start.resumed;
+    if (!t.saver || was.step == 0 || was.step >= t.options.steps) return;
+    std::error_code none;
+    const std::string own = CheckpointStore(t.options.out).path(was.step);
+    const bool elsewhere = t.process.is_root() && !std::filesystem::equivalent(t.start.folder, own, none);
+    if (t.process.max(int64_t(elsewhere)) != 0) {
+        if (t.options.save_every == 0) return;
+        save(t, was.step, t.reports_due);
+        Process::DiskWork files(t.process);
+        t.saver->finish();
+        files.join();
+        return;
+    }
+    Manifest now = manifest_at(t, was.step);
+    now.files = was.files;
+    const auto asked = [](const Manifest& m) {
+        return std::tie(m.flags, m.lr_from_step, m.lr_from_rate, m.lr_rewarm, m.samples);
+    };
+    if (t.process.is_root() && asked(now) != asked(was))
+        write_file_atomically(t.start.folder + "/" + kManifestName, now.to_json());
+}
+
 void begin_training(Trainer& t) {
+    keep_request(t);
     const int64_t step = t.start.resumed.step;
     if (step == 0 ? t.options.val_every > 0 : t.reports_due && t.validates(step)) validate(t, step);
     if (t.reports_due && t.evaluates(step)) evaluate(t, step);

@@ -28,6 +28,7 @@ namespace rz {
 struct RunStart {
     std::string run_id;  // of this start
     Manifest resumed;    // all zero if the run began
+    std::string folder;  // of that checkpoint
     bool rolled_back = false;
     std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
     int64_t first_step() const { return resumed.step + 1; }
@@ -86,6 +87,7 @@ struct Trainer {
     bool rechecks(int64_t step) const { return recheck && step % options.recheck_every == 0; }
 
    private:
+    void check_reports();
     void begin_at(const std::optional<ResumePoint>& from, std::string& note);
     void open_log(const std::string& note);
     void open_reports();
@@ -99,7 +101,8 @@ int64_t cpu_threads(int64_t asked, const Process&);
 // Refuses what no machine like this could use: OpenMP ends the program where it gets no thread.
 void check_threads(int64_t asked);
 
-// Before the first step: the validation of weights that are not trained yet, or what was due when the run was stopped.
+// Before the first step: what a later start must know of this one, the validation of weights that are not trained yet,
+// or what was due when the run was stopped.
 void begin_training(Trainer&);
 // Data that are still being written: waits until all ranks have those of the step. False if the run ends instead,
 // because it is asked to stop or nothing came within --data-wait; the state after the step before is saved then.

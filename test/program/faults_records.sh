@@ -58,3 +58,62 @@ case_killed_when_saved() {
     check "killed_when_saved: save $at: resumed: every row of metrics, statistics, TensorBoard and W&B" same_rows ks $out
   done
 }
+
+# What a start was asked for is the run's from its first step: a kill before the next save, and a plain --resume auto.
+case_killed_before_a_save() {
+  local how flags whole
+  more() { run 1 "$1" --device cpu --threads 1 "${@:2}"; }
+  python3 data_prep/prepare.py stdlib --max-bytes 300K --out "$work/data-b" > "$work/log" 2>&1
+  FAULT=step:0:4:term run 1 kb "${train[@]}" --threads 1 --data "$work/data:0.5,$work/data-b:0.5" --steps 12
+  cp "$work/kb/checkpoints/step_000000004/manifest.json" "$work/kb.manifest"
+  cp -r "$work/kb" "$work/kb-plain"
+  FAULT=step:0:2:kill more kb-plain --resume auto
+  check "killed_before_a_save: nothing changed: the manifest stays as it is" cmp "$work/kb.manifest" "$work/kb-plain/checkpoints/step_000000004/manifest.json"
+  more kb-plain --resume auto
+  while read -r how flags <&3; do
+    cp -r "$work/kb" "$work/kb-$how"
+    cp -r "$work/kb" "$work/kb-$how-cut"
+    # shellcheck disable=SC2086
+    more kb-$how --resume auto ${flags//@/$work}
+    whole=$(weights kb-$how)
+    check "killed_before_a_save: $how: ends" test $rc = 0 -a "$whole" != "$(weights kb-plain)"
+    # shellcheck disable=SC2086
+    FAULT=step:0:2:kill more kb-$how-cut --resume auto ${flags//@/$work}
+    check "killed_before_a_save: $how: killed" test $rc != 0 -a "$(steps_of kb-$how-cut)" = "2 4"
+    more kb-$how-cut --resume auto
+    check "killed_before_a_save: $how: a plain resume: the same weights" test $rc = 0 -a "$(weights kb-$how-cut)" = "$whole"
+    check "killed_before_a_save: $how: every row" same_rows kb-$how kb-$how-cut
+  done 3<< 'WAYS'
+rewarm --rewarm 3 --lr 2e-3
+jump --lr 5e-3 --allow-lr-jump
+continue --lr-continue --min-lr 1e-4 --steps 14
+shares --data @/data:0.9,@/data-b:0.1 --allow-data-change
+mix --data @/data --allow-data-change
+batch --batch-tokens 64
+clip --clip 0.01 --weight-decay 0.5
+WAYS
+  # From another run's folder: the checkpoint becomes one of its own before the first step.
+  more kb-branch --resume "$work/kb" --branch 4 --steps 10
+  FAULT=step:0:2:kill more kb-branch-cut --resume "$work/kb" --branch 4 --steps 10
+  check "killed_before_a_save: another run's checkpoint: killed" test $rc != 0
+  more kb-branch-cut --resume auto
+  check "killed_before_a_save: another run's checkpoint: a plain resume: the same weights" test $rc = 0 -a "$(weights kb-branch-cut)" = "$(weights kb-branch)"
+}
+
+# The one record of a run: another rank that fails forgets nothing of it, and nothing begins over what was saved.
+case_record_of_another_rank() {
+  FAULT=step:1:6:error start ro
+  check "record_of_another_rank: ends" test $rc = 70
+  check "record_of_another_rank: says who and why" bash -c "[ '$(status ro rank)' = 1 ] && [[ '$(status ro reason)' == *'an error at step'* ]]"
+  check "record_of_another_rank: what was saved stays in it" test "$(status ro saved_step)" -ge 2
+  rm -r "$work/ro/checkpoints"
+  cp "$work/ro/metrics.jsonl" "$work/ro.metrics"
+  start ro --resume auto
+  check "record_of_another_rank: without the checkpoints: refused" test $rc = 2
+  check "record_of_another_rank: without the checkpoints: says what was saved" says "run_status.json says that step [24] was saved.*, but no checkpoint to resume from"
+  check "record_of_another_rank: without the checkpoints: metrics.jsonl stays" cmp "$work/ro.metrics" "$work/ro/metrics.jsonl"
+  : > "$work/ro/run_status.json"
+  start ro --resume auto
+  check "record_of_another_rank: an empty record: refused" test $rc = 2
+  check "record_of_another_rank: an empty record: said" says "run_status.json, which can't be read, may tell of a checkpoint"
+}

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""A start that is refused changes no byte of the folder that it was to write into.
+
+    test/program/test_untouched.py PROGRAM [--starts N] [--seed N]
+
+Draws N starts (24) of a finished run, a stopped one, one whose checkpoints are gone and a folder that is not there, each with
+a request that must be refused, beside flags that matter to nobody; compares the names, contents and times of
+all files before and after. Only the lock may be there. Ends with "N passed, N failed".
+"""
+
+import argparse
+import hashlib
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHAPE = (
+    "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 --seq-len 32 "
+    "--threads 1 --val-every 0 --val-tokens 256"
+).split()
+
+# What is asked, and a part of the answer. {out} is the run's folder.
+RESUMED = [
+    ("--resume 2 --steps 20", "learning rate would jump"),
+    ("--resume 4 --lr 1", "learning rate would jump"),
+    ("--resume {out}/checkpoints/step_000000002 --steps 20", "learning rate would jump"),
+    ("--resume auto --steps 40 --lr 0.5", "learning rate would jump"),
+    ("--resume 3", "holds no such checkpoint"),
+    ("--resume auto --dim 64", "another model than is asked for"),
+    ("--resume 2 --check-replicas 2", "--check-replicas"),
+    ("--resume auto --data {data2}", "--allow-data-change"),
+    ("--resume 2 --data {data2}", "--allow-data-change"),
+    ("--resume 2 --cp 2", "cp 2 with 1 rank"),
+    ("--resume 2 --cuda-graphs on", "--cuda-graphs"),
+    ("--resume auto --offload-optimizer cpu", "--offload-optimizer"),
+    ("--resume 2 --threads 999999", "--threads"),
+    ("--resume 2 --seq-len 64", "do not divide"),
+    ("--resume 2 --tp-wire bf16", "--tp"),
+    ("--resume nowhere", "holds checkpoints"),
+]
+BEGUN = [
+    ("{new}", "holds"),
+    ("{new} --overwrite --cp 2", "cp 2 with 1 rank"),
+    ("{new} --overwrite --check-replicas 1", "--check-replicas"),
+    ("{new} --overwrite --cuda-graphs on", "--cuda-graphs"),
+    ("{new} --overwrite --seq-len 100000", "--seq-len"),
+    ("{new} --overwrite --threads 999999", "--threads"),
+]
+# No request that would be refused again, but a file that is not there yet: 70. The record of a finished run stays.
+MISSING = [
+    ("--resume 2 --eval-every 2 --eval-tasks nothing", "nothing.jsonl is not there"),
+    ("--resume auto --eval-every 2 --eval-tasks piqa --eval-data {out}/nowhere", "piqa.jsonl is not there"),
+    ("{new} --overwrite --eval-every 2 --eval-tasks nothing", "nothing.jsonl is not there"),
+]
+GONE = [("--resume auto --data {data}", "no checkpoint to resume from"), *BEGUN]
+HARMLESS = ["", "--log-every 2", "--save-every 1", "--keep 3", "--keep-every 2", "--stats-every 1", "--wandb p", "--max-skips 3"]
+
+
+def picture(folder):
+    """Every name below a folder, with what it holds and when it was written; folders by their names."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if name.startswith("run.lock"):
+            continue
+        there = path.lstat()
+        found[name] = (
+            "folder" if path.is_dir() else (hashlib.sha256(path.read_bytes()).hexdigest(), there.st_ino, there.st_mtime_ns)
+        )
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--starts", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=1)
+    o = parser.parse_args()
+    program = os.path.abspath(o.program)
+    chance = random.Random(o.seed)
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        work = pathlib.Path(name)
+
+        def run(*words, **more):
+            env = dict(os.environ, OMP_NUM_THREADS="1", **more)
+            env.pop("SLURM_JOB_END_TIME", None)
+            try:
+                done = subprocess.run(words, env=env, capture_output=True, text=True, errors="replace", timeout=60)
+            except subprocess.TimeoutExpired:
+                return "none after 60 s", ""
+            return done.returncode, done.stdout + done.stderr
+
+        for data, seed in (("data", "400K"), ("data2", "300K")):
+            run(sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", seed, "--out", str(work / data))
+        new = [*SHAPE, "--data", str(work / "data"), "--steps", "6", "--save-every", "2", "--keep", "0"]
+        for run_name, fault in (("finished", ""), ("stopped", "step:0:5:term")):
+            code, said = run(program, *new, "--out", str(work / run_name), FAULT=fault)
+            if code not in (0, 75):
+                sys.exit(said)
+        shutil.copytree(work / "finished", work / "gone", symlinks=True)
+        shutil.rmtree(work / "gone/checkpoints")
+        shutil.rmtree(work / "gone/final")
+        shutil.copytree(work / "finished", work / "unreadable", symlinks=True)
+        for thing in ("checkpoints", "final"):
+            shutil.rmtree(work / "unreadable" / thing)
+        (work / "unreadable/run_status.json").write_text('{"state": "running", "sa')
+        runs = {"finished": RESUMED + BEGUN + MISSING, "stopped": RESUMED[2:] + BEGUN, "gone": GONE, "unreadable": GONE, "fresh": BEGUN[1:]}
+        # Every request of the finished run first, then drawn ones.
+        drawn = [("finished", request) for request in runs["finished"]]
+        chance.shuffle(drawn)
+        while len(drawn) < o.starts:
+            run_name = chance.choice(sorted(runs))
+            drawn.append((run_name, chance.choice(runs[run_name])))
+        for run_name, (request, answer) in drawn[: o.starts]:
+            out = work / run_name
+            words = []
+            for word in request.split():
+                words += new if word == "{new}" else [word.format(out=out, data=work / "data", data2=work / "data2")]
+            words += chance.choice(HARMLESS).split()
+            before = picture(out)
+            code, said = run(program, "--out", str(out), *words)
+            after = picture(out)
+            changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+            expected = 70 if (request, answer) in MISSING else 2
+            problem = f"exit code {code}, not {expected}" if code != expected else f"does not say '{answer}'" if answer not in said else ""
+            if changed:
+                problem = f"changed: {', '.join(changed)}"
+            if problem:
+                failed += 1
+                print(f"FAILED: {run_name}: {' '.join(words)}\n    {problem}", *said.splitlines()[-6:], sep="\n    ")
+    print(f"{o.starts - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
