@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class P, class M, class A, class G, int kVec>
 void launch_adamw(const AdamW& a, const Coefficients& k, int64_t n, int64_t done, CudaStream stream) {
-    launch(adamw_kernel<P, M, A, G, kVec>,
+    launch(kernel<adamw_kernel<P, M, A, G, kVec>>,
            LaunchConfig(dim3(blocks_for(n, kThreads * kVec * kRounds<kVec>)), dim3(kThreads), 0, stream),
            static_cast<P*>(a.param) + done, static_cast<M*>(a.master) + done, static_cast<A*>(a.m) + done,
            static_cast<A*>(a.v) + done, static_cast<const G*>(a.grad) + done, a.grad_scale, n, a.segment_end, a.decays,

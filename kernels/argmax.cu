@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) argmax_kernel(int32_t* best, const T
 void argmax_cuda(const Argmax& a, CudaStream stream) {
     if (a.N == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
-        launch(argmax_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.best,
+        launch(kernel<argmax_kernel<T>>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.best,
                static_cast<const T*>(a.logits), int(a.V), int(a.first));
     });
 }

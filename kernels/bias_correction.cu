@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(1)
 }  // namespace
 
 void bias_correction_cuda(const BiasCorrection& a, CudaStream stream) {
-    launch(bias_correction_kernel, LaunchConfig(dim3(1), dim3(1), 0, stream), a.updates, a.correction, a.grad_scale,
-           a.beta1, a.beta2);
+    launch(kernel<bias_correction_kernel>, LaunchConfig(dim3(1), dim3(1), 0, stream), a.updates, a.correction,
+           a.grad_scale, a.beta1, a.beta2);
 }
 
 }  // namespace rz

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
 void bit_sum_cuda(const BitSum& a, CudaStream stream) {
     const unsigned most = blocks_for(a.bytes + 1, 8 * kThreads);
     const unsigned blocks = most < kMostBlocks ? most : unsigned(kMostBlocks);
-    launch(bit_sum_kernel, LaunchConfig(dim3(blocks), dim3(kThreads), 0, stream),
+    launch(kernel<bit_sum_kernel>, LaunchConfig(dim3(blocks), dim3(kThreads), 0, stream),
            reinterpret_cast<unsigned long long*>(a.sum), static_cast<const unsigned char*>(a.data), a.bytes,
            reinterpret_cast<uintptr_t>(a.data) % 8 == 0);
 }

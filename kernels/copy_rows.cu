@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(kThreads) copy_rows_kernel(CopyRows a, int64_t
 template <class To, class From, int kVec>
 void launch_copy(const CopyRows& a, CudaStream stream) {
     const int64_t items = a.rows * (a.columns / kVec);
-    launch(copy_rows_kernel<To, From, kVec>, LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream),
-           a, items);
+    launch(kernel<copy_rows_kernel<To, From, kVec>>,
+           LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream), a, items);
 }
 
 }  // namespace

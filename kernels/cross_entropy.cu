@@ -221,7 +221,7 @@ void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
     require(a.V <= 0x7fffffff, "cross_entropy: V=%lld is beyond 2^31", static_cast<long long>(a.V));
     with_device_type(a.dtype, [&]<class T>() {
         const auto [threads, staged] = shape_of(ceil_div(a.V, kVecOf<T>), a.write_gradient);
-        launch(cross_entropy_kernel<T>,
+        launch(kernel<cross_entropy_kernel<T>>,
                LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(threads), size_t(16 * threads * staged), stream), a.loss,
                static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.loss_scale, a.write_gradient, staged);
     });
@@ -229,7 +229,7 @@ void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
 
 void sum_f32_cuda(const SumF32& a, CudaStream stream) {
     if (a.n == 0) return;
-    launch(sum_f32_kernel, LaunchConfig(dim3(1), dim3(kSumThreads), 0, stream), a.out, a.x, a.n);
+    launch(kernel<sum_f32_kernel>, LaunchConfig(dim3(1), dim3(kSumThreads), 0, stream), a.out, a.x, a.n);
 }
 
 }  // namespace rz

@@ -198,25 +198,25 @@ LaunchConfig flat(int64_t n, CudaStream stream) {
 
 void cast_cuda(const Cast& a, CudaStream stream) {
     if (a.n == 0) return;
-    launch(cast_kernel, flat(a.n, stream), a, aligned_to(16, a.out, a.x));
+    launch(kernel<cast_kernel>, flat(a.n, stream), a, aligned_to(16, a.out, a.x));
 }
 
 void reduce_add_cuda(const ReduceAdd& a, CudaStream stream) {
     if (a.n == 0) return;
-    launch(reduce_add_kernel, flat(a.n, stream), a, aligned_to(16, a.out, a.a, a.b));
+    launch(kernel<reduce_add_kernel>, flat(a.n, stream), a, aligned_to(16, a.out, a.a, a.b));
 }
 
 void sum_rows_cuda(const SumRows& a, CudaStream stream) {
     if (a.n == 0) return;
     const bool wide = aligned_to(16, a.out, a.x) && a.stride % kVecOf<__half> == 0;
-    launch(sum_rows_kernel, flat(a.n, stream), a, wide);
+    launch(kernel<sum_rows_kernel>, flat(a.n, stream), a, wide);
 }
 
 void random_normal_cuda(const RandomNormal& a, CudaStream stream) {
     if (a.n == 0) return;
     const int64_t first_group = a.first / 4, skipped = a.first % 4;
     const bool wide = skipped == 0 && aligned_to(16, a.x, a.x32);
-    launch(random_normal_kernel, flat(a.n + skipped, stream), a, first_group, wide);
+    launch(kernel<random_normal_kernel>, flat(a.n + skipped, stream), a, first_group, wide);
 }
 
 }  // namespace rz

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int kVec>
 void launch_forward(const EmbeddingForward& a, CudaStream stream) {
     const int64_t items = a.N * (a.C / kVec);
-    launch(embedding_forward_kernel<T, kVec>,
+    launch(kernel<embedding_forward_kernel<T, kVec>>,
            LaunchConfig(dim3(blocks_for(items, kThreads * kVectors)), dim3(kThreads), 0, stream), static_cast<T*>(a.x),
            static_cast<const T*>(a.table), a.tokens, items, int(a.C), a.V, a.first);
 }
@@ -87,7 +87,7 @@ void launch_backward(const EmbeddingBackward& a, CudaStream stream) {
     const int threads = row_threads(a.C / kVec, 1, kThreads);
     const unsigned slices = blocks_for(a.C / kVec, threads);
     require(slices <= 65535, "embedding: C=%lld is beyond the grid", static_cast<long long>(a.C));
-    launch(embedding_backward_kernel<T, G, kVec>,
+    launch(kernel<embedding_backward_kernel<T, G, kVec>>,
            LaunchConfig(dim3(blocks_for(a.distinct, 1), slices), dim3(threads), 0, stream), static_cast<G*>(a.dtable),
            static_cast<const T*>(a.dx), a.rows, a.starts, a.ids, int(a.C), a.V, a.first);
 }

@@ -74,14 +74,15 @@ __global__ void __launch_bounds__(kThreads)
 void sum_squares_cuda(const SumSquares& a, CudaStream stream) {
     if (a.n == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
-        launch(sum_squares_kernel<T>, LaunchConfig(dim3(blocks_for(a.at + a.n, a.block)), dim3(kThreads), 0, stream),
-               a.partial, static_cast<const T*>(a.x), a.n, a.block, a.at);
+        launch(kernel<sum_squares_kernel<T>>,
+               LaunchConfig(dim3(blocks_for(a.at + a.n, a.block)), dim3(kThreads), 0, stream), a.partial,
+               static_cast<const T*>(a.x), a.n, a.block, a.at);
     });
 }
 
 void clip_scale_cuda(const ClipScale& a, CudaStream stream) {
-    launch(clip_scale_kernel, LaunchConfig(dim3(1), dim3(kThreads), 0, stream), a.norm, a.scale, a.partial, a.order,
-           a.count, a.average, a.unscale, a.max_norm);
+    launch(kernel<clip_scale_kernel>, LaunchConfig(dim3(1), dim3(kThreads), 0, stream), a.norm, a.scale, a.partial,
+           a.order, a.count, a.average, a.unscale, a.max_norm);
 }
 
 }  // namespace rz

@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(1) loss_scale_update_kernel(LossScaleUpdate a)
 }  // namespace
 
 void loss_scale_update_cuda(const LossScaleUpdate& a, CudaStream stream) {
-    launch(loss_scale_update_kernel, LaunchConfig(dim3(1), dim3(1), 0, stream), a);
+    launch(kernel<loss_scale_update_kernel>, LaunchConfig(dim3(1), dim3(1), 0, stream), a);
 }
 
 }  // namespace rz

@@ -356,9 +356,10 @@ template <class T, int kVec>
 void launch_forward(const RmsnormForward& a, CudaStream stream) {
     const int lanes = row_threads(ceil_div(a.C, kVec), kKeep, 1024);
     const int rows = lanes == 32 ? 4 : 1;
-    launch(rmsnorm_forward_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(a.N, rows)), dim3(lanes, rows), 0, stream),
-           static_cast<T*>(a.y), a.rstd, static_cast<T*>(a.sum), static_cast<const T*>(a.x),
-           static_cast<const T*>(a.residual), static_cast<const T*>(a.w), a.N, int(a.C), a.eps, a.amax);
+    launch(kernel<rmsnorm_forward_kernel<T, kVec>>,
+           LaunchConfig(dim3(blocks_for(a.N, rows)), dim3(lanes, rows), 0, stream), static_cast<T*>(a.y), a.rstd,
+           static_cast<T*>(a.sum), static_cast<const T*>(a.x), static_cast<const T*>(a.residual),
+           static_cast<const T*>(a.w), a.N, int(a.C), a.eps, a.amax);
 }
 
 int device_attribute(cudaDeviceAttr what) {
@@ -399,12 +400,12 @@ int launch_backward(const RmsnormBackward& a, CudaStream stream) {
             const int each = staged_bytes(kVec) * lanes;
             const int64_t room = (bytes - 2048) / each;  // 2048: static shared memory, and the alignment after it
             args.staged = int(beyond < room ? beyond : room);
-            launch(rmsnorm_backward_kernel<T, kVec, true>,
+            launch(kernel<rmsnorm_backward_kernel<T, kVec, true>>,
                    LaunchConfig(grid, block, size_t(each) * size_t(args.staged), stream), args);
             return parts;
         }
     }
-    launch(rmsnorm_backward_kernel<T, kVec, false>, LaunchConfig(grid, block, 0, stream), args);
+    launch(kernel<rmsnorm_backward_kernel<T, kVec, false>>, LaunchConfig(grid, block, 0, stream), args);
     return parts;
 }
 
@@ -428,7 +429,7 @@ void rmsnorm_backward_cuda(const RmsnormBackward& a, CudaStream stream) {
         parts = wide ? launch_backward<T, kVecOf<T>>(a, stream) : launch_backward<T, 1>(a, stream);
     });
     with_device_type(a.grad_dtype, [&]<class G>() {
-        launch(rmsnorm_dw_kernel<G>,
+        launch(kernel<rmsnorm_dw_kernel<G>>,
                LaunchConfig(dim3(blocks_for(a.C, kReduceColumns)), dim3(kReduceColumns, kReduceRows), 0, stream),
                static_cast<G*>(a.dw), a.dw_sum, static_cast<const float*>(a.scratch), parts, int(a.C));
     });

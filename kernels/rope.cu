@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(Rope a, int64_t items) {
 template <class T, int kVec>
 void launch_rope(const Rope& a, CudaStream stream) {
     const int64_t items = a.N * ceil_div(a.heads, kHeads) * (a.D / 2 / kVec);
-    launch(rope_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream), a, items);
+    launch(kernel<rope_kernel<T, kVec>>, LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream), a,
+           items);
 }
 
 }  // namespace

@@ -42,13 +42,14 @@ __global__ void __launch_bounds__(kMany) block_statistics_kernel(BlockStatistics
 
 void segment_squares_cuda(const SegmentSquares& a, CudaStream stream) {
     with_device_type(a.dtype, [&]<class T>() {
-        launch(segment_squares_kernel<T>, LaunchConfig(dim3(blocks_for(a.segments, 1)), dim3(kThreads), 0, stream),
-               a.sums, static_cast<const T*>(a.x), static_cast<const T*>(a.minus), a.bounds, a.first, a.n);
+        launch(kernel<segment_squares_kernel<T>>,
+               LaunchConfig(dim3(blocks_for(a.segments, 1)), dim3(kThreads), 0, stream), a.sums,
+               static_cast<const T*>(a.x), static_cast<const T*>(a.minus), a.bounds, a.first, a.n);
     });
 }
 
 void block_statistics_cuda(const BlockStatistics& a, CudaStream stream) {
-    launch(block_statistics_kernel, LaunchConfig(dim3(1), dim3(kMany), 0, stream), a);
+    launch(kernel<block_statistics_kernel>, LaunchConfig(dim3(1), dim3(kMany), 0, stream), a);
 }
 
 }  // namespace rz

@@ -87,14 +87,16 @@ __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(BackwardArgs<
 template <class T, int kVec>
 void launch_forward(const SwigluForward& a, CudaStream stream) {
     const int64_t items = a.N * (a.F / kVec);
-    launch(swiglu_forward_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream),
-           static_cast<T*>(a.h), static_cast<const T*>(a.gate_up), items, int(a.F), a.amax);
+    launch(kernel<swiglu_forward_kernel<T, kVec>>,
+           LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream), static_cast<T*>(a.h),
+           static_cast<const T*>(a.gate_up), items, int(a.F), a.amax);
 }
 
 template <class T, int kVec>
 void launch_backward(const SwigluBackward& a, CudaStream stream) {
     const int64_t items = a.N * (a.F / kVec);
-    launch(swiglu_backward_kernel<T, kVec>, LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream),
+    launch(kernel<swiglu_backward_kernel<T, kVec>>,
+           LaunchConfig(dim3(blocks_for(items, kThreads)), dim3(kThreads), 0, stream),
            BackwardArgs<T>{static_cast<T*>(a.dgate_up), static_cast<const T*>(a.dh), static_cast<const T*>(a.gate_up),
                            static_cast<T*>(a.h), items, int(a.F), a.amax, a.h_amax});
 }

@@ -82,24 +82,24 @@ __global__ void __launch_bounds__(kThreads)
 
 void vocab_argmax_cuda(const VocabArgmax& a, CudaStream stream) {
     if (a.N == 0) return;
-    launch(vocab_argmax_kernel, LaunchConfig(dim3(blocks_for(a.N, kThreads)), dim3(kThreads), 0, stream), a.best, a.own,
-           a.stats, a.N, int(a.parts));
+    launch(kernel<vocab_argmax_kernel>, LaunchConfig(dim3(blocks_for(a.N, kThreads)), dim3(kThreads), 0, stream),
+           a.best, a.own, a.stats, a.N, int(a.parts));
 }
 
 void vocab_softmax_cuda(const VocabSoftmax& a, CudaStream stream) {
     if (a.N == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
-        launch(vocab_softmax_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.stats,
-               static_cast<const T*>(a.logits), a.targets, int(a.V), int(a.first));
+        launch(kernel<vocab_softmax_kernel<T>>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream),
+               a.stats, static_cast<const T*>(a.logits), a.targets, int(a.V), int(a.first));
     });
 }
 
 void vocab_cross_entropy_cuda(const VocabCrossEntropy& a, CudaStream stream) {
     if (a.N == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
-        launch(vocab_cross_entropy_kernel<T>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream), a.loss,
-               static_cast<T*>(a.logits), a.stats, a.targets, a.N, int(a.V), int(a.first), int(a.parts), a.grad_scale,
-               a.loss_scale, a.write_gradient);
+        launch(kernel<vocab_cross_entropy_kernel<T>>, LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kThreads), 0, stream),
+               a.loss, static_cast<T*>(a.logits), a.stats, a.targets, a.N, int(a.V), int(a.first), int(a.parts),
+               a.grad_scale, a.loss_scale, a.write_gradient);
     });
 }
 

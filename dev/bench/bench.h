@@ -147,9 +147,10 @@ class Bench {
             app_.add_flag("--profile", profile_, "Run each op once under the profiler instead of timing it.");
             std::string gemm_tune = "off", gemm_cache;
             app_.add_option("--gemm-tune", gemm_tune,
-                            "Time cuBLASLt's algorithms at each new shape and use the fastest: off or on.")
+                            "Time cuBLASLt's algorithms at each new shape and use the fastest: off, on (of those with "
+                            "the same bits) or bits-free.")
                 ->capture_default_str()
-                ->check(CLI::IsMember({"off", "on"}));
+                ->check(CLI::IsMember({"off", "on", "bits-free"}));
             app_.add_option("--gemm-cache", gemm_cache, "File of the tuned choices.");
             app_.add_option("--json", json_, "Append one JSON object per row to this file.");
             CLI11_PARSE(app_, argc, argv);
@@ -158,7 +159,8 @@ class Bench {
             device_.context = &context_;
             device_.make_current();
             if (!note.empty()) std::printf("# %s\n", note.c_str());
-            if (note = set_gemm_tuning(device_, gemm_tune == "on", gemm_cache); !note.empty())
+            if (note = set_gemm_tuning(device_, parse_name<GemmTune>("--gemm-tune", gemm_tune), gemm_cache);
+                !note.empty())
                 std::printf("# %s\n", note.c_str());
             if (shapes.empty()) shapes = device_.is_cuda() ? cuda_shapes_ : cpu_shapes_;
             header(argc, argv);

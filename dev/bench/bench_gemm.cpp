@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
                 };
             };
             GemmTuning& tuning = gemm_tuning(*b.device().context);
-            const bool tuned = b.device().is_cuda() && (tuning.measure || !tuning.cache_file.empty());
+            const bool tuned = b.device().is_cuda() && (tuning.tune != GemmTune::off || !tuning.cache_file.empty());
             b.measure({tuned ? std::string(name) + ", tuned" : name, bench::joined(shape), 0, flops, tolerance, check},
                       op);
             if (!tuned) return;

@@ -382,9 +382,11 @@ void add_options(CLI::App& app, Flags& flags, Settings& o) {
     app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so.");
     app.add_option("--curve", o.curve,
                    "Record losses on synthetic text instead, with weights and tokens in this folder.");
-    app.add_option("--gemm-tune", flags.gemm_tune, "Time cuBLASLt's algorithms and use the fastest: off or on.")
+    app.add_option(
+           "--gemm-tune", flags.gemm_tune,
+           "Time cuBLASLt's algorithms and use the fastest: off, on (of those with the same bits) or bits-free.")
         ->capture_default_str()
-        ->check(CLI::IsMember({"off", "on"}));
+        ->check(CLI::IsMember({"off", "on", "bits-free"}));
     app.add_option("--gemm-cache", flags.gemm_cache, "File of the tuned choices.");
     app.add_option("--json", o.json, "Append one JSON object per result to this file.");
 }
@@ -427,7 +429,8 @@ int run(int argc, char** argv) {
     o.device = pick_device(parse_name<DeviceChoice>("--device", flags.device_name), 0, &note);
     o.device.context = &context;
     if (!note.empty()) std::printf("# %s\n", note.c_str());
-    if (note = set_gemm_tuning(o.device, flags.gemm_tune == "on", flags.gemm_cache); !note.empty())
+    if (note = set_gemm_tuning(o.device, parse_name<GemmTune>("--gemm-tune", flags.gemm_tune), flags.gemm_cache);
+        !note.empty())
         std::printf("# %s\n", note.c_str());
     o.graphs = flags.graphs == "on";
     o.master_dtype = parse_dtype("--master-dtype", flags.master_dtype);

@@ -20,6 +20,8 @@ rz::(anonymous namespace)::pretended             run_lock.cpp: how the process l
 rz::AtomicFile::AtomicFile(                      names of temporary files differ within a process
 rz::live_streams()::live                         device.cpp: a stream of another rank may read a buffer
 rz::current()::level                             simd_level.cpp: the process has one CPU; only tests change it
+rz::kernel<                                      gpu.cuh: constants, in the list of kernels
+rz::program_kernels()::all                       load.cpp: made before main()
 rz::library_allowed()::allowed                   gemm.cpp: what the environment says; only tests change it
 rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
 rz::(anonymous namespace)::WordsForACrash::      gemm_dnnl.cpp: a process has one action for SIGSEGV

@@ -340,9 +340,9 @@ void launch_delta(const AttentionBackward& a, CudaStream stream) {
         const LaunchConfig config(dim3(blocks_for(round_up(s.Tq, 64), kDeltaRows), unsigned(s.H), unsigned(s.B)),
                                   dim3(kThreads), 0, stream);
         if (aligned_to(16, a.o, a.d_o) && (s.D | s.o_row | s.o_batch) % kVec == 0)
-            launch(attention_delta_kernel<T, kVec>, config, a);
+            launch(kernel<attention_delta_kernel<T, kVec>>, config, a);
         else
-            launch(attention_delta_kernel<T, 1>, config, a);
+            launch(kernel<attention_delta_kernel<T, 1>>, config, a);
     });
 }
 
@@ -374,7 +374,7 @@ void attention_forward_cuda(const AttentionForward& a, CudaStream stream) {
         with_max_d(s.D, [&]<int kMaxD>() {
             using Shape = Tile<kMaxD>;
             const size_t smem = sizeof(float) * (2 * Shape::kFloats + Shape::kScoreFloats);
-            launch(attention_forward_kernel<T, kMaxD>,
+            launch(kernel<attention_forward_kernel<T, kMaxD>>,
                    LaunchConfig(dim3(blocks_for(s.Tq, Shape::kRows), unsigned(s.H), unsigned(s.B)), dim3(kThreads),
                                 smem, stream),
                    a);
@@ -397,10 +397,10 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
             using Shape = Tile<kMaxD>;
             const unsigned tiles = blocks_for(s.Tk, Shape::kRows);
             const size_t kv_smem = sizeof(float) * (4 * Shape::kFloats + 2 * Shape::kScoreFloats);
-            launch(attention_backward_kv_kernel<T, kMaxD>,
+            launch(kernel<attention_backward_kv_kernel<T, kMaxD>>,
                    LaunchConfig(dim3(tiles, unsigned(s.K), unsigned(s.B)), dim3(kThreads), kv_smem, stream), a);
             const size_t q_smem = sizeof(float) * (4 * Shape::kFloats + Shape::kScoreFloats);
-            launch(attention_backward_q_kernel<T, kMaxD>,
+            launch(kernel<attention_backward_q_kernel<T, kMaxD>>,
                    LaunchConfig(dim3(blocks_for(s.Tq, Shape::kRows), unsigned(s.H), unsigned(s.B)), dim3(kThreads),
                                 q_smem, stream),
                    a);

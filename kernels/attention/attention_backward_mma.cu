@@ -309,11 +309,11 @@ bool attention_backward_mma(const AttentionBackward& a, CudaStream stream) {
     const unsigned tiles = blocks_for(s.Tk, kRows), q_tiles = blocks_for(s.Tq, kRows);
     if (tiles > 65535 || q_tiles > 65535) return false;
     with_mma_shape(s, [&]<class T, int D>() {
-        launch(attention_backward_kv_mma_kernel<T, D>,
+        launch(kernel<attention_backward_kv_mma_kernel<T, D>>,
                LaunchConfig(dim3(unsigned(s.K), unsigned(s.B), tiles), dim3(kThreads), Backward<T, D, true>::kSmemBytes,
                             stream),
                a);
-        launch(attention_backward_q_mma_kernel<T, D>,
+        launch(kernel<attention_backward_q_mma_kernel<T, D>>,
                LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), q_tiles), dim3(kThreads),
                             Backward<T, D, false>::kSmemBytes, stream),
                a);

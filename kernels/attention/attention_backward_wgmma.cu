@@ -451,9 +451,9 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
     if (!wgmma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
     bool done = false;
     with_mma_shape(s, [&]<class T, int D>() {
-        const auto kv_kernel = attention_backward_kv_wgmma_kernel<T, D>;
-        const auto q_kernel = attention_backward_q_wgmma_kernel<T, D>;
-        if (!compiled_for_sm90a(reinterpret_cast<const void*>(kv_kernel))) return;
+        const auto& kv_kernel = kernel<attention_backward_kv_wgmma_kernel<T, D>>;
+        const auto& q_kernel = kernel<attention_backward_q_wgmma_kernel<T, D>>;
+        if (!compiled_for_sm90a(kv_kernel.address())) return;
         const auto map = [&](const void* base, int64_t heads, int64_t T_len, int64_t row, int64_t batch) {
             return wgmma_map<typename Smem<D>::Panel>(base, D, heads, T_len, s.B, row, batch, kStream);
         };

@@ -234,7 +234,7 @@ bool attention_forward_mma(const AttentionForward& a, CudaStream stream) {
     const unsigned tiles = blocks_for(s.Tq, kRows);
     if (tiles > 65535) return false;
     with_mma_shape(s, [&]<class T, int D>() {
-        launch(attention_forward_mma_kernel<T, D>,
+        launch(kernel<attention_forward_mma_kernel<T, D>>,
                LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), kSmemBytes<D>, stream), a);
     });
     return true;

@@ -320,13 +320,13 @@ bool attention_forward_wgmma(const AttentionForward& a, CudaStream stream) {
     bool done = false;
     with_mma_shape(s, [&]<class T, int D>() {
         using C = Config<D>;
-        const auto kernel = attention_forward_wgmma_kernel<T, D>;
-        if (!compiled_for_sm90a(reinterpret_cast<const void*>(kernel))) return;
+        const auto& forward = kernel<attention_forward_wgmma_kernel<T, D>>;
+        if (!compiled_for_sm90a(forward.address())) return;
         // Tiles of 128 keys; the start and end of an item take about as long as one of them.
         const WorkOrder order = work_order({s.B * s.H, s.H / s.K, blocks_for(s.Tq, C::kRows), 4 * s.Tk * D,
                                             double(C::kRows) / kKeys, 2 + double(s.offset()) / kKeys},
                                            a.beside);
-        launch(kernel, LaunchConfig(dim3(unsigned(order.blocks)), dim3(C::kThreads), C::kBytes, stream), a, order,
+        launch(forward, LaunchConfig(dim3(unsigned(order.blocks)), dim3(C::kThreads), C::kBytes, stream), a, order,
                wgmma_map<WidePanels<D>>(a.q, D, s.H, s.Tq, s.B, s.q_row, s.q_batch, C::kRows),
                wgmma_map<WidePanels<D>>(a.k, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys),
                wgmma_map<SummedPanels<D>>(a.v, D, s.K, s.Tk, s.B, s.kv_row, s.kv_batch, kKeys));

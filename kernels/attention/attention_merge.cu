@@ -36,8 +36,8 @@ void attention_merge_cuda(const AttentionMerge& a, CudaStream stream) {
     const int64_t rows = a.B * a.T * a.H;
     if (rows == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
-        launch(attention_merge_kernel<T>, LaunchConfig(dim3(blocks_for(rows, kWarps)), dim3(kThreads), 0, stream), a,
-               rows);
+        launch(kernel<attention_merge_kernel<T>>,
+               LaunchConfig(dim3(blocks_for(rows, kWarps)), dim3(kThreads), 0, stream), a, rows);
     });
 }
 

@@ -21,6 +21,7 @@
 #endif
 
 #include "kernels/runtime/check.h"
+#include "kernels/runtime/load.h"
 
 // Declares `unsigned char* name`, the block's dynamic shared memory, aligned to 1024 bytes (128-byte TMA swizzle).
 #if defined(SIMT_EMU)
@@ -61,24 +62,38 @@ inline void check_launch(cudaError_t err, const LaunchConfig& c) {
 }
 }  // namespace detail
 
+// A kernel as launch() takes it: kernel<rope_kernel<T, kVec>>. Each that the program names so is in the list that
+// load_kernels() reads, since it is made before main().
+template <class... P>
+class Kernel {
+   public:
+    explicit Kernel(void (*function)(P...)) : function_(function) { note_kernel(address()); }
+    void (*function() const)(P...) { return function_; }
+    const void* address() const { return reinterpret_cast<const void*>(function_); }
+
+   private:
+    void (*function_)(P...);
+};
+template <auto function>
+inline const auto kernel = Kernel(function);
+
 // Enqueues kernel(args...) on config.stream; arguments are converted to the kernel's parameter types. Throws rz::Error
 // naming the launch's file and line when the launch is refused (a fault inside the kernel is reported by the next
 // synchronisation, as always in CUDA).
 template <class... P, class... A>
-void launch(void (*kernel)(P...), const LaunchConfig& c, A&&... args) {
+void launch(const Kernel<P...>& kernel, const LaunchConfig& c, A&&... args) {
     static_assert(sizeof...(P) == sizeof...(A), "launch: wrong number of kernel arguments");
 #if defined(SIMT_EMU)
     static_assert((std::is_trivially_copyable_v<P> && ...), "launch: kernel parameters are copied bytewise");
-    auto body = [kernel, values = std::tuple<P...>(static_cast<P>(std::forward<A>(args))...)] {
-        std::apply(kernel, values);
+    auto body = [function = kernel.function(), values = std::tuple<P...>(static_cast<P>(std::forward<A>(args))...)] {
+        std::apply(function, values);
     };
-    const simt::Launch shape{c.grid, c.block, c.cluster, c.smem, reinterpret_cast<const void*>(kernel), c.at};
+    const simt::Launch shape{c.grid, c.block, c.cluster, c.smem, kernel.address(), c.at};
     detail::check_launch(simt::launch(c.stream, shape, std::move(body)), c);
 #else
     if (c.smem > 48 * 1024)
-        detail::check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                  cudaFuncAttributeMaxDynamicSharedMemorySize, int(c.smem)),
-                             c);
+        detail::check_launch(
+            cudaFuncSetAttribute(kernel.address(), cudaFuncAttributeMaxDynamicSharedMemorySize, int(c.smem)), c);
     cudaLaunchConfig_t config{};
     config.gridDim = c.grid;
     config.blockDim = c.block;
@@ -91,7 +106,7 @@ void launch(void (*kernel)(P...), const LaunchConfig& c, A&&... args) {
         config.attrs = &cluster;
         config.numAttrs = 1;
     }
-    detail::check_launch(cudaLaunchKernelEx(&config, kernel, static_cast<P>(std::forward<A>(args))...), c);
+    detail::check_launch(cudaLaunchKernelEx(&config, kernel.function(), static_cast<P>(std::forward<A>(args))...), c);
 #endif
 }
 

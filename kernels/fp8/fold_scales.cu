@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads) fold_scales_kernel(FoldScales a) {
 }  // namespace
 
 void fold_scales_cuda(const FoldScales& a, CudaStream stream) {
-    launch(fold_scales_kernel, LaunchConfig(dim3(blocks_for(a.n, kThreads)), dim3(kThreads), 0, stream), a);
+    launch(kernel<fold_scales_kernel>, LaunchConfig(dim3(blocks_for(a.n, kThreads)), dim3(kThreads), 0, stream), a);
 }
 
 }  // namespace rz

@@ -108,7 +108,7 @@ class Fp8GemmPlans {
     cublasLtMatmulAlgo_t choose(const Product& g, const LtProduct& product, const LtSession& session, Stream& stream) {
         const GemmTuning& tuning = gemm_tuning(stream.context());
         const std::scoped_lock lock(mutex_);
-        const auto index = std::make_tuple(key_of(g, stream.device().index), tuning.measure, tuning.cache_file);
+        const auto index = std::make_tuple(key_of(g, stream.device().index), tuning.tune, tuning.cache_file);
         const auto found = algorithms_.find(index);
         if (found != algorithms_.end()) return found->second;
         return algorithms_.emplace(index, choose_algorithm(product, text_of(g), session, stream)).first->second;
@@ -116,7 +116,7 @@ class Fp8GemmPlans {
 
    private:
     std::mutex mutex_;
-    std::map<std::tuple<Key, bool, std::string>, cublasLtMatmulAlgo_t> algorithms_;
+    std::map<std::tuple<Key, GemmTune, std::string>, cublasLtMatmulAlgo_t> algorithms_;
 };
 
 static void multiply(const Product& g, Stream& stream) {

@@ -137,10 +137,10 @@ void launch_quantise(const Quantise& a, CudaStream stream) {
     const T* x = static_cast<const T*>(a.x);
     if (a.y_t == nullptr) {
         const int64_t vectors = a.rows * a.columns / 16;
-        launch(quantise_kernel<kType, T>, LaunchConfig(dim3(blocks_for(vectors, kThreads)), dim3(kThreads), 0, stream),
-               a.y, a.scale, x, vectors);
+        launch(kernel<quantise_kernel<kType, T>>,
+               LaunchConfig(dim3(blocks_for(vectors, kThreads)), dim3(kThreads), 0, stream), a.y, a.scale, x, vectors);
     } else {
-        launch(quantise_transpose_kernel<kType, T>,
+        launch(kernel<quantise_transpose_kernel<kType, T>>,
                LaunchConfig(tiles_of("quantise", a.rows, a.columns), dim3(kThreads), 0, stream), a.y, a.y_t, a.scale, x,
                a.rows, a.columns);
     }
@@ -153,8 +153,8 @@ void abs_max_cuda(const AbsMax& a, CudaStream stream) {
     with_device_type(a.dtype, [&]<class T>() {
         // Enough blocks to fill the largest device several times; each ends in one atomic.
         const unsigned blocks = blocks_for(a.n, int64_t(kThreads) * kVecOf<T>);
-        launch(abs_max_kernel<T>, LaunchConfig(dim3(blocks < 1024 ? blocks : 1024), dim3(kThreads), 0, stream), a.scale,
-               static_cast<const T*>(a.x), a.n);
+        launch(kernel<abs_max_kernel<T>>, LaunchConfig(dim3(blocks < 1024 ? blocks : 1024), dim3(kThreads), 0, stream),
+               a.scale, static_cast<const T*>(a.x), a.n);
     });
 }
 
@@ -168,8 +168,9 @@ void quantise_cuda(const Quantise& a, CudaStream stream) {
 }
 
 void transpose8_cuda(const Transpose8& a, CudaStream stream) {
-    launch(transpose8_kernel, LaunchConfig(tiles_of("transpose8", a.rows, a.columns), dim3(kThreads), 0, stream), a.y,
-           a.x, a.rows, a.columns);
+    launch(kernel<transpose8_kernel>,
+           LaunchConfig(tiles_of("transpose8", a.rows, a.columns), dim3(kThreads), 0, stream), a.y, a.x, a.rows,
+           a.columns);
 }
 
 }  // namespace rz

@@ -127,7 +127,7 @@ void quantise_tiles(const char* op, const A& a, CudaStream stream) {
     const int64_t down = a.rows / kSide;
     require(down <= 65535, "%s: %lld rows are beyond CUDA's grid: split the call", op, static_cast<long long>(a.rows));
     with_device_type(a.dtype, [&]<class T>() {
-        launch(quantise_tiles_kernel<T, A>,
+        launch(kernel<quantise_tiles_kernel<T, A>>,
                LaunchConfig(dim3(blocks_for(a.columns, kSide), unsigned(down)), dim3(kThreads),
                             size_t(kSide) * kSide * sizeof(T), stream),
                a);

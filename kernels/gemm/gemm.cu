@@ -127,6 +127,11 @@ class GemmPlans {
         return session_of(stream);
     }
 
+    void release(Stream& stream) {
+        const std::scoped_lock lock(mutex_);
+        workspaces_.erase({stream.device().index, stream.cuda()});
+    }
+
    private:
     cublasLtHandle_t handle_of(int device) {
         cublasLtHandle_t& handle = handles_[device];
@@ -149,7 +154,7 @@ class GemmPlans {
 
     const Plan& plan_of(const Key& key, const Gemm& a, const LtSession& session, Stream& stream) {
         const GemmTuning& tuning = gemm_tuning(stream.context());
-        const auto index = std::make_tuple(key, tuning.measure, tuning.cache_file);
+        const auto index = std::make_tuple(key, tuning.tune, tuning.cache_file);
         const auto found = plans_.find(index);
         if (found != plans_.end()) return found->second;
         Plan plan = make_plan(key);
@@ -160,10 +165,12 @@ class GemmPlans {
     std::mutex mutex_;
     std::map<int, cublasLtHandle_t> handles_;
     std::map<std::pair<int, CudaStream>, Buffer> workspaces_;
-    std::map<std::tuple<Key, bool, std::string>, Plan> plans_;
+    std::map<std::tuple<Key, GemmTune, std::string>, Plan> plans_;
 };
 
 LtSession lt_session(Stream& stream) { return GemmPlans::of(stream.context()).session(stream); }
+void reserve_gemm_workspace_cuda(Stream& stream) { lt_session(stream); }
+void release_gemm_workspace_cuda(Stream& stream) { GemmPlans::of(stream.context()).release(stream); }
 
 void gemm_cuda(const Gemm& a, Stream& stream) {
     if (a.M == 0 || a.N == 0) return;

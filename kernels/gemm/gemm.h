@@ -32,6 +32,11 @@ void gemm(Stream&, const Gemm&);
 void gemm_cpu(const Gemm&);
 void gemm_cuda(const Gemm&, Stream&);
 
+// Before a stream multiplies: allocates its workspace, which else happens at its first product.
+void reserve_gemm_workspace_cuda(Stream&);
+// Of a stream that multiplies no more.
+void release_gemm_workspace_cuda(Stream&);
+
 // Our own loops with a fixed order of summation over K; the reference for the libraries.
 void gemm_reference(const Gemm&);
 // Whether gemm_cpu may use a library, if there is one: not with RZ_GEMM=own in the environment. Only tests change it.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/bit_sum.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/cuda/gpu.cuh"
@@ -55,9 +56,54 @@ cublasStatus_t enqueue(const LtProduct& p, void* c, const LtSession& session, co
                           stream.cuda());
 }
 
+// Whether algorithms sum in one order, by what is left of a product when its rounded C, as the first suggestion makes
+// it, is subtracted: a C in 16 bits would hide most of the differences.
+class SumsOf {
+   public:
+    SumsOf(const LtProduct& p, const LtSession& session, const Buffer& c, const Buffer& rounded, Stream& on)
+        : p_(p), session_(session), c_(c), rounded_(rounded), on_(on) {
+        sum_ = Buffer(on.device(), sizeof(uint64_t), MemKind::workspace, "bits of a timed product");
+        p_.beta = 0;
+    }
+    // False if the library refuses to run it.
+    bool start(const cublasLtMatmulAlgo_t& first) {
+        on_.zero(rounded_.data(), rounded_.bytes());
+        if (!ran(enqueue(p_, rounded_.data(), session_, first, on_))) return false;
+        p_.beta = -1;
+        return bits_of(first, &first_);
+    }
+    bool equal(const cublasLtMatmulAlgo_t& algorithm) {
+        uint64_t bits = 0;
+        return bits_of(algorithm, &bits) && bits == first_;
+    }
+
+   private:
+    static bool ran(cublasStatus_t status) {
+        if (status != CUBLAS_STATUS_SUCCESS) cudaGetLastError();
+        return status == CUBLAS_STATUS_SUCCESS;
+    }
+    bool bits_of(const cublasLtMatmulAlgo_t& algorithm, uint64_t* bits) {
+        on_.copy(c_.data(), rounded_.data(), c_.bytes());
+        on_.zero(sum_.data(), sum_.bytes());
+        if (!ran(enqueue(p_, c_.data(), session_, algorithm, on_))) return false;
+        bit_sum_cuda({.sum = sum_.as<uint64_t>(), .data = c_.data(), .bytes = p_.c_bytes}, on_.cuda());
+        on_.copy(bits, sum_.data(), int64_t(sizeof *bits));
+        on_.synchronize();
+        return true;
+    }
+
+    LtProduct p_;
+    const LtSession& session_;
+    const Buffer &c_, &rounded_;
+    Stream& on_;
+    Buffer sum_;
+    uint64_t first_ = 0;
+};
+
 // Times every suggestion on the caller's operands, with another C and with the L2 cache refilled before each run, as it
-// is in a training step. Returns false where there is no memory for that, the stream is being captured, or none ran.
-bool measure_fastest(const LtProduct& p, const std::string& key, const LtSession& session, Stream& on,
+// is in a training step; unless `any_bits`, of those that leave the bits of the first one. Returns false where there is
+// no memory for that, the stream is being captured, or none ran.
+bool measure_fastest(const LtProduct& p, const std::string& key, const LtSession& session, Stream& on, bool any_bits,
                      cublasLtMatmulAlgo_t* fastest, float* microseconds) {
     const CudaStream stream = on.cuda();
     cudaStreamCaptureStatus capture;
@@ -66,11 +112,14 @@ bool measure_fastest(const LtProduct& p, const std::string& key, const LtSession
     int l2 = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device.index));
     const int64_t flush_bytes = 2 * int64_t(l2) + 256;
-    if (capture != cudaStreamCaptureStatusNone || device.free_bytes() < p.c_bytes + flush_bytes + (int64_t(256) << 20))
+    if (capture != cudaStreamCaptureStatusNone ||
+        device.free_bytes() < 2 * p.c_bytes + flush_bytes + (int64_t(256) << 20))
         return false;
     const Buffer c(device, p.c_bytes, MemKind::workspace, "C of a timed product");
     const Buffer flush(device, flush_bytes, MemKind::workspace, "what fills the L2 cache before a timed product");
-    CUDA_CHECK(cudaMemsetAsync(c.data(), 0, size_t(p.c_bytes), stream));
+    const Buffer rounded(device, p.c_bytes, MemKind::workspace, "C of a timed product");
+    SumsOf sums(p, session, c, rounded, on);
+    if (!sums.start(suggestions(p, key, session, 1).found[0].algo)) return false;
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
@@ -80,8 +129,10 @@ bool measure_fastest(const LtProduct& p, const std::string& key, const LtSession
         if (candidates.found[i].state != CUBLAS_STATUS_SUCCESS) continue;
         const cublasLtMatmulAlgo_t& algorithm = candidates.found[i].algo;
         float times[kTimings];
+        // A suggestion may turn out to be refused.
+        if (!any_bits && !sums.equal(algorithm)) continue;
         if (enqueue(p, c.data(), session, algorithm, on) != CUBLAS_STATUS_SUCCESS) {
-            cudaGetLastError();  // a suggestion may turn out to be refused
+            cudaGetLastError();
             continue;
         }
         for (float& ms : times) {
@@ -104,15 +155,15 @@ bool measure_fastest(const LtProduct& p, const std::string& key, const LtSession
 }
 
 // What the cache file knows the choice by.
-std::string cache_key(const std::string& key, Stream& stream) {
-    return Device{DeviceKind::cuda, stream.device().index}.name() + ", " + gemm_library_cuda() + "\t" + key;
+std::string cache_key(const GemmTuning& tuning, const std::string& key, Stream& stream) {
+    return Device{DeviceKind::cuda, stream.device().index}.name() + ", " + gemm_library_cuda() +
+           (tuning.tune == GemmTune::bits_free ? ", any bits" : "") + "\t" + key;
 }
 
 // The first choice for this product that the library still accepts.
-bool read_choice(const GemmTuning& tuning, const LtProduct& p, const std::string& key, const LtSession& session,
-                 Stream& stream, cublasLtMatmulAlgo_t* chosen) {
-    if (tuning.cache_file.empty()) return false;
-    for (const GemmChoice& choice : read_gemm_cache(tuning.cache_file, cache_key(key, stream), sizeof *chosen)) {
+bool accepted(const std::vector<GemmChoice>& choices, const LtProduct& p, const LtSession& session,
+              cublasLtMatmulAlgo_t* chosen) {
+    for (const GemmChoice& choice : choices) {
         cublasLtMatmulAlgo_t algorithm;
         cublasLtMatmulHeuristicResult_t result{};
         std::memcpy(&algorithm, choice.data(), sizeof algorithm);
@@ -126,37 +177,39 @@ bool read_choice(const GemmTuning& tuning, const LtProduct& p, const std::string
     return false;
 }
 
-void write_choice(const GemmTuning& tuning, const std::string& key, Stream& stream,
-                  const cublasLtMatmulAlgo_t& algorithm, float microseconds) {
-    GemmChoice choice(sizeof algorithm);
-    std::memcpy(choice.data(), &algorithm, sizeof algorithm);
-    write_gemm_cache(tuning.cache_file, cache_key(key, stream), choice, double(microseconds));
-}
-
 }  // namespace
 
-cublasLtMatmulAlgo_t choose_algorithm(const LtProduct& p, const std::string& key, const LtSession& session,
+cublasLtMatmulAlgo_t choose_algorithm(const LtProduct& p, const std::string& shape, const LtSession& session,
                                       Stream& stream) {
     GemmTuning& tuning = gemm_tuning(stream.context());
     cublasLtMatmulAlgo_t algorithm;
     float microseconds = 0;
-    if (read_choice(tuning, p, key, session, stream, &algorithm)) {
+    const bool tuned = tuning.tune != GemmTune::off || !tuning.cache_file.empty() || !tuning.chosen.empty();
+    const std::string key = tuned ? cache_key(tuning, shape, stream) : "";
+    if (tuned && accepted(gemm_choices(tuning.chosen, key, sizeof algorithm), p, session, &algorithm)) {
         ++tuning.read;
         return algorithm;
     }
-    if (tuning.measure) {
-        const GemmTuningTurn turn(tuning.cache_file);  // who waited finds the choice in the file
-        if (read_choice(tuning, p, key, session, stream, &algorithm)) {
-            ++tuning.read;
-            return algorithm;
-        }
-        if (measure_fastest(p, key, session, stream, &algorithm, &microseconds)) {
-            ++tuning.measured;
-            if (!tuning.cache_file.empty()) write_choice(tuning, key, stream, algorithm, microseconds);
-            return algorithm;
-        }
+    const auto note = [&] {
+        GemmChoice choice(sizeof algorithm);
+        std::memcpy(choice.data(), &algorithm, sizeof algorithm);
+        tuning.chosen += gemm_choice_line(key, choice, double(microseconds));
+        return choice;
+    };
+    if (!tuning.cache_file.empty() &&
+        accepted(read_gemm_cache(tuning.cache_file, key, sizeof algorithm), p, session, &algorithm)) {
+        ++tuning.read;
+        note();
+        return algorithm;
     }
-    return suggestions(p, key, session, 1).found[0].algo;
+    if (tuning.tune != GemmTune::off && !tuning.closed &&
+        measure_fastest(p, shape, session, stream, tuning.tune == GemmTune::bits_free, &algorithm, &microseconds)) {
+        ++tuning.measured;
+        const GemmChoice choice = note();
+        if (!tuning.cache_file.empty()) write_gemm_cache(tuning.cache_file, key, choice, double(microseconds));
+        return algorithm;
+    }
+    return suggestions(p, shape, session, 1).found[0].algo;
 }
 
 void multiply(const LtProduct& p, const LtSession& session, const cublasLtMatmulAlgo_t& algorithm, Stream& stream) {

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
@@ -117,55 +116,28 @@ GemmTuning& gemm_tuning(RankContext& rank) {
     return *rank.gemm_tuning;
 }
 
-std::string default_gemm_cache() {
-    const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
-    if (cache && *cache) return std::string(cache) + "/ringzero/gemm_tuning.txt";
-    return home && *home ? std::string(home) + "/.cache/ringzero/gemm_tuning.txt" : "";
-}
-
-std::string set_gemm_tuning(Device device, bool measure, const std::string& cache_file) {
+std::string set_gemm_tuning(Device device, GemmTune tune, const std::string& cache_file) {
     require(device.context, "gemm tuning is kept by rank: the device needs a context");
     GemmTuning& tuning = gemm_tuning(*device.context);
     tuning = {};
-    if (!measure && cache_file.empty()) return "";
+    if (tune == GemmTune::off && cache_file.empty()) return "";
     if (!device.is_cuda())
         return format("GEMM %s has no effect on the CPU: it chooses among cuBLASLt's algorithms for a GPU",
-                      measure ? "tuning" : "cache");
-    std::string path = cache_file.empty() ? default_gemm_cache() : cache_file;
-    std::string note;
-    if (measure && !path.empty()) {
-        const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+                      tune != GemmTune::off ? "tuning" : "cache");
+    if (tune != GemmTune::off && !cache_file.empty()) {
+        const std::filesystem::path folder = std::filesystem::absolute(cache_file).parent_path();
         std::error_code error;
         std::filesystem::create_directories(folder, error);
-        if (error || access(folder.c_str(), W_OK | X_OK) != 0) {
-            if (error) errno = error.value();
-            if (!cache_file.empty()) cannot_write(path, "its folder");
-            note = "GEMM tuning: choices are not kept, since " + path + " can't be written";
-            path.clear();
-        }
+        if (error) errno = error.value();
+        if (error || access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(cache_file, "its folder");
     }
-    tuning = {.measure = measure, .cache_file = path};
-    if (note.empty() && measure)
-        note = path.empty() ? "GEMM tuning: choices are not kept; a cache file keeps them"
-                            : "GEMM tuning: choices are kept in " + path;
-    return note;
+    tuning.tune = tune, tuning.cache_file = cache_file;
+    return "";
 }
 
-GemmTuningTurn::GemmTuningTurn(const std::string& cache_file, double patience) {
-    if (cache_file.empty()) return;
-    fd_ = open((cache_file + ".turn").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience);
-    while (fd_ >= 0 && !(held_ = flock(fd_, LOCK_EX | LOCK_NB) == 0) && std::chrono::steady_clock::now() < until)
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-}
-
-GemmTuningTurn::~GemmTuningTurn() {
-    if (fd_ >= 0) close(fd_);  // and with it the lock
-}
-
-std::vector<GemmChoice> read_gemm_cache(const std::string& path, const std::string& key, size_t bytes) {
+std::vector<GemmChoice> gemm_choices(std::string_view text, const std::string& key, size_t bytes) {
     std::vector<GemmChoice> choices;
-    const std::string text = read_whole(path), prefix = prefix_of(key);
+    const std::string prefix = prefix_of(key);
     for_lines(text, [&](std::string_view line) {
         GemmChoice choice(bytes);
         if (!line.starts_with(prefix) || !intact(line)) return;
@@ -173,6 +145,17 @@ std::vector<GemmChoice> read_gemm_cache(const std::string& path, const std::stri
         if (from_hex(rest.substr(0, rest.find('\t')), choice)) choices.push_back(choice);
     });
     return choices;
+}
+
+std::string gemm_choice_line(const std::string& key, const GemmChoice& choice, double microseconds) {
+    std::string line = prefix_of(key);
+    for (const unsigned char b : choice) line += format("%02x", b);
+    line += format("\t%.1f", microseconds);
+    return line + "\t" + checksum(line) + "\n";
+}
+
+std::vector<GemmChoice> read_gemm_cache(const std::string& path, const std::string& key, size_t bytes) {
+    return gemm_choices(read_whole(path), key, bytes);
 }
 
 void write_gemm_cache(const std::string& path, const std::string& key, const GemmChoice& choice, double microseconds) {
@@ -185,10 +168,7 @@ void write_gemm_cache(const std::string& path, const std::string& key, const Gem
     for_lines(old, [&](std::string_view line) {
         if (intact(line) && !line.starts_with(prefix)) text.append(line).push_back('\n');
     });
-    std::string line = prefix;
-    for (const unsigned char b : choice) line += format("%02x", b);
-    line += format("\t%.1f", microseconds);
-    write_whole(path, text + line + "\t" + checksum(line) + "\n");
+    write_whole(path, text + gemm_choice_line(key, choice, microseconds));
 }
 
 }  // namespace rz

@@ -102,6 +102,7 @@ std::string Manifest::to_json() const {
                         {"data", parse_json(data.empty() ? "{}" : data, "data")},
                         {"guards", parse_json(guards.empty() ? "{}" : guards, "guards")},
                         {"files", list}};
+    if (!gemm_choices.empty()) json["gemm_choices"] = gemm_choices;
     if (!shards.empty()) {
         OrderedJson sums = OrderedJson::array();
         for (const ShardSum& s : shards)
@@ -250,6 +251,8 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
         for (const Json& entry : *shards) m.shards.push_back(parse_shard(entry, where + ": shards"));
     }
     m.guards = object_text(json, "guards", where);
+    if (const Json* choices = json_find(json, "gemm_choices"))  // lines that are not whole are passed over
+        m.gemm_choices = json_string(*choices, "gemm_choices", where);
     const Json& files = json_at(json, "files", where);
     require(files.is_array() && !files.empty(), "%s: files is not a list", where.c_str());
     for (const Json& entry : files) {

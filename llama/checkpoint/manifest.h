@@ -70,7 +70,8 @@ struct Manifest {
     std::string data;              // JSON: DataFingerprint
     std::vector<ShardSum> shards;  // of training and validation data, as far as their sums were known
     LossScaleRecord loss_scale;
-    std::string guards;  // JSON: state of the guards; "{}" if there is none
+    std::string guards;        // JSON: state of the guards; "{}" if there is none
+    std::string gemm_choices;  // lines of kernels/gemm/gemm_tuning.h; empty: none were tuned
     std::vector<ManifestFile> files;
 
     const ManifestFile* find(std::string_view path) const;  // nullptr if there is none

@@ -59,6 +59,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
         m.loss_scale = {double(l.scale), l.good, l.patience};
     }
     m.guards = t.health.state();
+    m.gemm_choices = t.gemm_choices;
     return m;
 }
 

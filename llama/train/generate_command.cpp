@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/load.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
@@ -74,6 +75,7 @@ class Writer {
         std::string note;
         Device device = pick_device(o.device, 0, &note);
         device.context = &context_;
+        load_kernels(device);
         if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
         if (note = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache); !note.empty())
             std::fprintf(stderr, "train_llama: %s\n", note.c_str());

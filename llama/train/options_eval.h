@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/device.h"
 #include "llama/train/option_table.h"
 
@@ -28,7 +29,7 @@ struct EvalOptions {
     DType dtype = DType::f32;
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
     int64_t threads = 0;     // CPU; 0: OMP_NUM_THREADS, or the cores divided among the ranks of the host
-    bool gemm_tune = false;
+    GemmTune gemm_tune = GemmTune::off;
     std::string gemm_cache;
 };
 

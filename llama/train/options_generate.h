@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/device.h"
 #include "llama/train/option_table.h"
 
@@ -23,7 +24,7 @@ struct GenerateOptions {
     DeviceChoice device = DeviceChoice::automatic;
     DType dtype = DType::f32;
     int64_t threads = 0;  // CPU; 0: what OpenMP chooses
-    bool gemm_tune = false;
+    GemmTune gemm_tune = GemmTune::off;
     std::string gemm_cache;
 };
 

@@ -131,11 +131,11 @@ static void add_guards(OptionGroup g, TrainOptions& o) {
             "too). Two ranks that differ are named and end the run with exit code 73. 0: never, nothing is summed.");
 }
 
-void add_gemm_rows(OptionGroup& g, Keeps keeps, bool& tune, std::string& cache) {
-    g.on_off("--gemm-tune", keeps, tune, "Time cuBLASLt's algorithms at each new shape and keep the fastest.");
-    g.text(
-        "--gemm-cache", keeps, cache,
-        "File of tuned choices, which all ranks must see; read even if off. [~/.cache/ringzero/gemm_tuning.txt if on]");
+void add_gemm_rows(OptionGroup& g, Keeps keeps, GemmTune& tune, std::string& cache) {
+    g.choice("--gemm-tune", keeps, tune,
+             "Time cuBLASLt's algorithms for each shape and take the fastest: of those with the bits of its first "
+             "suggestion (on), or of all (bits-free). A run keeps its choices.");
+    g.text("--gemm-cache", keeps, cache, "File of choices for other runs; read even if off.");
 }
 
 static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {

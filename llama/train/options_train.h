@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm/gemm_tuning.h"
 #include "comm/grid.h"
 #include "llama/data/data_order.h"
 #include "llama/data/documents.h"
@@ -101,8 +102,8 @@ struct TrainOptions {
     int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
     DeviceChoice device = DeviceChoice::automatic;
     int64_t threads = 0;  // CPU; 0: what OpenMP chooses
-    bool gemm_tune = false;
-    std::string gemm_cache;  // cuBLASLt only; empty: default_gemm_cache() where tuned
+    GemmTune gemm_tune = GemmTune::off;
+    std::string gemm_cache;  // cuBLASLt only
 
     // many ranks
     int64_t ranks = 0;  // that this process starts; 0: whoever started it has started them all
@@ -192,7 +193,7 @@ BytesPerParameter bytes_per_parameter(const TrainOptions&);
 
 CommandTable command_table(TrainOptions&);
 // Rows that commands share.
-void add_gemm_rows(OptionGroup&, Keeps, bool& tune, std::string& cache);
+void add_gemm_rows(OptionGroup&, Keeps, GemmTune& tune, std::string& cache);
 
 // After parse_flags() with that table: notes what was given and what a checkpoint keeps, and sets defaults that depend
 // on other flags.

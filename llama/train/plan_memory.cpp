@@ -96,6 +96,7 @@ class DryRun {
         if (job_.prompt > 0) sample();
         if (job_.finishes) finish();
         found.memory = memory();
+        found.products = std::move(products_);
         found.memory.from_host = all.bus.from, found.memory.to_host = all.bus.to, found.memory.in_host = all.bus.in;
         return found;
     }
@@ -217,6 +218,7 @@ class DryRun {
         if (job_.gemm_workspace > 0 && op.as<Gemm>() && multiplies_.insert(&stream).second)
             workspaces_.emplace_back(device_, job_.gemm_workspace, MemKind::workspace, "cuBLASLt workspace");
         count_bus(op, stream);
+        products_.add(op);
         if (!job_.cost) return 0;
         const Ticks time = job_.cost(op, stream);
         if (core_ && &stream == &core_->compute) {
@@ -250,6 +252,7 @@ class DryRun {
     const TrainOptions& o_;
     const PlannedJob& job_;
     HostBytes bus_;  // of this step
+    ProductShapes products_;
     RankContext context_;
     Device device_;
     std::set<const Stream*> multiplies_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/planned_transport.h"
+#include "kernels/fp8/prepare_products.h"
 #include "kernels/runtime/memory.h"
 #include "llama/model/config.h"
 #include "llama/train/options_train.h"
@@ -58,6 +59,7 @@ struct PlannedRank {
     PlannedMemory memory = {};
     int64_t first_sent = 0, sent = 0;  // bytes by the collectives and links of the first step, and of each other
     std::vector<PlannedOp> ops = {};   // by name
+    ProductShapes products = {};       // of training, evaluation and samples
     Ticks step = 0;                    // time of a step between others of its kind
     // Of a step with statistics (--stats-every); 0 without them.
     int64_t watched_sent = 0;

@@ -17,6 +17,7 @@
 #include "comm/wire_check.h"
 #include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/fp8/prepare_products.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/nvtx.h"
@@ -30,6 +31,7 @@
 #include "llama/model/weights.h"
 #include "llama/report/device_peak.h"
 #include "llama/train/plan_memory.h"
+#include "llama/train/prepare.h"
 #include "llama/train/run_config.h"
 #include "llama/train/sample.h"
 #include "llama/train/start.h"
@@ -41,12 +43,8 @@ namespace rz {
 static Device choose_device(const TrainOptions& o, Process& process, std::string& note) {
     const Device device = process.choose_device(o.device, o.transport, &note);
     device.make_current();
-    const std::string tuning = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache);
-    const GemmTuning& gemm = gemm_tuning(*device.context);
-    require_request(!gemm.measure || process.alone() || !gemm.cache_file.empty(),
-                    "--gemm-tune on with %d ranks: they agree on algorithms through a file, and there is none\n"
-                    "  give --gemm-cache FILE, one that all ranks can write, or --gemm-tune off",
-                    process.size());
+    // Rank 0 chooses for all.
+    const std::string tuning = set_gemm_tuning(device, o.gemm_tune, process.is_root() ? o.gemm_cache : "");
     note += (note.empty() || tuning.empty() ? "" : "\n") + tuning;
     return device;
 }
@@ -226,7 +224,7 @@ static std::string planned_memory(const Trainer& t) {
         const PlannedJob job{.kind = kind,
                              .ranks = world.size,
                              .resumes = t.start.first_step() > 1,
-                             .prompt = samples ? int64_t(sample_prompt(t).size()) : 0};
+                             .prompt = samples ? int64_t(sample_prompt(t, t.core->config).size()) : 0};
         for (const PlannedRank& one : plan_ranks(t.options, t.core->config, job, world.rank))
             if (one.rank == world.rank) plan = one.memory;
     } catch (const Error& error) {
@@ -310,6 +308,7 @@ static void announce(Trainer& t, const std::string& note) {
     log.line("model    " + summary(core.config));
     log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
                     ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
+    if (core.device.is_cuda()) log.line("         " + t.prepared);
     if (o.offloads())
         log.line(format("offload  %s pinned in the host's memory: %s%s%s%s",
                         human_bytes(core.device.context->memory.now(DeviceKind::cpu)).c_str(),
@@ -391,6 +390,10 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     sources = open_data(o, std::move(paths), config.vocab);
     std::string note;
     const Device device = choose_device(o, process, note);
+    gemm_choices = from ? from->manifest.gemm_choices : "";
+    const bool samples = draws_samples(o, from ? from->manifest.step + 1 : 1, from ? from->manifest.validations : 0);
+    prepared = prepare_device(o, config, samples ? int64_t(sample_prompt(*this, config).size()) : 0, device, process,
+                              gemm_choices);
     if (o.trace_steps > 0) keep_changes(device.context->memory);
     mesh = make_mesh(o, process, device, meter);
     CoreOptions of_core = core_options(o, device, *mesh);
@@ -398,6 +401,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     of_core.zero.host_threads = int(of_core.threads);
     check_host_memory(o, config, device, mesh->world(), process);
     core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, &meter);
+    reserve_product_workspace(core->compute);
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->is_first_reader(),
                                         o.batch, core->options.micro_batches, device, core->compute, core->whole_graphs,
                                         core->model.batches_held(), int(o.data_threads));
@@ -464,6 +468,7 @@ void Trainer::open_log(const std::string& note) {
     if (process.is_root() && !o.out.empty()) {
         log->line("command  " + command_text(o.arguments));
         write_file_atomically(o.out + "/config.toml", run_config(*this));
+        if (!gemm_choices.empty()) write_file_atomically(o.out + "/gemm_choices.txt", gemm_choices);
     }
     announce(*this, note);
 }

@@ -44,6 +44,8 @@ struct Trainer {
     Schedule lr;
     RunStart start;
     DataSources sources;
+    std::string prepared;      // what the log says of the device's preparation
+    std::string gemm_choices;  // algorithms of this run (kernels/gemm/gemm_tuning.h)
     CommMeter meter;
     std::unique_ptr<Mesh> mesh;
     std::vector<std::string> layout;  // layout_text(); none where ranks differ in their data only
@@ -115,7 +117,7 @@ void end_step(Trainer&, int64_t step);
 // The loss on the validation data, and a sample every --sample-every validations.
 void validate(Trainer&, int64_t step);
 // The tokens that samples begin with: --prompt, or what begins a text.
-std::vector<int32_t> sample_prompt(const Trainer&);
+std::vector<int32_t> sample_prompt(const Trainer&, const ModelConfig&);
 // The --eval-tasks, with the weights after `step`.
 void make_evaluation(Trainer&);
 void evaluate(Trainer&, int64_t step);

@@ -9,19 +9,18 @@
 
 namespace rz {
 
-std::vector<int32_t> sample_prompt(const Trainer& t) {
+std::vector<int32_t> sample_prompt(const Trainer& t, const ModelConfig& config) {
     const Tokenizer& tokenizer = *t.sources.tokenizer;
     std::vector<int32_t> prompt = tokenizer.encode_prompt(t.options.prompt);
     if (!prompt.empty()) return prompt;
-    const int64_t bos = t.core->config.bos;
-    return bos >= 0 ? std::vector{int32_t(bos)} : tokenizer.encode("\n");
+    return config.bos >= 0 ? std::vector{int32_t(config.bos)} : tokenizer.encode("\n");
 }
 
 // Every rank draws the same tokens: sharded parameters have to be gathered by all.
 static void print_sample(Trainer& t, int64_t step) {
     const Tokenizer& tokenizer = *t.sources.tokenizer;
     TrainingCore& core = *t.core;
-    const std::vector<int32_t> prompt = sample_prompt(t);
+    const std::vector<int32_t> prompt = sample_prompt(t, core.config);
     SampleDecoder sample(core, int64_t(prompt.size()) + t.options.sample_tokens);
     std::vector<int32_t> tokens = prompt;
     generate(sample.decoder(), core.config, prompt, t.options.sample_tokens, {.seed = t.options.seed + uint64_t(step)},

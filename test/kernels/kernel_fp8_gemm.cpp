@@ -88,7 +88,7 @@ TEST(Fp8Gemm, AlgorithmsAreMeasuredWrittenAndRead) {
     std::filesystem::remove(path);
     const auto check = [&](const Case& c, bool fast, bool measure, int64_t measured, int64_t read) {
         RankContext context;
-        gemm_tuning(context) = {.measure = measure, .cache_file = path};
+        gemm_tuning(context) = {.tune = measure ? GemmTune::on : GemmTune::off, .cache_file = path};
         if (fast)  // whose sums are cut off
             run_on(Device{DeviceKind::cuda, 0, &context}, product(c, true));
         else
@@ -106,7 +106,6 @@ TEST(Fp8Gemm, AlgorithmsAreMeasuredWrittenAndRead) {
     check(gradient, false, true, 1, 0);
     check(gradient, false, false, 0, 1);
     std::filesystem::remove(path);
-    std::filesystem::remove(path + ".turn");
     std::filesystem::remove(path + ".lock");
 }
 

@@ -82,17 +82,48 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
         EXPECT_EQ(gemm_tuning(context).read, read);
     };
     std::ofstream(path) << "damaged\n\t\t\t\n";
-    check({.measure = true, .cache_file = path}, 1, 0);
-    check({.measure = false, .cache_file = path}, 0, 1);
+    check({.tune = GemmTune::on, .cache_file = path}, 1, 0);
+    check({.cache_file = path}, 0, 1);
     std::ifstream file(path);
     const std::string text(std::istreambuf_iterator<char>(file), {});
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;  // damaged lines went when it was written
     const std::string copy = path + "_cut";
     std::ofstream(copy) << text.substr(0, text.size() - 40);  // the algorithm is cut off
-    check({.measure = false, .cache_file = copy}, 0, 0);
+    check({.cache_file = copy}, 0, 0);
+    check({.tune = GemmTune::on, .chosen = text}, 0, 1);  // a run's own
+    check({.tune = GemmTune::on, .closed = true}, 0, 0);
+    check({.tune = GemmTune::bits_free, .chosen = text}, 1, 0);  // others than those with the first one's bits
     std::filesystem::remove(path);
     std::filesystem::remove(copy);
 }
+
+#ifdef SIMT_EMU
+// The emulated library's first suggestion is made slow, so that each of the others is faster, and all of them sum in
+// another order: "on" keeps the bits of a run that is not tuned, bits-free does not.
+TEST(GemmTuningTest, KeepsTheBitsUnlessTheyAreFree) {
+    const Data a = normal(32 * 512, DType::bf16, 1), b = normal(32 * 512, DType::bf16, 2);
+    const auto bits = [&](GemmTune tune) {
+        RankContext context;
+        gemm_tuning(context) = {.tune = tune};
+        return run_on(Device{DeviceKind::cuda, 0, &context},
+                      [&](KernelRun& run) {
+                          Gemm g;
+                          g.c = run.output("c", 32 * 32, DType::f32);
+                          g.a = run.input(a);
+                          g.b = run.input(b);
+                          g.M = g.N = 32, g.K = 512, g.trans_b = true, g.dtype = DType::bf16, g.c_dtype = DType::f32;
+                          gemm(run.stream(), g);
+                      })
+            .at("c")
+            .values;
+    };
+    setenv("SIMT_CUBLASLT_SLOW", "3000", 1);
+    const auto plain = bits(GemmTune::off);
+    EXPECT_EQ(bits(GemmTune::on), plain);
+    EXPECT_NE(bits(GemmTune::bits_free), plain);
+    unsetenv("SIMT_CUBLASLT_SLOW");
+}
+#endif
 
 // 32 MiB from Hopper on, 4 MiB before; one per stream.
 TEST(GemmWorkspace, DependsOnTheArchitecture) {

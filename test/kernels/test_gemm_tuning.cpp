@@ -1,8 +1,4 @@
 // The file that keeps cuBLASLt's algorithms: what is written is read, and nothing else is.
-#include <thread>
-#include <memory>
-#include <chrono>
-#include <atomic>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -137,44 +133,19 @@ TEST_F(GemmCacheTest, FlagsSayWhatTheyDo) {
     RankContext context;
     const Device cpu{DeviceKind::cpu, 0, &context}, cuda{DeviceKind::cuda, 0, &context};
     const GemmTuning& tuning = gemm_tuning(context);
-    EXPECT_EQ(set_gemm_tuning(cpu, false, ""), "");
-    EXPECT_NE(set_gemm_tuning(cpu, true, "").find("no effect on the CPU"), std::string::npos);
-    EXPECT_FALSE(tuning.measure);
-    EXPECT_NE(set_gemm_tuning(cpu, false, path_).find("no effect on the CPU"), std::string::npos);
-    EXPECT_EQ(set_gemm_tuning(cuda, false, ""), "");
-    EXPECT_EQ(set_gemm_tuning(cuda, false, path_), "");
-    EXPECT_FALSE(tuning.measure);
+    EXPECT_EQ(set_gemm_tuning(cpu, GemmTune::off, ""), "");
+    EXPECT_NE(set_gemm_tuning(cpu, GemmTune::on, "").find("no effect on the CPU"), std::string::npos);
+    EXPECT_EQ(tuning.tune, GemmTune::off);
+    EXPECT_NE(set_gemm_tuning(cpu, GemmTune::off, path_).find("no effect on the CPU"), std::string::npos);
+    EXPECT_EQ(set_gemm_tuning(cuda, GemmTune::off, ""), "");
+    EXPECT_EQ(set_gemm_tuning(cuda, GemmTune::off, path_), "");
+    EXPECT_EQ(tuning.tune, GemmTune::off);
     EXPECT_EQ(tuning.cache_file, path_);
-    EXPECT_NE(set_gemm_tuning(cuda, true, folder_ + "/made/cache.txt").find("/made/cache.txt"), std::string::npos);
-    EXPECT_TRUE(tuning.measure);
+    set_gemm_tuning(cuda, GemmTune::bits_free, folder_ + "/made/cache.txt");
+    EXPECT_EQ(tuning.tune, GemmTune::bits_free);
     EXPECT_TRUE(std::filesystem::is_directory(folder_ + "/made"));
-    setenv("XDG_CACHE_HOME", folder_.c_str(), 1);
-    set_gemm_tuning(cuda, true, "");
-    EXPECT_EQ(tuning.cache_file, folder_ + "/ringzero/gemm_tuning.txt");
-    unsetenv("XDG_CACHE_HOME");
     std::ofstream(folder_ + "/file") << "x";
-    EXPECT_THROW(set_gemm_tuning(cuda, true, folder_ + "/file/cache.txt"), Error);
-}
-
-// One at a time; who waits gets its turn when the other is done, and not before.
-TEST_F(GemmCacheTest, OneMeasuresAndTheOthersWait) {
-    auto first = std::make_unique<GemmTuningTurn>(path_);
-    EXPECT_TRUE(first->held());
-    EXPECT_FALSE(GemmTuningTurn(path_, /*patience=*/0.05).held());
-    EXPECT_TRUE(GemmTuningTurn(path_ + "other", 0.05).held());
-    std::atomic<bool> given{false}, too_early{false};
-    std::thread other([&] {
-        const GemmTuningTurn turn(path_, 20);
-        too_early = !given;
-        EXPECT_TRUE(turn.held());
-    });
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    given = true;
-    first.reset();
-    other.join();
-    EXPECT_FALSE(too_early);
-    EXPECT_FALSE(GemmTuningTurn("").held());
-    EXPECT_FALSE(GemmTuningTurn("/nowhere/at/all", 5).held()) << "no file can be made there, and none waits for it";
+    EXPECT_THROW(set_gemm_tuning(cuda, GemmTune::on, folder_ + "/file/cache.txt"), Error);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ Manifest example() {
     m.rollbacks = {{290, 200, 5000, "a \"spike\""}, {295, 100, 1, ""}};
     m.flags = {{"lr", "0.001"}, {"val-data", ""}};
     m.data = R"({"seed":1})";
-    m.guards = R"({"skipped":0})";
+    m.guards = R"({"skipped":0})", m.gemm_choices = "gemm1\tA GPU\tab\t1.0\tsum\n";
     m.files = {{"config.json", 12, 0xffffffffffffffffull, false, DType::f32, {}},
                {"model.safetensors", int64_t(1) << 40, 1, true, DType::bf16, {{"a", 2}, {"b", 0x8000000000000000ull}}}};
     return m;

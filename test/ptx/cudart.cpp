@@ -16,6 +16,7 @@
 #include "test/ptx/machine.h"
 #include "test/ptx/unpack.h"
 #include "test/simt/control.h"
+#include "test/simt/fake_device.h"
 #include "test/simt/streams.h"
 
 namespace ptx {
@@ -30,6 +31,7 @@ struct Stub {
     FatBinary* binary;
     std::string name;
     int max_dynamic_shared = 48 << 10;
+    bool loaded = false;
 };
 struct Config {
     dim3 grid, block;
@@ -115,6 +117,7 @@ cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, size_t 
     } catch (const std::exception& e) {
         return reported(stubs().count(stub) ? stubs()[stub].name : "?", e.what());
     }
+    simt::first_use(stub);
     if (int(shared) > stubs()[stub].max_dynamic_shared) {
         fprintf(stderr, "ptx: %s: %zu bytes of dynamic shared memory, where cudaFuncSetAttribute has allowed %d\n",
                 k->demangled().c_str(), shared, stubs()[stub].max_dynamic_shared);
@@ -169,6 +172,13 @@ using namespace ptx;
 
 extern "C" int kernels_are_ptx() { return 1; }  // test/kernels/kernel_test.h asks
 
+extern "C" int kernels_not_loaded() {  // test/kernels/kernel_load.cpp asks
+    int count = 0;
+    for (const auto& [stub, s] : stubs())
+        if (!s.loaded) fprintf(stderr, "ptx: not loaded: %s\n", s.name.c_str()), count++;
+    return count;
+}
+
 extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) {
@@ -220,6 +230,7 @@ cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t k, dim3 g, dim3 b, void** args,
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* f) {
     *a = cudaFuncAttributes{};
+    if (getenv("SIMT_NO_CODE")) return simt::report(cudaErrorNoKernelImageForDevice);
     try {
         const Kernel& k = kernel_of(f);
         // ptxas says how many registers; what matters here is whether there is a body. CUDA does not say whether the
@@ -229,6 +240,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* f) {
         a->maxThreadsPerBlock = int(k.max_threads), a->numRegs = empty ? 4 : 168;
         a->maxDynamicSharedSizeBytes = stubs()[f].max_dynamic_shared;
         a->ptxVersion = a->binaryVersion = read_arch();
+        simt::code_is_loaded(f);
+        stubs()[f].loaded = true;
     } catch (const std::exception& e) {
         return reported(stubs().count(f) ? stubs()[f].name : "?", e.what());
     }

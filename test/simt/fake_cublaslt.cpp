@@ -2,13 +2,16 @@
 // out, fp32 accumulation, transposes, row and column order, strided batches, alpha and beta from the host or the
 // device, scalar scales, scales of tiles, bias. Anything else is CUBLAS_STATUS_NOT_SUPPORTED. The heuristic offers
 // several algorithms, which sum over K in different slices and so differ in the last bits; all but the first need
-// workspace, and overwrite it.
+// workspace, and overwrite it. SIMT_CUBLASLT_SLOW in the environment: microseconds that the first one takes longer.
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include <cublasLt.h>
 
+#include "kernels/runtime/check.h"
 #include "test/simt/fake_device.h"
 #include "test/simt/runtime.h"
 #include "test/simt/streams.h"
@@ -476,6 +479,10 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_
     if (y.magic != kMagic || y.workspace > workspace_bytes || (y.workspace && !workspace))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (!y.slices) return CUBLAS_STATUS_NOT_SUPPORTED;
+    simt::first_use_of_product(rz::format("a product of %llu x %llu x %llu, types %d %d %d, algorithm %u",
+                                          (unsigned long long)x.d.rows, (unsigned long long)x.d.cols,
+                                          (unsigned long long)(x.desc.trans_a ? x.a.rows : x.a.cols), int(x.a.type),
+                                          int(x.b.type), int(x.d.type), y.slices));
     x.slices = y.slices, x.workspace = workspace, x.workspace_bytes = y.workspace;
     if (x.desc.pointer_mode == CUBLASLT_POINTER_MODE_DEVICE)
         x.alpha_device = alpha, x.beta_device = beta;
@@ -483,7 +490,12 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_
         memcpy(&x.alpha, alpha, 4), memcpy(&x.beta, beta, 4);
     else
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    const cudaError_t e = enqueue(stream, [x] { return run(x), cudaSuccess; });
+    const cudaError_t e = enqueue(stream, [x] {
+        if (x.slices == 1)
+            if (const size_t us = simt::number_from("SIMT_CUBLASLT_SLOW", 0))
+                std::this_thread::sleep_for(std::chrono::microseconds(us));
+        return run(x), cudaSuccess;
+    });
     return e == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 }

@@ -93,6 +93,7 @@ struct Operation {
     std::function<void()> finish;
     uint64_t order = 0;
     size_t blocks = 0;  // that it holds
+    int device = current_device();
 };
 
 namespace simt {
@@ -182,7 +183,12 @@ struct Blocks {
 
 bool poll(Operation& op) {
     ncclComm& c = *op.comm;
-    if (c.aborted) return blocks.give_back(op), true;
+    const auto ends = [&] {
+        blocks.give_back(op);
+        collectives_open(op.device, -1);
+        return true;
+    };
+    if (c.aborted) return ends();
     if (op.order != c.completed + 1 || !blocks.take(op)) return false;
     // Messages to one peer keep their order; those to different peers do not wait for each other.
     std::vector<bool> send_blocked(size_t(c.ranks)), recv_blocked(size_t(c.ranks));
@@ -194,13 +200,13 @@ bool poll(Operation& op) {
     if (!all) return false;
     if (op.finish) op.finish();
     c.completed++;
-    blocks.give_back(op);
-    return true;
+    return ends();
 }
 
 ncclResult_t launch(const Job& job) {
     for (auto& [op, stream] : job) {
         op->order = ++op->comm->issued;
+        collectives_open(op->device, 1);
         if (enqueue_polled(stream, [op = op] { return poll(*op); }) != cudaSuccess) return ncclUnhandledCudaError;
     }
     return ncclSuccess;

@@ -240,83 +240,87 @@ std::vector<Case> cases() {
     for (int bytes : {4, 8, 16})
         add(
             "cp_async" + std::to_string(bytes), 80, 0,
-            RUN { launch(cp_async_kernel, LaunchConfig(1, 32, 0, s), out, in, bytes); });
+            RUN { launch(kernel<cp_async_kernel>, LaunchConfig(1, 32, 0, s), out, in, bytes); });
     add(
-        "ldmatrix_x1", 80, 0, RUN { launch(ldmatrix_kernel<1, false>, LaunchConfig(1, 32, 0, s), out, in); });
+        "ldmatrix_x1", 80, 0, RUN { launch(kernel<ldmatrix_kernel<1, false>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "ldmatrix_x1_trans", 80, 0, RUN { launch(ldmatrix_kernel<1, true>, LaunchConfig(1, 32, 0, s), out, in); });
+        "ldmatrix_x1_trans", 80, 0,
+        RUN { launch(kernel<ldmatrix_kernel<1, true>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "ldmatrix_x2", 80, 0, RUN { launch(ldmatrix_kernel<2, false>, LaunchConfig(1, 32, 0, s), out, in); });
+        "ldmatrix_x2", 80, 0, RUN { launch(kernel<ldmatrix_kernel<2, false>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "ldmatrix_x2_trans", 80, 0, RUN { launch(ldmatrix_kernel<2, true>, LaunchConfig(1, 32, 0, s), out, in); });
+        "ldmatrix_x2_trans", 80, 0,
+        RUN { launch(kernel<ldmatrix_kernel<2, true>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "ldmatrix_x4", 80, 0, RUN { launch(ldmatrix_kernel<4, false>, LaunchConfig(1, 32, 0, s), out, in); });
+        "ldmatrix_x4", 80, 0, RUN { launch(kernel<ldmatrix_kernel<4, false>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "ldmatrix_x4_trans", 80, 0, RUN { launch(ldmatrix_kernel<4, true>, LaunchConfig(1, 32, 0, s), out, in); });
+        "ldmatrix_x4_trans", 80, 0,
+        RUN { launch(kernel<ldmatrix_kernel<4, true>>, LaunchConfig(1, 32, 0, s), out, in); });
     // 16 products of values below 1 and a sum below 20: 17 roundings of 2^-24 relative to it.
     add(
-        "mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(mma_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
+        "mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(kernel<mma_kernel<false>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "mma_m16n8k16_fp16", 80, 1e-5, RUN { launch(mma_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
+        "mma_m16n8k16_fp16", 80, 1e-5, RUN { launch(kernel<mma_kernel<true>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "bar_sync_arrive", 80, 0, RUN { launch(named_barrier_kernel, LaunchConfig(1, 128, 0, s), out, in); });
+        "bar_sync_arrive", 80, 0, RUN { launch(kernel<named_barrier_kernel>, LaunchConfig(1, 128, 0, s), out, in); });
     const char* functions[4] = {"ex2", "lg2", "rcp", "sqrt"};
     for (int f = 0; f < 4; f++)
         add(
-            functions[f], 80, 1e-6, RUN { launch(approx_kernel, LaunchConfig(1, 256, 0, s), out, in, f); });
+            functions[f], 80, 1e-6, RUN { launch(kernel<approx_kernel>, LaunchConfig(1, 256, 0, s), out, in, f); });
     add(
-        "stmatrix_x4", 90, 0, RUN { launch(stmatrix_kernel<false>, LaunchConfig(1, 32, 0, s), out, in); });
+        "stmatrix_x4", 90, 0, RUN { launch(kernel<stmatrix_kernel<false>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
-        "stmatrix_x4_trans", 90, 0, RUN { launch(stmatrix_kernel<true>, LaunchConfig(1, 32, 0, s), out, in); });
+        "stmatrix_x4_trans", 90, 0, RUN { launch(kernel<stmatrix_kernel<true>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
         "cluster_map_rank_mbar_remote", 90, 0,
-        RUN { launch(cluster_kernel, LaunchConfig(2, 32, 136, s).with_cluster(2), out, in); });
+        RUN { launch(kernel<cluster_kernel>, LaunchConfig(2, 32, 136, s).with_cluster(2), out, in); });
     add(
-        "bulk_load", 90, 0, RUN { launch(bulk_kernel, LaunchConfig(1, 32, 1032, s), out, in); });
+        "bulk_load", 90, 0, RUN { launch(kernel<bulk_kernel>, LaunchConfig(1, 32, 1032, s), out, in); });
     for (int swizzle : {0, 32, 64, 128}) {
         const int bytes = (swizzle ? swizzle : 32) * 8;
         add(
             "tma_load_2d_swizzle" + std::to_string(swizzle), 90, 0, RUN {
-                launch(tma_kernel, LaunchConfig(1, 32, size_t(bytes) + 8, s), out, map_2d(in, swizzle), 2, 8, -3,
-                       bytes);
+                launch(kernel<tma_kernel>, LaunchConfig(1, 32, size_t(bytes) + 8, s), out, map_2d(in, swizzle), 2, 8,
+                       -3, bytes);
             });
     }
     for (int rank : {3, 4}) {
         const std::string n = std::to_string(rank);
         add(
             "tma_load_" + n + "d", 90, 0, RUN {
-                launch(tma_kernel, LaunchConfig(1, 32, 64 * 8 + 8, s), out, map_nd(in, rank, 64), rank, 40, 5, 64 * 8);
+                launch(kernel<tma_kernel>, LaunchConfig(1, 32, 64 * 8 + 8, s), out, map_nd(in, rank, 64), rank, 40, 5,
+                       64 * 8);
             });
     }
     add(
         "tma_load_2d_multicast", 90, 0, RUN {
-            launch(multicast_kernel, LaunchConfig(2, 32, 2056, s).with_cluster(2), out,
+            launch(kernel<multicast_kernel>, LaunchConfig(2, 32, 2056, s).with_cluster(2), out,
                    ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128));
         });
-    const auto wgmma = [&](std::string name, uint32_t layout, auto kernel) {
+    const auto wgmma = [&](std::string name, uint32_t layout, auto product) {
         add(
             name + "_layout" + std::to_string(layout), 90, 2e-5,
-            RUN { launch(kernel, LaunchConfig(1, 128, kWords * 4, s), out, in, layout); });
+            RUN { launch(product, LaunchConfig(1, 128, kWords * 4, s), out, in, layout); });
     };
     for (uint32_t layout = 0; layout < 4; layout++) {
-        wgmma("wgmma_bf16_n64", layout, wgmma_kernel<64, false, false, false, false>);
-        wgmma("wgmma_bf16_n64_trans_a", layout, wgmma_kernel<64, true, false, false, false>);
-        wgmma("wgmma_bf16_n64_trans_b", layout, wgmma_kernel<64, false, true, false, false>);
-        wgmma("wgmma_bf16_n64_a_in_registers", layout, wgmma_kernel<64, false, false, true, false>);
+        wgmma("wgmma_bf16_n64", layout, kernel<wgmma_kernel<64, false, false, false, false>>);
+        wgmma("wgmma_bf16_n64_trans_a", layout, kernel<wgmma_kernel<64, true, false, false, false>>);
+        wgmma("wgmma_bf16_n64_trans_b", layout, kernel<wgmma_kernel<64, false, true, false, false>>);
+        wgmma("wgmma_bf16_n64_a_in_registers", layout, kernel<wgmma_kernel<64, false, false, true, false>>);
     }
-    wgmma("wgmma_fp16_n64", 1, wgmma_kernel<64, false, false, false, true>);
-    wgmma("wgmma_fp16_n64_a_in_registers", 1, wgmma_kernel<64, false, true, true, true>);
+    wgmma("wgmma_fp16_n64", 1, kernel<wgmma_kernel<64, false, false, false, true>>);
+    wgmma("wgmma_fp16_n64_a_in_registers", 1, kernel<wgmma_kernel<64, false, true, true, true>>);
     // p v and the gradients of attention: columns beyond 64 lie in a second panel
-    wgmma("wgmma_bf16_n80_a_in_registers_trans_b", 1, wgmma_kernel<80, false, true, true, false>);
-    wgmma("wgmma_bf16_n96_a_in_registers_trans_b", 1, wgmma_kernel<96, false, true, true, false>);
-    wgmma("wgmma_bf16_n128_a_in_registers_trans_b", 1, wgmma_kernel<128, false, true, true, false>);
-    wgmma("wgmma_bf16_n16", 1, wgmma_kernel<16, false, false, false, false>);
-    wgmma("wgmma_bf16_n32", 1, wgmma_kernel<32, false, false, false, false>);
-    wgmma("wgmma_bf16_n80", 1, wgmma_kernel<80, false, false, false, false>);
-    wgmma("wgmma_bf16_n96", 1, wgmma_kernel<96, false, false, false, false>);
-    wgmma("wgmma_bf16_n128", 1, wgmma_kernel<128, false, false, false, false>);
-    wgmma("wgmma_bf16_n160", 1, wgmma_kernel<160, false, false, false, false>);
-    wgmma("wgmma_bf16_n192", 1, wgmma_kernel<192, false, false, false, false>);
+    wgmma("wgmma_bf16_n80_a_in_registers_trans_b", 1, kernel<wgmma_kernel<80, false, true, true, false>>);
+    wgmma("wgmma_bf16_n96_a_in_registers_trans_b", 1, kernel<wgmma_kernel<96, false, true, true, false>>);
+    wgmma("wgmma_bf16_n128_a_in_registers_trans_b", 1, kernel<wgmma_kernel<128, false, true, true, false>>);
+    wgmma("wgmma_bf16_n16", 1, kernel<wgmma_kernel<16, false, false, false, false>>);
+    wgmma("wgmma_bf16_n32", 1, kernel<wgmma_kernel<32, false, false, false, false>>);
+    wgmma("wgmma_bf16_n80", 1, kernel<wgmma_kernel<80, false, false, false, false>>);
+    wgmma("wgmma_bf16_n96", 1, kernel<wgmma_kernel<96, false, false, false, false>>);
+    wgmma("wgmma_bf16_n128", 1, kernel<wgmma_kernel<128, false, false, false, false>>);
+    wgmma("wgmma_bf16_n160", 1, kernel<wgmma_kernel<160, false, false, false, false>>);
+    wgmma("wgmma_bf16_n192", 1, kernel<wgmma_kernel<192, false, false, false, false>>);
     return all;
 #undef RUN
 }

@@ -319,10 +319,10 @@ void host_buffer_reused(float* out, const float*, bool fixed, cudaStream_t s) {
     for (int i = 0; i < kValues; i++) host[i] = -1;
 }
 
-#define KERNEL(name, grid, block, smem, ...)                                \
-    [](float* out, const float* in, bool fixed, cudaStream_t s) {           \
-        (void)in;                                                           \
-        launch(name, LaunchConfig(grid, block, smem, s), out, __VA_ARGS__); \
+#define KERNEL(name, grid, block, smem, ...)                                        \
+    [](float* out, const float* in, bool fixed, cudaStream_t s) {                   \
+        (void)in;                                                                   \
+        launch(kernel<name>, LaunchConfig(grid, block, smem, s), out, __VA_ARGS__); \
     }
 
 #define CONTRACT(name) KERNEL(broken_contract, 1, 128, 4104, in, fixed, Contract::name)

@@ -362,6 +362,7 @@ cudaError_t run(const Launch& l, const std::function<void()>& thread_body) {
 // fake_cudart.cpp
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
 bool is_of_current_device(cudaStream_t stream);
+void first_use(const void* kernel);
 
 cudaError_t launch(cudaStream_t stream, const Launch& l, std::function<void()> thread_body) {
     constexpr size_t kMaxSmem = 227 * 1024;  // sm_90; what a launch may ask for
@@ -371,6 +372,7 @@ cudaError_t launch(cudaStream_t stream, const Launch& l, std::function<void()> t
                        l.smem <= kMaxSmem && l.cluster >= 1 && l.cluster <= 8 && l.grid.x % l.cluster == 0;
     if (!valid) return cudaErrorInvalidConfiguration;
     if (!is_of_current_device(stream)) return cudaErrorInvalidResourceHandle;
+    first_use(l.kernel);
     return enqueue(stream, [l, body = std::move(thread_body)] { return run(l, body); });
 }
 

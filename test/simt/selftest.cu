@@ -347,37 +347,41 @@ CUtensorMap map_of(const void* tensor, const TmaCase& c) {
 
 }  // namespace
 
-void warp_ops(int* out, const int* in, cudaStream_t s) { launch(warp_ops_kernel, LaunchConfig(1, 128, 0, s), out, in); }
+void warp_ops(int* out, const int* in, cudaStream_t s) {
+    launch(kernel<warp_ops_kernel>, LaunchConfig(1, 128, 0, s), out, in);
+}
 void named_barriers(int* out, const int* in, cudaStream_t s) {
-    launch(named_barriers_kernel, LaunchConfig(1, 128, 0, s), out, in);
+    launch(kernel<named_barriers_kernel>, LaunchConfig(1, 128, 0, s), out, in);
 }
 void cluster_static(int* out, const int* in, cudaStream_t s) {
-    launch(cluster_static_kernel, LaunchConfig(4, 64, 0, s).with_cluster(2), out, in);
+    launch(kernel<cluster_static_kernel>, LaunchConfig(4, 64, 0, s).with_cluster(2), out, in);
 }
 void cluster_sum(float* out, const float* in, cudaStream_t s) {
-    launch(cluster_sum_kernel, LaunchConfig(8, 64, 256, s).with_cluster(4), out, in);
+    launch(kernel<cluster_sum_kernel>, LaunchConfig(8, 64, 256, s).with_cluster(4), out, in);
 }
 void deep_stack(int* out, const int* in, cudaStream_t s) {
-    launch(deep_stack_kernel, LaunchConfig(1, 128, 0, s), out, in);
+    launch(kernel<deep_stack_kernel>, LaunchConfig(1, 128, 0, s), out, in);
 }
 void spin_on_flag(int* out, bool set_flag, cudaStream_t s) {
-    launch(spin_kernel, LaunchConfig(1, 64, 0, s), out, set_flag);
+    launch(kernel<spin_kernel>, LaunchConfig(1, 64, 0, s), out, set_flag);
 }
 void last_block_sum(float* out, float* partial, unsigned* counter, const float* in, int blocks, cudaStream_t s) {
-    launch(last_block_kernel, LaunchConfig(blocks, 32, 0, s), out, partial, counter, in);
+    launch(kernel<last_block_kernel>, LaunchConfig(blocks, 32, 0, s), out, partial, counter, in);
 }
-void add_one(float* x, int n, cudaStream_t s) { launch(add_one_kernel, LaunchConfig((n + 63) / 64, 64, 0, s), x, n); }
+void add_one(float* x, int n, cudaStream_t s) {
+    launch(kernel<add_one_kernel>, LaunchConfig((n + 63) / 64, 64, 0, s), x, n);
+}
 void scale(float* x, float factor, int n, cudaStream_t s) {
-    launch(scale_kernel, LaunchConfig((n + 63) / 64, 64, 0, s), x, factor, n);
+    launch(kernel<scale_kernel>, LaunchConfig((n + 63) / 64, 64, 0, s), x, factor, n);
 }
 void cp_async_ring(float* out, const float* in, int n, cudaStream_t s) {
-    launch(cp_async_ring_kernel, LaunchConfig(1, 128, 0, s), out, in, n);
+    launch(kernel<cp_async_ring_kernel>, LaunchConfig(1, 128, 0, s), out, in, n);
 }
 void mma_tile(float* c, const uint16_t* a, const uint16_t* b, bool fp16, bool trans_b, cudaStream_t s) {
-    launch(mma_tile_kernel, LaunchConfig(1, 32, 0, s), c, a, b, fp16, trans_b);
+    launch(kernel<mma_tile_kernel>, LaunchConfig(1, 32, 0, s), c, a, b, fp16, trans_b);
 }
 void stmatrix_round_trip(uint16_t* out, const uint16_t* in, bool trans, cudaStream_t s) {
-    launch(stmatrix_kernel, LaunchConfig(1, 32, 0, s), out, in, trans);
+    launch(kernel<stmatrix_kernel>, LaunchConfig(1, 32, 0, s), out, in, trans);
 }
 int box_elements(const TmaCase& c) {
     int n = 1;
@@ -386,36 +390,37 @@ int box_elements(const TmaCase& c) {
 }
 void tma_read(uint16_t* out, const uint16_t* tensor, const TmaCase& c, cudaStream_t s) {
     const int n = box_elements(c);
-    launch(tma_read_kernel, LaunchConfig(1, 64, size_t(n * 2 + 127) / 128 * 128 + 8, s), out, map_of(tensor, c), c, n);
+    launch(kernel<tma_read_kernel>, LaunchConfig(1, 64, size_t(n * 2 + 127) / 128 * 128 + 8, s), out, map_of(tensor, c),
+           c, n);
 }
 void bulk_double(float* out, const float* in, int n, cudaStream_t s) {
-    launch(bulk_kernel, LaunchConfig(1, 64, size_t(n) * 4 + 8, s), out, in, n);
+    launch(kernel<bulk_kernel>, LaunchConfig(1, 64, size_t(n) * 4 + 8, s), out, in, n);
 }
 void multicast(uint16_t* out, const uint16_t* in, cudaStream_t s) {
-    launch(multicast_kernel, LaunchConfig(2, 32, 2056, s).with_cluster(2), out,
+    launch(kernel<multicast_kernel>, LaunchConfig(2, 32, 2056, s).with_cluster(2), out,
            ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128));
 }
 void wgmma_tile(float* d, const uint16_t* a, const uint16_t* b, const WgmmaCase& c, cudaStream_t s) {
     const LaunchConfig config(1, 128, 8192 + 32768, s);
     switch (c.n) {
         case 16:
-            return launch(wgmma_tile_kernel<16>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<16>>, config, d, a, b, c);
         case 32:
-            return launch(wgmma_tile_kernel<32>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<32>>, config, d, a, b, c);
         case 64:
-            return launch(wgmma_tile_kernel<64>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<64>>, config, d, a, b, c);
         case 80:
-            return launch(wgmma_tile_kernel<80>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<80>>, config, d, a, b, c);
         case 96:
-            return launch(wgmma_tile_kernel<96>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<96>>, config, d, a, b, c);
         case 128:
-            return launch(wgmma_tile_kernel<128>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<128>>, config, d, a, b, c);
         case 160:
-            return launch(wgmma_tile_kernel<160>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<160>>, config, d, a, b, c);
         case 192:
-            return launch(wgmma_tile_kernel<192>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<192>>, config, d, a, b, c);
         case 256:
-            return launch(wgmma_tile_kernel<256>, config, d, a, b, c);
+            return launch(kernel<wgmma_tile_kernel<256>>, config, d, a, b, c);
         default:
             fail("wgmma_tile: N=%d", c.n);
     }
@@ -425,7 +430,7 @@ void pipelined_gemm(float* c, const uint16_t* a, const uint16_t* b, int M, int N
     const auto map = [&](const uint16_t* p, int rows) {
         return ptx::tensor_map(p, {uint64_t(K), uint64_t(rows)}, {uint64_t(K) * 2}, {64, 64}, 128);
     };
-    launch(pipelined_gemm_kernel,
+    launch(kernel<pipelined_gemm_kernel>,
            LaunchConfig(dim3(unsigned(N + kN - 1) / kN, unsigned(M + kM - 1) / kM), 160,
                         kStages * kStageBytes + 2 * kStages * 8, s),
            c, map(a, M), map(b, N), M, N, K, fault);

@@ -31,7 +31,7 @@ SIMT_HALF.plain   := plain
 SIMT_HALF.asan    := asan
 SIMT_HALF.race    := plain
 
-SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_device fake_cublaslt \
+SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_loading fake_device fake_cublaslt \
                 $(if $(HAVE_NCCL),fake_nccl fake_nccl_windows)
 SIMT_OPS     := $(sort $(wildcard kernels/*.cpp kernels/*/*.cpp))
 SIMT_REST    := $(sort $(foreach room,comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
@@ -87,11 +87,11 @@ $(SIMT)/$(1)/kernel_tests: $(SIMT_TESTS:test/%.cpp=$(SIMT)/$(2)/t/%.o) $$(SIMT_A
 	$$(say)
 	$$(Q)$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) $$(SIMT_LIBS)
 $(SIMT)/$(1)/self_tests: $(SIMT)/$(1)/k/test/simt/selftest.o $(patsubst %,$(SIMT)/$(2)/e/%.o,test_selftest test_streams) \
-                         $(3)/kernels/runtime/check.o $$(SIMT_EMU.$(1))
+                         $(3)/kernels/runtime/check.o $(3)/kernels/runtime/load.o $$(SIMT_EMU.$(1))
 	$$(say)
 	$$(Q)$$(SIMT_LINK.$(1)) $$(SIMT_GTEST) -ldl -lrt -pthread
 $(SIMT)/$(1)/planted: $(patsubst %,$(SIMT)/$(1)/k/test/simt/%.o,planted selftest) $(SIMT)/$(2)/e/planted_main.o \
-                      $(3)/kernels/runtime/check.o $$(SIMT_EMU.$(1))
+                      $(3)/kernels/runtime/check.o $(3)/kernels/runtime/load.o $$(SIMT_EMU.$(1))
 	$$(say)
 	$$(Q)$$(SIMT_LINK.$(1)) -ldl -lrt -pthread
 $(SIMT)/$(1)/train_llama_simt: $(3)/train_llama.o $(SIMT)/$(2)/librest.a $$(SIMT_ALL.$(1))
@@ -100,11 +100,11 @@ $(SIMT)/$(1)/train_llama_simt: $(3)/train_llama.o $(SIMT)/$(2)/librest.a $$(SIMT
 endef
 $(foreach b,$(SIMT_BUILDS),$(eval $(call simt_build,$(b),$(SIMT_HALF.$(b)),$(SIMT_OBJ.$(SIMT_HALF.$(b))))))
 
-$(SIMT)/fidelity: $(SIMT)/plain/k/test/simt/fidelity.o $(OBJ)/kernels/runtime/check.o $(SIMT_EMU.plain)
+$(SIMT)/fidelity: $(SIMT)/plain/k/test/simt/fidelity.o $(OBJ)/kernels/runtime/check.o $(OBJ)/kernels/runtime/load.o $(SIMT_EMU.plain)
 	$(say)
 	$(Q)$(SIMT_LINK.plain) -ldl -lrt -pthread
 # On a machine with a GPU: $(SIMT)/fidelity_gpu write test/simt/golden
-$(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/cuda/gpu.cuh kernels/cuda/ptx.cuh
+$(SIMT)/fidelity_gpu: test/simt/fidelity.cu kernels/runtime/check.cpp kernels/runtime/load.cpp kernels/cuda/gpu.cuh kernels/cuda/ptx.cuh
 	@mkdir -p $(@D)
 	$(NVCC) -std=c++20 -O3 -gencode arch=compute_90a,code=[sm_90a,compute_90a] \
 	  -gencode arch=compute_80,code=[sm_80,compute_80] -I. -o $@ $(filter %.cu %.cpp,$^)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include <cuda_runtime_api.h>
 
@@ -14,6 +15,14 @@ cudaError_t enqueue_polled(cudaStream_t stream, std::function<bool()> poll);
 
 // Kernels can be launched only there.
 bool is_of_current_device(cudaStream_t stream);
+
+// CUDA may load a kernel's code when it is first launched, and a product's when it is first run, and wait for the
+// device's work meanwhile. So such a first time while an operation of NCCL is under way on the device ends the
+// program: on a real device both may wait forever.
+void code_is_loaded(const void* kernel);
+void first_use(const void* kernel);
+void first_use_of_product(const std::string& what);
+void collectives_open(int device, int more);
 
 // Tells the race build that a library wrote device memory.
 void mark_written(const void* p, size_t bytes);

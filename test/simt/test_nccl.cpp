@@ -13,6 +13,10 @@
 #include "comm/nccl_comm.h"
 #include "comm/nccl_transport.h"
 #include "comm/watch.h"
+#include "kernels/bit_sum.h"
+#include "kernels/fp8/prepare_products.h"
+#include "kernels/runtime/context.h"
+#include "kernels/runtime/load.h"
 #include "kernels/runtime/memory.h"
 #include "test/simt/control.h"
 #include "zero/unit_layout.h"
@@ -33,6 +37,7 @@ struct Member {
 // body(rank, member) on two threads.
 template <class Body>
 void on_two_ranks(Body body) {
+    load_kernels(kGpu);
     const std::string id = NcclComm::unique_id();
     const auto run = [&](int rank) {
         Member member(id, rank);
@@ -277,6 +282,49 @@ TEST_F(NcclModelDeath, AsyncErrorIsNoQuery) {
             ncclAllReduce(x, x, 4, ncclFloat32, ncclSum, comm, nullptr);
         },
         "while the job of the last group is pending");
+}
+
+// Rank 1 waits for a message on the device that a kernel is to be loaded on.
+TEST_F(NcclModelDeath, AKernelThatIsLoadedWhileACollectiveIsOpen) {
+    const auto launch_while_open = [](bool load) {
+        if (load) load_kernels(kGpu);
+        ncclComm_t comm = alone(1);
+        Stream stream(kGpu, "waits"), other(kGpu, "launches");
+        Buffer x(kGpu, 256, MemKind::comm, "test");
+        ncclRecv(x.data(), 4, ncclFloat32, 0, comm, stream.cuda());
+        bit_sum(other, {.sum = x.as<uint64_t>() + 8, .data = x.bytes_at(128), .bytes = 64});
+        std::_Exit(7);
+    };
+    EXPECT_DEATH(launch_while_open(false), "kernel .*bit_sum.* is loaded while 1 operations of NCCL are under way");
+    EXPECT_EXIT(launch_while_open(true), testing::ExitedWithCode(7), "");
+}
+
+// A shape that prepare_products() has run is loaded, another is not.
+TEST_F(NcclModelDeath, AProductThatIsLoadedWhileACollectiveIsOpen) {
+    const auto multiply_while_open = [](int64_t prepared) {
+        RankContext context;
+        const Device device{DeviceKind::cuda, 0, &context};
+        Buffer x(device, 4096, MemKind::comm, "test");
+        Gemm g{.c = x.bytes_at(2048),
+               .a = x.data(),
+               .b = x.bytes_at(1024),
+               .M = prepared,
+               .N = 8,
+               .K = 8,
+               .dtype = DType::f32,
+               .c_dtype = DType::f32};
+        ProductShapes shapes;
+        shapes.add({.label = nullptr, .type = &typeid(Gemm), .args = &g});
+        prepare_products(device, shapes);
+        ncclComm_t comm = alone(1);
+        Stream stream(kGpu, "waits"), other(device, "multiplies");
+        ncclRecv(x.data(), 4, ncclFloat32, 0, comm, stream.cuda());
+        g.M = 16;
+        gemm(other, g);
+        std::_Exit(7);
+    };
+    EXPECT_DEATH(multiply_while_open(8), "the code of a product of 8 x 16 x 8, .* is loaded while 1 operations");
+    EXPECT_EXIT(multiply_while_open(16), testing::ExitedWithCode(7), "");
 }
 
 TEST_F(NcclModelDeath, MoreThreadBlocksThanThereAre) {

@@ -16,6 +16,7 @@
 #include "comm/nccl_comm.h"
 #include "comm/nccl_transport.h"
 #include "comm/watch.h"
+#include "kernels/runtime/load.h"
 #include "test/comm/symmetric_cases.h"
 
 namespace rz {
@@ -37,6 +38,7 @@ struct Member {
     Member(LoopbackHub& hub, int rank, const std::string& id) : device(hub.device(rank)), stream(device, "comm") {
         std::vector<int> all(static_cast<size_t>(hub.size()));
         std::iota(all.begin(), all.end(), 0);
+        load_kernels(device);
         transport = make_nccl_transport(id, rank, all, "world", device, nullptr);
         symmetric = make_symmetric(*transport, options);
     }

@@ -1,0 +1,18 @@
+#pragma once
+// What a run on GPUs does to its device before it communicates (kernels/runtime/load.h): every kernel is loaded,
+// attention is compared with the CPU's, the algorithms of its matrix products are chosen, each product is run once.
+
+#include <string>
+
+#include "comm/process.h"
+#include "llama/model/config.h"
+#include "llama/train/options_train.h"
+
+namespace rz {
+
+// What the log says of it. `prompt`: tokens that samples begin with, 0: none are drawn. `choices`: lines of algorithms
+// (gemm_tuning.h) that a resumed run goes on with; then those that it has. Nothing on a CPU. Collective.
+std::string prepare_device(const TrainOptions&, const ModelConfig&, int64_t prompt, Device, Process&,
+                           std::string& choices);
+
+}  // namespace rz
