@@ -1,74 +1,22 @@
 #include "kernels/cross_entropy.h"
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/softmax_row.cuh"
 #include "kernels/runtime/cuda_check.h"
 
 namespace rz {
 namespace {
 
-constexpr int kKeep = 8;  // vectors of a row that a thread keeps in registers: up to 128 KiB of logits per block
-constexpr int kMostThreads = 1024, kHalfThreads = 512;  // at 64 registers one or two blocks per multiprocessor
+constexpr int kKeep = 8;  // vectors of a row that a thread keeps in registers:
+                          // up to 128 KiB of logits per block
+constexpr int kMostThreads = 1024,
+              kHalfThreads = 512;  // at 64 registers one or two blocks per multiprocessor
 constexpr float kLn2 = 0.693147180559945f;
 constexpr int kSumThreads = 256;
 
-// Running maximum and sum of exp(x - maximum). `top` is the maximum times log2 e, rounded: for exp(x - maximum) stands
-// 2^(x log2 e - top), one fmaf and one ex2. What the rounding adds is a factor common to all terms: it cancels in the
-// gradient, and the loss adds the same `top` again.
-struct Softmax {
-    float max = -INFINITY, top = -INFINITY, sum = 0;
-
-    template <int kN>
-    __device__ __forceinline__ void add(const float (&x)[kN]) {
-        float here = x[0];
-#pragma unroll
-        for (int k = 1; k < kN; ++k) here = fmaxf(here, x[k]);
-        if (here > max) {
-            max = here;
-            const float before = top;
-            top = here * kLog2e;
-            sum *= ptx::ex2(before - top);  // 0 the first time
-        }
-        if (here == -INFINITY) {  // masked logits, which add nothing, unless fmaxf has passed over a NaN
-#pragma unroll
-            for (int k = 0; k < kN; ++k) sum = x[k] == x[k] ? sum : x[k];
-            return;
-        }
-#pragma unroll
-        for (int k = 0; k < kN; ++k) sum += ptx::ex2(fmaf(x[k], kLog2e, -top));
-    }
-};
-
-// A row of V elements at any address: scalars up to a 16-byte boundary, vectors, scalars. A thread takes at most one
-// scalar at each end.
-template <class T>
-struct RowCut {
-    static constexpr int kVec = kVecOf<T>;
-    int head, vectors, tail;  // tail: first element after the vectors
-
-    __device__ __forceinline__ RowCut(const T* row, int V) {
-        const int misaligned = int(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
-        head = min(V, (kVec - misaligned) % kVec);
-        vectors = (V - head) / kVec;
-        tail = head + vectors * kVec;
-    }
-
-    // The thread that takes element v, if vector i is thread i % threads'
-    __device__ __forceinline__ int owner(int v, int threads) const {
-        return v < head ? v : v < tail ? (v - head) / kVec % threads : v - tail;
-    }
-};
-
-// The probability is 2^(x log2 e - top) / sum; `factor` has the gradient's scale in it too.
-template <class T, int kN>
-__device__ __forceinline__ void store_gradient(T* p, float (&x)[kN], float top, float factor) {
-#pragma unroll
-    for (int k = 0; k < kN; ++k) x[k] = ptx::ex2(fmaf(x[k], kLog2e, -top)) * factor;
-    store(p, x);
-}
-
-// One block per row, and the row is read once: the maximum and the sum run along, and the logits wait for the gradient
-// in registers (128 KiB), after them in `staged` vectors per thread of shared memory (another 98 to 227 KiB, by
-// device: a row of 128256 in 16 bits fits where a block has 128 KiB). Only what is beyond both is read again. A thread
-// reads only what it copied itself.
+// One block per row, and the row is read once: the maximum and the sum run
+// along, and the logits wait for the gradient in registers (128 KiB), after
+// them in `staged` vectors per thread of shared memory (another 98 to 227 KiB,
+// by device: a row of 128256 in 16 bits fits where a block has 128 KiB). Only
+// what is beyond both is read again. A thread reads only what it copied itself.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
     cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, const float* loss_scale,
@@ -91,7 +39,8 @@ __global__ void __launch_bounds__(kMostThreads)
     if (target == kIgnoreTarget) {
         if (thread == 0) loss[blockIdx.x] = 0;
         if (!write_gradient) return;
-        Pack<T, kVec> zero;  // to what this thread has fetched above: others' may still be on its way
+        Pack<T, kVec> zero;  // to what this thread has fetched above: others' may
+                             // still be on its way
         zero.from({});
         if (has_head) row[thread] = from_float<T>(0.0f);
         if (has_tail) row[cut.tail + thread] = from_float<T>(0.0f);
@@ -102,7 +51,8 @@ __global__ void __launch_bounds__(kMostThreads)
     const float target_logit = to_float(row[target]);  // before anything is overwritten
 
     T* const stage = reinterpret_cast<T*>(smem) + thread * kVec;
-    const int stage_stride = threads * kVec, rest = kKeep + staged;  // a thread's vectors from `rest` on are read again
+    const int stage_stride = threads * kVec,
+              rest = kKeep + staged;  // a thread's vectors from `rest` on are read again
 #pragma unroll 1
     for (int i = 0; i < staged; ++i)
         if (const int at = thread + (kKeep + i) * threads; at < cut.vectors)
@@ -132,16 +82,15 @@ __global__ void __launch_bounds__(kMostThreads)
         softmax.add(x);
     }
 
-    const float max = block_max(softmax.max, maxima, threads);
-    const float top = max * kLog2e;
-    const float share = softmax.sum == 0 ? 0.0f : softmax.sum * ptx::ex2(softmax.top - top);
-    const float sum = block_sum(share, sums, threads);
+    const RowSoftmax all(softmax, maxima, sums, threads);
+    const float top = all.top, sum = all.sum;
     if (thread == 0) loss[blockIdx.x] = logf(sum) + fmaf(-target_logit, kLog2e, top) * kLn2;
     if (!write_gradient) return;
     if (loss_scale) scale *= *loss_scale;
 
 #pragma unroll
-    for (int i = 0; i < kKeep; ++i) {  // or 64 unpacked logits would be kept for the gradient as well, and spilled
+    for (int i = 0; i < kKeep; ++i) {  // or 64 unpacked logits would be kept for
+                                       // the gradient as well, and spilled
         ptx::forget(kept[i].words[0].x), ptx::forget(kept[i].words[0].y);
         ptx::forget(kept[i].words[0].z), ptx::forget(kept[i].words[0].w);
     }
@@ -170,15 +119,17 @@ __global__ void __launch_bounds__(kMostThreads)
         load(x, body + i * kVec);
         store_gradient(body + i * kVec, x, top, factor);
     }
-    // The target's own gradient comes last, from the thread that has just written it as if it were none. x - x is 0, or
-    // NaN where the loss is infinite: a finite gradient never hides it.
+    // The target's own gradient comes last, from the thread that has just written
+    // it as if it were none. x - x is 0, or NaN where the loss is infinite: a
+    // finite gradient never hides it.
     if (thread == cut.owner(target, threads)) {
         const float whole = 1.0f + (target_logit - target_logit);
         row[target] = from_float<T>((ptx::ex2(fmaf(target_logit, kLog2e, -top)) * inverse - whole) * scale);
     }
 }
 
-// One block: thread t adds x[t], x[t + 256], ... in order, then the threads' sums are added in a fixed tree.
+// One block: thread t adds x[t], x[t + 256], ... in order, then the threads'
+// sums are added in a fixed tree.
 __global__ void __launch_bounds__(kSumThreads) sum_f32_kernel(double* out, const float* x, int64_t n) {
     __shared__ double slots[32];
     double sum = 0;
@@ -199,8 +150,9 @@ struct Shape {
     int threads, staged;
 };
 
-// Two blocks per multiprocessor where what waits for the gradient fits into half of one: one fetches while the other
-// computes. Else one block, and as much of its row in shared memory as there is room for.
+// Two blocks per multiprocessor where what waits for the gradient fits into
+// half of one: one fetches while the other computes. Else one block, and as
+// much of its row in shared memory as there is room for.
 Shape shape_of(int64_t vectors, bool write_gradient) {
     constexpr int kFixed = 2048;  // static shared memory, and the alignment after it
     const int half = row_threads(vectors, kKeep, kHalfThreads);

@@ -70,7 +70,6 @@ EXCEPTIONS = {
     "transpose8_kernel": (1.8, 0.9, "a thread gathers 16 bytes of a column one by one; only codes that were gathered go this way"),
     "quantise_kernel": (1.5, 0.6, "a lane loads 32 bytes in two halves: the second half comes from L1"),
     "quantise_transpose_kernel": (1.6, 0.6, "as quantise_kernel; its column gathers as transpose8_kernel"),
-    "vocab_softmax_kernel": (1.5, 0.7, "a thread reads two bytes and writes four at a time"),
 }
 
 
