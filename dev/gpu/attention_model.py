@@ -50,8 +50,9 @@ def kernels(path, arch):
     for line in dump.splitlines():
         if m := re.search(r"Function : (\S+)", line):
             name = subprocess.run(["c++filt", m[1]], capture_output=True, text=True, check=True).stdout
-            parts = re.search(r"(attention_\w+_kernel)<(\w+), (?:\(int\))?(\d+)>", name)
-            code = found.setdefault((parts[1], parts[2].strip("_"), int(parts[3])), []) if parts else None
+            parts = re.search(r"(attention_\w+_kernel)<(\w+), (?:\(int\))?(\d+)(?:, (?:\(bool\))?(\w+))?>", name)
+            narrow = parts and parts[4] in ("1", "true")  # the forward pass by mma.sync: 32 keys in a tile, not 64
+            code = found.setdefault((parts[1] + narrow * ", 32 keys", parts[2].strip("_"), int(parts[3])), []) if parts else None
         elif code is not None and (m := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line)):
             code.append((int(m[1], 16), m[2]))
     return found

@@ -19,12 +19,12 @@ objects=("$build"/cuda*/kernels/*.cu.o "$build"/cuda*/kernels/*/*.cu.o)
 
 # instance on architecture: bytes at most; reason
 allowed="
-attention_forward_mma_kernel<f16, 128> on sm_80: 16 bytes; read once per tile of keys
-attention_forward_mma_kernel<bf16, 128> on sm_80: 16 bytes; read once per tile of keys
-attention_forward_mma_kernel<f16, 128> on sm_90a: 64 bytes; a Hopper runs it only where its own kernel is turned off
-attention_forward_mma_kernel<bf16, 128> on sm_90a: 64 bytes; a Hopper runs it only where its own kernel is turned off
-attention_forward_mma_kernel<f16, 96> on sm_90a: 24 bytes; a Hopper runs it only where its own kernel is turned off
-attention_forward_mma_kernel<bf16, 96> on sm_90a: 24 bytes; a Hopper runs it only where its own kernel is turned off
+attention_forward_mma_kernel<f16, 128, false> on sm_80: 16 bytes; read once per tile of keys
+attention_forward_mma_kernel<bf16, 128, false> on sm_80: 16 bytes; read once per tile of keys
+attention_forward_mma_kernel<f16, 128, false> on sm_90a: 64 bytes; a Hopper runs it only where its own kernel is turned off
+attention_forward_mma_kernel<bf16, 128, false> on sm_90a: 64 bytes; a Hopper runs it only where its own kernel is turned off
+attention_forward_mma_kernel<f16, 96, false> on sm_90a: 24 bytes; a Hopper runs it only where its own kernel is turned off
+attention_forward_mma_kernel<bf16, 96, false> on sm_90a: 24 bytes; a Hopper runs it only where its own kernel is turned off
 attention_backward_kv_kernel<f16, 128> on sm_80: 48 bytes; no tensor cores, and no registers beyond these for its many threads
 attention_backward_kv_kernel<bf16, 128> on sm_80: 48 bytes; no tensor cores, and no registers beyond these for its many threads
 attention_backward_kv_kernel<float, 128> on sm_80: 32 bytes; no tensor cores, and no registers beyond these for its many threads

@@ -3,30 +3,36 @@
 // and two barriers where two blocks would else not fit on an A100. P stays in registers: the accumulator of q k^T is
 // the A operand of p v.
 #include "kernels/attention/attention_mma.cuh"
+#include "kernels/runtime/cuda_check.h"
 
 namespace rz {
 namespace {
 
-constexpr int kRows = 128, kKeys = 64, kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kWarpRows = kRows / kWarps, kM = kWarpRows / 16, kN = kKeys / 8;
+constexpr int kRows = 128, kWarps = 4, kThreads = 32 * kWarps;
+constexpr int kWarpRows = kRows / kWarps, kM = kWarpRows / 16;
 
-// What a block may take where two are to fit into the 164 KiB of an A100's multiprocessor
-constexpr int kSmemOfTwo = 80 << 10;
+// What a block may take where two are to fit into a multiprocessor: 164 KiB (A100), or the 100 KiB of compute
+// capability 8.6, 8.9 and 12.x, less the KiB that the system takes of each block.
+constexpr int kWideSmem = 80 << 10, kNarrowSmem = 49 << 10;
 
-// Whether the next tile's keys and values have buffers of their own: not with D = 128, where 64 KiB are taken, not 96.
-template <int D>
-constexpr bool kDouble = SmemRows<D>::bytes(kRows + 4 * kKeys) <= kSmemOfTwo;
-template <int D>
-constexpr int kSmemBytes = SmemRows<D>::bytes(kRows + (kDouble<D> ? 4 : 2) * kKeys);
-static_assert(kSmemBytes<64> <= kSmemOfTwo && kSmemBytes<80> <= kSmemOfTwo && kSmemBytes<96> <= kSmemOfTwo);
-static_assert(kSmemBytes<128> == 64 << 10);
+// How a tile's keys are cut: 64 of them, or 32 where 64 would leave an SM of 100 KiB one block of four warps.
+template <int D, bool kNarrow>
+struct Tiles {
+    static constexpr int kKeys = kNarrow ? 32 : 64, kMost = kNarrow ? kNarrowSmem : kWideSmem;
+    // Whether the next tile's keys and values have buffers of their own
+    static constexpr bool kDouble = SmemRows<D>::bytes(kRows + 4 * kKeys) <= kMost;
+    static constexpr int kBytes = SmemRows<D>::bytes(kRows + (kDouble ? 4 : 2) * kKeys);
+    static_assert(kBytes <= kMost);
+};
+// 64 keys fit twice into 100 KiB.
+static_assert(Tiles<64, false>::kBytes <= kNarrowSmem);
 
 // Running maximum (of unscaled scores) and this lane's share of the row sums, for rows g and g + 8 of each 16
 struct RowState {
     float top[kM][2], sum[kM][2];
 };
 
-template <class T, int D>
+template <class T, int D, int kN>
 __device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned char* smem, int k, int row) {
 #pragma unroll
     for (int m = 0; m < kM; ++m)
@@ -53,6 +59,7 @@ __device__ __forceinline__ void scores(float (&s)[kM][kN][4], const unsigned cha
 }
 
 // `first_hidden`: how many keys of the tile the warp's first row sees; each next row sees one more. `keys` exist.
+template <int kN>
 __device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int first_hidden, int keys) {
     const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
 #pragma unroll
@@ -66,6 +73,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kM][kN][4], int first_hidd
 }
 
 // Hides what comes before the rows' documents. t: the warp's first row; j0: the tile's first key.
+template <int kN>
 __device__ __forceinline__ void hide_documents(float (&s)[kM][kN][4], const AttentionShape& shape, int64_t batch, int t,
                                                int j0) {
     const int lane = int(threadIdx.x) % 32, g = lane / 4, pair = lane % 4;
@@ -83,7 +91,7 @@ __device__ __forceinline__ void hide_documents(float (&s)[kM][kN][4], const Atte
 }
 
 // s becomes exp2(scale * (s - new maximum)); state and o are rescaled to the new maximum.
-template <int D>
+template <int D, int kN>
 __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], float (&o)[kM][D / 8][4], RowState& state,
                                                float scale) {
 #pragma unroll
@@ -111,11 +119,11 @@ __device__ __forceinline__ void online_softmax(float (&s)[kM][kN][4], float (&o)
         }
 }
 
-template <class T, int D>
+template <class T, int D, int kN>
 __device__ __forceinline__ void add_values(float (&o)[kM][D / 8][4], const float (&p)[kM][kN][4],
                                            const unsigned char* smem, int v) {
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
+    for (int step = 0; step < kN / 2; ++step) {
         uint32_t a[kM][4];
 #pragma unroll
         for (int m = 0; m < kM; ++m) to_a<T>(a[m], p[m][2 * step], p[m][2 * step + 1]);
@@ -161,13 +169,15 @@ __device__ __forceinline__ void finish(const AttentionForward& a, float (&o)[kM]
 }
 
 // Grid (H, B, query tiles), the longest tiles first; the heads of a group are neighbours and share keys in L2.
-template <class T, int D>
+template <class T, int D, bool kNarrow>
 __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(AttentionForward a) {
     using Rows = SmemRows<D>;
+    constexpr int kKeys = Tiles<D, kNarrow>::kKeys, kN = kKeys / 8;
+    constexpr bool kDouble = Tiles<D, kNarrow>::kDouble;
     GPU_DYN_SMEM(smem);
     // The queries, then the keys and values of one or two tiles
     constexpr int kStages = Rows::bytes(kRows), kStage = Rows::bytes(2 * kKeys), kValues = Rows::bytes(kKeys);
-    const auto stage_of = [](int tile) { return kStages + (kDouble<D> ? tile % 2 * kStage : 0); };
+    const auto stage_of = [](int tile) { return kStages + (kDouble ? tile % 2 * kStage : 0); };
     const AttentionShape& s = a.shape;
     const int64_t head = blockIdx.x, batch = blockIdx.y, kv_head = head / (s.H / s.K);
     const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, offset = int(s.offset());
@@ -186,7 +196,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     copy_rows<T, D, kRows>(smem, static_cast<const T*>(a.q) + batch * s.q_batch + int64_t(t0) * s.q_row + head * D,
                            s.q_row, int(s.Tq) - t0, kThreads);
     fetch(a.k, first_tile, 0);
-    if (kDouble<D>) fetch(a.v, first_tile, kValues);
+    if (kDouble) fetch(a.v, first_tile, kValues);
     ptx::cp_async_commit();
 
     float o[kM][D / 8][4] = {};
@@ -198,7 +208,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     for (int tile = first_tile; tile < tiles; ++tile) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // what was fetched has landed, and everyone has left the buffer that is filled next
-        if (!kDouble<D>) {
+        if (!kDouble) {
             fetch(a.v, tile, kValues);
         } else if (tile + 1 < tiles) {
             fetch(a.k, tile + 1, 0);
@@ -211,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
         const int stage = stage_of(tile);
         float p[kM][kN][4];
         if (sees) scores<T, D>(p, smem, stage, row);
-        if (!kDouble<D>) {
+        if (!kDouble) {
             ptx::cp_async_wait<0>();
             __syncthreads();  // the values have landed, and everyone has left the keys
             if (tile + 1 < tiles) fetch(a.k, tile + 1, 0);
@@ -226,6 +236,13 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     finish<T, D>(a, o, state, smem, row, t0);
 }
 
+int shared_of_multiprocessor() {
+    int device = 0, bytes = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return bytes;
+}
+
 }  // namespace
 
 bool attention_forward_mma(const AttentionForward& a, CudaStream stream) {
@@ -233,9 +250,17 @@ bool attention_forward_mma(const AttentionForward& a, CudaStream stream) {
     if (s.fastest < AttentionKernels::mma || !mma_covers(s, a.o, a.q, a.k, a.v)) return false;
     const unsigned tiles = blocks_for(s.Tq, kRows);
     if (tiles > 65535) return false;
+    const LaunchConfig config(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), 0, stream);
+    const bool narrow = shared_of_multiprocessor() < 132 << 10;
     with_mma_shape(s, [&]<class T, int D>() {
-        launch(kernel<attention_forward_mma_kernel<T, D>>,
-               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), kSmemBytes<D>, stream), a);
+        const auto run = [&]<bool kNarrow>() {
+            LaunchConfig own = config;
+            own.smem = Tiles<D, kNarrow>::kBytes;
+            launch(kernel<attention_forward_mma_kernel<T, D, kNarrow>>, own, a);
+        };
+        if constexpr (D > 64)
+            if (narrow) return run.template operator()<true>();
+        run.template operator()<false>();
     });
     return true;
 }

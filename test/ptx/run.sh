@@ -21,6 +21,10 @@ if [[ $what != all ]]; then
         SIMT_ARCH=$arch GTEST_FILTER='-*WithoutWgmma*' PTX_ORDER=1 \
             step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
     done
+    if [[ " ${arches[*]} " == *" 80 "* ]]; then
+        SIMT_ARCH=89 PTX_ORDER=1 step "attention where a multiprocessor has 100 KiB" "$dir/kernel_tests" --gtest_brief=1 \
+            --gtest_filter='TensorCore/Attention.ForwardMatchesCpu/4:TensorCore/Attention.ForwardMatchesCpu/15:TensorCore/Attention.ForwardMatchesCpu/16:TensorCore/Attention.ForwardMatchesCpu/17'
+    fi
     if [[ "${arches[*]}" == *80*90* ]]; then
         SIMT_ARCH=90 PTX_BUILT_FOR=80 \
             step "attention of a build for sm_80 on an sm_90" "$dir/kernel_tests" --gtest_brief=1 \

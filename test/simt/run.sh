@@ -24,6 +24,8 @@ if wants kernels && [[ -x $dir/plain/kernel_tests ]]; then
     rm -f "$SIMT_COVERAGE"
     plain
     SIMT_ARCH=100 step "mx products, which Hopper lacks" "$dir/plain/kernel_tests" --gtest_brief=1 --gtest_filter='*Fp8Mx*'
+    SIMT_ARCH=89 step "attention where a multiprocessor has 100 KiB" "$dir/plain/kernel_tests" --gtest_brief=1 \
+        --gtest_filter='TensorCore/Attention.ForwardMatchesCpu/4:TensorCore/Attention.ForwardMatchesCpu/15:TensorCore/Attention.ForwardMatchesCpu/16:TensorCore/Attention.ForwardMatchesCpu/17'
     step "kernels, race" sharded "$dir/race/kernel_tests"
     step "late copies of offloading, race" "$dir/race/late_copies" --gtest_brief=1
     step coverage "$here/coverage.sh" "$SIMT_COVERAGE"
