@@ -113,7 +113,7 @@ struct BackwardArgs {
     const float* rstd;
     const T* dresidual;
     int64_t N;
-    int C, parts, staged;
+    int C, parts;
     uint32_t* amax;
 };
 
@@ -163,76 +163,22 @@ struct Slice {
     }
 };
 
-// Shared memory for `staged` vectors of a row per thread: what is read of two rows, and sums of dw. A thread sees only
-// its own. Without it rows longer than registers hold (8192 in 16 bits, 4096 in fp32; llama3.1-405b's have 16384) would
-// have what lies beyond read twice.
-constexpr int kStagedVector = 16;                                                           // bytes
-constexpr int staged_sums(int vec) { return vec * int(sizeof(float)) / kStagedVector; }     // vectors of dw
-constexpr int staged_bytes(int vec) { return (2 * 3 + staged_sums(vec)) * kStagedVector; }  // all, per thread
-
+// Part p takes a run of consecutive rows and sums its share of dw over them: of the first columns in registers (8192 in
+// 16 bits, 4096 in fp32), of columns beyond in its own row of `partial`. Those are read twice, the second time from the
+// second-level cache: at 16384 columns, llama3.1-405b's, the norms are then a thousandth of a step slower (computed).
+// The next row is fetched while this one is worked on.
 template <class T, int kVec>
-struct Staging {
-    unsigned char* base;
-    int staged;
-
-    __device__ __forceinline__ unsigned char* at(int plane) const {
-        return base + (plane * int(blockDim.x) + int(threadIdx.x)) * kStagedVector;
-    }
-    __device__ __forceinline__ T* read(int turn, int i, int what) const {
-        return reinterpret_cast<T*>(at((turn * staged + i) * 3 + what));
-    }
-    __device__ __forceinline__ void fetch(const BackwardArgs<T>& a, int turn, int i, int64_t from) const {
-        ptx::cp_async16(read(turn, i, 0), a.dy + from);
-        ptx::cp_async16(read(turn, i, 1), a.x + from);
-        if (a.dresidual != nullptr) ptx::cp_async16(read(turn, i, 2), a.dresidual + from);
-    }
-    __device__ __forceinline__ void load(Slice<T, kVec>& slice, const BackwardArgs<T>& a, int turn, int i) const {
-        slice.dy.load(read(turn, i, 0));
-        slice.x.load(read(turn, i, 1));
-        if (a.dresidual != nullptr) slice.dresidual.load(read(turn, i, 2));
-    }
-    __device__ __forceinline__ void load_sum(float (&sum)[kVec], int i) const {
-#pragma unroll
-        for (int s = 0; s < staged_sums(kVec); ++s) {
-            float four[4];
-            rz::load(four, sums(i, s));
-#pragma unroll
-            for (int k = 0; k < 4; ++k) sum[4 * s + k] = four[k];
-        }
-    }
-    __device__ __forceinline__ void store_sum(const float (&sum)[kVec], int i) const {
-#pragma unroll
-        for (int s = 0; s < staged_sums(kVec); ++s) {
-            const float four[4] = {sum[4 * s], sum[4 * s + 1], sum[4 * s + 2], sum[4 * s + 3]};
-            rz::store(sums(i, s), four);
-        }
-    }
-    __device__ __forceinline__ float* sums(int i, int s) const {
-        return reinterpret_cast<float*>(at(6 * staged + i * staged_sums(kVec) + s));
-    }
-};
-
-// Part p takes a run of consecutive rows and sums its share of dw over them: of the first columns in registers, of the
-// next `staged` vectors (only with kStaged) in shared memory, of columns beyond in its own row of `partial`; those are
-// read twice. The next row is fetched while this one is worked on.
-template <class T, int kVec, bool kStaged>
 __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a) {
     __shared__ float slots[2][32];
-    GPU_DYN_SMEM(smem);
     const int part = int(blockIdx.x) * int(blockDim.y) + int(threadIdx.y);
     if (part >= a.parts) return;  // a whole warp, and only where no barrier follows
     const int step = int(blockDim.x) * kVec, first = int(threadIdx.x) * kVec;
-    const int staged_end = kStaged ? min(a.C, first + (kKeepBackward + a.staged) * step) : first + kKeepBackward * step;
+    const int beyond = first + kKeepBackward * step;
     float* partial = a.partial + int64_t(part) * a.C;
-    const Staging<T, kVec> staging{smem, a.staged};
 
     float dw[kKeepBackward][kVec] = {};
-    if constexpr (kStaged) {
 #pragma unroll 1
-        for (int i = 0; i < a.staged; ++i) staging.store_sum(dw[0], i);
-    }
-#pragma unroll 1
-    for (int c = first + (kKeepBackward + (kStaged ? a.staged : 0)) * step; c < a.C; c += step)
+    for (int c = beyond; c < a.C; c += step)
         for (int k = 0; k < kVec; ++k) partial[c + k] = 0;
 
     Pack<T, kVec> w[kKeepBackward];
@@ -241,21 +187,15 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
         if (first + i * step < a.C) w[i].load(a.w + first + i * step);
 
     Slice<T, kVec> next[kKeepBackward];
-    const auto fetch = [&](int64_t row, [[maybe_unused]] int turn) {
+    const auto fetch = [&](int64_t row) {
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i)
             if (first + i * step < a.C) next[i].load(a, row * a.C + first + i * step);
-        if constexpr (kStaged) {
-#pragma unroll 1
-            for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step)
-                staging.fetch(a, turn, i, row * a.C + c);
-        }
     };
     const int64_t begin = part * a.N / a.parts, end = (part + 1) * a.N / a.parts;
     int turn = 0;
     uint32_t most = 0;
-    fetch(begin, turn);
-    if constexpr (kStaged) ptx::cp_async_commit();
+    fetch(begin);
     for (int64_t row = begin; row < end; ++row, turn ^= 1) {
         const int64_t base = row * a.C;
         const float rstd = a.rstd[row];
@@ -263,24 +203,12 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
         float dot = 0;
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i) now[i] = next[i];
-        if (row + 1 < end) fetch(row + 1, turn ^ 1);
+        if (row + 1 < end) fetch(row + 1);
 #pragma unroll
         for (int i = 0; i < kKeepBackward; ++i)
             if (first + i * step < a.C) dot += now[i].dot(w[i], rstd);
-        if constexpr (kStaged) {
-            ptx::cp_async_commit();
-            ptx::cp_async_wait<1>();
-#pragma unroll 1
-            for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step) {
-                Slice<T, kVec> rest;
-                Pack<T, kVec> weight;
-                staging.load(rest, a, turn, i);
-                weight.load(a.w + c);
-                dot += rest.dot(weight, rstd);
-            }
-        }
 #pragma unroll 2
-        for (int c = first + (kKeepBackward + (kStaged ? a.staged : 0)) * step; c < a.C; c += step) {
+        for (int c = beyond; c < a.C; c += step) {
             Slice<T, kVec> rest;
             Pack<T, kVec> weight;
             rest.load(a, base + c);
@@ -293,20 +221,7 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
             const int c = first + i * step;
             if (c < a.C) now[i].finish(a, base + c, w[i], rstd, mean, dw[i], most);
         }
-        if constexpr (kStaged) {
-#pragma unroll 1
-            for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step) {
-                Slice<T, kVec> rest;
-                Pack<T, kVec> weight;
-                float sum[kVec];
-                staging.load(rest, a, turn, i);
-                weight.load(a.w + c);
-                staging.load_sum(sum, i);
-                rest.finish(a, base + c, weight, rstd, mean, sum, most);
-                staging.store_sum(sum, i);
-            }
-        }
-        for (int c = first + (kKeepBackward + (kStaged ? a.staged : 0)) * step; c < a.C; c += step) {
+        for (int c = beyond; c < a.C; c += step) {
             Slice<T, kVec> rest;
             Pack<T, kVec> weight;
             rest.load(a, base + c);
@@ -321,14 +236,6 @@ __global__ void __launch_bounds__(512) rmsnorm_backward_kernel(BackwardArgs<T> a
 #pragma unroll
     for (int i = 0; i < kKeepBackward; ++i)
         if (first + i * step < a.C) store(partial + first + i * step, dw[i]);
-    if constexpr (kStaged) {
-#pragma unroll 1
-        for (int i = 0, c = first + kKeepBackward * step; c < staged_end; ++i, c += step) {
-            float sum[kVec];
-            staging.load_sum(sum, i);
-            store(partial + c, sum);
-        }
-    }
 }
 
 // dw += column sums of partial, or dw_sum = them: thread row j adds parts j, j + 16, ... in order, then the 16 sums are
@@ -373,7 +280,6 @@ int device_attribute(cudaDeviceAttr what) {
 // threads fit into a multiprocessor at 128 registers.
 template <class T, int kVec>
 int launch_backward(const RmsnormBackward& a, CudaStream stream) {
-    const int64_t vectors = ceil_div(a.C, kVec);
     const int lanes = int(rmsnorm_backward_threads(a.C, kVec));
     const int rows = lanes == 32 ? 4 : 1;
     const int64_t there = device_attribute(cudaDevAttrMultiProcessorCount) - a.beside.left_free;
@@ -390,22 +296,9 @@ int launch_backward(const RmsnormBackward& a, CudaStream stream) {
                          a.N,
                          int(a.C),
                          parts,
-                         0,
                          a.amax};
     const dim3 grid(blocks_for(parts, rows)), block(lanes, rows);
-    if constexpr (kVec > 1) {
-        const int64_t beyond = ceil_div(vectors, lanes) - kKeepBackward;
-        if (beyond > 0) {
-            const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-            const int each = staged_bytes(kVec) * lanes;
-            const int64_t room = (bytes - 2048) / each;  // 2048: static shared memory, and the alignment after it
-            args.staged = int(beyond < room ? beyond : room);
-            launch(kernel<rmsnorm_backward_kernel<T, kVec, true>>,
-                   LaunchConfig(grid, block, size_t(each) * size_t(args.staged), stream), args);
-            return parts;
-        }
-    }
-    launch(kernel<rmsnorm_backward_kernel<T, kVec, false>>, LaunchConfig(grid, block, 0, stream), args);
+    launch(kernel<rmsnorm_backward_kernel<T, kVec>>, LaunchConfig(grid, block, 0, stream), args);
     return parts;
 }
 
