@@ -64,6 +64,9 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     std::printf(
         "         rank %d: products %.0f %%, attention %.0f %%, other ops %.0f %%, waiting for messages %.0f %%\n",
         plan.slowest().rank, 100 * gemm, 100 * attention, 100 * (busy - gemm - attention), 100 * (1 - busy));
+    if (!c.machine.cpu && c.machine.compute_capability >= 10)
+        std::printf("         attention there is mma.sync, at FlashAttention-2's rates: tcgen05 is not used%s\n",
+                    c.options.fp8.recipe == Fp8Recipe::mx ? "" : "; --fp8 mx is the fp8 of such a GPU");
     if (const PlannedRank& r = plan.slowest(); r.watched_step > 0)
         std::printf("         statistics: %.3g ms more every %lld steps, %.2g %% of the time\n",
                     1e3 * kSecondsPerTick * double(r.watched_step - r.step), (long long)c.options.stats_every,
