@@ -14,12 +14,15 @@ namespace rz {
 void Process::send_recv(std::vector<Message> messages) {
     std::erase_if(messages, [](const Message& m) { return m.bytes == 0; });
     if (messages.empty()) return;
-    for (const Message& m : messages) control_messages_ += m.is_send;
-    const uint64_t seq = watch_ ? watch_->queue("control", "control", 0, messages[0].bytes) : 0;
-    if (watch_) watch_->running(seq, -1, -1);
+    int to = -1, from = -1;
+    for (const Message& m : messages) {
+        control_messages_ += m.is_send;
+        (m.is_send ? to : from) = m.peer;
+    }
+    const uint64_t number = watch_ ? watch_->begin_control(messages[0].bytes, to, from) : 0;
     auto batch = control_->wire().post(messages);
-    control_->wait(*batch, messages, seq);
-    if (watch_) watch_->done(seq);
+    control_->wait(*batch, messages, number);
+    if (watch_) watch_->end_control();
 }
 
 // Dissemination (Hensgen, Finkel and Manber 1988).

@@ -44,8 +44,9 @@ void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& message
         if (polls % 64 != 0) continue;
         const double waited = clock.look();
         if (waited < (watch() ? watch()->timeout_s() : 600)) continue;  // which disk work may raise meanwhile
-        std::string what = format("waited %.1f s (the deadline) in operation #%llu of group %s for", waited,
-                                  (unsigned long long)seq, group().c_str());
+        std::string what =
+            format("waited %.1f s (the deadline) in %s for", waited,
+                   watch() ? watch()->name_of(seq, group()).c_str() : ("an operation of group " + group()).c_str());
         for (int i : batch.pending()) {
             const Message& m = messages[size_t(i)];
             what += format(" [%s of %lld bytes %s rank %d]", m.is_send ? "send" : "recv", (long long)m.bytes,
@@ -73,6 +74,7 @@ void HostTransport::complete(State& state) {
         } catch (const Error& error) {
             // Most often ranks that call different things: the table shows it.
             if (!watch()) throw;
+            watch()->dump_all();
             fail("%s\n%s%s", error.what(), watch()->own_report("this error").c_str(), watch()->job_report().c_str());
         }
     state.batch.reset();

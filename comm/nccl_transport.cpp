@@ -61,7 +61,14 @@ class NcclTransport : public Transport {
     std::string mapping_note() override;
     std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override;
 
-    void in_flight(uint64_t seq, bool is_last, Event done);
+    struct InFlight {
+        uint64_t seq;
+        bool is_last;
+        Event ready, done;  // what it waits for on the caller's stream; itself
+        int to = -1, from = -1;
+        bool told = false;  // the recorder that it runs
+    };
+    void in_flight(InFlight work);
     NcclComm& comm() { return comm_; }
 
    protected:
@@ -73,11 +80,6 @@ class NcclTransport : public Transport {
     void pop_done();  // with mutex_ held
     void meet();      // blocks until all members have come here
 
-    struct InFlight {
-        uint64_t seq;
-        bool is_last;
-        Event done;
-    };
     NcclComm comm_;
     std::string name_;  // that no other group has
     int64_t shared_ = 0;
@@ -111,18 +113,25 @@ NcclTransport::~NcclTransport() {
 }
 
 void NcclTransport::pop_done() {
-    while (!in_flight_.empty() && in_flight_.front().done.done()) {
-        if (watch() && in_flight_.front().is_last) watch()->done(in_flight_.front().seq);
+    while (!in_flight_.empty()) {
+        InFlight& f = in_flight_.front();  // the ones before it are done, so it runs where its stream has come to it
+        const bool done = f.done.done();
+        if (watch() && f.seq && !f.told && (done || f.ready.done())) {
+            watch()->running(f.seq, f.to, f.from);
+            f.told = true;
+        }
+        if (!done) return;
+        if (watch() && f.is_last) watch()->done(f.seq);
         in_flight_.pop_front();
         since_progress_.restart();
     }
 }
 
-void NcclTransport::in_flight(uint64_t seq, bool is_last, Event done) {
+void NcclTransport::in_flight(InFlight work) {
     std::lock_guard lock(mutex_);
     pop_done();  // bounds the queue between two polls
     if (in_flight_.empty()) since_progress_.restart();
-    in_flight_.push_back({seq, is_last, std::move(done)});
+    in_flight_.push_back(std::move(work));
 }
 
 // A group may wait behind compute on the caller's stream, so its age is counted from the last group that finished.
@@ -135,17 +144,14 @@ void NcclTransport::poll() {
     if (in_flight_.empty() || waited < watch()->timeout_s()) return;
     const uint64_t seq = in_flight_.front().seq;
     in_flight_.clear();
-    throw DeadlineError(format("waited %.1f s (the deadline) for operation #%llu of group %s over NCCL", waited,
-                               (unsigned long long)seq, group().c_str()));
+    throw DeadlineError(
+        format("waited %.1f s (the deadline) for %s over NCCL", waited, watch()->name_of(seq, group()).c_str()));
 }
 
 Transfer NcclTransport::do_start(Stream& stream, const MessageGroup& group) {
-    if (watch() && group.seq) {
-        int to = -1, from = -1;
-        for (const Message& m : group.messages) (m.is_send ? to : from) = world_rank(m.peer);
-        watch()->running(group.seq, to, from);
-    }
-    moves_.wait(stream.record());
+    InFlight work{.seq = group.seq, .is_last = group.is_last, .ready = stream.record(), .done = {}};
+    for (const Message& m : group.messages) (m.is_send ? work.to : work.from) = world_rank(m.peer);
+    moves_.wait(work.ready);
     if (!group.empty()) {
         NcclComm::Group calls(comm_, moves_);
         for (const Message& m : group.messages)
@@ -153,7 +159,8 @@ Transfer NcclTransport::do_start(Stream& stream, const MessageGroup& group) {
         calls.end();
     }
     auto done = std::make_shared<Event>(moves_.record());
-    in_flight(group.seq, group.is_last, *done);
+    work.done = *done;
+    in_flight(std::move(work));
     return {done};
 }
 
@@ -186,7 +193,7 @@ void NcclTransport::meet() {
     NcclComm::Group calls(comm_, moves_);
     calls.all_reduce(word.data(), word.data(), 1, DType::f32);
     calls.end();
-    in_flight(0, false, moves_.record());
+    in_flight({.seq = 0, .is_last = false, .ready = {}, .done = moves_.record()});
     moves_.synchronize();
 }
 

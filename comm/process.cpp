@@ -86,9 +86,12 @@ void remove_left_directories() {
         const int fd = open(alive.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
         const bool dead = fd >= 0 && older_than(alive, 60) && flock(fd, LOCK_EX | LOCK_NB) == 0;
         struct stat st;
-        const std::string reason = path + "/failure.txt";
+        const auto unread = [&](const char* name) {
+            const std::string text = path + name;
+            return stat(text.c_str(), &st) == 0 && !older_than(text, 86400);
+        };
         std::error_code ignored;
-        if (dead && (stat(reason.c_str(), &st) != 0 || older_than(reason, 86400))) fs::remove_all(path, ignored);
+        if (dead && !unread("/failure.txt") && !unread("/flight")) fs::remove_all(path, ignored);
         if (fd >= 0) close(fd);
     }
 }
@@ -137,6 +140,7 @@ Process::Process(LoopbackHub& hub, int rank, const std::string& run_directory)
 }
 
 void Process::bring_up(const ProcessOptions& options) {
+    Watch::install_dump_signal();
     const Launch launch = find_launch(environment, mpi_library());
     if (launch.how == Launch::How::alone) {
         if (run_directory_.empty()) return;
@@ -252,7 +256,12 @@ std::shared_ptr<Watch> Process::make_watch(const ProcessOptions& options) {
     }
 }
 
-void Process::clear_run_directory() { unlink((run_directory_ + "/failure.txt").c_str()); }
+void Process::clear_run_directory() {
+    std::error_code error;
+    std::filesystem::remove_all(run_directory_ + "/flight", error);
+    for (const char* file : {"/failure.txt", "/flight.txt"}) unlink((run_directory_ + file).c_str());
+    for (int n = 1; unlink((run_directory_ + "/dump-" + std::to_string(n)).c_str()) == 0;) ++n;
+}
 
 Process::~Process() {
     if (hub_) {
@@ -321,7 +330,8 @@ void Process::finish(int code) {
 void Process::clean_up() {
     std::error_code error;
     if (!shared_records_.empty()) std::filesystem::remove_all(shared_records_, error);
-    if (is_root() && own_directory_ && !std::filesystem::exists(run_directory_ + "/failure.txt", error))
+    const auto has = [&](const char* what) { return std::filesystem::exists(run_directory_ + what, error); };
+    if (is_root() && own_directory_ && !has("/failure.txt") && !has("/flight"))
         std::filesystem::remove_all(run_directory_, error);
 }
 

@@ -88,10 +88,10 @@ void PhasesInMemory::wait_for(int r, uint64_t n, uint64_t seq) const {
         const double waited = clock.look();
         if (waited < (transport_.watch() ? transport_.watch()->timeout_s() : 600)) continue;
         const std::string what =
-            format("waited %.1f s (the deadline) in operation #%llu of group %s for rank %d in shared memory", waited,
-                   (unsigned long long)seq, transport_.group().c_str(), transport_.world_rank(r));
-        if (!transport_.watch()) throw DeadlineError(what);
-        transport_.watch()->expired(what);
+            format("waited %.1f s (the deadline) for rank %d in shared memory", waited, transport_.world_rank(r));
+        Watch* watch = transport_.watch();
+        if (!watch) throw DeadlineError(what);
+        watch->expired(what + ", in " + watch->name_of(seq, transport_.group()));
     }
 }
 

@@ -15,7 +15,7 @@ Transport::Transport(std::string group, int rank, std::vector<int> world_ranks, 
       device_(device),
       watch_(std::move(watch)) {
     require(rank_ >= 0 && rank_ < size(), "transport of group '%s': rank %d of %d", group_.c_str(), rank_, size());
-    if (watch_ && size() > 1) watch_->join(group_.c_str(), world_rank(0));
+    if (watch_ && size() > 1) watch_->join(group_.c_str(), world_ranks_);
 }
 
 Transport::~Transport() = default;

@@ -1,6 +1,7 @@
 #include "comm/watch.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,7 +17,10 @@
 
 namespace rz {
 
-static constexpr uint64_t kMagic = 0x72696e677a65726full;  // "ringzero"
+static constexpr size_t kMapped = sizeof(StatusPage) + kSlots * sizeof(OpRecord);
+static constexpr double kSilentS = 2;  // the watchdog of a living process writes every 0.1 s
+static constexpr double kLongS = 5;    // an operation that is open for less hangs in no job that goes on
+static std::atomic<int> dump_signals = 0;
 
 static double now_s() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -27,35 +31,11 @@ static void set_name(char* to, size_t size, const char* from) {
     to[size - 1] = '\0';
 }
 
-std::string describe(const OpRecord& r) {
-    static const char* const kStates[] = {"unused", "queued", "running", "done"};
-    std::string text = format("%s #%llu (step %lld, %s, group %s): %s", r.op, (unsigned long long)r.seq,
-                              (long long)r.step, human_bytes(r.bytes).c_str(), r.group, kStates[int(r.state)]);
-    if (r.state == OpState::running) {
-        text += format(", hop %d", r.hop);
-        if (r.to >= 0) text += format(", to rank %d", r.to);
-        if (r.from >= 0) text += format(", from rank %d", r.from);
-    }
-    return text;
-}
-
 static void append(const std::string& path, const std::string& text) {
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) return;
     if (write(fd, text.data(), text.size()) < 0) std::perror(path.c_str());
     close(fd);
-}
-
-static bool read_status(const std::string& path, StatusPage* page) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    const bool whole = read(fd, page, sizeof *page) == ssize_t(sizeof *page);
-    close(fd);
-    page->host[sizeof page->host - 1] = '\0';  // whatever stands in the file
-    for (OpRecord& r : page->ops) r.op[sizeof r.op - 1] = r.group[sizeof r.group - 1] = '\0';
-    for (Channel& c : page->channels) c.group[sizeof c.group - 1] = '\0';
-    page->channels_used = std::clamp(page->channels_used, 0, kChannels);
-    return whole && page->magic == kMagic;
 }
 
 static std::string page_in(const std::string& directory, int rank) {
@@ -68,8 +48,8 @@ struct Watch::Courier {
     int rank, size;
     std::atomic<bool> stop = false;
     std::mutex mutex;
-    std::map<int, StatusPage> brought;  // of ranks that can't be seen from here
-    std::string outgoing;               // for the shared failure.txt
+    std::map<int, Flight> brought;  // of ranks that can't be seen from here
+    std::string outgoing;           // for the shared failure.txt
 
     static void run(const std::shared_ptr<Courier>& c) {
         bool failed = false;
@@ -91,21 +71,24 @@ struct Watch::Courier {
     void hand_over() {
         append(shared + "/failure.txt", "");
         for (int r = 0; r < size; ++r) {
-            StatusPage page;
-            if (!read_status(page_in(own, r), &page)) continue;
-            page.heartbeat -= now_s();  // clocks of other hosts differ: below zero it says how long ago
+            Flight flight;
+            if (!read_flight(page_in(own, r), &flight)) continue;
+            flight = around_open(flight);
+            flight.page.heartbeat -= now_s();  // clocks of other hosts differ: below zero it says how long ago
             const std::string path = page_in(shared, r), part = path + "." + std::to_string(rank);
             unlink(part.c_str());
-            append(part, std::string(reinterpret_cast<const char*>(&page), sizeof page));
+            append(part, std::string(reinterpret_cast<const char*>(&flight.page), sizeof flight.page) +
+                             std::string(reinterpret_cast<const char*>(flight.records.data()),
+                                         flight.records.size() * sizeof(OpRecord)));
             if (rename(part.c_str(), path.c_str()) != 0) std::perror(path.c_str());
         }
     }
     void collect() {
         for (int r = 0; r < size; ++r) {
-            StatusPage page;
-            if (!read_status(page_in(shared, r), &page)) continue;
+            Flight flight;
+            if (!read_flight(page_in(shared, r), &flight)) continue;
             const std::lock_guard lock(mutex);
-            brought[r] = page;
+            brought[r] = std::move(flight);
         }
     }
 };
@@ -121,29 +104,32 @@ void Watch::share(const std::string& directory) {
 }
 
 Watch::Watch(Options options) : options_(std::move(options)), grace_s_(options_.grace_s) {
+    void* memory = nullptr;
     if (!options_.directory.empty()) {
         const std::string path = page_path(options_.rank);
         const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         // Reserved: a page of a mapping that finds no room on a full disk would end the program by SIGBUS.
-        const int error = fd < 0 ? errno : posix_fallocate(fd, 0, sizeof(StatusPage));
+        const int error = fd < 0 ? errno : posix_fallocate(fd, 0, kMapped);
         if (fd >= 0 && error != 0) close(fd);
         require(error == 0,
                 "can't make the status page %s: %s\n  free some space there, or set TMPDIR to a folder that has some",
                 path.c_str(), std::strerror(error));
-        void* memory = mmap(nullptr, sizeof(StatusPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        memory = mmap(nullptr, kMapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         close(fd);
-        require(memory != MAP_FAILED, "cannot map the status page %s: %s", path.c_str(), std::strerror(errno));
-        page_ = new (memory) StatusPage;
         mapped_ = true;
     } else {
-        page_ = new StatusPage;
+        memory = mmap(nullptr, kMapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     }
+    require(memory != MAP_FAILED, "cannot map the status page: %s", std::strerror(errno));
+    page_ = new (memory) StatusPage;
+    slots_ = reinterpret_cast<OpRecord*>(page_ + 1);  // zeros: unused
     page_->rank = options_.rank;
     page_->size = options_.size;
     page_->pid = int(getpid());
     std::snprintf(page_->host, sizeof page_->host, "%s", host_name().c_str());
     page_->heartbeat = now_s();
-    page_->magic = kMagic;
+    page_->magic = status_magic();
+    signals_seen_ = dump_signals;
     if (!mapped_) return;
     thread_ = std::thread([this] { loop(); });
     guard_ = std::thread([this] { guard(); });
@@ -157,10 +143,7 @@ Watch::~Watch() {
     }
     if (thread_.joinable()) thread_.join();
     if (guard_.joinable()) guard_.join();
-    if (mapped_)
-        munmap(page_, sizeof(StatusPage));
-    else
-        delete page_;
+    munmap(page_, kMapped);
 }
 
 double Watch::timeout_s() const {
@@ -185,159 +168,219 @@ int Watch::channel(const char* group, int first) {
     return page_->channels_used++;
 }
 
-void Watch::join(const char* group, int first) {
+void Watch::join(const char* group, const std::vector<int>& members) {
     std::lock_guard lock(mutex_);
-    channel(group, first);
+    const int c = channel(group, members[0]);
+    if (c < 0 || page_->channels[c].size > 0 || int(members.size()) > kMembers - page_->members_used) return;
+    page_->channels[c].at = page_->members_used;
+    page_->channels[c].size = int32_t(members.size());
+    for (const int m : members) page_->members[page_->members_used++] = m;
+}
+
+// The oldest open operation is what a report is about, so its record is never overwritten. Whoever waits for it ends
+// the job at the deadline; this wait is longer.
+void Watch::wait_for_room(std::unique_lock<std::mutex>& lock) {
+    WaitClock clock;
+    while (page_->last_seq + 1 - page_->first_open >= kMostOpen) {
+        lock.unlock();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (const double waited = clock.look(); waited > timeout_s() + 2 * grace_s_ + 2)
+            expired(format("waited %.1f s to issue an operation: %llu are not done", waited,
+                           (unsigned long long)kMostOpen));
+        lock.lock();
+    }
 }
 
 uint64_t Watch::queue(const char* op, const char* group, int first, int64_t bytes) {
-    std::lock_guard lock(mutex_);
-    const uint64_t seq = ++page_->last_seq;
-    OpRecord& r = page_->ops[seq % kKeptOps];
+    std::unique_lock lock(mutex_);
+    if (page_->last_seq + 1 - page_->first_open >= kMostOpen) wait_for_room(lock);
+    const uint64_t seq = page_->last_seq + 1;
+    OpRecord& r = slot(seq);
     r = OpRecord{};
     r.channel = channel(group, first);
     if (r.channel >= 0) r.number = ++page_->channels[r.channel].issued;
     r.step = page_->step;
     r.bytes = bytes;
-    r.when = now_s();
+    r.issued = now_s();
+    r.work = work_scope;
     r.state = OpState::queued;
     set_name(r.op, sizeof r.op, op);
     set_name(r.group, sizeof r.group, group);
-    r.seq = seq;
+    r.seq = page_->last_seq = seq;
     return seq;
 }
 
 void Watch::running(uint64_t seq, int to, int from) {
+    const double now = now_s();
     std::lock_guard lock(mutex_);
-    OpRecord& r = page_->ops[seq % kKeptOps];
-    if (r.seq != seq) return;  // many later ones are queued already
+    OpRecord& r = slot(seq);
+    if (r.seq != seq) return;
+    if (r.state == OpState::queued) r.begun = now;
     r.state = OpState::running;
     r.hop += 1;
     r.to = to;
     r.from = from;
-    r.when = now_s();
 }
 
 OpRecord Watch::record(uint64_t seq) const {
     std::lock_guard lock(mutex_);
-    const OpRecord& r = page_->ops[seq % kKeptOps];
-    return r.seq == seq ? r : OpRecord{};
+    return slot(seq).seq == seq ? slot(seq) : OpRecord{};
+}
+
+std::string Watch::name_of(uint64_t seq, const std::string& group) const {
+    const OpRecord r = record(seq);
+    return r.seq != 0 && group == r.group
+               ? "[" + describe(r) + "]"
+               : format("operation #%llu of group %s", (unsigned long long)seq, group.c_str());
 }
 
 void Watch::done(uint64_t seq) {
+    const double now = now_s();
     std::lock_guard lock(mutex_);
-    page_->last_done = std::max(page_->last_done, seq);
-    OpRecord& r = page_->ops[seq % kKeptOps];
+    OpRecord& r = slot(seq);
     if (r.seq != seq) return;
     r.state = OpState::done;
-    r.when = now_s();
+    r.done = now;
+    while (page_->first_open <= page_->last_seq && slot(page_->first_open).state == OpState::done) ++page_->first_open;
 }
 
-bool Watch::read_page(int rank, StatusPage* page) const {
+uint64_t Watch::begin_control(int64_t bytes, int to, int from) {
+    std::lock_guard lock(mutex_);
+    OpRecord r;
+    r.seq = r.number = page_->control.seq + 1;
+    r.step = page_->step;
+    r.bytes = bytes;
+    r.issued = r.begun = now_s();
+    r.state = OpState::running;
+    r.hop = 1, r.to = to, r.from = from;
+    set_name(r.op, sizeof r.op, "message");
+    set_name(r.group, sizeof r.group, "control");
+    page_->control = r;
+    return r.seq;
+}
+
+void Watch::end_control() {
+    std::lock_guard lock(mutex_);
+    page_->control.state = OpState::done;
+    page_->control.done = now_s();
+}
+
+bool Watch::flight_of(int rank, Flight* flight) const {
     if (rank == options_.rank) {
         std::lock_guard lock(mutex_);
-        *page = *page_;
+        flight->page = *page_;
+        flight->page.heartbeat = now_s();  // it asks, so it lives, also where its watchdog hangs
+        flight->records.clear();
+        const uint64_t last = page_->last_seq;
+        for (uint64_t s = last >= kSlots ? last - kSlots + 1 : 1; s <= last; ++s) flight->records.push_back(slot(s));
         return true;
     }
     if (!mapped_) return false;
-    if (read_status(page_path(rank), page)) return true;
+    if (read_flight(page_path(rank), flight)) return true;
     if (!courier_) return false;
     const std::lock_guard lock(courier_->mutex);
     const auto it = courier_->brought.find(rank);
-    if (it != courier_->brought.end()) *page = it->second;
+    if (it != courier_->brought.end()) *flight = it->second;
     return it != courier_->brought.end();
 }
 
 std::string Watch::own_report(const std::string& waiting_for) const {
-    StatusPage page;
-    read_page(options_.rank, &page);
-    std::string text = format("rank %d of %d (%s, pid %d), step %lld", page.rank, page.size, page.host, page.pid,
-                              (long long)page.step);
+    Flight f;
+    flight_of(options_.rank, &f);
+    std::string text = format("rank %d of %d (%s, pid %d), step %lld", f.page.rank, f.page.size, f.page.host,
+                              f.page.pid, (long long)f.page.step);
     text += waiting_for.empty() ? ": ends because another rank gave up" : ": " + waiting_for;
-    text += "\n  last operations:\n";
-    const uint64_t last = page.last_seq, first = last > kKeptOps ? last - kKeptOps + 1 : 1;
-    // Long queues are common: show those from the last finished one, at most five.
-    uint64_t from = std::max(first, page.last_done > 2 ? page.last_done - 2 : 1);
-    for (uint64_t s = from; s <= last && s < from + 5; ++s)
-        text +=
-            "    " + describe(page.ops[s % kKeptOps]) + format(", %.1f s ago\n", now_s() - page.ops[s % kKeptOps].when);
-    if (last == 0) text += "    none yet\n";
+    text += "\n  first operation of each group that is not done:\n";
+    bool any = false;
+    for (int c = 0; c < f.page.channels_used; ++c)
+        if (const OpRecord* open = first_open(f, c)) {
+            text += "    " + describe(*open) + format(", issued %.1f s ago\n", now_s() - open->issued);
+            any = true;
+        }
+    if (f.page.control.state == OpState::running)
+        text += "    " + describe(f.page.control) + format(", %.1f s ago\n", now_s() - f.page.control.issued);
+    else if (!any)
+        text += "    none is open\n";
     return text;
 }
 
-namespace {
-
-using GroupId = std::pair<std::string, int>;  // name and first member
-
-struct Issued {
-    uint64_t least = UINT64_MAX, most = 0;
-};
-
-// How many operations the members of each group have issued.
-std::map<GroupId, Issued> count_issued(const std::map<int, StatusPage>& pages) {
-    std::map<GroupId, Issued> groups;
-    for (const auto& [rank, page] : pages)
-        for (int c = 0; c < page.channels_used; ++c) {
-            Issued& issued = groups[{page.channels[c].group, page.channels[c].first}];
-            issued.least = std::min(issued.least, page.channels[c].issued);
-            issued.most = std::max(issued.most, page.channels[c].issued);
-        }
-    return groups;
-}
-
-// Whether others wait for this rank, in which group, and whether it waits for none itself.
-std::string verdict(const StatusPage& page, const std::map<GroupId, Issued>& groups) {
-    const Channel* behind = nullptr;
-    bool ahead = false;
-    for (int c = 0; c < page.channels_used; ++c) {
-        const Issued& issued = groups.at({page.channels[c].group, page.channels[c].first});
-        if (!behind && page.channels[c].issued < issued.most) behind = &page.channels[c];
-        ahead = ahead || page.channels[c].issued > issued.least;
-    }
-    if (!behind) return "";
-    return format(ahead ? ", behind in group %s, and waits itself" : "  <- BEHIND in group %s: the others wait for it",
-                  behind->group);
-}
-
-// The same number must be the same operation for all members of a group. "" or the first that is not.
-std::string mismatch(const std::map<int, StatusPage>& pages) {
-    std::map<std::pair<GroupId, uint64_t>, std::pair<int, const OpRecord*>> known;
-    for (const auto& [rank, page] : pages)
-        for (const OpRecord& op : page.ops) {
-            if (op.seq == 0 || op.channel < 0 || op.channel >= page.channels_used) continue;
-            const Channel& channel = page.channels[op.channel];
-            const auto [it, is_new] = known.insert({{{channel.group, channel.first}, op.number}, {rank, &op}});
-            const OpRecord& other = *it->second.second;
-            if (is_new || (std::strcmp(op.op, other.op) == 0 && op.bytes == other.bytes)) continue;
-            if (op.state == OpState::done && other.state == OpState::done) continue;
-            return format("  MISMATCH at #%llu of group %s: rank %d issued %s of %lld B, rank %d %s of %lld B\n",
-                          (unsigned long long)op.number, channel.group, it->second.first, other.op,
-                          (long long)other.bytes, rank, op.op, (long long)op.bytes);
-        }
-    return "";
-}
-
-}  // namespace
-
-std::string Watch::job_report() const {
-    std::map<int, StatusPage> pages;
+std::string Watch::job_report(double stuck_s) const {
+    std::map<int, Flight> flights;
     for (int r = 0; r < options_.size; ++r)
-        if (StatusPage page; read_page(r, &page)) pages[r] = page;
-    const std::map<GroupId, Issued> groups = count_issued(pages);
-    std::string text = "all ranks, by their last sequence numbers:\n";
+        if (Flight f; flight_of(r, &f)) flights[r] = std::move(f);
+    std::string text = "all ranks:\n";
     for (int r = 0; r < options_.size; ++r) {
-        if (!pages.count(r)) {
+        if (!flights.count(r)) {
             text += format("  rank %d: cannot be seen from here (another host, or it never started)\n", r);
             continue;
         }
-        const StatusPage& p = pages[r];
+        const StatusPage& p = flights[r].page;
         const double silent = p.heartbeat < 0 ? -p.heartbeat : now_s() - p.heartbeat;
-        text += format("  rank %d (%s, pid %d): step %lld, finished #%llu, issued #%llu", r, p.host, p.pid,
-                       (long long)p.step, (unsigned long long)p.last_done, (unsigned long long)p.last_seq);
-        if (silent > 2) text += format(", silent for %.1f s: the process is stopped or dead", silent);
-        text += verdict(p, groups) + "\n";
+        text += format("  rank %d (%s, pid %d): step %lld, issued %llu operations, %llu open", r, p.host, p.pid,
+                       (long long)p.step, (unsigned long long)p.last_seq,
+                       (unsigned long long)(p.last_seq + 1 - p.first_open));
+        if (p.control.state == OpState::running) text += ", in the control plane";
+        if (silent > kSilentS) text += format(", silent for %.1f s: the process is stopped or dead", silent);
+        text += "\n";
     }
-    return text + mismatch(pages);
+    return text + hang_report(flights, now_s(), stuck_s);
+}
+
+// ---- dumps ----------------------------------------------------------------------------------------------------------
+
+void Watch::install_dump_signal() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { ++dump_signals; };
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGUSR2, &action, nullptr);
+}
+
+std::string Watch::request_path(int number) const { return options_.directory + "/dump-" + std::to_string(number); }
+
+static bool make_new(const std::string& path) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+bool Watch::make_dump_folder() const { return mkdir(dump_folder().c_str(), 0755) == 0 || errno == EEXIST; }
+
+// Where there is a folder for it: an error that is no hang makes none.
+void Watch::dump(int rank) const {
+    Flight f;
+    if (access(dump_folder().c_str(), F_OK) != 0 || !flight_of(rank, &f)) return;
+    const std::string path = dump_folder() + "/rank_" + std::to_string(rank);
+    const std::string part = options_.directory + "/rank_" + std::to_string(rank) + ".part";
+    unlink(part.c_str());
+    append(part, pickle_of(f));
+    if (rename(part.c_str(), path.c_str()) != 0) std::perror(path.c_str());
+}
+
+void Watch::dump_all() const {
+    if (!mapped_ || !make_dump_folder()) return;
+    for (int r = 0; r < options_.size; ++r) dump(r);
+}
+
+void Watch::ask_for_dump(int number) {
+    if (mapped_ && number > dumps_ && make_dump_folder()) make_new(request_path(number));
+}
+
+void Watch::look_for_requests() {
+    bool speaks = false;
+    if (const int signals = dump_signals; signals != signals_seen_) {
+        signals_seen_ = signals;
+        speaks = make_dump_folder() && make_new(request_path(dumps_ + 1));
+    }
+    if (access(request_path(dumps_ + 1).c_str(), F_OK) != 0) return;
+    ++dumps_;
+    dump(options_.rank);
+    if (!speaks) return;
+    dump_all();
+    const std::string text = format("rank %d has SIGUSR2, the job goes on; ", options_.rank) + job_report(kLongS) +
+                             format("(records for torchfrtrace stand in %s)\n", dump_folder().c_str());
+    append(options_.directory + "/flight.txt", text);
+    std::fputs(text.c_str(), stderr);
 }
 
 void Watch::append_report(const std::string& text) const {
@@ -356,22 +399,23 @@ void Watch::expired(const std::string& waiting_for) {
         if (options_.on_failure) options_.on_failure(mine);
         throw DeadlineError(mine);
     }
-    const int fd = open(failure_path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (fd >= 0) close(fd);
-    const bool first = fd >= 0;
+    make_dump_folder();
+    const bool first = make_new(failure_path());
     bool report = false;
     {
         std::lock_guard lock(mutex_);
         report = !reported_;
         reported_ = true;
     }
-    if (report) append_report(mine);
+    if (report) append_report(mine), dump(options_.rank);
     // The others notice the file within 0.1 s and report too. If the first one can't end the job, the rest do.
     std::this_thread::sleep_for(std::chrono::duration<double>(first ? grace_s_.load() : 2 * grace_s_ + 1));
     if (first) {
         append_report(job_report());
+        dump_all();
         if (courier_) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it takes the table along
-        std::fprintf(stderr, "(these reports stand in %s)\n", failure_path().c_str());
+        std::fprintf(stderr, "(these reports stand in %s, records for torchfrtrace in %s)\n", failure_path().c_str(),
+                     dump_folder().c_str());
     }
     if (options_.on_failure) options_.on_failure(mine);
     throw DeadlineError(mine);
@@ -441,8 +485,9 @@ void Watch::loop() {
                 report = !reported_;
                 reported_ = true;
             }
-            if (report) append_report(own_report(""));
+            if (report) append_report(own_report("")), dump(options_.rank);
         }
+        look_for_requests();
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
 }

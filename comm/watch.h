@@ -1,15 +1,15 @@
 #pragma once
 // Nothing waits forever, and whoever gives up says why.
 //
-// Every rank keeps a status page: who it is, the training step, and its last operations with sequence numbers (a flight
-// recorder). The members of a group issue the same sequence of operations in it, so that equal numbers in a group mean
-// the same operation and the members with more of them wait for those with fewer: the rank to look at waits for none
-// itself. Stages of a pipeline are members of different groups, so their totals may differ. The pages are small files
-// in a run directory, mapped into memory: writing one costs a store, and it can be read by the other ranks of the host
-// (of all hosts, if they share the directory) and after the process was killed or stopped.
+// Every rank keeps a status page: who it is, the training step, and its operations (flight.h). The pages are files in a
+// run directory, mapped into memory: writing one costs a store, and it can be read by the other ranks of the host (of
+// all hosts, if they share the directory) and after the process was killed or stopped.
 //
 // When a wait passes its deadline the rank writes `failure.txt` in the run directory and lets the others see it; each
-// adds its own report, then the first one adds a table of all ranks and ends the job through `on_failure` (MPI_Abort).
+// adds its own report, then the first one adds a table of all ranks with a verdict and ends the job through
+// `on_failure` (MPI_Abort). Beside the text, in flight/, each rank's records are left for torchfrtrace. SIGUSR2 to any
+// rank brings table and records of a job that goes on: other ranks of the host see the request in the run directory,
+// those of other hosts hear of it with the next step (dumps()).
 //
 // Ranks of several hosts that have a folder in common hand their records to each other there (share()): when one gives
 // up, its host's pages and the news go there, the others find them, add their own and give up too. A thread of its own
@@ -33,49 +33,13 @@
 #include <vector>
 
 #include "comm/deadline.h"
+#include "comm/flight.h"
 #include "kernels/runtime/check.h"
 
 namespace rz {
 
-constexpr int kKeptOps = 16;
-
 struct DeadlineError : Error {
     using Error::Error;
-};
-
-enum class OpState : int32_t { none = 0, queued = 1, running = 2, done = 3 };
-
-struct OpRecord {
-    uint64_t seq = 0;      // of this rank, from 1; 0: unused
-    uint64_t number = 0;   // in its group, from 1
-    int32_t channel = -1;  // of the page: its group
-    int64_t step = 0, bytes = 0;
-    double when = 0;  // seconds since the epoch, of the last change
-    OpState state = OpState::none;
-    int32_t hop = 0;             // messages groups started so far
-    int32_t to = -1, from = -1;  // world ranks of the latest hop
-    char op[20] = {}, group[12] = {};
-};
-
-// A group that the rank is a member of. Its name and its first member, a rank of the job, tell it from other groups.
-struct Channel {
-    char group[12] = {};
-    int32_t first = -1;
-    uint64_t issued = 0;
-};
-constexpr int kChannels = 32;
-
-struct StatusPage {
-    uint64_t magic = 0;
-    int32_t rank = 0, size = 0, pid = 0, unused = 0;
-    char host[64] = {};
-    double heartbeat = 0;  // seconds since the epoch; a stopped or dead process leaves it behind. Of a page that was
-                           // brought from another host, below zero: seconds ago
-    int64_t step = -1;
-    uint64_t last_seq = 0, last_done = 0;
-    OpRecord ops[kKeptOps];  // record of seq s at [s % kKeptOps]
-    int32_t channels_used = 0;
-    Channel channels[kChannels];
 };
 
 class Watch {
@@ -107,18 +71,30 @@ class Watch {
     // Shown in every report and in the records made from now on.
     void set_step(int64_t step);
 
-    // This rank is a member of a group, whether or not it issues anything in it.
-    void join(const char* group, int first);
+    // This rank is a member of a group, whether or not it issues anything in it. `members`: ranks of the job.
+    void join(const char* group, const std::vector<int>& members);
 
     // From now on records are handed over in `directory`, which all hosts see; it exists. Once.
     void share(const std::string& directory);
 
-    // The flight recorder. `queue` is called where an operation is enqueued, the others where it runs.
+    // The flight recorder. `queue` is called where an operation is enqueued, and waits where too many are open; the
+    // others where it runs.
     uint64_t queue(const char* op, const char* group, int first, int64_t bytes);
     void running(uint64_t seq, int to, int from);
     void done(uint64_t seq);
-    // As long as it is one of the latest; else an empty one.
+    // As long as it is kept; else an empty one.
     OpRecord record(uint64_t seq) const;
+    // For messages: "[all_gather #57 of group data, unit 7 ...]", of another group than its own by number alone.
+    std::string name_of(uint64_t seq, const std::string& group) const;
+    // The control plane's messages, one after the other; returns its number.
+    uint64_t begin_control(int64_t bytes, int to, int from);
+    void end_control();
+
+    // How many dumps this rank has made on request; and a request for the one of this number.
+    int dumps() const { return dumps_; }
+    void ask_for_dump(int number);
+    // From now on SIGUSR2 asks this process for a dump.
+    static void install_dump_signal();
 
     // Ends the job for an error that nobody is there to catch (a CUDA host function's); returns where on_fault does, or
     // there is none.
@@ -129,17 +105,19 @@ class Watch {
     // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws DeadlineError.
     [[noreturn]] void expired(const std::string& waiting_for);
 
-    // What this rank knows of itself, a few lines; and one line per rank with a verdict on who is behind.
+    // What this rank knows of itself, a few lines; and one line per rank, what each group waits for, and why.
     std::string own_report(const std::string& waiting_for) const;
-    std::string job_report() const;
+    std::string job_report(double stuck_s = 0) const;  // what is open for less is no reason
+    // Leaves the records of all ranks that can be seen from here.
+    void dump_all() const;
 
     // `poll` is called every 0.1 s from the watchdog thread. It may throw: the job then ends, by DeadlineError with
     // kExitDeadline, else with kExitError.
     int add_poll(std::function<void()> poll);
     void remove_poll(int id);
 
-    // A page as another rank left it, or as the courier has brought it; false if it can't be seen from here.
-    bool read_page(int rank, StatusPage* page) const;
+    // A rank's records as it left them, or as the courier has brought them; false if they can't be seen from here.
+    bool flight_of(int rank, Flight* flight) const;
 
    private:
     struct Courier;
@@ -148,6 +126,13 @@ class Watch {
     void guard();
     void run_polls();
     void look_for_stopped();
+    void look_for_requests();
+    void wait_for_room(std::unique_lock<std::mutex>&);
+    void dump(int rank) const;
+    bool make_dump_folder() const;
+    std::string dump_folder() const { return options_.directory + "/flight"; }
+    std::string request_path(int number) const;
+    OpRecord& slot(uint64_t seq) const { return slots_[seq % kSlots]; }
     bool stopping() const;
     void append_report(const std::string& text) const;
     std::string failure_path() const { return options_.directory + "/failure.txt"; }
@@ -157,7 +142,10 @@ class Watch {
     std::atomic<double> grace_s_ = 1;  // share() makes it longer while the threads run
     mutable std::mutex mutex_;
     StatusPage* page_ = nullptr;
-    bool mapped_ = false;
+    OpRecord* slots_ = nullptr;  // after the page; the record of seq s at [s % kSlots]
+    bool mapped_ = false;        // from a file
+    std::atomic<int> dumps_ = 0;
+    int signals_seen_ = 0;
     bool reported_ = false;  // this rank's report stands in failure.txt
     bool stop_ = false;
     std::atomic<int> disk_work_ = 0;
@@ -173,8 +161,5 @@ class Watch {
     std::thread thread_, guard_;        // only with a directory
     std::shared_ptr<Courier> courier_;  // with share(), until the end
 };
-
-// "all_reduce #57 (step 12, 4.00 MiB, group world): running, hop 3, to rank 2, from rank 0"
-std::string describe(const OpRecord& record);
 
 }  // namespace rz

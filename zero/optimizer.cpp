@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/flight.h"
 #include "kernels/adamw.h"
 #include "kernels/bias_correction.h"
 #include "kernels/elementwise.h"
@@ -314,8 +315,10 @@ void ShardedAdamW::update_slices(const std::function<Event(const OwnedRange&)>& 
     auto range = owned_.begin();
     for (int u = 0; u < int(ownership_.units().size()); ++u) {
         const bool owns = range != owned_.end() && range->unit == u;  // a rank may own nothing of a small unit
+        work_scope.unit = u;
         params_.publish(u, owns ? change(*range++) : Event{});
     }
+    work_scope = {};
 }
 
 void ShardedAdamW::publish() {

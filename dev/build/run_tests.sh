@@ -98,6 +98,7 @@ for section in $sections; do
       run hostile test/faults/hostile.py ./train_llama --quick
       run launch test/program/test_launch.sh ./train_llama
       run ranks test/program/test_ranks.sh ./train_llama
+      run recorder test/program/test_recorder.sh ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
       run data test/program/test_data.sh ./train_llama
@@ -130,6 +131,7 @@ for section in $sections; do
       run faults-whole test/program/test_faults.sh ./train_llama
       run untouched-whole test/program/test_untouched.py ./train_llama --starts 120 --seed 2
       run layouts test/program/test_layouts.sh ./train_llama
+      run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run ranks-full test/program/test_ranks.sh ./train_llama --full
       run harness test/program/test_harness.sh "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48

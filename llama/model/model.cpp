@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/flight.h"
 #include "kernels/elementwise.h"
 
 namespace rz {
@@ -106,9 +107,13 @@ class Model::Host : public ProgramHost {
         const DeviceBatch b = batch(i.micro_batch);
         Stage& s = model_.stage(i.stage);
         if (i.what == Do::forward)
-            for (int u = i.first_unit; u <= i.last_unit; ++u) s.forward(u, i.slot, b, goal_);
+            for (int u = i.first_unit; u <= i.last_unit; ++u) {
+                work_scope.unit = u;
+                s.forward(u, i.slot, b, goal_);
+            }
         else
             for (int u = i.last_unit; u >= i.first_unit; --u) {
+                work_scope.unit = u;
                 if (i.what == Do::backward) s.backward(u, i.slot, b, goal_);
                 if (i.what == Do::input_grad) s.input_grad(u, i.slot, i.w_slot, b, goal_);
                 if (i.what == Do::weight_grad) s.weight_grad(u, i.w_slot, b, u > i.first_unit);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/flight.h"
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/nvtx.h"
 #include "llama/parallel/task_name.h"
@@ -52,7 +53,13 @@ const Instr* ProgramRun::next() {
         if (in_graph_) break;
         while (at_ < code_.size() && code_[at_].micro_batch == micro_batch) ++at_;
     }
-    return at_ < code_.size() ? &code_[at_++] : nullptr;
+    if (at_ == code_.size()) {
+        work_scope = {};
+        return nullptr;
+    }
+    const Instr& i = code_[at_++];
+    work_scope = {i.first_unit, i.micro_batch, i.stage};
+    return &i;
 }
 
 void ProgramRun::enqueue(const Instr& i) {

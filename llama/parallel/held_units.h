@@ -74,9 +74,8 @@ class HeldUnits : public ParameterSource, public GradientSink {
         const int64_t bytes = shared_bytes(unit);
         comm.wait(compute.record());
         MessageGroup group;
-        group.seq = pp.watch()
-                        ? pp.watch()->queue("gradients of a shared unit", pp.group().c_str(), pp.world_rank(0), bytes)
-                        : 0;
+        work_scope.micro_batch = -1;  // the holders come here with different ones
+        group.seq = pp.watch() ? pp.watch()->queue("shared gradients", pp.group().c_str(), pp.world_rank(0), bytes) : 0;
         group.is_last = group.seq != 0;
         group.send(own, bytes, peer_);
         group.recv(arrived_.data(), bytes, peer_);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "comm/watch.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/base/clock.h"
@@ -92,10 +93,21 @@ Judgement Health::judge(const StepNumbers& n) {
         uint64_t data_hash;
         int64_t memory;
         StopCause stop;
-        int32_t end;  // exit code of what rank 0 knows, or 0
+        int32_t end;    // exit code of what rank 0 knows, or 0
+        int32_t dumps;  // of the flight recorder, that this rank has been asked for
+        int32_t unused;
     };
-    const Vote own{n.loss_sum,  n.own_seconds, n.seconds,  n.attended,
-                   n.data_hash, n.memory,      own_stop(), known_ ? known_->exit_code : 0};
+    Watch* const watch = process_.watch().get();
+    const Vote own{n.loss_sum,
+                   n.own_seconds,
+                   n.seconds,
+                   n.attended,
+                   n.data_hash,
+                   n.memory,
+                   own_stop(),
+                   known_ ? known_->exit_code : 0,
+                   watch ? watch->dumps() : 0,
+                   0};
     const std::vector<Vote> votes = process_.all_gather(own);
 
     Judgement j;
@@ -107,6 +119,7 @@ Judgement Health::judge(const StepNumbers& n) {
         j.attended.samples += v.attended.samples;
         j.attended.tiles += v.attended.tiles, j.attended.tiles_skipped += v.attended.tiles_skipped;
         slowest = std::max(slowest, v.seconds);
+        if (watch) watch->ask_for_dump(v.dumps);
         own_seconds.push_back(v.own_seconds);
     }
     step_seconds_ = std::max(slowest, 0.9 * step_seconds_);

@@ -7,7 +7,8 @@
 //   SIGXFSZ, SIGPIPE                     ignored: the write fails instead, and says so
 //   --time-limit, SLURM_JOB_END_TIME     as a signal, early enough to save
 //
-// A SIGHUP that is ignored (nohup) stays ignored. MPICH's mpirun passes neither it nor SIGUSR2 on, which is left alone.
+// A SIGHUP that is ignored (nohup) stays ignored. MPICH's mpirun does not pass it on. SIGUSR2 is the
+// flight recorder's (comm/watch.h).
 
 #include <cstdint>
 #include <string>

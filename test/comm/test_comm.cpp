@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -279,17 +280,18 @@ TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
         Watch second(options);
         second.set_step(3);
         second.done(second.queue("all_gather", "world", 0, 1 << 20));
-        first.set_step(4);
+        first.set_step(3);
         first.done(first.queue("all_gather", "world", 0, 1 << 20));
+        first.set_step(4);
         const uint64_t seq = first.queue("reduce_scatter", "world", 0, 4096);
         first.running(seq, 1, 1);
         const std::string job = first.job_report();
         EXPECT_NE(job.find("rank 1"), std::string::npos);
-        const size_t mark = job.find("BEHIND");
-        ASSERT_NE(mark, std::string::npos) << job;
-        EXPECT_EQ(job.rfind("rank", mark), job.find("rank 1")) << job;
+        EXPECT_NE(job.find("verdict: a host that does not come on: rank 1 ("), std::string::npos) << job;
+        EXPECT_NE(job.find("has not issued [reduce_scatter #2 of group world (step 4, 4.00 KiB)]"), std::string::npos)
+            << job;
         EXPECT_THROW(first.expired("waited 1 s"), Error);
-        EXPECT_NE(reason.find("reduce_scatter #2 (step 4"), std::string::npos) << reason;
+        EXPECT_NE(reason.find("reduce_scatter #2 of group world (step 4"), std::string::npos) << reason;
     }
     std::ifstream file(directory / "failure.txt");
     const std::string text((std::istreambuf_iterator<char>(file)), {});
@@ -315,9 +317,10 @@ TEST(Watch, RecordsOfAnotherHostAreBrought) {
         for (Watch* w : {&first, &second}) w->share(top / "shared");
         second.set_step(3);
         second.done(second.queue("all_gather", "world", 0, 1 << 20));
-        first.set_step(4);
+        first.set_step(3);
         first.done(first.queue("all_gather", "world", 0, 1 << 20));
-        first.queue("reduce_scatter", "world", 0, 4096);
+        first.set_step(4);
+        first.running(first.queue("reduce_scatter", "world", 0, 4096), 1, 1);
         EXPECT_NE(first.job_report().find("rank 1: cannot be seen"), std::string::npos);
         EXPECT_THROW(first.expired("waited 1 s"), Error);
     }
@@ -328,10 +331,11 @@ TEST(Watch, RecordsOfAnotherHostAreBrought) {
     for (const char* file : {"a/failure.txt", "shared/failure.txt"}) {
         const std::string text = text_of(file);
         EXPECT_NE(text.find("waited 1 s"), std::string::npos) << file << ": " << text;
-        const size_t table = text.find("all ranks, by"), row = text.find("rank 1 (", table);
+        const size_t table = text.find("all ranks:"), row = text.find("rank 1 (", table);
         ASSERT_NE(row, std::string::npos) << file << ": " << text;
-        EXPECT_NE(text.find("step 3, finished #1", row), std::string::npos) << file << ": " << text;
-        EXPECT_NE(text.find("BEHIND", row), std::string::npos) << file << ": " << text;
+        EXPECT_NE(text.find("step 3, issued 1 operations, 0 open", row), std::string::npos) << file << ": " << text;
+        EXPECT_NE(text.find("  rank 1: all 1 done\nverdict: a host that does not come on: rank 1 ("), std::string::npos)
+            << file << ": " << text;
     }
     EXPECT_NE(text_of("b/failure.txt").find("rank 1 of 2"), std::string::npos) << "the second did not report";
     std::filesystem::remove_all(top);
@@ -349,7 +353,9 @@ TEST(Watch, OperationsThatDisagreeAreNamed) {
         Watch second(options);
         first.queue("all_reduce", "world", 0, 100);
         second.queue("all_gather", "world", 0, 100);
-        EXPECT_NE(first.job_report().find("MISMATCH at #1"), std::string::npos) << first.job_report();
+        EXPECT_NE(first.job_report().find("verdict: different operations: #1 of group world is [all_reduce #1"),
+                  std::string::npos)
+            << first.job_report();
     }
     std::filesystem::remove_all(directory);
 }
@@ -367,33 +373,101 @@ TEST(Watch, TheStageThatWaitsForNobodyIsTheOneBehind) {
         for (int r = 0; r < options.size; ++r) {
             options.rank = r;
             ranks.push_back(std::make_unique<Watch>(options));
-            ranks.back()->join("data", 0);
+            ranks.back()->join("data", {0, 1, 2, 3});
             ranks.back()->done(ranks.back()->queue("all_reduce", "data", 0, 100));
         }
         const auto transfer = [&](int from, int to, bool sent, bool received) {
             const std::string group = format("pp %d>%d", from, to);
-            for (const int r : {from, to}) ranks[size_t(r)]->join(group.c_str(), from);
-            if (sent) ranks[size_t(from)]->queue("transfer", group.c_str(), from, 64);
-            if (received) ranks[size_t(to)]->queue("transfer", group.c_str(), from, 64);
+            for (const int r : {from, to}) ranks[size_t(r)]->join(group.c_str(), {from, to});
+            uint64_t s = 0, r = 0;
+            if (sent) s = ranks[size_t(from)]->queue("transfer", group.c_str(), from, 64);
+            if (received)
+                ranks[size_t(to)]->running(r = ranks[size_t(to)]->queue("transfer", group.c_str(), from, 64), -1, from);
+            if (sent && received) ranks[size_t(from)]->done(s), ranks[size_t(to)]->done(r);
         };
         for (int i = 0; i < 3; ++i) transfer(0, 1, true, true);
         for (int i = 0; i < 2; ++i) transfer(1, 2, true, true);
         transfer(2, 3, true, true);
-        EXPECT_EQ(ranks[3]->job_report().find("BEHIND"), std::string::npos) << "numbers differ, and no rank is behind";
+        EXPECT_EQ(ranks[3]->job_report().find("verdict"), std::string::npos) << "numbers differ, and no rank is behind";
         transfer(0, 1, false, true);
         transfer(1, 2, false, true);
         const std::string text = ranks[3]->job_report();
-        const size_t mark = text.find("<- BEHIND in group pp 0>1");
-        ASSERT_NE(mark, std::string::npos) << text;
-        EXPECT_EQ(text.rfind("  rank ", mark), text.find("  rank 0 ")) << text;
-        EXPECT_EQ(text.find("BEHIND", mark + 6), std::string::npos) << text;
-        EXPECT_NE(text.find("behind in group pp 1>2, and waits itself"), std::string::npos) << text;
-        EXPECT_EQ(text.find("MISMATCH"), std::string::npos) << text;
+        EXPECT_NE(text.find("verdict: a host that does not come on: rank 0 ("), std::string::npos) << text;
+        EXPECT_NE(text.find("has not issued [transfer #4 of group pp 0>1"), std::string::npos) << text;
         ranks[3]->queue("transfer", "pp 2>3", 2, 128);
         ranks[2]->queue("transfer", "pp 2>3", 2, 64);
-        EXPECT_NE(ranks[0]->job_report().find("MISMATCH at #2 of group pp 2>3"), std::string::npos);
+        EXPECT_NE(ranks[0]->job_report().find("verdict: different size: rank 3 issued [transfer #2 of group pp 2>3"),
+                  std::string::npos)
+            << ranks[0]->job_report();
     }
     std::filesystem::remove_all(directory);
+}
+
+// The operation that hangs, behind it what the host has issued ahead and what others have done.
+TEST(Watch, ARecordLivesUntilItsOperationIsDoneAndManyMoreAre) {
+    Watch watch({});
+    const uint64_t hangs = watch.queue("all_gather", "data", 0, 100);
+    watch.running(hangs, 1, 1);
+    for (uint64_t i = 1; i < kMostOpen; ++i) watch.done(watch.queue("all_reduce", "tp", 0, 8));
+    EXPECT_EQ(watch.record(hangs).state, OpState::running);
+    EXPECT_NE(watch.own_report("").find("all_gather #1 of group data (step -1, 100 B): running, hop 1, to rank 1"),
+              std::string::npos)
+        << watch.own_report("");
+    watch.done(hangs);
+    for (uint64_t i = 1; i < kKeptDone; ++i) watch.done(watch.queue("all_reduce", "tp", 0, 8));
+    EXPECT_EQ(watch.record(hangs).state, OpState::done);
+}
+
+TEST(Watch, TheHostWaitsWhereTooManyOperationsAreOpen) {
+    Watch watch({});
+    for (uint64_t i = 0; i < kMostOpen; ++i) watch.queue("all_reduce", "tp", 0, 8);
+    std::atomic<bool> issued = false;
+    std::thread host([&] {
+        watch.queue("all_reduce", "tp", 0, 8);
+        issued = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_FALSE(issued);
+    watch.done(2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_FALSE(issued) << "the oldest is still open";
+    watch.done(1);
+    host.join();
+    EXPECT_TRUE(issued);
+}
+
+// Whatever stands in the file.
+TEST(Flight, ADamagedPageIsNoneAndADamagedRecordIsLeftOut) {
+    const std::string path = std::filesystem::temp_directory_path() / ("rz-flight-" + std::to_string(getpid()));
+    auto page = std::make_unique<StatusPage>();
+    page->magic = status_magic(), page->channels_used = 1 << 30, page->last_seq = 2;
+    page->channels[0].at = kMembers - 1, page->channels[0].size = 1 << 20;
+    std::memset(page->host, 'x', sizeof page->host);
+    OpRecord records[3];
+    for (OpRecord& r : records)
+        r.seq = 1, r.channel = 99, r.state = OpState::queued, std::memset(r.op, 'x', sizeof r.op);
+    records[1].state = OpState(77);
+    records[2].seq = 9;
+    const auto write = [&] {
+        std::ofstream file(path, std::ios::binary);
+        file.write(reinterpret_cast<const char*>(page.get()), sizeof *page);
+        file.write(reinterpret_cast<const char*>(records), sizeof records);
+    };
+    write();
+    Flight flight;
+    ASSERT_TRUE(read_flight(path, &flight));
+    EXPECT_EQ(std::strlen(flight.page.host), sizeof flight.page.host - 1);
+    EXPECT_EQ(flight.page.channels_used, kChannels);
+    EXPECT_EQ(flight.page.channels[0].size, 0);
+    ASSERT_EQ(flight.records.size(), 1u);
+    EXPECT_EQ(flight.records[0].channel, -1);
+    EXPECT_EQ(std::strlen(flight.records[0].op), sizeof flight.records[0].op - 1);
+    EXPECT_NE(hang_report({{0, flight}}, 0) + pickle_of(flight), "");
+    page->magic += 1;
+    write();
+    EXPECT_FALSE(read_flight(path, &flight));
+    EXPECT_FALSE(read_flight(path + ".none", &flight));
+    std::filesystem::remove(path);
 }
 
 // 60 ms of communication of which compute waits for about 20.

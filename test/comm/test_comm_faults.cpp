@@ -176,9 +176,8 @@ TEST_F(CommFaults, AHungRankIsNamedAtTheDeadline) {
     EXPECT_HAS(job.reason, "all_reduce");
     // Every rank reports; the table names the culprit.
     for (int r = 0; r < kRanks; ++r) EXPECT_HAS(job.reason, format("rank %d of 3", r));
-    const size_t mark = job.reason.find("BEHIND");
-    ASSERT_NE(mark, std::string::npos) << job.reason;
-    EXPECT_EQ(job.reason.rfind("  rank ", mark), job.reason.rfind("  rank 1 ", mark)) << job.reason;
+    EXPECT_HAS(job.reason, "verdict: a host that does not come on: rank 1 (");
+    EXPECT_HAS(job.reason, "has not issued [all_reduce #5 of group world (step 4, ");
 }
 
 TEST_F(CommFaults, AHungStageIsNamedWithItsLink) {
@@ -187,11 +186,8 @@ TEST_F(CommFaults, AHungStageIsNamedWithItsLink) {
     EXPECT_HAS(job.reason, "step 4: waited");
     // The deadline of rank 1, which waits for it, or that of rank 2, which waits for rank 1, ends first.
     EXPECT_HAS(job.reason, "[recv of 4 bytes from rank ");
-    EXPECT_HAS(job.reason, "(step 4, 4 B, group pp 0>1): running, hop 1, from rank 0");
-    const size_t mark = job.reason.find("<- BEHIND in group pp 0>1");
-    ASSERT_NE(mark, std::string::npos) << job.reason;
-    EXPECT_EQ(job.reason.rfind("  rank ", mark), job.reason.rfind("  rank 0 ", mark)) << job.reason;
-    EXPECT_EQ(job.reason.find("MISMATCH"), std::string::npos) << job.reason;
+    EXPECT_HAS(job.reason, " of group pp 0>1 (step 4, 4 B): running, hop 1, from rank 0");
+    EXPECT_HAS(job.reason, "verdict: a host that does not come on: rank 0 (");
 }
 
 TEST_F(CommFaults, AStoppedRankIsNamedAtTheDeadline) {
@@ -218,7 +214,7 @@ TEST_F(CommFaults, OperationsOutOfStepAreNamed) {
     const Outcome job = run_job("mismatch");
     // MPI may notice that sizes disagree before the deadline does.
     EXPECT_TRUE(job.code == kExitDeadline || job.code == kExitError) << job.code << "\n" << job.output;
-    EXPECT_HAS(job.reason, "MISMATCH");
+    EXPECT_HAS(job.reason, "verdict: extra call: rank 1 issued [all_gather #5 of group world (step 4, ");
 }
 
 TEST_F(CommFaults, AKilledRankEndsTheJobAtOnce) {
