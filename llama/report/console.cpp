@@ -6,10 +6,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstdlib>
 
 #include "kernels/runtime/check.h"
 
 namespace rz {
+
+Console::Console(int fd) : fd_(fd) {
+    const char* kind = std::getenv("TERM");
+    is_terminal_ = ::isatty(fd) != 0 && kind && std::string(kind) != "dumb";
+}
 
 // Whether something was written. A pipe that is ready takes PIPE_BUF bytes at once.
 bool Console::write_some(int wait_ms) {
@@ -31,12 +37,24 @@ void Console::line(const std::string& text) {
     if (left_out_ > 0)
         waiting_ += format("(%lld lines are left out: standard output was not read)\n", (long long)left_out_);
     left_out_ = 0;
-    waiting_ += text + "\n";
+    waiting_ += (has_status_ ? "\r\033[K" : "") + text + "\n";
+    has_status_ = false;
+    while (write_some(0)) {
+    }
+}
+
+void Console::status(const std::string& text) {
+    while (write_some(0)) {
+    }
+    if (!is_terminal_ || !waiting_.empty() || (text.empty() && !has_status_)) return;
+    waiting_ = "\r\033[K" + text;
+    has_status_ = !text.empty();
     while (write_some(0)) {
     }
 }
 
 Console::~Console() {
+    if (has_status_) waiting_ += "\r\033[K";
     while (write_some(5000)) {
     }
 }

@@ -28,6 +28,7 @@ std::string duration(double seconds) {
 }
 
 static std::string short_number(double x) {
+    if (x >= 1e9) return format("%.2fB", x / 1e9);
     if (x >= 1e6) return format("%.2fM", x / 1e6);
     if (x >= 1e4) return format("%.1fk", x / 1e3);
     return format("%.0f", x);
@@ -63,7 +64,11 @@ static void truncate_metrics(const std::string& path, int64_t step, bool reports
 }
 
 Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, Background* files)
-    : facts_(facts), folder_(folder), files_(files), start_(std::chrono::steady_clock::now()) {
+    : facts_(facts),
+      folder_(folder),
+      files_(files),
+      start_(std::chrono::steady_clock::now()),
+      eta_(facts.steps, facts.stops_every) {
     colour_ = isatty(1) && !std::getenv("NO_COLOR");
     std::fflush(stdout);  // what was printed before comes first
     if (facts_.quiet || folder_.empty()) return;
@@ -95,9 +100,9 @@ void Log::later(std::function<void()> work) {
     files_->add(std::move(work));
 }
 
-void Log::line(const std::string& text) {
+void Log::line(const std::string& text, bool always) {
     if (facts_.quiet) return;
-    console_.line(text);
+    if (facts_.prints || always) console_.line(text);
     if (!text_) return;
     std::string plain;
     for (size_t at = 0; at < text.size(); ++at) {
@@ -115,16 +120,23 @@ void Log::write_text(const std::string& plain) {
     std::clearerr(text_);
 }
 
-std::string Log::eta(int64_t step) const {
-    if (recent_seconds_ <= 0) return "?";
-    return duration(double(facts_.steps - step) * recent_seconds_);
+// Below the lines of a terminal, a few times a second: "[=====>    ]  52% | eta 3m05s".
+void Log::show_progress(int64_t step) {
+    constexpr int kWidth = 30;
+    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    if (!facts_.prints || !console_.is_terminal() || (now - shown_at_ < 0.2 && step < facts_.steps)) return;
+    shown_at_ = now;
+    const int done = facts_.steps > 0 ? int(kWidth * step / facts_.steps) : kWidth;
+    const std::string bar = std::string(size_t(done), '=') + (done < kWidth ? ">" : "");
+    console_.status(step == facts_.steps
+                        ? ""
+                        : format("[%-*s] %3lld%% | eta %s", kWidth, bar.c_str(), (long long)(100 * step / facts_.steps),
+                                 duration(eta_.left(step)).c_str()));
 }
 
 void Log::step(const StepReport& r, bool print) {
     if (first_step_ < 0) first_step_ = r.step;
-    // The first step pays for first touches and plans; it says nothing about the others.
-    if (r.step > first_step_)
-        recent_seconds_ = recent_seconds_ <= 0 ? r.seconds : 0.9 * recent_seconds_ + 0.1 * r.seconds;
+    eta_.step(r.step, r.seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count());
     if (facts_.quiet) return;
     const double tokens_per_second = double(r.tokens) / r.seconds;
     const double flops =
@@ -137,9 +149,11 @@ void Log::step(const StepReport& r, bool print) {
         line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
                     width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm,
                     r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
-                    human_bytes(r.memory_bytes).c_str(), eta(r.step).c_str(), r.note.empty() ? "" : " | ",
-                    r.note.c_str()));
+                    human_bytes(r.memory_bytes).c_str(), duration(eta_.left(r.step)).c_str(),
+                    r.note.empty() ? "" : " | ", r.note.c_str()),
+             !r.note.empty());
     }
+    show_progress(r.step);
     std::string json = format(
         "{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
         "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",

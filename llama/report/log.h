@@ -14,6 +14,7 @@
 #include "llama/base/background.h"
 #include "llama/parallel/telemetry.h"
 #include "llama/report/console.h"
+#include "llama/report/eta.h"
 #include "llama/report/event_file.h"
 #include "llama/report/wandb_file.h"
 
@@ -62,6 +63,8 @@ struct RunFacts {
     double attention_flops_per_token = 0;  // of flops_per_token, what attention takes where all of a row is seen
     std::map<std::string, std::string> settings = {};  // how the run was asked for and on what, by name
     std::string wandb = {}, wandb_name = {};           // project of Weights & Biases; empty: none. The run's name
+    std::vector<int64_t> stops_every = {};  // steps between validations, saves and what else training waits for
+    bool prints = true;                     // false: standard output gets nothing but what is wrong with a step
     bool reports_due = false;  // validation, evaluation and sample of the step before the first are made anew
 };
 
@@ -75,7 +78,7 @@ class Log {
     ~Log();
     Log(const Log&) = delete;
 
-    void line(const std::string& text);  // plain text, from the rank that talks
+    void line(const std::string& text, bool always = false);  // plain text, from the rank that talks
     void step(const StepReport&, bool print);
     void validation(const ValidationReport&);
     // A line, and {"step":step,"name":json} for programs.
@@ -98,7 +101,7 @@ class Log {
     void write_settings(int64_t first_step);
     void open_wandb(int64_t first_step);
     void warn_once(const char* what);
-    std::string eta(int64_t step) const;
+    void show_progress(int64_t step);
 
     RunFacts facts_;
     std::string folder_;
@@ -110,7 +113,8 @@ class Log {
     std::unique_ptr<WandbFile> wandb_;
     std::chrono::steady_clock::time_point start_;
     int64_t first_step_ = -1, begins_ = 1;
-    double recent_seconds_ = 0;  // exponential mean
+    Eta eta_;
+    double shown_at_ = -1;  // seconds, of the progress bar
     bool warned_ = false;
 };
 

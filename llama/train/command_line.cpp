@@ -92,6 +92,9 @@ static std::vector<std::string> parted(const std::vector<std::string>& arguments
             found = find_flag(tables[t].rows, word.substr(2));
         return found;
     };
+    const auto is_command = [&](const std::string& word) {
+        return std::any_of(tables.begin(), tables.end(), [&](const CommandTable& t) { return t.name == word; });
+    };
     std::vector<std::string> words;
     size_t command = 0;
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -109,8 +112,8 @@ static std::vector<std::string> parted(const std::vector<std::string>& arguments
         if (former) told.insert(word.substr(0, end) + " is now " + row->flag);
         if (row && row->is_switch) {
             std::string value = end < word.size() ? word.substr(end + 1) : "on";
-            if (end == word.size() && (switch_value(next) == "on" || switch_value(next) == "off"))
-                value = arguments[++i];
+            const bool ends = i + 1 == arguments.size() || next.starts_with("-") || is_command(next);
+            if (end == word.size() && !ends) value = arguments[++i];
             words.insert(words.end(), {flag, off ? switch_value(value, true) : value});
             continue;
         }

@@ -123,6 +123,8 @@ void check_given(const TrainOptions& o) {
     require_request(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),
                     "--pp-gather is about gathered parameters, which --zero %lld does not have\n  nearest: --zero 3",
                     (long long)o.zero);
+    require_request(!each_time || o.zero >= 2 || o.pp > 1 || o.resume.asked(),
+                    "--no-accumulate-locally is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out");
     require_request(!each_time || o.zero >= 2 || o.resume.asked(),
                     "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
     require_request(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),

@@ -55,9 +55,12 @@ std::map<std::string, std::string> current_flags(const CommandTable& table,
     for (const auto& [name, value] : saved) {
         const auto [row, off, former] = find_flag(table.rows, name);
         const std::string now = row ? row->flag.substr(2) : name;
-        if (row && row->is_switch && (off || value == "true" || value == "false")) {
-            // Earlier programs had switches for what is not the default: "true", or not given.
-            if (value == "true") flags[now] = off ? "off" : "on";
+        if (row && row->is_switch && (off || value == "true" || value == "false" || value.empty())) {
+            // Earlier programs had switches for what is not the default: "true", else the default.
+            if (value == "true")
+                flags[now] = off ? "off" : "on";
+            else
+                flags.emplace(now, row->default_text);
         } else {
             flags[now] = value;
         }

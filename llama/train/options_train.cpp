@@ -485,6 +485,8 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     out.count("--log-every", Keeps::always, o.log_every, 1, kBig, "Number of steps between printed lines.")
         .basic()
         .also("logging-steps");
+    out.on_off("--quiet", Keeps::no, o.quiet,
+               "Print nothing but what is wrong with a step; log.txt and metrics.jsonl have everything.");
     out.count(
         "--stats-every", Keeps::always, o.stats_every, 0, kBig,
         "Number of steps between lines of stats.jsonl: norms of each tensor, its gradient and its update; residual "
@@ -501,8 +503,9 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     out.on_off("--print-config", Keeps::no, o.print_config, "Show the model, its tensors and its memory, and stop.")
         .basic();
     out.on_off("--presets", Keeps::no, o.presets, "List the presets and stop.").basic();
+}
 
-    OptionGroup keep(rows, "Checkpoints (in --out)", "checkpoints", "output");
+static void add_checkpoints(OptionGroup keep, TrainOptions& o) {
     keep.checked(
             "--resume", Keeps::no, "auto|N|PATH",
             "Checkpoint to resume from. auto: the newest good one in --out, if any; N: that of step N; or its folder.",
@@ -569,6 +572,7 @@ CommandTable command_table(TrainOptions& o) {
     add_validation(rows, o);
     add_guards({rows, "Stopping and guards", "guards", "output"}, o);
     add_output(rows, o);
+    add_checkpoints({rows, "Checkpoints (in --out)", "checkpoints", "output"}, o);
     return table;
 }
 

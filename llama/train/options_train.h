@@ -166,6 +166,7 @@ struct TrainOptions {
     int64_t branch = -1;  // step of the run that --resume names; -1: none
     ResumeFrom resume;
     int64_t log_every = 1;
+    bool quiet = false;
     int64_t stats_every = 0;
     std::string wandb, wandb_name;  // a project of Weights & Biases; empty: none
     int64_t trace_steps = 0;

@@ -187,6 +187,8 @@ static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const
             .settings = run_settings(o, core),
             .wandb = o.wandb,
             .wandb_name = o.wandb_name,
+            .stops_every = {o.val_every, o.out.empty() ? 0 : o.save_every, o.eval_every},
+            .prints = !o.quiet,
             .reports_due = reports_due};
 }
 

@@ -529,6 +529,10 @@ TEST(Options, ASwitchIsOnOrOffInEveryForm) {
     EXPECT_FALSE(training({"--overlap", "--no-overlap"}).overlap) << "the last one counts";
     EXPECT_EQ(training({"--tp", "2", "--tp-overlap", "--steps", "3"}).steps, 3) << "the next flag is no value";
     EXPECT_EQ(parse({"--config", file.c_str(), "--no-steps"}), 2);
+    std::string said;
+    EXPECT_EQ(parse({"--overlap", "perhaps"}, &said), 2);
+    EXPECT_NE(said.find("--overlap: 'perhaps' is not on or off"), std::string::npos) << said;
+    EXPECT_EQ(parse({"export", "--from", "m", "--to", "n", "--overwrite"}), 0);
 }
 
 TEST(Options, FormerNamesAreTakenAndTheNewOneIsSaidOnce) {
@@ -564,6 +568,9 @@ TEST(Options, ACheckpointOfAnEarlierProgramIsResumedByItsFormerNames) {
     EXPECT_TRUE(o.cuda_graphs);
     EXPECT_EQ(o.kept_flags.at("max-grad-norm"), "0.5");
     EXPECT_EQ(o.kept_flags.count("clip"), 0u);
+    TrainOptions again = training({"--zero", "2", "--overlap", "--raw16"});
+    EXPECT_EQ(adopt_flags(again, {{"no-overlap", "true"}, {"raw16", ""}}, {}),
+              (std::vector<std::string>{"--overlap on, was off", "--raw16 on, was off"}));
     TrainOptions other = training({"--zero", "2", "--clip", "2"});
     EXPECT_EQ(adopt_flags(other, {{"clip", "0.5"}, {"accumulate-locally", "true"}}, {}),
               std::vector<std::string>{"--max-grad-norm 2, was 0.5"});

@@ -1,6 +1,7 @@
 // The lock on an output folder, its run_status.json, and file errors on the way to the disk.
 
 #include <gtest/gtest.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -18,6 +19,7 @@
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
 #include "llama/report/console.h"
+#include "llama/report/eta.h"
 #include "llama/train/run_lock.h"
 #include "llama/train/run_status.h"
 #include "test/llama/helpers.h"
@@ -486,6 +488,61 @@ TEST(Console, APipeThatNobodyReadsHoldsNothingUp) {
     ASSERT_NE(at, std::string::npos);
     EXPECT_GT(text.size(), Console::kMost);
     for (size_t i = 99; i < Console::kMost / 2; i += 100) ASSERT_EQ(text[i], '\n') << "whole lines in order";
+}
+
+TEST(Console, TheStatusStandsBelowTheLinesOfATerminal) {
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+    ASSERT_GE(terminal, 0);
+    ASSERT_TRUE(grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+    const int side = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+    ASSERT_GE(side, 0);
+    setenv("TERM", "xterm", 1);
+    {
+        Console console(side);
+        EXPECT_TRUE(console.is_terminal());
+        console.status("1%");
+        console.line("one");
+        console.line("two");
+        console.status("2%");
+        console.status("");
+        console.status("");
+        console.status("3%");
+    }
+    char text[256] = {};
+    EXPECT_GT(read(terminal, text, sizeof text - 1), 0);
+    const std::string clear = "\r\033[K";
+    EXPECT_EQ(text, clear + "1%" + clear + "one\r\ntwo\r\n" + clear + "2%" + clear + clear + "3%" + clear);
+    setenv("TERM", "dumb", 1);
+    EXPECT_FALSE(Console(side).is_terminal());
+    close(side);
+    close(terminal);
+}
+
+// The time that a run of equal steps and stops really takes is the oracle.
+TEST(Eta, CountsValidationsAndSavesToTheEnd) {
+    const int64_t steps = 95, val_every = 10, save_every = 25;
+    const auto stop_after = [&](int64_t s) {  // seconds
+        return (s % val_every == 0 || s == steps ? 3.0 : 0) + (s % save_every == 0 || s == steps ? 3.0 : 0);
+    };
+    double whole = 0;
+    for (int64_t s = 1; s <= steps; ++s) whole += 1 + stop_after(s);
+    Eta eta(steps, {val_every, save_every, 0});
+    EXPECT_LT(eta.left(0), 0);
+    double now = 0;
+    for (int64_t s = 1; s <= steps; ++s) {
+        now += 1;
+        eta.step(s, 1, now);
+        now += stop_after(s);
+        if (s == 2) {
+            EXPECT_DOUBLE_EQ(eta.left(s), 93) << "no stop is known yet";
+        }
+        if (s > val_every) {
+            EXPECT_NEAR(eta.left(s), whole - (now - stop_after(s)), 3.5) << s;
+        }
+    }
+    Eta plain(1000, {0});
+    plain.step(11, 9, 9), plain.step(12, 2, 11);
+    EXPECT_DOUBLE_EQ(plain.left(12), 988 * 2);
 }
 
 TEST(Console, AReaderWhoHasGoneIsNoError) {

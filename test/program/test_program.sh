@@ -60,6 +60,8 @@ check "print-config" says "model.layers.0.self_attn.q_proj.weight"
 check "plans memory that this machine does not have" says "3247060292051"  # bytes of m and v
 
 # ---- a run, its files, and generation from them ----
+silent() { trained --steps 2 --val-every 0 --out "$work/quiet" --quiet && [ ! -s "$work/log" ] && grep -q "step 2/2" "$work/quiet/log.txt"; }
+check "--quiet prints nothing; log.txt has it" silent
 check "trains" trained --steps 6 --val-every 3 --lr 1e-2 --out "$work/run" --sample-every 1 --sample-tokens 8
 check "says the loss" says "step 6/6 | loss"
 check "validates" says "bits per byte"
