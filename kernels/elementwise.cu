@@ -6,7 +6,9 @@ namespace rz {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVec = 8;   // elements per thread: one 16-byte access of a 16-bit type, two of fp32
+// Elements per thread: two fours, 128 apart, of the 256 of its warp. So each access of the warp, of 16 bytes a thread
+// in fp32 and of 8 in 16 bits, is one run of memory.
+constexpr int kVec = 8, kFour = 4, kApart = 128;
 constexpr int kRows = 4;  // that sum_rows fetches at a time
 
 // The type is a run-time argument, the same for the whole grid: 27 combinations in one kernel, at a branch per access.
@@ -15,9 +17,15 @@ struct Raw {
     uint4 words[2];  // the second of fp32 only
 
     __device__ __forceinline__ void load(const void* p, DType t, int64_t i) {
-        const uint4* from = reinterpret_cast<const uint4*>(static_cast<const char*>(p) + i * size_of(t));
-        words[0] = from[0];
-        if (t == DType::f32) words[1] = from[1];
+        const char* from = static_cast<const char*>(p) + i * size_of(t);
+        if (t == DType::f32) {
+            words[0] = *reinterpret_cast<const uint4*>(from);
+            words[1] = *reinterpret_cast<const uint4*>(from + 4 * kApart);
+        } else {
+            const uint2 low = *reinterpret_cast<const uint2*>(from),
+                        high = *reinterpret_cast<const uint2*>(from + 2 * kApart);
+            words[0] = uint4{low.x, low.y, high.x, high.y};
+        }
     }
     __device__ __forceinline__ void to(float (&v)[kVec], DType t) const {
         switch (t) {
@@ -40,14 +48,20 @@ struct Raw {
     }
 };
 
+template <class T>
+__device__ __forceinline__ void store_fours(T* p, const float (&v)[kVec]) {
+    const float low[kFour] = {v[0], v[1], v[2], v[3]}, high[kFour] = {v[4], v[5], v[6], v[7]};
+    store(p, low);
+    store(p + kApart, high);
+}
 __device__ __forceinline__ void store_any(void* p, DType t, int64_t i, const float (&v)[kVec]) {
     switch (t) {
         case DType::f32:
-            return store(static_cast<float*>(p) + i, v);
+            return store_fours(static_cast<float*>(p) + i, v);
         case DType::bf16:
-            return store(static_cast<__nv_bfloat16*>(p) + i, v);
+            return store_fours(static_cast<__nv_bfloat16*>(p) + i, v);
         case DType::f16:
-            return store(static_cast<__half*>(p) + i, v);
+            return store_fours(static_cast<__half*>(p) + i, v);
     }
 }
 __device__ __forceinline__ float load_one(const void* p, DType t, int64_t i) {
@@ -75,70 +89,75 @@ __device__ __forceinline__ void store_one(void* p, DType t, int64_t i, float v) 
     }
 }
 
-// Elements [i, i + count), count < kVec or not aligned: one by one
-__device__ __forceinline__ void load_few(float (&v)[kVec], const void* p, DType t, int64_t i, int count) {
+// Where a thread's element k lies, from its first
+__device__ __forceinline__ int place(int k) { return k / kFour * kApart + k % kFour; }
+
+// Those of the thread that are among n elements from its first, or not aligned: one by one
+__device__ __forceinline__ void load_few(float (&v)[kVec], const void* p, DType t, int64_t i, int64_t n) {
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) v[k] = k < count ? load_one(p, t, i + k) : 0.0f;
+    for (int k = 0; k < kVec; ++k) v[k] = place(k) < n ? load_one(p, t, i + place(k)) : 0.0f;
 }
-__device__ __forceinline__ void store_some(void* p, DType t, int64_t i, int count, bool wide, const float (&v)[kVec]) {
-    if (wide && count == kVec) {
+__device__ __forceinline__ void store_some(void* p, DType t, int64_t i, int64_t n, bool wide, const float (&v)[kVec]) {
+    if (wide && n > place(kVec - 1)) {
         store_any(p, t, i, v);
         return;
     }
 #pragma unroll
     for (int k = 0; k < kVec; ++k)
-        if (k < count) store_one(p, t, i + k, v[k]);
+        if (place(k) < n) store_one(p, t, i + place(k), v[k]);
 }
 
-__device__ __forceinline__ int64_t first_element() { return (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kVec; }
-__device__ __forceinline__ int elements_left(int64_t i, int64_t n) { return n - i < kVec ? int(n - i) : kVec; }
+__device__ __forceinline__ int64_t first_element() {
+    const int64_t warp = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / 32;
+    return warp * 32 * kVec + threadIdx.x % 32 * kFour;
+}
 
 __global__ void __launch_bounds__(kThreads) cast_kernel(Cast a, bool wide) {
     const int64_t i = first_element();
     if (i >= a.n) return;
-    const int count = elements_left(i, a.n);
+    const int64_t left = a.n - i;
     float v[kVec];
-    if (wide && count == kVec) {
+    if (wide && left > place(kVec - 1)) {
         Raw raw;
         raw.load(a.x, a.dtype, i);
         raw.to(v, a.dtype);
     } else {
-        load_few(v, a.x, a.dtype, i, count);
+        load_few(v, a.x, a.dtype, i, left);
     }
-    store_some(a.out, a.out_dtype, i, count, wide, v);
+    store_some(a.out, a.out_dtype, i, left, wide, v);
 }
 
 __global__ void __launch_bounds__(kThreads) reduce_add_kernel(ReduceAdd r, bool wide) {
     const int64_t i = first_element();
     if (i >= r.n) return;
-    const int count = elements_left(i, r.n);
+    const int64_t left = r.n - i;
     float a[kVec], b[kVec];
-    if (wide && count == kVec) {
+    if (wide && left > place(kVec - 1)) {
         Raw raw_a, raw_b;
         raw_a.load(r.a, r.a_dtype, i);
         raw_b.load(r.b, r.b_dtype, i);
         raw_a.to(a, r.a_dtype);
         raw_b.to(b, r.b_dtype);
     } else {
-        load_few(a, r.a, r.a_dtype, i, count);
-        load_few(b, r.b, r.b_dtype, i, count);
+        load_few(a, r.a, r.a_dtype, i, left);
+        load_few(b, r.b, r.b_dtype, i, left);
     }
 #pragma unroll
     for (int k = 0; k < kVec; ++k) a[k] = (a[k] + b[k]) * r.scale;
-    store_some(r.out, r.out_dtype, i, count, wide, a);
+    store_some(r.out, r.out_dtype, i, left, wide, a);
 }
 
 // out may be one of the rows: a thread has read its elements of every row before it writes.
 __global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide) {
     const int64_t i = first_element();
     if (i >= a.n) return;
-    const int count = elements_left(i, a.n);
+    const int64_t left = a.n - i;
     float sum[kVec], v[kVec];
     const auto add = [&](const float(&x)[kVec]) {
 #pragma unroll
         for (int k = 0; k < kVec; ++k) sum[k] += x[k];
     };
-    if (wide && count == kVec) {
+    if (wide && left > place(kVec - 1)) {
         Raw raw[kRows];
         for (int64_t row = 0; row < a.rows; row += kRows) {
 #pragma unroll
@@ -155,38 +174,39 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide
             }
         }
     } else {
-        load_few(sum, a.x, a.dtype, i, count);
+        load_few(sum, a.x, a.dtype, i, left);
         for (int64_t row = 1; row < a.rows; ++row) {
-            load_few(v, a.x, a.dtype, row * a.stride + i, count);
+            load_few(v, a.x, a.dtype, row * a.stride + i, left);
             add(v);
         }
     }
 #pragma unroll
     for (int k = 0; k < kVec; ++k) sum[k] *= a.scale;
-    store_some(a.out, a.out_dtype, i, count, wide, sum);
+    store_some(a.out, a.out_dtype, i, left, wide, sum);
 }
 
-// A thread makes the kVec normals from element first_element() of the tensor (not of this range), so that every cut of
-// it shares the work of Philox's groups of four.
+// A thread makes the normals of two groups of four of the tensor (not of this range), so that every cut of it shares
+// the work of Philox's groups.
 __global__ void __launch_bounds__(kThreads) random_normal_kernel(RandomNormal a, int64_t group, bool wide) {
-    group += (int64_t(blockIdx.x) * kThreads + threadIdx.x) * (kVec / 4);
+    group += first_element() / kFour;
     const int64_t i = 4 * group - a.first;  // below 0 where the range begins inside a group
     if (i >= a.n) return;
     float z[kVec];
 #pragma unroll
-    for (int k = 0; k < kVec; k += 4) philox_normal4(a.seed, uint64_t(group + k / 4), a.stream, z + k);
+    for (int k = 0; k < kVec; k += kFour) philox_normal4(a.seed, uint64_t(group + place(k) / kFour), a.stream, z + k);
 #pragma unroll
     for (int k = 0; k < kVec; ++k) z[k] = fmaf(a.std, z[k], a.mean);
-    if (wide && i >= 0 && i + kVec <= a.n) {
+    if (wide && i >= 0 && i + place(kVec - 1) < a.n) {
         store_any(a.x, a.dtype, i, z);
         if (a.x32 != nullptr) store_any(a.x32, DType::f32, i, z);
         return;
     }
 #pragma unroll
     for (int k = 0; k < kVec; ++k) {
-        if (i + k < 0 || i + k >= a.n) continue;
-        store_one(a.x, a.dtype, i + k, z[k]);
-        if (a.x32 != nullptr) a.x32[i + k] = z[k];
+        const int64_t at = i + place(k);
+        if (at < 0 || at >= a.n) continue;
+        store_one(a.x, a.dtype, at, z[k]);
+        if (a.x32 != nullptr) a.x32[at] = z[k];
     }
 }
 

@@ -106,8 +106,8 @@ void embedding_backward_cuda(const EmbeddingBackward& a, CudaStream stream) {
     if (a.distinct == 0 || a.C == 0) return;
     with_device_type(a.dtype, [&]<class T>() {
         const bool wide = a.C % kVecOf<T> == 0 && aligned_to(16, a.dtable, a.dx);
-        if (a.grad_dtype == DType::f32)
-            wide ? launch_backward<T, float, kVecOf<T>>(a, stream) : launch_backward<T, float, 1>(a, stream);
+        if (a.grad_dtype == DType::f32)  // 16 bytes of the gradient, or a warp's access would use half of each sector
+            wide ? launch_backward<T, float, kVecOf<float>>(a, stream) : launch_backward<T, float, 1>(a, stream);
         else  // the same as dtype
             wide ? launch_backward<T, T, kVecOf<T>>(a, stream) : launch_backward<T, T, 1>(a, stream);
     });

@@ -56,20 +56,15 @@ MEMORY_BOUND = [
 ]
 
 
-# Tests whose shapes are whole vectors and tiles, as the presets' are; of others most of what is counted are the edges. Not
-# here: argmax, copies and casts of rows, sums of rows, whose tests have ragged shapes only.
-GATE = ("TensorCore/Attention.*dMatchesCpu/4 TensorCore/Attention.*dMatchesCpu/15 TensorCore/Attention.*dMatchesCpu/16 "
-        "TensorCore/Attention.*dMatchesCpu/17 Shapes/Rmsnorm.ForwardMatchesCpu/6 Shapes/Rmsnorm.BackwardLeavesTheSumOfDw/6 "
-        "Shapes/Swiglu.*MatchesCpu/2 Shapes/RopeTest.ForwardAndInverseMatchCpu/1 Shapes/Embedding.*MatchesCpu/4 "
-        "Shapes/CrossEntropyTest.GradientInPlaceMatchesCpu/4 Shapes/VocabCrossEntropyTest.*/4 Shapes/AdamWTest.UpdateMatchesCpu/7 "
-        "Shapes/SumSquaresTest.EachBlocksSumMatchesCpu/5 Shapes/AttentionMergeTest.*/3 BlockStatistics.* AbsMax.MoreThan* "
-        "Shapes/QuantiseTest.*/1 Shapes/QuantiseBlocksTest.*/1 Shapes/QuantiseMxTest.*/1 Transpose8.*").split()
+# Every op at the presets' widths, and two that have none. Not here: kernels of one block or one thread (bias_correction,
+# loss_scale_update, clip_scale, fold_scales, vocab_argmax), and attention by scalars.
+GATE = ("Ops/Presets.*", "BlockStatistics.*", "Transpose8.*")
 MOST_CONFLICTS, FEWEST_USED = 1.5, 0.9
 # kernel: (most conflicts, fewest bytes used), why
 EXCEPTIONS = {
     "transpose8_kernel": (1.8, 0.9, "a thread gathers 16 bytes of a column one by one; only codes that were gathered go this way"),
     "quantise_kernel": (1.5, 0.6, "a lane loads 32 bytes in two halves: the second half comes from L1"),
-    "quantise_transpose_kernel": (1.6, 0.6, "as quantise_kernel; its column gathers as transpose8_kernel"),
+    "quantise_transpose_kernel": (2.0, 0.6, "as quantise_kernel; its column gathers as transpose8_kernel"),
 }
 
 

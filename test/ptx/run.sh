@@ -17,8 +17,8 @@ read -r -a arches < "$dir/arches" || true
 if [[ $what != all ]]; then
     step "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
     for arch in "${arches[@]}"; do
-        # mma.sync for shapes that Hopper's kernels take runs on sm_80's text alone.
-        SIMT_ARCH=$arch GTEST_FILTER='-*WithoutWgmma*' PTX_ORDER=1 \
+        # mma.sync for shapes that Hopper's kernels take runs on sm_80's text alone; kernel_counts.py --gate runs Presets.
+        SIMT_ARCH=$arch GTEST_FILTER='-*WithoutWgmma*:Ops/Presets*' PTX_ORDER=1 \
             step "kernel tests and memory order, PTX for sm_$arch" sharded "$dir/kernel_tests"
     done
     if [[ " ${arches[*]} " == *" 80 "* ]]; then
