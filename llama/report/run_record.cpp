@@ -77,6 +77,21 @@ std::string plot(const std::vector<RunRecord>& runs, const std::string& title, c
     return plot_svg({.title = title, .x_label = by_tokens ? "tokens" : "step", .y_label = unit}, curves);
 }
 
+// What each rank computed, without waiting for others: a slow one stands out.
+std::string time_by_rank(const RunRecord& run) {
+    std::vector<Curve> curves;
+    for (size_t rank = 0; rank < kMostNumbers; ++rank) {
+        const Curve* c = run.find("seconds_by_rank/" + std::to_string(rank));
+        if (!c) break;
+        curves.push_back(*c);
+        curves.back().name = format("rank %zu", rank);
+        curves.back().marks = c->points.size() <= 60;
+    }
+    if (curves.empty()) return "";
+    return plot_svg({.title = "Time by rank, " + run.name, .x_label = "step", .y_label = "seconds of its own per step"},
+                    curves);
+}
+
 void add_results(HtmlPage& page, const std::vector<RunRecord>& runs) {
     std::vector<std::vector<std::string>> rows{{"run", "state", "steps", "tokens", "last loss", "best validation loss",
                                                 "bits per byte", "tokens/s (median)", "peak memory", "time in steps"}};
@@ -116,6 +131,7 @@ void add_plots(HtmlPage& page, const std::vector<RunRecord>& runs) {
                 key.starts_with("val_loss_by_set/") || key.starts_with("epochs/"))
                 more.insert(key);
     for (const std::string& key : more) add(plot(runs, key, key, ""));
+    for (const RunRecord& r : runs) add(time_by_rank(r));
     page.plots(svgs);
 }
 

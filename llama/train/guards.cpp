@@ -98,18 +98,56 @@ void Guards::from_json(const Json& json, const std::string& where) {
     *this = std::move(read);
 }
 
+// The rank with the largest, and the median of the others.
+static size_t slowest_of(const std::vector<double>& x, double* others) {
+    const size_t slowest = size_t(std::max_element(x.begin(), x.end()) - x.begin());
+    std::vector<double> rest = x;
+    rest.erase(rest.begin() + long(slowest));
+    *others = median(std::move(rest));
+    return slowest;
+}
+
+int StragglerDetector::over_windows() {
+    for (const size_t steps : {size_t(20), size_t(50), kWindow}) {
+        if (steps_ < int64_t(steps)) break;
+        std::vector<double> medians;
+        for (const std::vector<double>& w : window_) {
+            std::vector<double> last;
+            for (size_t i = 1; i <= steps; ++i) last.push_back(w[size_t(steps_ - int64_t(i)) % kWindow]);
+            medians.push_back(median(std::move(last)));
+        }
+        const size_t r = slowest_of(medians, &window_others_);
+        window_seconds_ = medians[r];
+        std::vector<double> own = window_[r], deviations;
+        own.resize(std::min(kWindow, size_t(steps_)));
+        const double middle = median(own);
+        for (const double x : own) deviations.push_back(std::abs(x - middle));
+        const double excess = window_seconds_ - window_others_;
+        if (window_seconds_ > (2 - 0.9 * double(steps) / kWindow) * window_others_ && excess > 5e-3 &&
+            excess > 5 * median(std::move(deviations)))
+            return int(r);
+    }
+    return -1;
+}
+
 int StragglerDetector::observe(const std::vector<double>& own_seconds) {
     if (own_seconds.size() < 2) return -1;
-    if (mean_.size() != own_seconds.size()) mean_.clear(), steps_ = 0;
-    if (mean_.empty()) mean_ = own_seconds;
-    for (size_t r = 0; r < mean_.size(); ++r) mean_[r] = 0.7 * mean_[r] + 0.3 * own_seconds[r];
-    if (++steps_ < 5) return -1;
-    const size_t slowest = size_t(std::max_element(mean_.begin(), mean_.end()) - mean_.begin());
-    std::vector<double> rest = mean_;
-    rest.erase(rest.begin() + long(slowest));
+    if (mean_.size() != own_seconds.size()) {
+        *this = {};
+        mean_ = own_seconds;
+        window_.assign(own_seconds.size(), std::vector<double>(kWindow));
+    }
+    for (size_t r = 0; r < mean_.size(); ++r) {
+        mean_[r] = 0.7 * mean_[r] + 0.3 * own_seconds[r];
+        window_[r][size_t(steps_) % kWindow] = own_seconds[r];
+    }
+    if (++steps_ % 10 == 0) slow_ = over_windows();  // medians of all ranks' steps
+    if (steps_ < 5) return -1;
+    const size_t slowest = slowest_of(mean_, &others_);
     seconds_ = mean_[slowest];
-    others_ = median(std::move(rest));
-    return seconds_ > 2 * others_ && seconds_ > others_ + 5e-3 ? int(slowest) : -1;
+    if (seconds_ > 2 * others_ && seconds_ > others_ + 5e-3) return int(slowest);
+    seconds_ = window_seconds_, others_ = window_others_;
+    return slow_;
 }
 
 }  // namespace rz

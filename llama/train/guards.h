@@ -90,17 +90,23 @@ class Guards {
 // Names a rank that needs much more time of its own (without waiting for others) than the rest.
 class StragglerDetector {
    public:
-    // Seconds of this step, of all ranks. Returns the rank that is slow, or -1: over the last steps it took more than
-    // twice the median of the others, and 5 ms more.
+    // Seconds of this step, of all ranks. Returns the rank that is slow, or -1: over the last few steps it took more
+    // than twice the median of the others; or its median over 20, 50 or 100 steps is 1.82, 1.55 or 1.1 times theirs,
+    // and further from it than five median deviations of its own last 100 steps. And 5 ms more, in either case.
     int observe(const std::vector<double>& own_seconds);
+    static constexpr size_t kWindow = 100;
     // Of the rank that observe() named
     double seconds() const { return seconds_; }
     double others() const { return others_; }
 
    private:
-    std::vector<double> mean_;  // decaying
+    int over_windows();
+
+    std::vector<double> mean_;                 // decaying
+    std::vector<std::vector<double>> window_;  // of each rank, step s at [s % kWindow]
     int64_t steps_ = 0;
-    double seconds_ = 0, others_ = 0;
+    int slow_ = -1;  // as the windows were looked at last
+    double seconds_ = 0, others_ = 0, window_seconds_ = 0, window_others_ = 0;
 };
 
 }  // namespace rz

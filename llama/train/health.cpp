@@ -96,6 +96,7 @@ Judgement Health::judge(const StepNumbers& n) {
         int32_t end;    // exit code of what rank 0 knows, or 0
         int32_t dumps;  // of the flight recorder, that this rank has been asked for
         int32_t unused;
+        SlowSigns signs;
     };
     Watch* const watch = process_.watch().get();
     const Vote own{n.loss_sum,
@@ -107,12 +108,14 @@ Judgement Health::judge(const StepNumbers& n) {
                    own_stop(),
                    known_ ? known_->exit_code : 0,
                    watch ? watch->dumps() : 0,
-                   0};
+                   0,
+                   n.signs};
     const std::vector<Vote> votes = process_.all_gather(own);
 
     Judgement j;
     double sum = 0, slowest = 0;  // in rank order: the same bits everywhere
     std::vector<double> own_seconds;
+    std::vector<SlowSigns> signs;
     for (const Vote& v : votes) {
         sum += v.loss_sum;
         j.data_hash += v.data_hash;
@@ -121,6 +124,7 @@ Judgement Health::judge(const StepNumbers& n) {
         slowest = std::max(slowest, v.seconds);
         if (watch) watch->ask_for_dump(v.dumps);
         own_seconds.push_back(v.own_seconds);
+        signs.push_back(v.signs);
     }
     step_seconds_ = std::max(slowest, 0.9 * step_seconds_);
 
@@ -137,7 +141,7 @@ Judgement Health::judge(const StepNumbers& n) {
             j.json += format("%s%lld", r == 0 ? ",\"memory_by_rank\":[" : ",", (long long)votes[r].memory);
         j.json += "]";
     }
-    name_slow_rank(own_seconds, j);
+    name_slow_rank(n.step, own_seconds, signs, j);
     // The first reason stands: steps that were under way already are still judged.
     if (!verdict.give_up.empty() && (!end_ || end_->saves))
         end_ = End{kExitNumbers, verdict.give_up, false, rolls_back_ ? n.step : 0};
@@ -167,20 +171,24 @@ void Health::look_at_files() {
     }
 }
 
-// A line at first, then ever more rarely: 1, 10, 100, ... steps of the same rank.
-void Health::name_slow_rank(const std::vector<double>& own_seconds, Judgement& j) {
+// A line in a hundred steps. The times of all ranks, for the report, at every tenth.
+void Health::name_slow_rank(int64_t step, const std::vector<double>& own_seconds, const std::vector<SlowSigns>& signs,
+                            Judgement& j) {
     const int slow = stragglers_.observe(own_seconds);
-    if (slow != slow_rank_) slow_steps_ = 0;
-    slow_rank_ = slow;
+    if (own_seconds.size() > 1 && step % 10 == 0) {
+        for (size_t r = 0; r < own_seconds.size(); ++r)
+            j.json += format("%s%.4g", r == 0 ? ",\"seconds_by_rank\":[" : ",", own_seconds[r]);
+        j.json += "]";
+    }
     if (slow < 0) return;
     const double ratio = stragglers_.seconds() / std::max(stragglers_.others(), 1e-9);
     j.json += format(",\"slow_rank\":%d,\"slow_ratio\":%.3g", slow, ratio);
-    ++slow_steps_;
-    for (int64_t at = 1; at <= slow_steps_; at *= 10)
-        if (at == slow_steps_)
-            j.line =
-                format("slow     rank %d computes %.0f ms a step, the others %.0f ms (%.1f x): everyone waits for it",
-                       slow, 1e3 * stragglers_.seconds(), 1e3 * stragglers_.others(), ratio);
+    if (step < next_slow_line_) return;
+    next_slow_line_ = step + 100;
+    const std::string reason = slow_reason(signs, slow);
+    j.line = format("slow     rank %d computes %.0f ms a step, the others %.0f ms (%.2f x): everyone waits for it",
+                    slow, 1e3 * stragglers_.seconds(), 1e3 * stragglers_.others(), ratio) +
+             (reason.empty() ? "" : "; " + reason);
 }
 
 std::string Health::state() const { return guards_.to_json().dump(); }

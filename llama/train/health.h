@@ -13,6 +13,7 @@
 #include "llama/train/options_train.h"
 #include "llama/train/run_lock.h"
 #include "llama/train/run_status.h"
+#include "llama/train/slow_signs.h"
 #include "llama/train/stop.h"
 
 namespace rz {
@@ -30,6 +31,7 @@ struct StepNumbers {
     uint64_t data_hash = 0;     // of the tokens that this rank consumed
     Batches::Attended attended = {};
     int64_t memory = 0;  // bytes of this rank at the peak
+    SlowSigns signs = {};
 };
 
 struct Judgement {
@@ -93,7 +95,8 @@ class Health {
     void take_end(int exit_code);
     StopCause own_stop() const;
     void look_at_files();
-    void name_slow_rank(const std::vector<double>& own_seconds, Judgement&);
+    void name_slow_rank(int64_t step, const std::vector<double>& own_seconds, const std::vector<SlowSigns>&,
+                        Judgement&);
 
     Process& process_;
     std::shared_ptr<RunLock> lock_;  // rank 0, with --out
@@ -109,9 +112,8 @@ class Health {
     StragglerDetector stragglers_;
     TimeLimit limit_;
     double save_seconds_ = 0, step_seconds_ = 0;  // of the last save (until then a guess), of the slowest recent step
-    int slow_rank_ = -1;
-    int64_t slow_steps_ = 0;
-    std::optional<End> end_, known_;  // known_: to rank 0
+    int64_t next_slow_line_ = 0;                  // step
+    std::optional<End> end_, known_;              // known_: to rank 0
 };
 
 }  // namespace rz

@@ -247,7 +247,8 @@ Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, doubl
                                  .own_seconds = own_seconds,
                                  .data_hash = probe.data_hash,
                                  .attended = probe.attended,
-                                 .memory = core_.device.context->memory.peak(core_.device.kind)});
+                                 .memory = core_.device.context->memory.peak(core_.device.kind),
+                                 .signs = signs_.look()});
     if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(24), sizeof loss_scale_);
     if (!j.line.empty()) log_.line(j.line);
     return j;

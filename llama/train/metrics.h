@@ -85,6 +85,7 @@ class Metrics {
     Trace* trace_;
     std::string trace_file_;
     int64_t steps_, log_every_;
+    SlowSignReader signs_{core_.device};
     std::array<Probe, 2> probes_;
     Event last_done_;
     BytesByAxis bytes_before_ = {}, bytes_in_steps_ = {};  // sent when the step began; in all steps

@@ -10,6 +10,7 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/json.h"
 #include "llama/base/majority.h"
+#include "llama/train/slow_signs.h"
 
 namespace rz {
 namespace {
@@ -186,6 +187,42 @@ TEST(StragglerDetector, OneSlowStepIsNone) {
     StragglerDetector quick;
     for (int i = 0; i < 20; ++i) EXPECT_EQ(quick.observe({0.001, 0.004, 0.001}), -1) << "milliseconds are noise";
     EXPECT_EQ(StragglerDetector().observe({1.0}), -1);
+}
+
+// Over a hundred steps a tenth is enough, where the rank's own steps differ by less; a tenth of noise is not.
+TEST(StragglerDetector, ALittleSlownessIsNamedOverAHundredSteps) {
+    StragglerDetector steady, noisy, new_one, half;
+    int named = -1;
+    for (int i = 0; i < 100; ++i) {
+        const double jitter = 1e-4 * (i % 7);
+        named = steady.observe({0.1 + jitter, 0.1, 0.112 + jitter, 0.1 - jitter});
+        if (i < 99) {
+            ASSERT_EQ(named, -1) << i;
+        }
+        EXPECT_EQ(noisy.observe({0.1, 0.1, i % 2 ? 0.14 : 0.09, 0.1}), -1) << i;
+    }
+    EXPECT_EQ(named, 2);
+    EXPECT_NEAR(steady.seconds() / steady.others(), 1.12, 0.01);
+    for (int i = 0; i < 50; ++i) {
+        named = half.observe({0.1, 0.17, 0.1});
+        if (i < 49) {
+            ASSERT_EQ(named, -1) << i;
+        }
+    }
+    EXPECT_EQ(named, 1) << "1.7 times is named after 50";
+    for (int i = 0; i < 400; ++i) named = new_one.observe({0.1, 0.1, i < 200 ? 0.1 : 0.112});
+    EXPECT_EQ(named, 2) << "a rank that has become slow";
+}
+
+TEST(SlowReason, SaysInWhatTheRankDiffers) {
+    std::vector<SlowSigns> ranks(4);
+    for (SlowSigns& s : ranks) s.clock_mhz = 1755, s.load = 0.5f;
+    EXPECT_EQ(slow_reason(ranks, 2), "");
+    ranks[2] = {.clock_mhz = 1200, .load = 2, .ecc = 3, .faults = 40};
+    EXPECT_EQ(slow_reason(ranks, 2),
+              "its GPU runs at 1200 MHz, the others' at 1755; its GPU's memory had 3 ECC errors in this run; "
+              "40 page faults a step are served from disk; its host has 2.0 processes for each core that want to run");
+    EXPECT_EQ(slow_reason(ranks, 1), "");
 }
 
 TEST(OddOnesOut, TheMinorityIsNamed) {

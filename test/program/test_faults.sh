@@ -328,6 +328,7 @@ case_stopped_rank() {
 case_slow_rank() {
   FAULT=step:2:*:sleep=0.15 start c18 --steps 14
   check "slow_rank: named" says "slow     rank 2 computes"
+  check "slow_rank: in one line of a hundred steps" test "$(grep -c '^slow ' "$work/log")" = 1
   check "slow_rank: continues" test $rc = 0
   check "slow_rank: in the metrics" grep -q '"slow_rank":2' "$work/c18/metrics.jsonl"
 }

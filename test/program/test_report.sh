@@ -77,6 +77,11 @@ assert '<b>' not in text and '&lt;b&gt;' in text and '<script>alert' not in text
 not_a_run() { ! "$report" "$work/data" --out "$work/x.html" > "$work/log" 2>&1 && grep -q "metrics.jsonl: not found" "$work/log"; }
 check "a folder that is no run" not_a_run
 
+slow() { FAULT="step:1:*:sleep=0.02" train ranks --ranks 2 --steps 21 --batch 2; }
+check "trains on two ranks, of which one is slow" slow
+check "the report draws time by rank" "$report" "$work/ranks" --out "$work/ranks.html"
+check "both are in it" test "$(grep -o 'Time by rank, ranks\|>rank [01]<' "$work/ranks.html" | sort -u | wc -l)" = 3
+
 # ---- statistics ----
 watch() {  # watch OUT ARGS...   with "mpirun -n N" first if $launch has it
   local out=$1
