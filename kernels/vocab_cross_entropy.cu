@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(kRowThreads)
         });
         return;
     }
+    // Unrolled by four, nvcc 13.0.88 reads in the second loop part[1] in place of part[0], part[3] in place of part[2].
     float max = -INFINITY, sum = 0, target_logit = 0;
     for (int p = 0; p < parts; ++p) max = fmaxf(max, stats[(p * N + n) * kVocabStats]);
-#pragma unroll 1  // unrolled by four, nvcc 13.0.88 reads part[1] in place of \
-                  // part[0], part[3] in place of part[2]
+#pragma unroll 1
     for (int p = 0; p < parts; ++p) {
         const float* part = stats + (p * N + n) * kVocabStats;
         sum += part[1] == 0 ? 0.0f : part[1] * expf(part[0] - max);

@@ -1,4 +1,4 @@
-// fp8 with a scale for each tile: quantisation to the bit, products against the CPU op.
+// fp8 with a scale for each tile: quantisation to the bit (kernels/fp8/quantise_tiles.cu), products against the CPU op.
 #include "kernels/fp8/fp8_block_gemm.h"
 #include "kernels/fp8/quantise_blocks.h"
 #include "test/kernels/capability.h"

@@ -1,4 +1,5 @@
-// MXFP8: quantisation to the bit, products against the CPU op. Scales and their order: test_fp8.cpp.
+// MXFP8: quantisation to the bit (kernels/fp8/quantise_tiles.cu), products against the CPU op. Scales and their
+// order: test_fp8.cpp.
 #include <cmath>
 
 #include "kernels/fp8/fp8_mx_gemm.h"
