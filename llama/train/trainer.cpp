@@ -396,6 +396,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     const bool samples = draws_samples(o, from ? from->manifest.step + 1 : 1, from ? from->manifest.validations : 0);
     prepared = prepare_device(o, config, samples ? int64_t(sample_prompt(*this, config).size()) : 0, device, process,
                               gemm_choices);
+    peak = find_peak(device, o.dtype, o.fp8.on(), o.peak_tflops);  // may multiply, as long as nothing communicates
     if (o.trace_steps > 0) keep_changes(device.context->memory);
     mesh = make_mesh(o, process, device, meter);
     CoreOptions of_core = core_options(o, device, *mesh);
@@ -461,7 +462,6 @@ void Trainer::open_log(const std::string& note) {
     health.status().set_steps(o.steps);
     health.status().set_rollbacks(int64_t(m.rollbacks.size()));
     if (!o.out.empty()) health.expect_save(core->table.size() * bytes_per_parameter(o).saved() / mesh->world().size);
-    peak = find_peak(core->device, o.dtype, o.fp8.on(), o.peak_tflops);
     log = std::make_unique<Log>(run_facts(o, *core, peak, process, reports_due), o.out, start.first_step(),
                                 &health.files());
     if (start.rolled_back) tell_of_rollback(*log, m.rollbacks.back(), m.rollbacks.size(), o.max_rollbacks);
