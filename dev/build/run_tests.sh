@@ -129,6 +129,7 @@ for section in $sections; do
       run tensor test/program/test_tensor.sh ./train_llama
       run context test/program/test_context.sh ./train_llama
       run faults-whole test/program/test_faults.sh ./train_llama
+      run in-the-way test/faults/in_the_way.py ./train_llama "$build/libfile_faults.so"
       run untouched-whole test/program/test_untouched.py ./train_llama --starts 120 --seed 2
       run layouts test/program/test_layouts.sh ./train_llama
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"

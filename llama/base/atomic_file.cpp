@@ -33,9 +33,9 @@ std::string parent_folder(const std::string& path) {
 }
 
 void fsync_folder(const std::string& folder) {
-    const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int fd = again([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
     if (fd < 0) fail_errno(folder, "open");
-    const int result = ::fsync(fd);
+    const int result = again([&] { return ::fsync(fd); });
     const int error = errno;
     ::close(fd);
     errno = error;
@@ -44,18 +44,19 @@ void fsync_folder(const std::string& folder) {
 
 void make_folder(const std::string& folder) {
     struct stat st;
-    if (::stat(folder.c_str(), &st) == 0) {
+    if (again([&] { return ::stat(folder.c_str(), &st); }) == 0) {
         require(S_ISDIR(st.st_mode), "%s: exists and is not a folder", folder.c_str());
         return;
     }
     const std::string parent = parent_folder(folder);
     if (parent != folder && parent != ".") make_folder(parent);
-    if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) fail_errno(folder, "mkdir");
+    if (again([&] { return ::mkdir(folder.c_str(), 0777); }) != 0 && errno != EEXIST) fail_errno(folder, "mkdir");
     fsync_folder(parent);
 }
 
 bool try_again(int error, int& attempt, const std::string& path, const char* call) {
     constexpr int kAttempts = 4;
+    if (error == EINTR) return true;
     if ((error != EIO && error != ESTALE && error != EAGAIN) || attempt >= kAttempts) return false;
     std::fprintf(stderr, "train_llama: %s: %s failed: %s; trying again\n", path.c_str(), call, std::strerror(error));
     ::usleep(50000u << attempt++);
@@ -107,6 +108,39 @@ bool path_exists(const std::string& path) { return mode_of(path, false) != 0; }
 bool is_file(const std::string& path) { return S_ISREG(mode_of(path, true)); }
 bool is_folder(const std::string& path) { return S_ISDIR(mode_of(path, true)); }
 
+int open_to_append(const std::string& path, bool empties) {
+    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC;  // a FIFO would be waited for
+    int fd = -1, attempt = 0;
+    while ((fd = again([&] { return ::open(path.c_str(), flags, 0666); })) < 0)
+        if (!try_again(errno, attempt, path, "open")) return -1;
+    struct stat st = {};
+    if (::fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (!empties || again([&] { return ::ftruncate(fd, 0); }) == 0))
+        return fd;
+    const int error = S_ISREG(st.st_mode) ? errno : EINVAL;
+    ::close(fd);
+    errno = error;
+    return -1;
+}
+
+bool append_whole(int fd, std::string_view bytes) {
+    const off_t before = ::lseek(fd, 0, SEEK_END);
+    size_t done = 0;
+    while (done < bytes.size()) {
+        const ssize_t n = ::write(fd, bytes.data() + done, bytes.size() - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) break;
+        done += size_t(n);
+    }
+    if (done == bytes.size()) return true;
+    const int error = errno;
+    if (before >= 0 && done > 0 &&
+        again([&] { return ::ftruncate(fd, before); }) != 0) {  // what is torn stays: nothing can be done
+    }
+    errno = error;
+    return false;
+}
+
 void write_all(int fd, int64_t offset, const void* data, int64_t bytes, const std::string& path) {
     const char* p = static_cast<const char*>(data);
     int attempt = 0;
@@ -153,7 +187,7 @@ bool is_temporary_name(std::string_view name) {
 
 // A lock says that somebody still writes. Where the file system has none, the caller's lock on the folder must do.
 static void remove_left_temporary(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const int fd = again([&] { return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); });
     if (fd < 0 && errno != ELOOP) return;  // what stays hurts nobody: no reader takes it for a model's file
     if (fd < 0 || ::flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) ::unlink(path.c_str());
     if (fd >= 0) ::close(fd);
@@ -167,12 +201,13 @@ void remove_left_temporaries(const std::string& folder) try {
 
 AtomicFile::AtomicFile(std::string path, int64_t bytes) : path_(std::move(path)), temporary_(temporary_name(path_)) {
     if ((errno = fault_errno("file.open")) == 0)
-        fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        fd_ = again([&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
     if (fd_ < 0) fail_errno(temporary_, "open");
     ::flock(fd_, LOCK_EX | LOCK_NB);  // for remove_left_temporaries(), where the file system has such locks
     if (bytes <= 0) return;
     // EOPNOTSUPP and EINVAL: this file system reserves nothing; a full disk will show while writing.
-    if (::fallocate(fd_, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS) {
+    if (again([&] { return ::fallocate(fd_, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP && errno != EINVAL &&
+        errno != ENOSYS) {
         const int error = errno;
         ::close(fd_);
         ::unlink(temporary_.c_str());
@@ -199,12 +234,14 @@ void AtomicFile::write_at(int64_t offset, const void* data, int64_t bytes) {
 void AtomicFile::commit() {
     require(fd_ >= 0, "%s: committed twice", path_.c_str());
     // Never tried again: after a failed fsync the kernel takes the lost pages for written.
-    if ((errno = fault_errno("file.fsync")) != 0 || ::fsync(fd_) != 0) fail_errno(path_, "fsync");
+    if ((errno = fault_errno("file.fsync")) != 0 || again([&] { return ::fsync(fd_); }) != 0)
+        fail_errno(path_, "fsync");
     const int fd = fd_;
     fd_ = -1;
     const int unclosed = fault_errno("file.close");
-    if (::close(fd) != 0 || (errno = unclosed) != 0) fail_errno(path_, "close");
-    if ((errno = fault_errno("file.rename")) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+    if (close_once(fd) != 0 || (errno = unclosed) != 0) fail_errno(path_, "close");
+    if ((errno = fault_errno("file.rename")) != 0 ||
+        again([&] { return ::rename(temporary_.c_str(), path_.c_str()); }) != 0)
         fail_errno(path_, "rename");
     temporary_.clear();
     fsync_folder(parent_folder(path_));
@@ -223,11 +260,12 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 
 std::string read_file(const std::string& path, const Limit& limit) {
     for (int attempt = 0;;) {
-        const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would be waited for
+        const int fd = again(
+            [&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); });  // a FIFO would be waited for
         if (fd < 0 && try_again(errno, attempt, path, "open")) continue;
         if (fd < 0) fail_errno(path, "open");
         struct stat st = {};
-        const bool regular = ::fstat(fd, &st) != 0 || S_ISREG(st.st_mode);
+        const bool regular = again([&] { return ::fstat(fd, &st); }) != 0 || S_ISREG(st.st_mode);
         if (!regular || st.st_size > limit.bytes) {
             ::close(fd);
             require(regular, "%s: not a regular file", path.c_str());

@@ -3,6 +3,9 @@
 // the folder fsynced, so that neither a killed process nor a power cut leaves half a file under the real name. Every
 // system call is checked; errors name the file, the call and the reason (disk full, quota, no permission).
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -64,6 +67,21 @@ void make_folder(const std::string& folder);
 
 // The part before the last slash; "." if there is none.
 std::string parent_folder(const std::string& path);
+
+// For lines and records that are added one at a time, at the end of a file that there may be: a descriptor, or -1 with
+// errno. Of no FIFO or device. append_whole() adds all of it or nothing and returns false with errno (a full disk).
+int open_to_append(const std::string& path, bool empties);
+bool append_whole(int fd, std::string_view bytes);
+
+// A call that a signal interrupted is made again. close() is not: its descriptor is gone.
+template <class Call>
+int again(Call call) {
+    int result;
+    do result = call();
+    while (result == -1 && errno == EINTR);
+    return result;
+}
+inline int close_once(int fd) { return ::close(fd) == 0 || errno == EINTR ? 0 : -1; }
 
 // Write or read all of it or throw; retry interrupted and short calls. fault: the point of base/fault.h that is passed
 // before each read.

@@ -37,7 +37,7 @@ bool has_file(const std::string& folder, const std::string& name) {
     const std::string path = folder + "/" + name;
     if (!path_exists(path)) return false;
     struct stat st;
-    if (::stat(path.c_str(), &st) != 0) {
+    if (again([&] { return ::stat(path.c_str(), &st); }) != 0) {
         require(errno == ENOENT || errno == ELOOP || errno == ENOTDIR, "%s: stat failed: %s", path.c_str(),
                 std::strerror(errno));
         fail("%s: is a link that leads nowhere\n  fetch the file itself, or remove the link", path.c_str());

@@ -14,10 +14,11 @@
 namespace rz {
 
 MappedFile::MappedFile(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would be waited for
+    const int fd =
+        again([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); });  // a FIFO would be waited for
     if (fd < 0) fail("%s: cannot open: %s", path.c_str(), std::strerror(errno));
     struct stat st;
-    if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+    if (again([&] { return ::fstat(fd, &st); }) != 0 || !S_ISREG(st.st_mode)) {
         ::close(fd);
         fail("%s: not a regular file%s", path.c_str(),
              S_ISDIR(st.st_mode) ? ": it is a folder; name the files in it, as in 'DIR/*_train_*.bin'" : "");
@@ -37,7 +38,7 @@ MappedFile::MappedFile(const std::string& path) {
 
 void MappedFile::check_unchanged(const std::string& path) const {
     struct stat st;
-    if (::stat(path.c_str(), &st) != 0) return;  // removed: what is mapped stays
+    if (again([&] { return ::stat(path.c_str(), &st); }) != 0) return;  // removed: what is mapped stays
     const Stamp now{int64_t(st.st_dev), int64_t(st.st_ino), st.st_mtim.tv_sec, st.st_mtim.tv_nsec};
     if (now.device != stamp_.device || now.inode != stamp_.inode) return;  // replaced by another file: likewise
     require(st.st_size == size_ && now == stamp_,

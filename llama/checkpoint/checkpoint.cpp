@@ -127,7 +127,7 @@ struct CheckpointWriter::Job {
 namespace {
 struct File {  // closes itself
     File(const std::string& p, int flags) : path(p) {
-        for (int attempt = 0; (fd = ::open(p.c_str(), flags | O_CLOEXEC, 0666)) < 0;)
+        for (int attempt = 0; (fd = again([&] { return ::open(p.c_str(), flags | O_CLOEXEC, 0666); })) < 0;)
             if (!try_again(errno, attempt, path, "open")) fail_errno(path, "open");
     }
     ~File() {
@@ -145,8 +145,9 @@ struct Cancelled {};  // another rank has failed: nothing is wrong here
 // syncs it later, in write_share().
 static void create_sized(const std::string& path, int64_t bytes, const std::string& head) {
     File file(path, O_WRONLY | O_CREAT | O_TRUNC);
-    if (::ftruncate(file.fd, bytes) != 0) fail_errno(path, "ftruncate");
-    if (::fallocate(file.fd, 0, 0, bytes) != 0 && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS)
+    if (again([&] { return ::ftruncate(file.fd, bytes); }) != 0) fail_errno(path, "ftruncate");
+    if (again([&] { return ::fallocate(file.fd, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP && errno != EINVAL &&
+        errno != ENOSYS)
         fail_errno(path, format("reserving %s", human_bytes(bytes).c_str()).c_str());
     write_all(file.fd, 0, head.data(), int64_t(head.size()), path);
 }
@@ -248,7 +249,7 @@ void CheckpointWriter::await_folder(Job& job) {
     for (int wait_ms = 1; !job.cancelled; wait_ms = std::min(2 * wait_ms, 100)) {
         // Opened: network file systems then look again.
         ++job.report.traffic.opens;
-        const int fd = ::open(job.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        const int fd = again([&] { return ::open(job.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
         if (fd >= 0) ::close(fd);
         if (fd >= 0) return;
         job.moves();
@@ -449,7 +450,8 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
         at += r.elements.size() * e;
     }
     fault_point("checkpoint.shard.done");
-    if ((errno = fault_errno("checkpoint.fsync")) != 0 || ::fsync(file.fd) != 0) fail_errno(file.path, "fsync");
+    if ((errno = fault_errno("checkpoint.fsync")) != 0 || again([&] { return ::fsync(file.fd); }) != 0)
+        fail_errno(file.path, "fsync");
     job.moves();
     // Verified before an older checkpoint may go, by what the disk gives back and not the page cache.
     ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -466,7 +468,7 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
                 file.path.c_str(), table_.tensors()[size_t(in.first + i)].name.c_str());
     const int fd = file.fd;
     file.fd = -1;
-    if (::close(fd) != 0) fail_errno(file.path, "close");
+    if (close_once(fd) != 0) fail_errno(file.path, "close");
 }
 
 void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {

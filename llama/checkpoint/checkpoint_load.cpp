@@ -79,7 +79,7 @@ class PartReader {
             held.push_back(i);
         }
         const SafetensorsLayout layout = layout_safetensors(specs);
-        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        const int fd = again([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
         require(fd >= 0, "%s: can't be opened: %s", path.c_str(), std::strerror(errno));
         files_.push_back(std::make_unique<Opened>(path, fd));
         struct stat st;

@@ -75,7 +75,8 @@ std::string CheckpointStore::marker(int64_t step) const {
 void CheckpointStore::mark(int64_t step) const { write_file_atomically(marker(step), ""); }
 
 void CheckpointStore::unmark(int64_t step) const {
-    if (::unlink(marker(step).c_str()) != 0 && errno != ENOENT) fail_errno(marker(step), "remove");
+    if (again([&] { return ::unlink(marker(step).c_str()); }) != 0 && errno != ENOENT)
+        fail_errno(marker(step), "remove");
     fsync_folder(folder_);
 }
 
@@ -109,9 +110,9 @@ void CheckpointStore::publish(int64_t step, const std::string& id) const {
         // Both names exist at every moment.
         if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
             remove(step_name(step));
-            if (::rename(from.c_str(), to.c_str()) != 0) fail_errno(to, "rename");
+            if (again([&] { return ::rename(from.c_str(), to.c_str()); }) != 0) fail_errno(to, "rename");
         }
-    } else if (::rename(from.c_str(), to.c_str()) != 0) {
+    } else if (again([&] { return ::rename(from.c_str(), to.c_str()); }) != 0) {
         fail_errno(to, "rename");
     }
     fsync_folder(folder_);
@@ -159,7 +160,7 @@ std::vector<int64_t> CheckpointStore::abandon_after(int64_t step, const std::str
     for (const int64_t s : steps())
         if (s > step) {
             const std::string to = path(s) + "-abandoned-" + id;
-            if (::rename(path(s).c_str(), to.c_str()) != 0) fail_errno(to, "rename");
+            if (again([&] { return ::rename(path(s).c_str(), to.c_str()); }) != 0) fail_errno(to, "rename");
             moved.push_back(s);
         }
     if (!moved.empty()) fsync_folder(folder_);
@@ -176,7 +177,8 @@ Manifest check_checkpoint(const std::string& folder) {
     for (const ManifestFile& f : manifest.files) {
         const std::string file = folder + "/" + f.path;
         require(has_file(folder, f.path), "%s: missing", file.c_str());
-        require(::stat(file.c_str(), &st) == 0, "%s: stat failed: %s", file.c_str(), std::strerror(errno));
+        require(again([&] { return ::stat(file.c_str(), &st); }) == 0, "%s: stat failed: %s", file.c_str(),
+                std::strerror(errno));
         require(int64_t(st.st_size) == f.bytes, "%s: has %lld bytes, the manifest says %lld", file.c_str(),
                 (long long)st.st_size, (long long)f.bytes);
         if (f.holds_tensors) continue;

@@ -56,14 +56,14 @@ static void write_share(const std::string& folder, const std::vector<TensorFile>
         for (const OwnedRange& r : share)
             table.for_each_run(r.local, r.local + r.elements.size(), piece, [&](const TensorRun& run) {
                 if (!run.owned || !files[i].holds(run.tensor)) return;
-                if (fd < 0) fd = ::open(temporary[i].c_str(), O_WRONLY | O_CLOEXEC);
+                if (fd < 0) fd = again([&] { return ::open(temporary[i].c_str(), O_WRONLY | O_CLOEXEC); });
                 check(fd >= 0, "open");
                 compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e,
                              run.count * e);
                 compute.synchronize();
                 write_all(fd, files[i].offset(run.tensor) + run.first * e, staging.data(), run.count * e, path);
             });
-        check(fd < 0 || ::fsync(fd) == 0, "fsync");
+        check(fd < 0 || again([&] { return ::fsync(fd); }) == 0, "fsync");
     }
 }
 

@@ -29,7 +29,7 @@ constexpr uint64_t kTail = 0x632be59bd9b4e019;  // sets the bytes at the end apa
 // Name, size and time of change of a file; "" for the name of what can't be looked at.
 ShardSum look(const std::string& path) {
     struct stat st;
-    if (::stat(path.c_str(), &st) != 0) return {};
+    if (again([&] { return ::stat(path.c_str(), &st); }) != 0) return {};
     const size_t slash = path.rfind('/');
     return {.name = path.substr(slash == std::string::npos ? 0 : slash + 1),
             .bytes = int64_t(st.st_size),
@@ -39,7 +39,8 @@ ShardSum look(const std::string& path) {
 // The sum of one file, read piece by piece.
 class FileSum {
    public:
-    explicit FileSum(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    explicit FileSum(const std::string& path)
+        : path_(path), fd_(again([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); })) {
         if (fd_ < 0) fail_errno(path, "open");
         before_ = look(path);
     }

@@ -12,6 +12,7 @@
 
 #include "kernels/cross_entropy.h"
 #include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
 #include "llama/base/crc32.h"
 #include "llama/base/json.h"
 
@@ -42,7 +43,7 @@ std::string replace_extension(const std::string& path, const char* from, const c
 
 bool file_exists(const std::string& path) {
     struct stat st;
-    return !path.empty() && ::stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode);
+    return !path.empty() && again([&] { return ::stat(path.c_str(), &st); }) == 0 && S_ISREG(st.st_mode);
 }
 
 // What a file that is no shard of ours looks like, for the message.

@@ -116,10 +116,10 @@ EventFile::EventFile(const std::string& folder, int64_t step) {
     for (int uid = 0; fd_ < 0; ++uid) {
         path_ = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host_name().c_str(),
                        int(::getpid()), uid);
-        fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+        fd_ = again([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666); });
         require(fd_ >= 0 || errno == EEXIST, "%s: cannot be created: %s", path_.c_str(), std::strerror(errno));
     }
-    if (append(event_record(event_version(wall)) + event_record(event_session_start(wall, step)))) return;
+    if (append_whole(fd_, event_record(event_version(wall)) + event_record(event_session_start(wall, step)))) return;
     const int error = errno;
     ::close(fd_);
     fail("%s: cannot be written: %s", path_.c_str(), std::strerror(error));
@@ -127,29 +127,12 @@ EventFile::EventFile(const std::string& folder, int64_t step) {
 
 EventFile::~EventFile() { ::close(fd_); }
 
-bool EventFile::append(const std::string& record) {
-    const off_t before = ::lseek(fd_, 0, SEEK_END);
-    size_t done = 0;
-    while (done < record.size()) {
-        const ssize_t n = ::write(fd_, record.data() + done, record.size() - done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) break;
-        done += size_t(n);
-    }
-    if (done == record.size()) return true;
-    const int error = errno;
-    if (before < 0 || ::ftruncate(fd_, before) != 0)
-        ::lseek(fd_, 0, SEEK_END);  // a torn record is all that can be left
-    errno = error;
-    return false;
-}
-
 bool EventFile::write_text(int64_t step, std::string_view tag, std::string_view text) {
-    return append(event_record(event_text(wall_clock(), step, tag, text)));
+    return append_whole(fd_, event_record(event_text(wall_clock(), step, tag, text)));
 }
 
 bool EventFile::write(int64_t step, const std::vector<Scalar>& scalars) {
-    return scalars.empty() || append(event_record(event_scalars(wall_clock(), step, scalars)));
+    return scalars.empty() || append_whole(fd_, event_record(event_scalars(wall_clock(), step, scalars)));
 }
 
 }  // namespace rz

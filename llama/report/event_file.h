@@ -33,7 +33,6 @@ class EventFile {
     const std::string& path() const { return path_; }
 
    private:
-    bool append(const std::string& record);
     std::string path_;
     int fd_ = -1;
 };

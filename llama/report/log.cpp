@@ -46,10 +46,7 @@ static std::string number(double x) { return std::isfinite(x) ? format("%.9g", x
 // Drops what an earlier start of the run logged at or after `step`, what it reported of the step before if that is made
 // anew, and a line that it did not finish.
 static void truncate_metrics(const std::string& path, int64_t step, bool reports_due = false) {
-    if (std::FILE* file = std::fopen(path.c_str(), "re"); file == nullptr)
-        return;
-    else
-        std::fclose(file);
+    if (!is_file(path)) return;  // what else it is can't be opened, and that is said
     const std::string text = read_file(path, kRunMetrics);
     std::string kept;
     for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
@@ -75,20 +72,19 @@ Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, B
     begins_ = first_step;
     const std::string path = folder_ + "/metrics.jsonl";
     if (first_step > 1) truncate_metrics(path, first_step, facts_.reports_due);
-    metrics_ = std::fopen(path.c_str(), first_step > 1 ? "ae" : "we");
-    require(metrics_, "can't write %s: %m; choose another --out", path.c_str());
-    text_ = std::fopen((folder_ + "/log.txt").c_str(), first_step > 1 ? "ae" : "we");
-    require(text_, "can't write %s/log.txt: %m; choose another --out", folder_.c_str());
-    events_ = std::make_unique<EventFile>(folder_, first_step);
+    metrics_ = open_to_append(path, first_step == 1);
+    if (metrics_ < 0) warn_once("metrics.jsonl");
+    text_ = open_to_append(folder_ + "/log.txt", first_step == 1);
+    if (text_ < 0) warn_once("log.txt");
+    unless_it_fails("TensorBoard's events", [&] { events_ = std::make_unique<EventFile>(folder_, first_step); });
     write_settings(first_step);
-    if (!facts_.wandb.empty()) open_wandb(first_step);
+    if (!facts_.wandb.empty()) unless_it_fails("the file for W&B", [&] { open_wandb(first_step); });
 }
 
 Log::~Log() {
     wait_for_files();
-    if (metrics_) std::fclose(metrics_);
-    if (text_) std::fclose(text_);
-    if (stats_) std::fclose(stats_);
+    for (const int fd : {metrics_, text_, stats_})
+        if (fd >= 0) ::close(fd);
 }
 
 void Log::wait_for_files() {
@@ -103,7 +99,7 @@ void Log::later(std::function<void()> work) {
 void Log::line(const std::string& text, bool always) {
     if (facts_.quiet) return;
     if (facts_.prints || always) console_.line(text);
-    if (!text_) return;
+    if (text_ < 0) return;
     std::string plain;
     for (size_t at = 0; at < text.size(); ++at) {
         if (text[at] == '\033')
@@ -115,9 +111,7 @@ void Log::line(const std::string& text, bool always) {
 }
 
 void Log::write_text(const std::string& plain) {
-    if (std::fputs((plain + "\n").c_str(), text_) >= 0 && std::fflush(text_) == 0) return;
-    warn_once("log.txt");
-    std::clearerr(text_);
+    if (!append_whole(text_, plain + "\n")) warn_once("log.txt");
 }
 
 // Below the lines of a terminal, a few times a second: "[=====>    ]  52% | eta 3m05s".
@@ -251,14 +245,10 @@ void Log::scalars(int64_t step, const std::vector<std::pair<std::string, double>
 // A run continues without what only describes it.
 void Log::write_settings(int64_t first_step) {
     if (facts_.settings.empty()) return;
-    try {
-        write_run_settings(folder_, facts_.settings);
-    } catch (const Error&) {
-        warn_once("run.json");
-    }
+    unless_it_fails("run.json", [&] { write_run_settings(folder_, facts_.settings); });
     std::string table = "| setting | value |\n|---|---|\n";
     for (const auto& [key, value] : facts_.settings) table += "| " + key + " | " + replace_invalid_utf8(value) + " |\n";
-    if (!events_->write_text(first_step, "settings", table)) warn_once("TensorBoard's events");
+    if (events_ && !events_->write_text(first_step, "settings", table)) warn_once("TensorBoard's events");
 }
 
 // The id stays the same over all starts of a run.
@@ -285,7 +275,7 @@ void Log::complete_rows() {
 }
 
 void Log::plot() {
-    if (!metrics_) return;
+    if (metrics_ < 0) return;
     later([this] {
         try {
             write_loss_plot(folder_ + "/loss.svg", folder_ + "/metrics.jsonl", facts_.title, "");
@@ -307,40 +297,39 @@ void Log::finish() {
 
 // A full disk must not end a run: one warning, then silence.
 void Log::write_json(const std::string& object) {
-    if (!metrics_) return;
+    if (metrics_ < 0) return;
     later([this, object] {
         errno = fault_errno("log.write");
-        if (errno == 0 && std::fputs((object + "\n").c_str(), metrics_) >= 0 && std::fflush(metrics_) == 0) return;
-        warn_once("metrics.jsonl");
-        std::clearerr(metrics_);
+        if (errno != 0 || !append_whole(metrics_, object + "\n")) warn_once("metrics.jsonl");
     });
 }
 
 void Log::statistics(int64_t step, const std::string& json) {
-    if (!metrics_) return;
+    if (metrics_ < 0) return;
     later([this, line = format("{\"step\":%lld,", (long long)step) + json.substr(1) + "\n"] {
         const std::string path = folder_ + "/stats.jsonl";
-        if (!stats_) {
+        if (stats_ < 0) {
             if (begins_ > 1) truncate_metrics(path, begins_);
-            stats_ = std::fopen(path.c_str(), begins_ > 1 ? "ae" : "we");
+            stats_ = open_to_append(path, begins_ == 1);
         }
-        if (stats_ && std::fputs(line.c_str(), stats_) >= 0 && std::fflush(stats_) == 0) return;
-        warn_once("stats.jsonl");
-        if (stats_) std::clearerr(stats_);
+        if (stats_ < 0 || !append_whole(stats_, line)) warn_once("stats.jsonl");
     });
 }
 
 void Log::bad_step(int64_t step, const std::string& json) {
-    if (!metrics_) return;
+    if (metrics_ < 0) return;
     const std::string name = format("bad_step_%lld.json", (long long)step);
     line(format("         %s: the last steps, their samples and statistics", name.c_str()));
-    later([this, name, json] {
-        try {
-            write_file_atomically(folder_ + "/" + name, json + "\n");
-        } catch (const Error&) {
-            warn_once(name.c_str());
-        }
-    });
+    later([this, name, json] { describe(name, json + "\n"); });
+}
+
+void Log::describe(const std::string& name, const std::string& text) {
+    if (!facts_.quiet && !folder_.empty())
+        unless_it_fails(name.c_str(), [&] { write_file_atomically(folder_ + "/" + name, text); });
+}
+
+void Log::unless_it_fails(const char* what, const std::function<void()>& write) try { write(); } catch (const Error&) {
+    warn_once(what);
 }
 
 void Log::warn_once(const char* what) {

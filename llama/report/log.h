@@ -89,6 +89,8 @@ class Log {
     void statistics(int64_t step, const std::string& json);
     // Writes bad_step_STEP.json: what led to a step that went wrong.
     void bad_step(int64_t step, const std::string& json);
+    // A file that only describes the run: where it can't be written, that is said once.
+    void describe(const std::string& name, const std::string& text);
     void complete_rows();  // nothing more comes of the steps so far
     void plot();           // rewrites loss.svg from metrics.jsonl
     void finish();         // the last plot and the closing line
@@ -100,6 +102,7 @@ class Log {
     void write_text(const std::string& plain);
     void write_settings(int64_t first_step);
     void open_wandb(int64_t first_step);
+    void unless_it_fails(const char* what, const std::function<void()>& write);
     void warn_once(const char* what);
     void show_progress(int64_t step);
 
@@ -108,7 +111,7 @@ class Log {
     Background* files_;
     Console console_;
     bool colour_;
-    std::FILE *metrics_ = nullptr, *text_ = nullptr, *stats_ = nullptr;
+    int metrics_ = -1, text_ = -1, stats_ = -1;  // files, -1: not written
     std::unique_ptr<EventFile> events_;
     std::unique_ptr<WandbFile> wandb_;
     std::chrono::steady_clock::time_point start_;

@@ -96,7 +96,7 @@ WandbFile::WandbFile(const std::string& folder, const WandbIdentity& who) : star
         const std::string own = folder + "/offline-run-" + when + more + "-" + who.id;
         make_folder(own + "/files");
         path_ = own + "/run-" + who.id + ".wandb";
-        fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        fd_ = again([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
         require(fd_ >= 0 || errno == EEXIST, "%s: cannot be created: %s", path_.c_str(), std::strerror(errno));
     }
     std::string header = ":W&B";
@@ -136,7 +136,8 @@ bool WandbFile::write(int field, std::string_view message) {
         return true;
     }
     const int error = errno;
-    if (::ftruncate(fd_, size_) != 0) errno = error;  // the next record goes to the same place in any case
+    if (again([&] { return ::ftruncate(fd_, size_); }) != 0)
+        errno = error;  // the next record goes to the same place in any case
     --records_;
     errno = error;
     return false;
@@ -175,7 +176,7 @@ bool WandbFile::finish(int exit_code) {
     put_int(end, 1, exit_code);
     put_int(end, 2, int64_t(wall_clock() - start_));
     good &= write(kExit, end);
-    return good && ::fsync(fd_) == 0;
+    return good && again([&] { return ::fsync(fd_); }) == 0;
 }
 
 }  // namespace rz

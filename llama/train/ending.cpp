@@ -164,7 +164,7 @@ RunEnd finish(Trainer& t) {
         sent.emplace_back(name_of(kCountedAxes[i]), t.metrics->bytes_in_steps()[i]);
     const RankReport ranks = gather_rank_report(t.process, places, core.device, t.metrics->steps_done(), sent);
     t.log->line(ranks.text);
-    if (t.process.is_root() && !out.empty()) write_file_atomically(out + "/ranks.json", ranks.json);
+    t.log->describe("ranks.json", ranks.json);
     health.status().finished(last);
     finish_commands(t, kExitSuccess);
     t.log->finish();

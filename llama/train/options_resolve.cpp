@@ -1,5 +1,6 @@
 // Defaults that depend on other flags, and what flags come to (options_train.h).
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -41,6 +42,17 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
         o.lr = kFineTuningRate;
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
     }
+    // What is asked for on the command line beats a recipe that resumes.
+    const auto on_command_line = [&](const std::string& flag) {
+        return std::any_of(arguments.begin(), arguments.end(),
+                           [&](const std::string& a) { return a == flag || a.starts_with(flag + "="); });
+    };
+    if (o.overwrite && o.resume.asked() && on_command_line("--overwrite") != on_command_line("--resume")) {
+        if (on_command_line("--overwrite"))
+            o.resume = {};
+        else
+            o.overwrite = false;
+    }
     settle_schedule(o);
     if (o.pp_threads > 0) {
         require_request(!o.given.count("pp") || o.pp == o.pp_threads,
@@ -59,7 +71,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
 ResumeFrom parse_resume(const std::string& text) {
     using enum ResumeFrom::Kind;
     const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
-    if (text.empty()) return {};
+    if (text.empty() || text == "never") return {};
     if (text == "auto") return {newest, 0, text};
     if (digits && text.size() <= 15) return {step, std::strtoll(text.c_str(), nullptr, 10), text};
     return {folder, 0, text};

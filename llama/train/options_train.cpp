@@ -507,8 +507,8 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
 
 static void add_checkpoints(OptionGroup keep, TrainOptions& o) {
     keep.checked(
-            "--resume", Keeps::no, "auto|N|PATH",
-            "Checkpoint to resume from. auto: the newest good one in --out, if any; N: that of step N; or its folder.",
+            "--resume", Keeps::no, "auto|N|PATH|never",
+            "Checkpoint to resume from. auto: the newest in --out, if any; N: of step N; never: none; or its folder.",
             nullptr, [&o](const std::string& text) { o.resume = parse_resume(text); })
         .basic();
     keep.count("--save-every", Keeps::always, o.save_every, 0, kBig,

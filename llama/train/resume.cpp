@@ -98,7 +98,8 @@ static void refuse_used_folder(const TrainOptions& o, const CheckpointStore& own
         found = format("run_status.json says that step %lld was saved", (long long)saved_step);
     else if (path_exists(o.out + "/final"))
         found = "final/ has its weights";
-    else if (!o.resume.newest() && ::stat((o.out + "/metrics.jsonl").c_str(), &st) == 0 && st.st_size > 0)
+    else if (!o.resume.newest() && again([&] { return ::stat((o.out + "/metrics.jsonl").c_str(), &st); }) == 0 &&
+             st.st_size > 0)
         found = "metrics.jsonl has its steps";
     while (!found.empty() && found.back() == '\n') found.pop_back();
     require_request(found.empty(),
@@ -215,7 +216,7 @@ std::string set_aside(const std::string& out) {
     for (int n = 2; path_exists(to); ++n) to = format("%s/before-%s-%d", out.c_str(), when, n);
     make_folder(to);
     for (const std::string& name : names)
-        if (::rename((out + "/" + name).c_str(), (to + "/" + name).c_str()) != 0)
+        if (again([&] { return ::rename((out + "/" + name).c_str(), (to + "/" + name).c_str()); }) != 0)
             fail("%s/%s: can't be moved to %s: %s", out.c_str(), name.c_str(), to.c_str(), std::strerror(errno));
     fsync_folder(to);
     fsync_folder(out);
@@ -317,6 +318,10 @@ static std::string fit_batch(TrainOptions& o, int64_t ranks) {
     const int64_t asked = o.batch;
     while (sequences / ranks % o.batch != 0) --o.batch;
     if (o.batch == asked) return "";
+    require_request(!o.given.count("batch"),
+                    "--batch %lld does not divide the checkpoint's updates, %lld sequences on each of %lld ranks\n"
+                    "  nearest: --batch %lld, or another --batch-tokens",
+                    (long long)asked, (long long)(sequences / ranks), (long long)ranks, (long long)o.batch);
     return format("--batch %lld, was %lld: so that an update stays at %lld tokens on %lld ranks", (long long)o.batch,
                   (long long)asked, (long long)o.batch_tokens, (long long)ranks);
 }

@@ -88,8 +88,8 @@ Life life_of(const Owner& o) {
 
 bool same_file(int fd, const std::string& path) {
     struct stat mine, there;
-    return fstat(fd, &mine) == 0 && lstat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
-           mine.st_dev == there.st_dev;
+    return again([&] { return fstat(fd, &mine); }) == 0 && again([&] { return lstat(path.c_str(), &there); }) == 0 &&
+           mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
 }
 
 void pause(double seconds) { usleep(useconds_t(seconds * 1e6)); }
@@ -135,7 +135,7 @@ std::string RunLock::signature() const {
 // locked_: whether this file system has such locks.
 void RunLock::open_flock(double patience) {
     const std::string path = folder_ + "/run.lock";
-    flock_ = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    flock_ = again([&] { return open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666); });
     if (flock_ < 0 && errno == ELOOP) fail("%s: is a link, and a lock may not be one: remove it", path.c_str());
     if (flock_ < 0)
         fail("folder %s (--out): can't create files there: %s\n  choose a folder that you may write to",
@@ -153,14 +153,14 @@ void RunLock::open_flock(double patience) {
     if (!same_file(flock_, path)) fail("%s: was removed while it was being locked: start again", path.c_str());
     const std::string text = signature();
     // A full disk now means a full disk at the first checkpoint.
-    if (ftruncate(flock_, 0) != 0)
+    if (again([&] { return ftruncate(flock_, 0); }) != 0)
         fail("folder %s (--out): can't write there: %s", folder_.c_str(), std::strerror(errno));
     write_all(flock_, 0, text.data(), int64_t(text.size()), path);
 }
 
 // A signed file under a name that nobody else uses.
 int RunLock::create(const std::string& path) const {
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    const int fd = again([&] { return open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666); });
     require(fd >= 0, "%s: can't create it: %s", path.c_str(), std::strerror(errno));
     try {
         const std::string text = signature();
@@ -201,10 +201,10 @@ void RunLock::take_owner(double patience, double lease) {
 
 // A link appears whole, signature and all, or the name is taken.
 void RunLock::publish(const std::string& mine) {
-    if (link(mine.c_str(), path_.c_str()) == 0 || errno == EEXIST) return;
+    if (again([&] { return link(mine.c_str(), path_.c_str()); }) == 0 || errno == EEXIST) return;
     if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS && errno != EMLINK) fail_errno(path_, "link");
     // No links here: created alone, and signed then.
-    const int fd = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    const int fd = again([&] { return open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666); });
     if (fd < 0 && errno == EEXIST) return;
     if (fd < 0) fail_errno(path_, "open");
     close(fd_);
@@ -232,12 +232,14 @@ bool RunLock::stands_still(const std::string& owner, double lease) const {
 bool RunLock::replace(const std::string& mine, const std::string& owner, bool elsewhere) {
     const std::string claim = path_ + ".tmp-dead";
     double waited = 0;
-    for (; !locked_ && link(path_.c_str(), claim.c_str()) != 0 && errno == EEXIST; waited += 0.05) {
+    for (; !locked_ && again([&] { return link(path_.c_str(), claim.c_str()); }) != 0 && errno == EEXIST;
+         waited += 0.05) {
         if (waited >= 2) unlink(claim.c_str());  // of a start that was killed here
         pause(0.05);
         if (first_line(path_) != owner) return false;
     }
-    const bool dead = first_line(path_) == owner, replaced = dead && rename(mine.c_str(), path_.c_str()) == 0;
+    const bool dead = first_line(path_) == owner,
+               replaced = dead && again([&] { return rename(mine.c_str(), path_.c_str()); }) == 0;
     const int error = errno;
     if (!locked_) unlink(claim.c_str());
     errno = error;
@@ -269,7 +271,7 @@ bool RunLock::held() {
     looked_ = now.tv_sec;
     struct stat there;
     if (same_file(fd_, path_)) return true;
-    if (lstat(path_.c_str(), &there) == 0) return false;
+    if (again([&] { return lstat(path_.c_str(), &there); }) == 0) return false;
     if (errno != ENOENT) return true;  // nothing can be said
     try {
         const int again = create(path_);
@@ -296,7 +298,7 @@ RunLock::~RunLock() {
     if (thread_.joinable()) thread_.join();
     if (same_file(fd_, path_)) unlink(path_.c_str());
     // The flock file stays: who has opened it already must find the same file.
-    if (locked_ && ftruncate(flock_, 0) != 0) std::perror((folder_ + "/run.lock").c_str());
+    if (locked_ && again([&] { return ftruncate(flock_, 0); }) != 0) std::perror((folder_ + "/run.lock").c_str());
     close(fd_);
     close(flock_);
 }

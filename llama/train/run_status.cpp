@@ -140,11 +140,11 @@ void RunStatus::write(const char* state, int exit_code, const std::string& reaso
     const std::string text = record(state, exit_code, reason, rank);
     const std::string path = path_in(folder_), temporary = format("%s.tmp-%d", path.c_str(), rank_);
     unlink(temporary.c_str());  // of an earlier start; nor is a link followed
-    const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int fd = again([&] { return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
     bool good = fd >= 0 && ::write(fd, text.data(), text.size()) == ssize_t(text.size());
-    if (good && durable) good = fsync(fd) == 0;
-    if (fd >= 0) good = close(fd) == 0 && good;
-    good = good && rename(temporary.c_str(), path.c_str()) == 0;
+    if (good && durable) good = again([&] { return fsync(fd); }) == 0;
+    if (fd >= 0) good = close_once(fd) == 0 && good;
+    good = good && again([&] { return rename(temporary.c_str(), path.c_str()); }) == 0;
     if (good) return;
     const int error = errno;
     unlink(temporary.c_str());

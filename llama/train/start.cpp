@@ -117,6 +117,17 @@ static void restore_loss_scale(const LossScaleRecord& l, Zero& zero) {
         {scale, 1 / scale, int32_t(l.good), int32_t(std::min<int64_t>(l.patience, o.hysteresis))});
 }
 
+// The run is at its end: what continues it, what begins another, and which flags came too late.
+static void tell_of_the_end(const Manifest& m, const TrainOptions& o) {
+    std::string late;
+    for (const auto& [name, was] : m.flags)
+        if (const auto now = o.kept_flags.find(name); name != "steps" && o.given.count(name) && now->second != was)
+            late += (late.empty() ? "" : ", ") + format("--%s %s", name.c_str(), now->second.c_str());
+    std::printf(
+        "nothing is left to do: raise --steps to train further, or begin anew with --out NEW or --overwrite%s\n",
+        late.empty() ? "" : ("; without effect: " + late).c_str());
+}
+
 Manifest load_checkpoint(ResumePoint& from, const TrainOptions& options, const DataMix& data, Process& process,
                          TrainingCore& core, Health& health) {
     Manifest m;
@@ -148,7 +159,7 @@ Manifest load_checkpoint(ResumePoint& from, const TrainOptions& options, const D
     if (!process.is_root()) return m;
     for (const std::string& note : from.notes) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     std::printf("resumed  %s: step %lld, %lld tokens\n", from.folder.c_str(), (long long)m.step, (long long)m.tokens);
-    if (m.step >= options.steps) std::printf("nothing is left to do: raise --steps to train further\n");
+    if (m.step >= options.steps) tell_of_the_end(m, options);
     return m;
 }
 

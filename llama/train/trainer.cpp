@@ -307,6 +307,8 @@ static void announce(Trainer& t, const std::string& note) {
     const int ranks = core.mesh.world().size;
     Log& log = *t.log;
     if (!note.empty()) log.line(note);
+    if (o.out.empty())
+        log.line("out      none: nothing of this run is kept; --out FOLDER keeps weights, checkpoints, numbers");
     log.line("model    " + summary(core.config));
     log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
                     ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
@@ -469,8 +471,8 @@ void Trainer::open_log(const std::string& note) {
     if (grid.ranks() > grid.size(Axis::dp)) layout = layout_text(grid, process.all_gather_text(host_name()));
     if (process.is_root() && !o.out.empty()) {
         log->line("command  " + command_text(o.arguments));
-        write_file_atomically(o.out + "/config.toml", run_config(*this));
-        if (!gemm_choices.empty()) write_file_atomically(o.out + "/gemm_choices.txt", gemm_choices);
+        log->describe("config.toml", run_config(*this));
+        if (!gemm_choices.empty()) log->describe("gemm_choices.txt", gemm_choices);
     }
     announce(*this, note);
 }

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -276,6 +278,29 @@ TEST(RunLock, LinksAreNotFollowed) {
     fs::create_symlink(target, folder.path + "/run_status.json.tmp-0");
     RunStatus(folder.path, 0, 1, 10).running(1);
     EXPECT_EQ(read_file(target), "untouched");
+}
+
+// A full disk takes a part of a line: it is taken back, so that the next line begins a line.
+TEST(AtomicFile, AnAppendThatDoesNotFitLeavesNothing) {
+    TempFolder folder;
+    const std::string path = folder.path + "/lines";
+    const int fd = open_to_append(path, /*empties=*/true);
+    ASSERT_GE(fd, 0);
+    ASSERT_TRUE(append_whole(fd, "first\n"));
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    const auto was = signal(SIGXFSZ, SIG_IGN);
+    const rlimit tight{10, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &tight);
+    EXPECT_FALSE(append_whole(fd, "second\n"));
+    EXPECT_EQ(errno, EFBIG);
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, was);
+    EXPECT_TRUE(append_whole(fd, "third\n"));
+    ::close(fd);
+    EXPECT_EQ(read_file(path), "first\nthird\n");
+    ASSERT_EQ(mkfifo((folder.path + "/fifo").c_str(), 0600), 0);
+    for (const char* name : {"/fifo", ""}) EXPECT_EQ(open_to_append(folder.path + name, false), -1) << name;
 }
 
 TEST(FolderTest, OnlyWhatIsNotThereIsMissing) {

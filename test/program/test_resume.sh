@@ -120,6 +120,20 @@ check "--resume auto begins where there is nothing" launch 1 "${model[@]}" "${tr
 check "a changed flag is named and wins" launch 1 --device cpu --out "$work/fresh" --resume auto --steps 4 --lr 5e-4 --allow-lr-jump
 check "the flag" says "--lr 5e-4, was 0.001"
 check "it continued" says "step 4/4"
+check "a finished run says what continues it, what begins another, and what came too late" launch 1 --device cpu --out "$work/fresh" --resume auto --lr 7e-4
+check "  in one line" says "nothing is left to do: raise --steps to train further, or begin anew with --out NEW or --overwrite; without effect: --lr 7e-4"
+check "a --batch that does not divide the updates" refused 2 "--batch 5 does not divide the checkpoint's updates, 12 sequences on each of 1 ranks" --device cpu --out "$work/fresh" \
+  --resume auto --steps 6 --batch 5 --allow-lr-jump
+check "  the nearest" says "nearest: --batch 4"
+printf 'resume = "auto"\n' > "$work/recipe.toml"
+check "--resume never beats a recipe that resumes" refused 2 "holds checkpoints up to step 4" --config "$work/recipe.toml" "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh" --resume never
+check "--overwrite beats a recipe that resumes" launch 1 --config "$work/recipe.toml" "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh" --overwrite
+check "  and moves the earlier run aside" test -e "$work"/fresh/before-*/checkpoints/step_000000004 -a ! -e "$work/fresh/checkpoints/step_000000004"
+printf 'resume = "auto"\noverwrite = true\n' > "$work/recipe.toml"
+check "both in a recipe are refused" refused 2 "leave one of them out" --config "$work/recipe.toml" "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh"
+check "both on the command line are refused" refused 2 "leave one of them out" "${model[@]}" "${train[@]}" --steps 2 --out "$work/fresh" --overwrite --resume auto
+check "training without --out says that it keeps nothing" launch 1 "${model[@]}" "${train[@]}" --steps 1
+check "  in one line" says "nothing of this run is kept"
 cut_at whole other 6
 shard=$(ls "$work"/data/*train*.bin)
 cp "$shard" "$work/shard"
@@ -217,7 +231,7 @@ if command -v mpirun >/dev/null && ldd "$program" | grep 'libmpi' > /dev/null; t
   check "one rank" launch 1 --device cpu --out "$work/moves" --resume auto --steps 14 --allow-lr-jump
   check "same tokens, 4 -> 2 -> 3 -> 1" test "$(hash_of moves)" = "$(hash_of whole)"
   cut_at whole ranks 6
-  check "one to four, hybrid" launch 4 --device cpu --zero 3 --shard-size 2 --out "$work/ranks" --resume auto --batch 2
+  check "one to four, hybrid" launch 4 --device cpu --zero 3 --shard-size 2 --out "$work/ranks" --resume auto
   check "a smaller batch keeps the update" says "--batch 1, was 2"
   check "same tokens, 1 -> 4" test "$(hash_of ranks)" = "$(hash_of whole)"
   check "same loss, 1 -> 4" close ranks whole

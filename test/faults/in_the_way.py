@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""A FIFO or a folder lies where a run wants to write a file, and a call of it is interrupted once (EINTR).
+
+    test/faults/in_the_way.py PROGRAM SHIM [--quick] [--timeout S]
+
+For each name that a run makes in --out, a run that begins and one that resumes: the thing is said or harmless, training is
+not stopped by what only describes it, nothing hangs, the weights are the undisturbed run's where it ends with 0, and every line of
+metrics.jsonl is whole. What a run cannot do without (the lock, a folder for checkpoints) ends it in words, with 70. Each place of the
+program that opens, reads, writes, renames or syncs a file of --out gets one EINTR. --quick: some of each. Ends with "N passed, N failed".
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import all_faults
+import run_rows
+
+# Without these there is no run: who holds it, where checkpoints lie, the end's weights.
+NEEDED = {"run.lock", "run.lock.owner", "checkpoints", "final"}
+FLAGS = "--wandb p --stats-every 2 --val-every 2 --keep 0".split()
+NAMES = [
+    *"metrics.jsonl stats.jsonl log.txt run.json config.toml run_status.json loss.svg ranks.json wandb wandb/run-id .ranks".split(),
+    *"run_status.json.tmp-0 checkpoints/latest checkpoints/step_000000006 final/model.safetensors final/config.json".split(),
+    *"final/tokenizer.json checkpoints/.trash-step_000000002 checkpoints/.after-save-2 trace.json".split(),
+    *sorted(NEEDED),
+]
+
+
+def put(path, kind):
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif path.exists():
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+        (path / "inside").write_text("x")
+
+
+def judge(s, out, done, name, weights):
+    if done.code == "hang":
+        return "hangs"
+    try:
+        if (out / "metrics.jsonl").is_file():
+            run_rows.rows(out / "metrics.jsonl")
+    except ValueError as error:
+        return f"a line of metrics.jsonl is torn: {error}"
+    if done.code == 0:
+        return "" if all_faults.weights(out) == weights else "other weights"
+    if name.split("/")[0] in NEEDED and done.code == 70 and "train_llama: " in done.output:
+        return ""
+    if done.code == 2 and "no checkpoint to resume from" in done.output and name == "checkpoints":
+        return ""
+    return f"exit code {done.code}"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("shim")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--timeout", type=float, default=30)
+    o = parser.parse_args()
+    run = failed = 0
+
+    def tell(what, problem, done):
+        nonlocal run, failed
+        run += 1
+        if problem:
+            failed += 1
+            print(f"FAILED: {what}: {problem}", *done.output.splitlines()[-5:], sep="\n    ", flush=True)
+
+    with tempfile.TemporaryDirectory() as work:
+        s = all_faults.Setting(os.path.abspath(o.program), os.path.abspath(o.shim), work, o.timeout)
+        whole, base = s.work / "w", s.work / "b"
+        s.must(s.train(whole, *FLAGS))
+        weights = all_faults.weights(whole)
+        s.must(s.train(base, *FLAGS, FAULT="step:0:4:term"), 75)
+        for number, name in enumerate(NAMES):
+            for kind in ("fifo", "folder"):
+                for how in ("begins", "resumes"):
+                    if o.quick and (number % 5 or (kind == "fifo") != (how == "begins")):
+                        continue
+                    out = s.work / "out"
+                    if how == "resumes":
+                        shutil.copytree(base, out)
+                    put(out / name, kind)
+                    done = s.train(out, *FLAGS, *(["--resume", "auto"] if how == "resumes" else []))
+                    if done.code == 2 and how == "begins":  # it takes what is there for an earlier run
+                        done = s.train(out, *FLAGS, "--overwrite")
+                    tell(f"a {kind} for {name}, a run that {how}", judge(s, out, done, name, weights), done)
+                    shutil.rmtree(out)
+        operations = {"open", "read", "write", "rename", "fsync", "stat", "opendir", "mkdir", "close", "truncate", "reserve", "link"}
+        for how in ("resumes",) if o.quick else ("begins", "resumes"):
+            scenario = all_faults.Scenario("resume" if how == "resumes" else "train", s)
+            wheres = all_faults.distinct(scenario.trace(), operations)
+            for where, call in wheres[::12] if o.quick else wheres:
+                folder = s.work / "case"
+                folder.mkdir()
+                scenario.prepare(folder)
+                done = scenario.start(folder, FAULT_DO="EINTR", FAULT_SITE=where.split("=")[1])
+                problem = judge(s, folder / "out", done, "", s.reference)
+                tell(f"EINTR once, a run that {how}: {call} {where}", problem, done)
+                shutil.rmtree(folder)
+    print(f"{run - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
