@@ -293,7 +293,7 @@ class Round:
             self.problems.append(f"{note}\n  env {drawn.env}\n  {problem}\n  " + "\n  ".join(text.splitlines()[-25:]))
         base = self.made[began_at]
         for step, file in now.items():
-            if files.get(step) != file:
+            if files.get(step) != file and step > began_at:  # a start writes its flags into the one it resumes from
                 self.made[step] = [*base, Segment(layout, began_at, step)]
         return job.returncode == 0 and (self.folder / "final/model.safetensors").exists() and after == steps
 

@@ -30,6 +30,8 @@ import sys
 import tempfile
 import time
 
+import run_rows
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPE = (
     "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 1 --seq-len 32 --threads 1"
@@ -206,7 +208,7 @@ class Scenario:
                 (out / f.name).exists() and (out / f.name).read_bytes() == f.read_bytes() for f in s.exported.iterdir()
             )
             return "" if same else "exit code 0 with other files"
-        return self.judge_run(out, done)
+        return self.judge_run(out, done) or (self.other_rows(out) if killed else "")
 
     def judge_prepare(self, out, done, killed):
         """Python's own exit codes; what says 0 is whole, and what does not is made whole by the same command."""
@@ -229,6 +231,11 @@ class Scenario:
             if loss != (f"{want:.4f}" if isinstance(loss, str) else want):
                 return f"step {step} is said to have loss {loss}, not {want}"
         return ""
+
+    def other_rows(self, out):
+        """After a kill and the start that followed: the rows of the undisturbed run, each once."""
+        found, want = (run_rows.rows(folder / "metrics.jsonl") for folder in (out, self.setting.work / "whole"))
+        return "" if found == want else f"metrics.jsonl has other rows: {[row for row in found if row not in want][:3]}"
 
     def judge_run(self, out, done):
         s = self.setting

@@ -117,3 +117,13 @@ case_record_of_another_rank() {
   check "record_of_another_rank: an empty record: refused" test $rc = 2
   check "record_of_another_rank: an empty record: said" says "run_status.json, which can't be read, may tell of a checkpoint"
 }
+
+# A command of the user may hold a token: no file of the run shows it, in text, TensorBoard's events or the file for W&B.
+case_token_in_no_record() {
+  run 1 tk "${train[@]}" --wandb p --stats-every 2 --after-save 'true token-4711'
+  check "token_in_no_record: the command runs" test $rc = 0 -a -n "$(grep 'runs: true token-4711' "$work/log")"
+  run 1 tk --device cpu --resume auto --steps 10 --allow-lr-jump "--after-save=true token-4711" --before-resume 'true token-4711'
+  check "token_in_no_record: resumed" test $rc = 0 -a -n "$(ls "$work"/tk/wandb/offline-run-*/run-*.wandb "$work"/tk/events.out.tfevents.*)"
+  grep -ral token-4711 "$work/tk" > "$work/log"
+  check "token_in_no_record: no file has it" test ! -s "$work/log"
+}

@@ -686,7 +686,7 @@ all=$(sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/
 if [ "$quick" ]; then
   all="kill_in_save flipped_bit_in_file log_full bad_out_folder sigusr1_to_a_rank killed_rank nan_gradient
     resume_across_skip nan_in_a_row nan_state differing_replicas second_run used_folder stopped_when_due
-    record_of_another_rank"
+    record_of_another_rank token_in_no_record"
 fi
 if [ "$only" ]; then
   declare -F "case_$only" > /dev/null || { echo "no case is called $only; there are:" $all; exit 2; }
