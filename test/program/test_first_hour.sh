@@ -345,7 +345,7 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
   ranks() { timeout 120 mpirun -n "$1" "$program" "${wide[@]}" "${@:2}" > "$work/log" 2>&1; }
   check "memory: four ranks, ZeRO-3" ranks 4 --batch 1 --zero 3 --save-every 2 --out "$work/m4"
   check "memory: said total and peak" memory m4
-  check "memory: four ranks, resumed with samples, all flags restored" ranks 4 --resume "$work/m4" --steps 6 --save-every 0 --allow-lr-jump \
+  check "memory: four ranks, resumed with samples, all flags restored" ranks 4 --resume "$work/m4" --steps 6 --batch 1 --save-every 0 --allow-lr-jump \
     --sample-every 1 --max-seq-len 20000 --sample-tokens 19000 --val-every 0 --out "$work/m7"
   check "memory: said total and peak" memory m7
   for way in tp pp; do
