@@ -101,9 +101,9 @@ CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
 # A source spends two thirds of its compilation on headers, so PARTS neighbours of a room are compiled as one: build/parts/*.cpp
 # include them, of the unit tests too. Names must therefore differ within a room, in unnamed namespaces too. PARTS=1: every
 # source by itself. The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML,
-# or the commit, and tests that define macros for the headers that they include.
+# or the commit, and tests that define macros for the headers that they include; comm/crash.cpp, whose handlers only train_llama has.
 PARTS ?= 8
-ALONE := $(filter kernels/%,$(CPP_SOURCES)) llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp llama/train/chat_prompt.cpp \
+ALONE := $(filter kernels/%,$(CPP_SOURCES)) comm/crash.cpp llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp llama/train/chat_prompt.cpp \
          test/kernels/test_cpu_ops.cpp test/kernels/test_fp8.cpp
 # part(name, sources): build/parts/NAME.cpp; parts(name, sources, count so far): those of a room
 define part

@@ -148,16 +148,12 @@ void Mesh::build_axis(Axis axis, const Open& open) {
     groups_.push_back(std::move(group));
 }
 
-// Of NCCL's operations, how many may be under way together: a pipeline's lanes, both directions, and groups. Data,
-// shard and replicate follow each other on one stream.
-struct AtOnce {
-    int lanes = 0, groups = 0;
-};
-static AtOnce at_once(const Grid& grid) {
-    const int pp = grid.size(Axis::pp);
-    AtOnce most{.lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4};
-    for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp, Axis::model}) most.groups += grid.size(axis) > 1;
-    return most;
+// Data, shard and replicate follow each other on one stream.
+NcclRoom nccl_room(const Grid& grid, int multiprocessors, int left_free) {
+    const int pp = grid.size(Axis::pp), lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4;
+    int groups = 0;
+    for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp, Axis::model}) groups += grid.size(axis) > 1;
+    return {nccl_blocks(multiprocessors, lanes, groups, left_free), lanes, groups};
 }
 
 void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) {
@@ -170,7 +166,7 @@ void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, co
         multiprocessors == 0 || left_free < multiprocessors,
         "--comm-sms %d: the GPU has %d multiprocessors, and none would be left for compute\n  nearest: --comm-sms %d",
         left_free, multiprocessors, multiprocessors / 4);
-    const auto [lanes, groups] = at_once(grid);
+    const auto [each, lanes, groups] = nccl_room(grid, multiprocessors, left_free);
     require_request(
         !nccl || left_free >= lanes + groups,
         "--comm-sms %d: over NCCL %d operations may be under way together (%d lanes of the pipeline, %d groups), "
@@ -200,6 +196,9 @@ void Mesh::build(Device device, const Open& open) {
         build_axis(axis, open);
     const bool staged = device.is_cuda() && pp().transport().waits_on_host();
     build_links(device, options_.one_lane || staged, open);
+    for (const Axis axis : {Axis::tp, Axis::cp})
+        if (grid_.size(axis) > 1 && (is_cpu(device) || !on(axis).transport().waits_on_host()))
+            own_streams_[size_t(axis)] = make_comm_stream(device);
     make_room(device);
 }
 
@@ -218,17 +217,16 @@ Mesh::Mesh(Process& process, Device device, const MeshOptions& options)
     : options_(settle(process.size(), options, process.nodes())),
       grid_(process.size(), options_.grid),
       world_{process.rank(), process.size()} {
-    // Over NCCL a pipeline's lanes and groups share the thread blocks that there are for them.
-    const auto [lanes, groups] = at_once(grid_);
+    // Over NCCL a pipeline's lanes, and groups where there are several, share the thread blocks that are for them.
     const int left_free = options_.left_free, there = gpu_multiprocessors(device);
     const bool nccl = device.is_cuda() && built_with_nccl() && process.uses_nccl(options_.transport, device);
     check_left_free(left_free, there, is_cpu(device), nccl, grid_);
-    const NcclBlocks blocks = nccl_blocks(there, lanes, groups, left_free);
-    const bool limited = nccl && (lanes > 0 || left_free > 0);
+    const NcclRoom room = nccl_room(grid_, there, left_free);
+    const bool limited = nccl && room.is_limited();
     build(device, [&](const std::vector<int>& members, const std::string& name) {
         const bool is_lane = members.empty() || name.find('>') != std::string::npos;  // "pp 0>1"
         if (limited && (is_lane || members.size() > 1))
-            return make_limited_nccl(process, device, members, name, is_lane ? blocks.lane : blocks.group);
+            return make_limited_nccl(process, device, members, name, is_lane ? room.each.lane : room.each.group);
         const int color = members.empty() ? -1 : *std::min_element(members.begin(), members.end());
         const auto key = std::find(members.begin(), members.end(), world_.rank) - members.begin();
         return process.make_transport(options_.transport, device, color, int(key), name);

@@ -7,17 +7,17 @@
 //   mesh.place(Axis::dp)                   dp has a place and no collectives: gradients are summed over data
 //   mesh.link_to(next).send(p, bytes)      enqueued on the link's stream, met by link_from(here).recv() there
 //
-// Which streams the collectives may be on:
+// Which streams the collectives may be on, all enqueued by one thread of the host, in one order on all ranks:
 //
 //   CPU memory               any; ranks may even enqueue different groups in different order
-//   CUDA memory over NCCL    one for all groups, or several put in one order, the same on all ranks, by events. To
-//                            enqueue in one order is enough only with NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26; off
-//                            unless set)
+//   CUDA memory over NCCL    several, as long as what is under way together finds room on the GPU (thresholds.h)
 //   CUDA memory over MPI     one stream for all groups and links: CUDA may run the host functions of all streams on one
 //                            thread, where two groups that wait would block each other
 //
-// zero/ puts data, shard and replicate on stream(), which is right everywhere. They are one group where they have the
-// same members; tp, cp, pp and model never share one with them, so that they may be on other streams.
+// data, shard and replicate are on stream(), and so are pp and model. tp and cp have streams of their own but in the
+// last case: compute waits for what they bring, which must not stand behind a unit's parameters on their way over the
+// network. data, shard and replicate are one group where they have the same members; the others never share one with
+// them.
 
 #include <array>
 #include <functional>
@@ -28,6 +28,7 @@
 #include "comm/collectives.h"
 #include "comm/planned_transport.h"
 #include "comm/grid.h"
+#include "comm/thresholds.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -47,6 +48,15 @@ struct MeshOptions {
     bool check_wire = false;                 // sum the bits of every message (wire_check.h)
     std::function<bool()> damage_wire = {};  // of tests: whether an arriving message is to lose a bit
 };
+
+// Of an operation over NCCL, and of all that may be under way together on a GPU.
+struct NcclRoom {
+    NcclBlocks each;
+    int lanes, groups;  // a pipeline's, both directions; data, tp, cp, pp, model
+    bool is_limited() const { return each.lane > 0 || each.group > 0; }
+    int together() const { return lanes * each.lane + groups * each.group; }
+};
+NcclRoom nccl_room(const Grid& grid, int multiprocessors, int left_free);
 
 // Refuses a --comm-sms that can't be met; the mesh asks, and the plan, for a machine that isn't here.
 // `multiprocessors`: of the GPU, 0: not known.
@@ -122,6 +132,8 @@ class Mesh {
 
     // For collectives that overlap compute.
     Stream& stream() const { return *stream_; }
+    // Of this axis.
+    Stream& stream(Axis axis) const { return own_streams_[size_t(axis)] ? *own_streams_[size_t(axis)] : *stream_; }
 
     // To and from a neighbour on the pp axis; first and last are neighbours too.
     Link& link_to(int pp_rank) const { return link(links_to_, pp_rank); }
@@ -158,8 +170,10 @@ class Mesh {
     std::array<Collectives*, size_t(Axis::count_)> axes_ = {};
     Links links_to_, links_from_;
     PlannedPeers* planned_peers_ = nullptr;
-    Buffer next_tile_;                // of BesideCommunication
-    std::unique_ptr<Stream> stream_;  // the first to go: nothing is freed under its work
+    Buffer next_tile_;  // of BesideCommunication
+    // The first to go: nothing is freed under their work.
+    std::unique_ptr<Stream> stream_;
+    std::array<std::unique_ptr<Stream>, size_t(Axis::count_)> own_streams_;
 };
 
 // The stream for collectives: high priority on CUDA; on the CPU its additions use one thread, since they share the

@@ -46,19 +46,20 @@ constexpr int64_t hier_step_bytes(int64_t bytes, int nodes) {
 // ---- thread blocks over NCCL ----------------------------------------------------------------------------------------
 
 // An operation of NCCL holds thread blocks of the GPU from when it starts until its peers have come. With a pipeline
-// many are under way at once, of each lane and of each group. If those that wait took all the room, one that a peer
-// waits for might never start, and ranks would wait for each other forever. So together they get a quarter of the
-// multiprocessors, about what one collective takes by itself; what computes never waits for a peer, so it always makes
-// room again. With --comm-sms they get what that leaves free, with a pipeline or without.
+// many are under way at once, of each lane and of each group; with tp or cp, of each group. If those that wait took all
+// the room, one that a peer waits for might never start, and ranks would wait for each other forever. So together they
+// get a quarter of the multiprocessors, about what one collective takes by itself; what computes never waits for a
+// peer, so it always makes room again. With --comm-sms they get what that leaves free, one group or many.
 struct NcclBlocks {
     int lane = 0, group = 0;  // of an operation; 0: NCCL's own choice
 };
 // `lanes`: of this rank, both directions. `groups`: that may be under way together. `left_free`: --comm-sms, at least
-// lanes + groups; 0: without lanes nothing is limited.
+// lanes + groups; 0: one group alone is not limited.
 constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups, int left_free = 0) {
-    if (lanes == 0) return {0, left_free > 0 && groups > 0 ? left_free / groups : 0};
+    if (lanes == 0 && groups < 2) return {0, groups > 0 ? left_free : 0};
     const int part = left_free > 0 ? left_free : multiprocessors / 4, fewest = lanes + groups;
     const int room = part > fewest ? part : fewest;
+    if (lanes == 0) return {0, room / groups};
     const int most = room / 16 > 1 ? room / 16 : 1, fits = (room - groups) / lanes;
     const int lane = most < fits ? most : fits;
     return {lane, groups ? (room - lanes * lane) / groups : 0};

@@ -51,12 +51,11 @@ AttentionShape ContextParallel::shape_of(int slot, const int32_t* first_key) con
             .first_key_batch = first_key ? own_rows() : 0};
 }
 
-// Between compute's work so far and its next. The stream is that of all groups: no two ranks meet in another order.
-// `collective` holds by value what it needs: a graph calls it again.
+// Between compute's work so far and its next. `collective` holds by value what it needs: a graph calls it again.
 template <class Collective>
 void ContextParallel::on_mesh(Stream& compute, const Collective& collective) {
     between_graphs(graphs_, [this, &compute, collective] {
-        Stream& comm = mesh_.stream();
+        Stream& comm = mesh_.stream(Axis::cp);
         comm.wait(compute.record());
         collective(comm);
         compute_waits(compute, comm.record());

@@ -31,7 +31,7 @@ void ContextParallel::Ring::allocate(Device device, const ContextShape& s, int64
 void ContextParallel::pass_on(Stream& compute, const Buffer& from, const Buffer& to, Event& arrived) {
     between_graphs(graphs_, [this, &compute, &from, &to, &arrived] {
         const int rank = mesh_.cp().rank(), size = mesh_.cp().size();
-        Stream& comm = mesh_.stream();
+        Stream& comm = mesh_.stream(Axis::cp);
         comm.wait(compute.record());
         MessageGroup group;
         Transport& transport = mesh_.cp().transport();

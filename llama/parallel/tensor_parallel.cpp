@@ -20,7 +20,7 @@ std::vector<int64_t> TensorParallel::row_offsets(int64_t N, int64_t C) const {
 template <class Body>
 void TensorParallel::ordered(Stream& compute, const Body& body) const {
     between_graphs(graphs_, [this, &compute, body] {
-        Stream& comm = mesh_.stream();
+        Stream& comm = mesh_.stream(Axis::tp);
         comm.wait(compute.record());
         body(comm);
         compute_waits(compute, comm.record());
@@ -54,7 +54,7 @@ void TensorParallel::gather(Stream& compute, void* all, const void* own, int64_t
 
 Event TensorParallel::start_gather(Stream& compute, void* all, const void* own, int64_t N, int64_t C,
                                    DType dtype) const {
-    Stream& comm = mesh_.stream();
+    Stream& comm = mesh_.stream(Axis::tp);
     comm.wait(compute.record());
     mesh_.tp().all_gather(comm, {.out = all, .in = own, .offsets = row_offsets(N, C), .dtype = dtype});
     return comm.record();
@@ -93,7 +93,7 @@ MessageGroup TensorParallel::step_of(uint64_t seq, bool is_last) const {
 // `offsets`: rows. At distance d this rank sends its rows to rank + d and receives those of rank - d.
 void TensorParallel::gather_parts(Stream& compute, char* all, const char* own, const std::vector<int64_t>& offsets,
                                   int64_t C, DType dtype, const Product& product) const {
-    Stream& comm = mesh_.stream();
+    Stream& comm = mesh_.stream(Axis::tp);
     Transport& transport = mesh_.tp().transport();
     const int64_t row = C * size_of(dtype);
     const auto first = [&](int r) { return offsets[size_t(r)]; };
@@ -122,7 +122,7 @@ void TensorParallel::gather_parts(Stream& compute, char* all, const char* own, c
 // At distance d the rows of rank + d are made and sent; this rank's come from rank - d. Its own are made last.
 void TensorParallel::scatter_parts(Stream& compute, void* own, const char* partial, const std::vector<int64_t>& offsets,
                                    int64_t C, DType dtype, const Product& product, Event* done) {
-    Stream& comm = mesh_.stream();
+    Stream& comm = mesh_.stream(Axis::tp);
     Transport& transport = mesh_.tp().transport();
     const int64_t row = C * size_of(wire_);
     const auto first = [&](int r) { return offsets[size_t(r)]; };
@@ -184,7 +184,7 @@ void TensorParallel::share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale*
 }
 
 void TensorParallel::sum(Stream& compute, void* unit, const Replicated& r, DType dtype) {
-    Stream& comm = mesh_.stream();
+    Stream& comm = mesh_.stream(Axis::tp);
     comm.wait(compute.record());
     char* data = static_cast<char*>(unit) + r.begin * size_of(dtype);
     if (r.ranks == size())
@@ -192,6 +192,7 @@ void TensorParallel::sum(Stream& compute, void* unit, const Replicated& r, DType
             comm, {.out = data, .in = data, .offsets = even_offsets(r.count, size()), .dtype = dtype, .wire = dtype});
     else
         exchange_sum(comm, data, r, dtype);
+    if (&comm != &mesh_.stream()) mesh_.stream().wait(comm.record());
 }
 
 // Some of the axis: each sends its values to the others of them, and all add the same rows in the same order.

@@ -17,7 +17,7 @@
 // promises and a library does not. The rows that a weight's gradient reads are gathered while the input's is computed,
 // and that is scattered while the weights' are.
 //
-// Everything enqueues and returns: the collectives are on the mesh's stream, ordered with compute by events. Where
+// Everything enqueues and returns: the collectives are on the axis's stream, ordered with compute by events. Where
 // compute is recorded as graphs they stand between them (graph.h), but not with `overlap`.
 
 #include <cstdint>

@@ -67,6 +67,14 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     if (!c.machine.cpu && c.machine.compute_capability >= 10)
         std::printf("         attention there is mma.sync, at FlashAttention-2's rates: tcgen05 is not used%s\n",
                     c.options.fp8.recipe == Fp8Recipe::mx ? "" : "; --fp8 mx is the fp8 of such a GPU");
+    const int there = int(c.machine.multiprocessors);
+    if (const NcclRoom room = nccl_room(Grid(c.ranks, grid_options(c.options)), there, int(c.options.comm_sms));
+        there > 0 && room.is_limited())
+        std::printf(
+            "         messages: %d groups%s take %d of %d multiprocessors when all are under way; products beside them "
+            "are up to %.0f %% slower, which is not counted\n",
+            room.groups, room.lanes > 0 ? format(" and %d lanes", room.lanes).c_str() : "", room.together(), there,
+            100.0 * room.together() / (there - room.together()));
     if (const PlannedRank& r = plan.slowest(); r.watched_step > 0)
         std::printf("         statistics: %.3g ms more every %lld steps, %.2g %% of the time\n",
                     1e3 * kSecondsPerTick * double(r.watched_step - r.step), (long long)c.options.stats_every,

@@ -41,16 +41,16 @@ std::string escaped(std::string_view text) {
     return out;
 }
 
-struct Axis {
+struct ValueAxis {
     double low, high, from, to;  // data range, pixels
     std::vector<double> ticks;
     double operator()(double x) const { return from + (x - low) / (high - low) * (to - from); }
 };
 
-Axis make_axis(double low, double high, double from, double to, int ticks) {
+ValueAxis make_axis(double low, double high, double from, double to, int ticks) {
     if (!(low <= high)) low = 0, high = 1;
     if (low == high) low -= std::max(std::abs(low), 1.0) * 0.5, high += std::max(std::abs(high), 1.0) * 0.5;
-    Axis axis{low, high, from, to, round_ticks(low, high, ticks)};
+    ValueAxis axis{low, high, from, to, round_ticks(low, high, ticks)};
     axis.low = std::min(low, axis.ticks.front());
     axis.high = std::max(high, axis.ticks.back());
     return axis;
@@ -65,7 +65,7 @@ std::string tick_text(double value, double step) {
 }
 
 // First, lowest, highest and last point of each column of pixels, in their order.
-Points thinned(const Points& points, const Axis& x) {
+Points thinned(const Points& points, const ValueAxis& x) {
     if (points.size() < 2 * size_t(kWidth)) return points;
     Points out;
     for (size_t i = 0; i < points.size();) {
@@ -86,7 +86,7 @@ Points thinned(const Points& points, const Axis& x) {
     return out;
 }
 
-std::string curve_svg(const Curve& curve, const char* colour, const Axis& x, const Axis& y) {
+std::string curve_svg(const Curve& curve, const char* colour, const ValueAxis& x, const ValueAxis& y) {
     std::string path, dots;
     bool pen_down = false;
     for (const auto& [px, py] : thinned(curve.points, x)) {
@@ -124,11 +124,11 @@ std::string heading_svg(double y, int size, const std::string& text, const char*
     return text_svg(kLeft, y, "start", size, text.substr(0, end) + "...", more);
 }
 
-std::string frame_svg(const PlotText& text, const Axis& x, const Axis& y) {
+std::string frame_svg(const PlotText& text, const ValueAxis& x, const ValueAxis& y) {
     const double bottom = kHeight - kBottom, right = kWidth - kRight;
     std::string out = heading_svg(26, 17, text.title, " class=\"strong\"");
     out += heading_svg(46, 12, text.note);
-    const auto step = [](const Axis& a) { return a.ticks.size() > 1 ? a.ticks[1] - a.ticks[0] : 1; };
+    const auto step = [](const ValueAxis& a) { return a.ticks.size() > 1 ? a.ticks[1] - a.ticks[0] : 1; };
     for (const double t : y.ticks) {
         out += format("<path d=\"M%.1f %.1fH%.1f\" class=\"grid\"/>\n", kLeft, y(t), right);
         out += text_svg(kLeft - 8, y(t) + 4, "end", 12, tick_text(t, step(y)));
@@ -184,8 +184,8 @@ std::string plot_svg(const PlotText& text, const std::vector<Curve>& curves) {
                 low_y = std::min(low_y, py), high_y = std::max(high_y, py);
             }
     const bool empty = low_x > high_x;
-    const Axis x = make_axis(low_x, high_x, kLeft, kWidth - kRight, 8);
-    const Axis y = make_axis(low_y, high_y, kHeight - kBottom, kTop, 6);
+    const ValueAxis x = make_axis(low_x, high_x, kLeft, kWidth - kRight, 8);
+    const ValueAxis y = make_axis(low_y, high_y, kHeight - kBottom, kTop, 6);
     std::string out = format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" width=\"%g\" height=\"%g\" "
         "font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">\n"

@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <filesystem>
+#include <set>
 
+#include "comm/grid.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/memory_changes.h"
 #include "llama/base/atomic_file.h"
@@ -10,7 +12,7 @@
 
 namespace rz {
 
-enum Row : int { kSteps = 0, kCompute = 1, kCommunication = 2, kTasks = 3, kMemory = 4 };
+enum Row : int { kSteps = 0, kCompute = 1, kCommunication = 2, kTasks = 3, kMemory = 4, kTp = 5, kCp = 6 };
 
 void Trace::begin_step(int64_t step) {
     if (!covers(step)) return;
@@ -62,9 +64,13 @@ std::string Trace::events() {
     for (size_t i = 0; i + 1 < steps_.size(); ++i)
         span(kSteps, format("step %lld", (long long)steps_[i].first), steps_[i].second, steps_[i + 1].second, "");
     for (const OpTimer::Span& s : timer_.take_spans()) span(kCompute, s.name, s.start, s.stop, "");
+    std::set<Row> axes;  // tp and cp have streams of their own
     for (const CommMeter::Span& s : meter_.take_trace()) {
         const bool wait = s.op == "wait";
-        span(wait ? kCompute : kCommunication, wait ? "wait for communication" : s.op, s.began, s.ended,
+        const Row where = s.axis == name_of(Axis::tp) ? kTp : s.axis == name_of(Axis::cp) ? kCp : kCommunication;
+        if (!wait && where != kCommunication && axes.insert(where).second)
+            row(where, format("communication of %s", s.axis.c_str()).c_str());
+        span(wait ? kCompute : where, wait ? "wait for communication" : s.op, s.began, s.ended,
              wait ? "" : format(",\"args\":{\"bytes_sent\":%lld}", (long long)s.bytes_sent));
     }
     if (!tasks_.empty()) row(kTasks, "pipeline tasks");

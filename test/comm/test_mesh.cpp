@@ -213,7 +213,9 @@ TEST(NcclBlocks, LanesAndGroupsTogetherStayWithinAQuarter) {
     EXPECT_EQ(nccl_blocks(132, 4, 3).lane, 2);
     EXPECT_EQ(nccl_blocks(132, 4, 3).group, 8);
     EXPECT_EQ(nccl_blocks(132, 0, 1).lane, 0);
-    EXPECT_EQ(nccl_blocks(132, 0, 1).group, 0) << "no pipeline: NCCL's own choice";
+    EXPECT_EQ(nccl_blocks(132, 0, 1).group, 0) << "one group: NCCL's own choice";
+    EXPECT_EQ(nccl_blocks(132, 0, 3).group, 11) << "data, tp and model";
+    EXPECT_EQ(nccl_blocks(4, 0, 3).group, 1);
 }
 
 // --comm-sms: no more than compute leaves free, whatever is under way together.

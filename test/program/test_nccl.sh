@@ -45,6 +45,15 @@ check "  the same bits" cmp "$work/enough/final/model.safetensors" "$work/withhe
 SIMT_NCCL_BLOCKS=1 run mpirun -n 4 "$simt" "${staged[@]}" --timeout 3 --out "$work/too_few"
 check "  with one for all of them ranks wait for each other: exit code 71" test $rc = 71
 
+# tp and cp have streams of their own: three groups, and a thread block for each, are enough there too.
+for axis in tp cp; do
+  run mpirun -n 4 "$simt" "${toy[@]}" --$axis 2 --kv-heads 2 --zero 3 --steps 2 --transport nccl --timeout 20 --out "$work/$axis"
+  check "--$axis 2 over NCCL" test $rc = 0
+  SIMT_NCCL_BLOCKS=3 run mpirun -n 4 "$simt" "${toy[@]}" --$axis 2 --kv-heads 2 --zero 3 --steps 2 --transport nccl --timeout 20 \
+    --out "$work/${axis}_withheld"
+  check "  the other thread blocks are withheld: the same bits" cmp "$work/$axis/final/model.safetensors" "$work/${axis}_withheld/final/model.safetensors"
+done
+
 # --comm-sms: of the emulated GPU's four multiprocessors attention and RMSNorm take those that are left, and NCCL asks for no more
 # than the others. Grids are counted, all launches of all ranks but for one of a block each: attention's, compared with the CPU's at the start.
 wide=(--data "$work/data" --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 2 --ffn 16 --head-dim 64 --batch 4 --seq-len 64
