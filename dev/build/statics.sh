@@ -11,6 +11,7 @@ allowed='
 rz::(anonymous namespace)::the_process           process.cpp: the job that exit() would leave
 rz::segv_action                                  crash.cpp: a process has one action for SIGSEGV
 rz::(anonymous namespace)::asked                 stop.cpp: a signal comes to the process
+rz::dump_signals                                 watch.cpp: the same
 rz::(anonymous namespace)::interrupted_ms        the same
 rz::(anonymous namespace)::mpi_mutex             mpi_transport.cpp: MPI is initialised once in a process
 rz::(anonymous namespace)::waiting               the same: which thread asks it
@@ -27,6 +28,7 @@ rz::(anonymous namespace)::engine()::e           gemm_dnnl.cpp: made once
 rz::(anonymous namespace)::WordsForACrash::      gemm_dnnl.cpp: a process has one action for SIGSEGV
 rz::cpu_scratch()::count                         scratch.h: threads of OpenMP belong to the process
 rz::gemm_dnnl_version()::name                    made once
+rz::(anonymous namespace)::Nvml::here()::nvml    made once
 rz::gemm_library_cuda()::name                    made once
 rz::print_escaped()::                            output.cpp: a process has one standard output and one standard error
 rz::presets()::all                               made once

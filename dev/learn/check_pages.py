@@ -90,6 +90,7 @@ def main():
         if not command:
             commands += [[name] for name in re.findall(r"^  ([a-z]+) ", text.split("\nCommands:")[-1], re.M)]
         flags |= set(re.findall(r"^ *(?:-\w,)?--([a-z][a-z0-9-]*)", text, re.M))
+        flags |= {f"no-{switch}" for switch in re.findall(r"^ *--([a-z][a-z0-9-]*) on\|off", text, re.M)}
     expect(len(flags) > 50 and len(commands) > 2, f"--help: {len(flags)} flags, {len(commands) - 1} subcommands")
     with open("Makefile") as f, open("dev/learn/learn.mk") as g:
         rules = f.read() + g.read()
