@@ -75,7 +75,7 @@ TEST_F(AfterSaveTest, AtMostSomeWaitForACommandThatFails) {
     EXPECT_EQ(store_->steps(), (std::vector<int64_t>{1, 5, 6, 7, 8, 9, 10, 11}));
     EXPECT_EQ(store_->marked(), store_->steps());
     EXPECT_EQ(store_->collect(2, 0), std::vector<int64_t>{});
-    EXPECT_EQ(store_->collect(2, 0, -1, /*most_held=*/1), (std::vector<int64_t>{5, 6, 7, 8, 9}));
+    EXPECT_EQ(store_->collect(2, 0, -1, 0, /*most_held=*/1), (std::vector<int64_t>{5, 6, 7, 8, 9}));
     EXPECT_EQ(store_->steps(), (std::vector<int64_t>{1, 10, 11}));
 }
 
