@@ -298,8 +298,9 @@ Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
     return now;
 }
 
-// The largest number of sequences, at most --batch, that makes up the same update on these ranks.
-static std::string fit_batch(TrainOptions& o, int64_t ranks) {
+// The largest number of sequences, at most --batch, that makes up the same update on these ranks. A supervisor gives
+// its command's --batch again on other ranks: a number that does not divide is a mistake on as many as before alone.
+static std::string fit_batch(TrainOptions& o, int64_t ranks, bool same_ranks) {
     const int64_t sequences = o.batch_tokens / o.seq_len;
     if (o.batch_tokens % o.seq_len != 0 || sequences % ranks != 0) {
         std::string nearest;
@@ -318,7 +319,7 @@ static std::string fit_batch(TrainOptions& o, int64_t ranks) {
     const int64_t asked = o.batch;
     while (sequences / ranks % o.batch != 0) --o.batch;
     if (o.batch == asked) return "";
-    require_request(!o.given.count("batch"),
+    require_request(!same_ranks || !o.given.count("batch"),
                     "--batch %lld does not divide the checkpoint's updates, %lld sequences on each of %lld ranks\n"
                     "  nearest: --batch %lld, or another --batch-tokens",
                     (long long)asked, (long long)(sequences / ranks), (long long)ranks, (long long)o.batch);
@@ -334,7 +335,9 @@ std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest
         if (line.rfind("--collectives ", 0) == 0)
             line += ": sums are rounded in another order, so bits differ from here on";
     if (!o.given.count("batch-tokens") && !o.given.count("grad-accum"))
-        if (const std::string line = fit_batch(o, Grid(int(ranks), grid_options(o)).size(Axis::dp)); !line.empty())
+        if (const std::string line =
+                fit_batch(o, Grid(int(ranks), grid_options(o)).size(Axis::dp), manifest.ranks == ranks);
+            !line.empty())
             lines.push_back(line);
     if (manifest.ranks != ranks || manifest.zero != o.zero)
         lines.push_back(format("%lld ranks with --zero %lld, was %lld with --zero %lld", (long long)ranks,

@@ -178,11 +178,13 @@ case_leftovers() {
 
 can_mount() { unshare -m true 2> /dev/null && unshare -m mount -t tmpfs none /mnt 2> /dev/null; }
 case_disk_full() {
-  FAULT=file.write:1:40:enospc,checkpoint.fsync:2:4:eio start c07
-  check "disk_full: the run continues" as_undisturbed c07
-  check "disk_full: loud, counted" says "could not be saved \(1 failed so far\): .*(No space left|Input/output)"
-  check "disk_full: the next save works" test "$(steps_of c07)" = "6 8"
-  check "disk_full: swept" no_leftovers c07
+  for fault in file.write:1:40:enospc checkpoint.fsync:2:4:eio; do
+    rm -rf "${work:?}/c07"; FAULT=$fault start c07
+    check "disk_full: $fault: the run continues" as_undisturbed c07
+    check "disk_full: $fault: loud, counted" says "could not be saved \(1 failed so far\): .*(No space left|Input/output)"
+    check "disk_full: $fault: the next save works" test "$(steps_of c07)" = "6 8"
+    check "disk_full: $fault: swept" no_leftovers c07
+  done
   FAULT=checkpoint.shard:1:*:enospc start c07b
   check "disk_full: never any room: the run still ends well" as_undisturbed c07b
   check "disk_full: never any room: all are counted" says "\(4 failed so far\).*rank 1: .*No space left"
@@ -236,8 +238,7 @@ case_file_size_limit() {
 # ---- signals, deaths, hangs --------------------------------------------------------------------------------------
 
 case_sigterm_to_mpirun() {
-  by 3
-  FAULT=step:*:*:sleep=0.2 timeout 60 "${by[@]}" "${train[@]}" --out "$work/c11" > "$work/log" 2>&1 &
+  by 3; FAULT=step:*:*:sleep=0.2 timeout 60 "${by[@]}" "${train[@]}" --out "$work/c11" > "$work/log" 2>&1 &
   local job=$!
   wait_for_step c11 3
   pkill -TERM -P $job
@@ -274,8 +275,7 @@ case_ctrl_c() {
   local job=$! began
   wait_for_step c14 51
   kill -INT $job
-  sleep 0.7
-  began=$(seconds)
+  sleep 0.7; began=$(seconds)
   kill -INT $job
   wait $job
   rc=$?
@@ -284,8 +284,7 @@ case_ctrl_c() {
   check "ctrl_c: two SIGINT: the last checkpoint is whole" test "$(steps_of c14)" = 50
   run 1 c14 --data "$work/data" --device cpu --resume auto --steps 52 --allow-lr-jump
   check "ctrl_c: two SIGINT: it resumes" test $rc = 0
-  by 3
-  FAULT=step:*:*:sleep=0.2 timeout 60 "${by[@]}" "${train[@]}" --steps 100 --out "$work/c14m" > "$work/log" 2>&1 &
+  by 3; FAULT=step:*:*:sleep=0.2 timeout 60 "${by[@]}" "${train[@]}" --steps 100 --out "$work/c14m" > "$work/log" 2>&1 &
   job=$!
   wait_for_step c14m 2
   pkill -INT -P $job
