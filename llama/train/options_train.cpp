@@ -459,6 +459,8 @@ static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
               "Number of steps between validations. 0: only at the end.")
         .basic();
     val.count("--val-tokens", Keeps::always, o.val_tokens, 1, kBig, "Number of tokens in each validation.");
+    val.real("--stop-at-val-loss", Keeps::always, o.stop_at_val_loss, 0, 1e6,
+             "Validation loss at or below which training ends as if it were the last step: time to a loss. 0: never.");
     val.count("--sample-every", Keeps::always, o.sample_every, 0, kBig,
               "Number of validations between printed samples. 0: none.")
         .basic();

@@ -138,7 +138,8 @@ struct TrainOptions {
     // validation and samples
     int64_t val_every = 100;
     int64_t val_tokens = 65536;
-    int64_t sample_every = 0;  // validations between samples; 0: never
+    double stop_at_val_loss = 0;  // nats; 0: never
+    int64_t sample_every = 0;     // validations between samples; 0: never
     int64_t sample_tokens = 200;
     std::string prompt;      // what samples begin with
     int64_t eval_every = 0;  // 0: never

@@ -44,6 +44,19 @@ static double loss_of(Trainer& t, size_t set, int64_t sequences) {
     return t.process.sum(loss_sum) / double(std::max<int64_t>(1, t.sources.val[set].data.targets(0, sequences)));
 }
 
+// --stop-at-val-loss: this step becomes the last, on every rank, since all have the same loss. What a last step does
+// (evaluation, save, final weights, exit code 0) follows; the learning rate so far was that of the steps asked for.
+static void reach_target(Trainer& t, int64_t step, double loss) {
+    const Manifest here = manifest_at(t, step);
+    t.log->event(step,
+                 format("reached validation loss %.4f (--stop-at-val-loss %g) at step %lld: %lld tokens, %.1f s", loss,
+                        t.options.stop_at_val_loss, (long long)step, (long long)here.tokens, here.seconds),
+                 "reached",
+                 format("{\"val_loss\":%.17g,\"target\":%.17g,\"tokens\":%lld,\"seconds\":%.3f}", loss,
+                        t.options.stop_at_val_loss, (long long)here.tokens, here.seconds));
+    t.options.steps = step;
+}
+
 // Of a mix: each set gets tokens by its share, and the loss is the mean by shares.
 void validate(Trainer& t, int64_t step) {
     const std::vector<DataSources::Validation>& sets = t.sources.val;
@@ -71,6 +84,7 @@ void validate(Trainer& t, int64_t step) {
     const int64_t validation = t.validations++;
     if (samples_at(o, validation, step)) print_sample(t, step);
     t.metrics->leave_out();
+    if (step > 0 && loss <= o.stop_at_val_loss) reach_target(t, step, loss);
 }
 
 }  // namespace rz

@@ -20,6 +20,19 @@ check "says how it is uploaded" grep -q "wandb sync uploads it" "$work/log"
 check "trains again with other settings" train second --steps 8 --lr 3e-3 --save-every 4 --wandb p
 check "resumes" train second --resume auto --steps 12 --allow-lr-jump
 
+# Time to a loss: the run ends as one that was asked for so many steps, on one rank and on three, and a resume goes on.
+goal=(--batch 1 --batch-tokens 384 --threads 1 --lr 1e-2 --lr-schedule constant --warmup 2 --val-every 3)
+check "trains for the goal's number of steps" train nine --steps 9 "${goal[@]}"
+loss=$(python3 -c 'import json, sys; print([r["val_loss"] for r in map(json.loads, open(sys.argv[1])) if "val_loss" in r][-1] + 1e-4)' "$work/nine/metrics.jsonl")
+for ranks in 1 3; do
+  check "stops at a validation loss on $ranks" train "goal$ranks" --steps 60 "${goal[@]}" --ranks "$ranks" --stop-at-val-loss "$loss" --save-every 4
+  check "says so on $ranks" grep -q "reached validation loss .* at step 9: 3456 tokens" "$work/log"
+  check "and saves that step on $ranks" test "$(cat "$work/goal$ranks/checkpoints/latest")" = step_000000009
+done
+check "with the same weights" cmp "$work/nine/final/model.safetensors" "$work/goal1/final/model.safetensors"
+check "goes on without the goal" train goal1 --resume auto --stop-at-val-loss 0 --steps 12
+check "to the step asked for" grep -q "step 12/12" "$work/log"
+
 refused() {  # refused TEXT ARGS...
   local text=$1
   shift
