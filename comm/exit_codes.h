@@ -1,5 +1,5 @@
 #pragma once
-// The exit codes of train_llama: the one list. --help, the man page and the tests read it; llama/train/README.md is
+// The exit codes of train_llama: the one list. --help, the man page and the tests read it; dev/guide/failures.md is
 // compared with it. mpirun's own code for a rank that was killed varies (9, 11, 255, even 0), so a supervisor trusts
 // what the program wrote about itself (run_status.json) before them.
 

@@ -1,4 +1,4 @@
-// comm/exit_codes.h is the one list: the README says the same, and the type of an error decides between 2 and 70.
+// comm/exit_codes.h is the one list: the manual says the same, and the type of an error decides between 2 and 70.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -18,10 +18,10 @@
 namespace rz {
 namespace {
 
-TEST(ExitCodes, AreThoseOfTheReadme) {
+TEST(ExitCodes, AreThoseOfTheManual) {
     std::map<int, std::string> rows;
-    std::istringstream readme(read_file("llama/train/README.md"));
-    for (std::string line; std::getline(readme, line);) {
+    std::istringstream page(read_file("dev/guide/failures.md"));
+    for (std::string line; std::getline(page, line);) {
         std::smatch m;
         if (std::regex_match(line, m, std::regex(R"(\| (\d+) \| (.*) \|)"))) rows[std::stoi(m[1])] = m[2];
     }
