@@ -98,38 +98,17 @@ Q := $(if $(V),,@)
 CPP_SOURCES := $(sort $(foreach room,kernels comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
 CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
 
-# A source spends two thirds of its compilation on headers, so PARTS neighbours of a room are compiled as one: build/parts/*.cpp
-# include them, of the unit tests too. Names must therefore differ within a room, in unnamed namespaces too. PARTS=1: every
-# source by itself. The kernels' loops have objects of their own, and so have those that include a parser of arguments or TOML,
-# or the commit, and tests that define macros for the headers that they include; comm/crash.cpp, whose handlers only train_llama has.
-PARTS ?= 8
-ALONE := $(filter kernels/%,$(CPP_SOURCES)) comm/crash.cpp llama/base/version.cpp llama/base/toml.cpp llama/train/command_line.cpp llama/train/chat_prompt.cpp \
-         test/kernels/test_cpu_ops.cpp test/kernels/test_fp8.cpp
-# part(name, sources): build/parts/NAME.cpp; parts(name, sources, count so far): those of a room
-define part
-PART_NAMES += $(1)
-PART.$(1) := $(2)
-endef
-parts = $(if $(2),$(eval $(call part,$(1)_$(words $(3)),$(wordlist 1,$(PARTS),$(2))))$(call parts,$(1),$(wordlist \
-        $(words x $(wordlist 1,$(PARTS),$(2))),$(words $(2)),$(2)),$(3) x))
-PART_NAMES :=
-ROOMS := $(sort $(patsubst %/,%,$(dir $(filter-out $(ALONE),$(CPP_SOURCES)))))
-$(foreach room,$(ROOMS),$(call parts,$(subst /,_,$(room)),$(filter-out $(ALONE),$(wildcard $(room)/*.cpp)),x))
-$(foreach room,$(filter-out test/simt/,$(sort $(dir $(wildcard test/*/test_*.cpp)))),$(call parts,$(subst /,_,$(room:/=)),\
-    $(filter-out $(ALONE),$(sort $(wildcard $(room)test_*.cpp))),x))
-$(PART_NAMES:%=$(BUILD)/parts/%.cpp): $(BUILD)/parts/%.cpp: FORCE
-	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $(PART.$*) | cmp -s - $@ || printf '#include "%s"\n' $(PART.$*) > $@
-# objects_of(folder, sources): their objects; whole rooms and what stands alone
-objects_of = $(patsubst %.cpp,$(1)/%.o,$(filter $(ALONE),$(2))) $(addprefix $(1)/parts/,$(addsuffix .o,$(strip \
-             $(foreach p,$(PART_NAMES),$(if $(filter $(PART.$(p)),$(2)),$(p))))))
-
 FLAVOUR := $(if $(HAVE_CUDA),cuda,cpu)$(if $(HAVE_MPI),,-nompi)
 OBJ := $(BUILD)/$(FLAVOUR)
-OBJECTS := $(call objects_of,$(OBJ),$(CPP_SOURCES)) $(if $(HAVE_CUDA),$(CU_SOURCES:%.cu=$(OBJ)/%.cu.o))
+OBJECTS := $(CPP_SOURCES:%.cpp=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SOURCES:%.cu=$(OBJ)/%.cu.o))
 FLAVOUR_DEFS := $(DEFS) $(if $(HAVE_CUDA),$(CUDA_DEFS))
 FLAVOUR_LIBS := $(LIBS) $(if $(HAVE_CUDA),$(CUDA_LIBS))
 LIB := $(OBJ)/libringzero.a
+# The standard headers that most sources include are compiled once for each of the two levels of optimisation that follow; PCH=0: not.
+PCH ?= 1
+STD := $(if $(filter 0,$(PCH)),,$(OBJ)/std/hot.h $(OBJ)/std/cool.h)
+LEVEL = $(if $(STD),-include $(word 1,$(STD)))
+COOL = -O1 $(if $(STD),-include $(word 2,$(STD)))
 
 .PHONY: all
 all: train_llama
@@ -143,25 +122,24 @@ $(OBJ)/train_llama: $(OBJ)/train_llama.o $(LIB)
 	$(say)
 	$(Q)$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
 
-$(OBJ)/train_llama.o: train_llama.cu Makefile
+$(OBJ)/train_llama.o: train_llama.cu Makefile | $(STD)
 	@mkdir -p $(@D)
 	$(say)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -x c++ -c -o $@ $<
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(LEVEL) $(OPENMP) $(FLAVOUR_DEFS) -x c++ -c -o $@ $<
 
 $(LIB): $(OBJECTS)
 	@rm -f $@
 	@ar rcs $@ $^
 
-$(OBJ)/%.o: %.cpp Makefile
+$(OBJ)/std/%.h: dev/build/std.h Makefile
 	@mkdir -p $(@D)
 	$(say)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
+	$(Q)cp $< $@.tmp && $(CXX) $(BASE_CXXFLAGS) $(if $(filter cool,$*),-O1) $(OPENMP) $(FLAVOUR_DEFS) -x c++-header -o $@.gch $< && mv $@.tmp $@
 
-# A header of what includes it, the compiler thinks: so it warns of unnamed namespaces.
-$(OBJ)/parts/%.o: $(BUILD)/parts/%.cpp Makefile
+$(OBJ)/%.o: %.cpp Makefile | $(STD)
 	@mkdir -p $(@D)
 	$(say)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) -Wno-subobject-linkage $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(LEVEL) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
 
 $(ARCHES_STAMP):
 	@rm -rf $(@D); mkdir -p $(@D); touch $@
@@ -175,9 +153,9 @@ $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
 # Where no loop is hot, compiling fast counts: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
 # not depend on it.
-$(foreach room,train report model parallel plan,$(OBJ)/llama/$(room)/%.o $(OBJ)/parts/llama_$(room)_%.o) \
-    $(foreach room,comm zero test,$(OBJ)/$(room)/%.o $(OBJ)/parts/$(room)_%.o) $(OBJ)/train_llama.o: BASE_CXXFLAGS += -O1
-$(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: BASE_CXXFLAGS += -O0
+$(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) comm/%.o zero/%.o test/%.o train_llama.o): \
+    private LEVEL = $(COOL)
+$(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: private LEVEL = -O0
 
 # The commit is known at run time from this one file, rebuilt when it changes.
 $(BUILD)/commit.txt: FORCE
@@ -185,7 +163,7 @@ $(BUILD)/commit.txt: FORCE
 	@echo '$(COMMIT) $(VERSION)' | cmp -s - $@ || echo '$(COMMIT) $(VERSION)' > $@
 $(OBJ)/llama/train/chat_prompt.o: data_prep/chat_template.py
 $(OBJ)/llama/base/version.o: $(BUILD)/commit.txt
-$(OBJ)/llama/base/version.o: BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"' -DRZ_VERSION='"$(VERSION)"'
+$(OBJ)/llama/base/version.o: private BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"' -DRZ_VERSION='"$(VERSION)"'
 .PHONY: FORCE
 FORCE:
 
@@ -195,7 +173,7 @@ GTEST := -lgtest_main -lgtest
 UNIT_SOURCES   := $(filter-out test/simt/%,$(sort $(wildcard test/*/test_*.cpp)))
 MPI_TESTS      := $(sort $(wildcard test/*/mpi_*.cpp))
 KERNEL_TESTS   := $(sort $(wildcard test/*/kernel_*.cpp))
-UNIT_OBJECTS   := $(call objects_of,$(OBJ),$(UNIT_SOURCES))
+UNIT_OBJECTS   := $(UNIT_SOURCES:%.cpp=$(OBJ)/%.o)
 MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
 KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
 
@@ -225,11 +203,7 @@ $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
-$(TSAN)/parts/%.o: $(BUILD)/parts/%.cpp
-	@mkdir -p $(@D)
-	$(say)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) -Wno-subobject-linkage -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
-$(TSAN)/libringzero.a: $(call objects_of,$(TSAN),$(TSAN_ROOMS)) $(addprefix $(TSAN)/llama/train/,core.o statistics.o traffic.o)
+$(TSAN)/libringzero.a: $(TSAN_ROOMS:%.cpp=$(TSAN)/%.o) $(addprefix $(TSAN)/llama/train/,core.o statistics.o traffic.o)
 	@rm -f $@; ar rcs $@ $^
 $(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a
 	$(say)

@@ -1,6 +1,7 @@
 #pragma once
 // train_llama --ranks N: this process starts itself N times on this machine, and ends with them.
 
+#include <cstdint>
 #include <optional>
 
 namespace rz {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/runtime/check.h"
+#include "llama/base/atomic_file.h"
 
 namespace rz {
 

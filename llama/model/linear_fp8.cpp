@@ -1,5 +1,7 @@
 #include "llama/model/linear_fp8.h"
 
+#include "kernels/runtime/request.h"
+
 #include <algorithm>
 
 namespace rz {

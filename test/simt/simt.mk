@@ -54,14 +54,10 @@ $(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 $(SIMT)/$(1)/libops.a: $(SIMT_OPS:%.cpp=$(SIMT_OBJ.$(1))/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
-$(SIMT)/$(1)/librest.a: $(call objects_of,$(SIMT_OBJ.$(1)),$(SIMT_REST))
+$(SIMT)/$(1)/librest.a: $(SIMT_REST:%.cpp=$(SIMT_OBJ.$(1))/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 endef
 $(foreach h,plain asan,$(eval $(call simt_half,$(h))))
-$(SIMT_OBJ.asan)/parts/%.o: $(BUILD)/parts/%.cpp
-	@mkdir -p $(@D)
-	$(say)
-	$(Q)$(CXX) $(SIMT_FLAGS) $(SIMT_HOST.asan) -c -o $@ $<
 $(SIMT_OBJ.asan)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(say)
