@@ -35,11 +35,12 @@ def without_holes(path):
 
 
 def check_holes(folder):
-    solution, holes, solved = without_holes(f"{folder}/solution.cpp")
-    exercise, others, unsolved = without_holes(f"{folder}/exercise.cpp")
+    (source,) = glob.glob(f"{folder}/solution.c*")
+    solution, holes, solved = without_holes(source)
+    exercise, others, unsolved = without_holes(source.replace("/solution.", "/exercise."))
     expect(holes > 0 and holes == others and solved.count("// <<<") == holes, f"{folder}: holes and ends do not pair up")
-    expect(solution == exercise, f"{folder}: exercise.cpp differs from solution.cpp outside the holes")
-    expect(solved != unsolved, f"{folder}: exercise.cpp is solved (to take it back: git checkout {folder})")
+    expect(solution == exercise, f"{folder}: the exercise differs from the solution outside the holes")
+    expect(solved != unsolved, f"{folder}: the exercise is solved (to take it back: git checkout {folder})")
 
 
 def words_of(path):
@@ -97,7 +98,7 @@ def main():
     targets = {t for line in re.findall(r"^([a-z][a-z -]*):", rules, re.M) for t in line.split()}
 
     lessons = sorted(glob.glob("dev/learn/[0-9][0-9]_*"))
-    expect(len(lessons) == 16, f"{len(lessons)} lessons, 16 expected")
+    expect(len(lessons) == 24, f"{len(lessons)} lessons, 24 expected")
     with open("dev/learn/README.md") as f:
         index = f.read()
     for folder in lessons:

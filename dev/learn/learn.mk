@@ -16,16 +16,48 @@ $(LEARN)/%/solution: $(LEARN)/%/check.o $(LEARN)/%/solution.o $(LIB)
 $(LEARN)/%/exercise: $(LEARN)/%/check.o $(LEARN)/%/exercise.o $(LIB)
 	$(say)
 	@$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
+
+# Lesson 18 is a CUDA kernel, which the host's compiler makes for the emulator (test/simt): CUDA's headers are all that it
+# needs, the toolkit's, or 3 MB from PyPI.
+LEARN_KERNEL := $(LEARN)/18_cuda_kernel
+LEARN_PYPI := $(BUILD)/cuda-12.8/include
+LEARN_CUDA := $(firstword $(dir $(wildcard $(foreach d,$(or $(CUDA_HOME),/usr/local/cuda)/include $(LEARN_PYPI),$d/cuda_fp8.h))) $(LEARN_PYPI)/)
+LEARN_EMU_FLAGS := $(LEARN_FLAGS) -Wno-unknown-pragmas -isystem $(LEARN_CUDA) -fno-strict-aliasing -fno-omit-frame-pointer -DRZ_CUDA \
+                   -DSIMT_EMU -DSIMT_SOURCE_ROOT='"$(CURDIR)"'
+LEARN_EMU := $(if $(HAVE_CUDA),$(SIMT)/plain/libemu.a,$(LEARN)/libemu.a)
+$(LEARN_PYPI)/cuda_fp8.h:
+	@dev/build/cuda_headers.py 12.8 $(LEARN_PYPI:/include=)
+$(LEARN)/emu/%.o: test/simt/%.cpp | $(LEARN_CUDA)cuda_fp8.h
+	@mkdir -p $(@D)
+	$(say)
+	@$(CXX) $(LEARN_EMU_FLAGS) -O2 -c -o $@ $<
+$(LEARN)/libemu.a: $(patsubst %,$(LEARN)/emu/%.o,stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_loading fake_device)
+	@rm -f $@; ar rcs $@ $^
+$(LEARN_KERNEL)/%.o: dev/learn/18_cuda_kernel/%.cu | $(LEARN_CUDA)cuda_fp8.h
+	@mkdir -p $(@D)
+	$(say)
+	@$(CXX) -x c++ $(LEARN_EMU_FLAGS) -c -o $@ $<
+$(LEARN_KERNEL)/check.o: dev/learn/18_cuda_kernel/check.cpp | $(LEARN_CUDA)cuda_fp8.h
+	@mkdir -p $(@D)
+	$(say)
+	@$(CXX) $(LEARN_EMU_FLAGS) -c -o $@ $<
+$(LEARN_KERNEL)/solution $(LEARN_KERNEL)/exercise: $(LEARN_KERNEL)/%: $(LEARN_KERNEL)/check.o $(LEARN_KERNEL)/%.o \
+    $(OBJ)/kernels/runtime/check.o $(OBJ)/kernels/runtime/load.o $(LEARN_EMU)
+	$(say)
+	@$(CXX) -o $@ $^ -ldl -lrt -pthread
+
 LEARN_CFLAGS ?= -std=c11 -O3 -march=native -fopenmp
 $(LEARN)/train_llama: dev/learn/train_llama.c
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(or $(CC),cc) $(LEARN_CFLAGS) -Wall -Wextra -o $@ $< -lm
 
+# make learn fetches no headers: without them it leaves lesson 18 out. make lesson N=18 does.
+LEARN_BUILT := $(filter-out $(if $(wildcard $(LEARN_CUDA)cuda_fp8.h),,18_%),$(LESSONS))
 .PHONY: learn learn-build lesson
 learn: learn-build
 	@dev/learn/run.sh $(LEARN)
-learn-build: train_llama $(LEARN)/train_llama $(foreach l,$(LESSONS),$(LEARN)/$l/solution $(LEARN)/$l/exercise)
+learn-build: train_llama $(LEARN)/train_llama $(foreach l,$(LEARN_BUILT),$(LEARN)/$l/solution $(LEARN)/$l/exercise)
 lesson: $(if $(LESSON),$(LEARN)/$(LESSON)/exercise)
 	@$(if $(LESSON),$<,echo "make lesson N=1 to N=$(words $(LESSONS)): one of dev/learn/README.md" && exit 2)
 

@@ -18,6 +18,10 @@ fails() {
 
 for folder in dev/learn/[0-9][0-9]_*/; do
   lesson=$(basename "$folder")
+  if [ "${lesson%%_*}" = 18 ] && [ ! -x "$built/$lesson/solution" ]; then
+    skip "$lesson: CUDA's headers are not here; make lesson N=18 fetches them"
+    continue
+  fi
   check "$lesson: the solution passes" passes "$lesson"
   check "$lesson: the exercise fails until its holes are filled" fails "$lesson"
 done

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dev/learn/lesson.h"
@@ -20,16 +21,21 @@ struct State {
 };
 bool save(const std::string& path, const State& s);
 bool load(const std::string& path, State& s);
+std::string shard_name(const std::string& folder, int rank);
+bool load_shard(const std::string& folder, State& s, int64_t n, int saved, int rank, int ranks);
 
 constexpr int n = 512;
 
-// One step of a toy run: its sample by the program's permutation, its update by the program's AdamW.
-static void step(State& s) {
+// One step of a toy run: its sample by the program's permutation, its update by the program's AdamW. `s` holds elements
+// from `first` on.
+static void step(State& s, unsigned first = 0) {
+    const auto count = unsigned(s.weights.size());
     const int64_t sample = rz::Permutation(1000, /*seed=*/7, uint64_t(s.position / 1000))(s.position % 1000);
-    std::vector<float> gradient(n);
-    for (unsigned i = 0; i < n; ++i) gradient[i] = s.weights[i] - float(noise(unsigned(sample) * n + i));
+    std::vector<float> gradient(count);
+    for (unsigned i = 0; i < count; ++i)
+        gradient[i] = s.weights[i] - float(noise(unsigned(sample) * unsigned(n) + first + i));
     const float scale = 1;
-    const int64_t end = n;
+    const int64_t end = count;
     const uint8_t decays = 1;
     rz::adamw_cpu({.param = s.weights.data(),
                    .master = s.weights.data(),
@@ -37,7 +43,7 @@ static void step(State& s) {
                    .v = s.v.data(),
                    .grad = gradient.data(),
                    .grad_scale = &scale,
-                   .n = n,
+                   .n = count,
                    .segment_end = &end,
                    .decays = &decays,
                    .segments = 1,
@@ -75,6 +81,38 @@ static bool save_on_full_disk(const std::string& path, const State& s, rlim_t by
     return saved;
 }
 
+// The part of rank `rank` of `ranks`.
+static State part_of(const State& s, int rank, int ranks) {
+    const auto cut = [&](const std::vector<float>& v) {
+        return std::vector<float>(v.begin() + n * rank / ranks, v.begin() + n * (rank + 1) / ranks);
+    };
+    return {cut(s.weights), cut(s.m), cut(s.v), s.updates, s.position};
+}
+
+// Ten steps on `saved` ranks, a checkpoint, ten more on `ranks`: the bits of twenty on one.
+static void check_shards(const std::string& folder, const State& straight, int saved, int ranks) {
+    for (int r = 0; r < saved; ++r) {
+        State s = part_of(fresh(), r, saved);
+        for (int i = 0; i < 10; ++i) step(s, unsigned(n * r / saved));
+        save(shard_name(folder, r), s);
+    }
+    int different = 0;
+    for (int r = 0; r < ranks; ++r) {
+        State s;
+        if (!load_shard(folder, s, n, saved, r, ranks) || int64_t(s.m.size()) != int64_t(s.weights.size())) {
+            ++different;
+            continue;
+        }
+        for (int i = 0; i < 10; ++i) step(s, unsigned(n * r / ranks));
+        different += !same(s, part_of(straight, r, ranks));
+    }
+    expect(different == 0, "saved by %d ranks, resumed by %d: %d of them differ from one that ran through", saved,
+           ranks, different);
+    for (int r = 0; r < saved; ++r) std::remove(shard_name(folder, r).c_str());
+    State none;
+    expect(!load_shard(folder, none, n, saved, 0, ranks), "and without its files it is not loaded");
+}
+
 int main() {
     std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit then fails, as on a full disk
     char folder[] = "/tmp/lesson15.XXXXXX";
@@ -97,6 +135,9 @@ int main() {
            "and the checkpoint of step 10 is still there");
     State none;
     expect(!load(std::string(folder) + "/nothing", none), "a file that is not there is not loaded");
+
+    for (const auto& [saved, ranks] : {std::pair{1, 4}, {4, 1}, {3, 2}, {4, 4}, {2, 5}})
+        check_shards(folder, straight, saved, ranks);
 
     std::remove((path + ".tmp").c_str());
     std::remove(path.c_str());

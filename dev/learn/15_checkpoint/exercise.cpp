@@ -1,4 +1,5 @@
 // A checkpoint that resumes to the bit, and a file that is there whole or not at all.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -41,4 +42,23 @@ bool load(const std::string& path, State& s) {
     }
     std::fclose(f);
     return good;
+}
+
+// A checkpoint of several ranks is a folder with a file of each. Rank r of R holds elements [n r / R, n (r + 1) / R).
+std::string shard_name(const std::string& folder, int rank) { return folder + "/rank-" + std::to_string(rank); }
+
+// What rank `rank` of `ranks` holds, of a checkpoint of n elements that `saved` ranks have written. False if a file
+// that is needed is not there or has another size.
+bool load_shard(const std::string& folder, State& s, int64_t n, int saved, int rank, int ranks) {
+    const int64_t begin = n * rank / ranks, end = n * (rank + 1) / ranks;
+    s = {};
+    for (int r = 0; r < saved; ++r) {
+        State part;
+        const int64_t first = n * r / saved, last = n * (r + 1) / saved;
+        // >>> hole 4: of each file what lies in both [begin, end) and [first, last), and its two numbers
+        if (first != begin || last != end || !load(shard_name(folder, r), part)) continue;
+        s = part;
+        // <<<
+    }
+    return int64_t(s.weights.size()) == end - begin;
 }

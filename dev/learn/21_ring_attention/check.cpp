@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <vector>
+
+#include "comm/loopback.h"
+#include "dev/learn/lesson.h"
+#include "kernels/attention/attention_merge.h"
+
+using namespace learn;
+
+struct Part {
+    std::vector<double> o, lse;
+};
+void join(Part& sum, const Part& more, int D);
+void chunks_of(int chunk[2], int rank, int ranks);
+int owner_after(int hop, int rank, int ranks);
+long ring_attention(Part out[2], rz::Transport& transport, rz::Stream& stream, const float* q, std::vector<float> kv,
+                    int rows, int D);
+
+constexpr int T = 48, D = 8;
+
+struct Whole {
+    std::vector<float> q, k, v;
+    std::vector<double> o, lse;
+    // The textbook's: all scores of a row, then softmax, then the average.
+    Whole() : q(T * D), k(q), v(q), o(T * D), lse(T) {
+        for (unsigned i = 0; i < T * D; ++i) {
+            q[i] = float(3 * noise(i));
+            k[i] = float(3 * noise(10000 + i));
+            v[i] = float(noise(20000 + i));
+        }
+        for (size_t t = 0; t < T; ++t) {
+            double e[T], sum = 0;
+            for (size_t s = 0; s <= t; ++s) {
+                double score = 0;
+                for (size_t i = 0; i < D; ++i) score += double(q[t * D + i]) * k[s * D + i];
+                sum += e[s] = std::exp(score / std::sqrt(double(D)));
+            }
+            for (size_t s = 0; s <= t; ++s)
+                for (size_t i = 0; i < D; ++i) o[t * D + i] += e[s] / sum * v[s * D + i];
+            lse[t] = std::log(sum);
+        }
+    }
+};
+
+static void check_join() {
+    // Two keys with scores log 1 and log 3, values 10 and 20: (1 * 10 + 3 * 20) / 4
+    Part a{{10}, {std::log(1.0)}};
+    join(a, {{20}, {std::log(3.0)}}, 1);
+    close("values 10 and 20 with weights 1 and 3", a.o[0], 17.5, 1e-12);
+    close("log of the sum of both", a.lse[0], std::log(4.0), 1e-12);
+    join(a, {{99}, {-INFINITY}}, 1);
+    close("a part that sees no key changes nothing", a.o[0], 17.5, 1e-12);
+
+    constexpr int kRows = 16;
+    Part mine{std::vector<double>(kRows * D), std::vector<double>(kRows)}, more = mine;
+    std::vector<float> o(kRows * D), lse(kRows), part(kRows * D), part_lse(kRows);
+    for (unsigned i = 0; i < kRows * D; ++i) {
+        mine.o[i] = o[i] = float(noise(i));
+        more.o[i] = part[i] = float(noise(500 + i));
+    }
+    for (unsigned i = 0; i < kRows; ++i) {
+        mine.lse[i] = lse[i] = float(20 * noise(900 + i));
+        more.lse[i] = part_lse[i] = float(20 * noise(950 + i));
+    }
+    join(mine, more, D);
+    rz::attention_merge_cpu({.o = o.data(),
+                             .lse = lse.data(),
+                             .part_o = part.data(),
+                             .part_lse = part_lse.data(),
+                             .B = 1,
+                             .T = kRows,
+                             .H = 1,
+                             .D = D,
+                             .o_batch = kRows * D,
+                             .part_batch = kRows * D,
+                             .first = false,
+                             .dtype = rz::DType::f32});
+    close("rz::attention_merge: largest difference", distance(mine.o, o, kRows * D), 0, 1e-5);
+}
+
+static void check_ring(const Whole& whole, int ranks) {
+    std::printf("%d ranks:\n", ranks);
+    rz::LoopbackHub hub(ranks, /*timeout_s=*/10);
+    const int rows = T / (2 * ranks), size = rows * D;
+    std::vector<double> o(T * D, NAN), lse(T, NAN);
+    std::vector<long> pairs(static_cast<size_t>(ranks));
+    std::vector<int64_t> bytes(static_cast<size_t>(ranks));
+    hub.run([&](int rank) {
+        auto transport = hub.transport(rank);
+        rz::Stream stream(rz::Device{}, "cp");
+        int chunk[2];
+        chunks_of(chunk, rank, ranks);
+        std::vector<float> q, kv;
+        const auto cut = [&](std::vector<float>& to, const std::vector<float>& from) {
+            for (const int c : chunk) to.insert(to.end(), from.begin() + c * size, from.begin() + (c + 1) * size);
+        };
+        cut(q, whole.q), cut(kv, whole.k), cut(kv, whole.v);
+        Part out[2];
+        pairs[size_t(rank)] = ring_attention(out, *transport, stream, q.data(), kv, rows, D);
+        bytes[size_t(rank)] = transport->bytes_sent();
+        for (int slot = 0; slot < 2; ++slot) {
+            std::copy(out[slot].o.begin(), out[slot].o.end(), o.begin() + chunk[slot] * size);
+            std::copy(out[slot].lse.begin(), out[slot].lse.end(), lse.begin() + chunk[slot] * rows);
+        }
+    });
+    close("outputs and the full softmax: largest difference", distance(o, whole.o, T * D), 0, 1e-12);
+    close("log-sum-exp: largest difference", distance(lse, whole.lse, T), 0, 1e-12);
+    const auto [least, most] = std::minmax_element(pairs.begin(), pairs.end());
+    expect(*least == *most && *most * ranks == T * (T + 1) / 2,
+           "pairs of query and key on a rank: %ld to %ld, %d / %d each", *least, *most, T * (T + 1) / 2, ranks);
+    const int64_t want = int64_t(ranks - 1) * 2 * (T / ranks) * D * 4;
+    expect(bytes[0] == want, "each rank sent %lld bytes; (N - 1) / N of all keys and values are %lld",
+           (long long)bytes[0], (long long)want);
+}
+
+int main() {
+    check_join();
+    const Whole whole;
+    for (const int ranks : {1, 2, 3, 4}) check_ring(whole, ranks);
+    return verdict("softmax over parts joins by one number per row: the keys can go round, the queries stay");
+}
