@@ -1,8 +1,11 @@
-// Causal attention. Operations counted: the visible half of 4 B H T^2 D forward, 2.5 times that backward.
+// Causal attention. Operations counted: the visible half of 4 B H T^2 D forward, 2.5 times that backward. The join of
+// two parts (--cp-exchange ring) by its bytes: a part in, the sum in and out. The variant with largest logits is a CPU's.
 
 #include "kernels/attention/attention.h"
 
 #include "dev/bench/bench.h"
+#include "kernels/attention/attention_largest.h"
+#include "kernels/attention/attention_merge.h"
 
 int main(int argc, char** argv) {
     using namespace rz;
@@ -38,6 +41,27 @@ int main(int argc, char** argv) {
                           if (measured) a.amax = static_cast<uint32_t*>(m.scratch(16));
                           return [a](Stream& stream) { attention_forward(stream, a); };
                       });
+        if (!b.device().is_cuda())
+            b.measure({"attention_largest", bench::joined(shape), 0, flops, tolerance, check}, [=](bench::Memory& m) {
+                const AttentionLargest a{forward(m), m.output<float>(B * H * T, DType::f32, "largest")};
+                return [a](Stream& stream) { attention_largest(stream, a); };
+            });
+        const double merged = double(B * H * T) * (double(D * (8 + size_of(t))) + 12);
+        b.measure({"attention_merge", bench::joined(shape), merged}, [=](bench::Memory& m) {
+            const AttentionMerge a{.o = m.random<float>(B * T * H * D, DType::f32, 3, 1, "o"),
+                                   .lse = m.random<float>(B * H * T, DType::f32, 4, 1, "lse"),
+                                   .part_o = m.random(B * T * H * D, t, 5),
+                                   .part_lse = m.random<float>(B * H * T, DType::f32, 6),
+                                   .B = B,
+                                   .T = T,
+                                   .H = H,
+                                   .D = D,
+                                   .o_batch = T * H * D,
+                                   .part_batch = T * H * D,
+                                   .first = false,
+                                   .dtype = t};
+            return [a](Stream& stream) { attention_merge(stream, a); };
+        });
         b.measure({"attention_backward", bench::joined(shape), 0, 2.5 * flops, tolerance, check},
                   [=](bench::Memory& m) {
                       const AttentionForward f = forward(m);

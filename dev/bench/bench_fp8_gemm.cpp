@@ -1,5 +1,6 @@
 // The three products of a linear layer in fp8: of codes alone, and with the quantisation of both operands as training
-// does it; beside bench_gemm's in 16 bits. 2 M N K operations. Recipes tensor, block and mx where the device has them.
+// does it; beside bench_gemm's in 16 bits. 2 M N K operations. Recipes tensor (fp8_gemm), block (fp8_block_gemm) and mx
+// (fp8_mx_gemm) where the device has them.
 
 #include "dev/bench/bench.h"
 #include "kernels/fp8/fp8_gemm.h"

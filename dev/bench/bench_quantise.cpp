@@ -7,6 +7,7 @@
 #include "kernels/fp8/quantise_mx.h"
 
 #include "dev/bench/bench.h"
+#include "kernels/fp8/fold_scales.h"
 
 int main(int argc, char** argv) {
     using namespace rz;
@@ -45,6 +46,14 @@ int main(int argc, char** argv) {
             const Transpose8 a{
                 .y = codes(m, "y"), .x = m.random<uint8_t>(n / 4, DType::f32, 1), .rows = rows, .columns = columns};
             return [a](Stream& s) { transpose8(s, a); };
+        });
+        b.measure({"fold_scales (8 ranks)", "256", 256 * 9 * 16.0}, [](bench::Memory& m) {
+            std::vector<Fp8Scale> parts;
+            for (uint32_t i = 0; i < 8 * 256; ++i)
+                parts.push_back({1, std::bit_cast<uint32_t>(1 + float(i * 37 % 256)), {0, 0}});
+            Fp8Scale* scales = static_cast<Fp8Scale*>(m.output(256 * 4, DType::f32, "scales"));
+            const FoldScales a{.scales = scales, .parts = m.values(parts), .ranks = 8, .n = 256, .type = Fp8::e4m3};
+            return [a](Stream& s) { fold_scales(s, a); };
         });
         if (rows % kFp8Tile || columns % kFp8Tile) return;
         for (const Fp8Tiles tiles : {Fp8Tiles::rows, Fp8Tiles::squares})

@@ -31,6 +31,11 @@ say "not of the top level's fixed layout:" "$strangers"
 say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"
 
+unmeasured() {
+  comm -23 <(grep -hoE '^void [a-z0-9_]+\(Stream&, const [A-Z]' kernels/*.h kernels/*/*.h | sed 's/^void //; s/(.*//' | sort -u) \
+    <(grep -ohE '[a-z0-9_]+' dev/bench/bench_*.cpp | sort -u) | sed 's/^/    /'
+}
+say "public ops that no microbenchmark in dev/bench calls:" "$(unmeasured)"
 test/simt/lint.sh || found=1
 cases() { sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_{around,records}.sh | sort -u; }
 rows() { grep -oE '`[a-z_0-9]+`( \*)? \|$' test/faults/MATRIX.md | grep -oE '[a-z_0-9]+' | sort -u; }
