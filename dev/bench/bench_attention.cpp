@@ -1,5 +1,6 @@
 // Causal attention. Operations counted: the visible half of 4 B H T^2 D forward, 2.5 times that backward. The join of
-// two parts (--cp-exchange ring) by its bytes: a part in, the sum in and out. The variant with largest logits is a CPU's.
+// two parts (--cp-exchange ring) by its bytes: a part in, the sum in and out. The variant with largest logits is a
+// CPU's.
 
 #include "kernels/attention/attention.h"
 
