@@ -55,6 +55,7 @@ void cross_entropy_t(const CrossEntropy& a) {
         const int32_t target = a.targets[n];
         if (target == kIgnoreTarget) {
             a.loss[n] = 0;
+            if (a.z > 0) a.z_loss[n] = 0;
             if (a.write_gradient)
                 for (int64_t v = 0; v < a.V; ++v) x[v] = T(0.0f);
             continue;
@@ -63,17 +64,21 @@ void cross_entropy_t(const CrossEntropy& a) {
         float* e = keep ? static_cast<float*>(thread_scratch<3>(4 * a.V)) : nullptr;
         const RowSum row = keep ? softmax_sum<true>(x, a.V, e) : softmax_sum<false>(x, a.V, e);
         const float target_shifted = float(x[target]) - row.max;
-        a.loss[n] = __builtin_logf(row.sum) - target_shifted;
+        const float log_sum = __builtin_logf(row.sum), lse = log_sum + row.max;
+        a.loss[n] = log_sum - target_shifted;
+        const float weight = a.z > 0 ? 1.0f + 2 * a.z * lse : 1.0f;  // of the probabilities in the gradient
+        if (a.z > 0) a.z_loss[n] = a.z * lse * lse;
         if (!a.write_gradient) continue;
         const int64_t kept = keep ? row.kept : a.V;
-        const float factor = scale / row.sum, max = row.max;
+        const float factor = scale * weight / row.sum, max = row.max;
         for_vectors(kept, [&](int64_t v, auto lanes)
                               RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
         for_vectors(a.V - kept, [&](int64_t v, auto lanes)
                                     RZ_LAMBDA { store(x + kept + v, load(e + kept + v, lanes) * factor, lanes); });
         // p - 1 without cancellation only matters where p is near 1, and there fp32's 2^-24 is below the rounding.
         // An infinite loss gives a NaN, so that a finite gradient never hides it; else x - x is 0.
-        x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * scale);
+        x[target] =
+            T((exp(splat(target_shifted))[0] / row.sum * weight - 1.0f + (target_shifted - target_shifted)) * scale);
     }
 }
 
@@ -109,6 +114,7 @@ void cross_entropy(Stream& stream, const CrossEntropy& a) {
     check_pointer(op, "loss", a.loss, 4);
     check_pointer(op, "logits", a.logits, 16);
     check_pointer(op, "targets", a.targets, 4);
+    if (a.z > 0) check_pointer(op, "z_loss", a.z_loss, 4);
     stream.run(a, cross_entropy_cpu, RZ_CUDA_OP(cross_entropy_cuda));
 }
 

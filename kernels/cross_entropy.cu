@@ -20,7 +20,7 @@ constexpr int kSumThreads = 256;
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
     cross_entropy_kernel(float* loss, T* logits, const int32_t* targets, int V, float scale, const float* loss_scale,
-                         bool write_gradient, int staged) {
+                         float z, float* z_loss, bool write_gradient, int staged) {
     GPU_DYN_SMEM(smem);
     __shared__ float maxima[32];
     __shared__ float sums[32];
@@ -37,7 +37,10 @@ __global__ void __launch_bounds__(kMostThreads)
 
     const bool has_head = thread < cut.head, has_tail = cut.tail + thread < V;
     if (target == kIgnoreTarget) {
-        if (thread == 0) loss[blockIdx.x] = 0;
+        if (thread == 0) {
+            loss[blockIdx.x] = 0;
+            if (z > 0) z_loss[blockIdx.x] = 0;
+        }
         if (!write_gradient) return;
         Pack<T, kVec> zero;  // to what this thread has fetched above: others' may
                              // still be on its way
@@ -85,6 +88,12 @@ __global__ void __launch_bounds__(kMostThreads)
     const RowSoftmax all(softmax, maxima, sums, threads);
     const float top = all.top, sum = all.sum;
     if (thread == 0) loss[blockIdx.x] = logf(sum) + fmaf(-target_logit, kLog2e, top) * kLn2;
+    float weight = 1;  // of the probabilities in the gradient
+    if (z > 0) {
+        const float lse = logf(sum) + top * kLn2;
+        if (thread == 0) z_loss[blockIdx.x] = z * lse * lse;
+        weight += 2 * z * lse;
+    }
     if (!write_gradient) return;
     if (loss_scale) scale *= *loss_scale;
 
@@ -97,7 +106,7 @@ __global__ void __launch_bounds__(kMostThreads)
     uint32_t again = threadIdx.x;  // or the addresses of the loads would be kept for the stores
     ptx::forget(again);
     const int self = int(again);
-    const float inverse = 1.0f / sum, factor = inverse * scale;
+    const float inverse = 1.0f / sum * weight, factor = inverse * scale;
     if (has_head) load(one, row + self), store_gradient(row + self, one, top, factor);
     if (has_tail) load(one, row + cut.tail + self), store_gradient(row + cut.tail + self, one, top, factor);
 #pragma unroll
@@ -175,7 +184,8 @@ void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
         const auto [threads, staged] = shape_of(ceil_div(a.V, kVecOf<T>), a.write_gradient);
         launch(kernel<cross_entropy_kernel<T>>,
                LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(threads), size_t(16 * threads * staged), stream), a.loss,
-               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.loss_scale, a.write_gradient, staged);
+               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.loss_scale, a.z, a.z_loss, a.write_gradient,
+               staged);
     });
 }
 

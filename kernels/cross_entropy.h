@@ -1,10 +1,14 @@
 #pragma once
 // Softmax cross-entropy over a chunk of logits, fused and in place: the gradient replaces the logits.
 //
-//   loss[n]      = log(sum_v exp(logits[n, v])) - logits[n, target]
-//   logits[n, v] = (softmax(logits[n])[v] - [v == target]) * grad_scale * *loss_scale   if write_gradient
+//   lse          = log(sum_v exp(logits[n, v]))
+//   loss[n]      = lse - logits[n, target]
+//   z_loss[n]    = z * lse^2                                                             if z > 0
+//   logits[n, v] = (softmax(logits[n])[v] * (1 + 2 z lse) - [v == target]) * grad_scale * *loss_scale
+//                                                                                        if write_gradient
 //
-// A target of kIgnoreTarget gives loss 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once.
+// The gradient is that of loss + z_loss (PaLM, Chowdhery et al. 2022, section 5). With z = 0 it is that of the loss, to
+// the bit. A target of kIgnoreTarget gives losses 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once.
 
 #include "kernels/runtime/device.h"
 
@@ -21,6 +25,8 @@ struct CrossEntropy {
     bool write_gradient;
     DType dtype;
     const float* loss_scale = nullptr;  // (1) f32 optional, on the device: a further factor of the gradient
+    float z = 0;
+    float* z_loss = nullptr;  // (N) f32  =  with z > 0
 };
 
 void cross_entropy(Stream&, const CrossEntropy&);

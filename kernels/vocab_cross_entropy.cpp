@@ -61,21 +61,26 @@ void vocab_cross_entropy_t(const VocabCrossEntropy& a) {
         T* x = static_cast<T*>(a.logits) + n * a.V;
         if (a.targets[n] == kIgnoreTarget) {
             a.loss[n] = 0;
+            if (a.z > 0) a.z_loss[n] = 0;
             if (a.write_gradient)
                 for (int64_t v = 0; v < a.V; ++v) x[v] = T(0.0f);
             continue;
         }
         const Row row = whole_row(a, n);
         const float target_shifted = row.target - row.max;
-        a.loss[n] = __builtin_logf(row.sum) - target_shifted;
+        const float log_sum = __builtin_logf(row.sum), lse = log_sum + row.max;
+        a.loss[n] = log_sum - target_shifted;
+        const float weight = a.z > 0 ? 1.0f + 2 * a.z * lse : 1.0f;
+        if (a.z > 0) a.z_loss[n] = a.z * lse * lse;
         if (!a.write_gradient) continue;
-        const float factor = scale / row.sum, max = row.max;
+        const float factor = scale * weight / row.sum, max = row.max;
         for_vectors(
             a.V, [&](int64_t v, auto lanes) RZ_LAMBDA { store(x + v, exp(load(x + v, lanes) - max) * factor, lanes); });
         const int64_t target = int64_t(a.targets[n]) - a.first;
         if (target < 0 || target >= a.V) continue;
         // As in cross_entropy: an infinite loss gives a NaN, so that a finite gradient never hides it.
-        x[target] = T((exp(splat(target_shifted))[0] / row.sum - 1.0f + (target_shifted - target_shifted)) * scale);
+        x[target] =
+            T((exp(splat(target_shifted))[0] / row.sum * weight - 1.0f + (target_shifted - target_shifted)) * scale);
     }
 }
 
@@ -151,6 +156,7 @@ void vocab_cross_entropy(Stream& stream, const VocabCrossEntropy& a) {
     check_pointer(op, "logits", a.logits, 16);
     check_pointer(op, "stats", a.stats, 4);
     check_pointer(op, "targets", a.targets, 4);
+    if (a.z > 0) check_pointer(op, "z_loss", a.z_loss, 4);
     stream.run(a, vocab_cross_entropy_cpu, RZ_CUDA_OP(vocab_cross_entropy_cuda));
 }
 

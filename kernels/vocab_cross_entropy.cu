@@ -58,12 +58,16 @@ __global__ void __launch_bounds__(kRowThreads)
 template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     vocab_cross_entropy_kernel(float* loss, T* logits, const float* stats, const int32_t* targets, int64_t N, int V,
-                               int first, int parts, float scale, const float* loss_scale, bool write_gradient) {
+                               int first, int parts, float scale, const float* loss_scale, float z, float* z_loss,
+                               bool write_gradient) {
     if (loss_scale) scale *= *loss_scale;
     const int64_t n = blockIdx.x;
     T* row = logits + n * V;
     if (targets[n] == kIgnoreTarget) {
-        if (threadIdx.x == 0) loss[n] = 0;
+        if (threadIdx.x == 0) {
+            loss[n] = 0;
+            if (z > 0) z_loss[n] = 0;
+        }
         if (!write_gradient) return;
         for_row(row, V, [&](int v, auto& x) {
             for (float& each : x) each = 0;
@@ -82,15 +86,21 @@ __global__ void __launch_bounds__(kRowThreads)
     }
     const float shifted = target_logit - max;
     if (threadIdx.x == 0) loss[n] = logf(sum) - shifted;
+    float weight = 1;  // of the probabilities in the gradient
+    if (z > 0) {
+        const float lse = logf(sum) + max;
+        if (threadIdx.x == 0) z_loss[n] = z * lse * lse;
+        weight += 2 * z * lse;
+    }
     if (!write_gradient) return;
-    const float top = max * kLog2e, factor = scale / sum * rounding_of(max, top);
+    const float top = max * kLog2e, factor = scale * weight / sum * rounding_of(max, top);
     for_row(row, V, [&](int v, auto& x) { store_gradient(row + v, x, top, factor); });
     // The target's own comes last, from the thread that has just written it. As
     // in cross_entropy: an infinite loss gives a NaN, so that a finite gradient
     // never hides it.
     const int64_t target = int64_t(targets[n]) - first;
     if (target >= 0 && target < V && int(threadIdx.x) == RowCut<T>(row, V).owner(int(target), kRowThreads))
-        row[target] = from_float<T>((expf(shifted) / sum - 1.0f + (shifted - shifted)) * scale);
+        row[target] = from_float<T>((expf(shifted) / sum * weight - 1.0f + (shifted - shifted)) * scale);
 }
 
 // One thread per row.
@@ -129,7 +139,7 @@ void vocab_cross_entropy_cuda(const VocabCrossEntropy& a, CudaStream stream) {
         launch(kernel<vocab_cross_entropy_kernel<T>>,
                LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kRowThreads), 0, stream), a.loss, static_cast<T*>(a.logits),
                a.stats, a.targets, a.N, int(a.V), int(a.first), int(a.parts), a.grad_scale, a.loss_scale,
-               a.write_gradient);
+               a.z, a.z_loss, a.write_gradient);
     });
 }
 

@@ -4,11 +4,13 @@
 // and the gradient of its own columns. The same three numbers give the same bits of the loss everywhere.
 //
 //   vocab_softmax         stats[n] = max_v x[n, v],  sum_v exp(x[n, v] - max),  x[n, target] where it is in this part
-//   vocab_cross_entropy   loss[n]  = log(sum_v exp(x[n, v])) - x[n, target]              over the columns of all parts
-//                         x[n, v]  = (softmax(x[n])[v] - [v == target]) * grad_scale * *loss_scale    if write_gradient
+//   vocab_cross_entropy   lse      = log(sum_v exp(x[n, v]))                             over the columns of all parts
+//                         loss[n]  = lse - x[n, target],   z_loss[n] = z * lse^2
+//                         x[n, v]  = (softmax(x[n])[v] * (1 + 2 z lse) - [v == target]) * grad_scale * *loss_scale
+//                                    if write_gradient
 //   vocab_argmax          best[n]  = the likeliest token of the part with the largest max; of equals the lowest part's
 //
-// A target of kIgnoreTarget gives loss 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once. Two
+// A target of kIgnoreTarget gives losses 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once. Two
 // runs on one kind of device give the same bits.
 
 #include "kernels/cross_entropy.h"
@@ -37,6 +39,8 @@ struct VocabCrossEntropy {
     bool write_gradient;
     DType dtype;
     const float* loss_scale = nullptr;  // (1) f32 optional, on the device: a further factor of the gradient
+    float z = 0;
+    float* z_loss = nullptr;  // (N) f32  =  with z > 0, the same on all parts
 };
 
 struct VocabArgmax {

@@ -56,6 +56,8 @@ class Model {
 
     // (1) double on the device: the token losses added up since reset_loss().
     const double* loss_sum() const { return workspace_.loss_sum(); }
+    // The same of the z-losses of training; nullptr without StageOptions::z_loss, and where there is no head.
+    const double* z_sum() const { return workspace_.z_sum(); }
     void reset_loss() { workspace_.reset_loss(); }
 
     // CUDA graphs: from now on each block's passes and the head are replayed; or, where nothing in a micro-batch

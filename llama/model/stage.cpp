@@ -87,6 +87,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
         static_cast<float*>(take(1, rmsnorm_backward_scratch(c.dim), 4, MemKind::workspace, "norm partials"));
     if (with_head) {
         losses_ = static_cast<float*>(take(N, 1, 4, MemKind::activations, "token losses"));
+        if (o.z_loss > 0) z_losses_ = static_cast<float*>(take(N, 1, 4, MemKind::activations, "token z-losses"));
         // The ranks of the tp axis work on the same chunks, so the largest part of the vocabulary sets their size.
         const int64_t columns = o.tp ? ceil_div(c.vocab, int64_t(o.tp->size())) : c.vocab;
         chunk_rows_ = std::clamp<int64_t>(o.logits_bytes / (columns * e), 1, N);
@@ -99,7 +100,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
                 take(o.tp->size() + 1, chunk_rows_, 4, MemKind::workspace, "likeliest tokens of the tp ranks"));
         }
     }
-    loss_sum_ = Buffer(device, 8, MemKind::workspace, "loss sum");
+    loss_sum_ = Buffer(device, z_losses_ ? 16 : 8, MemKind::workspace, "loss sum");
     reset_loss();
 }
 
@@ -352,6 +353,8 @@ void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const Goal
     const bool trains = goal.pass == Pass::train;
     const int32_t* targets = b.targets + first;
     float* loss = (goal.pass == Pass::score ? goal.losses : work_.losses()) + first;
+    const float z = trains ? options_.z_loss : 0;
+    float* z_loss = z > 0 ? work_.z_losses() + first : nullptr;
     if (!options_.tp)
         return cross_entropy(stream_, {.loss = loss,
                                        .logits = work_.logits(),
@@ -361,7 +364,9 @@ void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const Goal
                                        .grad_scale = goal.grad_scale,
                                        .write_gradient = trains,
                                        .dtype = options_.dtype,
-                                       .loss_scale = goal.loss_scale});
+                                       .loss_scale = goal.loss_scale,
+                                       .z = z,
+                                       .z_loss = z_loss});
     const int64_t ranks = options_.tp->size(), first_id = vocab_.first / config_.dim;
     float* all = work_.vocab_stats();
     float* own = all + ranks * rows * kVocabStats;
@@ -385,7 +390,9 @@ void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const Goal
                                   .grad_scale = goal.grad_scale,
                                   .write_gradient = trains,
                                   .dtype = options_.dtype,
-                                  .loss_scale = goal.loss_scale});
+                                  .loss_scale = goal.loss_scale,
+                                  .z = z,
+                                  .z_loss = z_loss});
 }
 
 // Logits and losses; in training the gradient of x, into scratch.dh, and the head's weight gradient.
@@ -427,8 +434,10 @@ void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
         const char* x = static_cast<const char*>(tp ? scratch.whole : s.final_norm);
         for (int64_t first = 0; first < N; first += chunk)
             head_chunk(x, w, dw, first, std::min(chunk, N - first), b, goal);
-        if (!scores && (!tp || tp->rank() == 0))
+        if (!scores && (!tp || tp->rank() == 0)) {
             sum_f32(stream_, {.out = work_.loss_sum(), .x = work_.losses(), .n = N});
+            if (trains && work_.z_sum()) sum_f32(stream_, {.out = work_.z_sum(), .x = work_.z_losses(), .n = N});
+        }
         if (tp && trains) tp->scatter(stream_, scratch.dnorm, scratch.dh, N, config_.dim, options_.dtype);
     };
     const Piece what = trains ? Piece::head : scores ? Piece::score : Piece::loss;

@@ -47,6 +47,7 @@ struct StageOptions {
     ContextParallel* context = nullptr;       // T is then this rank's part of each sequence; likewise
     Fp8Options fp8 = {};                      // of the blocks' linear layers
     bool offload = false;                     // with Recompute::block: what blocks keep is on the host meanwhile
+    float z_loss = 0;                         // factor of (log sum exp of the logits)^2 in training's loss
 };
 
 // What a pass is for.
@@ -79,6 +80,9 @@ class Workspace {
     void* logits() const { return logits_; }  // (chunk_rows, V) dtype
     int64_t chunk_rows() const { return chunk_rows_; }
     float* losses() const { return losses_; }  // (N)
+    // (N) with StageOptions::z_loss; and their sum, (1) double, as loss_sum() is that of the losses.
+    float* z_losses() const { return z_losses_; }
+    double* z_sum() const { return z_losses_ ? loss_sum() + 1 : nullptr; }
 
     // (tp + 1, chunk_rows, kVocabStats) with tp: what each rank says of a row, then this one's.
     float* vocab_stats() const { return vocab_stats_; }
@@ -87,7 +91,7 @@ class Workspace {
     // (1) double on the device: the token losses added up since reset_loss(). Zero without a head, and on all ranks of
     // the tp axis but the first.
     double* loss_sum() const { return loss_sum_.as<double>(); }
-    void reset_loss() { stream_.zero(loss_sum_.data(), 8); }
+    void reset_loss() { stream_.zero(loss_sum_.data(), loss_sum_.bytes()); }
 
    private:
     Stream& stream_;
@@ -100,7 +104,7 @@ class Workspace {
     std::vector<Buffer> buffers_;
     BlockScratch scratch_;
     void* logits_ = nullptr;
-    float *losses_ = nullptr, *vocab_stats_ = nullptr;
+    float *losses_ = nullptr, *z_losses_ = nullptr, *vocab_stats_ = nullptr;
     int32_t* vocab_best_ = nullptr;
     int64_t chunk_rows_ = 0;
     Buffer loss_sum_;

@@ -140,8 +140,9 @@ void Log::step(const StepReport& r, bool print) {
         std::string speed = facts_.peak_flops > 0 ? format("%.1f%% MFU", 100 * flops / facts_.peak_flops) : rate(flops);
         if (r.utilisation >= 0) speed += format(", stages busy %.0f%%", 100 * r.utilisation);
         const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
-        line(format("step %*lld/%lld | loss %s%.4f%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
-                    width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, r.grad_norm,
+        const std::string z = r.z_loss >= 0 ? format(" | z-loss %.3g", r.z_loss) : "";
+        line(format("step %*lld/%lld | loss %s%.4f%s%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
+                    width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, z.c_str(), r.grad_norm,
                     r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
                     human_bytes(r.memory_bytes).c_str(), duration(eta_.left(r.step)).c_str(),
                     r.note.empty() ? "" : " | ", r.note.c_str()),
@@ -154,6 +155,7 @@ void Log::step(const StepReport& r, bool print) {
         (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(), number(r.learning_rate).c_str(),
         number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
         number(tokens_per_second).c_str(), number(flops).c_str(), (long long)r.memory_bytes);
+    if (r.z_loss >= 0) json += ",\"z_loss\":" + number(r.z_loss);
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
@@ -175,6 +177,7 @@ void Log::step(const StepReport& r, bool print) {
                            {"speed/tokens_per_second", tokens_per_second},
                            {"speed/steps_per_second", 1 / r.seconds},
                            {"memory/peak_bytes", double(r.memory_bytes)}};
+    if (r.z_loss >= 0) all.push_back({"train/z_loss", r.z_loss});
     all.push_back({"time/data_wait", r.data_wait});
     if (r.phases) {
         all.push_back({"time/forward", r.phases->forward});

@@ -40,6 +40,7 @@ struct StepReport {
     std::vector<AxisTraffic> axes = {};  // that anything was sent on
     std::optional<PhaseTimes> phases = {};
     double data_wait = 0;        // seconds that the host waited for data while it enqueued the step
+    double z_loss = -1;          // < 0: none is added
     double attention_share = 1;  // of the pairs of tokens that attention counts without document masks
     double utilisation = -1;     // of a pipeline: how much of the step its ranks are busy
     std::string note = {};       // what is wrong with the step; it is then printed in any case

@@ -88,7 +88,7 @@ void Health::agree_on_stop() {
 
 Judgement Health::judge(const StepNumbers& n) {
     struct Vote {
-        double loss_sum, own_seconds, seconds;
+        double loss_sum, z_sum, own_seconds, seconds;
         Batches::Attended attended;
         uint64_t data_hash;
         int64_t memory;
@@ -100,6 +100,7 @@ Judgement Health::judge(const StepNumbers& n) {
     };
     Watch* const watch = process_.watch().get();
     const Vote own{n.loss_sum,
+                   n.z_sum,
                    n.own_seconds,
                    n.seconds,
                    n.attended,
@@ -113,11 +114,12 @@ Judgement Health::judge(const StepNumbers& n) {
     const std::vector<Vote> votes = process_.all_gather(own);
 
     Judgement j;
-    double sum = 0, slowest = 0;  // in rank order: the same bits everywhere
+    double sum = 0, z_sum = 0, slowest = 0;  // in rank order: the same bits everywhere
     std::vector<double> own_seconds;
     std::vector<SlowSigns> signs;
     for (const Vote& v : votes) {
         sum += v.loss_sum;
+        z_sum += v.z_sum;
         j.data_hash += v.data_hash;
         j.attended.samples += v.attended.samples;
         j.attended.tiles += v.attended.tiles, j.attended.tiles_skipped += v.attended.tiles_skipped;
@@ -129,6 +131,7 @@ Judgement Health::judge(const StepNumbers& n) {
     step_seconds_ = std::max(slowest, 0.9 * step_seconds_);
 
     j.loss = sum / n.tokens;
+    j.z_loss = z_sum / n.tokens;
     const Verdict verdict = guards_.observe(n.step, j.loss, n.grad_norm, n.scale_adapts ? n.loss_scale : 0);
     j.note = verdict.note;
     j.bad = verdict.spike || verdict.skipped;

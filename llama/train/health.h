@@ -22,6 +22,7 @@ namespace rz {
 struct StepNumbers {
     int64_t step = 0;
     double loss_sum = 0;        // over this rank's targets
+    double z_sum = 0;           // likewise, of the z-loss
     double tokens = 1;          // targets of all ranks
     double grad_norm = 0;       // the same on all ranks, of the unscaled gradient
     double loss_scale = 0;      // that the step used; 0: none
@@ -35,7 +36,7 @@ struct StepNumbers {
 };
 
 struct Judgement {
-    double loss = 0;                  // mean over all ranks
+    double loss = 0, z_loss = 0;      // means over all ranks
     uint64_t data_hash = 0;           // sum over all ranks
     Batches::Attended attended = {};  // likewise
     std::string note;                 // for the step's line; "" if all is well

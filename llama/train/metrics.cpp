@@ -36,7 +36,7 @@ Metrics::Metrics(Process& process, TrainingCore& core, CommMeter& meter, Batches
 Metrics::Numbers Metrics::make_numbers(Device device) {
     Numbers numbers;
     for (Buffer& b : numbers)
-        b = Buffer::host_for(device, 24 + sizeof(LossScaleState), MemKind::workspace, "step numbers");
+        b = Buffer::host_for(device, kScaleState + sizeof(LossScaleState), MemKind::workspace, "step numbers");
     return numbers;
 }
 
@@ -95,7 +95,8 @@ void Metrics::end(int64_t step) {
     core_.compute.copy(probe.host.bytes_at(8), core_.zero.optimizer.norm(), 4);
     core_.compute.copy(probe.host.bytes_at(16), core_.zero.optimizer.updates(), 8);
     if (const LossScaleState* l = core_.zero.optimizer.loss_scale())
-        core_.compute.copy(probe.host.bytes_at(24), l, sizeof *l);
+        core_.compute.copy(probe.host.bytes_at(kScaleState), l, sizeof *l);
+    if (const double* z = core_.model.z_sum()) core_.compute.copy(probe.host.bytes_at(24), z, 8);
     if (is_watched(step)) statistics_->end(step);
     probe.done = core_.compute.record(/*timing=*/true);
     const BytesByAxis sent = core_.mesh.bytes_by_axis();
@@ -126,10 +127,11 @@ static bool is_printed(int64_t step, int64_t every, int64_t last) {
 void Metrics::report(Probe& probe) {
     if (probe.step < 0) return;
     probe.done.synchronize();
-    double loss_sum = 0;
+    double loss_sum = 0, z_sum = 0;
     float norm = 0;
     std::memcpy(&loss_sum, probe.host.data(), 8);
     std::memcpy(&norm, probe.host.bytes_at(8), 4);
+    if (core_.model.z_sum()) std::memcpy(&z_sum, probe.host.bytes_at(24), 8);
     std::memcpy(&updates_, probe.host.bytes_at(16), 8);
     StepReport r{.step = probe.step,
                  .loss = 0,
@@ -155,12 +157,13 @@ void Metrics::report(Probe& probe) {
     r.data_wait = probe.data_wait;
     if (!probe.times.tasks.empty()) r.phases = phase_times(probe.times, probe.done);
     const double loss_scale = core_.zero.options.loss_scaling.on() ? double(loss_scale_.scale) : 1;  // of this step
-    const Judgement judgement = judge(probe, loss_sum, norm, own_seconds(probe, r), r.seconds);
+    const Judgement judgement = judge(probe, loss_sum, z_sum, norm, own_seconds(probe, r), r.seconds);
     r.loss = judgement.loss;
     r.data_hash = data_hash_ += judgement.data_hash;
     r.note = judgement.note;
     r.json = judgement.json;
     if (const std::string epochs = batches_.epochs_json(probe.step); !epochs.empty()) r.json += ",\"epochs\":" + epochs;
+    if (core_.options.stage.z_loss > 0) r.z_loss = judgement.z_loss;
     if (batches_.has_targets()) r.json += format(",\"targets\":%lld", (long long)batches_.targets_of(probe.step));
     if (batches_.documents()) {
         const Batches::Attended& a = judgement.attended;
@@ -233,12 +236,13 @@ double Metrics::own_seconds(const Probe& probe, const StepReport& r) const {
     return std::max(0.0, own - waited) * all / double(ranks.size()) / std::max(busy, 1.0);
 }
 
-Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, double own_seconds, double seconds) {
+Judgement Metrics::judge(const Probe& probe, double loss_sum, double z_sum, double norm, double own_seconds, double seconds) {
     if (fault_point("loss") == FaultAction::spike) loss_sum *= 10;
     const LossScaling& scaling = core_.zero.options.loss_scaling;
     const double scale = double(loss_scale_.scale);  // of this step: the state after the one before
     Judgement j = health_.judge({.step = probe.step,
                                  .loss_sum = loss_sum,
+                                 .z_sum = z_sum,
                                  .tokens = double(std::max<int64_t>(1, batches_.targets_of(probe.step))),
                                  .grad_norm = norm,
                                  .loss_scale = scaling.on() ? scale : 0,
@@ -249,7 +253,7 @@ Judgement Metrics::judge(const Probe& probe, double loss_sum, double norm, doubl
                                  .attended = probe.attended,
                                  .memory = core_.device.context->memory.peak(core_.device.kind),
                                  .signs = signs_.look()});
-    if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(24), sizeof loss_scale_);
+    if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(kScaleState), sizeof loss_scale_);
     if (!j.line.empty()) log_.line(j.line);
     return j;
 }

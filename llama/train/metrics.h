@@ -53,9 +53,10 @@ class Metrics {
     const BytesByAxis& bytes_in_steps() const { return bytes_in_steps_; }
 
    private:
+    static constexpr int64_t kScaleState = 32;
     struct Probe {  // numbers of a step on their way to the host
         int64_t step = -1;
-        Buffer host;  // double loss sum, float norm, at 16 int64 updates made, at 24 LossScaleState
+        Buffer host;  // double loss sum, float norm, at 16 int64 updates made, at 24 double z-loss sum, at 32 LossScaleState
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
         Batches::Attended attended;
@@ -73,7 +74,7 @@ class Metrics {
     void trace_tasks(int64_t step, const StepEvents&);
     void report(Probe&);
     double own_seconds(const Probe&, const StepReport&) const;
-    Judgement judge(const Probe&, double loss_sum, double norm, double own_seconds, double seconds);
+    Judgement judge(const Probe&, double loss_sum, double z_sum, double norm, double own_seconds, double seconds);
 
     Process& process_;
     TrainingCore& core_;

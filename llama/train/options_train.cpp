@@ -233,6 +233,9 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     adam.real("--max-grad-norm", Keeps::always, o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.")
         .basic()
         .was("clip");
+    adam.real("--z-loss", Keeps::always, o.z_loss, 0, 1,
+              "Factor of the square of the logits' log-sum-exp, which is added to the loss of each target and reported "
+              "beside it (OLMo 2: 1e-5). 0: none.");
     adam.seed("--seed", Keeps::always, o.seed, "Seed of the initial weights, the data order and the samples.").basic();
 }
 

@@ -85,6 +85,7 @@ struct TrainOptions {
     Decay decay = Decay::cosine;
     int64_t cooldown = -1;  // wsd; < 0: a fifth of the steps
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
+    double z_loss = 0;
     uint64_t seed = 1337;
 
     // precision, memory, device

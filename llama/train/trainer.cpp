@@ -145,7 +145,8 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                                                           : 32)
                                       << 20,
                       .fp8 = o.fp8,
-                      .offload = o.offload_activations},
+                      .offload = o.offload_activations,
+                      .z_loss = float(o.z_loss)},
             .micro_batches = micro_batches(o, mesh.place(Axis::dp).size),
             .fp8_gather = o.fp8_gather,
             .graphs = o.cuda_graphs,

@@ -17,7 +17,7 @@ class CrossEntropyTest : public testing::TestWithParam<Case> {};
 // 2^-16, of 1 and of themselves.
 constexpr double kProbability = 1.0 / (1 << 16);
 
-void check(const Case& c, const Data& logits, const std::vector<int32_t>& targets, bool write_gradient) {
+void check(const Case& c, const Data& logits, const std::vector<int32_t>& targets, bool write_gradient, float z = 0) {
     const float scale = 1.0f / float(c.N);
     const auto op = [&](KernelRun& run) {
         CrossEntropy a;
@@ -25,10 +25,14 @@ void check(const Case& c, const Data& logits, const std::vector<int32_t>& target
         a.logits = run.inout("logits", logits);
         a.targets = run.input<int32_t>(targets);
         a.N = c.N, a.V = c.V, a.grad_scale = scale, a.write_gradient = write_gradient, a.dtype = c.dtype;
+        a.z = z, a.z_loss = run.output<float>("z-loss", c.N, DType::f32);
+        if (z == 0) run.stream().zero(a.z_loss, 4 * c.N);
         cross_entropy(run.stream(), a);
     };
     const Tolerance gradient{ulp(c.dtype) + kProbability, double(scale) * kProbability};
-    compare_on_devices(op, {{"loss", {0, 2 * kProbability}}, {"logits", write_gradient ? gradient : Tolerance{}}});
+    compare_on_devices(op, {{"loss", {0, 2 * kProbability}},
+                            {"logits", write_gradient ? gradient : Tolerance{}},
+                            {"z-loss", {kProbability, double(z) * kProbability}}});
 }
 
 std::vector<int32_t> draw_targets(const Case& c) {
@@ -44,6 +48,12 @@ std::vector<int32_t> draw_targets(const Case& c) {
 TEST_P(CrossEntropyTest, GradientInPlaceMatchesCpu) {
     const Case c = GetParam();
     check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), true);
+}
+
+// The weight of a probability is below 2 where z is 0.02 and logits are 20 at most.
+TEST_P(CrossEntropyTest, ZLossMatchesCpu) {
+    const Case c = GetParam();
+    check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), true, 0.02f);
 }
 
 TEST_P(CrossEntropyTest, LossAloneMatchesCpu) {

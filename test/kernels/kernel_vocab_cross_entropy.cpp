@@ -60,9 +60,11 @@ TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
             const bool here = targets[size_t(n)] >= c.first && targets[size_t(n)] < c.first + c.V;
             s[2] = (here ? p == 1 : p == 0) ? 0.5f : 0.0f;
         }
-    for (const bool gradient : {true, false}) {
+    for (const auto& [gradient, z] : {std::pair(true, 0.0f), {true, 0.02f}, {false, 0.02f}}) {
         const float scale = 1.0f / float(c.N);
-        const auto op = [&](KernelRun& run) {
+        const auto op = [&, gradient = gradient, z = z](KernelRun& run) {
+            float* z_loss = run.output<float>("z-loss", c.N, DType::f32);
+            if (z == 0) run.stream().zero(z_loss, 4 * c.N);
             vocab_cross_entropy(run.stream(), {.loss = run.output<float>("loss", c.N, DType::f32),
                                                .logits = run.inout("logits", logits),
                                                .stats = run.input<float>(stats),
@@ -75,10 +77,12 @@ TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
                                                .grad_scale = scale,
                                                .write_gradient = gradient,
                                                .dtype = c.dtype,
-                                               .loss_scale = run.input<float>(std::vector<float>{1.5f})});
+                                               .loss_scale = run.input<float>(std::vector<float>{1.5f}),
+                                               .z = z,
+                                               .z_loss = z_loss});
         };
         const Tolerance close{ulp(c.dtype) + kSum, double(scale) * kSum};
-        compare_on_devices(op, {{"loss", {0, 2 * kSum}}, {"logits", gradient ? close : Tolerance{}}});
+        compare_on_devices(op, {{"loss", {0, 2 * kSum}}, {"logits", gradient ? close : Tolerance{}}, {"z-loss", {kSum, 0}}});
     }
 }
 

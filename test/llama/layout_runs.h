@@ -52,7 +52,7 @@ struct Layout {
     std::string folder = {};                         // where weights are loaded from; none: drawn
     std::vector<int32_t> inputs = {}, targets = {};  // (B, T); none: drawn
     int64_t T = kT;
-    float rate = 1e-3f;
+    float rate = 1e-3f, z_loss = 0;
     int64_t logits_bytes = 1500;      // several chunks
     int64_t first_micro_batch = 0;    // of those that sequences are numbered by
     int64_t scale_micro_batches = 0;  // gradients are those of a mean over so many; 0: micro_batches
@@ -73,7 +73,7 @@ struct Layout {
 using Tensors = std::vector<std::vector<float>>;
 
 struct Outcome {
-    std::vector<double> losses;             // of each step, mean over tokens
+    std::vector<double> losses, z_losses;   // of each step, mean over tokens
     std::vector<std::vector<float>> norms;  // by rank, of each step
     Tensors weights, gradients;             // whole; gradients: of the last step, before the update, without dp
     std::string statistics;                 // JSON
@@ -182,6 +182,7 @@ inline Outcome train(const Layout& how) {
     const int ranks = how.tp * how.dp * how.pp;
     Outcome out;
     out.losses.resize(size_t(how.steps));
+    out.z_losses.resize(size_t(how.steps));
     out.norms.resize(size_t(ranks));
     out.sent.resize(size_t(ranks)), out.expected.resize(size_t(ranks));
     Collector weights(how.config, out.weights), gradients(how.config, out.gradients);
@@ -195,7 +196,8 @@ inline Outcome train(const Layout& how) {
             {.zero = how.zero,
              .adamw = {.max_norm = 0.5f},
              .stage =
-                 {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = how.logits_bytes, .fp8 = how.fp8},
+                 {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = how.logits_bytes, .fp8 = how.fp8,
+                  .z_loss = how.z_loss},
              .micro_batches = how.micro_batches,
              .threads = 1,
              .pipeline = {.schedule = {.kind = how.schedule}},
@@ -230,6 +232,8 @@ inline Outcome train(const Layout& how) {
             const std::lock_guard<std::mutex> lock(mutex);
             out.norms[size_t(rank)].push_back(*core.zero.optimizer.norm());
             out.losses[size_t(step)] += *core.model.loss_sum() / double(how.B * how.T * how.micro_batches);
+            if (const double* z = core.model.z_sum())
+                out.z_losses[size_t(step)] += *z / double(how.B * how.T * how.micro_batches);
             core.model.reset_loss();
         }
         if (statistics) {
