@@ -27,8 +27,9 @@ struct ModelConfig {
     double norm_eps = 1e-5;
     bool tied = false;  // the head is the embedding
     double init_std = 0.02;
-    // o_proj and down_proj start at init_std / sqrt(2 L), as in GPT-2; not in config.json
-    bool depth_scaled_init = true;
+    // Of o_proj and down_proj, whose products are added to the residual stream: a factor of init_std. < 0: 1 / sqrt(2 L),
+    // as in GPT-2. Not in config.json.
+    double branch_init = -1;
 
     int64_t bos = -1;          // -1: none
     std::vector<int64_t> eos;  // any of them ends a text

@@ -225,9 +225,9 @@ std::vector<std::vector<Replicated>> replicated_elements(const ParamTable& table
     return out;
 }
 
-DecaySegments decay_segments(const ParamTable& table) {
+DecaySegments decay_segments(const ParamTable& table, bool embedding_decays) {
     DecaySegments out;
-    for (const auto& s : table.decay_segments()) {
+    for (const auto& s : table.decay_segments(embedding_decays)) {
         out.end.push_back(s.end);
         out.decays.push_back(s.decay);
     }

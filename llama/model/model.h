@@ -102,6 +102,6 @@ double attention_flops_per_token(const ModelConfig&, int64_t T);  // of them
 std::vector<UnitLayout> unit_layouts(const ParamTable&);
 // By held unit: what other holders of parts hold too.
 std::vector<std::vector<Replicated>> replicated_elements(const ParamTable&);
-DecaySegments decay_segments(const ParamTable&);
+DecaySegments decay_segments(const ParamTable&, bool embedding_decays = true);
 
 }  // namespace rz

@@ -34,7 +34,7 @@ ParamTable::ParamTable(const ModelConfig& config, Holding holding) : tied_(confi
 
 void ParamTable::add_tensors(const ModelConfig& c) {
     const double std = c.init_std;
-    const double last_std = c.depth_scaled_init ? std / std::sqrt(2.0 * double(c.layers)) : std;
+    const double last_std = c.branch_init < 0 ? std / std::sqrt(2.0 * double(c.layers)) : std * c.branch_init;
     const auto by_rows = [&](std::string name, int64_t rows, int64_t cols, int64_t grain) {
         add(std::move(name), {rows, cols}, Init::kNormal, std, Split::rows, grain);
     };
@@ -174,12 +174,13 @@ const Tensor& ParamTable::final_norm() const { return tensors_[size_t(units_.bac
 
 const Tensor& ParamTable::head() const { return tied_ ? embedding() : tensors_.back(); }
 
-std::vector<ParamTable::DecaySegment> ParamTable::decay_segments() const {
+std::vector<ParamTable::DecaySegment> ParamTable::decay_segments(bool embedding_decays) const {
     std::vector<DecaySegment> segments;
     size_t unit = 0;
     for (const HeldPiece& p : held_) {
         while (p.local >= held_units_[unit].offset + held_units_[unit].padded) ++unit;
-        const bool decay = tensors_[size_t(p.tensor)].decay;
+        const Tensor& t = tensors_[size_t(p.tensor)];
+        const bool decay = t.decay && (embedding_decays || &t != &embedding());
         if (!segments.empty() && segments.back().decay == decay) continue;
         if (!segments.empty()) segments.back().end = held_units_[unit].logical + p.local - held_units_[unit].offset;
         segments.push_back({0, decay});

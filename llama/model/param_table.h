@@ -118,7 +118,8 @@ class ParamTable {
         int64_t end;
         bool decay;
     };
-    std::vector<DecaySegment> decay_segments() const;
+    // `embedding_decays` false: the embedding is left out, and with it a tied head.
+    std::vector<DecaySegment> decay_segments(bool embedding_decays = true) const;
 
    private:
     void add(std::string name, std::vector<int64_t> shape, Init init, double init_std = 0, Split split = Split::none,

@@ -20,7 +20,7 @@
 
 namespace rz {
 
-std::string describe_model(const ModelConfig& config, const ParamTable& table) {
+std::string describe_model(const ModelConfig& config, const ParamTable& table, bool embedding_decays) {
     std::string text =
         summary(config) + "\n\n" + format("  %-52s %-18s %14s %6s\n", "tensor", "shape", "offset", "decay");
     for (const Tensor& t : table.tensors()) {
@@ -28,7 +28,7 @@ std::string describe_model(const ModelConfig& config, const ParamTable& table) {
         std::string shape;
         for (int64_t n : t.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
         text += format("  %-52s %-18s %14lld %6s\n", t.name.c_str(), shape.c_str(), (long long)t.offset,
-                       t.decay ? "yes" : "");
+                       t.decay && (embedding_decays || &t != &table.embedding()) ? "yes" : "");
         if (t.unit == 2 && &t == &table.block(1, kDown) && config.layers > 2)
             text += format("  ... %lld more blocks\n", (long long)config.layers - 2);
     }
@@ -113,7 +113,7 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
 int print_config_command(const TrainOptions& o) {
     const ModelConfig config = model_config(o, find_data(o).vocab);
     const ParamTable table(config);
-    std::printf("%s\n", describe_model(config, table).c_str());
+    std::printf("%s\n", describe_model(config, table, o.decay_embeddings).c_str());
     std::printf("%s\n", config_to_json(config, o.dtype).c_str());
     print_memory(o, config);
     std::printf("\nFLOPs per token, forward and backward, at --seq-len %lld: %.4g\n", (long long)o.seq_len,

@@ -138,7 +138,7 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       table(config, holding_of(config, options, plan, mesh)),
       context(make_context(config, table, options, device, mesh, meter)),
       compute(device, "compute"),
-      zero(device, compute, unit_layouts(table), decay_segments(table),
+      zero(device, compute, unit_layouts(table), decay_segments(table, options.decay_embeddings),
            with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),
            options.adamw, mesh, meter),
       units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table), copies(plan, mesh).units,

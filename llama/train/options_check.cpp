@@ -74,6 +74,9 @@ void check_given(const TrainOptions& o) {
     require_request(!o.given.count("preset") || o.init_from.empty(),
                     "--preset %s and --init-from %s both say what the model is\n  leave one of them out",
                     o.preset.c_str(), o.init_from.c_str());
+    require_request(!o.given.count("init-scale") || o.init_from.empty(),
+                    "--init-scale is about weights that are drawn, and --init-from %s has them: leave it out",
+                    o.init_from.c_str());
     require_request(o.batch > 0 || !o.print_config,
                     "--print-config with --batch auto: what fits depends on the machine\n"
                     "  nearest: train_llama plan, or --batch 1");

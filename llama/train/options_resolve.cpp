@@ -143,6 +143,7 @@ void override_fields(const TrainOptions& o, ModelConfig& c) {
     if (o.rope_theta > 0) c.rope_theta = o.rope_theta;
     if (o.norm_eps > 0) c.norm_eps = o.norm_eps;
     if (o.init_std > 0) c.init_std = o.init_std;
+    if (o.init_scale >= 0) c.branch_init = o.init_scale;
     try {
         c.resolve();
     } catch (const Error& error) {

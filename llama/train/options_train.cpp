@@ -46,6 +46,9 @@ static void add_model(OptionGroup g, TrainOptions& o) {
     g.real("--rope-theta", Keeps::no, o.rope_theta, 0, 1e12, "Base of RoPE. 0: as the preset.");
     g.real("--norm-eps", Keeps::no, o.norm_eps, 0, 1, "Epsilon of RMSNorm. 0: as the preset.");
     g.real("--init-std", Keeps::no, o.init_std, 0, 10, "Standard deviation of the initial weights. 0: as the preset.");
+    g.real("--init-scale", Keeps::no, o.init_scale, -1, 1e3,
+           "Factor of --init-std for the projections that end a branch (o_proj, down_proj); OLMo 2: 1. 0: they begin at "
+           "zero. -1: 1 / sqrt(2 layers).");
 }
 
 static bool set_skip_blocks(const std::string& text, Fp8Options& fp8) {
@@ -230,6 +233,8 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     adam.real("--eps", Keeps::always, o.eps, 0, 1, "Epsilon, added to the root of the second moment.")
         .also("adam-epsilon");
     adam.real("--weight-decay", Keeps::always, o.weight_decay, 0, 1e3, "Decoupled weight decay.").basic();
+    adam.on_off("--decay-embeddings", Keeps::always, o.decay_embeddings,
+                "Decay the embedding, and with it a tied head (OLMo 2, SmolLM3: off).");
     adam.real("--max-grad-norm", Keeps::always, o.clip, 0, 1e9, "Largest global gradient norm. 0: no clipping.")
         .basic()
         .was("clip");

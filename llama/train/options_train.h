@@ -58,6 +58,7 @@ struct TrainOptions {
     std::map<std::string, int64_t> fields;  // config_fields() that were given, by flag name; the preset has the rest
     std::optional<Head> head;               // none: as the preset
     double rope_theta = 0, norm_eps = 0, init_std = 0;  // 0: the preset's
+    double init_scale = -1;                             // of the projections that end a branch; < 0: 1 / sqrt(2 L)
 
     // data
     std::string data;             // folder made by data_prep/prepare.py, or a mix (llama/data/mix.h)
@@ -86,6 +87,7 @@ struct TrainOptions {
     int64_t cooldown = -1;  // wsd; < 0: a fifth of the steps
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
     double z_loss = 0;
+    bool decay_embeddings = true;
     uint64_t seed = 1337;
 
     // precision, memory, device

@@ -137,6 +137,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                      .accumulate_locally = o.accumulates_locally(),
                      .bucket_bytes = o.bucket_mib << 20},
             .adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)},
+            .decay_embeddings = o.decay_embeddings,
             .stage = {.B = o.batch,
                       .T = o.seq_len,
                       .recompute = o.recompute,

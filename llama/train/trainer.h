@@ -141,6 +141,6 @@ Manifest manifest_at(const Trainer&, int64_t step);
 std::optional<ResumePoint> plan_rollback(Trainer&, int64_t from);
 
 // Shows the model that the options describe: every tensor, and bytes by kind. Needs no device and allocates nothing.
-std::string describe_model(const ModelConfig&, const ParamTable&);
+std::string describe_model(const ModelConfig&, const ParamTable&, bool embedding_decays);
 
 }  // namespace rz

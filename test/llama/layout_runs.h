@@ -53,6 +53,7 @@ struct Layout {
     std::vector<int32_t> inputs = {}, targets = {};  // (B, T); none: drawn
     int64_t T = kT;
     float rate = 1e-3f, z_loss = 0;
+    bool decay_embeddings = true;
     int64_t logits_bytes = 1500;      // several chunks
     int64_t first_micro_batch = 0;    // of those that sequences are numbered by
     int64_t scale_micro_batches = 0;  // gradients are those of a mean over so many; 0: micro_batches
@@ -195,6 +196,7 @@ inline Outcome train(const Layout& how) {
             how.config,
             {.zero = how.zero,
              .adamw = {.max_norm = 0.5f},
+             .decay_embeddings = how.decay_embeddings,
              .stage =
                  {.B = B, .T = how.T, .recompute = how.recompute, .logits_bytes = how.logits_bytes, .fp8 = how.fp8,
                   .z_loss = how.z_loss},

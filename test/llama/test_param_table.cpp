@@ -179,20 +179,22 @@ TEST(ParamTable, MatricesDecayAndLastProjectionsStartSmaller) {
     EXPECT_DOUBLE_EQ(table.block(0, kO).init_std, 0.02 / std::sqrt(10.0));
     EXPECT_DOUBLE_EQ(table.block(4, kDown).init_std, 0.02 / std::sqrt(10.0));
     EXPECT_DOUBLE_EQ(table.block(0, kUp).init_std, 0.02);
-    c.depth_scaled_init = false;
-    EXPECT_DOUBLE_EQ(ParamTable(c).block(0, kO).init_std, 0.02);
+    c.branch_init = 0.5;
+    EXPECT_DOUBLE_EQ(ParamTable(c).block(0, kO).init_std, 0.01);
+    EXPECT_DOUBLE_EQ(ParamTable(c).block(0, kV).init_std, 0.02);
 }
 
 TEST(ParamTable, DecaySegmentsAgreeWithTensors) {
-    for (const char* name : {"tiny", "smollm2-135m"}) {
+    for (const auto& [name, embedding] : {std::pair("tiny", true), {"smollm2-135m", true}, {"tiny", false},
+                                          {"smollm2-135m", false}}) {
         const ParamTable table(preset(name));
-        const auto segments = table.decay_segments();
+        const auto segments = table.decay_segments(embedding);
         EXPECT_EQ(segments.back().end, table.size());
         for (const Tensor& t : table.tensors())
             for (const int64_t i : {t.offset, t.offset + t.size - 1}) {
                 size_t s = 0;
                 while (segments[s].end <= i) ++s;
-                EXPECT_EQ(segments[s].decay, t.decay) << t.name;
+                EXPECT_EQ(segments[s].decay, t.decay && (embedding || &t != &table.embedding())) << t.name;
             }
         for (size_t s = 1; s < segments.size(); ++s) {
             EXPECT_LT(segments[s - 1].end, segments[s].end);
