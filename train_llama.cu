@@ -56,6 +56,7 @@ static RunEnd train(Trainer& t) {
         // clang-format on
         // AdamW, clipped by the norm, on what this rank owns; parameters return to the ranks that share them.
         optimizer.gradient_norm();
+        if (t.is_outlier(step)) optimizer.leave_out();
         optimizer.update(float(t.lr.at(step)), step);
         end_step(t, step);
         // ---- diagnostics and files ----

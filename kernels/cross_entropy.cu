@@ -184,8 +184,8 @@ void cross_entropy_cuda(const CrossEntropy& a, CudaStream stream) {
         const auto [threads, staged] = shape_of(ceil_div(a.V, kVecOf<T>), a.write_gradient);
         launch(kernel<cross_entropy_kernel<T>>,
                LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(threads), size_t(16 * threads * staged), stream), a.loss,
-               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.loss_scale, a.z, a.z_loss, a.write_gradient,
-               staged);
+               static_cast<T*>(a.logits), a.targets, int(a.V), a.grad_scale, a.loss_scale, a.z, a.z_loss,
+               a.write_gradient, staged);
     });
 }
 

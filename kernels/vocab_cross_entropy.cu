@@ -138,8 +138,8 @@ void vocab_cross_entropy_cuda(const VocabCrossEntropy& a, CudaStream stream) {
     with_device_type(a.dtype, [&]<class T>() {
         launch(kernel<vocab_cross_entropy_kernel<T>>,
                LaunchConfig(dim3(blocks_for(a.N, 1)), dim3(kRowThreads), 0, stream), a.loss, static_cast<T*>(a.logits),
-               a.stats, a.targets, a.N, int(a.V), int(a.first), int(a.parts), a.grad_scale, a.loss_scale,
-               a.z, a.z_loss, a.write_gradient);
+               a.stats, a.targets, a.N, int(a.V), int(a.first), int(a.parts), a.grad_scale, a.loss_scale, a.z, a.z_loss,
+               a.write_gradient);
     });
 }
 

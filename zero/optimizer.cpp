@@ -272,6 +272,12 @@ Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, floa
     return {};
 }
 
+void ShardedAdamW::leave_out() {
+    static const float kNan = __builtin_nanf("");
+    streams_.compute.copy(scale(), &kNan, sizeof kNan);
+    left_out_ = true;
+}
+
 void ShardedAdamW::update(float learning_rate, int64_t step) {
     require(std::exchange(norm_known_, false), "update of step %lld: gradient_norm() comes first", (long long)step);
     bias_correction(streams_.compute, {.updates = count_.as<int64_t>(),
@@ -287,7 +293,8 @@ void ShardedAdamW::update(float learning_rate, int64_t step) {
         update_slices([&](const OwnedRange& r) { return update_range(r, r.elements.size(), learning_rate, step); });
     if (tiles_) tiles_->end();
     if (host_) host_->end();
-    if (const LossScaling& l = options_.loss_scaling; l.dynamic)
+    const bool left_out = std::exchange(left_out_, false);  // no overflow, which the loss scale would answer
+    if (const LossScaling& l = options_.loss_scaling; l.dynamic && !left_out)
         loss_scale_update(streams_.compute, {.state = loss_scale_.as<LossScaleState>(),
                                              .grad_scale = scale(),
                                              .window = l.window,

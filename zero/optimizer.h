@@ -46,6 +46,9 @@ class ShardedAdamW {
     // parameters, masters and moments as they are. `step` counts from 1 and draws the stochastic rounding. AdamW's bias
     // correction uses the number of updates that were made, which only the device counts.
     void update(float learning_rate, int64_t step);
+    // Between gradient_norm() and update(), on every rank: this update leaves parameters, masters, moments, the count of
+    // updates and the loss scale as they are, as one with a non-finite norm does.
+    void leave_out();
     // From now on (nullptr: no longer) update() shows its pieces to this. Not with OffloadOptimizer::cpu.
     void watch(UpdateWatcher* watcher) { watcher_ = watcher; }
     // What gradient_norm() returned last.
@@ -95,6 +98,7 @@ class ShardedAdamW {
     Buffer loss_scale_;        // LossScaleState, with loss scaling
     Buffer count_;             // int64 updates made, double[2] bias correction
     bool norm_known_ = false;  // of this step
+    bool left_out_ = false;    // this step's update
     UpdateWatcher* watcher_ = nullptr;
     // The sums of the gradient norm's blocks: doubles, part by part of the model, rank by rank in a part; and int32,
     // from logical order to that. Offsets are in halves of a double.

@@ -141,11 +141,12 @@ void Log::step(const StepReport& r, bool print) {
         if (r.utilisation >= 0) speed += format(", stages busy %.0f%%", 100 * r.utilisation);
         const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
         const std::string z = r.z_loss >= 0 ? format(" | z-loss %.3g", r.z_loss) : "";
-        line(format("step %*lld/%lld | loss %s%.4f%s%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
-                    width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, z.c_str(), r.grad_norm,
-                    r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
-                    human_bytes(r.memory_bytes).c_str(), duration(eta_.left(r.step)).c_str(),
-                    r.note.empty() ? "" : " | ", r.note.c_str()),
+        line(format(
+                 "step %*lld/%lld | loss %s%.4f%s%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
+                 width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, z.c_str(), r.grad_norm,
+                 r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
+                 human_bytes(r.memory_bytes).c_str(), duration(eta_.left(r.step)).c_str(), r.note.empty() ? "" : " | ",
+                 r.note.c_str()),
              !r.note.empty());
     }
     show_progress(r.step);

@@ -39,6 +39,16 @@ double SpikeDetector::observe(double x) {
     return z;
 }
 
+double SpikeDetector::deviations(double x) const {
+    if (!std::isfinite(x) || window_.size() + 1 < kWindow / 2) return 0;
+    double mean = 0, squares = 0;
+    for (const double v : window_) mean += v;
+    mean /= double(window_.size());
+    for (const double v : window_) squares += (v - mean) * (v - mean);
+    if (x == mean) return 0;
+    return std::abs(x - mean) / std::sqrt(squares / double(window_.size() - 1));
+}
+
 Json SpikeDetector::to_json() const { return Json(std::vector<double>(window_.begin(), window_.end())); }
 
 void SpikeDetector::from_json(const Json& json, const std::string& where) {
@@ -49,7 +59,14 @@ void SpikeDetector::from_json(const Json& json, const std::string& where) {
     window_ = std::move(window);
 }
 
-Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adapting_scale) {
+constexpr double kOutlier = 6;  // OLMo-core's sigma_factor
+
+bool Guards::is_outlier(double loss, double grad_norm) const {
+    if (!std::isfinite(loss) || !std::isfinite(grad_norm)) return false;  // the device skips the update
+    return loss_.deviations(loss) > kOutlier || norm_.deviations(grad_norm) > kOutlier;
+}
+
+Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adapting_scale, bool left_out) {
     Verdict v;
     v.skipped = !std::isfinite(loss) || !std::isfinite(grad_norm);
     if (v.skipped && std::isfinite(loss) && adapting_scale > 0) {
@@ -69,13 +86,18 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adap
     }
     in_a_row_ = 0;
     if (options_.spike_z <= 0) return v;
+    v.left_out = left_out;
+    if (left_out)
+        v.note = format("loss %.1f deviations from its mean, norm %.1f: update left out (%lld so far)",
+                        loss_.deviations(loss), norm_.deviations(grad_norm), (long long)++left_out_);
     v.loss_z = loss_.observe(loss);
     v.norm_z = norm_.observe(grad_norm);
     v.spike = v.loss_z >= options_.spike_z;
     if (!v.spike) return v;
     ++spikes_;
-    v.note = format("spike of the loss, z %.1f (of the norm %.1f)", v.loss_z, v.norm_z);
-    if (options_.on_spike != OnSpike::warn)
+    const std::string more = v.note.empty() ? "" : "; " + v.note;
+    v.note = format("spike of the loss, z %.1f (of the norm %.1f)", v.loss_z, v.norm_z) + more;
+    if (options_.on_spike == OnSpike::stop || options_.on_spike == OnSpike::rollback)
         v.give_up = format("%s at step %lld (--on-spike %s, --spike-z %g)", v.note.c_str(), (long long)step,
                            name_of(options_.on_spike), options_.spike_z);
     return v;
@@ -83,7 +105,8 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adap
 
 Json Guards::to_json() const {
     return {{"skipped", skipped_},     {"skipped_in_a_row", in_a_row_}, {"spikes", spikes_},
-            {"overflows", overflows_}, {"loss", loss_.to_json()},       {"norm", norm_.to_json()}};
+            {"overflows", overflows_}, {"loss", loss_.to_json()},       {"norm", norm_.to_json()},
+            {"left_out", left_out_}};
 }
 
 void Guards::from_json(const Json& json, const std::string& where) {
@@ -92,7 +115,8 @@ void Guards::from_json(const Json& json, const std::string& where) {
     read.skipped_ = count("skipped");
     read.in_a_row_ = count("skipped_in_a_row");
     read.spikes_ = count("spikes");
-    if (json_find(json, "overflows")) read.overflows_ = count("overflows");  // older manifests do not have it
+    if (json_find(json, "overflows")) read.overflows_ = count("overflows");  // older manifests do not have these
+    if (json_find(json, "left_out")) read.left_out_ = count("left_out");
     read.loss_.from_json(json_at(json, "loss", where), where + ": loss");
     read.norm_.from_json(json_at(json, "norm", where), where + ": norm");
     *this = std::move(read);

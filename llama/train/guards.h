@@ -9,6 +9,11 @@
 //                                        ends with exit code 72 before anything is saved; with --on-spike rollback
 //                                        it resumes from a checkpoint before it, and after --max-skips too. The norm
 //                                        alone is no spike: it jumps in healthy runs (dev/bench/spike_study.py)
+//   an outlier                           with --on-spike skip: a loss or a norm more than six standard deviations from
+//                                        the mean of its last 128, OLMo-core's SkipStepOptimizer. Known before the
+//                                        update, which is left out: parameters, moments and the count of updates stay.
+//                                        Its numbers enter the windows, so that a lasting change is accepted; it is
+//                                        finite, and --max-skips does not count it
 //   a slow rank                          named
 //   replicas that differ                 ranks that must hold the same parameters do not: named, exit code 73
 
@@ -31,6 +36,9 @@ class SpikeDetector {
 
     // z of x against what came before; 0 until kLeast values are known, and for a non-finite x. Then takes x in.
     double observe(double x);
+    // Standard deviations between x and the mean of the window; 0 until it holds 63 values (so OLMo-core's), and for a
+    // non-finite x. Does not take x in.
+    double deviations(double x) const;
 
     // Exact: a detector that reads this continues as the one that wrote it.
     nlohmann::json to_json() const;
@@ -43,10 +51,10 @@ class SpikeDetector {
     std::deque<double> window_;
 };
 
-enum class OnSpike { warn, stop, rollback };  // stop, rollback: give_up is set
+enum class OnSpike { warn, skip, stop, rollback };  // stop, rollback: give_up is set
 template <>
-inline constexpr auto kNames<OnSpike> =
-    std::to_array<Named<OnSpike>>({{OnSpike::warn, "warn"}, {OnSpike::stop, "stop"}, {OnSpike::rollback, "rollback"}});
+inline constexpr auto kNames<OnSpike> = std::to_array<Named<OnSpike>>(
+    {{OnSpike::warn, "warn"}, {OnSpike::skip, "skip"}, {OnSpike::stop, "stop"}, {OnSpike::rollback, "rollback"}});
 
 struct GuardOptions {
     int64_t max_skips = 10;  // 0: never gives up
@@ -55,7 +63,7 @@ struct GuardOptions {
 };
 
 struct Verdict {
-    bool skipped = false;
+    bool skipped = false, left_out = false;
     double loss_z = 0, norm_z = 0;
     bool spike = false;
     std::string give_up;  // why the run must end with kExitNumbers; empty: it continues
@@ -70,12 +78,16 @@ class Guards {
 
     // `adapting_scale` > 0: the loss scale, where it halves by itself. A finite loss whose gradient is not is then an
     // overflow, which the scale answers: it counts neither as a skip nor as a spike.
-    Verdict observe(int64_t step, double loss, double grad_norm, double adapting_scale = 0);
+    // `left_out`: is_outlier() said so of these numbers, and the update was not made.
+    Verdict observe(int64_t step, double loss, double grad_norm, double adapting_scale = 0, bool left_out = false);
+    // Of a step before its update, when all steps before it are observed.
+    bool is_outlier(double loss, double grad_norm) const;
 
     int64_t skipped() const { return skipped_; }  // over the whole run, without overflows
     int64_t overflows() const { return overflows_; }
     int64_t skipped_in_a_row() const { return in_a_row_; }
     int64_t spikes() const { return spikes_; }
+    int64_t left_out() const { return left_out_; }
 
     // Counters and windows, for the manifest. from_json throws naming `where` and leaves this as it was.
     nlohmann::json to_json() const;
@@ -83,7 +95,7 @@ class Guards {
 
    private:
     GuardOptions options_;
-    int64_t skipped_ = 0, in_a_row_ = 0, spikes_ = 0, overflows_ = 0;
+    int64_t skipped_ = 0, in_a_row_ = 0, spikes_ = 0, overflows_ = 0, left_out_ = 0;
     SpikeDetector loss_{0.01}, norm_{0.1};
 };
 

@@ -86,6 +86,14 @@ void Health::agree_on_stop() {
     for (size_t r = 0; r < asked.size(); ++r) take_stop(asked[r], int(r));
 }
 
+bool Health::is_outlier(int64_t step, double loss_sum, double tokens, double grad_norm) {
+    double sum = 0;  // in rank order, as judge() adds them
+    for (const double one : process_.all_gather(loss_sum)) sum += one;
+    const bool outlier = guards_.is_outlier(sum / tokens, grad_norm);
+    if (outlier) left_out_ = step;
+    return outlier;
+}
+
 Judgement Health::judge(const StepNumbers& n) {
     struct Vote {
         double loss_sum, z_sum, own_seconds, seconds;
@@ -132,12 +140,14 @@ Judgement Health::judge(const StepNumbers& n) {
 
     j.loss = sum / n.tokens;
     j.z_loss = z_sum / n.tokens;
-    const Verdict verdict = guards_.observe(n.step, j.loss, n.grad_norm, n.scale_adapts ? n.loss_scale : 0);
+    const Verdict verdict =
+        guards_.observe(n.step, j.loss, n.grad_norm, n.scale_adapts ? n.loss_scale : 0, n.step == left_out_);
     j.note = verdict.note;
-    j.bad = verdict.spike || verdict.skipped;
+    j.bad = verdict.spike || verdict.skipped || verdict.left_out;
     if (n.loss_scale > 0) j.json += format(",\"loss_scale\":%.9g", n.loss_scale);
     if (guards_.overflows() > 0) j.json += format(",\"overflows\":%lld", (long long)guards_.overflows());
     if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());
+    if (guards_.left_out() > 0) j.json += format(",\"left_out\":%lld", (long long)guards_.left_out());
     if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
     if (votes.size() > 1) {
         for (size_t r = 0; r < votes.size(); ++r)

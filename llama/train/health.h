@@ -56,6 +56,9 @@ class Health {
     void set_guards(const TrainOptions&);  // once it is known which of them a checkpoint has
     Health(const Health&) = delete;
 
+    // Collective, of a step before its update, whose loss sum over this rank's targets this is: whether --on-spike skip
+    // leaves the update out. Every step before it has been judged.
+    bool is_outlier(int64_t step, double loss_sum, double tokens, double grad_norm);
     // Collective, once per step in order: one small message carries loss, request to stop and time of each rank.
     Judgement judge(const StepNumbers&);
 
@@ -110,6 +113,7 @@ class Health {
     bool hangs_ = false;
     bool rolls_back_ = false;
     Guards guards_;
+    int64_t left_out_ = -1;  // the last step of which is_outlier() said so
     StragglerDetector stragglers_;
     TimeLimit limit_;
     double save_seconds_ = 0, step_seconds_ = 0;  // of the last save (until then a guess), of the slowest recent step

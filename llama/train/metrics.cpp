@@ -236,8 +236,26 @@ double Metrics::own_seconds(const Probe& probe, const StepReport& r) const {
     return std::max(0.0, own - waited) * all / double(ranks.size()) / std::max(busy, 1.0);
 }
 
-Judgement Metrics::judge(const Probe& probe, double loss_sum, double z_sum, double norm, double own_seconds, double seconds) {
-    if (fault_point("loss") == FaultAction::spike) loss_sum *= 10;
+// With the fault "loss", asked for once a step.
+double Metrics::seen_loss(int64_t step, double loss_sum) {
+    if (spike_fault_.first != step) spike_fault_ = {step, fault_point("loss") == FaultAction::spike};
+    return spike_fault_.second ? 10 * loss_sum : loss_sum;
+}
+
+bool Metrics::is_outlier(int64_t step) {
+    flush();
+    double loss_sum = 0;
+    float norm = 0;
+    core_.compute.copy(&loss_sum, core_.model.loss_sum(), 8);
+    core_.compute.copy(&norm, core_.zero.optimizer.norm(), 4);
+    core_.compute.synchronize();
+    const int64_t targets = std::max<int64_t>(1, batches_.targets_of(step));
+    return health_.is_outlier(step, seen_loss(step, loss_sum), double(targets), double(norm));
+}
+
+Judgement Metrics::judge(const Probe& probe, double loss_sum, double z_sum, double norm, double own_seconds,
+                         double seconds) {
+    loss_sum = seen_loss(probe.step, loss_sum);
     const LossScaling& scaling = core_.zero.options.loss_scaling;
     const double scale = double(loss_scale_.scale);  // of this step: the state after the one before
     Judgement j = health_.judge({.step = probe.step,

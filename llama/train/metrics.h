@@ -34,6 +34,9 @@ class Metrics {
     void restore(int64_t updates, uint64_t data_hash, int64_t last_step, const LossScaleState* loss_scale);
 
     void begin(int64_t step);
+    // Collective, between a step's gradient norm and its update: whether --on-spike skip leaves the update out. Waits for
+    // the step's loss and norm, and reports the step before.
+    bool is_outlier(int64_t step);
     // Takes loss and gradient norm of the step just enqueued, and reports the step before: the host runs one ahead.
     void end(int64_t step);
     // Memory for the numbers of two steps: the host runs one ahead.
@@ -56,7 +59,8 @@ class Metrics {
     static constexpr int64_t kScaleState = 32;
     struct Probe {  // numbers of a step on their way to the host
         int64_t step = -1;
-        Buffer host;  // double loss sum, float norm, at 16 int64 updates made, at 24 double z-loss sum, at 32 LossScaleState
+        Buffer
+            host;  // double loss sum, float norm, at 16 int64 updates made, at 24 double z-loss sum, at 32 LossScaleState
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
         Batches::Attended attended;
@@ -74,6 +78,7 @@ class Metrics {
     void trace_tasks(int64_t step, const StepEvents&);
     void report(Probe&);
     double own_seconds(const Probe&, const StepReport&) const;
+    double seen_loss(int64_t step, double loss_sum);
     Judgement judge(const Probe&, double loss_sum, double z_sum, double norm, double own_seconds, double seconds);
 
     Process& process_;
@@ -90,6 +95,8 @@ class Metrics {
     std::array<Probe, 2> probes_;
     Event last_done_;
     BytesByAxis bytes_before_ = {}, bytes_in_steps_ = {};  // sent when the step began; in all steps
+    std::pair<int64_t, bool> spike_fault_{-1,
+                                          false};  // the last step that the fault "loss" was asked for, and its answer
     int64_t last_step_ = 0, updates_ = 0, steps_done_ = 0;
     uint64_t data_hash_ = 0;
     LossScaleState loss_scale_{};

@@ -46,9 +46,10 @@ static void add_model(OptionGroup g, TrainOptions& o) {
     g.real("--rope-theta", Keeps::no, o.rope_theta, 0, 1e12, "Base of RoPE. 0: as the preset.");
     g.real("--norm-eps", Keeps::no, o.norm_eps, 0, 1, "Epsilon of RMSNorm. 0: as the preset.");
     g.real("--init-std", Keeps::no, o.init_std, 0, 10, "Standard deviation of the initial weights. 0: as the preset.");
-    g.real("--init-scale", Keeps::no, o.init_scale, -1, 1e3,
-           "Factor of --init-std for the projections that end a branch (o_proj, down_proj); OLMo 2: 1. 0: they begin at "
-           "zero. -1: 1 / sqrt(2 layers).");
+    g.real(
+        "--init-scale", Keeps::no, o.init_scale, -1, 1e3,
+        "Factor of --init-std for the projections that end a branch (o_proj, down_proj); OLMo 2: 1. 0: they begin at "
+        "zero. -1: 1 / sqrt(2 layers).");
 }
 
 static bool set_skip_blocks(const std::string& text, Fp8Options& fp8) {
@@ -114,9 +115,12 @@ static void add_guards(OptionGroup g, TrainOptions& o) {
             "Number of non-finite steps in a row, each skipped, that end the run with exit code 72. 0: never.");
     g.real("--spike-z", Keeps::always, o.spike_z, 0, 1e6,
            "Deviations above the recent median at which a loss is a spike. 0: no detection.");
-    g.choice("--on-spike", Keeps::always, o.on_spike,
-             "Action on a spike. stop: end with exit code 72 and save nothing after it. rollback: resume from an older "
-             "checkpoint without the data in between, on --max-skips too.");
+    g.choice(
+        "--on-spike", Keeps::always, o.on_spike,
+        "Action on a spike. skip: leave an update out whose loss or norm is six standard deviations from the mean of "
+        "the last 128 (each update then waits for its loss; --max-skips does not count it). stop: end with exit code "
+        "72 and save nothing after it. rollback: resume from an older checkpoint without the data in between, on "
+        "--max-skips too.");
     g.count("--max-rollbacks", Keeps::always, o.max_rollbacks, 1, kBig,
             "Number of rollbacks in the whole run before it ends with exit code 72.");
     g.count("--rollback-steps", Keeps::always, o.rollback_steps, 1, kBig,

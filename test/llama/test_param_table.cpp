@@ -185,8 +185,8 @@ TEST(ParamTable, MatricesDecayAndLastProjectionsStartSmaller) {
 }
 
 TEST(ParamTable, DecaySegmentsAgreeWithTensors) {
-    for (const auto& [name, embedding] : {std::pair("tiny", true), {"smollm2-135m", true}, {"tiny", false},
-                                          {"smollm2-135m", false}}) {
+    for (const auto& [name, embedding] :
+         {std::pair("tiny", true), {"smollm2-135m", true}, {"tiny", false}, {"smollm2-135m", false}}) {
         const ParamTable table(preset(name));
         const auto segments = table.decay_segments(embedding);
         EXPECT_EQ(segments.back().end, table.size());

@@ -54,8 +54,9 @@ TEST(DecayEmbeddings, RowsWithoutGradientStayToTheBit) {
             EXPECT_EQ(got.unequal, 0);
             int64_t rows = 0;
             for (int64_t v = kSeen; v < config.vocab; ++v)
-                rows += std::equal(got.weights[0].begin() + v * config.dim, got.weights[0].begin() + (v + 1) * config.dim,
-                                   start.weights[0].begin() + v * config.dim);
+                rows +=
+                    std::equal(got.weights[0].begin() + v * config.dim, got.weights[0].begin() + (v + 1) * config.dim,
+                               start.weights[0].begin() + v * config.dim);
             return rows;
         };
         const Outcome decays = train(one);
@@ -69,7 +70,8 @@ TEST(DecayEmbeddings, RowsWithoutGradientStayToTheBit) {
             const Outcome got = train(cut);
             EXPECT_EQ(rows_that_stay(got), config.vocab - kSeen);
             if (tp * dp * pp > 1) continue;
-            for (size_t t = 1; t < got.weights.size(); ++t) EXPECT_EQ(got.weights[t], decays.weights[t]) << "tensor " << t;
+            for (size_t t = 1; t < got.weights.size(); ++t)
+                EXPECT_EQ(got.weights[t], decays.weights[t]) << "tensor " << t;
         }
     }
 }
